@@ -1,0 +1,50 @@
+# `make run` shows a living rack; `make check` is the whole gate. Both set up `.venv` first.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run stop check lint types house test rack-test sim soak clean
+
+help: ## what can be made
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+setup: $(READY) ## make .venv and install everything into it
+
+$(READY): pyproject.toml covey/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: Python 3.11 or newer is needed; name it with PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make: this Python cannot make virtual environments; next: apt install python3-venv" >&2; exit 1; }
+	@echo "setting up .venv ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -q --disable-pip-version-check uv 2>/dev/null || true
+	@if $(BIN)/python -c 'import uv' 2>/dev/null; then \
+	   $(BIN)/python -m uv pip install -q --compile-bytecode --python $(BIN)/python -e ./covey -e '.[dev]'; \
+	 else $(BIN)/python -m pip install -q --disable-pip-version-check -e ./covey -e '.[dev]'; fi
+	@touch $@
+
+run: $(READY) ## start a rack of four agents on this machine and watch it work
+	@$(BIN)/covey-rack run
+
+stop: ## end it: no process, socket or lock is left
+	@if test -x $(BIN)/covey-rack; then $(BIN)/covey-rack stop; fi
+
+check: $(READY) lint types house test ## the whole gate
+
+lint: $(READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check -q . || { echo "next: .venv/bin/ruff format ." >&2; exit 1; }
+
+types: $(READY)
+	@$(BIN)/mypy
+
+house: $(READY)
+	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+
+test: $(READY)
+	@$(BIN)/pytest -n 2
+
+sim: $(READY) ## replay one simulated rack: make sim SEED=7
+	@$(BIN)/covey-chaos sim --seed $(or $(SEED),1)
+
+clean: ## remove .venv and everything made by tools
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info covey/*.egg-info build

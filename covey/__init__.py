@@ -1,0 +1,1 @@
+"""Covey's job side."""

@@ -1,0 +1,87 @@
+"""The vocabulary of every machine in Covey: who, what is said aloud, and what a machine asks for.
+
+A machine is state plus `handle(event, now_s) -> Sequence[Action]`. It never reads a clock, draws a random
+number or opens a socket: those come in as arguments, and what it wants done goes out as actions. The service
+around it performs the actions; a finished action comes back as an event.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Generic, NewType, Protocol, TypeVar
+
+import msgspec
+
+HostId = NewType("HostId", str)
+"""The name of one machine, unique in the rack: `^[a-z0-9][a-z0-9.-]{0,62}$`."""
+
+JobId = NewType("JobId", str)
+"""The id of one job, given by the replicated log when the job is admitted to the queue: `j1`, `j2`, ..."""
+
+ID_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}$"
+"""What a host, tenant, volume or job id may look like; it is safe as a file name."""
+
+E = TypeVar("E")
+E_contra = TypeVar("E_contra", contravariant=True)
+A_co = TypeVar("A_co", covariant=True)
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """What crosses the network between two hosts. Subclasses (`frozen=True` again) stand in a room's `messages.py`."""
+
+
+class Fact(msgspec.Struct, frozen=True, tag=True):
+    """What one room tells the others on the same host, past tense (`JobStarted`). Told in order, heard in order."""
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """Event: a message arrived from an authenticated host."""
+
+    sender: HostId
+    message: Any
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Action: deliver `message` to `to`, at least once until `deadline_s` has passed, handled at most once there."""
+
+    to: HostId
+    message: Message
+    deadline_s: float = 10.0
+
+
+class Undelivered(msgspec.Struct, frozen=True):
+    """Event: nobody acknowledged `message` before its deadline. It may or may not have been handled."""
+
+    to: HostId
+    message: Message
+
+
+class SetTimer(msgspec.Struct, Generic[E], frozen=True):
+    """Action: hand `event` back after `after_s` seconds. Timers are never cancelled: the event carries what makes it
+    stale (an epoch, an incarnation), and the machine ignores a stale one."""
+
+    after_s: float
+    event: E
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """Action: tell the other rooms of this host."""
+
+    fact: Fact
+
+
+class Note(msgspec.Struct, frozen=True):
+    """Action: add a line to the story of `subject` (job, `slab/VOLUME/N`, `volume/NAME`, host), for `agentctl why`."""
+
+    subject: str
+    event: str
+    reason: str
+    key: str = ""
+    """Notes of several hosts with the same key are one event (`log/57`); empty: this host alone saw it."""
+
+
+class Machine(Protocol[E_contra, A_co]):
+    """State and `handle`: nothing else."""
+
+    def handle(self, event: E_contra, now_s: float) -> Sequence[A_co]: ...
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant of this machine does not hold."""

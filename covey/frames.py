@@ -1,0 +1,60 @@
+"""Frames on a stream between two processes of one host: u32 little-endian length, then msgpack of one Struct.
+
+Used on the agent's unix sockets: job processes joining, and the agent telling its byte processes what to do. A frame
+longer than `FRAME_BYTES_MAX` is refused before anything is allocated.
+"""
+
+import struct
+from typing import TypeVar
+
+import msgspec
+
+from covey.ports import ByteStream
+
+FRAME_BYTES_MAX = 1 << 20
+"""Longest control frame, bytes. Bulk bytes never travel in frames."""
+
+_LENGTH = struct.Struct("<I")
+_encoder = msgspec.msgpack.Encoder()
+T = TypeVar("T")
+
+
+class FrameError(ConnectionError):
+    """The peer sent something that is not a frame; the connection is of no more use."""
+
+
+def pack(message: msgspec.Struct) -> bytes:
+    """One frame. ValueError when it is too long."""
+    body = _encoder.encode(message)
+    if len(body) > FRAME_BYTES_MAX:
+        raise ValueError(f"a frame of {len(body)} bytes is over the limit of {FRAME_BYTES_MAX}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def body_size(header: bytes | bytearray | memoryview) -> int:
+    """The length in a 4-byte header. FrameError when it is over the limit."""
+    size = int(_LENGTH.unpack(header)[0])
+    if size > FRAME_BYTES_MAX:
+        raise FrameError(f"the peer announced a frame of {size} bytes; at most {FRAME_BYTES_MAX} are accepted")
+    return size
+
+
+def unpack(body: bytes | bytearray | memoryview, decoder: msgspec.msgpack.Decoder[T]) -> T:
+    """The Struct in a frame's body. FrameError when it is malformed."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise FrameError(f"malformed frame: {error}") from error
+
+
+async def read_frame(stream: ByteStream, decoder: msgspec.msgpack.Decoder[T]) -> T:
+    """The next frame. ConnectionError at the end, FrameError when malformed."""
+    header = bytearray(_LENGTH.size)
+    await stream.read_into(memoryview(header))
+    body = bytearray(body_size(header))
+    await stream.read_into(memoryview(body))
+    return unpack(body, decoder)
+
+
+async def write_frame(stream: ByteStream, message: msgspec.Struct) -> None:
+    await stream.write(pack(message))

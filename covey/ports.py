@@ -1,0 +1,218 @@
+"""Ports: everything a service may ask of the world outside it.
+
+Production ports stand in `agent/`, simulated ones in `chaos/`; services cannot tell which they hold. asyncio itself
+(tasks, `asyncio.sleep`, `loop.call_later`, queues) is allowed in services: under the simulator the running loop is a
+virtual one. Everything else - clocks, chance, datagrams, links, bytes, disk, processes, probes - comes through `Env`.
+"""
+
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from covey.core import HostId
+
+Address = str
+"""`127.0.0.1:7946`, `[::1]:7946` or `unix:/run/covey/agent.sock`. Port 0 asks for a free one."""
+
+
+class Clock(Protocol):
+    """Two clocks: one that never goes back, for decisions, and one for people."""
+
+    def now_s(self) -> float:
+        """Monotonic seconds, microsecond resolution, never the event loop's cached time."""
+
+    def wall_s(self) -> float:
+        """Seconds since 1970, for display only."""
+
+
+class Log(Protocol):
+    """A structlog logger bound to one host. `event` is a fixed phrase; what varies goes into fields."""
+
+    def debug(self, event: str, **fields: Any) -> Any: ...
+    def info(self, event: str, **fields: Any) -> Any: ...
+    def warning(self, event: str, **fields: Any) -> Any: ...
+    def error(self, event: str, **fields: Any) -> Any: ...
+
+
+class DatagramSocket(Protocol):
+    @property
+    def address(self) -> Address: ...
+    def send(self, data: bytes, to: Address) -> None:
+        """Best effort, never blocks, never raises for what the network does."""
+
+    def close(self) -> None: ...
+
+
+class Datagrams(Protocol):
+    async def open(self, bind: Address, received: Callable[[bytes, Address], None]) -> DatagramSocket:
+        """OSError when the address cannot be bound."""
+
+
+class Links(Protocol):
+    """Control messages between hosts: authenticated, encrypted, **at most once and lost silently** (reliability.md 4).
+    FIFO per peer within one connection. `agent/courier` puts ids, acknowledgements, retries and duplicates on top."""
+
+    @property
+    def address(self) -> Address: ...
+    @property
+    def public_key(self) -> bytes: ...
+    async def open(self, bind: Address, heard: Callable[[HostId, bytes], None]) -> None: ...
+    def know(self, host: HostId, address: Address, public_key: bytes) -> None:
+        """Where a host is and which key it must prove; a changed address or key replaces the old one."""
+
+    def forget(self, host: HostId) -> None: ...
+    def send(self, to: HostId, data: bytes) -> bool:
+        """False when it was certainly not sent (unknown host, full outbox). True promises nothing."""
+
+    async def close(self) -> None: ...
+
+
+class ByteStream(Protocol):
+    """One connection for bulk bytes. Every method raises ConnectionError (or its subclass) once the peer is gone."""
+
+    @property
+    def peer(self) -> Address: ...
+    async def read_into(self, view: memoryview) -> None:
+        """Fill `view` whole, without an extra copy. EOF before the first byte or in the middle: ConnectionError."""
+
+    async def write(self, *parts: bytes | bytearray | memoryview) -> None:
+        """Queue all parts as one unit (never interleaved with another write); waits while the outbox is full. The
+        buffers may be reused once this returns."""
+
+    def close(self) -> None: ...
+
+
+class Listener(Protocol):
+    @property
+    def address(self) -> Address:
+        """The address bound, with the real port."""
+
+    async def close(self) -> None:
+        """Stop accepting and close every stream that was accepted here."""
+
+
+class Bytes(Protocol):
+    async def listen(self, bind: Address, accept: Callable[[ByteStream], Coroutine[Any, Any, None]]) -> Listener:
+        """Run `accept(stream)` as a task per connection; the stream closes when it returns or raises."""
+
+    async def connect(self, to: Address, timeout_s: float = 2.0) -> ByteStream:
+        """ConnectionError (refused, timed out, no such socket)."""
+
+
+class Disk(Protocol):
+    """Durable files in this host's state directory. Names are relative, `a-z0-9._-` and `/`. OSError on a sick disk."""
+
+    async def read(self, name: str) -> bytes | None: ...
+    async def replace(self, name: str, data: bytes) -> None:
+        """The file is the old one or the new one, whole, whatever happens; durable on return."""
+
+    async def append(self, name: str, data: bytes) -> None:
+        """Durable on return. A crash may leave a torn tail: records carry their own length and checksum."""
+
+    async def truncate(self, name: str, size: int) -> None: ...
+    async def write_at(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Not durable until `sync`."""
+
+    async def read_at(self, name: str, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes; holes and what lies beyond the end read as zeros."""
+
+    async def sync(self, name: str) -> None: ...
+    async def delete(self, name: str) -> None: ...
+    async def names(self, prefix: str) -> list[str]:
+        """All files whose name starts with `prefix`, sorted."""
+
+    def path(self, name: str) -> str:
+        """The absolute path, for another process on this host."""
+
+
+class ProcessId(msgspec.Struct, frozen=True):
+    """A process that can be told from a later one with the same pid."""
+
+    pid: int
+    started: int
+    """Start time in clock ticks since boot (field 22 of /proc/PID/stat)."""
+
+
+class Process(Protocol):
+    @property
+    def id(self) -> ProcessId: ...
+    async def wait(self) -> int | None:
+        """Exit status once it ended: 0..255, -N when killed by signal N, None when it was not our child (unknown)."""
+
+    def signal(self, number: int) -> None:
+        """To the process's whole group. Nothing happens when it is gone."""
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """A process of a user: no shell, its own session and process group."""
+
+    argv: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+    """The whole environment; nothing is inherited."""
+    output: str
+    """Absolute path; stdout and stderr are appended to it."""
+
+
+class Processes(Protocol):
+    async def start(self, command: Command) -> Process:
+        """OSError when it cannot be started (no such file, not executable)."""
+
+    async def start_program(self, program: str, name: str, config: msgspec.Struct) -> Process:
+        """Start one of our own byte or supervisor processes (`plugins.registry.PROGRAMS[program]`) detached: it
+        survives this agent. `name` is its instance; its log is `logs/NAME.log` in the state directory."""
+
+    def find(self, process: ProcessId) -> Process | None:
+        """That very process, if it is still alive; None otherwise."""
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """One GPU as its host sees it now."""
+
+    index: int
+    uuid: str
+    model: str
+    memory_total_bytes: int
+    memory_used_bytes: int
+    utilization: float
+    """0..1 over the driver's last sampling window."""
+    simulated: bool = False
+
+
+class MemoryNow(msgspec.Struct, frozen=True):
+    """Memory of one host now, the smaller of the machine's and the cgroup's."""
+
+    total_bytes: int
+    available_bytes: int
+    pressure_some_avg10: float
+    """Percent of the last 10 s in which some task waited for memory (PSI); 0 where the kernel does not tell."""
+
+
+class Probes(Protocol):
+    def gpus(self) -> Sequence[Gpu]: ...
+    def memory(self) -> MemoryNow: ...
+
+
+@dataclass(frozen=True)
+class Env:
+    """One host's ports, or one program's. Handed to every service at construction."""
+
+    host: HostId
+    clock: Clock
+    rng: random.Random
+    entropy: Callable[[int], bytes]
+    """Unpredictable bytes, for keys, tokens and nonces."""
+    spawn: Callable[[str, Coroutine[Any, Any, Any]], object]
+    """Run a coroutine as a named task that is kept, cancelled at shutdown, and whose exception stops its room."""
+    log: Log
+    datagrams: Datagrams
+    links: Links
+    bytes: Bytes
+    disk: Disk
+    processes: Processes
+    probes: Probes
+    run_dir: str
+    """Directory of this host's unix sockets: `unix:{run_dir}/NAME.sock`. Short, since a socket path has 107 bytes."""

@@ -1,0 +1,104 @@
+"""Frames between a process on this host and its agent, on the unix socket `jobs.sock` (encoding: `covey.frames`).
+
+The process says `Join` first; the agent answers `Joined` or `Refusal`. After that both sides may speak at any time.
+A process that loses the socket keeps working and joins again when the agent is back.
+"""
+
+import msgspec
+
+from covey.core import HostId, JobId
+
+
+class Frame(msgspec.Struct, frozen=True, tag=True):
+    """One frame; the tag is the class name."""
+
+
+class Join(Frame, frozen=True):
+    """First word of a process. A rank of a job gives what the runner put into its environment; a tool outside any job
+    leaves `job` empty and is known by its uid (SO_PEERCRED)."""
+
+    pid: int
+    job: JobId | None = None
+    rank: int = 0
+    epoch: int = 0
+    """Fencing epoch of the grant this rank was started under (COVEY_EPOCH)."""
+    token: str = ""
+    """COVEY_TOKEN: proves that the runner started this process."""
+
+
+class Joined(Frame, frozen=True):
+    host: HostId
+    job: JobId | None = None
+    rank: int = 0
+    world_size: int = 1
+    epoch: int = 0
+
+
+class Refusal(Frame, frozen=True):
+    """No, with what a person needs to go on: one line what, one line why, one line what to do next."""
+
+    what: str
+    why: str
+    next: str
+
+
+class AggregatorAt(Frame, frozen=True):
+    """Agent -> rank: push and pull at `address` under `epoch`. A higher epoch replaces a lower one at once; the rank
+    then pushes its unacknowledged round again there."""
+
+    job: JobId
+    epoch: int
+    host: HostId
+    address: str
+    """TCP `ip:port` of the aggregating process."""
+    secret: bytes
+    """16 bytes that a connection must present; told only to the ranks of this job."""
+
+
+class AggregatorLost(Frame, frozen=True):
+    """Rank -> agent: nothing to be had at the address of `epoch`; please find out, and say where to go."""
+
+    epoch: int
+    why: str
+
+
+class Stepped(Frame, frozen=True):
+    """Rank -> agent: one mini-batch done. Becomes the fact `StepTimed`."""
+
+    step: int
+    step_s: float
+    compute_s: float = 0.0
+    communicate_s: float = 0.0
+    metrics: dict[str, float] = {}
+    """What the script wants seen in `agentctl job` (loss, accuracy), at most 16 names of at most 64 characters."""
+
+
+class Attach(Frame, frozen=True):
+    """Process -> agent: open (or make) the remote memory volume of this name. Answer: `VolumeAt` or `Refusal`."""
+
+    volume: str
+    size_bytes: int
+
+
+class VolumeAt(Frame, frozen=True):
+    """Agent -> process: the volume's own process listens on this unix socket."""
+
+    volume: str
+    size_bytes: int
+    page_bytes: int
+    path: str
+    token: bytes
+
+
+class Detach(Frame, frozen=True):
+    """Process -> agent: forget the volume and everything in it. Answer: `Detached` or `Refusal`."""
+
+    volume: str
+
+
+class Detached(Frame, frozen=True):
+    volume: str
+
+
+FrameUnion = Join | Joined | Refusal | AggregatorAt | AggregatorLost | Stepped | Attach | VolumeAt | Detach | Detached
+decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnion)

@@ -1,0 +1,282 @@
+"""Room and Host: what a room offers the agent, and what it may ask of it. All six rooms have this one shape."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import msgspec
+
+from covey.core import Fact, HostId, JobId, Message, Note, Send, SetTimer, Tell, Undelivered
+from covey.ports import Env
+from covey.wire import Frame
+from plugins.facts import HostView
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Refused(Exception):
+    """An answer a person sees: one line what, one line why, one line what to do next (users.md 3a).
+
+    `code` is agentctl's exit code: 1 error, 2 usage, 3 not found, 4 refused, 6 deadline passed, 7 can never be placed,
+    75 no leader, try again.
+    """
+
+    def __init__(self, code: int, what: str, why: str, next: str) -> None:
+        super().__init__(f"{what}: {why}")
+        self.code, self.what, self.why, self.next = code, what, why, next
+
+
+class NoLeader(Exception):
+    """Nobody leads now, or the leader could not be reached: nothing was proposed. Try again."""
+
+
+class OutcomeUnknown(Exception):
+    """The proposal may or may not be applied later. Repeat it with the same idempotency key."""
+
+
+class ReplicatedLog(Protocol):
+    """The log under the leader (leader.md 4). Voters vote; every other alive host receives the log as an observer, so
+    each host can answer every read from its own copy."""
+
+    @property
+    def leader(self) -> HostId | None: ...
+    @property
+    def term(self) -> int: ...
+    @property
+    def is_leader(self) -> bool:
+        """True only while this host holds a majority's confirmation (CheckQuorum)."""
+
+    @property
+    def applied_index(self) -> int: ...
+    @property
+    def age_s(self) -> float:
+        """Seconds since a leader last confirmed that this copy is current; 0 on the leader."""
+
+    def bind(
+        self,
+        apply: Callable[[int, bytes], bytes],
+        snapshot: Callable[[], bytes],
+        restore: Callable[[bytes], None],
+    ) -> None:
+        """Before start: the replicated state machine. `apply(index, command) -> result` is deterministic."""
+
+    async def propose(self, command: bytes, timeout_s: float = 5.0) -> bytes:
+        """From any host: the result of `apply` once committed. NoLeader, OutcomeUnknown."""
+
+
+class RankSpec(msgspec.Struct, frozen=True):
+    rank: int
+    local_rank: int
+    gpus: tuple[str, ...]
+    """UUIDs for CUDA_VISIBLE_DEVICES."""
+
+
+class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the runner starts on one host: some ranks of one gang under one epoch."""
+
+    job: JobId
+    epoch: int
+    name: str
+    tenant: str
+    job_class: str
+    argv: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+    """The submitter's variables; the runner adds the rank's own on top."""
+    ranks: tuple[RankSpec, ...]
+    world_size: int
+    node_rank: int
+    nodes: tuple[HostId, ...]
+    master_addr: str
+    """An IP the peers reach."""
+    master_port: int
+    attempt: int = 1
+    grace_s: float = 10.0
+    """Between SIGTERM and SIGKILL."""
+
+
+class Runner(Protocol):
+    """Job processes on this host. They belong to a supervisor process and outlive the agent. What happens is told as
+    facts: `RanksStarted`, `RanksEnded`."""
+
+    async def reserve_port(self, job: JobId, epoch: int) -> int:
+        """A free TCP port on the advertised address, kept from others until these ranks start or are released."""
+
+    def release_port(self, job: JobId, epoch: int) -> None: ...
+    async def start(self, spec: RanksSpec) -> None:
+        """Idempotent: the same job and epoch is started once, also across restarts of the agent."""
+
+    async def stop(self, job: JobId, epoch: int, grace_s: float, why: str) -> None:
+        """SIGTERM to the ranks' groups, SIGKILL after `grace_s`. Idempotent; `RanksEnded` follows."""
+
+    def running(self) -> Mapping[tuple[JobId, int], Mapping[int, int]]:
+        """(job, epoch) -> rank -> pid of what runs here now."""
+
+    def log_path(self, job: JobId, rank: int) -> str:
+        """Absolute path of a rank's output on this host, whether or not it exists."""
+
+
+class JobPeer(Protocol):
+    """A process connected on jobs.sock, after it joined."""
+
+    @property
+    def job(self) -> JobId | None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def uid(self) -> int: ...
+    def send(self, frame: Frame) -> None: ...
+
+
+class Host(Protocol):
+    """What a room may ask of its agent."""
+
+    @property
+    def id(self) -> HostId: ...
+    @property
+    def env(self) -> Env: ...
+    @property
+    def advertise(self) -> str:
+        """The IP address under which other hosts reach this one."""
+
+    @property
+    def boot(self) -> int:
+        """Counts starts of this agent; kept on disk, grows."""
+
+    @property
+    def runner(self) -> Runner: ...
+    @property
+    def log(self) -> ReplicatedLog: ...
+    def settings(self, kind: type[S]) -> S:
+        """This room's section of agent.toml, checked."""
+
+    def hosts(self) -> Sequence[HostView]:
+        """Every host gossip knows, this one included, sorted by name."""
+
+    def publish(self, key: str, value: msgspec.Struct) -> None:
+        """Gossip this to everybody (at most 256 bytes encoded). A hint for others, never a promise."""
+
+    def tell(self, fact: Fact) -> None: ...
+    async def send(self, room: str, to: HostId, message: Message, deadline_s: float) -> bool:
+        """At least once until the deadline, handled at most once by `hear` of the same room there. False: not
+        acknowledged in time (it may still have been handled)."""
+
+    async def ask(self, room: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
+        """A question that changes nothing: the answer of the same room's `answer` there, decoded by `Room.messages`.
+        TimeoutError when there is none in time, Refused when the other side refused."""
+
+    def note(self, subject: str, event: str, reason: str, key: str = "") -> None:
+        """One line of the story of `subject`, for `agentctl why`."""
+
+    def peers(self, job: JobId) -> Sequence[JobPeer]:
+        """Processes of this job that are joined here now."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A process of ours beside the agent: bytes or supervision, no policy. Runs on the same ports."""
+
+    name: str
+    config: type[msgspec.Struct]
+    run: Callable[[Env, Any], Coroutine[Any, Any, None]]
+    """Ends when its work is over; cancelled by SIGTERM."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """One folder of `plugins/`, as the registry lists it."""
+
+    name: str
+    paper: str
+    settings: type[msgspec.Struct]
+    """Its section of agent.toml: every field has a default that names its source."""
+    messages: Any
+    """Union of the Message classes it hears and answers with; decoded with bounds."""
+    service: Callable[[Host], "RoomService"]
+    programs: Sequence[Program] = ()
+    frames: Sequence[type[Frame]] = ()
+    """Frames of jobs.sock that go to this room's `frame`."""
+
+
+Command = Callable[[Mapping[str, Any]], Awaitable[Any]]
+"""A read or a change asked over HTTP: JSON object in, a Struct, list or dict out; Refused when it cannot be."""
+
+
+class RoomService:
+    """What the agent calls. Subclasses hold machines, `feed` them events and `perform` what they ask for."""
+
+    name: ClassVar[str]
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.env = host.env
+        self.log = host.env.log
+
+    async def start(self) -> None:
+        """Find again what survived (journal, processes), then begin. An exception stops this room, not the host."""
+
+    async def stop(self) -> None:
+        """The agent leaves: tell those who must know, within a second or two. Data-path processes stay."""
+
+    def take(self, fact: Fact) -> None:
+        """A fact from the bus, this room's own included."""
+
+    async def hear(self, sender: HostId, message: Any) -> None:
+        """A message from this room on another host; acknowledged when this returns."""
+
+    async def answer(self, sender: HostId, question: Any) -> msgspec.Struct:
+        """A read-only question from this room on another host."""
+        what = f"{self.name} does not answer {type(question).__name__}"
+        raise Refused(2, what, "this question is not known here", "upgrade the older host")
+
+    async def frame(self, peer: JobPeer, frame: Frame) -> None:
+        """A frame from a joined process; answer with `peer.send`."""
+
+    def commands(self) -> Mapping[str, Command]:
+        """Name -> what HTTP and agentctl may ask."""
+        return {}
+
+    def metrics(self) -> Mapping[str, float]:
+        """Prometheus name (with labels, if any) -> value."""
+        return {}
+
+    # ---- performing what machines ask for ----
+
+    def perform(self, action: Any, feed: Callable[[Any], None]) -> None:
+        """The actions every room shares; a room handles its own first and passes the rest here. `feed` hands an event
+        to the machine that asked."""
+        match action:
+            case Send():
+                self.env.spawn(f"{self.name} send", self._send(action, feed))
+            case SetTimer():
+                asyncio.get_running_loop().call_later(action.after_s, feed, action.event)
+            case Tell():
+                self.host.tell(action.fact)
+            case Note():
+                self.host.note(action.subject, action.event, action.reason, action.key)
+            case _:
+                raise TypeError(f"{self.name} cannot perform {type(action).__name__}")
+
+    async def _send(self, action: Send, feed: Callable[[Any], None]) -> None:
+        if not await self.host.send(self.name, action.to, action.message, action.deadline_s):
+            feed(Undelivered(action.to, action.message))
+
+
+@dataclass
+class Outbox:
+    """Frames to one slow reader, bounded: `put` never blocks; when full the reader is cut off rather than the agent."""
+
+    limit: int = 256
+    queue: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
+
+    def put(self, data: bytes) -> bool:
+        """False when the reader is too far behind."""
+        if self.queue.qsize() >= self.limit:
+            return False
+        with contextlib.suppress(asyncio.QueueFull):
+            self.queue.put_nowait(data)
+        return True

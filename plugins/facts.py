@@ -1,0 +1,196 @@
+"""What rooms tell one another on one host (facts), and what hosts gossip about themselves (published values)."""
+
+from typing import Literal
+
+import msgspec
+
+from covey.core import Fact, HostId, JobId
+from covey.ports import Address
+
+# ---- facts on the bus of one host ------------------------------------------------------------------------------------
+
+
+class SecondPassed(Fact, frozen=True):
+    """Told by the agent once a second."""
+
+    now_s: float
+
+
+class HostSeen(Fact, frozen=True):
+    """Gossip: this host is alive (joined, came back, or refuted a suspicion)."""
+
+    host: HostId
+
+
+class HostSuspected(Fact, frozen=True):
+    """Gossip: `by` could not reach it; it may still be alive."""
+
+    host: HostId
+    by: HostId
+
+
+class HostGone(Fact, frozen=True):
+    """Gossip: dead to the rack, or left on purpose (`left`)."""
+
+    host: HostId
+    left: bool
+
+
+class LeaderChanged(Fact, frozen=True):
+    """The elected leader as this host knows it; None while there is none."""
+
+    term: int
+    leader: HostId | None
+
+
+class Place(msgspec.Struct, frozen=True):
+    """The ranks of one gang on one host."""
+
+    host: HostId
+    ranks: tuple[int, ...]
+    """Global ranks, ascending and consecutive."""
+    gpus: tuple[str, ...]
+    """GPU UUIDs granted there; empty for a job without GPUs."""
+
+
+class JobPlaced(Fact, frozen=True):
+    """The replicated log says: this gang runs here, under this epoch. Told on every host, also after a restart."""
+
+    job: JobId
+    epoch: int
+    tenant: str
+    world_size: int
+    places: tuple[Place, ...]
+
+
+class JobUnplaced(Fact, frozen=True):
+    """The gang of this epoch is over: ended, cancelled, or taken back to be placed again. Told on every host."""
+
+    job: JobId
+    epoch: int
+    ended: bool
+    """True when the job will not run again."""
+
+
+class RanksStarted(Fact, frozen=True):
+    """The runner started (or, after a restart of the agent, found again) this host's ranks of a job."""
+
+    job: JobId
+    epoch: int
+    pids: dict[int, int]
+    """rank -> pid."""
+
+
+class RanksEnded(Fact, frozen=True):
+    """All of this host's ranks of a job have ended."""
+
+    job: JobId
+    epoch: int
+    codes: dict[int, int]
+    """rank -> exit status: 0..255, or -N when killed by signal N."""
+    reason: str
+    """Empty, or why they could not be started or were ended (for people)."""
+
+
+class JobJoined(Fact, frozen=True):
+    """A rank of a job called `covey.join()` on this host."""
+
+    job: JobId
+    epoch: int
+    rank: int
+
+
+class StepTimed(Fact, frozen=True):
+    """A rank on this host finished a mini-batch. The joint that makes six systems one (house.md)."""
+
+    job: JobId
+    epoch: int
+    rank: int
+    step: int
+    step_s: float
+    compute_s: float
+    communicate_s: float
+    metrics: dict[str, float]
+
+
+class SpareChanged(Fact, frozen=True):
+    """This host can lend more or less memory than before."""
+
+    spare_bytes: int
+
+
+# ---- what a host publishes about itself by gossip: key -> Struct, msgpack, at most 256 bytes each --------------------
+
+
+class Endpoints(msgspec.Struct, frozen=True):
+    """Key `endpoints`: where this host's agent answers."""
+
+    control: Address
+    public_key: bytes
+    boot: int
+    """Counts starts of the agent; a message from an older boot is stale."""
+    http: Address = ""
+
+
+class Spare(msgspec.Struct, frozen=True):
+    """Key `spare`: memory above headroom. A hint with an age: whoever is chosen is asked live and may refuse."""
+
+    slab_bytes: int
+    slabs_free: int
+    slabs_lent: int
+
+
+class GpusNow(msgspec.Struct, frozen=True):
+    """Key `gpus`: what a gang could get here. A hint."""
+
+    total: int
+    free: int
+    model: str
+    simulated: bool
+
+
+class AggregatorNow(msgspec.Struct, frozen=True):
+    """Key `aggregator`: who sums tensors here, and how busy it is. A hint."""
+
+    address: Address
+    jobs: int
+    load: float
+    """Work per cycle over cycle, 0..1 (AutoPS W/C)."""
+
+
+class LeaderHint(msgspec.Struct, frozen=True):
+    """Key `leader`: whom this host takes for the leader. Validated by term, never trusted."""
+
+    term: int
+    leader: HostId
+    since_wall_s: float
+
+
+HostState = Literal["alive", "suspect", "gone", "left"]
+
+
+class HostView(msgspec.Struct, frozen=True):
+    """One host as gossip shows it here and now."""
+
+    host: HostId
+    state: HostState
+    address: Address
+    """Gossip address."""
+    incarnation: int
+    since_s: float
+    """Clock time (monotonic, this host's) of the last change of state."""
+    age_s: float
+    """How old the newest fact of it is."""
+    suspected_by: HostId | None
+    values: dict[str, bytes]
+    """Published values, still encoded; read with `value`."""
+
+    def value(self, key: str, kind: type[msgspec.Struct]) -> msgspec.Struct | None:
+        """A published value, or None when absent or malformed (a host of another version)."""
+        found = self.values.get(key)
+        if found is None:
+            return None
+        try:
+            return msgspec.msgpack.decode(found, type=kind)
+        except msgspec.DecodeError:
+            return None
