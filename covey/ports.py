@@ -75,6 +75,10 @@ class ByteStream(Protocol):
 
     @property
     def peer(self) -> Address: ...
+    @property
+    def uid(self) -> int:
+        """The user at the other end of a unix socket (SO_PEERCRED); -1 over TCP."""
+
     async def read_into(self, view: memoryview) -> None:
         """Fill `view` whole, without an extra copy. EOF before the first byte or in the middle: ConnectionError."""
 

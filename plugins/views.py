@@ -1,0 +1,194 @@
+"""What people and programs see of a host and its rooms: the JSON of `/v1/...` and `agentctl --json`, schema version 1.
+
+Times named `_wall_s` are seconds since 1970; everything else is in the unit its name says.
+"""
+
+import msgspec
+
+from covey.core import HostId, JobId
+from plugins.facts import HostState, Place
+
+
+class RoomHealth(msgspec.Struct, frozen=True):
+    state: str
+    """`on`, `off` (switched off in agent.toml) or `failed`."""
+    why: str = ""
+    """Why it failed, for people."""
+
+
+class HostRow(msgspec.Struct, frozen=True):
+    """One line of `agentctl hosts`."""
+
+    host: HostId
+    state: HostState
+    age_s: float
+    """How old the newest word from it is; 0 for the answering host itself."""
+    address: str
+    leads: bool
+    since_s: float
+    """Seconds in this state."""
+    gpus_total: int | None = None
+    gpus_free: int | None = None
+    slabs_free: int | None = None
+    slabs_lent: int | None = None
+    aggregator_jobs: int | None = None
+    suspected_by: HostId | None = None
+    rooms_failed: tuple[str, ...] = ()
+
+
+class GpuRow(msgspec.Struct, frozen=True):
+    """One line of `agentctl gpus`."""
+
+    host: HostId
+    index: int
+    uuid: str
+    model: str
+    memory_total_bytes: int
+    memory_used_bytes: int
+    utilization: float
+    job: JobId | None
+    """The guaranteed job that holds it."""
+    simulated: bool
+    age_s: float
+
+
+class LeaderView(msgspec.Struct, frozen=True):
+    leader: HostId | None
+    term: int
+    since_s: float | None
+    """Seconds since this host first knew this leader."""
+    applied_index: int
+    age_s: float
+    """How old this host's copy of the log may be."""
+    voters: tuple[HostId, ...] = ()
+
+
+class RankView(msgspec.Struct, frozen=True):
+    rank: int
+    host: HostId
+    gpus: tuple[str, ...]
+    state: str
+    """`waiting`, `running`, `ended`."""
+    pid: int | None = None
+    code: int | None = None
+    """0..255, or -N when killed by signal N."""
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of `agentctl jobs`, and all of `agentctl job ID`."""
+
+    id: JobId
+    name: str
+    tenant: str
+    job_class: str
+    state: str
+    """`queued`, `placing`, `running`, `stopping`, `done`, `failed`, `cancelled`."""
+    reason: str
+    """Why it is in this state, in words: place in the queue, who is ahead, exit status by rank and signal name."""
+    workers: int
+    gpus: int
+    """In all: workers x GPUs per worker."""
+    argv: tuple[str, ...]
+    cwd: str
+    submitted_wall_s: float
+    started_wall_s: float | None = None
+    ended_wall_s: float | None = None
+    queue: int = 0
+    """2DAS queue, 0 is the highest."""
+    attained_gpu_s: float = 0.0
+    epoch: int = 0
+    attempt: int = 0
+    preemptions: int = 0
+    home: HostId | None = None
+    exit_code: int | None = None
+    """The job's own: 0, the first failing rank's status, or 128+N for signal N; None until it ended."""
+    places: tuple[Place, ...] = ()
+    ranks: tuple[RankView, ...] = ()
+    step: int | None = None
+    """Newest step that any rank reported."""
+    metrics: dict[str, float] = {}
+    """Newest value of each metric the script reported."""
+    aggregator: HostId | None = None
+    age_s: float = 0.0
+    """How old this copy may be."""
+
+
+class QuotaView(msgspec.Struct, frozen=True):
+    tenant: str
+    gpus: int | None
+    """None: not limited."""
+    used: int
+    queued_jobs: int
+
+
+class SlabView(msgspec.Struct, frozen=True):
+    """One slab of a volume, as its borrower knows it."""
+
+    volume: str
+    index: int
+    borrower: HostId
+    state: str
+    """`cold` (on disk only), `asking`, `mapped`, `moving`."""
+    lender: HostId | None
+    size_bytes: int
+    pages_written: int
+    pages_remote: int
+    """Pages whose newest content the lender holds."""
+    requests_per_s: float
+    """EWMA of page activity (Infiniswap 2.4.1)."""
+    epoch: int
+    age_s: float = 0.0
+
+
+class VolumeView(msgspec.Struct, frozen=True):
+    volume: str
+    host: HostId
+    size_bytes: int
+    page_bytes: int
+    slab_bytes: int
+    slabs_mapped: int
+    slabs: int
+    read_bytes: int
+    written_bytes: int
+    remote_read_bytes: int
+    disk_read_bytes: int
+    process_alive: bool
+    path: str = ""
+
+
+class AggregatorJobView(msgspec.Struct, frozen=True):
+    """One job's tensors at one aggregator."""
+
+    job: JobId
+    host: HostId
+    epoch: int
+    workers: int
+    joined: int
+    tensors: int
+    bytes: int
+    rounds: int
+    """Completed rounds, summed over tensors."""
+    received_bytes: int
+    sent_bytes: int
+    age_s: float = 0.0
+
+
+class StoryLine(msgspec.Struct, frozen=True):
+    """One line of `agentctl why ID`."""
+
+    wall_s: float
+    host: HostId
+    subject: str
+    event: str
+    reason: str
+    key: str = ""
+
+
+class ErrorView(msgspec.Struct, frozen=True):
+    """Every error of the HTTP API: body of any status >= 400."""
+
+    code: int
+    """agentctl's exit code."""
+    what: str
+    why: str
+    next: str
