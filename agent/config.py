@@ -1,0 +1,240 @@
+"""agent.toml -> a frozen, checked `Config`. An empty file works; a wrong key or value is refused with the place, what was
+expected and the nearest valid name. Checked once here, trusted everywhere after."""
+
+import difflib
+import os
+import re
+import socket
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent.consensus.service import LeaderSettings
+from covey.core import ID_PATTERN, HostId
+from covey.units import parse_size
+from gossip.service import GossipSettings
+from plugins.base import Room
+from plugins.registry import ROOMS
+
+
+class ConfigError(Exception):
+    """One line what, one line why, one line what to do next."""
+
+    def __init__(self, what: str, why: str, next: str) -> None:
+        super().__init__(f"{what}: {why}")
+        self.what, self.why, self.next = what, why, next
+
+
+class Top(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys above the first section."""
+
+    name: str = ""
+    """This host's name, unique in the rack; default: the machine's host name."""
+    state_dir: str = ""
+    """What survives a restart; default: $STATE_DIRECTORY, /var/lib/covey for root, ~/.local/state/covey otherwise."""
+    run_dir: str = ""
+    """Unix sockets; default: $RUNTIME_DIRECTORY, /run/covey for root, $XDG_RUNTIME_DIR/covey or /tmp/covey-UID otherwise."""
+    advertise: str = ""
+    """IP under which other hosts reach this one; default: the address of the default route."""
+    rooms: tuple[str, ...] = ()
+    """Which rooms are on; empty: all of them."""
+
+
+class ControlSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[control]: ZeroMQ links between agents."""
+
+    bind: str = "0.0.0.0:0"
+    """Port 0 takes a free one: peers learn it by gossip."""
+
+
+class HttpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[http]: the API is always on the unix socket `agent.sock`; this adds TCP."""
+
+    bind: str = ""
+    """Such as `127.0.0.1:8470`; empty: unix socket only."""
+
+
+class GpuSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[gpus]: real ones are found by NVML and need nothing here."""
+
+    simulated: int = 0
+    """How many GPUs to pretend, for a rack on a laptop; 0: the real ones."""
+    simulated_memory: str = "16 GiB"
+
+    def __post_init__(self) -> None:
+        parse_size(self.simulated_memory)
+        if not 0 <= self.simulated <= 64:
+            raise ValueError(f"simulated = {self.simulated}: expected 0 to 64 GPUs")
+
+
+class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[log]"""
+
+    level: str = "info"
+    """debug, info, warning or error."""
+
+    def __post_init__(self) -> None:
+        if self.level not in ("debug", "info", "warning", "error"):
+            raise ValueError(f"level = {self.level!r}: expected debug, info, warning or error")
+
+
+@dataclass(frozen=True)
+class Config:
+    name: HostId
+    state_dir: str
+    run_dir: str
+    advertise: str
+    gossip: GossipSettings
+    control: ControlSettings
+    http: HttpSettings
+    leader: LeaderSettings
+    gpus: GpuSettings
+    log: LogSettings
+    rooms: Mapping[str, msgspec.Struct]
+    """Settings of each room that is switched on, in the registry's order."""
+    source: str = ""
+    """The file it came from."""
+
+
+_SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "gossip": GossipSettings,
+    "control": ControlSettings,
+    "http": HttpSettings,
+    "leader": LeaderSettings,
+    "gpus": GpuSettings,
+    "log": LogSettings,
+}
+
+
+def load(path: str | None, environ: Mapping[str, str]) -> Config:
+    """Read and check `path` (None: all defaults). ConfigError says file, key, what was expected and the nearest name."""
+    if path is None:
+        return parse({}, "defaults", environ)
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}", error.strerror or str(error), "give another file: agentd --config FILE"
+        ) from error
+    try:
+        tree = tomllib.loads(text.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML", str(error), "mend that line and start again") from error
+    return parse(tree, path, environ)
+
+
+def parse(
+    tree: dict[str, Any], source: str, environ: Mapping[str, str], rooms: tuple[Room, ...] | None = None
+) -> Config:
+    """The checked Config of a parsed file."""
+    known_rooms = {room.name: room for room in (tuple(ROOMS) if rooms is None else rooms)}
+    sections = _SECTIONS | {name: room.settings for name, room in known_rooms.items()}
+    top_keys = {key: value for key, value in tree.items() if key not in sections}
+    top = _section(Top, top_keys, source, "", others=tuple(sections))
+    parts = {name: _section(kind, tree.get(name, {}), source, name) for name, kind in sections.items()}
+    for name in top.rooms:
+        if name not in known_rooms:
+            raise _bad_value(source, "rooms", f"there is no room {name!r}", f"rooms are {_names(known_rooms)}")
+    on = [name for name in known_rooms if not top.rooms or name in top.rooms]
+    name = top.name or _host_name()
+    if not re.match(ID_PATTERN, name):
+        raise _bad_value(
+            source, "name", f"{name!r} is not a host name", "use a-z, 0-9, '-' and '.', at most 63 characters"
+        )
+    gossip, leader = parts["gossip"], parts["leader"]
+    assert isinstance(gossip, GossipSettings)
+    assert isinstance(leader, LeaderSettings)
+    return Config(
+        name=HostId(name),
+        state_dir=os.path.abspath(top.state_dir or _state_dir(environ)),
+        run_dir=_checked_run_dir(os.path.abspath(top.run_dir or _run_dir(environ)), source),
+        advertise=top.advertise or _own_address(),
+        gossip=gossip,
+        control=parts["control"],  # type: ignore[arg-type]
+        http=parts["http"],  # type: ignore[arg-type]
+        leader=leader,
+        gpus=parts["gpus"],  # type: ignore[arg-type]
+        log=parts["log"],  # type: ignore[arg-type]
+        rooms={name: parts[name] for name in on},
+        source=source,
+    )
+
+
+def _section(kind: type[msgspec.Struct], values: Any, source: str, name: str, others: tuple[str, ...] = ()) -> Any:
+    """One section as its Struct. `others` are further valid names at this level, for the hint."""
+    label = f"{name}." if name else ""
+    if not isinstance(values, dict):
+        raise _bad_value(source, name, f"expected a section [{name}]", f"write it as a table: [{name}]")
+    fields = [field.name for field in msgspec.structs.fields(kind)]
+    for key in values:
+        if key not in fields:
+            near = difflib.get_close_matches(key, [*fields, *others], 1, 0.5)
+            next_step = f"did you mean `{label}{near[0]}`?" if near else "remove it, or see docs/operations.md"
+            here = f"[{name}] knows" if name else "the top of the file knows"
+            raise ConfigError(
+                f"{source}: `{label}{key}` is not a setting", f"{here} {_names([*fields, *others])}", next_step
+            )
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$")
+        key = (label + where.rstrip("`").lstrip(".")).rstrip(".")
+        raise _bad_value(source, key, what, "mend the value and start again") from error
+
+
+def _bad_value(source: str, key: str, why: str, next: str) -> ConfigError:
+    return ConfigError(f"{source}: `{key}` has a value that cannot be used", why, next)
+
+
+def _names(names: Any) -> str:
+    return ", ".join(sorted(names))
+
+
+def _host_name() -> str:
+    return re.sub(r"[^a-z0-9.-]", "-", socket.gethostname().lower()).strip(".-") or "localhost"
+
+
+def _state_dir(environ: Mapping[str, str]) -> str:
+    if "STATE_DIRECTORY" in environ:
+        return environ["STATE_DIRECTORY"].split(":")[0]
+    if os.geteuid() == 0:
+        return "/var/lib/covey"
+    return os.path.join(environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "covey")
+
+
+def _run_dir(environ: Mapping[str, str]) -> str:
+    if "RUNTIME_DIRECTORY" in environ:
+        return environ["RUNTIME_DIRECTORY"].split(":")[0]
+    if os.geteuid() == 0:
+        return "/run/covey"
+    base = environ.get("XDG_RUNTIME_DIR")
+    return os.path.join(base, "covey") if base else f"/tmp/covey-{os.geteuid()}"
+
+
+SOCKET_NAME_BYTES_MAX = 40
+"""Longest name of a socket that a room makes in run_dir."""
+
+
+def _checked_run_dir(path: str, source: str) -> str:
+    if len(os.fsencode(path)) + 1 + SOCKET_NAME_BYTES_MAX > 107:
+        raise _bad_value(
+            source,
+            "run_dir",
+            f"{path!r} is too long: a unix socket's path has at most 107 bytes and names here take {SOCKET_NAME_BYTES_MAX}",
+            "choose a shorter one, such as /run/covey",
+        )
+    return path
+
+
+def _own_address() -> str:
+    """The address other hosts would see; loopback when there is no route. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # a documentation address (RFC 5737): only the route is looked up
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

@@ -1,0 +1,210 @@
+"""Letters between agents: ids, boots, acknowledgements, retries and a table of duplicates on top of `Links`.
+
+A link loses messages silently (reliability.md, decision 4), so whatever changes state travels as a letter:
+
+    send   -> delivered at least once until its deadline, handled at most once   -> ack
+    ask    -> a question that changes nothing; asked again until answered        -> answer | refused
+    raw    -> one try, no acknowledgement (the replicated log has its own)
+
+Each letter names the sender's boot and the boot of the receiver it was meant for. A receiver that restarted has
+forgotten its table of duplicates, therefore it refuses letters meant for its former self (`stale`) instead of handling
+one of them twice; the sender then reports "not acknowledged", which its room must be able to bear anyway.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Literal
+
+import msgspec
+
+from covey.core import HostId
+from covey.ports import Env
+from plugins.base import Refused
+
+LETTER_BYTES_MAX = 1 << 20
+"""Longest letter, bytes; bulk goes over `Bytes`."""
+RETRY_S = (0.2, 0.4, 0.8, 1.5)
+"""Pauses between tries of one letter; the last one repeats."""
+HANDLED_MAX = 4096
+"""Ids remembered per sender beyond what it said it no longer repeats."""
+
+Kind = Literal["send", "ack", "stale", "ask", "answer", "refused", "raw"]
+
+
+class Letter(msgspec.Struct, frozen=True, array_like=True):
+    kind: Kind
+    id: Annotated[int, msgspec.Meta(ge=0)]
+    boot: Annotated[int, msgspec.Meta(ge=0)]
+    """The sender's boot; in an ack, stale, answer or refusal: the boot that asked."""
+    to_boot: Annotated[int, msgspec.Meta(ge=0)]
+    """The receiver's boot as the sender knows it; 0: any."""
+    settled: Annotated[int, msgspec.Meta(ge=0)]
+    """The sender will not repeat any id below this one."""
+    room: Annotated[str, msgspec.Meta(max_length=32)]
+    body: bytes
+
+
+class RefusedBody(msgspec.Struct, frozen=True):
+    code: int
+    what: str
+    why: str
+    next: str
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(Letter)
+
+
+class Duplicates:
+    """Which ids of one sender's boot were handled or are being handled. Bounded by what the sender settled."""
+
+    def __init__(self, boot: int) -> None:
+        self.boot = boot
+        self.settled = 0
+        self.handled: set[int] = set()
+        self.handling: set[int] = set()
+
+    def settle(self, below: int) -> None:
+        if below > self.settled:
+            self.settled = below
+            self.handled = {known for known in self.handled if known >= below}
+
+    def seen(self, letter_id: int) -> bool:
+        return letter_id < self.settled or letter_id in self.handled
+
+
+class Courier:
+    """One per agent. `hear(sender, room, body)` handles a send, `answer(sender, room, body) -> bytes` a question,
+    `raw(sender, room, body)` the rest."""
+
+    def __init__(
+        self,
+        env: Env,
+        boot: int,
+        boot_of: Callable[[HostId], int],
+        hear: Callable[[HostId, str, bytes], Awaitable[None]],
+        answer: Callable[[HostId, str, bytes], Awaitable[bytes]],
+        raw: Callable[[HostId, str, bytes], None],
+    ) -> None:
+        self._env, self._boot, self._boot_of = env, boot, boot_of
+        self._hear, self._answer, self._raw = hear, answer, raw
+        self._next_id = 1
+        self._waiting: dict[int, tuple[HostId, asyncio.Future[Letter]]] = {}
+        self._senders: dict[HostId, Duplicates] = {}
+        self.counters: Counter[str] = Counter()
+
+    async def send(self, room: str, to: HostId, body: bytes, deadline_s: float) -> bool:
+        """True once `to` acknowledged. False: not by the deadline, or it restarted; it may still have been handled."""
+        reply = await self._exchange("send", room, to, body, deadline_s)
+        return reply is not None and reply.kind == "ack"
+
+    async def ask(self, room: str, to: HostId, body: bytes, deadline_s: float) -> bytes:
+        """The answer's body. TimeoutError without one, Refused when the other side refused."""
+        reply = await self._exchange("ask", room, to, body, deadline_s)
+        if reply is None:
+            raise TimeoutError(f"{to} did not answer within {deadline_s:g} s")
+        if reply.kind == "refused":
+            no = msgspec.msgpack.decode(reply.body, type=RefusedBody)
+            raise Refused(no.code, no.what, no.why, no.next)
+        return reply.body
+
+    def raw(self, room: str, to: HostId, body: bytes) -> bool:
+        """One try; False when it certainly was not sent."""
+        return self._post(to, Letter("raw", 0, self._boot, 0, 0, room, body))
+
+    async def _exchange(self, kind: Kind, room: str, to: HostId, body: bytes, deadline_s: float) -> Letter | None:
+        letter_id, self._next_id = self._next_id, self._next_id + 1
+        end_s = self._env.clock.now_s() + deadline_s
+        reply: asyncio.Future[Letter] = asyncio.get_running_loop().create_future()
+        self._waiting[letter_id] = (to, reply)
+        to_boot = 0
+        tries = 0
+        try:
+            while (left_s := end_s - self._env.clock.now_s()) > 0:
+                to_boot = to_boot or self._boot_of(to)
+                if to_boot or kind == "ask":
+                    self._post(to, Letter(kind, letter_id, self._boot, to_boot, self._settled(), room, body))
+                pause_s = min(RETRY_S[min(tries, len(RETRY_S) - 1)], left_s)
+                tries += 1
+                await asyncio.wait([reply], timeout=pause_s)
+                if reply.done():
+                    return reply.result()
+            self.counters["deadline"] += 1
+            return None
+        finally:
+            del self._waiting[letter_id]
+
+    def _settled(self) -> int:
+        return min(self._waiting, default=self._next_id)
+
+    def _post(self, to: HostId, letter: Letter) -> bool:
+        data = _encode(letter)
+        if len(data) > LETTER_BYTES_MAX:
+            raise ValueError(f"a letter of {len(data)} bytes to {to} is over the limit of {LETTER_BYTES_MAX}")
+        return self._env.links.send(to, data)
+
+    def received(self, sender: HostId, data: bytes) -> None:
+        """A message from an authenticated host. Never raises: what is malformed is dropped and counted."""
+        try:
+            letter = _decoder.decode(data)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            self.counters["malformed"] += 1
+            return
+        if letter.kind == "raw":
+            self._raw(sender, letter.room, letter.body)
+        elif letter.kind in ("send", "ask"):
+            self._incoming(sender, letter)
+        else:
+            self._reply(sender, letter)
+
+    def _incoming(self, sender: HostId, letter: Letter) -> None:
+        if letter.to_boot not in (0, self._boot):
+            self.counters["stale"] += 1
+            if letter.to_boot < self._boot:
+                self._post(sender, Letter("stale", letter.id, letter.boot, 0, 0, letter.room, b""))
+        elif letter.kind == "ask":
+            self._env.spawn("answer", self._answer_letter(sender, letter))
+        else:
+            self._handle_once(sender, letter)
+
+    def _handle_once(self, sender: HostId, letter: Letter) -> None:
+        known = self._senders.get(sender)
+        if known is None or letter.boot > known.boot:
+            known = self._senders[sender] = Duplicates(letter.boot)
+        if letter.boot < known.boot:
+            self.counters["old boot"] += 1
+            return
+        known.settle(letter.settled)
+        if known.seen(letter.id):
+            self.counters["duplicate"] += 1
+            self._acknowledge(sender, letter)
+        elif letter.id not in known.handling and len(known.handled) < HANDLED_MAX:
+            known.handling.add(letter.id)
+            self._env.spawn("hear", self._handle(sender, letter, known))
+
+    async def _handle(self, sender: HostId, letter: Letter, known: Duplicates) -> None:
+        try:
+            await self._hear(sender, letter.room, letter.body)
+        finally:
+            known.handling.discard(letter.id)
+        known.handled.add(letter.id)
+        self._acknowledge(sender, letter)
+
+    def _acknowledge(self, sender: HostId, letter: Letter) -> None:
+        self._post(sender, Letter("ack", letter.id, letter.boot, 0, 0, letter.room, b""))
+
+    async def _answer_letter(self, sender: HostId, letter: Letter) -> None:
+        kind: Kind = "answer"
+        try:
+            body = await self._answer(sender, letter.room, letter.body)
+        except Refused as no:
+            kind, body = "refused", _encode(RefusedBody(no.code, no.what, no.why, no.next))
+        self._post(sender, Letter(kind, letter.id, letter.boot, 0, 0, letter.room, body))
+
+    def _reply(self, sender: HostId, letter: Letter) -> None:
+        waiting = self._waiting.get(letter.id)
+        if letter.boot != self._boot or waiting is None or waiting[0] != sender or waiting[1].done():
+            self.counters["late reply"] += 1
+            return
+        waiting[1].set_result(letter)

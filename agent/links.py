@@ -1,0 +1,163 @@
+"""Control links between hosts: ZeroMQ with CURVE, every peer known by its key.
+
+Each host binds one ROUTER and connects one DEALER to every peer; bytes flow from DEALER to ROUTER only, so there is no
+routing id to forge and no handover to lose. Who speaks is what the CURVE handshake proved (the ZAP user id), never what a
+message says. Keys are made anew at every start, kept in memory, and told by sealed gossip: whoever lacks the gossip key
+can neither learn nor announce one. A forgotten key is refused at once, also on a connection that still stands.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+
+import zmq
+import zmq.asyncio
+from zmq.auth.asyncio import AsyncioAuthenticator
+
+from covey.core import HostId
+from covey.ports import Address, Log
+
+DOMAIN = "covey"
+MESSAGE_BYTES_MAX = (1 << 20) + 4096
+OUTBOX_MESSAGES_MAX = 1000
+HEARTBEAT_MS = 1000
+"""Both ends ping: with only one end, a partition can leave a black hole (reliability.md, decision 4)."""
+
+
+class ZmqLinks:
+    """`covey.ports.Links` over ZeroMQ."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._public, self._secret = zmq.curve_keypair()
+        self._context = zmq.Context()
+        self._peers: dict[HostId, tuple[Address, bytes, zmq.Socket[bytes]]] = {}
+        self._names: dict[bytes, HostId] = {}
+        self._router: zmq.asyncio.Socket | None = None
+        self._authenticator: AsyncioAuthenticator | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._address = ""
+        self.counters: Counter[str] = Counter()
+
+    @property
+    def address(self) -> Address:
+        return self._address
+
+    @property
+    def public_key(self) -> bytes:
+        return self._public
+
+    async def open(self, bind: Address, heard: Callable[[HostId, bytes], None]) -> None:
+        """OSError when the address cannot be bound."""
+        shadow = zmq.asyncio.Context.shadow(self._context.underlying)
+        self._authenticator = AsyncioAuthenticator(shadow)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback(domain=DOMAIN, credentials_provider=self)
+        router = shadow.socket(zmq.ROUTER)
+        self._harden(router)
+        router.curve_server = True
+        router.curve_secretkey = self._secret
+        router.curve_publickey = self._public
+        router.zap_domain = DOMAIN.encode()
+        try:
+            router.bind(f"tcp://{bind}")
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, f"cannot bind the control link to {bind}: {error}") from error
+        self._address = router.last_endpoint.decode().removeprefix("tcp://")
+        self._router = router
+        self._reader = asyncio.create_task(self._read(router, heard), name="links")
+
+    def callback(self, _domain: str, key: bytes | str) -> bool:
+        """ZAP asks whether this client key may speak."""
+        known = (key.encode() if isinstance(key, str) else key) in self._names
+        self.counters["allowed" if known else "refused key"] += 1
+        return known
+
+    async def _read(self, router: zmq.asyncio.Socket, heard: Callable[[HostId, bytes], None]) -> None:
+        while True:
+            frames = await router.recv_multipart(copy=False)
+            last = frames[-1]
+            sender = self._names.get(_user_id(last))
+            if sender is None or len(frames) != 2:
+                self.counters["dropped"] += 1
+                continue
+            self.counters["received"] += 1
+            heard(sender, last.bytes)
+
+    def know(self, host: HostId, address: Address, public_key: bytes) -> None:
+        known = self._peers.get(host)
+        if known and known[:2] == (address, public_key):
+            return
+        if len(public_key) != 40:
+            self.counters["bad key"] += 1
+            return
+        self.forget(host)
+        dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        self._harden(dealer)
+        dealer.setsockopt(zmq.IMMEDIATE, 1)
+        dealer.setsockopt(zmq.CONNECT_TIMEOUT, 2000)
+        dealer.setsockopt(zmq.RECONNECT_IVL, 100)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        dealer.curve_serverkey = public_key
+        dealer.curve_publickey = self._public
+        dealer.curve_secretkey = self._secret
+        try:
+            dealer.connect(f"tcp://{address}")
+        except zmq.ZMQError as error:
+            self._log.warning("peer's control address cannot be used", peer=host, address=address, why=str(error))
+            dealer.close()
+            return
+        self._peers[host] = (address, public_key, dealer)
+        self._names[public_key] = host
+
+    def forget(self, host: HostId) -> None:
+        known = self._peers.pop(host, None)
+        if known:
+            self._names.pop(known[1], None)
+            known[2].close()
+
+    def send(self, to: HostId, data: bytes) -> bool:
+        known = self._peers.get(to)
+        if known is None:
+            return False
+        try:
+            known[2].send(data, zmq.NOBLOCK)
+        except zmq.Again:
+            self.counters["not connected or full"] += 1
+            return False
+        self.counters["sent"] += 1
+        return True
+
+    async def close(self) -> None:
+        if self._reader:
+            self._reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reader
+        for host in list(self._peers):
+            self.forget(host)
+        if self._router:
+            self._router.close()
+        if self._authenticator:
+            self._authenticator.stop()
+        self._context.destroy(linger=0)
+
+    @staticmethod
+    def _harden(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket") -> None:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, OUTBOX_MESSAGES_MAX)
+        socket.setsockopt(zmq.RCVHWM, OUTBOX_MESSAGES_MAX)
+        socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, 3000)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TTL, 3 * HEARTBEAT_MS)
+
+
+def _user_id(frame: zmq.Frame) -> bytes:
+    """The key that the handshake proved, Z85; empty when there was none."""
+    try:
+        found = frame.get("User-Id")
+    except zmq.ZMQError:
+        return b""
+    return found.encode() if isinstance(found, str) else bytes(found)
