@@ -1,5 +1,5 @@
-"""agent.toml -> a frozen, checked `Config`. An empty file works; a wrong key or value is refused with the place, what was
-expected and the nearest valid name. Checked once here, trusted everywhere after."""
+"""agent.toml -> a frozen, checked `Config`. An empty file works; a wrong key or value is refused with the place, what
+was expected and the nearest valid name. Checked once here, trusted everywhere after."""
 
 import difflib
 import os
@@ -37,7 +37,7 @@ class Top(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state_dir: str = ""
     """What survives a restart; default: $STATE_DIRECTORY, /var/lib/covey for root, ~/.local/state/covey otherwise."""
     run_dir: str = ""
-    """Unix sockets; default: $RUNTIME_DIRECTORY, /run/covey for root, $XDG_RUNTIME_DIR/covey or /tmp/covey-UID otherwise."""
+    """Unix sockets; default: $RUNTIME_DIRECTORY, /run/covey for root, $XDG_RUNTIME_DIR/covey or /tmp/covey-UID."""
     advertise: str = ""
     """IP under which other hosts reach this one; default: the address of the default route."""
     rooms: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
 
 
 def load(path: str | None, environ: Mapping[str, str]) -> Config:
-    """Read and check `path` (None: all defaults). ConfigError says file, key, what was expected and the nearest name."""
+    """Read and check `path` (None: all defaults). ConfigError says file, key, what was expected, nearest name."""
     if path is None:
         return parse({}, "defaults", environ)
     try:
@@ -224,7 +224,7 @@ def _checked_run_dir(path: str, source: str) -> str:
         raise _bad_value(
             source,
             "run_dir",
-            f"{path!r} is too long: a unix socket's path has at most 107 bytes and names here take {SOCKET_NAME_BYTES_MAX}",
+            f"{path!r} is too long: a unix socket's path has at most 107 bytes; names take {SOCKET_NAME_BYTES_MAX}",
             "choose a shorter one, such as /run/covey",
         )
     return path

@@ -1,8 +1,8 @@
 """Control links between hosts: ZeroMQ with CURVE, every peer known by its key.
 
 Each host binds one ROUTER and connects one DEALER to every peer; bytes flow from DEALER to ROUTER only, so there is no
-routing id to forge and no handover to lose. Who speaks is what the CURVE handshake proved (the ZAP user id), never what a
-message says. Keys are made anew at every start, kept in memory, and told by sealed gossip: whoever lacks the gossip key
+routing id to forge and no handover to lose. Who speaks is what the CURVE handshake proved (the ZAP user id), never
+what a message says. Keys are made anew at every start, kept in memory, and told by sealed gossip: whoever lacks the gossip key
 can neither learn nor announce one. A forgotten key is refused at once, also on a connection that still stands.
 """
 
@@ -64,7 +64,9 @@ class ZmqLinks:
             router.bind(f"tcp://{bind}")
         except zmq.ZMQError as error:
             raise OSError(error.errno, f"cannot bind the control link to {bind}: {error}") from error
-        self._address = router.last_endpoint.decode().removeprefix("tcp://")
+        endpoint = router.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        self._address = endpoint.decode().rstrip("\0").removeprefix("tcp://")
         self._router = router
         self._reader = asyncio.create_task(self._read(router, heard), name="links")
 
