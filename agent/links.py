@@ -2,8 +2,8 @@
 
 Each host binds one ROUTER and connects one DEALER to every peer; bytes flow from DEALER to ROUTER only, so there is no
 routing id to forge and no handover to lose. Who speaks is what the CURVE handshake proved (the ZAP user id), never
-what a message says. Keys are made anew at every start, kept in memory, and told by sealed gossip: whoever lacks the gossip key
-can neither learn nor announce one. A forgotten key is refused at once, also on a connection that still stands.
+what a message says. Keys are made anew at every start, kept in memory, and told by sealed gossip: whoever lacks the
+gossip key can neither learn nor announce one. A forgotten key is refused at once, also on a standing connection.
 """
 
 import asyncio

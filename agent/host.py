@@ -1,0 +1,417 @@
+"""One agent: the only file that knows gossip, the log, the rooms, links, the bus, the runner and the journal.
+
+    gossip -> facts -> bus -> rooms            jobs.sock -> frames -> the room that hears them
+    links  -> courier -> rooms, log, reads     HTTP      -> commands of rooms and of the rack's view
+
+A room that fails is stopped and reported; it does not take the others down. Everything outside comes through `Env`, so
+the same `HostAgent` runs under the simulator.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from agent.bus import Bus
+from agent.config import Config
+from agent.consensus.service import Consensus
+from agent.courier import Courier
+from agent.jobs import JobSocket
+from agent.journal import Journal
+from agent.rackview import Answer, Ask, RackView, RoomsFailed
+from agent.runner import SupervisedRunner
+from covey.core import Fact, HostId, Message
+from covey.ports import Env
+from covey.wire import Frame
+from gossip.service import GossipEvent, GossipService, HostDown, HostSuspected, HostUp, NameConflict
+from plugins import facts
+from plugins.base import Command, JobPeer, Refused, Room, RoomService
+from plugins.facts import Endpoints, HostView
+from plugins.registry import ROOMS
+from plugins.views import RoomHealth
+
+S = TypeVar("S", bound=msgspec.Struct)
+_encode = msgspec.msgpack.Encoder().encode
+_asks: msgspec.msgpack.Decoder[Ask | Answer] = msgspec.msgpack.Decoder(Ask | Answer)
+AGENT, LOG = "agent", "log"
+"""Addressees of letters beside the rooms."""
+STOP_S = 3.0
+"""How long rooms may take to say goodbye, all together; SIGTERM must end within 5 s."""
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What makes this host the same host after a restart."""
+
+    uuid: bytes
+    boot: int
+
+
+class RoomHost:
+    """`plugins.base.Host` as one room sees it: the agent, with this room's settings, and tasks that fail this room."""
+
+    def __init__(self, agent: "HostAgent", room: Room, settings: msgspec.Struct) -> None:
+        self._agent, self._room, self._settings = agent, room, settings
+        self.id, self.advertise, self.boot = agent.id, agent.config.advertise, agent.boot
+        self.runner, self.log = agent.runner, agent.log
+        self.env = dataclasses.replace(agent.env, spawn=self._spawn)
+        self.hosts, self.publish, self.tell = agent.hosts, agent.publish, agent.bus.tell
+        self.note, self.peers = agent.journal.note, agent.jobs.peers
+
+    def settings(self, kind: type[S]) -> S:
+        assert isinstance(self._settings, kind)
+        return self._settings
+
+    def _spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> object:
+        return self._agent.env.spawn(f"{self._room.name}: {name}", self._agent.guarded(self._room.name, work))
+
+    async def send(self, room: str, to: HostId, message: Message, deadline_s: float) -> bool:
+        if to == self.id:
+            await self._agent.hear(to, room, _encode(message))
+            return True
+        return await self._agent.courier.send(room, to, _encode(message), deadline_s)
+
+    async def ask(self, room: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
+        return await self._agent.ask(room, to, question, deadline_s)
+
+
+class HostAgent:
+    """Constructed with ports and configuration; `start`, then it lives, then `stop`."""
+
+    def __init__(self, env: Env, config: Config, gossip_keys: Sequence[bytes], rooms: Sequence[Room] = ROOMS) -> None:
+        self.env, self.config, self.id = env, config, config.name
+        self.started_wall_s = env.clock.wall_s()
+        self.boot = 0
+        self.bus = Bus()
+        self.journal = Journal(self.id, env.clock, env.disk)
+        self.health: dict[str, RoomHealth] = {}
+        self.rooms: dict[str, RoomService] = {}
+        self.counters: dict[str, int] = {"letters for nobody": 0, "malformed letters": 0}
+        self._keys = gossip_keys
+        self._known_rooms = {room.name: room for room in rooms}
+        self._decoders = {room.name: msgspec.msgpack.Decoder(room.messages) for room in rooms}
+        self._stopping = False
+
+    # ---- life ----
+
+    async def start(self) -> None:
+        """OSError or ValueError when this host cannot be an agent (address taken, sick disk); a room that fails does not
+        matter here."""
+        identity = await self._identity()
+        self.boot = identity.boot
+        await self.journal.load()
+        self.courier = Courier(self.env, self.boot, self._boot_of, self.hear, self._answer, self._raw)
+        await self.env.links.open(self.config.control.bind, self.courier.received)
+        self.gossip = GossipService(
+            self.env, self.config.gossip, self._keys, identity.uuid, identity.boot, self._gossiped
+        )
+        self.log = Consensus(
+            self.env, self.id, self.config.leader, self._raft_send, self._ask_log, self._leader_changed
+        )
+        self.consensus = self.log
+        socket_path = f"{self.env.run_dir}/jobs.sock"
+        self.runner = SupervisedRunner(self.env, self.bus.tell, self.config.advertise, socket_path)
+        self.jobs = JobSocket(self.env, self.runner, self.bus.tell, self._frame)
+        self.rackview = RackView(self)
+        self.bus.listen(self._listen)
+        control = self.env.links.address
+        if control.startswith("0.0.0.0:"):
+            control = f"{self.config.advertise}:{control.rpartition(':')[2]}"
+        self.gossip.publish(
+            "endpoints", _encode(Endpoints(control, self.env.links.public_key, self.boot, self.config.http.bind))
+        )
+        await self.gossip.start()
+        for name, room in self._known_rooms.items():
+            await self._start_room(name, room)
+        await self.log.start()
+        await self.runner.start_up()
+        await self.jobs.start()
+        self.env.spawn("agent: seconds", self._seconds())
+        self.env.spawn("agent: peers", self._meet())
+        self.env.log.info("agent started", boot=self.boot, rooms=sorted(self.rooms))
+
+    async def _start_room(self, name: str, room: Room) -> None:
+        settings = self.config.rooms.get(name)
+        if settings is None:
+            self.health[name] = RoomHealth("off", "switched off in agent.toml")
+            return
+        self.health[name] = RoomHealth("on")
+        service = room.service(RoomHost(self, room, settings))
+        self.rooms[name] = service
+        await self.guarded(name, service.start())
+
+    async def stop(self, leave: bool = True) -> None:
+        """Say goodbye (`leave`: others see `left` at once); data paths and jobs live on."""
+        self._stopping = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await asyncio.gather(*(self._stop_room(name) for name in list(self.rooms)))
+        with contextlib.suppress(OSError):
+            await self.journal.write()
+        await self.jobs.stop()
+        await self.log.stop()
+        await self.gossip.stop(leave)
+        await self.env.links.close()
+
+    async def _stop_room(self, name: str) -> None:
+        try:
+            await self.rooms[name].stop()
+        except Exception as error:
+            self.env.log.error("room failed while stopping", room=name, why=repr(error))
+
+    async def _identity(self) -> Identity:
+        stored = await self.env.disk.read("identity")
+        if stored is None:
+            identity = Identity(self.env.entropy(16), 1)
+        else:
+            try:
+                known = msgspec.msgpack.decode(stored, type=Identity)
+            except msgspec.DecodeError as error:
+                raise ValueError(
+                    f"{self.env.disk.path('identity')} is damaged: {error}; restore or delete it"
+                ) from error
+            identity = Identity(known.uuid, known.boot + 1)
+        await self.env.disk.replace("identity", _encode(identity))
+        return identity
+
+    # ---- rooms: guarded, so that one that fails does not take the others down ----
+
+    async def guarded(self, name: str, work: Coroutine[Any, Any, Any]) -> Any:
+        """Await a room's work; an exception stops that room and is reported. Refused passes: it is an answer."""
+        try:
+            return await work
+        except (asyncio.CancelledError, Refused):
+            raise
+        except Exception as error:
+            self._failed(name, error)
+            return None
+
+    def _failed(self, name: str, error: Exception) -> None:
+        why = f"{type(error).__name__}: {error}"
+        self.env.log.error("room failed", room=name, why=why, exc_info=error)
+        if self.health[name].state == "failed":
+            return
+        self.health[name] = RoomHealth("failed", why)
+        self.journal.note(f"host/{self.id}", f"room {name} failed", why)
+        service = self.rooms.pop(name, None)
+        self.publish("health", RoomsFailed(tuple(n for n, health in self.health.items() if health.state == "failed")))
+        if service is not None and not self._stopping:
+            self.env.spawn(f"agent: stop {name}", self._stop_failed(service))
+
+    async def _stop_failed(self, service: RoomService) -> None:
+        with contextlib.suppress(Exception):
+            await service.stop()
+
+    def _listen(self, fact: Fact) -> None:
+        if isinstance(fact, facts.HostGone) and fact.left:
+            self.env.links.forget(fact.host)
+        for name, service in list(self.rooms.items()):
+            try:
+                service.take(fact)
+            except Exception as error:
+                self._failed(name, error)
+
+    # ---- letters ----
+
+    async def hear(self, sender: HostId, room: str, body: bytes) -> None:
+        """A letter for a room. What is malformed or for nobody is dropped and counted."""
+        service, message = self.rooms.get(room), self._decoded(room, body)
+        if service is None or message is None:
+            self.counters["letters for nobody"] += 1
+            return
+        await self.guarded(room, service.hear(sender, message))
+
+    async def _answer(self, sender: HostId, room: str, body: bytes) -> bytes:
+        if room == AGENT:
+            question = _decode(_asks, body)
+            if not isinstance(question, Ask):
+                raise self._not_understood(room)
+            return _encode(await self.rackview.answer(question))
+        if room == LOG:
+            return await self.log.answer(sender, body)
+        service, message = self.rooms.get(room), self._decoded(room, body)
+        if service is None or message is None:
+            raise self._not_understood(room)
+        answer = await self.guarded(room, service.answer(sender, message))
+        if answer is None:
+            raise self._not_understood(room)
+        return _encode(answer)
+
+    def _not_understood(self, room: str) -> Refused:
+        return Refused(
+            1, f"{self.id} cannot answer", f"its room {room!r} is off, failed, or of another version", "agentctl hosts"
+        )
+
+    def _decoded(self, room: str, body: bytes) -> Any:
+        decoder = self._decoders.get(room)
+        message = None if decoder is None else _decode(decoder, body)
+        if decoder is not None and message is None:
+            self.counters["malformed letters"] += 1
+        return message
+
+    def _raw(self, sender: HostId, room: str, body: bytes) -> None:
+        if room == LOG:
+            self.log.receive(sender, body)
+
+    async def ask(self, room: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
+        body = _encode(question)
+        answer = await (self._answer(to, room, body) if to == self.id else self.courier.ask(room, to, body, deadline_s))
+        decoder: Any = _asks if room == AGENT else self._decoders[room]
+        decoded = _decode(decoder, answer)
+        if decoded is None:
+            raise Refused(1, f"{to} answered something else", "it may run another version", "upgrade the older host")
+        assert isinstance(decoded, msgspec.Struct)
+        return decoded
+
+    def _raft_send(self, to: HostId, data: bytes) -> bool:
+        return self.courier.raw(LOG, to, data)
+
+    async def _ask_log(self, to: HostId, data: bytes, deadline_s: float) -> bytes:
+        return await self.courier.ask(LOG, to, data, deadline_s)
+
+    # ---- gossip ----
+
+    def _gossiped(self, event: GossipEvent) -> None:
+        match event:
+            case HostUp():
+                self.bus.tell(facts.HostSeen(event.host))
+            case HostSuspected():
+                self.bus.tell(facts.HostSuspected(event.host, event.by))
+            case HostDown():
+                self.bus.tell(facts.HostGone(event.host, event.left))
+                self.journal.note(f"host/{event.host}", "left" if event.left else "gone", "said so by gossip")
+            case NameConflict():
+                why = f"another machine claims to be {event.host}; rename one of them in its agent.toml"
+                self.env.log.error("name conflict", peer=event.host, why=why)
+                self.journal.note(f"host/{event.host}", "name conflict", why)
+        self._meet_now()
+
+    def hosts(self) -> Sequence[HostView]:
+        return [
+            HostView(
+                host=peer.host,
+                state=peer.state,
+                address=peer.address,
+                incarnation=peer.incarnation,
+                since_s=peer.since_s,
+                age_s=peer.age_s,
+                suspected_by=peer.suspected_by,
+                values=dict(peer.values),
+            )
+            for peer in self.gossip.hosts()
+        ]
+
+    def publish(self, key: str, value: msgspec.Struct) -> None:
+        self.gossip.publish(key, _encode(value))
+
+    def _boot_of(self, host: HostId) -> int:
+        """The boot that `host` last gossiped; 0 while nothing is known."""
+        for view in self.hosts():
+            if view.host == host:
+                endpoints = view.value("endpoints", Endpoints)
+                return endpoints.boot if isinstance(endpoints, Endpoints) else 0
+        return 0
+
+    def _meet_now(self) -> None:
+        """Know where everybody's control link is, and who is to receive the log."""
+        alive: list[HostId] = []
+        for view in self.hosts():
+            endpoints = view.value("endpoints", Endpoints)
+            if view.host == self.id or view.state in ("gone", "left") or not isinstance(endpoints, Endpoints):
+                continue
+            self.env.links.know(view.host, endpoints.control, endpoints.public_key)
+            alive.append(view.host)
+        self.log.observers(alive)
+
+    async def _meet(self) -> None:
+        while True:
+            self._meet_now()
+            await asyncio.sleep(0.25)
+
+    async def _seconds(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self.bus.tell(facts.SecondPassed(self.env.clock.now_s()))
+            try:
+                await self.journal.write()
+            except OSError as error:
+                self.env.log.error("stories cannot be written", why=str(error))
+
+    def _leader_changed(self, term: int, leader: HostId | None) -> None:
+        self.bus.tell(facts.LeaderChanged(term, leader))
+        if leader is not None:
+            self.journal.note(f"host/{leader}", "leads", f"elected in term {term}", key=f"term/{term}")
+
+    # ---- processes of jobs ----
+
+    async def _frame(self, peer: JobPeer, frame: Frame) -> None:
+        for name, room in self._known_rooms.items():
+            if type(frame) in room.frames and name in self.rooms:
+                await self.guarded(name, self.rooms[name].frame(peer, frame))
+
+    # ---- what HTTP and agentctl ask ----
+
+    @property
+    def leader_since_s(self) -> float | None:
+        return self.log.leader_since_s
+
+    @property
+    def voters(self) -> Sequence[HostId]:
+        return self.log.voters
+
+    def room_commands(self) -> Mapping[str, Command]:
+        return {
+            f"{name}.{command}": self._guarded_command(name, call)
+            for name, service in self.rooms.items()
+            for command, call in service.commands().items()
+        }
+
+    def _guarded_command(self, name: str, call: Command) -> Command:
+        async def guarded(arguments: Mapping[str, Any]) -> Any:
+            failed_before = self.health[name].state == "failed"
+            result = await self.guarded(name, call(arguments))  # type: ignore[arg-type]
+            if result is None and self.health[name].state == "failed" and not failed_before:
+                raise Refused(1, f"the {name} room of {self.id} failed", self.health[name].why, "see the agent's log")
+            return result
+
+        return guarded
+
+    @property
+    def commands(self) -> Mapping[str, Command]:
+        return {**self.rackview.commands(), "agent.health": self._health, **self.room_commands()}
+
+    async def _health(self, _arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "host": self.id,
+            "boot": self.boot,
+            "started_wall_s": self.started_wall_s,
+            "leader": self.log.leader,
+            "hosts_alive": sum(view.state == "alive" for view in self.hosts()),
+            "rooms": dict(self.health),
+        }
+
+    def metrics(self) -> Mapping[str, float]:
+        found: dict[str, float] = {}
+        for service in self.rooms.values():
+            found |= service.metrics()
+        for source, counters in (
+            ("gossip", self.gossip.counters),
+            ("courier", self.courier.counters),
+            ("log", self.log.counters),
+            ("agent", self.counters),
+        ):
+            for name, count in counters.items():
+                found[f'covey_events_total{{source="{source}",event="{name}"}}'] = count
+        found["covey_leader_term"] = self.log.term
+        found["covey_hosts_alive"] = sum(view.state == "alive" for view in self.hosts())
+        return found
+
+
+def _decode(decoder: "msgspec.msgpack.Decoder[Any]", body: bytes) -> Any:
+    """The message, or None when it is malformed."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
