@@ -97,7 +97,7 @@ class HostAgent:
     # ---- life ----
 
     async def start(self) -> None:
-        """OSError or ValueError when this host cannot be an agent (address taken, sick disk); a room that fails does not
+        """OSError or ValueError when this host cannot be an agent (address taken, sick disk); a failing room does not
         matter here."""
         identity = await self._identity()
         self.boot = identity.boot

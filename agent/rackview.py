@@ -1,4 +1,4 @@
-"""What an agent answers about the rack: from gossip, from its copy of the log, and from the other agents when asked live.
+"""What an agent answers about the rack: from gossip, from its copy of the log, and live from the other agents.
 
 A live question goes to every host that is alive, all at once, for at most `ASK_S`; a host that does not answer is shown
 from its last answer, with that answer's age.
