@@ -117,6 +117,10 @@ class Runner(Protocol):
     def log_path(self, job: JobId, rank: int) -> str:
         """Absolute path of a rank's output on this host, whether or not it exists."""
 
+    def forget(self, job: JobId, epoch: int) -> None:
+        """The scheduler has this epoch's `RanksEnded` in the log: its record may go. Until then it is told again after
+        every restart of the agent. Logs stay."""
+
     async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> tuple[bytes, int]:
         """Up to `limit` bytes of that output from `offset` on, and its size now; (b"", 0) when there is none. Here,
         not in the room, because files are read through ports."""
