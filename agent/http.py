@@ -1,0 +1,499 @@
+"""The agent's HTTP: `/v1/...` for agentctl and programs, `/livez`, `/readyz`, `/healthz` and `/metrics` for machines.
+
+It decides nothing: each route names one command of a room or of the agent, checks the form of what came in, and wraps
+the answer. Every read is answered from what this host knows, also while no leader is known; each answer says which
+host spoke and when, and the rows say how old they are.
+
+Two doors, one set of routes:
+
+- the unix socket `agent.sock`, mode 0600: whoever may open it is the agent's own user (or root);
+- optionally TCP on loopback, for a browser and for Prometheus. There a page from anywhere may try its luck, and so
+  may every other user of this machine, so: the `Host` must be an address, `localhost` or our own name (a name that an
+  attacker's DNS points at 127.0.0.1 is neither); a change needs the header `X-Covey: 1` (which no page can add without
+  asking first, and we never allow it) and, when there is an `Origin`, one of ours; and the process at the other end
+  of the connection must belong to our own user or root, which the kernel tells in /proc/net/tcp.
+
+Errors are `ErrorView` JSON. What is malformed, too long or not allowed is refused, counted in
+`covey_http_refused_total`, and never reaches a room.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import math
+import os
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from importlib import metadata
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from covey.core import HostId
+from covey.ports import Env
+from plugins.base import Command, NoLeader, OutcomeUnknown, Refused
+from plugins.views import ErrorView
+
+BODY_BYTES_MAX = 1 << 20
+"""Longest request body: a submitted environment is a few kilobytes, a control frame's limit is the same."""
+ID_CHARACTERS_MAX = 200
+"""Longest id in a path: `slab/VOLUME/N` has at most 80."""
+ANSWER_S_MAX = 10.0
+"""How long a room may take before the caller is told so: twice the time a proposal to the log may take."""
+LAG_S_MAX = 2.0
+"""Event loop lag above which `/livez` says no; far above a garbage collection, below a watchdog's patience."""
+
+STATUS_OF_CODE = {1: 500, 2: 400, 3: 404, 4: 403, 6: 504, 7: 422, 75: 503}
+"""agentctl's exit code (users.md 3a) -> HTTP status."""
+CODE_OF_STATUS = {400: 2, 403: 4, 404: 3, 405: 2, 413: 2, 503: 75, 504: 6}
+"""And back, for what aiohttp itself refuses."""
+
+SECURITY_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Api(Protocol):
+    """What the HTTP doors need of the agent."""
+
+    @property
+    def id(self) -> HostId: ...
+    @property
+    def env(self) -> Env: ...
+    @property
+    def boot(self) -> int: ...
+    @property
+    def started_wall_s(self) -> float: ...
+    @property
+    def commands(self) -> Mapping[str, Command]:
+        """`ROOM.VERB` or `agent.VERB` -> a coroutine of a JSON object that answers a Struct, list or dict."""
+
+    def metrics(self) -> Mapping[str, float]: ...
+    @property
+    def loop_lag_s(self) -> float:
+        """How late the event loop's last timer was."""
+
+
+Arguments = Callable[[web.Request], Awaitable[dict[str, Any]]]
+
+
+class HttpApi:
+    """Both doors. `await start()` opens them (OSError when one cannot be bound), `await stop()` closes them."""
+
+    def __init__(self, api: Api, unix_path: str, bind: str = "") -> None:
+        self.api = api
+        self.unix_path = unix_path
+        self.bind = bind
+        self.address = ""
+        """`ip:port` of the TCP door once open, with the real port."""
+        self.requests: Counter[int] = Counter()
+        """Answers by HTTP status."""
+        self.refused: Counter[str] = Counter()
+        """What was turned away at the door, by reason."""
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        runner = web.AppRunner(
+            self._app(),
+            access_log=None,
+            logger=_counting_logger(self),
+            keepalive_timeout=30,
+            shutdown_timeout=1.0,
+            handle_signals=False,
+        )
+        await runner.setup()
+        try:
+            await web.SockSite(runner, _unix_socket(self.unix_path)).start()
+            if self.bind:
+                tcp = _tcp_socket(self.bind)
+                host, port = tcp.getsockname()[:2]
+                self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                await web.SockSite(runner, tcp).start()
+        except OSError:
+            await runner.cleanup()
+            raise
+        self._runner = runner
+
+    async def stop(self) -> None:
+        """Idempotent. Requests under way get a second to finish."""
+        runner, self._runner = self._runner, None
+        if runner is None:
+            return
+        await runner.cleanup()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.unix_path)
+
+    def metrics(self) -> dict[str, float]:
+        found = {f'covey_http_requests_total{{status="{status}"}}': float(n) for status, n in self.requests.items()}
+        found |= {f'covey_http_refused_total{{why="{why}"}}': float(n) for why, n in self.refused.items()}
+        return found
+
+    # ---- routes ------------------------------------------------------------------------------------------------------
+
+    def _app(self) -> web.Application:
+        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._guard])
+        get, post = app.router.add_get, app.router.add_post
+        for path, command in (
+            ("hosts", "agent.hosts"),
+            ("gpus", "agent.gpus"),
+            ("leader", "agent.leader"),
+            ("slabs", "agent.rack_slabs"),
+            ("volumes", "agent.rack_volumes"),
+            ("tensors", "agent.rack_tensors"),
+            ("quotas", "scheduler.quotas"),
+            ("status", "agent.health"),
+        ):
+            get(f"/v1/{path}", self._ask(command, _nothing))
+        get("/v1/jobs", self._ask("scheduler.jobs", _whether_all))
+        get("/v1/jobs/{id}", self._ask("scheduler.job", _path_id))
+        get("/v1/jobs/{id}/logs", self._ask("scheduler.logs", _log_place))
+        get("/v1/why/{id:.*}", self._ask("agent.why", _path_id))
+        post("/v1/jobs", self._ask("scheduler.submit", _body))
+        post("/v1/jobs/{id}/cancel", self._ask("scheduler.cancel", _path_id))
+        post("/v1/volumes", self._ask("memory.attach", _body))
+        app.router.add_delete("/v1/volumes/{id}", self._ask("memory.detach", _path_volume))
+        post("/v1/quotas", self._ask("scheduler.quota_set", _body))
+        get("/livez", self._livez)
+        get("/readyz", self._readyz)
+        get("/healthz", self._healthz)
+        get("/metrics", self._metrics)
+        for path, name, kind in PAGE:
+            get(path, _page_file(name, kind))
+        return app
+
+    def _ask(self, name: str, arguments: Arguments) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def route(request: web.Request) -> web.Response:
+            given = await arguments(request)
+            return self._answer(await self._command(name, given))
+
+        return route
+
+    async def _command(self, name: str, given: Mapping[str, Any]) -> Any:
+        command = self.api.commands.get(name)
+        if command is None:
+            room = name.partition(".")[0]
+            raise Refused(
+                1,
+                f"host {self.api.id} does not answer {name}",
+                f"its room `{room}` is switched off or has failed",
+                "agentctl status",
+            )
+        try:
+            async with asyncio.timeout(ANSWER_S_MAX):
+                return await command(given)
+        except TimeoutError:
+            raise Refused(
+                6, f"{name} took too long", f"no answer within {ANSWER_S_MAX:.0f} s", "agentctl status"
+            ) from None
+
+    def _answer(self, data: Any, status: int = 200) -> web.Response:
+        body = {"schema": 1, "as_of_wall_s": self.api.env.clock.wall_s(), "host": self.api.id, "data": data}
+        return _json(body, status)
+
+    async def _livez(self, _request: web.Request) -> web.Response:
+        """The loop turns: 200, or 503 while it lags."""
+        lag_s = self.api.loop_lag_s
+        return self._answer({"loop_lag_s": lag_s}, 200 if lag_s <= LAG_S_MAX else 503)
+
+    async def _readyz(self, _request: web.Request) -> web.Response:
+        """The agent takes work: it lives, and rooms that are switched on are on."""
+        health = msgspec.to_builtins(await self._command("agent.health", {}))
+        failed = _failed_rooms(health)
+        ready = not failed and self.api.loop_lag_s <= LAG_S_MAX
+        return self._answer({"ready": ready, "rooms_failed": failed}, 200 if ready else 503)
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        """Everything `agentctl status` shows; 503 when a room has failed."""
+        health = msgspec.to_builtins(await self._command("agent.health", {}))
+        return self._answer(health, 503 if _failed_rooms(health) else 200)
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        values = {
+            f'covey_build_info{{version="{_version()}"}}': 1.0,
+            "covey_boot": float(self.api.boot),
+            "covey_start_time_seconds": self.api.started_wall_s,
+            "covey_event_loop_lag_seconds": self.api.loop_lag_s,
+        }
+        text = prometheus({**self.api.metrics(), **self.metrics(), **values})
+        return web.Response(body=text.encode(), headers={hdrs.CONTENT_TYPE: "text/plain; version=0.0.4; charset=utf-8"})
+
+    # ---- the door ----------------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        try:
+            self._admit(request)
+            response = await handler(request)
+        except Refused as refusal:
+            response = _error(refusal.code, refusal.what, refusal.why, refusal.next)
+        except NoLeader:
+            response = _error(75, "nothing was changed", "no leader is known now", "try again in a few seconds")
+        except OutcomeUnknown:
+            response = _error(75, "the outcome is not known", "the leader was lost half way", "look: agentctl jobs -a")
+        except web.HTTPException as refusal:
+            self.refused[f"http_{refusal.status}"] += 1
+            response = _http_error(request, refusal)
+        except Exception as error:
+            # A defect in a room must not look like a dead agent: say it, log it once, serve the next request.
+            self.api.env.log.error("request failed", path=request.path, error=repr(error), exc_info=error)
+            response = _error(1, f"{request.method} {request.path} failed", repr(error), "see the agent's log")
+        response.headers.update(SECURITY_HEADERS)
+        self.requests[response.status] += 1
+        return response
+
+    def _admit(self, request: web.Request) -> None:
+        """Refused when this request must not come through this door."""
+        sock = request.transport.get_extra_info("socket") if request.transport else None
+        if sock is None or sock.family == socket.AF_UNIX:
+            return
+        host = request.headers.get(hdrs.HOST, "")
+        if not _is_our_name(host, self.api.id):
+            raise self._no("host", f"the Host header says {host[:80]!r}", "use the agent's IP address, or localhost")
+        if request.method in ("GET", "HEAD"):
+            return
+        if request.headers.get("X-Covey") != "1":
+            raise self._no("header", "the header `X-Covey: 1` is missing", "send it, or use the unix socket")
+        origin = request.headers.get(hdrs.ORIGIN)
+        if origin is not None and origin != f"http://{host}":
+            raise self._no("origin", f"it comes from a page of {origin[:80]!r}", "use agentctl")
+        if _peer_uid(sock) not in (os.geteuid(), 0):
+            raise self._no("uid", "over TCP only the agent's own user may change things", "use the unix socket")
+
+    def _no(self, reason: str, why: str, next: str) -> Refused:
+        self.refused[reason] += 1
+        return Refused(4, "this request is not allowed", why, next)
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+
+async def _nothing(_request: web.Request) -> dict[str, Any]:
+    return {}
+
+
+async def _whether_all(request: web.Request) -> dict[str, Any]:
+    return {"all": request.query.get("all", "") not in ("", "0", "false")}
+
+
+async def _path_id(request: web.Request) -> dict[str, Any]:
+    return {"id": _id(request)}
+
+
+async def _path_volume(request: web.Request) -> dict[str, Any]:
+    return {"volume": _id(request)}
+
+
+async def _log_place(request: web.Request) -> dict[str, Any]:
+    place: dict[str, Any] = {"id": _id(request), "offset": _count(request, "offset", 0)}
+    if "rank" in request.query:
+        place["rank"] = _count(request, "rank", 0)
+    return place
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    """The JSON object in the body. 413 when it is too long, Refused when it is anything else."""
+    text = await request.read()
+    try:
+        found = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise _malformed("the body is not JSON", str(error)) from None
+    if not isinstance(found, dict):
+        raise _malformed("the body is not a JSON object", f"it is a {type(found).__name__}")
+    return found
+
+
+def _id(request: web.Request) -> str:
+    found = request.match_info["id"]
+    if not 0 < len(found) <= ID_CHARACTERS_MAX or not found.isprintable():
+        raise _malformed("that is not an id", f"expected 1 to {ID_CHARACTERS_MAX} printable characters")
+    return found
+
+
+def _count(request: web.Request, name: str, default: int) -> int:
+    text = request.query.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise _malformed(f"{name}={text[:40]!r} cannot be used", "expected a whole number, 0 or more")
+    return int(text)
+
+
+def _malformed(what: str, why: str) -> web.HTTPBadRequest:
+    return web.HTTPBadRequest(reason="malformed", text=f"{what}\n{why}")
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+
+def _json(body: Any, status: int) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
+
+
+def _error(code: int, what: str, why: str, next: str) -> web.Response:
+    return _json(ErrorView(code, what, why, next), STATUS_OF_CODE.get(code, 500))
+
+
+def _http_error(request: web.Request, refusal: web.HTTPException) -> web.Response:
+    """What aiohttp or a parser above refused, as an ErrorView with the same status."""
+    if refusal.status == 413:
+        what, why = "the request is too long", f"a body has at most {BODY_BYTES_MAX} bytes"
+    elif refusal.status == 404:
+        what, why = f"there is no {request.path[:ID_CHARACTERS_MAX]}", "this agent does not know that path"
+    elif refusal.status == 405:
+        what, why = f"{request.path[:ID_CHARACTERS_MAX]} does not take {request.method}", "wrong method"
+    else:
+        what, _, why = (refusal.text or refusal.reason).partition("\n")
+    return _json(ErrorView(CODE_OF_STATUS.get(refusal.status, 1), what, why, "agentctl --help"), refusal.status)
+
+
+def _failed_rooms(health: Any) -> list[str]:
+    rooms = health.get("rooms", {})
+    return sorted(name for name, room in rooms.items() if room.get("state") == "failed")
+
+
+def prometheus(values: Mapping[str, float]) -> str:
+    """Prometheus text: one `# TYPE` line per family, samples of a family together, whole numbers without a point."""
+    lines: list[str] = []
+    last = ""
+    for name, value in sorted(values.items(), key=lambda item: (item[0].partition("{")[0], item[0])):
+        family = name.partition("{")[0]
+        if family != last:
+            lines.append(f"# TYPE {family} {'counter' if family.endswith('_total') else 'gauge'}")
+            last = family
+        lines.append(f"{name} {_number(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    if math.isfinite(value):
+        return str(int(value)) if value == int(value) else repr(float(value))
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+
+
+def _version() -> str:
+    try:
+        return metadata.version("covey-agent")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+PAGE = (
+    ("/", "index.html", "text/html"),
+    ("/page.css", "page.css", "text/css"),
+    ("/page.js", "page.js", "text/javascript"),
+)
+"""Path -> file in agent/page/ and its type."""
+
+
+def _page_file(name: str, kind: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    body = (files("agent") / "page" / name).read_bytes()
+
+    async def route(_request: web.Request) -> web.Response:
+        return web.Response(body=body, content_type=kind, charset="utf-8")
+
+    return route
+
+
+# ---- sockets ---------------------------------------------------------------------------------------------------------
+
+
+def _unix_socket(path: str) -> socket.socket:
+    """Bound, mode 0600 before it listens. A socket left by a dead agent is replaced; a live one is an OSError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(0.2)
+        try:
+            probe.connect(path)
+        except TimeoutError:
+            raise OSError(f"{path} belongs to another process") from None
+        except (FileNotFoundError, ConnectionRefusedError):
+            pass
+        else:
+            raise OSError(f"{path} belongs to another agent that is running")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.setblocking(False)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    return listener
+
+
+def _tcp_socket(bind: str) -> socket.socket:
+    host, _, port = bind.rpartition(":")
+    host = host.strip("[]")
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind((host, int(port)))
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"cannot listen on {bind}: {error.strerror}") from error
+    return listener
+
+
+def _is_our_name(host: str, own: str) -> bool:
+    """Whether a Host header is an IP address, localhost or this host's own name, whatever the port."""
+    name, colon, port = host.rpartition(":")
+    if not colon or not port.isdigit() or host.endswith("]"):
+        name = host
+    if name.lower() in ("localhost", own):
+        return True
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _peer_uid(sock: Any) -> int | None:
+    """The user who owns the other end of a loopback TCP connection, or None when this kernel does not tell."""
+    here, there = sock.getsockname(), sock.getpeername()
+    table = "/proc/net/tcp6" if sock.family == socket.AF_INET6 else "/proc/net/tcp"
+    try:
+        lines = Path(table).read_text().splitlines()[1:]
+    except OSError:
+        return None
+    wanted = [_kernel_address(sock.family, there), _kernel_address(sock.family, here)]
+    for line in lines:
+        fields = line.split()
+        if fields[1:3] == wanted:
+            return int(fields[7])
+    return None
+
+
+def _kernel_address(family: int, address: tuple[Any, ...]) -> str:
+    """`127.0.0.1:80` as /proc/net/tcp writes it: each 32-bit word in the machine's byte order."""
+    packed = socket.inet_pton(family, address[0])
+    words = [int.from_bytes(packed[i : i + 4], "little") for i in range(0, len(packed), 4)]
+    return "".join(f"{word:08X}" for word in words) + f":{address[1]:04X}"
+
+
+def _counting_logger(http: HttpApi) -> logging.Logger:
+    """Where aiohttp complains. Bytes that are not HTTP are counted, not written, for anybody can send them."""
+
+    class Count(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            error = record.exc_info[1] if record.exc_info else None
+            if isinstance(error, HttpProcessingError):
+                http.refused["not_http"] += 1
+            elif record.levelno >= logging.WARNING:
+                http.api.env.log.error("http server failed", error=record.getMessage(), exc_info=error)
+
+    logger = logging.Logger("covey.http", logging.DEBUG)
+    logger.addHandler(Count())
+    return logger

@@ -1,0 +1,94 @@
+// The rack as one agent knows it: four reads every two seconds, tables made of text only (never innerHTML).
+"use strict";
+
+const GOOD = new Set(["alive", "running", "done", "mapped"]);
+const BAD = new Set(["gone", "suspect", "failed"]);
+const MIB = 1024 * 1024;
+
+const seconds = (s) =>
+  s == null ? "-" : s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`;
+const shown = (value) => (value == null || value === "" ? "-" : String(value));
+
+const TABLES = {
+  hosts: [
+    ["host", (r) => r.host], ["state", (r) => r.state], ["leads", (r) => (r.leads ? "leader" : "")],
+    ["since", (r) => seconds(r.since_s)], ["GPUs free", (r) => `${shown(r.gpus_free)} of ${shown(r.gpus_total)}`],
+    ["slabs lent", (r) => r.slabs_lent], ["slabs free", (r) => r.slabs_free], ["seen", (r) => `${seconds(r.age_s)} ago`],
+  ],
+  gpus: [
+    ["host", (r) => r.host], ["GPU", (r) => r.index], ["model", (r) => r.model], ["job", (r) => r.job],
+    ["memory used", (r) => `${Math.round(r.memory_used_bytes / MIB)} of ${Math.round(r.memory_total_bytes / MIB)} MiB`],
+    ["busy", (r) => `${Math.round(r.utilization * 100)} %`],
+  ],
+  jobs: [
+    ["job", (r) => r.id], ["name", (r) => r.name], ["tenant", (r) => r.tenant], ["state", (r) => r.state],
+    ["workers", (r) => r.workers], ["GPUs", (r) => r.gpus], ["step", (r) => r.step],
+    ["places", (r) => r.places.map((p) => p.host).join(" ")], ["why", (r) => r.reason],
+  ],
+  slabs: [
+    ["volume", (r) => r.volume], ["slab", (r) => r.index], ["borrower", (r) => r.borrower], ["state", (r) => r.state],
+    ["lender", (r) => r.lender], ["requests/s", (r) => r.requests_per_s.toFixed(1)],
+  ],
+};
+
+function table(name, rows) {
+  const made = document.createElement("table");
+  const head = made.createTHead().insertRow();
+  for (const [title] of TABLES[name]) {
+    const cell = document.createElement("th");
+    cell.scope = "col";
+    cell.textContent = title;
+    head.append(cell);
+  }
+  const body = made.createTBody();
+  for (const row of rows) {
+    const line = body.insertRow();
+    for (const [, read] of TABLES[name]) {
+      const cell = line.insertCell();
+      const text = shown(read(row));
+      cell.textContent = text;
+      if (GOOD.has(text)) cell.className = "good";
+      if (BAD.has(text)) cell.className = "bad";
+    }
+  }
+  if (!rows.length) {
+    const cell = body.insertRow().insertCell();
+    cell.colSpan = TABLES[name].length;
+    cell.textContent = "none";
+  }
+  return made;
+}
+
+async function read(path) {
+  const answer = await fetch(path, { signal: AbortSignal.timeout(5000) });
+  const body = await answer.json();
+  if (!answer.ok) throw new Error(`${body.what}: ${body.why}`);
+  return body;
+}
+
+async function show(name, path) {
+  const body = await read(path);
+  document.getElementById(name).replaceChildren(table(name, body.data));
+  return body;
+}
+
+async function refresh() {
+  const trouble = document.getElementById("trouble");
+  try {
+    const [hosts] = await Promise.all([
+      show("hosts", "/v1/hosts"), show("gpus", "/v1/gpus"), show("jobs", "/v1/jobs?all=1"), show("slabs", "/v1/slabs"),
+    ]);
+    const alive = hosts.data.filter((row) => row.state === "alive").length;
+    const leader = hosts.data.find((row) => row.leads);
+    document.getElementById("summary").textContent =
+      `${hosts.host} says: ${alive} of ${hosts.data.length} hosts alive, ` +
+      `${leader ? `${leader.host} leads` : "no leader now"}, as of ${new Date(hosts.as_of_wall_s * 1000).toLocaleTimeString()}`;
+    trouble.hidden = true;
+  } catch (error) {
+    trouble.textContent = `what you see may be old: ${error.message}`;
+    trouble.hidden = false;
+  }
+  setTimeout(refresh, document.hidden ? 10000 : 2000);
+}
+
+refresh();
