@@ -54,7 +54,7 @@ class ZmqLinks:
         self._authenticator = AsyncioAuthenticator(shadow)
         self._authenticator.start()
         self._authenticator.configure_curve_callback(domain=DOMAIN, credentials_provider=self)
-        router = shadow.socket(zmq.ROUTER)
+        self._router = router = shadow.socket(zmq.ROUTER)
         self._harden(router)
         router.curve_server = True
         router.curve_secretkey = self._secret
@@ -67,7 +67,6 @@ class ZmqLinks:
         endpoint = router.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(endpoint, bytes)
         self._address = endpoint.decode().rstrip("\0").removeprefix("tcp://")
-        self._router = router
         self._reader = asyncio.create_task(self._read(router, heard), name="links")
 
     def callback(self, _domain: str, key: bytes | str) -> bool:

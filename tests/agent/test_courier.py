@@ -1,0 +1,195 @@
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import agent.courier
+from agent.courier import Courier, Letter
+from covey.core import HostId
+from plugins.base import Refused
+
+GPU1, GPU2 = HostId("gpu1"), HostId("gpu2")
+
+
+class Wire:
+    """Two couriers and a link that loses, repeats and reverses as told."""
+
+    def __init__(self) -> None:
+        self.couriers: dict[HostId, Courier] = {}
+        self.lose = 0
+        self.repeat = 1
+        self.boots = {GPU1: 1, GPU2: 1}
+        self.heard: list[bytes] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.log: list[tuple[HostId, bytes]] = []
+
+    def add(self, host: HostId) -> None:
+        wire = self
+
+        class Links:
+            def send(self, to: HostId, data: bytes) -> bool:
+                wire.log.append((to, data))
+                if wire.lose:
+                    wire.lose -= 1
+                    return True
+                for _ in range(wire.repeat):
+                    asyncio.get_running_loop().call_soon(lambda: wire.couriers[to].received(host, data))
+                return True
+
+        class Env:
+            links = Links()
+
+            class clock:
+                @staticmethod
+                def now_s() -> float:
+                    return asyncio.get_running_loop().time()
+
+            @staticmethod
+            def spawn(_name: str, work: Any) -> None:
+                wire.tasks.append(asyncio.get_running_loop().create_task(work))
+
+        async def hear(_sender: HostId, _room: str, body: bytes) -> None:
+            self.heard.append(body)
+
+        async def answer(_sender: HostId, _room: str, body: bytes) -> bytes:
+            if body == b"no":
+                raise Refused(4, "what", "why", "next")
+            return body + b"!"
+
+        def raw(_sender: HostId, _room: str, body: bytes) -> None:
+            self.heard.append(b"raw " + body)
+
+        self.couriers[host] = Courier(Env(), self.boots[host], lambda to: self.boots[to], hear, answer, raw)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def wire(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Wire]:
+    monkeypatch.setattr(agent.courier, "RETRY_S", (0.005,))
+    wire = Wire()
+    wire.add(GPU1)
+    wire.add(GPU2)
+    yield wire
+    await asyncio.gather(*wire.tasks)
+
+
+async def test_a_lost_letter_is_sent_again_and_handled_once(wire: Wire) -> None:
+    wire.lose, wire.repeat = 3, 2
+    assert await wire.couriers[GPU1].send("memory", GPU2, b"map", 1.0)
+    assert wire.heard == [b"map"]
+
+
+async def test_a_lost_acknowledgement_does_not_make_it_handled_twice(wire: Wire) -> None:
+    wire.couriers[GPU2].received  # noqa: B018 - the receiver exists
+    sending = asyncio.create_task(wire.couriers[GPU1].send("memory", GPU2, b"map", 1.0))
+    await asyncio.sleep(0)
+    wire.lose = 2
+    assert await sending
+    assert wire.heard == [b"map"]
+
+
+async def test_no_acknowledgement_by_the_deadline_is_said_so(wire: Wire) -> None:
+    wire.lose = 10_000
+    assert not await wire.couriers[GPU1].send("memory", GPU2, b"map", 0.03)
+    assert wire.heard == []
+
+
+async def test_a_letter_for_the_former_self_of_a_restarted_host_is_refused(wire: Wire) -> None:
+    wire.boots[GPU2] = 2
+    wire.add(GPU2)
+    wire.boots[GPU2] = 1  # what gossip still says
+    assert not await wire.couriers[GPU1].send("memory", GPU2, b"map", 1.0)
+    assert wire.heard == []
+
+
+async def test_a_restarted_sender_starts_a_new_table(wire: Wire) -> None:
+    assert await wire.couriers[GPU1].send("memory", GPU2, b"one", 1.0)
+    wire.boots[GPU1] = 2
+    wire.add(GPU1)
+    assert await wire.couriers[GPU1].send("memory", GPU2, b"two", 1.0)
+    assert wire.heard == [b"one", b"two"]
+    old = msgspec.msgpack.encode(Letter("send", 9, 1, 1, 0, "memory", b"ghost"))
+    wire.couriers[GPU2].received(GPU1, old)
+    await asyncio.sleep(0.01)
+    assert b"ghost" not in wire.heard, "the former boot's letters are stale"
+
+
+async def test_a_replayed_letter_is_not_handled_again(wire: Wire) -> None:
+    for number in range(20):
+        assert await wire.couriers[GPU1].send("memory", GPU2, b"%d" % number, 1.0)
+    recorded = [data for to, data in wire.log if to == GPU2]
+    for data in recorded:
+        wire.couriers[GPU2].received(GPU1, data)
+    await asyncio.sleep(0.01)
+    assert wire.heard == [b"%d" % number for number in range(20)]
+
+
+async def test_a_question_is_answered_or_refused_with_its_reason(wire: Wire) -> None:
+    wire.lose = 2
+    assert await wire.couriers[GPU1].ask("memory", GPU2, b"how", 1.0) == b"how!"
+    with pytest.raises(Refused) as refused:
+        await wire.couriers[GPU1].ask("memory", GPU2, b"no", 1.0)
+    assert (refused.value.code, refused.value.next) == (4, "next")
+    wire.lose = 10_000
+    with pytest.raises(TimeoutError):
+        await wire.couriers[GPU1].ask("memory", GPU2, b"how", 0.03)
+
+
+async def test_a_raw_letter_goes_once(wire: Wire) -> None:
+    assert wire.couriers[GPU1].raw("log", GPU2, b"append")
+    await asyncio.sleep(0.01)
+    assert wire.heard == [b"raw append"]
+
+
+async def test_an_answer_from_somebody_else_is_ignored(wire: Wire) -> None:
+    wire.lose = 10_000
+    asking = asyncio.create_task(wire.couriers[GPU1].ask("memory", GPU2, b"how", 0.05))
+    await asyncio.sleep(0.01)
+    forged = msgspec.msgpack.encode(Letter("answer", 1, 1, 0, 0, "memory", b"lies"))
+    wire.couriers[GPU1].received(HostId("gpu9"), forged)
+    with pytest.raises(TimeoutError):
+        await asking
+
+
+def test_what_one_sender_makes_us_remember_is_bounded() -> None:
+    table = agent.courier.Duplicates(1)
+    for number in itertools.count():
+        if number > 10_000:
+            break
+        table.handled.add(number)
+        table.settle(number - 10)
+    assert len(table.handled) <= 12
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_dropped_and_counted(data: bytes) -> None:
+    wire = Wire()
+    wire.add(GPU1)
+    before = sum(wire.couriers[GPU1].counters.values())
+
+    async def receive() -> None:
+        wire.couriers[GPU1].received(GPU2, data)
+
+    asyncio.run(receive())
+    assert sum(wire.couriers[GPU1].counters.values()) == before + 1
+    assert wire.heard == []
+
+
+@given(st.integers(0, 40), st.integers(0, 255))
+def test_a_mutated_letter_never_raises(place: int, value: int) -> None:
+    data = bytearray(msgspec.msgpack.encode(Letter("ask", 7, 1, 1, 3, "memory", b"body")))
+    data[place % len(data)] = value
+
+    async def receive() -> None:
+        wire = Wire()
+        wire.add(GPU1)
+        wire.add(GPU2)
+        wire.couriers[GPU1].received(GPU2, bytes(data))
+        await asyncio.gather(*wire.tasks)
+        assert len(wire.heard) <= 1
+
+    asyncio.run(receive())

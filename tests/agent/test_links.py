@@ -1,0 +1,115 @@
+import asyncio
+
+import pytest
+import zmq
+
+from agent import log as logs
+from agent.links import MESSAGE_BYTES_MAX, ZmqLinks
+from covey.core import HostId
+
+GPU1, GPU2 = HostId("gpu1"), HostId("gpu2")
+
+
+class End:
+    def __init__(self) -> None:
+        self.links = ZmqLinks(logs.for_host("test"))
+        self.heard: asyncio.Queue[tuple[HostId, bytes]] = asyncio.Queue()
+
+    async def open(self) -> "End":
+        await self.links.open("127.0.0.1:0", lambda sender, data: self.heard.put_nowait((sender, data)))
+        return self
+
+    async def next(self) -> tuple[HostId, bytes]:
+        return await asyncio.wait_for(self.heard.get(), 5)
+
+
+async def send_until_heard(sender: End, to: HostId, data: bytes, receiver: End) -> tuple[HostId, bytes]:
+    """A link may lose the first messages while it connects: that is its contract."""
+    for _ in range(100):
+        sender.links.send(to, data)
+        try:
+            return await asyncio.wait_for(receiver.heard.get(), 0.05)
+        except TimeoutError:
+            continue
+    raise AssertionError("nothing arrived")
+
+
+async def test_the_sender_is_who_its_key_says_and_strangers_are_not_heard() -> None:
+    one, two, stranger = [await End().open() for _ in range(3)]
+    try:
+        one.links.know(GPU2, two.links.address, two.links.public_key)
+        two.links.know(GPU1, one.links.address, one.links.public_key)
+        assert await send_until_heard(one, GPU2, b"hello", two) == (GPU1, b"hello")
+
+        stranger.links.know(GPU2, two.links.address, two.links.public_key)
+        for _ in range(10):
+            stranger.links.send(GPU2, b"let me in")
+            await asyncio.sleep(0.02)
+        assert two.links.counters["refused key"] >= 1
+        while not two.heard.empty():
+            assert two.heard.get_nowait()[1] == b"hello"
+    finally:
+        for end in (one, two, stranger):
+            await end.links.close()
+
+
+async def test_a_forgotten_key_is_not_heard_on_a_connection_that_still_stands() -> None:
+    one, two = [await End().open() for _ in range(2)]
+    try:
+        one.links.know(GPU2, two.links.address, two.links.public_key)
+        two.links.know(GPU1, one.links.address, one.links.public_key)
+        await send_until_heard(one, GPU2, b"hello", two)
+        two.links.forget(GPU1)
+        one.links.send(GPU2, b"still me")
+        for _ in range(100):
+            if two.links.counters["dropped"]:
+                break
+            await asyncio.sleep(0.02)
+        assert two.links.counters["dropped"] >= 1
+        while not two.heard.empty():
+            assert two.heard.get_nowait()[1] == b"hello"
+    finally:
+        for end in (one, two):
+            await end.links.close()
+
+
+async def test_plain_and_oversized_input_is_dropped() -> None:
+    one, two = [await End().open() for _ in range(2)]
+    context = zmq.Context()
+    try:
+        plain = context.socket(zmq.DEALER)
+        plain.linger = 0
+        plain.connect(f"tcp://{two.links.address}")
+        plain.send(b"no handshake", zmq.NOBLOCK)
+        one.links.know(GPU2, two.links.address, two.links.public_key)
+        two.links.know(GPU1, one.links.address, one.links.public_key)
+        await send_until_heard(one, GPU2, b"hello", two)
+        one.links.send(GPU2, b"x" * (MESSAGE_BYTES_MAX + 1))
+        assert await send_until_heard(one, GPU2, b"after", two) in ((GPU1, b"after"), (GPU1, b"hello"))
+        plain.close()
+    finally:
+        context.destroy(linger=0)
+        for end in (one, two):
+            await end.links.close()
+
+
+async def test_sending_to_nobody_says_so() -> None:
+    one = await End().open()
+    try:
+        assert not one.links.send(GPU2, b"hello")
+        one.links.know(GPU2, "127.0.0.1:9", b"short key")
+        assert one.links.counters["bad key"] == 1
+        assert not one.links.send(GPU2, b"hello")
+    finally:
+        await one.links.close()
+
+
+async def test_an_address_in_use_is_an_error_that_names_it() -> None:
+    one = await End().open()
+    two = ZmqLinks(logs.for_host("test"))
+    try:
+        with pytest.raises(OSError, match=one.links.address):
+            await two.open(one.links.address, lambda _sender, _data: None)
+    finally:
+        await one.links.close()
+        await two.close()
