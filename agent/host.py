@@ -93,6 +93,8 @@ class HostAgent:
         self._known_rooms = {room.name: room for room in rooms}
         self._decoders = {room.name: msgspec.msgpack.Decoder(room.messages) for room in rooms}
         self._stopping = False
+        self.loop_lag_s = 0.0
+        """How late the event loop was when last measured, seconds; kept up by whoever runs the agent."""
 
     # ---- life ----
 

@@ -1,0 +1,48 @@
+"""The gossip keyring on disk: one key a line, 64 hex digits, the first one seals, all of them open."""
+
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from agent.config import ConfigError
+
+KEYS_MAX = 3
+_LINE = re.compile(r"^[0-9a-f]{64}$")
+
+
+def find(key_file: str, state_dir: str, environ: Mapping[str, str]) -> Path:
+    """The file named in agent.toml, else systemd's credential, else the state directory's own."""
+    if key_file:
+        return Path(key_file)
+    credential = Path(environ.get("CREDENTIALS_DIRECTORY", "/nonexistent")) / "gossip.key"
+    return credential if credential.exists() else Path(state_dir) / "gossip.key"
+
+
+def load(path: Path, make: bool) -> list[bytes]:
+    """The keys, each 32 bytes. With `make`, a missing file is made (a rack of one can grow by sharing it)."""
+    if make and not path.exists():
+        generate(path)
+    try:
+        text = path.read_text("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"cannot read the gossip key in {path}", str(error), "copy the file from another host of the rack"
+        ) from error
+    found = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    if not 1 <= len(found) <= KEYS_MAX or not all(_LINE.match(line) for line in found):
+        why = f"expected 1 to {KEYS_MAX} lines of 64 hex digits"
+        raise ConfigError(f"{path} does not hold gossip keys", why, "copy the file from another host of the rack")
+    if path.stat().st_mode & 0o007:
+        raise ConfigError(f"{path} can be read by everybody", "the gossip key is a secret", f"chmod o-rwx {path}")
+    return [bytes.fromhex(line) for line in found]
+
+
+def generate(path: Path) -> None:
+    """A new key, readable by its owner alone; the file must not exist."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(file, "w") as out:
+        out.write("# Covey's gossip key: the same file on every host of the rack, secret to everybody else\n")
+        out.write(secrets.token_hex(32) + "\n")

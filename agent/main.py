@@ -1,0 +1,160 @@
+"""agentd: one agent. Reads agent.toml, opens the ports, lives until SIGTERM, then leaves the rack and exits 0."""
+
+import argparse
+import asyncio
+import importlib.metadata
+import os
+import random
+import signal
+import sys
+from collections.abc import Mapping
+
+import uvloop
+
+from agent import keys
+from agent import log as logs
+from agent.bytes import SocketBytes
+from agent.clock import RealClock
+from agent.config import Config, ConfigError, load
+from agent.datagrams import UdpDatagrams
+from agent.disk import DirectoryDisk
+from agent.host import HostAgent
+from agent.http import HttpApi
+from agent.links import ZmqLinks
+from agent.locks import StateDirectoryTaken, StateLock
+from agent.memory import RealMemory
+from agent.notify import Notifier
+from agent.probes import RealProbes
+from agent.processes import RealProcesses
+from agent.tasks import Tasks
+from covey.ports import Env
+from covey.units import parse_size
+
+FORCED_EXIT_S = 5.0
+"""SIGTERM to exit, at most; what takes longer is cut off."""
+LAG_PERIOD_S = 0.1
+STATUS_PERIOD_S = 5.0
+
+
+class Daemon:
+    """One agent in one process: its ports, its HTTP door, systemd's questions."""
+
+    def __init__(self, config: Config, gossip_keys: list[bytes], environ: Mapping[str, str]) -> None:
+        self._config, self._keys = config, gossip_keys
+        self._notifier = Notifier(environ)
+        self._log = logs.for_host(config.name)
+        self._stop = asyncio.Event()
+        self._failure = ""
+        self._tasks = Tasks(self._log, self._fatal)
+        self.loop_lag_s = 0.0
+
+    def _fatal(self, task: str, error: BaseException) -> None:
+        self._failure = self._failure or f"{task}: {error!r}"
+        self._stop.set()
+
+    async def run(self) -> int:
+        """Exit status: 0 after SIGTERM, 1 when something that nobody could handle went wrong."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        env = self._env()
+        agent = HostAgent(env, self._config, self._keys)
+        http = HttpApi(agent, f"{self._config.run_dir}/agent.sock", self._config.http.bind)
+        try:
+            await agent.start()
+            await http.start()
+        except OSError as error:
+            _complain("cannot start", str(error), f"see who holds it, or change {self._config.source}")
+            return 1
+        self._tasks.spawn("agent: lag", self._watch(agent))
+        self._notifier.tell(READY=1, STATUS=await self._status(agent))
+        await self._stop.wait()
+        self._notifier.tell(STOPPING=1)
+        self._log.info("leaving", why=self._failure or "asked to")
+        try:
+            async with asyncio.timeout(FORCED_EXIT_S - 1):
+                await http.stop()
+                await agent.stop(leave=True)
+                await self._tasks.cancel_all()
+        except TimeoutError:
+            self._log.warning("did not leave in time, cutting off")
+        return 1 if self._failure else 0
+
+    def _env(self) -> Env:
+        config = self._config
+        gpus = config.gpus
+        disk = DirectoryDisk(config.state_dir)
+        return Env(
+            host=config.name,
+            clock=RealClock(),
+            rng=random.Random(int.from_bytes(os.urandom(16))),
+            entropy=os.urandom,
+            spawn=self._tasks.spawn,
+            log=self._log,
+            datagrams=UdpDatagrams(),
+            links=ZmqLinks(self._log),
+            bytes=SocketBytes(self._log),
+            disk=disk,
+            processes=RealProcesses(config.name, config.state_dir, config.run_dir, self._log),
+            probes=RealProbes(config.name, RealMemory(), gpus.simulated, parse_size(gpus.simulated_memory)),
+            run_dir=config.run_dir,
+        )
+
+    async def _watch(self, agent: HostAgent) -> None:
+        """How late the loop is, systemd's watchdog, and one line of status."""
+        clock, next_status_s, next_dog_s = agent.env.clock, 0.0, 0.0
+        dog_s = self._notifier.watchdog_s
+        while True:
+            before_s = clock.now_s()
+            await asyncio.sleep(LAG_PERIOD_S)
+            now_s = clock.now_s()
+            self.loop_lag_s = agent.loop_lag_s = max(0.0, now_s - before_s - LAG_PERIOD_S)
+            if dog_s is not None and now_s >= next_dog_s:
+                self._notifier.tell(WATCHDOG=1)
+                next_dog_s = now_s + dog_s / 3
+            if now_s >= next_status_s:
+                self._notifier.tell(STATUS=await self._status(agent))
+                next_status_s = now_s + STATUS_PERIOD_S
+
+    async def _status(self, agent: HostAgent) -> str:
+        alive = sum(view.state == "alive" for view in agent.hosts())
+        leader = f"leader {agent.log.leader}" if agent.log.leader else "no leader"
+        failed = [name for name, health in agent.health.items() if health.state == "failed"]
+        return f"{alive} hosts alive, {leader}" + (f", FAILED rooms: {', '.join(failed)}" if failed else "")
+
+
+def _complain(what: str, why: str, next: str) -> None:
+    print(f"agentd: {what}\n  why: {why}\n  next: {next}", file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("agentd", description="Covey's agent: one per GPU host.")
+    parser.add_argument("--config", metavar="FILE", help="agent.toml; without it every setting has its default")
+    parser.add_argument("--check", action="store_true", help="check the configuration and exit")
+    parser.add_argument("--version", action="version", version=importlib.metadata.version("covey-agent"))
+    options = parser.parse_args()
+    try:
+        config = load(options.config, os.environ)
+        if options.check:
+            print(f"agentd: {config.source} is good: host {config.name}, rooms {', '.join(config.rooms)}")
+            return
+        os.makedirs(config.state_dir, mode=0o700, exist_ok=True)
+        os.makedirs(config.run_dir, mode=0o700, exist_ok=True)
+        key_path = keys.find(config.gossip.key_file, config.state_dir, os.environ)
+        gossip_keys = keys.load(key_path, make=not config.gossip.key_file)
+        lock = StateLock(config.state_dir)
+    except (ConfigError, StateDirectoryTaken) as error:
+        _complain(error.what, error.why, error.next)
+        sys.exit(2)
+    except OSError as error:
+        _complain(f"cannot use {error.filename}", error.strerror or str(error), "change state_dir or run_dir")
+        sys.exit(2)
+    logs.configure(config.log.level)
+
+    async def live() -> int:
+        return await Daemon(config, gossip_keys, os.environ).run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        status = runner.run(live())
+    lock.release()
+    sys.exit(status)

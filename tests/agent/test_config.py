@@ -1,0 +1,91 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.config import Config, ConfigError, load, parse
+
+ENV = {"STATE_DIRECTORY": "/var/lib/covey", "RUNTIME_DIRECTORY": "/run/covey"}
+
+
+def refused(tree: dict[str, Any]) -> ConfigError:
+    with pytest.raises(ConfigError) as error:
+        parse(tree, "agent.toml", ENV)
+    return error.value
+
+
+def test_an_empty_file_works(tmp_path: Path) -> None:
+    empty = tmp_path / "agent.toml"
+    empty.write_text("")
+    config = load(str(empty), ENV)
+    assert config.state_dir == "/var/lib/covey"
+    assert {"memory", "scheduler", "aggregator"} <= set(config.rooms)
+    assert config.name
+
+
+def test_a_wrong_key_names_the_place_and_the_nearest_valid_name() -> None:
+    error = refused({"gossip": {"sedes": []}})
+    assert "agent.toml" in error.what
+    assert "gossip.sedes" in error.what
+    assert "seeds" in error.why
+    assert error.next == "did you mean `gossip.seeds`?"
+
+
+def test_a_wrong_section_is_named_with_the_nearest_one() -> None:
+    assert refused({"gosip": {}}).next == "did you mean `gossip`?"
+
+
+def test_a_wrong_kind_of_value_says_what_was_expected() -> None:
+    error = refused({"gpus": {"simulated": "two"}})
+    assert "gpus.simulated" in error.what
+    assert "int" in error.why
+
+
+def test_a_value_out_of_range_is_refused_with_the_range() -> None:
+    assert "0 to 64" in refused({"gpus": {"simulated": 1000}}).why
+
+
+def test_a_size_that_is_none_is_refused_with_an_example() -> None:
+    assert "64 MiB" in refused({"memory": {"slab": "lots"}}).why
+
+
+def test_a_room_that_does_not_exist_is_refused() -> None:
+    assert "rooms" in refused({"rooms": ["memory", "kitchen"]}).what
+
+
+def test_only_the_rooms_named_are_on() -> None:
+    assert list(parse({"rooms": ["memory"]}, "agent.toml", ENV).rooms) == ["memory"]
+
+
+def test_a_run_dir_too_long_for_a_socket_is_refused() -> None:
+    error = refused({"run_dir": "/tmp/" + "x" * 80})
+    assert "107" in error.why
+
+
+def test_what_is_not_toml_is_refused_with_its_line(tmp_path: Path) -> None:
+    broken = tmp_path / "agent.toml"
+    broken.write_text("name = 'gpu1'\n[gossip\n")
+    with pytest.raises(ConfigError) as error:
+        load(str(broken), ENV)
+    assert "line 2" in error.value.why
+    with pytest.raises(ConfigError, match="cannot read"):
+        load(str(tmp_path / "absent.toml"), ENV)
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["name", "gossip", "memory", "rooms", "x"]), _values, max_size=3))
+def test_any_tree_is_a_config_or_a_clear_error(tree: dict[str, Any]) -> None:
+    try:
+        assert isinstance(parse(tree, "agent.toml", ENV), Config)
+    except ConfigError as error:
+        assert error.what
+        assert error.why
+        assert error.next

@@ -1,0 +1,186 @@
+"""The house rules that no linter knows, as tests. `docs/STYLE.md` says why each of them exists."""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("covey", "gossip", "plugins", "agent", "cli", "chaos")
+ROOMS = sorted(path.parent for path in (ROOT / "plugins").glob("*/__init__.py"))
+PURE_ROOMS = [*ROOMS, ROOT / "gossip/membership", ROOT / "gossip/spread", ROOT / "agent/consensus"]
+ROOM_PARTS = {"__init__", "messages", "policy", "machine", "datapath", "service", "disk"}
+IMPURE = {"asyncio", "time", "socket", "os", "subprocess", "threading", "zmq", "aiohttp", "structlog"}
+OUTSIDE = {"time", "os", "uuid", "threading", "subprocess", "secrets", "socket", "multiprocessing", "select", "signal"}
+LINES_MAX = 500
+LONGER_WITH_REASON: dict[str, str] = {}
+WALLS = {"agent/host.py", "agent/program.py", "cli/main.py", "chaos/main.py"}
+"""Where anything may be caught: the wall between rooms, and the last resort of a command."""
+
+
+def files(*under: Path) -> list[Path]:
+    return sorted(path for folder in under for path in folder.rglob("*.py"))
+
+
+def tracked() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode:
+        return [path for path in ROOT.rglob("*") if path.is_file() and not any(p.startswith(".") for p in path.parts)]
+    return [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.split(".")[0]
+
+
+OUR_FILES = files(*(ROOT / package for package in PACKAGES))
+TEST_FILES = files(ROOT / "tests")
+
+
+@pytest.mark.parametrize("room", PURE_ROOMS, ids=named)
+def test_a_room_has_the_parts_of_a_room_and_nothing_else(room: Path) -> None:
+    parts = {path.stem for path in room.iterdir() if not path.name.startswith("__pycache__")}
+    assert parts <= ROOM_PARTS, f"{named(room)}: {sorted(parts - ROOM_PARTS)} is not a part of a room"
+    assert {"messages", "policy", "machine"} <= parts
+
+
+@pytest.mark.parametrize("room", PURE_ROOMS, ids=named)
+def test_what_thinks_and_remembers_touches_nothing_outside(room: Path) -> None:
+    for part in ("messages", "policy", "machine"):
+        for path in [room / f"{part}.py", *files(room / part)]:
+            if path.exists():
+                assert not IMPURE & set(imports(path)), f"{named(path)} imports {IMPURE & set(imports(path))}"
+
+
+def test_rooms_and_gossip_reach_the_outside_through_ports_only() -> None:
+    wrong = {
+        named(path): OUTSIDE & set(imports(path))
+        for path in files(ROOT / "plugins", ROOT / "gossip")
+        if OUTSIDE & set(imports(path))
+    }
+    assert not wrong
+
+
+def test_machines_say_what_they_do_with_every_event() -> None:
+    for room in PURE_ROOMS:
+        for path in [room / "machine.py", *files(room / "machine")]:
+            if not path.exists():
+                continue
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Match):
+                    last = node.cases[-1].pattern
+                    assert isinstance(last, ast.MatchAs) and last.pattern is None, (
+                        f"{named(path)}:{node.lineno}: this match has no last word"
+                    )
+
+
+def test_files_stay_small_enough_to_walk() -> None:
+    long = {named(path): len(path.read_text().splitlines()) for path in OUR_FILES + TEST_FILES}
+    assert {name: n for name, n in long.items() if n > LINES_MAX and name not in LONGER_WITH_REASON} == {}
+
+
+def test_nothing_is_left_open() -> None:
+    marks = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X", "NotImplemented" + "Error"]) + r")\b")
+    allowed = {"chaos/loop.py"}  # a virtual loop refuses what has no meaning there
+    found = [
+        named(path) for path in OUR_FILES + TEST_FILES if marks.search(path.read_text()) and named(path) not in allowed
+    ]
+    assert found == []
+
+
+def test_only_the_walls_catch_everything() -> None:
+    for path in OUR_FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ExceptHandler) and named(path) not in WALLS:
+                names = [node.type] if not isinstance(node.type, ast.Tuple) else node.type.elts
+                for name in names:
+                    assert name is not None and ast.unparse(name) not in ("Exception", "BaseException"), (
+                        f"{named(path)}:{node.lineno} catches everything; name what you can handle"
+                    )
+
+
+def test_no_package_marker_under_tests_shadows_a_real_package() -> None:
+    assert [named(path) for path in (ROOT / "tests").rglob("__init__.py")] == []
+
+
+def _asserts(function: ast.AST) -> bool:
+    for node in ast.walk(function):
+        if isinstance(node, (ast.Assert, ast.Raise)):
+            return True
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name.startswith(("assert", "check", "expect", "raises", "fail", "refused", "verify", "must", "run_")):
+                return True
+    return False
+
+
+def test_every_test_can_fail() -> None:
+    for path in TEST_FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_"):
+                assert _asserts(node), f"{named(path)}:{node.lineno} {node.name} asserts nothing"
+
+
+def test_policies_say_what_they_answer() -> None:
+    for room in PURE_ROOMS:
+        for path in [room / "policy.py", *files(room / "policy")]:
+            if not path.exists():
+                continue
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+                    assert ast.get_docstring(node), f"{named(path)}:{node.lineno} {node.name} has no docstring"
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert [
+        named(path)
+        for path in OUR_FILES
+        if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
+    ] == []
+
+
+def test_the_project_names_no_place_it_was_made_in() -> None:
+    places = re.compile(
+        "|".join([r"/wo" + r"rk/", r"\.\./sha" + r"red", r"py" + r"pi\.org", r"npm" + r"js\.", r"/ro" + r"ot/"])
+    )
+    texts = {".py", ".md", ".toml", ".cfg", ".service", ".conf", ".txt", ".html", ".js", ".css", ""}
+    found = [
+        named(p)
+        for p in tracked()
+        if p.suffix in texts and p.stat().st_size < 1e6 and places.search(p.read_text(errors="replace"))
+    ]
+    assert found == []
+
+
+def test_the_map_shows_every_room_and_package() -> None:
+    text = (ROOT / "docs/MAP.md").read_text()
+    missing = [f"{name}/" for name in (*PACKAGES, "systemd", "tests", "bench", "examples") if f"{name}/" not in text]
+    missing += [f"plugins/{room.name}" for room in ROOMS if f"plugins/{room.name}" not in text]
+    assert missing == []
+
+
+def test_the_papers_page_names_functions_and_tests_that_exist() -> None:
+    text = (ROOT / "docs/PAPERS.md").read_text()
+    named_paths = set(re.findall(r"`((?:covey|gossip|plugins|agent|cli|chaos|tests)/[\w/]+\.py)(?:::(\w+))?`", text))
+    assert len(named_paths) >= 10, "the page maps sections to functions and tests"
+    for path, symbol in sorted(named_paths):
+        assert (ROOT / path).is_file(), f"docs/PAPERS.md names {path}, which does not exist"
+        if symbol:
+            assert re.search(rf"\b{symbol}\b", (ROOT / path).read_text()), f"docs/PAPERS.md: no {symbol} in {path}"
