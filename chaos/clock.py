@@ -1,0 +1,66 @@
+"""Simulated clocks and probes of one host: monotonic time with its own rate, wall time with its own error."""
+
+from collections.abc import Callable, Sequence
+
+from covey.ports import Gpu, MemoryNow
+from covey.units import GIB
+
+WALL_START_S = 1_800_000_000.0
+"""Seconds since 1970 at which every simulated story begins."""
+
+
+class SimClock:
+    """`Clock` of one host. `now_s` never goes back, whatever is done to it; `wall_s` may jump."""
+
+    def __init__(self, world_now: Callable[[], float], start_s: float) -> None:
+        self._world_now = world_now
+        self._base_world = world_now()
+        self._base_local = start_s
+        self.rate = 1.0
+        """Local seconds per true second; 1.01 is a clock that drifts by one percent."""
+        self.wall_error_s = 0.0
+
+    def now_s(self) -> float:
+        return self._base_local + (self._world_now() - self._base_world) * self.rate
+
+    def wall_s(self) -> float:
+        return WALL_START_S + self._world_now() + self.wall_error_s
+
+    def world_time(self, local_s: float) -> float:
+        """When `now_s` will read `local_s`, in the world's time."""
+        return self._base_world + (local_s - self._base_local) / self.rate
+
+    def drift(self, rate: float) -> None:
+        """Run at another rate from now on, without a jump."""
+        local = self.now_s()
+        self._base_world, self._base_local, self.rate = self._world_now(), local, rate
+
+
+class SimProbes:
+    """`Probes` of one host: what it has, less what is used and what a fault filled."""
+
+    def __init__(self, host: str, gpus: int, memory_bytes: int = 64 * GIB, model: str = "SimGPU 16GB") -> None:
+        self.gpu_list = [
+            Gpu(
+                index=index,
+                uuid=f"GPU-{host}-{index}",
+                model=model,
+                memory_total_bytes=16 * GIB,
+                memory_used_bytes=0,
+                utilization=0.0,
+                simulated=True,
+            )
+            for index in range(gpus)
+        ]
+        self.total_bytes = memory_bytes
+        self.used_bytes = 4 * GIB
+        self.filled_bytes = 0
+        """Taken by `faults.FillMemory`."""
+
+    def gpus(self) -> Sequence[Gpu]:
+        return tuple(self.gpu_list)
+
+    def memory(self) -> MemoryNow:
+        available = max(0, self.total_bytes - self.used_bytes - self.filled_bytes)
+        pressure = 40.0 if available < self.total_bytes // 20 else 0.0
+        return MemoryNow(total_bytes=self.total_bytes, available_bytes=available, pressure_some_avg10=pressure)

@@ -1,0 +1,182 @@
+"""A virtual asyncio loop: one per simulated host's agent and one per simulated process.
+
+A `HostLoop` has no selector, no file descriptor and no thread. `call_soon` puts a handle into the loop's own queue,
+first in, first out, as asyncio promises and library code relies on; `call_at` puts it into the one heap of the world.
+`chaos.world.World` picks a random runnable loop and runs ONE handle of it, so callbacks of one process keep their
+order while those of different processes interleave freely: exactly what real hosts do.
+
+Three things come for free with a loop per process. *Pause* (SIGSTOP) is a loop that is not stepped. *Crash* (kill -9)
+is a loop that will never be stepped again; its tasks are parked, so that their `finally` blocks do not run, as in a
+real kill -9. *A skewed clock* is a loop whose `time()` runs at another rate.
+
+Tasks and futures hash to a counter instead of their address: the done set of `asyncio.wait`, the cancel order of a
+`TaskGroup` and `asyncio.all_tasks()` are then iterated in the same order in every run of the same seed.
+"""
+
+import asyncio
+import contextvars
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+if TYPE_CHECKING:
+    from chaos.world import World
+
+EXECUTOR_S = (0.0001, 0.002)
+"""Seconds, least and most, after which a job handed to `run_in_executor` runs (inline: there are no threads)."""
+
+
+class LocalClock(Protocol):
+    """A host's own monotonic clock, and the way back from it to the world's time."""
+
+    def now_s(self) -> float: ...
+    def world_time(self, local_s: float) -> float: ...
+
+
+class SimTask(asyncio.Task[Any]):
+    """A task whose hash is its number within the world."""
+
+    def __init__(self, number: int, coro: Any, **options: Any) -> None:
+        self.number = number  # before the base class, which puts the task into a set
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class SimFuture(asyncio.Future[Any]):
+    """A future whose hash is its number within the world."""
+
+    def __init__(self, number: int, **options: Any) -> None:
+        self.number = number
+        super().__init__(**options)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class HostLoop(asyncio.BaseEventLoop):
+    """The loop of one simulated process. Stepped by the world, never run by itself."""
+
+    def __init__(self, world: "World", name: str, clock: LocalClock) -> None:
+        super().__init__()
+        self.world, self.name, self.clock = world, name, clock
+        self.tag = name.encode()
+        self.ready: deque[asyncio.Handle] = deque()
+        self.paused = False
+        self.dead = False
+        self.queued = False
+        """Stands in the world's list of runnable loops."""
+        self.busy = False
+        """Waits until the virtual cost of its last callback is paid."""
+        self.callback_s = 0.0
+        """Virtual seconds that every callback costs here (a slow host); 0: none."""
+        self.failed: Callable[[BaseException, str], None] | None = None
+        """Called for an exception that no code caught."""
+        self.set_exception_handler(self._uncaught)
+
+    # ---- what asyncio calls ------------------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        return self.clock.now_s()
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self.push(handle)
+        return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        if not self.dead:
+            self.world.schedule(self.clock.world_time(when), self, timer)
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """A cancelled timer is skipped when its time comes."""
+
+    def create_task(self, coro: Any, **options: Any) -> Any:
+        number = self.world.number()
+        options["name"] = options.get("name") or f"task-{number}"
+        return SimTask(number, coro, loop=self, **options)
+
+    def create_future(self) -> Any:
+        return SimFuture(self.world.number(), loop=self)
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
+        """The job runs inline after a short random delay: no thread, the same order in every run."""
+        future: asyncio.Future[Any] = self.create_future()
+
+        def run() -> None:
+            if future.cancelled():
+                return
+            try:
+                future.set_result(func(*args))
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.call_later(self.world.chance.uniform(*EXECUTOR_S), run)
+        return future
+
+    def _no_sockets(self, *_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError("a simulated process has no sockets, signals or children: use the ports in Env")
+
+    create_connection = create_server = create_datagram_endpoint = _no_sockets
+    create_unix_connection = create_unix_server = subprocess_exec = subprocess_shell = _no_sockets
+    add_reader = add_writer = add_signal_handler = _no_sockets  # type: ignore[assignment]
+    run_forever = run_until_complete = _no_sockets
+
+    def __del__(self) -> None:
+        """A loop of no sockets needs no closing."""
+
+    # ---- what the world calls ----------------------------------------------------------------------------------------
+
+    def push(self, handle: asyncio.Handle) -> None:
+        """Queue one handle; a dead loop forgets it."""
+        if self.dead:
+            return
+        self.ready.append(handle)
+        if not self.queued:
+            self.world.offer(self)
+
+    @property
+    def runnable(self) -> bool:
+        return bool(self.ready) and not (self.paused or self.dead or self.busy)
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+        self.world.offer(self)
+
+    def kill(self) -> list[asyncio.Task[Any]]:
+        """Never step this loop again. The tasks it leaves behind, oldest first, for the graveyard."""
+        self.dead = True
+        self.ready.clear()
+        left: list[asyncio.Task[Any]] = sorted(asyncio.all_tasks(self), key=hash)
+        for task in left:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        return left
+
+    def _uncaught(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        message = str(context.get("message", ""))
+        if self.failed is not None and not self.dead:
+            self.failed(error if isinstance(error, BaseException) else RuntimeError(message), message)
+
+
+def trace_of(error: BaseException) -> str:
+    """The traceback of an exception, as text."""
+    return "".join(traceback.format_exception(error)).rstrip()

@@ -1,0 +1,306 @@
+"""The simulated world: one seed, one virtual time, many hosts; the same story every time.
+
+    while somebody can run:    pick a random runnable loop, run ONE callback of it, look at the cheap invariants
+    when nobody can:           jump to the next timer or arrival
+
+Everything random comes from generators derived from the seed, so a failure is repeated by its seed alone. `story_hash`
+is a running checksum over (process, virtual time, what happened): equal hashes mean equal stories. It must not depend
+on PYTHONHASHSEED, on addresses, or on the garbage collector; the collector is therefore off while the world runs and
+called at fixed points of the story.
+"""
+
+import asyncio
+import gc
+import heapq
+import itertools
+import random
+import struct
+import sys
+import zlib
+from asyncio import events
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from chaos.guard import escape_guard
+from chaos.host import SimHost, SimProcess, UserProgram
+from chaos.links import SimLinks
+from chaos.loop import HostLoop, trace_of
+from chaos.net import Network
+from chaos.streams import Wires
+from covey.ports import Address
+from plugins.base import Program
+
+TICK_S = 1e-6
+"""Virtual seconds that every callback takes, so that no busy loop can stop time."""
+COLLECT_EVERY = 50_000
+"""Callbacks between two garbage collections."""
+_TIME = struct.Struct("<dI")
+
+
+class Broken(AssertionError):
+    """An invariant does not hold, or simulated code failed. The message says which, when, and how to repeat it."""
+
+
+class Invariant(Protocol):
+    """Something that must hold whatever happens."""
+
+    name: str
+    every_s: float
+    """Virtual seconds between two looks; 0: after every callback (must be cheap)."""
+
+    def check(self, world: "World") -> None:
+        """AssertionError when it does not hold."""
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """An exception that simulated code did not catch."""
+
+    at_s: float
+    process: str
+    what: str
+    trace: str
+
+
+class World:
+    """One simulated rack and its time."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        log: Callable[[str], None] | None = None,
+        programs: Callable[[], Mapping[str, Program]] | None = None,
+        strict: bool = True,
+        guard: bool = True,
+    ) -> None:
+        self.seed = seed
+        self.now = 0.0
+        """Virtual seconds since the story began."""
+        self.chance = random.Random(f"{seed}/world")
+        self.story_hash = 0
+        self.steps = 0
+        self.log = log
+        self.strict = strict
+        self.guard = guard
+        self.replay = f"covey-chaos sim --seed {seed}"
+        """The line that repeats this story."""
+        self.hosts: dict[str, SimHost] = {}
+        self.link_ends: dict[Address, SimLinks] = {}
+        self.invariants: list[Invariant] = []
+        self.complaints: list[Complaint] = []
+        self.counts: dict[str, int] = {}
+        """How often each kind of event was marked."""
+        self.user_programs: dict[str, UserProgram] = {}
+        self.programs: Callable[[], Mapping[str, Program]] = programs or dict
+        self.last: HostLoop | None = None
+        """The loop that ran last."""
+        self.graveyard: list[asyncio.Task[Any]] = []
+        self.network = Network(self, random.Random(f"{seed}/network"))
+        self.wires = Wires(self)
+        self._order = random.Random(f"{seed}/order")
+        self._heap: list[tuple[float, int, HostLoop | None, Any]] = []
+        self._sequence = itertools.count()
+        self._numbers = itertools.count(1)
+        self._runnable: list[HostLoop] = []
+        self._cheap: list[Callable[[World], None]] = []
+        self._broken: Broken | None = None
+
+    # ---- building ----------------------------------------------------------------------------------------------------
+
+    def add_host(self, name: str, gpus: int = 0) -> SimHost:
+        number = len(self.hosts) + 1
+        host = SimHost(self, name, f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}", gpus)
+        self.hosts[name] = host
+        self.network.hosts_by_ip[host.ip] = host
+        return host
+
+    def watch(self, invariant: Invariant) -> None:
+        """Look at this invariant from now on."""
+        self.invariants.append(invariant)
+        if invariant.every_s <= 0:
+            self._cheap.append(lambda world: self._look(invariant))
+        else:
+            self.at(self.now + invariant.every_s, lambda: self._again(invariant))
+
+    def _again(self, invariant: Invariant) -> None:
+        self._look(invariant)
+        self.at(self.now + invariant.every_s, lambda: self._again(invariant))
+
+    def _look(self, invariant: Invariant) -> None:
+        try:
+            invariant.check(self)
+        except AssertionError as error:
+            if self._broken is None:
+                self._broken = self.broken(f"{invariant.name}: {error}")
+
+    def broken(self, why: str) -> Broken:
+        return Broken(f"{why}\nat {self.now:.6f} s of seed {self.seed}; repeat with: {self.replay}")
+
+    def user_program(self, argv: Sequence[str]) -> UserProgram | None:
+        for word in argv[:2]:
+            found = self.user_programs.get(word) or self.user_programs.get(word.rpartition("/")[2])
+            if found is not None:
+                return found
+        return None
+
+    # ---- what loops and ports call -----------------------------------------------------------------------------------
+
+    def number(self) -> int:
+        return next(self._numbers)
+
+    def offer(self, loop: HostLoop) -> None:
+        if not loop.queued and loop.runnable:
+            loop.queued = True
+            self._runnable.append(loop)
+
+    def schedule(self, when: float, loop: HostLoop, handle: asyncio.Handle) -> None:
+        heapq.heappush(self._heap, (when, next(self._sequence), loop, handle))
+
+    def at(self, when: float, event: Callable[[], object]) -> None:
+        """Something that happens in the world itself (a packet arrives, a fault strikes), not inside a process."""
+        heapq.heappush(self._heap, (when, next(self._sequence), None, event))
+
+    def mark(self, kind: str, who: str, detail: str = "", number: int = 0) -> None:
+        """Something worth telling happened: it enters the hash, the counts and, when somebody listens, the log."""
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        self.story_hash = zlib.crc32(
+            kind.encode() + who.encode() + _TIME.pack(self.now, number & 0xFFFFFFFF), self.story_hash
+        )
+        if self.log is not None and kind not in ("datagram", "bytes", "link"):
+            self.log(f"{self.now:12.6f} {who:<16} {kind}{': ' + detail if detail else ''}")
+
+    def log_line(self, level: str, who: str, event: str, fields: Mapping[str, Any]) -> None:
+        self.counts[f"log {level}"] = self.counts.get(f"log {level}", 0) + 1
+        if self.log is not None:
+            told = " ".join(f"{key}={value}" for key, value in fields.items())
+            self.log(f"{self.now:12.6f} {who:<16} {level}: {event} {told}".rstrip())
+
+    def complain(self, process: SimProcess, error: BaseException, what: str) -> None:
+        complaint = Complaint(self.now, process.name, what, trace_of(error))
+        self.complaints.append(complaint)
+        self.log_line("error", process.name, f"uncaught exception in {what}", {"trace": complaint.trace})
+        if self.strict and process.kind != "user" and self._broken is None:
+            self._broken = self.broken(f"uncaught exception in {process.name}, {what}:\n{complaint.trace}")
+
+    def bury(self, tasks: list["asyncio.Task[Any]"]) -> None:
+        self.graveyard.extend(tasks)
+
+    # ---- running -----------------------------------------------------------------------------------------------------
+
+    def run(self, until: float | None = None, stop: Callable[[], bool] | None = None) -> bool:
+        """Run until virtual time `until`, or until `stop()` (looked at after every callback) is true; True if it was.
+        `Broken` at the first invariant that does not hold. With nothing left to happen time goes to `until`."""
+        limit = float("inf") if until is None else until
+        outer = events._get_running_loop()
+        was_collecting = gc.isenabled()
+        gc.disable()
+        events._set_running_loop(None)
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(firstiter=None, finalizer=_finalize)
+        try:
+            with ExitStack() as stack:
+                if self.guard:
+                    stack.enter_context(escape_guard())
+                return self._steps(limit, stop)
+        finally:
+            sys.set_asyncgen_hooks(*hooks)
+            events._set_running_loop(outer)
+            if was_collecting:
+                gc.enable()
+
+    def _steps(self, limit: float, stop: Callable[[], bool] | None) -> bool:
+        heap, runnable = self._heap, self._runnable
+        while True:
+            if stop is not None and stop():
+                return True
+            while heap and heap[0][0] <= self.now:
+                self._due(heapq.heappop(heap))
+            if self._broken is not None:
+                raise self._broken
+            if not runnable:
+                if not heap or heap[0][0] > limit:
+                    self.now = max(self.now, limit if limit != float("inf") else self.now)
+                    return False
+                self.now = max(self.now, heap[0][0])
+                continue
+            if self.now > limit:
+                return False
+            place = int(self._order.random() * len(runnable))
+            loop = runnable[place]
+            if loop.runnable:
+                self._step(loop)
+            if not loop.runnable:
+                loop.queued = False
+                runnable[place] = runnable[-1]
+                runnable.pop()
+
+    def _due(self, entry: tuple[float, int, HostLoop | None, Any]) -> None:
+        _, _, loop, what = entry
+        if loop is None:
+            what()
+        elif not what._cancelled and not loop.dead:
+            if loop.time() < what._when - 1e-6:  # the clock was slowed down meanwhile
+                self.schedule(loop.clock.world_time(what._when), loop, what)
+            else:
+                loop.push(what)
+
+    def _step(self, loop: HostLoop) -> None:
+        """One callback of one loop."""
+        handle = loop.ready.popleft()
+        if handle._cancelled:
+            return
+        self.now += TICK_S
+        self.steps += 1
+        self.last = loop
+        events._set_running_loop(loop)
+        try:
+            handle._run()
+        finally:
+            events._set_running_loop(None)
+        self.story_hash = zlib.crc32(loop.tag + _TIME.pack(self.now, 0), self.story_hash)
+        if loop.callback_s and not loop.dead:
+            loop.busy = True
+            self.at(self.now + loop.callback_s, lambda: self._paid(loop))
+        for look in self._cheap:
+            look(self)
+        if self.steps % COLLECT_EVERY == 0:
+            gc.collect()
+
+    def _paid(self, loop: HostLoop) -> None:
+        loop.busy = False
+        self.offer(loop)
+
+    def close(self) -> None:
+        """Let go of everything. What dead tasks still do in their `finally` blocks changes nothing any more."""
+        for host in self.hosts.values():
+            for process in list(host.processes.values()):
+                process.loop.failed = None
+                self.bury(process.loop.kill())
+                process.alive = False
+                process.loop.close()
+            host.processes.clear()
+        for task in self.graveyard:
+            coroutine = task.get_coro()
+            try:
+                coroutine.close()
+            except (RuntimeError, AttributeError, ConnectionError, OSError):
+                pass
+        self.graveyard.clear()
+        self._heap.clear()
+        self._runnable.clear()
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _finalize(generator: Any) -> None:
+    """An async generator was dropped half-way: close it on the loop that dropped it, if there is one."""
+    loop = events._get_running_loop()
+    if loop is not None:
+        loop.call_soon(lambda: loop.create_task(generator.aclose()))
