@@ -1,0 +1,270 @@
+"""The worker's side of a tensor's rounds, without sockets, threads or numbers: bytes and frames only.
+
+A tensor has a version: the last round whose result this worker holds whole. `push` begins round version + 1 and keeps
+what was pushed until its result is here, so that whoever aggregates next can be given it again. The last result is
+kept too (two buffers, one complete, one being filled): an aggregator without state asks for it, and is answered at any
+time, also while the worker computes. One path thus starts a job, survives a crashed aggregator and takes over from one:
+
+    version v, nothing pushed --push--> version v, round v+1 unacknowledged --whole result of v+1--> version v+1
+            connected (a new connection or a new owner): OPEN every tensor with its version, PUSH what is unacknowledged
+
+No two workers are more than one version apart, since round v+1 needs a push from everybody and nobody pushes v+1
+before holding v. Whatever comes late or twice is ignored; a frame that fits nothing we could have asked for is an
+error of the peer, and ends the connection.
+"""
+
+import itertools
+from collections.abc import Iterator
+
+from covey.core import JobId
+from covey.tensorwire import (
+    FAULT_BYTES_MAX,
+    PART_BYTES,
+    WANT,
+    Declared,
+    Frame,
+    Header,
+    Kind,
+    Op,
+    Payload,
+    WireError,
+    frame,
+    grant_of,
+    job_hash,
+    key_of,
+    pack_declared,
+)
+
+
+class Stale(ConnectionError):
+    """The aggregator serves this job under another epoch; `epoch` is that one, 0 when it does not know the job."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__("it does not serve this job under our epoch")
+        self.epoch = epoch
+
+
+class Superseded(RuntimeError):
+    """This rank belongs to a run of the job that was taken back and started again elsewhere."""
+
+
+class TensorRounds:
+    """One tensor of one worker."""
+
+    def __init__(self, declared: Declared, initial: Payload | None) -> None:
+        size = declared.size_bytes
+        if initial is not None and len(initial) != size:
+            raise ValueError(f"tensor {declared.name!r} has {size} bytes, its initial value {len(initial)}")
+        self.declared = declared
+        self.packed = pack_declared(declared)
+        self.key = key_of(declared.name)
+        self.version = 0
+        self.agreed = declared.kind == "grad"
+        """A model's initial value counts only once the aggregator has said whose it takes."""
+        self.state = bytearray(initial) if initial is not None else bytearray(size)
+        self.incoming = bytearray(size)
+        self.pushed = bytearray(size)
+        self.unacknowledged: int | None = None
+        """The round whose result is still to come; its bytes are in `pushed`."""
+        self.fault = ""
+        """Why the aggregator will not sum this tensor, for people."""
+        self._seen: set[int] = set()
+
+    @property
+    def expected(self) -> int | None:
+        """The round of the only result that is news."""
+        return self.unacknowledged if self.agreed else self.version
+
+    def forget_partial(self) -> None:
+        self._seen.clear()
+
+    def slot(self, header: Header) -> memoryview | None:
+        """Where a part of the result belongs; None when it is late. WireError when it cannot be one."""
+        if header.part >= self.declared.parts:
+            raise WireError(f"part {header.part} of {self.declared.name!r}, which has {self.declared.parts}")
+        start, end = self.declared.span(header.part)
+        if header.length != end - start:
+            raise WireError(
+                f"part {header.part} of {self.declared.name!r} has {end - start} bytes, not {header.length}"
+            )
+        if header.round != self.expected:
+            return None
+        return memoryview(self.incoming)[start:end]
+
+    def arrived(self, part: int) -> bool:
+        """True when the result is now whole; it is then the state."""
+        self._seen.add(part)
+        if len(self._seen) < self.declared.parts:
+            return False
+        self._seen.clear()
+        self.state, self.incoming = self.incoming, self.state
+        if self.agreed:
+            self.version += 1
+            self.unacknowledged = None
+        self.agreed = True
+        return True
+
+    def check(self) -> None:
+        assert len(self.state) == len(self.incoming) == self.declared.size_bytes
+        assert self.unacknowledged in (None, self.version + 1)
+        assert self.agreed or self.unacknowledged is None, "pushed before the initial value was agreed"
+
+
+class Rounds:
+    """All tensors of one worker. The caller carries frames: whatever a method returns goes out on the connection of the
+    current epoch, in order; what comes in is read into `destination(header)` and handed to `heard`.
+
+    Frames are made when iterated and refer to buffers that stay as they are until the round they belong to is over.
+    """
+
+    def __init__(self, job: JobId, rank: int, world_size: int, part_bytes: int = PART_BYTES) -> None:
+        self.job, self.rank, self.world_size, self.part_bytes = job, rank, world_size, part_bytes
+        self.epoch = 0
+        self.tensors: dict[str, TensorRounds] = {}
+        self.ignored = 0
+        """Late and repeated frames."""
+        self._hash = job_hash(job)
+        self._by_key: dict[int, TensorRounds] = {}
+        self._scratch = bytearray(FAULT_BYTES_MAX)
+
+    # ---- what the script does ----
+
+    def declare(self, name: str, kind: Kind, shape: tuple[int, ...], initial: Payload | None = None) -> Iterator[Frame]:
+        """Make a tensor known. ValueError when its name is taken by another shape or kind, or cannot travel."""
+        declared = Declared(name, kind, shape, self.part_bytes)
+        known = self._by_key.get(key_of(name))
+        if known is not None:
+            raise ValueError(f"tensor {name!r} is already known as {known.declared.kind} {known.declared.shape}")
+        tensor = TensorRounds(declared, initial)
+        self.tensors[name] = self._by_key[tensor.key] = tensor
+        return iter((self._open(tensor),))
+
+    def push(self, name: str, data: Payload) -> Iterator[Frame]:
+        """Begin the next round of a tensor; the bytes are copied. ValueError when one is under way or it has another
+        size."""
+        tensor = self.tensors[name]
+        if tensor.unacknowledged is not None or not tensor.agreed:
+            raise ValueError(f"tensor {name!r} is still in round {tensor.expected}")
+        if len(data) != len(tensor.pushed):
+            raise ValueError(f"tensor {name!r} has {len(tensor.pushed)} bytes, not {len(data)}")
+        tensor.pushed[:] = data
+        tensor.unacknowledged = tensor.version + 1
+        return self._parts(Op.PUSH, tensor, tensor.unacknowledged, tensor.pushed)
+
+    # ---- what the connection says ----
+
+    def moved(self, epoch: int) -> bool:
+        """The agent names an aggregator. True when it is news; lower and equal epochs are not. Superseded when it
+        belongs to another run of the job."""
+        if epoch <= self.epoch:
+            return False
+        if self.epoch and grant_of(epoch) != grant_of(self.epoch):
+            raise Superseded(self._superseded(epoch))
+        self.epoch = epoch
+        return True
+
+    def hello(self, secret: bytes) -> Frame:
+        return frame(Op.HELLO, self._hash, self.epoch, rank=self.rank, payload=secret)
+
+    def connected(self) -> Iterator[Frame]:
+        """The aggregator said WELCOME on a new connection: everything it needs to go on from here."""
+        tensors = [tensor for tensor in self.tensors.values() if not tensor.fault]
+        frames = [iter((self._open(tensor),)) for tensor in tensors]
+        for tensor in tensors:
+            tensor.forget_partial()
+            if tensor.unacknowledged is not None:
+                frames.append(self._parts(Op.PUSH, tensor, tensor.unacknowledged, tensor.pushed))
+        return itertools.chain.from_iterable(frames)
+
+    def ping(self) -> Frame:
+        return frame(Op.PING, self._hash, self.epoch, rank=self.rank)
+
+    def destination(self, header: Header) -> memoryview:
+        """Where the payload of a frame is to be read, exactly `header.length` bytes. WireError when it may not come."""
+        if header.job != self._hash or (header.epoch != self.epoch and header.op is not Op.STALE):
+            raise WireError(
+                f"a frame of job {header.job:#x} epoch {header.epoch}; ours are {self._hash:#x}, {self.epoch}"
+            )
+        match header.op:
+            case Op.RESULT:
+                slot = self._tensor(header).slot(header)
+                return slot if slot is not None else self._drain(header.length)
+            case Op.WELCOME | Op.STALE | Op.ASK | Op.PONG | Op.FAULT:
+                return self._drain(header.length)
+            case _:
+                raise WireError(f"an aggregator does not say {header.op.name}")
+
+    def heard(self, header: Header, payload: Payload) -> Iterator[Frame]:
+        """A frame whose checksum holds, its payload in `destination(header)`. Stale, Superseded."""
+        match header.op:
+            case Op.RESULT:
+                tensor = self._tensor(header)
+                if header.round == tensor.expected:
+                    tensor.arrived(header.part)
+                else:
+                    self.ignored += 1
+            case Op.ASK:
+                tensor = self._tensor(header)
+                return self._parts(Op.STATE, tensor, tensor.version, tensor.state)
+            case Op.FAULT:
+                self._tensor(header).fault = bytes(payload).decode("utf-8", "replace")
+            case Op.STALE:
+                if self.epoch and grant_of(header.epoch) > grant_of(self.epoch):
+                    raise Superseded(self._superseded(header.epoch))
+                raise Stale(header.epoch)
+            case _:
+                pass
+        return iter(())
+
+    def check(self) -> None:
+        for tensor in self.tensors.values():
+            tensor.check()
+
+    # ---- frames ----
+
+    def _open(self, tensor: TensorRounds) -> Frame:
+        return frame(
+            Op.OPEN,
+            self._hash,
+            self.epoch,
+            key=tensor.key,
+            rank=self.rank,
+            round=tensor.version,
+            flags=0 if tensor.agreed else WANT,
+            payload=tensor.packed,
+        )
+
+    def _parts(self, op: Op, tensor: TensorRounds, round: int, data: bytearray) -> Iterator[Frame]:
+        """One frame per part, each made when it is its turn, all under the epoch of now."""
+        epoch, view = self.epoch, memoryview(data)
+        spans = [tensor.declared.span(part) for part in range(tensor.declared.parts)]
+        return (
+            frame(
+                op,
+                self._hash,
+                epoch,
+                key=tensor.key,
+                part=part,
+                rank=self.rank,
+                round=round,
+                payload=view[start:end],
+            )
+            for part, (start, end) in enumerate(spans)
+        )
+
+    def _tensor(self, header: Header) -> TensorRounds:
+        tensor = self._by_key.get(header.key)
+        if tensor is None:
+            raise WireError(f"{header.op.name} of a tensor that we never named")
+        return tensor
+
+    def _drain(self, length: int) -> memoryview:
+        if length > len(self._scratch):
+            self._scratch = bytearray(length)
+        return memoryview(self._scratch)[:length]
+
+    def _superseded(self, epoch: int) -> str:
+        return (
+            f"rank {self.rank} of {self.job} belongs to grant {grant_of(self.epoch)}, but the job was taken back and "
+            f"runs again under grant {grant_of(epoch)}; this process should end"
+        )

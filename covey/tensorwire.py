@@ -1,0 +1,226 @@
+"""Frames of the tensor path: a worker of a job on one side, the aggregating process (`aggd`) on the other, over TCP.
+
+Every frame is a header of 40 bytes and a payload whose greatest length its operation fixes, so a receiver knows how
+much it will ever allocate before it allocates. The checksum covers header and payload. Whatever does not fit is a
+`WireError`, and the connection is closed: there is nothing to save on a stream whose frames no longer line up.
+
+    worker                                aggd
+      HELLO(job, epoch, rank, secret) ->
+                                       <- WELCOME, or STALE(epoch it serves)
+      OPEN(key, version held)         ->      once per tensor, again on every connection
+                                       <- ASK(key)              when aggd has no state of it
+      STATE(key, version, part) ...   ->
+      PUSH(key, round, part) ...      ->
+                                       <- RESULT(key, round, part) ...
+      PING                            ->
+                                       <- PONG
+
+An epoch orders assignments of a job to aggregators: the grant of the job in the upper half, then a ballot that only one
+home agent can use (ballot modulo world size is a rank on that agent's host), so equal epochs are the same assignment.
+"""
+
+import enum
+import hashlib
+import struct
+import zlib
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+
+from covey.core import JobId
+
+VERSION = 1
+PART_BYTES_MAX = 1 << 20
+"""Longest tensor part in one frame, bytes."""
+PART_BYTES = 512 << 10
+"""Part size workers use, bytes. Measured: 256 KiB to 1 MiB is the fast range over TCP, 4 MiB is slower."""
+OPEN_BYTES_MAX = 4096
+FAULT_BYTES_MAX = 1024
+SECRET_BYTES = 16
+PARTS_MAX = 0xFFFF
+RANKS_MAX = 0xFFFF
+FLOAT32 = 1
+WANT = 1
+"""Flag of OPEN: send me the agreed state once there is one."""
+
+_HEADER = struct.Struct("<BBBBQIHHIQII")
+HEADER_BYTES = _HEADER.size
+_COVERED = HEADER_BYTES - 4
+
+Payload = bytes | bytearray | memoryview
+Frame = tuple[bytes, Payload]
+"""Header and payload, sent one after the other."""
+
+
+class WireError(ConnectionError):
+    """The peer sent something that is not a frame of the tensor path, or not one that may come now."""
+
+
+class Op(enum.IntEnum):
+    HELLO = 1
+    OPEN = 2
+    PUSH = 3
+    STATE = 4
+    PING = 5
+    WELCOME = 16
+    RESULT = 17
+    ASK = 18
+    STALE = 19
+    PONG = 20
+    FAULT = 21
+
+
+_LENGTH_MAX = {
+    Op.HELLO: SECRET_BYTES,
+    Op.OPEN: OPEN_BYTES_MAX,
+    Op.PUSH: PART_BYTES_MAX,
+    Op.STATE: PART_BYTES_MAX,
+    Op.PING: 0,
+    Op.WELCOME: 0,
+    Op.RESULT: PART_BYTES_MAX,
+    Op.ASK: 0,
+    Op.STALE: 0,
+    Op.PONG: 0,
+    Op.FAULT: FAULT_BYTES_MAX,
+}
+_OPS = {int(op): op for op in Op}
+
+
+class Header(NamedTuple):
+    op: Op
+    flags: int
+    job: int
+    key: int
+    part: int
+    rank: int
+    round: int
+    """PUSH, RESULT: the round. OPEN, STATE, ASK: the version of the state, that is the last complete round."""
+    epoch: int
+    length: int
+    crc: int
+
+
+def job_hash(job: JobId) -> int:
+    """64 bits that stand for a job in a header."""
+    return int.from_bytes(hashlib.blake2b(job.encode(), digest_size=8).digest(), "little")
+
+
+def key_of(name: str) -> int:
+    """32 bits that stand for a tensor within its job. Both ends compare the full declaration, so a collision is an
+    error that somebody sees, never two tensors added into each other."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
+
+
+def frame(
+    op: Op,
+    job: int,
+    epoch: int,
+    *,
+    key: int = 0,
+    part: int = 0,
+    rank: int = 0,
+    round: int = 0,
+    flags: int = 0,
+    payload: Payload = b"",
+) -> Frame:
+    head = _HEADER.pack(VERSION, op, flags, FLOAT32, job, key, part, rank, round, epoch, len(payload), 0)[:_COVERED]
+    crc = zlib.crc32(payload, zlib.crc32(head))
+    return head + crc.to_bytes(4, "little"), payload
+
+
+def parse(data: Payload) -> Header:
+    """The header in 40 bytes. WireError when its version, operation, type, flags or length cannot be."""
+    if len(data) != HEADER_BYTES:
+        raise WireError(f"a header has {HEADER_BYTES} bytes, not {len(data)}")
+    version, number, flags, dtype, job, key, part, rank, round_, epoch, length, crc = _HEADER.unpack(data)
+    if version != VERSION:
+        raise WireError(f"version {version} of the tensor path is not spoken here; this is version {VERSION}")
+    op = _OPS.get(number)
+    if op is None:
+        raise WireError(f"unknown operation {number}")
+    if dtype != FLOAT32:
+        raise WireError(f"unknown type {dtype}; only float32 travels here")
+    if flags & ~WANT or (flags and op is not Op.OPEN):
+        raise WireError(f"unknown flags {flags:#x} of {op.name}")
+    if length > _LENGTH_MAX[op]:
+        raise WireError(f"{op.name} announced {length} bytes; at most {_LENGTH_MAX[op]} are accepted")
+    return Header(op, flags, job, key, part, rank, round_, epoch, length, crc)
+
+
+def verify(head: Payload, payload: Payload) -> None:
+    """WireError when the bytes are not those that were sent."""
+    crc = zlib.crc32(payload, zlib.crc32(memoryview(head)[:_COVERED]))
+    if crc != int.from_bytes(memoryview(head)[_COVERED:], "little"):
+        raise WireError("checksum of a frame does not match")
+
+
+Kind = Literal["model", "grad"]
+"""model: a round's result is the parameters plus the sum. grad: it is the sum, and nothing is kept to add to."""
+
+
+class Declared(msgspec.Struct, frozen=True):
+    """What every rank must say alike about a tensor; the payload of OPEN."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    kind: Kind
+    shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)], ...], msgspec.Meta(max_length=8)]
+    part_bytes: Annotated[int, msgspec.Meta(ge=4, le=PART_BYTES_MAX, multiple_of=4)] = PART_BYTES
+
+    @property
+    def size_bytes(self) -> int:
+        size = 4
+        for n in self.shape:
+            size *= n
+        return size
+
+    @property
+    def parts(self) -> int:
+        """At least one: an empty tensor travels as one empty part."""
+        return max(1, -(-self.size_bytes // self.part_bytes))
+
+    def span(self, part: int) -> tuple[int, int]:
+        """First byte of a part and the byte after its last."""
+        return part * self.part_bytes, min((part + 1) * self.part_bytes, self.size_bytes)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Declared)
+
+
+def pack_declared(declared: Declared) -> bytes:
+    """ValueError when it cannot travel."""
+    data = _encoder.encode(declared)
+    try:
+        unpack_declared(data)
+    except WireError as error:
+        raise ValueError(str(error)) from error
+    return data
+
+
+def unpack_declared(data: Payload) -> Declared:
+    if len(data) > OPEN_BYTES_MAX:
+        raise WireError(f"the declaration of a tensor has {len(data)} bytes; at most {OPEN_BYTES_MAX} are accepted")
+    try:
+        declared = _decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"malformed declaration of a tensor: {error}") from error
+    if declared.parts > PARTS_MAX:
+        raise WireError(f"tensor {declared.name!r} has {declared.parts} parts; at most {PARTS_MAX} are possible")
+    return declared
+
+
+# ---- epochs ----------------------------------------------------------------------------------------------------------
+
+
+def grant_of(epoch: int) -> int:
+    """The grant under which an assignment was made."""
+    return epoch >> 32
+
+
+def ballot_of(epoch: int) -> int:
+    return epoch & 0xFFFFFFFF
+
+
+def epoch_text(epoch: int) -> str:
+    """`2.5`: grant 2, ballot 5. For people."""
+    return f"{grant_of(epoch)}.{ballot_of(epoch)}"

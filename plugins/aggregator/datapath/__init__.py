@@ -1,0 +1,4 @@
+"""The bytes of the aggregator: `aggd`, one process per aggregating host, that outlives its agent and decides nothing.
+
+`sums` is one tensor's rounds without sockets; `links` is one worker's connection; `aggd` is the process around them.
+"""

@@ -1,0 +1,199 @@
+"""`aggd`: the process that sums. Its agent tells it on a unix socket which jobs to serve; workers connect over TCP.
+
+It knows no other host and decides nothing. While its agent is away it goes on with the jobs it has; without an agent
+and without workers for `orphan_s` it ends by itself.
+"""
+
+import asyncio
+import hmac
+from collections.abc import Sequence
+
+import msgspec
+
+from covey.core import JobId
+from covey.frames import FrameError, read_frame, write_frame
+from covey.ports import ByteStream, Env
+from covey.tensorwire import HEADER_BYTES, SECRET_BYTES, Op, WireError, frame, parse, verify
+from plugins.aggregator.datapath.control import Forget, JobNow, Now, Order, Quit, Serve, Tell, orders
+from plugins.aggregator.datapath.links import Counters, JobSums, Memory, WorkerLink
+from plugins.aggregator.datapath.sums import Violation
+from plugins.base import Program
+
+HELLO_S = 5.0
+"""How long a connection may stay silent before its hello, seconds."""
+CONNECTIONS_MAX = 4096
+
+
+class AggdConfig(msgspec.Struct, frozen=True, kw_only=True):
+    bind: str
+    """Where workers connect, `ip:port`; port 0 takes a free one."""
+    control: str
+    """Name of the unix socket in the run directory."""
+    memory_bytes_max: int
+    orphan_s: float = 300.0
+
+
+class Aggd:
+    """All jobs of one aggregating host."""
+
+    def __init__(self, env: Env, config: AggdConfig) -> None:
+        self.env, self.config = env, config
+        self.counters = Counters()
+        self.jobs: dict[JobId, JobSums] = {}
+        self.address = ""
+        self.over = asyncio.Event()
+        self._by_hash: dict[int, JobSums] = {}
+        self._memory = Memory(config.memory_bytes_max)
+        self._controls = self._connections = 0
+
+    async def run(self) -> None:
+        workers = await self.env.bytes.listen(self.config.bind, self.accept)
+        self.address = workers.address
+        control = await self.env.bytes.listen(f"unix:{self.env.run_dir}/{self.config.control}", self.obey)
+        self.env.log.info("aggd listens", address=self.address)
+        try:
+            await self._until_over()
+        finally:
+            await control.close()
+            await workers.close()
+
+    async def _until_over(self) -> None:
+        alone_s, step_s = 0.0, min(5.0, self.config.orphan_s)
+        while not self.over.is_set() and alone_s < self.config.orphan_s:
+            try:
+                async with asyncio.timeout(step_s):
+                    await self.over.wait()
+            except TimeoutError:
+                alone_s = 0.0 if self._controls or self._connections else alone_s + step_s
+
+    # ---- the agent ----
+
+    async def obey(self, stream: ByteStream) -> None:
+        self._controls += 1
+        try:
+            while not self.over.is_set():
+                await write_frame(stream, self.perform(await read_frame(stream, orders)))
+        except FrameError as error:
+            self.counters.bad_frames += 1
+            self.env.log.warning("control connection dropped", why=str(error))
+        except ConnectionError:
+            pass  # the agent restarts; it finds us again
+        finally:
+            self._controls -= 1
+
+    def perform(self, order: Order) -> Now:
+        match order:
+            case Serve():
+                self.serve(order)
+            case Forget():
+                self.forget(order.job, order.epoch, order.instead)
+            case Quit():
+                self.over.set()
+            case Tell():
+                pass
+        return self.now()
+
+    def serve(self, order: Serve) -> None:
+        known = self.jobs.get(order.job)
+        if known is not None and known.epoch >= order.epoch:
+            return
+        self.forget(order.job, order.epoch, order.epoch)
+        job = JobSums(self.env, order.job, order.epoch, order.workers, order.secret, self._memory, self.counters)
+        self.jobs[order.job] = self._by_hash[job.hash] = job
+
+    def forget(self, name: JobId, epoch: int, instead: int) -> None:
+        known = self.jobs.get(name)
+        if known is None or known.epoch > epoch:
+            return
+        del self.jobs[name], self._by_hash[known.hash]
+        known.end(instead)
+
+    def now(self) -> Now:
+        counters = self.counters
+        return Now(
+            address=self.address,
+            jobs=[_job_now(job) for _, job in sorted(self.jobs.items())],
+            busy_s=counters.busy_s,
+            bad_frames=counters.bad_frames,
+            refused=counters.refused,
+            memory_bytes=self._memory.used,
+        )
+
+    # ---- workers ----
+
+    async def accept(self, stream: ByteStream) -> None:
+        if self._connections >= CONNECTIONS_MAX:
+            self.counters.refused += 1
+            return
+        self._connections += 1
+        link: WorkerLink | None = None
+        try:
+            link = await self.hello(stream)
+            if link is not None:
+                await link.read_in()
+        except WireError as error:
+            self._drop(stream, error)
+        except Violation as error:
+            self._drop(stream, error)
+            if link is not None:
+                await link.blame(str(error))
+        except (ConnectionError, TimeoutError):
+            pass  # it connects again, or its host is gone
+        finally:
+            self._connections -= 1
+            if link is not None:
+                link.job.leave(link)
+                link.close()
+
+    def _drop(self, stream: ByteStream, error: Exception) -> None:
+        self.counters.bad_frames += 1
+        self.env.log.warning("worker dropped", peer=stream.peer, why=str(error))
+
+    async def hello(self, stream: ByteStream) -> WorkerLink | None:
+        """The connection of a worker that may speak; None when it was refused."""
+        head, secret = bytearray(HEADER_BYTES), bytearray(SECRET_BYTES)
+        async with asyncio.timeout(HELLO_S):
+            await stream.read_into(memoryview(head))
+            header = parse(head)
+            if header.op is not Op.HELLO or header.length != SECRET_BYTES:
+                raise WireError(f"a connection begins with HELLO, not {header.op.name}")
+            await stream.read_into(memoryview(secret))
+        verify(head, secret)
+        job = self._by_hash.get(header.job)
+        if job is None or job.epoch != header.epoch:
+            await self._refuse(stream, header.job, job.epoch if job else 0)
+            return None
+        if header.rank >= job.workers or not hmac.compare_digest(job.secret, bytes(secret)):
+            await self._refuse(stream, header.job, 0)
+            return None
+        link = WorkerLink(job, header.rank, stream)
+        job.join(link)
+        link.say(Op.WELCOME)
+        self.env.spawn(f"aggd worker {job.job} {header.rank}", link.write_out())
+        return link
+
+    async def _refuse(self, stream: ByteStream, job: int, epoch: int) -> None:
+        self.counters.refused += 1
+        await stream.write(*frame(Op.STALE, job, epoch))
+
+
+def _job_now(job: JobSums) -> JobNow:
+    return JobNow(
+        job=job.job,
+        epoch=job.epoch,
+        workers=job.workers,
+        joined=len(job.links),
+        tensors=len(job.tensors),
+        bytes=job.state_bytes,
+        rounds=job.rounds,
+        received_bytes=job.received_bytes,
+        sent_bytes=job.sent_bytes,
+    )
+
+
+async def run(env: Env, config: AggdConfig) -> None:
+    await Aggd(env, config).run()
+
+
+AGGD = Program("aggd", AggdConfig, run)
+PROGRAMS: Sequence[Program] = (AGGD,)

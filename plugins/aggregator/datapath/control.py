@@ -1,0 +1,66 @@
+"""What an agent and its `aggd` say to one another on the unix socket (frames of `covey.frames`).
+
+Request and answer in turn: the agent sends one frame and reads one. `Serve` and `Forget` may be repeated.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from covey.core import JobId
+from covey.tensorwire import RANKS_MAX, SECRET_BYTES
+
+JOB_TENSORS_MAX = 1 << 16
+
+
+class Serve(msgspec.Struct, frozen=True, tag=True):
+    """Sum this job under this epoch, from nothing. A lower epoch of the job ends."""
+
+    job: JobId
+    epoch: Annotated[int, msgspec.Meta(ge=1)]
+    workers: Annotated[int, msgspec.Meta(ge=1, le=RANKS_MAX)]
+    secret: Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
+
+
+class Forget(msgspec.Struct, frozen=True, tag=True):
+    """Serve this job no more, if its epoch is at most `epoch`; `instead` is the epoch its workers are told."""
+
+    job: JobId
+    epoch: int
+    instead: int = 0
+
+
+class Tell(msgspec.Struct, frozen=True, tag=True):
+    """How are you? Also the answer to the other two."""
+
+
+class Quit(msgspec.Struct, frozen=True, tag=True):
+    """End the process."""
+
+
+class JobNow(msgspec.Struct, frozen=True):
+    job: JobId
+    epoch: int
+    workers: int
+    joined: int
+    tensors: int
+    bytes: int
+    rounds: int
+    received_bytes: int
+    sent_bytes: int
+
+
+class Now(msgspec.Struct, frozen=True, tag=True):
+    """The state of the process; counters since its start."""
+
+    address: str
+    jobs: list[JobNow]
+    busy_s: float
+    bad_frames: int
+    refused: int
+    memory_bytes: int
+
+
+Order = Serve | Forget | Tell | Quit
+orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
+answers: msgspec.msgpack.Decoder[Now] = msgspec.msgpack.Decoder(Now)

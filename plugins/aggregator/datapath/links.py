@@ -1,0 +1,294 @@
+"""One job at its aggregator under one epoch, and the connections of its workers.
+
+A connection has a reader (the task the listener gives it) and a writer of its own, so a worker that reads slowly holds
+up nobody: what is given to it is a tensor's state, taken when its turn comes, never a copy in a queue. Anything that is
+not a proper frame ends the connection and is counted; the worker connects again and says where it stands.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from covey.core import JobId
+from covey.ports import ByteStream, Env
+from covey.tensorwire import (
+    FAULT_BYTES_MAX,
+    HEADER_BYTES,
+    WANT,
+    Declared,
+    Frame,
+    Header,
+    Op,
+    WireError,
+    frame,
+    job_hash,
+    parse,
+    unpack_declared,
+    verify,
+)
+from plugins.aggregator.datapath.sums import Do, TensorSum
+
+TENSORS_MAX = 1 << 16
+"""Tensors of one job at one aggregator."""
+QUEUE_MAX = 1 << 18
+"""Answers waiting for one worker; one that asks for more without reading is cut off."""
+
+BLAME_S = 2.0
+"""How long a worker that made a mistake may take to hear of it, seconds."""
+
+
+class Counters:
+    """What one aggregating process has done, for metrics."""
+
+    def __init__(self) -> None:
+        self.bad_frames = 0
+        self.refused = 0
+        """Hellos of unknown jobs, of other epochs or without the secret."""
+        self.busy_s = 0.0
+        """Seconds spent adding."""
+
+
+class Memory:
+    """How many bytes of tensors this process may hold."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max, self.used = bytes_max, 0
+
+    def take(self, size: int) -> bool:
+        if self.used + size > self.bytes_max:
+            return False
+        self.used += size
+        return True
+
+
+class JobSums:
+    """The tensors of one job under one epoch."""
+
+    def __init__(
+        self, env: Env, job: JobId, epoch: int, workers: int, secret: bytes, memory: Memory, counters: Counters
+    ) -> None:
+        self.env, self.job, self.epoch, self.workers, self.secret = env, job, epoch, workers, secret
+        self.hash = job_hash(job)
+        self.tensors: dict[int, TensorSum] = {}
+        self.links: dict[int, WorkerLink] = {}
+        self.received_bytes = self.sent_bytes = 0
+        self.over = False
+        """Served here no more."""
+        self._memory, self._held, self.counters = memory, 0, counters
+
+    @property
+    def rounds(self) -> int:
+        return sum(tensor.rounds for tensor in self.tensors.values())
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(tensor.declared.size_bytes for tensor in self.tensors.values())
+
+    def declare(self, key: int, declared: Declared) -> TensorSum | str:
+        """The tensor of this key, or why it cannot be summed."""
+        known = self.tensors.get(key)
+        if known is not None:
+            if known.declared == declared:
+                return known
+            return f"this rank declares {_words(declared)}, another rank declared {_words(known.declared)}"
+        size = 2 * declared.size_bytes
+        if len(self.tensors) >= TENSORS_MAX:
+            return f"a job may have {TENSORS_MAX} tensors at one aggregator"
+        if not self._memory.take(size):
+            return (
+                f"{declared.size_bytes} bytes do not fit: the aggregator holds {self._memory.used} of "
+                f"{self._memory.bytes_max} bytes (memory_bytes_max in [aggregator] of its agent.toml)"
+            )
+        self._held += size
+        tensor = self.tensors[key] = TensorSum(declared, self.workers)
+        return tensor
+
+    def join(self, link: "WorkerLink") -> None:
+        """This connection speaks for its rank now; an older one of the same rank is closed."""
+        old = self.links.get(link.rank)
+        if old is not None:
+            self.leave(old)
+            old.close()
+        self.links[link.rank] = link
+
+    def leave(self, link: "WorkerLink") -> None:
+        if self.links.get(link.rank) is not link:
+            return
+        del self.links[link.rank]
+        for key, tensor in self.tensors.items():
+            self.do(key, tensor, tensor.gone(link.rank))
+
+    def do(self, key: int, tensor: TensorSum, actions: Sequence[Do]) -> None:
+        for action in actions:
+            link = self.links.get(action.rank)
+            if link is None:
+                continue  # it opens and pushes again when it is back
+            if action.what == "ask":
+                link.say(Op.ASK, key=key)
+            else:
+                link.give(key, tensor)
+
+    def end(self, epoch: int) -> None:
+        """Close everything; workers are told that `epoch` is the one served now (0: none)."""
+        self.over = True
+        for _, link in sorted(self.links.items()):
+            link.say(Op.STALE, epoch=epoch)
+            link.finish()
+        self.links.clear()
+        self._memory.used -= self._held
+        self._held = 0
+        self.tensors.clear()
+
+
+class WorkerLink:
+    """One worker's connection after its hello was accepted."""
+
+    def __init__(self, job: JobSums, rank: int, stream: ByteStream) -> None:
+        self.job, self.rank = job, rank
+        self._stream = stream
+        self._queue: asyncio.Queue[Frame | tuple[int, TensorSum] | None] = asyncio.Queue()
+        self._closed = False
+        self._written = asyncio.Event()
+        self._key = 0
+        """The tensor of the frame heard last."""
+
+    # ---- out ----
+
+    def say(self, op: Op, *, key: int = 0, epoch: int | None = None, payload: bytes = b"") -> None:
+        self._put(frame(op, self.job.hash, self.job.epoch if epoch is None else epoch, key=key, payload=payload))
+
+    def give(self, key: int, tensor: TensorSum) -> None:
+        self._put((key, tensor))
+
+    def finish(self) -> None:
+        """Close once everything said so far is out."""
+        self._queue.put_nowait(None)
+
+    def close(self) -> None:
+        self._closed = True
+        self._queue.put_nowait(None)
+        self._stream.close()
+
+    def _put(self, item: Frame | tuple[int, TensorSum]) -> None:
+        if self._queue.qsize() >= QUEUE_MAX:
+            self.close()
+        elif not self._closed:
+            self._queue.put_nowait(item)
+
+    async def write_out(self) -> None:
+        """Until `close` or `finish`; run as a task."""
+        try:
+            while (item := await self._queue.get()) is not None:
+                if isinstance(item[1], TensorSum):
+                    await self._send_state(item[0], item[1])
+                else:
+                    await self._stream.write(*item)
+        except ConnectionError:
+            pass  # the reader ends the same way, and tidies up
+        finally:
+            self._written.set()
+            self._stream.close()
+
+    async def blame(self, why: str) -> None:
+        """Tell the worker what it did wrong, if it listens, and end."""
+        self.say(Op.FAULT, key=self._key, payload=why.encode()[:FAULT_BYTES_MAX])
+        self.finish()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BLAME_S):
+                await self._written.wait()
+
+    async def _send_state(self, key: int, tensor: TensorSum) -> None:
+        version, array = tensor.lend()
+        try:
+            view = memoryview(array.view("u1").data)
+            for part in range(tensor.declared.parts):
+                start, end = tensor.declared.span(part)
+                head, payload = frame(
+                    Op.RESULT, self.job.hash, self.job.epoch, key=key, part=part, round=version, payload=view[start:end]
+                )
+                await self._stream.write(head, payload)
+                self.job.sent_bytes += end - start
+        finally:
+            tensor.give_back(array)
+
+    # ---- in ----
+
+    async def read_in(self) -> None:
+        """Until the connection ends: always by an exception. WireError, Violation: it was this worker's fault."""
+        head = bytearray(HEADER_BYTES)
+        while True:
+            await self._stream.read_into(memoryview(head))
+            header = parse(head)
+            if header.job != self.job.hash or header.epoch != self.job.epoch or header.rank != self.rank:
+                raise WireError("a frame for another job, epoch or rank than this connection was opened for")
+            self._expect(header)
+            payload = bytearray(header.length)
+            if header.length:
+                await self._stream.read_into(memoryview(payload))
+            verify(head, payload)
+            if self.job.over or self._closed:
+                raise ConnectionAbortedError("served here no more")
+            self._key = header.key
+            await self._heard(header, payload)
+
+    def _expect(self, header: Header) -> None:
+        """What can be wrong with a frame is found before its payload is allocated."""
+        match header.op:
+            case Op.PUSH | Op.STATE:
+                declared = self._tensor(header).declared
+                if header.part >= declared.parts:
+                    raise WireError(f"part {header.part} of a tensor with {declared.parts}")
+                start, end = declared.span(header.part)
+                if header.length != end - start:
+                    raise WireError(f"a part of {header.length} bytes, not {end - start}")
+            case Op.OPEN | Op.PING:
+                pass
+            case _:
+                raise WireError(f"a worker does not say {header.op.name} here")
+
+    async def _heard(self, header: Header, payload: bytearray) -> None:
+        match header.op:
+            case Op.OPEN:
+                await self._open(header, payload)
+            case Op.PUSH:
+                self.job.received_bytes += header.length
+                tensor = self._tensor(header)
+                self.job.do(header.key, tensor, tensor.push(self.rank, header.round, header.part, payload))
+                await self._add(header.key, tensor)
+            case Op.STATE:
+                self.job.received_bytes += header.length
+                tensor = self._tensor(header)
+                actions = tensor.state_part(self.rank, header.round, header.part, payload)
+                self.job.do(header.key, tensor, actions)
+                await self._add(header.key, tensor)
+            case _:
+                self.say(Op.PONG)
+
+    async def _open(self, header: Header, payload: bytearray) -> None:
+        tensor = self.job.declare(header.key, unpack_declared(payload))
+        if isinstance(tensor, str):
+            self.say(Op.FAULT, key=header.key, payload=tensor.encode()[:FAULT_BYTES_MAX])
+            return
+        self.job.do(header.key, tensor, tensor.open(self.rank, header.round, bool(header.flags & WANT)))
+        await self._add(header.key, tensor)
+
+    async def _add(self, key: int, tensor: TensorSum) -> None:
+        """Do the additions that are possible now, letting others in between."""
+        clock = self.job.env.clock
+        while tensor.busy and not self.job.over:
+            began_s = clock.now_s()
+            actions = tensor.work()
+            self.job.counters.busy_s += clock.now_s() - began_s
+            self.job.do(key, tensor, actions)
+            if tensor.busy:
+                await asyncio.sleep(0)
+
+    def _tensor(self, header: Header) -> TensorSum:
+        tensor = self.job.tensors.get(header.key)
+        if tensor is None:
+            raise WireError(f"{header.op.name} of a tensor that this worker never opened")
+        return tensor
+
+
+def _words(declared: Declared) -> str:
+    return f"{declared.kind} {declared.name!r} of shape {declared.shape} in parts of {declared.part_bytes} bytes"

@@ -1,0 +1,249 @@
+"""One tensor at its aggregator: contributions in, one sum per round out, in rank order.
+
+Floating point addition is not associative, so the order of additions is part of the result. It is fixed here: part by
+part, rank 0's contribution is copied, then rank 1's added, then rank 2's, whatever arrives first (AutoPS leaves this
+open, and BytePS adds in order of arrival). A contribution that comes before its turn waits.
+
+An aggregator may begin without state: at the start of a job, and after a crash or a move. It then learns from every
+rank which version that rank holds (nobody may be missing: the missing one might hold the newest), asks the lowest
+rank among those with the newest version for it, and goes on from there. A push for a round at or below that version is
+one whose answer got lost with the old aggregator, and is answered with the state.
+
+    no state --all ranks opened--> asking a holder --its parts arrived--> state of version v
+    state of version v --all ranks' parts of round v+1 added--> state of version v+1, given to all ranks
+
+`work` does one addition of at most one part, so that a caller who yields between calls never holds up its loop.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from covey.tensorwire import Declared, Payload
+
+Array = npt.NDArray[np.float32]
+
+
+class Violation(Exception):
+    """A worker said what no correct worker says; its connection is of no more use."""
+
+
+class Do(NamedTuple):
+    """What a tensor asks for: `ask` a rank for its state, or `give` a rank ours."""
+
+    what: Literal["ask", "give"]
+    rank: int
+
+
+class TensorSum:
+    """One tensor of one job under one epoch."""
+
+    def __init__(self, declared: Declared, workers: int) -> None:
+        self.declared, self.workers = declared, workers
+        self.version: int | None = None
+        """The last complete round; None while this aggregator does not know it yet."""
+        self.has_state = False
+        """Whether `state` holds the result of `version`. A sum that nobody waits for any more is never fetched."""
+        self.rounds = 0
+        """Rounds completed here."""
+        self.duplicates = 0
+        self._count = declared.size_bytes // 4
+        self._state = _empty(0)
+        self._sum = _empty(0)
+        self._lent: dict[int, int] = {}
+        """id of an array that is being sent -> how often."""
+        self._held_versions: dict[int, int] = {}
+        self._wants: set[int] = set()
+        self._here: set[int] = set()
+        self._holder: int | None = None
+        self._fetched: set[int] = set()
+        self._held: dict[int, tuple[int, dict[int, Payload]]] = {}
+        """Pushes that came before the state: rank -> round, part -> bytes."""
+        self._next = [0] * declared.parts
+        """Per part: the rank whose turn it is."""
+        self._waiting: list[dict[int, Payload]] = [{} for _ in range(declared.parts)]
+        self._ready: deque[int] = deque()
+        """Parts whose next rank's bytes are here."""
+        self._whole = 0
+
+    # ---- what workers say ----
+
+    def open(self, rank: int, version: int, want: bool) -> Sequence[Do]:
+        """A rank connected and holds `version`; it may `want` the agreed state before it goes on."""
+        self._here.add(rank)
+        if self.version is not None:
+            if version > self.version:
+                raise Violation(f"rank {rank} holds version {version} of a tensor that is at {self.version}")
+            return self._give([rank]) if want else ()
+        self._held_versions[rank] = version
+        if want:
+            self._wants.add(rank)
+        if rank == self._holder:
+            self._holder = None  # a new connection: what was asked of the old one will not come
+        return self._recover()
+
+    def gone(self, rank: int) -> Sequence[Do]:
+        """A rank's connection ended. What it said and pushed stays true."""
+        self._here.discard(rank)
+        if rank != self._holder:
+            return ()
+        self._holder = None
+        return self._recover()
+
+    def state_part(self, rank: int, version: int, part: int, data: Payload) -> Sequence[Do]:
+        """Part of the state we asked a rank for."""
+        if self.version is not None or rank != self._holder or version != self._held_versions[rank]:
+            self.duplicates += 1
+            return ()
+        start, end = self._span(part, data)
+        self._state[start:end] = np.frombuffer(data, dtype="<f4")
+        self._fetched.add(part)
+        if len(self._fetched) < self.declared.parts:
+            return ()
+        return self._begin(version, has_state=True)
+
+    def push(self, rank: int, round: int, part: int, data: Payload) -> Sequence[Do]:
+        """Part of a rank's contribution. `data` is kept until it was added: hand over a buffer nobody else writes."""
+        self._span(part, data)
+        if rank not in self._held_versions and self.version is None:
+            raise Violation(f"rank {rank} pushed before it said which version it holds")
+        if self.version is None:
+            held_round, parts = self._held.setdefault(rank, (round, {}))
+            if round != held_round or round != self._held_versions[rank] + 1:
+                raise Violation(f"rank {rank} holds version {self._held_versions[rank]} and pushed round {round}")
+            parts[part] = data
+            return ()
+        if round == self.version:
+            self.duplicates += 1
+            return self._give([rank]) if part == self.declared.parts - 1 else ()
+        if round != self.version + 1:
+            raise Violation(f"rank {rank} pushed round {round} of a tensor at version {self.version}")
+        self._offer(rank, part, data)
+        return ()
+
+    # ---- sums ----
+
+    @property
+    def busy(self) -> bool:
+        """There is an addition to do."""
+        return bool(self._ready)
+
+    def work(self) -> Sequence[Do]:
+        """Add one rank's part. When that completes the round, everybody is given the result."""
+        part = self._ready[0]
+        start, end = (offset // 4 for offset in self.declared.span(part))
+        rank = self._next[part]
+        data = np.frombuffer(self._waiting[part].pop(rank), dtype="<f4")
+        into = self._sum[start:end]
+        if rank == 0:
+            into[:] = data
+        else:
+            np.add(into, data, out=into)
+        self._next[part] = rank + 1
+        if rank + 1 in self._waiting[part]:
+            return ()
+        self._ready.popleft()
+        if rank + 1 < self.workers:
+            return ()
+        if self.declared.kind == "model":
+            np.add(self._state[start:end], into, out=into)
+        self._whole += 1
+        return self._complete() if self._whole == self.declared.parts else ()
+
+    def lend(self) -> tuple[int, Array]:
+        """Version and state, for sending; not overwritten until `give_back`."""
+        assert self.version is not None
+        self._lent[id(self._state)] = self._lent.get(id(self._state), 0) + 1
+        return self.version, self._state
+
+    def give_back(self, array: Array) -> None:
+        left = self._lent.pop(id(array)) - 1
+        if left:
+            self._lent[id(array)] = left
+
+    def missing(self) -> list[int]:
+        """Ranks whose word or push is still to come."""
+        if self.version is None:
+            return [rank for rank in range(self.workers) if rank not in self._held_versions]
+        last = self.declared.parts - 1
+        return [r for r in range(self._next[last], self.workers) if r not in self._waiting[last]]
+
+    def check(self) -> None:
+        for part, turn in enumerate(self._next):
+            assert 0 <= turn <= self.workers
+            assert all(rank >= turn for rank in self._waiting[part]), "a rank's part would be added twice"
+            assert (turn in self._waiting[part]) == (part in self._ready)
+        assert self.version is None or not self._held
+        assert self.has_state or self.declared.kind == "grad" or self.version is None
+
+    # ---- inside ----
+
+    def _recover(self) -> Sequence[Do]:
+        if len(self._held_versions) < self.workers or self._holder is not None:
+            return ()
+        newest = max(self._held_versions.values())
+        oldest = min(self._held_versions.values())
+        if newest - oldest > 1:
+            raise Violation(f"ranks hold versions {oldest} to {newest}; no two can be more than one apart")
+        if self.declared.kind == "grad" and newest == oldest:
+            return self._begin(newest, has_state=False)
+        holders = [r for r, version in sorted(self._held_versions.items()) if version == newest and r in self._here]
+        if not holders:
+            return ()
+        self._holder = holders[0]
+        self._fetched.clear()
+        if not len(self._state):
+            self._state = _empty(self._count)
+        return (Do("ask", self._holder),)
+
+    def _begin(self, version: int, has_state: bool) -> Sequence[Do]:
+        self.version, self.has_state, self._holder = version, has_state, None
+        answers = sorted(self._wants)
+        held, self._held = self._held, {}
+        for rank, (round, parts) in sorted(held.items()):
+            if round == version + 1:
+                for part, data in sorted(parts.items()):
+                    self._offer(rank, part, data)
+            elif self.declared.parts - 1 in parts:
+                answers.append(rank)
+        return self._give(answers)
+
+    def _offer(self, rank: int, part: int, data: Payload) -> None:
+        if rank < self._next[part] or rank in self._waiting[part]:
+            self.duplicates += 1
+            return
+        if len(self._sum) != self._count or id(self._sum) in self._lent:
+            self._sum = _empty(self._count)
+        self._waiting[part][rank] = data
+        if rank == self._next[part]:
+            self._ready.append(part)
+
+    def _complete(self) -> Sequence[Do]:
+        assert self.version is not None
+        self._state, self._sum = self._sum, self._state
+        self.version += 1
+        self.rounds += 1
+        self.has_state = True
+        self._whole = 0
+        self._next = [0] * self.declared.parts
+        return self._give(range(self.workers))
+
+    def _give(self, ranks: Sequence[int]) -> Sequence[Do]:
+        if ranks and not self.has_state:
+            raise Violation("a rank asks again for a sum that every rank said to hold")
+        return [Do("give", rank) for rank in ranks]
+
+    def _span(self, part: int, data: Payload) -> tuple[int, int]:
+        if part >= self.declared.parts:
+            raise Violation(f"part {part} of a tensor with {self.declared.parts}")
+        start, end = self.declared.span(part)
+        if len(data) != end - start:
+            raise Violation(f"part {part} has {end - start} bytes, not {len(data)}")
+        return start // 4, end // 4
+
+
+def _empty(count: int) -> Array:
+    return np.empty(count, dtype="<f4")
