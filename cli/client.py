@@ -1,0 +1,261 @@
+"""Finding a running agent, and asking it.
+
+An agent is looked for at `--agent`, then $COVEY_AGENT, then in `.rack/rack.json` of this directory or one above it,
+then beside this virtual environment, then at /run/covey/agent.sock; the first of these places that exists counts. A rack
+has many agents and each answers everything, so a dead or stopped one is passed over. When nobody answers, that is said
+in under a second.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+OK, FAILED, USAGE, NOT_FOUND, REFUSED, NO_AGENT, TOO_LATE, IMPOSSIBLE, TRY_AGAIN = 0, 1, 2, 3, 4, 5, 6, 7, 75
+"""Exit codes; `wait` and `submit --wait` return the job's own instead."""
+
+SYSTEM_SOCKET = "/run/covey/agent.sock"
+RACK_FILE = ".rack/rack.json"
+ANSWER_S = 15.0
+"""How long to wait for an answer, seconds: longer than an agent waits for its rooms, so that its words arrive."""
+KNOCK_S = (0.2, 2.0)
+"""How long to wait for a sign of life from each of several agents: first round, second round (a busy machine)."""
+CONNECT_S = 0.8
+"""How long one connection may take: the answer that nobody is there comes within a second."""
+
+
+class AgentctlError(Exception):
+    """What a person sees instead of a traceback: one line what, one line why, one line what to do next."""
+
+    def __init__(self, code: int, what: str, why: str, next: str) -> None:
+        super().__init__(f"{what}: {why}")
+        self.code, self.what, self.why, self.next = code, what, why, next
+
+
+class Answer(NamedTuple):
+    data: Any
+    host: str
+    """Who answered."""
+    as_of_wall_s: float
+    whole: dict[str, Any]
+    """The JSON as it came, for `--json`."""
+
+
+class Agent:
+    """The first agent of `addresses` (`unix:PATH` or `HOST:PORT`) that answers. Errors are AgentctlError."""
+
+    def __init__(self, addresses: Sequence[str], found_by: str = "--agent", timeout_s: float = ANSWER_S) -> None:
+        self.addresses = list(addresses)
+        self.found_by = found_by
+        self.timeout_s = timeout_s
+        self.address: str | None = None if len(self.addresses) > 1 else next(iter(self.addresses), None)
+
+    def get(self, *path: str, **query: object) -> Answer:
+        """A read: repeated at the next agent when this one dies half way."""
+        try:
+            return self._ask("GET", _target(path, query), None)
+        except _Gone:
+            if len(self.addresses) < 2:
+                raise
+        self.address = None
+        return self._ask("GET", _target(path, query), None)
+
+    def post(self, *path: str, body: Mapping[str, Any] | None = None) -> Answer:
+        return self._ask("POST", _target(path, {}), {} if body is None else body)
+
+    def delete(self, *path: str) -> Answer:
+        return self._ask("DELETE", _target(path, {}), None)
+
+    def _ask(self, method: str, target: str, body: Mapping[str, Any] | None) -> Answer:
+        address = self.address = self.address or self._awake()
+        connection = _connection(address, CONNECT_S)
+        try:
+            connection.connect()
+        except OSError as error:
+            raise self._nobody({address: error}) from None
+        try:
+            status, found = _exchange(connection, method, target, body, self.timeout_s)
+        except TimeoutError:
+            raise AgentctlError(
+                TOO_LATE, f"{address} did not answer", f"{self.timeout_s:g} s have passed", "agentctl status"
+            ) from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise _Gone(method, address, error) from None
+        if status >= 400 and "code" in found:
+            raise AgentctlError(*(found.get(key, "") for key in ("code", "what", "why", "next")))
+        if "data" not in found:
+            why = f"HTTP status {status} without data"
+            raise AgentctlError(FAILED, f"{address} is not a Covey agent", why, "check --agent and COVEY_AGENT")
+        return Answer(found["data"], found.get("host", ""), found.get("as_of_wall_s", 0.0), found)
+
+    def _awake(self) -> str:
+        """The first agent that gives a sign of life: one that is stopped accepts connections and never speaks."""
+        errors: dict[str, Exception] = {}
+        for knock_s in KNOCK_S:
+            for address in self.addresses:
+                try:
+                    _exchange(_connection(address, knock_s), "GET", "/livez", None, knock_s)
+                except (OSError, http.client.HTTPException, ValueError) as error:
+                    errors[address] = error
+                else:
+                    return address
+            if not any(isinstance(error, TimeoutError) for error in errors.values()):
+                break
+        raise self._nobody(errors)
+
+    def _nobody(self, errors: Mapping[str, Exception]) -> AgentctlError:
+        if not self.addresses:
+            return AgentctlError(
+                NO_AGENT,
+                "no agent was found",
+                f"there is no {RACK_FILE} here or above, and no {SYSTEM_SOCKET}",
+                "make run    (a rack on this machine), or name one: agentctl --agent unix:PATH hosts",
+            )
+        last = list(errors.values())[-1]
+        reason = getattr(last, "strerror", None) or str(last) or "no answer"
+        why = f"{_tried(list(errors))} (from {self.found_by}): {reason}"
+        hint = "covey-rack start    (starts what is missing), or: covey-rack status"
+        if "rack" not in self.found_by:
+            hint = "start one: agentd --config FILE, or name another: agentctl --agent unix:PATH hosts"
+        return AgentctlError(NO_AGENT, "no agent answers", why, hint)
+
+
+class _Gone(AgentctlError):
+    """The agent went away between question and answer."""
+
+    def __init__(self, method: str, address: str, error: Exception) -> None:
+        unknown = "" if method == "GET" else "; whether the change was made is not known"
+        why = f"{type(error).__name__}: {error}{unknown}"
+        super().__init__(TRY_AGAIN, f"{address} went away while answering", why, "look: agentctl jobs, then try again")
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        try:
+            self.sock.connect(self._path)
+        except OSError:
+            self.sock.close()
+            raise
+
+
+def _connection(address: str, timeout_s: float) -> http.client.HTTPConnection:
+    if address.startswith("unix:"):
+        return _UnixConnection(address.removeprefix("unix:"), timeout_s)
+    return http.client.HTTPConnection(address, timeout=timeout_s)
+
+
+def _exchange(
+    connection: http.client.HTTPConnection, method: str, target: str, body: Mapping[str, Any] | None, timeout_s: float
+) -> tuple[int, dict[str, Any]]:
+    """HTTP status and JSON object. OSError, HTTPException or ValueError when the other side is no agent."""
+    with contextlib.closing(connection):
+        if connection.sock is None:
+            connection.connect()
+        connection.sock.settimeout(timeout_s)
+        sent = None if body is None else json.dumps(body).encode()
+        connection.request(method, target, sent, {"X-Covey": "1", "Content-Type": "application/json"})
+        response = connection.getresponse()
+        found = json.loads(response.read())
+        if not isinstance(found, dict):
+            raise ValueError(f"HTTP status {response.status} with JSON that is no object")
+        return response.status, found
+
+
+def _target(path: Sequence[str], query: Mapping[str, object]) -> str:
+    given = "&".join(f"{name}={quote(str(value))}" for name, value in query.items() if value is not None)
+    safe = "/" if path[0] == "why" else ""
+    return "/v1/" + "/".join(quote(part, safe=safe) for part in path) + ("?" + given if given else "")
+
+
+def _tried(addresses: Sequence[str]) -> str:
+    return addresses[0] if len(addresses) == 1 else f"{addresses[0]} and {len(addresses) - 1} more"
+
+
+# ---- where agents may be ---------------------------------------------------------------------------------------------
+
+
+def find(given: str | None, environ: Mapping[str, str], timeout_s: float = ANSWER_S) -> Agent:
+    """The agent to ask: what was named, or what is found around here."""
+    for text, source in ((given, "--agent"), (environ.get("COVEY_AGENT"), "COVEY_AGENT")):
+        if text:
+            return Agent([checked_address(part) for part in text.split(",")], source, timeout_s)
+    for place in _rack_files():
+        addresses = rack_addresses(place)
+        if addresses:
+            return Agent(addresses, str(place), timeout_s)
+    exists = os.path.exists(SYSTEM_SOCKET)
+    return Agent([f"unix:{SYSTEM_SOCKET}"] if exists else [], SYSTEM_SOCKET, timeout_s)
+
+
+def checked_address(text: str) -> str:
+    """`unix:PATH`, a bare path, `HOST:PORT` or `http://HOST:PORT`. AgentctlError for anything else."""
+    text = text.strip().removeprefix("http://").rstrip("/")
+    if text.startswith("/"):
+        return f"unix:{text}"
+    if text.startswith("unix:") and len(text) > 5:
+        return text
+    host, _, port = text.rpartition(":")
+    if host and port.isascii() and port.isdigit() and int(port) < 65536:
+        return text
+    raise AgentctlError(
+        USAGE,
+        f"{text!r} is no address of an agent",
+        "expected unix:PATH or HOST:PORT",
+        "agentctl --agent 127.0.0.1:8470",
+    )
+
+
+def _rack_files() -> Iterator[Path]:
+    """`.rack/rack.json` here, above, and beside the virtual environment; nearest first."""
+    with contextlib.suppress(OSError):
+        here = Path.cwd()
+        for folder in (here, *here.parents):
+            yield folder / RACK_FILE
+    yield Path(sys.prefix).parent / RACK_FILE
+
+
+def rack_addresses(place: Path) -> list[str]:
+    """The sockets in a rack file. Empty when it is absent, malformed or another user's: it would be told our
+    environment on submit."""
+    try:
+        with place.open("rb") as file:
+            if os.fstat(file.fileno()).st_uid not in (os.geteuid(), 0):
+                return []
+            found = json.load(file)
+        return [f"unix:{host['socket']}" for host in found["hosts"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def wait_until(agent: Agent, job: str, states: Sequence[str], deadline_s: float | None, poll_s: float = 0.2) -> Any:
+    """The job's JSON once its state is one of `states`. AgentctlError 6 when `deadline_s` (monotonic) passes first; an
+    agent that restarts meanwhile is waited for."""
+    patience_until_s = time.monotonic() + 30
+    while True:
+        try:
+            view = agent.get("jobs", job).data
+        except AgentctlError as error:
+            if error.code not in (NO_AGENT, TRY_AGAIN) or time.monotonic() > patience_until_s:
+                raise
+            agent.address = None if len(agent.addresses) > 1 else agent.address
+        else:
+            patience_until_s = time.monotonic() + 30
+            if view["state"] in states:
+                return view
+        if deadline_s is not None and time.monotonic() > deadline_s:
+            why = "the deadline passed" if "view" not in locals() else f"it is {view['state']}: {view['reason']}"
+            raise AgentctlError(TOO_LATE, f"{job} has not ended in time", why, f"agentctl why {job}")
+        time.sleep(poll_s)

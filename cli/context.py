@@ -1,0 +1,53 @@
+"""What every noun is given: its arguments, the agent, and ways to say things."""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from cli.client import NOT_FOUND, Agent, AgentctlError, Answer
+from cli.table import DIM, Paint, ago
+
+
+@dataclass
+class Context:
+    args: argparse.Namespace
+    agent: Agent
+    paint: Paint
+
+    @property
+    def json(self) -> bool:
+        return bool(self.args.json)
+
+    def say(self, text: str = "") -> None:
+        print(text, flush=True)
+
+    def say_json(self, whole: Any) -> int:
+        """The API's answer as it came, with its schema version."""
+        json.dump(whole, sys.stdout, indent=2)
+        print(flush=True)
+        return 0
+
+    def as_of(self, answer: Answer, *more: str, age_s: float = 0.0) -> None:
+        """The grey last line: who answered, and how old the oldest part is."""
+        parts = [*more, f"as {answer.host} knows it, {ago(age_s)}"]
+        self.say(self.paint("; ".join(parts), DIM))
+
+
+def not_found(context: Context, error: AgentctlError, given: str) -> NoReturn:
+    """The same error with the nearest job that there is, when the agent found nothing by that id."""
+    if error.code == NOT_FOUND:
+        try:
+            jobs = context.agent.get("jobs", all=1).data
+        except AgentctlError:
+            raise error from None
+        names = {name: job["id"] for job in jobs for name in (job["name"], job["id"])}
+        near = get_close_matches(given, list(names), 1, 0.5)
+        if near:
+            job = names[near[0]]
+            error.next = f"did you mean {job}?    agentctl {context.args.noun} {job}"
+        else:
+            error.next = "agentctl jobs -a    (lists all of them)"
+    raise error

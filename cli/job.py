@@ -1,0 +1,85 @@
+"""One job: what it is, where its ranks are, how far it is, and how it ended."""
+
+import argparse
+import signal
+from typing import Any
+
+from cli.client import AgentctlError
+from cli.context import Context, not_found
+from cli.jobs import how_long
+from cli.table import clock, pairs, table
+from covey.units import format_seconds
+
+RANK_TITLES = ("RANK", "HOST", "STATE", "PID", "ENDED", "GPUS")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="ID", help="such as j1")
+
+
+def run(context: Context) -> int:
+    try:
+        answer = context.agent.get("jobs", context.args.job)
+    except AgentctlError as error:
+        not_found(context, error, context.args.job)
+    if context.json:
+        return context.say_json(answer.whole)
+    job = answer.data
+    context.say(pairs(facts(job, answer.as_of_wall_s), context.paint))
+    if job["ranks"]:
+        context.say()
+        rows = [
+            (rank["rank"], rank["host"], rank["state"], rank["pid"], ending(rank["code"]), " ".join(rank["gpus"]))
+            for rank in job["ranks"]
+        ]
+        context.say(table(RANK_TITLES, rows, ("RANK", "PID"), context.paint))
+    context.as_of(answer, f"agentctl logs {job['id']}", f"agentctl why {job['id']}", age_s=job["age_s"])
+    return 0
+
+
+def facts(job: dict[str, Any], now_wall_s: float) -> list[tuple[str, object]]:
+    metrics = "  ".join(f"{name} {value:.6g}" for name, value in sorted(job["metrics"].items()))
+    started, ended = job["started_wall_s"], job["ended_wall_s"]
+    gpus = f"{job['gpus'] // max(1, job['workers'])} GPU each" if job["gpus"] else "without GPU"
+    return [
+        ("job", f"{job['id']}  {job['name']}"),
+        ("state", job["state"]),
+        ("why", job["reason"]),
+        ("workers", f"{job['workers']}, {gpus}"),
+        ("places", "  ".join(f"{p['host']}: {ranks_of(p['ranks'])}" for p in job["places"])),
+        ("step", job["step"]),
+        ("metrics", metrics),
+        ("exit code", job["exit_code"]),
+        ("tenant", f"{job['tenant']}, {job['job_class']}"),
+        ("command", " ".join(job["argv"])),
+        ("directory", job["cwd"]),
+        ("submitted", clock(job["submitted_wall_s"])),
+        ("started", "" if started is None else clock(started)),
+        ("ended", "" if ended is None else clock(ended)),
+        ("time", how_long(job, now_wall_s)),
+        ("service", f"{job['attained_gpu_s']:.1f} GPU·s, queue {job['queue']}" if job["attained_gpu_s"] else ""),
+        ("home", job["home"]),
+        ("sums at", job["aggregator"]),
+        ("attempt", f"{job['attempt']} (epoch {job['epoch']})" if job["attempt"] else ""),
+        ("preempted", f"{job['preemptions']} times" if job["preemptions"] else ""),
+        ("knowledge", f"{format_seconds(job['age_s'])} old" if job["age_s"] > 5 else ""),
+    ]
+
+
+def ranks_of(ranks: list[int]) -> str:
+    """`ranks 0-3`, `rank 2`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {ranks[0]}-{ranks[-1]}" if ranks else "no rank"
+
+
+def ending(code: int | None) -> str:
+    """`exit 3`, `killed by SIGKILL`."""
+    if code is None:
+        return ""
+    if code >= 0:
+        return f"exit {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

@@ -1,0 +1,49 @@
+"""Jobs, and why each is where it is: those that wait or run, or with -a all that are remembered."""
+
+import argparse
+from typing import Any
+
+from cli.context import Context
+from cli.table import plural, since, table
+from covey.units import format_seconds
+
+TITLES = ("JOB", "NAME", "TENANT", "STATE", "WORKERS", "GPUS", "STEP", "TIME", "WHERE", "WHY")
+ENDED = ("done", "failed", "cancelled")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-a", "--all", action="store_true", help="ended jobs too")
+
+
+def run(context: Context) -> int:
+    answer = context.agent.get("jobs", all=1 if context.args.all else None)
+    if context.json:
+        return context.say_json(answer.whole)
+    rows = [
+        (
+            job["id"],
+            job["name"],
+            job["tenant"],
+            job["state"],
+            job["workers"],
+            job["gpus"],
+            job["step"],
+            how_long(job, answer.as_of_wall_s),
+            " ".join(place["host"] for place in job["places"]),
+            job["reason"],
+        )
+        for job in answer.data
+    ]
+    context.say(table(TITLES, rows, ("WORKERS", "GPUS", "STEP", "TIME"), context.paint))
+    more = "" if context.args.all else " waiting or running"
+    age_s = max((job["age_s"] for job in answer.data), default=0.0)
+    context.as_of(answer, plural(len(rows), "job") + more, age_s=age_s)
+    return 0
+
+
+def how_long(job: dict[str, Any], now_wall_s: float) -> str:
+    """Time waited, time running, or time it took."""
+    start, end = job["started_wall_s"], job["ended_wall_s"]
+    if end is not None:
+        return format_seconds(max(0.0, end - (job["submitted_wall_s"] if start is None else start)))
+    return since(job["submitted_wall_s"] if start is None else start, now_wall_s)

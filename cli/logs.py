@@ -1,0 +1,118 @@
+"""What a job's ranks wrote: all of it, every line with its rank, or one rank as it is (--rank N). -f follows until the
+job has ended."""
+
+import argparse
+import base64
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cli.client import FAILED, TRY_AGAIN, USAGE, AgentctlError
+from cli.context import Context, not_found
+from cli.jobs import ENDED
+
+POLL_S = 0.3
+"""Between two looks while following, seconds."""
+COLOURS = ("36", "33", "35", "32", "34", "31")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="ID", help="such as j1")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
+    parser.add_argument("--rank", type=int, metavar="N", help="only this rank, without prefix")
+
+
+def run(context: Context) -> int:
+    job, rank = context.args.job, context.args.rank
+    if rank is not None and rank < 0:
+        raise AgentctlError(USAGE, f"there is no rank {rank}", "ranks begin at 0", f"agentctl logs {job} --rank 0")
+    try:
+        view = context.agent.get("jobs", job).data
+    except AgentctlError as error:
+        not_found(context, error, job)
+    if rank is not None and rank >= view["workers"]:
+        why = f"{job} has ranks 0 to {view['workers'] - 1}"
+        raise AgentctlError(USAGE, f"there is no rank {rank}", why, f"agentctl logs {job} --rank 0")
+    ranks = range(view["workers"]) if rank is None else (rank,)
+    return 0 if follow(context, job, ranks, rank is None, context.args.follow) else FAILED
+
+
+@dataclass
+class Reader:
+    """One rank's output: how far it was read, and the begun line."""
+
+    rank: int
+    offset: int = 0
+    begun: bytes = b""
+    lines: list[bytes] = field(default_factory=list)
+    trouble: str = ""
+    """Why its host cannot be read now."""
+
+    def take(self, data: bytes) -> None:
+        self.offset += len(data)
+        *whole, self.begun = (self.begun + data).split(b"\n")
+        self.lines += whole
+
+    def flush(self) -> None:
+        """The begun line is all there will be."""
+        if self.begun:
+            self.lines.append(self.begun)
+            self.begun = b""
+
+
+def follow(context: Context, job: str, ranks: Sequence[int], prefixed: bool, until_ended: bool) -> bool:
+    """Write what the ranks wrote; with `until_ended` again and again until the job has ended. False when some rank's
+    output could not be read, which is then said on stderr."""
+    readers = [Reader(rank) for rank in ranks]
+    prefixes = {rank: prefix(context, rank, len(str(max(ranks)))) if prefixed else b"" for rank in ranks}
+    over = not until_ended
+    while True:
+        grew = [read(context, job, reader) for reader in readers]
+        if over and not any(grew):
+            for reader in readers:
+                reader.flush()
+                write(reader, prefixes[reader.rank])
+                if reader.trouble:
+                    print(f"rank {reader.rank}: {reader.trouble}", file=sys.stderr)
+            return not any(reader.trouble for reader in readers)
+        for reader in readers:
+            write(reader, prefixes[reader.rank])
+        if not over:
+            if not any(grew):
+                time.sleep(POLL_S)
+            over = has_ended(context, job)
+
+
+def read(context: Context, job: str, reader: Reader) -> bool:
+    """Take what is new of one rank; whether there was anything."""
+    try:
+        chunk = context.agent.get("jobs", job, "logs", rank=reader.rank, offset=reader.offset).data
+    except AgentctlError as error:
+        reader.trouble = f"{error.what}: {error.why}"
+        return False
+    reader.trouble = ""
+    data = base64.b64decode(chunk["data"])
+    reader.take(data)
+    return bool(data)
+
+
+def has_ended(context: Context, job: str) -> bool:
+    """False too while an agent restarts; when no agent answers at all any more, that is an AgentctlError."""
+    try:
+        return context.agent.get("jobs", job).data["state"] in ENDED
+    except AgentctlError as error:
+        if error.code != TRY_AGAIN:
+            raise
+        return False
+
+
+def prefix(context: Context, rank: int, width: int) -> bytes:
+    return context.paint(f"[{rank:>{width}}] ", COLOURS[rank % len(COLOURS)]).encode()
+
+
+def write(reader: Reader, before: bytes) -> None:
+    lines, reader.lines = reader.lines, []
+    for line in lines:
+        sys.stdout.buffer.write(before + line + b"\n")
+    sys.stdout.buffer.flush()

@@ -1,0 +1,204 @@
+"""`agentctl`: look at a rack and act on it. Every noun has a table for people and `--json` for programs.
+
+Exit codes: 0 done, 1 error, 2 wrong usage, 3 not found, 4 refused, 5 no agent answers, 6 deadline passed, 7 can never
+be placed, 75 no leader now, try again. `wait` and `submit --wait` return the job's own code (128+N for signal N).
+"""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from cli.client import USAGE, AgentctlError, find
+from cli.context import Context
+from cli.table import BOLD, DIM, RED, Paint
+
+LOOK, ACT = "look", "act"
+NOUNS = {
+    "hosts": (LOOK, "who is in the rack, and what each can spare"),
+    "gpus": (LOOK, "every GPU of the rack, and who holds it"),
+    "jobs": (LOOK, "jobs and why each is where it is (-a: ended ones too)"),
+    "job": (LOOK, "one job: places, ranks, steps"),
+    "logs": (LOOK, "what its ranks wrote (-f: follow)"),
+    "why": (LOOK, "the story of one job, slab, volume or host"),
+    "slabs": (LOOK, "whose memory lies where"),
+    "volumes": (LOOK, "remote memory volumes and their traffic"),
+    "tensors": (LOOK, "whose gradients are summed where"),
+    "leader": (LOOK, "who leads, and since when"),
+    "status": (LOOK, "the answering agent and its rooms"),
+    "submit": (ACT, "start a job: agentctl submit --workers 4 -- python train.py"),
+    "cancel": (ACT, "end a job"),
+    "wait": (ACT, "wait for a job and return its exit code"),
+    "attach": (ACT, "make a remote memory volume: agentctl attach NAME 64MiB"),
+    "detach": (ACT, "forget a volume and everything in it"),
+    "quota": (ACT, "see or set how many GPUs a tenant may hold"),
+    "version": (LOOK, "of agentctl"),
+}
+"""Noun -> (group, one line). The module `cli.NOUN` is imported when it is asked for."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with errors of our three lines."""
+
+    def error(self, message: str) -> NoReturn:
+        raise AgentctlError(USAGE, message, f"usage: {self.format_usage().strip()[7:]}", f"{self.prog} --help")
+
+
+def shared_flags() -> argparse.ArgumentParser:
+    """Flags that stand before or after the noun."""
+    flags = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    flags.add_argument("--json", action="store_true", help="JSON, errors too")
+    flags.add_argument("--agent", metavar="ADDRESS", help="unix:PATH or HOST:PORT (default: found by itself)")
+    flags.add_argument("--timeout", metavar="TIME", help="how long to wait, such as 30s")
+    flags.add_argument("--color", choices=("auto", "always", "never"), help="default: auto")
+    flags.add_argument("--debug", action="store_true", help="tracebacks")
+    return flags
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """All arguments; `noun` is empty when only help is wanted. AgentctlError on wrong usage."""
+    top = Parser("agentctl", parents=[shared_flags()], add_help=False, allow_abbrev=False)
+    top.add_argument("-h", "--help", action="store_true")
+    top.add_argument("--version", action="store_true")
+    before, noun, after = split(argv)
+    args, unknown = top.parse_known_args(before)
+    refuse_unknown(top, unknown)
+    if args.version:
+        noun = noun or "version"
+    defaults = {"json": False, "agent": None, "timeout": None, "color": "auto", "debug": False}
+    merged = argparse.Namespace(**defaults | vars(args), noun=noun)
+    if noun is None or (args.help and not noun):
+        merged.noun = ""
+        return merged
+    if noun == "help":
+        merged.noun = ""
+        return merged if not after else parse([after[0], "--help"])
+    if noun not in NOUNS:
+        raise unknown_noun(noun)
+    if "--" in after:
+        place = list(after).index("--")
+        after, merged.command = after[:place], list(after[place + 1 :])
+    module = importlib.import_module(f"cli.{noun}")
+    parser = Parser(f"agentctl {noun}", parents=[shared_flags()], description=module.__doc__, allow_abbrev=False,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    module.arguments(parser)
+    rest, unknown = parser.parse_known_args(["--help"] if args.help else after, merged)
+    refuse_unknown(parser, unknown)
+    rest.run = module.run
+    return rest
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
+    """Flags before the noun, the noun, and what follows it."""
+    takes_value = False
+    for i, word in enumerate(argv):
+        if takes_value:
+            takes_value = False
+        elif word in ("--agent", "--timeout", "--color"):
+            takes_value = True
+        elif not word.startswith("-"):
+            return list(argv[:i]), word, list(argv[i + 1 :])
+    return list(argv), None, []
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
+    if not unknown:
+        return
+    word = unknown[0].partition("=")[0]
+    if word.startswith("-"):
+        known = [flag for action in parser._actions for flag in action.option_strings]
+        near = get_close_matches(word, known, 1, 0.6)
+        next_step = f"did you mean {near[0]}?" if near else f"{parser.prog} --help"
+        if parser.prog.endswith(" submit"):
+            next_step += "    (flags of the job's own command come after a lone --)"
+        raise AgentctlError(USAGE, f"{parser.prog} has no flag {word}", "it is not known here", next_step)
+    raise AgentctlError(
+        USAGE, f"{word!r} is one word too many", f"{parser.prog} does not take it", f"{parser.prog} --help"
+    )
+
+
+ALIASES = {
+    "host": "hosts", "nodes": "hosts", "members": "hosts", "gpu": "gpus", "ps": "jobs", "queue": "jobs", "log": "logs",
+    "explain": "why", "run": "submit", "kill": "cancel", "delete": "cancel", "stop": "cancel", "quotas": "quota",
+    "aggregators": "tensors", "agg": "tensors", "info": "status", "memory": "slabs",
+}  # fmt: skip
+"""What people type who come from elsewhere -> the noun they look for."""
+
+
+def unknown_noun(noun: str) -> AgentctlError:
+    near = ALIASES.get(noun) or next(iter(get_close_matches(noun, NOUNS, 1, 0.5)), None)
+    next_step = f"did you mean: agentctl {near}" if near else "agentctl --help"
+    return AgentctlError(USAGE, f"agentctl has no word {noun!r}", "it is none of the things it can do", next_step)
+
+
+def help_text(paint: Paint) -> str:
+    lines = ["agentctl: look at a rack of GPU hosts and act on it, through any of its agents", ""]
+    for group in (LOOK, ACT):
+        lines.append(paint(group, BOLD))
+        lines += [f"  {noun:<9} {text}" for noun, (kind, text) in NOUNS.items() if kind == group]
+        lines.append("")
+    lines.append(paint("everywhere", BOLD))
+    lines += ["  --json    for programs", "  --agent   unix:PATH or HOST:PORT; also $COVEY_AGENT", ""]
+    lines.append(paint("agentctl NOUN --help says more.", DIM))
+    return "\n".join(lines)
+
+
+def say_error(error: AgentctlError, as_json: bool) -> None:
+    """On stderr: three lines for people, one object for programs."""
+    fields: dict[str, Any] = {"code": error.code, "what": error.what, "why": error.why, "next": error.next}
+    if as_json:
+        print(json.dumps({"schema": 1, "error": fields}), file=sys.stderr)
+        return
+    paint = Paint(out=sys.stderr)
+    print(f"{paint('agentctl:', RED)} {error.what}\n  why:  {error.why}\n  next: {error.next}", file=sys.stderr)
+
+
+def run(argv: Sequence[str]) -> int:
+    """The exit code. AgentctlError and whatever a defect raises pass through."""
+    args = parse(argv)
+    if not args.noun:
+        print(help_text(Paint(args.color)))
+        return 0
+    agent = find(args.agent, os.environ)
+    if args.timeout is not None:
+        args.timeout = seconds(args.timeout)
+        agent.timeout_s = min(agent.timeout_s, args.timeout)
+    return int(args.run(Context(args, agent, Paint(args.color))))
+
+
+def seconds(text: str) -> float:
+    from covey.units import parse_seconds
+
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise AgentctlError(USAGE, f"--timeout {text} cannot be used", str(error), "agentctl --help") from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    given = sys.argv[1:] if argv is None else list(argv)
+    own = given[: given.index("--")] if "--" in given else given
+    as_json, debug = "--json" in own, "--debug" in own
+    try:
+        return run(given)
+    except AgentctlError as error:
+        if debug:
+            raise
+        say_error(error, as_json)
+        return error.code
+    except BrokenPipeError:
+        # The reader (`| head`) has seen enough; the interpreter must not complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if debug:
+            raise
+        why = f"{type(error).__name__}: {error}"
+        say_error(AgentctlError(1, "agentctl failed", why, "the same again with --debug shows where"), as_json)
+        return 1

@@ -1,0 +1,45 @@
+"""How many GPUs each tenant may hold. `agentctl quota` shows; `agentctl quota TENANT N` sets, and `none` lifts it."""
+
+import argparse
+
+from cli.client import USAGE, AgentctlError
+from cli.context import Context
+from cli.table import plural, table
+
+TITLES = ("TENANT", "GPUS", "USED", "JOBS WAITING")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tenant", nargs="?")
+    parser.add_argument("gpus", nargs="?", metavar="N", help="a number of GPUs, or none")
+
+
+def run(context: Context) -> int:
+    tenant, gpus = context.args.tenant, context.args.gpus
+    if gpus is not None:
+        answer = context.agent.post("quotas", body={"tenant": tenant, "gpus": count(gpus)})
+        if context.json:
+            return context.say_json(answer.whole)
+        context.say(f"{tenant} may hold {'any number of GPUs' if count(gpus) is None else plural(int(gpus), 'GPU')}")
+        return 0
+    answer = context.agent.get("quotas")
+    if context.json:
+        return context.say_json(answer.whole)
+    rows = [
+        (row["tenant"], "no limit" if row["gpus"] is None else row["gpus"], row["used"], row["queued_jobs"])
+        for row in answer.data
+        if tenant in (None, row["tenant"])
+    ]
+    context.say(table(TITLES, rows, TITLES[1:], context.paint))
+    context.as_of(answer, plural(len(rows), "tenant"))
+    return 0
+
+
+def count(text: str) -> int | None:
+    if text == "none":
+        return None
+    if text.isascii() and text.isdigit():
+        return int(text)
+    raise AgentctlError(
+        USAGE, f"{text!r} is no number of GPUs", "expected 0 or more, or none", "agentctl quota TENANT 8"
+    )

@@ -1,0 +1,35 @@
+"""The answering agent: since when it runs, whether its rooms work, and whether it knows a leader."""
+
+import argparse
+
+from cli.context import Context
+from cli.table import pairs, since, table
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    del parser
+
+
+def run(context: Context) -> int:
+    """1 when a room has failed."""
+    answer = context.agent.get("status")
+    rooms = answer.data.get("rooms", {})
+    failed = any(room["state"] == "failed" for room in rooms.values())
+    if context.json:
+        context.say_json(answer.whole)
+        return int(failed)
+    started = answer.data.get("started_wall_s")
+    rows = [
+        ("agent", answer.host),
+        ("answers at", context.agent.address),
+        ("found by", context.agent.found_by),
+        ("up", "" if started is None else since(started, answer.as_of_wall_s)),
+        ("boot", answer.data.get("boot")),
+        ("leader", answer.data.get("leader") or "none now"),
+        ("hosts alive", answer.data.get("hosts_alive")),
+    ]
+    context.say(pairs(rows, context.paint))
+    context.say()
+    lines = [(name, room["state"], room["why"]) for name, room in sorted(rooms.items())]
+    context.say(table(("ROOM", "STATE", "WHY"), lines, (), context.paint))
+    return int(failed)

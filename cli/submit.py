@@ -1,0 +1,133 @@
+"""Start a job: agentctl submit [flags] -- COMMAND ...
+
+The command runs once for each worker, in this directory and with this environment (so an activated venv or conda just
+works), plus RANK, WORLD_SIZE, MASTER_ADDR and the like. The gang starts whole or not at all.
+"""
+
+import argparse
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cli.client import NO_AGENT, TRY_AGAIN, USAGE, Agent, AgentctlError
+from cli.context import Context
+
+NOT_CARRIED = frozenset(
+    """_ OLDPWD SHLVL PWD TERM COLORTERM COLUMNS LINES LS_COLORS PS1 PS2 PROMPT_COMMAND TERM_PROGRAM TMUX STY WINDOWID
+    DISPLAY WAYLAND_DISPLAY XAUTHORITY INVOCATION_ID JOURNAL_STREAM NOTIFY_SOCKET WATCHDOG_USEC WATCHDOG_PID LISTEN_FDS
+    LISTEN_PID MAIL MAILCHECK HISTFILE LESSOPEN LESSCLOSE MAKEFLAGS MFLAGS MAKELEVEL MAKE_TERMOUT MAKE_TERMERR
+    RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK NNODES MASTER_ADDR MASTER_PORT
+    CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES""".split()  # noqa: SIM905
+)
+"""Variables of the terminal, the session, the make or the rank that submits: they mean nothing or the wrong thing in
+the job."""
+NOT_CARRIED_PREFIXES = ("COVEY_", "SSH_", "XDG_SESSION", "XDG_SEAT", "XDG_VTNR", "DBUS_", "BASH_FUNC_", "SUDO_")
+CLASSES = ("guaranteed", "auto", "opportunistic")
+SUBMIT_TRIES = 3
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--name", help="default: the script's")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes of the gang (default 1)")
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs for each worker (default 1)")
+    parser.add_argument("--tenant", help="who pays (default: default)")
+    parser.add_argument("--class", dest="job_class", choices=CLASSES, help="default: guaranteed")
+    parser.add_argument("--env", action="append", default=[], metavar="KEY=VAL", help="one more variable; repeatable")
+    parser.add_argument("--no-env", action="store_true", help="do not carry this environment, only PATH and HOME")
+    parser.add_argument("--cwd", metavar="DIR", help="default: this directory")
+    parser.add_argument("--time", metavar="TIME", help="longest time to run, such as 2h")
+    parser.add_argument("--grace", metavar="TIME", help="between SIGTERM and SIGKILL (default 10s)")
+    parser.add_argument("--wait", action="store_true", help="until it has ended; return its exit code")
+    parser.add_argument("--follow", action="store_true", help="show what it writes; return its exit code")
+    parser.add_argument("word", nargs="*", help=argparse.SUPPRESS)
+
+
+def run(context: Context) -> int:
+    args = context.args
+    if args.word:
+        what, example = f"{args.word[0]!r} is out of place", f"agentctl submit -- {' '.join(args.word)}"
+        raise AgentctlError(USAGE, what, "the command begins after a lone --", example)
+    command = getattr(args, "command", [])
+    if not command:
+        example = "agentctl submit --workers 4 -- python train.py"
+        raise AgentctlError(USAGE, "there is no command to run", "a job needs one, after a lone --", example)
+    spec = spec_of(args, command, os.environ, os.getcwd())
+    job = send(context.agent, spec)
+    if args.follow:
+        from cli.logs import follow
+
+        context.say(f"{job['id']} {job['state']}: {job['reason']}")
+        follow(context, job["id"], range(job["workers"]), job["workers"] > 1, until_ended=True)
+    if args.follow or args.wait:
+        from cli.wait import wait
+
+        return wait(context, job["id"])
+    if context.json:
+        return context.say_json({"schema": 1, "data": job})
+    context.say(f"{job['id']} {context.paint.state(job['state'])}{': ' if job['reason'] else ''}{job['reason']}")
+    print(f"next: agentctl logs {job['id']} -f", file=sys.stderr)
+    return 0
+
+
+def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str], here: str) -> dict[str, Any]:
+    """The body of POST /v1/jobs. What was not given is left to the agent."""
+    env = {name: environ[name] for name in ("PATH", "HOME", "USER", "LANG") if name in environ}
+    spec: dict[str, Any] = {
+        "argv": list(command),
+        "cwd": os.path.abspath(os.path.join(here, args.cwd or "")),
+        "env": (env if args.no_env else carried(environ)) | dict(pair(text) for text in args.env),
+        "workers": args.workers,
+        "gpus_per_worker": args.gpus,
+    }
+    for field, value in (("name", args.name), ("tenant", args.tenant), ("class", args.job_class)):
+        if value is not None:
+            spec[field] = value
+    for field, flag, text in (("time_limit_s", "--time", args.time), ("grace_s", "--grace", args.grace)):
+        if text is not None:
+            spec[field] = duration(flag, text)
+    return spec
+
+
+def send(agent: Agent, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The JobView of the new job. The same key goes with every try, so a repeated submission is one job."""
+    body = {**spec, "key": secrets.token_hex(16)}
+    for _ in range(SUBMIT_TRIES - 1):
+        try:
+            return dict(agent.post("jobs", body=body).data)
+        except AgentctlError as error:
+            if error.code not in (NO_AGENT, TRY_AGAIN) or len(agent.addresses) < 2:
+                raise
+            agent.address = None
+    return dict(agent.post("jobs", body=body).data)
+
+
+def carried(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part of the caller's environment that means something to a job."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in NOT_CARRIED and not name.startswith(NOT_CARRIED_PREFIXES) and printable_utf8(name + value)
+    }
+
+
+def printable_utf8(text: str) -> bool:
+    """Whether it can travel as JSON: os.environ keeps bytes that are not UTF-8 as lone surrogates."""
+    return not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise AgentctlError(USAGE, f"--env {text!r} cannot be used", "expected KEY=VAL", "--env EPOCHS=3")
+    return name, value
+
+
+def duration(flag: str, text: str) -> float:
+    from covey.units import parse_seconds
+
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise AgentctlError(USAGE, f"{flag} {text} cannot be used", str(error), "agentctl submit --help") from None

@@ -1,0 +1,99 @@
+"""Tables, ages and colours for people. Colour only ever repeats what a word already says."""
+
+import os
+import sys
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, TextIO
+
+from covey.units import format_seconds
+
+GREEN, RED, YELLOW, DIM, BOLD = "32", "31", "33", "2", "1"
+
+STATE_COLOURS = {
+    "alive": GREEN, "running": GREEN, "mapped": GREEN, "done": GREEN, "on": GREEN,
+    "suspect": YELLOW, "queued": YELLOW, "placing": YELLOW, "stopping": YELLOW, "asking": YELLOW, "moving": YELLOW,
+    "gone": RED, "failed": RED, "cancelled": YELLOW, "left": DIM, "off": DIM, "cold": DIM,
+}  # fmt: skip
+
+
+class Paint:
+    """Colours, or none: only on a terminal, not with NO_COLOR, always with FORCE_COLOR or `--color always`."""
+
+    def __init__(self, when: str = "auto", out: TextIO | None = None) -> None:
+        out = sys.stdout if out is None else out
+        if when == "auto":
+            self.on = bool(os.environ.get("FORCE_COLOR")) or (out.isatty() and not os.environ.get("NO_COLOR"))
+        else:
+            self.on = when == "always"
+
+    def __call__(self, text: str, colour: str) -> str:
+        return f"\x1b[{colour}m{text}\x1b[0m" if self.on and text else text
+
+    def state(self, word: str) -> str:
+        return self(word, STATE_COLOURS.get(word.strip(), "0")) if word.strip() in STATE_COLOURS else word
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[object]], right: Collection[str], paint: Paint) -> str:
+    """Aligned text. Columns named in `right` hold numbers; a column without any content is left out."""
+    cells = [[shown(value) for value in row] for row in rows]
+    kept = [i for i in range(len(titles)) if not cells or any(row[i] != "-" for row in cells)]
+    widths = [max(len(titles[i]), *(len(row[i]) for row in cells)) if cells else len(titles[i]) for i in kept]
+
+    def line(row: Sequence[str], heading: bool = False) -> str:
+        parts = []
+        for place, (i, width) in enumerate(zip(kept, widths, strict=True)):
+            last = place == len(kept) - 1
+            text = row[i].rjust(width) if titles[i] in right else row[i] if last else row[i].ljust(width)
+            painted = paint(text, BOLD) if heading else paint.state(row[i]) + text[len(row[i]) :]
+            parts.append(text if titles[i] in right and not heading else painted)
+        return "  ".join(parts).rstrip()
+
+    return "\n".join([line(list(titles), heading=True), *(line(row) for row in cells)])
+
+
+def shown(value: object) -> str:
+    """`-` for nothing. Control characters from the other side never reach the terminal."""
+    if value is None or value == "" or value == ():
+        return "-"
+    text = str(value)
+    return text if text.isprintable() else printable(text)
+
+
+def printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def pairs(rows: Iterable[tuple[str, object]], paint: Paint) -> str:
+    """`name  value` lines; what has no value is left out."""
+    kept = [(name, shown(value)) for name, value in rows if shown(value) != "-"]
+    width = max((len(name) for name, _ in kept), default=0)
+    return "\n".join(f"{paint(name.ljust(width), DIM)}  {paint.state(value)}" for name, value in kept)
+
+
+def ago(seconds: float | None) -> str:
+    """`now`, `3.2 s ago`."""
+    if seconds is None:
+        return "-"
+    return "now" if seconds < 0.05 else f"{format_seconds(seconds)} ago"
+
+
+def since(wall_s: float | None, now_wall_s: float) -> str:
+    """How long ago a wall clock time was; clocks of two hosts may differ, so never negative."""
+    return "-" if wall_s is None else format_seconds(max(0.0, now_wall_s - wall_s))
+
+
+def clock(wall_s: float) -> str:
+    """Local time of day to the millisecond; with the date when it was not today."""
+    moment = time.localtime(wall_s)
+    text = time.strftime("%H:%M:%S", moment) + f".{int(wall_s % 1 * 1000):03d}"
+    return text if moment[:3] == time.localtime()[:3] else time.strftime("%Y-%m-%d ", moment) + text
+
+
+def of(part: Any, whole: Any) -> str:
+    """`3/8`, or `-` when nothing is known."""
+    return "-" if part is None or whole is None else f"{part}/{whole}"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

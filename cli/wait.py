@@ -1,0 +1,43 @@
+"""Wait until a job has ended, and return its exit code: its own, or 128+N when signal N ended it. With --timeout, 6
+when that passes first."""
+
+import argparse
+import time
+from typing import Any
+
+from cli.client import FAILED, AgentctlError, wait_until
+from cli.context import Context, not_found
+from cli.jobs import ENDED
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="ID", help="such as j1")
+
+
+def run(context: Context) -> int:
+    try:
+        return wait(context, context.args.job)
+    except AgentctlError as error:
+        not_found(context, error, context.args.job)
+
+
+def wait(context: Context, job: str) -> int:
+    deadline_s = None if context.args.timeout is None else time.monotonic() + context.args.timeout
+    return report(context, wait_until(context.agent, job, ENDED, deadline_s))
+
+
+def report(context: Context, view: dict[str, Any]) -> int:
+    """Say how the job ended; its exit code."""
+    if context.json:
+        context.say_json({"schema": 1, "data": view})
+    else:
+        context.say(f"{view['id']} {context.paint.state(view['state'])}: {view['reason']}")
+    return exit_code(view)
+
+
+def exit_code(view: dict[str, Any]) -> int:
+    """The job's own; 1 for one that ended badly without ever having run."""
+    code: int | None = view["exit_code"]
+    if code is None:
+        return 0 if view["state"] == "done" else FAILED
+    return code
