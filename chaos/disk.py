@@ -31,7 +31,7 @@ FSYNC_S = (0.0005, 0.006)
 CACHED_S = (0.00002, 0.0002)
 """Seconds of an operation in the page cache."""
 BYTES_PER_S = 500e6
-NAME = re.compile(r"^[a-zA-Z0-9._-]+(/[a-zA-Z0-9._-]+)*$")
+NAME = re.compile(r"[a-zA-Z0-9._-]+(/[a-zA-Z0-9._-]+)*")
 
 Death = Literal["process", "power"]
 
@@ -347,5 +347,5 @@ class ProcessDisk:
 
 
 def _checked(name: str) -> None:
-    if not NAME.match(name) or any(part in (".", "..") for part in name.split("/")):
+    if not NAME.fullmatch(name) or any(part in (".", "..") for part in name.split("/")):
         raise OSError(f"{name!r} is not the name of a file here: use a-z, 0-9, '.', '_', '-' and '/'")

@@ -85,10 +85,10 @@ class SimProcess:
         self.uid = 1000
         self.alive = True
         self.code: int | None = None
-        self.killed_by = 0
         self.resources: list[Resource] = []
         self.waiters: list[asyncio.Future[None]] = []
         self._main: asyncio.Task[int] | None = None
+        self._begun = False
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         chance = random.Random(f"{self.world.seed}/{self.name}/{self.id.pid}")
         secret = random.Random(f"{self.world.seed}/{self.name}/{self.id.pid}/entropy")
@@ -131,6 +131,7 @@ class SimProcess:
         self._main = self.spawn("main", self._run(main))  # type: ignore[assignment]
 
     async def _run(self, main: Coroutine[Any, Any, int | None]) -> None:
+        self._begun = True
         code = 0
         try:
             code = await main or 0
@@ -178,8 +179,9 @@ class SimProcess:
             self.loop.pause()
         elif number == signal.SIGCONT:
             self.loop.resume()
-        elif number and self._main is not None and not self._main.done():
-            self.killed_by = number
+        elif number and not self._begun:
+            self.end(-number)  # it had no time to install a handler
+        elif number and self._main is not None:
             self._main.cancel()
 
 

@@ -1,12 +1,12 @@
 """The world itself: the seed decides everything, nothing escapes, and what is planted is found."""
 
+import asyncio
 import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from random import random as dice
 
 import pytest
 
@@ -71,7 +71,7 @@ def broken_by(escape: str) -> str:
     """The message of the world in which a process ran this expression."""
 
     async def main(env: Env) -> int:
-        eval(escape, {"time": time, "dice": dice, "os": os, "threading": threading})  # noqa: S307
+        eval(escape, {"time": time, "os": os, "threading": threading})  # noqa: S307
         return 0
 
     with World(1) as world:
@@ -145,13 +145,11 @@ def test_an_invariant_that_does_not_hold_stops_the_world_with_the_line_that_repe
 
 
 def test_time_does_not_stand_still_in_a_busy_loop() -> None:
-    import asyncio
-
     ended: list[float] = []
 
     async def main(env: Env) -> int:
         end = env.clock.now_s() + 0.01
-        while env.clock.now_s() < end:
+        while env.clock.now_s() < end:  # noqa: ASYNC110
             await asyncio.sleep(0)
         ended.append(world.now)
         return 0

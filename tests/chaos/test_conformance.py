@@ -1,0 +1,79 @@
+"""The simulated ports and the real ones keep the same promises: the same small programs run on both."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.bytes import SocketBytes
+from agent.datagrams import UdpDatagrams
+from agent.disk import DirectoryDisk
+from chaos import conformance
+from chaos.host import SimLog
+from chaos.world import World
+from covey.ports import Address, Bytes, Datagrams, Disk, Env
+
+
+def in_a_world(promise: Callable[[Env], Awaitable[None]], seed: int = 5) -> None:
+    ended: list[bool] = []
+
+    async def main(env: Env) -> int:
+        await promise(env)
+        ended.append(True)
+        return 0
+
+    with World(seed) as world:
+        host = world.add_host("h1")
+        host.main = main
+        host.start_agent()
+        world.run(100)
+    assert ended == [True]
+
+
+def named(promise: Any) -> str:
+    return str(promise.__name__)
+
+
+@pytest.mark.parametrize("promise", conformance.DISK, ids=named)
+def test_the_simulated_disk_keeps_its_promises(promise: Callable[[Disk], Awaitable[None]]) -> None:
+    in_a_world(lambda env: promise(env.disk))
+
+
+@pytest.mark.parametrize("promise", conformance.DISK, ids=named)
+def test_the_real_disk_keeps_the_same_promises(promise: Callable[[Disk], Awaitable[None]], tmp_path: Path) -> None:
+    disk = DirectoryDisk(str(tmp_path))
+    try:
+        asyncio.run(promise(disk))  # type: ignore[arg-type]
+    finally:
+        disk.close()
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0:0", "unix:/run/covey/h1/x.sock"])
+@pytest.mark.parametrize("promise", conformance.BYTES, ids=named)
+def test_simulated_streams_keep_their_promises(
+    promise: Callable[[Bytes, Address], Awaitable[None]], bind: Address
+) -> None:
+    in_a_world(lambda env: promise(env.bytes, bind))
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+@pytest.mark.parametrize("promise", conformance.BYTES, ids=named)
+def test_real_streams_keep_the_same_promises(
+    promise: Callable[[Bytes, Address], Awaitable[None]], kind: str, tmp_path: Path
+) -> None:
+    with World(1) as world:
+        port = SocketBytes(SimLog(world, "test"))
+        bind = "127.0.0.1:0" if kind == "tcp" else f"unix:{tmp_path}/x.sock"
+        asyncio.run(promise(port, bind))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("promise", conformance.DATAGRAMS, ids=named)
+def test_simulated_datagrams_keep_their_promises(promise: Callable[[Datagrams, Address], Awaitable[None]]) -> None:
+    in_a_world(lambda env: promise(env.datagrams, "127.0.0.1:0"))
+
+
+@pytest.mark.parametrize("promise", conformance.DATAGRAMS, ids=named)
+def test_real_datagrams_keep_the_same_promises(promise: Callable[[Datagrams, Address], Awaitable[None]]) -> None:
+    asyncio.run(promise(UdpDatagrams(), "127.0.0.1:0"))  # type: ignore[arg-type]
