@@ -149,6 +149,8 @@ class WorkerLink:
         self._queue: asyncio.Queue[Frame | tuple[int, TensorSum] | None] = asyncio.Queue()
         self._closed = False
         self._written = asyncio.Event()
+        self._refused: set[int] = set()
+        """Tensors that will not be summed; pushes of them are on their way until the worker hears so."""
         self._key = 0
         """The tensor of the frame heard last."""
 
@@ -234,6 +236,8 @@ class WorkerLink:
     def _expect(self, header: Header) -> None:
         """What can be wrong with a frame is found before its payload is allocated."""
         match header.op:
+            case Op.PUSH if header.key in self._refused:
+                pass
             case Op.PUSH | Op.STATE:
                 declared = self._tensor(header).declared
                 if header.part >= declared.parts:
@@ -250,6 +254,8 @@ class WorkerLink:
         match header.op:
             case Op.OPEN:
                 await self._open(header, payload)
+            case Op.PUSH if header.key in self._refused:
+                pass
             case Op.PUSH:
                 self.job.received_bytes += header.length
                 tensor = self._tensor(header)
@@ -267,6 +273,7 @@ class WorkerLink:
     async def _open(self, header: Header, payload: bytearray) -> None:
         tensor = self.job.declare(header.key, unpack_declared(payload))
         if isinstance(tensor, str):
+            self._refused.add(header.key)
             self.say(Op.FAULT, key=header.key, payload=tensor.encode()[:FAULT_BYTES_MAX])
             return
         self.job.do(header.key, tensor, tensor.open(self.rank, header.round, bool(header.flags & WANT)))

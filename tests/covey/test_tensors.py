@@ -1,0 +1,337 @@
+"""TensorClient against a real aggd on loopback sockets: one thread per rank, as the processes of a job would be."""
+
+import io
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from covey.core import HostId, JobId
+from covey.rounds import Superseded
+from covey.tensors import TensorClient, TensorError
+from covey.tensorwire import Op, frame, job_hash
+from covey.wire import AggregatorAt
+from plugins.aggregator.datapath.control import Forget
+from tests.plugins.aggregator.loopback import SECRET, AggdThread
+
+EPOCH = 1 << 32
+
+
+@pytest.fixture
+def aggd(tmp_path: Path) -> Iterator[AggdThread]:
+    running = AggdThread(tmp_path)
+    yield running
+    running.finish()
+
+
+class Ranks:
+    """The clients of one job, each driven by a thread."""
+
+    def __init__(self, workers: int, part_bytes: int = 1 << 16) -> None:
+        self.lost: list[tuple[int, int, str]] = []
+        self.clients = [
+            TensorClient(JobId("j1"), rank, workers, self._lost(rank), part_bytes=part_bytes) for rank in range(workers)
+        ]
+        self.failed: list[BaseException] = []
+
+    def _lost(self, rank: int) -> Callable[[int, str], None]:
+        return lambda epoch, why: self.lost.append((rank, epoch, why))
+
+    def moved(self, at: AggregatorAt) -> None:
+        for client in self.clients:
+            client.moved(at)
+
+    def start(self, script: Callable[[int, TensorClient], None]) -> list[threading.Thread]:
+        def run(rank: int) -> None:
+            try:
+                script(rank, self.clients[rank])
+            except BaseException as error:
+                self.failed.append(error)
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(self.clients))]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def end(self, threads: list[threading.Thread]) -> None:
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive(), self.lost
+        for client in self.clients:
+            client.close()
+        if self.failed:
+            raise self.failed[0]
+
+
+def deltas(rank: int, round: int, shape: tuple[int, ...]) -> np.ndarray:
+    rng = np.random.default_rng([rank, round])
+    return (rng.standard_normal(shape) * 10.0 ** rng.integers(-5, 6, shape)).astype(np.float32)
+
+
+def reference(workers: int, rounds: int, shape: tuple[int, ...]) -> np.ndarray:
+    parameters = np.full(shape, 0.5, np.float32)
+    for round in range(rounds):
+        total = deltas(0, round, shape)
+        for rank in range(1, workers):
+            total += deltas(rank, round, shape)
+        parameters = parameters + total
+    return parameters
+
+
+def until(what: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("shape", [(3,), (), (0,), (100, 70), (300_000,)])
+def test_every_rank_gets_rank_0s_model_plus_the_sums_in_rank_order(aggd: AggdThread, shape: tuple[int, ...]) -> None:
+    ranks = Ranks(3)
+    results: dict[int, np.ndarray] = {}
+
+    def script(rank: int, client: TensorClient) -> None:
+        start = client.model("w", np.full(shape, 0.5 + rank, np.float32))
+        assert start.shape == shape and np.all(start == 0.5)
+        for round in range(3):
+            results[rank] = client.push_pull("w", deltas(rank, round, shape))
+
+    ranks.moved(aggd.serve("j1", EPOCH + 1, 3))
+    ranks.end(ranks.start(script))
+    for rank in range(3):
+        assert results[rank].shape == shape
+        assert results[rank].tobytes() == reference(3, 3, shape).tobytes()
+    assert not ranks.lost
+
+
+def test_a_killed_aggregator_is_replaced_in_the_middle_without_changing_a_bit(tmp_path: Path) -> None:
+    """Four ranks, three aggregators one after another, killed while rounds are under way."""
+    shape, rounds = (40_000,), 24
+    first = AggdThread(tmp_path, control="a.sock")
+    ranks = Ranks(4)
+    results: dict[int, np.ndarray] = {}
+    reached = [0] * 4
+
+    def script(rank: int, client: TensorClient) -> None:
+        client.model("w", np.full(shape, 0.5, np.float32))
+        for round in range(rounds):
+            results[rank] = client.push_pull("w", deltas(rank, round, shape))
+            reached[rank] = round
+            client.barrier()
+
+    ranks.moved(first.serve("j1", EPOCH + 1, 4))
+    threads = ranks.start(script)
+    running = first
+    for epoch, wanted in ((2, 5), (3, 13)):
+        until(lambda wanted=wanted: max(reached) >= wanted)  # type: ignore[misc]
+        running.kill()
+        assert not running.failures
+        running = AggdThread(tmp_path, control=f"{epoch}.sock")
+        ranks.moved(running.serve("j1", EPOCH + epoch, 4))
+    ranks.end(threads)
+    running.finish()
+    for rank in range(4):
+        assert results[rank].tobytes() == reference(4, rounds, shape).tobytes()
+    assert {epoch for _, epoch, _ in ranks.lost} <= {EPOCH + 1, EPOCH + 2} and ranks.lost
+
+
+def test_the_same_aggregator_may_come_back_under_a_new_epoch(aggd: AggdThread) -> None:
+    ranks = Ranks(2)
+    reached = [0, 0]
+
+    def script(rank: int, client: TensorClient) -> None:
+        for round in range(1, 60):
+            assert client.push_pull("ids", np.array([1 << rank], np.float32))[0] == 3.0
+            reached[rank] = round
+
+    ranks.moved(aggd.serve("j1", EPOCH + 1, 2))
+    threads = ranks.start(script)
+    for epoch in range(2, 6):
+        until(lambda epoch=epoch: min(reached) > epoch * 8)  # type: ignore[misc]
+        ranks.moved(aggd.serve("j1", EPOCH + epoch, 2))
+    ranks.end(threads)
+
+
+def test_state_is_given_while_the_script_computes(tmp_path: Path) -> None:
+    """Rank 0 has its result and computes; rank 1 has not: only rank 0's link thread can help the new aggregator."""
+    first, second = AggdThread(tmp_path, control="a.sock"), AggdThread(tmp_path, control="b.sock")
+    ranks = Ranks(2)
+    both, computing, go_on = threading.Barrier(2), threading.Event(), threading.Event()
+    results: dict[int, np.ndarray] = {}
+
+    def script(rank: int, client: TensorClient) -> None:
+        client.model("w", np.zeros(4, np.float32))
+        both.wait(5)
+        if rank == 0:
+            results[0] = client.push_pull("w", np.full(4, 1.0, np.float32))
+            computing.set()
+            assert go_on.wait(10)
+        else:
+            results[1] = client.push_pull("w", np.full(4, 2.0, np.float32))
+
+    ranks.moved(first.serve("j1", EPOCH + 1, 2))
+    threads = ranks.start(script)
+    assert computing.wait(10)
+    first.kill()
+    ranks.clients[1]._rounds.tensors["w"].version = 0  # as if the answer had not reached it
+    ranks.moved(second.serve("j1", EPOCH + 2, 2))
+    until(lambda: second.now().jobs[0].joined == 2)
+    go_on.set()
+    ranks.end(threads)
+    second.finish()
+    assert results[0].tolist() == results[1].tolist() == [3.0] * 4
+
+
+def test_a_result_is_the_scripts_own_and_writing_to_it_harms_nobody(aggd: AggdThread) -> None:
+    ranks = Ranks(2)
+    results: dict[int, np.ndarray] = {}
+
+    def script(rank: int, client: TensorClient) -> None:
+        w = client.model("w", np.zeros(4, np.float32))
+        w += 100
+        w = client.push_pull("w", np.ones(4, np.float32))
+        w += 100
+        results[rank] = client.push_pull("w", np.ones(4, np.float32))
+
+    ranks.moved(aggd.serve("j1", EPOCH + 1, 2))
+    ranks.end(ranks.start(script))
+    assert results[0].tolist() == results[1].tolist() == [4.0] * 4
+
+
+def test_ranks_that_declare_different_shapes_are_told_so(aggd: AggdThread) -> None:
+    ranks = Ranks(2)
+    errors: dict[int, str] = {}
+
+    def script(rank: int, client: TensorClient) -> None:
+        try:
+            client.push_pull("g", np.zeros(3 + rank, np.float32))
+        except TensorError as error:
+            errors[rank] = str(error)
+            ranks.clients[1 - rank].close()
+
+    ranks.moved(aggd.serve("j1", EPOCH + 1, 2))
+    ranks.end(ranks.start(script))
+    assert any("another rank declared" in error and "(4,)" in error for error in errors.values())
+
+
+def test_arrays_that_cannot_be_summed_are_refused_at_once(aggd: AggdThread) -> None:
+    ranks = Ranks(1)
+    client = ranks.clients[0]
+    ranks.moved(aggd.serve("j1", EPOCH + 1, 1))
+    with pytest.raises(TypeError, match="astype"):
+        client.push_pull("g", np.zeros(3))  # type: ignore[arg-type]
+    client.push_pull("g", np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match="another name"):
+        client.push_pull("g", np.zeros(4, np.float32))
+    with pytest.raises(ValueError, match="length <= 200"):
+        client.push_pull("g" * 201, np.zeros(4, np.float32))
+    ranks.end([])
+
+
+def test_a_tensor_that_does_not_fit_is_refused_with_the_setting_to_change(tmp_path: Path) -> None:
+    small = AggdThread(tmp_path, memory_bytes_max=1000)
+    ranks = Ranks(1)
+    ranks.moved(small.serve("j1", EPOCH + 1, 1))
+    with pytest.raises(TensorError, match="memory_bytes_max"):
+        ranks.clients[0].push_pull("g", np.zeros(1000, np.float32))
+    assert ranks.clients[0].push_pull("small", np.ones(3, np.float32)).tolist() == [1, 1, 1]
+    ranks.end([])
+    small.finish()
+
+
+def test_a_rank_of_a_run_that_was_taken_back_learns_it_from_the_aggregator(aggd: AggdThread) -> None:
+    ranks = Ranks(1)
+    at = aggd.serve("j1", EPOCH + 1, 1)
+    aggd.serve("j1", 2 * EPOCH + 1, 1)
+    ranks.moved(at)
+    with pytest.raises(Superseded, match="taken back"):
+        ranks.clients[0].push_pull("g", np.zeros(3, np.float32))
+    ranks.end([])
+
+
+def test_a_rank_of_a_run_that_was_taken_back_learns_it_from_its_agent(aggd: AggdThread) -> None:
+    ranks = Ranks(1)
+    ranks.moved(aggd.serve("j1", EPOCH + 1, 1))
+    ranks.clients[0].push_pull("g", np.zeros(3, np.float32))
+    ranks.moved(AggregatorAt(JobId("j1"), 2 * EPOCH + 1, HostId("h1"), "127.0.0.1:1", SECRET))
+    with pytest.raises(Superseded, match="grant 2"):
+        ranks.clients[0].push_pull("g", np.zeros(3, np.float32))
+    ranks.end([])
+
+
+def test_a_job_that_is_no_longer_served_is_reported_and_waits(aggd: AggdThread) -> None:
+    ranks = Ranks(1)
+    at = aggd.serve("j1", EPOCH + 1, 1)
+    ranks.moved(at)
+    ranks.clients[0].push_pull("g", np.zeros(3, np.float32))
+    aggd.order(Forget(JobId("j1"), EPOCH + 1))
+    until(lambda: (0, EPOCH + 1, "it does not serve this job under our epoch") in ranks.lost)
+    ranks.moved(aggd.serve("j1", EPOCH + 2, 1))
+    assert ranks.clients[0].push_pull("g", np.ones(3, np.float32)).tolist() == [1, 1, 1]
+    ranks.end([])
+
+
+def test_who_waits_long_says_for_what() -> None:
+    said = io.StringIO()
+    client = TensorClient(JobId("j1"), 2, 4, lambda epoch, why: None, patience_s=0.02, say=said)
+    thread = threading.Thread(target=lambda: pytest.raises(TensorError, client.push_pull, "g", np.zeros(1, np.float32)))
+    thread.start()
+    until(lambda: said.getvalue().count("\n") >= 2)
+    client.close()
+    thread.join(5)
+    assert "covey: rank 2 of j1 has waited" in said.getvalue()
+    assert "tensor 'g': the agent has not named an aggregator yet" in said.getvalue()
+
+
+def test_lower_and_equal_epochs_are_no_news(aggd: AggdThread) -> None:
+    ranks = Ranks(1)
+    ranks.moved(aggd.serve("j1", EPOCH + 5, 1))
+    for epoch in (EPOCH + 5, EPOCH + 4):
+        ranks.moved(AggregatorAt(JobId("j1"), epoch, HostId("h9"), "127.0.0.1:1", SECRET))
+    assert ranks.clients[0].push_pull("g", np.ones(1, np.float32)).tolist() == [1]
+    ranks.end([])
+    assert not ranks.lost
+
+
+def hostile(answers: bytes) -> tuple[AggregatorAt, socket.socket]:
+    """A listener that says `answers` to whoever connects, and a word where it is."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return
+            with peer:
+                peer.recv(56)
+                peer.sendall(answers)
+
+    threading.Thread(target=serve, daemon=True).start()
+    host, port = listener.getsockname()
+    return AggregatorAt(JobId("j1"), EPOCH + 1, HostId("h1"), f"{host}:{port}", SECRET), listener
+
+
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        (b"\xff" * 40, "version 255"),
+        (b"".join(frame(Op.PONG, job_hash(JobId("j1")), EPOCH + 1)), "answered PONG to our hello"),  # type: ignore[arg-type]
+        (b"".join(frame(Op.WELCOME, job_hash(JobId("j2")), EPOCH + 1)), "a frame of job"),  # type: ignore[arg-type]
+        (frame(Op.WELCOME, job_hash(JobId("j1")), EPOCH + 1)[0][:-1] + b"\0", "checksum"),
+        (frame(Op.HELLO, job_hash(JobId("j1")), EPOCH + 1)[0], "does not say HELLO"),
+        (b"", "closed the connection"),
+    ],
+)
+def test_an_aggregator_that_talks_nonsense_is_reported_and_never_believed(answers: bytes, why: str) -> None:
+    at, listener = hostile(answers)
+    ranks = Ranks(1)
+    ranks.moved(at)
+    until(lambda: bool(ranks.lost))
+    assert why in ranks.lost[0][2]
+    ranks.end([])
+    listener.close()

@@ -1,0 +1,264 @@
+"""A job's workers and its aggregators without sockets: frames in queues, delivered in an order that a seed chooses."""
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from covey.core import JobId
+from covey.rounds import Rounds
+from covey.tensorwire import WANT, Frame, Header, Kind, Op, frame, job_hash, parse, unpack_declared, verify
+from plugins.aggregator.datapath.sums import Do, TensorSum
+
+Array = npt.NDArray[np.float32]
+JOB = JobId("j1")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    name: str
+    kind: Kind
+    shape: tuple[int, ...]
+
+
+def contribution(tensor: Tensor, rank: int, round: int) -> Array:
+    """What a rank pushes: of very different sizes, so that another order of additions gives other bits."""
+    rng = np.random.default_rng([rank, round, len(tensor.name), *tensor.name.encode()])
+    values = rng.standard_normal(tensor.shape) * 10.0 ** rng.integers(-6, 7, tensor.shape)
+    return values.astype(np.float32)
+
+
+def initial(tensor: Tensor, rank: int) -> Array:
+    return np.full(tensor.shape, 0.1 + rank, np.float32)
+
+
+def reference(tensor: Tensor, workers: int, rounds: int) -> list[Array]:
+    """Results of rounds 1.. in one process: the sum in rank order, added to rank 0's initial value for a model."""
+    results, parameters = [], initial(tensor, 0)
+    for round in range(1, rounds + 1):
+        total = contribution(tensor, 0, round).copy()
+        for rank in range(1, workers):
+            total += contribution(tensor, rank, round)
+        parameters = parameters + total if tensor.kind == "model" else total
+        results.append(parameters)
+    return results
+
+
+class Owner:
+    """An aggregator of one epoch: `TensorSum`s and a queue to and from each connected worker."""
+
+    def __init__(self, epoch: int, workers: int) -> None:
+        self.epoch, self.workers = epoch, workers
+        self.tensors: dict[int, TensorSum] = {}
+        self.inboxes: dict[int, deque[Frame]] = {}
+        self.outboxes: dict[int, deque[Frame]] = {}
+        self.answered: list[tuple[int, int, int]] = []
+        """(key, round, rank) of every result given."""
+
+    def connect(self, rank: int, hello: Frame) -> None:
+        self.disconnect(rank)
+        self.inboxes[rank], self.outboxes[rank] = deque(), deque([frame(Op.WELCOME, job_hash(JOB), self.epoch)])
+        assert parse(hello[0]).epoch == self.epoch
+
+    def disconnect(self, rank: int) -> None:
+        if rank in self.inboxes:
+            del self.inboxes[rank], self.outboxes[rank]
+            for key, tensor in self.tensors.items():
+                self._do(key, tensor.gone(rank))
+
+    def hear(self, rank: int) -> None:
+        head, payload = self.inboxes[rank].popleft()
+        header, payload = parse(head), bytes(payload)
+        verify(head, payload)
+        assert (header.epoch, header.rank) == (self.epoch, rank)
+        match header.op:
+            case Op.OPEN:
+                declared = unpack_declared(payload)
+                tensor = self.tensors.setdefault(header.key, TensorSum(declared, self.workers))
+                assert tensor.declared == declared
+                self._do(header.key, tensor.open(rank, header.round, bool(header.flags & WANT)))
+            case Op.PUSH:
+                actions = self.tensors[header.key].push(rank, header.round, header.part, payload)
+                self._do(header.key, actions)
+            case Op.STATE:
+                actions = self.tensors[header.key].state_part(rank, header.round, header.part, payload)
+                self._do(header.key, actions)
+            case other:
+                raise AssertionError(other)
+        self.tensors[header.key].check()
+
+    def busy(self) -> list[int]:
+        return [key for key, tensor in self.tensors.items() if tensor.busy]
+
+    def work(self, key: int) -> None:
+        self._do(key, self.tensors[key].work())
+        self.tensors[key].check()
+
+    def _do(self, key: int, actions: Sequence[Do]) -> None:
+        for action in actions:
+            out = self.outboxes.get(action.rank)
+            if out is None:
+                continue
+            tensor = self.tensors[key]
+            if action.what == "ask":
+                out.append(frame(Op.ASK, job_hash(JOB), self.epoch, key=key))
+                continue
+            version, array = tensor.lend()
+            self.answered.append((key, version, action.rank))
+            data = array.tobytes()
+            for part in range(tensor.declared.parts):
+                start, end = tensor.declared.span(part)
+                out.append(
+                    frame(
+                        Op.RESULT,
+                        job_hash(JOB),
+                        self.epoch,
+                        key=key,
+                        part=part,
+                        round=version,
+                        payload=data[start:end],
+                    )
+                )
+            tensor.give_back(array)
+
+
+@dataclass
+class Worker:
+    """A training script: every round it pushes each tensor in turn and waits for the result."""
+
+    rank: int
+    rounds: Rounds
+    tensors: Sequence[Tensor]
+    last: int
+    owner: Owner | None = None
+    round: int = 0
+    at: int = 0
+    results: dict[tuple[str, int], bytes] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> bool:
+        return self.round > self.last
+
+    def step(self) -> bool:
+        """Go on with the script as far as one call; False when it waits."""
+        if self.finished:
+            return False
+        tensor = self.tensors[self.at]
+        state = self.rounds.tensors.get(tensor.name)
+        if state is None:
+            start = memoryview(initial(tensor, self.rank).reshape(-1)).cast("B") if tensor.kind == "model" else None
+            self._send(self.rounds.declare(tensor.name, tensor.kind, tensor.shape, start))
+            if tensor.kind == "model":
+                return True
+            state = self.rounds.tensors[tensor.name]
+        if not state.agreed or state.unacknowledged is not None:
+            return False
+        if self.round == 0:
+            self._next()
+        elif state.version == self.round:
+            self.results[tensor.name, self.round] = bytes(state.state)
+            self._next()
+        else:
+            assert state.version == self.round - 1
+            data = memoryview(contribution(tensor, self.rank, self.round).reshape(-1)).cast("B")
+            self._send(self.rounds.push(tensor.name, data))
+        return True
+
+    def _next(self) -> None:
+        self.at += 1
+        if self.at == len(self.tensors):
+            self.at, self.round = 0, self.round + 1
+
+    def _send(self, frames: object) -> None:
+        copies = [(head, bytes(payload)) for head, payload in frames]  # type: ignore[attr-defined]
+        if self.owner is not None and self.rank in self.owner.inboxes and self.welcomed:
+            self.owner.inboxes[self.rank].extend(copies)
+
+    welcomed: bool = False
+
+    def hear(self) -> None:
+        assert self.owner is not None
+        head, payload = self.owner.outboxes[self.rank].popleft()
+        header: Header = parse(head)
+        into = self.rounds.destination(header)
+        into[:] = payload
+        verify(head, into)
+        answer = list(self.rounds.heard(header, into))
+        if header.op is Op.WELCOME:
+            self.welcomed = True
+            answer = list(self.rounds.connected())
+        self._send(answer)
+        self.rounds.check()
+
+    def move(self, owner: Owner) -> None:
+        if self.owner is not None:
+            self.owner.disconnect(self.rank)
+        self.rounds.moved(owner.epoch)
+        self.owner, self.welcomed = owner, False
+        owner.connect(self.rank, self.rounds.hello(b"s" * 16))
+
+
+class Bench:
+    """Workers and the owner of the highest epoch."""
+
+    def __init__(self, seed: int, workers: int, tensors: Sequence[Tensor], rounds: int, part_bytes: int = 16) -> None:
+        self.rng = random.Random(seed)
+        self.tensors, self.last = tensors, rounds
+        self.workers = [Worker(r, Rounds(JOB, r, workers, part_bytes), tensors, rounds) for r in range(workers)]
+        self.owner = self.new_owner()
+
+    def new_owner(self) -> Owner:
+        """Replace the owner; every worker is told at once. What the old one had is lost."""
+        epoch = getattr(self, "owner", Owner(1 << 32, 0)).epoch + 1
+        self.owner = Owner(epoch, len(self.workers))
+        for worker in self.workers:
+            worker.move(self.owner)
+        return self.owner
+
+    def choices(self) -> list[tuple[str, int]]:
+        """What could happen next."""
+        found: list[tuple[str, int]] = [("work", key) for key in self.owner.busy()]
+        for rank in range(len(self.workers)):
+            if self.owner.inboxes.get(rank):
+                found.append(("owner hears", rank))
+            if self.owner.outboxes.get(rank):
+                found.append(("worker hears", rank))
+            if not self.workers[rank].finished:
+                found.append(("script", rank))
+        return found
+
+    def happen(self, what: str, which: int) -> bool:
+        match what:
+            case "work":
+                self.owner.work(which)
+            case "owner hears":
+                self.owner.hear(which)
+            case "worker hears":
+                self.workers[which].hear()
+            case _:
+                return self.workers[which].step()
+        return True
+
+    def step(self, allowed: Callable[[str, int], bool] = lambda what, which: True) -> bool:
+        """One thing that changes something, at random; False when nothing can happen any more."""
+        found = [choice for choice in self.choices() if allowed(*choice)]
+        self.rng.shuffle(found)
+        return any(self.happen(*choice) for choice in found)
+
+    def run(self, until: Callable[[], bool] | None = None, steps: int = 200_000) -> None:
+        """Until a condition, or until every script has ended."""
+        for _ in range(steps):
+            if until() if until is not None else all(worker.finished for worker in self.workers):
+                return
+            assert self.step(), f"stuck: {[(w.round, w.at) for w in self.workers]}"
+        raise AssertionError("did not end")
+
+    def check_results(self) -> None:
+        """Bit for bit what one process would have computed, on every worker, for every round."""
+        for tensor in self.tensors:
+            for round, expected in enumerate(reference(tensor, len(self.workers), self.last), 1):
+                for worker in self.workers:
+                    assert worker.results[tensor.name, round] == expected.tobytes(), (tensor, round, worker.rank)

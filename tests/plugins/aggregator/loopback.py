@@ -1,0 +1,107 @@
+"""A real `aggd` on loopback, in a thread with a loop of its own, for scripts that block."""
+
+import asyncio
+import os
+import random
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+from agent.bytes import SocketBytes
+from agent.clock import RealClock
+from agent.tasks import Tasks
+from covey.core import HostId, JobId
+from covey.ports import Env, Log
+from covey.wire import AggregatorAt
+from plugins.aggregator.datapath.aggd import Aggd, AggdConfig
+from plugins.aggregator.datapath.control import Now, Order, Serve, Tell
+
+SECRET = b"sixteen bytes !!"
+
+
+class Quiet:
+    """A log that nobody reads, but errors."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+        self.warnings: list[str] = []
+
+    def debug(self, event: str, **fields: Any) -> None: ...
+    def info(self, event: str, **fields: Any) -> None: ...
+    def warning(self, event: str, **fields: Any) -> None:
+        self.warnings.append(f"{event} {fields}")
+
+    def error(self, event: str, **fields: Any) -> None:
+        self.errors.append(f"{event} {fields}")
+
+
+def bytes_env(run_dir: Path, tasks: Tasks, log: Log) -> Env:
+    """Ports of a byte process: what it must not touch is absent."""
+    absent = cast(Any, None)
+    return Env(
+        host=HostId("h1"),
+        clock=RealClock(),
+        rng=random.Random(1),
+        entropy=os.urandom,
+        spawn=tasks.spawn,
+        log=log,
+        datagrams=absent,
+        links=absent,
+        bytes=SocketBytes(log),
+        disk=absent,
+        processes=absent,
+        probes=absent,
+        run_dir=str(run_dir),
+    )
+
+
+class AggdThread:
+    def __init__(self, run_dir: Path, **config: Any) -> None:
+        self.log = Quiet()
+        self.failures: list[str] = []
+        settings = {"bind": "127.0.0.1:0", "control": "aggd.sock", "memory_bytes_max": 1 << 30, **config}
+        self._config = AggdConfig(**settings)
+        self._run_dir = run_dir
+        self._ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._main)
+        self._thread.start()
+        assert self._ready.wait(5)
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._work())
+        self._loop.close()
+
+    async def _work(self) -> None:
+        tasks = Tasks(self.log, lambda name, error: self.failures.append(f"{name}: {error!r}"))
+        self.aggd = Aggd(bytes_env(self._run_dir, tasks, self.log), self._config)
+        self._task = asyncio.ensure_future(self.aggd.run())
+        while not self.aggd.address:
+            await asyncio.sleep(0.001)
+        self._ready.set()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await tasks.cancel_all()
+
+    def order(self, order: Order) -> Now:
+        async def perform() -> Now:
+            return self.aggd.perform(order)
+
+        return asyncio.run_coroutine_threadsafe(perform(), self._loop).result(5)
+
+    def serve(self, job: str, epoch: int, workers: int) -> AggregatorAt:
+        self.order(Serve(JobId(job), epoch, workers, SECRET))
+        return AggregatorAt(JobId(job), epoch, HostId("h1"), self.aggd.address, SECRET)
+
+    def now(self) -> Now:
+        return self.order(Tell())
+
+    def kill(self) -> None:
+        """Every connection drops at once, and the address answers no more."""
+        self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(5)
+        assert not self._thread.is_alive()
+
+    def finish(self) -> None:
+        self.kill()
+        assert not self.failures and not self.log.errors, (self.failures, self.log.errors)

@@ -1,0 +1,216 @@
+"""Rounds of workers against sums of aggregators, in every order a seed can think of, with owners that die."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from covey.tensorwire import Declared, key_of
+from plugins.aggregator.datapath.sums import Do, TensorSum, Violation
+from tests.plugins.aggregator.harness import Bench, Tensor, contribution
+
+MODEL = Tensor("w", "model", (7, 3))
+GRAD = Tensor("g", "grad", (5,))
+BOTH = (MODEL, GRAD)
+
+
+def answered(bench: Bench, name: str, round: int) -> list[int]:
+    return [rank for key, given, rank in bench.owner.answered if key == key_of(name) and given == round]
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    workers=st.integers(1, 5),
+    part_bytes=st.sampled_from([4, 12, 16, 64, 1 << 20]),
+    kills=st.lists(st.integers(0, 400), max_size=4),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_order_any_part_size_and_any_deaths_give_the_sum_in_rank_order(
+    seed: int, workers: int, part_bytes: int, kills: list[int]
+) -> None:
+    bench = Bench(seed, workers, BOTH, rounds=3, part_bytes=part_bytes)
+    for steps in kills:
+        for _ in range(steps):
+            if not bench.step():
+                break
+        bench.new_owner()
+    bench.run()
+    bench.check_results()
+
+
+@given(seed=st.integers(0, 2**32), breaks=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 2)), max_size=8))
+@settings(max_examples=40, deadline=None)
+def test_connections_that_break_and_come_back_change_no_bit(seed: int, breaks: list[tuple[int, int]]) -> None:
+    bench = Bench(seed, 3, BOTH, rounds=3)
+    for steps, rank in breaks:
+        for _ in range(steps):
+            bench.step()
+        bench.workers[rank].move(bench.owner)
+    bench.run()
+    bench.check_results()
+
+
+def test_contributions_of_single_bits_are_each_counted_exactly_once() -> None:
+    """Rank r adds 2**r: a lost or doubled push would show as another number."""
+    declared = Declared("ids", "model", (10,), 8)
+    tensor = TensorSum(declared, 6)
+    data = {rank: np.full(10, 2.0**rank, np.float32).tobytes() for rank in range(6)}
+    for rank in range(6):
+        asks = tensor.open(rank, 0, want=True)
+    assert asks == (Do("ask", 0),)
+    for part in range(declared.parts):
+        start, end = declared.span(part)
+        tensor.state_part(0, 0, part, bytes(end - start))
+    for rank in (3, 5, 3, 0, 0, 1, 5, 4, 2, 1):
+        for part in range(declared.parts):
+            start, end = declared.span(part)
+            tensor.push(rank, 1, part, data[rank][start:end])
+            while tensor.busy:
+                tensor.work()
+            tensor.check()
+    version, state = tensor.lend()
+    assert version == 1 and state.tolist() == [63.0] * 10
+    assert tensor.duplicates > 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_owner_killed_after_answering_only_one_worker(seed: int, first: int) -> None:
+    bench = Bench(seed, 3, (MODEL,), rounds=4)
+    others = [rank for rank in range(3) if rank != first]
+
+    def news(what: str, which: int) -> bool:
+        """The others' results of round 2 stay on the way."""
+        holding = bench.workers[which].rounds.tensors.get("w") if what == "worker hears" else None
+        return holding is None or which == first or holding.version < 1 or not holding.agreed
+
+    while bench.workers[first].rounds.tensors.get("w") is None or bench.workers[first].rounds.tensors["w"].version < 2:
+        assert bench.step(news)
+    assert all(bench.workers[rank].rounds.tensors["w"].version == 1 for rank in others)
+    bench.new_owner()
+    bench.run()
+    bench.check_results()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_owner_killed_before_answering_anybody(seed: int) -> None:
+    bench = Bench(seed, 3, (MODEL,), rounds=3)
+    bench.run(until=lambda: bool(answered(bench, "w", 2)))
+    bench.new_owner()  # all answers of round 2 were still queued
+    assert all(worker.rounds.tensors["w"].version == 1 for worker in bench.workers)
+    bench.run()
+    bench.check_results()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_owner_killed_between_two_tensors(seed: int) -> None:
+    bench = Bench(seed, 3, BOTH, rounds=3)
+    bench.run(until=lambda: all(w.round == 2 and w.at == 1 for w in bench.workers))
+    bench.new_owner()
+    bench.run()
+    bench.check_results()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_owners_that_die_at_every_round_one_after_another(seed: int) -> None:
+    bench = Bench(seed, 4, BOTH, rounds=6)
+    for round in range(6):
+        bench.run(until=lambda round=round: any(w.round > round for w in bench.workers))  # type: ignore[misc]
+        bench.new_owner()
+        bench.new_owner()
+    bench.run()
+    bench.check_results()
+
+
+@pytest.mark.parametrize("steps", range(0, 60, 3))
+def test_new_owner_killed_while_it_fetches_the_state(steps: int) -> None:
+    bench = Bench(steps, 3, (MODEL,), rounds=3, part_bytes=4)
+    bench.run(until=lambda: all(w.round == 2 for w in bench.workers))
+    bench.new_owner()
+    for _ in range(steps):
+        bench.step()
+    bench.new_owner()
+    bench.run()
+    bench.check_results()
+
+
+def test_the_holder_that_was_asked_goes_away_and_another_with_the_same_version_is_asked() -> None:
+    tensor = TensorSum(Declared("w", "model", (4,), 8), 3)
+    assert tensor.open(0, 4, False) == ()
+    assert tensor.open(2, 5, False) == ()
+    assert tensor.open(1, 5, False) == (Do("ask", 1),)
+    tensor.state_part(1, 5, 0, b"\1" * 8)
+    assert tensor.gone(1) == (Do("ask", 2),)
+    tensor.state_part(1, 5, 1, b"\1" * 8)  # too late, from the one that left
+    assert tensor.version is None
+    tensor.state_part(2, 5, 0, b"\2" * 8)
+    tensor.state_part(2, 5, 1, b"\2" * 8)
+    assert tensor.version == 5 and tensor.lend()[1].tobytes() == b"\2" * 16
+
+
+def test_nobody_is_asked_before_all_ranks_have_said_which_version_they_hold() -> None:
+    tensor = TensorSum(Declared("w", "model", (4,)), 3)
+    assert not tensor.open(0, 4, False) and not tensor.open(2, 4, False)
+    assert tensor.missing() == [1]
+    assert tensor.open(1, 5, False) == (Do("ask", 1),)
+
+
+def test_a_sum_that_everybody_holds_is_not_fetched() -> None:
+    tensor = TensorSum(Declared("g", "grad", (4,)), 2)
+    tensor.open(0, 7, False)
+    assert tensor.open(1, 7, False) == []
+    assert tensor.version == 7
+
+
+def test_a_sum_that_one_rank_still_waits_for_is_fetched_from_one_that_has_it() -> None:
+    tensor = TensorSum(Declared("g", "grad", (1,)), 2)
+    tensor.open(0, 6, False)
+    assert tensor.open(1, 7, False) == (Do("ask", 1),)
+    tensor.push(0, 7, 0, b"\0\0\0\0")
+    assert tensor.state_part(1, 7, 0, b"\0\0\x80?") == [Do("give", 0)]
+    assert tensor.lend()[1].tolist() == [1.0]
+
+
+@pytest.mark.parametrize("round", [0, 1, 2, 5])
+def test_a_push_that_no_correct_worker_makes_is_refused(round: int) -> None:
+    tensor = TensorSum(Declared("g", "grad", (1,)), 1)
+    tensor.open(0, 3, False)
+    with pytest.raises(Violation):
+        tensor.push(0, round, 0, b"\0\0\0\0")
+
+
+def test_an_array_that_is_being_sent_is_not_written_again() -> None:
+    tensor = TensorSum(Declared("g", "grad", (1,)), 1)
+    tensor.open(0, 0, False)
+    lent = []
+    for round in range(1, 5):
+        tensor.push(0, round, 0, np.float32(round).tobytes())
+        tensor.work()
+        lent.append(tensor.lend()[1])
+    assert [float(array[0]) for array in lent] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_contributions_are_such_that_another_order_would_show() -> None:
+    """Otherwise the tests above could not fail."""
+    parts = [contribution(MODEL, rank, 1) for rank in range(3)]
+    assert (parts[0] + parts[1] + parts[2]).tobytes() != (parts[2] + parts[1] + parts[0]).tobytes()
+
+
+@given(rank=st.integers(0, 4), version=st.integers(0, 3), part=st.integers(0, 6), data=st.binary(max_size=12))
+@settings(max_examples=200, deadline=None)
+def test_whatever_a_worker_says_a_sum_stays_sound(rank: int, version: int, part: int, data: bytes) -> None:
+    tensor = TensorSum(Declared("w", "model", (4,), 8), 5)
+    for other in range(4):
+        tensor.open(other, 1, False)
+    for call in (
+        lambda: tensor.push(rank, version, part, data),
+        lambda: tensor.state_part(rank, version, part, data),
+        lambda: tensor.open(4, version, False),
+        lambda: tensor.push(rank, version, part, data),
+        lambda: tensor.state_part(rank, version, part, data),
+    ):
+        try:
+            call()
+        except Violation:
+            pass
+        tensor.check()
