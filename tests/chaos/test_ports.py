@@ -427,6 +427,7 @@ def test_signals_end_stop_and_continue_a_process() -> None:
             told.append(await process.wait())
         process = await env.processes.start(command("train", "1"))
         before = env.clock.now_s()
+        await asyncio.sleep(0.2)
         process.signal(19)
         asyncio.get_running_loop().call_later(8, process.signal, 18)
         told.append((await process.wait(), round(env.clock.now_s() - before)))

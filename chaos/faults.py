@@ -1,0 +1,274 @@
+"""What may go wrong with a rack, as data: the same words for the simulator and for real processes.
+
+A plan is a list of (second, fault); a fault strikes, and undoes itself after `for_s`. `swarm` draws a plan from a seed:
+it first switches whole families of faults on or off and draws their rates, so that some seeds are all partitions and
+some are all kills, which finds more than an even mixture would (swarm testing). A story then has two phases:
+
+    safety      faults strike; whatever happens, nothing wrong may be done
+    liveness    `heal` undoes everything; within a bound the rack must be whole again and finish its work
+"""
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from covey.units import GIB
+
+if TYPE_CHECKING:
+    from chaos.world import World
+
+SIGKILL, SIGSTOP, SIGCONT = 9, 19, 18
+
+
+class Fault(msgspec.Struct, frozen=True, tag=True):
+    """One thing that goes wrong. `for_s`: seconds until it undoes itself."""
+
+
+class Kill(Fault, frozen=True):
+    """kill -9 of an agent (started again after `for_s`), of one program or rank by its name, or the power of a host."""
+
+    what: Literal["agent", "host", "program"]
+    host: str
+    for_s: float = 2.0
+    name: str = ""
+    """With `program`: which, such as `slabd`; empty: one at random."""
+
+
+class Pause(Fault, frozen=True):
+    """SIGSTOP of a process, SIGCONT later."""
+
+    host: str
+    for_s: float = 3.0
+    name: str = "agent"
+
+
+class Partition(Fault, frozen=True):
+    """Packets from every host of `one` to every host of `other` vanish, and back unless it is `one_way`."""
+
+    one: tuple[str, ...]
+    other: tuple[str, ...]
+    one_way: bool = False
+    for_s: float = 10.0
+
+
+class Slow(Fault, frozen=True):
+    """Every packet to and from a host takes `factor` times longer, and every callback there costs `callback_s`."""
+
+    host: str
+    factor: float = 20.0
+    callback_s: float = 0.0
+    for_s: float = 10.0
+
+
+class Lose(Fault, frozen=True):
+    """The whole network loses, doubles and delays packets at these rates (0..1)."""
+
+    loss: float = 0.05
+    duplicate: float = 0.0
+    spike: float = 0.0
+    for_s: float = 20.0
+
+
+class FillMemory(Fault, frozen=True):
+    host: str
+    size_bytes: int = 48 * GIB
+    for_s: float = 15.0
+
+
+class FillDisk(Fault, frozen=True):
+    """No room is left (`sick` 0), or every operation fails with this chance."""
+
+    host: str
+    sick: float = 0.0
+    for_s: float = 5.0
+
+
+class SkewClock(Fault, frozen=True):
+    """The wall clock jumps by `wall_s`, and both clocks run at `rate`."""
+
+    host: str
+    wall_s: float = 0.0
+    rate: float = 1.0
+    for_s: float = 30.0
+
+
+AnyFault = Kill | Pause | Partition | Slow | Lose | FillMemory | FillDisk | SkewClock
+Plan = Sequence[tuple[float, AnyFault]]
+
+
+def strike(world: "World", fault: AnyFault) -> None:
+    """Do it now, and arrange its end."""
+    end = world.now + fault.for_s
+    world.mark("fault", "chaos", f"{type(fault).__name__} {_told(fault)}")
+    match fault:
+        case Kill():
+            _kill(world, fault, end)
+        case Pause():
+            for process in world.hosts[fault.host].find(fault.name):
+                process.signal(SIGSTOP)
+                world.at(end, lambda process=process: process.signal(SIGCONT))  # type: ignore[misc]
+        case Partition():
+            pairs = [(a, b) for a in fault.one for b in fault.other if a != b]
+            if not fault.one_way:
+                pairs += [(b, a) for a, b in pairs]
+            world.network.cut(pairs)
+            world.at(end, lambda: world.network.heal(pairs))
+        case Slow():
+            world.network.slow[fault.host] = fault.factor
+            world.hosts[fault.host].slow_down(fault.callback_s)
+            world.at(end, lambda: _quicken(world, fault.host))
+        case Lose():
+            weather = world.network.weather
+            weather.loss, weather.duplicate, weather.spike = fault.loss, fault.duplicate, fault.spike
+            world.at(end, lambda: _calm(world))
+        case FillMemory():
+            world.hosts[fault.host].probes.filled_bytes = fault.size_bytes
+            world.at(end, lambda: _empty_memory(world, fault.host))
+        case FillDisk():
+            disk = world.hosts[fault.host].disk
+            disk.sick, disk.filled_bytes = fault.sick, 0 if fault.sick else disk.capacity_bytes
+            world.at(end, lambda: _mend_disk(world, fault.host))
+        case SkewClock():
+            clock = world.hosts[fault.host].clock
+            clock.wall_error_s = fault.wall_s
+            clock.drift(fault.rate)
+            world.at(end, lambda: world.hosts[fault.host].clock.drift(1.0))
+
+
+def _kill(world: "World", fault: Kill, end: float) -> None:
+    host = world.hosts[fault.host]
+    if fault.what == "host":
+        host.power_off()
+        world.at(end, host.power_on)
+        return
+    if fault.what == "agent":
+        if host.agent is not None:
+            host.agent.signal(SIGKILL)
+        world.at(end, lambda: host.start_agent() if host.up else None)
+        return
+    others = [process for process in host.processes.values() if process.kind != "agent"]
+    if fault.name:
+        others = [process for process in others if process.name.partition("/")[2].startswith(fault.name)]
+    elif others:
+        others = [others[int(world.chance.random() * len(others))]]
+    for process in others:
+        process.signal(SIGKILL)
+
+
+def _quicken(world: "World", host: str) -> None:
+    world.network.slow.pop(host, None)
+    world.hosts[host].slow_down(0.0)
+
+
+def _calm(world: "World") -> None:
+    weather = world.network.weather
+    weather.loss = weather.duplicate = weather.spike = 0.0
+
+
+def _empty_memory(world: "World", host: str) -> None:
+    world.hosts[host].probes.filled_bytes = 0
+
+
+def _mend_disk(world: "World", host: str) -> None:
+    world.hosts[host].disk.sick, world.hosts[host].disk.filled_bytes = 0.0, 0
+
+
+def heal(world: "World") -> None:
+    """Undo everything: power on, agents started, stopped processes continued, the network calm and whole."""
+    world.mark("healed", "chaos")
+    world.network.heal()
+    _calm(world)
+    for name, host in world.hosts.items():
+        _quicken(world, name)
+        _empty_memory(world, name)
+        _mend_disk(world, name)
+        host.clock.drift(1.0)
+        for process in list(host.processes.values()):
+            process.signal(SIGCONT)
+        host.power_on()
+        if host.main is not None:
+            host.start_agent()
+
+
+def schedule(world: "World", plan: Plan) -> None:
+    """Let every fault of a plan strike at its second."""
+    for at_s, fault in plan:
+        world.at(at_s, lambda fault=fault: strike(world, fault))  # type: ignore[misc]
+
+
+# ---- drawing a plan --------------------------------------------------------------------------------------------------
+
+FAMILIES: tuple[str, ...] = (
+    "kill agent",
+    "kill host",
+    "kill program",
+    "pause",
+    "partition",
+    "one way",
+    "isolate",
+    "slow",
+    "lose",
+    "memory",
+    "disk",
+    "clock",
+)
+
+
+def swarm(
+    seed: int, hosts: Sequence[str], start_s: float, end_s: float, families: Sequence[str] = FAMILIES
+) -> list[tuple[float, AnyFault]]:
+    """A plan between two virtual seconds: each family is on with p = 0.4, at a rate of its own."""
+    rng = random.Random(f"{seed}/swarm")
+    plan: list[tuple[float, AnyFault]] = []
+    for family in families:
+        if rng.random() >= 0.4:
+            continue
+        pause_s = rng.choice((5.0, 15.0, 40.0))
+        at_s = start_s + rng.expovariate(1 / pause_s)
+        while at_s < end_s:
+            plan.append((round(at_s, 3), draw(rng, family, hosts)))
+            at_s += rng.expovariate(1 / pause_s)
+    return sorted(plan, key=lambda entry: entry[0])
+
+
+def draw(rng: random.Random, family: str, hosts: Sequence[str]) -> AnyFault:
+    """One fault of a family. ValueError when there is no such family."""
+    host = hosts[rng.randrange(len(hosts))]
+    others = tuple(name for name in hosts if name != host)
+    for_s = round(rng.choice((0.5, 2.0, 8.0, 20.0)) * rng.uniform(0.7, 1.4), 3)
+    match family:
+        case "kill agent":
+            return Kill("agent", host, for_s)
+        case "kill host":
+            return Kill("host", host, for_s + 2)
+        case "kill program":
+            return Kill("program", host, 0.0)
+        case "pause":
+            return Pause(host, for_s)
+        case "partition":
+            mixed = list(hosts)
+            rng.shuffle(mixed)
+            at = rng.randrange(1, max(2, len(mixed)))
+            return Partition(tuple(mixed[:at]), tuple(mixed[at:]), False, for_s)
+        case "one way":
+            return Partition((host,), others, True, for_s)
+        case "isolate":
+            return Partition((host,), others, False, for_s)
+        case "slow":
+            return Slow(host, rng.choice((5.0, 50.0, 300.0)), rng.choice((0.0, 0.0005)), for_s)
+        case "lose":
+            return Lose(rng.choice((0.01, 0.1, 0.3)), rng.choice((0.0, 0.1)), rng.choice((0.0, 0.05)), for_s)
+        case "memory":
+            return FillMemory(host, rng.choice((30, 50, 59)) * GIB, for_s)
+        case "disk":
+            return FillDisk(host, rng.choice((0.0, 0.02, 0.3)), for_s / 2)
+        case "clock":
+            return SkewClock(host, rng.uniform(-60, 60), rng.uniform(0.99, 1.01), for_s)
+        case _:
+            raise ValueError(f"{family!r} is no family of faults; there are {', '.join(FAMILIES)}")
+
+
+def _told(fault: AnyFault) -> str:
+    return " ".join(f"{key}={value}" for key, value in msgspec.structs.asdict(fault).items())
