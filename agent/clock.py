@@ -1,0 +1,13 @@
+"""The machine's two clocks."""
+
+import time
+
+
+class RealClock:
+    """`covey.ports.Clock`: never uvloop's cached `loop.time()`, which has millisecond steps."""
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def wall_s(self) -> float:
+        return time.time()

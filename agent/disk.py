@@ -1,0 +1,212 @@
+"""Durable files under one directory.
+
+    append     write + fdatasync; when the disk fills up half way, the half is taken off again
+    replace    write NAME~PID, fsync, rename over NAME, fsync the directory: the old file or the new one, never a mix
+    write_at   into the page cache; `sync` makes it durable
+
+All work happens in one thread, in the order it was asked for: the event loop never waits for a disk, and two operations
+never overtake one another. A name is checked before it becomes a path; links are not followed out of the directory.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+R = TypeVar("R")
+NAME = re.compile(r"^(?!\.{1,2}(/|$))[A-Za-z0-9._-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._-]+)*$")
+"""Relative, no `.` or `..`; `~` marks our own unfinished files and is no part of a name."""
+OPEN_FILES_MAX = 32
+"""Descriptors kept open between operations."""
+
+
+class DirectoryDisk:
+    """`covey.ports.Disk` rooted at `directory`, which is made with mode 0700."""
+
+    def __init__(self, directory: str) -> None:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        self._root = os.path.realpath(directory)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="disk")
+        self._open: OrderedDict[str, int] = OrderedDict()
+
+    async def _do(self, work: Callable[..., R], *arguments: object) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    def path(self, name: str) -> str:
+        """OSError when it is not a name."""
+        if len(name) > 200 or not NAME.match(name) or name.endswith("\n"):
+            raise OSError(f"{name!r} is not the name of a file here; expected a-z, 0-9, '.', '_', '-' and '/'")
+        return os.path.join(self._root, name)
+
+    async def read(self, name: str) -> bytes | None:
+        return await self._do(self._read, self.path(name))
+
+    async def replace(self, name: str, data: bytes) -> None:
+        await self._do(self._replace, self.path(name), data)
+
+    async def append(self, name: str, data: bytes) -> None:
+        await self._do(self._append, self.path(name), data)
+
+    async def truncate(self, name: str, size: int) -> None:
+        await self._do(self._truncate, self.path(name), size)
+
+    async def write_at(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:
+        await self._do(self._write_at, self.path(name), offset, data)
+
+    async def read_at(self, name: str, offset: int, size: int) -> bytes:
+        return await self._do(self._read_at, self.path(name), offset, size)
+
+    async def size(self, name: str) -> int:
+        """Bytes; FileNotFoundError when there is none."""
+        return (await self._do(os.stat, self.path(name))).st_size
+
+    async def sync(self, name: str) -> None:
+        await self._do(self._sync, self.path(name))
+
+    async def delete(self, name: str) -> None:
+        await self._do(self._delete, self.path(name))
+
+    async def names(self, prefix: str) -> list[str]:
+        return await self._do(self._names, prefix)
+
+    def close(self) -> None:
+        """Finish what was asked for, then close every file."""
+        self._thread.shutdown(wait=True)
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    # ---- in the thread ----
+
+    def _file(self, path: str, make: bool = True) -> int:
+        """An open descriptor; a file that is new has its directory entry made durable first."""
+        if path in self._open:
+            self._open.move_to_end(path)
+            return self._open[path]
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            file = os.open(path, flags)
+        except FileNotFoundError:
+            if not make:
+                raise
+            self._make_directory(os.path.dirname(path))
+            file = os.open(path, flags | os.O_CREAT, 0o600)
+            _sync_directory(os.path.dirname(path))
+        self._open[path] = file
+        if len(self._open) > OPEN_FILES_MAX:
+            os.close(self._open.popitem(last=False)[1])
+        return file
+
+    def _make_directory(self, directory: str) -> None:
+        if not os.path.isdir(directory):
+            self._make_directory(os.path.dirname(directory))
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory, 0o700)
+            _sync_directory(os.path.dirname(directory))
+
+    def _read(self, path: str) -> bytes | None:
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        with open(file, "rb") as opened:
+            return opened.read()
+
+    def _replace(self, path: str, data: bytes) -> None:
+        directory = os.path.dirname(path)
+        self._make_directory(directory)
+        unfinished = f"{path}~{os.getpid()}"
+        try:
+            file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                _write_all(file, data, None)
+                os.fsync(file)
+            finally:
+                os.close(file)
+            os.rename(unfinished, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(unfinished)
+            raise
+        self._forget(path)
+        _sync_directory(directory)
+
+    def _append(self, path: str, data: bytes) -> None:
+        file = self._file(path)
+        end = os.fstat(file).st_size
+        try:
+            _write_all(file, data, end)
+            os.fdatasync(file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(file, end)
+            raise
+
+    def _truncate(self, path: str, size: int) -> None:
+        file = self._file(path)
+        os.ftruncate(file, size)
+        os.fsync(file)
+
+    def _write_at(self, path: str, offset: int, data: bytes | bytearray | memoryview) -> None:
+        _write_all(self._file(path), data, offset)
+
+    def _read_at(self, path: str, offset: int, size: int) -> bytes:
+        try:
+            file = self._file(path, make=False)
+        except FileNotFoundError:
+            return bytes(size)
+        parts: list[bytes] = []
+        missing = size
+        while missing and (part := os.pread(file, missing, offset + size - missing)):
+            parts.append(part)
+            missing -= len(part)
+        return b"".join([*parts, bytes(missing)]) if missing or len(parts) != 1 else parts[0]
+
+    def _sync(self, path: str) -> None:
+        try:
+            os.fsync(self._file(path, make=False))
+        except FileNotFoundError:
+            return
+
+    def _delete(self, path: str) -> None:
+        self._forget(path)
+        try:
+            os.unlink(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        _sync_directory(os.path.dirname(path))
+
+    def _forget(self, path: str) -> None:
+        file = self._open.pop(path, None)
+        if file is not None:
+            os.close(file)
+
+    def _names(self, prefix: str) -> list[str]:
+        found: list[str] = []
+        start = os.path.join(self._root, os.path.dirname(prefix)) if "/" in prefix else self._root
+        if os.path.commonpath([self._root, os.path.realpath(start)]) != self._root:
+            raise OSError(f"{prefix!r} leads out of the state directory")
+        for directory, _, files in os.walk(start):
+            for file in files:
+                name = os.path.relpath(os.path.join(directory, file), self._root)
+                if name.startswith(prefix) and NAME.match(name):
+                    found.append(name)
+        return sorted(found)
+
+
+def _write_all(file: int, data: bytes | bytearray | memoryview, offset: int | None) -> None:
+    view = memoryview(data).cast("B")
+    done = 0
+    while done < len(view):
+        done += os.write(file, view[done:]) if offset is None else os.pwrite(file, view[done:], offset + done)
+
+
+def _sync_directory(directory: str) -> None:
+    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

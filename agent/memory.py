@@ -1,0 +1,85 @@
+"""How much memory this host has and can spare: the smaller of what the machine and its cgroups say, and the pressure.
+
+The kernel's `MemAvailable` counts what could be freed without swapping. A cgroup counts its own page cache as used;
+what of it is inactive could be freed too, so it counts as available. Every level of the tree may hold a limit.
+"""
+
+import os
+from collections.abc import Iterator
+
+from covey.ports import MemoryNow
+
+UNLIMITED = 1 << 60
+"""cgroup v1 writes "no limit" as a number near 2**63."""
+
+
+def memory_now(root: str = "/") -> MemoryNow:
+    """Reads /proc and /sys below `root`; files that are absent (no cgroups, no PSI) are no limit and no pressure."""
+    machine = _table(os.path.join(root, "proc/meminfo"))
+    total = machine.get("MemTotal:", 0) * 1024
+    available = machine.get("MemAvailable:", machine.get("MemFree:", 0)) * 1024
+    pressure = _pressure(os.path.join(root, "proc/pressure/memory"))
+    for limit, used, reclaimable, group_pressure in _groups(root):
+        total = min(total, limit)
+        available = min(available, max(0, limit - used + reclaimable))
+        pressure = max(pressure, group_pressure)
+    return MemoryNow(total_bytes=total, available_bytes=min(available, total), pressure_some_avg10=pressure)
+
+
+def _groups(root: str) -> Iterator[tuple[int, int, int, float]]:
+    """(limit, used, reclaimable, pressure) of each limited cgroup above this process."""
+    for line in (_read(os.path.join(root, "proc/self/cgroup")) or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "":
+            mounts: tuple[str, ...] = ("sys/fs/cgroup", "sys/fs/cgroup/unified")
+            names = ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            mounts, names = ("sys/fs/cgroup/memory",), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        for mount in mounts:
+            for directory in _upwards(os.path.join(root, mount), path):
+                limit, used = (_number(os.path.join(directory, name)) for name in names)
+                if limit is None or used is None or limit >= UNLIMITED:
+                    continue
+                counts = _table(os.path.join(directory, "memory.stat"))
+                reclaimable = counts.get("total_inactive_file", counts.get("inactive_file", 0))
+                yield limit, used, min(reclaimable, used), _pressure(os.path.join(directory, "memory.pressure"))
+
+
+def _upwards(mount: str, path: str) -> Iterator[str]:
+    """The cgroup's directory and those above it. In a container the path may be the host's: then only what exists."""
+    parts = [part for part in path.split("/") if part and part != ".."]
+    for depth in range(len(parts), -1, -1):
+        directory = os.path.join(mount, *parts[:depth])
+        if os.path.isdir(directory):
+            yield directory
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read(1 << 16)
+    except OSError:  # PSI may be built in but switched off: EOPNOTSUPP on read
+        return None
+
+
+def _number(path: str) -> int | None:
+    text = (_read(path) or "").strip()
+    return int(text) if text.isdigit() else None
+
+
+def _table(path: str) -> dict[str, int]:
+    """`name number ...` lines."""
+    rows = (line.split() for line in (_read(path) or "").splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) >= 2 and row[1].isdigit()}
+
+
+def _pressure(path: str) -> float:
+    """Percent: `some avg10=` of a PSI file; 0 where there is none."""
+    for line in (_read(path) or "").splitlines():
+        if line.startswith("some avg10="):
+            text = line.split()[1].removeprefix("avg10=")
+            return float(text) if text.replace(".", "", 1).isdigit() else 0.0
+    return 0.0

@@ -1,0 +1,305 @@
+"""Processes on this machine: users' commands and our own programs.
+
+Every process gets a session and a process group of its own, and no death signal tied to us: it lives on when this agent
+is killed. Its end is seen through a pidfd, also when it is somebody else's child (found again after a restart).
+
+    start(Command)      no shell, nothing inherited, stdout and stderr appended to a file
+    start_program(...)  `python -P -m agent.program`, its configuration handed over in an unnamed file as stdin
+    find(ProcessId)     pid and start time must match /proc: a recycled pid is another process
+
+A supervisor adopts the descendants of its processes (`adopt`: PR_SET_CHILD_SUBREAPER): whoever daemonises himself away
+from a rank becomes the supervisor's child and is ended with the job.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal as signals
+import subprocess
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from covey.ports import Command, Process, ProcessId
+
+PR_SET_CHILD_SUBREAPER = 36
+POLL_S = 0.05
+"""How often an end is looked for where the kernel has no pidfd (before Linux 5.3)."""
+REAP_S = 1.0
+NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+"""systemd speaks to the agent with these, not to its programs."""
+
+
+class ProgramBase(msgspec.Struct, frozen=True):
+    """What every program of ours is told beside its own configuration."""
+
+    host: str
+    state_dir: str
+    run_dir: str
+    advertise: str
+    program: str = ""
+    instance: str = ""
+    log_level: str = "info"
+
+
+class ProgramStart(msgspec.Struct, frozen=True):
+    """What a program reads from its standard input, msgpack."""
+
+    base: ProgramBase
+    config: msgspec.Raw
+
+
+class _Detached(subprocess.Popen[bytes]):
+    """A child that is meant to outlive us: forgetting it is not an accident, so no warning at the end."""
+
+    def __del__(self, *_: object) -> None:
+        """Nothing: the parent class would complain that it still runs."""
+
+
+class ChildProcess:
+    """A process we started. Reaped as soon as it ends, whoever waits."""
+
+    def __init__(self, popen: _Detached) -> None:
+        self._popen = popen
+        started = start_ticks(popen.pid)
+        self.id = ProcessId(popen.pid, started if started is not None else 0)
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[int] = self._loop.create_future()
+        self._stop_watching = watch(popen.pid, self._look)
+
+    def _look(self) -> None:
+        code = self._popen.poll()
+        if code is not None and not self._ended.done():
+            self._stop_watching()
+            self._ended.set_result(code)
+
+    async def wait(self) -> int | None:
+        return await asyncio.shield(self._ended)
+
+    def signal(self, number: int) -> None:
+        """To the group, as long as the process that leads it has not been reaped: until then its number is taken."""
+        if self._popen.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.id.pid, number)
+
+
+class FoundProcess:
+    """A process that is not our child: how it ended cannot be known, only that it did."""
+
+    def __init__(self, process: ProcessId) -> None:
+        self.id = process
+
+    async def wait(self) -> int | None:
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def look() -> None:
+            if not is_alive(self.id) and not ended.done():
+                ended.set_result(None)
+
+        stop_watching = watch(self.id.pid, look)
+        try:
+            look()
+            await ended
+        finally:
+            stop_watching()
+        return None
+
+    def signal(self, number: int) -> None:
+        if is_alive(self.id):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.id.pid, number)
+
+
+class RealProcesses:
+    """`covey.ports.Processes`. `base` says where programs started from here keep their files."""
+
+    def __init__(self, base: ProgramBase) -> None:
+        self._base = base
+        self._children: dict[int, ChildProcess] = {}
+
+    async def start(self, command: Command) -> Process:
+        """Blocks for the one or two milliseconds between fork and exec. OSError names the file that is at fault."""
+        if not command.argv:
+            raise FileNotFoundError("the command is empty")
+        output = _open_output(command.output)
+        try:
+            return self._child(
+                _Detached(
+                    command.argv,
+                    cwd=command.cwd,
+                    env=command.env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    close_fds=True,
+                )
+            )
+        except ValueError as error:  # a NUL byte in an argument, '=' in the name of a variable
+            raise OSError(f"cannot start {command.argv[0]!r}: {error}") from error
+        finally:
+            os.close(output)
+
+    async def start_program(self, program: str, name: str, config: msgspec.Struct) -> Process:
+        base = msgspec.structs.replace(self._base, program=program, instance=name)
+        start = ProgramStart(base, msgspec.Raw(msgspec.msgpack.encode(config)))
+        output = _open_output(os.path.join(base.state_dir, "logs", f"{name}.log"))
+        handed = os.memfd_create(f"covey-{program}", os.MFD_CLOEXEC)
+        try:
+            with os.fdopen(os.dup(handed), "wb") as writer:
+                writer.write(msgspec.msgpack.encode(start))
+            os.lseek(handed, 0, os.SEEK_SET)
+            return self._child(
+                _Detached(
+                    # -P: a folder holding an `agent.py` is never searched. The last two are for people reading `ps`.
+                    (sys.executable, "-P", "-m", "agent.program", program, name),
+                    cwd=base.state_dir,
+                    env={key: value for key, value in os.environ.items() if key not in NOT_INHERITED},
+                    stdin=handed,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    close_fds=True,
+                )
+            )
+        finally:
+            os.close(handed)
+            os.close(output)
+
+    def _child(self, popen: _Detached) -> ChildProcess:
+        child = ChildProcess(popen)
+        self._children = {pid: known for pid, known in self._children.items() if known._popen.returncode is None}
+        self._children[popen.pid] = child
+        return child
+
+    def find(self, process: ProcessId) -> Process | None:
+        known = self._children.get(process.pid)
+        if known is not None and known.id == process:
+            return known if known._popen.poll() is None else None
+        return FoundProcess(process) if is_alive(process) else None
+
+    # ---- adopted descendants ----
+
+    def adopt(self) -> None:
+        """Become the parent of every descendant whose own parent ends. OSError where the kernel cannot."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+        self._reap()
+
+    def _reap(self) -> None:
+        """Once in `REAP_S`: dead adopted children off the process table, so that they do not pile up."""
+        with contextlib.suppress(ChildProcessError):
+            while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                known = self._children.get(dead.si_pid)
+                if known is not None:
+                    known._look()
+                else:
+                    os.waitpid(dead.si_pid, os.WNOHANG)
+        asyncio.get_running_loop().call_later(REAP_S, self._reap)
+
+    async def end_strays(self, grace_s: float, timeout_s: float = 5.0) -> int:
+        """SIGTERM to every descendant, SIGKILL to what is left after `grace_s`, until there is none: how many there
+        were. Only of use after `adopt`, in a process that has no other children than those to be ended."""
+        seen: set[ProcessId] = set()
+        loop = asyncio.get_running_loop()
+        began_s, number = loop.time(), signals.SIGTERM if grace_s > 0 else signals.SIGKILL
+        signalled: set[tuple[ProcessId, int]] = set()
+        while True:
+            strays = [stray for stray in descendants(os.getpid()) if not self._reaped(stray)]
+            if not strays or loop.time() - began_s > grace_s + timeout_s:
+                return len(seen)
+            if loop.time() - began_s >= grace_s:
+                number = signals.SIGKILL
+            for stray in strays:
+                seen.add(stray)
+                if (stray, number) not in signalled:
+                    signalled.add((stray, number))
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(stray.pid, number)
+            await asyncio.sleep(0.01)
+
+    def _reaped(self, stray: ProcessId) -> bool:
+        """Take a dead adopted child off the process table. Those we started are reaped by their own watch."""
+        if stray.pid in self._children:
+            return self._children[stray.pid]._popen.poll() is not None
+        with contextlib.suppress(ChildProcessError):
+            pid, _ = os.waitpid(stray.pid, os.WNOHANG)
+            return pid != 0
+        return False
+
+
+def _open_output(path: str) -> int:
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def watch(pid: int, look: Callable[[], None]) -> Callable[[], None]:
+    """Call `look` when the process ends (at least then): the returned function stops it."""
+    loop = asyncio.get_running_loop()
+    try:
+        file = os.pidfd_open(pid)
+    except ProcessLookupError:
+        handle = loop.call_soon(look)
+        return handle.cancel
+    except OSError:
+        return _poll(loop, look)
+    loop.add_reader(file, look)
+    open_ = [file]
+
+    def stop() -> None:
+        while open_:
+            loop.remove_reader(open_[0])
+            os.close(open_.pop())
+
+    return stop
+
+
+def _poll(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> Callable[[], None]:
+    handle: list[asyncio.TimerHandle] = []
+
+    def again() -> None:
+        handle[:] = [loop.call_later(POLL_S, again)]
+        look()
+
+    again()
+    return lambda: handle[0].cancel()
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat from the third on (state, ppid, ...); None when there is no such process. The name in
+    the second field may hold anything, also blanks and parentheses."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read().decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text[text.rindex(")") + 2 :].split()
+
+
+def start_ticks(pid: int) -> int | None:
+    """Field 22 of /proc/PID/stat: clock ticks since boot."""
+    fields = _stat(pid)
+    return None if fields is None else int(fields[19])
+
+
+def is_alive(process: ProcessId) -> bool:
+    """Running or stopped, and the very same; a zombie has ended."""
+    fields = _stat(process.pid)
+    return fields is not None and int(fields[19]) == process.started and fields[0] not in ("Z", "X")
+
+
+def descendants(root: int) -> list[ProcessId]:
+    """Children, grandchildren and so on, zombies included, by pid."""
+    children: dict[int, list[ProcessId]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (fields := _stat(int(entry))) is not None:
+            children.setdefault(int(fields[1]), []).append(ProcessId(int(entry), int(fields[19])))
+    found: list[ProcessId] = []
+    layer = children.get(root, [])
+    while layer:
+        found += layer
+        layer = [child for parent in layer for child in children.get(parent.pid, [])]
+    return sorted(found, key=lambda process: process.pid)

@@ -1,0 +1,176 @@
+"""`covey-program`: the entry point of every process of ours beside the agent.
+
+The agent hands over a `ProgramStart` on standard input: where this host's files are, and the program's own
+configuration. The program gets ports like the agent's (all but control links), runs until its work is over or SIGTERM
+comes, and writes JSON lines to its log. Only what the named program needs is imported: a supervisor is up in a fraction
+of the time that all rooms would take.
+"""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import IO, Any
+
+import msgspec
+
+from agent.bytes import SocketBytes
+from agent.clock import RealClock
+from agent.datagrams import UdpDatagrams
+from agent.disk import DirectoryDisk
+from agent.gpus import RealProbes
+from agent.processes import ProgramBase, ProgramStart, RealProcesses
+from agent.tasks import Tasks
+from covey.core import HostId
+from covey.ports import Address, Env, Log
+from plugins.base import Program
+
+LEVELS = ("debug", "info", "warning", "error")
+SECRETS = ("key", "secret", "token", "password")
+"""A field whose name contains one of these is never written."""
+
+
+def program_named(name: str) -> Program:
+    """KeyError when no room has it. Rooms are imported only if it is none of the agent's own."""
+    if name == "supervisor":
+        from agent.supervisor import PROGRAM
+
+        return PROGRAM
+    from plugins.registry import ROOMS
+
+    return {program.name: program for room in ROOMS for program in room.programs}[name]
+
+
+class JsonLog:
+    """`covey.ports.Log` without structlog, whose import takes longer than everything else a supervisor does."""
+
+    def __init__(self, out: IO[str], level: str = "info", **bound: Any) -> None:
+        self._out, self._from, self._bound = out, LEVELS.index(level), bound
+
+    def _line(self, level: str, event: str, fields: dict[str, Any]) -> None:
+        if LEVELS.index(level) < self._from:
+            return
+        error = fields.pop("exc_info", None)
+        if isinstance(error, BaseException):
+            fields["exception"] = "".join(traceback.format_exception(error))
+        hidden = {k: "(hidden)" if any(word in k for word in SECRETS) else v for k, v in fields.items()}
+        line = {"event": event, **self._bound, **hidden, "level": level, "timestamp": datetime.now(UTC).isoformat()}
+        try:
+            print(json.dumps(line, default=repr), file=self._out, flush=True)
+        except OSError:
+            return  # a full disk must not end a data path
+
+    def debug(self, event: str, **fields: Any) -> None:
+        self._line("debug", event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        self._line("info", event, fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self._line("warning", event, fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        self._line("error", event, fields)
+
+
+class NoLinks:
+    """Programs have no control links: they are told what to do by their own host's agent."""
+
+    address: Address = ""
+    public_key: bytes = b""
+
+    async def open(self, bind: Address, heard: Callable[[HostId, bytes], None]) -> None:
+        raise OSError("a program has no control links; it speaks to its own host's agent over a unix socket")
+
+    def know(self, host: HostId, address: Address, public_key: bytes) -> None:
+        """Nobody to know."""
+
+    def forget(self, host: HostId) -> None:
+        """Nobody to forget."""
+
+    def send(self, to: HostId, data: bytes) -> bool:
+        return False
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def real_env(base: ProgramBase, log: Log, tasks: Tasks, probes: RealProbes, disk: DirectoryDisk) -> Env:
+    """A program's ports on this machine."""
+    return Env(
+        host=HostId(base.host),
+        clock=RealClock(),
+        rng=random.Random(os.urandom(16)),
+        entropy=os.urandom,
+        spawn=tasks.spawn,
+        log=log,
+        datagrams=UdpDatagrams(),
+        links=NoLinks(),
+        bytes=SocketBytes(log),
+        disk=disk,
+        processes=RealProcesses(base),
+        probes=probes,
+        run_dir=base.run_dir,
+    )
+
+
+async def run(program: Program, base: ProgramBase, config: Any, log: Log) -> int:
+    """Exit status: 0 when the work is over or SIGTERM came, 1 when it failed."""
+    loop = asyncio.get_running_loop()
+    failed: list[BaseException] = []
+
+    def fatal(_name: str, error: BaseException) -> None:
+        failed.append(error)
+        work.cancel()
+
+    tasks = Tasks(log, fatal)
+    disk = DirectoryDisk(base.state_dir)
+    env = real_env(base, log, tasks, RealProbes(log), disk)
+    work = loop.create_task(program.run(env, config), name=program.name)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, work.cancel)
+    try:
+        await work
+    except asyncio.CancelledError:
+        log.info("program told to end")
+    except Exception as error:
+        log.error("program failed", why=repr(error), exc_info=error)
+        failed.append(error)
+    await tasks.cancel_all()
+    disk.close()
+    return 1 if failed else 0
+
+
+def main() -> None:
+    """Never returns: exits 0 when the work is over, 1 when it failed, 2 when it was not started by an agent."""
+    try:
+        start = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ProgramStart)
+    except msgspec.DecodeError:
+        print("covey-program: started by hand; agents start their own programs\nnext: agentd --help", file=sys.stderr)
+        sys.exit(2)
+    base = start.base
+    log = JsonLog(sys.stderr, base.log_level, host=base.host, program=base.program, instance=base.instance)
+    try:
+        program = program_named(base.program)
+        config = msgspec.msgpack.decode(start.config, type=program.config)
+    except (KeyError, msgspec.DecodeError) as error:
+        log.error("program not started", why=repr(error))
+        sys.exit(2)
+    try:
+        import uvloop
+
+        loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = uvloop.new_event_loop
+    except ImportError:
+        loop_factory = None
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        code = runner.run(run(program, base, config, log))
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,518 @@
+"""Job processes on this host: started, signalled and found again through one supervisor per job and epoch.
+
+    start(spec) -> disk: EPOCH.start -> supervisor process -> its socket says Status -> RanksStarted, RanksEnded
+                                                 |
+    agent restarts: EPOCH.start without an end --+-- follow that socket again; it is gone: read EPOCH.state
+
+The record `EPOCH.start` is durable before anything runs, so an agent that died at any point knows what it may have
+started. A supervisor claims its epoch (see there), so starting one again is harmless. An ended epoch is told after
+every restart until the scheduler says `forget`; then only the highest forgotten epoch of the job stays, and everything
+up to it is refused: a grant's epoch is the fencing token.
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from agent import supervisor
+from agent.supervisor import CANNOT_START, SIGKILL, UNKNOWN, Forget, RankStart, State, Status, Stop, SupervisorConfig
+from covey.core import Fact, JobId
+from covey.frames import pack, read_frame
+from covey.ports import Address, ByteStream, Command, Env, Listener, ProcessId
+from plugins.base import RankSpec, RanksSpec
+from plugins.facts import RanksEnded, RanksStarted
+
+TOKEN_BYTES = 16
+PORTS = range(20_000, 32_000)
+"""Where MASTER_PORT is looked for: below Linux's ephemeral ports, so that no outgoing connection takes it meanwhile."""
+BOOT_S = 10.0
+"""A supervisor that has not opened its socket this long after its start is taken for dead."""
+LAUNCHES_MAX = 3
+"""Supervisors that die before they say a word; then the ranks cannot start here."""
+RETRY_S = 0.1
+LOG_BYTES_MAX = 1 << 20
+"""Most that one `read_log` returns."""
+_FILE = re.compile(r"^jobs/([a-z0-9][a-z0-9.-]{0,62})/(?:(\d{1,18})\.start|forgotten)$")
+Key = tuple[JobId, int]
+
+
+class Record(msgspec.Struct, frozen=True):
+    """`jobs/JOB/EPOCH.start`."""
+
+    spec: RanksSpec
+    token: str
+    supervisor: ProcessId | None = None
+    """None until it is started, or when the agent died in between."""
+
+
+_record_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+
+
+class Held(Protocol):
+    @property
+    def port(self) -> int: ...
+    def release(self) -> None: ...
+
+
+@runtime_checkable
+class Holding(Protocol):
+    """Bytes that can keep a port without listening on it: the real ones."""
+
+    def hold(self, ip: str, port: int = 0) -> Held: ...
+
+
+@runtime_checkable
+class Sized(Protocol):
+    """A disk that tells a file's size without reading it: the real one."""
+
+    async def size(self, name: str) -> int: ...
+
+
+class Epoch:
+    """What this agent knows about one job's ranks under one epoch."""
+
+    def __init__(self, record: Record, found: bool) -> None:
+        self.record = record
+        self.state = State()
+        self.found = found
+        """Known from disk, not started by this agent (yet)."""
+        self.stop: Stop | None = None
+        self.stream: ByteStream | None = None
+        self.started = self.ended = self.forgotten = False
+        """What was told."""
+        self.over = asyncio.Event()
+        self.launches = 0
+        """Supervisors started in vain since one was last heard."""
+
+
+class SupervisedRunner:
+    """`plugins.base.Runner`."""
+
+    def __init__(
+        self, env: Env, tell: Callable[[Fact], None], advertise: str, socket_path: str, hide_gpus: bool = True
+    ) -> None:
+        self._env, self._tell, self._advertise, self._socket_path = env, tell, advertise, socket_path
+        self._hide_gpus = hide_gpus
+        """Ranks without a GPU of their own see none, instead of all."""
+        self._epochs: dict[Key, Epoch] = {}
+        self._forgotten: dict[JobId, int] = {}
+        self._ports: dict[Key, Held] = {}
+        self._loading: asyncio.Future[None] | None = None
+
+    # ---- life ----
+
+    async def start_up(self) -> None:
+        """Find again what an earlier agent started here: told as `RanksStarted` and `RanksEnded`."""
+        await self._loaded()
+
+    async def stop_up(self) -> None:
+        """The agent leaves. Ranks and supervisors stay."""
+        for key in list(self._ports):
+            self.release_port(*key)
+        for epoch in self._epochs.values():
+            if epoch.stream is not None:
+                epoch.stream.close()
+
+    async def _loaded(self) -> None:
+        """Whoever comes first reads the records; the others wait for it."""
+        if self._loading is not None:
+            await asyncio.shield(self._loading)
+            return
+        self._loading = asyncio.get_running_loop().create_future()
+        try:
+            await self._load()
+        finally:
+            self._loading.set_result(None)
+
+    async def _load(self) -> None:
+        for name in await self._env.disk.names("jobs/"):
+            found = _FILE.match(name)
+            if found is None:
+                continue
+            data, job = await self._env.disk.read(name) or b"", JobId(found[1])
+            if found[2] is None:
+                self._forgotten[job] = int(data) if data.isdigit() and len(data) < 19 else 0
+                continue
+            try:
+                record = _record_decoder.decode(data)
+            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+                self._env.log.error("a job's record is damaged", file=self._env.disk.path(name), why=str(error))
+                continue
+            if (record.spec.job, record.spec.epoch) == (job, int(found[2])):
+                self._epochs[job, record.spec.epoch] = Epoch(record, found=True)
+        for key, epoch in sorted(self._epochs.items()):
+            if key[1] <= self._forgotten.get(key[0], 0):
+                del self._epochs[key]
+                await self._delete(key)
+                continue
+            self._env.spawn(f"runner: follow {key[0]}.{key[1]}", self._follow(key, epoch))
+
+    # ---- what rooms ask for ----
+
+    async def reserve_port(self, job: JobId, epoch: int) -> int:
+        held = self._ports.get((job, epoch))
+        if held is None:
+            held = self._ports[job, epoch] = await self._hold()
+        return held.port
+
+    async def _hold(self) -> Held:
+        ports = [*self._env.rng.sample(PORTS, 64), 0]
+        for port in ports:
+            try:
+                if isinstance(self._env.bytes, Holding):
+                    return self._env.bytes.hold(self._advertise, port)
+                return await _Listening.open(self._env, self._advertise, port)
+            except OSError as error:
+                if port == 0:
+                    raise
+                self._env.log.debug("port taken", port=port, why=str(error))
+        raise AssertionError("port 0 was tried")
+
+    def release_port(self, job: JobId, epoch: int) -> None:
+        held = self._ports.pop((job, epoch), None)
+        if held is not None:
+            held.release()
+
+    async def start(self, spec: RanksSpec) -> None:
+        await self._loaded()
+        key = (spec.job, spec.epoch)
+        newest = max((e for j, e in self._epochs if j == spec.job), default=0)
+        if spec.epoch <= self._forgotten.get(spec.job, 0) or spec.epoch < newest:
+            self._env.log.info("not started: a newer epoch is known", job=spec.job, epoch=spec.epoch)
+            return
+        known = self._epochs.get(key)
+        if known is not None:
+            known.found = False
+            return
+        epoch = self._epochs[key] = Epoch(Record(spec, self._env.entropy(TOKEN_BYTES).hex()), found=False)
+        older = [e for (j, n), e in sorted(self._epochs.items()) if j == spec.job and n < spec.epoch]
+        for fenced in older:
+            await self._stop(fenced, Stop(0.0, f"epoch {spec.epoch} of this job starts here"))
+        self._env.spawn(f"runner: follow {spec.job}.{spec.epoch}", self._begin(key, epoch, older))
+
+    async def stop(self, job: JobId, epoch: int, grace_s: float, why: str) -> None:
+        await self._loaded()
+        known = self._epochs.get((job, epoch))
+        if known is not None and not known.ended:
+            await self._stop(known, Stop(grace_s, why))
+
+    async def _stop(self, epoch: Epoch, stop: Stop) -> None:
+        """Said now if its supervisor is there, and again whenever it is met."""
+        if epoch.stop is None or stop.grace_s < epoch.stop.grace_s:
+            epoch.stop = stop
+        if epoch.stream is not None:
+            with contextlib.suppress(ConnectionError):
+                await epoch.stream.write(pack(stop))
+
+    def running(self) -> Mapping[Key, Mapping[int, int]]:
+        found: dict[Key, Mapping[int, int]] = {}
+        for key, epoch in sorted(self._epochs.items()):
+            state = epoch.state
+            if epoch.started and not epoch.ended:
+                found[key] = {rank: pid.pid for rank, pid in state.pids.items() if rank not in state.codes}
+        return found
+
+    def token(self, job: JobId, epoch: int) -> str | None:
+        """What a rank of this epoch must present; None when it is not (or no longer) one of ours."""
+        known = self._epochs.get((job, epoch))
+        return None if known is None or known.ended else known.record.token
+
+    def spec(self, job: JobId, epoch: int) -> RanksSpec | None:
+        known = self._epochs.get((job, epoch))
+        return None if known is None else known.record.spec
+
+    def log_path(self, job: JobId, rank: int) -> str:
+        return self._env.disk.path(_log(job, rank))
+
+    async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> tuple[bytes, int]:
+        """Reads at most `LOG_BYTES_MAX`. A negative offset counts from the end."""
+        try:
+            size = await self._size(_log(job, rank))
+        except OSError:
+            return b"", 0
+        start = max(0, size + offset) if offset < 0 else min(offset, size)
+        length = max(0, min(limit, LOG_BYTES_MAX, size - start))
+        return await self._env.disk.read_at(_log(job, rank), start, length) if length else b"", size
+
+    async def _size(self, name: str) -> int:
+        if isinstance(self._env.disk, Sized):
+            return await self._env.disk.size(name)
+        return len(await self._env.disk.read(name) or b"")
+
+    def forget(self, job: JobId, epoch: int) -> None:
+        known = self._epochs.get((job, epoch))
+        if known is None or known.forgotten or not known.ended:
+            return
+        known.forgotten = True
+        self._env.spawn(f"runner: forget {job}.{epoch}", self._forget((job, epoch), known))
+
+    async def _forget(self, key: Key, epoch: Epoch) -> None:
+        if epoch.stream is not None:
+            with contextlib.suppress(ConnectionError):
+                await epoch.stream.write(pack(Forget()))
+        self._forgotten[key[0]] = max(key[1], self._forgotten.get(key[0], 0))
+        try:
+            await self._env.disk.replace(f"jobs/{key[0]}/forgotten", str(self._forgotten[key[0]]).encode())
+            await self._delete(key)
+        except OSError as error:
+            self._env.log.error("a job's record cannot be removed", job=key[0], epoch=key[1], why=str(error))
+        self._epochs.pop(key, None)
+
+    async def _delete(self, key: Key) -> None:
+        """The record goes last: while it is there, the rest is looked for."""
+        for ending in ("state", "preempt", "start"):
+            await self._env.disk.delete(_file(key, ending))
+
+    # ---- one epoch, from its start to its end ----
+
+    async def _begin(self, key: Key, epoch: Epoch, older: list[Epoch]) -> None:
+        for fenced in older:
+            await fenced.over.wait()
+        ranks = [rank.rank for rank in epoch.record.spec.ranks]
+        self.release_port(*key)
+        if epoch.stop is not None:
+            why = f"never started: {epoch.stop.why}"
+            await self._end_here(key, epoch, State(codes=dict.fromkeys(ranks, -SIGKILL), ended=True, reason=why))
+            return
+        try:
+            await self._write(key, epoch)
+            await self._launch(key, epoch)
+        except OSError as error:
+            at_fault = f"{error.filename}: " if error.filename else ""
+            why = f"the supervisor cannot start: {at_fault}{error.strerror or error}"
+            await self._end_here(key, epoch, State(codes=dict.fromkeys(ranks, CANNOT_START), ended=True, reason=why))
+            return
+        await self._follow(key, epoch)
+
+    async def _write(self, key: Key, epoch: Epoch) -> None:
+        await self._env.disk.replace(_file(key, "start"), msgspec.msgpack.encode(epoch.record))
+
+    async def _launch(self, key: Key, epoch: Epoch) -> None:
+        """OSError when our own program cannot be started."""
+        spec = epoch.record.spec
+        config = SupervisorConfig(
+            job=spec.job,
+            epoch=spec.epoch,
+            ranks=tuple(RankStart(rank.rank, self._command(epoch.record, rank)) for rank in spec.ranks),
+            grace_s=spec.grace_s,
+            state=_file(key, "state"),
+            preempt=_file(key, "preempt"),
+            socket=self._socket(key),
+        )
+        process = await self._env.processes.start_program("supervisor", _instance(key), config)
+        epoch.record = msgspec.structs.replace(epoch.record, supervisor=process.id)
+        await self._write(key, epoch)
+
+    def _socket(self, key: Key) -> Address:
+        return f"unix:{self._env.run_dir}/{_instance(key)}.sock"
+
+    async def _follow(self, key: Key, epoch: Epoch) -> None:
+        """Until its end is known. The supervisor may be booting, alive, gone with a last word on disk, or dead."""
+        deadline_s = self._env.clock.now_s() + BOOT_S
+        while not epoch.ended:
+            if await self._listen(key, epoch):
+                epoch.launches = 0
+            if epoch.ended:
+                return
+            state = supervisor.read_state(await self._read_state(key))
+            if state is not None and state.ended:
+                await self._end(key, epoch, state)
+            elif self._may_live(epoch, deadline_s):
+                await asyncio.sleep(RETRY_S)
+            elif state is None and epoch.found:
+                await self._never_claimed(key, epoch)
+                return
+            elif epoch.launches >= LAUNCHES_MAX:
+                await self._give_up(key, epoch, state or State())
+            else:
+                deadline_s = self._env.clock.now_s() + BOOT_S
+                await self._again(key, epoch)
+
+    def _may_live(self, epoch: Epoch, deadline_s: float) -> bool:
+        """If nobody wrote down which process it is, it may be booting until the deadline."""
+        process = epoch.record.supervisor
+        if process is None:
+            return self._env.clock.now_s() < deadline_s
+        return self._env.processes.find(process) is not None
+
+    async def _read_state(self, key: Key) -> bytes | None:
+        try:
+            return await self._env.disk.read(_file(key, "state"))
+        except OSError as error:
+            self._env.log.error("state cannot be read", job=key[0], epoch=key[1], why=str(error))
+            return None
+
+    async def _never_claimed(self, key: Key, epoch: Epoch) -> None:
+        """An earlier agent wrote the record and died; no supervisor ever ran. If these places are still wanted, the
+        scheduler starts them (and may have done so while we looked)."""
+        self._epochs.pop(key, None)
+        epoch.over.set()
+        try:
+            await self._delete(key)
+        except OSError as error:
+            self._env.log.error("a job's record cannot be removed", job=key[0], epoch=key[1], why=str(error))
+
+    async def _give_up(self, key: Key, epoch: Epoch, state: State) -> None:
+        """Our own program does not run here: end what an earlier one may have left, and say so."""
+        for pid in (pid for rank, pid in state.pids.items() if rank not in state.codes):
+            process = self._env.processes.find(pid)
+            if process is not None:
+                process.signal(SIGKILL)
+        name = f"logs/{_instance(key)}.log"
+        why = f"its supervisor does not start on {self._env.host}; see {self._env.disk.path(name)}"
+        codes = dict(state.codes)
+        for rank in epoch.record.spec.ranks:
+            codes.setdefault(rank.rank, -SIGKILL if rank.rank in state.pids else CANNOT_START)
+        await self._end_here(key, epoch, State(pids=state.pids, codes=codes, ended=True, reason=why))
+
+    async def _again(self, key: Key, epoch: Epoch) -> None:
+        self._env.log.warning("supervisor lost; starting another", job=key[0], epoch=key[1])
+        epoch.launches += 1
+        try:
+            await self._launch(key, epoch)
+        except OSError as error:
+            self._env.log.error("the supervisor cannot start", job=key[0], epoch=key[1], why=str(error))
+            await asyncio.sleep(10 * RETRY_S)
+
+    async def _listen(self, key: Key, epoch: Epoch) -> bool:
+        """Hear the supervisor until it goes away: whether it was there."""
+        try:
+            stream = await self._env.bytes.connect(self._socket(key))
+        except ConnectionError:
+            return False
+        epoch.stream = stream
+        try:
+            if epoch.stop is not None:
+                await stream.write(pack(epoch.stop))
+            while not epoch.ended:
+                heard = await read_frame(stream, supervisor.decoder)
+                if isinstance(heard, Status) and (heard.job, heard.epoch) == key:
+                    await self._heard(key, epoch, heard.state)
+        except ConnectionError:
+            return True
+        finally:
+            epoch.stream = None
+            stream.close()
+        return True
+
+    async def _heard(self, key: Key, epoch: Epoch, state: State) -> None:
+        epoch.state = state
+        if state.ended:
+            await self._end(key, epoch, state)
+        elif not epoch.started and len(state.pids) == len(epoch.record.spec.ranks):
+            epoch.started = True
+            self._tell(RanksStarted(key[0], key[1], {rank: pid.pid for rank, pid in state.pids.items()}))
+
+    async def _end(self, key: Key, epoch: Epoch, state: State) -> None:
+        if epoch.ended:
+            return
+        epoch.state, epoch.ended = state, True
+        epoch.over.set()
+        codes = dict(state.codes)
+        for rank in epoch.record.spec.ranks:
+            codes.setdefault(rank.rank, UNKNOWN)
+        self._tell(RanksEnded(key[0], key[1], codes, state.reason))
+
+    async def _end_here(self, key: Key, epoch: Epoch, state: State) -> None:
+        """An end that no supervisor wrote down: like any other it is told again after a restart."""
+        try:
+            await self._write(key, epoch)
+            await self._env.disk.replace(_file(key, "state"), msgspec.msgpack.encode(state))
+        except OSError as error:
+            self._env.log.error("an end cannot be written", job=key[0], epoch=key[1], why=str(error))
+        await self._end(key, epoch, state)
+
+    # ---- a rank's command ----
+
+    def _command(self, record: Record, rank: RankSpec) -> Command:
+        spec = record.spec
+        return Command(
+            argv=spec.argv,
+            cwd=spec.cwd,
+            env=self._environment(record, rank),
+            output=self.log_path(spec.job, rank.rank),
+        )
+
+    def _environment(self, record: Record, rank: RankSpec) -> dict[str, str]:
+        """The submitter's variables, and on top of them what torchrun would set, the GPUs, and ours."""
+        spec = record.spec
+        master, port = spec.master_addr, str(spec.master_port)
+        launch = {
+            "RANK": rank.rank,
+            "WORLD_SIZE": spec.world_size,
+            "LOCAL_RANK": rank.local_rank,
+            "LOCAL_WORLD_SIZE": len(spec.ranks),
+            "NODE_RANK": spec.node_rank,
+            "GROUP_RANK": spec.node_rank,
+            "NNODES": len(spec.nodes),
+            "MASTER_ADDR": master,
+            "MASTER_PORT": port,
+            "PET_NNODES": len(spec.nodes),
+            "PET_NODE_RANK": spec.node_rank,
+            "PET_MASTER_ADDR": master,
+            "PET_MASTER_PORT": port,
+        }
+        ours = {
+            "COVEY_JOB_ID": spec.job,
+            "COVEY_JOB_NAME": spec.name,
+            "COVEY_EPOCH": spec.epoch,
+            "COVEY_ATTEMPT": spec.attempt,
+            "COVEY_RANK": rank.rank,
+            "COVEY_WORLD_SIZE": spec.world_size,
+            "COVEY_HOST": self._env.host,
+            "COVEY_TENANT": spec.tenant,
+            "COVEY_CLASS": spec.job_class,
+            "COVEY_NODES": ",".join(spec.nodes),
+            "COVEY_GPUS": ",".join(rank.gpus),
+            "COVEY_TOKEN": record.token,
+            "COVEY_SOCKET": self._socket_path,
+            "COVEY_PREEMPT_FILE": self._env.disk.path(_file((spec.job, spec.epoch), "preempt")),
+        }
+        unless_set = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": "/usr/local/bin:/usr/bin:/bin"}
+        set_here = {name: str(value) for name, value in {**launch, **ours}.items()}
+        return {**unless_set, **spec.env, **set_here, **self._gpu_environment(rank)}
+
+    def _gpu_environment(self, rank: RankSpec) -> dict[str, str]:
+        if not rank.gpus and not self._hide_gpus:
+            return {}
+        gpus = ",".join(rank.gpus)
+        return {
+            "CUDA_VISIBLE_DEVICES": gpus,
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "NVIDIA_VISIBLE_DEVICES": gpus or "void",
+        }
+
+
+class _Listening:
+    """A port kept by listening on it, where ports cannot be held otherwise (simulation)."""
+
+    def __init__(self, env: Env, listener: Listener) -> None:
+        self._env, self._listener = env, listener
+        self.port = int(listener.address.rpartition(":")[2])
+
+    @classmethod
+    async def open(cls, env: Env, ip: str, port: int) -> "_Listening":
+        async def refuse(stream: ByteStream) -> None:
+            stream.close()
+
+        host = f"[{ip}]" if ":" in ip else ip
+        return cls(env, await env.bytes.listen(f"{host}:{port}", refuse))
+
+    def release(self) -> None:
+        self._env.spawn("runner: release a port", self._listener.close())
+
+
+def _instance(key: Key) -> str:
+    return f"sup-{key[0]}-{key[1]}"
+
+
+def _file(key: Key, ending: str) -> str:
+    return f"jobs/{key[0]}/{key[1]}.{ending}"
+
+
+def _log(job: JobId, rank: int) -> str:
+    return f"jobs/{job}/rank{rank}.log"

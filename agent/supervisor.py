@@ -1,0 +1,377 @@
+"""The supervisor: one process per job, epoch and host, between the agent and the ranks, so that they outlive the agent.
+
+    agent --start--> supervisor --start--> rank 0, rank 1, ...      each rank: own session, group and log file
+      |                  |
+      +--- unix socket --+----> disk: EPOCH.state, replaced whole at every step
+
+What it may be asked: how things stand (`Status`, sent on connecting and at every change), to stop (SIGTERM to the
+ranks' groups, SIGKILL after a grace), and to go away. What it knows is on disk before it says so, and it ends by itself
+once the last exit status is there: an agent that was away reads the file.
+
+Started once. The unix socket is the claim: two supervisors for the same epoch cannot both listen. One that finds a
+state file took over from a supervisor that died; it starts nothing, ends what the other left behind and says that the
+exit statuses are not known. So an agent that does not know how far it got simply starts a supervisor again.
+
+A rank that fails takes its siblings on this host with it after `SIBLINGS_S`, since collective operations would wait for
+it for ever; codes are kept in the order in which the ranks ended, so the first that failed comes first.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from covey.core import JobId
+from covey.frames import FrameError, pack, read_frame
+from covey.ports import ByteStream, Command, Env, Listener, Process, ProcessId
+from plugins.base import Outbox, Program
+
+SIGTERM, SIGKILL = 15, 9
+CANNOT_START = 127
+"""Exit status of a rank whose command could not be started, as a shell reports it."""
+UNKNOWN = 255
+"""Exit status of a rank that ended while nobody watched; the reason says so."""
+SIBLINGS_S = 3.0
+"""Seconds between a rank's failure and SIGTERM to its siblings: they usually fail by themselves, with codes that say
+more than -15."""
+STRAYS_GRACE_S = 0.5
+"""Seconds between SIGTERM and SIGKILL for what ranks left behind."""
+DISK_RETRY_S = 1.0
+SOCKET_CHECK_S = 2.0
+
+
+class RankStart(msgspec.Struct, frozen=True):
+    rank: int
+    command: Command
+
+
+class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a supervisor needs; it decides nothing about jobs."""
+
+    job: JobId
+    epoch: int
+    ranks: tuple[RankStart, ...]
+    grace_s: float
+    state: str
+    """Disk name of the state file."""
+    preempt: str
+    """Disk name of the file that appears when the ranks are asked to stop (COVEY_PREEMPT_FILE)."""
+    socket: str
+    """Address of the control socket."""
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """The state file: written before the first rank starts, then at every change."""
+
+    pids: dict[int, ProcessId] = {}
+    codes: dict[int, int] = {}
+    """In the order in which they ended."""
+    ended: bool = False
+    """All ranks ended and nothing of them is left."""
+    reason: str = ""
+
+
+class Control(msgspec.Struct, frozen=True, tag=True):
+    """A frame on the control socket."""
+
+
+class Status(Control, frozen=True):
+    """Supervisor -> agent."""
+
+    job: JobId
+    epoch: int
+    state: State
+
+
+class Stop(Control, frozen=True):
+    """Agent -> supervisor: SIGTERM now, SIGKILL after `grace_s`. A second one can only shorten the grace."""
+
+    grace_s: float
+    why: str
+
+
+class Forget(Control, frozen=True):
+    """Agent -> supervisor: nobody will ask any more. Ends at once if all ranks ended."""
+
+
+decoder: msgspec.msgpack.Decoder[Status | Stop | Forget] = msgspec.msgpack.Decoder(Status | Stop | Forget)
+state_decoder: msgspec.msgpack.Decoder[State] = msgspec.msgpack.Decoder(State)
+
+
+@runtime_checkable
+class Adopting(Protocol):
+    """Processes whose descendants can be adopted: the real ones. Simulated processes have no descendants."""
+
+    def adopt(self) -> None: ...
+    async def end_strays(self, grace_s: float, timeout_s: float = 5.0) -> int: ...
+
+
+def read_state(data: bytes | None) -> State | None:
+    """What a state file says; None when it is absent or damaged."""
+    if data is None:
+        return None
+    try:
+        return state_decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+class Supervisor:
+    """One run of `SupervisorConfig`."""
+
+    def __init__(self, env: Env, config: SupervisorConfig) -> None:
+        self._env, self._config = env, config
+        self._state = State()
+        self._processes: dict[int, Process] = {}
+        self._stop_at_s: float | None = None
+        self._kill_at_s = float("inf")
+        self._over = False
+        self._stopping = asyncio.Event()
+        self._forgotten = asyncio.Event()
+        self._agents: list[Outbox] = []
+        self._listener: Listener
+
+    async def run(self) -> None:
+        async with self._claimed() as first:
+            if not first:
+                return
+            if isinstance(self._env.processes, Adopting):
+                self._env.processes.adopt()
+            stored = await self._env.disk.read(self._config.state)
+            if stored is None:
+                await self._from_the_start()
+            else:
+                await self._take_over(read_state(stored) or State())
+            await self._say_goodbye()
+
+    @asynccontextmanager
+    async def _claimed(self) -> AsyncIterator[bool]:
+        try:
+            self._listener = await self._env.bytes.listen(self._config.socket, self._serve)
+        except OSError as error:
+            self._env.log.info("another supervisor is at work", why=str(error))
+            yield False
+            return
+        self._env.spawn("socket", self._keep_socket())
+        try:
+            yield True
+        finally:
+            self._over = True
+            await self._listener.close()
+
+    async def _keep_socket(self) -> None:
+        """Somebody may remove the directory of sockets while the agent is away (systemd does when a service stops)."""
+        while not self._over:
+            await asyncio.sleep(SOCKET_CHECK_S)
+            try:
+                (await self._env.bytes.connect(self._config.socket)).close()
+                continue
+            except ConnectionError:
+                if self._over:
+                    return
+            try:
+                again = await self._env.bytes.listen(self._config.socket, self._serve)
+            except OSError as error:
+                self._env.log.warning("no control socket", why=str(error))
+                continue
+            lost, self._listener = self._listener, again
+            await lost.close()
+
+    # ---- the ranks ----
+
+    async def _from_the_start(self) -> None:
+        work = asyncio.get_running_loop().create_task(self._ranks(), name="ranks")
+        while not work.done():
+            try:
+                await asyncio.shield(work)
+            except asyncio.CancelledError:
+                # SIGTERM: ranks without a supervisor would be orphans. A second one does not wait for the grace.
+                grace_s = self._config.grace_s if self._stop_at_s is None else 0.0
+                self._ask_to_stop(grace_s, "their supervisor was told to end")
+
+    async def _ranks(self) -> None:
+        self._env.spawn("stopper", self._stopper())
+        try:
+            await self._env.disk.replace(self._config.state, msgspec.msgpack.encode(self._state))
+        except OSError as error:
+            reason = f"the state directory cannot be written: {error}"
+            for start in self._config.ranks:
+                self._ended(start.rank, CANNOT_START)
+        else:
+            reason = await self._start_all()
+        if reason:
+            self._ask_to_stop(0.0, reason)
+        await asyncio.gather(*(self._wait(rank, process) for rank, process in sorted(self._processes.items())))
+        await self._end_strays()
+        self._over = True
+        await self._save(ended=True)
+        self._env.log.info("all ranks ended", codes=self._state.codes, reason=self._state.reason)
+
+    async def _start_all(self) -> str:
+        """Why a rank could not be started; empty when all run, or when they were told to stop before."""
+        reason = ""
+        for start in self._config.ranks:
+            if self._stop_at_s is not None or reason:
+                self._ended(start.rank, CANNOT_START if reason else -SIGTERM)
+                continue
+            try:
+                process = await self._env.processes.start(start.command)
+            except OSError as error:
+                at_fault = error.filename or start.command.argv[0]
+                reason = f"rank {start.rank} cannot start: {at_fault}: {error.strerror or error}"
+                self._ended(start.rank, CANNOT_START)
+                continue
+            self._processes[start.rank] = process
+            self._state = msgspec.structs.replace(self._state, pids={**self._state.pids, start.rank: process.id})
+            if self._stop_at_s is not None:
+                process.signal(SIGTERM)
+            await self._save()
+        return reason
+
+    async def _wait(self, rank: int, process: Process) -> None:
+        code = await process.wait()
+        del self._processes[rank]
+        self._ended(rank, UNKNOWN if code is None else code)
+        if code != 0 and self._processes and self._stop_at_s is None:
+            self._env.spawn("siblings", self._stop_siblings(rank, UNKNOWN if code is None else code))
+        await self._save()
+
+    async def _stop_siblings(self, rank: int, code: int) -> None:
+        await asyncio.sleep(SIBLINGS_S)
+        if self._processes:
+            how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
+            self._ask_to_stop(self._config.grace_s, f"rank {rank} {how}; its siblings on this host were stopped")
+
+    def _ended(self, rank: int, code: int) -> None:
+        self._state = msgspec.structs.replace(self._state, codes={**self._state.codes, rank: code})
+
+    async def _end_strays(self) -> None:
+        if isinstance(self._env.processes, Adopting):
+            strays = await self._env.processes.end_strays(STRAYS_GRACE_S if self._stop_at_s is None else 0.0)
+            if strays:
+                self._env.log.info("ended what ranks left behind", processes=strays)
+
+    # ---- stopping ----
+
+    def _ask_to_stop(self, grace_s: float, why: str) -> None:
+        now_s = self._env.clock.now_s()
+        if self._stop_at_s is None:
+            self._stop_at_s = now_s
+            self._state = msgspec.structs.replace(self._state, reason=why)
+        self._kill_at_s = min(self._kill_at_s, now_s + max(0.0, grace_s))
+        self._stopping.set()
+
+    async def _stopper(self) -> None:
+        await self._stopping.wait()
+        self._env.log.info("stopping", why=self._state.reason)
+        if self._kill_at_s > self._env.clock.now_s():
+            try:
+                await self._env.disk.replace(self._config.preempt, self._state.reason.encode())
+            except OSError as error:
+                self._env.log.warning("no preemption file", why=str(error))
+            self._signal(SIGTERM)
+        while (left_s := self._kill_at_s - self._env.clock.now_s()) > 0:
+            self._stopping.clear()
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._stopping.wait()
+            except TimeoutError:
+                break
+        while not self._over:
+            self._signal(SIGKILL)
+            await asyncio.sleep(0.2)
+
+    def _signal(self, number: int) -> None:
+        for _, process in sorted(self._processes.items()):
+            process.signal(number)
+
+    # ---- after a supervisor that died ----
+
+    async def _take_over(self, state: State) -> None:
+        self._state = state
+        if state.ended:
+            return
+        self._env.log.warning("an earlier supervisor died", pids=[process.pid for process in state.pids.values()])
+        self._stop_at_s = self._env.clock.now_s()
+        for start in self._config.ranks:
+            if start.rank in state.codes:
+                continue
+            pid = state.pids.get(start.rank)
+            process = self._env.processes.find(pid) if pid is not None else None
+            if process is None:
+                self._ended(start.rank, UNKNOWN)
+                continue
+            process.signal(SIGKILL)
+            await process.wait()
+            self._ended(start.rank, -SIGKILL)
+        why = "the supervisor of these ranks died, and what it left running was killed; 255: exit status not known"
+        self._state = msgspec.structs.replace(self._state, reason=state.reason or why)
+        await self._save(ended=True)
+
+    # ---- what is known, on disk before it is said ----
+
+    async def _save(self, ended: bool = False) -> None:
+        """On a sick disk it is said all the same. The next change writes everything again; the last one is tried again
+        until it works, or until the agent has heard it and says Forget."""
+        self._state = state = msgspec.structs.replace(self._state, ended=ended)
+        while True:
+            try:
+                await self._env.disk.replace(self._config.state, msgspec.msgpack.encode(state))
+            except OSError as error:
+                self._env.log.error("state cannot be written", why=str(error))
+            else:
+                self._tell(state)
+                return
+            self._tell(state)
+            if not ended or self._forgotten.is_set():
+                return
+            await asyncio.sleep(DISK_RETRY_S)
+
+    def _tell(self, state: State) -> None:
+        status = pack(Status(self._config.job, self._config.epoch, state))
+        for agent in self._agents:
+            agent.put(status)
+
+    # ---- the control socket ----
+
+    async def _serve(self, stream: ByteStream) -> None:
+        outbox = Outbox()
+        self._agents.append(outbox)
+        outbox.put(pack(Status(self._config.job, self._config.epoch, self._state)))
+        writer = asyncio.get_running_loop().create_task(_write_all(stream, outbox))
+        try:
+            while True:
+                match await read_frame(stream, decoder):
+                    case Stop(grace_s, why):
+                        self._ask_to_stop(grace_s, why)
+                    case Forget():
+                        self._forgotten.set()
+                    case Status():
+                        raise FrameError("an agent does not send Status")
+        finally:
+            self._agents.remove(outbox)
+            writer.cancel()
+
+    async def _say_goodbye(self) -> None:
+        """Let connected agents read the last status; what they miss is on disk."""
+        for _ in range(50):
+            if all(agent.queue.empty() for agent in self._agents):
+                break
+            await asyncio.sleep(0.01)
+
+
+async def _write_all(stream: ByteStream, outbox: Outbox) -> None:
+    try:
+        while True:
+            await stream.write(await outbox.queue.get())
+    except ConnectionError:
+        return
+
+
+async def run(env: Env, config: SupervisorConfig) -> None:
+    await Supervisor(env, config).run()
+
+
+PROGRAM = Program("supervisor", SupervisorConfig, run)

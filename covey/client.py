@@ -1,0 +1,355 @@
+"""A training script's side of the agent's unix socket: `JobClient`, which lives as long as the script computes.
+
+    script --step(), tensors--> newest figures, what was lost --+
+                                                                | one thread: select on the socket and a wake pipe
+    agent <---------------- jobs.sock --------------------------+
+
+The agent may go away at any time and come back minutes later: the thread joins again with back-off for ever, and the
+script notices nothing. What the agent must know after that is said again (an aggregator that is lost); of what is only
+news (steps) the newest is kept. No method waits for the agent, except `join` for the first answer.
+"""
+
+import atexit
+import contextlib
+import os
+import select
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from covey.core import HostId, JobId
+from covey.frames import FrameError, body_size, pack, unpack
+from covey.wire import AggregatorAt, AggregatorLost, Frame, Join, Joined, Refusal, Stepped, decoder
+
+if TYPE_CHECKING:
+    from covey.tensors import TensorClient
+
+JOIN_S = 10.0
+"""How long `join` waits for an agent that is away; then the script goes on, and joins when the agent is back."""
+BACKOFF_S = (0.1, 2.0)
+"""First and longest pause between attempts to reach the agent."""
+REFUSED_S = 5.0
+"""Pause after the agent refused: it may not have read its own records yet."""
+STEPS_WAITING_MAX = 64
+"""Steps not yet taken by the agent; then the oldest are dropped."""
+GOODBYE_S = 0.5
+"""How long `close` waits for the last figures to leave."""
+
+
+class CoveyError(RuntimeError):
+    """What happened, why, and what to do next, one line each."""
+
+    def __init__(self, what: str, why: str, next: str) -> None:
+        super().__init__(f"{what}\n{why}\nnext: {next}")
+        self.what, self.why, self.next = what, why, next
+
+
+class JobClient:
+    """One rank's connection to its agent. Made by `covey.join()`; a context manager."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """CoveyError when this process is no rank of a job."""
+        path = environ.get("COVEY_SOCKET")
+        if not path:
+            what, why = "this process is not part of a Covey job", "COVEY_SOCKET is not set in its environment"
+            raise CoveyError(what, why, f"agentctl submit --workers 1 -- python {_script()}")
+        try:
+            self.id = JobId(environ["COVEY_JOB_ID"])
+            self.rank, self.world_size = int(environ["COVEY_RANK"]), int(environ["COVEY_WORLD_SIZE"])
+            self.epoch = int(environ["COVEY_EPOCH"])
+            token = environ["COVEY_TOKEN"]
+        except (KeyError, ValueError) as error:
+            what = "this process is not a whole part of a Covey job"
+            why = f"COVEY_SOCKET is set, but {error} is missing or no number"
+            raise CoveyError(what, why, "start it with agentctl submit, and keep its environment") from error
+        self.host = HostId(environ.get("COVEY_HOST", ""))
+        self._path = path
+        self._hello = Join(os.getpid(), self.id, self.rank, self.epoch, token)
+        self._lock = threading.Lock()
+        self._steps: deque[bytes] = deque(maxlen=STEPS_WAITING_MAX)
+        self._urgent: deque[bytes] = deque()
+        self._lost: AggregatorLost | None = None
+        self._aggregator: AggregatorAt | None = None
+        self._tensors: TensorClient | None = None
+        self._step = 0
+        self._stepped_at_s, self._communicated_s = time.monotonic(), 0.0
+        self._answered = threading.Event()
+        self._refusal: Refusal | None = None
+        self._joined = False
+        self._closed = False
+        self._connection: socket.socket | None = None
+        self._wake_out, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="covey", daemon=True)
+        self._thread.start()
+        _living.add(self)
+
+    # ---- what a script uses ----
+
+    @property
+    def connected(self) -> bool:
+        """The agent is there now. The script need not care."""
+        return self._joined
+
+    def step(
+        self,
+        step: int | None = None,
+        step_s: float | None = None,
+        *,
+        compute_s: float | None = None,
+        communicate_s: float | None = None,
+        **metrics: float,
+    ) -> None:
+        """One mini-batch done. Never waits. `step` counts from 0 by itself, `step_s` is the time since the last call,
+        `communicate_s` the time since then inside `tensors`, `compute_s` the rest. `metrics` (loss, accuracy) are shown
+        by `agentctl job`. While the agent is away only the newest step is kept."""
+        now_s = time.monotonic()
+        with self._lock:
+            if self._closed:
+                return
+            communicated_s = 0.0 if self._tensors is None else self._tensors.communicate_s
+            number = self._step if step is None else int(step)
+            took_s = now_s - self._stepped_at_s if step_s is None else float(step_s)
+            talked_s = communicated_s - self._communicated_s if communicate_s is None else float(communicate_s)
+            computed_s = max(0.0, took_s - talked_s) if compute_s is None else float(compute_s)
+            self._step, self._stepped_at_s, self._communicated_s = number + 1, now_s, communicated_s
+            if not self._joined:
+                self._steps.clear()
+            shown = {name: float(value) for name, value in metrics.items()}
+            self._steps.append(pack(Stepped(number, took_s, computed_s, talked_s, shown)))
+        self._nudge()
+
+    @property
+    def tensors(self) -> "TensorClient":
+        """Push and pull named tensors; numpy is imported at the first use."""
+        from covey.tensors import TensorClient
+
+        with self._lock:
+            if self._tensors is None:
+                self._tensors = TensorClient(self.id, self.rank, self.world_size, self._aggregator_lost)
+                if self._aggregator is not None:
+                    self._tensors.moved(self._aggregator)
+            return self._tensors
+
+    def close(self) -> None:
+        """Hand over the last figures if the agent is there, then let go. Idempotent; also called at exit."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+            tensors = self._tensors
+        if closed:
+            return
+        self._nudge()
+        self._thread.join(GOODBYE_S + 0.5)
+        if tensors is not None:
+            tensors.close()
+        if not self._thread.is_alive():
+            self._close_pipe()
+        _living.discard(self)
+
+    def __enter__(self) -> "JobClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def wait_joined(self, timeout_s: float) -> None:
+        """Until the agent answered, or `timeout_s` passed. CoveyError when it refused."""
+        self._answered.wait(timeout_s)
+        if self._refusal is not None and not self._joined:
+            refusal = self._refusal
+            self.close()
+            raise CoveyError(refusal.what, refusal.why, refusal.next)
+
+    # ---- between the script's threads and ours ----
+
+    def _aggregator_lost(self, epoch: int, why: str) -> None:
+        with self._lock:
+            if self._aggregator is not None and self._aggregator.epoch > epoch:
+                return  # the answer is already here
+            self._lost = AggregatorLost(epoch, why[:500])
+            self._urgent.append(pack(self._lost))
+        self._nudge()
+
+    def _nudge(self) -> None:
+        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: nobody needs to
+            os.write(self._wake, b"\0")
+
+    def _close_pipe(self) -> None:
+        ends, self._wake_out, self._wake = (self._wake_out, self._wake), -1, -1
+        for end in ends:
+            with contextlib.suppress(OSError):
+                os.close(end)
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        pause_s = BACKOFF_S[0]
+        while not self._closed:
+            began_s = time.monotonic()
+            refused = False
+            try:
+                with self._connect() as self._connection:
+                    self._talk(self._connection)
+            except _Refused:
+                refused = True
+            except OSError:
+                pass
+            self._joined = False
+            pause_s = BACKOFF_S[0] if time.monotonic() - began_s > 5.0 else min(pause_s * 2, BACKOFF_S[1])
+            self._sleep(REFUSED_S if refused else pause_s)
+
+    def _connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(2.0)
+            connection.connect(self._path)
+        except OSError:
+            connection.close()
+            raise
+        connection.setblocking(False)
+        return connection
+
+    def _sleep(self, seconds: float) -> None:
+        """Until the time has passed or the script closes; other wake-ups do not shorten it."""
+        end_s = time.monotonic() + seconds
+        while not self._closed and (left_s := end_s - time.monotonic()) > 0:
+            _ready(left_s, (self._wake_out, select.POLLIN))
+            self._drain_pipe()
+
+    def _drain_pipe(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake_out, 4096):
+                pass
+
+    def _talk(self, connection: socket.socket) -> None:
+        """Until the connection or the script ends. OSError, FrameError (one too) when the connection is of no use."""
+        incoming, outgoing = bytearray(), bytearray(pack(self._hello))
+        goodbye_s = float("inf")
+        while True:
+            if self._joined and not outgoing:
+                outgoing += self._next_out()
+            if self._closed:
+                goodbye_s = min(goodbye_s, time.monotonic() + GOODBYE_S)
+                if not outgoing or not self._joined or time.monotonic() > goodbye_s:
+                    return
+            wanted = select.POLLIN | (select.POLLOUT if outgoing else 0)
+            left_s = None if goodbye_s == float("inf") else max(0.0, goodbye_s - time.monotonic())
+            ready = _ready(left_s, (self._wake_out, select.POLLIN), (connection.fileno(), wanted))
+            self._drain_pipe()
+            if outgoing:
+                with contextlib.suppress(BlockingIOError):
+                    del outgoing[: connection.send(outgoing)]
+            if ready.get(connection.fileno(), 0) & ~select.POLLOUT:
+                received = connection.recv(1 << 16)
+                if not received:
+                    raise ConnectionResetError("the agent closed the connection")
+                incoming += received
+                self._take_frames(incoming)
+
+    def _next_out(self) -> bytes:
+        with self._lock:
+            frames = [*self._urgent, *self._steps]
+            self._urgent.clear()
+            self._steps.clear()
+        return b"".join(frames)
+
+    def _take_frames(self, incoming: bytearray) -> None:
+        while len(incoming) >= 4:
+            size = body_size(incoming[:4])
+            if len(incoming) < 4 + size:
+                return
+            frame = unpack(bytes(incoming[4 : 4 + size]), decoder)
+            del incoming[: 4 + size]
+            self._heard(frame)
+
+    def _heard(self, frame: Frame) -> None:
+        if isinstance(frame, Joined):
+            self._welcome(frame)
+        elif isinstance(frame, Refusal):
+            self._refuse(frame)
+        elif not self._joined:
+            raise FrameError(f"{type(frame).__name__} before Joined")
+        elif isinstance(frame, AggregatorAt):
+            self._moved(frame)
+
+    def _welcome(self, joined: Joined) -> None:
+        with self._lock:
+            self.host = joined.host
+            self._joined = True
+            self._urgent.clear()
+            if self._lost is not None:
+                self._urgent.append(pack(self._lost))
+        self._refusal = None
+        self._answered.set()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Before Joined: not admitted. After it: a room's answer to our question; its next word comes by itself."""
+        if self._joined:
+            return
+        self._refusal = refusal
+        self._answered.set()
+        raise _Refused(refusal.what)
+
+    def _moved(self, at: AggregatorAt) -> None:
+        with self._lock:
+            if at.job != self.id or (self._aggregator is not None and self._aggregator.epoch > at.epoch):
+                return
+            self._aggregator = at
+            if self._lost is not None and self._lost.epoch < at.epoch:
+                self._lost = None
+            tensors = self._tensors
+        if tensors is not None:
+            tensors.moved(at)
+
+    def _abandon(self) -> None:
+        """In a forked child: this connection is the parent's, and the thread was left behind."""
+        self._closed = True
+        self._close_pipe()
+        if self._connection is not None:
+            self._connection.close()
+
+
+class _Refused(OSError):
+    """The agent said no; joining again at once would not help."""
+
+
+def _ready(timeout_s: float | None, *wanted: tuple[int, int]) -> dict[int, int]:
+    """What is ready, by descriptor. poll, not select: a training script may have thousands of files open."""
+    poll = select.poll()
+    for file, events in wanted:
+        poll.register(file, events)
+    return dict(poll.poll(None if timeout_s is None else timeout_s * 1000 + 1))
+
+
+_living: "weakref.WeakSet[JobClient]" = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for client in list(_living):
+        client.close()
+
+
+def _abandon_all() -> None:
+    for client in list(_living):
+        client._abandon()
+    _living.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_abandon_all)
+
+
+def _script() -> str:
+    return sys.argv[0] or "train.py"
+
+
+def join(timeout_s: float = JOIN_S) -> JobClient:
+    """This rank's job. Waits for the agent's answer at most `timeout_s`; an agent that is away is joined later, in the
+    background. CoveyError outside a job, or when the agent refuses this process."""
+    client = JobClient(os.environ)
+    client.wait_joined(timeout_s)
+    return client
