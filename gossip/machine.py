@@ -1,0 +1,176 @@
+"""Both planes of gossip as one machine: who is there, and what they say about themselves.
+
+`Membership` decides who is listened to; `Spread` tells facts on between those. The service feeds proven datagrams and
+timers, and performs the actions; a crowd of these machines on a heap of events is a rack without sockets.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import assert_never
+
+import msgspec
+
+from covey.core import Message, SetTimer, Tell
+from covey.ports import Address
+from gossip.membership.machine import Membership
+from gossip.membership.machine import events as members
+from gossip.membership.machine.table import Member
+from gossip.membership.messages import AnyMessage as AboutMembers
+from gossip.membership.messages import Record
+from gossip.spread import machine as spread
+from gossip.spread.machine import Spread
+from gossip.spread.messages import Delta, Syn, Want
+from gossip.words import GossipSettings, HostDown, HostUp, Peer, Say, Sender
+
+
+class Started(msgspec.Struct, frozen=True):
+    """Event: begin, with what was known before a restart."""
+
+    remembered: tuple[Record, ...] = ()
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """Event: one proven datagram."""
+
+    sender: Sender
+    source: Address
+    messages: tuple[Message, ...]
+
+
+Timer = members.Timer | spread.Timer
+Event = Started | Heard | members.LoopStalled | members.Leaving | spread.Published | Timer
+Action = Say | SetTimer[members.Timer] | SetTimer[spread.Timer] | Tell
+
+
+class Gossip:
+    """`address`: what others are told, or empty; `budget`: bytes of messages that fit into a datagram of this host."""
+
+    def __init__(self, me: Sender, address: Address, settings: GossipSettings, budget: int, rng: random.Random) -> None:
+        self.me = me
+        self.membership = Membership(me, address, settings, budget, rng)
+        self.spread = Spread(me, settings, budget, rng)
+        self.refused = 0
+        """Datagrams with facts from hosts that are not alive here."""
+        self._since_s = 0.0
+
+    def handle(self, event: Event, now_s: float) -> Sequence[Action]:
+        match event:
+            case Started():
+                self._since_s = now_s
+                started = self._members(members.Started(event.remembered), now_s)
+                return [*started, *self._spread(spread.SpreadStarted(), now_s)]
+            case Heard():
+                return self._heard(event, now_s)
+            case members.Leaving() | members.LoopStalled():
+                return self._members(event, now_s)
+            case spread.Published():
+                return self._spread(event, now_s)
+            case spread.RoundDue() | spread.BeatDue() | spread.PushDue():
+                return () if self.membership.leaving else self._spread(event, now_s)
+            case (
+                members.ProbeDue()
+                | members.ProbeLate()
+                | members.RelayLate()
+                | members.SuspicionDue()
+                | members.GossipDue()
+                | members.CallDue()
+                | members.SyncDue()
+            ):
+                return self._members(event, now_s)
+            case _:
+                assert_never(event)
+
+    def _heard(self, heard: Heard, now_s: float) -> Sequence[Action]:
+        facts = tuple(message for message in heard.messages if isinstance(message, Syn | Want | Delta))
+        about: tuple[AboutMembers, ...] = tuple(
+            message
+            for message in heard.messages
+            if not isinstance(message, Syn | Want | Delta) and isinstance(message, AboutMembers)
+        )
+        actions = self._members(members.PacketHeard(heard.sender, heard.source, about), now_s)
+        if not facts:
+            return actions
+        if not self.membership.accepts(heard.sender) or self.membership.leaving:
+            self.refused += 1
+            return actions
+        return [*actions, *self._spread(spread.Told(heard.sender, heard.source, facts), now_s)]
+
+    def _members(self, event: members.Event, now_s: float) -> list[Action]:
+        """What membership wants done. The other plane hears first who came and who went."""
+        actions: list[Action] = []
+        for action in self.membership.handle(event, now_s):
+            match action:
+                case members.Forget():
+                    actions += self._spread(spread.PeerForgotten(action.host), now_s)
+                case Tell():
+                    actions += self._changed(action, now_s)
+                    actions.append(action)
+                case Say() | SetTimer():
+                    actions.append(action)
+        return actions
+
+    def _changed(self, tell: Tell, now_s: float) -> list[Action]:
+        match tell.fact:
+            case HostUp(host):
+                return self._spread(spread.PeerUp(host, self.membership.members[host].identity), now_s)
+            case HostDown(host):
+                return self._spread(spread.PeerDown(host), now_s)
+            case _:
+                return []
+
+    def _spread(self, event: spread.Event, now_s: float) -> list[Action]:
+        actions: list[Action] = []
+        for action in self.spread.handle(event, now_s):
+            match action:
+                case spread.SayTo():
+                    member = self.membership.members.get(action.to)
+                    if member is not None:
+                        actions.append(Say(member.address, action.messages))
+                case Say() | SetTimer():
+                    actions.append(action)
+        return actions
+
+    # ---- what is known ----
+
+    def hosts(self, now_s: float) -> list[Peer]:
+        """Every host that is remembered, this one included, sorted by name."""
+        peers = [self._peer(member, now_s) for member in self.membership.members.values()]
+        return sorted([self._self(), *peers], key=lambda peer: peer.host)
+
+    def _self(self) -> Peer:
+        mine = self.spread.facts[self.spread.identity]
+        return Peer(
+            host=self.me.host,
+            state="alive",
+            address=self.membership.address,
+            boot=self.me.boot,
+            incarnation=self.membership.incarnation,
+            since_s=self._since_s,
+            age_s=0.0,
+            suspected_by=None,
+            values=mine.values,
+        )
+
+    def _peer(self, member: Member, now_s: float) -> Peer:
+        """Facts of an earlier life of the host are no longer true, and are not shown."""
+        facts = self.spread.of(member.host)
+        current = facts is not None and facts.boot >= member.boot
+        fresh_s = facts.fresh_s if facts is not None and current else member.since_s
+        return Peer(
+            host=member.host,
+            state=member.state,
+            address=member.address,
+            boot=member.boot,
+            incarnation=member.incarnation,
+            since_s=member.since_s,
+            age_s=max(0.0, now_s - fresh_s),
+            suspected_by=member.suspected_by,
+            values=facts.values if facts is not None and current else {},
+        )
+
+    def check(self) -> None:
+        """AssertionError when an invariant does not hold, within a plane or between the two."""
+        self.membership.check()
+        self.spread.check()
+        live = {member.identity for member in self.membership.members.values() if member.live and not member.remembered}
+        assert set(self.spread.live) <= live, "facts are told on of a host that is not alive"

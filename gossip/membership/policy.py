@@ -1,0 +1,109 @@
+"""Formulas and orders of SWIM and Lifeguard: pure."""
+
+import hashlib
+import math
+import random
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeVar
+
+from gossip.membership.messages import Record
+from gossip.words import State
+
+T = TypeVar("T")
+
+STATES: tuple[State, ...] = ("alive", "suspect", "gone", "left")
+"""In the order in which one beats the other at equal boot and incarnation (SWIM 4.2)."""
+SUSPICION_LONGEST = 6
+"""Times the shortest (memberlist, SuspicionMaxTimeoutMult)."""
+HEALTH_MAX = 7
+"""Worst local health score; the probe interval is multiplied by score + 1 (Lifeguard; memberlist: 8 is the most)."""
+ALONE_INTERVAL_S_MAX = 10.0
+"""Between two calls of a host that is alone: it has nothing better to do."""
+CALLED_AT_ONCE = 3
+"""Missing hosts that are called in one go by a host that is not alone."""
+
+
+def rank(state: State) -> int:
+    return STATES.index(state)
+
+
+def supersedes(new: tuple[int, int, State], old: tuple[int, int, State]) -> bool:
+    """Whether (boot, incarnation, state) that was heard replaces what is known of the same identity."""
+    return (new[0], new[1], rank(new[2])) > (old[0], old[1], rank(old[2]))
+
+
+def retransmits(factor: int, hosts: int) -> int:
+    """How often each host sends a rumour (memberlist, retransmitLimit)."""
+    return factor * math.ceil(math.log10(hosts + 1))
+
+
+def suspicion_shortest_s(factor: int, hosts: int, interval_s: float) -> float:
+    """With enough confirmations, or too few hosts to confirm (memberlist, suspicionTimeout)."""
+    return factor * max(1.0, math.log10(max(1, hosts))) * interval_s
+
+
+def suspicion_s(confirmations: int, expected: int, shortest_s: float) -> float:
+    """How long a host is suspected: shrinks with the logarithm of independent confirmations (Lifeguard IV-B)."""
+    if expected < 1:
+        return shortest_s
+    longest_s = SUSPICION_LONGEST * shortest_s
+    shrunk = longest_s - (longest_s - shortest_s) * math.log(confirmations + 1) / math.log(expected + 1)
+    return max(shortest_s, shrunk)
+
+
+def confirmations_expected(factor: int, possible: int) -> int:
+    """Confirmations that make a suspicion as short as can be; 0 when there are not so many hosts that could give one
+    (memberlist, suspectNode: k = factor - 2)."""
+    expected = max(0, factor - 2)
+    return expected if possible >= expected else 0
+
+
+def health(score: int, change: int) -> int:
+    """The local health score, 0 (well) to 7, after a change (Lifeguard IV-A)."""
+    return min(HEALTH_MAX, max(0, score + change))
+
+
+def change_after_failed_probe(helpers: int, nacks: int) -> int:
+    """Who asked others and did not even hear them say no is deaf itself (Lifeguard, missed nacks)."""
+    return helpers - nacks if helpers else 1
+
+
+def overlap_s(intervals: Iterable[tuple[float, float]], start_s: float, end_s: float) -> float:
+    """Seconds of the intervals within (start, end)."""
+    return sum(max(0.0, min(end, end_s) - max(start, start_s)) for start, end in intervals)
+
+
+def some(candidates: Sequence[T], count: int, rng: random.Random) -> list[T]:
+    """At most `count` of them, in random order."""
+    return rng.sample(candidates, min(count, len(candidates)))
+
+
+def call_after_s(last_s: float, alone: bool, longest_s: float) -> float:
+    """Time to the next call of missing hosts: doubles each time."""
+    return min(last_s * 2, ALONE_INTERVAL_S_MAX if alone else longest_s, longest_s)
+
+
+def sync_interval_s(base_s: float, hosts: int) -> float:
+    """Longer on large racks: one more `base_s` for each doubling above 32 hosts (memberlist, pushPullScale)."""
+    return base_s if hosts <= 32 else base_s * (math.ceil(math.log2(hosts) - 5) + 1)
+
+
+def checksum(records: Iterable[Record]) -> int:
+    """Of the live part of a member table, 63 bits. Suspicions come and go, and the dead are known to some only:
+    neither counts."""
+    digest = hashlib.blake2b(digest_size=8, person=b"covey-members")
+    for record in sorted(records, key=lambda record: record.host):
+        if record.state <= 1:
+            about = (record.host, record.uuid.hex(), record.boot, record.incarnation, record.address)
+            digest.update(repr(about).encode())
+    return int.from_bytes(digest.digest(), "big") >> 1
+
+
+Change = Literal["none", "news", "conflict", "reclaim"]
+
+
+def claim(known_state: State, same_identity: bool, news: bool) -> Change:
+    """What to do with "this name is alive": the first machine keeps a name until it is gone."""
+    if same_identity:
+        return "news" if news else "none"
+    return "reclaim" if known_state in ("gone", "left") else "conflict"

@@ -1,0 +1,255 @@
+"""One datagram of gossip: sealed always, opened once, and nothing in it looked at before it is proven.
+
+    0    1         5          9        17     25      29        37                       end-16     end
+    | ver | key id | cluster  | sender | boot | salt | counter | body, AES-256-GCM       | tag       |
+
+The header is in clear and bound to the body: header and cluster label are the additional data of the seal. `key id`
+names one of at most three keys of the ring: the first seals, all open, so that keys rotate without a gap (add to all,
+move to front on all, remove from all). `cluster` is a hash of the label under the key, and `sender` a hash of name and
+uuid, so that who lacks the key learns neither names nor label.
+
+One shared key with random nonces would reach the 2^32 messages of NIST SP 800-38D in days on a large rack. So each
+sender and boot has a key of its own, HKDF-SHA256 of the shared one, and its nonce is a counter that also gives a replay
+window. `salt` is drawn at each start and leads the nonce: a machine whose boot counter was set back (a disk restored
+from a copy) then repeats a key, but not a nonce.
+
+The body is msgpack `[name, uuid, [message, ...]]`. Each message is decoded by itself, with bounds on everything: one
+of a later version is counted and skipped, and does not cost the others.
+
+What this does not give: hosts are not protected from one another. Whoever holds the key can speak as any host.
+"""
+
+import hashlib
+import struct
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from msgspec import Meta
+
+from covey.core import Message
+from gossip.membership import messages as membership
+from gossip.spread import messages as spread
+from gossip.words import (
+    DATAGRAM_BYTES_MAX,
+    KEY_BYTES,
+    UUID_BYTES,
+    HostName,
+    Sender,
+    Uuid,
+    encoded,
+)
+
+VERSION = 1
+TAG_BYTES = 16
+SALT_BYTES = 4
+KEYS_MAX = 3
+"""As memberlist: the one that seals, the one before, the one to come."""
+WINDOW = 1024
+"""Counters behind the newest that are still accepted once."""
+SENDERS_MAX = 4096
+"""Senders whose replay window is kept; only proven ones are."""
+
+_HEADER = struct.Struct(">B4s4sQQ4sQ")
+HEADER_BYTES = _HEADER.size
+
+Reason = Literal["malformed", "oversized", "unknown_key", "other_cluster", "unsealed", "replayed", "reflected"]
+"""Why a datagram was dropped. `unknown_key`: not of our ring, or not sealed at all; `unsealed`: the seal does not hold;
+`reflected`: our own."""
+
+
+class Body(msgspec.Struct, frozen=True, array_like=True):
+    host: HostName
+    uuid: Uuid
+    messages: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=1024)]
+
+
+class Opened(msgspec.Struct, frozen=True):
+    sender: Sender
+    messages: tuple[Message, ...]
+    unknown: int
+    """Messages that were not understood."""
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    reason: Reason
+
+
+_body_decoder = msgspec.msgpack.Decoder(Body)
+_message_decoder: msgspec.msgpack.Decoder[membership.AnyMessage | spread.AnyMessage] = msgspec.msgpack.Decoder(
+    membership.AnyMessage | spread.AnyMessage
+)
+_body_encoder = msgspec.msgpack.Encoder()
+_MALFORMED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError)
+
+
+def budget(datagram_bytes: int, host: str) -> int:
+    """Bytes of messages that fit into a datagram of this host: less header, tag, name, uuid and list header."""
+    return datagram_bytes - HEADER_BYTES - TAG_BYTES - (1 + 2 + len(host.encode()) + 2 + UUID_BYTES + 3)
+
+
+class Keyring:
+    """Up to three keys of 32 bytes; the first one seals. ValueError otherwise."""
+
+    def __init__(self, keys: Sequence[bytes], label: str) -> None:
+        if not 1 <= len(keys) <= KEYS_MAX:
+            raise ValueError(f"gossip has {len(keys)} keys: expected 1 to {KEYS_MAX}")
+        if any(len(key) != KEY_BYTES for key in keys):
+            raise ValueError(f"a gossip key is not {KEY_BYTES} bytes long")
+        self.label = label.encode()
+        self.primary = keys[0]
+        self.by_id = {key_id(key): key for key in reversed(keys)}
+        if len(self.by_id) != len(keys):
+            raise ValueError("the same gossip key is given twice")
+        self.cluster = {name: _cluster(key, self.label) for name, key in self.by_id.items()}
+
+
+def key_id(key: bytes) -> bytes:
+    """Four bytes that name a key without telling it."""
+    return hashlib.blake2b(key, digest_size=4, person=b"covey-key-id").digest()
+
+
+def _cluster(key: bytes, label: bytes) -> bytes:
+    return hashlib.blake2b(label, digest_size=4, key=key, person=b"covey-cluster").digest()
+
+
+def _cipher(key: bytes, sender: int, boot: int) -> AESGCM:
+    """The cipher of one sender (which is a hash of its name and uuid) in one boot."""
+    info = b"covey gossip 1" + struct.pack(">QQ", sender, boot)
+    return AESGCM(HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(key))
+
+
+class Sealer:
+    """Seals this host's datagrams. `salt`: four unpredictable bytes, new at each start."""
+
+    def __init__(self, ring: Keyring, me: Sender, salt: bytes) -> None:
+        if len(salt) != SALT_BYTES or len(me.uuid) != UUID_BYTES:
+            raise ValueError(f"expected {SALT_BYTES} bytes of salt and {UUID_BYTES} of uuid")
+        self._me, self._identity, self._salt, self._counter = me, me.identity, salt, 0
+        self.use(ring)
+
+    def use(self, ring: Keyring) -> None:
+        """Seal with the first key of `ring` from now on. The counter goes on."""
+        self._key_id = key_id(ring.primary)
+        self._cluster, self._label = ring.cluster[self._key_id], ring.label
+        self._aead = _cipher(ring.primary, self._identity, self._me.boot)
+
+    def seal(self, messages: Sequence[Message]) -> bytes:
+        """One datagram. Its length is the callers' care (`budget`)."""
+        self._counter += 1
+        header = _HEADER.pack(
+            VERSION, self._key_id, self._cluster, self._identity, self._me.boot, self._salt, self._counter
+        )
+        raw = [msgspec.Raw(encoded(message)) for message in messages]
+        body = _body_encoder.encode((self._me.host, self._me.uuid, raw))
+        return header + self._aead.encrypt(header[-12:], body, header + self._label)
+
+
+class Window:
+    """Which counters of one sender and boot were seen: a bitmap that slides with the newest."""
+
+    __slots__ = ("boot", "newest", "seen")
+
+    def __init__(self, boot: int) -> None:
+        self.boot, self.newest, self.seen = boot, 0, 0
+
+    def is_new(self, counter: int) -> bool:
+        behind = self.newest - counter
+        return behind < 0 or (behind < WINDOW and not self.seen >> behind & 1)
+
+    def add(self, counter: int) -> None:
+        ahead = counter - self.newest
+        if ahead > 0:
+            self.seen = (self.seen << min(ahead, WINDOW) | 1) & ((1 << WINDOW) - 1)
+            self.newest = counter
+        else:
+            self.seen |= 1 << -ahead
+
+
+class Opener:
+    """Opens what others sealed."""
+
+    def __init__(self, ring: Keyring, me: int) -> None:
+        self._ring, self._me = ring, me
+        self._windows: OrderedDict[int, Window] = OrderedDict()
+        self._ciphers: OrderedDict[tuple[bytes, int, int], AESGCM] = OrderedDict()
+        self.unknown_messages: Counter[str] = Counter()
+
+    def use(self, ring: Keyring) -> None:
+        """Open with the keys of `ring` from now on."""
+        self._ring = ring
+        self._ciphers.clear()
+
+    def remember(self, sender: int, boot: int) -> None:
+        """From before a restart of ours: this sender had reached this boot; older ones are replays."""
+        window = self._windows.get(sender)
+        if window is None or window.boot < boot:
+            self._windows[sender] = Window(boot)
+
+    def open(self, datagram: bytes) -> Opened | Dropped:
+        """What was said and by whom, or why it does not count. Never raises."""
+        if len(datagram) > DATAGRAM_BYTES_MAX:
+            return Dropped("oversized")
+        if len(datagram) < HEADER_BYTES + TAG_BYTES:
+            return Dropped("malformed")
+        header = datagram[:HEADER_BYTES]
+        version, name, cluster, sender, boot, _, counter = _HEADER.unpack(header)
+        key = self._ring.by_id.get(name)
+        if version != VERSION:
+            return Dropped("malformed")
+        if key is None:
+            return Dropped("unknown_key")
+        if cluster != self._ring.cluster[name]:
+            return Dropped("other_cluster")
+        if sender == self._me:
+            return Dropped("reflected")
+        if not self._is_new(sender, boot, counter):
+            return Dropped("replayed")
+        cipher = self._ciphers.get((name, sender, boot)) or _cipher(key, sender, boot)
+        try:
+            body = cipher.decrypt(header[-12:], datagram[HEADER_BYTES:], header + self._ring.label)
+        except InvalidTag:
+            return Dropped("unsealed")
+        self._proven(name, sender, boot, counter, cipher)
+        return _decoded(body, sender, boot)
+
+    def _is_new(self, sender: int, boot: int, counter: int) -> bool:
+        window = self._windows.get(sender)
+        if window is None or boot > window.boot:
+            return True
+        return boot == window.boot and window.is_new(counter)
+
+    def _proven(self, name: bytes, sender: int, boot: int, counter: int, cipher: AESGCM) -> None:
+        window = self._windows.get(sender)
+        if window is None or boot > window.boot:
+            window = self._windows[sender] = Window(boot)
+        window.add(counter)
+        self._windows.move_to_end(sender)
+        self._ciphers[name, sender, boot] = cipher
+        self._ciphers.move_to_end((name, sender, boot))
+        for table in (self._windows, self._ciphers):
+            if len(table) > SENDERS_MAX:
+                table.popitem(last=False)
+
+
+def _decoded(plain: bytes, sender: int, boot: int) -> Opened | Dropped:
+    """The messages of a proven body."""
+    try:
+        body = _body_decoder.decode(plain)
+    except _MALFORMED:
+        return Dropped("malformed")
+    who = Sender(body.host, body.uuid, boot)
+    if who.identity != sender:
+        return Dropped("malformed")
+    messages: list[Message] = []
+    for raw in body.messages:
+        try:
+            messages.append(_message_decoder.decode(raw))
+        except _MALFORMED:
+            continue
+    return Opened(who, tuple(messages), len(body.messages) - len(messages))

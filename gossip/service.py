@@ -1,0 +1,288 @@
+"""GossipService: the UDP socket and timers around the machines; the one file of gossip that touches a loop.
+
+    datagram -> packet.open (dropped and counted here, once) -> Gossip.handle -> actions -> seal, call_later, tell
+
+Every timer that fires late shows how long the loop stood still; the machine is told before it sees the timer, so that
+no probe or suspicion that ran out meanwhile counts. A tick makes sure that there is such a timer five times a second.
+
+An exception in a timer or datagram callback would end in asyncio's log while gossip went on crippled. It is caught,
+stops the service and is raised in the task that `env.spawn` watches.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from covey.core import SetTimer, Tell
+from covey.ports import Address, DatagramSocket, Env
+from gossip.machine import Action, Event, Gossip, Heard, Started
+from gossip.membership.machine.events import Leaving, LoopStalled
+from gossip.membership.messages import Record
+from gossip.packet import SALT_BYTES, Dropped, Keyring, Opener, Sealer, budget
+from gossip.spread.machine import Published
+from gossip.words import (
+    GossipEvent,
+    GossipSettings,
+    HostDown,
+    HostSuspected,
+    HostUp,
+    NameConflict,
+    Peer,
+    Say,
+    Sender,
+    identity,
+)
+
+__all__ = [
+    "GossipEvent",
+    "GossipService",
+    "GossipSettings",
+    "HostDown",
+    "HostSuspected",
+    "HostUp",
+    "NameConflict",
+    "Peer",
+]
+
+PEERS_FILE = "gossip/peers"
+PEERS_INTERVAL_S = 10.0
+"""The file of known hosts is written at most so often."""
+TICK_S = 0.2
+"""How often the loop shows that it runs."""
+STALL_S = 0.1
+"""A timer that is late by more shows a stall."""
+GOODBYES = 3
+GOODBYE_INTERVAL_S = 0.05
+
+
+class PeersFile(msgspec.Struct, frozen=True):
+    """What is on disk: every host that was known, gone ones too, so that a restart finds the rack without seeds."""
+
+    version: Literal[1]
+    records: tuple[Record, ...]
+
+
+_peers_decoder = msgspec.msgpack.Decoder(PeersFile)
+
+
+class GossipService:
+    """One host's part in gossip. `keys`: up to three of 32 bytes, the first seals; ValueError otherwise. `boot` must
+    grow with every start. `tell` is called on this loop and must not block."""
+
+    def __init__(
+        self,
+        env: Env,
+        settings: GossipSettings,
+        keys: Sequence[bytes],
+        uuid: bytes,
+        boot: int,
+        tell: Callable[[GossipEvent], None],
+    ) -> None:
+        self._env, self._settings, self._tell = env, settings, tell
+        self._me = Sender(env.host, uuid, boot)
+        ring = Keyring(keys, settings.cluster)
+        self._sealer = Sealer(ring, self._me, env.entropy(SALT_BYTES))
+        self._opener = Opener(ring, self._me.identity)
+        self._gossip = Gossip(self._me, "", settings, budget(settings.datagram_bytes, env.host), env.rng)
+        self._counts: Counter[str] = Counter()
+        self._socket: DatagramSocket | None = None
+        self._failed: asyncio.Future[None] | None = None
+        self._stopped = False
+        self._lag_s_max = 0.0
+        self._saved: tuple[Record, ...] = ()
+
+    # ---- life ----
+
+    async def start(self) -> None:
+        """OSError when the address cannot be bound."""
+        remembered = await self._remembered()
+        self._failed = asyncio.get_running_loop().create_future()
+        self._socket = await self._env.datagrams.open(self._settings.bind, self._received)
+        self._gossip.membership.address = self._advertised(self._socket.address)
+        self._feed(Started(remembered))
+        self._tick(self._env.clock.now_s())
+        self._env.spawn("gossip: peers file", self._keep_peers())
+        self._env.spawn("gossip: watch", self._watch(self._failed))
+
+    async def stop(self, leave: bool = True) -> None:
+        """`leave`: tell everybody, so that they see `left` at once."""
+        if self._socket is None:
+            return
+        if leave and not self._stopped:
+            for _ in range(GOODBYES):
+                self._feed(Leaving())
+                await asyncio.sleep(GOODBYE_INTERVAL_S)
+        self._end()
+        await self._save_peers()
+
+    def _end(self) -> None:
+        self._stopped = True
+        if self._socket is not None:
+            self._socket.close()
+        if self._failed is not None and not self._failed.done():
+            self._failed.set_result(None)
+
+    async def _watch(self, failed: "asyncio.Future[None]") -> None:
+        """Raises what went wrong in a callback."""
+        await failed
+
+    def _advertised(self, bound: Address) -> Address:
+        """What others are told; empty when we are bound to all addresses and were not told which one to name."""
+        ip, _, port = bound.rpartition(":")
+        if self._settings.advertise:
+            wanted = self._settings.advertise
+            return f"[{wanted}]:{port}" if ":" in wanted else f"{wanted}:{port}"
+        return "" if ip in ("0.0.0.0", "[::]", "") else bound
+
+    # ---- what the agent asks ----
+
+    @property
+    def address(self) -> Address:
+        """Where the socket is bound. RuntimeError before start."""
+        if self._socket is None:
+            raise RuntimeError("gossip is not started")
+        return self._socket.address
+
+    @property
+    def advertised(self) -> Address:
+        """What others are told; empty as long as no peer has said where it sees us."""
+        return self._gossip.membership.address
+
+    def publish(self, key: str, value: bytes | None) -> None:
+        """Tell everybody this about this host, in place of what it said under this key; None removes it. ValueError
+        when it is too long (256 bytes a value, 32 keys, 960 bytes in all). What is published before `start` is told
+        as soon as somebody is there."""
+        if not self._stopped:
+            self._feed_checked(Published(key, value))
+
+    def hosts(self) -> Sequence[Peer]:
+        """Every host that is remembered, this one included, sorted by name."""
+        return self._gossip.hosts(self._env.clock.now_s())
+
+    def use_keys(self, keys: Sequence[bytes]) -> None:
+        """Rotate: seal with the first from now on, open with all. ValueError leaves the old ones."""
+        ring = Keyring(keys, self._settings.cluster)
+        self._sealer.use(ring)
+        self._opener.use(ring)
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """For metrics: datagrams received, sent, dropped by reason; probes, suspicions, health."""
+        membership, spread = self._gossip.membership, self._gossip.spread
+        found = dict(self._counts) | membership.counts
+        found["health_score"] = membership.health
+        found["facts_ignored"] = spread.ignored
+        found["facts_refused"] = self._gossip.refused
+        found["loop_lag_ms_max"] = int(self._lag_s_max * 1000)
+        return dict(sorted(found.items()))
+
+    # ---- events in ----
+
+    def _received(self, datagram: bytes, source: Address) -> None:
+        if self._stopped:
+            return
+        self._counts["received"] += 1
+        self._counts["received_bytes"] += len(datagram)
+        opened = self._opener.open(datagram)
+        if isinstance(opened, Dropped):
+            self._counts[f"dropped_{opened.reason}"] += 1
+            return
+        self._counts["messages_unknown"] += opened.unknown
+        self._feed(Heard(opened.sender, source, opened.messages))
+
+    def _feed(self, event: Event) -> None:
+        """What goes wrong in here is our mistake: gossip ends, and whoever watches hears why."""
+        try:
+            self._feed_checked(event)
+        except Exception as error:
+            if self._failed is None or self._failed.done():
+                raise
+            self._failed.set_exception(error)
+            self._end()
+
+    def _feed_checked(self, event: Event) -> None:
+        for action in self._gossip.handle(event, self._env.clock.now_s()):
+            self._perform(action)
+
+    def _timer(self, due_s: float, event: Event) -> None:
+        if not self._stopped:
+            self._lag(due_s)
+            self._feed(event)
+
+    def _tick(self, due_s: float) -> None:
+        if not self._stopped:
+            self._lag(due_s)
+            next_s = self._env.clock.now_s() + TICK_S
+            asyncio.get_running_loop().call_later(TICK_S, self._tick, next_s)
+
+    def _lag(self, due_s: float) -> None:
+        """A timer was due then and runs now: what it is late by, the loop stood still."""
+        now_s = self._env.clock.now_s()
+        late_s = now_s - due_s
+        self._lag_s_max = max(self._lag_s_max, late_s)
+        if late_s > STALL_S:
+            self._counts["stalls"] += 1
+            self._feed(LoopStalled(due_s, now_s))
+
+    # ---- actions out ----
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Say():
+                self._send(action)
+            case SetTimer():
+                due_s = self._env.clock.now_s() + action.after_s
+                asyncio.get_running_loop().call_later(action.after_s, self._timer, due_s, action.event)
+            case Tell():
+                self._told(action)
+
+    def _send(self, say: Say) -> None:
+        if self._socket is None:
+            return
+        datagram = self._sealer.seal(say.messages)
+        if len(datagram) > self._settings.datagram_bytes:
+            raise ValueError(f"a datagram of {len(datagram)} bytes: {[type(one).__name__ for one in say.messages]}")
+        self._counts["sent"] += 1
+        self._counts["sent_bytes"] += len(datagram)
+        self._socket.send(datagram, say.to)
+
+    def _told(self, tell: Tell) -> None:
+        match tell.fact:
+            case HostUp() | HostSuspected() | HostDown() | NameConflict():
+                self._counts[f"told_{type(tell.fact).__name__}"] += 1
+                self._tell(tell.fact)
+            case _:
+                raise TypeError(f"gossip does not tell {type(tell.fact).__name__}")
+
+    # ---- the file of known hosts ----
+
+    async def _remembered(self) -> tuple[Record, ...]:
+        """Hosts of before the restart; none when the file is missing or cannot be read."""
+        try:
+            stored = await self._env.disk.read(PEERS_FILE)
+            found = _peers_decoder.decode(stored).records if stored is not None else ()
+        except (OSError, msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            self._env.log.warning("known hosts not read", file=PEERS_FILE, why=str(error), next="joining by seeds")
+            return ()
+        for record in found:
+            self._opener.remember(identity(record.host, record.uuid), record.boot)
+        return found[: self._settings.hosts_max - 1]
+
+    async def _keep_peers(self) -> None:
+        while not self._stopped:
+            await asyncio.sleep(PEERS_INTERVAL_S)
+            await self._save_peers()
+
+    async def _save_peers(self) -> None:
+        records = tuple(record for record in self._gossip.membership.records() if record.host != self._me.host)
+        if records == self._saved:
+            return
+        try:
+            await self._env.disk.replace(PEERS_FILE, msgspec.msgpack.encode(PeersFile(1, records)))
+        except OSError as error:
+            self._env.log.warning("known hosts not written", file=PEERS_FILE, why=str(error), next="trying again")
+        else:
+            self._saved = records

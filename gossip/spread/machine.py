@@ -1,0 +1,281 @@
+"""The newest facts of every host, told on (Scuttlebutt: van Renesse et al. 2008).
+
+Each host writes its own map only. Twice a second it tells a random host which version of every map it has (`Syn`); that
+one answers with what it has more (`Delta`) and asks for what it has less (`Want`). A map that changed here is also
+pushed to three hosts at once, so that on a small rack everybody has it after one hop. Every two seconds the version
+grows even if nothing was written: the age of what is known of a host then tells how far one may rely on it.
+
+        A                         B
+        | -- Syn(what I have) --> |
+        | <-- Delta ... Want ---- |
+        | -- Delta ... ---------> |
+
+Facts of hosts that are gone are kept but no longer told on. Nothing is stored for hosts that membership does not know.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from covey.core import HostId, Message, SetTimer
+from gossip.spread import policy
+from gossip.spread.messages import AnyMessage, Delta, Known, Syn, Want
+from gossip.spread.policy import Facts
+from gossip.words import GossipSettings, Say, Sender, batches, size
+
+REPLY_DATAGRAMS = 4
+"""Datagrams sent in answer to one; what does not fit is told in a later round."""
+PUSH_INTERVAL_S = 0.25
+"""Least time between two pushes of the own map, however often it is written."""
+KNOWN_BYTES_MAX = 25
+"""Of one row of a digest."""
+LIST_BYTES_MAX = 24
+"""Of what is around the rows of a digest."""
+
+
+class PeerUp(msgspec.Struct, frozen=True):
+    """Event: this host is alive, under this identity (a reinstalled host has a new one, and no facts yet)."""
+
+    host: HostId
+    identity: int
+
+
+class PeerDown(msgspec.Struct, frozen=True):
+    """Event: gone or left."""
+
+    host: HostId
+
+
+class PeerForgotten(msgspec.Struct, frozen=True):
+    host: HostId
+
+
+class Told(msgspec.Struct, frozen=True):
+    """Event: a live host said this."""
+
+    sender: Sender
+    source: str
+    messages: tuple[AnyMessage, ...]
+
+
+class Published(msgspec.Struct, frozen=True):
+    """Event: this host sets a key of its map, or removes it (None)."""
+
+    key: str
+    value: bytes | None
+
+
+class SpreadStarted(msgspec.Struct, frozen=True):
+    pass
+
+
+class RoundDue(msgspec.Struct, frozen=True):
+    pass
+
+
+class BeatDue(msgspec.Struct, frozen=True):
+    pass
+
+
+class PushDue(msgspec.Struct, frozen=True):
+    pass
+
+
+Timer = RoundDue | BeatDue | PushDue
+Event = PeerUp | PeerDown | PeerForgotten | Told | Published | SpreadStarted | Timer
+
+
+class SayTo(msgspec.Struct, frozen=True):
+    """Action: one datagram to this host, which may be lost."""
+
+    to: HostId
+    messages: tuple[Message, ...]
+
+
+Action = SayTo | Say | SetTimer[Timer]
+
+
+class Spread:
+    """`budget`: bytes of messages that fit into one datagram."""
+
+    def __init__(self, me: Sender, settings: GossipSettings, budget: int, rng: random.Random) -> None:
+        self.me, self.identity = me, me.identity
+        self.settings, self.budget, self.rng = settings, budget, rng
+        self.facts: dict[int, Facts] = {self.identity: Facts(boot=me.boot)}
+        self.identities: dict[HostId, int] = {}
+        """Of every host that was up since it was last forgotten."""
+        self.live: dict[int, HostId] = {}
+        self.ignored = 0
+        """Deltas of hosts that are not alive here, without news or with a gap."""
+        self._pushed_s = float("-inf")
+        self._push_set = False
+
+    # ---- what is known ----
+
+    def of(self, host: HostId) -> Facts | None:
+        """What is known of a host; None when nothing is."""
+        identity = self.identity if host == self.me.host else self.identities.get(host)
+        return None if identity is None else self.facts.get(identity)
+
+    # ---- events ----
+
+    def handle(self, event: Event, now_s: float) -> Sequence[Action]:
+        match event:
+            case PeerUp():
+                self._up(event.host, event.identity)
+                return ()
+            case PeerDown():
+                self.live.pop(self.identities.get(event.host, -1), None)
+                return ()
+            case PeerForgotten():
+                self._forget(event.host)
+                return ()
+            case Told():
+                return self._told(event, now_s)
+            case Published():
+                return self._publish(event.key, event.value, now_s)
+            case SpreadStarted():
+                return (SetTimer(self._round_s(), RoundDue()), *self._beat(now_s))
+            case RoundDue():
+                return (*self._round(), SetTimer(self._round_s(), RoundDue()))
+            case BeatDue():
+                return self._beat(now_s)
+            case PushDue():
+                return self._push(now_s)
+
+    def _up(self, host: HostId, identity: int) -> None:
+        if self.identities.get(host, identity) != identity:
+            self._forget(host)
+        self.identities[host] = identity
+        self.live[identity] = host
+
+    def _forget(self, host: HostId) -> None:
+        identity = self.identities.pop(host, None)
+        if identity is not None:
+            self.live.pop(identity, None)
+            self.facts.pop(identity, None)
+
+    def _publish(self, key: str, value: bytes | None, now_s: float) -> Sequence[Action]:
+        mine = self.facts[self.identity]
+        after = policy.written(mine, key, value, now_s)
+        if after is mine:
+            return ()
+        self.facts[self.identity] = after
+        return self._push_soon(now_s)
+
+    def _push_soon(self, now_s: float) -> Sequence[Action]:
+        if self._push_set:
+            return ()
+        self._push_set = True
+        return (SetTimer(max(0.0, self._pushed_s + PUSH_INTERVAL_S - now_s), PushDue()),)
+
+    def _push(self, now_s: float) -> Sequence[Action]:
+        self._push_set = False
+        if not self.live:
+            return ()
+        self._pushed_s = now_s
+        whole = policy.delta(self.identity, self.facts[self.identity], 0, now_s)
+        peers = self._peers()
+        return [SayTo(host, (whole,)) for host in self.rng.sample(peers, min(len(peers), self.settings.gossip_fanout))]
+
+    def _beat(self, now_s: float) -> Sequence[Action]:
+        mine = self.facts[self.identity]
+        self.facts[self.identity] = msgspec.structs.replace(mine, version=mine.version + 1, fresh_s=now_s)
+        return (SetTimer(self.settings.heartbeat_s, BeatDue()),)
+
+    def _round_s(self) -> float:
+        return self.settings.spread_interval_s * self.rng.uniform(0.8, 1.2)
+
+    def _peers(self) -> list[HostId]:
+        return sorted(self.live.values())
+
+    def _round(self) -> Sequence[Action]:
+        """The own digest, cut to datagrams by ranges of identities, each to a random host of its own."""
+        peers = self._peers()
+        if not peers:
+            return ()
+        rows = [self._known(identity) for identity in self._shared()]
+        cut = batches(rows, lambda _: KNOWN_BYTES_MAX, self.budget - LIST_BYTES_MAX)
+        return [SayTo(self.rng.choice(peers), (Syn(low, high, known),)) for low, high, known in policy.ranges(cut)]
+
+    def _shared(self) -> list[int]:
+        """Identities of those whose facts are told on, sorted."""
+        return sorted(identity for identity in (*self.live, self.identity) if identity in self.facts)
+
+    def _known(self, identity: int) -> Known:
+        facts = self.facts[identity]
+        return Known(identity, facts.boot, facts.version)
+
+    # ---- what others said ----
+
+    def _told(self, event: Told, now_s: float) -> Sequence[Action]:
+        actions: list[Action] = []
+        for message in event.messages:
+            match message:
+                case Syn():
+                    actions += self._compare(event.source, message, now_s)
+                case Want():
+                    actions += self._deltas(event.source, (), message.known, now_s)
+                case Delta():
+                    self._learn(message, now_s)
+        return actions
+
+    def _compare(self, source: str, syn: Syn, now_s: float) -> Sequence[Action]:
+        theirs = {row.identity: row for row in syn.known}
+        mine = [identity for identity in self._shared() if syn.low <= identity <= syn.high]
+        missing = [Known(identity, 0, 0) for identity in mine if identity not in theirs]
+        wanted: list[Known] = []
+        for row in syn.known:
+            if row.identity == self.identity:
+                self._outnumbered(row, now_s)
+            elif row.identity in self.live:
+                known = self.facts.get(row.identity, Facts())
+                if policy.is_newer(row.boot, row.version, known):
+                    wanted.append(Known(row.identity, known.boot, known.version))
+        return self._deltas(source, wanted, (*syn.known, *missing), now_s)
+
+    def _deltas(self, source: str, wanted: Sequence[Known], lacking: Iterable[Known], now_s: float) -> Sequence[Action]:
+        """What is to be told to someone who has `lacking`, in random order since not all may fit; and what we want."""
+        news: list[Message] = []
+        for row in lacking:
+            facts = self.facts.get(row.identity)
+            if facts is None or not (row.identity in self.live or row.identity == self.identity):
+                continue
+            after = policy.since(facts, row.boot, row.version)
+            if after is not None:
+                news.append(policy.delta(row.identity, facts, after, now_s))
+        self.rng.shuffle(news)
+        cut = batches(wanted, lambda _: KNOWN_BYTES_MAX, self.budget - LIST_BYTES_MAX)
+        say = [*(Want(tuple(batch)) for batch in cut), *news]
+        return [Say(source, tuple(batch)) for batch in batches(say, size, self.budget)[:REPLY_DATAGRAMS]]
+
+    def _outnumbered(self, row: Known, now_s: float) -> None:
+        """Someone has more of our own facts in this boot than we: the boot counter was set back."""
+        mine = self.facts[self.identity]
+        if row.boot == mine.boot and row.version > mine.version:
+            self.facts[self.identity] = policy.renumbered(mine, row.version, now_s)
+
+    def _learn(self, delta: Delta, now_s: float) -> None:
+        if delta.identity not in self.live:
+            self.ignored += 1
+            return
+        after = policy.merged(self.facts.get(delta.identity, Facts()), delta, now_s)
+        if after is None:
+            self.ignored += 1
+        else:
+            self.facts[delta.identity] = after
+
+    # ---- invariants ----
+
+    def check(self) -> None:
+        mine = self.facts[self.identity]
+        assert mine.boot == self.me.boot, "somebody else wrote our facts"
+        assert self.identity not in self.live, "a host is not its own peer"
+        for identity, host in self.live.items():
+            assert self.identities[host] == identity, f"{host} is alive under an identity that it does not have"
+        known = {self.identity, *self.identities.values()}
+        for identity, facts in self.facts.items():
+            assert identity in known, "facts of nobody"
+            assert all(0 < entry.version <= facts.version for entry in facts.entries.values()), "a fact of the future"
+            assert facts.floor <= facts.version

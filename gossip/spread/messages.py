@@ -1,0 +1,68 @@
+"""What hosts say about what they know of all hosts: digests and deltas (Scuttlebutt).
+
+A host's facts are a map of its own, key -> bytes, each entry with the version of the map at which it was written. So
+one number says how much of a host's map another one has: everything up to that version.
+"""
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from covey.core import Message
+from gossip.words import U32, Boot, Identity
+
+KEYS_MAX = 32
+"""Keys of one host."""
+KEY_BYTES_MAX = 64
+VALUE_BYTES_MAX = 256
+"""Bytes of one value."""
+TOMBSTONES_MAX = 8
+"""Removed keys that are still told of; older ones are forgotten, see `Delta.floor`."""
+
+
+class Known(msgspec.Struct, frozen=True, array_like=True):
+    """I have this host's facts up to here."""
+
+    identity: Identity
+    boot: Boot
+    version: U32
+
+
+class Syn(Message, frozen=True, array_like=True, tag=33):
+    """What I have of the hosts with `low <= identity <= high`; of one that is not listed I have nothing."""
+
+    low: Identity
+    high: Identity
+    known: tuple[Known, ...]
+
+
+class Want(Message, frozen=True, array_like=True, tag=34):
+    """You have more of these than I."""
+
+    known: tuple[Known, ...]
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    key: Annotated[str, Meta(min_length=1, max_length=KEY_BYTES_MAX)]
+    version: U32
+    value: Annotated[bytes, Meta(max_length=VALUE_BYTES_MAX)] | None
+    """None: removed."""
+
+
+class Delta(Message, frozen=True, array_like=True, tag=35):
+    """Everything of one host's map that was written after version `since`, up to `version`."""
+
+    identity: Identity
+    boot: Boot
+    since: U32
+    """0: the whole map; take it instead of what you have."""
+    version: U32
+    floor: U32
+    """Removals up to this version are forgotten: who has less than this needs the whole map."""
+    age_ms: U32
+    """How long ago the host itself wrote `version`, as far as the sender knows."""
+    entries: Annotated[tuple[Entry, ...], Meta(max_length=KEYS_MAX + TOMBSTONES_MAX)]
+
+
+AnyMessage: TypeAlias = Syn | Want | Delta

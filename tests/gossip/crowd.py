@@ -1,0 +1,180 @@
+"""A rack of gossip machines on one heap of events: virtual time, one seed, datagrams sealed and opened for real."""
+
+import heapq
+import random
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from covey.core import Fact, HostId, SetTimer, Tell
+from gossip.machine import Event, Gossip, Heard, Started
+from gossip.membership.machine.events import Leaving, LoopStalled
+from gossip.membership.messages import Record
+from gossip.packet import Dropped, Keyring, Opener, Sealer, budget
+from gossip.spread.machine import Published
+from gossip.words import GossipSettings, HostDown, HostUp, Peer, Say, Sender
+
+KEY = bytes(range(32))
+
+
+class Member:
+    """One simulated host: machine, seal, and what it told its agent."""
+
+    def __init__(self, crowd: "Crowd", name: str, uuid: bytes, boot: int, settings: GossipSettings) -> None:
+        self.crowd, self.name, self.uuid, self.boot = crowd, HostId(name), uuid, boot
+        self.address = f"{name}:7946"
+        me = Sender(self.name, uuid, boot)
+        room = budget(settings.datagram_bytes, name)
+        self.gossip = Gossip(me, self.address, settings, room, random.Random(crowd.rng.getrandbits(64)))
+        ring = Keyring([KEY], settings.cluster)
+        self.sealer, self.opener = Sealer(ring, me, b"salt"), Opener(ring, me.identity)
+        self.up = True
+        self.paused_until_s = 0.0
+        self.told: list[tuple[float, Fact]] = []
+        self.dropped: list[str] = []
+        self.sent = 0
+        self.sent_bytes = 0
+
+    def feed(self, event: Event) -> None:
+        for action in self.gossip.handle(event, self.crowd.now_s):
+            match action:
+                case Say():
+                    self._send(action)
+                case SetTimer():
+                    self.crowd.after(action.after_s, self, partial(self.feed, action.event))
+                case Tell():
+                    self.told.append((self.crowd.now_s, action.fact))
+        if self.crowd.checking:
+            self.gossip.check()
+
+    def _send(self, say: Say) -> None:
+        datagram = self.sealer.seal(say.messages)
+        assert len(datagram) <= self.gossip.membership.settings.datagram_bytes, say
+        self.sent += 1
+        self.sent_bytes += len(datagram)
+        self.crowd.carry(self, say.to, datagram)
+
+    def receive(self, source: str, datagram: bytes) -> None:
+        opened = self.opener.open(datagram)
+        if isinstance(opened, Dropped):
+            self.dropped.append(opened.reason)
+        else:
+            assert opened.unknown == 0
+            self.feed(Heard(opened.sender, source, opened.messages))
+
+    def publish(self, key: str, value: bytes | None) -> None:
+        self.feed(Published(key, value))
+
+    def peers(self) -> dict[str, Peer]:
+        return {peer.host: peer for peer in self.gossip.hosts(self.crowd.now_s)}
+
+    def sees(self, name: str) -> str:
+        """State in which this host sees another; `unknown` when it does not."""
+        found = self.peers().get(name)
+        return found.state if found is not None else "unknown"
+
+    def heard_of(self, name: str, kind: type[Fact]) -> list[float]:
+        return [at_s for at_s, fact in self.told if isinstance(fact, kind) and getattr(fact, "host", "") == name]
+
+
+class Crowd:
+    """`loss`: fraction of datagrams lost; `cut`: pairs of names that cannot hear one another (from, to)."""
+
+    def __init__(self, seed: int = 1, loss: float = 0.0, **settings: Any) -> None:
+        self.rng = random.Random(seed)
+        self.now_s = 100.0
+        self.loss = loss
+        self.cut: set[tuple[str, str]] = set()
+        self.members: dict[str, Member] = {}
+        self.settings = settings
+        self.checking = True
+        self._heap: list[tuple[float, int, Member, Callable[[], None]]] = []
+        self._serial = 0
+
+    def start(self, name: str, seeds: Iterable[str] = (), boot: int = 1, uuid: bytes = b"", **more: Any) -> Member:
+        """Start, or restart, a host. It remembers what `more["remembered"]` says."""
+        remembered: tuple[Record, ...] = more.pop("remembered", ())
+        settings = GossipSettings(seeds=tuple(f"{seed}:7946" for seed in seeds), **self.settings, **more)
+        uuid = uuid or name.encode().ljust(16, b".")[:16]
+        member = self.members[name] = Member(self, name, uuid, boot, settings)
+        member.feed(Started(remembered))
+        return member
+
+    def rack(self, count: int, **more: Any) -> list[Member]:
+        """`count` hosts that were all given the first three as seeds, started within a second."""
+        names = [f"h{index:03}" for index in range(count)]
+        found = []
+        for name in names:
+            found.append(self.start(name, names[:3], **more))
+            self.run(1 / count)
+        return found
+
+    def kill(self, member: Member) -> None:
+        member.up = False
+
+    def leave(self, member: Member) -> None:
+        member.feed(Leaving())
+        self.run(0.05)
+        member.feed(Leaving())
+        self.run(0.05)
+        member.up = False
+
+    def pause(self, member: Member, for_s: float) -> None:
+        """As SIGSTOP: nothing runs, datagrams wait, and afterwards the late timers show it."""
+        member.paused_until_s = self.now_s + for_s
+        start_s = self.now_s
+        self.after(for_s, member, lambda: member.feed(LoopStalled(start_s, self.now_s)))
+
+    def partition(self, one: Iterable[Member], other: Iterable[Member]) -> None:
+        others = list(other)
+        for a in one:
+            for b in others:
+                self.cut |= {(a.name, b.name), (b.name, a.name)}
+
+    def carry(self, sender: Member, to: str, datagram: bytes) -> None:
+        name = to.removesuffix(":7946")
+        if (sender.name, name) in self.cut or self.rng.uniform(0, 1) < self.loss or name not in self.members:
+            return
+        target = self.members[name]
+        delay_s = self.rng.uniform(0.0002, 0.002)
+        self.after(delay_s, target, lambda: target.receive(sender.address, datagram))
+
+    def after(self, delay_s: float, member: Member, what: Callable[[], None]) -> None:
+        self._serial += 1
+        heapq.heappush(self._heap, (self.now_s + delay_s, self._serial, member, what))
+
+    def run(self, for_s: float, until: Callable[[], bool] | None = None) -> float:
+        """Virtual time goes on by `for_s`, or until the condition holds (looked at every 50 ms). Seconds passed."""
+        start_s, end_s, look_s = self.now_s, self.now_s + for_s, self.now_s
+        while self._heap and self._heap[0][0] <= end_s:
+            at_s, serial, member, what = heapq.heappop(self._heap)
+            if until is not None and at_s >= look_s:
+                if until():
+                    heapq.heappush(self._heap, (at_s, serial, member, what))
+                    return self.now_s - start_s
+                look_s = at_s + 0.05
+            if not member.up or self.members.get(member.name) is not member:
+                continue
+            if at_s < member.paused_until_s:
+                heapq.heappush(self._heap, (member.paused_until_s, serial, member, what))
+                continue
+            self.now_s = max(self.now_s, at_s)
+            what()
+        self.now_s = end_s
+        return for_s
+
+    def running(self) -> list[Member]:
+        return [member for member in self.members.values() if member.up]
+
+    def agree(self) -> bool:
+        """Every running host sees exactly the running hosts alive."""
+        up = {str(member.name) for member in self.running()}
+        return all(
+            {name for name, peer in member.peers().items() if peer.state == "alive"} == up for member in self.running()
+        )
+
+    def all_see(self, name: str, *states: str) -> bool:
+        return all(member.sees(name) in states for member in self.running() if member.name != name)
+
+
+__all__ = ["Crowd", "HostDown", "HostUp", "Member"]
