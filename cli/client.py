@@ -1,7 +1,7 @@
 """Finding a running agent, and asking it.
 
 An agent is looked for at `--agent`, then $COVEY_AGENT, then in `.rack/rack.json` of this directory or one above it,
-then beside this virtual environment, then at /run/covey/agent.sock; the first of these places that exists counts. A rack
+then beside this virtual environment, then at /run/covey/agent.sock; the first place that exists counts. A rack
 has many agents and each answers everything, so a dead or stopped one is passed over. When nobody answers, that is said
 in under a second.
 """

@@ -147,14 +147,14 @@ def help_text(paint: Paint) -> str:
     return "\n".join(lines)
 
 
-def say_error(error: AgentctlError, as_json: bool) -> None:
+def say_error(error: AgentctlError, as_json: bool, program: str = "agentctl") -> None:
     """On stderr: three lines for people, one object for programs."""
     fields: dict[str, Any] = {"code": error.code, "what": error.what, "why": error.why, "next": error.next}
     if as_json:
         print(json.dumps({"schema": 1, "error": fields}), file=sys.stderr)
         return
     paint = Paint(out=sys.stderr)
-    print(f"{paint('agentctl:', RED)} {error.what}\n  why:  {error.why}\n  next: {error.next}", file=sys.stderr)
+    print(f"{paint(program + ':', RED)} {error.what}\n  why:  {error.why}\n  next: {error.next}", file=sys.stderr)
 
 
 def run(argv: Sequence[str]) -> int:

@@ -37,7 +37,7 @@ class Paint:
 def table(titles: Sequence[str], rows: Iterable[Sequence[object]], right: Collection[str], paint: Paint) -> str:
     """Aligned text. Columns named in `right` hold numbers; a column without any content is left out."""
     cells = [[shown(value) for value in row] for row in rows]
-    kept = [i for i in range(len(titles)) if not cells or any(row[i] != "-" for row in cells)]
+    kept = [i for i in range(len(titles)) if i == 0 or not cells or any(row[i] != "-" for row in cells)]
     widths = [max(len(titles[i]), *(len(row[i]) for row in cells)) if cells else len(titles[i]) for i in kept]
 
     def line(row: Sequence[str], heading: bool = False) -> str:

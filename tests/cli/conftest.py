@@ -1,0 +1,133 @@
+"""A fake agent: answers agentctl over a real unix socket with what a test put into it."""
+
+import json
+import os
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Reply = tuple[int, Any]
+
+
+class FakeAgent:
+    """`replies["GET /v1/hosts"]` is the data of an answer, an ErrorView with its status, or a function of the request
+    body that gives either."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.replies: dict[str, Any] = {"GET /livez": {}}
+        self.asked: list[tuple[str, Any]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                size = int(self.headers.get("Content-Length", 0))
+                body = json.loads(self.rfile.read(size)) if size else None
+                outer.asked.append((f"{self.command} {self.path}", body))
+                status, found = outer.reply(self.command, self.path, body)
+                text = json.dumps(found).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            do_GET = do_POST = do_DELETE = answer
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Nothing: a test's output is its own."""
+
+        class Server(socketserver.ThreadingUnixStreamServer):
+            daemon_threads = True
+
+        self._server = Server(str(path), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        return f"unix:{self.path}"
+
+    def reply(self, method: str, target: str, body: Any) -> Reply:
+        found = self.replies.get(f"{method} {target}", self.replies.get(f"{method} {target.partition('?')[0]}"))
+        if callable(found):
+            found = found(body)
+        if found is None:
+            return 404, {"code": 3, "what": f"no {target}", "why": "not in this test", "next": "nothing"}
+        if isinstance(found, tuple):
+            code, status = found
+            return status, {"code": code, "what": "no", "why": "because", "next": "do this"}
+        return 200, {"schema": 1, "as_of_wall_s": 1000.0, "host": "gpu1", "data": found}
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        os.unlink(self.path)
+
+
+@pytest.fixture
+def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], FakeAgent]]:
+    """Makes fake agents; agentctl finds the first one by COVEY_AGENT. The test runs in an empty directory."""
+    made: list[FakeAgent] = []
+
+    def make() -> FakeAgent:
+        made.append(FakeAgent(tmp_path / f"a{len(made)}.sock"))
+        monkeypatch.setenv("COVEY_AGENT", ",".join(agent.address for agent in made))
+        return made[-1]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    yield make
+    for agent in made:
+        agent.close()
+
+
+@pytest.fixture
+def agent(agents: Callable[[], FakeAgent]) -> FakeAgent:
+    return agents()
+
+
+def job_view(**changes: Any) -> dict[str, Any]:
+    """The JSON of a running job of two workers."""
+    view: dict[str, Any] = {
+        "id": "j1",
+        "name": "digits",
+        "tenant": "default",
+        "job_class": "guaranteed",
+        "state": "running",
+        "reason": "all ranks started",
+        "workers": 2,
+        "gpus": 2,
+        "argv": ["python", "digits.py"],
+        "cwd": "/home/ann",
+        "submitted_wall_s": 900.0,
+        "started_wall_s": 940.0,
+        "ended_wall_s": None,
+        "queue": 0,
+        "attained_gpu_s": 12.0,
+        "epoch": 5,
+        "attempt": 1,
+        "preemptions": 0,
+        "home": "gpu2",
+        "exit_code": None,
+        "places": [{"host": "gpu1", "ranks": [0, 1], "gpus": ["a", "b"]}],
+        "ranks": [
+            {"rank": 0, "host": "gpu1", "gpus": ["a"], "state": "running", "pid": 77, "code": None},
+            {"rank": 1, "host": "gpu1", "gpus": ["b"], "state": "ended", "pid": None, "code": -9},
+        ],
+        "step": 7,
+        "metrics": {"loss": 0.25},
+        "aggregator": "gpu3",
+        "age_s": 0.0,
+    }
+    return view | changes
+
+
+@pytest.fixture
+def job() -> Callable[..., dict[str, Any]]:
+    return job_view
