@@ -8,8 +8,10 @@ gossip key can neither learn nor announce one. A forgotten key is refused at onc
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import zmq
 import zmq.asyncio
@@ -25,6 +27,22 @@ HEARTBEAT_MS = 1000
 """Both ends ping: with only one end, a partition can leave a black hole (reliability.md, decision 4)."""
 
 
+RECONNECT_S = (0.25, 2.0)
+"""A handshake that is refused ends a ZeroMQ connection for good; this is how long we wait before we make it anew:
+at first, and at most. A peer refuses us until gossip has told it our key."""
+
+
+@dataclass
+class Peer:
+    """One way out: the socket to a peer, and when it was last made or last took a message."""
+
+    address: Address
+    public_key: bytes
+    dealer: "zmq.Socket[bytes]"
+    good_s: float
+    pause_s: float = RECONNECT_S[0]
+
+
 class ZmqLinks:
     """`covey.ports.Links` over ZeroMQ."""
 
@@ -32,7 +50,7 @@ class ZmqLinks:
         self._log = log
         self._public, self._secret = zmq.curve_keypair()
         self._context = zmq.Context()
-        self._peers: dict[HostId, tuple[Address, bytes, zmq.Socket[bytes]]] = {}
+        self._peers: dict[HostId, Peer] = {}
         self._names: dict[bytes, HostId] = {}
         self._router: zmq.asyncio.Socket | None = None
         self._authenticator: AsyncioAuthenticator | None = None
@@ -88,12 +106,18 @@ class ZmqLinks:
 
     def know(self, host: HostId, address: Address, public_key: bytes) -> None:
         known = self._peers.get(host)
-        if known and known[:2] == (address, public_key):
+        if known and (known.address, known.public_key) == (address, public_key):
             return
         if len(public_key) != 40:
             self.counters["bad key"] += 1
             return
         self.forget(host)
+        dealer = self._connected(host, address, public_key)
+        if dealer:
+            self._peers[host] = Peer(address, public_key, dealer, time.monotonic())
+            self._names[public_key] = host
+
+    def _connected(self, host: HostId, address: Address, public_key: bytes) -> "zmq.Socket[bytes] | None":
         dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         self._harden(dealer)
         dealer.setsockopt(zmq.IMMEDIATE, 1)
@@ -108,27 +132,40 @@ class ZmqLinks:
         except zmq.ZMQError as error:
             self._log.warning("peer's control address cannot be used", peer=host, address=address, why=str(error))
             dealer.close()
-            return
-        self._peers[host] = (address, public_key, dealer)
-        self._names[public_key] = host
+            return None
+        return dealer
 
     def forget(self, host: HostId) -> None:
         known = self._peers.pop(host, None)
         if known:
-            self._names.pop(known[1], None)
-            known[2].close()
+            self._names.pop(known.public_key, None)
+            known.dealer.close()
 
     def send(self, to: HostId, data: bytes) -> bool:
         known = self._peers.get(to)
         if known is None:
             return False
         try:
-            known[2].send(data, zmq.NOBLOCK)
+            known.dealer.send(data, zmq.NOBLOCK)
         except zmq.Again:
             self.counters["not connected or full"] += 1
+            self._renew(to, known)
             return False
+        known.good_s, known.pause_s = time.monotonic(), RECONNECT_S[0]
         self.counters["sent"] += 1
         return True
+
+    def _renew(self, host: HostId, peer: Peer) -> None:
+        """Make the connection anew when it has taken nothing for a while."""
+        now_s = time.monotonic()
+        if now_s - peer.good_s < peer.pause_s:
+            return
+        dealer = self._connected(host, peer.address, peer.public_key)
+        if dealer:
+            peer.dealer.close()
+            peer.dealer, peer.good_s = dealer, now_s
+            peer.pause_s = min(2 * peer.pause_s, RECONNECT_S[1])
+            self.counters["renewed"] += 1
 
     async def close(self) -> None:
         if self._reader:

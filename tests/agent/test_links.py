@@ -73,6 +73,24 @@ async def test_a_forgotten_key_is_not_heard_on_a_connection_that_still_stands() 
             await end.links.close()
 
 
+async def test_a_peer_that_refused_us_before_it_knew_our_key_is_reached_once_it_does() -> None:
+    one, two = [await End().open() for _ in range(2)]
+    try:
+        one.links.know(GPU2, two.links.address, two.links.public_key)
+        for _ in range(100):
+            one.links.send(GPU2, b"early")
+            if two.links.counters["refused key"]:
+                break
+            await asyncio.sleep(0.02)
+        assert two.links.counters["refused key"]
+        two.links.know(GPU1, one.links.address, one.links.public_key)
+        assert (await send_until_heard(one, GPU2, b"hello", two))[0] == GPU1
+        assert one.links.counters["renewed"] >= 1
+    finally:
+        for end in (one, two):
+            await end.links.close()
+
+
 async def test_plain_and_oversized_input_is_dropped() -> None:
     one, two = [await End().open() for _ in range(2)]
     context = zmq.Context()
