@@ -154,11 +154,11 @@ def parse(
         run_dir=_checked_run_dir(os.path.abspath(top.run_dir or _run_dir(environ)), source),
         advertise=top.advertise or _own_address(),
         gossip=gossip,
-        control=parts["control"],  # type: ignore[arg-type]
-        http=parts["http"],  # type: ignore[arg-type]
+        control=parts["control"],
+        http=parts["http"],
         leader=leader,
-        gpus=parts["gpus"],  # type: ignore[arg-type]
-        log=parts["log"],  # type: ignore[arg-type]
+        gpus=parts["gpus"],
+        log=parts["log"],
         rooms={name: parts[name] for name in on},
         source=source,
     )

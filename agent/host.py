@@ -127,6 +127,8 @@ class HostAgent:
         await self.gossip.start()
         for name, room in self._known_rooms.items():
             await self._start_room(name, room)
+        if "scheduler" not in self.rooms:
+            self.log.bind(lambda _index, _command: b"", lambda: b"", lambda _state: None)
         await self.log.start()
         await self.runner.start_up()
         await self.jobs.start()
@@ -153,6 +155,7 @@ class HostAgent:
         with contextlib.suppress(OSError):
             await self.journal.write()
         await self.jobs.stop()
+        await self.runner.stop_up()
         await self.log.stop()
         await self.gossip.stop(leave)
         await self.env.links.close()

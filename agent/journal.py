@@ -1,8 +1,8 @@
 """Stories: what happened to a job, a slab or a host, with time and reason, kept across restarts for `agentctl why`.
 
 Notes are appended in batches, about once a second; a crash loses at most the last batch. The file is rewritten from
-what is still remembered when it has grown past `FILE_BYTES_MAX`. A torn or damaged line ends the reading there: the rest
-of the file is dropped, and the story goes on after it.
+what is still remembered when it has grown past `FILE_BYTES_MAX`. A torn or damaged line ends the reading there: the
+rest of the file is dropped, and the story goes on after it.
 """
 
 import struct

@@ -18,14 +18,14 @@ from agent.clock import RealClock
 from agent.config import Config, ConfigError, load
 from agent.datagrams import UdpDatagrams
 from agent.disk import DirectoryDisk
+from agent.fake_gpus import simulated_gpus
+from agent.gpus import RealProbes
 from agent.host import HostAgent
 from agent.http import HttpApi
 from agent.links import ZmqLinks
 from agent.locks import StateDirectoryTaken, StateLock
-from agent.memory import RealMemory
 from agent.notify import Notifier
-from agent.probes import RealProbes
-from agent.processes import RealProcesses
+from agent.processes import ProgramBase, RealProcesses
 from agent.tasks import Tasks
 from covey.ports import Env
 from covey.units import parse_size
@@ -46,7 +46,10 @@ class Daemon:
         self._stop = asyncio.Event()
         self._failure = ""
         self._tasks = Tasks(self._log, self._fatal)
-        self.loop_lag_s = 0.0
+        self._watching: object = None
+        gpus = config.gpus
+        pretended = simulated_gpus(config.name, gpus.simulated, parse_size(gpus.simulated_memory))
+        self._probes = RealProbes(self._log, pretended)
 
     def _fatal(self, task: str, error: BaseException) -> None:
         self._failure = self._failure or f"{task}: {error!r}"
@@ -61,12 +64,13 @@ class Daemon:
         agent = HostAgent(env, self._config, self._keys)
         http = HttpApi(agent, f"{self._config.run_dir}/agent.sock", self._config.http.bind)
         try:
+            await self._probes.start_up()
             await agent.start()
             await http.start()
         except OSError as error:
             _complain("cannot start", str(error), f"see who holds it, or change {self._config.source}")
             return 1
-        self._tasks.spawn("agent: lag", self._watch(agent))
+        self._watching = self._tasks.spawn("agent: lag", self._watch(agent))
         self._notifier.tell(READY=1, STATUS=await self._status(agent))
         await self._stop.wait()
         self._notifier.tell(STOPPING=1)
@@ -82,8 +86,7 @@ class Daemon:
 
     def _env(self) -> Env:
         config = self._config
-        gpus = config.gpus
-        disk = DirectoryDisk(config.state_dir)
+        base = ProgramBase(config.name, config.state_dir, config.run_dir, config.advertise, log_level=config.log.level)
         return Env(
             host=config.name,
             clock=RealClock(),
@@ -94,9 +97,9 @@ class Daemon:
             datagrams=UdpDatagrams(),
             links=ZmqLinks(self._log),
             bytes=SocketBytes(self._log),
-            disk=disk,
-            processes=RealProcesses(config.name, config.state_dir, config.run_dir, self._log),
-            probes=RealProbes(config.name, RealMemory(), gpus.simulated, parse_size(gpus.simulated_memory)),
+            disk=DirectoryDisk(config.state_dir),
+            processes=RealProcesses(base),
+            probes=self._probes,
             run_dir=config.run_dir,
         )
 
@@ -108,7 +111,7 @@ class Daemon:
             before_s = clock.now_s()
             await asyncio.sleep(LAG_PERIOD_S)
             now_s = clock.now_s()
-            self.loop_lag_s = agent.loop_lag_s = max(0.0, now_s - before_s - LAG_PERIOD_S)
+            agent.loop_lag_s = max(0.0, now_s - before_s - LAG_PERIOD_S)
             if dog_s is not None and now_s >= next_dog_s:
                 self._notifier.tell(WATCHDOG=1)
                 next_dog_s = now_s + dog_s / 3
