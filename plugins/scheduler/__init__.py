@@ -1,0 +1,36 @@
+"""Which job runs, when and where: a thin elected leader over agents that own their GPUs (Tiresias, AntMan).
+
+    submit -> log: Submitted -> leader: order, quota -> log: Granted(epoch, home)
+           -> home: plan, Reserve to each host, all say yes -> log: Placed(places) = the start, on every host at once
+           -> hosts: runner.start ... RanksEnded -> log: RanksReported -> all hosts said so: the job is over
+
+Nothing here is decided in two places. The replicated log (`machine/queue.py`) owns quotas, order, grants and attained
+service, and refuses what may never be: more than a quota, a stale epoch, one GPU for two gangs. The elected leader
+(`machine/leader.py`) only says which job may run now; it forgets nothing that matters when it dies. Which GPUs a gang
+gets is agreed between the hosts that own them, asked by the job's home (`machine/gang.py`, `machine/reservations.py`):
+whole or not at all. Each host then makes itself be what the log says (`service/ranks.py`) and looks again every second,
+so it needs no message to be right after a restart.
+
+Without a leader everything that runs goes on and every question is answered; only admissions and changes of priority
+wait. Order is discretised two-dimensional attained service (`policy/order.py`): a job sinks as its GPUs times seconds
+grow, so short jobs overtake long ones without anybody saying how long they are. Placement packs a gang when its model
+is skewed and fills gaps otherwise (`policy/place.py`). Every no and every wait says why (`policy/words.py`).
+
+Words: a *gang* is the workers of one job, started whole; a *grant* is the leave to run, fenced by its *epoch*; a *home*
+is the host that looks for a grant's GPUs; *attained service* is GPUs times seconds; a *place* is the part of a gang on
+one host.
+"""
+
+from plugins.base import Room
+from plugins.scheduler.messages.wire import Talk
+from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.service.main import SchedulerService
+
+ROOM = Room(
+    name="scheduler",
+    paper="Gu et al., Tiresias: A GPU Cluster Manager for Distributed Deep Learning, NSDI 2019 "
+    "(quota and job classes: Xiao et al., AntMan, OSDI 2020)",
+    settings=Settings,
+    messages=Talk,
+    service=SchedulerService,
+)

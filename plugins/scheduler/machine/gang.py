@@ -1,0 +1,303 @@
+"""The home agent's part: find the GPUs of a granted gang, all of them or none.
+
+    GrantSeen --> plan on the gossiped view --> Reserve to each host --> all yes --> propose Placed
+                      ^                             |
+                      +-- Release all, wait --------+ a no, or silence        (after n attempts: PlaceFailed)
+
+The view is hearsay, so each host is asked live and a no says how many GPUs are free there in truth; the next attempt
+plans with that. Nothing starts here: committing Placed is the start, and a host that said yes keeps its GPUs until the
+log says what became of the grant.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import assert_never
+
+import msgspec
+
+from covey.core import Heard, HostId, JobId, Send, SetTimer, Undelivered
+from plugins.facts import Place
+from plugins.scheduler.messages.commands import Applied, NotApplied, Placed, PlaceFailed, Result
+from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved
+from plugins.scheduler.policy.place import place, spread
+from plugins.scheduler.policy.settings import Settings
+
+RETRY_S = (0.2, 0.5, 1.0)
+"""Wait before the 2nd, 3rd, ... attempt."""
+REFUSALS_KEPT_S = 10.0
+"""How long a host's own word about its free GPUs outweighs gossip."""
+
+
+class GrantSeen(msgspec.Struct, frozen=True):
+    """Event: the log makes this host the home of a grant."""
+
+    job: JobId
+    epoch: int
+    spec: JobSpec
+
+
+class GrantOver(msgspec.Struct, frozen=True):
+    """Event: the log took the grant away, or placed it."""
+
+    job: JobId
+    epoch: int
+    placed: bool
+
+
+class RackSeen(msgspec.Struct, frozen=True):
+    """Event: hosts that are alive, with the GPUs that gossip calls free and the ranks that run there."""
+
+    free: dict[HostId, int]
+    ranks: dict[HostId, int]
+
+
+class AttemptOver(msgspec.Struct, frozen=True):
+    """Event (timer): the hosts had their time to answer."""
+
+    job: JobId
+    epoch: int
+    attempt: int
+
+
+class TryAgain(msgspec.Struct, frozen=True):
+    """Event (timer): the pause after an attempt is over."""
+
+    job: JobId
+    epoch: int
+    attempt: int
+
+
+class Proposed(msgspec.Struct, frozen=True):
+    """Event: what the log said to a proposal; None while nobody knows."""
+
+    command: Placed | PlaceFailed
+    result: Result | None
+
+
+class Propose(msgspec.Struct, frozen=True):
+    """Action: offer this to the log, and come back with `Proposed`."""
+
+    command: Placed | PlaceFailed
+
+
+Event = GrantSeen | GrantOver | RackSeen | AttemptOver | TryAgain | Proposed | Heard | Undelivered
+Action = Send | SetTimer[AttemptOver | TryAgain] | Propose
+
+
+class Search(msgspec.Struct):
+    """One grant that is being placed."""
+
+    job: JobId
+    epoch: int
+    spec: JobSpec
+    attempt: int = 0
+    plan: dict[HostId, int] = {}
+    """Workers per host, in rank order; empty between attempts."""
+    yes: dict[HostId, Reserved] = {}
+    proposed: Placed | PlaceFailed | None = None
+    trouble: str = ""
+    """Why the newest attempt failed."""
+
+
+class Gangs:
+    """All grants whose home is this host."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.searches: dict[JobId, Search] = {}
+        self.free: dict[HostId, int] = {}
+        self.ranks: dict[HostId, int] = {}
+        self.refusals: dict[HostId, tuple[int, float]] = {}
+        """Host -> (free GPUs by its own word, until when that counts)."""
+
+    def handle(self, event: Event, now_s: float) -> Sequence[Action]:
+        match event:
+            case RackSeen():
+                self.free, self.ranks = dict(event.free), dict(event.ranks)
+                return ()
+            case GrantSeen():
+                return self._seen(event, now_s)
+            case GrantOver():
+                return self._grant_over(event)
+            case AttemptOver():
+                search = self._find(event.job, event.epoch, event.attempt)
+                if search is None or not search.plan:
+                    return ()
+                silent = ", ".join(host for host in search.plan if host not in search.yes)
+                return self._fail(search, f"no answer from {silent} in {self.settings.reserve_deadline_s:g} s")
+            case TryAgain():
+                search = self._find(event.job, event.epoch, event.attempt)
+                return () if search is None or search.plan else self._attempt(search, now_s)
+            case Proposed():
+                return self._proposed(event)
+            case Heard():
+                return self._heard(event, now_s)
+            case Undelivered():
+                return self._undelivered(event)
+            case _:
+                assert_never(event)
+
+    def check(self) -> None:
+        """A gang is proposed whole: every host of its plan said yes to as many GPUs as its workers need."""
+        for search in self.searches.values():
+            assert set(search.yes) <= set(search.plan)
+            if isinstance(search.proposed, Placed):
+                assert [place.host for place in search.proposed.places] == list(search.plan) == sorted(search.yes)
+                assert sum(len(place.ranks) for place in search.proposed.places) == search.spec.workers
+
+    # ---- events ----
+
+    def _seen(self, event: GrantSeen, now_s: float) -> Sequence[Action]:
+        known = self.searches.get(event.job)
+        if known is not None and known.epoch >= event.epoch:
+            return ()
+        before = self._release(known) if known is not None else []
+        search = self.searches[event.job] = Search(event.job, event.epoch, event.spec)
+        return [*before, *self._attempt(search, now_s)]
+
+    def _grant_over(self, event: GrantOver) -> Sequence[Action]:
+        search = self.searches.get(event.job)
+        if search is None or search.epoch > event.epoch:
+            return ()
+        del self.searches[event.job]
+        return [] if event.placed else self._release(search)
+
+    def _attempt(self, search: Search, now_s: float) -> Sequence[Action]:
+        search.attempt += 1
+        plan = self._plan(search.spec, now_s)
+        if not plan:
+            have = ", ".join(f"{host} {count}" for host, count in sorted(self._known_free(now_s).items()))
+            return self._fail(search, f"free GPUs by host are {have or 'none'}: the gang does not fit whole")
+        search.plan, search.yes = dict(sorted(plan.items())), {}
+        first = next(iter(search.plan))
+        asks: list[Action] = [
+            Send(
+                host,
+                Reserve(
+                    search.job,
+                    search.epoch,
+                    search.attempt,
+                    workers,
+                    search.spec.gpus_per_worker,
+                    host == first,
+                    self.settings.reservation_lease_s,
+                ),
+                self.settings.reserve_deadline_s,
+            )
+            for host, workers in search.plan.items()
+        ]
+        timer = AttemptOver(search.job, search.epoch, search.attempt)
+        return [*asks, SetTimer[AttemptOver | TryAgain](self.settings.reserve_deadline_s, timer)]
+
+    def _heard(self, event: Heard, now_s: float) -> Sequence[Action]:
+        match event.message:
+            case Reserved():
+                return self._said_yes(event.sender, event.message)
+            case NotReserved():
+                return self._said_no(event.sender, event.message, now_s)
+            case _:
+                return ()
+
+    def _said_yes(self, host: HostId, answer: Reserved) -> Sequence[Action]:
+        search = self._find(answer.job, answer.epoch, answer.attempt)
+        wanted = search.plan.get(host) if search is not None else None
+        if search is None or wanted is None:
+            placed = self._placed_with(answer, host)
+            return [] if placed else [Send(host, Release(answer.job, answer.epoch, answer.attempt))]
+        if search.proposed is not None:
+            return []
+        if len(set(answer.gpus)) != wanted * search.spec.gpus_per_worker:
+            return self._fail(search, f"{host} kept {len(set(answer.gpus))} GPUs, not what was asked for")
+        search.yes[host] = answer
+        if len(search.yes) < len(search.plan):
+            return []
+        search.yes = dict(sorted(search.yes.items()))
+        search.proposed = self._placed(search)
+        return [Propose(search.proposed)]
+
+    def _placed_with(self, answer: Reserved, host: HostId) -> bool:
+        """Whether this yes is one that the proposal on its way counts on (said twice)."""
+        search = self.searches.get(answer.job)
+        found = search.yes.get(host) if search is not None and search.proposed is not None else None
+        return found is not None and (found.epoch, found.attempt) == (answer.epoch, answer.attempt)
+
+    def _said_no(self, host: HostId, answer: NotReserved, now_s: float) -> Sequence[Action]:
+        self.refusals[host] = (answer.free, now_s + REFUSALS_KEPT_S)
+        search = self._find(answer.job, answer.epoch, answer.attempt)
+        if search is None or host not in search.plan or search.proposed is not None:
+            return ()
+        return self._fail(search, f"{host} said no: {answer.reason}")
+
+    def _undelivered(self, event: Undelivered) -> Sequence[Action]:
+        if not isinstance(event.message, Reserve):
+            return ()
+        ask = event.message
+        search = self._find(ask.job, ask.epoch, ask.attempt)
+        if search is None or event.to not in search.plan or search.proposed is not None:
+            return ()
+        return self._fail(search, f"{event.to} could not be reached")
+
+    def _proposed(self, event: Proposed) -> Sequence[Action]:
+        search = self.searches.get(event.command.job)
+        if search is None or search.proposed != event.command:
+            return ()
+        match event.result:
+            case None:
+                return [Propose(event.command)]
+            case Applied():
+                del self.searches[search.job]
+                return []
+            case NotApplied():
+                search.proposed = None
+                if isinstance(event.command, PlaceFailed):
+                    del self.searches[search.job]
+                    return []
+                return self._fail(search, event.result.why)
+            case _:
+                assert_never(event.result)
+
+    # ---- steps ----
+
+    def _find(self, job: JobId, epoch: int, attempt: int) -> Search | None:
+        search = self.searches.get(job)
+        return search if search is not None and (search.epoch, search.attempt) == (epoch, attempt) else None
+
+    def _known_free(self, now_s: float) -> dict[HostId, int]:
+        """Free GPUs per host: gossip, or less where the host itself said less a moment ago."""
+        self.refusals = {host: word for host, word in self.refusals.items() if word[1] > now_s}
+        return {host: min(free, self.refusals.get(host, (free, 0.0))[0]) for host, free in self.free.items()}
+
+    def _plan(self, spec: JobSpec, now_s: float) -> Mapping[HostId, int] | None:
+        if not spec.gpus_per_worker:
+            return spread(self.ranks, spec.workers)
+        return place(self._known_free(now_s), spec.workers, spec.gpus_per_worker, spec.skew, self.settings.packlimit)
+
+    def _placed(self, search: Search) -> Placed:
+        places, rank = [], 0
+        for host, workers in search.plan.items():
+            places.append(Place(host, tuple(range(rank, rank + workers)), search.yes[host].gpus))
+            rank += workers
+        master = search.yes[places[0].host]
+        return Placed(
+            wall_s=0.0,
+            job=search.job,
+            epoch=search.epoch,
+            places=tuple(places),
+            master_addr=master.address,
+            master_port=master.port,
+        )
+
+    def _fail(self, search: Search, why: str) -> list[Action]:
+        """This attempt is over: nothing is kept; another one after a pause, or back to the queue."""
+        actions = self._release(search)
+        search.plan, search.yes, search.proposed, search.trouble = {}, {}, None, why
+        if search.attempt >= self.settings.place_attempts:
+            search.proposed = PlaceFailed(wall_s=0.0, job=search.job, epoch=search.epoch, reason=why[:1000])
+            return [*actions, Propose(search.proposed)]
+        wait_s = RETRY_S[min(search.attempt, len(RETRY_S)) - 1]
+        timer = TryAgain(search.job, search.epoch, search.attempt)
+        return [*actions, SetTimer[AttemptOver | TryAgain](wait_s, timer)]
+
+    def _release(self, search: Search) -> list[Action]:
+        over = Release(search.job, search.epoch, search.attempt)
+        return [Send(host, over) for host in search.plan]

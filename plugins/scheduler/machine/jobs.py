@@ -1,0 +1,125 @@
+"""One job as every host knows it from the log.
+
+    queued -> placing -> running -> stopping -> done | failed | cancelled
+      ^          |          |          |
+      +----------+----------+----------+   taken back: lost host, preempted, exit 75, no room
+
+`placing`, `running` and `stopping` hold quota. `running` ends by itself when every host reported zeros; anything else
+passes through `stopping`, and the job is over only when each of its hosts has said that nothing of it runs there any
+more, or is lost.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from covey.core import HostId, JobId
+from plugins.facts import Place
+from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.policy.order import Row, queue_of
+
+State = Literal["queued", "placing", "running", "stopping", "done", "failed", "cancelled"]
+After = Literal["queued", "failed", "cancelled"]
+HOLDING: tuple[State, ...] = ("placing", "running", "stopping")
+"""States that count against the tenant's quota."""
+OVER: tuple[State, ...] = ("done", "failed", "cancelled")
+
+
+class Blame(msgspec.Struct, frozen=True):
+    """The failure that decided how the job ends."""
+
+    host: HostId
+    rank: int
+    code: int
+    words: str
+
+
+class Job(msgspec.Struct, kw_only=True):
+    """The record in the replicated state; only `Queue.apply` changes it."""
+
+    id: JobId
+    number: int
+    key: str
+    spec: JobSpec
+    state: State = "queued"
+    reason: str = ""
+    submitted_wall_s: float
+    started_wall_s: float | None = None
+    """First start."""
+    ended_wall_s: float | None = None
+    epoch: int = 0
+    """Of the newest grant; the fencing token."""
+    attempt: int = 0
+    """Starts so far."""
+    first: int | None = None
+    """Log index of the first start."""
+    granted: int = 0
+    """Log index of the newest grant or start: tells one `placing` from the next."""
+    preemptions: int = 0
+    requeues: int = 0
+    """Times that it asked to be started again (exit 75)."""
+    place_failures: int = 0
+    """In a row, since it last started."""
+    promoted: int | None = None
+    """Log index of the newest promotion."""
+    base_gpu_s: float = 0.0
+    """Attained service at that promotion."""
+    home: HostId | None = None
+    places: tuple[Place, ...] = ()
+    """Of the newest start, also after it is over."""
+    master_addr: str = ""
+    master_port: int = 0
+    codes: dict[HostId, dict[int, int]] = {}
+    """What the hosts of this epoch reported."""
+    asked: bool = False
+    """Some of them had been told to stop."""
+    lost: tuple[HostId, ...] = ()
+    """Hosts of this epoch that nobody waits for any more."""
+    after: After | None = None
+    """What `stopping` leads to."""
+    blame: Blame | None = None
+    exit_code: int | None = None
+    attained: dict[HostId, float] = {}
+    """GPU·s per host, max-merged."""
+    step: int | None = None
+    metrics: dict[str, float] = {}
+
+    @property
+    def attained_gpu_s(self) -> float:
+        return sum(self.attained.values())
+
+    @property
+    def counts(self) -> bool:
+        """Whether its GPUs count against a quota when it holds any."""
+        return self.spec.job_class != "opportunistic"
+
+    @property
+    def placed(self) -> bool:
+        """Its ranks run, or are being stopped, under `epoch`."""
+        return self.state in ("running", "stopping")
+
+    def awaits(self, host: HostId) -> bool:
+        """Whether this host still has to report the end of its ranks."""
+        there = any(place.host == host for place in self.places)
+        return self.placed and there and host not in self.codes and host not in self.lost
+
+    def place_on(self, host: HostId) -> Place | None:
+        return next((place for place in self.places if place.host == host), None)
+
+
+def row_of(job: Job, thresholds: tuple[float, ...]) -> Row:
+    """The job as the order sees it. A promotion lasts until the job sinks out of the highest queue again."""
+    attained = max(0.0, job.attained_gpu_s - job.base_gpu_s)
+    lasting = job.promoted is not None and queue_of(attained, thresholds) == 0
+    return Row(
+        id=job.id,
+        number=job.number,
+        tenant=job.spec.tenant,
+        job_class=job.spec.job_class,
+        gpus=job.spec.gpus,
+        submitted=job.number,
+        attained_gpu_s=attained,
+        running=job.state in HOLDING,
+        first=job.first,
+        promoted=job.promoted if lasting else None,
+    )

@@ -1,0 +1,255 @@
+"""This host's GPUs: who holds which, under which grant.
+
+    free -- Reserve --> kept -- the log says placed --> started -- all its ranks ended --> free
+                         |
+                         +-- Release, a newer grant, or a lease without news of the grant --> free
+
+The log decides in the end: it refuses a start whose GPU belongs to another job, so a lease that ran out while this host
+was cut off can cost an attempt but never give one GPU to two gangs. What must survive a restart of the agent (`holds`
+and `released`) goes to disk before a yes is said.
+"""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+import msgspec
+
+from covey.core import Heard, HostId, JobId, Send
+from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved
+
+RELEASED_MAX = 4096
+"""Fences kept for jobs that hold nothing here."""
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """GPUs of one grant on this host."""
+
+    job: JobId
+    epoch: int
+    attempt: int
+    home: HostId
+    gpus: tuple[str, ...]
+    port: int
+    started: bool = False
+
+
+class GpusSeen(msgspec.Struct, frozen=True):
+    """Event: these GPUs are here."""
+
+    gpus: tuple[str, ...]
+
+
+class GrantNews(msgspec.Struct, frozen=True):
+    """Event: what this host's copy of the log says about a grant it holds GPUs for."""
+
+    job: JobId
+    epoch: int
+    live: bool
+    """Being placed, running or stopping; otherwise over or not (yet) known."""
+    over: bool
+
+
+class Starting(msgspec.Struct, frozen=True):
+    """Event: the log placed this grant here with these GPUs; its ranks start now."""
+
+    job: JobId
+    epoch: int
+    gpus: tuple[str, ...]
+
+
+class RanksGone(msgspec.Struct, frozen=True):
+    """Event: nothing of this grant runs here any more."""
+
+    job: JobId
+    epoch: int
+
+
+class SecondWent(msgspec.Struct, frozen=True):
+    """Event: look for leases that ended."""
+
+
+class KeepPort(msgspec.Struct, frozen=True):
+    """Action: reserve a TCP port for rank 0, then answer `reserved` with it to `to`."""
+
+    to: HostId
+    reserved: Reserved
+
+
+class ReleasePort(msgspec.Struct, frozen=True):
+    job: JobId
+    epoch: int
+
+
+class Save(msgspec.Struct, frozen=True):
+    """Action: `kept()` changed; it must be on disk before the actions after this one."""
+
+
+Event = Heard | GpusSeen | GrantNews | Starting | RanksGone | SecondWent
+Action = Send | KeepPort | ReleasePort | Save
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What survives a restart of the agent."""
+
+    holds: tuple[Hold, ...] = ()
+    released: dict[JobId, tuple[int, int]] = {}
+
+
+class Reservations:
+    """The GPUs of one host."""
+
+    def __init__(self, kept: Kept, lease_s: float, now_s: float) -> None:
+        self.gpus: tuple[str, ...] = ()
+        self.lease_s = lease_s
+        self.holds: dict[JobId, list[Hold]] = {}
+        """Per job, by epoch: an older one whose ranks still end, and the newest."""
+        self.lease_until_s: dict[tuple[JobId, int], float] = {}
+        self.released: dict[JobId, tuple[int, int]] = dict(kept.released)
+        """The newest (epoch, attempt) that is over here; a Reserve up to it comes too late."""
+        for hold in kept.holds:
+            self.holds.setdefault(hold.job, []).append(hold)
+            self.lease_until_s[hold.job, hold.epoch] = now_s + lease_s
+
+    def kept(self) -> Kept:
+        return Kept(tuple(self.all()), dict(self.released))
+
+    def all(self) -> list[Hold]:
+        return [hold for job in sorted(self.holds) for hold in self.holds[job]]
+
+    def find(self, job: JobId, epoch: int) -> Hold | None:
+        return next((hold for hold in self.holds.get(job, []) if hold.epoch == epoch), None)
+
+    def owners(self) -> dict[str, JobId]:
+        """GPU -> job that holds it."""
+        return {gpu: hold.job for hold in self.all() for gpu in hold.gpus}
+
+    def free(self) -> list[str]:
+        taken = self.owners()
+        return [gpu for gpu in self.gpus if gpu not in taken]
+
+    def handle(self, event: Event, now_s: float) -> Sequence[Action]:
+        match event:
+            case Heard():
+                return self._heard(event, now_s)
+            case GpusSeen():
+                self.gpus = event.gpus
+                return ()
+            case GrantNews():
+                return self._news(event, now_s)
+            case Starting():
+                return self._starting(event, now_s)
+            case RanksGone():
+                return self._drop(self.find(event.job, event.epoch))
+            case SecondWent():
+                return self._leases(now_s)
+            case _:
+                assert_never(event)
+
+    def check(self) -> None:
+        """No GPU is held twice, and every hold has its lease."""
+        held = [gpu for hold in self.all() for gpu in hold.gpus]
+        assert len(held) == len(set(held)), f"a GPU is held twice: {sorted(held)}"
+        assert {(hold.job, hold.epoch) for hold in self.all()} == set(self.lease_until_s)
+        assert len(self.released) <= RELEASED_MAX
+
+    # ---- events ----
+
+    def _heard(self, event: Heard, now_s: float) -> Sequence[Action]:
+        match event.message:
+            case Reserve():
+                return self._reserve(event.sender, event.message, now_s)
+            case Release():
+                return self._release(event.message)
+            case _:
+                return ()
+
+    def _reserve(self, home: HostId, ask: Reserve, now_s: float) -> Sequence[Action]:
+        if (ask.epoch, ask.attempt) <= self.released.get(ask.job, (-1, -1)):
+            return [self._no(home, ask, "this attempt is over")]
+        newest = max((hold.epoch for hold in self.holds.get(ask.job, [])), default=-1)
+        if ask.epoch < newest:
+            return [self._no(home, ask, f"a newer grant (epoch {newest}) was seen here")]
+        held = self.find(ask.job, ask.epoch)
+        if held is not None and held.started:
+            return [self._no(home, ask, "its ranks run here already")]
+        if held is not None and held.attempt == ask.attempt:
+            self.lease_until_s[ask.job, ask.epoch] = now_s + ask.lease_s
+            return self._yes(held, ask.master)
+        actions: list[Action] = []
+        for older in [hold for hold in self.holds.get(ask.job, []) if not hold.started]:
+            actions += self._drop(older)
+        free, wanted = self.free(), ask.workers * ask.gpus_per_worker
+        if len(free) < wanted:
+            why = f"{ask.workers * ask.gpus_per_worker} GPUs were asked for and {len(free)} are free"
+            return [*actions, self._no(home, ask, why)]
+        hold = Hold(ask.job, ask.epoch, ask.attempt, home, tuple(free[:wanted]), 0)
+        self._hold(hold, now_s + ask.lease_s)
+        return [*actions, Save(), *self._yes(hold, ask.master)]
+
+    def _release(self, over: Release) -> Sequence[Action]:
+        self._fence(over.job, over.epoch, over.attempt)
+        hold = self.find(over.job, over.epoch)
+        if hold is None or hold.started or hold.attempt > over.attempt:
+            return [Save()]
+        return self._drop(hold)
+
+    def _news(self, event: GrantNews, now_s: float) -> Sequence[Action]:
+        hold = self.find(event.job, event.epoch)
+        if hold is None:
+            return ()
+        if event.over and not hold.started:
+            self._fence(hold.job, hold.epoch, hold.attempt)
+            return self._drop(hold)
+        if event.live:
+            self.lease_until_s[event.job, event.epoch] = now_s + self.lease_s
+        return ()
+
+    def _starting(self, event: Starting, now_s: float) -> Sequence[Action]:
+        """The log's word counts, also for a hold whose lease ended: its GPUs are free again or nobody's else."""
+        hold = self.find(event.job, event.epoch)
+        if hold is not None and hold.started:
+            return ()
+        attempt, home, port = (hold.attempt, hold.home, hold.port) if hold else (0, HostId(""), 0)
+        actions: list[Action] = []
+        for other in self.all():
+            overlaps = set(other.gpus) & set(event.gpus)
+            if not other.started and ((other.job, other.epoch) == (event.job, event.epoch) or overlaps):
+                actions += self._drop(other, keep_port=other.job == event.job)
+        self._hold(Hold(event.job, event.epoch, attempt, home, event.gpus, port, started=True), now_s + self.lease_s)
+        return [*actions, Save()]
+
+    def _leases(self, now_s: float) -> Sequence[Action]:
+        actions: list[Action] = []
+        for hold in self.all():
+            if not hold.started and self.lease_until_s[hold.job, hold.epoch] <= now_s:
+                self._fence(hold.job, hold.epoch, hold.attempt)
+                actions += self._drop(hold)
+        return actions
+
+    # ---- steps ----
+
+    def _hold(self, hold: Hold, until_s: float) -> None:
+        self.holds.setdefault(hold.job, []).append(hold)
+        self.lease_until_s[hold.job, hold.epoch] = until_s
+
+    def _drop(self, hold: Hold | None, keep_port: bool = False) -> list[Action]:
+        if hold is None:
+            return []
+        self.holds[hold.job].remove(hold)
+        if not self.holds[hold.job]:
+            del self.holds[hold.job]
+        del self.lease_until_s[hold.job, hold.epoch]
+        return [Save()] if keep_port else [Save(), ReleasePort(hold.job, hold.epoch)]
+
+    def _fence(self, job: JobId, epoch: int, attempt: int) -> None:
+        over = max((epoch, attempt), self.released.pop(job, (-1, -1)))
+        self.released[job] = over
+        while len(self.released) > RELEASED_MAX:
+            del self.released[next(iter(self.released))]
+
+    def _yes(self, hold: Hold, master: bool) -> list[Action]:
+        answer = Reserved(hold.job, hold.epoch, hold.attempt, hold.gpus, "", 0)
+        return [KeepPort(hold.home, answer) if master else Send(hold.home, answer)]
+
+    def _no(self, home: HostId, ask: Reserve, why: str) -> Send:
+        return Send(home, NotReserved(ask.job, ask.epoch, ask.attempt, len(self.free()), why))

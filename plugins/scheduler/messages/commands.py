@@ -1,0 +1,177 @@
+"""What the replicated log holds: every change of a job or a quota, in the order in which it became true.
+
+Each command carries the wall clock of its proposer for people to read; no decision in `apply` looks at it. A command
+about a grant carries the grant's epoch, and one of another epoch is refused: that is how a leader or home that was cut
+off cannot undo what happened since.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from covey.core import HostId, JobId
+from plugins.facts import Place
+from plugins.scheduler.messages.spec import JobSpec, Key
+
+Text = Annotated[str, Meta(max_length=1000)]
+Epoch = Annotated[int, Meta(ge=0, le=1 << 62)]
+Count = Annotated[int, Meta(ge=0, le=1 << 31)]
+Wall = Annotated[float, Meta(ge=0, le=1e12)]
+Id = Annotated[str, Meta(max_length=63)]
+
+COMMAND_BYTES_MAX = 512 * 1024
+"""Longest encoded command that is looked at, bytes."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One command of the log."""
+
+    wall_s: Wall
+    """Proposer's wall clock, for people."""
+
+
+class Submitted(Entry, frozen=True, kw_only=True):
+    key: Key
+    spec: JobSpec
+
+
+class Granted(Entry, frozen=True, kw_only=True):
+    """Leader: this job may run now; `home` finds its GPUs."""
+
+    job: JobId
+    epoch: Epoch
+    home: HostId
+
+
+class Placed(Entry, frozen=True, kw_only=True):
+    """Home: every host said yes. Applying this is the start, everywhere at once."""
+
+    job: JobId
+    epoch: Epoch
+    places: Annotated[tuple[Place, ...], Meta(min_length=1, max_length=4096)]
+    """In rank order; the first holds rank 0."""
+    master_addr: Id
+    master_port: Annotated[int, Meta(ge=0, le=65535)]
+
+
+class PlaceFailed(Entry, frozen=True, kw_only=True):
+    """Home: no room was found; back to the queue."""
+
+    job: JobId
+    epoch: Epoch
+    reason: Text
+
+
+class RanksReported(Entry, frozen=True, kw_only=True):
+    """A host: all my ranks of this job have ended."""
+
+    job: JobId
+    epoch: Epoch
+    host: HostId
+    codes: Annotated[dict[int, int], Meta(max_length=4096)]
+    reason: Text = ""
+    asked: bool = False
+    """This host had told them to stop before they ended."""
+    step: Count | None = None
+    metrics: Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=16)] = {}
+
+
+class CancelAsked(Entry, frozen=True, kw_only=True):
+    job: JobId
+    by: Text = ""
+
+
+class TimeUp(Entry, frozen=True, kw_only=True):
+    """Leader: the job has run for its time limit."""
+
+    job: JobId
+    epoch: Epoch
+
+
+class TakenBack(Entry, frozen=True, kw_only=True):
+    """Leader: stop this grant and queue the job again, or, when it is stopping already, wait no longer for `lost`."""
+
+    job: JobId
+    epoch: Epoch
+    cause: Literal["preempted", "host lost", "home lost", "placing took too long"]
+    reason: Text
+    lost: Annotated[tuple[HostId, ...], Meta(max_length=4096)] = ()
+    """Hosts that cannot report any more."""
+
+
+class Promoted(Entry, frozen=True, kw_only=True):
+    """Leader: this job starved; it begins again in the highest queue (Tiresias §3.3)."""
+
+    job: JobId
+    epoch: Epoch
+
+
+class QuotaSet(Entry, frozen=True, kw_only=True):
+    tenant: Annotated[str, Meta(pattern=r"^(\*|[a-z0-9][a-z0-9.-]{0,62})$", max_length=63)]
+    """`*`: every tenant without a quota of its own."""
+    gpus: Count | None
+    """None: not limited."""
+    if_absent: bool = False
+    """Do nothing when this tenant's quota was ever set (initial quotas of agent.toml)."""
+
+
+class Attained(Entry, frozen=True, kw_only=True):
+    """A host: what its GPUs have done for each job since ever, GPU·s. Only ever grows (max-merge)."""
+
+    host: HostId
+    service_gpu_s: Annotated[dict[JobId, Annotated[float, Meta(ge=0, le=1e15)]], Meta(max_length=4096)]
+    barrier: Annotated[str, Meta(max_length=128)] = ""
+    """Whoever sees this come out of its copy of the log knows that the copy is current."""
+
+
+AboutJob = Granted | Placed | PlaceFailed | RanksReported | CancelAsked | TimeUp | TakenBack | Promoted
+Command = Submitted | AboutJob | QuotaSet | Attained
+
+
+class Applied(msgspec.Struct, frozen=True, tag=True):
+    """Done, or was done before."""
+
+    job: JobId | None = None
+
+
+class NotApplied(msgspec.Struct, frozen=True, tag=True):
+    """The state did not allow it; nothing changed. `code` as in `plugins.base.Refused`."""
+
+    code: int
+    what: str
+    why: str
+    next: str
+
+
+Result = Applied | NotApplied
+
+_encoder = msgspec.msgpack.Encoder()
+_commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_results: msgspec.msgpack.Decoder[Result] = msgspec.msgpack.Decoder(Result)
+
+
+class Malformed(ValueError):
+    """Bytes that are no command or result."""
+
+
+def pack(value: Command | Result) -> bytes:
+    return _encoder.encode(value)
+
+
+def open_command(data: bytes) -> Command:
+    """Malformed when `data` is not one bounded command."""
+    if len(data) > COMMAND_BYTES_MAX:
+        raise Malformed(f"a command of {len(data)} bytes; at most {COMMAND_BYTES_MAX} are accepted")
+    try:
+        return _commands.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Malformed(str(error)) from error
+
+
+def open_result(data: bytes) -> Result:
+    """Malformed when `data` is no result."""
+    try:
+        return _results.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Malformed(str(error)) from error

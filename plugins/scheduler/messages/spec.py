@@ -1,0 +1,133 @@
+"""What a person asks for: one job, checked once.
+
+`JobSpec.parse` is the only validation of a submission. Every error names the field, what was found and what was
+expected, and on a misspelt field the nearest one there is. The limits stand in the types, so the same struct is bounded
+when it comes back out of the log or from another host.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+SPEC_BYTES_MAX = 64 * 1024
+"""Longest encoded spec, bytes: it is kept by every host while the job lives."""
+
+JobClass = Literal["guaranteed", "auto", "opportunistic"]
+"""AntMan §3.3. `guaranteed` counts against the tenant's quota; `opportunistic` uses what is free and yields
+first. `auto` is treated as `guaranteed` here."""
+
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$", max_length=63)]
+Argument = Annotated[str, Meta(pattern=r"^[^\x00]*$", max_length=32768)]
+Variable = Annotated[str, Meta(pattern=r"^[^=\x00]+$", max_length=256)]
+Key = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{8,64}$", max_length=64)]
+"""What makes a submission idempotent: the same key twice is one job."""
+
+
+class SpecError(ValueError):
+    """A submission that cannot be taken: one line what, one line why, one line what to do next."""
+
+    def __init__(self, field: str, what: str, why: str, next: str) -> None:
+        super().__init__(f"{what}: {why}")
+        self.field, self.what, self.why, self.next = field, what, why, next
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "class"}):
+    """One job: a gang of `workers` processes that starts whole or not at all."""
+
+    name: Name
+    tenant: Name = "default"
+    job_class: JobClass = "guaranteed"
+    workers: Annotated[int, Meta(ge=1, le=4096)] = 1
+    gpus_per_worker: Annotated[int, Meta(ge=0, le=64)] = 1
+    argv: Annotated[tuple[Argument, ...], Meta(min_length=1, max_length=4096)]
+    cwd: Annotated[str, Meta(pattern=r"^/[^\x00]*$", max_length=4096)] = "/"
+    env: Annotated[dict[Variable, Argument], Meta(max_length=1024)] = {}
+    skew: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Bytes of the largest tensor over bytes of all tensors (Tiresias §3.2); over `packlimit` the gang is packed."""
+    time_limit_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    """Seconds of running, all attempts together; None: no limit."""
+    grace_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
+    """Between SIGTERM and SIGKILL."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole gang: the W of 2DAS."""
+        return self.workers * self.gpus_per_worker
+
+    @property
+    def width(self) -> int:
+        """What the gang's service is charged with per second: its GPUs, or its workers when it uses none."""
+        return self.gpus or self.workers
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> "JobSpec":
+        """The job that `given` describes. SpecError names the field and what was expected, on a typo the
+        nearest name."""
+        if not isinstance(given, Mapping):
+            raise _wrong("spec", given, "an object with fields such as argv, workers and gpus_per_worker")
+        fields = {("class" if name == "job_class" else name): value for name, value in given.items()}
+        for name in fields:
+            if name not in EXPECTED:
+                raise _unknown(name)
+        if "argv" not in fields:
+            raise SpecError(
+                "argv", "nothing to run", "argv is missing", 'give a command, such as argv = ["./train.py"]'
+            )
+        checked = {name: _checked(name, value) for name, value in sorted(fields.items()) if value is not None}
+        checked.setdefault("name", name_of(checked["argv"]))
+        spec = msgspec.convert(checked, cls)
+        size = len(msgspec.msgpack.encode(spec))
+        if size > SPEC_BYTES_MAX:
+            why = f"it takes {size} bytes and at most {SPEC_BYTES_MAX} are accepted"
+            raise SpecError(
+                "env", "the job is too large", why, "carry fewer variables in env, or read them from a file"
+            )
+        return spec
+
+
+EXPECTED: dict[str, str] = {
+    "name": "1 to 63 of a-z, 0-9, '.' and '-', beginning with a letter or digit",
+    "tenant": "1 to 63 of a-z, 0-9, '.' and '-', beginning with a letter or digit",
+    "class": "one of guaranteed, auto, opportunistic",
+    "workers": "a whole number from 1 to 4096",
+    "gpus_per_worker": "a whole number from 0 to 64",
+    "argv": "a list of 1 to 4096 strings, the program first",
+    "cwd": "an absolute path of at most 4096 characters",
+    "env": "an object of at most 1024 strings, without '=' in a name",
+    "skew": "a number from 0 to 1: bytes of the largest tensor over bytes of all",
+    "time_limit_s": "a number of seconds over 0, or nothing for no limit",
+    "grace_s": "a number of seconds from 0 to 3600",
+}
+_TYPES: dict[str, Any] = {field.encode_name: field.type for field in msgspec.structs.fields(JobSpec)}
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name in ("time_limit_s", "grace_s", "skew") and isinstance(value, float) and value != value:
+        raise _wrong(name, value, EXPECTED[name])
+    try:
+        return msgspec.to_builtins(msgspec.convert(value, _TYPES[name]))
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise _wrong(name, value, EXPECTED[name]) from error
+
+
+def _wrong(name: str, value: Any, expected: str) -> SpecError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    return SpecError(name, f"{name} cannot be {shown}", f"expected {expected}", f"correct {name} and submit again")
+
+
+def _unknown(name: Any) -> SpecError:
+    near = difflib.get_close_matches(str(name), EXPECTED, n=1, cutoff=0.5)
+    next = f"did you mean {near[0]}?" if near else f"use one of {', '.join(sorted(EXPECTED))}"
+    return SpecError(str(name)[:80], f"{str(name)[:80]!r} is no field of a job", "it is not known here", next)
+
+
+def name_of(argv: tuple[str, ...] | list[str]) -> str:
+    """A name for a job whose submitter gave none: the script's, or the program's."""
+    script = next((part for part in argv[:4] if part.endswith((".py", ".sh"))), argv[0])
+    stem = script.rsplit("/", 1)[-1].rsplit(".", 1)[0].lower()
+    return re.sub(r"[^a-z0-9.-]+", "-", stem).strip("-.")[:63] or "job"

@@ -1,0 +1,100 @@
+"""What hosts tell one another: the two-step reservation of a gang, and questions about what runs where.
+
+    home                     each host of the plan
+      | -- Reserve ------------> |   holds the GPUs, writes that down, then answers
+      | <- Reserved/NotReserved -|
+      | -- Release ------------> |   when any of them said no, or too late
+
+Every message names (job, epoch, attempt): a later pair wins, an earlier one is stale and changes nothing.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from covey.core import HostId, JobId, Message
+from plugins.scheduler.messages.commands import Count, Epoch, Id, Text
+
+Uuid = Annotated[str, Meta(max_length=128)]
+Job = Annotated[JobId, Meta(max_length=63)]
+
+
+class Reserve(Message, frozen=True):
+    """Home -> host: keep `workers` times `gpus_per_worker` GPUs for this gang."""
+
+    job: Job
+    epoch: Epoch
+    attempt: Count
+    workers: Annotated[int, Meta(ge=1, le=4096)]
+    gpus_per_worker: Annotated[int, Meta(ge=0, le=64)]
+    master: bool
+    """Rank 0 will be here: keep a TCP port too."""
+    lease_s: Annotated[float, Meta(gt=0, le=3600)]
+
+
+class Reserved(Message, frozen=True):
+    """Host -> home: these GPUs are kept for you until the lease ends without news of the grant."""
+
+    job: Job
+    epoch: Epoch
+    attempt: Count
+    gpus: Annotated[tuple[Uuid, ...], Meta(max_length=4096)]
+    address: Id
+    port: Annotated[int, Meta(ge=0, le=65535)]
+
+
+class NotReserved(Message, frozen=True):
+    """Host -> home: no, and how many GPUs are free here in truth."""
+
+    job: Job
+    epoch: Epoch
+    attempt: Count
+    free: Count
+    reason: Text
+
+
+class Release(Message, frozen=True):
+    """Home -> host: this attempt, and any before it, is over."""
+
+    job: Job
+    epoch: Epoch
+    attempt: Count
+
+
+class JobNow(Message, frozen=True):
+    """Question: what do you know of this job's ranks on your host?"""
+
+    job: Job
+
+
+class JobNowAnswer(Message, frozen=True):
+    epoch: Epoch
+    pids: dict[int, int]
+    """rank -> pid of what runs now."""
+    step: Count | None
+    metrics: dict[str, float]
+
+
+class LogTail(Message, frozen=True):
+    """Question: up to `limit` bytes of a rank's output from `offset` on; a negative one counts from the end."""
+
+    job: Job
+    rank: Count
+    offset: int
+    limit: Annotated[int, Meta(ge=0, le=65536)]
+
+
+class LogTailAnswer(Message, frozen=True):
+    data: Annotated[bytes, Meta(max_length=65536)]
+    offset: int
+    size: int
+    ended: bool
+    """No rank of this job runs here any more."""
+    host: HostId
+
+
+Talk = Reserve | Reserved | NotReserved | Release | JobNow | JobNowAnswer | LogTail | LogTailAnswer
+"""Everything the room hears and answers with (`Room.messages`)."""
+
+decoder: msgspec.msgpack.Decoder[Talk] = msgspec.msgpack.Decoder(Talk)

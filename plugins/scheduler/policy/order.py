@@ -1,0 +1,162 @@
+"""Who runs next: discretised two-dimensional attained service (2DAS; Tiresias §3.3).
+
+A job's attained service is its GPUs times the seconds it ran. Jobs start in queue 0 and sink as they attain service;
+inside a queue it is first come, first served. The walk goes down the order and skips a gang that does not fit whole
+(all or nothing, no blocking behind it). Where the paper's text, pseudocode and simulator disagree we keep running jobs
+ahead of waiting ones inside a queue ("sticky"): a job is preempted only by one of a strictly higher queue or a promoted
+one. The literal pseudocode preempts six times as often for nothing.
+"""
+
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from covey.core import JobId
+
+Discipline = Literal["dlas", "dgittins", "las", "gittins", "srsf", "srtf", "sjf", "fjf", "fifo"]
+"""`dlas` is 2D-LAS with queues, what the agent runs. The others are what it is measured against."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One job as the order sees it."""
+
+    id: JobId
+    number: int
+    """Order of admission; the last tie-break."""
+    tenant: str
+    job_class: str
+    gpus: int
+    """What it takes of the capacity."""
+    submitted: float
+    attained_gpu_s: float
+    """Since its last promotion."""
+    running: bool
+    """Runs or resumes: it holds GPUs and would have to be preempted."""
+    first: float | None = None
+    """When it first started."""
+    promoted: float | None = None
+    """When it was promoted to the highest queue for having starved; None once it sank again."""
+    remaining_s: float = 0.0
+    """Known only to the disciplines that cheat (`srsf`, `srtf`)."""
+
+
+def queue_of(attained_gpu_s: float, thresholds: Sequence[float]) -> int:
+    """Index of the queue [h_i-1, h_i) that holds this attained service; 0 is the highest."""
+    return bisect.bisect_right(thresholds, attained_gpu_s)
+
+
+def gittins(attained: float, delta: float, totals: Sequence[float]) -> float:
+    """Gittins index, 1/(GPU·s): the chance to end within `delta` more GPU·s, over the service that would cost, from the
+    totals of ended jobs, ascending (Tiresias, Pseudocode 1)."""
+    begin = bisect.bisect_right(totals, attained)
+    end = bisect.bisect_right(totals, attained + delta)
+    beyond = len(totals) - end
+    cost = sum(totals[begin:end]) - attained * (end - begin) + (delta * beyond if beyond and delta != math.inf else 0.0)
+    return (end - begin) / cost if end > begin else 0.0
+
+
+def best_gittins(attained: float, totals: Sequence[float]) -> float:
+    """The largest Gittins index over all deltas: it is reached where a job of the past ended."""
+    later = [total - attained for total in totals if total > attained]
+    return max((gittins(attained, delta, totals) for delta in sorted(set(later))), default=0.0)
+
+
+def key(
+    row: Row,
+    thresholds: Sequence[float],
+    discipline: Discipline = "dlas",
+    sticky: bool = True,
+    totals: Sequence[float] = (),
+) -> tuple[object, ...]:
+    """Sort key: smallest first."""
+    by_arrival = (row.submitted, row.number)
+    match discipline:
+        case "dlas" | "dgittins":
+            return _queued_key(row, thresholds, discipline, sticky, totals)
+        case "las":
+            return (row.attained_gpu_s, row.number)
+        case "gittins":
+            return (-best_gittins(row.attained_gpu_s, totals), row.number)
+        case "srsf":
+            return (row.remaining_s * row.gpus, row.number)
+        case "srtf":
+            return (row.remaining_s, row.number)
+        case "sjf":
+            return (row.gpus, *by_arrival)
+        case "fjf" | "fifo":
+            return by_arrival
+
+
+def _queued_key(
+    row: Row, thresholds: Sequence[float], discipline: Discipline, sticky: bool, totals: Sequence[float]
+) -> tuple[object, ...]:
+    queue = queue_of(row.attained_gpu_s, thresholds)
+    promoted = (0, row.promoted, row.number) if row.promoted is not None else (1, 0.0, 0)
+    stays = (0 if row.running else 1,) if sticky else ()
+    first = math.inf if row.first is None else row.first
+    index: tuple[float, ...] = ()
+    if discipline == "dgittins" and queue < len(thresholds):
+        index = (-gittins(row.attained_gpu_s, thresholds[queue], totals),)
+    return (queue, promoted, *index, *stays, first, row.submitted, row.number)
+
+
+def rank(row: Row, quotas: Mapping[str, int | None], default: int | None) -> int:
+    """0: within a quota, which is a promise; 1: a tenant without quota, who shares what is left; 2: opportunistic."""
+    if row.job_class == "opportunistic":
+        return 2
+    return 1 if quotas.get(row.tenant, default) is None else 0
+
+
+def ordered(
+    rows: Sequence[Row], thresholds: Sequence[float], quotas: Mapping[str, int | None], default: int | None = None
+) -> list[Row]:
+    """All jobs, whoever may run first at the front: promises first, then 2DAS."""
+    return sorted(rows, key=lambda row: (rank(row, quotas, default), *key(row, thresholds)))
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """One decision: who runs, who is stopped for it, and what keeps each of the others."""
+
+    run: tuple[JobId, ...]
+    """In order; those that do not run yet are to be started, in this order, as GPUs become free."""
+    preempt: tuple[JobId, ...]
+    """Running, but not selected."""
+    over_quota: tuple[JobId, ...]
+    """Waiting only because their tenant's quota is used up by jobs ahead of them."""
+
+
+def select(
+    order: Sequence[Row],
+    capacity: int,
+    quotas: Mapping[str, int | None],
+    default: int | None = None,
+    stop_at_first: bool = False,
+) -> Selection:
+    """Walk the order with `capacity` GPUs and each tenant's quota; skip what does not fit whole (scheduling by 2DAS).
+
+    `stop_at_first` is a FIFO queue with head-of-line blocking.
+    """
+    free = capacity
+    left: dict[str, int] = {}
+    run: list[JobId] = []
+    preempt: list[JobId] = []
+    over_quota: list[JobId] = []
+    for row in order:
+        quota = None if row.job_class == "opportunistic" else quotas.get(row.tenant, default)
+        within = quota is None or row.gpus <= left.get(row.tenant, quota)
+        if within and row.gpus <= free:
+            free -= row.gpus
+            if quota is not None:
+                left[row.tenant] = left.get(row.tenant, quota) - row.gpus
+            run.append(row.id)
+            continue
+        if row.running:
+            preempt.append(row.id)
+        elif not within:
+            over_quota.append(row.id)
+        if stop_at_first:
+            break
+    return Selection(tuple(run), tuple(preempt), tuple(over_quota))

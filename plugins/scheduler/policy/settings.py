@@ -1,0 +1,56 @@
+"""`[scheduler]` of agent.toml. Every default names its source."""
+
+import itertools
+
+import msgspec
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a person may decide about the order of jobs. All hosts should agree; only the leader's copy decides."""
+
+    queue_thresholds_gpu_s: tuple[float, ...] = (3200.0,)
+    """Attained service at which a job leaves a queue for the next lower one, GPU·s; n thresholds make n + 1 queues
+    (Tiresias §5.3: two queues, 3200 GPU·s)."""
+    packlimit: float = 0.3
+    """Skew above which a gang is packed onto few hosts (Tiresias §3.4; published models lie at 0.04-0.15 or
+    0.61-0.77)."""
+    preemption: bool = True
+    """Stop a job of a lower queue for one of a higher queue. Off: a started job keeps its GPUs."""
+    starve_limit_s: float | None = None
+    """A job that waited this long goes to the highest queue; None: never (Tiresias §3.3, STARVELIMIT)."""
+    host_lost_after_s: float = 60.0
+    """A host gone for longer loses its jobs; one that comes back sooner keeps them (chosen: an agent's restart and a
+    switch's reboot fit in)."""
+    home_lost_after_s: float = 3.0
+    """The same for the host that looks for a gang's GPUs: nothing runs yet, so waiting gains nothing."""
+    placing_limit_s: float = 60.0
+    """A grant that is not placed by then goes to another home."""
+    reservation_lease_s: float = 15.0
+    """How long a host keeps GPUs for a gang without news of its grant."""
+    reserve_deadline_s: float = 3.0
+    """How long a home waits for the hosts of one attempt."""
+    place_attempts: int = 3
+    """Attempts before a grant goes back to the queue."""
+    checkpoint_s: float = 10.0
+    """Between two reports of attained service to the log: at most this much is forgotten with a host."""
+    current_s: float = 3.0
+    """A copy of the log older than this starts no ranks."""
+    quotas: dict[str, int] = {}
+    """GPUs per tenant, written into the log once by the first leader; `agentctl quota` changes them later."""
+    default_quota: int | None = None
+    """GPUs of a tenant without a quota of its own; None: not limited."""
+
+    def __post_init__(self) -> None:
+        if any(value <= 0 for value in self.queue_thresholds_gpu_s) or any(
+            low >= high for low, high in itertools.pairwise(self.queue_thresholds_gpu_s)
+        ):
+            raise ValueError("queue_thresholds_gpu_s must be over 0 and ascending")
+        if not 0 <= self.packlimit <= 1:
+            raise ValueError("packlimit must be from 0 to 1")
+        for name in ("host_lost_after_s", "reservation_lease_s", "reserve_deadline_s", "checkpoint_s", "current_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be over 0")
+        if self.place_attempts < 1:
+            raise ValueError("place_attempts must be at least 1")
+        if any(value < 0 for value in self.quotas.values()):
+            raise ValueError("quotas must be 0 or more GPUs")

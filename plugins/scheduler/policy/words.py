@@ -1,0 +1,144 @@
+"""Why, in words: why a job can never run, and what a waiting job waits for.
+
+People ask who is ahead of them, whose jobs these are and what would change it; so every answer says that.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from covey.core import HostId, JobId
+from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.policy.order import Row, Selection, queue_of
+
+NAMED_MAX = 3
+"""Jobs named one by one before the rest becomes a number."""
+
+
+class Never(msgspec.Struct, frozen=True):
+    """A job that can never run as asked. `code` as in `plugins.base.Refused`: 4 quota, 7 the rack."""
+
+    code: int
+    what: str
+    why: str
+    next: str
+
+
+def gpus(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+def ordinal(number: int) -> str:
+    """`1st`, `2nd`, `3rd`, `4th`, `11th`."""
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def over_rack(spec: JobSpec, totals: Mapping[HostId, int]) -> Never | None:
+    """No host, or not the whole rack, could hold this gang even if it were empty. `totals`: GPUs per host."""
+    have = sum(totals.values())
+    largest = max(totals.values(), default=0)
+    if spec.gpus_per_worker > largest:
+        why = f"each worker needs {gpus(spec.gpus_per_worker)} on one host, and the largest host has {largest}"
+        return Never(7, f"{spec.name} can never be placed", why, "ask for fewer gpus_per_worker")
+    fits = sum(total // spec.gpus_per_worker for total in totals.values()) if spec.gpus_per_worker else spec.workers
+    if fits >= spec.workers:
+        return None
+    what = f"{spec.name} can never be placed"
+    if spec.gpus > have:
+        why = f"it needs {gpus(spec.gpus)}, and this rack has {have} on {len(totals)} hosts"
+    else:
+        why = f"this rack's hosts take {fits} workers with {gpus(spec.gpus_per_worker)} each, and it has {spec.workers}"
+    return Never(7, what, why, f"ask for at most {fits} workers, or add hosts (agentctl gpus shows what there is)")
+
+
+def over_quota(spec: JobSpec, quota: int | None) -> Never | None:
+    """More than the tenant could ever hold at once; opportunistic jobs need no quota."""
+    if quota is None or spec.job_class == "opportunistic" or spec.gpus <= quota:
+        return None
+    why = f"it needs {gpus(spec.gpus)}, and the quota of tenant {spec.tenant} is {quota}"
+    next = f"ask for at most {gpus(quota)}, submit with class opportunistic, or raise the quota of {spec.tenant}"
+    return Never(4, f"{spec.name} can never run", why, next)
+
+
+def named(rows: Sequence[Row]) -> str:
+    """`j1 (alice, 2 GPUs), j2 (bob, 1 GPU) and 4 more`."""
+    shown = ", ".join(f"{row.id} ({row.tenant}, {gpus(row.gpus)})" for row in rows[:NAMED_MAX])
+    rest = len(rows) - NAMED_MAX
+    return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+def waits_for(
+    job: JobId,
+    order: Sequence[Row],
+    chosen: Selection,
+    capacity: int,
+    thresholds: Sequence[float],
+    quotas: Mapping[str, int | None],
+    default: int | None,
+) -> str:
+    """What a waiting job waits for: its place, who is ahead and whose they are, what would let it start."""
+    at = next(number for number, row in enumerate(order) if row.id == job)
+    row = order[at]
+    queue = queue_of(row.attained_gpu_s, thresholds)
+    waiting = [other for other in order[:at] if not other.running]
+    place = f"{ordinal(len(waiting) + 1)} of those waiting, in queue {queue + 1}"
+    if job in chosen.over_quota:
+        return f"{place}; {_quota_words(row, order, quotas.get(row.tenant, default))}"
+    if row.gpus > capacity:
+        return (
+            f"{place}; it needs {gpus(row.gpus)} and the hosts that are alive have {capacity}: it starts when more join"
+        )
+    holders = [other for other in order if other.running]
+    free = max(0, capacity - sum(other.gpus for other in holders))
+    ahead = f"; ahead: {named(waiting)}" if waiting else ""
+    if row.gpus <= free and not waiting:
+        return f"{place}; {gpus(free)} are free, and it is about to be placed"
+    until = f"; it starts when enough of {named(holders)} end" if holders else ""
+    return f"{place}; it needs {gpus(row.gpus)} and {free} are free{ahead}{until}"
+
+
+def _quota_words(row: Row, order: Sequence[Row], quota: int | None) -> str:
+    mine = [other for other in order if other.tenant == row.tenant and other.running]
+    used = sum(other.gpus for other in mine if other.job_class != "opportunistic")
+    if quota is not None and row.gpus > quota:
+        now = f"the quota of tenant {row.tenant} is now {quota}: raise it, or cancel the job"
+        return f"it needs {gpus(row.gpus)} and {now}"
+    held = f" by {named(mine)}" if mine else ""
+    return (
+        f"it needs {gpus(row.gpus)} and tenant {row.tenant} uses {used} of its quota of {quota}{held}: it starts when "
+        f"enough of those end or the quota is raised"
+    )
+
+
+def ended_words(rank: int, host: HostId, code: int, signal_name: str | None) -> str:
+    """`rank 2 on gpu3 was killed by SIGKILL (9)`, `rank 0 on gpu1 exited with 3`."""
+    if code < 0:
+        return f"rank {rank} on {host} was killed by {signal_name or 'signal'} ({-code})"
+    return f"rank {rank} on {host} exited with {code}"
+
+
+SIGNALS = {
+    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
+    9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM",
+    24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
+}  # fmt: skip
+"""Linux's numbers on x86-64 and arm64; written down because a simulated rack must say the same everywhere."""
+EXIT_AGAIN = 75
+"""EX_TEMPFAIL: a job that ends so wants to be started again."""
+EXIT_CANCELLED = 143
+"""128 + SIGTERM: a job cancelled before any of its ranks said otherwise."""
+
+
+def job_code(code: int) -> int:
+    """A rank's status as the job's own: N as it is, 128+N for signal N."""
+    return 128 - code if code < 0 else code
+
+
+def first_failure(codes: Mapping[int, int]) -> tuple[int, int] | None:
+    """(rank, code) of the failure to blame on one host, None when all its ranks ended with 0. `codes` are in the order
+    in which the ranks ended; one that SIGTERM ended was most likely stopped because another had failed, and comes last.
+    """
+    failed = [(rank, code) for rank, code in codes.items() if code != 0]
+    unasked = [(rank, code) for rank, code in failed if code not in (-15, EXIT_CANCELLED)]
+    return next(iter(unasked or failed), None)

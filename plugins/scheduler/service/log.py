@@ -1,0 +1,131 @@
+"""The scheduler's door to the replicated log: commands in, the queue's changes out.
+
+`behind` tells whether this copy may be missing what was already decided: true from the start of the agent until a
+command of its own came back out of the log, and whenever the copy is older than `current_s`. What is read from an old
+copy is still true about the past (this grant is over), so only starting something waits for a current one.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+import msgspec
+
+from plugins.base import Host, NoLeader, OutcomeUnknown, Refused
+from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.messages.commands import (
+    Attained,
+    Command,
+    Malformed,
+    NotApplied,
+    Result,
+    open_command,
+    open_result,
+    pack,
+)
+
+RETRY_S = 0.5
+"""Pause before something that must reach the log is proposed again."""
+
+
+class QueueLog:
+    """Applies the log to the queue, and proposes."""
+
+    def __init__(self, host: Host, queue: Queue, current_s: float) -> None:
+        self.host, self.queue, self.current_s = host, queue, current_s
+        self.malformed = 0
+        self.listeners: list[asyncio.Event] = []
+        """Set at every change of the queue."""
+        self._barriers: dict[str, None] = {}
+        """Own commands on their way through the log, whose coming out proves that this copy is current."""
+        self._caught_up = False
+        self._names = itertools.count(1)
+        host.log.bind(self._apply, queue.snapshot, self._restore)
+
+    @property
+    def behind(self) -> bool:
+        return not self._caught_up or self.host.log.age_s > self.current_s
+
+    def _apply(self, index: int, data: bytes) -> bytes:
+        try:
+            command = open_command(data)
+        except Malformed as error:
+            self.malformed += 1
+            return pack(NotApplied(2, "a command was not understood", str(error)[:500], "upgrade the older agents"))
+        result, notes = self.queue.apply(index, command)
+        if isinstance(command, Attained) and command.barrier in self._barriers:
+            del self._barriers[command.barrier]
+            self._caught_up = True
+        for note in notes:
+            self.host.note(note.subject, note.event, note.reason, note.key)
+        self._tell_listeners()
+        return pack(result)
+
+    def _restore(self, data: bytes) -> None:
+        self.queue.restore(data)
+        self._tell_listeners()
+
+    def _tell_listeners(self) -> None:
+        for event in self.listeners:
+            event.set()
+
+    async def propose(self, command: Command, timeout_s: float = 5.0) -> Result:
+        """What the log says to `command`, stamped with the time now. NoLeader, OutcomeUnknown."""
+        stamped = msgspec.structs.replace(command, wall_s=max(0.0, self.host.env.clock.wall_s()))
+        return open_result(await self.host.log.propose(pack(stamped), timeout_s))
+
+    async def insist(self, command: Command) -> Result:
+        """Propose until the log has answered. Only for commands that mean the same when they come twice."""
+        while True:
+            try:
+                return await self.propose(command)
+            except (NoLeader, OutcomeUnknown) as error:
+                self.host.env.log.debug("proposed again", command=type(command).__name__, why=str(error))
+                await asyncio.sleep(RETRY_S)
+
+    async def change(self, command: Command, what: str, tries: int = 3) -> Result:
+        """For a person: the log's yes. Refused when it said no, 75 when nobody leads or nobody knows."""
+        for attempt in range(1, tries + 1):
+            try:
+                result = await self.propose(command)
+            except NoLeader as error:
+                why = f"no leader is known here now ({error})" if str(error) else "no leader is known here now"
+                raise Refused(75, f"{what}: not done", why, "try again in a few seconds (agentctl leader)") from error
+            except OutcomeUnknown as error:
+                if attempt == tries:
+                    why = "the leader did not confirm it in time; it may still happen"
+                    raise Refused(
+                        75, f"{what}: outcome unknown", why, "look with agentctl jobs, then repeat it"
+                    ) from error
+                await asyncio.sleep(RETRY_S)
+                continue
+            if isinstance(result, NotApplied):
+                raise Refused(result.code, result.what, result.why, result.next)
+            return result
+        raise AssertionError("tries is at least 1")
+
+    async def barrier(self) -> None:
+        """Return once this copy holds everything that was decided before this call."""
+        name = f"{self.host.id}.{self.host.boot}.{next(self._names)}"
+        self._barriers[name] = None
+        try:
+            while name in self._barriers:
+                await self.insist(Attained(wall_s=0.0, host=self.host.id, service_gpu_s={}, barrier=name))
+                await self.until(lambda: name not in self._barriers, 5.0)
+        finally:
+            self._barriers.pop(name, None)
+
+    async def until(self, holds: Callable[[], bool], timeout_s: float) -> bool:
+        """Whether `holds()` became true in time; looked at after every change of the queue."""
+        changed = asyncio.Event()
+        self.listeners.append(changed)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not holds():
+                    changed.clear()
+                    await changed.wait()
+        except TimeoutError:
+            return holds()
+        finally:
+            self.listeners.remove(changed)
+        return True

@@ -1,0 +1,418 @@
+"""The room on one host: facts and messages in, commands answered, and, on the leader, decisions."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+from covey.core import Fact, Heard, HostId, JobId, Send, SetTimer
+from plugins.base import Command, Host, NoLeader, OutcomeUnknown, Refused, RoomService
+from plugins.facts import (
+    GpusNow,
+    HostGone,
+    HostSeen,
+    LeaderChanged,
+    RanksEnded,
+    RanksStarted,
+    SecondPassed,
+    StepTimed,
+)
+from plugins.scheduler.machine import gang
+from plugins.scheduler.machine.jobs import OVER, Job
+from plugins.scheduler.machine.leader import Leader, Look
+from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.messages.commands import Applied, CancelAsked, Placed, PlaceFailed, QuotaSet, Submitted
+from plugins.scheduler.messages.spec import JobSpec, SpecError
+from plugins.scheduler.messages.wire import (
+    JobNow,
+    JobNowAnswer,
+    LogTail,
+    LogTailAnswer,
+    NotReserved,
+    Release,
+    Reserve,
+    Reserved,
+)
+from plugins.scheduler.policy import words
+from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.service import views
+from plugins.scheduler.service.log import RETRY_S, QueueLog
+from plugins.scheduler.service.ranks import LocalRanks
+from plugins.views import JobView, QuotaView
+
+ASK_S = 1.0
+"""How long a host may take to say what runs there, when a person asks."""
+LOG_PART_BYTES = 64 * 1024
+"""Most that one `logs` returns."""
+SHOWN_S = 2.0
+"""How long a submission waits to be seen in this host's own copy of the log."""
+
+
+class SchedulerService(RoomService):
+    """See the room's essay in `plugins/scheduler/__init__.py`."""
+
+    name: ClassVar[str] = "scheduler"
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.settings = host.settings(Settings)
+        self.queue = Queue()
+        self.queue_log = QueueLog(host, self.queue, self.settings.current_s)
+        self.leader = Leader(self.queue, self.settings)
+        self.gangs = gang.Gangs(self.settings)
+        self.ranks = LocalRanks(host, self.queue, self.queue_log, self.settings, self._send_for_ranks)
+        self.counters = {"grants": 0, "preemptions": 0, "malformed": 0}
+        self._look = asyncio.Event()
+        self._lead = asyncio.Event()
+        self._second = asyncio.Event()
+        self._published: GpusNow | None = None
+        self._unseen: dict[JobId, None] = {}
+        """Jobs that changed while the copy of the log was old."""
+
+    async def start(self) -> None:
+        await self.ranks.load()
+        self._publish()
+        self.queue_log.listeners += [self._look, self._lead]
+        self.env.spawn("catch up", self._catch_up())
+        self.env.spawn("look", self._look_on())
+        self.env.spawn("lead", self._lead_on())
+        self.env.spawn("seconds", self._count_seconds())
+        self.env.spawn("checkpoints", self._checkpoints())
+
+    # ---- loops ----
+
+    async def _catch_up(self) -> None:
+        await self.queue_log.barrier()
+        self.ranks.tell_again()
+        self._look.set()
+
+    async def _look_on(self) -> None:
+        while True:
+            await _set_within(self._look, 1.0)
+            changed = self.queue.changed()
+            self._look_at_grants(changed)
+            await self.ranks.look(changed)
+            self._publish()
+
+    async def _count_seconds(self) -> None:
+        while True:
+            await self._second.wait()
+            self._second.clear()
+            await self.ranks.second_passed(self.env.clock.now_s())
+
+    async def _checkpoints(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.checkpoint_s)
+            await self.ranks.checkpoint()
+
+    async def _lead_on(self) -> None:
+        led_term = 0
+        while True:
+            await _set_within(self._lead, 1.0)
+            if not self.host.log.is_leader:
+                led_term = 0
+                continue
+            if led_term != self.host.log.term:
+                led_term = self.host.log.term
+                self.leader.forget()
+                if not await self._know_everything():
+                    led_term = 0
+                    continue
+            await self._decide()
+
+    async def _know_everything(self) -> bool:
+        """Whether this copy holds all that was decided under earlier leaders, within 5 s."""
+        try:
+            async with asyncio.timeout(5.0):
+                await self.queue_log.barrier()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _decide(self) -> None:
+        now_s = self.env.clock.now_s()
+        look = Look(views.rack_of(self.host.hosts(), now_s), max(0.0, self.env.clock.wall_s()))
+        for action in self.leader.handle(look, now_s):
+            if not self.host.log.is_leader:
+                return
+            try:
+                result = await self.queue_log.propose(action.command)
+            except (NoLeader, OutcomeUnknown) as error:
+                self.log.debug("a decision did not reach the log", why=str(error))
+                return
+            name = type(action.command).__name__
+            self.counters["grants"] += name == "Granted" and isinstance(result, Applied)
+            self.counters["preemptions"] += getattr(action.command, "cause", "") == "preempted"
+
+    # ---- what is heard ----
+
+    def take(self, fact: Fact) -> None:
+        if isinstance(fact, SecondPassed):
+            self._second.set()
+        elif isinstance(fact, RanksEnded):
+            self.ranks.ended(fact)
+            codes = ", ".join(f"{rank}: {code}" for rank, code in fact.codes.items())
+            why = f" ({fact.reason})" if fact.reason else ""
+            self.host.note(fact.job, "ranks ended here", f"exit status by rank, in order: {codes}{why}")
+            self._look.set()
+        elif isinstance(fact, RanksStarted):
+            pids = ", ".join(f"{rank}: {pid}" for rank, pid in sorted(fact.pids.items()))
+            self.host.note(fact.job, "ranks run here", f"epoch {fact.epoch}, process by rank: {pids}")
+        elif isinstance(fact, StepTimed):
+            self.ranks.stepped(fact)
+        elif isinstance(fact, HostGone | HostSeen | LeaderChanged):
+            self._lead.set()
+            self._look.set()
+
+    async def hear(self, sender: HostId, message: Any) -> None:
+        if isinstance(message, Reserve | Release):
+            await self.ranks.hear(sender, message)
+            self._publish()
+        elif isinstance(message, Reserved | NotReserved):
+            self._feed_gangs(Heard(sender, message))
+        else:
+            self.counters["malformed"] += 1
+
+    async def answer(self, sender: HostId, question: Any) -> msgspec.Struct:
+        if isinstance(question, JobNow):
+            return self.ranks.job_now(question.job)
+        if isinstance(question, LogTail):
+            return await self._log_tail(question)
+        return await super().answer(sender, question)
+
+    async def _log_tail(self, ask: LogTail) -> LogTailAnswer:
+        """The part of a rank's output that lies on this host. Only a rank number reaches the file's name."""
+        _, size = await self.host.runner.read_log(ask.job, ask.rank, 0, 0)
+        offset = max(0, size + ask.offset) if ask.offset < 0 else min(ask.offset, size)
+        runs = any(id == ask.job and ask.rank in ranks for (id, _), ranks in self.host.runner.running().items())
+        data, size = await self.host.runner.read_log(ask.job, ask.rank, offset, min(ask.limit, LOG_PART_BYTES))
+        return LogTailAnswer(data, offset, size, not runs, self.host.id)
+
+    # ---- gangs whose home is here ----
+
+    def _look_at_grants(self, changed: list[JobId]) -> None:
+        self._unseen |= dict.fromkeys(changed)
+        if self.queue_log.behind:
+            return
+        seen, self._unseen = self._unseen, {}
+        for id in sorted({**seen, **dict.fromkeys(self.gangs.searches)}):
+            job = self.queue.jobs.get(id)
+            search = self.gangs.searches.get(id)
+            if search is not None and (job is None or job.state != "placing" or job.epoch != search.epoch):
+                placed = job is not None and job.placed and job.epoch == search.epoch
+                self._feed_gangs(gang.GrantOver(id, search.epoch, placed))
+            if job is not None and job.state == "placing" and job.home == self.host.id:
+                self._feed_gangs(gang.GrantSeen(id, job.epoch, job.spec))
+
+    def _feed_gangs(self, event: gang.Event) -> None:
+        now_s = self.env.clock.now_s()
+        if isinstance(event, gang.GrantSeen | gang.TryAgain):
+            free = views.free_of(self.host.hosts(), self.queue)
+            ranks = views.ranks_of(self.queue)
+            self.gangs.handle(gang.RackSeen(free, {host: ranks.get(host, 0) for host in free}), now_s)
+        for action in self.gangs.handle(event, now_s):
+            match action:
+                case gang.Propose():
+                    self.env.spawn(f"propose {action.command.job}", self._propose_for_gang(action.command))
+                case Send() | SetTimer():
+                    self.perform(action, self._feed_gangs)
+
+    async def _propose_for_gang(self, command: Placed | PlaceFailed) -> None:
+        try:
+            result = await self.queue_log.propose(command)
+        except (NoLeader, OutcomeUnknown):
+            await asyncio.sleep(RETRY_S)
+            self._feed_gangs(gang.Proposed(command, None))
+            return
+        self._feed_gangs(gang.Proposed(command, result))
+
+    def _send_for_ranks(self, action: Send) -> None:
+        """Answers of this host's reservations. When one is lost its home asks again: nobody waits for the outcome."""
+        self.perform(action, lambda _undelivered: None)
+
+    def _publish(self) -> None:
+        gpus = self.env.probes.gpus()
+        model, simulated = (gpus[0].model[:64], gpus[0].simulated) if gpus else ("", False)
+        now = GpusNow(len(gpus), len(self.ranks.reservations.free()), model, simulated)
+        if now != self._published:
+            self._published = now
+            self.host.publish("gpus", now)
+
+    # ---- what people ask ----
+
+    def commands(self) -> Mapping[str, Command]:
+        return {
+            "submit": self._submit,
+            "jobs": self._jobs,
+            "job": self._job,
+            "cancel": self._cancel,
+            "logs": self._logs,
+            "quotas": self._quotas,
+            "quota_set": self._quota_set,
+            "rack": self._rack,
+        }
+
+    def metrics(self) -> Mapping[str, float]:
+        found: dict[str, float] = {}
+        for state in ("queued", "placing", "running", "stopping", *OVER):
+            found[f'covey_jobs{{state="{state}"}}'] = sum(job.state == state for job in self.queue.jobs.values())
+        found["covey_gpus_free"] = len(self.ranks.reservations.free())
+        found["covey_grants_total"] = self.counters["grants"]
+        found["covey_preemptions_total"] = self.counters["preemptions"]
+        found["covey_log_malformed_commands_total"] = self.queue_log.malformed
+        return found
+
+    async def _submit(self, given: Mapping[str, Any]) -> JobView:
+        fields = dict(given["spec"]) if isinstance(given.get("spec"), Mapping) else dict(given)
+        key = given.get("key") or self.env.entropy(16).hex()
+        fields.pop("key", None)
+        try:
+            spec = JobSpec.parse(fields)
+            submitted = msgspec.convert({"wall_s": 0.0, "key": key, "spec": msgspec.to_builtins(spec)}, Submitted)
+        except SpecError as error:
+            raise Refused(2, error.what, error.why, error.next) from error
+        except msgspec.ValidationError as error:
+            raise Refused(2, "key cannot be used", "expected 8 to 64 letters, digits and '-'", "omit key") from error
+        self._refuse_the_impossible(spec)
+        result = await self.queue_log.change(submitted, f"submit {spec.name}")
+        assert isinstance(result, Applied) and result.job is not None
+        id = result.job
+        if not await self.queue_log.until(lambda: id in self.queue.jobs, SHOWN_S):
+            why = f"{id} is in the queue, but this host's copy of the log does not show it yet"
+            raise Refused(75, f"{id} was submitted", why, f"agentctl job {id}")
+        return await self._job({"id": id})
+
+    def _refuse_the_impossible(self, spec: JobSpec) -> None:
+        """What this rack could never hold, even with every host back that went away. Nothing is refused while some host
+        is known but has not said yet what it has."""
+        hosts = [view for view in self.host.hosts() if view.state != "left"]
+        rack = views.rack_of(hosts, self.env.clock.now_s())
+        never = words.over_rack(spec, {host.host: host.gpus for host in rack}) if len(rack) == len(hosts) else None
+        never = never or words.over_quota(spec, self.queue.quota(spec.tenant))
+        if never is not None:
+            raise Refused(never.code, never.what, never.why, never.next)
+
+    def _standing(self) -> views.Standing:
+        rack = views.rack_of(self.host.hosts(), self.env.clock.now_s())
+        return views.Standing(self.queue, self.settings, sum(host.gpus for host in rack if host.gone_s is None))
+
+    async def _jobs(self, given: Mapping[str, Any]) -> list[JobView]:
+        """Jobs that wait or run, in order of admission; with `all` also the ended ones that are remembered."""
+        standing, age_s = self._standing(), self.host.log.age_s
+        jobs = list(self.queue.jobs.values()) if given.get("all") else self.queue.live()
+        mine = {job.id: self.ranks.job_now(job.id) for job in jobs if job.placed and job.place_on(self.host.id)}
+        return [
+            views.job_view(job, standing, age_s, {self.host.id: mine[job.id]} if job.id in mine else None)
+            for job in jobs
+        ]
+
+    async def _job(self, given: Mapping[str, Any]) -> JobView:
+        job = self._find(given)
+        heard = await self._ask_places(job) if job.placed else {}
+        return views.job_view(self._find(given), self._standing(), self.host.log.age_s, heard)
+
+    async def _ask_places(self, job: Job) -> dict[HostId, JobNowAnswer]:
+        """What each host of the gang says about its ranks; those that do not answer in time are left out."""
+        hosts = [place.host for place in job.places if place.host not in job.codes]
+        answers = await asyncio.gather(*(self._ask_place(host, job.id) for host in hosts))
+        return {host: answer for host, answer in zip(hosts, answers, strict=True) if answer is not None}
+
+    async def _ask_place(self, host: HostId, job: JobId) -> JobNowAnswer | None:
+        if host == self.host.id:
+            return self.ranks.job_now(job)
+        try:
+            answer = await self.host.ask(self.name, host, JobNow(job), ASK_S)
+        except (TimeoutError, Refused):
+            return None
+        return answer if isinstance(answer, JobNowAnswer) else None
+
+    async def _cancel(self, given: Mapping[str, Any]) -> JobView:
+        job = self._find(given)
+        if job.state not in OVER:
+            by = str(given.get("by", ""))[:100]
+            await self.queue_log.change(CancelAsked(wall_s=0.0, job=job.id, by=by), f"cancel {job.id}")
+            await self.queue_log.until(lambda: job.after == "cancelled" or job.state in OVER, SHOWN_S)
+        return await self._job(given)
+
+    async def _logs(self, given: Mapping[str, Any]) -> views.LogPart:
+        """A part of a rank's output, from whichever host has it. JSON carries `data` in base64."""
+        job = self._find(given)
+        rank, offset = _whole(given, "rank", 0), _whole(given, "offset", 0)
+        limit = max(0, min(_whole(given, "limit", LOG_PART_BYTES), LOG_PART_BYTES))
+        if not 0 <= rank < job.spec.workers:
+            why = f"{job.id} has ranks 0 to {job.spec.workers - 1}"
+            raise Refused(3, f"there is no rank {rank}", why, f"agentctl logs {job.id} --rank 0")
+        host = next((place.host for place in job.places if rank in place.ranks), None)
+        if host is None:
+            return views.LogPart(b"", 0, job.state in OVER, self.host.id, 0)
+        ask = LogTail(job.id, rank, offset, limit)
+        part = await (self._log_tail(ask) if host == self.host.id else self._ask_log(host, ask))
+        over = job.state in OVER or (part.ended and rank in job.codes.get(host, {}))
+        return views.LogPart(
+            part.data, part.offset, over and part.offset + len(part.data) >= part.size, host, part.size
+        )
+
+    async def _ask_log(self, host: HostId, ask: LogTail) -> LogTailAnswer:
+        what = f"the output of rank {ask.rank} of {ask.job} cannot be read now"
+        try:
+            answer = await self.host.ask(self.name, host, ask, 5 * ASK_S)
+        except TimeoutError as error:
+            why = f"it lies on {host}, which does not answer"
+            raise Refused(75, what, why, "try again, or see agentctl hosts") from error
+        if not isinstance(answer, LogTailAnswer):
+            raise Refused(1, what, f"{host} gave no such answer", "upgrade the older host")
+        return answer
+
+    async def _quotas(self, given: Mapping[str, Any]) -> list[QuotaView]:
+        return views.quota_views(self.queue)
+
+    async def _quota_set(self, given: Mapping[str, Any]) -> QuotaView:
+        tenant, gpus = given.get("tenant"), given.get("gpus")
+        try:
+            command = msgspec.convert({"wall_s": 0.0, "tenant": tenant, "gpus": gpus}, QuotaSet)
+        except msgspec.ValidationError as error:
+            why = "expected a tenant (a-z, 0-9, '.', '-'; or * for all others) and a whole number of GPUs, or nothing"
+            raise Refused(
+                2, f"the quota of {tenant!r} cannot be {gpus!r}"[:200], why, "agentctl quota alice 8"
+            ) from error
+        await self.queue_log.change(command, f"set the quota of {tenant}")
+        await self.queue_log.until(lambda: self.queue.quotas.get(command.tenant, -1) == command.gpus, SHOWN_S)
+        return QuotaView(command.tenant, command.gpus, self.queue.used(command.tenant), 0)
+
+    async def _rack(self, given: Mapping[str, Any]) -> views.RackView:
+        hosts = self.host.hosts()
+        alive = [host for host in views.rack_of(hosts, self.env.clock.now_s()) if host.gone_s is None]
+        free = views.free_of(hosts, self.queue)
+        largest = max((host.gpus for host in alive), default=0)
+        return views.RackView(len(alive), sum(host.gpus for host in alive), sum(free.values()), largest)
+
+    def _find(self, given: Mapping[str, Any]) -> Job:
+        id = JobId(str(given.get("id", "")))
+        job = self.queue.jobs.get(id)
+        if job is not None:
+            return job
+        if self.queue.was(id):
+            raise Refused(
+                3, f"{id} is not kept any more", "it ended long ago", "agentctl jobs --all shows what is kept"
+            )
+        raise Refused(3, f"there is no job {str(id)[:80]!r}", "no job was ever given this id", "agentctl jobs --all")
+
+
+def _whole(given: Mapping[str, Any], field: str, default: int) -> int:
+    value = given.get(field, default)
+    try:
+        return int(value)
+    except (TypeError, ValueError) as error:
+        why = f"{str(value)[:40]!r} is no whole number"
+        raise Refused(2, f"{field} cannot be used", why, "give a whole number") from error
+
+
+async def _set_within(event: asyncio.Event, timeout_s: float) -> None:
+    """Return when `event` is set, or after the timeout; it is clear then."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        pass
+    event.clear()

@@ -1,0 +1,366 @@
+"""This host's part in every job: make what runs here be what the log says, and say in the log what became of it.
+
+    log says placed here, copy current --> hold GPUs, write that down --> runner.start (again and again: idempotent)
+    log says stopping, or the grant is over --> runner.stop
+    RanksEnded --> RanksReported to the log until it answers --> runner.forget, GPUs free
+
+Every look starts from the log's state, not from its events, so a restart, a replayed log or a lost wake-up changes
+nothing. A start is fenced twice: by an epoch on disk here, and by the runner's own.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+import msgspec
+
+from covey.core import Heard, HostId, JobId, Send
+from plugins.base import Host, NoLeader, OutcomeUnknown, RankSpec, RanksSpec
+from plugins.facts import JobPlaced, JobUnplaced, Place, RanksEnded, StepTimed
+from plugins.scheduler.machine.jobs import Job
+from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.reservations import (
+    Action,
+    Event,
+    GpusSeen,
+    GrantNews,
+    KeepPort,
+    RanksGone,
+    ReleasePort,
+    Reservations,
+    Save,
+    SecondWent,
+    Starting,
+)
+from plugins.scheduler.messages.commands import Attained, RanksReported
+from plugins.scheduler.messages.wire import JobNowAnswer, NotReserved, Release, Reserve, Reserved
+from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.service.journal import Journal, Remembered
+from plugins.scheduler.service.log import QueueLog
+
+LAG_S = 1.0
+"""Between two looks whether this copy of the log caught up with a report."""
+PROGRESS_MAX = 2000
+"""Jobs whose newest step is kept in memory."""
+SIGTERM = 15
+
+
+class Progress(msgspec.Struct, frozen=True):
+    epoch: int
+    step: int
+    metrics: dict[str, float]
+
+
+class LocalRanks:
+    """What this host holds, runs and reports."""
+
+    def __init__(
+        self, host: Host, queue: Queue, log: QueueLog, settings: Settings, send: Callable[[Send], None]
+    ) -> None:
+        self.host, self.queue, self.log, self.settings, self._send = host, queue, log, settings, send
+        self.journal = Journal(host.env)
+        self.fences: dict[JobId, int] = {}
+        self.told: dict[JobId, int] = {}
+        self.asked: dict[tuple[JobId, int], None] = {}
+        self.ends: dict[tuple[JobId, int], RanksEnded] = {}
+        """Ended here, not yet in the log."""
+        self.progress: dict[JobId, Progress] = {}
+        self.service_gpu_s: dict[JobId, float] = {}
+        """What this host's GPUs have done for each job that runs here."""
+        self.reported: dict[JobId, float] = {}
+        """What of it the log knows."""
+        self.dirty: dict[JobId, None] = {}
+        """Jobs to look at."""
+        self.sick = ""
+        """Why the journal cannot be written."""
+        self._last_s: float | None = None
+
+    async def load(self) -> None:
+        found = await self.journal.load()
+        now_s = self.host.env.clock.now_s()
+        self.reservations = Reservations(found.kept, self.settings.reservation_lease_s, now_s)
+        self.fences, self.told = dict(found.fences), dict(found.told)
+        self.asked = dict.fromkeys((JobId(job), epoch) for job, epoch in found.asked)
+        self.see_gpus()
+
+    async def save(self) -> bool:
+        """Whether it is on disk now."""
+        kept = Remembered(self.reservations.kept(), dict(self.fences), dict(self.told), list(self.asked))
+        try:
+            await self.journal.save(kept)
+        except OSError as error:
+            if not self.sick:
+                self.host.env.log.error("journal cannot be written", why=str(error))
+            self.sick = str(error)
+            return False
+        self.sick = ""
+        return True
+
+    # ---- reservations ----
+
+    def see_gpus(self) -> None:
+        gpus = tuple(gpu.uuid for gpu in self.host.env.probes.gpus())
+        self.reservations.handle(GpusSeen(gpus), self.host.env.clock.now_s())
+
+    async def hear(self, sender: HostId, message: Reserve | Release) -> None:
+        await self.feed(Heard(sender, message))
+
+    async def feed(self, event: Event) -> None:
+        await self._perform(self.reservations.handle(event, self.host.env.clock.now_s()))
+
+    async def _perform(self, actions: Sequence[Action]) -> None:
+        saved = True
+        for action in actions:
+            match action:
+                case Save():
+                    saved = await self.save()
+                case Send():
+                    self._send(action if saved else self._cannot_promise(action))
+                case KeepPort():
+                    await self._keep_port(action, saved)
+                case ReleasePort():
+                    self.host.runner.release_port(action.job, action.epoch)
+                case _:
+                    assert_never(action)
+
+    async def _keep_port(self, action: KeepPort, saved: bool) -> None:
+        yes = action.reserved
+        if not saved:
+            self._send(self._cannot_promise(Send(action.to, yes)))
+            return
+        port = await self.host.runner.reserve_port(yes.job, yes.epoch)
+        self._send(Send(action.to, msgspec.structs.replace(yes, address=self.host.advertise, port=port)))
+
+    def _cannot_promise(self, send: Send) -> Send:
+        """What is not on disk is not promised: a yes becomes a no, and the GPUs are free again."""
+        yes = send.message
+        if not isinstance(yes, Reserved):
+            return send
+        self.reservations.handle(Heard(send.to, Release(yes.job, yes.epoch, yes.attempt)), self.host.env.clock.now_s())
+        return Send(send.to, NotReserved(yes.job, yes.epoch, yes.attempt, 0, f"its disk is sick: {self.sick}"[:1000]))
+
+    # ---- looking at what the log says ----
+
+    async def look(self, changed: Sequence[JobId]) -> None:
+        """Make this host be what the log says, as far as the log is known here."""
+        self.dirty |= dict.fromkeys(changed)
+        self.dirty |= dict.fromkeys(hold.job for hold in self.reservations.all())
+        self.dirty |= dict.fromkeys(job for job, _ in self.host.runner.running())
+        self.dirty |= dict.fromkeys(job for job, _ in self.ends)
+        if not self.log.behind:
+            self.dirty |= dict.fromkeys(self.told)
+        for id in list(self.dirty):
+            behind = self.log.behind
+            await self._look_at(id, behind)
+            if not behind:
+                self.dirty.pop(id, None)
+
+    async def _look_at(self, id: JobId, behind: bool) -> None:
+        await self._reservations_of(id)
+        await self._stop_old(id)
+        job = self.queue.jobs.get(id)
+        if behind:
+            return
+        await self._tell(id, job)
+        if job is not None and job.placed and job.awaits(self.host.id):
+            place = job.place_on(self.host.id)
+            if place is not None and (id, job.epoch) not in self.ends:
+                await self._run(job, place)
+        elif job is None or not job.placed:
+            await self._unfence(id)
+
+    async def _reservations_of(self, id: JobId) -> None:
+        job = self.queue.jobs.get(id)
+        for hold in list(self.reservations.holds.get(id, [])):
+            mine = job is not None and job.epoch == hold.epoch
+            here = mine and job is not None and (job.state == "placing" or job.awaits(self.host.id))
+            elsewhere = mine and job is not None and job.placed and job.place_on(self.host.id) is None
+            over = elsewhere or self.queue.over(id, hold.epoch)
+            await self.feed(GrantNews(id, hold.epoch, live=here, over=over))
+
+    async def _stop_old(self, id: JobId) -> None:
+        """Ranks whose grant is over, or whose job is stopping, end. Not those that the log does not know (yet)."""
+        for job_id, epoch in list(self.host.runner.running()):
+            if job_id != id:
+                continue
+            job = self.queue.jobs.get(id)
+            stopping = job is not None and job.epoch == epoch and job.state == "stopping"
+            if self.queue.over(id, epoch) or stopping:
+                await self._stop(id, epoch, job)
+
+    async def _stop(self, id: JobId, epoch: int, job: Job | None) -> None:
+        if (id, epoch) not in self.asked:
+            self.asked[id, epoch] = None
+            await self.save()
+        why = job.reason if job is not None and job.epoch == epoch else "its grant is over"
+        await self.host.runner.stop(id, epoch, job.spec.grace_s if job is not None else 10.0, why)
+
+    async def _tell(self, id: JobId, job: Job | None) -> None:
+        """Other rooms hear of every gang in the rack: when it is placed, and once it is over."""
+        before = self.told.get(id)
+        placed = job.epoch if job is not None and job.placed else None
+        if before == placed:
+            return
+        if before is not None:
+            ended = job is None or job.exit_code is not None
+            self.host.tell(JobUnplaced(id, before, ended))
+            del self.told[id]
+        if job is not None and placed is not None:
+            self.told[id] = placed
+            self.host.tell(JobPlaced(id, placed, job.spec.tenant, job.spec.workers, job.places))
+        await self.save()
+
+    def tell_again(self) -> None:
+        """After a restart of the agent: what was told may be forgotten by rooms that start anew; tell it once more."""
+        for id, epoch in sorted(self.told.items()):
+            job = self.queue.jobs.get(id)
+            if job is not None and job.placed and job.epoch == epoch:
+                self.host.tell(JobPlaced(id, epoch, job.spec.tenant, job.spec.workers, job.places))
+
+    async def _run(self, job: Job, place: Place) -> None:
+        hold = self.reservations.find(job.id, job.epoch)
+        started = hold is not None and hold.started
+        if job.state == "stopping" and not started:
+            why = "it was stopped before it started here"
+            codes = dict.fromkeys(place.ranks, -SIGTERM)
+            self.ended(RanksEnded(job.id, job.epoch, codes, why))
+            return
+        if not started or self.fences.get(job.id, 0) < job.epoch:
+            if self.fences.get(job.id, 0) > job.epoch:
+                self.host.env.log.error("an older grant does not start", job=job.id, epoch=job.epoch)
+                return
+            self.fences[job.id] = job.epoch
+            await self.feed(Starting(job.id, job.epoch, place.gpus))
+        if self.sick or self.queue.over(job.id, job.epoch) or (job.id, job.epoch) in self.ends:
+            return
+        if (job.id, job.epoch) not in self.host.runner.running():
+            await self.host.runner.start(ranks_spec(job, place))
+        if job.state == "stopping":
+            await self._stop(job.id, job.epoch, job)
+
+    async def _unfence(self, id: JobId) -> None:
+        job = self.queue.jobs.get(id)
+        stale = [key for key in self.asked if key[0] == id and key not in self.host.runner.running()]
+        stale = [key for key in stale if key not in self.ends and self.queue.over(*key)]
+        for key in stale:
+            del self.asked[key]
+        if (job is None or job.exit_code is not None) and not self.reservations.holds.get(id):
+            self.fences.pop(id, None)
+            self.service_gpu_s.pop(id, None)
+            self.reported.pop(id, None)
+
+    # ---- what happens here ----
+
+    def ended(self, fact: RanksEnded) -> None:
+        """The runner says it again after every restart until it is told to forget."""
+        if (fact.job, fact.epoch) not in self.ends:
+            self.ends[fact.job, fact.epoch] = fact
+            self.host.env.spawn(f"report {fact.job}.{fact.epoch}", self.report(fact))
+
+    def stepped(self, fact: StepTimed) -> None:
+        known = self.progress.pop(fact.job, None)
+        older = known if known is not None and known.epoch == fact.epoch else None
+        metrics = {**(older.metrics if older else {}), **fact.metrics}
+        step = max(fact.step, older.step if older else 0)
+        if older is not None and fact.step < older.step:
+            metrics = {**fact.metrics, **older.metrics}
+        self.progress[fact.job] = Progress(fact.epoch, step, dict(list(metrics.items())[-16:]))
+        while len(self.progress) > PROGRESS_MAX:
+            del self.progress[next(iter(self.progress))]
+
+    def job_now(self, job: JobId) -> JobNowAnswer:
+        pids = {epoch: ranks for (id, epoch), ranks in self.host.runner.running().items() if id == job}
+        epoch = max(pids, default=0)
+        known = self.progress.get(job)
+        epoch = max(epoch, known.epoch if known else 0)
+        step, metrics = (known.step, known.metrics) if known and known.epoch == epoch else (None, {})
+        return JobNowAnswer(epoch, dict(pids.get(epoch, {})), step, metrics)
+
+    async def second_passed(self, now_s: float) -> None:
+        self._serve(now_s)
+        self.see_gpus()
+        await self.feed(SecondWent())
+
+    def _serve(self, now_s: float) -> None:
+        """Count what the GPUs here did since the last look: GPU·s, or worker·s for a job without GPUs."""
+        passed_s = 0.0 if self._last_s is None else max(0.0, now_s - self._last_s)
+        self._last_s = now_s
+        for (id, epoch), pids in self.host.runner.running().items():
+            job = self.queue.jobs.get(id)
+            place = job.place_on(self.host.id) if job is not None and job.epoch == epoch else None
+            if job is None or place is None or not pids:
+                continue
+            known = max(self.service_gpu_s.get(id, 0.0), job.attained.get(self.host.id, 0.0))
+            self.service_gpu_s[id] = known + passed_s * (len(place.gpus) or len(place.ranks))
+
+    # ---- saying it in the log ----
+
+    async def checkpoint(self, only: JobId | None = None) -> None:
+        """Tell the log what this host's GPUs did. When nobody leads it is said later: it only ever grows."""
+        news = {id: round(done, 3) for id, done in self.service_gpu_s.items() if only is None or id == only}
+        news = {id: done for id, done in news.items() if done > self.reported.get(id, 0.0)}
+        if not news:
+            return
+        try:
+            await self.log.propose(Attained(wall_s=0.0, host=self.host.id, service_gpu_s=news))
+        except (NoLeader, OutcomeUnknown):
+            return
+        self.reported |= news
+
+    async def report(self, fact: RanksEnded) -> None:
+        """Until the log knows this end, however long nobody leads; then the runner may forget it."""
+        key = (fact.job, fact.epoch)
+        await self.checkpoint(fact.job)
+        await self.log.insist(self._report_of(fact))
+        while not await self.log.until(lambda: not self.log.behind and not self._awaited(*key), LAG_S):
+            self.host.env.log.debug("the report is not in this copy of the log yet", job=fact.job, epoch=fact.epoch)
+        self.ends.pop(key, None)
+        self.asked.pop(key, None)
+        self.host.runner.forget(*key)
+        await self.feed(RanksGone(*key))
+        self.dirty[fact.job] = None
+
+    def _report_of(self, fact: RanksEnded) -> RanksReported:
+        known = self.progress.get(fact.job)
+        newest = known if known is not None and known.epoch == fact.epoch else None
+        return RanksReported(
+            wall_s=0.0,
+            job=fact.job,
+            epoch=fact.epoch,
+            host=self.host.id,
+            codes=fact.codes,
+            reason=fact.reason[:1000],
+            asked=(fact.job, fact.epoch) in self.asked or bool(fact.reason),
+            step=newest.step if newest else None,
+            metrics=newest.metrics if newest else {},
+        )
+
+    def _awaited(self, id: JobId, epoch: int) -> bool:
+        """Whether this copy of the log still waits for the report: then the ranks must not be forgotten, or the next
+        look would start them again."""
+        job = self.queue.jobs.get(id)
+        return job is not None and job.epoch == epoch and job.awaits(self.host.id)
+
+
+def ranks_spec(job: Job, place: Place) -> RanksSpec:
+    """What the runner starts on the host of `place`."""
+    each = job.spec.gpus_per_worker
+    ranks = [RankSpec(rank, n, place.gpus[n * each : (n + 1) * each]) for n, rank in enumerate(place.ranks)]
+    nodes = tuple(other.host for other in job.places)
+    return RanksSpec(
+        job=job.id,
+        epoch=job.epoch,
+        name=job.spec.name,
+        tenant=job.spec.tenant,
+        job_class=job.spec.job_class,
+        argv=job.spec.argv,
+        cwd=job.spec.cwd,
+        env=dict(job.spec.env),
+        ranks=tuple(ranks),
+        world_size=job.spec.workers,
+        node_rank=nodes.index(place.host),
+        nodes=nodes,
+        master_addr=job.master_addr,
+        master_port=job.master_port,
+        attempt=job.attempt,
+        grace_s=job.spec.grace_s,
+    )

@@ -1,0 +1,173 @@
+"""What people and programs see of jobs and quotas, from this host's copy of the log and what gossip says."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from covey.core import HostId
+from plugins.facts import GpusNow, HostView
+from plugins.scheduler.machine.jobs import HOLDING, Job, row_of
+from plugins.scheduler.machine.leader import RackHost
+from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.messages.wire import JobNowAnswer
+from plugins.scheduler.policy import order, words
+from plugins.scheduler.policy.settings import Settings
+from plugins.views import JobView, QuotaView, RankView
+
+
+class LogPart(msgspec.Struct, frozen=True):
+    """Answer of `logs`: a part of one rank's output."""
+
+    data: bytes
+    offset: int
+    """Of the first byte of `data` in the output."""
+    end: bool
+    """The rank has ended and nothing follows `data`."""
+    host: HostId
+    size: int
+    """Bytes there are now."""
+
+
+class RackView(msgspec.Struct, frozen=True):
+    """Answer of `rack`: what there is to run on."""
+
+    hosts: int
+    gpus_total: int
+    gpus_free: int
+    largest_host_gpus: int
+
+
+class Standing:
+    """The order of all jobs at one moment, for saying what each of them waits for."""
+
+    def __init__(self, queue: Queue, settings: Settings, capacity: int) -> None:
+        self.queue, self.settings = queue, settings
+        thresholds, default = settings.queue_thresholds_gpu_s, queue.quotas.get("*")
+        live = queue.live()
+        rows = [row_of(job, thresholds) for job in live]
+        held = sum(job.spec.gpus for job in live if job.state in HOLDING)
+        self.capacity = max(capacity, held)
+        self.order = order.ordered(rows, thresholds, queue.quotas, default)
+        self.chosen = order.select(self.order, self.capacity, queue.quotas, default)
+
+    def reason(self, job: Job) -> str:
+        """Why the job is in its state."""
+        if job.state != "queued":
+            return job.reason
+        waits = words.waits_for(
+            job.id,
+            self.order,
+            self.chosen,
+            self.capacity,
+            self.settings.queue_thresholds_gpu_s,
+            self.queue.quotas,
+            self.queue.quotas.get("*"),
+        )
+        return f"{waits}; before: {job.reason}" if job.epoch else waits
+
+
+def job_view(job: Job, standing: Standing, age_s: float, heard: Mapping[HostId, JobNowAnswer] | None = None) -> JobView:
+    """One job. `heard`: what hosts of its places said about their ranks just now."""
+    heard = heard or {}
+    now = [answer for answer in heard.values() if answer.epoch == job.epoch]
+    step, metrics = progress([(job.step, job.metrics), *((answer.step, answer.metrics) for answer in now)])
+    shown = job.places if job.state not in ("queued", "placing") else ()
+    attained = max(0.0, job.attained_gpu_s - job.base_gpu_s)
+    return JobView(
+        id=job.id,
+        name=job.spec.name,
+        tenant=job.spec.tenant,
+        job_class=job.spec.job_class,
+        state=job.state,
+        reason=standing.reason(job),
+        workers=job.spec.workers,
+        gpus=job.spec.gpus,
+        argv=job.spec.argv,
+        cwd=job.spec.cwd,
+        submitted_wall_s=job.submitted_wall_s,
+        started_wall_s=job.started_wall_s,
+        ended_wall_s=job.ended_wall_s,
+        queue=order.queue_of(attained, standing.settings.queue_thresholds_gpu_s),
+        attained_gpu_s=job.attained_gpu_s,
+        epoch=job.epoch,
+        attempt=job.attempt,
+        preemptions=job.preemptions,
+        home=job.home,
+        exit_code=job.exit_code,
+        places=shown,
+        ranks=tuple(rank for place in shown for rank in _ranks(job, place.host, heard.get(place.host))),
+        step=step,
+        metrics=metrics,
+        age_s=age_s,
+    )
+
+
+def _ranks(job: Job, host: HostId, heard: JobNowAnswer | None) -> list[RankView]:
+    place = job.place_on(host)
+    if place is None:
+        return []
+    each = len(place.gpus) // len(place.ranks)
+    pids = heard.pids if heard is not None and heard.epoch == job.epoch else {}
+    found = []
+    for local, rank in enumerate(place.ranks):
+        gpus = place.gpus[local * each : (local + 1) * each]
+        code = job.codes.get(host, {}).get(rank)
+        gone = host in job.codes or host in job.lost
+        state = "ended" if gone else "running" if rank in pids or heard is None else "waiting"
+        found.append(RankView(rank, host, gpus, state, pids.get(rank), code))
+    return found
+
+
+def progress(parts: Sequence[tuple[int | None, Mapping[str, float]]]) -> tuple[int | None, dict[str, float]]:
+    """The newest step, and each metric's value from the newest step that has it."""
+    known = sorted((part for part in parts if part[0] is not None), key=lambda part: part[0] or 0)
+    metrics: dict[str, float] = {}
+    for _, found in known:
+        metrics.update(found)
+    return (known[-1][0] if known else None), metrics
+
+
+def quota_views(queue: Queue) -> list[QuotaView]:
+    """Every tenant that has a quota or jobs."""
+    live = queue.live()
+    tenants = sorted({*queue.quotas, *(job.spec.tenant for job in live)})
+    return [
+        QuotaView(
+            tenant=tenant,
+            gpus=queue.quota(tenant),
+            used=queue.used(tenant),
+            queued_jobs=sum(job.spec.tenant == tenant and job.state == "queued" for job in live),
+        )
+        for tenant in tenants
+    ]
+
+
+def rack_of(hosts: Sequence[HostView], now_s: float) -> tuple[RackHost, ...]:
+    """Hosts that offer GPUs (or none) to jobs, as gossip shows them."""
+    found = []
+    for view in hosts:
+        gpus = view.value("gpus", GpusNow)
+        if isinstance(gpus, GpusNow):
+            gone = view.state in ("gone", "left")
+            found.append(RackHost(view.host, gpus.total, max(0.0, now_s - view.since_s) if gone else None))
+    return tuple(found)
+
+
+def free_of(hosts: Sequence[HostView], queue: Queue) -> dict[HostId, int]:
+    """Free GPUs of the hosts that are alive: what gossip says, or less where the log knows of more that are held."""
+    found = {}
+    for view in hosts:
+        gpus = view.value("gpus", GpusNow)
+        if view.state == "alive" and isinstance(gpus, GpusNow):
+            held = len(queue.holders.get(view.host, {}))
+            found[view.host] = max(0, min(gpus.free, gpus.total - held))
+    return found
+
+
+def ranks_of(queue: Queue) -> dict[HostId, int]:
+    """Ranks per host of everything that runs."""
+    found: dict[HostId, int] = {}
+    for job in queue.live():
+        for place in job.places if job.placed else ():
+            found[place.host] = found.get(place.host, 0) + len(place.ranks)
+    return found
