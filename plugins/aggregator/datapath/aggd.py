@@ -41,7 +41,7 @@ class Aggd:
         self.counters = Counters()
         self.jobs: dict[JobId, JobSums] = {}
         self.address = ""
-        self.over = asyncio.Event()
+        self.listening, self.over = asyncio.Event(), asyncio.Event()
         self._by_hash: dict[int, JobSums] = {}
         self._memory = Memory(config.memory_bytes_max)
         self._controls = self._connections = 0
@@ -51,6 +51,7 @@ class Aggd:
         self.address = workers.address
         control = await self.env.bytes.listen(f"unix:{self.env.run_dir}/{self.config.control}", self.obey)
         self.env.log.info("aggd listens", address=self.address)
+        self.listening.set()
         try:
             await self._until_over()
         finally:

@@ -149,7 +149,7 @@ class Worker:
         tensor = self.tensors[self.at]
         state = self.rounds.tensors.get(tensor.name)
         if state is None:
-            start = memoryview(initial(tensor, self.rank).reshape(-1)).cast("B") if tensor.kind == "model" else None
+            start = initial(tensor, self.rank).tobytes() if tensor.kind == "model" else None
             self._send(self.rounds.declare(tensor.name, tensor.kind, tensor.shape, start))
             if tensor.kind == "model":
                 return True
@@ -163,7 +163,7 @@ class Worker:
             self._next()
         else:
             assert state.version == self.round - 1
-            data = memoryview(contribution(tensor, self.rank, self.round).reshape(-1)).cast("B")
+            data = contribution(tensor, self.rank, self.round).tobytes()
             self._send(self.rounds.push(tensor.name, data))
         return True
 

@@ -77,8 +77,7 @@ class AggdThread:
         tasks = Tasks(self.log, lambda name, error: self.failures.append(f"{name}: {error!r}"))
         self.aggd = Aggd(bytes_env(self._run_dir, tasks, self.log), self._config)
         self._task = asyncio.ensure_future(self.aggd.run())
-        while not self.aggd.address:
-            await asyncio.sleep(0.001)
+        await self.aggd.listening.wait()
         self._ready.set()
         await asyncio.gather(self._task, return_exceptions=True)
         await tasks.cancel_all()

@@ -1,0 +1,32 @@
+"""Aggregator: tensors of many jobs summed on few hosts (AutoPS: J. Gu, thesis 2021, chapter IV).
+
+Words. *Aggregator*: a host whose process `aggd` sums tensors. *Owner* of a job: the aggregator that sums it now.
+*Home* of a job: the agent of its lowest live rank's host; it finds the owner, and another one when the owner is gone.
+*Round*: every rank's push of a tensor, summed once, in rank order. *Epoch*: orders a job's owners; the higher one wins.
+
+    rank (covey.tensors) ==== tensors ==== aggd (datapath)          a job's bytes touch no agent
+      | jobs.sock                            | unix socket
+    agent of the rank (Directory)          agent of the owner (Owner)
+      +------------ Home of the job -----------+                    decisions, by control messages
+
+No parameter is lost with an aggregator: every rank keeps the last result, and an owner without state asks for it. The
+paper copies tensors from the old owner to the new one and assumes that both live; this path needs neither, and is the
+one that also starts a job. What the paper has and this does not yet: assignment of single tensors by cyclic execution,
+and scaling of the pool.
+"""
+
+from covey.wire import AggregatorLost
+from plugins.aggregator import messages
+from plugins.aggregator.datapath.aggd import AGGD
+from plugins.aggregator.service import AggregatorService
+from plugins.base import Room
+
+ROOM = Room(
+    name="aggregator",
+    paper="AutoPS",
+    settings=messages.Settings,
+    messages=messages.Any,
+    service=AggregatorService,
+    programs=(AGGD,),
+    frames=(AggregatorLost,),
+)

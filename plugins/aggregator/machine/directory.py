@@ -1,0 +1,152 @@
+"""Who sums which job, for the ranks on this host. The highest epoch heard counts, and is kept on disk: ranks outlive
+their agent, and a rank that asks again must never be sent back to an earlier aggregator.
+"""
+
+from collections.abc import Sequence
+from typing import Any, assert_never
+
+import msgspec
+
+from covey.core import Heard, HostId, JobId, Send
+from covey.tensorwire import grant_of
+from plugins.aggregator import policy
+from plugins.aggregator.machine.events import Keep, Placed, Rack, TellRanks, Unplaced
+from plugins.aggregator.messages import Assigned, Lost, Wanted
+
+ASK_S = 2.0
+"""Pause between two questions to the home about a job without an aggregator."""
+
+KNOWN_MAX = 1024
+"""Assignments remembered, those of jobs that are placed now aside: the end of a job may pass an agent that is down."""
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """A rank of the job called `covey.join()` here."""
+
+    job: JobId
+
+
+class RankLost(msgspec.Struct, frozen=True):
+    """A rank here cannot use the aggregator of `epoch`."""
+
+    job: JobId
+    epoch: int
+    why: str
+
+
+Event = Placed | Unplaced | Rack | Heard | Joined | RankLost
+Action = Send | Keep | TellRanks
+
+
+class Directory:
+    def __init__(self, me: HostId, known: Sequence[Assigned] = ()) -> None:
+        self.me = me
+        self.known: dict[JobId, Assigned] = {one.job: one for one in known}
+        self._placed: dict[JobId, Placed] = {}
+        self._gone: frozenset[HostId] = frozenset()
+        self._asked_s: dict[JobId, float] = {}
+
+    def handle(self, event: Event, now_s: float) -> Sequence[Action]:
+        match event:
+            case Placed():
+                return self._place(event, now_s)
+            case Unplaced():
+                return self._unplace(event)
+            case Rack():
+                self._gone = event.gone
+                return self._ask_again(now_s)
+            case Heard():
+                return self._heard(event.sender, event.message)
+            case Joined():
+                return self._joined(event.job, now_s)
+            case RankLost():
+                return self._lost(event)
+            case _:
+                assert_never(event)
+
+    def check(self) -> None:
+        for job, placed in self._placed.items():
+            known = self.known.get(job)
+            assert known is None or grant_of(known.epoch) >= placed.grant
+
+    def current(self, job: JobId) -> Assigned | None:
+        """What the ranks of the present run may be told."""
+        known, placed = self.known.get(job), self._placed.get(job)
+        if known is None or placed is None or not policy.of_run(known.epoch, placed.grant):
+            return None
+        return known
+
+    def _place(self, event: Placed, now_s: float) -> Sequence[Action]:
+        placed = self._placed.get(event.job)
+        if placed is not None and placed.grant >= event.grant:
+            return ()
+        self._placed[event.job] = event
+        known = self.known.get(event.job)
+        if known is not None and grant_of(known.epoch) < event.grant:
+            del self.known[event.job]
+        return self._ask(event, now_s) if self._is_here(event) else ()
+
+    def _unplace(self, event: Unplaced) -> Sequence[Action]:
+        placed = self._placed.get(event.job)
+        if placed is not None and placed.grant <= event.grant:
+            del self._placed[event.job]
+            self._asked_s.pop(event.job, None)
+        known = self.known.get(event.job)
+        if known is None or grant_of(known.epoch) > event.grant:
+            return ()
+        del self.known[event.job]
+        return (Keep(),)
+
+    def _heard(self, sender: HostId, message: Any) -> Sequence[Action]:
+        match message:
+            case Assigned():
+                return self._assigned(sender, message)
+            case Wanted() | Lost():
+                known = self.known.get(message.job)
+                return (Send(sender, known),) if known is not None and known.epoch > message.epoch else ()
+            case _:
+                return ()
+
+    def _assigned(self, sender: HostId, message: Assigned) -> Sequence[Action]:
+        known, placed = self.known.get(message.job), self._placed.get(message.job)
+        if known is not None and known.epoch >= message.epoch:
+            return (Send(sender, known),) if known.epoch > message.epoch and sender != self.me else ()
+        if placed is not None and grant_of(message.epoch) < placed.grant:
+            return ()
+        self.known[message.job] = message
+        for job in [job for job in self.known if job not in self._placed][: max(0, len(self.known) - KNOWN_MAX)]:
+            del self.known[job]
+        return (Keep(), TellRanks(message))
+
+    def _joined(self, job: JobId, now_s: float) -> Sequence[Action]:
+        known, placed = self.current(job), self._placed.get(job)
+        if known is not None:
+            return (TellRanks(known),)
+        return self._ask(placed, now_s) if placed is not None else ()
+
+    def _lost(self, event: RankLost) -> Sequence[Action]:
+        known, placed = self.current(event.job), self._placed.get(event.job)
+        if known is not None and known.epoch > event.epoch:
+            return (TellRanks(known),)
+        place = policy.home(placed.places, self._gone) if placed is not None else None
+        if place is None:
+            return ()
+        return (Send(place.host, Lost(event.job, event.epoch, event.why[:300]), ASK_S),)
+
+    def _ask_again(self, now_s: float) -> Sequence[Action]:
+        actions: list[Action] = []
+        for job, placed in sorted(self._placed.items()):
+            if self.current(job) is None and self._is_here(placed) and now_s - self._asked_s.get(job, 0.0) >= ASK_S:
+                actions += self._ask(placed, now_s)
+        return actions
+
+    def _ask(self, placed: Placed, now_s: float) -> Sequence[Action]:
+        place = policy.home(placed.places, self._gone)
+        if place is None or place.host == self.me:
+            return ()
+        self._asked_s[placed.job] = now_s
+        known = self.current(placed.job)
+        return (Send(place.host, Wanted(placed.job, known.epoch if known else 0), ASK_S),)
+
+    def _is_here(self, placed: Placed) -> bool:
+        return any(place.host == self.me for place in placed.places)

@@ -1,0 +1,58 @@
+"""Events that more than one machine of this room hears, and actions that more than one asks for."""
+
+import msgspec
+
+from covey.core import HostId, JobId
+from plugins.aggregator.messages import Assigned, Question
+from plugins.aggregator.policy import Candidate
+from plugins.facts import Place
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """The replicated log says where the gang of this grant runs."""
+
+    job: JobId
+    grant: int
+    world_size: int
+    places: tuple[Place, ...]
+
+
+class Unplaced(msgspec.Struct, frozen=True):
+    """The gang of this grant is over; `ended`: the job will not run again."""
+
+    job: JobId
+    grant: int
+    ended: bool
+
+
+class Rack(msgspec.Struct, frozen=True):
+    """Gossip, once a second and whenever a host comes or goes."""
+
+    gone: frozenset[HostId]
+    candidates: tuple[Candidate, ...]
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """A question of ours came back; None: no answer in time, or none that could be understood."""
+
+    host: HostId
+    question: Question
+    answer: msgspec.Struct | None
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Action: ask `to` a question and hand back `Answered`."""
+
+    to: HostId
+    question: Question
+    deadline_s: float
+
+
+class Keep(msgspec.Struct, frozen=True):
+    """Action: write what this room knows to disk."""
+
+
+class TellRanks(msgspec.Struct, frozen=True):
+    """Action: tell the joined ranks of this run on this host."""
+
+    assigned: Assigned

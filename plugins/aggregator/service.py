@@ -1,0 +1,390 @@
+"""The aggregator room at work: feeds its three machines, keeps `aggd` alive and talks to it, tells the ranks.
+
+`aggd` is looked for before it is started (by its process id in this room's state on disk, then at its control socket),
+so a restarted agent finds the one that went on without it. It is asked for its numbers once a second; when it no longer
+answers, or its process ends, every job it served is dropped and its home told, and a new one is started.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from covey.core import Fact, Heard, HostId, JobId
+from covey.frames import read_frame, write_frame
+from covey.ports import ByteStream, ProcessId
+from covey.tensorwire import grant_of
+from covey.wire import AggregatorAt, AggregatorLost, Frame
+from plugins import facts
+from plugins.aggregator import messages, policy
+from plugins.aggregator.datapath.aggd import AggdConfig
+from plugins.aggregator.datapath.control import Forget, Now, Order, Serve, Tell, answers
+from plugins.aggregator.machine.directory import Directory, Joined, RankLost
+from plugins.aggregator.machine.events import Answered, Ask, Keep, Placed, Rack, TellRanks, Unplaced
+from plugins.aggregator.machine.home import Home
+from plugins.aggregator.machine.owner import (
+    ForgetJob,
+    Held,
+    LoadChanged,
+    Owner,
+    ProcessDown,
+    ProcessUp,
+    Served,
+    ServeJob,
+)
+from plugins.aggregator.policy import Candidate
+from plugins.base import Command, Host, JobPeer, Refused, RoomService
+from plugins.facts import AggregatorNow, HostView, Place
+from plugins.views import AggregatorJobView
+
+STATE = "aggregator/state"
+CONTROL = "aggd.sock"
+ORDER_S = 5.0
+"""How long aggd may take to obey, seconds."""
+POLL_S = 1.0
+START_S = 10.0
+"""How long a new aggd may take to listen, seconds."""
+RESTART_S = (0.2, 1.0, 5.0, 15.0)
+"""Pauses between attempts to start aggd; the last one repeats."""
+STRANGER_S = 10.0
+"""A host of a job that gossip has never shown since this agent started counts as gone after this time."""
+ASK_ALL_S = 2.0
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What this room keeps on disk."""
+
+    process: ProcessId | None = None
+    held: list[Held] = []
+    known: list[messages.Assigned] = []
+
+
+class AggregatorService(RoomService):
+    name: ClassVar[str] = "aggregator"
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.settings = host.settings(messages.Settings)
+        self.home = Home(host.id, host.env.entropy)
+        self.owner = Owner(self.settings)
+        self.directory = Directory(host.id)
+        self.now: Now | None = None
+        """What aggd said last; None while it is down."""
+        self.restarts = 0
+        self._process: ProcessId | None = None
+        self._control: ByteStream | None = None
+        self._turn = asyncio.Lock()
+        self._disk_turn = asyncio.Lock()
+        self._published: AggregatorNow | None = None
+        self._hosts_of: dict[JobId, tuple[Place, ...]] = {}
+        self._started_s = 0.0
+        self._measured: tuple[float, float] = (0.0, 0.0)
+        self._load = 0.0
+
+    # ---- life ----
+
+    async def start(self) -> None:
+        self._started_s = self.env.clock.now_s()
+        kept = await self._load_kept()
+        self.owner = Owner(self.settings, kept.held)
+        self.directory = Directory(self.host.id, kept.known)
+        self._process = kept.process
+        if self.settings.serve:
+            self.env.spawn("aggregator keeps aggd", self._keep_aggd())
+
+    async def stop(self) -> None:
+        """aggd goes on: its jobs do."""
+        if self._control is not None:
+            self._control.close()
+
+    async def _load_kept(self) -> Kept:
+        data = await self.env.disk.read(STATE)
+        if data is None:
+            return Kept()
+        try:
+            return msgspec.msgpack.decode(data, type=Kept)
+        except msgspec.DecodeError as error:
+            self.log.error("aggregator state is unreadable and starts anew", why=str(error))
+            return Kept()
+
+    async def _save(self) -> None:
+        async with self._disk_turn:
+            kept = Kept(self._process, list(self.owner.jobs.values()), list(self.directory.known.values()))
+            await self.env.disk.replace(STATE, msgspec.msgpack.encode(kept))
+
+    # ---- aggd ----
+
+    async def _keep_aggd(self) -> None:
+        attempt = 0
+        while True:
+            began_s = self.env.clock.now_s()
+            try:
+                await self._reach_aggd()
+                await self._watch_aggd()
+            except (OSError, TimeoutError) as error:
+                why = str(error) or type(error).__name__
+                self._lost_aggd(f"aggd on {self.host.id}: {why}")
+            attempt = attempt + 1 if self.env.clock.now_s() - began_s < START_S else 0
+            await asyncio.sleep(RESTART_S[min(attempt, len(RESTART_S) - 1)])
+
+    async def _reach_aggd(self) -> None:
+        """Find the one that runs, or start one. OSError, TimeoutError when neither works."""
+        found = self.env.processes.find(self._process) if self._process is not None else None
+        try:
+            self._control = await self._connect()
+            self.log.info("aggd found", process=self._process)
+            return
+        except ConnectionError:
+            if found is not None:  # alive, and deaf
+                found.signal(9)
+                await found.wait()
+        config = AggdConfig(
+            bind=f"{self.host.advertise}:0", control=CONTROL, memory_bytes_max=self.settings.memory_bytes_max
+        )
+        process = await self.env.processes.start_program("aggd", "aggd", config)
+        self._process = process.id
+        self.restarts += 1
+        await self._save()
+        async with asyncio.timeout(START_S):
+            self._control = await self._connect_in_time(process.id)
+        self.log.info("aggd started", pid=process.id.pid)
+
+    async def _connect(self) -> ByteStream:
+        return await self.env.bytes.connect(f"unix:{self.env.run_dir}/{CONTROL}")
+
+    async def _connect_in_time(self, process: ProcessId) -> ByteStream:
+        while True:
+            try:
+                return await self._connect()
+            except ConnectionError:
+                if self.env.processes.find(process) is None:
+                    raise ConnectionError("ended at once; see its log") from None
+                await asyncio.sleep(0.02)
+
+    async def _watch_aggd(self) -> None:
+        """Ask for its numbers until it no longer answers: always ends by an exception."""
+        self.now = await self._order(Tell())
+        self._measured = (self.env.clock.now_s(), self.now.busy_s)
+        self.feed(ProcessUp(self.now.address, {job.job: job.epoch for job in self.now.jobs}), self.owner)
+        self._publish()
+        while True:
+            await asyncio.sleep(POLL_S)
+            self.now = await self._order(Tell())
+            self._measure(self.now)
+            self._publish()
+
+    def _measure(self, now: Now) -> None:
+        then_s, busy_s = self._measured
+        now_s = self.env.clock.now_s()
+        self._load = policy.load_now(self._load, now.busy_s - busy_s, now_s - then_s)
+        self._measured = (now_s, now.busy_s)
+        self.feed(LoadChanged(self._load), self.owner)
+
+    async def _order(self, order: Order) -> Now:
+        """OSError, TimeoutError when aggd does not obey; the connection is then closed."""
+        async with self._turn:
+            if self._control is None:
+                raise ConnectionError("is not connected")
+            try:
+                async with asyncio.timeout(ORDER_S):
+                    await write_frame(self._control, order)
+                    return await read_frame(self._control, answers)
+            except BaseException:
+                self._control.close()
+                self._control = None
+                raise
+
+    def _lost_aggd(self, why: str) -> None:
+        if self._control is not None:
+            self._control.close()
+        self._control = self.now = None
+        self.log.warning("aggd is down", why=why)
+        self.feed(ProcessDown(why), self.owner)
+        self._publish()
+
+    def _publish(self) -> None:
+        address = self.now.address if self.now is not None else ""
+        value = AggregatorNow(address, len(self.owner.jobs), round(self._load, 1))
+        if value != self._published:
+            self._published = value
+            self.host.publish("aggregator", value)
+
+    # ---- facts, frames, messages ----
+
+    def take(self, fact: Fact) -> None:
+        match fact:
+            case facts.JobPlaced():
+                self._hosts_of[fact.job] = fact.places
+                self._feed_all(Placed(fact.job, fact.epoch, fact.world_size, fact.places))
+            case facts.JobUnplaced():
+                self._hosts_of.pop(fact.job, None)
+                self._feed_all(Unplaced(fact.job, fact.epoch, fact.ended))
+            case facts.HostGone() | facts.HostSeen() | facts.SecondPassed():
+                rack = self._rack()
+                self.feed(rack, self.home)
+                self.feed(rack, self.directory)
+            case facts.JobJoined():
+                self.feed(Joined(fact.job), self.directory)
+            case _:
+                pass
+
+    async def frame(self, peer: JobPeer, frame: Frame) -> None:
+        if isinstance(frame, AggregatorLost) and peer.job is not None:
+            self.log.info("aggregator lost by a rank", job=peer.job, rank=peer.rank, why=frame.why)
+            self.feed(RankLost(peer.job, frame.epoch, frame.why), self.directory)
+
+    async def hear(self, sender: HostId, message: Any) -> None:
+        """Each machine takes the messages it knows."""
+        if not isinstance(message, messages.Heard):
+            return
+        heard = Heard(sender, message)
+        self.feed(heard, self.owner)
+        self.feed(heard, self.directory)
+        self.feed(heard, self.home)
+
+    async def answer(self, sender: HostId, question: Any) -> msgspec.Struct:
+        match question:
+            case messages.WhoSums():
+                return messages.Known(self.directory.known.get(question.job))
+            case messages.DoYouServe():
+                return messages.Serving(self.owner.serves(question.job, question.epoch))
+            case messages.TensorsHere():
+                return messages.Tensors(self.tensors_here())
+            case _:
+                return await super().answer(sender, question)
+
+    def _rack(self) -> Rack:
+        views = self.host.hosts()
+        gone = {view.host for view in views if view.state in ("gone", "left")} - {self.host.id}
+        if self.env.clock.now_s() - self._started_s > STRANGER_S:
+            shown = {view.host for view in views} | {self.host.id}
+            gone |= {place.host for places in self._hosts_of.values() for place in places} - shown
+        candidates = (self._candidate(view) for view in views if view.host not in gone)
+        return Rack(frozenset(gone), tuple(one for one in candidates if one is not None))
+
+    def _candidate(self, view: HostView) -> Candidate | None:
+        now = view.value("aggregator", AggregatorNow)
+        if not isinstance(now, AggregatorNow) or not now.address:
+            return None
+        return Candidate(view.host, view.state == "suspect", now.load, now.jobs, view.age_s)
+
+    # ---- machines ----
+
+    def _feed_all(self, event: Placed | Unplaced) -> None:
+        self.feed(event, self.owner)
+        self.feed(event, self.directory)
+        self.feed(event, self.home)
+
+    def feed(self, event: Any, machine: Home | Owner | Directory) -> None:
+        for action in machine.handle(event, self.env.clock.now_s()):
+            self.perform(action, lambda back: self.feed(back, machine))
+
+    def perform(self, action: Any, feed: Callable[[Any], None]) -> None:
+        match action:
+            case Ask():
+                self.env.spawn("aggregator asks", self._ask(action, feed))
+            case Keep():
+                self.env.spawn("aggregator saves", self._save())
+            case TellRanks():
+                self.env.spawn("aggregator tells ranks", self._tell_ranks(action.assigned))
+            case ServeJob():
+                self.env.spawn("aggregator serves", self._serve(action.held, feed))
+            case ForgetJob():
+                self.env.spawn("aggregator forgets", self._obeyed(Forget(action.job, action.epoch, action.instead)))
+            case _:
+                super().perform(action, feed)
+
+    async def _ask(self, action: Ask, feed: Callable[[Any], None]) -> None:
+        answer: msgspec.Struct | None = None
+        with contextlib.suppress(TimeoutError, Refused):
+            answer = await self.host.ask(self.name, action.to, action.question, action.deadline_s)
+        feed(Answered(action.to, action.question, answer))
+
+    async def _tell_ranks(self, assigned: messages.Assigned) -> None:
+        """On disk before a rank hears it, so that no rank is ever sent back."""
+        await self._save()
+        if self.directory.current(assigned.job) != assigned:
+            return
+        at = AggregatorAt(assigned.job, assigned.epoch, assigned.owner, assigned.address, assigned.secret)
+        for peer in self.host.peers(assigned.job):
+            if peer.epoch == grant_of(assigned.epoch):
+                peer.send(at)
+
+    async def _serve(self, held: Held, feed: Callable[[Any], None]) -> None:
+        await self._save()
+        if self.owner.jobs.get(held.job) != held:
+            return
+        if await self._obeyed(Serve(held.job, held.epoch, held.workers, held.secret)):
+            feed(Served(held.job, held.epoch))
+            self._publish()
+
+    async def _obeyed(self, order: Order) -> bool:
+        """False when aggd is down: whoever watches it drops its jobs."""
+        try:
+            self.now = await self._order(order)
+        except (OSError, TimeoutError):
+            return False
+        return True
+
+    # ---- what people ask ----
+
+    def owner_of(self, job: JobId) -> HostId | None:
+        """Who sums a job's tensors, as the ranks of this host were told."""
+        known = self.directory.current(job)
+        return known.owner if known is not None else None
+
+    def tensors_here(self) -> list[AggregatorJobView]:
+        """Jobs summed by this host's process, as it said within the last second or so."""
+        if self.now is None:
+            return []
+        age_s = max(0.0, self.env.clock.now_s() - self._measured[0])
+        return [
+            AggregatorJobView(
+                job=job.job,
+                host=self.host.id,
+                epoch=job.epoch,
+                workers=job.workers,
+                joined=job.joined,
+                tensors=job.tensors,
+                bytes=job.bytes,
+                rounds=job.rounds,
+                received_bytes=job.received_bytes,
+                sent_bytes=job.sent_bytes,
+                age_s=age_s,
+            )
+            for job in self.now.jobs
+        ]
+
+    def commands(self) -> Mapping[str, Command]:
+        return {"tensors": self._tensors}
+
+    async def _tensors(self, arguments: Mapping[str, Any]) -> list[AggregatorJobView]:
+        """Of this host; of another one with `host`."""
+        host = arguments.get("host", self.host.id)
+        if host == self.host.id:
+            return self.tensors_here()
+        if host not in {view.host for view in self.host.hosts()}:
+            raise Refused(3, f"there is no host {host!r}", "gossip knows none of that name", "agentctl hosts")
+        try:
+            answer = await self.host.ask(self.name, HostId(host), messages.TensorsHere(), ASK_ALL_S)
+        except TimeoutError:
+            what = f"{host} does not answer"
+            raise Refused(6, what, f"no word within {ASK_ALL_S:g} s", "agentctl hosts shows whether it is up") from None
+        return answer.jobs if isinstance(answer, messages.Tensors) else []
+
+    def metrics(self) -> Mapping[str, float]:
+        jobs: Sequence[Any] = self.now.jobs if self.now is not None else ()
+        return {
+            "covey_aggregator_up": float(self.now is not None),
+            "covey_aggregator_jobs": float(len(self.owner.jobs)),
+            "covey_aggregator_load": self._load,
+            "covey_aggregator_starts_total": float(self.restarts),
+            "covey_aggregator_rounds": float(sum(job.rounds for job in jobs)),
+            "covey_aggregator_received_bytes": float(sum(job.received_bytes for job in jobs)),
+            "covey_aggregator_sent_bytes": float(sum(job.sent_bytes for job in jobs)),
+            "covey_aggregator_memory_bytes": float(self.now.memory_bytes if self.now is not None else 0),
+            "covey_aggregator_bad_frames_total": float(self.now.bad_frames if self.now is not None else 0),
+            "covey_aggregator_refused_total": float(self.now.refused if self.now is not None else 0),
+        }
