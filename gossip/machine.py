@@ -24,8 +24,10 @@ from gossip.words import GossipSettings, HostDown, HostUp, Peer, Say, Sender
 
 
 class Started(msgspec.Struct, frozen=True):
-    """Event: begin, with what was known before a restart."""
+    """Event: begin."""
 
+    address: Address
+    """What others are told; empty when only they can see it."""
     remembered: tuple[Record, ...] = ()
 
 
@@ -43,11 +45,11 @@ Action = Say | SetTimer[members.Timer] | SetTimer[spread.Timer] | Tell
 
 
 class Gossip:
-    """`address`: what others are told, or empty; `budget`: bytes of messages that fit into a datagram of this host."""
+    """`budget`: bytes of messages that fit into a datagram of this host."""
 
-    def __init__(self, me: Sender, address: Address, settings: GossipSettings, budget: int, rng: random.Random) -> None:
+    def __init__(self, me: Sender, settings: GossipSettings, budget: int, rng: random.Random) -> None:
         self.me = me
-        self.membership = Membership(me, address, settings, budget, rng)
+        self.membership = Membership(me, settings, budget, rng)
         self.spread = Spread(me, settings, budget, rng)
         self.refused = 0
         """Datagrams with facts from hosts that are not alive here."""
@@ -57,7 +59,7 @@ class Gossip:
         match event:
             case Started():
                 self._since_s = now_s
-                started = self._members(members.Started(event.remembered), now_s)
+                started = self._members(members.Started(event.address, event.remembered), now_s)
                 return [*started, *self._spread(spread.SpreadStarted(), now_s)]
             case Heard():
                 return self._heard(event, now_s)
@@ -112,7 +114,8 @@ class Gossip:
     def _changed(self, tell: Tell, now_s: float) -> list[Action]:
         match tell.fact:
             case HostUp(host):
-                return self._spread(spread.PeerUp(host, self.membership.members[host].identity), now_s)
+                member = self.membership.members.get(host)
+                return [] if member is None else self._spread(spread.PeerUp(host, member.identity), now_s)
             case HostDown(host):
                 return self._spread(spread.PeerDown(host), now_s)
             case _:

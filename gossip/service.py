@@ -86,7 +86,7 @@ class GossipService:
         ring = Keyring(keys, settings.cluster)
         self._sealer = Sealer(ring, self._me, env.entropy(SALT_BYTES))
         self._opener = Opener(ring, self._me.identity)
-        self._gossip = Gossip(self._me, "", settings, budget(settings.datagram_bytes, env.host), env.rng)
+        self._gossip = Gossip(self._me, settings, budget(settings.datagram_bytes, env.host), env.rng)
         self._counts: Counter[str] = Counter()
         self._socket: DatagramSocket | None = None
         self._failed: asyncio.Future[None] | None = None
@@ -101,8 +101,7 @@ class GossipService:
         remembered = await self._remembered()
         self._failed = asyncio.get_running_loop().create_future()
         self._socket = await self._env.datagrams.open(self._settings.bind, self._received)
-        self._gossip.membership.address = self._advertised(self._socket.address)
-        self._feed(Started(remembered))
+        self._feed(Started(self._advertised(self._socket.address), remembered))
         self._tick(self._env.clock.now_s())
         self._env.spawn("gossip: peers file", self._keep_peers())
         self._env.spawn("gossip: watch", self._watch(self._failed))
@@ -172,7 +171,7 @@ class GossipService:
     def counters(self) -> Mapping[str, int]:
         """For metrics: datagrams received, sent, dropped by reason; probes, suspicions, health."""
         membership, spread = self._gossip.membership, self._gossip.spread
-        found = dict(self._counts) | membership.counts
+        found = {**self._counts, **membership.counts}
         found["health_score"] = membership.health
         found["facts_ignored"] = spread.ignored
         found["facts_refused"] = self._gossip.refused

@@ -15,6 +15,7 @@ Facts of hosts that are gone are kept but no longer told on. Nothing is stored f
 
 import random
 from collections.abc import Iterable, Sequence
+from typing import assert_never
 
 import msgspec
 
@@ -143,6 +144,8 @@ class Spread:
                 return self._beat(now_s)
             case PushDue():
                 return self._push(now_s)
+            case _:
+                assert_never(event)
 
     def _up(self, host: HostId, identity: int) -> None:
         if self.identities.get(host, identity) != identity:
@@ -219,6 +222,8 @@ class Spread:
                     actions += self._deltas(event.source, (), message.known, now_s)
                 case Delta():
                     self._learn(message, now_s)
+                case _:
+                    assert_never(message)
         return actions
 
     def _compare(self, source: str, syn: Syn, now_s: float) -> Sequence[Action]:

@@ -25,8 +25,9 @@ class Member:
         self.address = f"{name}:7946"
         me = Sender(self.name, uuid, boot)
         room = budget(settings.datagram_bytes, name)
-        self.gossip = Gossip(me, self.address, settings, room, random.Random(crowd.rng.getrandbits(64)))
+        self.gossip = Gossip(me, settings, room, random.Random(crowd.rng.getrandbits(64)))
         ring = Keyring([KEY], settings.cluster)
+        self.datagram_bytes = settings.datagram_bytes
         self.sealer, self.opener = Sealer(ring, me, b"salt"), Opener(ring, me.identity)
         self.up = True
         self.paused_until_s = 0.0
@@ -49,7 +50,7 @@ class Member:
 
     def _send(self, say: Say) -> None:
         datagram = self.sealer.seal(say.messages)
-        assert len(datagram) <= self.gossip.membership.settings.datagram_bytes, say
+        assert len(datagram) <= self.datagram_bytes, say
         self.sent += 1
         self.sent_bytes += len(datagram)
         self.crowd.carry(self, say.to, datagram)
@@ -97,7 +98,7 @@ class Crowd:
         settings = GossipSettings(seeds=tuple(f"{seed}:7946" for seed in seeds), **self.settings, **more)
         uuid = uuid or name.encode().ljust(16, b".")[:16]
         member = self.members[name] = Member(self, name, uuid, boot, settings)
-        member.feed(Started(remembered))
+        member.feed(Started(member.address, remembered))
         return member
 
     def rack(self, count: int, **more: Any) -> list[Member]:

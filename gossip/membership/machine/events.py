@@ -9,9 +9,12 @@ from gossip.words import Say, Sender
 
 
 class Started(msgspec.Struct, frozen=True):
-    """Begin, with the hosts that were known before a restart."""
+    """Begin."""
 
+    address: Address
+    """What others are told; empty when only they can see it."""
     remembered: tuple[Record, ...] = ()
+    """Hosts that were known before a restart."""
 
 
 class PacketHeard(msgspec.Struct, frozen=True):

@@ -1,14 +1,21 @@
-"""Parts of the membership machine's memory: members, suspicions, rumours, the order of probes."""
+"""The table of members, and how the parts of the machine say things."""
 
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from covey.core import HostId, Message
+from covey.core import Fact, HostId, Message, SetTimer, Tell
 from covey.ports import Address
+from gossip.membership import messages as m
 from gossip.membership import policy
+from gossip.membership.machine.events import Action, CallDue, Forget, GossipDue, Timer
+from gossip.membership.machine.rumours import Rumours
 from gossip.membership.messages import Gone, Left, Record, Suspect
-from gossip.words import State, identity, size
+from gossip.words import U32_MAX, GossipSettings, NameConflict, Say, Sender, State, identity, size
+
+CONFLICT_INTERVAL_S = 30.0
+"""Between two reports of the same conflict."""
+GOSSIP_TO_THE_DEAD_S = 30.0
+"""Rumours are also sent to hosts that died so recently, so that they can object (memberlist: 30 s)."""
 
 
 @dataclass
@@ -76,94 +83,124 @@ class Member:
                 return Left(self.host, self.identity, self.boot, self.incarnation)
 
 
-@dataclass
-class Rumour:
-    message: Message
-    bytes: int
-    serial: int
-    sends: int = 0
+class Table:
+    """What all parts of the machine share: this host, its members, and the actions that are being collected."""
 
+    def __init__(self, me: Sender, settings: GossipSettings, budget: int, rng: random.Random) -> None:
+        self.me, self.identity = me, me.identity
+        self.address: Address = ""
+        """What others are told; empty when only they can see it."""
+        self.settings, self.budget, self.rng = settings, budget, rng
+        self.incarnation = 0
+        self.health = 0
+        self.members: dict[HostId, Member] = {}
+        self.counts = {"probes": 0, "probes_failed": 0, "probes_void": 0, "refutations": 0, "relays": 0, "full": 0}
+        self.rumours = Rumours()
+        self.out: list[Action] = []
+        self.call_s = 0.5
+        """Pause before the next call of missing hosts."""
+        self.call_generation = 0
+        self._gossip_set = False
+        self._conflicts: dict[HostId, float] = {}
 
-class Rumours:
-    """What is to be told on: the newest of each host, those sent least first (memberlist, TransmitLimitedQueue)."""
+    # ---- what is known ----
 
-    def __init__(self) -> None:
-        self._by_host: dict[HostId, Rumour] = {}
-        self._serial = 0
+    @property
+    def alone(self) -> bool:
+        return not any(member.live and not member.remembered for member in self.members.values())
 
-    def __len__(self) -> int:
-        return len(self._by_host)
+    def records(self) -> tuple[m.Record, ...]:
+        """The whole table, this host included, sorted by name."""
+        mine = m.Record(self.me.host, self.me.uuid, self.me.boot, self.incarnation, self.address, 0, HostId(""))
+        all_ = [mine, *(member.record() for member in self.members.values())]
+        return tuple(sorted(all_, key=lambda record: record.host))
 
-    def tell(self, host: HostId, message: Message) -> None:
-        """From now on tell this about `host`, and nothing older."""
-        self._serial += 1
-        self._by_host[host] = Rumour(message, size(message), self._serial)
+    def checksum(self) -> int:
+        return policy.checksum(self.records())
 
-    def drop(self, host: HostId) -> None:
-        self._by_host.pop(host, None)
+    def by_name(self) -> list[Member]:
+        return [self.members[host] for host in sorted(self.members)]
 
-    def take(self, budget: int, sends_max: int) -> list[Message]:
-        """What fits into `budget` bytes; told `sends_max` times a rumour is over."""
-        found: list[Message] = []
-        for host, rumour in sorted(self._by_host.items(), key=lambda item: (item[1].sends, -item[1].serial)):
-            if rumour.bytes > budget:
-                continue
-            found.append(rumour.message)
-            budget -= rumour.bytes
-            rumour.sends += 1
-            if rumour.sends >= sends_max:
-                del self._by_host[host]
-        return found
+    def hosts(self) -> int:
+        """Live hosts, this one included."""
+        return 1 + sum(member.live for member in self.members.values())
 
+    def mine(self) -> m.Alive:
+        return m.Alive(self.me.host, self.me.uuid, self.me.boot, self.incarnation, self.address)
 
-@dataclass
-class Probe:
-    """Is `target` there? Open from its ping to the next `ProbeDue`."""
+    # ---- saying things ----
 
-    seq: int
-    target: HostId
-    identity: int
-    sent_s: float
-    acked: bool = False
-    helpers: tuple[HostId, ...] = ()
-    nacks: set[HostId] = field(default_factory=set)
+    def timer(self, after_s: float, event: Timer) -> None:
+        self.out.append(SetTimer(after_s, event))
 
+    def tell(self, fact: Fact) -> None:
+        self.out.append(Tell(fact))
 
-@dataclass
-class Relay:
-    """A ping on behalf of another host."""
+    def say(self, to: Address, *messages: Message) -> None:
+        """One datagram, filled up with rumours."""
+        if not to:
+            return
+        room = self.budget - sum(size(message) for message in messages)
+        limit = policy.retransmits(self.settings.retransmit_factor, self.hosts())
+        rumours = self.rumours.take(room, limit) if len(self.rumours) else ()
+        self.out.append(Say(to, (*messages, *rumours)))
 
-    origin: Address
-    origin_seq: int
-    target: HostId
+    def rumour(self, host: HostId, message: Message) -> None:
+        self.rumours.tell(host, message)
+        if not self._gossip_set:
+            self._gossip_set = True
+            self.timer(self.rng.uniform(0, self.settings.gossip_interval_s), GossipDue())
 
+    def gossip(self, now_s: float) -> None:
+        self._gossip_set = False
+        if not len(self.rumours):
+            return
+        reachable = [
+            member.address
+            for member in self.by_name()
+            if member.live or (member.state == "gone" and now_s - member.since_s < GOSSIP_TO_THE_DEAD_S)
+        ]
+        for address in policy.some(reachable, self.settings.gossip_fanout, self.rng):
+            if len(self.rumours):
+                self.say(address)
+        if reachable:
+            self._gossip_set = True
+            self.timer(self.settings.gossip_interval_s, GossipDue())
 
-class ProbeOrder:
-    """Every host once per round, in an order shuffled for each round: so a dead one is probed within 2n - 1 periods
-    at worst (SWIM 4.3). New hosts come in at a random place."""
+    def refute(self, incarnation: int) -> None:
+        self.counts["refutations"] += 1
+        self.incarnation = min(U32_MAX, max(self.incarnation, incarnation) + 1)
+        self.rumour(self.me.host, self.mine())
 
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._order: list[HostId] = []
-        self._next = 0
+    def conflict(self, host: HostId, now_s: float) -> None:
+        if now_s - self._conflicts.get(host, float("-inf")) >= CONFLICT_INTERVAL_S:
+            self._conflicts[host] = now_s
+            self.tell(NameConflict(host))
 
-    def add(self, host: HostId) -> None:
-        place = self._rng.randint(self._next, len(self._order))
-        self._order.insert(place, host)
+    def call_soon(self) -> None:
+        """Somebody is newly missing: begin with short pauses again."""
+        self.call_generation += 1
+        self.call_s = self.settings.probe_interval_s
+        self.timer(self.call_s, CallDue(self.call_generation))
 
-    def again(self, host: HostId) -> None:
-        """Probe this one next."""
-        self._order.insert(self._next, host)
+    # ---- changes ----
 
-    def next(self, live: Iterable[HostId]) -> HostId | None:
-        """The next one of `live`; None when there is none."""
-        wanted = set(live)
-        while self._next < len(self._order):
-            host = self._order[self._next]
-            self._next += 1
-            if host in wanted:
-                return host
-        self._order = sorted(wanted)
-        self._rng.shuffle(self._order)
-        self._next = 1
-        return self._order[0] if self._order else None
+    def feel(self, change: int) -> None:
+        self.health = policy.health(self.health, change)
+
+    def make_room(self) -> bool:
+        """False when the table is full of live hosts; otherwise the one that is dead for longest makes room."""
+        if len(self.members) + 1 < self.settings.hosts_max:
+            return True
+        dead = [member for member in self.by_name() if not member.live]
+        if not dead:
+            self.counts["full"] += 1
+            return False
+        self.drop(min(dead, key=lambda member: (member.state != "left", member.since_s)))
+        return True
+
+    def drop(self, member: Member) -> None:
+        del self.members[member.host]
+        self.rumours.drop(member.host)
+        self._conflicts.pop(member.host, None)
+        self.out.append(Forget(member.host))
