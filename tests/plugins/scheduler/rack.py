@@ -1,0 +1,433 @@
+"""A rack of fakes for the scheduler's service: one shared log, hosts that can be cut off or restarted, virtual time.
+
+What belongs to a machine (its disk, its running ranks) stays when its agent restarts; the rest is built anew.
+"""
+
+import asyncio
+import random
+import selectors
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import msgspec
+import structlog
+
+from covey.core import Fact, HostId, JobId, Message
+from covey.ports import Env, Gpu, MemoryNow
+from plugins.base import NoLeader, RanksSpec, Refused
+from plugins.facts import HostState, HostView, RanksEnded, RanksStarted, SecondPassed
+from plugins.scheduler.messages.wire import decoder
+from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.service.main import SchedulerService
+
+S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T")
+
+
+class VirtualSelector(selectors.DefaultSelector):
+    """Waiting costs nothing: the clock jumps to the next timer."""
+
+    now_s = 1000.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise RuntimeError("everybody waits for ever")
+        self.now_s += max(0.0, timeout)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self.virtual = VirtualSelector()
+        super().__init__(self.virtual)
+
+    def time(self) -> float:
+        return self.virtual.now_s
+
+
+def play(story: Coroutine[Any, Any, T]) -> T:
+    """Run a story in virtual time."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(story)
+
+
+async def until(holds: Callable[[], object], timeout_s: float = 120.0) -> None:
+    """Let time pass until `holds()`; AssertionError when it never does."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + timeout_s
+    while not holds():
+        assert loop.time() < end_s, "it never happened"
+        await asyncio.sleep(0.05)
+
+
+class FakeClock:
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def wall_s(self) -> float:
+        return 1_700_000_000.0 + asyncio.get_running_loop().time()
+
+
+class FakeDisk:
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.sick = False
+
+    async def read(self, name: str) -> bytes | None:
+        return self.files.get(name)
+
+    async def replace(self, name: str, data: bytes) -> None:
+        await asyncio.sleep(0.001)
+        if self.sick:
+            raise OSError("input/output error")
+        self.files[name] = data
+
+    def path(self, name: str) -> str:
+        return f"/state/{name}"
+
+
+class FakeProbes:
+    def __init__(self, host: str, gpus: int) -> None:
+        self._gpus = [Gpu(n, f"GPU-{host}-{n}", "Test", 1 << 30, 0, 0.0, True) for n in range(gpus)]
+
+    def gpus(self) -> Sequence[Gpu]:
+        return self._gpus
+
+    def memory(self) -> MemoryNow:
+        return MemoryNow(1 << 30, 1 << 29, 0.0)
+
+
+class Machine:
+    """What outlives an agent: disk, ranks and their ends."""
+
+    def __init__(self, host: str, gpus: int) -> None:
+        self.disk = FakeDisk()
+        self.probes = FakeProbes(host, gpus)
+        self.ranks: dict[tuple[JobId, int], RanksSpec] = {}
+        self.ends: dict[tuple[JobId, int], RanksEnded] = {}
+        self.forgotten: dict[JobId, int] = {}
+        self.starts: list[tuple[JobId, int]] = []
+        """Every real start of ranks, ever."""
+        self.outputs: dict[tuple[JobId, int], bytes] = {}
+        self.obeys_sigterm = True
+
+
+class FakeRunner:
+    def __init__(self, host: "FakeHost") -> None:
+        self.host, self.machine = host, host.machine
+        self.ports: dict[tuple[JobId, int], int] = {}
+        self.stops: list[tuple[JobId, int, str]] = []
+
+    async def reserve_port(self, job: JobId, epoch: int) -> int:
+        return self.ports.setdefault((job, epoch), 20_000 + len(self.ports))
+
+    def release_port(self, job: JobId, epoch: int) -> None:
+        self.ports.pop((job, epoch), None)
+
+    async def start(self, spec: RanksSpec) -> None:
+        key = (spec.job, spec.epoch)
+        if key in self.machine.ranks or key in self.machine.ends:
+            return
+        if spec.epoch <= self.machine.forgotten.get(spec.job, 0):
+            return
+        self.machine.ranks[key] = spec
+        self.machine.starts.append(key)
+        self.host.tell(RanksStarted(spec.job, spec.epoch, {rank.rank: 100 + rank.rank for rank in spec.ranks}))
+
+    async def stop(self, job: JobId, epoch: int, grace_s: float, why: str) -> None:
+        self.stops.append((job, epoch, why))
+        spec = self.machine.ranks.get((job, epoch))
+        if spec is not None and self.machine.obeys_sigterm:
+            self.end(job, epoch, {rank.rank: -15 for rank in spec.ranks}, why)
+
+    def end(self, job: JobId, epoch: int, codes: dict[int, int], reason: str = "") -> None:
+        del self.machine.ranks[job, epoch]
+        fact = self.machine.ends[job, epoch] = RanksEnded(job, epoch, codes, reason)
+        if self.host.up:
+            self.host.tell(fact)
+
+    def running(self) -> Mapping[tuple[JobId, int], Mapping[int, int]]:
+        return {
+            key: {rank.rank: 100 + rank.rank for rank in spec.ranks} for key, spec in sorted(self.machine.ranks.items())
+        }
+
+    def log_path(self, job: JobId, rank: int) -> str:
+        return f"/state/jobs/{job}/rank{rank}.log"
+
+    def forget(self, job: JobId, epoch: int) -> None:
+        if self.machine.ends.pop((job, epoch), None) is not None:
+            self.machine.forgotten[job] = max(epoch, self.machine.forgotten.get(job, 0))
+
+    async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> tuple[bytes, int]:
+        data = self.machine.outputs.get((job, rank), b"")
+        return data[offset : offset + limit], len(data)
+
+
+class FakeLog:
+    """One host's copy of the shared log."""
+
+    def __init__(self, rack: "Rack", host: HostId) -> None:
+        self.rack, self.host = rack, host
+        self.applied_index = 0
+        self.results: dict[int, bytes] = {}
+
+    @property
+    def leader(self) -> HostId | None:
+        return self.rack.leader
+
+    @property
+    def term(self) -> int:
+        return self.rack.term
+
+    @property
+    def is_leader(self) -> bool:
+        return self.rack.leader == self.host
+
+    @property
+    def age_s(self) -> float:
+        return 0.0 if self.rack.reaches_leader(self.host) else 1000.0
+
+    def bind(
+        self,
+        apply: Callable[[int, bytes], bytes],
+        snapshot: Callable[[], bytes],
+        restore: Callable[[bytes], None],
+    ) -> None:
+        self.apply, self.snapshot, self.restore = apply, snapshot, restore
+
+    def catch_up(self) -> None:
+        while self.applied_index < len(self.rack.entries) and self.rack.reaches_leader(self.host):
+            self.applied_index += 1
+            self.results[self.applied_index] = self.apply(self.applied_index, self.rack.entries[self.applied_index - 1])
+
+    async def propose(self, command: bytes, timeout_s: float = 5.0) -> bytes:
+        await asyncio.sleep(0.002)
+        if not self.rack.reaches_leader(self.host):
+            raise NoLeader("nobody leads here")
+        assert self.rack.leader is not None
+        self.rack.entries.append(command)
+        index = len(self.rack.entries)
+        leader = self.rack.hosts[self.rack.leader].log
+        leader.catch_up()
+        self.rack.spread()
+        return leader.results[index]
+
+
+class FakeHost:
+    """`plugins.base.Host` for one room."""
+
+    def __init__(self, rack: "Rack", name: str, machine: Machine, boot: int) -> None:
+        self.rack, self.machine, self.boot = rack, machine, boot
+        self.id, self.advertise = HostId(name), f"10.0.0.{len(rack.hosts) + 1}"
+        self.up = True
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.told: list[Fact] = []
+        self.notes: list[tuple[str, str, str, str]] = []
+        self.log = FakeLog(rack, self.id)
+        self.runner = FakeRunner(self)
+        counter = iter(range(1, 1 << 30))
+        nothing: Any = None
+        self.env = Env(
+            host=self.id,
+            clock=FakeClock(),
+            rng=random.Random(1),
+            entropy=lambda size: (f"{name}{boot}".encode() + next(counter).to_bytes(8, "big")).rjust(size, b"0")[
+                -size:
+            ],
+            spawn=self.spawn,
+            log=cast(Any, structlog.wrap_logger(structlog.ReturnLogger(), processors=[])),
+            datagrams=nothing,
+            links=nothing,
+            bytes=nothing,
+            disk=cast(Any, machine.disk),
+            processes=nothing,
+            probes=machine.probes,
+            run_dir="/run",
+        )
+        self.service = SchedulerService(self)
+
+    def spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> object:
+        task = asyncio.get_running_loop().create_task(work, name=f"{self.id}: {name}")
+        self.tasks.append(task)
+        return task
+
+    def settings(self, kind: type[S]) -> S:
+        assert isinstance(self.rack.settings, kind)
+        return self.rack.settings
+
+    def hosts(self) -> Sequence[HostView]:
+        return self.rack.views(self.id)
+
+    def publish(self, key: str, value: msgspec.Struct) -> None:
+        self.rack.values[self.id][key] = msgspec.msgpack.encode(value)
+
+    def tell(self, fact: Fact) -> None:
+        self.told.append(fact)
+        self.service.take(fact)
+
+    async def send(self, room: str, to: HostId, message: Message, deadline_s: float) -> bool:
+        decoded = decoder.decode(msgspec.msgpack.encode(message))
+        self.rack.said.append((self.id, to, message))
+        await asyncio.sleep(self.rack.delay_s)
+        if not self.rack.connected(self.id, to):
+            await asyncio.sleep(deadline_s)
+            return False
+        await self.rack.hosts[to].service.hear(self.id, decoded)
+        return True
+
+    async def ask(self, room: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
+        await asyncio.sleep(self.rack.delay_s)
+        if not self.rack.connected(self.id, to):
+            await asyncio.sleep(deadline_s)
+            raise TimeoutError
+        asked = decoder.decode(msgspec.msgpack.encode(question))
+        answer = await self.rack.hosts[to].service.answer(self.id, asked)
+        return cast(msgspec.Struct, decoder.decode(msgspec.msgpack.encode(answer)))
+
+    def note(self, subject: str, event: str, reason: str, key: str = "") -> None:
+        self.notes.append((subject, event, reason, key))
+
+    def peers(self, job: JobId) -> Sequence[Any]:
+        return ()
+
+    async def start(self) -> None:
+        await self.service.start()
+        for spec in self.machine.ranks.values():
+            self.tell(RanksStarted(spec.job, spec.epoch, {rank.rank: 100 + rank.rank for rank in spec.ranks}))
+        for fact in list(self.machine.ends.values()):
+            self.tell(fact)
+        self.spawn("seconds", self.seconds())
+
+    async def seconds(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self.tell(SecondPassed(self.env.clock.now_s()))
+
+    def die(self) -> None:
+        """kill -9 of the agent."""
+        self.up = False
+        for task in self.tasks:
+            task.cancel()
+
+    async def call(self, command: str, **given: Any) -> Any:
+        answer: Awaitable[Any] = self.service.commands()[command](given)
+        return await answer
+
+    def raised(self) -> list[BaseException]:
+        """Exceptions that would have stopped the room."""
+        over = [task for task in self.tasks if task.done() and not task.cancelled()]
+        found = [task.exception() for task in over]
+        return [error for error in found if error is not None]
+
+
+class Rack:
+    def __init__(self, gpus: Mapping[str, int], settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self.entries: list[bytes] = []
+        self.leader: HostId | None = None
+        self.term = 0
+        self.values: dict[HostId, dict[str, bytes]] = {}
+        self.hosts: dict[HostId, FakeHost] = {}
+        self.cut: set[HostId] = set()
+        self.states: dict[HostId, tuple[HostState, float]] = {}
+        self.said: list[tuple[HostId, HostId, Message]] = []
+        self.delay_s = 0.005
+        for name, count in gpus.items():
+            self.values[HostId(name)] = {}
+            self.hosts[HostId(name)] = FakeHost(self, name, Machine(name, count), 1)
+
+    def __getitem__(self, name: str) -> FakeHost:
+        return self.hosts[HostId(name)]
+
+    async def start(self, leader: str | None = None) -> None:
+        for host in self.hosts.values():
+            self.states[host.id] = ("alive", 0.0)
+            await host.start()
+        self.lead(leader or min(self.hosts))
+        await asyncio.sleep(2.5)
+
+    def lead(self, name: str | None) -> None:
+        self.leader = None if name is None else HostId(name)
+        self.term += name is not None
+        self.spread()
+
+    def reaches_leader(self, host: HostId) -> bool:
+        return self.leader is not None and self.connected(host, self.leader)
+
+    def connected(self, one: HostId, other: HostId) -> bool:
+        if not (self.hosts[one].up and self.hosts[other].up):
+            return False
+        return one == other or not ({one, other} & self.cut)
+
+    def spread(self) -> None:
+        for host in self.hosts.values():
+            if host.up:
+                host.log.catch_up()
+
+    def views(self, here: HostId) -> list[HostView]:
+        return [
+            HostView(host, self.states[host][0], "", 1, self.states[host][1], 0.0, None, dict(self.values[host]))
+            for host in sorted(self.hosts)
+        ]
+
+    def gone(self, name: str, state: HostState = "gone") -> None:
+        """Gossip notices now that this host is away."""
+        self.states[HostId(name)] = (state, asyncio.get_running_loop().time())
+
+    def cut_off(self, name: str) -> None:
+        self.cut.add(HostId(name))
+        self.gone(name)
+
+    def heal(self, name: str) -> None:
+        self.cut.discard(HostId(name))
+        self.gone(name, "alive")
+        self.spread()
+
+    async def restart(self, name: str) -> FakeHost:
+        """The agent again, on the same machine."""
+        old = self[name]
+        if old.up:
+            old.die()
+        new = FakeHost(self, name, old.machine, old.boot + 1)
+        new.advertise = old.advertise
+        self.hosts[old.id] = new
+        self.gone(name, "alive")
+        await new.start()
+        self.spread()
+        return new
+
+    def job(self, id: str, host: str | None = None) -> Any:
+        """The record in one host's copy."""
+        return self[host or min(self.hosts)].service.queue.jobs[JobId(id)]
+
+    def finish(self, id: str, codes: Mapping[int, int] | None = None) -> None:
+        """Every rank that runs for this job ends: with 0, or as `codes` says."""
+        for host in self.hosts.values():
+            for (job, epoch), spec in list(host.machine.ranks.items()):
+                if job == id:
+                    host.runner.end(job, epoch, {rank.rank: (codes or {}).get(rank.rank, 0) for rank in spec.ranks})
+
+    def check(self) -> None:
+        """Nothing broke, and all that must hold does."""
+        copies = set()
+        for host in self.hosts.values():
+            assert host.raised() == []
+            host.service.queue.check()
+            host.service.gangs.check()
+            host.service.ranks.reservations.check()
+            if host.up and host.log.applied_index == len(self.entries):
+                copies.add(host.service.queue.snapshot())
+        assert len(copies) <= 1, "copies of the log differ"
+
+    def stop(self) -> None:
+        for host in self.hosts.values():
+            host.die()
+
+
+async def refused(answer: Awaitable[Any]) -> Refused:
+    """The refusal that this must be."""
+    try:
+        await answer
+    except Refused as error:
+        return error
+    raise AssertionError("it was not refused")

@@ -1,0 +1,454 @@
+"""The room on a rack of fakes: from submit to done, and what happens when things go away in between."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from covey.core import JobId
+from plugins.facts import JobPlaced, JobUnplaced, StepTimed
+from plugins.scheduler.messages.commands import Attained, open_command
+from plugins.scheduler.policy.settings import Settings
+from tests.plugins.scheduler.rack import Rack, play, refused, until
+
+Story = Callable[[Rack], Awaitable[None]]
+FOUR = {"gpu1": 2, "gpu2": 2, "gpu3": 2, "gpu4": 2}
+
+
+def on_a_rack(story: Story, gpus: dict[str, int] | None = None, settings: Settings | None = None) -> None:
+    async def told() -> None:
+        rack = Rack(gpus or FOUR, settings)
+        await rack.start()
+        try:
+            await story(rack)
+            rack.check()
+        finally:
+            rack.stop()
+            await asyncio.sleep(0)
+
+    play(told())
+
+
+async def submit(rack: Rack, on: str = "gpu1", **fields: Any) -> Any:
+    given: dict[str, Any] = {"argv": ["./train.py"], "workers": 4, "cwd": "/tmp", **fields}
+    return await rack[on].call("submit", **given)
+
+
+def test_a_job_runs_on_several_hosts_and_is_done_when_all_ranks_ended_with_0() -> None:
+    async def story(rack: Rack) -> None:
+        job = await submit(rack, on="gpu3")
+        assert (job.id, job.state, job.gpus) == ("j1", "queued", 4) or job.state in ("placing", "running")
+        await until(lambda: rack.job("j1").state == "running")
+        await until(lambda: sum(len(host.machine.starts) for host in rack.hosts.values()) == 2)
+        view = await rack["gpu4"].call("job", id="j1")
+        assert [rank.rank for rank in view.ranks] == [0, 1, 2, 3]
+        assert {rank.state for rank in view.ranks} == {"running"} and all(rank.pid for rank in view.ranks)
+        specs = [spec for host in rack.hosts.values() for spec in host.machine.ranks.values()]
+        assert {spec.world_size for spec in specs} == {4}
+        assert {spec.master_addr for spec in specs} == {rack[view.places[0].host].advertise}
+        assert {spec.master_port for spec in specs} == {20_000}
+        assert sorted(spec.node_rank for spec in specs) == [0, 1]
+        assert len({gpu for spec in specs for rank in spec.ranks for gpu in rank.gpus}) == 4
+        rack.finish("j1")
+        await until(lambda: rack.job("j1").state == "done")
+        view = await rack["gpu2"].call("job", id="j1")
+        assert view.exit_code == 0 and view.reason == "all 4 ranks exited with 0"
+        await until(lambda: all(len(host.service.ranks.reservations.free()) == 2 for host in rack.hosts.values()))
+        assert all(not host.machine.ends for host in rack.hosts.values()), "the runner may forget what the log knows"
+
+    on_a_rack(story)
+
+
+def test_every_host_tells_its_rooms_once_where_a_job_is_and_when_it_is_over() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await until(lambda: rack.job("j1").state == "running")
+        await asyncio.sleep(3)
+        rack.finish("j1")
+        await until(lambda: rack.job("j1").state == "done")
+        await asyncio.sleep(3)
+        for host in rack.hosts.values():
+            placed = [fact for fact in host.told if isinstance(fact, JobPlaced)]
+            over = [fact for fact in host.told if isinstance(fact, JobUnplaced)]
+            assert [(fact.job, fact.epoch, fact.world_size) for fact in placed] == [("j1", 1, 4)]
+            assert [(fact.job, fact.epoch, fact.ended) for fact in over] == [("j1", 1, True)]
+
+    on_a_rack(story)
+
+
+def test_a_killed_rank_fails_the_job_with_128_plus_the_signal_and_the_others_are_stopped() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
+        place = rack.job("j1").places[1]
+        rack[place.host].runner.end(JobId("j1"), 1, {2: -9, 3: -15}, "rank 2 was killed")
+        await until(lambda: rack.job("j1").state == "failed")
+        view = await rack["gpu1"].call("job", id="j1")
+        assert view.exit_code == 137
+        assert f"rank 2 on {place.host} was killed by SIGKILL (9)" in view.reason
+        other = rack[rack.job("j1").places[0].host]
+        assert other.runner.stops and "SIGKILL" in other.runner.stops[0][2]
+        assert [rank.code for rank in view.ranks] == [-15, -15, -9, -15]
+
+    on_a_rack(story)
+
+
+def test_a_cancelled_job_is_stopped_and_stays_cancelled_whatever_its_ranks_say() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
+        view = await rack["gpu2"].call("cancel", id="j1")
+        assert view.state in ("stopping", "cancelled")
+        await until(lambda: rack.job("j1").state == "cancelled")
+        assert (await rack["gpu1"].call("job", id="j1")).exit_code == 143
+        assert (await rack["gpu1"].call("cancel", id="j1")).state == "cancelled"
+
+    on_a_rack(story)
+
+
+def test_a_job_that_waits_is_cancelled_without_ever_running() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=8)
+        await submit(rack, workers=8)
+        assert (await rack["gpu1"].call("cancel", id="j2")).state == "cancelled"
+        rack.finish("j1")
+        await asyncio.sleep(5)
+        assert not any(("j2", 1) in host.machine.starts for host in rack.hosts.values())
+
+    on_a_rack(story)
+
+
+def test_a_job_over_its_quota_waits_says_why_and_starts_when_the_quota_is_free() -> None:
+    async def story(rack: Rack) -> None:
+        await rack["gpu2"].call("quota_set", tenant="alice", gpus=4)
+        await submit(rack, tenant="alice")
+        await submit(rack, tenant="alice", workers=2)
+        await until(lambda: rack.job("j1").state == "running")
+        await asyncio.sleep(5)
+        view = await rack["gpu3"].call("job", id="j2")
+        assert view.state == "queued"
+        assert "tenant alice uses 4 of its quota of 4" in view.reason and "j1 (alice, 4 GPUs)" in view.reason
+        quotas = {row.tenant: row for row in await rack["gpu3"].call("quotas")}
+        assert (quotas["alice"].gpus, quotas["alice"].used, quotas["alice"].queued_jobs) == (4, 4, 1)
+        rack.finish("j1")
+        await until(lambda: rack.job("j2").state == "running")
+
+    on_a_rack(story)
+
+
+def test_what_can_never_run_is_refused_at_submit_with_7_for_the_rack_and_4_for_the_quota() -> None:
+    async def story(rack: Rack) -> None:
+        error = await refused(submit(rack, workers=9))
+        assert error.code == 7 and "9 GPUs" in error.why and "8" in error.why
+        error = await refused(submit(rack, workers=1, gpus_per_worker=3))
+        assert error.code == 7 and "largest host has 2" in error.why
+        await rack["gpu2"].call("quota_set", tenant="alice", gpus=3)
+        error = await refused(submit(rack, tenant="alice"))
+        assert error.code == 4 and "quota of tenant alice is 3" in error.why
+        error = await refused(submit(rack, worker=3))
+        assert error.code == 2 and error.next == "did you mean workers?"
+        assert await rack["gpu1"].call("jobs", all=True) == []
+
+    on_a_rack(story)
+
+
+def test_the_same_key_twice_is_one_job_whoever_is_asked() -> None:
+    async def story(rack: Rack) -> None:
+        first = await submit(rack, on="gpu1", key="0123456789abcdef")
+        again = await submit(rack, on="gpu4", key="0123456789abcdef")
+        assert first.id == again.id == "j1"
+        assert len(await rack["gpu2"].call("jobs")) == 1
+
+    on_a_rack(story)
+
+
+def test_without_a_leader_reads_answer_with_their_age_and_writes_say_75() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await until(lambda: rack.job("j1").state == "running")
+        rack.lead(None)
+        view = (await rack["gpu2"].call("jobs"))[0]
+        assert view.state == "running" and view.age_s > 100
+        assert (await refused(submit(rack))).code == 75
+        assert (await refused(rack["gpu2"].call("cancel", id="j1"))).code == 75
+        assert (await refused(rack["gpu2"].call("quota_set", tenant="a", gpus=1))).code == 75
+        rack.finish("j1")
+        await asyncio.sleep(20)
+        rack.lead("gpu3")
+        await until(lambda: rack.job("j1").state == "done")
+
+    on_a_rack(story)
+
+
+def test_ranks_live_on_while_their_agent_restarts_and_are_found_again() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
+        name = str(rack.job("j1").places[0].host)
+        rack[name].die()
+        rack.gone(name)
+        await asyncio.sleep(10)
+        new = await rack.restart(name)
+        await until(lambda: any(isinstance(fact, JobPlaced) for fact in new.told))
+        await asyncio.sleep(5)
+        assert new.machine.starts == [("j1", 1)]
+        assert len(new.service.ranks.reservations.free()) == 0, "its GPUs are still held"
+        rack.finish("j1")
+        await until(lambda: rack.job("j1", "gpu2").state == "done")
+        assert rack.job("j1", name).attempt == 1
+
+    on_a_rack(story)
+
+
+def test_an_end_while_the_agent_was_away_is_reported_when_it_is_back() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
+        name = str(rack.job("j1").places[1].host)
+        rack[name].die()
+        rack.finish("j1")
+        await asyncio.sleep(10)
+        assert rack.job("j1", "gpu2" if name != "gpu2" else "gpu1").state == "running"
+        await rack.restart(name)
+        await until(lambda: rack.job("j1").state == "done")
+        assert rack[name].machine.starts == [("j1", 1)], "what ended was not started again"
+
+    on_a_rack(story)
+
+
+def test_a_host_gone_for_a_minute_loses_its_jobs_which_start_again_elsewhere_under_a_higher_epoch() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=4)
+        await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
+        lost = rack.job("j1").places[1].host
+        survivor = next(str(host) for host in sorted(rack.hosts) if host != lost)
+        rack.lead(survivor)
+        rack.cut_off(str(lost))
+        await asyncio.sleep(50)
+        assert rack.job("j1", survivor).epoch == 1, "not before a minute has passed"
+        await until(lambda: rack.job("j1", survivor).epoch == 2 and rack.job("j1", survivor).state == "running")
+        job = rack.job("j1", survivor)
+        assert lost not in [place.host for place in job.places] and job.attempt == 2 and job.preemptions == 0
+        rack.heal(str(lost))
+        await until(lambda: not rack.hosts[lost].machine.ranks)
+        await asyncio.sleep(3)
+        assert rack.hosts[lost].machine.starts == [("j1", 1)]
+        assert len(rack.hosts[lost].service.ranks.reservations.free()) == 2
+        rack.finish("j1")
+        await until(lambda: rack.job("j1").state == "done")
+
+    on_a_rack(story)
+
+
+def test_a_home_that_dies_before_it_placed_a_gang_is_replaced() -> None:
+    async def story(rack: Rack) -> None:
+        rack.lead("gpu4")
+        await asyncio.sleep(2)
+        rack.delay_s = 1.0
+        await submit(rack, on="gpu2", workers=6)
+        await until(lambda: rack.job("j1", "gpu4").state == "placing")
+        home = str(rack.job("j1", "gpu4").home)
+        assert home == "gpu1"
+        rack[home].die()
+        rack.gone(home)
+        rack.delay_s = 0.005
+        await until(lambda: rack.job("j1", "gpu4").state == "running")
+        job = rack.job("j1", "gpu4")
+        assert job.home != home and job.epoch >= 2
+        assert home not in [place.host for place in job.places]
+
+    on_a_rack(story)
+
+
+def test_a_short_job_of_a_higher_queue_preempts_a_long_one_which_then_starts_again() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=8)
+        await until(lambda: rack.job("j1").state == "running")
+        await asyncio.sleep(30)
+        assert rack.job("j1").attained_gpu_s >= 100
+        await submit(rack, workers=2)
+        await until(lambda: rack.job("j2").state == "running")
+        job = rack.job("j1")
+        assert job.state == "queued" and job.preemptions == 1
+        view = await rack["gpu3"].call("job", id="j1")
+        assert view.queue == 1 and "preempted" in view.reason and "j2 (default, 2 GPUs)" in view.reason
+        rack.finish("j2")
+        await until(lambda: rack.job("j1").state == "running")
+        assert rack.job("j1").attempt == 2 and rack.job("j1").attained_gpu_s >= 100
+
+    on_a_rack(story, settings=Settings(queue_thresholds_gpu_s=(100.0,)))
+
+
+def test_with_preemption_off_a_started_job_keeps_its_gpus() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=8)
+        await asyncio.sleep(30)
+        await submit(rack, workers=2)
+        await asyncio.sleep(30)
+        assert (rack.job("j1").state, rack.job("j2").state) == ("running", "queued")
+
+    on_a_rack(story, settings=Settings(queue_thresholds_gpu_s=(100.0,), preemption=False))
+
+
+def test_exit_75_starts_the_job_again_and_counts_the_attempt() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=1)
+        await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 1)
+        rack.finish("j1", {0: 75})
+        await until(lambda: rack.job("j1").attempt == 2)
+        assert rack.job("j1").state == "running" and rack.job("j1").epoch == 2
+        rack.finish("j1")
+        await until(lambda: rack.job("j1").state == "done")
+
+    on_a_rack(story)
+
+
+def test_a_job_past_its_time_limit_is_stopped_and_failed() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=2, time_limit_s=20)
+        await until(lambda: rack.job("j1").state == "failed")
+        assert rack.job("j1").reason == "it ran past its limit of 20 s"
+        assert rack.job("j1").exit_code == 143
+
+    on_a_rack(story)
+
+
+def test_attained_service_is_written_every_ten_seconds_and_never_falls() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=4)
+        await until(lambda: rack.job("j1").state == "running")
+        seen = [0.0]
+        for _ in range(6):
+            await asyncio.sleep(10)
+            seen.append(rack.job("j1").attained_gpu_s)
+        assert seen == sorted(seen) and seen[-1] == pytest.approx(4 * 60, abs=4 * 12)
+        checkpoints = [entry for entry in map(open_command, rack.entries) if isinstance(entry, Attained)]
+        assert 8 <= sum(bool(entry.service_gpu_s) for entry in checkpoints) <= 14
+
+    on_a_rack(story)
+
+
+def test_steps_and_accuracy_are_seen_on_any_host_while_the_job_runs_and_afterwards() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
+        host = rack[rack.job("j1").places[0].host]
+        host.tell(StepTimed(JobId("j1"), 1, 0, 40, 0.1, 0.05, 0.05, {"accuracy": 0.9, "loss": 0.4}))
+        host.tell(StepTimed(JobId("j1"), 1, 0, 41, 0.1, 0.05, 0.05, {"loss": 0.3}))
+        for name in FOUR:
+            view = await rack[name].call("job", id="j1")
+            assert (view.step, view.metrics) == (41, {"accuracy": 0.9, "loss": 0.3})
+        rack.finish("j1")
+        await until(lambda: rack.job("j1").state == "done")
+        view = await rack["gpu4"].call("job", id="j1")
+        assert (view.step, view.metrics["accuracy"]) == (41, 0.9)
+
+    on_a_rack(story)
+
+
+def test_the_output_of_a_rank_is_read_through_any_host() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
+        place = rack.job("j1").places[1]
+        rack[place.host].machine.outputs[JobId("j1"), 2] = b"x" * 100_000 + b"end\n"
+        other = next(name for name in FOUR if name != place.host)
+        part = await rack[other].call("logs", id="j1", rank=2, offset=0)
+        assert (len(part.data), part.offset, part.size, part.host, part.end) == (65536, 0, 100_004, place.host, False)
+        part = await rack[other].call("logs", id="j1", rank=2, offset=-4)
+        assert (part.data, part.offset, part.end) == (b"end\n", 100_000, False)
+        rack.finish("j1")
+        await until(lambda: rack.job("j1").state == "done")
+        assert (await rack[other].call("logs", id="j1", rank=2, offset=-4)).end
+        assert (await refused(rack[other].call("logs", id="j1", rank=4))).code == 3
+        rack.cut_off(str(place.host))
+        rack.lead(other)
+        assert (await refused(rack[other].call("logs", id="j1", rank=2))).code == 75
+
+    on_a_rack(story)
+
+
+def test_two_jobs_at_once_never_share_a_gpu_and_both_run_when_they_fit() -> None:
+    async def story(rack: Rack) -> None:
+        await asyncio.gather(submit(rack, on="gpu1", workers=4), submit(rack, on="gpu2", workers=4))
+        await until(lambda: all(rack.job(id).state == "running" for id in ("j1", "j2")))
+        await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) >= 4)
+        given = [gpu for id in ("j1", "j2") for place in rack.job(id).places for gpu in place.gpus]
+        assert len(given) == len(set(given)) == 8
+
+    on_a_rack(story)
+
+
+def test_a_host_with_a_sick_disk_promises_nothing_and_the_gang_goes_elsewhere() -> None:
+    async def story(rack: Rack) -> None:
+        rack["gpu1"].machine.disk.sick = True
+        await submit(rack, on="gpu2", workers=4)
+        await until(lambda: rack.job("j1", "gpu2").state == "running")
+        assert "gpu1" not in [place.host for place in rack.job("j1", "gpu2").places]
+
+    on_a_rack(story)
+
+
+def test_a_job_without_gpus_is_spread_over_the_hosts() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=4, gpus_per_worker=0)
+        await until(lambda: rack.job("j1").state == "running")
+        assert [len(place.ranks) for place in rack.job("j1").places] == [1, 1, 1, 1]
+        rack.finish("j1")
+        await until(lambda: rack.job("j1").state == "done")
+
+    on_a_rack(story)
+
+
+def test_the_quotas_of_the_settings_are_written_once_and_stay_changed() -> None:
+    async def story(rack: Rack) -> None:
+        assert rack["gpu3"].service.queue.quotas == {"*": 6, "alice": 3}
+        await rack["gpu2"].call("quota_set", tenant="alice", gpus=None)
+        rack.lead("gpu2")
+        await asyncio.sleep(5)
+        assert rack["gpu3"].service.queue.quotas == {"*": 6, "alice": None}
+
+    on_a_rack(story, settings=Settings(quotas={"alice": 3}, default_quota=6))
+
+
+def test_the_story_of_a_job_is_told_once_per_event_whatever_the_number_of_hosts() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await until(lambda: rack.job("j1").state == "running")
+        rack.finish("j1")
+        await until(lambda: rack.job("j1").state == "done")
+        stories = {
+            name: [note[1] for note in rack[name].notes if note[0] == "j1" and note[3].startswith("log/")]
+            for name in FOUR
+        }
+        assert set(map(tuple, stories.values())) == {
+            ("submitted", "granted", "placed", "ranks ended", "ranks ended", "done")
+        }
+        keys = [note[3] for note in rack["gpu1"].notes if note[0] == "j1" and note[3]]
+        assert keys == sorted(keys, key=lambda key: int(key.split("/")[1]))
+
+    on_a_rack(story)
+
+
+def test_a_whole_rack_that_restarts_goes_on_with_what_runs_and_starts_nothing_twice() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await submit(rack, workers=8)
+        await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
+        for name in FOUR:
+            rack[name].die()
+        rack.lead(None)
+        await asyncio.sleep(5)
+        for name in FOUR:
+            await rack.restart(name)
+        await asyncio.sleep(10)
+        rack.lead("gpu2")
+        await asyncio.sleep(10)
+        assert rack.job("j1").state == "running" and rack.job("j2").state == "queued"
+        rack.finish("j1")
+        await until(lambda: rack.job("j2").state == "running")
+        starts = [start for host in rack.hosts.values() for start in set(host.machine.starts)]
+        assert len(starts) == sum(len(host.machine.starts) for host in rack.hosts.values())
+
+    on_a_rack(story)
