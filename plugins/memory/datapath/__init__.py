@@ -1,0 +1,9 @@
+"""Where the pages go: two programs beside the agent, which decide nothing.
+
+slabd   one per lending host: slabs in memory, served over TCP
+vold    one per volume: what is where, page by page; local processes on a unix socket in front, lenders behind
+
+`slabwire`  what vold and slabd say to one another       `control`  what the agent tells both
+`remote_slab`  vold's end of one slab                    `backing`, `spill`  the file, and the queue in front of it
+`volume`  the rules: who holds the newest content of a page
+"""

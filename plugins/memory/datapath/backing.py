@@ -1,0 +1,209 @@
+"""The backing file of a volume: every page at rest, each with its version.
+
+Two files: `pages` has two places for each page, `index` has an entry for each place.
+
+    pages   [first places of all pages][second places]      sparse: a place that was never written takes no room
+    index   [entries of the first places][of the second]    entry: version u64, checksum of the page, of the entry
+
+A page is written to the place that does *not* hold its newest content, then the entry; so a process killed between the
+two leaves the older content complete. And the place that is overwritten never holds the last content that was synced:
+if the newest one is not synced yet, everything is synced first. So what a FLUSH covered survives a loss of power too,
+whatever was being written at that moment. What is torn is recognised by its checksum when it is read, and the other
+place is taken.
+"""
+
+import asyncio
+import errno
+import struct
+import zlib
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from covey.ports import Disk
+
+_ENTRY = struct.Struct("<QII")
+_SIGNED = struct.Struct("<QIQ")
+ENTRY_BYTES = _ENTRY.size
+_LOAD_ENTRIES = 1 << 16
+READ_TRIES = 8
+
+
+class Page(NamedTuple):
+    """Content of one page under one version."""
+
+    version: int
+    data: bytes
+
+
+class Backing:
+    """Files `PREFIX/pages` and `PREFIX/index` on `disk`. One writer at a time; readers as many as like."""
+
+    def __init__(self, disk: Disk, prefix: str, pages: int, page_bytes: int) -> None:
+        self.pages, self.page_bytes = pages, page_bytes
+        self.version = array("Q", bytes(8 * pages))
+        """Newest version on disk of each page; 0: never written."""
+        self.torn = 0
+        """Pages whose newest place was damaged and whose other place was taken."""
+        self._disk, self._data_name, self._index_name = disk, f"{prefix}/pages", f"{prefix}/index"
+        self._checksum = array("I", bytes(4 * pages))
+        self._place = bytearray(b"\1" * pages)
+        """Which place holds the newest version; the first write goes to place 0."""
+        self._unsynced: set[int] = set()
+        self._sick = ""
+        self._lock = asyncio.Lock()
+
+    async def load(self) -> None:
+        """Read the index. Entries that are no entries (torn, never written) count as never written."""
+        for place in (0, 1):
+            for first in range(0, self.pages, _LOAD_ENTRIES):
+                count = min(_LOAD_ENTRIES, self.pages - first)
+                data = await self._disk.read_at(self._index_name, self._entry_at(place, first), count * ENTRY_BYTES)
+                if data.count(0) != len(data):
+                    self._load(place, first, data)
+
+    def _load(self, place: int, first: int, data: bytes) -> None:
+        for page, (version, checksum, signature) in enumerate(_ENTRY.iter_unpack(data), first):
+            if version > self.version[page] and signature == _signature(version, checksum, page, place):
+                self.version[page], self._checksum[page], self._place[page] = version, checksum, place
+
+    # ---- reading ----
+
+    async def read(self, first: int, into: memoryview) -> array[int]:
+        """Fill `into` with a run of pages; their versions. A page never written is zeros. OSError when a page cannot be
+        read whole from either place."""
+        count = len(into) // self.page_bytes
+        versions = array("Q")
+        page = first
+        while page < first + count:
+            run = self._same_place(page, first + count)
+            view = into[(page - first) * self.page_bytes : (page - first + run) * self.page_bytes]
+            versions.extend(await self._read_run(page, view))
+            page += run
+        return versions
+
+    def _same_place(self, page: int, end: int) -> int:
+        """How many pages from `page` on have their newest content in the same place."""
+        run = 1
+        while page + run < end and self._place[page + run] == self._place[page]:
+            run += 1
+        return run
+
+    async def _read_run(self, first: int, into: memoryview) -> array[int]:
+        size = self.page_bytes
+        count = len(into) // size
+        expected = self.version[first : first + count]
+        if not any(expected):
+            into[:] = bytes(len(into))
+            return expected
+        sums = self._checksum[first : first + count]
+        offset = self._page_at(self._place[first], first)
+        data = memoryview(await self._disk.read_at(self._data_name, offset, count * size))
+        for at, (version, checksum) in enumerate(zip(expected, sums, strict=True)):
+            page = data[at * size : (at + 1) * size]
+            if version == 0:
+                into[at * size : (at + 1) * size] = bytes(size)
+            elif _checksum(version, first + at, page) == checksum:
+                into[at * size : (at + 1) * size] = page
+            else:
+                found = await self._read_again(first + at, version)
+                into[at * size : (at + 1) * size] = found.data
+                expected[at] = found.version
+        return expected
+
+    async def _read_again(self, page: int, failed: int) -> Page:
+        """Either the page was rewritten while we read it, twice: read what is newest now. Or it is torn."""
+        for _ in range(READ_TRIES):
+            version, checksum = self.version[page], self._checksum[page]
+            offset = self._page_at(self._place[page], page)
+            data = await self._disk.read_at(self._data_name, offset, self.page_bytes)
+            if _checksum(version, page, memoryview(data)) == checksum:
+                return Page(version, data)
+            if version == failed == self.version[page]:
+                await self._take_other(page)
+            failed = version
+        raise OSError(errno.EIO, f"page {page} changes faster than it can be read")
+
+    async def _take_other(self, page: int) -> None:
+        """The newest content is damaged; the older one takes its place. OSError when there is none."""
+        place = 1 - self._place[page]
+        entry = await self._disk.read_at(self._index_name, self._entry_at(place, page), ENTRY_BYTES)
+        version, checksum, signature = _ENTRY.unpack(entry)
+        data = await self._disk.read_at(self._data_name, self._page_at(place, page), self.page_bytes)
+        whole = version and signature == _signature(version, checksum, page, place)
+        if not whole or _checksum(version, page, memoryview(data)) != checksum:
+            raise OSError(errno.EIO, f"page {page} is damaged on disk, and so is its older copy")
+        self.torn += 1
+        self.version[page], self._checksum[page], self._place[page] = version, checksum, place
+
+    # ---- writing ----
+
+    async def write(self, batch: Mapping[int, Page]) -> None:
+        """On return a later read, also of another process, finds these pages; durable after `sync`. OSError: some may
+        be written and some not; write them again."""
+        async with self._lock:
+            if not self._unsynced.isdisjoint(batch):
+                await self._sync()
+            for run in _runs(sorted(batch), self._place):
+                await self._write_run(run, batch)
+
+    async def _write_run(self, run: Sequence[int], batch: Mapping[int, Page]) -> None:
+        place = 1 - self._place[run[0]]
+        sums = [_checksum(batch[page].version, page, memoryview(batch[page].data)) for page in run]
+        entries = b"".join(
+            _ENTRY.pack(batch[page].version, checksum, _signature(batch[page].version, checksum, page, place))
+            for page, checksum in zip(run, sums, strict=True)
+        )
+        content = b"".join(batch[page].data for page in run)
+        await self._disk.write_at(self._data_name, self._page_at(place, run[0]), content)
+        await self._disk.write_at(self._index_name, self._entry_at(place, run[0]), entries)
+        for page, checksum in zip(run, sums, strict=True):
+            self.version[page], self._checksum[page], self._place[page] = batch[page].version, checksum, place
+        self._unsynced.update(run)
+
+    async def sync(self) -> None:
+        """Everything written before is durable. OSError for good after the first failure: a kernel that failed to write
+        a page may have dropped it, and says so only once."""
+        async with self._lock:
+            await self._sync()
+
+    async def _sync(self) -> None:
+        if self._sick:
+            raise OSError(errno.EIO, f"the disk failed earlier: {self._sick}")
+        try:
+            await self._disk.sync(self._data_name)
+            await self._disk.sync(self._index_name)
+        except OSError as error:
+            self._sick = str(error)
+            raise
+        self._unsynced.clear()
+
+    async def delete(self) -> None:
+        await self._disk.delete(self._data_name)
+        await self._disk.delete(self._index_name)
+
+    def _page_at(self, place: int, page: int) -> int:
+        return (place * self.pages + page) * self.page_bytes
+
+    def _entry_at(self, place: int, page: int) -> int:
+        return (place * self.pages + page) * ENTRY_BYTES
+
+
+def _runs(pages: Sequence[int], place: bytearray) -> list[list[int]]:
+    """Consecutive pages whose newest content is in the same place, together."""
+    runs: list[list[int]] = []
+    for page in pages:
+        if runs and page == runs[-1][-1] + 1 and place[page] == place[runs[-1][0]]:
+            runs[-1].append(page)
+        else:
+            runs.append([page])
+    return runs
+
+
+def _checksum(version: int, page: int, data: memoryview) -> int:
+    """Of content, version and page number: content in the wrong place is wrong."""
+    return zlib.crc32(data, (version ^ version >> 32 ^ page * 2654435761) & 0xFFFFFFFF)
+
+
+def _signature(version: int, checksum: int, page: int, place: int) -> int:
+    return zlib.crc32(_SIGNED.pack(version, checksum, 2 * page + place))

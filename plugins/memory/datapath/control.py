@@ -1,0 +1,318 @@
+"""Frames between an agent and its byte processes, on a unix socket of each process; and both ends of that socket.
+
+The agent says `Hello` with the secret it gave the process at its start. After that it asks, each question with an id
+that the answer repeats; answers may overtake one another, since closing a slab takes longer than counting. What happens
+by itself (`SlabLost`, `SlabCopied`) is told to every agent that is connected. An agent that goes away is not missed.
+"""
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from covey.frames import FrameError, pack, read_frame
+from covey.ports import ByteStream, Env, Listener
+
+Id = Annotated[int, Meta(ge=0, lt=1 << 63)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 63)]
+Name = Annotated[str, Meta(max_length=63)]
+Text = Annotated[str, Meta(max_length=400)]
+Secret = Annotated[bytes, Meta(max_length=64)]
+
+
+class Control(msgspec.Struct, frozen=True, tag=True):
+    """One frame; the tag is the class name."""
+
+
+class Hello(Control, frozen=True):
+    """First word of an agent. No answer: a wrong secret ends the connection."""
+
+    secret: Secret
+
+
+class Question(Control, frozen=True):
+    """Agent -> process; the answer carries the same id."""
+
+    id: Id
+
+
+# ---- both ------------------------------------------------------------------------------------------------------------
+
+
+class Stop(Question, frozen=True):
+    """End, in good order. `forget`: delete everything durable first. Answer: `Yes`."""
+
+    forget: bool = False
+
+
+class Yes(Control, frozen=True):
+    id: Id
+
+
+class No(Control, frozen=True):
+    id: Id
+    why: Text
+
+
+# ---- slab process ----------------------------------------------------------------------------------------------------
+
+
+class RegisterSlab(Question, frozen=True):
+    """Make room. Answer: `Yes` (also when this very mapping exists) or `No`."""
+
+    borrower: Name
+    volume: Name
+    index: Count
+    epoch: Count
+    slab_bytes: Count
+    page_bytes: Count
+    secret: Secret
+
+
+class FreeSlab(Question, frozen=True):
+    """Cut its connections and give its memory back. Answer: `Yes`, also when there is none of that epoch."""
+
+    borrower: Name
+    volume: Name
+    index: Count
+    epoch: Count
+
+
+class ListSlabs(Question, frozen=True):
+    """Answer: `SlabList`."""
+
+
+class HeldSlab(msgspec.Struct, frozen=True, array_like=True):
+    borrower: Name
+    volume: Name
+    index: Count
+    epoch: Count
+    slab_bytes: Count
+    secret: Secret
+    touched_bytes: Count
+    """Pages that have been written."""
+
+
+class SlabList(Control, frozen=True):
+    id: Id
+    address: Text
+    """TCP address of the byte path, as bound."""
+    slabs: tuple[HeldSlab, ...]
+    refused: Count
+    """Connections and requests refused since the start."""
+
+
+# ---- volume process --------------------------------------------------------------------------------------------------
+
+
+class OpenSlab(Question, frozen=True):
+    """Use this place from now on; a place of an older epoch stays open for reading until it is closed. Answer: `Yes`
+    once it is in use, or `No`."""
+
+    index: Count
+    epoch: Count
+    lender: Name
+    address: Text
+    secret: Secret
+
+
+class CloseSlab(Question, frozen=True):
+    """Stop using the place of this epoch. Answer: `Yes` once nothing acknowledged depends on it, also when it is not
+    open."""
+
+    index: Count
+    epoch: Count
+
+
+class CountPages(Question, frozen=True):
+    """Answer: `PageCounts`."""
+
+
+class SlabCounts(msgspec.Struct, frozen=True, array_like=True):
+    """One slab; slabs never touched are left out."""
+
+    index: Count
+    requests: Count
+    """Pages read and written since the process started."""
+    written: Count
+    """Pages that have ever been written."""
+    remote: Count
+    """Pages whose newest content the lender holds."""
+
+
+class PageCounts(Control, frozen=True):
+    id: Id
+    slabs: tuple[SlabCounts, ...]
+    read_bytes: Count
+    written_bytes: Count
+    remote_read_bytes: Count
+    disk_read_bytes: Count
+    queued_pages: Count
+    """Pages that wait for the disk."""
+    torn_pages: Count
+    """Pages whose newest copy on disk was damaged and whose older one was taken (after a loss of power)."""
+
+
+class ListPlaces(Question, frozen=True):
+    """Answer: `PlaceList`."""
+
+
+class OpenPlace(msgspec.Struct, frozen=True, array_like=True):
+    index: Count
+    epoch: Count
+    lender: Name
+    address: Text
+    secret: Secret
+
+
+class PlaceList(Control, frozen=True):
+    """Every place in use, and those still being found again after a restart of the process."""
+
+    id: Id
+    places: tuple[OpenPlace, ...]
+
+
+class SlabLost(Control, frozen=True):
+    """Process -> agent: this place failed; the disk serves what it held."""
+
+    index: Count
+    epoch: Count
+    why: Text
+
+
+class SlabCopied(Control, frozen=True):
+    """Process -> agent: this place holds every page of the slab."""
+
+    index: Count
+    epoch: Count
+
+
+Told = SlabLost | SlabCopied
+Answer = Yes | No | SlabList | PageCounts | PlaceList
+Asked = Hello | Stop | RegisterSlab | FreeSlab | ListSlabs | OpenSlab | CloseSlab | CountPages | ListPlaces
+asked_decoder: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(Asked)
+answer_decoder: msgspec.msgpack.Decoder[Answer | Told] = msgspec.msgpack.Decoder(Answer | Told)
+
+QUESTIONS_MAX = 1024
+"""Questions of one agent that may be under way in a process; more ends the connection."""
+
+
+class ControlServer:
+    """The process's end. `answer` gets every question; ValueError or OSError from it becomes `No`."""
+
+    def __init__(self, env: Env, secret: bytes, answer: Callable[[Question], Awaitable[Answer]]) -> None:
+        self._env, self._secret, self._answer = env, secret, answer
+        self._agents: list[ByteStream] = []
+        self._listener: Listener | None = None
+
+    async def open(self, name: str) -> None:
+        """Listen on `NAME.sock`. OSError when another process does: then that one owns what this one would."""
+        self._listener = await self._env.bytes.listen(f"unix:{self._env.run_dir}/{name}.sock", self._serve)
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            await self._listener.close()
+
+    def tell(self, frame: Told) -> None:
+        for stream in self._agents:
+            self._env.spawn("tell agent", self._send(stream, frame))
+
+    async def _serve(self, stream: ByteStream) -> None:
+        first = await read_frame(stream, asked_decoder)
+        if not isinstance(first, Hello) or not hmac.compare_digest(first.secret, self._secret):
+            self._env.log.warning("refused a control connection", peer=stream.peer)
+            return
+        self._agents.append(stream)
+        under_way = 0
+
+        async def reply(question: Question) -> None:
+            nonlocal under_way
+            try:
+                answer = await self._answer(question)
+            except (ValueError, OSError) as error:
+                answer = No(question.id, str(error)[:400])
+            finally:
+                under_way -= 1
+            await self._send(stream, answer)
+
+        try:
+            while True:
+                question = await read_frame(stream, asked_decoder)
+                if isinstance(question, Hello) or under_way >= QUESTIONS_MAX:
+                    raise FrameError("out of turn")
+                under_way += 1
+                self._env.spawn("answer agent", reply(question))
+        finally:
+            self._agents.remove(stream)
+
+    async def _send(self, stream: ByteStream, frame: Control) -> None:
+        try:
+            await stream.write(pack(frame))
+        except ConnectionError:
+            stream.close()  # the agent is gone, or will ask again
+
+
+class ControlClient:
+    """The agent's end of one connection. `told` hears what happens by itself; `ended` is set when it is over."""
+
+    def __init__(self, env: Env, stream: ByteStream, told: Callable[[Told], None]) -> None:
+        self._env, self._stream, self._told = env, stream, told
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._last_id = 0
+        self.ended = asyncio.Event()
+
+    @classmethod
+    async def connect(cls, env: Env, name: str, secret: bytes, told: Callable[[Told], None]) -> "ControlClient":
+        """ConnectionError when nobody listens on `NAME.sock`."""
+        stream = await env.bytes.connect(f"unix:{env.run_dir}/{name}.sock")
+        client = cls(env, stream, told)
+        await stream.write(pack(Hello(secret)))
+        env.spawn(f"control {name}", client._read())
+        return client
+
+    @property
+    def next_id(self) -> int:
+        """For the next question."""
+        self._last_id += 1
+        return self._last_id
+
+    async def ask(self, question: Question, timeout_s: float) -> Answer:
+        """ConnectionError when the process went away, TimeoutError when it is silent."""
+        if self.ended.is_set():
+            raise ConnectionResetError("the process is gone")
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[question.id] = answer
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._stream.write(pack(question))
+                return await answer
+        finally:
+            self._waiting.pop(question.id, None)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                frame = await read_frame(self._stream, answer_decoder)
+                if isinstance(frame, SlabLost | SlabCopied):
+                    self._told(frame)
+                    continue
+                waiting = self._waiting.get(frame.id)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(frame)
+        except ConnectionError as error:
+            self._end(error)
+        finally:
+            self._stream.close()
+            self._end(ConnectionResetError("closed here"))
+
+    def _end(self, error: ConnectionError) -> None:
+        self.ended.set()
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(ConnectionResetError(f"the process went away: {error}"))

@@ -1,0 +1,137 @@
+"""Pages on their way to the disk: a bounded queue and its one writer (Infiniswap §2.4.3, the disk dispatch queue).
+
+A page rewritten while it waits is replaced in the queue, so a hot page costs one place and one disk write per round.
+The queue is always the first place to look for a page: what is in it is newer than the disk. Full, it holds up writers.
+"""
+
+import asyncio
+import contextlib
+from itertools import islice
+from typing import NamedTuple
+
+from covey.ports import Env
+from plugins.memory.datapath.backing import Backing, Page
+
+BATCH_PAGES = 256
+"""Pages written at once."""
+RETRY_S = 1.0
+"""Pause after the disk refused a batch; the pages stay in the queue."""
+
+
+class Entry(NamedTuple):
+    page: Page
+    ticket: int
+    """Order of arrival. A page replaced in the queue keeps its ticket."""
+
+
+class SpillQueue:
+    """At most `pages_max` pages between a writer and `backing`."""
+
+    def __init__(self, env: Env, backing: Backing, pages_max: int) -> None:
+        self._env, self._backing, self.pages_max = env, backing, pages_max
+        self._waiting: dict[int, Entry] = {}
+        self._writing: dict[int, Entry] = {}
+        self._ticket = 0
+        self._work = asyncio.Event()
+        self._round: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._writing)
+
+    def pages(self) -> list[int]:
+        """Every page in the queue, some of them twice."""
+        return [*self._waiting, *self._writing]
+
+    def newest(self, page: int) -> Page | None:
+        """What will be on disk, None when the disk has it already."""
+        entry = self._waiting.get(page) or self._writing.get(page)
+        return None if entry is None else entry.page
+
+    def version(self, page: int) -> int:
+        """Version of the newest content anywhere on this host; 0: never written."""
+        newest = self.newest(page)
+        return self._backing.version[page] if newest is None else newest.version
+
+    async def room(self, pages: int) -> None:
+        """Wait until `pages` more fit. OSError when they do not and the disk refuses to take any."""
+        while len(self) + pages > self.pages_max:
+            await self._next_round()
+
+    def put(self, page: int, content: Page) -> None:
+        """Only after `room`, with no await between."""
+        known = self._waiting.get(page)
+        if known is None:
+            self._ticket += 1
+        self._waiting[page] = Entry(content, self._ticket if known is None else known.ticket)
+        self._work.set()
+
+    async def written(self, first: int, count: int, version: int) -> None:
+        """Wait until these pages are on disk under `version` or a newer one. OSError when the disk refused one."""
+        while any(self._backing.version[page] < version for page in range(first, first + count)):
+            await self._next_round()
+
+    async def drained(self, first: int, count: int) -> None:
+        """Wait until everything that is in the queue now of these pages is on disk, however often it refuses."""
+        wanted = {page: self.version(page) for page in range(first, first + count) if self.newest(page) is not None}
+        while any(self._backing.version[page] < version for page, version in wanted.items()):
+            try:
+                await self._next_round()
+            except OSError:
+                continue  # the writer tries again, and so do we
+
+    async def flush(self) -> None:
+        """Everything put before is on disk and synced. OSError when it is not."""
+        last = self._ticket
+        while self._oldest_ticket() <= last:
+            await self._next_round()
+        await self._backing.sync()
+
+    async def drop(self) -> None:
+        """Forget what waits; returns when nothing is being written."""
+        self._waiting.clear()
+        while self._writing:
+            with contextlib.suppress(OSError):
+                await self._next_round()
+            self._waiting.clear()
+
+    async def run(self) -> None:
+        """The writer; runs for as long as the volume is open."""
+        while True:
+            if not self._waiting:
+                self._work.clear()
+                await self._work.wait()
+            self._writing = dict(islice(self._waiting.items(), BATCH_PAGES))
+            for page in self._writing:
+                del self._waiting[page]
+            error = await self._write()
+            self._writing = {}
+            done, self._round = self._round, asyncio.get_running_loop().create_future()
+            done.set_result(error)
+            if error is not None:
+                self._env.log.warning("the disk refused pages", pages=len(self), why=str(error))
+                await asyncio.sleep(RETRY_S)
+
+    async def _write(self) -> OSError | None:
+        try:
+            await self._backing.write({page: entry.page for page, entry in self._writing.items()})
+        except OSError as error:
+            self._put_back()
+            return error
+        return None
+
+    def _put_back(self) -> None:
+        """In front, in the old order; a page rewritten meanwhile keeps its new content and takes the older ticket,
+        since somebody may have been promised the older content."""
+        back = {page: Entry(self._waiting.pop(page, entry).page, entry.ticket) for page, entry in self._writing.items()}
+        self._waiting = back | self._waiting
+
+    def _oldest_ticket(self) -> int:
+        for entries in (self._writing, self._waiting):
+            for entry in entries.values():
+                return entry.ticket
+        return self._ticket + 1
+
+    async def _next_round(self) -> None:
+        error = await asyncio.shield(self._round)
+        if error is not None:
+            raise OSError(error.errno, error.strerror or str(error))

@@ -1,0 +1,185 @@
+"""The volume process: one per volume. In front a unix socket for this host's processes, behind it the lenders.
+
+It outlives the agent and goes on without it; the agent's `Borrower` tells it on `vold-NAME.sock` which places to open
+and close. One connection is served one request at a time; several processes, or several connections of one, run side by
+side. A request is at most 256 pages, in a buffer that the connection keeps, so memory does not grow with load.
+"""
+
+import asyncio
+import contextlib
+import hmac
+
+import msgspec
+
+from covey import remote
+from covey.ports import ByteStream, Env
+from covey.remote import Op, Reply, Request, Status, Welcome, WireError
+from plugins.memory.datapath import control
+from plugins.memory.datapath.control import Answer, ControlServer, No, OpenPlace, PlaceList, Question, Yes
+from plugins.memory.datapath.volume import Shape, Volume
+
+HELLO_S = 5.0
+"""How long a new connection may take to present its token."""
+FLUSH_S = 3.0
+"""How long an orderly end may take to bring the queue to the disk."""
+
+
+class VoldConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent gives a volume process at its start."""
+
+    volume: str
+    size_bytes: int
+    page_bytes: int
+    slab_bytes: int
+    token: bytes
+    """What a process of this host must present."""
+    secret: bytes
+    """What an agent must say on the control socket."""
+    queue_pages: int
+    """Pages that may wait for the disk."""
+    deadline_s: float
+    """For one request to a lender."""
+
+
+def control_name(volume: str) -> str:
+    return f"vold-{volume}"
+
+
+def front_name(volume: str) -> str:
+    return f"vol-{volume}"
+
+
+def prefix(volume: str) -> str:
+    """Where a volume's files lie on `Disk`."""
+    return f"memory/volumes/{volume}"
+
+
+class Front:
+    """The unix socket that processes of this host read and write through."""
+
+    def __init__(self, env: Env, config: VoldConfig, volume: Volume) -> None:
+        self._env, self._config, self._volume = env, config, volume
+        self.refused = 0
+
+    async def serve(self, stream: ByteStream) -> None:
+        try:
+            if await self._welcome(stream):
+                await self._requests(stream)
+        except WireError as error:
+            self.refused += 1
+            self._env.log.debug("dropped a client", peer=stream.peer, why=str(error))
+
+    async def _welcome(self, stream: ByteStream) -> bool:
+        data = bytearray(remote.HELLO_BYTES)
+        try:
+            async with asyncio.timeout(HELLO_S):
+                await stream.read_into(memoryview(data))
+        except TimeoutError as error:
+            raise WireError(f"no hello within {HELLO_S:g} s") from error
+        known = hmac.compare_digest(remote.hello(data), self._config.token)
+        shape = self._volume.shape
+        answer = Welcome(Status.OK, shape.page_bytes, shape.size_bytes) if known else Welcome(Status.REFUSED, 0, 0)
+        await stream.write(remote.pack_welcome(answer))
+        self.refused += not known
+        return known
+
+    async def _requests(self, stream: ByteStream) -> None:
+        header = bytearray(remote.REQUEST_BYTES)
+        buffer = memoryview(bytearray(remote.REQUEST_PAGES_MAX * self._volume.shape.page_bytes))
+        while True:
+            await stream.read_into(memoryview(header))
+            try:
+                request = remote.request(header, self._volume.shape.pages)
+            except WireError:
+                await stream.write(remote.pack_reply(Reply(Status.BAD, 0, 0)))
+                raise
+            pages = buffer[: request.pages * self._volume.shape.page_bytes]
+            if request.op is Op.WRITE:
+                await stream.read_into(pages)
+            await self._answer(stream, request, pages)
+
+    async def _answer(self, stream: ByteStream, request: Request, pages: memoryview) -> None:
+        try:
+            await self._do(request, pages)
+        except OSError as error:
+            self._env.log.error("a request failed", op=request.op.name, page=request.page, why=str(error))
+            await stream.write(remote.pack_reply(Reply(Status.FAILED, 0, request.tag)))
+            return
+        reply = remote.pack_reply(Reply(Status.OK, request.pages, request.tag))
+        if request.op is Op.READ:
+            await stream.write(reply, pages)
+        else:
+            await stream.write(reply)
+
+    async def _do(self, request: Request, pages: memoryview) -> None:
+        match request.op:
+            case Op.READ:
+                await self._volume.read(request.page, pages)
+            case Op.WRITE:
+                await self._volume.write(request.page, request.pages, pages)
+            case Op.DISCARD:
+                await self._volume.write(request.page, request.pages, None)
+            case Op.FLUSH:
+                await self._volume.flush()
+
+
+class VolumeControl:
+    """What the agent asks of this process."""
+
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
+        self.opened = asyncio.Event()
+        """Questions wait for it: before it, the volume does not know what it has."""
+        self.stopped = asyncio.Event()
+        self.forget = False
+
+    async def answer(self, question: Question) -> Answer:
+        await self.opened.wait()
+        match question:
+            case control.OpenSlab():
+                place = OpenPlace(question.index, question.epoch, question.lender, question.address, question.secret)
+                await self._volume.open_place(place)
+            case control.CloseSlab():
+                await self._volume.close_place(question.index, question.epoch)
+            case control.CountPages():
+                return self._volume.counts(question.id)
+            case control.ListPlaces():
+                return PlaceList(question.id, self._volume.places())
+            case control.Stop():
+                self.forget = question.forget
+                asyncio.get_running_loop().call_later(0.05, self.stopped.set)
+            case _:
+                return No(question.id, f"a volume process does not know {type(question).__name__}")
+        return Yes(question.id)
+
+
+async def run_vold(env: Env, config: VoldConfig) -> None:
+    """The program. OSError when another process serves this volume already. Ends when the agent says `Stop`, or by
+    SIGTERM; in good order it brings its queue to the disk first."""
+    shape = Shape(config.volume, config.size_bytes, config.page_bytes, config.slab_bytes)
+    server: ControlServer | None = None
+
+    def tell(frame: control.Told) -> None:
+        if server is not None:
+            server.tell(frame)
+
+    volume = Volume(env, shape, prefix(config.volume), config.queue_pages, config.deadline_s, tell)
+    asked = VolumeControl(volume)
+    server = ControlServer(env, config.secret, asked.answer)
+    await server.open(control_name(config.volume))  # first: whoever holds this socket owns the files
+    front = None
+    try:
+        await volume.open()
+        front = await env.bytes.listen(
+            f"unix:{env.run_dir}/{front_name(config.volume)}.sock", Front(env, config, volume).serve
+        )
+        asked.opened.set()
+        env.log.info("volume serves", volume=config.volume, size_bytes=config.size_bytes)
+        await asked.stopped.wait()
+    finally:
+        if front is not None:
+            await front.close()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                await (volume.forget() if asked.forget else volume.flush())
+        await server.close()

@@ -1,0 +1,563 @@
+"""The borrowing half of a host: late binding of slabs to other hosts' memory, and what to do when it goes away.
+
+A slab stays cold (on disk) until its page requests cross the threshold; then two hosts are asked, the freer one is
+taken, and the volume's process opens it. Losing a place never loses a byte: every acknowledged page is on this host's
+disk or in the volume's queue as well, so the worst that happens is that the slab is cold again and looks for another
+place while it is hot.
+
+The volume's process is the truth of which place is open: after a restart of the agent it is asked (`VolumeFound`), and
+this machine takes its word. Epochs come from `boot << 32`, so those of a later start are always higher.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from covey.core import Heard, HostId, Note, Send, SetTimer, Undelivered
+from plugins.memory.machine.slab import Place, Search, Slab
+from plugins.memory.messages import (
+    Activity,
+    CheckActivity,
+    Done,
+    Evict,
+    FreeMem,
+    Map,
+    MrInfo,
+    QueryMem,
+    Renew,
+    SlabActivity,
+    SlabMessage,
+    SlabRef,
+)
+from plugins.memory.policy import placement
+from plugins.memory.policy.placement import Peer
+
+ANSWER_S = 2.0
+"""How long the two hosts that are asked, or the one that is taken, may take to answer."""
+OPEN_S = 10.0
+"""How long the volume's process may take to open a slab."""
+RETRY_S, RETRY_MAX_S = 2.0, 60.0
+"""Pause after nobody had room; doubles up to the maximum."""
+CLOSE_AT = 0.8
+"""Part of the grace after which a slab that is still moving is closed, so that `Done` arrives in time."""
+
+# ---- events ----------------------------------------------------------------------------------------------------------
+
+
+class SecondPassed(msgspec.Struct, frozen=True):
+    requests: Mapping[str, Sequence[int]]
+    """Volume -> pages requested of each slab since the last second. A volume whose process did not answer is absent."""
+    peers: tuple[Peer, ...]
+
+
+class VolumeFound(msgspec.Struct, frozen=True):
+    """A volume's process answers (first start, restart of it or of this agent) and says which places it has open."""
+
+    volume: str
+    slabs: int
+    slab_bytes: int
+    page_bytes: int
+    places: tuple[tuple[int, Place], ...]
+
+
+class VolumeDetached(msgspec.Struct, frozen=True):
+    volume: str
+
+
+class SlabEvent(msgspec.Struct, frozen=True):
+    """The volume's process, about one slab under one epoch."""
+
+    volume: str
+    index: int
+    epoch: int
+
+
+class SlabOpened(SlabEvent, frozen=True):
+    """From now on pages go there."""
+
+
+class SlabNotOpened(SlabEvent, frozen=True):
+    why: str
+
+
+class SlabCopied(SlabEvent, frozen=True):
+    """All pages that were written before it was opened are there as well."""
+
+
+class SlabFailed(SlabEvent, frozen=True):
+    """Its connection broke or missed a deadline; reads go to the disk already."""
+
+    why: str
+
+
+class SlabClosed(SlabEvent, frozen=True):
+    """Nothing is in flight and nothing acknowledged depends on it."""
+
+
+class HostLost(msgspec.Struct, frozen=True):
+    host: HostId
+
+
+class SearchOver(SlabEvent, frozen=True):
+    """Timer: answers that are not here by now do not count."""
+
+    step: str
+
+
+class GraceOver(SlabEvent, frozen=True):
+    """Timer: the lender's patience ends."""
+
+
+BorrowerEvent = (
+    SecondPassed
+    | VolumeFound
+    | VolumeDetached
+    | SlabOpened
+    | SlabNotOpened
+    | SlabCopied
+    | SlabFailed
+    | SlabClosed
+    | HostLost
+    | SearchOver
+    | GraceOver
+    | Heard
+    | Undelivered
+)
+
+# ---- actions ---------------------------------------------------------------------------------------------------------
+
+
+class OpenSlab(msgspec.Struct, frozen=True):
+    """Tell the volume's process; comes back as `SlabOpened` or `SlabNotOpened`."""
+
+    volume: str
+    index: int
+    place: Place
+
+
+class CloseSlab(msgspec.Struct, frozen=True):
+    """Tell the volume's process; comes back as `SlabClosed`."""
+
+    volume: str
+    index: int
+    epoch: int
+
+
+BorrowerAction = Send | SetTimer[SearchOver | GraceOver] | Note | OpenSlab | CloseSlab
+Actions = list[BorrowerAction]
+
+
+class Volume(msgspec.Struct):
+    slab_bytes: int
+    page_bytes: int
+    slabs: list[Slab]
+
+
+class Borrower:
+    """`hot` in page requests per second, `lease_s` in seconds; `boot` counts this agent's starts."""
+
+    def __init__(self, me: HostId, rng: random.Random, boot: int, hot: float, lease_s: float) -> None:
+        self.me, self.hot, self.lease_s = me, hot, lease_s
+        self.volumes: dict[str, Volume] = {}
+        self._rng = rng
+        self._epoch = boot << 32
+        self._peers: tuple[Peer, ...] = ()
+        self._renewed_s = float("-inf")
+
+    def handle(self, event: BorrowerEvent, now_s: float) -> Sequence[BorrowerAction]:
+        match event:
+            case SecondPassed():
+                return self._second_passed(event, now_s)
+            case VolumeFound():
+                return self._volume_found(event)
+            case VolumeDetached():
+                return self._volume_detached(event.volume)
+            case HostLost():
+                return self._host_lost(event.host)
+            case Heard():
+                return self._heard(event.sender, event.message, now_s)
+            case Undelivered():
+                return self._undelivered(event.to, event.message, now_s)
+            case _:
+                slab = self._slab(event.volume, event.index)
+                return [] if slab is None else self._slab_event(slab, event, now_s)
+
+    def _slab_event(self, slab: Slab, event: SlabEvent, now_s: float) -> Actions:
+        match event:
+            case SlabOpened():
+                return self._opened(slab, event.epoch)
+            case SlabNotOpened():
+                return self._not_opened(slab, event.epoch, event.why, now_s)
+            case SlabCopied():
+                return self._copied(slab, event.epoch)
+            case SlabFailed():
+                return self._failed(slab, event.epoch, event.why)
+            case SlabClosed():
+                return self._closed(slab, event.epoch)
+            case SearchOver():
+                return self._search_over(slab, event, now_s)
+            case GraceOver():
+                return self._grace_over(slab, event.epoch)
+            case _:
+                raise TypeError(f"the borrower does not know {type(event).__name__}")
+
+    def check(self) -> None:
+        epochs: set[int] = set()
+        for name, volume in self.volumes.items():
+            for index, slab in enumerate(volume.slabs):
+                assert (slab.volume, slab.index) == (name, index), f"{slab.subject} is out of place"
+                assert slab.place is not None or not slab.closing, f"{slab.subject} closes nothing"
+                assert slab.place is not None or not slab.evicted, f"{slab.subject} is evicted from nowhere"
+                assert slab.place is not None or slab.next is None, f"{slab.subject} moves from nowhere"
+                assert slab.next is None or slab.search is None, f"{slab.subject} searches twice"
+                for used in (slab.place, slab.next, slab.search):
+                    assert used is None or used.epoch not in epochs, f"epoch {used.epoch} is used twice"
+                    if used is not None:
+                        epochs.add(used.epoch)
+
+    # ---- the second ----
+
+    def _second_passed(self, event: SecondPassed, now_s: float) -> Actions:
+        self._peers = event.peers
+        actions: Actions = []
+        for name, requests in event.requests.items():
+            volume = self.volumes.get(name)
+            for slab, measured in zip(volume.slabs if volume else (), requests, strict=False):
+                slab.requests_per_s = placement.activity(slab.requests_per_s, measured)
+                if self._wants_place(slab, now_s):
+                    why = f"{slab.requests_per_s:.0f} page requests/s, hot above {self.hot:g}"
+                    actions += self._seek(slab, "hot", why, now_s)
+        return actions + self._renew(now_s)
+
+    def _wants_place(self, slab: Slab, now_s: float) -> bool:
+        settled = slab.place is not None or slab.search is not None
+        return not settled and now_s >= slab.retry_at_s and placement.is_hot(slab.requests_per_s, self.hot)
+
+    def _renew(self, now_s: float) -> Actions:
+        """Every third of a lease: one message per lender."""
+        if now_s < self._renewed_s + self.lease_s / 3:
+            return []
+        self._renewed_s = now_s
+        by_lender: dict[HostId, list[SlabRef]] = {}
+        for slab in self._all():
+            for place in (slab.place, slab.next):
+                if place is not None:
+                    by_lender.setdefault(place.lender, []).append(slab.ref(place.epoch))
+        return [Send(lender, Renew(tuple(slabs)), self.lease_s / 3) for lender, slabs in sorted(by_lender.items())]
+
+    # ---- finding a place ----
+
+    def _seek(self, slab: Slab, event: str, why: str, now_s: float, without: HostId | None = None) -> Actions:
+        """Ask two hosts. Nobody to ask: say so, and try again later."""
+        holding = {host for other in self.volumes[slab.volume].slabs for host in other.hosts()}
+        candidates = [host for host in placement.askable(self._peers) if host not in (self.me, without)]
+        asked = placement.hosts_to_ask(candidates, holding, self._rng)
+        if not asked:
+            return self._retry_later(slab, "nobody asked", f"{why}; no other host says that it has room", now_s)
+        self._epoch += 1
+        slab.search = Search(self._epoch, asked)
+        fresh = [host for host in asked if host not in holding]
+        reason = (
+            f"{why}; asked {_names(asked)} of {len(candidates)} with room; no slab of {slab.volume}: {_names(fresh)}"
+        )
+        size = self.volumes[slab.volume].slab_bytes
+        query = QueryMem(slab.volume, slab.index, self._epoch, size)
+        sends: Actions = [Send(host, query, ANSWER_S) for host in asked]
+        return [Note(slab.subject, event, reason), *sends, self._search_timer(slab, "answers", 1.5 * ANSWER_S)]
+
+    def _search_timer(self, slab: Slab, step: str, after_s: float) -> SetTimer[SearchOver | GraceOver]:
+        assert slab.search is not None
+        return SetTimer(after_s, SearchOver(slab.volume, slab.index, slab.search.epoch, step))
+
+    def _retry_later(self, slab: Slab, event: str, reason: str, now_s: float) -> Actions:
+        slab.search = None
+        slab.retries += 1
+        pause_s = min(RETRY_MAX_S, RETRY_S * 2 ** min(slab.retries - 1, 10))
+        slab.retry_at_s = now_s + pause_s
+        actions: Actions = [Note(slab.subject, event, f"{reason}; stays on disk, next try in {pause_s:g} s")]
+        return actions + self._leave_if_evicted(slab)
+
+    def _offered(self, slab: Slab, host: HostId, slabs: int, now_s: float) -> Actions:
+        search = slab.search
+        if search is None or search.chosen is not None or host not in search.asked or host in search.offers:
+            return []
+        search.offers[host] = slabs
+        return self._take(slab, search, now_s) if len(search.offers) == len(search.asked) else []
+
+    def _take(self, slab: Slab, search: Search, now_s: float) -> Actions:
+        """The freer of those that answered; what each said goes into the story."""
+        said = ", ".join(f"{host} offers {search.offers[host]}" for host in search.asked if host in search.offers)
+        silent = [host for host in search.asked if host not in search.offers]
+        said += f"{', ' if said and silent else ''}{_names(silent)} silent" if silent else ""
+        search.chosen = placement.freest(search.asked, search.offers)
+        if search.chosen is None:
+            return self._retry_later(slab, "nobody has room", said, now_s)
+        volume = self.volumes[slab.volume]
+        taken = Map(slab.volume, slab.index, search.epoch, volume.slab_bytes, volume.page_bytes)
+        note = Note(slab.subject, "taken", f"{said}; {search.chosen} has the most room")
+        return [note, Send(search.chosen, taken, ANSWER_S), self._search_timer(slab, "map", 1.5 * ANSWER_S)]
+
+    def _next_best(self, slab: Slab, search: Search, why: str, now_s: float) -> Actions:
+        """The chosen host is out; take the other one, if it has room."""
+        assert search.chosen is not None
+        lost = search.chosen
+        search.offers[lost], search.chosen, search.place = 0, None, None
+        old, self._epoch = search.epoch, self._epoch + 1
+        search.epoch = self._epoch
+        back = Send(lost, Done(slab.volume, slab.index, old))
+        return [Note(slab.subject, "refused", f"{lost}: {why}"), back, *self._take(slab, search, now_s)]
+
+    def _granted(self, slab: Slab, search: Search, info: MrInfo) -> Actions:
+        assert search.chosen is not None
+        search.place = Place(search.epoch, search.chosen, info.address, info.secret)
+        return [OpenSlab(slab.volume, slab.index, search.place), self._search_timer(slab, "open", OPEN_S)]
+
+    def _search_over(self, slab: Slab, event: SearchOver, now_s: float) -> Actions:
+        search = slab.search
+        if search is None or search.epoch != event.epoch:
+            return []
+        match event.step:
+            case "answers" if search.chosen is None:
+                return self._take(slab, search, now_s)
+            case "map" if search.chosen is not None and search.place is None:
+                return self._next_best(slab, search, "did not answer", now_s)
+            case "open" if search.place is not None:
+                return self._not_opened(slab, event.epoch, f"not opened within {OPEN_S:g} s", now_s)
+            case _:
+                return []
+
+    def _opened(self, slab: Slab, epoch: int) -> Actions:
+        search = slab.search
+        if search is None or search.place is None or search.epoch != epoch:
+            return [CloseSlab(slab.volume, slab.index, epoch)]
+        slab.search, slab.retries = None, 0
+        if slab.place is None:
+            slab.place = search.place
+        else:
+            slab.next = search.place
+        event = "mapped" if slab.next is None else "moving"
+        return [Note(slab.subject, event, f"on {search.place.lender} ({search.place.address}), epoch {epoch}")]
+
+    def _not_opened(self, slab: Slab, epoch: int, why: str, now_s: float) -> Actions:
+        search = slab.search
+        if search is None or search.place is None or search.epoch != epoch:
+            return []
+        return [CloseSlab(slab.volume, slab.index, epoch), *self._next_best(slab, search, why, now_s)]
+
+    # ---- losing a place ----
+
+    def _failed(self, slab: Slab, epoch: int, why: str) -> Actions:
+        """Nothing is lost: what it held is on disk or in the volume's queue."""
+        if slab.next is not None and slab.next.epoch == epoch:
+            lost, slab.next = slab.next, None
+            return [*self._lost(slab, lost, why, "the place it was leaving"), *self._leave_if_evicted(slab)]
+        if slab.place is None or slab.place.epoch != epoch:
+            return []
+        lost = slab.place
+        return self._lost(slab, lost, why, self._promote(slab))
+
+    def _lost(self, slab: Slab, place: Place, why: str, instead: str) -> Actions:
+        note = Note(slab.subject, "lost", f"{place.lender}, epoch {place.epoch}: {why}; {instead} serves it")
+        return [note, Send(place.lender, Done(slab.volume, slab.index, place.epoch))]
+
+    def _promote(self, slab: Slab) -> str:
+        """The place it was moving to, if any, is its place now. Who serves it, for people."""
+        slab.place, slab.next = slab.next, None
+        slab.evicted = slab.closing = False
+        return "the disk" if slab.place is None else slab.place.lender
+
+    def _host_lost(self, host: HostId) -> Actions:
+        """Its places are closed at once, also those that nobody reads now; a search does not wait for its answer."""
+        actions: Actions = []
+        for slab in self._all():
+            if slab.next is not None and slab.next.lender == host:
+                actions.append(CloseSlab(slab.volume, slab.index, slab.next.epoch))
+            if slab.place is not None and slab.place.lender == host and not slab.closing:
+                actions += [
+                    Note(slab.subject, "lender gone", f"{host} is gone from the rack"),
+                    self._close(slab),
+                ]
+        return actions
+
+    def _close(self, slab: Slab) -> CloseSlab:
+        assert slab.place is not None
+        slab.closing = True
+        return CloseSlab(slab.volume, slab.index, slab.place.epoch)
+
+    def _closed(self, slab: Slab, epoch: int) -> Actions:
+        done = Done(slab.volume, slab.index, epoch)
+        if slab.next is not None and slab.next.epoch == epoch:
+            lender, slab.next = slab.next.lender, None
+            return [Send(lender, done), *self._leave_if_evicted(slab)]
+        if slab.place is None or slab.place.epoch != epoch:
+            return []
+        lender = slab.place.lender
+        where = self._promote(slab)
+        return [Note(slab.subject, "done", f"{lender} may free it, {where} holds it now"), Send(lender, done)]
+
+    # ---- eviction ----
+
+    def _evict(self, slab: Slab, sender: HostId, message: Evict, now_s: float) -> Actions:
+        """Move if the slab is hot and somebody has room, within the grace; else the disk serves it (§2.4.4)."""
+        place = slab.place
+        if place is None or place.epoch != message.epoch or place.lender != sender:
+            return self._evict_other(slab, sender, message, now_s)
+        if slab.evicted or slab.closing:
+            return []
+        slab.evicted = True
+        why = f"{sender} needs its memory back within {message.grace_s:g} s"
+        if not placement.is_hot(slab.requests_per_s, self.hot):
+            cool = f"{why}; {slab.requests_per_s:.1f} page requests/s is not hot, the disk will do"
+            return [Note(slab.subject, "evicted", cool), self._close(slab)]
+        timer: SetTimer[SearchOver | GraceOver] = SetTimer(
+            CLOSE_AT * message.grace_s, GraceOver(slab.volume, slab.index, place.epoch)
+        )
+        return [timer, *self._seek(slab, "evicted", why, now_s, without=sender)]
+
+    def _evict_other(self, slab: Slab, sender: HostId, message: Evict, now_s: float) -> Actions:
+        """Not the place in use: the one being opened or filled is given up; anything else is not ours any more."""
+        if slab.next is not None and slab.next.epoch == message.epoch:
+            return [CloseSlab(slab.volume, slab.index, message.epoch)]
+        search = slab.search
+        if search is not None and search.epoch == message.epoch and search.chosen == sender:
+            close = CloseSlab(slab.volume, slab.index, message.epoch)
+            return [close, *self._next_best(slab, search, "wants it back already", now_s)]
+        return [Send(sender, Done(slab.volume, slab.index, message.epoch))]
+
+    def _copied(self, slab: Slab, epoch: int) -> Actions:
+        moved = slab.next is not None and slab.next.epoch == epoch and not slab.closing
+        return [self._close(slab)] if moved else []
+
+    def _grace_over(self, slab: Slab, epoch: int) -> Actions:
+        late = slab.place is not None and slab.place.epoch == epoch and not slab.closing
+        return [self._close(slab)] if late else []
+
+    def _leave_if_evicted(self, slab: Slab) -> Actions:
+        """An evicted slab that found no new place leaves the old one now: there is nothing to wait for."""
+        leaves = slab.evicted and slab.place is not None and not slab.closing
+        return [self._close(slab)] if leaves else []
+
+    # ---- messages ----
+
+    def _heard(self, sender: HostId, message: object, now_s: float) -> Actions:
+        match message:
+            case CheckActivity():
+                return [Send(sender, self._activity(message), ANSWER_S)]
+            case FreeMem() | MrInfo() | Evict():
+                return self._heard_about_slab(sender, message, now_s)
+            case _:
+                return []
+
+    def _heard_about_slab(self, sender: HostId, message: FreeMem | MrInfo | Evict, now_s: float) -> Actions:
+        slab = self._slab(message.volume, message.index)
+        if slab is None:
+            stale = isinstance(message, Evict) or (isinstance(message, MrInfo) and not message.refused)
+            return [_give_back(sender, message)] if stale else []
+        search = slab.search
+        match message:
+            case Evict():
+                return self._evict(slab, sender, message, now_s)
+            case FreeMem():
+                current = search is not None and search.epoch == message.epoch
+                return self._offered(slab, sender, message.slabs, now_s) if current else []
+            case MrInfo():
+                return self._heard_mr_info(slab, sender, message, now_s)
+
+    def _heard_mr_info(self, slab: Slab, sender: HostId, message: MrInfo, now_s: float) -> Actions:
+        search = slab.search
+        if search is None or search.epoch != message.epoch or search.chosen != sender:
+            known = {place.epoch for place in (slab.place, slab.next) if place is not None}
+            unused = not message.refused and message.epoch not in known
+            return [_give_back(sender, message)] if unused else []
+        if search.place is not None:
+            return []
+        if message.refused:
+            return self._next_best(slab, search, message.refused, now_s)
+        return self._granted(slab, search, message)
+
+    def _activity(self, message: CheckActivity) -> Activity:
+        known: list[SlabActivity] = []
+        for ref in message.slabs:
+            slab = self._slab(ref.volume, ref.index)
+            if slab is not None and slab.place is not None and slab.place.epoch == ref.epoch:
+                known.append(SlabActivity(ref, slab.requests_per_s))
+        return Activity(message.round, tuple(known))
+
+    def _undelivered(self, to: HostId, message: object, now_s: float) -> Actions:
+        if not isinstance(message, QueryMem | Map):
+            return []  # a lost Renew is repeated, a lost Done ends with the lease
+        slab = self._slab(message.volume, message.index)
+        search = slab.search if slab is not None else None
+        if slab is None or search is None or search.epoch != message.epoch:
+            return []
+        if isinstance(message, QueryMem):
+            return self._offered(slab, to, 0, now_s)
+        if search.chosen == to and search.place is None:
+            return self._next_best(slab, search, "did not answer", now_s)
+        return []
+
+    # ---- volumes ----
+
+    def _volume_found(self, event: VolumeFound) -> Actions:
+        """Take the process's word for what is open; give back what it does not have."""
+        known = self.volumes.get(event.volume)
+        if known is None:
+            slabs = [Slab(event.volume, index) for index in range(event.slabs)]
+            known = self.volumes[event.volume] = Volume(event.slab_bytes, event.page_bytes, slabs)
+        open_now: dict[int, list[Place]] = {}
+        for index, place in event.places:
+            open_now.setdefault(index, []).append(place)
+        actions: Actions = []
+        for slab in known.slabs:
+            actions += self._reconcile(slab, sorted(open_now.get(slab.index, []), key=lambda place: place.epoch))
+        return actions
+
+    def _reconcile(self, slab: Slab, found: list[Place]) -> Actions:
+        """`found` oldest first. With two, a move was under way: the older one is closed, the newer one stays."""
+        epochs = {place.epoch for place in found}
+        actions: Actions = []
+        for place in (slab.place, slab.next):
+            if place is not None and place.epoch not in epochs:
+                actions += self._failed(slab, place.epoch, "the volume's process lost it")
+        if slab.search is not None and slab.search.place is not None:
+            search, slab.search = slab.search, None
+            if search.epoch not in epochs:
+                assert search.chosen is not None
+                actions.append(Send(search.chosen, Done(slab.volume, slab.index, search.epoch)))
+        if slab.closing and slab.place is not None:
+            actions.append(self._close(slab))  # the process died before it had closed it
+        if found and slab.place is None:
+            slab.place, *rest = found
+            slab.next = rest[-1] if rest else None
+            if slab.next is not None:
+                actions.append(self._close(slab))
+            actions.append(Note(slab.subject, "found again", f"on {found[-1].lender}, epoch {found[-1].epoch}"))
+        return actions
+
+    def _volume_detached(self, name: str) -> Actions:
+        volume = self.volumes.pop(name, None)
+        actions: Actions = []
+        for slab in volume.slabs if volume else ():
+            held = [(place.lender, place.epoch) for place in (slab.place, slab.next) if place is not None]
+            if slab.search is not None and slab.search.chosen is not None:
+                held.append((slab.search.chosen, slab.search.epoch))
+            actions += [Send(lender, Done(name, slab.index, epoch)) for lender, epoch in held]
+        return actions
+
+    # ---- looking ----
+
+    def _slab(self, volume: str, index: int) -> Slab | None:
+        found = self.volumes.get(volume)
+        return found.slabs[index] if found is not None and index < len(found.slabs) else None
+
+    def _all(self) -> list[Slab]:
+        return [slab for volume in self.volumes.values() for slab in volume.slabs]
+
+
+def _give_back(to: HostId, message: SlabMessage) -> Send:
+    return Send(to, Done(message.volume, message.index, message.epoch))
+
+
+def _names(hosts: Sequence[HostId]) -> str:
+    return " and ".join(hosts) if hosts else "none"

@@ -1,0 +1,482 @@
+"""The lending half of a host: what it lends, to whom, under which epoch, and taking it back.
+
+    offered (FreeMem) -> registering (Map) -> lent (MrInfo) -> freeing (Done) -> gone
+                                                |  ^ Renew        ^
+                                                v  '              |
+                                             evicting (Evict) ----'   Done, or the deadline and the lease are over
+
+When memory gets short, E slabs must go. Which of them are idle only their borrowers know, so E + E' borrowers are asked
+and the E least active go (Infiniswap §2.5.2). A slab is freed after its borrower's `Done`; without one, when both the
+grace and the lease have passed, since the borrower may be dead. That is safe at any time: a borrower never has the only
+copy of a page here.
+
+What the slab process holds is asked of it after a restart of the agent (`StoreFound`); the machine takes its word and
+grants a new lease. A slab process that died has nothing left, and neither has this machine then (`StoreLost`).
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, assert_never
+
+import msgspec
+
+from covey.core import Heard, HostId, Note, Send, SetTimer, Undelivered
+from covey.ports import MemoryNow
+from covey.units import format_size
+from plugins.memory.messages import (
+    SECRET_BYTES,
+    Activity,
+    CheckActivity,
+    Done,
+    Evict,
+    FreeMem,
+    Map,
+    MrInfo,
+    QueryMem,
+    Renew,
+    SlabMessage,
+    SlabRef,
+)
+from plugins.memory.policy import lending
+from plugins.memory.policy.lending import Budget, Headroom
+
+ANSWER_S = 2.0
+"""How long borrowers may take to say how busy their slabs are; who is silent counts as idle."""
+
+Key = tuple[HostId, str, int]
+"""Borrower, volume, index."""
+
+
+class Held(msgspec.Struct, frozen=True):
+    """One slab that the slab process holds."""
+
+    borrower: HostId
+    slab: SlabRef
+    size_bytes: int
+    secret: bytes
+
+
+# ---- events ----------------------------------------------------------------------------------------------------------
+
+
+class SecondPassed(msgspec.Struct, frozen=True):
+    memory: MemoryNow
+    touched_bytes: int
+    """Pages of lent slabs that have been written."""
+
+
+class SlabEvent(msgspec.Struct, frozen=True):
+    """The slab process, about one slab."""
+
+    borrower: HostId
+    slab: SlabRef
+
+
+class SlabRegistered(SlabEvent, frozen=True):
+    address: str
+
+
+class SlabNotRegistered(SlabEvent, frozen=True):
+    why: str
+
+
+class SlabFreed(SlabEvent, frozen=True):
+    """Its memory is back with the system."""
+
+
+class StoreFound(msgspec.Struct, frozen=True):
+    """The slab process answers, and holds these."""
+
+    address: str
+    slabs: tuple[Held, ...]
+
+
+class StoreLost(msgspec.Struct, frozen=True):
+    """The slab process is gone, and all its slabs with it."""
+
+    why: str
+
+
+class AnswersOver(msgspec.Struct, frozen=True):
+    """Timer: activities that are not here by now do not count."""
+
+    round: int
+
+
+LenderEvent = (
+    SecondPassed
+    | SlabRegistered
+    | SlabNotRegistered
+    | SlabFreed
+    | StoreFound
+    | StoreLost
+    | AnswersOver
+    | Heard
+    | Undelivered
+)
+
+# ---- actions ---------------------------------------------------------------------------------------------------------
+
+
+class RegisterSlab(msgspec.Struct, frozen=True):
+    """Tell the slab process; comes back as `SlabRegistered` or `SlabNotRegistered`."""
+
+    borrower: HostId
+    slab: SlabRef
+    size_bytes: int
+    page_bytes: int
+    secret: bytes
+
+
+class FreeSlab(msgspec.Struct, frozen=True):
+    """Tell the slab process; comes back as `SlabFreed`."""
+
+    borrower: HostId
+    slab: SlabRef
+
+
+LenderAction = Send | SetTimer[AnswersOver] | Note | RegisterSlab | FreeSlab
+Actions = list[LenderAction]
+
+
+@dataclass
+class Lent:
+    """One slab lent."""
+
+    borrower: HostId
+    slab: SlabRef
+    size_bytes: int
+    secret: bytes
+    expires_s: float
+    """Not renewed by then: an orphan."""
+    state: Literal["registering", "lent", "evicting", "freeing"] = "registering"
+    deadline_s: float = 0.0
+    """When `evicting`: the end of the grace."""
+
+    @property
+    def subject(self) -> str:
+        return f"slab/{self.slab.volume}/{self.slab.index}"
+
+
+@dataclass
+class Batch:
+    """One eviction under way: E slabs of these are to go."""
+
+    round: int
+    evict: int
+    asked: list[Key]
+    activities: dict[Key, float] = field(default_factory=dict)
+    waiting: set[HostId] = field(default_factory=set)
+
+
+class Lender:
+    """`lend_bytes`: cap; `grace_s`, `lease_s` in seconds; `entropy(n)` gives n unpredictable bytes."""
+
+    def __init__(
+        self,
+        rng: random.Random,
+        entropy: Callable[[int], bytes],
+        headroom: Headroom,
+        lend_bytes: int,
+        grace_s: float,
+        lease_s: float,
+    ) -> None:
+        self.lent: dict[Key, Lent] = {}
+        self.address = ""
+        """Where the slab process listens; empty while it is not there."""
+        self.budget: Budget | None = None
+        self.evictions: dict[str, int] = {"pressure": 0, "orphan": 0, "forced": 0}
+        """Slabs taken back, by reason."""
+        self._rng, self._entropy, self._headroom = rng, entropy, headroom
+        self._lend_bytes, self._grace_s, self._lease_s = lend_bytes, grace_s, lease_s
+        self._used_bytes: float | None = None
+        self._batch: Batch | None = None
+        self._round = 0
+
+    def handle(self, event: LenderEvent, now_s: float) -> Sequence[LenderAction]:
+        match event:
+            case SecondPassed():
+                return self._second_passed(event, now_s)
+            case SlabRegistered():
+                return self._registered(event)
+            case SlabNotRegistered():
+                return self._not_registered(event)
+            case SlabFreed():
+                return self._freed(event)
+            case StoreFound():
+                return self._store_found(event, now_s)
+            case StoreLost():
+                return self._store_lost(event.why)
+            case AnswersOver():
+                return self._answers_over(event.round, now_s)
+            case Heard():
+                return self._heard(event.sender, event.message, now_s)
+            case Undelivered():
+                return self._undelivered(event.to, event.message, now_s)
+            case _:
+                assert_never(event)
+
+    def check(self) -> None:
+        for (borrower, volume, index), lent in self.lent.items():
+            assert (borrower, volume, index) == (lent.borrower, lent.slab.volume, lent.slab.index)
+            assert len(lent.secret) == SECRET_BYTES, f"{lent.subject} has no secret"
+        assert self._batch is None or self._batch.evict > 0
+
+    def spare_bytes(self) -> int:
+        """What could be lent now on top of what is lent; 0 before the first measurement and without a slab process."""
+        if self.budget is None or not self.address:
+            return 0
+        lent = sum(lent.size_bytes for lent in self.lent.values())
+        return lending.spare_bytes(msgspec.structs.replace(self.budget, lent_bytes=lent))
+
+    # ---- the second ----
+
+    def _second_passed(self, event: SecondPassed, now_s: float) -> Actions:
+        memory = event.memory
+        self._used_bytes = lending.memory_used(self._used_bytes, memory.total_bytes - memory.available_bytes)
+        self.budget = Budget(
+            total_bytes=memory.total_bytes,
+            used_bytes=self._used_bytes,
+            pressure=memory.pressure_some_avg10,
+            headroom_bytes=self._headroom.of(memory.total_bytes),
+            lend_bytes=self._lend_bytes,
+            lent_bytes=sum(lent.size_bytes for lent in self.lent.values()),
+            touched_bytes=event.touched_bytes,
+        )
+        return [*self._overdue(now_s), *self._make_room(self.budget, now_s)]
+
+    def _overdue(self, now_s: float) -> Actions:
+        actions: Actions = []
+        for lent in self.lent.values():
+            if lent.state == "lent" and now_s >= lent.expires_s:
+                self.evictions["orphan"] += 1
+                actions += self._free(lent, "orphan", f"{lent.borrower} has not renewed it for {self._lease_s:g} s")
+            elif lent.state == "evicting" and now_s >= max(lent.deadline_s, lent.expires_s):
+                self.evictions["forced"] += 1
+                actions += self._free(
+                    lent, "forced", f"{lent.borrower} did not let go in time; grace and lease are over"
+                )
+        return actions
+
+    def _make_room(self, budget: Budget, now_s: float) -> Actions:
+        """One batch at a time, since the next measurement shows what it brought."""
+        if self._batch is not None or any(lent.state in ("evicting", "freeing") for lent in self.lent.values()):
+            return []
+        keys = [key for key, lent in self.lent.items() if lent.state == "lent"]
+        if not keys:
+            return []
+        evict = lending.slabs_to_free(budget, max(self.lent[key].size_bytes for key in keys), len(keys))
+        if evict == 0:
+            return []
+        self._round += 1
+        asked = lending.eviction_candidates(sorted(keys), evict, self._rng)
+        self._batch = Batch(self._round, evict, asked)
+        if len(asked) <= evict:
+            return self._evict_least_active(self._batch, now_s)
+        return self._ask_activity(self._batch)
+
+    # ---- eviction in a batch ----
+
+    def _ask_activity(self, batch: Batch) -> Actions:
+        by_borrower: dict[HostId, list[SlabRef]] = {}
+        for key in batch.asked:
+            by_borrower.setdefault(key[0], []).append(self.lent[key].slab)
+        batch.waiting = set(by_borrower)
+        asks: Actions = [
+            Send(borrower, CheckActivity(batch.round, tuple(slabs)), ANSWER_S)
+            for borrower, slabs in sorted(by_borrower.items())
+        ]
+        return [*asks, SetTimer(1.5 * ANSWER_S, AnswersOver(batch.round))]
+
+    def _activity(self, sender: HostId, message: Activity, now_s: float) -> Actions:
+        batch = self._batch
+        if batch is None or message.round != batch.round or sender not in batch.waiting:
+            return []
+        for said in message.activities:
+            key = (sender, said.slab.volume, said.slab.index)
+            if key in batch.asked:
+                batch.activities[key] = said.requests_per_s
+        batch.waiting.discard(sender)
+        return [] if batch.waiting else self._evict_least_active(batch, now_s)
+
+    def _answers_over(self, round: int, now_s: float) -> Actions:
+        if self._batch is None or self._batch.round != round:
+            return []
+        return self._evict_least_active(self._batch, now_s)
+
+    def _evict_least_active(self, batch: Batch, now_s: float) -> Actions:
+        self._batch = None
+        activities = {
+            key: batch.activities.get(key, 0.0)
+            for key in batch.asked
+            if key in self.lent and self.lent[key].state == "lent"
+        }
+        actions: Actions = []
+        for key in lending.least_active(activities, batch.evict):
+            lent = self.lent[key]
+            lent.state, lent.deadline_s = "evicting", now_s + self._grace_s
+            self.evictions["pressure"] += 1
+            why = (
+                f"memory is short: {self._shortage()}; {activities[key]:.1f} page requests/s, "
+                f"among the {batch.evict} least active of {len(activities)} asked"
+            )
+            ref = lent.slab
+            actions += [
+                Note(lent.subject, "evicting", why),
+                Send(lent.borrower, Evict(ref.volume, ref.index, ref.epoch, self._grace_s), self._grace_s),
+            ]
+        return actions
+
+    def _shortage(self) -> str:
+        assert self.budget is not None
+        return f"{format_size(self.budget.free_bytes)} free, headroom {format_size(self.budget.headroom_bytes)}"
+
+    # ---- lending ----
+
+    def _heard(self, sender: HostId, message: object, now_s: float) -> Actions:
+        match message:
+            case QueryMem():
+                slabs = self.spare_bytes() // message.slab_bytes if message.slab_bytes else 0
+                offer = FreeMem(message.volume, message.index, message.epoch, min(slabs, (1 << 31) - 1))
+                return [Send(sender, offer, ANSWER_S)]
+            case Map():
+                return self._map(sender, message, now_s)
+            case Done():
+                return self._done(sender, message)
+            case Renew():
+                return self._renew(sender, message, now_s)
+            case Activity():
+                return self._activity(sender, message, now_s)
+            case _:
+                return []
+
+    def _map(self, sender: HostId, message: Map, now_s: float) -> Actions:
+        known = self.lent.get((sender, message.volume, message.index))
+        if known is None:
+            return self._map_new(sender, message, now_s)
+        if message.epoch < known.slab.epoch:
+            return [self._refuse(sender, message.ref, f"epoch {message.epoch} is older than {known.slab.epoch}")]
+        if message.epoch > known.slab.epoch:
+            # The borrower forgot this mapping (it started anew): the old one is freed first, and it may ask again.
+            freeing = self._free(known, "replaced", f"{sender} maps it again under epoch {message.epoch}")
+            return [*freeing, self._refuse(sender, message.ref, "its older mapping is being freed; ask again")]
+        if known.state == "lent":
+            return [self._mr_info(known)]
+        if known.state == "registering":
+            return []  # the answer is on its way
+        return [self._refuse(sender, message.ref, "this mapping is being taken back")]
+
+    def _map_new(self, sender: HostId, message: Map, now_s: float) -> Actions:
+        why = self._why_not(message)
+        if why:
+            note = Note(f"slab/{message.volume}/{message.index}", "not lent", f"to {sender}: {why}")
+            return [note, self._refuse(sender, message.ref, why)]
+        secret = self._entropy(SECRET_BYTES)
+        lent = Lent(sender, message.ref, message.slab_bytes, secret, now_s + self._lease_s)
+        self.lent[sender, message.volume, message.index] = lent
+        return [RegisterSlab(sender, message.ref, message.slab_bytes, message.page_bytes, secret)]
+
+    def _why_not(self, message: Map) -> str:
+        if not self.address:
+            return "this host lends nothing now"
+        if message.slab_bytes == 0 or message.slab_bytes % message.page_bytes:
+            return f"{message.slab_bytes} bytes is not a whole number of pages"
+        spare = self.spare_bytes()
+        if message.slab_bytes > spare:
+            return f"only {format_size(spare)} to spare now, a slab is {format_size(message.slab_bytes)}"
+        return ""
+
+    def _refuse(self, to: HostId, slab: SlabRef, why: str) -> Send:
+        return Send(to, MrInfo(slab.volume, slab.index, slab.epoch, refused=why[:300]), ANSWER_S)
+
+    def _mr_info(self, lent: Lent) -> Send:
+        slab = lent.slab
+        return Send(
+            lent.borrower,
+            MrInfo(slab.volume, slab.index, slab.epoch, address=self.address, secret=lent.secret),
+            ANSWER_S,
+        )
+
+    def _registered(self, event: SlabRegistered) -> Actions:
+        self.address = event.address
+        lent = self._find(event.borrower, event.slab)
+        if lent is None:
+            return [FreeSlab(event.borrower, event.slab)]
+        if lent.state != "registering":
+            return []
+        lent.state = "lent"
+        why = f"to {lent.borrower}, {format_size(lent.size_bytes)}, epoch {lent.slab.epoch}"
+        return [Note(lent.subject, "lent", why), self._mr_info(lent)]
+
+    def _not_registered(self, event: SlabNotRegistered) -> Actions:
+        lent = self._find(event.borrower, event.slab)
+        if lent is None or lent.state != "registering":
+            return []
+        del self.lent[lent.borrower, lent.slab.volume, lent.slab.index]
+        return [self._refuse(event.borrower, event.slab, event.why)]
+
+    def _renew(self, sender: HostId, message: Renew, now_s: float) -> Actions:
+        """An eviction under way is not put off by a renewal."""
+        for ref in message.slabs:
+            lent = self._find(sender, ref)
+            if lent is not None and lent.state in ("registering", "lent"):
+                lent.expires_s = now_s + self._lease_s
+        return []
+
+    # ---- taking back ----
+
+    def _done(self, sender: HostId, message: SlabMessage) -> Actions:
+        lent = self._find(sender, message.ref)
+        return [] if lent is None or lent.state == "freeing" else self._free(lent, "done", f"{sender} let go of it")
+
+    def _free(self, lent: Lent, event: str, why: str) -> Actions:
+        lent.state = "freeing"
+        return [Note(lent.subject, event, f"{why}; freed here"), FreeSlab(lent.borrower, lent.slab)]
+
+    def _freed(self, event: SlabFreed) -> Actions:
+        lent = self._find(event.borrower, event.slab)
+        if lent is not None:
+            del self.lent[lent.borrower, lent.slab.volume, lent.slab.index]
+        return []
+
+    def _undelivered(self, to: HostId, message: object, now_s: float) -> Actions:
+        """A borrower that cannot be asked counts as idle. One that did not hear `MrInfo` gives up or lets the lease run
+        out; from one that did not hear `Evict` the slab is taken when grace and lease are over."""
+        if isinstance(message, CheckActivity):
+            return self._activity(to, Activity(message.round, ()), now_s)
+        return []
+
+    # ---- the slab process ----
+
+    def _store_found(self, event: StoreFound, now_s: float) -> Actions:
+        self.address = event.address
+        held = {(found.borrower, found.slab): found for found in event.slabs}
+        for key, lent in list(self.lent.items()):
+            if (lent.borrower, lent.slab) not in held and lent.state != "registering":
+                del self.lent[key]
+        actions: Actions = []
+        for found in event.slabs:
+            actions += self._adopt(found, now_s)
+        return actions
+
+    def _adopt(self, found: Held, now_s: float) -> Actions:
+        """Its borrower has a lease to say that it still wants it."""
+        if self._find(found.borrower, found.slab) is not None:
+            return []
+        lent = Lent(found.borrower, found.slab, found.size_bytes, found.secret, now_s + self._lease_s, "lent")
+        self.lent[found.borrower, found.slab.volume, found.slab.index] = lent
+        return [Note(lent.subject, "found again", f"lent to {found.borrower}, epoch {found.slab.epoch}")]
+
+    def _store_lost(self, why: str) -> Actions:
+        self.address, self._batch = "", None
+        lost, self.lent = self.lent, {}
+        return [
+            Note(lent.subject, "lost", f"lent to {lent.borrower}, but the slab process is gone: {why}")
+            for lent in lost.values()
+        ]
+
+    def _find(self, borrower: HostId, slab: SlabRef) -> Lent | None:
+        """The mapping of exactly this epoch."""
+        lent = self.lent.get((borrower, slab.volume, slab.index))
+        return lent if lent is not None and lent.slab.epoch == slab.epoch else None

@@ -1,0 +1,77 @@
+"""One slab of a volume, as its borrower knows it.
+
+           hot                  two answered            MrInfo              vold opened it
+cold -------------> asking ------------------> asking --------> asking ----------------------> mapped
+ ^  <- nobody has room -'     (Map to the freest)                                               |   |
+ |                                                                                              |   |
+ |<------------------- lender lost, or its connection failed -----------------------------------'   | Evict
+ |                                                                                                  v
+ '<- closed, `Done` -------------- moving: asks again while the old place still serves reads -------'
+                                    '- copied to the new place, old one closed, `Done` -> mapped
+"""
+
+from dataclasses import dataclass, field
+
+from covey.core import HostId
+from plugins.memory.messages import SlabRef
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a slab lies: one mapping, under one epoch."""
+
+    epoch: int
+    lender: HostId
+    address: str
+    secret: bytes
+
+
+@dataclass
+class Search:
+    """A slab looking for a place: two hosts are asked, the freer one is taken."""
+
+    epoch: int
+    asked: tuple[HostId, ...]
+    offers: dict[HostId, int] = field(default_factory=dict)
+    """Slabs each could lend; 0 for one that did not answer or refused."""
+    chosen: HostId | None = None
+    place: Place | None = None
+    """Granted by `chosen`, being opened by the volume's process."""
+
+
+@dataclass
+class Slab:
+    volume: str
+    index: int
+    requests_per_s: float = 0.0
+    place: Place | None = None
+    """Serving now."""
+    next: Place | None = None
+    """Open and being filled, while `place` is on its way out."""
+    search: Search | None = None
+    evicted: bool = False
+    """The lender of `place` wants it back."""
+    closing: bool = False
+    """`place` is being closed."""
+    retry_at_s: float = 0.0
+    """Nobody had room: do not ask before."""
+    retries: int = 0
+
+    @property
+    def subject(self) -> str:
+        return f"slab/{self.volume}/{self.index}"
+
+    @property
+    def state(self) -> str:
+        """`cold`, `asking`, `mapped` or `moving`."""
+        if self.place is not None:
+            return "moving" if self.evicted or self.closing else "mapped"
+        return "cold" if self.search is None else "asking"
+
+    def ref(self, epoch: int) -> SlabRef:
+        return SlabRef(self.volume, self.index, epoch)
+
+    def hosts(self) -> list[HostId]:
+        """Every host that holds this slab or is being asked for it."""
+        places = [place.lender for place in (self.place, self.next) if place is not None]
+        return [*places, *(self.search.asked if self.search is not None else ())]

@@ -1,0 +1,144 @@
+"""What two hosts say to one another about slabs: the paper's eight control messages (Infiniswap §2.6.1), and ours.
+
+        borrower                          lender                 borrower                          lender
+           |-- QueryMem --------------------->|                     |<----------- CheckActivity --------|
+           |<----------------------- FreeMem -|                     |-- Activity ---------------------->|
+           |-- Map -------------------------->|                     |<------------------- Evict --------|
+           |<------------------------ MrInfo -|                     |   (drain, move or rely on disk)   |
+           |   (from here on: pages)          |                     |-- Done -------------------------->|
+
+Every message about one slab names it by volume and index, and by the epoch under which the borrower asked. Epochs only
+grow, so an answer to an older question is recognised and dropped. A `Done` that nobody asked for gives the slab back as
+well: a borrower says it when a volume is detached or when a `Map` came to nothing.
+
+Ours: `Renew`, since a borrower may vanish without a word (the paper's daemon then keeps the memory for ever), and the
+question `SlabsHere` with its answer, so that any agent can list the slabs of all.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from covey.core import ID_PATTERN, Message
+from plugins.views import SlabView
+
+VolumeName = Annotated[str, Meta(pattern=ID_PATTERN)]
+SlabIndex = Annotated[int, Meta(ge=0, lt=1 << 20)]
+Epoch = Annotated[int, Meta(ge=0, lt=1 << 63)]
+Bytes = Annotated[int, Meta(ge=0, lt=1 << 50)]
+Secret = Annotated[bytes, Meta(max_length=16)]
+Reason = Annotated[str, Meta(max_length=300)]
+
+SECRET_BYTES = 16
+"""What a connection to a slab must present; drawn by the lender for each mapping."""
+
+
+class SlabRef(msgspec.Struct, frozen=True, array_like=True):
+    """One mapping of one slab of the borrower that sends or receives the message."""
+
+    volume: VolumeName
+    index: SlabIndex
+    epoch: Epoch
+
+
+SlabRefs = Annotated[tuple[SlabRef, ...], Meta(max_length=4096)]
+
+
+class SlabMessage(Message, frozen=True):
+    """About one slab, under one epoch."""
+
+    volume: VolumeName
+    index: SlabIndex
+    epoch: Epoch
+
+    @property
+    def ref(self) -> SlabRef:
+        return SlabRef(self.volume, self.index, self.epoch)
+
+
+# ---- placement -------------------------------------------------------------------------------------------------------
+
+
+class QueryMem(SlabMessage, frozen=True):
+    """Borrower: how many slabs of this size could you lend?"""
+
+    slab_bytes: Bytes
+
+
+class FreeMem(SlabMessage, frozen=True):
+    """Lender: this many now. It promises nothing."""
+
+    slabs: Annotated[int, Meta(ge=0, lt=1 << 31)]
+
+
+class Map(SlabMessage, frozen=True):
+    """Borrower: I take one."""
+
+    slab_bytes: Bytes
+    page_bytes: Annotated[int, Meta(ge=512, le=1 << 16)]
+
+
+class MrInfo(SlabMessage, frozen=True):
+    """Lender: there it is (`address` and `secret`: the paper's address, length, rkey), or no (`refused`)."""
+
+    address: Annotated[str, Meta(max_length=120)] = ""
+    secret: Secret = b""
+    refused: Reason = ""
+    """Why there is none; empty when it is mapped."""
+
+
+# ---- eviction --------------------------------------------------------------------------------------------------------
+
+
+class CheckActivity(Message, frozen=True):
+    """Lender: how busy are these slabs of yours that I hold?"""
+
+    round: Annotated[int, Meta(ge=0, lt=1 << 63)]
+    slabs: SlabRefs
+
+
+class SlabActivity(msgspec.Struct, frozen=True, array_like=True):
+    slab: SlabRef
+    requests_per_s: Annotated[float, Meta(ge=0, le=1e12)]
+
+
+class Activity(Message, frozen=True):
+    """Borrower: as busy as this. A slab it does not know under that epoch is left out."""
+
+    round: Annotated[int, Meta(ge=0, lt=1 << 63)]
+    activities: Annotated[tuple[SlabActivity, ...], Meta(max_length=4096)]
+
+
+class Evict(SlabMessage, frozen=True):
+    """Lender: I need this one back within `grace_s`."""
+
+    grace_s: Annotated[float, Meta(ge=0, le=3600)]
+
+
+class Done(SlabMessage, frozen=True):
+    """Borrower: nothing of mine depends on it any more; free it."""
+
+
+# ---- ours ------------------------------------------------------------------------------------------------------------
+
+
+class Renew(Message, frozen=True):
+    """Borrower: I still use these. Whatever is not renewed for a lease is an orphan and freed."""
+
+    slabs: SlabRefs
+
+
+class SlabsHere(Message, frozen=True):
+    """Question: which slabs do the volumes of your host have?"""
+
+
+class SlabsAre(Message, frozen=True):
+    """Answer to `SlabsHere`."""
+
+    slabs: Annotated[tuple[SlabView, ...], Meta(max_length=1 << 16)]
+
+
+ToLender = QueryMem | Map | Activity | Done | Renew
+ToBorrower = FreeMem | MrInfo | CheckActivity | Evict
+Messages = ToLender | ToBorrower | SlabsHere | SlabsAre

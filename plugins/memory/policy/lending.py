@@ -1,0 +1,89 @@
+"""How much memory a host may lend, and which slabs it takes back first (Infiniswap §2.5)."""
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+BETA = 0.2
+"""Weight of the newest second in the memory in use (Infiniswap §2.5.1)."""
+PRESSURE_MAX = 10.0
+"""Percent of the last 10 s in which some task waited for memory; above it nothing more is lent. Ours: the paper looks
+at free memory only, which on Linux says little about need."""
+
+Slab = TypeVar("Slab")
+
+
+class Headroom(msgspec.Struct, frozen=True):
+    """Memory a host keeps for itself: `fixed_bytes`, or `fraction` of all it has (Infiniswap §2.5.1: 8 GB of 64 GB)."""
+
+    fixed_bytes: int = 0
+    fraction: float = 0.0
+
+    def of(self, total_bytes: int) -> int:
+        return max(self.fixed_bytes, round(self.fraction * total_bytes))
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """The memory of a lending host in one second, bytes."""
+
+    total_bytes: int
+    used_bytes: float
+    """In use by everything on the machine, the slabs' touched pages included; smoothed."""
+    pressure: float
+    """PSI `some avg10`, percent."""
+    headroom_bytes: int
+    lend_bytes: int
+    """Never lend more than this."""
+    lent_bytes: int
+    """Full size of all slabs lent."""
+    touched_bytes: int
+    """What of them has been written, and so is already part of `used_bytes`."""
+
+    @property
+    def free_bytes(self) -> float:
+        return self.total_bytes - self.used_bytes
+
+
+def memory_used(old_bytes: float | None, measured_bytes: float, beta: float = BETA) -> float:
+    """Memory in use, smoothed: EWMA with one second period (Infiniswap §2.5.1). The paper starts at 0 and so believes
+    for its first seconds that the host is empty; we start at the first measurement."""
+    return measured_bytes if old_bytes is None else beta * measured_bytes + (1 - beta) * old_bytes
+
+
+def lend_auto(available_bytes: int, headroom_bytes: int) -> int:
+    """What `lend = "auto"` means at start: half of what is free above headroom."""
+    return max(0, available_bytes - headroom_bytes) // 2
+
+
+def spare_bytes(budget: Budget) -> int:
+    """What could be lent on top of what is lent: free memory above headroom (Infiniswap §2.5.1), less what the
+    borrowers have been promised but not yet touched, within the cap; 0 under pressure."""
+    if budget.pressure > PRESSURE_MAX:
+        return 0
+    promised = max(0, budget.lent_bytes - budget.touched_bytes)
+    above = budget.free_bytes - budget.headroom_bytes - promised
+    return max(0, min(int(above), budget.lend_bytes - budget.lent_bytes))
+
+
+def slabs_to_free(budget: Budget, slab_bytes: int, lent: int) -> int:
+    """E: how many lent slabs to take back so that headroom is free again (Infiniswap §2.5.2), at most all `lent`."""
+    if slab_bytes <= 0:
+        return 0
+    missing = budget.headroom_bytes - budget.free_bytes
+    over = budget.lent_bytes - budget.lend_bytes
+    return min(lent, max(0, math.ceil(max(missing, over) / slab_bytes)))
+
+
+def eviction_candidates(lent: Sequence[Slab], evict: int, rng: random.Random, extra: int | None = None) -> list[Slab]:
+    """E + E' slabs drawn at random, whose borrowers are asked how busy they are; E' <= E, by default E (§2.5.2)."""
+    spread = evict if extra is None else min(extra, evict)
+    return rng.sample(lent, min(len(lent), evict + spread))
+
+
+def least_active(activities: Mapping[Slab, float], evict: int) -> list[Slab]:
+    """The `evict` slabs with the lowest activity, the least active first (Infiniswap §2.5.2). Between equals the one
+    that was drawn first."""
+    return sorted(activities, key=lambda slab: activities[slab])[:evict]

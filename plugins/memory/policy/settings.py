@@ -1,0 +1,127 @@
+"""Section `[memory]` of agent.toml: what a person may change, checked once."""
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from covey.units import GIB, format_size, parse_seconds, parse_size
+from plugins.memory.policy.lending import Headroom
+from plugins.memory.policy.placement import HOT_SLAB
+
+SLABS_MAX = 8192
+"""Slabs of one volume; each is a connection and a line in a table. Larger volumes want larger slabs."""
+REQUEST_PAGES_MAX = 256
+"""Pages in one request on either byte path."""
+T = TypeVar("T")
+_PERCENT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$")
+
+
+class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[memory]: lending this host's spare memory, and borrowing that of others."""
+
+    lend: str = "auto"
+    """Most that is ever lent. `auto`: half of what is free above headroom when the agent starts. `0 B`: nothing."""
+    headroom: str = "12.5 %"
+    """Memory this host keeps free for itself: a size or a share of all (Infiniswap §2.5.1: 8 GB of 64 GB)."""
+    slab: str = "64 MiB"
+    """Size of one slab of a new volume. The paper uses 1 GB; smaller slabs move faster and spread wider."""
+    page: str = "4 KiB"
+    """Size of one page of a new volume."""
+    bind: str = ""
+    """Where the slab process listens; empty: the advertised address, a free port."""
+    hot_requests_per_s: float = HOT_SLAB
+    """Page requests per second above which a slab is placed on another host (Infiniswap §2.4.1)."""
+    spill_queue: str = "16 MiB"
+    """Pages acknowledged by a lender that may wait for the disk, per volume; when full, writers wait."""
+    remote_deadline: str = "2 s"
+    """A lender that does not answer a page request for so long is given up; the disk answers."""
+    grace: str = "10 s"
+    """How long a borrower may take to move a slab that its lender wants back."""
+    lease: str = "60 s"
+    """A slab that its borrower has not renewed for so long is an orphan and freed."""
+    volume_max: str = "1 TiB"
+    """Largest volume."""
+
+    def __post_init__(self) -> None:
+        for key in ("slab", "page", "spill_queue", "volume_max"):
+            _checked(key, getattr(self, key), parse_size)
+        for key in ("remote_deadline", "grace", "lease"):
+            if _checked(key, getattr(self, key), parse_seconds) <= 0:
+                raise ValueError(f"{key} = {getattr(self, key)!r}: expected more than 0 s")
+        _checked("headroom", self.headroom, _headroom)
+        if self.lend != "auto":
+            _checked("lend", self.lend, parse_size)
+        if not 0 <= self.hot_requests_per_s < float("inf"):
+            raise ValueError(f"hot_requests_per_s = {self.hot_requests_per_s}: expected 0 or more")
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        page, slab = self.page_bytes, self.slab_bytes
+        if page not in (512 << n for n in range(8)):
+            raise ValueError(f"page = {self.page!r}: expected a power of two from 512 B to 64 KiB")
+        if slab < page or slab % page or slab > 64 * GIB:
+            raise ValueError(
+                f"slab = {self.slab!r}: expected a multiple of the page ({format_size(page)}), at most 64 GiB"
+            )
+        if self.spill_queue_pages < REQUEST_PAGES_MAX:
+            least = format_size(REQUEST_PAGES_MAX * page)
+            raise ValueError(f"spill_queue = {self.spill_queue!r}: expected at least {least}, the largest request")
+
+    @property
+    def slab_bytes(self) -> int:
+        return parse_size(self.slab)
+
+    @property
+    def page_bytes(self) -> int:
+        return parse_size(self.page)
+
+    @property
+    def spill_queue_pages(self) -> int:
+        return parse_size(self.spill_queue) // self.page_bytes
+
+    @property
+    def volume_max_bytes(self) -> int:
+        return parse_size(self.volume_max)
+
+    @property
+    def headroom_kept(self) -> Headroom:
+        return _headroom(self.headroom)
+
+    @property
+    def lend_max_bytes(self) -> int | None:
+        """None for `auto`."""
+        return None if self.lend == "auto" else parse_size(self.lend)
+
+    @property
+    def remote_deadline_s(self) -> float:
+        return parse_seconds(self.remote_deadline)
+
+    @property
+    def grace_s(self) -> float:
+        return parse_seconds(self.grace)
+
+    @property
+    def lease_s(self) -> float:
+        return parse_seconds(self.lease)
+
+
+def _headroom(text: str) -> Headroom:
+    found = _PERCENT.match(text)
+    if found is None:
+        try:
+            return Headroom(fixed_bytes=parse_size(text))
+        except ValueError as error:
+            raise ValueError(f"{error}, or a share of all memory such as '12.5 %'") from error
+    share = float(found[1]) / 100
+    if not 0 <= share < 1:
+        raise ValueError(f"{text!r} is not a share of memory: expected 0 % to 99 %")
+    return Headroom(fraction=share)
+
+
+def _checked(key: str, value: str, parse: Callable[[str], T]) -> T:
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise ValueError(f"{key} = {value!r}: {error}") from error

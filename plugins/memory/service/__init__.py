@@ -1,0 +1,178 @@
+"""Remote memory at work: `borrowing` and `lending` feed their machines; this file is what the agent calls.
+
+`process` keeps the byte processes alive, `record` remembers them across restarts of the agent.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+from covey.core import ID_PATTERN, Fact, Heard, HostId
+from covey.units import parse_size
+from covey.wire import Attach, Detach, Detached, Frame, Refusal, VolumeAt
+from plugins.base import Command, Host, JobPeer, Refused, RoomService
+from plugins.facts import HostGone, SecondPassed
+from plugins.memory.machine.borrower import HostLost
+from plugins.memory.messages import (
+    Activity,
+    CheckActivity,
+    Done,
+    Evict,
+    FreeMem,
+    Map,
+    MrInfo,
+    QueryMem,
+    Renew,
+    SlabsAre,
+    SlabsHere,
+)
+from plugins.memory.policy.settings import MemorySettings
+from plugins.memory.service.borrowing import Borrowing
+from plugins.memory.service.lending import Lending
+from plugins.memory.service.record import Record
+from plugins.views import SlabView, VolumeView
+
+ASK_S = 2.0
+"""How long other hosts may take to list their slabs."""
+_NAME = re.compile(ID_PATTERN)
+
+
+class MemoryService(RoomService):
+    """The room `memory` of one host."""
+
+    name: ClassVar[str] = "memory"
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        settings = host.settings(MemorySettings)
+        self._record = Record(self.env.disk)
+        self.borrowing = Borrowing(host, settings, self._record, self.perform)
+        self.lending = Lending(host, settings, self._record, self.perform)
+        self._second_passes = False
+
+    async def start(self) -> None:
+        await self._record.load()
+        await self.lending.start()
+        await self.borrowing.start()
+
+    # ---- what happens ----
+
+    def take(self, fact: Fact) -> None:
+        match fact:
+            case SecondPassed():
+                if not self._second_passes:
+                    self._second_passes = True
+                    self.env.spawn("memory second", self._second())
+            case HostGone():
+                self.borrowing.feed(HostLost(fact.host))
+            case _:
+                pass
+
+    async def _second(self) -> None:
+        """One at a time: a process that is slow to answer makes seconds longer, not more."""
+        try:
+            await self.lending.second()
+            await self.borrowing.second()
+        finally:
+            self._second_passes = False
+
+    async def hear(self, sender: HostId, message: Any) -> None:
+        match message:
+            case QueryMem() | Map() | Activity() | Done() | Renew():
+                self.lending.feed(Heard(sender, message))
+            case FreeMem() | MrInfo() | CheckActivity() | Evict():
+                self.borrowing.feed(Heard(sender, message))
+            case _:
+                self.log.warning("not a message but a question or an answer", sender=sender, message=str(message)[:200])
+
+    async def answer(self, sender: HostId, question: Any) -> msgspec.Struct:
+        if isinstance(question, SlabsHere):
+            return SlabsAre(tuple(self.borrowing.slab_views()))
+        return await super().answer(sender, question)
+
+    # ---- processes of this host ----
+
+    async def frame(self, peer: JobPeer, frame: Frame) -> None:
+        try:
+            match frame:
+                case Attach():
+                    peer.send(await self._attach_for(peer.uid, frame))
+                case Detach():
+                    await self.borrowing.detach(_volume_name(frame.volume), peer.uid)
+                    peer.send(Detached(frame.volume))
+                case _:
+                    pass
+        except Refused as refused:
+            peer.send(Refusal(refused.what, refused.why, refused.next))
+
+    async def _attach_for(self, uid: int, frame: Attach) -> VolumeAt:
+        volume = await self.borrowing.attach(_volume_name(frame.volume), frame.size_bytes, uid)
+        known = volume.known
+        path = self.borrowing.path(known.volume)
+        return VolumeAt(known.volume, known.size_bytes, known.page_bytes, path, known.token)
+
+    # ---- what people ask ----
+
+    def commands(self) -> Mapping[str, Command]:
+        return {
+            "attach": self._attach,
+            "detach": self._detach,
+            "volumes": self._volumes,
+            "slabs": self._slabs,
+        }
+
+    async def _attach(self, arguments: Mapping[str, Any]) -> VolumeView:
+        """`volume`, and `size_bytes` or `size` (bytes, or text such as `64 MiB`)."""
+        name = _volume_name(arguments.get("volume"))
+        size = _size(arguments.get("size_bytes", arguments.get("size")))
+        return self.borrowing.volume_view(await self.borrowing.attach(name, size, -1))
+
+    async def _detach(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`volume`."""
+        name = _volume_name(arguments.get("volume"))
+        await self.borrowing.detach(name, -1)
+        return {"volume": name}
+
+    async def _volumes(self, arguments: Mapping[str, Any]) -> list[VolumeView]:
+        return self.borrowing.volume_views()
+
+    async def _slabs(self, arguments: Mapping[str, Any]) -> list[SlabView]:
+        """This host's; with `all` those of every host that answers."""
+        mine = self.borrowing.slab_views()
+        if not arguments.get("all"):
+            return mine
+        others = [view.host for view in self.host.hosts() if view.host != self.host.id and view.state == "alive"]
+        answers = await asyncio.gather(*(self._slabs_of(host) for host in others))
+        return [*mine, *(slab for answer in answers for slab in answer)]
+
+    async def _slabs_of(self, host: HostId) -> tuple[SlabView, ...]:
+        """None of a host that does not answer in time, or does not lend or borrow."""
+        try:
+            answer = await self.host.ask(self.name, host, SlabsHere(), ASK_S)
+        except (TimeoutError, Refused):
+            return ()
+        return answer.slabs if isinstance(answer, SlabsAre) else ()
+
+    def metrics(self) -> Mapping[str, float]:
+        return {**self.lending.metrics(), **self.borrowing.metrics()}
+
+
+def _volume_name(name: object) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        why = "use a-z, 0-9, '-' and '.', starting with a letter or digit, at most 63 characters"
+        raise Refused(2, f"{name!r} is no name for a volume", why, "choose such a name")
+    return name
+
+
+def _size(size: object) -> int:
+    try:
+        if isinstance(size, str):
+            return parse_size(size)
+        if isinstance(size, int) and not isinstance(size, bool):
+            return size
+        raise ValueError(f"size = {size!r}: expected bytes, or text such as '64 MiB'")
+    except ValueError as error:
+        raise Refused(2, "that is no size for a volume", str(error), "give a size such as 64 MiB") from error

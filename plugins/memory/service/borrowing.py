@@ -1,0 +1,346 @@
+"""The borrowing half at work: feeds the `Borrower` machine and keeps one process per volume."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from covey.core import HostId
+from covey.ports import ProcessId
+from covey.units import format_size
+from plugins.base import Host, Refused
+from plugins.facts import Spare
+from plugins.memory.datapath import control, vold
+from plugins.memory.datapath.control import OpenPlace, PageCounts, PlaceList, SlabCounts, SlabLost, Told, Yes
+from plugins.memory.datapath.vold import VoldConfig
+from plugins.memory.machine import borrower as machine
+from plugins.memory.machine.borrower import OPEN_S, Borrower, BorrowerEvent, CloseSlab, OpenSlab
+from plugins.memory.machine.slab import Place, Slab
+from plugins.memory.policy.placement import Peer
+from plugins.memory.policy.settings import SLABS_MAX, MemorySettings
+from plugins.memory.service.process import START_S, ByteProcess, Program
+from plugins.memory.service.record import KnownProcess, KnownVolume, Record
+from plugins.views import SlabView, VolumeView
+
+ASK_S = 5.0
+CLOSE_S = 60.0
+"""How long one question to close a slab waits for the disk; then it is asked again."""
+TOKEN_BYTES = 32
+
+
+@dataclass
+class OpenVolume:
+    """A volume of this host and its process."""
+
+    known: KnownVolume
+    process: ByteProcess
+    counts: PageCounts | None = None
+    counted: dict[int, int] = field(default_factory=dict)
+    """Slab -> requests at the last second, to tell what is new."""
+
+    @property
+    def slabs(self) -> int:
+        return -(-self.known.size_bytes // self.known.slab_bytes)
+
+    def requests(self, counts: PageCounts) -> list[int]:
+        """Pages requested of each slab since the last second. A process that started anew counts from 0."""
+        measured = [0] * self.slabs
+        restarted = any(slab.requests < self.counted.get(slab.index, 0) for slab in counts.slabs)
+        before = {} if restarted else self.counted
+        for slab in counts.slabs:
+            if slab.index < self.slabs:
+                measured[slab.index] = slab.requests - before.get(slab.index, 0)
+        self.counts, self.counted = counts, {slab.index: slab.requests for slab in counts.slabs}
+        return measured
+
+
+class Borrowing:
+    """`perform` performs the actions that every room shares."""
+
+    def __init__(
+        self,
+        host: Host,
+        settings: MemorySettings,
+        record: Record,
+        perform: Callable[[Any, Callable[[Any], None]], None],
+    ) -> None:
+        self._host, self._env, self._settings, self._record = host, host.env, settings, record
+        self._perform_shared = perform
+        self.machine = Borrower(host.id, host.env.rng, host.boot, settings.hot_requests_per_s, settings.lease_s)
+        self.volumes: dict[str, OpenVolume] = {}
+        self._changing = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Every volume's process is found again, or started again."""
+        for known in self._record.now.volumes:
+            self._keep(known)
+
+    # ---- volumes ----
+
+    async def attach(self, name: str, size_bytes: int, uid: int) -> OpenVolume:
+        """The volume of this name, made if there is none. Refused when it cannot be. `uid` -1: asked by agentctl."""
+        async with self._changing:
+            known = self._volume_like(name, size_bytes, uid)
+            found = self.volumes.get(name)
+            if found is None:
+                await self._record.set_volume(known)
+                found = self._keep(known)
+                size = format_size(known.size_bytes)
+                self._host.note(f"volume/{name}", "attached", f"{size} in slabs of {format_size(known.slab_bytes)}")
+        try:
+            async with asyncio.timeout(START_S):
+                await found.process.ready.wait()
+        except TimeoutError:
+            what, why = f"volume {name} is not ready", f"its process did not start within {START_S:g} s"
+            raise Refused(1, what, why, f"see logs/{vold.control_name(name)}.log and try again") from None
+        return found
+
+    def _volume_like(self, name: str, size_bytes: int, uid: int) -> KnownVolume:
+        """What is known of the volume, or what it will be. Refused: another's, of another size, impossible."""
+        settings, what = self._settings, f"cannot attach volume {name}"
+        most = min(settings.volume_max_bytes, SLABS_MAX * settings.slab_bytes)
+        if not 1 <= size_bytes <= most:
+            why = f"{size_bytes} bytes; a volume here has 1 B to {format_size(most)}"
+            raise Refused(2, what, why, "choose another size, or raise volume_max or slab in [memory] of agent.toml")
+        found = self.volumes.get(name)
+        if found is None:
+            pages = -(-size_bytes // settings.page_bytes)
+            return KnownVolume(
+                volume=name,
+                size_bytes=pages * settings.page_bytes,
+                page_bytes=settings.page_bytes,
+                slab_bytes=settings.slab_bytes,
+                token=self._env.entropy(TOKEN_BYTES),
+                uid=uid,
+                process=KnownProcess(self._env.entropy(TOKEN_BYTES)),
+            )
+        known = found.known
+        self._check_owner(known, uid, what)
+        if -(-size_bytes // known.page_bytes) * known.page_bytes != known.size_bytes:
+            why = f"it exists with {known.size_bytes} bytes, not {size_bytes}"
+            raise Refused(4, what, why, f"ask for {format_size(known.size_bytes)}, or detach it first")
+        return known
+
+    def _check_owner(self, known: KnownVolume, uid: int, what: str) -> None:
+        if uid not in (known.uid, -1, 0) and known.uid != -1:
+            raise Refused(4, what, f"it belongs to another user (uid {known.uid})", "choose another name")
+
+    async def detach(self, name: str, uid: int) -> None:
+        """Forget it, on this host and at its lenders. Refused when there is none."""
+        async with self._changing:
+            found = self.volumes.get(name)
+            if found is None:
+                raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volumes")
+            self._check_owner(found.known, uid, f"cannot detach volume {name}")
+            del self.volumes[name]
+            await found.process.stop(forget=True)
+            self.feed(machine.VolumeDetached(name))
+            for file in await self._env.disk.names(f"{vold.prefix(name)}/"):
+                await self._env.disk.delete(file)
+            await self._record.forget_volume(name)
+            self._host.note(f"volume/{name}", "detached", "forgotten here and at its lenders")
+
+    def _keep(self, known: KnownVolume) -> OpenVolume:
+        name, settings = known.volume, self._settings
+        config = VoldConfig(
+            volume=name,
+            size_bytes=known.size_bytes,
+            page_bytes=known.page_bytes,
+            slab_bytes=known.slab_bytes,
+            token=known.token,
+            secret=known.process.secret,
+            queue_pages=settings.spill_queue_pages,
+            deadline_s=settings.remote_deadline_s,
+        )
+
+        async def remember(process: ProcessId) -> None:
+            volume = self.volumes.get(name)
+            if volume is not None:
+                old = volume.known
+                volume.known = msgspec.structs.replace(old, process=KnownProcess(old.process.secret, process))
+                await self._record.set_volume(volume.known)
+
+        async def up(process: ByteProcess) -> None:
+            await self._volume_up(known, process)
+
+        control_name = vold.control_name(name)
+        program = Program("vold", control_name, config, control_name, known.process.secret)
+        process = ByteProcess(
+            self._env,
+            program,
+            known.process.process,
+            remember,
+            up,
+            lambda why: self._volume_down(name, why),
+            lambda told: self._told(name, told),
+        )
+        self.volumes[name] = OpenVolume(known, process)
+        self._env.spawn(f"memory vold {name}", process.keep())
+        return self.volumes[name]
+
+    async def _volume_up(self, known: KnownVolume, process: ByteProcess) -> None:
+        answer = await process.ask(control.ListPlaces, START_S)
+        if not isinstance(answer, PlaceList):
+            raise ConnectionResetError(f"the volume's process answered {answer}")
+        slabs = -(-known.size_bytes // known.slab_bytes)
+        places = tuple((place.index, _place(place)) for place in answer.places if place.index < slabs)
+        if process.starts > 1:
+            self._host.note(f"volume/{known.volume}", "started again", "its process is back")
+        self.feed(machine.VolumeFound(known.volume, slabs, known.slab_bytes, known.page_bytes, places))
+
+    def _volume_down(self, name: str, why: str) -> None:
+        self._env.log.warning("a volume's process is gone", volume=name, why=why)
+        self._host.note(f"volume/{name}", "process gone", f"{why}; it is started again")
+
+    def _told(self, name: str, told: Told) -> None:
+        if isinstance(told, SlabLost):
+            self.feed(machine.SlabFailed(name, told.index, told.epoch, told.why))
+        else:
+            self.feed(machine.SlabCopied(name, told.index, told.epoch))
+
+    # ---- events and actions ----
+
+    def feed(self, event: BorrowerEvent) -> None:
+        for action in self.machine.handle(event, self._env.clock.now_s()):
+            match action:
+                case OpenSlab():
+                    self._env.spawn("open slab", self._open(action))
+                case CloseSlab():
+                    self._env.spawn("close slab", self._close(action))
+                case _:
+                    self._perform_shared(action, self.feed)
+
+    async def second(self) -> None:
+        """Once a second: how busy is each slab, and who could be asked."""
+        requests: dict[str, Sequence[int]] = {}
+        for name, volume in list(self.volumes.items()):
+            counts = await self._count(volume)
+            if counts is not None:
+                requests[name] = volume.requests(counts)
+        self.feed(machine.SecondPassed(requests, self._peers()))
+
+    async def _count(self, volume: OpenVolume) -> PageCounts | None:
+        if not volume.process.ready.is_set():
+            return None
+        try:
+            answer = await volume.process.ask(control.CountPages, ASK_S)
+        except (ConnectionError, TimeoutError) as error:
+            self._env.log.warning("a volume's process does not answer", volume=volume.known.volume, why=str(error))
+            return None
+        return answer if isinstance(answer, PageCounts) else None
+
+    def _peers(self) -> tuple[Peer, ...]:
+        peers: list[Peer] = []
+        for view in self._host.hosts():
+            if view.host != self._host.id:
+                spare = view.value("spare", Spare)
+                peers.append(Peer(view.host, view.state, spare.slabs_free if isinstance(spare, Spare) else None))
+        return tuple(peers)
+
+    async def _open(self, action: OpenSlab) -> None:
+        place, volume = action.place, self.volumes.get(action.volume)
+        try:
+            if volume is None:
+                raise ConnectionResetError("the volume was detached")
+            answer = await volume.process.ask(
+                lambda id: control.OpenSlab(id, action.index, place.epoch, place.lender, place.address, place.secret),
+                OPEN_S,
+            )
+        except (ConnectionError, TimeoutError) as error:
+            why = f"the volume's process does not answer: {error}"
+            self.feed(machine.SlabNotOpened(action.volume, action.index, place.epoch, why))
+            return
+        if isinstance(answer, Yes):
+            self.feed(machine.SlabOpened(action.volume, action.index, place.epoch))
+        else:
+            why = getattr(answer, "why", str(answer))
+            self.feed(machine.SlabNotOpened(action.volume, action.index, place.epoch, why))
+
+    async def _close(self, action: CloseSlab) -> None:
+        """Until it is certain. A process that died is asked what it has when it is back."""
+        while True:
+            volume = self.volumes.get(action.volume)
+            if volume is None:
+                return
+            try:
+                await volume.process.ask(lambda id: control.CloseSlab(id, action.index, action.epoch), CLOSE_S)
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                return
+            self.feed(machine.SlabClosed(action.volume, action.index, action.epoch))
+            return
+
+    # ---- what people see ----
+
+    def volume_views(self) -> list[VolumeView]:
+        return [self.volume_view(volume) for _, volume in sorted(self.volumes.items())]
+
+    def volume_view(self, volume: OpenVolume) -> VolumeView:
+        known, counts = volume.known, volume.counts
+        slabs = self._slabs(known.volume)
+        return VolumeView(
+            volume=known.volume,
+            host=self._host.id,
+            size_bytes=known.size_bytes,
+            page_bytes=known.page_bytes,
+            slab_bytes=known.slab_bytes,
+            slabs_mapped=sum(slab.place is not None for slab in slabs),
+            slabs=volume.slabs,
+            read_bytes=counts.read_bytes if counts else 0,
+            written_bytes=counts.written_bytes if counts else 0,
+            remote_read_bytes=counts.remote_read_bytes if counts else 0,
+            disk_read_bytes=counts.disk_read_bytes if counts else 0,
+            process_alive=volume.process.ready.is_set(),
+            path=self.path(known.volume),
+        )
+
+    def path(self, name: str) -> str:
+        """Of the unix socket that processes read and write through."""
+        return f"{self._env.run_dir}/{vold.front_name(name)}.sock"
+
+    def slab_views(self) -> list[SlabView]:
+        return [
+            self._slab_view(slab, volume) for name, volume in sorted(self.volumes.items()) for slab in self._slabs(name)
+        ]
+
+    def _slab_view(self, slab: Slab, volume: OpenVolume) -> SlabView:
+        found = [count for count in volume.counts.slabs if count.index == slab.index] if volume.counts else []
+        counts = found[0] if found else SlabCounts(slab.index, 0, 0, 0)
+        return SlabView(
+            volume=slab.volume,
+            index=slab.index,
+            borrower=self._host.id,
+            state=slab.state,
+            lender=HostId(slab.place.lender) if slab.place else None,
+            size_bytes=min(volume.known.slab_bytes, volume.known.size_bytes - slab.index * volume.known.slab_bytes),
+            pages_written=counts.written,
+            pages_remote=counts.remote,
+            requests_per_s=round(slab.requests_per_s, 3),
+            epoch=slab.place.epoch if slab.place else 0,
+        )
+
+    def _slabs(self, name: str) -> list[Slab]:
+        volume = self.machine.volumes.get(name)
+        return [] if volume is None else volume.slabs
+
+    def metrics(self) -> dict[str, float]:
+        slabs = [slab for name in self.volumes for slab in self._slabs(name)]
+        counted = [volume.counts for volume in self.volumes.values() if volume.counts is not None]
+        return {
+            'covey_slabs{role="borrowed"}': sum(slab.place is not None for slab in slabs),
+            'covey_slabs{role="on_disk"}': sum(slab.place is None for slab in slabs),
+            "covey_volumes": len(self.volumes),
+            'covey_page_bytes_total{op="read",from="remote"}': sum(counts.remote_read_bytes for counts in counted),
+            'covey_page_bytes_total{op="read",from="disk"}': sum(counts.disk_read_bytes for counts in counted),
+            'covey_page_bytes_total{op="read",from="all"}': sum(counts.read_bytes for counts in counted),
+            'covey_page_bytes_total{op="write",from="all"}': sum(counts.written_bytes for counts in counted),
+            "covey_page_queue_pages": sum(counts.queued_pages for counts in counted),
+            "covey_pages_torn_total": sum(counts.torn_pages for counts in counted),
+        }
+
+
+def _place(place: OpenPlace) -> Place:
+    return Place(place.epoch, HostId(place.lender), place.address, place.secret)

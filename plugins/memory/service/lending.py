@@ -1,0 +1,206 @@
+"""The lending half at work: feeds the `Lender` machine, keeps the slab process, publishes what this host can spare."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from covey.core import HostId
+from covey.ports import ProcessId
+from plugins.base import Host
+from plugins.facts import Spare, SpareChanged
+from plugins.memory.datapath import control
+from plugins.memory.datapath.control import SlabList, Yes
+from plugins.memory.datapath.slabd import SlabdConfig
+from plugins.memory.machine import lender as machine
+from plugins.memory.machine.lender import FreeSlab, Held, Lender, LenderEvent, RegisterSlab
+from plugins.memory.messages import SlabRef
+from plugins.memory.policy import lending
+from plugins.memory.policy.settings import MemorySettings
+from plugins.memory.service.process import ByteProcess, Program
+from plugins.memory.service.record import KnownProcess, Record
+
+CONTROL = "slabd"
+ASK_S = 5.0
+SECRET_BYTES = 32
+
+
+class Lending:
+    """`perform` performs the actions that every room shares."""
+
+    def __init__(
+        self,
+        host: Host,
+        settings: MemorySettings,
+        record: Record,
+        perform: Callable[[Any, Callable[[Any], None]], None],
+    ) -> None:
+        self._host, self._env, self._settings, self._record = host, host.env, settings, record
+        self._perform_shared = perform
+        memory = host.env.probes.memory()
+        headroom_bytes = settings.headroom_kept.of(memory.total_bytes)
+        most = settings.lend_max_bytes
+        self.lend_bytes = lending.lend_auto(memory.available_bytes, headroom_bytes) if most is None else most
+        self.machine = Lender(
+            host.env.rng, host.env.entropy, settings.headroom_kept, self.lend_bytes, settings.grace_s, settings.lease_s
+        )
+        self.process: ByteProcess | None = None
+        self._published: Spare | None = None
+        self._touched_bytes = 0
+        self._refused = 0
+
+    async def start(self) -> None:
+        """A slab process that was lending before goes on until its slabs are back, even if nothing is lent any more."""
+        known = self._record.now.lending
+        if known is None and self.lend_bytes < self._settings.slab_bytes:
+            self._publish()
+            return
+        if known is None:
+            known = KnownProcess(self._env.entropy(SECRET_BYTES))
+            await self._record.set_lending(known)
+        self.process = self._process(known)
+        self._env.spawn("memory slabd", self.process.keep())
+
+    def _process(self, known: KnownProcess) -> ByteProcess:
+        config = SlabdConfig(
+            bind=self._settings.bind or f"{_bracketed(self._host.advertise)}:0",
+            secret=known.secret,
+            lend_bytes=self.lend_bytes,
+            control=CONTROL,
+        )
+
+        async def remember(process: ProcessId) -> None:
+            await self._record.set_lending(msgspec.structs.replace(known, process=process))
+
+        program = Program("slabd", CONTROL, config, CONTROL, known.secret)
+        return ByteProcess(self._env, program, known.process, remember, self._up, self._down, lambda told: None)
+
+    # ---- the slab process ----
+
+    async def _up(self, process: ByteProcess) -> None:
+        listed = await self._list(process)
+        slabs = tuple(
+            Held(HostId(slab.borrower), SlabRef(slab.volume, slab.index, slab.epoch), slab.slab_bytes, slab.secret)
+            for slab in listed.slabs
+        )
+        self.feed(machine.StoreFound(self._reached_at(listed.address), slabs))
+
+    def _down(self, why: str) -> None:
+        self._touched_bytes = 0
+        self._env.log.warning("the slab process is gone", why=why)
+        self.feed(machine.StoreLost(why))
+
+    async def _list(self, process: ByteProcess) -> SlabList:
+        """ConnectionError when it is not there or answers something else."""
+        answer = await process.ask(control.ListSlabs, ASK_S)
+        if not isinstance(answer, SlabList):
+            raise ConnectionResetError(f"the slab process answered {answer}")
+        self._touched_bytes = sum(slab.touched_bytes for slab in answer.slabs)
+        self._refused = answer.refused
+        return answer
+
+    def _reached_at(self, address: str) -> str:
+        """Bound to all addresses, it is reached at the advertised one."""
+        ip, _, port = address.rpartition(":")
+        return f"{_bracketed(self._host.advertise)}:{port}" if ip in ("0.0.0.0", "[::]") else address
+
+    # ---- events and actions ----
+
+    def feed(self, event: LenderEvent) -> None:
+        for action in self.machine.handle(event, self._env.clock.now_s()):
+            match action:
+                case RegisterSlab():
+                    self._env.spawn("register slab", self._register(action))
+                case FreeSlab():
+                    self._env.spawn("free slab", self._free(action))
+                case _:
+                    self._perform_shared(action, self.feed)
+
+    async def second(self) -> None:
+        """Once a second: measure, decide, publish."""
+        if self.process is not None and self.process.ready.is_set():
+            try:
+                await self._list(self.process)
+            except (ConnectionError, TimeoutError) as error:
+                self._env.log.warning("the slab process does not answer", why=str(error))
+        self.feed(machine.SecondPassed(self._env.probes.memory(), self._touched_bytes))
+        self._publish()
+
+    async def _register(self, action: RegisterSlab) -> None:
+        slab = action.slab
+        try:
+            assert self.process is not None
+            answer = await self.process.ask(
+                lambda id: control.RegisterSlab(
+                    id,
+                    borrower=action.borrower,
+                    volume=slab.volume,
+                    index=slab.index,
+                    epoch=slab.epoch,
+                    slab_bytes=action.size_bytes,
+                    page_bytes=action.page_bytes,
+                    secret=action.secret,
+                ),
+                ASK_S,
+            )
+        except (ConnectionError, TimeoutError) as error:
+            self.feed(machine.SlabNotRegistered(action.borrower, slab, f"the slab process does not answer: {error}"))
+            return
+        if isinstance(answer, Yes):
+            self.feed(machine.SlabRegistered(action.borrower, slab, self.machine.address))
+        else:
+            self.feed(machine.SlabNotRegistered(action.borrower, slab, getattr(answer, "why", str(answer))))
+
+    async def _free(self, action: FreeSlab) -> None:
+        """Until it is certain: a process that died has freed it too (`StoreLost`, or not in `StoreFound`)."""
+        slab = action.slab
+        while True:
+            try:
+                assert self.process is not None
+                await self.process.ask(
+                    lambda id: control.FreeSlab(id, action.borrower, slab.volume, slab.index, slab.epoch), ASK_S
+                )
+                break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+        self.feed(machine.SlabFreed(action.borrower, slab))
+
+    # ---- what others see ----
+
+    def _publish(self) -> None:
+        slab_bytes = self._settings.slab_bytes
+        spare_bytes = self.machine.spare_bytes()
+        spare = Spare(slab_bytes, spare_bytes // slab_bytes, len(self.machine.lent))
+        if self._published is None or _worth_telling(self._published, spare):
+            self._published = spare
+            self._host.publish("spare", spare)
+            self._host.tell(SpareChanged(spare_bytes))
+
+    def metrics(self) -> dict[str, float]:
+        lent = self.machine.lent.values()
+        budget = self.machine.budget
+        return {
+            'covey_slabs{role="lent"}': len(lent),
+            "covey_slab_lent_bytes": sum(slab.size_bytes for slab in lent),
+            "covey_slab_touched_bytes": self._touched_bytes,
+            "covey_slab_connections_refused_total": self._refused,
+            "covey_spare_bytes": self.machine.spare_bytes(),
+            "covey_headroom_bytes": 0 if budget is None else budget.headroom_bytes,
+            **{
+                f'covey_slab_evictions_total{{reason="{reason}"}}': count
+                for reason, count in self.machine.evictions.items()
+            },
+        }
+
+
+def _worth_telling(old: Spare, new: Spare) -> bool:
+    """Gossip carries a hint: a slab more or less among hundreds is not news, the first and the last one are."""
+    lent_or_size = (old.slab_bytes, old.slabs_lent) != (new.slab_bytes, new.slabs_lent)
+    edge = (old.slabs_free == 0) != (new.slabs_free == 0)
+    return lent_or_size or edge or abs(new.slabs_free - old.slabs_free) > old.slabs_free // 10
+
+
+def _bracketed(ip: str) -> str:
+    return f"[{ip}]" if ":" in ip else ip

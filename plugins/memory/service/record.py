@@ -1,0 +1,73 @@
+"""What this room must find again after a restart of the agent: its processes and volumes. File `memory/agent`.
+
+Which slab lies where is not in it: the volume's process knows that, and is asked. The same for slabs lent.
+"""
+
+import asyncio
+
+import msgspec
+
+from covey.ports import Disk, ProcessId
+
+FILE = "memory/agent"
+
+
+class KnownProcess(msgspec.Struct, frozen=True):
+    """One of our byte processes."""
+
+    secret: bytes
+    """What we say on its control socket."""
+    process: ProcessId | None = None
+    """None before the first start."""
+
+
+class KnownVolume(msgspec.Struct, frozen=True):
+    volume: str
+    size_bytes: int
+    page_bytes: int
+    slab_bytes: int
+    token: bytes
+    """What a process must present to read and write."""
+    uid: int
+    """Whose it is; -1: any user of this host."""
+    process: KnownProcess
+
+
+class Remembered(msgspec.Struct, frozen=True):
+    lending: KnownProcess | None = None
+    volumes: tuple[KnownVolume, ...] = ()
+
+
+class Record:
+    """The record in memory and on disk. ValueError when the file is damaged."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.now = Remembered()
+        self._disk = disk
+        self._lock = asyncio.Lock()
+
+    async def load(self) -> None:
+        found = await self._disk.read(FILE)
+        if found is None:
+            return
+        try:
+            self.now = msgspec.msgpack.decode(found, type=Remembered)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{self._disk.path(FILE)} is damaged: {error}; restore or delete it") from error
+
+    async def set_lending(self, lending: KnownProcess) -> None:
+        await self._write(msgspec.structs.replace(self.now, lending=lending))
+
+    async def set_volume(self, volume: KnownVolume) -> None:
+        others = tuple(known for known in self.now.volumes if known.volume != volume.volume)
+        await self._write(msgspec.structs.replace(self.now, volumes=(*others, volume)))
+
+    async def forget_volume(self, name: str) -> None:
+        others = tuple(known for known in self.now.volumes if known.volume != name)
+        await self._write(msgspec.structs.replace(self.now, volumes=others))
+
+    async def _write(self, new: Remembered) -> None:
+        """Durable on return. The newest content is written, whoever comes first."""
+        self.now = new
+        async with self._lock:
+            await self._disk.replace(FILE, msgspec.msgpack.encode(self.now))
