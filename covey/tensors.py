@@ -46,7 +46,10 @@ DEAD_S = 6.0
 """Quiet time after which the connection is given up, seconds."""
 RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Pauses between attempts to reach the same address, seconds; the last one repeats."""
-BARRIER = "covey/barrier"
+BARRIER, LEAVE = "covey/barrier", "covey/leave"
+LEAVE_S = 60.0
+"""How long a rank that is done waits for the others, seconds. Longer than any takeover by another aggregator; it passes
+in vain only when an aggregator dies between telling some and telling all that everybody is done."""
 
 
 class TensorError(RuntimeError):
@@ -116,6 +119,18 @@ class TensorClient:
         """Blocks until every rank called it."""
         self.push_pull(BARRIER, np.zeros(1, np.float32))
 
+    def leave(self, linger_s: float = LEAVE_S) -> bool:
+        """The last call of a script that ended well: blocks until every rank has made it, so that no rank goes while
+        another may still need its copy of a last result. False when that took longer than `linger_s`."""
+        with self._timed():
+            self._say_out(lambda: self._rounds.declare(LEAVE, "grad", (1,)))
+            self._say_out(lambda: self._rounds.push(LEAVE, bytes(4)))
+            try:
+                self._wait(LEAVE, lambda: self._rounds.tensors[LEAVE].unacknowledged is None, linger_s)
+            except TimeoutError:
+                return False
+            return True
+
     def close(self) -> None:
         """Drops the connection and ends the thread; blocked calls raise TensorError. Again is harmless."""
         with self._changed:
@@ -155,7 +170,8 @@ class TensorClient:
         if link is not None:
             link.send(frames)
 
-    def _wait(self, name: str, done: Callable[[], bool]) -> Array:
+    def _wait(self, name: str, done: Callable[[], bool], give_up_s: float | None = None) -> Array:
+        """The tensor's result. TimeoutError after `give_up_s`."""
         began = time.monotonic()
         tell_at = began + self._patience_s
         with self._changed:
@@ -164,7 +180,10 @@ class TensorClient:
                 self._raise_if_over()
                 if tensor.fault:
                     raise TensorError(f"tensor {name!r}: {tensor.fault}")
-                self._changed.wait(timeout=max(0.0, tell_at - time.monotonic()) + 0.001)
+                wake_at = tell_at if give_up_s is None else min(tell_at, began + give_up_s)
+                self._changed.wait(timeout=max(0.0, wake_at - time.monotonic()) + 0.001)
+                if give_up_s is not None and time.monotonic() >= began + give_up_s and not done():
+                    raise TimeoutError(f"tensor {name!r} took longer than {format_seconds(give_up_s)}")
                 if time.monotonic() >= tell_at and not done():
                     waited = format_seconds(time.monotonic() - began)
                     self._tell(f"has waited {waited} for tensor {name!r}: {self._why()}")
