@@ -1,1 +1,12 @@
+"""The replicated log under the leader: a Raft core of our own (Ongaro and Ousterhout, 2014) and what runs around it.
 
+    messages   what voters and observers say to one another, decoded with bounds
+    policy     who may win a vote, what is committed, how long to wait: pure functions
+    machine    the Raft core: events in, actions out; it opens nothing and reads no clock
+    disk       the durable log: one generation file of checksummed frames and one snapshot
+    service    the coroutine around it: timers, group commit, proposals and their results
+
+Three or five hosts vote. Every other living host is an *observer*: it receives what is committed and applies it, so
+that each host answers reads from its own copy, but it never counts towards a majority and never votes. A host with no
+voters configured is a rack of one: it alone votes, and leads at once.
+"""

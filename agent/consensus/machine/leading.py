@@ -1,0 +1,193 @@
+"""A leader's own state: what each other host has, and whether a majority still stands behind us.
+
+It is made new at each election and dropped when the leader steps down (Raft Figure 2, "volatile state on leaders").
+
+CheckQuorum and the lease. Each round of heartbeats has a number, every answer names it, and what counts is when the
+round *began*: at that moment the voter had not yet helped anybody else, and for `election_min_s` after it heard us it
+will not (Raft thesis §4.2.3, §6.4.1). So until `lease_s` after the latest round that a majority answered, no other
+leader can exist.
+"""
+
+import math
+from collections.abc import Sequence
+
+from agent.consensus import policy
+from agent.consensus.machine.ledger import Ledger
+from agent.consensus.machine.progress import Progress, State
+from agent.consensus.machine.words import Image, Proposal
+from agent.consensus.messages import ENTRIES_MAX, Append, AppendReply, Entry, Snapshot, SnapshotReply
+from agent.consensus.policy import Timing
+from covey.core import HostId
+
+ROUNDS_MAX = 256
+"""Rounds whose beginning is remembered; an answer to an older one confirms nothing."""
+RETRY_ROUNDS = 4
+"""Heartbeats after which a piece of a snapshot is sent again."""
+OBSERVER_PATIENCE_S = 5.0
+"""An observer that has been silent for longer is tried at the slow pace."""
+
+
+class Leading:
+    def __init__(
+        self,
+        ledger: Ledger,
+        timing: Timing,
+        voters: Sequence[HostId],
+        observers: Sequence[HostId],
+        now_s: float,
+    ) -> None:
+        """`voters` are the other ones."""
+        self._ledger, self._timing = ledger, timing
+        self._voters = len(voters) + 1
+        self._elected_s = now_s
+        self._round = 0
+        self._rounds: dict[int, float] = {}
+        self.tick_s = now_s
+        """When the next round of heartbeats is due."""
+        next_index = ledger.log.last_index + 1
+        self.peers = {host: Progress(True, next_index) for host in voters}
+        self.observe(observers)
+        self.first_index = next_index
+        """Our no-op: once it is committed, so is everything before it (Raft §5.4.2, §8)."""
+        ledger.append([Entry(ledger.term, b"", 0, b"")])
+        self.beat(now_s)
+
+    def observe(self, observers: Sequence[HostId]) -> None:
+        """The observers are these now; one that stays keeps its place."""
+        voters = {host: progress for host, progress in self.peers.items() if progress.voter}
+        start = self._ledger.commit + 1
+        others = {host: self.peers.get(host) or Progress(False, start) for host in observers if host not in voters}
+        self.peers = voters | others
+
+    # ---- time ----
+
+    def beat(self, now_s: float) -> None:
+        """A round of heartbeats; an Append that got lost is sent again."""
+        self._round += 1
+        self._rounds[self._round] = now_s
+        self._rounds.pop(self._round - ROUNDS_MAX, None)
+        alone = not self.peers
+        self.tick_s = now_s + (self._timing.observer_s if alone else self._timing.heartbeat_s)
+        for host, progress in self.peers.items():
+            if progress.voter or now_s >= progress.beat_s:
+                self._beat_one(host, progress, now_s)
+
+    def _beat_one(self, host: HostId, progress: Progress, now_s: float) -> None:
+        progress.beat_s = now_s + self._pause(progress, now_s)
+        if progress.state is State.SNAPSHOT:
+            if now_s - progress.sent_s >= RETRY_ROUNDS * self._timing.heartbeat_s:
+                self._piece(host, progress, now_s)
+            else:
+                self._say_append(host, progress, 0, ())
+        elif progress.state is State.PROBE:
+            progress.waiting = False
+            self.feed(host, progress, now_s)
+        elif progress.next <= self._ledger.log.base_index:
+            self._begin_snapshot(host, progress, now_s)
+        else:
+            self._say_append(host, progress, progress.next - 1, ())
+
+    def _pause(self, progress: Progress, now_s: float) -> float:
+        behind = progress.match < self._ledger.commit or progress.state is not State.STREAM
+        silent = now_s - max(progress.confirmed_s, self._elected_s) > OBSERVER_PATIENCE_S
+        return 2 * self._timing.heartbeat_s if behind and not silent else self._timing.observer_s
+
+    def confirmed_s(self, now_s: float) -> float:
+        """The latest time at which a majority, ourselves included, stood behind us; -inf before the first answers."""
+        others = [progress.confirmed_s for progress in self.peers.values() if progress.voter]
+        return policy.quorum_time([now_s, *others])
+
+    def deserted(self, now_s: float) -> bool:
+        """No majority has answered for `step_down_s`."""
+        return now_s - max(self.confirmed_s(now_s), self._elected_s) > self._timing.step_down_s
+
+    # ---- entries ----
+
+    def propose(self, proposals: Sequence[Proposal], now_s: float) -> None:
+        term = self._ledger.term
+        self._ledger.append([Entry(term, each.id, each.base, each.command) for each in proposals])
+        for host, progress in self.peers.items():
+            if progress.voter:
+                self.feed(host, progress, now_s)
+
+    def advance(self, now_s: float) -> None:
+        """Commit what a majority holds durably, if it is of our own term (Raft §5.3, §5.4.2), and say so."""
+        ledger = self._ledger
+        matches = [progress.match for progress in self.peers.values() if progress.voter]
+        index = policy.commit_index([ledger.durable, *matches])
+        if index > ledger.commit and ledger.log.term_at(index) == ledger.term:
+            ledger.commit_to(index)
+            for host, progress in self.peers.items():
+                self.feed(host, progress, now_s)
+
+    def feed(self, host: HostId, progress: Progress, now_s: float) -> None:
+        """Send what this host lacks, as far as its window allows. Observers get only what is committed."""
+        ledger = self._ledger
+        last = ledger.log.last_index if progress.voter else ledger.commit
+        while progress.may_send:
+            if progress.next <= ledger.log.base_index:
+                self._begin_snapshot(host, progress, now_s)
+                return
+            lacks = progress.next <= last
+            news = progress.told_commit < min(ledger.commit, progress.next - 1)
+            if not lacks and not news and progress.state is State.STREAM:
+                return
+            entries = ledger.log.slice(progress.next, min(last, progress.next + ENTRIES_MAX))
+            entries = entries[: policy.batch_length(entries)]
+            self._say_append(host, progress, progress.next - 1, entries)
+
+    def _say_append(self, host: HostId, progress: Progress, prev_index: int, entries: tuple[Entry, ...]) -> None:
+        ledger = self._ledger
+        prev_term = 0 if prev_index == 0 else ledger.log.term_at(prev_index)
+        assert prev_term is not None, f"entry {prev_index} is compacted"
+        ledger.say(host, Append(ledger.term, prev_index, prev_term, ledger.commit, self._round, entries))
+        if progress.state is not State.SNAPSHOT:
+            progress.sent(prev_index + len(entries), ledger.commit)
+
+    def appended(self, sender: HostId, reply: AppendReply, now_s: float) -> None:
+        """An answer to an Append, or to a whole snapshot."""
+        progress = self.peers[sender]
+        self._confirm(progress, reply.round)
+        if not reply.accepted:
+            try_next = self._ledger.log.hint(reply.hint_index, reply.hint_term)[0] + 1
+            if progress.refused(reply.match, try_next):
+                self.feed(sender, progress, now_s)
+            return
+        if reply.match > self._ledger.log.last_index:
+            return
+        if progress.accepted(reply.match) and progress.voter:
+            self.advance(now_s)
+        self.feed(sender, progress, now_s)
+
+    def _confirm(self, progress: Progress, number: int) -> None:
+        progress.confirmed_s = max(progress.confirmed_s, self._rounds.get(number, -math.inf))
+
+    # ---- snapshots ----
+
+    def _begin_snapshot(self, host: HostId, progress: Progress, now_s: float) -> None:
+        image = self._ledger.image
+        assert image is not None, "the log is compacted, but there is no snapshot"
+        progress.begin_snapshot(image)
+        self._piece(host, progress, now_s)
+
+    def _piece(self, host: HostId, progress: Progress, now_s: float) -> None:
+        image = progress.image
+        assert image is not None
+        progress.sent_s = now_s
+        data = image.data[progress.offset : progress.offset + self._timing.chunk_bytes]
+        self._ledger.say(host, _piece_of(image, self._ledger.term, self._round, progress.offset, data))
+
+    def wanted(self, sender: HostId, reply: SnapshotReply, now_s: float) -> None:
+        """The next piece is asked for."""
+        progress = self.peers[sender]
+        self._confirm(progress, reply.round)
+        image = progress.image
+        if image is None or reply.index != image.index or reply.offset > len(image.data):
+            return
+        if reply.offset != progress.offset:
+            progress.offset = reply.offset
+            self._piece(sender, progress, now_s)
+
+
+def _piece_of(image: Image, term: int, number: int, offset: int, data: bytes) -> Snapshot:
+    return Snapshot(term, image.index, image.term, number, len(image.data), image.crc, offset, data)

@@ -1,0 +1,217 @@
+"""What this host holds, what of it is durable, and what it has promised but may not say yet.
+
+    log        1 ........ commit ........ durable ........ last
+               applied    known to be     on this          in memory
+               at once    committed       disk
+
+`commit` and `durable` are independent: a follower may learn that an entry is committed (a majority holds it) before
+its own disk has finished writing it. At the end of every event `finish` asks for one write of all that changed, and
+holds the promises made meanwhile back until that write is done.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from agent.consensus.machine.log import Log
+from agent.consensus.machine.words import (
+    Action,
+    Apply,
+    Hard,
+    Image,
+    Persist,
+    Restore,
+    Saved,
+    SaveSnapshot,
+    Say,
+    SnapshotTaken,
+)
+from agent.consensus.messages import Entry, Words, crc
+from agent.consensus.policy import ENTRY_OVERHEAD_BYTES
+from covey.core import HostId
+
+KEEP_BYTES_MAX = 8 * 1024 * 1024
+"""Command bytes kept below a snapshot, whatever their number."""
+
+
+class Ledger:
+    def __init__(self, saved: Saved, keep_entries: int, hint_s: float) -> None:
+        self.term, self.vote = saved.hard.term, saved.hard.vote
+        self.log = Log(saved.base_index, saved.base_term, saved.entries)
+        self.image = saved.image
+        self.commit = saved.image.index if saved.image else 0
+        self.durable = self.log.last_index
+        self._keep_entries, self._hint_s = keep_entries, hint_s
+        self._saved_commit = max(self.commit, min(saved.hard.commit, self.log.last_index))
+        self._saved_s = 0.0
+        self._changed = False
+        self._unsaved: int | None = None
+        """The first entry that no write was asked for yet."""
+        self._number = 0
+        self._writing: deque[tuple[int, int]] = deque()
+        """(number, last index) of writes under way."""
+        self._promises: list[tuple[HostId, Words]] = []
+        self._held: deque[tuple[int, int, HostId, Words]] = deque()
+        """(number, term, to, message): to be said once `number` is durable, if that is still our term."""
+        self._actions: list[Action] = []
+
+    def begin(self) -> None:
+        """Apply what the disk knew to be committed."""
+        if self.image is not None:
+            self._actions.append(Restore(self.image))
+        self.commit_to(self._saved_commit)
+
+    # ---- term and vote ----
+
+    def enter(self, term: int, vote: str = "") -> None:
+        """A later term begins for us; in it we have voted for `vote`, or for nobody yet."""
+        assert term > self.term, f"term {term} after {self.term}"
+        self.term, self.vote, self._changed = term, vote, True
+
+    def vote_for(self, candidate: HostId) -> None:
+        assert self.vote in ("", candidate), f"second vote in term {self.term}"
+        if not self.vote:
+            self.vote, self._changed = candidate, True
+
+    # ---- entries ----
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        if entries:
+            self._touch(self.log.last_index + 1)
+            self.log.append(entries)
+
+    def merge(self, prev_index: int, entries: Sequence[Entry]) -> None:
+        """Add a leader's entries after `prev_index`. What is here already stays; only where an existing entry has
+        another term do it and its successors go (Raft §5.3, step 3 of AppendEntries). A delayed Append therefore never
+        shortens the log."""
+        for at, entry in enumerate(entries, prev_index + 1):
+            if self.log.term_at(at) != entry.term:
+                if at <= self.log.last_index:
+                    self._cut(at)
+                self.append(entries[at - prev_index - 1 :])
+                return
+
+    def _cut(self, first: int) -> None:
+        assert first > self.commit, f"entry {first} is committed and cannot be replaced"
+        self.log.cut(first)
+        self._undo_durable(first - 1)
+        self._touch(first)
+
+    def _undo_durable(self, last: int) -> None:
+        self.durable = min(self.durable, last)
+        self._writing = deque((number, min(end, last)) for number, end in self._writing)
+
+    def _touch(self, first: int) -> None:
+        self._unsaved = first if self._unsaved is None else min(self._unsaved, first)
+
+    def commit_to(self, index: int) -> bool:
+        """Entries up to `index` are committed: apply the new ones. False when there is nothing new."""
+        if index <= self.commit:
+            return False
+        assert index <= self.log.last_index, f"commit {index} is beyond the log's end {self.log.last_index}"
+        self._actions.append(Apply(self.commit + 1, self.log.slice(self.commit + 1, index)))
+        self.commit = index
+        return True
+
+    # ---- snapshots ----
+
+    def install(self, image: Image) -> None:
+        """A leader's snapshot takes the place of our whole log (Raft §7, step 7)."""
+        assert image.index > self.commit, "a snapshot of what is already applied"
+        self.log.reset(image.index, image.term)
+        self._undo_durable(0)
+        self.commit, self.image = image.index, image
+        self._actions.append(Restore(image))
+        self._save_image(image)
+
+    def compact(self, taken: SnapshotTaken) -> None:
+        """Our own snapshot: forget entries far enough below it."""
+        if taken.index > self.commit or (self.image is not None and taken.index <= self.image.index):
+            return
+        term = self.log.term_at(taken.index)
+        assert term is not None, f"entry {taken.index} is applied but not in the log"
+        self.image = Image(taken.index, term, taken.data, crc(taken.data))
+        self.log.compact(self._keep_from(taken.index))
+        self._save_image(self.image)
+
+    def _keep_from(self, index: int) -> int:
+        first = max(self.log.base_index, index - self._keep_entries)
+        size = 0
+        kept = self.log.slice(first + 1, index)
+        for at in range(len(kept), 0, -1):
+            size += len(kept[at - 1].command) + ENTRY_OVERHEAD_BYTES
+            if size > KEEP_BYTES_MAX:
+                return first + at
+        return first
+
+    def _save_image(self, image: Image) -> None:
+        log = self.log
+        self._number += 1
+        entries = log.slice(log.base_index + 1, log.last_index)
+        self._actions.append(SaveSnapshot(self._number, self._hard(), image, log.base_index, log.base_term, entries))
+        self._writing.append((self._number, log.last_index))
+        self._changed, self._unsaved, self._saved_commit = False, None, self.commit
+
+    # ---- saying ----
+
+    def say(self, to: HostId, message: Words) -> None:
+        """At once: it promises nothing that a crash could undo."""
+        self._actions.append(Say(to, message))
+
+    def promise(self, to: HostId, message: Words) -> None:
+        """Once everything known by the end of this event is durable."""
+        self._promises.append((to, message))
+
+    @property
+    def next_number(self) -> int:
+        """The number under which what changed in this event will be written."""
+        return self._number + 1
+
+    def act(self, action: Action) -> None:
+        self._actions.append(action)
+
+    def persisted(self, number: int) -> None:
+        """Release the promises that waited for `number`; those of an earlier term are void."""
+        while self._writing and self._writing[0][0] <= number:
+            self.durable = max(self.durable, self._writing.popleft()[1])
+        while self._held and self._held[0][0] <= number:
+            _, term, to, message = self._held.popleft()
+            if term == self.term:
+                self.say(to, message)
+
+    def finish(self, now_s: float) -> list[Action]:
+        """The actions of this event; the write comes last and nothing that depends on it comes before."""
+        hint_due = self.commit > self._saved_commit and now_s - self._saved_s >= self._hint_s
+        if self._changed or self._unsaved is not None or hint_due:
+            self._persist(now_s)
+        self._release_or_hold()
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _persist(self, now_s: float) -> None:
+        self._number += 1
+        first = self.log.last_index + 1 if self._unsaved is None else self._unsaved
+        entries = self.log.slice(first, self.log.last_index)
+        self._actions.append(Persist(self._number, self._hard(), first, entries))
+        self._writing.append((self._number, self.log.last_index))
+        self._changed, self._unsaved = False, None
+        self._saved_commit, self._saved_s = self.commit, now_s
+
+    def _release_or_hold(self) -> None:
+        for to, message in self._promises:
+            if self._writing:
+                self._held.append((self._number, self.term, to, message))
+            else:
+                self.say(to, message)
+        self._promises.clear()
+
+    def _hard(self) -> Hard:
+        return Hard(self.term, self.vote, self.commit)
+
+    def check(self) -> None:
+        log = self.log
+        assert log.base_index <= self.commit <= log.last_index, f"commit {self.commit} outside {log.base_index}.."
+        assert self.durable <= log.last_index, "durable beyond the end"
+        assert self.image is None or self.image.index <= self.commit, "a snapshot of what is not committed"
+        assert log.base_index <= (self.image.index if self.image else 0), "compacted without a snapshot"
+        assert log.last_term <= self.term, "an entry of a term to come"
+        assert all(number <= self._number for number, *_ in self._held), "a promise that nothing releases"

@@ -1,0 +1,107 @@
+"""What a leader knows of one other host, and how much it may send it before it hears back.
+
+probe     one Append at a time, until the place is found where the two logs agree
+stream    entries are sent ahead of the answers, up to `window` messages
+snapshot  the host is further behind than our log reaches: pieces of the snapshot, one at a time
+"""
+
+import enum
+import math
+from collections import deque
+
+from agent.consensus.machine.words import Image
+
+VOTER_WINDOW = 16
+"""Appends under way to one voter; at 512 KiB each that is 8 MiB."""
+OBSERVER_WINDOW = 1
+"""To an observer: the next one goes out with its answer, so that fan-out batches by itself."""
+
+
+class State(enum.Enum):
+    PROBE = enum.auto()
+    STREAM = enum.auto()
+    SNAPSHOT = enum.auto()
+
+
+class Progress:
+    __slots__ = (
+        "beat_s",
+        "confirmed_s",
+        "image",
+        "inflight",
+        "match",
+        "next",
+        "offset",
+        "sent_s",
+        "state",
+        "told_commit",
+        "voter",
+        "waiting",
+        "window",
+    )
+
+    def __init__(self, voter: bool, next_index: int) -> None:
+        self.voter = voter
+        self.window = VOTER_WINDOW if voter else OBSERVER_WINDOW
+        self.match = 0
+        self.next = next_index
+        self.state = State.PROBE
+        self.waiting = False
+        """Probe: one Append is under way."""
+        self.inflight: deque[int] = deque()
+        """Stream: the last index of each Append under way."""
+        self.told_commit = 0
+        self.confirmed_s = -math.inf
+        """When the last round began that this host answered."""
+        self.beat_s = -math.inf
+        """When it is due to hear from us."""
+        self.image: Image | None = None
+        self.offset = 0
+        self.sent_s = -math.inf
+        """Snapshot: when the current piece was sent."""
+
+    @property
+    def may_send(self) -> bool:
+        if self.state is State.PROBE:
+            return not self.waiting
+        return self.state is State.STREAM and len(self.inflight) < self.window
+
+    def sent(self, last: int, commit: int) -> None:
+        """An Append went out; it ends at `last`."""
+        self.told_commit = min(commit, last)
+        if self.state is State.PROBE:
+            self.waiting = True
+        elif last >= self.next:
+            self.inflight.append(last)
+            self.next = last + 1
+
+    def accepted(self, match: int) -> bool:
+        """True when this host got further, or a new place to stream from was found."""
+        if self.state is State.SNAPSHOT and self.image is not None and match < self.image.index:
+            return False
+        further = match > self.match
+        self.match = max(self.match, match)
+        while self.inflight and self.inflight[0] <= match:
+            self.inflight.popleft()
+        if self.state is not State.STREAM:
+            self.state, self.image, self.waiting = State.STREAM, None, False
+            self.inflight.clear()
+            self.next = self.match + 1
+            return True
+        self.next = max(self.next, self.match + 1)
+        return further
+
+    def refused(self, rejected: int, try_next: int) -> bool:
+        """`rejected` was the prev_index that did not fit. False when that answer is out of date."""
+        if self.state is State.SNAPSHOT or rejected <= self.match:
+            return False
+        if self.state is State.PROBE and rejected != self.next - 1:
+            return False
+        self.state, self.waiting = State.PROBE, False
+        self.inflight.clear()
+        self.next = max(self.match + 1, min(rejected, try_next))
+        return True
+
+    def begin_snapshot(self, image: Image) -> None:
+        self.state, self.image, self.offset, self.waiting = State.SNAPSHOT, image, 0, False
+        self.inflight.clear()

@@ -1,0 +1,364 @@
+"""The Raft core of one host: roles, votes and what a follower does. It leads through `leading.Leading`.
+
+    follower --silence--> precandidate --majority would--> candidate --majority did--> leader
+        ^                     |                                |                         |
+        +---------------------+---- a leader, a later term ----+---- no majority answers-+
+
+PreVote (Raft thesis §9.6): before a host enters a new term it asks whether a majority would vote for it. A host that
+was cut off or restarts therefore deposes nobody: whoever heard the leader within `election_min_s` says no, and
+nobody's term grows by asking. A voter also treats its own start as if it had just heard a leader, because it has
+forgotten whether it did: the old leader's lease may still run.
+
+A host that is not among the voters is an observer: a follower that never stands for election and whose vote nobody
+asks.
+"""
+
+import enum
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import assert_never
+
+from agent.consensus import policy
+from agent.consensus.machine.leading import Leading
+from agent.consensus.machine.ledger import Ledger
+from agent.consensus.machine.parcel import Parcel
+from agent.consensus.machine.words import (
+    Action,
+    Event,
+    Image,
+    Led,
+    ObserversChanged,
+    Persisted,
+    Proposed,
+    Saved,
+    SnapshotTaken,
+    Started,
+    Woken,
+)
+from agent.consensus.messages import Append, AppendReply, RequestVote, Snapshot, SnapshotReply, VoteReply, Words
+from agent.consensus.policy import Timing
+from covey.core import Heard, HostId
+
+OBSERVER_SILENCE = 3.5
+"""Heartbeats to observers that must be missed before an observer says that it knows no leader."""
+
+
+class Role(enum.Enum):
+    FOLLOWER = enum.auto()
+    PRECANDIDATE = enum.auto()
+    CANDIDATE = enum.auto()
+    LEADER = enum.auto()
+
+
+class Raft:
+    def __init__(
+        self,
+        me: HostId,
+        voters: Sequence[HostId],
+        saved: Saved,
+        timing: Timing,
+        rng: random.Random,
+        now_s: float,
+    ) -> None:
+        self.me, self.voters = me, tuple(sorted(voters))
+        self.role = Role.FOLLOWER
+        self.leader: HostId | None = None
+        self.leading: Leading | None = None
+        self.counters: Counter[str] = Counter()
+        self._others = tuple(host for host in self.voters if host != me)
+        self._votes_here = me in self.voters
+        self._observers: tuple[HostId, ...] = ()
+        self._ledger = Ledger(saved, timing.keep_entries, timing.hint_s)
+        self._timing, self._rng, self._now_s = timing, rng, now_s
+        self._votes: dict[HostId, bool] = {}
+        self._own_vote = 0
+        """Candidate: the write that makes our vote for ourselves durable."""
+        self._heard_s = now_s
+        """When a leader was last heard; see the module's essay for the start."""
+        self.current_s: float | None = None
+        """When a leader last confirmed that all it had committed is applied here."""
+        self._deadline_s = now_s + self._patience()
+        self._parcel = Parcel()
+        self._told: tuple[int, HostId | None] = (0, None)
+
+    # ---- what others may know ----
+
+    @property
+    def term(self) -> int:
+        return self._ledger.term
+
+    @property
+    def commit(self) -> int:
+        return self._ledger.commit
+
+    @property
+    def last_index(self) -> int:
+        return self._ledger.log.last_index
+
+    @property
+    def image(self) -> Image | None:
+        return self._ledger.image
+
+    @property
+    def wake_s(self) -> float:
+        """When `Woken` is due."""
+        return self.leading.tick_s if self.leading else self._deadline_s
+
+    def confirmed_s(self, now_s: float) -> float | None:
+        """Leader: when a majority last stood behind us, -inf for never; None when we do not lead."""
+        return self.leading.confirmed_s(now_s) if self.leading else None
+
+    def holds_lease(self, now_s: float) -> bool:
+        """We lead, nobody else can, and our no-op is committed: what is applied here is the newest there is."""
+        leading = self.leading
+        if leading is None or self._ledger.commit < leading.first_index:
+            return False
+        return now_s - leading.confirmed_s(now_s) < self._timing.lease_s
+
+    # ---- events ----
+
+    def handle(self, event: Event, now_s: float) -> Sequence[Action]:
+        self._now_s = now_s
+        if self.leading and self.leading.deserted(now_s):
+            self.counters["stepped down"] += 1
+            self._follow(None)
+        match event:
+            case Heard():
+                self._heard(event.sender, event.message)
+            case Persisted():
+                self._persisted(event.number)
+            case Woken():
+                self._woken()
+            case Proposed():
+                if self.leading:
+                    self.leading.propose(event.proposals, now_s)
+            case ObserversChanged():
+                self._observers = tuple(host for host in event.hosts if host != self.me and host not in self.voters)
+                if self.leading:
+                    self.leading.observe(self._observers)
+            case SnapshotTaken():
+                self._ledger.compact(event)
+            case Started():
+                self._started()
+            case _:
+                assert_never(event)
+        if self._told != (self.term, self.leader):
+            self._told = (self.term, self.leader)
+            self._ledger.act(Led(self.term, self.leader))
+        return self._ledger.finish(now_s)
+
+    def _started(self) -> None:
+        self._ledger.begin()
+        if self.voters == (self.me,):
+            self._stand()
+
+    def _woken(self) -> None:
+        if self.leading:
+            if self._now_s >= self.leading.tick_s:
+                self.leading.beat(self._now_s)
+        elif self._now_s >= self._deadline_s:
+            self.leader = None
+            self._wait()
+            if self._votes_here:
+                self._ask()
+
+    def _persisted(self, number: int) -> None:
+        self._ledger.persisted(number)
+        if self.role is Role.CANDIDATE and number >= self._own_vote:
+            self._votes[self.me] = True
+            self._count()
+        if self.leading:
+            self.leading.advance(self._now_s)
+
+    def _heard(self, sender: HostId, message: Words) -> None:
+        if isinstance(message, RequestVote | VoteReply):
+            if sender not in self._others or not self._votes_here:
+                self.counters["votes of strangers"] += 1
+            elif isinstance(message, RequestVote):
+                self._vote_asked(sender, message)
+            else:
+                self._vote_heard(sender, message)
+        elif isinstance(message, Append | Snapshot):
+            self._leader_heard(sender, message)
+        else:
+            self._answer_heard(sender, message)
+
+    # ---- elections ----
+
+    def _patience(self) -> float:
+        if self._votes_here:
+            return policy.election_timeout(self._timing, self._rng)
+        return OBSERVER_SILENCE * self._timing.observer_s
+
+    def _wait(self) -> None:
+        self._deadline_s = self._now_s + self._patience()
+
+    def _follow(self, leader: HostId | None, term: int | None = None) -> None:
+        if self.leading and (confirmed_s := self.leading.confirmed_s(self._now_s)) > -math.inf:
+            self.current_s = confirmed_s
+        if term is not None and term > self.term:
+            self._ledger.enter(term)
+        self.role, self.leader, self.leading = Role.FOLLOWER, leader, None
+        self._votes = {}
+        self._wait()
+
+    def _ask(self) -> None:
+        """Would a majority vote for us? No term changes yet."""
+        self.role, self._votes = Role.PRECANDIDATE, {self.me: True}
+        self.counters["prevotes asked"] += 1
+        for host in self._others:
+            self._ledger.say(host, self._request(self.term + 1, pre_vote=True))
+        self._count()
+
+    def _stand(self) -> None:
+        """Stand for election: a new term, our own vote first, and nobody hears of it before it is durable."""
+        self.role, self.leader, self._votes = Role.CANDIDATE, None, {}
+        self.counters["elections"] += 1
+        self._ledger.enter(self.term + 1, self.me)
+        self._own_vote = self._ledger.next_number
+        self._wait()
+        for host in self._others:
+            self._ledger.promise(host, self._request(self.term, pre_vote=False))
+
+    def _request(self, term: int, pre_vote: bool) -> RequestVote:
+        return RequestVote(term, pre_vote, self._ledger.log.last_index, self._ledger.log.last_term)
+
+    def _vote_asked(self, sender: HostId, asked: RequestVote) -> None:
+        ledger = self._ledger
+        if asked.term > self.term and self._loyal():
+            self.counters["votes refused: a leader lives"] += 1
+            return
+        fits = policy.up_to_date(asked.last_index, asked.last_term, ledger.log.last_index, ledger.log.last_term)
+        if asked.pre_vote:
+            granted = asked.term > self.term and fits
+            ledger.say(sender, VoteReply(asked.term if granted else self.term, True, granted))
+            return
+        if asked.term > self.term:
+            self._follow(None, asked.term)
+        granted = asked.term == self.term and ledger.vote in ("", sender) and fits
+        if not granted:
+            ledger.say(sender, VoteReply(self.term, False, False))
+            return
+        ledger.vote_for(sender)
+        self._wait()
+        ledger.promise(sender, VoteReply(self.term, False, True))
+
+    def _loyal(self) -> bool:
+        """A leader was heard so recently that its lease may still run."""
+        return self.leading is not None or self._now_s - self._heard_s < self._timing.election_min_s
+
+    def _vote_heard(self, sender: HostId, reply: VoteReply) -> None:
+        if reply.term > self.term and not (reply.pre_vote and reply.granted):
+            self._follow(None, reply.term)
+            return
+        wanted = Role.PRECANDIDATE if reply.pre_vote else Role.CANDIDATE
+        asked_term = self.term + 1 if reply.pre_vote else self.term
+        if self.role is not wanted or (reply.granted and reply.term != asked_term):
+            return
+        if not reply.granted and not reply.pre_vote and reply.term != self.term:
+            return
+        self._votes.setdefault(sender, reply.granted)
+        self._count()
+
+    def _count(self) -> None:
+        """Each voter counts once, with its first answer (Raft §5.2)."""
+        majority = policy.quorum(len(self.voters))
+        granted = sum(self._votes.values())
+        if granted >= majority:
+            if self.role is Role.PRECANDIDATE:
+                self._stand()
+            elif self.role is Role.CANDIDATE:
+                self._lead()
+        elif len(self._votes) - granted >= majority:
+            self.role = Role.FOLLOWER
+
+    def _lead(self) -> None:
+        self.role, self.leader, self._votes = Role.LEADER, self.me, {}
+        self.counters["elected"] += 1
+        self.leading = Leading(self._ledger, self._timing, self._others, self._observers, self._now_s)
+
+    # ---- following ----
+
+    def _leader_heard(self, sender: HostId, message: Append | Snapshot) -> None:
+        if sender not in self._others:
+            self.counters["appends of strangers"] += 1
+            return
+        if message.term < self.term:
+            self._ledger.say(sender, AppendReply(self.term, message.round, False, 0))
+            return
+        if message.term == self.term and self.leader not in (None, sender):
+            self.counters["two leaders in one term"] += 1
+            return
+        if message.term > self.term or self.role is not Role.FOLLOWER or self.leader is None:
+            self._follow(sender, message.term)
+        self._heard_s = self._now_s
+        self._wait()
+        if isinstance(message, Append):
+            self._append(sender, message)
+        else:
+            self._snapshot(sender, message)
+
+    def _append(self, sender: HostId, message: Append) -> None:
+        ledger, log = self._ledger, self._ledger.log
+        if message.prev_index < log.base_index:
+            self._accept(sender, message.round, min(ledger.commit, ledger.durable), durable=True)
+            return
+        if log.term_at(message.prev_index) != message.prev_term:
+            hint = log.hint(message.prev_index, message.prev_term)
+            ledger.say(sender, AppendReply(self.term, message.round, False, message.prev_index, *hint))
+            return
+        ledger.merge(message.prev_index, message.entries)
+        verified = message.prev_index + len(message.entries)
+        ledger.commit_to(min(message.commit, verified))
+        if ledger.commit >= message.commit:
+            self.current_s = self._now_s
+        if message.entries:
+            self._accept(sender, message.round, verified, durable=False)
+        else:
+            self._accept(sender, message.round, min(verified, ledger.durable), durable=True)
+
+    def _accept(self, sender: HostId, number: int, match: int, durable: bool) -> None:
+        """A heartbeat is answered at once with what is already durable, so that a slow disk does not look like a lost
+        host; entries are answered when they are on the disk."""
+        reply = AppendReply(self.term, number, True, match)
+        if durable:
+            self._ledger.say(sender, reply)
+        else:
+            self._ledger.promise(sender, reply)
+
+    def _snapshot(self, sender: HostId, piece: Snapshot) -> None:
+        ledger = self._ledger
+        if piece.index <= ledger.commit:
+            self._accept(sender, piece.round, ledger.commit, durable=False)
+            return
+        if ledger.log.term_at(piece.index) == piece.entry_term:
+            ledger.commit_to(piece.index)
+            self._accept(sender, piece.round, piece.index, durable=False)
+            return
+        image = self._parcel.add(sender, piece)
+        if image is None:
+            ledger.say(sender, SnapshotReply(self.term, piece.round, piece.index, self._parcel.length))
+            return
+        self.counters["snapshots installed"] += 1
+        ledger.install(image)
+        self._accept(sender, piece.round, image.index, durable=False)
+
+    def _answer_heard(self, sender: HostId, reply: AppendReply | SnapshotReply) -> None:
+        if reply.term > self.term:
+            if sender in self._others:
+                self._follow(None, reply.term)
+            return
+        if self.leading is None or reply.term < self.term or sender not in self.leading.peers:
+            return
+        if isinstance(reply, AppendReply):
+            self.leading.appended(sender, reply, self._now_s)
+        else:
+            self.leading.wanted(sender, reply, self._now_s)
+
+    def check(self) -> None:
+        self._ledger.check()
+        assert (self.role is Role.LEADER) == (self.leading is not None), "a leader without its state"
+        assert self.role is not Role.LEADER or self.leader == self.me, "a leader that follows"
+        assert self.role is Role.FOLLOWER or self._votes_here, "an observer stands for election"

@@ -1,0 +1,141 @@
+"""What the Raft core hears (events) and what it asks for (actions).
+
+The contract of durability: what the core promises to others (a vote, an accepted entry) is held back until the service
+has said `Persisted` for everything before it. The service performs `Persist` and `SaveSnapshot` strictly in order and
+may join several into one write; it says `Persisted(number)` with the highest number that is on the disk. `Say` and
+`Apply` may be performed at once.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from agent.consensus.messages import Entry, Words
+from covey.core import Heard, HostId
+
+
+class Hard(msgspec.Struct, frozen=True, array_like=True):
+    """What must be on the disk before anybody hears of it, and how far the log was known to be committed."""
+
+    term: int = 0
+    vote: str = ""
+    """Whom this host voted for in `term`; empty: nobody."""
+    commit: int = 0
+    """A hint: entries up to here may be applied again after a restart. It may be older than the truth."""
+
+
+class Image(msgspec.Struct, frozen=True):
+    """A snapshot: the state after the entry (index, term)."""
+
+    index: int
+    term: int
+    data: bytes
+    crc: int
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """What the disk held at the start."""
+
+    hard: Hard = Hard()
+    image: Image | None = None
+    base_index: int = 0
+    base_term: int = 0
+    entries: tuple[Entry, ...] = ()
+
+
+# ---- events ----
+
+
+class Started(msgspec.Struct, frozen=True):
+    """The service runs; what the disk held is to be applied."""
+
+
+class Woken(msgspec.Struct, frozen=True):
+    """`wake_s` has come."""
+
+
+class Persisted(msgspec.Struct, frozen=True):
+    """Everything up to this number is durable."""
+
+    number: int
+
+
+class Proposal(msgspec.Struct, frozen=True):
+    id: bytes
+    base: int
+    command: bytes
+
+
+class Proposed(msgspec.Struct, frozen=True):
+    """Commands to append; ignored by a host that does not lead."""
+
+    proposals: Sequence[Proposal]
+
+
+class ObserversChanged(msgspec.Struct, frozen=True):
+    """The living hosts that do not vote."""
+
+    hosts: tuple[HostId, ...]
+
+
+class SnapshotTaken(msgspec.Struct, frozen=True):
+    """The applied state after `index`; the log below it may be forgotten."""
+
+    index: int
+    data: bytes
+
+
+Event = Started | Woken | Heard | Persisted | Proposed | ObserversChanged | SnapshotTaken
+
+
+# ---- actions ----
+
+
+class Say(msgspec.Struct, frozen=True):
+    """Send once, now; it may be lost."""
+
+    to: HostId
+    message: Words
+
+
+class Persist(msgspec.Struct, frozen=True):
+    """Write this durably. `entries` begin at `first`; whatever the disk holds from there on is replaced."""
+
+    number: int
+    hard: Hard
+    first: int
+    entries: tuple[Entry, ...]
+
+
+class SaveSnapshot(msgspec.Struct, frozen=True):
+    """Write the snapshot durably, and with it all that is left of the log: older files may go."""
+
+    number: int
+    hard: Hard
+    image: Image
+    base_index: int
+    base_term: int
+    entries: tuple[Entry, ...]
+
+
+class Apply(msgspec.Struct, frozen=True):
+    """These entries are committed; apply them in order, once."""
+
+    first: int
+    entries: tuple[Entry, ...]
+
+
+class Restore(msgspec.Struct, frozen=True):
+    """Replace the applied state by this snapshot."""
+
+    image: Image
+
+
+class Led(msgspec.Struct, frozen=True):
+    """The term or its known leader changed."""
+
+    term: int
+    leader: HostId | None
+
+
+Action = Say | Persist | SaveSnapshot | Apply | Restore | Led

@@ -1,0 +1,216 @@
+"""What voters, leader and observers say to one another, and how it is decoded.
+
+Raft's own messages travel raw, at most once, and may be lost, doubled, delayed and reordered: the core bears that.
+They are wrapped in an `Envelope` that names the log (a digest of the voter names): two racks, or a host that used to
+be alone and one that belongs to a rack, can never mix their histories. `Propose` is asked through the courier
+instead.
+
+Everything is decoded with bounds, once, here; what passes is trusted by the machine.
+"""
+
+import itertools
+import zlib
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Annotated
+
+import msgspec
+
+from covey.core import Message
+
+COMMAND_BYTES_MAX = 256 * 1024
+"""Longest command; job records are about 1 KiB (leader.md 4.1)."""
+ENTRIES_MAX = 1024
+"""Entries in one Append."""
+MESSAGE_BYTES_MAX = 900 * 1024
+"""Longest message: a letter of the courier holds 1 MiB."""
+CHUNK_BYTES_MAX = 256 * 1024
+"""Snapshot bytes in one message."""
+SNAPSHOT_BYTES_MAX = 256 * 1024 * 1024
+"""Longest snapshot; a follower allocates only what has arrived."""
+ID_BYTES = 16
+"""Length of a proposal's id."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+"""A term, an index, a round or an offset."""
+Crc = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
+
+
+class Malformed(Exception):
+    """The bytes are not a message of ours; they are dropped and counted."""
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of the log; its index is where it stands."""
+
+    term: Count
+    id: Annotated[bytes, msgspec.Meta(max_length=ID_BYTES)]
+    """Who proposed it, so that a repeated proposal is applied once; empty: the leader's own no-op."""
+    base: Count
+    """An index that was committed before the first try of this proposal (see `machine.once`)."""
+    command: Annotated[bytes, msgspec.Meta(max_length=COMMAND_BYTES_MAX)]
+
+
+class RequestVote(Message, frozen=True, array_like=True):
+    """May I lead `term`? With `pre_vote`: would you say yes? Nobody's term changes by asking (Raft thesis §9.6)."""
+
+    term: Count
+    pre_vote: bool
+    last_index: Count
+    last_term: Count
+
+
+class VoteReply(Message, frozen=True, array_like=True):
+    term: Count
+    """The asked term when granted, else the voter's own."""
+    pre_vote: bool
+    granted: bool
+
+
+class Append(Message, frozen=True, array_like=True):
+    """Entries after (prev_index, prev_term), and how far the log is committed. Without entries: a heartbeat."""
+
+    term: Count
+    prev_index: Count
+    prev_term: Count
+    commit: Count
+    round: Count
+    """The leader's heartbeat round, sent back in the reply: the leader's lease counts from when the round began."""
+    entries: Annotated[tuple[Entry, ...], msgspec.Meta(max_length=ENTRIES_MAX)]
+
+
+class AppendReply(Message, frozen=True, array_like=True):
+    """Accepted: durable and equal to the leader's log up to `match`. Refused: where the leader should try next."""
+
+    term: Count
+    round: Count
+    accepted: bool
+    match: Count
+    """Accepted: see above. Refused: the prev_index that did not fit."""
+    hint_index: Count = 0
+    hint_term: Count = 0
+    """Refused: the last entry here, at or below prev_index, whose term is not above prev_term (Raft §5.3, end)."""
+
+
+class Snapshot(Message, frozen=True, array_like=True):
+    """One piece of the state after `index`; pieces are asked for one after the other."""
+
+    term: Count
+    index: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
+    entry_term: Count
+    round: Count
+    total: Annotated[int, msgspec.Meta(ge=0, le=SNAPSHOT_BYTES_MAX)]
+    crc: Crc
+    """CRC-32 of the whole snapshot."""
+    offset: Count
+    data: Annotated[bytes, msgspec.Meta(max_length=CHUNK_BYTES_MAX)]
+
+
+class SnapshotReply(Message, frozen=True, array_like=True):
+    """The next byte wanted of the snapshot at `index`. The whole of it is acknowledged by an AppendReply."""
+
+    term: Count
+    round: Count
+    index: Count
+    offset: Count
+
+
+class Propose(Message, frozen=True, array_like=True):
+    """To the leader: append this. Asking again with the same id is harmless."""
+
+    log: Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
+    id: Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
+    attempt: Count
+    """Grows when the proposer tries again after an answer; a refused attempt stays refused."""
+    base: Count
+    command: Annotated[bytes, msgspec.Meta(max_length=COMMAND_BYTES_MAX)]
+
+
+class ProposeReply(Message, frozen=True, array_like=True):
+    outcome: Annotated[str, msgspec.Meta(max_length=16)]
+    """`applied`; `not leader` and `busy`: certainly not appended; `lost`, `expired`: nobody can tell any more."""
+    index: Count = 0
+    result: bytes = b""
+
+
+Words = RequestVote | VoteReply | Append | AppendReply | Snapshot | SnapshotReply
+"""What travels raw."""
+Asked = Propose | ProposeReply
+"""What travels as a question and its answer."""
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    log: Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
+    message: Words
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_envelope = msgspec.msgpack.Decoder(Envelope)
+_asked = msgspec.msgpack.Decoder(Asked)
+
+
+def log_id(voters: Iterable[str]) -> bytes:
+    """Eight bytes that name the log of these voters, in any order."""
+    return blake2b("\n".join(sorted(voters)).encode(), digest_size=8).digest()
+
+
+def crc(data: bytes) -> int:
+    """CRC-32 of a whole snapshot."""
+    return zlib.crc32(data)
+
+
+def encode(log: bytes, message: Words) -> bytes:
+    """The bytes of one raw message."""
+    return _encode(Envelope(log, message))
+
+
+def decode(data: bytes) -> Envelope:
+    """The message in `data`. Malformed when it is not one, too long, or contradicts itself."""
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise Malformed(f"{len(data)} bytes are over the limit of {MESSAGE_BYTES_MAX}")
+    try:
+        envelope = _envelope.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Malformed(str(error)) from error
+    if fault := _contradiction(envelope.message):
+        raise Malformed(fault)
+    return envelope
+
+
+def encode_asked(message: Asked) -> bytes:
+    """The bytes of a forwarded proposal or of its answer."""
+    return _encode(message)
+
+
+def decode_asked(data: bytes) -> Asked:
+    """A forwarded proposal or its answer; Malformed."""
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise Malformed(f"{len(data)} bytes are over the limit of {MESSAGE_BYTES_MAX}")
+    try:
+        asked: Asked = _asked.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Malformed(str(error)) from error
+    return asked
+
+
+def _contradiction(message: Words) -> str:
+    """What no correct peer says; empty when the message makes sense in itself."""
+    if isinstance(message, Append):
+        return _append_contradiction(message)
+    if isinstance(message, Snapshot):
+        if message.offset + len(message.data) > message.total:
+            return "a snapshot's piece reaches beyond its end"
+        if message.entry_term > message.term:
+            return "a snapshot is of a term after its leader's"
+    if isinstance(message, RequestVote) and message.last_term > message.term:
+        return "a candidate's log is of a term after its own"
+    return ""
+
+
+def _append_contradiction(message: Append) -> str:
+    terms = [message.prev_term, *(entry.term for entry in message.entries), message.term]
+    if any(earlier > later for earlier, later in itertools.pairwise(terms)):
+        return "terms go back within an append"
+    if message.prev_index == 0 and message.prev_term != 0:
+        return "the empty log has no term"
+    return ""

@@ -1,0 +1,80 @@
+"""Raft's decisions as functions: no state, no clock, no dice of their own."""
+
+import random
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from agent.consensus.messages import CHUNK_BYTES_MAX, ENTRIES_MAX, Entry
+
+BATCH_BYTES_MAX = 512 * 1024
+"""Command bytes in one Append, unless a single entry is longer; well below a letter's 1 MiB."""
+ENTRY_OVERHEAD_BYTES = 48
+"""Upper bound of what an entry adds to its command on the wire and on disk."""
+LEASE_SHARE = 0.9
+"""Part of the shortest election timeout that a leader trusts its lease: clocks may differ in rate by 10 %."""
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """How patient everybody is, in seconds, and how much is kept and sent at once. The defaults give a failover of about 1.2 s in the median and let an
+    isolated leader step down within 1.6 s (leader.md, G5)."""
+
+    heartbeat_s: float = 0.15
+    """Between two rounds of heartbeats to the voters."""
+    election_min_s: float = 0.9
+    """A voter that heard the leader less than this ago helps nobody to replace it (Raft thesis §4.2.3)."""
+    election_max_s: float = 1.7
+    """Each voter waits a random time between these two before it stands for election (Raft §5.2)."""
+    step_down_s: float = 1.4
+    """A leader that no majority has answered for this long steps down (CheckQuorum, Raft thesis §6.2)."""
+    observer_s: float = 1.0
+    """Between two heartbeats to an observer that has everything."""
+    hint_s: float = 1.0
+    """At most this often the commit index is written when nothing else is."""
+    keep_entries: int = 1024
+    """Entries kept below a snapshot, so that a host a little behind needs no snapshot."""
+    chunk_bytes: int = CHUNK_BYTES_MAX
+    """Snapshot bytes in one message."""
+
+    @property
+    def lease_s(self) -> float:
+        """How long after the start of a round that a majority answered its leader may act as one."""
+        return self.election_min_s * LEASE_SHARE
+
+
+def quorum(voters: int) -> int:
+    """The smallest majority: 1 of 1, 2 of 3, 3 of 5."""
+    return voters // 2 + 1
+
+
+def up_to_date(last_index: int, last_term: int, own_index: int, own_term: int) -> bool:
+    """Whether a candidate's log is at least as complete as ours: the later last term wins, then the longer log
+    (Raft §5.4.1)."""
+    return (last_term, last_index) >= (own_term, own_index)
+
+
+def commit_index(matches: Sequence[int]) -> int:
+    """The highest index that a majority holds durably; `matches` has one number per voter, the leader's own included
+    (Raft §5.3). Whether it may be committed depends on its term as well (§5.4.2)."""
+    return sorted(matches, reverse=True)[quorum(len(matches)) - 1]
+
+
+def quorum_time(confirmed_s: Sequence[float]) -> float:
+    """The latest time at which a majority stood behind the leader; one number per voter, the leader's own included."""
+    return sorted(confirmed_s, reverse=True)[quorum(len(confirmed_s)) - 1]
+
+
+def election_timeout(timing: Timing, rng: random.Random) -> float:
+    """Seconds of silence after which this voter stands for election; random, so that votes seldom split (Raft §5.2)."""
+    return timing.election_min_s + rng.random() * (timing.election_max_s - timing.election_min_s)
+
+
+def batch_length(entries: Iterable[Entry]) -> int:
+    """How many of these entries go into one Append: at least one, at most ENTRIES_MAX, about BATCH_BYTES_MAX."""
+    count, size = 0, 0
+    for entry in entries:
+        size += len(entry.command) + ENTRY_OVERHEAD_BYTES
+        if count and (size > BATCH_BYTES_MAX or count == ENTRIES_MAX):
+            break
+        count += 1
+    return count

@@ -1,0 +1,352 @@
+"""The log of one host: the core with its timer, its messages, its disk and the state that is applied.
+
+Writes. One task performs them in order. While one write is under way further requests gather and become the next one
+(group commit). What the core promised to others leaves only after `Persisted`.
+
+Trouble. When the disk fails, or the state cannot apply a committed command, this host's part in the log ends: what an
+interrupted write left there is unknown until a restart reads it back. The agent lives on and answers reads with their
+age.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import assert_never
+
+import msgspec
+
+from agent.consensus.disk import Store, write_length
+from agent.consensus.machine import Once, Raft
+from agent.consensus.machine.once import Kept
+from agent.consensus.machine.words import (
+    Action,
+    Apply,
+    Event,
+    Image,
+    Led,
+    ObserversChanged,
+    Persist,
+    Persisted,
+    Restore,
+    SaveSnapshot,
+    Say,
+    SnapshotTaken,
+    Started,
+    Woken,
+)
+from agent.consensus.messages import SNAPSHOT_BYTES_MAX, Malformed, decode, encode, log_id
+from agent.consensus.service.proposals import Proposals
+from agent.consensus.service.settings import LeaderSettings
+from covey.core import Heard, HostId
+from covey.ports import Env
+
+TIMER_S_MIN = 0.002
+"""uvloop's timers may fire a millisecond early (reliability.md, decision 7)."""
+SNAPSHOT_LOG_BYTES = 16 * 1024 * 1024
+"""Command bytes applied since the last snapshot after which a new one is taken, however few the entries."""
+STOP_S = 2.0
+"""How long `stop` waits for a write that is under way."""
+
+
+class StateBody(msgspec.Struct, frozen=True, array_like=True):
+    """What a snapshot holds: the ids that were applied, and the state."""
+
+    kept: list[Kept]
+    state: bytes
+
+
+_state = msgspec.msgpack.Decoder(StateBody)
+
+
+def _unbound(index: int, command: bytes) -> bytes:
+    raise AssertionError("bind() comes before start()")
+
+
+class Consensus:
+    """`plugins.base.ReplicatedLog`. `send(to, data)` is one try at most; `ask_leader(to, data, seconds)` asks until it
+    is answered or raises TimeoutError, and the other host answers with `answer`; `changed(term, leader)` is told when
+    either is new, and (term, None) when this host's part ends."""
+
+    def __init__(
+        self,
+        env: Env,
+        me: HostId,
+        settings: LeaderSettings,
+        send: Callable[[HostId, bytes], bool],
+        ask_leader: Callable[[HostId, bytes, float], Awaitable[bytes]],
+        changed: Callable[[int, HostId | None], None],
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self.voters = tuple(HostId(name) for name in sorted(settings.voters)) or (me,)
+        self._env, self._me, self._settings = env, me, settings
+        self._send, self._changed = send, changed
+        self._log_id = log_id(self.voters)
+        self._store = Store(env.disk, self._log_id, env.entropy)
+        self._once = Once()
+        self._proposals = Proposals(env, me, self._log_id, self, ask_leader, self._once, self.counters)
+        self._raft: Raft | None = None
+        self._apply: Callable[[int, bytes], bytes] = _unbound
+        self._snapshot: Callable[[], bytes] = bytes
+        self._restore: Callable[[bytes], None] = lambda _: None
+        self._applied = 0
+        self._snapshot_due, self._bytes_since_snapshot = settings.snapshot_entries, 0
+        self._started_s = self._leader_since_s = 0.0
+        self._leader: HostId | None = None
+        self._observers: tuple[HostId, ...] = ()
+        self._events: deque[Event] = deque()
+        self._draining = self._stopping = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._writes: deque[Persist | SaveSnapshot] = deque()
+        self._work, self._written = asyncio.Event(), asyncio.Event()
+        self._broken: BaseException | None = None
+
+    # ---- what is known ----
+
+    @property
+    def leader(self) -> HostId | None:
+        return self._leader
+
+    @property
+    def leader_since_s(self) -> float:
+        """When, on this host's clock, the present leader became known or was lost."""
+        return self._leader_since_s
+
+    @property
+    def term(self) -> int:
+        return self._raft.term if self._raft else 0
+
+    @property
+    def open(self) -> bool:
+        return self._raft is not None and not self._stopping and self._broken is None
+
+    @property
+    def is_leader(self) -> bool:
+        return self._raft is not None and self.open and self._raft.holds_lease(self._env.clock.now_s())
+
+    @property
+    def applied_index(self) -> int:
+        return self._applied
+
+    @property
+    def commit_index(self) -> int:
+        return self._raft.commit if self._raft else 0
+
+    @property
+    def under_way(self) -> int:
+        return self._raft.last_index - self._raft.commit if self._raft else 0
+
+    @property
+    def age_s(self) -> float:
+        """See ReplicatedLog. Before any leader confirmed this copy: seconds since this log started."""
+        now_s = self._env.clock.now_s()
+        if self._raft is None or self.is_leader:
+            return 0.0
+        confirmed_s = self._raft.confirmed_s(now_s)
+        current_s = self._raft.current_s if confirmed_s is None else confirmed_s
+        return max(0.0, now_s - max(self._started_s, current_s or self._started_s))
+
+    def bind(
+        self,
+        apply: Callable[[int, bytes], bytes],
+        snapshot: Callable[[], bytes],
+        restore: Callable[[bytes], None],
+    ) -> None:
+        self._apply, self._snapshot, self._restore = apply, snapshot, restore
+
+    # ---- life ----
+
+    async def start(self) -> None:
+        """Read the disk back and apply what was known to be committed. A rack of one leads when this returns. Raises
+        DiskRefused for files that cannot be trusted, OSError for a sick disk."""
+        saved = await self._store.load()
+        self._started_s = self._leader_since_s = self._env.clock.now_s()
+        self._raft = Raft(self._me, self.voters, saved, self._settings.timing(), self._env.rng, self._started_s)
+        self._env.spawn("log writer", self._write_all())
+        self.feed(Started())
+        if self._observers:
+            self.feed(ObserversChanged(self._observers))
+        while self.voters == (self._me,) and not self.is_leader and self.open:
+            self._written.clear()
+            await self._written.wait()
+        if self._broken:
+            raise self._broken
+
+    async def stop(self) -> None:
+        """Finish what is being written, and let every waiting proposal go."""
+        self._stopping = True
+        if self._timer:
+            self._timer.cancel()
+        self._work.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                while self._writes and self._broken is None:
+                    self._written.clear()
+                    await self._written.wait()
+        self._leader = None
+        self._proposals.leader_changed()
+
+    def observers(self, hosts: Sequence[HostId]) -> None:
+        """The living hosts; those that vote, and this one, are not observers."""
+        found = tuple(sorted({host for host in hosts if host != self._me and host not in self.voters}))
+        if found != self._observers:
+            self._observers = found
+            self.feed(ObserversChanged(found))
+
+    async def propose(self, command: bytes, timeout_s: float = 5.0) -> bytes:
+        return await self._proposals.propose(command, timeout_s)
+
+    async def answer(self, sender: HostId, data: bytes) -> bytes:
+        """A proposal that another host forwards to us (`ask_leader` there). Refused when it is no such thing."""
+        return await self._proposals.answer(sender, data)
+
+    # ---- events and actions ----
+
+    def receive(self, sender: HostId, data: bytes) -> None:
+        """A raw message of an authenticated host. Never raises for what it says."""
+        try:
+            envelope = decode(data)
+        except Malformed:
+            self.counters["malformed"] += 1
+            return
+        if envelope.log != self._log_id:
+            self.counters["of another log"] += 1
+            return
+        self.feed(Heard(sender, envelope.message))
+
+    def feed(self, event: Event) -> None:
+        """One event at a time: an action performed for one may bring the next, which waits its turn."""
+        if self._raft is None or self._broken or (self._stopping and not isinstance(event, Persisted)):
+            return
+        self._events.append(event)
+        if self._draining:
+            return
+        with self._ending_when_it_fails():
+            while self._events:
+                for action in self._raft.handle(self._events.popleft(), self._env.clock.now_s()):
+                    self._perform(action)
+        self._arm()
+
+    @contextmanager
+    def _ending_when_it_fails(self) -> Iterator[None]:
+        self._draining = failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            self._draining = False
+            if failed:
+                self._break(AssertionError("an event or a committed command could not be handled"))
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Say():
+                if not self._send(action.to, encode(self._log_id, action.message)):
+                    self.counters["not sent"] += 1
+            case Persist() | SaveSnapshot():
+                self._writes.append(action)
+                self._work.set()
+            case Apply():
+                self._apply_all(action)
+            case Restore():
+                self._restore_image(action.image)
+            case Led():
+                self._led(action)
+            case _:
+                assert_never(action)
+
+    def _arm(self) -> None:
+        """Wake up when the core wants to be; a timer that fires too early finds nothing to do and is set again."""
+        if self._raft is None or not self.open:
+            return
+        loop = asyncio.get_running_loop()
+        delay_s = max(TIMER_S_MIN, self._raft.wake_s - self._env.clock.now_s())
+        if self._timer is None or self._timer.when() > loop.time() + delay_s + TIMER_S_MIN:
+            if self._timer:
+                self._timer.cancel()
+            self._timer = loop.call_later(delay_s, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self.feed(Woken())
+
+    def _led(self, led: Led) -> None:
+        self._leader, self._leader_since_s = led.leader, self._env.clock.now_s()
+        self._proposals.leader_changed()
+        self._changed(led.term, led.leader)
+
+    def _break(self, error: BaseException) -> None:
+        """This host takes no further part: neither its state nor its disk can be relied on until a restart."""
+        if self._broken is None:
+            self._broken, self._leader = error, None
+            self._env.log.error("the log stopped on this host", why=str(error), next="mend it, then restart the agent")
+            self._written.set()
+            self._work.set()
+            self._proposals.leader_changed()
+            self._changed(self.term, None)
+
+    # ---- the disk ----
+
+    async def _write_all(self) -> None:
+        """The only writer: requests in order, those that gathered meanwhile as one write."""
+        try:
+            while not self._stopping or self._writes:
+                await self._work.wait()
+                self._work.clear()
+                while self._writes and self._broken is None:
+                    self.feed(Persisted(await self._write_some()))
+                    self._written.set()
+                if self._broken:
+                    raise self._broken
+        except OSError as error:
+            self._break(error)
+            raise
+
+    async def _write_some(self) -> int:
+        """The number up to which everything is durable now."""
+        first = self._writes[0]
+        if isinstance(first, SaveSnapshot):
+            await self._store.checkpoint(first)
+            self._writes.popleft()
+            self.counters["snapshots saved"] += 1
+            return first.number
+        ready: list[Persist] = []
+        for request in self._writes:
+            if not isinstance(request, Persist):
+                break
+            ready.append(request)
+        ready = ready[: write_length(ready)]
+        await self._store.append(ready)
+        for _ in ready:
+            self._writes.popleft()
+        self.counters["writes"] += 1
+        return ready[-1].number
+
+    # ---- the state ----
+
+    def _apply_all(self, action: Apply) -> None:
+        for index, entry in enumerate(action.entries, action.first):
+            self._applied = index
+            if entry.id:
+                self._bytes_since_snapshot += len(entry.command)
+                self._proposals.applied(entry, self._once.apply(index, entry, self._apply))
+        self.counters["applied"] += len(action.entries)
+        if self._applied >= self._snapshot_due or self._bytes_since_snapshot >= SNAPSHOT_LOG_BYTES:
+            self._take_snapshot()
+
+    def _take_snapshot(self) -> None:
+        self._snapshot_due, self._bytes_since_snapshot = self._applied + self._settings.snapshot_entries, 0
+        data = msgspec.msgpack.encode(StateBody(self._once.dump(), self._snapshot()))
+        if len(data) > SNAPSHOT_BYTES_MAX:
+            self.counters["snapshots too large"] += 1
+            self._env.log.error("the log's snapshot is too large", bytes=len(data), limit=SNAPSHOT_BYTES_MAX)
+            return
+        self._events.append(SnapshotTaken(self._applied, data))
+
+    def _restore_image(self, image: Image) -> None:
+        body = _state.decode(image.data)
+        self._once.load(body.kept)
+        self._restore(body.state)
+        self._applied, self._bytes_since_snapshot = image.index, 0
+        self._snapshot_due = image.index + self._settings.snapshot_entries
+        self._proposals.restored(image)

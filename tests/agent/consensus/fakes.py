@@ -1,0 +1,92 @@
+"""Stand-ins for a disk and for the rest of a host."""
+
+import random
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+SECTOR = 64
+"""Smaller than real sectors, so that short writes are torn too."""
+
+
+class PowerLost(Exception):
+    """The host is gone, in the middle of a disk operation."""
+
+
+def run(work: Coroutine[Any, Any, R]) -> R:
+    """The result of a coroutine that never waits."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise AssertionError("it waits for something")
+
+
+class MemoryDisk:
+    """`covey.ports.Disk` for what the log needs. With `fail_after` set, the power fails during that operation."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.files: dict[str, bytes] = {}
+        self.fail_after: int | None = None
+        self.appends = 0
+
+    def _fails(self) -> bool:
+        if self.fail_after is None:
+            return False
+        self.fail_after -= 1
+        return self.fail_after < 0
+
+    async def read(self, name: str) -> bytes | None:
+        return self.files.get(name)
+
+    async def replace(self, name: str, data: bytes) -> None:
+        fails = self._fails()
+        if not fails or self.rng.random() < 0.5:
+            self.files[name] = data
+        if fails:
+            raise PowerLost
+
+    async def append(self, name: str, data: bytes) -> None:
+        fails = self._fails()
+        self.files[name] = self.files.get(name, b"") + (self._torn(data) if fails else data)
+        self.appends += 1
+        if fails:
+            raise PowerLost
+
+    def _torn(self, data: bytes) -> bytes:
+        """Any prefix; within it every sector was kept or not, and some hold garbage."""
+        rng = self.rng
+        kept = bytearray(data[: rng.randrange(len(data) + 1)])
+        for at in range(0, len(kept), SECTOR):
+            fate = rng.random()
+            end = min(at + SECTOR, len(kept))
+            if fate < 0.2:
+                kept[at:end] = bytes(end - at)
+            elif fate < 0.25:
+                kept[at:end] = rng.randbytes(end - at)
+        return bytes(kept)
+
+    async def truncate(self, name: str, size: int) -> None:
+        if self._fails():
+            raise PowerLost
+        self.files[name] = self.files[name][:size]
+
+    async def delete(self, name: str) -> None:
+        if self._fails():
+            raise PowerLost
+        self.files.pop(name, None)
+
+    async def names(self, prefix: str) -> list[str]:
+        return sorted(name for name in self.files if name.startswith(prefix))
+
+    async def write_at(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:
+        raise AssertionError("the log never writes in the middle")
+
+    async def read_at(self, name: str, offset: int, size: int) -> bytes:
+        return self.files[name][offset : offset + size]
+
+    async def sync(self, name: str) -> None: ...
+
+    def path(self, name: str) -> str:
+        return f"/state/{name}"

@@ -1,0 +1,463 @@
+"""A small world for the Raft core and its disk format: many hosts, one seed, no asyncio.
+
+Messages are lost, doubled, delayed and reordered; links are cut one way or both; hosts crash in the middle of a write, lose
+what was not durable (torn frames, sectors kept at random), restart, pause, and have clocks that differ in offset and rate.
+Clients propose to whoever believes to lead, and repeat proposals whose answer is missing. After every event:
+
+    Election Safety        at most one leader per term                                  Raft Figure 3
+    Log Matching           same index and term: the same log up to there
+    Leader Completeness    a new leader's log holds every entry that was ever applied
+    State Machine Safety   no two hosts apply different entries at one index
+    Lease                  nobody is elected while another host may act as leader
+    Exactly once           no command is executed twice in any copy of the state
+
+and at the end, after everything has healed: all hosts converge on one state, and every command that a client was told is
+applied is in it. `run_seeds(first, count)` is for a longer search: `COVEY_CONSENSUS_SEEDS=1000:20000 pytest ...`.
+"""
+
+import heapq
+import random
+import zlib
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from agent.consensus.disk import Store
+from agent.consensus.machine import Once, Raft
+from agent.consensus.machine.once import Kept
+from agent.consensus.machine.words import (
+    Apply,
+    Event,
+    Image,
+    Led,
+    ObserversChanged,
+    Persist,
+    Persisted,
+    Proposal,
+    Proposed,
+    Restore,
+    SaveSnapshot,
+    Say,
+    SnapshotTaken,
+    Started,
+    Woken,
+)
+from agent.consensus.messages import Entry, Words, decode, encode, log_id
+from agent.consensus.policy import Timing
+from covey.core import Heard, HostId
+from tests.agent.consensus.fakes import MemoryDisk, PowerLost, run
+
+SNAPSHOT_ENTRIES = 12
+
+
+class Violation(AssertionError):
+    """Something that must hold did not."""
+
+
+class State(msgspec.Struct, array_like=True):
+    """The replicated state: which commands were executed, in order, and a digest of them."""
+
+    done: list[bytes]
+    digest: int
+
+
+class Body(msgspec.Struct, array_like=True):
+    kept: list[Kept]
+    state: State
+
+
+@dataclass(frozen=True)
+class Weather:
+    """What a seed's world is like."""
+
+    voters: int
+    observers: int
+    loss: float
+    double: float
+    slow: float
+    fault_every_s: float
+    slow_disk: float
+    codec: bool
+
+    @staticmethod
+    def draw(rng: random.Random) -> "Weather":
+        voters = rng.choices((1, 3, 5), (1, 12, 4))[0]
+        return Weather(
+            voters=voters,
+            observers=rng.choice((0, 0, 1, 2)),
+            loss=rng.choice((0.0, 0.0, 0.02, 0.15)),
+            double=rng.choice((0.0, 0.05, 0.3)),
+            slow=rng.choice((0.0, 0.02, 0.2)),
+            fault_every_s=rng.choice((0.25, 0.6, 1.5)),
+            slow_disk=rng.choice((0.0, 0.02, 0.2)),
+            codec=rng.random() < 0.15,
+        )
+
+
+@dataclass
+class Client:
+    """One command on its way."""
+
+    proposal: Proposal
+    tries: int = 0
+    acknowledged: bool = False
+
+
+@dataclass
+class Node:
+    name: HostId
+    disk: MemoryDisk
+    offset_s: float
+    rate: float
+    up: bool = False
+    life: int = 0
+    paused_until_s: float = 0.0
+    raft: Any = None
+    store: Any = None
+    once: Once = field(default_factory=Once)
+    state: State = field(default_factory=lambda: State([], 0))
+    executed: set[bytes] = field(default_factory=set)
+    applied: int = 0
+    snapshot_due: int = SNAPSHOT_ENTRIES
+    writes: deque[Persist | SaveSnapshot] = field(default_factory=deque)
+    writing: list[Persist | SaveSnapshot] = field(default_factory=list)
+    wake_at_s: float = float("inf")
+    prefix: dict[int, int] = field(default_factory=dict)
+    """Index -> digest of this host's log up to there."""
+
+    def clock(self, world_s: float) -> float:
+        return self.offset_s + self.rate * world_s
+
+    def world(self, clock_s: float) -> float:
+        return (clock_s - self.offset_s) / self.rate
+
+
+class World:
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.weather = Weather.draw(self.rng)
+        rng, weather = self.rng, self.weather
+        names = [HostId(f"v{n}") for n in range(weather.voters)] + [HostId(f"o{n}") for n in range(weather.observers)]
+        self.voters = tuple(names[: weather.voters])
+        self.observers = tuple(names[weather.voters :])
+        self.log = log_id(self.voters)
+        self.timing = Timing(keep_entries=4, hint_s=0.3, chunk_bytes=rng.choice((700, 5000, 100_000)))
+        self.nodes = {
+            name: Node(name, MemoryDisk(random.Random(rng.random())), rng.uniform(0, 1e5), rng.uniform(0.985, 1.015))
+            for name in names
+        }
+        self.now_s = 0.0
+        self.steps = 0
+        self.calm = False
+        self.heap: list[tuple[float, int, str, Node | None, int, Any]] = []
+        self.order = 0
+        self.cut: set[tuple[HostId, HostId]] = set()
+        self.clients: dict[bytes, Client] = {}
+        self.leaders: dict[int, HostId] = {}
+        self.matching: dict[tuple[int, int], int] = {}
+        self.chosen: dict[int, Entry] = {}
+        self.chosen_prefix: dict[int, int] = {0: 0}
+        self.last_chosen = 0
+        self.seen = 0
+        """Crashes, elections, snapshots installed: that a run was worth it."""
+        for node in self.nodes.values():
+            self.begin(node)
+        self.later(rng.uniform(0, 0.3), "client")
+        self.later(rng.expovariate(1 / weather.fault_every_s), "fault")
+
+    # ---- running ----
+
+    def later(self, after_s: float, kind: str, node: Node | None = None, what: Any = None) -> None:
+        self.order += 1
+        life = node.life if node else 0
+        heapq.heappush(self.heap, (self.now_s + after_s, self.order, kind, node, life, what))
+
+    def step(self) -> None:
+        at_s, _, kind, node, life, what = heapq.heappop(self.heap)
+        self.now_s = max(self.now_s, at_s)
+        self.steps += 1
+        if node is None:
+            if not self.calm or kind == "client":
+                self.client() if kind == "client" else self.fault()
+            return
+        if kind == "begin":
+            if not node.up:
+                self.begin(node)
+            return
+        if not node.up or (kind != "heard" and node.life != life):
+            return
+        if node.paused_until_s > self.now_s:
+            self.later(node.paused_until_s - self.now_s, kind, node, what)
+            return
+        if kind == "heard":
+            self.feed(node, Heard(*what))
+        elif kind == "wake":
+            node.wake_at_s = float("inf")
+            self.feed(node, Woken())
+        else:
+            self.written(node)
+
+    def feed(self, node: Node, event: Event) -> None:
+        events: deque[Event] = deque([event])
+        while events:
+            for action in node.raft.handle(events.popleft(), node.clock(self.now_s)):
+                if isinstance(action, Say):
+                    self.carry(node, action.to, action.message)
+                elif isinstance(action, Persist):
+                    self.track(node, action.first, action.entries)
+                    node.writes.append(action)
+                elif isinstance(action, Apply):
+                    self.apply(node, action, events)
+                elif isinstance(action, Led):
+                    self.led(node, action)
+                elif isinstance(action, SaveSnapshot):
+                    self.track(node, action.base_index + 1, action.entries)
+                    node.writes.append(action)
+                else:
+                    assert isinstance(action, Restore)
+                    self.restore(node, action.image)
+        node.raft.check()
+        if node.writes and not node.writing:
+            self.write(node)
+        wake_s = node.world(node.raft.wake_s)
+        if wake_s < node.wake_at_s:
+            node.wake_at_s = wake_s
+            self.later(max(0.0005, wake_s - self.now_s), "wake", node)
+
+    # ---- network ----
+
+    def carry(self, node: Node, to: HostId, message: Words) -> None:
+        weather, rng = self.weather, self.rng
+        if (node.name, to) in self.cut or (not self.calm and rng.random() < weather.loss):
+            return
+        if weather.codec:
+            message = decode(encode(self.log, message)).message
+        copies = 2 if not self.calm and rng.random() < weather.double else 1
+        for _ in range(copies):
+            delay_s = 0.001 + rng.random() * 0.01
+            if not self.calm and rng.random() < weather.slow:
+                delay_s += rng.expovariate(2.0)
+            self.later(delay_s, "heard", self.nodes[to], (node.name, message))
+
+    # ---- disk ----
+
+    def write(self, node: Node) -> None:
+        if isinstance(node.writes[0], SaveSnapshot):
+            node.writing = [node.writes.popleft()]
+        else:
+            while node.writes and isinstance(node.writes[0], Persist):
+                node.writing.append(node.writes.popleft())
+        slow = not self.calm and self.rng.random() < self.weather.slow_disk
+        self.later(self.rng.uniform(0.1, 2.0) if slow else 0.001 + self.rng.random() * 0.006, "written", node)
+
+    def store_now(self, node: Node) -> int:
+        first = node.writing[0]
+        if isinstance(first, SaveSnapshot):
+            run(node.store.checkpoint(first))
+        else:
+            run(node.store.append(node.writing))
+        return node.writing[-1].number
+
+    def written(self, node: Node) -> None:
+        number = self.store_now(node)
+        node.writing = []
+        self.feed(node, Persisted(number))
+
+    # ---- faults ----
+
+    def crash(self, node: Node) -> None:
+        """The power fails, perhaps in the middle of the write that is under way."""
+        if node.writing:
+            node.disk.fail_after = self.rng.randrange(5)
+            try:
+                self.store_now(node)
+            except PowerLost:
+                pass
+            node.disk.fail_after = None
+        node.up, node.raft = False, None
+        node.writes.clear()
+        node.writing = []
+        self.seen += 1
+
+    def begin(self, node: Node) -> None:
+        node.life += 1
+        node.up = True
+        node.paused_until_s, node.wake_at_s = 0.0, float("inf")
+        node.store = Store(node.disk, self.log, node.disk.rng.randbytes)
+        saved = run(node.store.load())
+        node.once, node.state, node.applied = Once(), State([], 0), 0
+        node.executed, node.snapshot_due = set(), SNAPSHOT_ENTRIES
+        node.prefix = {saved.base_index: self.chosen_prefix[saved.base_index]}
+        self.track(node, saved.base_index + 1, saved.entries)
+        rng = random.Random(self.rng.random())
+        node.raft = Raft(node.name, self.voters, saved, self.timing, rng, node.clock(self.now_s))
+        self.feed(node, Started())
+        self.feed(node, ObserversChanged(self.observers))
+
+    def fault(self) -> None:
+        rng = self.rng
+        self.later(rng.expovariate(1 / self.weather.fault_every_s), "fault")
+        node = self.nodes[rng.choice(sorted(self.nodes))]
+        kind = rng.choice(("crash", "crash", "cut", "cut", "isolate", "half", "heal", "heal", "pause", "all down"))
+        if kind == "crash" and node.up:
+            self.crash(node)
+            self.later(rng.choice((0.01, 0.3, 3.0)), "begin", node)
+        elif kind == "cut":
+            self.cut.add((node.name, rng.choice(sorted(self.nodes))))
+        elif kind == "isolate":
+            self.cut |= {pair for other in self.nodes for pair in ((node.name, other), (other, node.name))}
+        elif kind == "half":
+            side = {name for name in sorted(self.nodes) if rng.random() < 0.5}
+            self.cut |= {(a, b) for a in self.nodes for b in self.nodes if (a in side) != (b in side)}
+        elif kind == "heal":
+            self.cut.clear()
+        elif kind == "pause" and node.up:
+            node.paused_until_s = self.now_s + rng.uniform(0.1, 3.0)
+        elif kind == "all down" and rng.random() < 0.3:
+            for each in self.nodes.values():
+                if each.up:
+                    self.crash(each)
+                    self.later(rng.uniform(0.01, 0.5), "begin", each)
+
+    def heal(self) -> None:
+        """From here on nothing fails."""
+        self.calm = True
+        self.cut.clear()
+        for node in self.nodes.values():
+            node.paused_until_s = 0.0
+            if not node.up:
+                self.begin(node)
+
+    # ---- clients ----
+
+    def client(self) -> None:
+        rng = self.rng
+        self.later(rng.expovariate(12.0), "client")
+        leaders = [node for node in self.nodes.values() if node.up and node.raft.leading]
+        if not leaders:
+            return
+        node = rng.choice(leaders)
+        waiting = [one for one in self.clients.values() if not one.acknowledged and one.tries < 4][-8:]
+        if waiting and rng.random() < 0.3:
+            chosen = [rng.choice(waiting)]
+        else:
+            chosen = [Client(Proposal(rng.randbytes(16), node.raft.commit, b"x" * rng.randrange(12)))]
+            if rng.random() < 0.1:
+                chosen += [Client(Proposal(rng.randbytes(16), node.raft.commit, b"y")) for _ in range(20)]
+        for one in chosen:
+            one.tries += 1
+            self.clients[one.proposal.id] = one
+        self.feed(node, Proposed([one.proposal for one in chosen]))
+
+    # ---- what must hold ----
+
+    def led(self, node: Node, action: Led) -> None:
+        if action.leader != node.name:
+            return
+        first = self.leaders.setdefault(action.term, node.name)
+        if first != node.name:
+            raise Violation(f"Election Safety: {first} and {node.name} both lead term {action.term}")
+        log = node.raft._ledger.log
+        if log.base_index < self.last_chosen and log.term_at(self.last_chosen) != self.chosen[self.last_chosen].term:
+            raise Violation(f"Leader Completeness: {node.name} leads without entry {self.last_chosen}")
+        for other in self.nodes.values():
+            if other is not node and other.up and other.raft.holds_lease(other.clock(self.now_s)):
+                raise Violation(f"Lease: {node.name} is elected while {other.name} may act as leader")
+
+    def track(self, node: Node, first: int, entries: tuple[Entry, ...]) -> None:
+        """Log Matching: the digest of everything up to an entry is a function of its index and term."""
+        if not entries:
+            return
+        digest = node.prefix[first - 1]
+        for index, entry in enumerate(entries, first):
+            digest = zlib.crc32(entry.id + entry.term.to_bytes(4, "big"), digest)
+            if self.matching.setdefault((index, entry.term), digest) != digest:
+                raise Violation(f"Log Matching: {node.name} holds another log up to entry {index}/{entry.term}")
+            node.prefix[index] = digest
+
+    def apply(self, node: Node, action: Apply, events: deque[Event]) -> None:
+        for index, entry in enumerate(action.entries, action.first):
+            if index != node.applied + 1:
+                raise Violation(f"{node.name} applies {index} after {node.applied}")
+            node.applied = index
+            known = self.chosen.setdefault(index, entry)
+            if known != entry:
+                raise Violation(f"State Machine Safety: {node.name} applies another entry at {index}")
+            if index > self.last_chosen:
+                self.last_chosen = index
+                stamp = entry.id + entry.term.to_bytes(4, "big")
+                self.chosen_prefix[index] = zlib.crc32(stamp, self.chosen_prefix[index - 1])
+            if entry.id:
+                self.execute(node, index, entry)
+        if node.applied >= node.snapshot_due:
+            node.snapshot_due = node.applied + SNAPSHOT_ENTRIES
+            events.append(SnapshotTaken(node.applied, msgspec.msgpack.encode(Body(node.once.dump(), node.state))))
+
+    def execute(self, node: Node, index: int, entry: Entry) -> None:
+        def perform(index: int, command: bytes) -> bytes:
+            if entry.id in node.executed:
+                raise Violation(f"Exactly once: {node.name} executes a command again at {index}")
+            node.executed.add(entry.id)
+            node.state.done.append(entry.id)
+            node.state.digest = zlib.crc32(command, node.state.digest)
+            return str(index).encode()
+
+        outcome = node.once.apply(index, entry, perform)
+        if node.raft.leading and outcome.kind != "expired":
+            self.clients[entry.id].acknowledged = True
+
+    def restore(self, node: Node, image: Image) -> None:
+        body = msgspec.msgpack.decode(image.data, type=Body)
+        node.once.load(body.kept)
+        node.state, node.executed = body.state, set(body.state.done)
+        node.applied = image.index
+        digest = self.chosen_prefix[image.index]
+        if node.prefix.get(image.index) != digest:
+            node.prefix = {image.index: digest}
+        node.snapshot_due = image.index + SNAPSHOT_ENTRIES
+        self.seen += 1
+
+    def converged(self) -> bool:
+        nodes = list(self.nodes.values())
+        leading = [node for node in nodes if node.raft.holds_lease(node.clock(self.now_s))]
+        return len(leading) == 1 and all(node.applied == leading[0].raft.last_index for node in nodes)
+
+
+def run_seed(seed: int, steps: int = 2000) -> World:
+    """One world: `steps` events with faults, then everything heals and must converge within 20 s. Violation (with the
+    seed) when something that must hold does not."""
+    world = World(seed)
+    try:
+        while world.steps < steps:
+            world.step()
+        world.heal()
+        world.heap = [entry for entry in world.heap if entry[2] != "client"]
+        heapq.heapify(world.heap)
+        end_s = world.now_s + 20
+        while not world.converged():
+            if world.now_s > end_s:
+                raise Violation("after everything healed the hosts did not converge within 20 s")
+            world.step()
+        states = {(tuple(node.state.done), node.state.digest) for node in world.nodes.values()}
+        if len(states) != 1:
+            raise Violation("hosts that applied the same entries are in different states")
+        done = set(next(iter(states))[0])
+        lost = [one for one in world.clients.values() if one.acknowledged and one.proposal.id not in done]
+        if lost:
+            raise Violation(f"{len(lost)} commands that were acknowledged are gone")
+    except AssertionError as error:
+        raise Violation(f"seed {seed}, event {world.steps}, {world.now_s:.3f} s, {world.weather}: {error}") from error
+    return world
+
+
+def run_seeds(first: int, count: int, steps: int = 2000) -> tuple[int, int, int]:
+    """Worlds of the seeds `first .. first + count - 1`: (events, commands acknowledged, crashes and snapshots)."""
+    events = commands = seen = 0
+    for seed in range(first, first + count):
+        world = run_seed(seed, steps)
+        events += world.steps
+        commands += sum(one.acknowledged for one in world.clients.values())
+        seen += world.seen
+    return events, commands, seen
