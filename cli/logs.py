@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cli.client import FAILED, TRY_AGAIN, USAGE, AgentctlError
+from cli.client import FAILED, TRY_AGAIN, USAGE, Agent, AgentctlError
 from cli.context import Context, not_found
 from cli.jobs import ENDED
 
@@ -95,6 +95,17 @@ def read(context: Context, job: str, reader: Reader) -> bool:
     data = base64.b64decode(chunk["data"])
     reader.take(data)
     return bool(data)
+
+
+def collect(agent: Agent, job: str, rank: int) -> str:
+    """All that a rank wrote until now."""
+    data = b""
+    while True:
+        chunk = agent.get("jobs", job, "logs", rank=rank, offset=len(data)).data
+        new = base64.b64decode(chunk["data"])
+        if not new:
+            return data.decode(errors="replace")
+        data += new
 
 
 def has_ended(context: Context, job: str) -> bool:

@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
     """argparse, with errors of our three lines."""
 
     def error(self, message: str) -> NoReturn:
-        raise AgentctlError(USAGE, message, f"usage: {self.format_usage().strip()[7:]}", f"{self.prog} --help")
+        raise AgentctlError(USAGE, message, " ".join(self.format_usage().split()), f"{self.prog} --help")
 
 
 def shared_flags() -> argparse.ArgumentParser:

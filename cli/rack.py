@@ -262,7 +262,9 @@ def status(directory: Path, say: Say = print_line) -> int:
 
 
 def arguments() -> Parser:
-    parser = Parser("covey-rack", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        "covey-rack", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("verb", choices=("run", "start", "stop", "status", "summary"))
     parser.add_argument("--hosts", type=int, metavar="N", help="default: as many as there are, or 4")
     parser.add_argument("--gpus", type=int, default=2, metavar="N", help="simulated GPUs of a new host (default 2)")

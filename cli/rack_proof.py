@@ -1,0 +1,380 @@
+"""What `covey-rack run` does with a rack: two real loads at once, checked to the bit, and a summary.
+
+    a job     examples/digits.py on four workers; its parameters must equal, bit for bit, those of one process that sums
+              the workers' gradients in rank order, and it must have learned to read digits
+    memory    a volume on one host, written page by page until its slabs turn hot and are placed on other hosts; then
+              written once more, so that the lenders hold it, and read back
+
+Nothing here knows an answer beforehand: the pattern of the pages is drawn anew each time, and the sequential run is
+made here and now.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from cli import submit
+from cli.client import FAILED, Agent, AgentctlError
+from cli.jobs import ENDED, how_long
+from cli.logs import collect
+from cli.main import parse
+from cli.rack_files import RackHost
+from cli.table import DIM, Paint, plural
+from covey.remote import RemoteMemory, RemoteMemoryError
+from covey.units import MIB, format_seconds, format_size
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "digits.py"
+WORKERS = 4
+ACCURACY_MIN = 0.93
+"""Held-out accuracy that the example must reach."""
+VOLUME, VOLUME_BYTES = "demo", 64 * MIB
+MAP_S = 30.0
+"""How long the slabs may take to turn hot and be placed."""
+JOB_S = 120.0
+READ_BYTES = MIB
+LOOK_S = 0.5
+"""Between two looks at job and slabs."""
+_SHA256 = re.compile(r"sha256\W+([0-9a-f]{64})", re.IGNORECASE)
+_ACCURACY = re.compile(r"accuracy\W+(\d+(?:\.\d+)?)( ?%)?", re.IGNORECASE)
+
+
+@dataclass
+class Outcome:
+    """What was seen, and what did not hold."""
+
+    failures: list[str] = field(default_factory=list)
+    accuracy: float | None = None
+    sha256: str = ""
+    sequential_s: float = 0.0
+    written_bytes: int = 0
+    read_bytes: int = 0
+
+    def must(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            self.failures.append(otherwise)
+
+
+class Progress:
+    """One line that changes on a terminal; elsewhere a plain line now and then."""
+
+    def __init__(self, say: Callable[[str], None], every_s: float = 2.0) -> None:
+        self._say, self._every_s = say, every_s
+        self._live = sys.stdout.isatty()
+        self._next_s = 0.0
+        self._last = ""
+
+    def show(self, text: str) -> None:
+        if self._live:
+            sys.stdout.write(f"\r\x1b[K          {text[:100]}")
+            sys.stdout.flush()
+        elif time.monotonic() >= self._next_s and text != self._last:
+            self._next_s, self._last = time.monotonic() + self._every_s, text
+            self._say(text)
+
+    def clear(self) -> None:
+        if self._live:
+            sys.stdout.write("\r\x1b[K")
+            sys.stdout.flush()
+
+
+def run(rack: Sequence[RackHost], timer: Any) -> int:
+    """0 when everything held; 1 with a line for each thing that did not."""
+    agent = Agent([host.address for host in rack], "the rack")
+    progress, outcome = Progress(timer.say), Outcome()
+    job = str(submit_digits(agent)["id"])
+    timer.say(f"{job} submitted: {EXAMPLE.name} on {WORKERS} workers, 1 GPU each")
+    with sequential() as finish:
+        watch = Watch(agent, job, progress)
+        if len(rack) > 1:
+            borrow(rack[-1], watch, outcome, timer)
+        else:
+            timer.say("one host alone has nobody to borrow memory from: that part is left out")
+        view = watch.until_ended(time.monotonic() + JOB_S)
+        progress.clear()
+        timer.say(f"{job} {view['state']} after {how_long(view, view['ended_wall_s'])}: {view['reason']}")
+        text, outcome.sequential_s = finish()
+    judge_job(agent, view, text, outcome)
+    if not outcome.failures:
+        timer.say(f"parameters equal to the bit to one sequential process ({outcome.sha256[:12]}...)")
+    print()
+    summary(rack, print, job)
+    print()
+    if outcome.failures:
+        why = "\n        ".join(outcome.failures)
+        raise AgentctlError(FAILED, "the rack did not do what it must", why, f"agentctl why {job}, agentctl logs {job}")
+    print(f"Everything held, in {format_seconds(timer.passed_s)}. The rack goes on running. Try:")
+    print(next_commands(job))
+    return 0
+
+
+def next_commands(job: str) -> str:
+    bin_dir = Path(sys.executable).parent
+    shown = bin_dir.relative_to(Path.cwd()) if bin_dir.is_relative_to(Path.cwd()) else bin_dir
+    lines = [
+        ("agentctl hosts", "who is there, who leads"),
+        (f"agentctl why {job}", "the story of that job"),
+        (f"agentctl why slab/{VOLUME}/0", "and of a slab"),
+        (f"agentctl logs {job}", "what its workers wrote"),
+        ("agentctl submit --workers 2 --follow -- hostname", "a job of your own"),
+        ("make stop", "end the rack"),
+    ]
+    return "\n".join(f"  {'' if line.startswith('make') else f'{shown}/'}{line:<50}  {what}" for line, what in lines)
+
+
+# ---- the job ---------------------------------------------------------------------------------------------------------
+
+
+def submit_digits(agent: Agent) -> dict[str, Any]:
+    """As `agentctl submit` would."""
+    words = ["submit", "--name", "digits", "--workers", str(WORKERS), "--cwd", str(EXAMPLE.parent.parent)]
+    args: argparse.Namespace = parse([*words, "--", sys.executable, str(EXAMPLE)])
+    return submit.send(agent, submit.spec_of(args, args.command, os.environ, os.getcwd()))
+
+
+@contextmanager
+def sequential() -> Iterator[Callable[[], tuple[str, float]]]:
+    """The same training in one process, beside everything else: call the result for what it wrote and its seconds."""
+    began_s = time.monotonic()
+    command = [sys.executable, str(EXAMPLE), "--sequential", str(WORKERS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+
+        def finish() -> tuple[str, float]:
+            try:
+                text, _ = process.communicate(timeout=JOB_S)
+            except subprocess.TimeoutExpired:
+                what, why = "the sequential run did not end", f"{JOB_S:.0f} s have passed"
+                raise AgentctlError(FAILED, what, why, " ".join(command)) from None
+            if process.returncode:
+                why = text.strip().splitlines()[-1] if text.strip() else f"exit status {process.returncode}"
+                raise AgentctlError(FAILED, "the sequential run failed", why, " ".join(command))
+            return text, time.monotonic() - began_s
+
+        try:
+            yield finish
+        finally:
+            process.kill()
+
+
+def judge_job(agent: Agent, view: Mapping[str, Any], sequential_text: str, outcome: Outcome) -> None:
+    """The job ended well, on at least two hosts where it must, learned, and equals the sequential run."""
+    outcome.must(view["state"] == "done" and view["exit_code"] == 0, f"{view['id']} {view['state']}: {view['reason']}")
+    per_host = max((len(place["gpus"]) for place in view["places"]), default=0)
+    outcome.must(len(view["places"]) >= 2 or per_host >= WORKERS, f"{view['id']} ran on {len(view['places'])} host")
+    if outcome.failures:
+        return
+    texts = [collect(agent, str(view["id"]), rank) for rank in range(WORKERS)]
+    expected = last(_SHA256, sequential_text)
+    found = sorted({digest for text in texts if (digest := last(_SHA256, text))})
+    outcome.must(bool(expected), "the sequential run named no sha256 of its parameters")
+    outcome.must(found == [expected], f"parameters differ: sequential {expected[:12]}, job {[d[:12] for d in found]}")
+    outcome.sha256 = expected
+    outcome.accuracy = next((value for text in texts if (value := accuracy(text)) is not None), None)
+    good = outcome.accuracy is not None and outcome.accuracy >= ACCURACY_MIN
+    outcome.must(good, f"held-out accuracy is {outcome.accuracy}, expected at least {ACCURACY_MIN}")
+
+
+def last(pattern: re.Pattern[str], text: str) -> str:
+    """The last match's first group, or nothing."""
+    found = list(pattern.finditer(text))
+    return found[-1][1] if found else ""
+
+
+def accuracy(text: str) -> float | None:
+    """The last accuracy that a rank wrote, 0..1."""
+    found = list(_ACCURACY.finditer(text))
+    if not found:
+        return None
+    value = float(found[-1][1])
+    return value / 100 if found[-1][2] or value > 1 else value
+
+
+class Watch:
+    """What the job does meanwhile, looked at now and then."""
+
+    def __init__(self, agent: Agent, job: str, progress: Progress) -> None:
+        self.agent, self.job, self.progress = agent, job, progress
+        self.text = ""
+        self._next_s = 0.0
+
+    def glance(self, about_memory: str) -> bool:
+        """Show how far both are; True when half a second has passed since the last look."""
+        if time.monotonic() < self._next_s:
+            return False
+        self._next_s = time.monotonic() + LOOK_S
+        self._look()
+        self.progress.show(f"{self.text}; {about_memory}" if about_memory else self.text)
+        return True
+
+    def _look(self) -> dict[str, Any]:
+        view: dict[str, Any] = self.agent.get("jobs", self.job).data
+        step = "" if view["step"] is None else f", step {view['step']}"
+        metrics = "".join(f", {name} {value:.4g}" for name, value in sorted(view["metrics"].items())[:2])
+        where = " on " + ", ".join(place["host"] for place in view["places"]) if view["places"] else ""
+        self.text = f"{self.job} {view['state']}{where}{step}{metrics}"
+        return view
+
+    def until_ended(self, deadline_s: float) -> dict[str, Any]:
+        while True:
+            view = self._look()
+            if view["state"] in ENDED:
+                return view
+            if time.monotonic() > deadline_s:
+                why = f"it is {view['state']}: {view['reason']}"
+                raise AgentctlError(FAILED, f"{self.job} did not end in time", why, f"agentctl why {self.job}")
+            self.progress.show(self.text)
+            time.sleep(LOOK_S / 2)
+
+
+# ---- remote memory ---------------------------------------------------------------------------------------------------
+
+
+def borrow(host: RackHost, watch: Watch, outcome: Outcome, timer: Any) -> None:
+    """Attach a volume on `host`, write it until its slabs are on other hosts, read all of it back."""
+    agent = Agent([host.address], f"rack host {host.name}")
+    try:
+        with attach(host, agent) as memory:
+            timer.say(f"{format_size(VOLUME_BYTES)} of remote memory attached on {host.name}")
+            began_s = time.monotonic()
+            seed = time.time_ns()
+            generation = write_until_mapped(memory, agent, host, watch, outcome, seed)
+            watch.progress.clear()
+            lenders = sorted({slab["lender"] for slab in slabs_of(agent, host) if slab["state"] == "mapped"})
+            where = ", ".join(lenders) or "nobody"
+            timer.say(f"its slabs lie on {where} after {format_seconds(time.monotonic() - began_s)}")
+            wrong = differing_pages(memory, seed, generation, watch, outcome)
+            watch.progress.clear()
+            outcome.must(not wrong, f"{plural(wrong, 'page')} of remote memory read back differently")
+            if not wrong:
+                timer.say(f"{format_size(VOLUME_BYTES)} read back, every byte equal")
+    except RemoteMemoryError as error:
+        raise AgentctlError(FAILED, error.what, error.why, error.next) from None
+
+
+def attach(host: RackHost, agent: Agent) -> RemoteMemory:
+    """The volume of an earlier run, or a new one; one of another size is made anew."""
+    path = str(host.run_dir / "jobs.sock")
+    try:
+        return RemoteMemory.open(VOLUME, VOLUME_BYTES, path)
+    except RemoteMemoryError as first:
+        if VOLUME not in {row["volume"] for row in agent.get("volumes").data}:
+            raise
+        try:
+            agent.delete("volumes", VOLUME)
+        except AgentctlError:
+            raise first from None
+        return RemoteMemory.open(VOLUME, VOLUME_BYTES, path)
+
+
+def write_until_mapped(
+    memory: RemoteMemory, agent: Agent, host: RackHost, watch: Watch, outcome: Outcome, seed: int
+) -> int:
+    """Write all pages, again and again, until every slab was on another host before a whole round began: the round's
+    number. After `MAP_S` the last one, whatever holds; then `outcome` says so."""
+    until_s = time.monotonic() + MAP_S
+    generation = 0
+    placed, of = mapped(agent, host)
+    while True:
+        complete = of > 0 and placed == of
+        generation += 1
+        for page in range(memory.size // memory.page):
+            memory.write(page * memory.page, pattern(seed, generation, page, memory.page))
+            outcome.written_bytes += memory.page
+            if page % 64 == 0 and watch.glance(memory_text(page * memory.page, "written", placed, of)):
+                placed, of = mapped(agent, host)
+        placed, of = mapped(agent, host)
+        if complete or time.monotonic() > until_s:
+            outcome.must(of > 0 and placed == of, f"{placed} of {of} slabs were placed on other hosts in {MAP_S:.0f} s")
+            return generation
+
+
+def memory_text(done_bytes: int, verb: str, placed: int, of: int) -> str:
+    where = f", {placed} of {of} slabs on other hosts" if of else ""
+    return f"remote memory: {format_size(done_bytes - done_bytes % MIB)} {verb}{where}"
+
+
+def mapped(agent: Agent, host: RackHost) -> tuple[int, int]:
+    """Slabs of the volume that lie on another host, and all of them."""
+    slabs = slabs_of(agent, host)
+    return sum(slab["state"] == "mapped" and slab["lender"] not in (None, host.name) for slab in slabs), len(slabs)
+
+
+def slabs_of(agent: Agent, host: RackHost) -> list[dict[str, Any]]:
+    return [slab for slab in agent.get("slabs").data if (slab["volume"], slab["borrower"]) == (VOLUME, host.name)]
+
+
+def differing_pages(memory: RemoteMemory, seed: int, generation: int, watch: Watch, outcome: Outcome) -> int:
+    wrong = 0
+    for offset in range(0, memory.size, READ_BYTES):
+        data = memory.read(offset, READ_BYTES)
+        outcome.read_bytes += len(data)
+        for at in range(0, len(data), memory.page):
+            page = (offset + at) // memory.page
+            wrong += data[at : at + memory.page] != pattern(seed, generation, page, memory.page)
+        watch.glance(memory_text(offset + READ_BYTES, "read back", 0, 0))
+    return wrong
+
+
+def pattern(seed: int, generation: int, page: int, size: int) -> bytes:
+    """What must stand in a page: known from its number, like no other page's and no earlier round's."""
+    return Random(f"{seed}/{generation}/{page}").randbytes(size)
+
+
+# ---- summary ---------------------------------------------------------------------------------------------------------
+
+
+def summary(rack: Sequence[RackHost], say: Callable[[str], None], job: str | None = None) -> None:
+    """The rack in a few lines: hosts and leader, the job, slabs and their lenders, traffic."""
+    agent = Agent([host.address for host in rack], "the rack")
+    paint = Paint()
+    hosts, leader = agent.get("hosts").data, agent.get("leader").data
+    alive = [host["host"] for host in hosts if host["state"] == "alive"]
+    rows: list[tuple[str, str]] = [("hosts", f"{len(alive)} of {len(hosts)} alive: {', '.join(alive)}")]
+    since_s = leader["since_s"]
+    held = "" if since_s is None else f" for {format_seconds(since_s)}"
+    rows.append(("leader", f"{leader['leader']} (term {leader['term']}){held}" if leader["leader"] else "none now"))
+    answer = agent.get("jobs", all=1)
+    for view in [view for view in answer.data if job in (None, view["id"])][-3:]:
+        rows += job_rows(view, answer.as_of_wall_s)
+    rows += memory_rows(agent)
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        say(f"{paint(name.ljust(width), DIM)}  {value}")
+
+
+def job_rows(view: Mapping[str, Any], now_wall_s: float) -> list[tuple[str, str]]:
+    places = ", ".join(f"{place['host']} (ranks {' '.join(map(str, place['ranks']))})" for place in view["places"])
+    facts = [f"{view['id']} {view['name']}: {view['state']}", how_long(dict(view), now_wall_s)]
+    if view["step"] is not None:
+        facts.append(plural(view["step"] + 1, "step"))
+    facts += [f"{name} {value:.4g}" for name, value in sorted(view["metrics"].items())]
+    rows = [("job", ", ".join(facts))]
+    if places:
+        rows.append(("", f"on {places}"))
+    if view["aggregator"]:
+        rows.append(("", f"gradients summed at {view['aggregator']}"))
+    return rows
+
+
+def memory_rows(agent: Agent) -> list[tuple[str, str]]:
+    slabs, volumes, tensors = agent.get("slabs").data, agent.get("volumes").data, agent.get("tensors").data
+    rows = []
+    for volume in volumes:
+        own = [slab for slab in slabs if slab["volume"] == volume["volume"] and slab["borrower"] == volume["host"]]
+        places = [f"{slab['index']} on {slab['lender']}" if slab["lender"] else f"{slab['index']} cold" for slab in own]
+        what = f"{volume['volume']} of {volume['host']}, {format_size(volume['size_bytes'])}"
+        rows.append(("memory", f"{what}; slabs {', '.join(places)}"))
+        moved = f"{format_size(volume['written_bytes'])} written, {format_size(volume['read_bytes'])} read"
+        rows.append(("", f"{moved}, {format_size(volume['remote_read_bytes'])} of that from lenders"))
+    for job in tensors:
+        moved = f"{format_size(job['received_bytes'])} in, {format_size(job['sent_bytes'])} out, {job['rounds']} rounds"
+        rows.append(("tensors", f"{job['job']} at {job['host']}: {moved}"))
+    return rows

@@ -1,0 +1,525 @@
+"""Every noun: its table, its JSON, its exit code, and what it says when something is wrong."""
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cli import main as agentctl
+from cli.main import NOUNS, main
+from tests.cli.conftest import FakeAgent
+
+Job = Callable[..., dict[str, Any]]
+Run = Callable[..., tuple[int, str, str]]
+
+HOSTS = [
+    {
+        "host": "gpu1",
+        "state": "alive",
+        "age_s": 0.0,
+        "address": "127.0.0.1:1",
+        "leads": True,
+        "since_s": 65.0,
+        "gpus_total": 2,
+        "gpus_free": 1,
+        "slabs_free": 8,
+        "slabs_lent": 0,
+        "aggregator_jobs": 1,
+        "suspected_by": None,
+        "rooms_failed": ["memory"],
+    },
+    {
+        "host": "gpu2",
+        "state": "suspect",
+        "age_s": 3.0,
+        "address": "127.0.0.1:2",
+        "leads": False,
+        "since_s": 2.0,
+        "gpus_total": None,
+        "gpus_free": None,
+        "slabs_free": None,
+        "slabs_lent": None,
+        "aggregator_jobs": None,
+        "suspected_by": "gpu1",
+        "rooms_failed": [],
+    },
+]
+GPU = {
+    "host": "gpu1",
+    "index": 0,
+    "uuid": "GPU-1",
+    "model": "Pretend",
+    "memory_total_bytes": 16 << 30,
+    "memory_used_bytes": 3 << 29,
+    "utilization": 0.42,
+    "job": "j1",
+    "simulated": True,
+    "age_s": 0.0,
+}
+SLAB = {
+    "volume": "demo",
+    "index": 0,
+    "borrower": "gpu1",
+    "state": "mapped",
+    "lender": "gpu2",
+    "size_bytes": 16 << 20,
+    "pages_written": 4096,
+    "pages_remote": 4000,
+    "requests_per_s": 812.25,
+    "epoch": 3,
+    "age_s": 0.0,
+}
+VOLUME = {
+    "volume": "demo",
+    "host": "gpu1",
+    "size_bytes": 64 << 20,
+    "page_bytes": 4096,
+    "slab_bytes": 16 << 20,
+    "slabs_mapped": 1,
+    "slabs": 4,
+    "read_bytes": 1024,
+    "written_bytes": 2048,
+    "remote_read_bytes": 512,
+    "disk_read_bytes": 0,
+    "process_alive": True,
+    "path": "",
+}
+TENSORS = {
+    "job": "j1",
+    "host": "gpu3",
+    "epoch": 2,
+    "workers": 4,
+    "joined": 3,
+    "tensors": 2,
+    "bytes": 2600,
+    "rounds": 80,
+    "received_bytes": 1 << 20,
+    "sent_bytes": 1 << 21,
+    "age_s": 0.0,
+}
+LEADER = {"leader": "gpu1", "term": 3, "since_s": 70.0, "applied_index": 9, "age_s": 0.2, "voters": ["gpu1"]}
+STORY = {
+    "wall_s": 900.0,
+    "host": "gpu2",
+    "subject": "j1",
+    "event": "granted",
+    "reason": "first in its queue",
+    "key": "",
+}
+
+
+@pytest.fixture
+def run(agent: FakeAgent, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs agentctl: exit code, stdout, stderr."""
+
+    def call(*argv: str) -> tuple[int, str, str]:
+        code = main(argv)
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return call
+
+
+@pytest.fixture(autouse=True)
+def answers(agent: FakeAgent, job: Job) -> None:
+    agent.replies |= {
+        "GET /v1/hosts": HOSTS,
+        "GET /v1/gpus": [GPU, GPU | {"index": 1, "job": None}],
+        "GET /v1/jobs": [job()],
+        "GET /v1/jobs/j1": job(),
+        "GET /v1/slabs": [SLAB, SLAB | {"index": 1, "state": "cold", "lender": None}],
+        "GET /v1/volumes": [VOLUME],
+        "GET /v1/tensors": [TENSORS],
+        "GET /v1/leader": {
+            "leader": "gpu1",
+            "term": 3,
+            "since_s": 70.0,
+            "applied_index": 9,
+            "age_s": 0.2,
+            "voters": [],
+        },
+        "GET /v1/status": {"boot": 2, "started_wall_s": 400.0, "rooms": {"memory": {"state": "on", "why": ""}}},
+        "GET /v1/why/j1": [STORY],
+        "GET /v1/quotas": [{"tenant": "ann", "gpus": None, "used": 2, "queued_jobs": 1}],
+    }
+
+
+def error_of(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    assert found["schema"] == 1
+    error: dict[str, Any] = found["error"]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            "hosts",
+            ["gpu1  alive    leader", "1/2", "suspected by gpu1", "failed: memory", "1 of 2 hosts alive; gpu1 leads"],
+        ),
+        ("gpus", ["Pretend (simulated)", "1.5 GiB", "16 GiB", "42%", "j1", "free", "2 GPUs: 1 held, 1 free"]),
+        ("gpus --line", ["2 GPUs: 1 held, 1 free"]),
+        (
+            "jobs",
+            ["j1", "digits", "running", "1 min", "all ranks started", "1 job waiting or running; as gpu1 knows it"],
+        ),
+        ("job j1", ["gpu1: ranks 0-1", "loss 0.25", "2, 1 GPU each", "killed by SIGKILL", "sums at", "gpu3"]),
+        ("why j1", ["gpu2", "granted", "first in its queue", "1 event"]),
+        ("slabs", ["demo", "mapped", "gpu2", "812.2", "1 of 2 slabs mapped on 1 lender"]),
+        ("slabs other", ["0 of 0 slabs"]),
+        ("volumes", ["64 MiB", "1/4", "2 KiB", "alive"]),
+        ("tensors", ["gpu3", "3/4", "1 MiB", "2 MiB"]),
+        ("leader", ["gpu1", "1 min 10 s", "entry 9, confirmed 0.2 s ago"]),
+        ("status", ["memory", "on", "10 min", "gpu1"]),
+        ("quota", ["ann", "no limit"]),
+        ("version", ["agentctl "]),
+        ("", ["look", "act", "submit"]),
+        ("--help", ["look", "act", "submit"]),
+        ("help", ["look", "act", "submit"]),
+        ("--version", ["agentctl "]),
+    ],
+)
+def test_people_read_what_they_look_for(run: Run, words: str, expected: list[str]) -> None:
+    code, out, err = run(*words.split())
+    assert (code, err) == (0, "")
+    assert [text for text in expected if text not in out] == []
+
+
+@pytest.mark.parametrize(
+    "words", ["hosts", "gpus", "jobs", "job j1", "why j1", "slabs", "volumes", "tensors", "leader", "status", "quota"]
+)
+def test_programs_get_the_answer_as_it_came(run: Run, words: str) -> None:
+    for argv in (["--json", *words.split()], [*words.split(), "--json"]):
+        code, out, _ = run(*argv)
+        found = json.loads(out)
+        assert (code, found["schema"], found["host"]) == (0, 1, "gpu1")
+
+
+@pytest.mark.parametrize("noun", sorted(NOUNS))
+def test_every_noun_explains_itself(noun: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([noun, "--help"])
+    assert caught.value.code == 0
+    assert len(capsys.readouterr().out.splitlines()) > 5
+
+
+def test_all_jobs_are_asked_for_with_a(run: Run, agent: FakeAgent) -> None:
+    run("jobs", "-a")
+    assert agent.asked[-1][0] == "GET /v1/jobs?all=1"
+
+
+def test_no_leader_is_said_and_is_no_error_for_a_read(run: Run, agent: FakeAgent) -> None:
+    agent.replies["GET /v1/leader"] = {
+        "leader": None,
+        "term": 3,
+        "since_s": None,
+        "applied_index": 9,
+        "age_s": 7.0,
+        "voters": ["gpu1"],
+    }
+    code, out, _ = run("leader")
+    assert code == 0
+    assert "none now" in out and "7.0 s ago" in out
+
+
+def test_a_failed_room_makes_status_fail(run: Run, agent: FakeAgent) -> None:
+    agent.replies["GET /v1/status"] = {"rooms": {"memory": {"state": "failed", "why": "disk is full"}}}
+    code, out, _ = run("status")
+    assert code == 1
+    assert "disk is full" in out
+
+
+# ---- wrong usage -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "next_step"),
+    [
+        ("hots", "no word 'hots'", "agentctl hosts"),
+        ("nodes", "no word 'nodes'", "agentctl hosts"),
+        ("run", "no word 'run'", "agentctl submit"),
+        ("jobs --al", "no flag --al", "--all"),
+        ("hosts --jsno", "no flag --jsno", "--json"),
+        ("hosts gpu1", "'gpu1' is one word too many", "--help"),
+        ("--agnet x hosts", "no flag --agnet", "--agent"),
+        ("job", "required: ID", "--help"),
+        ("logs j1 --rank two", "invalid int value", "--help"),
+        ("logs j1 --rank -1", "no rank -1", "--rank 0"),
+        ("logs j1 --rank 2", "no rank 2", "--rank 0"),
+        ("hosts --timeout soon", "--timeout soon", "--help"),
+        ("hosts --agent nowhere", "'nowhere' is no address", "--agent"),
+        ("attach demo large", "cannot be made", "64MiB"),
+        ("quota ann many", "'many' is no number", "quota TENANT"),
+        ("submit", "no command", "--"),
+        ("submit python train.py", "'python' is out of place", "-- python train.py"),
+        ("submit --lr 3 -- python", "no flag --lr", "after a lone --"),
+        ("submit --env X -- python", "--env 'X'", "KEY=VAL"),
+        ("submit --time soon -- python", "--time soon", "--help"),
+        ("submit --class best -- python", "invalid choice", "--help"),
+    ],
+)
+def test_wrong_usage_exits_2_with_what_why_and_next(run: Run, words: str, what: str, next_step: str) -> None:
+    code, out, err = run(*words.split())
+    lines = err.splitlines()
+    assert (code, out, len(lines)) == (2, "", 3)
+    assert lines[0].startswith("agentctl: ") and what in lines[0]
+    assert lines[1].startswith("  why:  ") and len(lines[1]) > 10
+    assert lines[2].startswith("  next: ") and next_step in lines[2] + lines[1]
+
+
+def test_errors_are_json_for_programs(run: Run) -> None:
+    code, out, err = run("hots", "--json")
+    assert (code, out) == (2, "")
+    assert error_of(err)["code"] == 2
+
+
+def test_flags_of_the_command_are_not_agentctls(run: Run) -> None:
+    code, _, err = run("submit", "--tenant", "Ann Lee", "--", "python", "--json")
+    assert code == 3  # no POST /v1/jobs in this fake: the words went through
+    assert err.startswith("agentctl: ")
+
+
+# ---- exit codes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("code", "status"), [(1, 500), (2, 400), (3, 404), (4, 403), (6, 504), (7, 422), (75, 503)])
+def test_the_exit_code_is_the_agents(run: Run, agent: FakeAgent, code: int, status: int) -> None:
+    agent.replies["POST /v1/jobs"] = (code, status)
+    assert run("submit", "--", "true")[0] == code
+    assert error_of(run("--json", "submit", "--", "true")[2]) == {
+        "code": code,
+        "what": "no",
+        "why": "because",
+        "next": "do this",
+    }
+
+
+def test_without_an_agent_it_exits_5(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COVEY_AGENT", "unix:/nonexistent/agent.sock")
+    code, out, err = run("hosts")
+    assert (code, out) == (5, "")
+    assert "no agent answers" in err and "No such file" in err and "next:" in err
+
+
+def test_an_unknown_job_names_the_nearest(run: Run, agent: FakeAgent) -> None:
+    for words in ("job digts", "cancel digts", "wait digts", "logs digts", "why digts"):
+        code, _, err = run(*words.split())
+        assert code == 3
+        assert f"agentctl {words.split()[0]} j1" in err
+    code, _, err = run("job", "zzz")
+    assert code == 3 and "agentctl jobs -a" in err
+
+
+def test_a_defect_is_three_lines_unless_debug_is_asked_for(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(agentctl, "find", broken)
+    code, _, err = run("hosts")
+    assert (code, len(err.splitlines())) == (1, 3)
+    with pytest.raises(ZeroDivisionError):
+        main(["hosts", "--debug"])
+
+
+# ---- submit, wait, cancel --------------------------------------------------------------------------------------------
+
+
+def test_submit_carries_command_directory_and_environment(
+    run: Run, agent: FakeAgent, job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    agent.replies["POST /v1/jobs"] = job(state="queued", reason="2nd in queue 0")
+    monkeypatch.setenv("VIRTUAL_ENV", "/venv")
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("COVEY_TOKEN", "secret")
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/ssh")
+    monkeypatch.setenv("ODD", "\udcff")
+    words = "submit --name n --workers 4 --gpus 2 --tenant ann --class auto --env A=b=c --time 2h --grace 5s --cwd sub"
+    code, out, _ = run(*words.split(), "--", "python", "x.py", "--lr", "3")
+    assert (code, out) == (0, "j1 queued: 2nd in queue 0\n")
+    body = agent.asked[-1][1]
+    env, key = body.pop("env"), body.pop("key")
+    assert body == {
+        "argv": ["python", "x.py", "--lr", "3"],
+        "cwd": f"{tmp_path}/sub",
+        "workers": 4,
+        "gpus_per_worker": 2,
+        "name": "n",
+        "tenant": "ann",
+        "class": "auto",
+        "time_limit_s": 7200.0,
+        "grace_s": 5.0,
+    }
+    assert (env["VIRTUAL_ENV"], env["A"]) == ("/venv", "b=c")
+    assert not {"RANK", "COVEY_TOKEN", "COVEY_AGENT", "SSH_AUTH_SOCK", "ODD"} & set(env)
+    assert len(key) >= 16
+
+
+def test_each_submission_has_its_own_key_and_no_env_carries_little(
+    run: Run, agent: FakeAgent, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent.replies["POST /v1/jobs"] = job()
+    monkeypatch.setenv("VIRTUAL_ENV", "/venv")
+    run("submit", "--no-env", "--", "true")
+    run("submit", "--no-env", "--", "true")
+    first, second = (body for target, body in agent.asked if target == "POST /v1/jobs")
+    assert first["key"] != second["key"]
+    assert set(first["env"]) <= {"PATH", "HOME", "USER", "LANG"}
+
+
+def test_a_submission_is_repeated_with_its_key_at_the_next_agent(
+    agents: Callable[[], FakeAgent], agent: FakeAgent, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    second = agents()
+    tries: list[dict[str, Any]] = []
+
+    def once_unsure(body: dict[str, Any]) -> Any:
+        tries.append(body)
+        return job() if len(tries) > 1 else (75, 503)
+
+    agent.replies["POST /v1/jobs"] = second.replies["POST /v1/jobs"] = once_unsure
+    assert main(["submit", "--", "true"]) == 0
+    assert len(tries) == 2
+    assert tries[0] == tries[1]
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_code", "expected"),
+    [
+        ("done", 0, 0),
+        ("failed", 3, 3),
+        ("failed", 137, 137),
+        ("cancelled", 143, 143),
+        ("cancelled", None, 1),
+        ("done", None, 0),
+    ],
+)
+def test_wait_returns_the_jobs_own_code(
+    run: Run, agent: FakeAgent, job: Job, state: str, exit_code: int | None, expected: int
+) -> None:
+    looks = iter([job(), job(state=state, exit_code=exit_code, reason="over")])
+    agent.replies["GET /v1/jobs/j1"] = lambda _: next(looks)
+    code, out, _ = run("wait", "j1")
+    assert (code, out) == (expected, f"j1 {state}: over\n")
+
+
+def test_submit_wait_is_submit_and_wait(run: Run, agent: FakeAgent, job: Job) -> None:
+    agent.replies["POST /v1/jobs"] = job(state="queued")
+    agent.replies["GET /v1/jobs/j1"] = job(state="failed", exit_code=9, reason="rank 0 exited with 9")
+    assert run("submit", "--wait", "--", "true")[0] == 9
+
+
+def test_waiting_ends_at_its_deadline_with_6(run: Run) -> None:
+    code, _, err = run("wait", "j1", "--timeout", "10ms")
+    assert code == 6
+    assert "running: all ranks started" in err
+
+
+def test_cancel_says_what_it_did(run: Run, agent: FakeAgent, job: Job) -> None:
+    agent.replies["POST /v1/jobs/j1/cancel"] = job(state="stopping")
+    assert run("cancel", "j1")[:2] == (0, "j1 is stopping; next: agentctl wait j1\n")
+
+
+def test_quotas_and_volumes_are_changed(run: Run, agent: FakeAgent) -> None:
+    agent.replies |= {"POST /v1/quotas": {}, "POST /v1/volumes": {}, "DELETE /v1/volumes/demo": {}}
+    assert run("quota", "ann", "8")[:2] == (0, "ann may hold 8 GPUs\n")
+    assert run("quota", "ann", "none")[:2] == (0, "ann may hold any number of GPUs\n")
+    assert run("attach", "demo", "64MiB")[0] == run("detach", "demo")[0] == 0
+    changes = [(target, body) for target, body in agent.asked if not target.startswith("GET")]
+    assert changes == [
+        ("POST /v1/quotas", {"tenant": "ann", "gpus": 8}),
+        ("POST /v1/quotas", {"tenant": "ann", "gpus": None}),
+        ("POST /v1/volumes", {"volume": "demo", "size_bytes": 64 << 20}),
+        ("DELETE /v1/volumes/demo", None),
+    ]
+
+
+# ---- logs ------------------------------------------------------------------------------------------------------------
+
+
+class Output:
+    """What two ranks write, served in parts of `part` bytes from the offset asked for."""
+
+    def __init__(self, agent: FakeAgent, part: int) -> None:
+        self.texts = [b"", b""]
+        self.part = part
+        self.agent = agent
+        agent.reply = self.reply  # type: ignore[method-assign]
+        self.state: Callable[[], dict[str, Any]] = dict
+
+    def reply(self, method: str, target: str, body: Any) -> tuple[int, Any]:
+        if "/logs" not in target:
+            return 200, {"schema": 1, "host": "gpu1", "as_of_wall_s": 0.0, "data": self.state()}
+        query = dict(pair.split("=") for pair in target.partition("?")[2].split("&"))
+        offset = int(query["offset"])
+        data = self.texts[int(query["rank"])][offset : offset + self.part]
+        found = {"data": base64.b64encode(data).decode(), "offset": offset, "end": False, "host": "gpu1", "size": 0}
+        return 200, {"schema": 1, "host": "gpu1", "as_of_wall_s": 0.0, "data": found}
+
+
+@pytest.mark.parametrize("part", [3, 1000])
+def test_every_line_has_its_rank_whatever_the_parts_were(
+    agent: FakeAgent, job: Job, part: int, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    output = Output(agent, part)
+    output.state = job
+    output.texts = [b"one\ntwo\n", b"\xffeins\nlast without end"]
+    assert main(["logs", "j1"]) == 0
+    lines = capfdbinary.readouterr().out.splitlines()
+    assert sorted(lines) == sorted([b"[0] one", b"[0] two", b"[1] \xffeins", b"[1] last without end"])
+    assert [line for line in lines if line.startswith(b"[1]")] == [b"[1] \xffeins", b"[1] last without end"]
+
+
+def test_one_rank_is_shown_as_it_is(agent: FakeAgent, job: Job, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    output = Output(agent, 1000)
+    output.state = job
+    output.texts = [b"", b"plain\n"]
+    assert main(["logs", "j1", "--rank", "1"]) == 0
+    assert capfdbinary.readouterr().out == b"plain\n"
+
+
+def test_following_ends_with_the_job_and_misses_nothing(
+    agent: FakeAgent, job: Job, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.logs.POLL_S", 0.0)
+    output = Output(agent, 4)
+    looks = 0
+
+    def state() -> dict[str, Any]:
+        nonlocal looks
+        looks += 1
+        output.texts[0] += b"line %d\n" % looks
+        return job(state="done" if looks == 5 else "running")
+
+    output.state = state
+    assert main(["logs", "j1", "-f", "--rank", "0"]) == 0
+    assert capfdbinary.readouterr().out == b"".join(b"line %d\n" % n for n in range(1, 6))
+
+
+def test_a_rank_whose_host_is_away_does_not_hide_the_others(
+    agent: FakeAgent, job: Job, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    output = Output(agent, 1000)
+    output.state = job
+    output.texts = [b"here\n", b""]
+    whole = output.reply
+
+    def reply(method: str, target: str, body: Any) -> tuple[int, Any]:
+        if "rank=1" in target:
+            return 503, {
+                "code": 75,
+                "what": "the output of rank 1 cannot be read",
+                "why": "gpu2 is away",
+                "next": "wait",
+            }
+        return whole(method, target, body)
+
+    agent.reply = reply  # type: ignore[method-assign]
+    assert main(["logs", "j1"]) == 1
+    out = capfdbinary.readouterr()
+    assert out.out == b"[0] here\n"
+    assert b"gpu2 is away" in out.err
