@@ -146,7 +146,7 @@ def _kill(world: "World", fault: Kill, end: float) -> None:
     if fault.what == "agent":
         if host.agent is not None:
             host.agent.signal(SIGKILL)
-        world.at(end, lambda: host.start_agent() if host.up else None)
+        world.at(end, host.revive)
         return
     others = [process for process in host.processes.values() if process.kind != "agent"]
     if fault.name:
@@ -188,8 +188,7 @@ def heal(world: "World") -> None:
         for process in list(host.processes.values()):
             process.signal(SIGCONT)
         host.power_on()
-        if host.main is not None:
-            host.start_agent()
+        host.revive()
 
 
 def schedule(world: "World", plan: Plan) -> None:

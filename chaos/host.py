@@ -294,6 +294,11 @@ class SimHost:
         self.agent.begin(self.main(self.agent.env))
         return self.agent
 
+    def revive(self) -> None:
+        """Start the agent unless it runs or there is no power."""
+        if self.up and self.main is not None:
+            self.start_agent()
+
     def run(self, name: str, program: UserProgram, argv: tuple[str, ...] = ()) -> SimProcess:
         """Start a process of a user that no agent asked for (a tool, a shell)."""
         process = SimProcess(self, name, "user", None)
@@ -329,8 +334,7 @@ class SimHost:
         self.clock.wall_error_s = error
         self.clock.drift(rate)
         self.world.network.changed()
-        if self.main is not None:
-            self.start_agent()
+        self.revive()
 
     def slow_down(self, callback_s: float) -> None:
         """Every callback of every process here costs so much virtual time; 0 heals."""

@@ -1,0 +1,201 @@
+"""A whole simulated rack: on every host the real `HostAgent` with all its rooms, on simulated ports.
+
+    SimRack(seed, hosts=4) -> start() -> settle() -> submit(...), attach a volume, strike faults -> heal() -> check
+
+What the agents start - supervisors, slab and volume processes, aggregators - are the real programs too, each a process
+of its own on its host; only the users' commands are stand-ins (`chaos.workload`). An agent that ends by itself (a sick
+disk) is started again after a while, as systemd does; one that a fault killed comes back when the fault says so.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agent.config import Config, parse
+from agent.host import HostAgent
+from agent.supervisor import PROGRAM as SUPERVISOR
+from chaos import faults
+from chaos.host import SimHost
+from chaos.world import World
+from covey.core import JobId
+from covey.ports import Env
+from plugins.base import NoLeader, OutcomeUnknown, Program, Refused, Room
+from plugins.registry import ROOMS
+
+RESTART_S = 2.0
+"""After which an agent that ended by itself is started again (systemd's RestartSec)."""
+SETTLE_S = 30.0
+"""Within which a rack that nothing disturbs sees all its hosts and has a leader."""
+Tree = dict[str, Any]
+
+
+def programs_of(rooms: Sequence[Room]) -> Callable[[], Mapping[str, Program]]:
+    found = {SUPERVISOR.name: SUPERVISOR} | {program.name: program for room in rooms for program in room.programs}
+    return lambda: found
+
+
+class SimRack:
+    """`settings` are further sections of every host's agent.toml."""
+
+    def __init__(
+        self,
+        seed: int,
+        hosts: int = 4,
+        *,
+        gpus: int = 2,
+        log: Callable[[str], None] | None = None,
+        rooms: Sequence[Room] = ROOMS,
+        settings: Tree | None = None,
+        story: str = "",
+    ) -> None:
+        self.world = World(seed, log=log, programs=programs_of(rooms))
+        self.world.replay = f"covey-chaos sim --seed {seed} --hosts {hosts}" + (f" --story {story}" if story else "")
+        self.rng = random.Random(f"{seed}/story")
+        """For the story's own choices."""
+        self.rooms = rooms
+        self.agents: dict[str, HostAgent] = {}
+        """The newest agent of every host, alive or not."""
+        self.wrong: list[str] = []
+        """What workloads saw that must never be seen."""
+        names = [f"h{number}" for number in range(1, hosts + 1)]
+        voters = names[: 5 if hosts >= 7 else 3 if hosts >= 3 else 1]
+        keys = [random.Random(f"{seed}/gossip key").randbytes(32)]
+        for name in names:
+            host = self.world.add_host(name, gpus)
+            seeds = [f"{self.world.hosts[first].ip}:7946" for first in list(self.world.hosts)[:2] if first != name]
+            tree: Tree = {
+                "name": name,
+                "state_dir": host.disk.root,
+                "run_dir": host.run_dir,
+                "advertise": host.ip,
+                "gossip": {"bind": f"{host.ip}:7946", "seeds": seeds or [f"{host.ip}:7946"]},
+                "control": {"bind": f"{host.ip}:7947"},
+                "leader": {"voters": voters},
+            }
+            host.main = self._main(host, parse(tree | (settings or {}), name, {}, tuple(rooms)), keys)
+
+    def _main(self, host: SimHost, config: Config, keys: list[bytes]) -> Callable[[Env], Any]:
+        async def main(env: Env) -> int:
+            agent = self.agents[host.name] = HostAgent(env, config, keys, self.rooms)
+            try:
+                await agent.start()
+            except OSError as error:
+                env.log.error("agent cannot start", why=str(error))
+                self.world.at(self.world.now + RESTART_S, host.revive)
+                return 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await agent.stop(leave=True)
+            return 0
+
+        return main
+
+    # ---- time --------------------------------------------------------------------------------------------------------
+
+    @property
+    def hosts(self) -> dict[str, SimHost]:
+        return self.world.hosts
+
+    def start(self) -> "SimRack":
+        """Every agent within the first second."""
+        for host in self.hosts.values():
+            self.world.at(self.world.now + self.rng.uniform(0, 1), host.revive)
+        return self
+
+    def run(self, seconds: float) -> None:
+        self.world.run(self.world.now + seconds)
+
+    def until(self, reached: Callable[[], bool], within_s: float, what: str) -> float:
+        """Run until `reached()`; how many virtual seconds that took. `Broken` when it is not so in time."""
+        start = self.world.now
+        while not reached():
+            if self.world.now - start >= within_s:
+                raise self.world.broken(f"not within {within_s:g} s: {what}")
+            self.world.run(self.world.now + 0.25)
+        return self.world.now - start
+
+    def settle(self, within_s: float = SETTLE_S) -> float:
+        """Until every host sees every other and all know the same leader."""
+        return self.until(self.settled, within_s, "all hosts see each other and one leader")
+
+    def settled(self) -> bool:
+        leaders = set()
+        for name, host in self.hosts.items():
+            if host.agent is None or not host.agent.alive or host.agent.loop.paused or not self.began(name):
+                return False
+            views = self.agents[name].hosts()
+            if {view.host for view in views if view.state == "alive"} != set(self.hosts):
+                return False
+            leaders.add(self.agents[name].log.leader)
+        return len(leaders) == 1 and None not in leaders
+
+    def began(self, name: str) -> bool:
+        """Has this host's agent come through its start?"""
+        return hasattr(self.agents.get(name), "rackview")
+
+    def heal(self) -> None:
+        faults.heal(self.world)
+
+    def close(self) -> None:
+        self.world.close()
+
+    def __enter__(self) -> "SimRack":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- asking the agents -------------------------------------------------------------------------------------------
+
+    def alive(self) -> list[str]:
+        """Hosts whose agent runs now."""
+        return [
+            name
+            for name, host in self.hosts.items()
+            if host.up and host.agent is not None and host.agent.alive and not host.agent.loop.paused
+        ]
+
+    def leader(self) -> str | None:
+        """Who leads by its own account, with a majority behind it."""
+        leading = [name for name in self.alive() if self.began(name) and self.agents[name].log.is_leader]
+        return leading[-1] if leading else None
+
+    def ask(self, name: str, command: str, arguments: Mapping[str, Any], within_s: float = 30.0) -> Any:
+        """What `agentctl` would get from this host: runs the world until the answer is there. Refused, NoLeader,
+        OutcomeUnknown pass; TimeoutError when there is none."""
+        answered: list[Any] = []
+        agent, process = self.agents[name], self.hosts[name].agent
+        assert process is not None
+
+        async def call() -> None:
+            try:
+                answered.append(await agent.commands[command](arguments))
+            except (Refused, NoLeader, OutcomeUnknown) as no:
+                answered.append(no)
+
+        process.spawn(f"ask {command}", call())
+        self.world.run(self.world.now + within_s, stop=lambda: bool(answered) or not process.alive)
+        if not answered:
+            raise TimeoutError(f"{name} did not answer {command} within {within_s:g} s")
+        if isinstance(answered[0], Exception):
+            raise answered[0]
+        return answered[0]
+
+    def submit(self, spec: Mapping[str, Any], key: str, on: str | None = None, within_s: float = 60.0) -> JobId:
+        """Submit until somebody takes it, with the same key, as a person at a keyboard would."""
+        start = self.world.now
+        while self.world.now - start < within_s:
+            name = on if on in self.alive() else (self.alive() or [""])[0]
+            if name and self.began(name):
+                try:
+                    answer = self.ask(name, "scheduler.submit", {"spec": dict(spec), "key": key}, 15.0)
+                    return JobId(answer["job"] if isinstance(answer, dict) else answer.id)
+                except (TimeoutError, NoLeader, OutcomeUnknown):
+                    pass
+                except Refused as no:
+                    if no.code not in (6, 75):
+                        raise
+            self.run(1.0)
+        raise self.world.broken(f"not within {within_s:g} s: a job is taken")
