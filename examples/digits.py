@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+# One thread adds in one order. This must be set before numpy is imported.
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
-"""One thread adds in one order. Must be set before numpy is imported."""
 
 import numpy as np
 import numpy.typing as npt

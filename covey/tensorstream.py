@@ -1,0 +1,179 @@
+"""Push and pull for a worker on asyncio and `covey.ports`: the same rounds as `covey.tensors`, without threads.
+
+For programs that run on the ports, such as a job's ranks in the simulator. Arrays are their float32 bytes here.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from covey.core import JobId
+from covey.ports import Bytes, ByteStream
+from covey.rounds import Rounds, Superseded, TensorRounds
+from covey.tensorwire import HEADER_BYTES, PART_BYTES, Frame, Op, Payload, WireError, parse, verify
+from covey.wire import AggregatorAt
+
+SILENT_S, DEAD_S = 2.0, 6.0
+"""As in `covey.tensors`: when the aggregator is asked for a sign of life, and when it is given up, seconds."""
+RETRY_S = 0.5
+"""Pause between attempts to reach the same address, seconds."""
+
+
+class TensorStream:
+    """One rank's tensors. `spawn` runs a coroutine as a kept task; `lost(epoch, why)` is called when the aggregator of
+    that epoch cannot be used; `moved` is called with every word from the agent."""
+
+    def __init__(
+        self,
+        port: Bytes,
+        spawn: Callable[[str, Coroutine[Any, Any, Any]], object],
+        job: JobId,
+        rank: int,
+        world_size: int,
+        lost: Callable[[int, str], None],
+        part_bytes: int = PART_BYTES,
+    ) -> None:
+        self.rounds = Rounds(job, rank, world_size, part_bytes)
+        self._port, self._lost = port, lost
+        self._at: AggregatorAt | None = None
+        self._stream: ByteStream | None = None
+        self._outbox: asyncio.Queue[Frame] | None = None
+        """Of the connection that was welcomed last."""
+        self._changed = asyncio.Event()
+        self._fatal: Exception | None = None
+        self._closed = False
+        spawn(f"tensors of rank {rank}", self._run())
+
+    async def model(self, name: str, initial: bytes, shape: tuple[int, ...]) -> bytes:
+        """Rank 0's initial parameters, on every rank."""
+        self._send(self.rounds.declare(name, "model", shape, initial))
+        tensor = self.rounds.tensors[name]
+        return await self._until(tensor, lambda: tensor.agreed)
+
+    async def push_pull(self, name: str, data: Payload) -> bytes:
+        """The result of the next round: parameters plus sum for a model, else the sum."""
+        if name not in self.rounds.tensors:
+            self._send(self.rounds.declare(name, "grad", (len(data) // 4,)))
+        self._send(self.rounds.push(name, data))
+        tensor = self.rounds.tensors[name]
+        return await self._until(tensor, lambda: tensor.unacknowledged is None)
+
+    def moved(self, at: AggregatorAt) -> None:
+        try:
+            if not self.rounds.moved(at.epoch):
+                return
+        except Superseded as error:
+            self._fatal = error
+        self._at = at
+        self._drop()
+        self._notify()
+
+    def close(self) -> None:
+        self._closed = True
+        self._drop()
+        self._notify()
+
+    async def _until(self, tensor: TensorRounds, done: Callable[[], bool]) -> bytes:
+        while not done():
+            if self._fatal is not None:
+                raise self._fatal
+            if self._closed or tensor.fault:
+                raise RuntimeError(tensor.fault or "closed")
+            await self._changed.wait()
+        return bytes(tensor.state)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _send(self, frames: Any) -> None:
+        """Frames are made at once, since a caller may change what they are made of before they are out."""
+        made = [(head, bytes(payload)) for head, payload in frames]
+        if self._outbox is not None:
+            for one in made:
+                self._outbox.put_nowait(one)
+
+    def _drop(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = self._outbox = None
+
+    async def _run(self) -> None:
+        while not self._closed and self._fatal is None:
+            at = self._at
+            if at is None:
+                await self._changed.wait()
+                continue
+            try:
+                await self._serve(at)
+            except Superseded as error:
+                self._fatal = error
+                self._notify()
+            except (OSError, TimeoutError) as error:
+                self._drop()
+                if self._at is at and not self._closed:
+                    self._lost(at.epoch, str(error) or type(error).__name__)
+                    await self._pause(at)
+
+    async def _pause(self, at: AggregatorAt) -> None:
+        """Unless something better is known before."""
+        try:
+            async with asyncio.timeout(RETRY_S):
+                while self._at is at and not self._closed:
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _serve(self, at: AggregatorAt) -> None:
+        """Until the connection ends, by an exception."""
+        stream = await self._port.connect(at.address)
+        if self._at is not at or self._closed:
+            stream.close()
+            return
+        self._stream = stream
+        outbox: asyncio.Queue[Frame] = asyncio.Queue()
+        outbox.put_nowait(self.rounds.hello(at.secret))
+        writer = asyncio.get_running_loop().create_task(self._write(stream, outbox))
+        try:
+            op = await self._read(stream, outbox, at)
+            if op is not Op.WELCOME:
+                raise WireError(f"answered {op.name} to our hello")
+            self._outbox = outbox
+            self._send(self.rounds.connected())
+            while True:
+                await self._read(stream, outbox, at)
+        finally:
+            writer.cancel()
+            stream.close()
+            if self._stream is stream:
+                self._stream = self._outbox = None
+
+    async def _write(self, stream: ByteStream, outbox: asyncio.Queue[Frame]) -> None:
+        try:
+            while True:
+                await stream.write(*await outbox.get())
+        except ConnectionError:
+            stream.close()
+
+    async def _read(self, stream: ByteStream, outbox: asyncio.Queue[Frame], at: AggregatorAt) -> Op:
+        head = bytearray(HEADER_BYTES)
+        quiet = asyncio.get_running_loop().call_later(SILENT_S, outbox.put_nowait, self.rounds.ping())
+        try:
+            async with asyncio.timeout(DEAD_S):
+                await stream.read_into(memoryview(head))
+                header = parse(head)
+                self._still(at)
+                into = self.rounds.destination(header)
+                await stream.read_into(into)
+        finally:
+            quiet.cancel()
+        verify(head, into)
+        self._still(at)
+        for one in [(made, bytes(payload)) for made, payload in self.rounds.heard(header, into)]:
+            outbox.put_nowait(one)
+        self._notify()
+        return header.op
+
+    def _still(self, at: AggregatorAt) -> None:
+        if self._at is not at or self._closed:
+            raise ConnectionAbortedError("is no longer the aggregator")
