@@ -24,7 +24,7 @@ from plugins.views import AggregatorJobView
 
 Job = Annotated[JobId, Meta(pattern=ID_PATTERN)]
 Host = Annotated[HostId, Meta(pattern=ID_PATTERN)]
-Epoch = Annotated[int, Meta(ge=0, lt=1 << 63)]
+Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Workers = Annotated[int, Meta(ge=1, le=RANKS_MAX)]
 Reason = Annotated[str, Meta(max_length=300)]
 Address = Annotated[str, Meta(min_length=3, max_length=80)]
