@@ -104,10 +104,18 @@ def read_host(config: Path) -> RackHost:
             raise AgentctlError(
                 USAGE, f"{config} has no `{key}`", "a rack on one machine needs it", "remove the file and start again"
             )
+    state_dir = Path(tree["state_dir"])
+    if state_dir != config.parent and state_dir.parts[-2:] == config.parent.parts[-2:]:
+        # Two racks with one state and the same sockets would stop one another.
+        why, next_step = (
+            f"its files still say {state_dir}",
+            f"remove {config.parent.parent}: the next start writes it anew",
+        )
+        raise AgentctlError(USAGE, f"the rack in {config.parent.parent} was copied or moved here", why, next_step)
     return RackHost(
         name=tree["name"],
         config=config,
-        state_dir=Path(tree["state_dir"]),
+        state_dir=state_dir,
         run_dir=Path(tree["run_dir"]),
         gossip=str(section("gossip").get("bind", "")),
         control=str(section("control").get("bind", "")),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import stat
 import threading
@@ -126,6 +127,14 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str) -> None:
         hosts_of(tmp_path)
     assert caught.value.code == USAGE
     assert "gpu1/agent.toml" in caught.value.what
+
+
+def test_a_copied_rack_does_not_touch_the_one_it_was_copied_from(tmp_path: Path, environ: dict[str, str]) -> None:
+    generate(tmp_path / "a" / ".rack", 2, 2, environ)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(AgentctlError, match="copied or moved"):
+        hosts_of(tmp_path / "b" / ".rack")
+    assert len(hosts_of(tmp_path / "a" / ".rack")) == 2
 
 
 @pytest.mark.parametrize("hosts", [0, -1, 65])
