@@ -25,7 +25,7 @@ from plugins.views import SlabView
 
 VolumeName = Annotated[str, Meta(pattern=ID_PATTERN)]
 SlabIndex = Annotated[int, Meta(ge=0, lt=1 << 20)]
-Epoch = Annotated[int, Meta(ge=0, lt=1 << 63)]
+Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Bytes = Annotated[int, Meta(ge=0, lt=1 << 50)]
 Secret = Annotated[bytes, Meta(max_length=16)]
 Reason = Annotated[str, Meta(max_length=300)]
@@ -94,7 +94,7 @@ class MrInfo(SlabMessage, frozen=True):
 class CheckActivity(Message, frozen=True):
     """Lender: how busy are these slabs of yours that I hold?"""
 
-    round: Annotated[int, Meta(ge=0, lt=1 << 63)]
+    round: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
     slabs: SlabRefs
 
 
@@ -106,7 +106,7 @@ class SlabActivity(msgspec.Struct, frozen=True, array_like=True):
 class Activity(Message, frozen=True):
     """Borrower: as busy as this. A slab it does not know under that epoch is left out."""
 
-    round: Annotated[int, Meta(ge=0, lt=1 << 63)]
+    round: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
     activities: Annotated[tuple[SlabActivity, ...], Meta(max_length=4096)]
 
 

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from covey.ports import Disk
+from plugins.memory.datapath.slabwire import Versions
 
 _ENTRY = struct.Struct("<QII")
 _SIGNED = struct.Struct("<QIQ")
@@ -69,7 +70,7 @@ class Backing:
 
     # ---- reading ----
 
-    async def read(self, first: int, into: memoryview) -> array[int]:
+    async def read(self, first: int, into: memoryview) -> Versions:
         """Fill `into` with a run of pages; their versions. A page never written is zeros. OSError when a page cannot be
         read whole from either place."""
         count = len(into) // self.page_bytes
@@ -89,7 +90,7 @@ class Backing:
             run += 1
         return run
 
-    async def _read_run(self, first: int, into: memoryview) -> array[int]:
+    async def _read_run(self, first: int, into: memoryview) -> Versions:
         size = self.page_bytes
         count = len(into) // size
         expected = self.version[first : first + count]

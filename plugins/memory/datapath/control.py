@@ -16,8 +16,8 @@ from msgspec import Meta
 from covey.frames import FrameError, pack, read_frame
 from covey.ports import ByteStream, Env, Listener
 
-Id = Annotated[int, Meta(ge=0, lt=1 << 63)]
-Count = Annotated[int, Meta(ge=0, lt=1 << 63)]
+Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Name = Annotated[str, Meta(max_length=63)]
 Text = Annotated[str, Meta(max_length=400)]
 Secret = Annotated[bytes, Meta(max_length=64)]

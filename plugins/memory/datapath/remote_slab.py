@@ -13,7 +13,7 @@ from typing import NamedTuple
 from covey.ports import ByteStream, Env
 from plugins.memory.datapath import slabwire
 from plugins.memory.datapath.control import OpenPlace
-from plugins.memory.datapath.slabwire import Hello, Op, Request, Status, WireError
+from plugins.memory.datapath.slabwire import Hello, Op, Request, Status, Versions, WireError
 
 
 class SlabGone(Exception):
@@ -27,7 +27,7 @@ class SlabStale(SlabGone):
 class _Waiting(NamedTuple):
     request: Request
     into: memoryview | None
-    done: "asyncio.Future[array[int]]"
+    done: asyncio.Future[Versions]
 
 
 class RemoteSlab:
@@ -77,7 +77,7 @@ class RemoteSlab:
     def usable(self) -> bool:
         return not self.why and not self.retiring
 
-    async def write(self, first: int, versions: array[int], pages: memoryview | None) -> None:
+    async def write(self, first: int, versions: Versions, pages: memoryview | None) -> None:
         """Returns when the lender has them; then `held` says so. `pages` None: zeros."""
         op = Op.WRITE if pages is not None else Op.DISCARD
         await self._ask(op, first, versions, pages, None)
@@ -86,12 +86,12 @@ class RemoteSlab:
             if version > held[at]:
                 held[at] = version
 
-    async def read(self, first: int, into: memoryview) -> array[int]:
+    async def read(self, first: int, into: memoryview) -> Versions:
         """Fill `into`; the versions of what is in it."""
         count = len(into) // self.page_bytes
         return await self._ask(Op.READ, first, None, None, into, count)
 
-    async def versions(self) -> array[int]:
+    async def versions(self) -> Versions:
         """What the lender holds, all pages."""
         found = array("Q")
         while len(found) < self.pages:
@@ -121,11 +121,11 @@ class RemoteSlab:
         self,
         op: Op,
         first: int,
-        versions: array[int] | None,
+        versions: Versions | None,
         pages: memoryview | None,
         into: memoryview | None,
         count: int = 0,
-    ) -> array[int]:
+    ) -> Versions:
         if not self.usable:
             raise SlabGone(self.why or "being closed")
         self._tag += 1

@@ -19,7 +19,7 @@ import msgspec
 from covey.ports import Address, ByteStream, Env
 from plugins.memory.datapath import control, slabwire
 from plugins.memory.datapath.control import Answer, ControlServer, HeldSlab, No, Question, SlabList, Yes
-from plugins.memory.datapath.slabwire import Op, Reply, Request, Status, Welcome, WireError
+from plugins.memory.datapath.slabwire import Op, Reply, Request, Status, Versions, Welcome, WireError
 from plugins.memory.policy.settings import REQUEST_PAGES_MAX
 
 HELLO_S = 5.0
@@ -53,7 +53,7 @@ class HostedSlab:
     secret: bytes
     page_bytes: int
     memory: mmap.mmap
-    versions: array[int]
+    versions: Versions
     streams: list[ByteStream] = field(default_factory=list)
     touched: int = 0
     """Pages that have a version."""
@@ -63,7 +63,7 @@ class HostedSlab:
         """Bytes of a run of pages."""
         return memoryview(self.memory)[first * self.page_bytes : (first + count) * self.page_bytes]
 
-    def put(self, first: int, versions: array[int], pages: memoryview | None) -> None:
+    def put(self, first: int, versions: Versions, pages: memoryview | None) -> None:
         """Keep every page that is newer than what is here; None: zeros."""
         size = self.page_bytes
         here = self.versions[first : first + len(versions)]

@@ -12,8 +12,9 @@ what is there. Version 0: never written.
 """
 
 import struct
+from array import array
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from plugins.memory.messages import SECRET_BYTES
 
@@ -24,6 +25,10 @@ _REQUEST = struct.Struct("<BxxxIIQ")
 _REPLY = struct.Struct("<BxxxIQ")
 HELLO_BYTES, WELCOME_BYTES, REQUEST_BYTES, REPLY_BYTES = _HELLO.size, _WELCOME.size, _REQUEST.size, _REPLY.size
 
+if TYPE_CHECKING:
+    Versions = array[int]
+else:
+    Versions = array  # Python 3.11 cannot subscript it
 VERSION_BYTES = 8
 VERSIONS_MAX = 1 << 15
 """Versions asked for at once."""

@@ -27,6 +27,7 @@ from covey.ports import Env
 from plugins.memory.datapath.backing import Backing, Page
 from plugins.memory.datapath.control import OpenPlace, PageCounts, SlabCopied, SlabCounts, SlabLost, Told
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
+from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.spill import SpillQueue
 from plugins.memory.policy.settings import REQUEST_PAGES_MAX
 
@@ -218,7 +219,7 @@ class Volume:
             await self._fetch(slab, start, into[(start - first) * size : (start - first + run) * size])
         self._read_bytes += count * size
 
-    async def _fetch(self, slab: Slab, first: int, into: memoryview) -> array[int]:
+    async def _fetch(self, slab: Slab, first: int, into: memoryview) -> Versions:
         """Fill `into` from wherever the newest content is; the versions of what is in it. A lender that fails on the
         way is given up, and the rest comes from elsewhere."""
         size = self.shape.page_bytes
@@ -253,7 +254,7 @@ class Volume:
         version = self.backing.version[page]
         return slab.holder(page, version) if version else None
 
-    async def _fetch_remote(self, slab: Slab, holder: RemoteSlab, first: int, into: memoryview) -> array[int]:
+    async def _fetch_remote(self, slab: Slab, holder: RemoteSlab, first: int, into: memoryview) -> Versions:
         """SlabGone also when the lender answers with something older than it acknowledged."""
         count = len(into) // self.shape.page_bytes
         wanted = self.backing.version[first : first + count]

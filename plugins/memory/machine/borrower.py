@@ -10,6 +10,7 @@ this machine takes its word. Epochs come from `boot << 32`, so those of a later 
 """
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -290,12 +291,15 @@ class Borrower:
         said = ", ".join(f"{host} offers {search.offers[host]}" for host in search.asked if host in search.offers)
         silent = [host for host in search.asked if host not in search.offers]
         said += f"{', ' if said and silent else ''}{_names(silent)} silent" if silent else ""
-        search.chosen = placement.freest(search.asked, search.offers)
+        ours = self._chosen_of(slab.volume)
+        search.chosen = placement.freest(search.asked, search.offers, ours)
         if search.chosen is None:
             return self._retry_later(slab, "nobody has room", said, now_s)
         volume = self.volumes[slab.volume]
         taken = Map(slab.volume, slab.index, search.epoch, volume.slab_bytes, volume.page_bytes)
-        note = Note(slab.subject, "taken", f"{said}; {search.chosen} has the most room")
+        equal = sorted(search.offers.values())[-2:] == [search.offers[search.chosen]] * 2
+        best = f"no less room, and {ours.get(search.chosen, 0)} slabs of {slab.volume}" if equal else "the most room"
+        note = Note(slab.subject, "taken", f"{said}; {search.chosen} has {best}")
         return [note, Send(search.chosen, taken, ANSWER_S), self._search_timer(slab, "map", 1.5 * ANSWER_S)]
 
     def _next_best(self, slab: Slab, search: Search, why: str, now_s: float) -> Actions:
@@ -546,6 +550,15 @@ class Borrower:
         return actions
 
     # ---- looking ----
+
+    def _chosen_of(self, volume: str) -> Counter[HostId]:
+        """How many slabs of a volume each host holds or was chosen for."""
+        chosen: Counter[HostId] = Counter()
+        for slab in self.volumes[volume].slabs:
+            chosen.update(place.lender for place in (slab.place, slab.next) if place is not None)
+            if slab.search is not None and slab.search.chosen is not None:
+                chosen[slab.search.chosen] += 1
+        return chosen
 
     def _slab(self, volume: str, index: int) -> Slab | None:
         found = self.volumes.get(volume)

@@ -55,8 +55,11 @@ def hosts_to_ask(
     return (*first, *rng.sample(known, min(count - len(first), len(known))))
 
 
-def freest(asked: Sequence[HostId], offers: Mapping[HostId, int]) -> HostId | None:
+def freest(
+    asked: Sequence[HostId], offers: Mapping[HostId, int], ours: Mapping[HostId, int] | None = None
+) -> HostId | None:
     """The freer of the hosts that answered, or None when nobody has room (Infiniswap §2.4.2). Between equals the one
-    that was drawn first."""
+    with the fewest slabs of this volume (`ours`), then the one that was drawn first."""
     with_room = [host for host in asked if offers.get(host, 0) > 0]
-    return max(with_room, key=lambda host: offers[host], default=None)
+    held = ours or {}
+    return max(with_room, key=lambda host: (offers[host], -held.get(host, 0)), default=None)

@@ -1,0 +1,234 @@
+"""Whole stories of remote memory on a simulated rack: agents, byte programs, networks and disks, on virtual time."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from chaos.world import World
+from plugins.base import Refused
+from plugins.facts import Spare
+from plugins.memory.policy.settings import MemorySettings
+from tests.plugins.memory.rack import PAGE, SETTINGS, SLAB_PAGES, MemoryRack, SimClient, pattern
+
+
+@contextmanager
+def a_rack(hosts: int, seed: int = 1, settings: MemorySettings = SETTINGS) -> Iterator[MemoryRack]:
+    with World(seed) as world:
+        rack = MemoryRack(world, hosts, settings)
+        rack.run(3)
+        yield rack
+
+
+async def write_all(client: SimClient, version: int = 1) -> None:
+    for page in range(client.size_bytes // PAGE):
+        await client.write(page, pattern(page, version))
+
+
+async def read_all(client: SimClient, version: int = 1) -> None:
+    for page in range(client.size_bytes // PAGE):
+        assert await client.read(page, 1) == pattern(page, version), f"page {page}"
+
+
+def until_done(rack: MemoryRack, client: SimClient, within_s: float = 120.0) -> None:
+    rack.until(lambda: client.done or not client.process.alive, within_s)
+    assert client.done, rack.world.complaints
+
+
+def keep_hot(rack: MemoryRack, host: str, volume: str, slabs: int) -> None:
+    """Write until every slab has a place."""
+
+    async def work(client: SimClient) -> None:
+        while len(rack.mapped(host, volume)) < slabs:
+            await write_all(client)
+            await client.env.bytes.connect(f"unix:{client.path}")
+
+    until_done(rack, rack.client(host, work, volume))
+
+
+def test_a_hot_volume_is_placed_on_other_hosts_and_read_back_byte_equal() -> None:
+    with a_rack(4) as rack:
+        rack.attach("h1", "data", "256 KiB")
+        keep_hot(rack, "h1", "data", slabs=4)
+        until_done(rack, rack.client("h1", write_all, "data"))
+        until_done(rack, rack.client("h1", read_all, "data"))
+        rack.run(3)
+        lenders = {rack.lender("h1", "data", index) for index in range(4)}
+        assert lenders == {"h2", "h3", "h4"}
+        assert all(slab.pages_remote == slab.pages_written == SLAB_PAGES for slab in rack.slabs("h1"))
+        volume = rack.command("h1", "volumes")[0]
+        assert volume.remote_read_bytes > 0
+        assert volume.slabs_mapped == 4
+
+
+def test_why_tells_who_was_asked_what_each_offered_and_who_was_taken() -> None:
+    with a_rack(4) as rack:
+        rack.attach("h1", "data", "64 KiB")
+        keep_hot(rack, "h1", "data", slabs=1)
+        story = dict(rack.story("slab/data/0"))
+        lender = rack.lender("h1", "data", 0)
+        assert "asked " in story["hot"]
+        assert "of 3 with room" in story["hot"]
+        assert story["taken"].count("offers 64") == 2
+        assert f"{lender} has" in story["taken"]
+        assert lender in story["mapped"]
+        assert "h1" in story["lent"]
+
+
+def test_a_killed_lender_costs_no_byte_and_its_slabs_find_another_place() -> None:
+    with a_rack(4) as rack:
+        rack.attach("h1", "data", "128 KiB")
+        keep_hot(rack, "h1", "data", slabs=2)
+        until_done(rack, rack.client("h1", write_all, "data"))
+        lost = rack.lender("h1", "data", 0)
+        rack.host(lost).power_off()
+        rack.declare(lost, "gone")
+        until_done(rack, rack.client("h1", read_all, "data"))
+        keep_hot(rack, "h1", "data", slabs=2)
+        assert rack.lender("h1", "data", 0) != lost
+        assert any(event in ("lost", "lender gone") for event, _ in rack.story("slab/data/0"))
+
+
+def test_a_killed_volume_process_is_started_again_and_serves_every_acknowledged_byte() -> None:
+    with a_rack(3) as rack:
+        rack.attach("h1", "data", "128 KiB")
+        keep_hot(rack, "h1", "data", slabs=2)
+        for version in range(2, 8):
+
+            async def write(client: SimClient, version: int = version) -> None:
+                await write_all(client, version)
+                rack.vold("h1", "data").signal(9)  # right after the last acknowledgement
+
+            until_done(rack, rack.client("h1", write, "data"))
+
+            async def read(client: SimClient, version: int = version) -> None:
+                await read_all(client, version)
+
+            until_done(rack, rack.client("h1", read, "data"))
+        assert len(rack.host("h1").find("vold-data")) == 1
+        assert ("volume/data", "started again") in {(subject, event) for _, subject, event, _ in rack.notes}
+
+
+def test_a_restarted_agent_finds_its_volume_process_and_its_slabs_again() -> None:
+    with a_rack(3) as rack:
+        rack.attach("h1", "data", "128 KiB")
+        keep_hot(rack, "h1", "data", slabs=2)
+        before = rack.vold("h1", "data").id, [rack.lender("h1", "data", index) for index in range(2)]
+        for host in ("h1", "h2"):
+            rack.processes[host].signal(9)
+        until_done(rack, rack.client("h1", write_all, "data"))  # nobody needs an agent for that
+        for host in ("h1", "h2"):
+            rack.host(host).start_agent()
+        rack.until(lambda: rack.mapped("h1", "data") == [0, 1] if "data" in rack.agents["h1"].borrowing.volumes else False)
+        assert (rack.vold("h1", "data").id, [rack.lender("h1", "data", index) for index in range(2)]) == before
+        rack.run(30)  # longer than a lease: they are renewed
+        assert rack.mapped("h1", "data") == [0, 1]
+        assert sum(len(rack.agents[host].lending.machine.lent) for host in ("h2", "h3")) == 2
+        until_done(rack, rack.client("h1", read_all, "data"))
+
+
+def test_a_lender_short_of_memory_gets_it_back_and_a_hot_slab_moves_on() -> None:
+    with a_rack(4) as rack:
+        rack.attach("h1", "data", "64 KiB")
+        keep_hot(rack, "h1", "data", slabs=1)
+        until_done(rack, rack.client("h1", write_all, "data"))
+        old = rack.lender("h1", "data", 0)
+
+        async def work(client: SimClient) -> None:
+            while rack.world.now < until_s:
+                await write_all(client)
+                await read_all(client)
+                await asyncio.sleep(0.2)
+
+        until_s = rack.world.now + 40
+        client = rack.client("h1", work, "data")
+        rack.run(2)
+        probes = rack.host(old).probes
+        probes.filled_bytes = probes.total_bytes - probes.used_bytes
+        rack.until(lambda: not rack.agents[old].lending.machine.lent)
+        until_done(rack, client)
+        events = [event for event, _ in rack.story("slab/data/0")]
+        assert "evicting" in events
+        assert "moving" in events
+        assert events.index("evicting") < events.index("moving") < events.index("done")
+        assert rack.lender("h1", "data", 0) != old
+        assert rack.agents[old].lending.machine.evictions["forced"] == 0
+
+
+def test_the_slabs_of_a_host_that_vanished_are_freed_when_the_lease_is_over() -> None:
+    with a_rack(3) as rack:
+        rack.attach("h1", "data", "128 KiB")
+        keep_hot(rack, "h1", "data", slabs=2)
+        rack.host("h1").power_off()
+        rack.run(10)
+        assert sum(len(rack.agents[host].lending.machine.lent) for host in ("h2", "h3")) == 2
+        rack.run(20)
+        assert sum(len(rack.agents[host].lending.machine.lent) for host in ("h2", "h3")) == 0
+        for host in ("h2", "h3"):
+            assert rack.agents[host].lending.machine.spare_bytes() == 4 << 20
+
+
+def test_detaching_forgets_the_volume_here_and_at_its_lenders() -> None:
+    with a_rack(3) as rack:
+        rack.attach("h1", "data", "128 KiB")
+        keep_hot(rack, "h1", "data", slabs=2)
+        rack.command("h1", "detach", volume="data")
+        rack.run(5)
+        assert rack.host("h1").find("vold-data") == []
+        assert [name for name in rack.host("h1").disk.files if "volumes" in name] == []
+        assert sum(len(rack.agents[host].lending.machine.lent) for host in ("h2", "h3")) == 0
+        rack.attach("h1", "data", "128 KiB")
+
+        async def empty(client: SimClient) -> None:
+            assert await client.read(0, 32) == bytes(32 * PAGE)
+
+        until_done(rack, rack.client("h1", empty, "data"))
+
+
+def test_a_killed_slab_process_is_started_again_and_lends_again() -> None:
+    with a_rack(2) as rack:
+        rack.attach("h1", "data", "64 KiB")
+        keep_hot(rack, "h1", "data", slabs=1)
+        until_done(rack, rack.client("h1", write_all, "data"))
+        rack.slabd("h2").signal(9)
+        until_done(rack, rack.client("h1", read_all, "data"))
+        keep_hot(rack, "h1", "data", slabs=1)
+        rack.run(2)
+        assert len(rack.agents["h2"].lending.machine.lent) == 1
+
+
+def test_nothing_is_lent_with_lend_0_and_no_slab_process_runs() -> None:
+    with a_rack(2, settings=MemorySettings(lend="0 B", slab="64 KiB")) as rack:
+        assert rack.host("h1").find("slabd") == []
+        spare = rack.view("h1").value("spare", Spare)
+        assert spare == Spare(slab_bytes=65536, slabs_free=0, slabs_lent=0)
+        rack.attach("h1", "data", "64 KiB")
+        until_done(rack, rack.client("h1", write_all, "data"))
+        until_done(rack, rack.client("h1", read_all, "data"))
+        assert rack.mapped("h1", "data") == []
+
+
+def test_volumes_are_refused_with_a_reason_and_a_next_step() -> None:
+    with a_rack(2) as rack:
+        rack.attach("h1", "data", "64 KiB")
+        for arguments, code in (
+            ({"volume": "Bad/Name", "size": 4096}, 2),
+            ({"volume": "data", "size": "64 parsecs"}, 2),
+            ({"volume": "other", "size": 0}, 2),
+            ({"volume": "other", "size": 1 << 60}, 2),
+            ({"volume": "data", "size": "128 KiB"}, 4),
+        ):
+            with pytest.raises(Refused) as refused:
+                rack.command("h1", "attach", **arguments)
+            assert refused.value.code == code
+            assert refused.value.next
+
+
+def test_slabs_of_all_hosts_are_listed_by_any_of_them() -> None:
+    with a_rack(3) as rack:
+        rack.attach("h1", "one", "64 KiB")
+        rack.attach("h2", "two", "64 KiB")
+        assert [slab.volume for slab in rack.command("h1", "slabs")] == ["one"]
+        listed = rack.command("h1", "slabs", all=True)
+        assert [(slab.borrower, slab.volume) for slab in listed] == [("h1", "one"), ("h2", "two")]
