@@ -14,7 +14,7 @@ import msgspec
 
 from covey.core import Fact, Heard, HostId, JobId
 from covey.frames import read_frame, write_frame
-from covey.ports import ByteStream, ProcessId
+from covey.ports import ByteStream, Process, ProcessId
 from covey.tensorwire import grant_of
 from covey.wire import AggregatorAt, AggregatorLost, Frame
 from plugins import facts
@@ -76,6 +76,8 @@ class AggregatorService(RoomService):
         self._process: ProcessId | None = None
         self._control: ByteStream | None = None
         self._turn = asyncio.Lock()
+        self._doubted = asyncio.Event()
+        """Set when aggd should be asked at once whether it lives."""
         self._disk_turn = asyncio.Lock()
         self._published: AggregatorNow | None = None
         self._hosts_of: dict[JobId, tuple[Place, ...]] = {}
@@ -134,6 +136,8 @@ class AggregatorService(RoomService):
         found = self.env.processes.find(self._process) if self._process is not None else None
         try:
             self._control = await self._connect()
+            if found is not None:
+                self.env.spawn("aggregator waits for aggd", self._await_end(found))
             self.log.info("aggd found", process=self._process)
             return
         except ConnectionError:
@@ -145,11 +149,16 @@ class AggregatorService(RoomService):
         )
         process = await self.env.processes.start_program("aggd", "aggd", config)
         self._process = process.id
+        self.env.spawn("aggregator waits for aggd", self._await_end(process))
         self.restarts += 1
         await self._save()
         async with asyncio.timeout(START_S):
             self._control = await self._connect_in_time(process.id)
         self.log.info("aggd started", pid=process.id.pid)
+
+    async def _await_end(self, process: Process) -> None:
+        await process.wait()
+        self._doubted.set()
 
     async def _connect(self) -> ByteStream:
         return await self.env.bytes.connect(f"unix:{self.env.run_dir}/{CONTROL}")
@@ -170,7 +179,10 @@ class AggregatorService(RoomService):
         self.feed(ProcessUp(self.now.address, {job.job: job.epoch for job in self.now.jobs}), self.owner)
         self._publish()
         while True:
-            await asyncio.sleep(POLL_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._doubted.wait()
+            self._doubted.clear()
             self.now = await self._order(Tell())
             self._measure(self.now)
             self._publish()
@@ -218,6 +230,8 @@ class AggregatorService(RoomService):
             case facts.JobPlaced():
                 self._hosts_of[fact.job] = fact.places
                 self._feed_all(Placed(fact.job, fact.epoch, fact.world_size, fact.places))
+                for peer in self.host.peers(fact.job):
+                    self._tell_superseded(peer)
             case facts.JobUnplaced():
                 self._hosts_of.pop(fact.job, None)
                 self._feed_all(Unplaced(fact.job, fact.epoch, fact.ended))
@@ -233,7 +247,15 @@ class AggregatorService(RoomService):
     async def frame(self, peer: JobPeer, frame: Frame) -> None:
         if isinstance(frame, AggregatorLost) and peer.job is not None:
             self.log.info("aggregator lost by a rank", job=peer.job, rank=peer.rank, why=frame.why)
-            self.feed(RankLost(peer.job, frame.epoch, frame.why), self.directory)
+            if not self._tell_superseded(peer):
+                self.feed(RankLost(peer.job, frame.epoch, frame.why), self.directory)
+
+    def _tell_superseded(self, peer: JobPeer) -> bool:
+        """A rank of a run that was taken back learns from an epoch of the present one that it is over."""
+        if peer.job is None or peer.epoch >= self.directory.grant(peer.job):
+            return False
+        peer.send(AggregatorAt(peer.job, self.directory.grant(peer.job) << 32, self.host.id, "", b""))
+        return True
 
     async def hear(self, sender: HostId, message: Any) -> None:
         """Each machine takes the messages it knows."""
@@ -249,7 +271,8 @@ class AggregatorService(RoomService):
             case messages.WhoSums():
                 return messages.Known(self.directory.known.get(question.job))
             case messages.DoYouServe():
-                return messages.Serving(self.owner.serves(question.job, question.epoch))
+                yes = self.owner.serves(question.job, question.epoch) and await self._obeyed(Tell())
+                return messages.Serving(yes)
             case messages.TensorsHere():
                 return messages.Tensors(self.tensors_here())
             case _:
@@ -325,6 +348,7 @@ class AggregatorService(RoomService):
         try:
             self.now = await self._order(order)
         except (OSError, TimeoutError):
+            self._doubted.set()
             return False
         return True
 

@@ -7,7 +7,7 @@ from typing import Any, assert_never
 
 import msgspec
 
-from covey.core import Heard, HostId, JobId, Send
+from covey.core import Heard, HostId, JobId, Send, Undelivered
 from covey.tensorwire import grant_of
 from plugins.aggregator import policy
 from plugins.aggregator.machine.events import Keep, Placed, Rack, TellRanks, Unplaced
@@ -34,7 +34,7 @@ class RankLost(msgspec.Struct, frozen=True):
     why: str
 
 
-Event = Placed | Unplaced | Rack | Heard | Joined | RankLost
+Event = Placed | Unplaced | Rack | Heard | Joined | RankLost | Undelivered
 Action = Send | Keep | TellRanks
 
 
@@ -61,6 +61,8 @@ class Directory:
                 return self._joined(event.job, now_s)
             case RankLost():
                 return self._lost(event)
+            case Undelivered():
+                return ()  # ranks complain again, and what they lack is asked for again
             case _:
                 assert_never(event)
 
@@ -68,6 +70,11 @@ class Directory:
         for job, placed in self._placed.items():
             known = self.known.get(job)
             assert known is None or grant_of(known.epoch) >= placed.grant
+
+    def grant(self, job: JobId) -> int:
+        """The present run of a job; 0 when it is not placed."""
+        placed = self._placed.get(job)
+        return placed.grant if placed is not None else 0
 
     def current(self, job: JobId) -> Assigned | None:
         """What the ranks of the present run may be told."""

@@ -10,7 +10,7 @@ from typing import Any, assert_never
 
 import msgspec
 
-from covey.core import Heard, HostId, JobId, Note, Send
+from covey.core import Heard, HostId, JobId, Note, Send, Undelivered
 from covey.tensorwire import epoch_text, grant_of
 from plugins.aggregator import policy
 from plugins.aggregator.machine.events import Keep, Placed, Unplaced
@@ -67,7 +67,7 @@ class ForgetJob(msgspec.Struct, frozen=True):
     instead: int
 
 
-Event = Heard | ProcessUp | ProcessDown | LoadChanged | Served | Placed | Unplaced
+Event = Heard | ProcessUp | ProcessDown | LoadChanged | Served | Placed | Unplaced | Undelivered
 Action = Send | Note | Keep | ServeJob | ForgetJob
 
 
@@ -99,9 +99,12 @@ class Owner:
             case Served():
                 return self._served(event)
             case Placed():
-                return self._runs_over(event.job, event.grant - 1, "the job was taken back and runs again")
+                instead = event.grant << 32
+                return self._runs_over(event.job, event.grant - 1, instead, "the job was taken back and runs again")
             case Unplaced():
-                return self._runs_over(event.job, event.grant, "the job's run is over")
+                return self._runs_over(event.job, event.grant, 0, "the job's run is over")
+            case Undelivered():
+                return ()  # a home that is away asks when it is back; so does the one after it
             case _:
                 assert_never(event)
 
@@ -167,7 +170,7 @@ class Owner:
             Note(held.job, "tensors no longer summed here", message.reason),
         )
 
-    def _runs_over(self, job: JobId, grant: int, why: str) -> Sequence[Action]:
+    def _runs_over(self, job: JobId, grant: int, instead: int, why: str) -> Sequence[Action]:
         if grant > self._over.get(job, 0):
             self._over[job] = grant
             while len(self._over) > OVER_MAX:
@@ -175,7 +178,7 @@ class Owner:
         held = self.jobs.get(job)
         if held is None or grant_of(held.epoch) > grant:
             return ()
-        return self._retired(Retire(job, held.epoch, 0, why))
+        return self._retired(Retire(job, held.epoch, instead, why))
 
     def _up(self, event: ProcessUp) -> Sequence[Action]:
         """Also after a restart of this agent: what is on disk and what the process serves must be the same."""
