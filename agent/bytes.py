@@ -242,19 +242,20 @@ class SocketListener:
             return
         task = asyncio.get_running_loop().create_task(self._serve(stream), name=f"accept {self.address}")
         self._tasks[task] = stream
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        task.add_done_callback(self._served)
 
     async def _serve(self, stream: SocketStream) -> None:
         try:
             await self._accept(stream)
         except ConnectionError:
             pass  # the peer went away: the usual end
-        except Exception as error:
-            self._log.error(
-                "connection failed", address=self.address, peer=stream.peer, why=repr(error), exc_info=error
-            )
         finally:
             stream.close()
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        peer = self._tasks.pop(task).peer
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("connection failed", address=self.address, peer=peer, why=repr(error), exc_info=error)
 
     def serve(self, server: asyncio.Server, address: Address) -> None:
         self._server, self.address = server, address
@@ -304,7 +305,7 @@ class SocketBytes:
                 bound.setblocking(False)
                 bound.bind((ip, port))
                 server = await loop.create_server(listener.stream, sock=bound, backlog=512)
-            except BaseException:
+            except OSError:
                 bound.close()
                 raise
             address = ip_port_text(bound.getsockname())
@@ -387,7 +388,7 @@ def _bind_unix(path: str) -> socket.socket:
         bound.bind(path)
         bound.setblocking(False)
         bound.listen(512)
-    except BaseException:
+    except OSError:
         bound.close()
         raise
     finally:

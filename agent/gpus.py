@@ -89,11 +89,12 @@ class RealProbes:
             self._read_again_s = time.monotonic() + (REFRESH_S if self._initialised else NO_DRIVER_S)
 
     def _read_into(self, reading: "Future[Sequence[Gpu]]") -> None:
-        """In the thread."""
+        """In the thread. Whatever goes wrong in there, the reading ends."""
+        found: Sequence[Gpu] = ()
         try:
-            reading.set_result(self._read())
-        except BaseException as error:
-            reading.set_exception(error)
+            found = self._read()
+        finally:
+            reading.set_result(found)
 
     def _read(self) -> Sequence[Gpu]:
         if self._nvml is None:

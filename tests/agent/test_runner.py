@@ -1,0 +1,359 @@
+"""Ranks under their supervisor, as real processes: truthful ends, survival of the agent, no orphans; and the same code
+in the simulator, where agents and supervisors are killed at every moment."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+
+import pytest
+
+from agent import supervisor
+from agent.processes import is_alive, start_ticks
+from agent.runner import LOG_BYTES_MAX, PORTS, SupervisedRunner
+from chaos.host import SimHost
+from chaos.world import World
+from covey.core import Fact, JobId
+from covey.ports import Command, Env, ProcessId
+from plugins.base import RanksSpec
+from plugins.facts import RanksEnded, RanksStarted
+from tests.agent.here import Here, here, ranks, until
+
+J1 = JobId("j1")
+
+
+@pytest.fixture
+def short() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="covey-", ignore_cleanup_errors=True) as directory:
+        yield directory
+
+
+@pytest.fixture
+async def host(short: str) -> AsyncIterator[Here]:
+    async with here(short) as found:
+        yield found
+
+
+async def ended(host: Here, spec: RanksSpec) -> RanksEnded:
+    runner = host.runner()
+    await runner.start_up()
+    await runner.start(spec)
+    await until(lambda: any(told.job == spec.job for told in host.told(RanksEnded)))
+    return next(told for told in host.told(RanksEnded) if told.job == spec.job)
+
+
+def gone(pid: int) -> bool:
+    ticks = start_ticks(pid)
+    return ticks is None or not is_alive(ProcessId(pid, ticks))
+
+
+async def test_a_rank_finds_its_place_in_its_environment_and_its_output_in_its_log(host: Here) -> None:
+    runner = host.runner()
+    code = "import os\nfor name in sorted(os.environ): print(name, os.environ[name], sep='=')"
+    spec = ranks("j1", sys.executable, "-c", code, count=2, OMP_NUM_THREADS="7", WORLD_SIZE="wrong")
+    await runner.start(spec)
+    await until(lambda: host.told(RanksEnded))
+    assert host.told(RanksEnded) == [RanksEnded(J1, 1, {0: 0, 1: 0}, "")]
+    text, size = await runner.read_log(J1, 1, 0, 1 << 20)
+    assert size == len(text)
+    seen = dict(line.split("=", 1) for line in text.decode().splitlines())
+    assert (seen["RANK"], seen["LOCAL_RANK"], seen["WORLD_SIZE"], seen["LOCAL_WORLD_SIZE"]) == ("1", "1", "2", "2")
+    assert (seen["NNODES"], seen["NODE_RANK"], seen["MASTER_ADDR"], seen["MASTER_PORT"]) == (
+        "1",
+        "0",
+        "127.0.0.1",
+        "29500",
+    )
+    assert (seen["CUDA_VISIBLE_DEVICES"], seen["OMP_NUM_THREADS"], seen["PYTHONUNBUFFERED"]) == ("", "7", "1")
+    assert seen["COVEY_TOKEN"] == runner.token(J1, 1) or runner.token(J1, 1) is None
+    assert seen["COVEY_JOB_ID"] == "j1"
+    assert "HOME" not in seen
+
+
+async def test_exit_codes_and_signals_are_reported_as_they_were(host: Here) -> None:
+    assert (await ended(host, ranks("j1", "/bin/sh", "-c", "exit 75"))).codes == {0: 75}
+    assert (await ended(host, ranks("j2", "/bin/sh", "-c", "kill -SEGV $$"))).codes == {0: -signal.SIGSEGV}
+
+
+async def test_a_command_that_is_not_there_ends_with_127_and_the_reason(host: Here) -> None:
+    told = await ended(host, ranks("j1", "/no/such/program", count=2))
+    assert told.codes == {0: 127, 1: 127}
+    assert "rank 0 cannot start: /no/such/program: No such file" in told.reason
+    assert host.told(RanksStarted) == []
+
+
+async def test_stopping_asks_first_and_kills_after_the_grace(host: Here) -> None:
+    runner = host.runner()
+    script = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.05; done"
+    await runner.start(ranks("j1", "/bin/sh", "-c", script))
+    await until(lambda: os.path.exists(runner.log_path(J1, 0)) and os.path.getsize(runner.log_path(J1, 0)))
+    await runner.stop(J1, 1, 0.3, "cancelled by alice")
+    await until(lambda: host.told(RanksEnded))
+    assert host.told(RanksEnded) == [RanksEnded(J1, 1, {0: -signal.SIGKILL}, "cancelled by alice")]
+    assert b"asked" in (await runner.read_log(J1, 0, 0, 100))[0]
+    assert await host.env.disk.read("jobs/j1/1.preempt") == b"cancelled by alice"
+
+
+def marked(mark: bytes) -> list[str]:
+    """Live processes with this in their environment."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            if mark in file.read():
+                found.append(pid)
+    return found
+
+
+def parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().split()[3])
+
+
+async def test_no_orphan_outlives_a_job_not_even_one_that_left_its_session(host: Here) -> None:
+    script = (
+        "setsid -f sleep 600; (setsid sh -c 'trap \"\" TERM; sleep 600' &); ps -eo pid,sid,args > /dev/null; exit 0"
+    )
+    told = await ended(host, ranks("j1", "/bin/sh", "-c", script, MARK="no-orphans"))
+    assert told.codes == {0: 0}
+    assert marked(b"MARK=no-orphans") == []
+
+
+AGENT = """
+import asyncio, sys
+from tests.agent.here import here, ranks, until
+async def main():
+    async with here(sys.argv[1]) as host:
+        runner = host.runner()
+        await runner.start(ranks("j1", "/bin/sh", "-c", sys.argv[2], count=2))
+        await until(lambda: runner.running())
+        print("running", flush=True)
+        await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+@contextlib.contextmanager
+def another_agent(short: str, script: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """An agent in a process of its own, once it has ranks running; killed at the end."""
+    agent = subprocess.Popen([sys.executable, "-c", AGENT, short, script], stdout=subprocess.PIPE)
+    try:
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == b"running\n"
+        yield agent
+    finally:
+        agent.kill()
+        agent.communicate()
+
+
+async def test_ranks_survive_kill_9_of_their_agent_and_are_found_again(short: str) -> None:
+    wait = 'while [ ! -e "$0/go" ]; do sleep 0.02; done; exit $((40 + RANK))'
+    with another_agent(short, wait.replace("$0", short)):
+        pass
+    async with here(short) as host:
+        runner = host.runner()
+        await runner.start_up()
+        await until(lambda: host.told(RanksStarted))
+        pids = host.told(RanksStarted)[0].pids
+        assert runner.running() == {(J1, 1): pids}
+        assert all(not gone(pid) for pid in pids.values())
+        await runner.start(ranks("j1", "/bin/false", count=2))
+        os.close(os.open(f"{short}/go", os.O_CREAT))
+        await until(lambda: host.told(RanksEnded))
+        assert sorted(host.told(RanksEnded)[0].codes.items()) == [(0, 40), (1, 41)]
+        assert all(gone(pid) for pid in pids.values())
+
+
+async def test_ranks_that_end_while_the_agent_is_away_are_told_until_they_are_accepted(short: str) -> None:
+    with another_agent(short, "exec sleep 0.1"):
+        pass
+    for _ in range(2):
+        async with here(short) as host:
+            runner = host.runner()
+            await runner.start_up()
+            await until(partial(host.told, RanksEnded))
+            assert sorted(host.told(RanksEnded)[0].codes.items()) == [(0, 0), (1, 0)]
+    async with here(short) as host:
+        runner = host.runner()
+        await runner.start_up()
+        await until(lambda: host.told(RanksEnded))
+        runner.forget(J1, 1)
+        await until(lambda: runner.spec(J1, 1) is None)
+        assert sorted(os.listdir(f"{short}/s/jobs/j1")) == ["forgotten", "rank0.log", "rank1.log"]
+    async with here(short) as host:
+        runner = host.runner()
+        await runner.start_up()
+        await runner.start(ranks("j1", "/bin/true", count=2))
+        await asyncio.sleep(0.05)
+        assert host.facts == []
+        assert runner.running() == {}
+
+
+async def test_a_job_stopped_after_the_agent_came_back_is_stopped(short: str) -> None:
+    with another_agent(short, "exec sleep 600"):
+        pass
+    async with here(short) as host:
+        runner = host.runner()
+        await runner.stop(J1, 1, 5.0, "cancelled")
+        await until(lambda: host.told(RanksEnded))
+        assert sorted(host.told(RanksEnded)[0].codes.items()) == [(0, -15), (1, -15)]
+
+
+async def test_ranks_of_a_supervisor_that_died_are_ended_and_said_to_be(host: Here) -> None:
+    runner = host.runner()
+    await runner.start(ranks("j1", "/bin/sh", "-c", "exec sleep 600"))
+    await until(lambda: host.told(RanksStarted))
+    (pid,) = host.told(RanksStarted)[0].pids.values()
+    os.kill(parent(pid), signal.SIGKILL)
+    await until(lambda: host.told(RanksEnded))
+    assert host.told(RanksEnded)[0].codes == {0: -signal.SIGKILL}
+    assert "supervisor of these ranks died" in host.told(RanksEnded)[0].reason
+    assert gone(pid)
+
+
+async def test_a_newer_epoch_ends_the_older_one_before_it_starts(host: Here) -> None:
+    runner = host.runner()
+    await runner.start(ranks("j1", "/bin/sh", "-c", "exec sleep 600"))
+    await until(lambda: host.told(RanksStarted))
+    await runner.start(ranks("j1", "/bin/sh", "-c", "exit 5", epoch=2))
+    await runner.start(ranks("j1", "/bin/sh", "-c", "exit 6", epoch=1))
+    await until(lambda: len(host.told(RanksEnded)) == 2)
+    assert [(told.epoch, told.codes) for told in host.told(RanksEnded)] == [(1, {0: -9}), (2, {0: 5})]
+
+
+async def test_a_reserved_port_is_kept_and_then_free_for_the_job(host: Here) -> None:
+    runner = host.runner()
+    port = await runner.reserve_port(J1, 1)
+    assert port in PORTS
+    assert await runner.reserve_port(J1, 1) == port
+    assert await runner.reserve_port(J1, 2) != port
+    with pytest.raises(OSError):
+        host.env.bytes.hold("127.0.0.1", port)  # type: ignore[attr-defined]
+    runner.release_port(J1, 1)
+
+    async def nobody(_stream: object) -> None:
+        """Nobody comes."""
+
+    listener = await host.env.bytes.listen(f"127.0.0.1:{port}", nobody)
+    assert listener.address == f"127.0.0.1:{port}"
+    await listener.close()
+    await runner.stop_up()
+
+
+async def test_a_log_is_read_in_pieces_and_from_its_end(host: Here) -> None:
+    runner = host.runner()
+    await host.env.disk.append("jobs/j1/rank0.log", b"0123456789")
+    assert await runner.read_log(J1, 0, 2, 3) == (b"234", 10)
+    assert await runner.read_log(J1, 0, -4, 100) == (b"6789", 10)
+    assert await runner.read_log(J1, 0, 50, 5) == (b"", 10)
+    assert await runner.read_log(J1, 7, 0, LOG_BYTES_MAX) == (b"", 0)
+
+
+async def test_a_damaged_record_is_reported_and_the_others_are_found(host: Here) -> None:
+    await host.env.disk.replace("jobs/j1/1.start", b"\xff\x00 not a record")
+    await host.env.disk.replace("jobs/j1/forgotten", b"not a number")
+    runner = host.runner()
+    await runner.start_up()
+    assert "record is damaged" in host.lines.text
+    assert (await ended(host, ranks("j2", "/bin/true"))).codes == {0: 0}
+
+
+# ---- the same code in the simulator ----------------------------------------------------------------------------------
+
+
+class SimRack:
+    """One simulated host whose agent is only a runner. Jobs count how often each rank was started."""
+
+    def __init__(self, world: World, seconds: float, code: int = 0) -> None:
+        self.starts: list[tuple[str, str]] = []
+        self.facts: list[Fact] = []
+        self.seconds, self.code = seconds, code
+        world.programs = lambda: {"supervisor": supervisor.PROGRAM}
+        world.user_programs["train"] = self._train
+        self.host: SimHost = world.add_host("h1")
+        self.host.main = self._agent
+        self.wanted = ranks("j1", "train", count=3)
+        self.forget = False
+
+    async def _train(self, env: Env, command: Command) -> int:
+        self.starts.append((command.env["COVEY_EPOCH"], command.env["RANK"]))
+        await asyncio.sleep(self.seconds)
+        return self.code + int(command.env["RANK"])
+
+    async def _agent(self, env: Env) -> int:
+        runner = SupervisedRunner(env, self.facts.append, "10.0.0.1", f"{env.run_dir}/jobs.sock")
+        await runner.start_up()
+        assert 0 < await runner.reserve_port(J1, 1) < 65536
+        await runner.start(self.wanted)
+        await asyncio.Event().wait()
+        return 0
+
+    def ends(self) -> list[RanksEnded]:
+        return [fact for fact in self.facts if isinstance(fact, RanksEnded)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whenever_the_agent_is_killed_each_rank_starts_once_and_its_code_arrives(seed: int) -> None:
+    with World(seed) as world:
+        rack = SimRack(world, seconds=3.0, code=20)
+        rack.host.start_agent()
+        for _ in range(6):
+            world.run(world.now + world.chance.uniform(0.0, 0.8))
+            assert rack.host.agent is not None
+            rack.host.agent.signal(signal.SIGKILL)
+            world.run(world.now + world.chance.uniform(0.0, 0.5))
+            rack.host.start_agent()
+        assert world.run(world.now + 60, stop=lambda: bool(rack.ends()))
+        assert sorted(rack.starts) == [("1", "0"), ("1", "1"), ("1", "2")]
+        assert sorted(rack.ends()[-1].codes.items()) == [(0, 20), (1, 21), (2, 22)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whenever_a_supervisor_is_killed_no_rank_starts_twice_and_an_end_is_told(seed: int) -> None:
+    with World(seed) as world:
+        rack = SimRack(world, seconds=600.0)
+        rack.host.start_agent()
+        world.run(world.chance.uniform(0.05, 0.5))
+        for process in rack.host.find("sup-j1-1"):
+            process.signal(signal.SIGKILL)
+        assert world.run(world.now + 900, stop=lambda: bool(rack.ends()))
+        assert len(rack.starts) == len(set(rack.starts))
+        assert set(rack.ends()[-1].codes) == {0, 1, 2}
+        assert rack.host.find("train") == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_after_a_power_failure_no_rank_of_the_old_epoch_runs_and_its_end_is_told(seed: int) -> None:
+    with World(seed) as world:
+        rack = SimRack(world, seconds=600.0)
+        rack.host.start_agent()
+        assert world.run(30, stop=lambda: len(rack.starts) == 3)
+        world.run(world.now + world.chance.uniform(0.0, 0.2))
+        rack.host.power_off()
+        rack.facts.clear()
+        world.run(world.now + 1.0)
+        rack.host.power_on()
+        assert world.run(world.now + 120, stop=lambda: bool(rack.ends()))
+        assert rack.host.find("train") == []
+        assert len(rack.starts) == 3
+
+
+def test_a_rank_that_fails_comes_first_and_takes_its_siblings_with_it() -> None:
+    with World(1) as world:
+        rack = SimRack(world, seconds=600.0)
+
+        async def fails(env: Env, command: Command) -> int:
+            await asyncio.sleep(1.0 if command.env["RANK"] == "1" else 600.0)
+            return 3
+
+        world.user_programs["train"] = fails
+        rack.host.start_agent()
+        assert world.run(30, stop=lambda: bool(rack.ends()))
+        (end,) = rack.ends()
+        assert next(iter(end.codes.items())) == (1, 3)
+        assert end.codes == {0: -signal.SIGTERM, 1: 3, 2: -signal.SIGTERM}
+        assert end.reason == "rank 1 exited with 3; its siblings on this host were stopped"
