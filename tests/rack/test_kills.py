@@ -1,0 +1,233 @@
+"""One real rack of four agents, one real job, one volume of remote memory; then `kill -9`.
+
+Whoever is killed: the job ends with the same parameters to the bit, is listed once, and every byte written to remote
+memory is read back.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from cli import rack, rack_processes
+from cli.client import Agent, AgentctlError
+from cli.rack_files import RackHost
+from covey.remote import RemoteMemory
+from covey.units import MIB
+
+pytestmark = [pytest.mark.rack, pytest.mark.timeout(180), pytest.mark.xdist_group("rack")]
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
+STEPS, STEP_S = 900, 0.008
+VOLUME_BYTES, PAGE = 32 * MIB, 4096
+
+
+class LivingRack:
+    """A started rack and the questions these tests ask of it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.hosts: list[RackHost] = []
+        self.start()
+
+    def start(self) -> None:
+        """Whatever is missing, as systemd's Restart=always would."""
+        quiet = rack.Timer(lambda _line: None)
+        self.hosts = rack.start(self.directory, 4, 2, os.environ, quiet)
+
+    def host(self, name: str) -> RackHost:
+        return next(host for host in self.hosts if host.name == name)
+
+    def agent(self) -> Agent:
+        return Agent([host.address for host in self.hosts], "the test's rack")
+
+    def job(self, job: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.agent().get("jobs", job).data
+        return found
+
+    def submit(self, out: Path) -> str:
+        body = {
+            "name": "digits",
+            "workers": 4,
+            "gpus_per_worker": 1,
+            "argv": [sys.executable, str(DIGITS), f"--steps={STEPS}", f"--step-seconds={STEP_S}", f"--out={out}"],
+            "cwd": str(self.directory),
+            "env": {"PATH": os.environ["PATH"]},
+        }
+        return str(self.agent().post("jobs", body=body).data["id"])
+
+    def agentd(self, name: str) -> int:
+        pid = rack_processes.lock_holder(self.host(name).state_dir)
+        assert pid, f"no agent runs on {name}"
+        return pid
+
+    def program(self, name: str, program: str) -> int:
+        """The pid of a byte process of that host."""
+        state_dir = str(self.host(name).state_dir)
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                here = os.readlink(entry / "cwd")
+            except OSError:
+                continue
+            if b"agent.program" in words and program.encode() in words and here == state_dir:
+                return int(entry.name)
+        raise AssertionError(f"no {program} runs on {name}")
+
+
+def wait(what: str, holds: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    """What `holds` answers, once it is true; agents that are being killed may not answer."""
+    end_s = time.monotonic() + timeout_s
+    while time.monotonic() < end_s:
+        try:
+            if found := holds():
+                return found
+        except AgentctlError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError(f"waited {timeout_s:.0f} s in vain until {what}")
+
+
+@pytest.fixture(scope="module")
+def living() -> Iterator[LivingRack]:
+    directory = Path(tempfile.mkdtemp(prefix="covey-rack-"))
+    try:
+        yield LivingRack(directory)
+    finally:
+        rack.stop(directory, os.environ, lambda _line: None)
+        left = rack_processes.find(directory, [])
+        shutil.rmtree(directory)
+        assert left == [], "stop leaves no process"
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    """The parameters that one sequential process ends with."""
+    command = [sys.executable, str(DIGITS), f"--steps={STEPS}", "--sequential=4"]
+    return sha256(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def sha256(output: str) -> str:
+    found = re.search(r"parameters sha256=([0-9a-f]{64}) +accuracy=(0\.\d+)", output)
+    assert found, output[-500:]
+    assert float(found[2]) >= 0.93
+    return found[1]
+
+
+class Writer:
+    """Writes pages at random, and knows what every page must hold."""
+
+    def __init__(self, host: RackHost, volume: str) -> None:
+        self.memory = RemoteMemory.open(volume, VOLUME_BYTES, str(host.run_dir / "jobs.sock"))
+        self.version = [0] * (VOLUME_BYTES // PAGE)
+        self.error: BaseException | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def write(self, page: int) -> None:
+        self.memory.write(page * PAGE, self.content(page, self.version[page] + 1))
+        self.version[page] += 1
+
+    @staticmethod
+    def content(page: int, version: int) -> bytes:
+        return Random(f"{page}/{version}").randbytes(PAGE) if version else bytes(PAGE)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        rng = Random(1)
+        try:
+            while not self._stop.is_set():
+                for _ in range(32):
+                    self.write(rng.randrange(len(self.version)))
+                time.sleep(0.02)
+        except Exception as error:
+            self.error = error
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "a write hangs"
+        if self.error:
+            raise self.error
+
+    def wrong_pages(self) -> list[int]:
+        return [
+            page
+            for page, version in enumerate(self.version)
+            if self.memory.read(page * PAGE, PAGE) != self.content(page, version)
+        ]
+
+
+def victims(living: LivingRack, victim: str, job: dict[str, Any], borrower: str) -> list[tuple[str, int]]:
+    """(host, pid) of what is killed."""
+    if victim == "leader":
+        leader = living.agent().get("leader").data["leader"]
+        return [(leader, living.agentd(leader))]
+    if victim == "lender":
+        slabs = living.agent().get("slabs").data
+        lender = next(slab["lender"] for slab in slabs if slab["borrower"] == borrower and slab["lender"])
+        return [(lender, living.agentd(lender)), (lender, living.program(lender, "slabd"))]
+    if victim == "aggregator":
+        sums = next(row["host"] for row in living.agent().get("tensors").data if row["job"] == job["id"])
+        return [(sums, living.agentd(sums)), (sums, living.program(sums, "aggd"))]
+    host = job["places"][-1]["host"]
+    return [(host, living.agentd(host))]
+
+
+@pytest.mark.parametrize("victim", ["agent with workers", "lender", "aggregator", "leader"])
+def test_a_job_and_remote_memory_survive_kill_9_of_the(
+    victim: str, living: LivingRack, expected: str, tmp_path: Path
+) -> None:
+    living.start()
+    job = living.submit(tmp_path / "out.npy")
+    wait("the job runs", lambda: living.job(job)["state"] == "running" and (living.job(job)["step"] or 0) > 30)
+    view = living.job(job)
+    assert len(view["places"]) >= 2, "four workers on hosts with two GPUs each"
+    leader = living.agent().get("leader").data["leader"]
+    workers = {place["host"] for place in view["places"]}
+    borrower = next(host.name for host in reversed(living.hosts) if host.name not in workers | {leader})
+    writer = Writer(living.host(borrower), f"v-{victim.split()[0]}")
+    for page in range(len(writer.version)):
+        writer.write(page)
+    writer.start()
+    try:
+        wait(
+            "a slab is mapped",
+            lambda: any(s["state"] == "mapped" and s["borrower"] == borrower for s in living.agent().get("slabs").data),
+        )
+        ranks = {rank["rank"]: rank["pid"] for rank in living.job(job)["ranks"] if rank["pid"]}
+        killed = victims(living, victim, view, borrower)
+        assert borrower not in {host for host, _ in killed}
+        for _host, pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(1.0)
+        for pid in ranks.values():
+            os.kill(pid, 0)  # the workers of a killed agent live on
+        living.start()
+        ended = wait("the job has ended", lambda: living.job(job)["ended_wall_s"] and living.job(job), 90)
+    finally:
+        writer.stop()
+    assert (ended["state"], ended["exit_code"], ended["attempt"]) == ("done", 0, 1), ended["reason"]
+    output = "".join(p.read_text() for p in living.directory.glob(f"gpu*/jobs/{job}/rank0.log"))
+    assert sha256(output) == expected
+    everywhere = [Agent([host.address], host.name).get("jobs", all=1).data for host in living.hosts]
+    assert [[row["id"] for row in rows].count(job) for rows in everywhere] == [1, 1, 1, 1], (
+        "listed once, by every agent"
+    )
+    assert writer.wrong_pages() == []
+    writer.memory.detach()
