@@ -72,6 +72,7 @@ class RealProbes:
         self._take()
         if self._reading is None and time.monotonic() >= self._read_again_s:
             self._reading = Future()
+            self._reading.set_running_or_notify_cancel()  # from now on whoever stops waiting cannot cancel it
             # A daemon: a driver that hangs must not keep the agent from ending.
             threading.Thread(target=self._read_into, args=(self._reading,), name="nvml", daemon=True).start()
         return self._gpus

@@ -264,7 +264,7 @@ def _poll(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> Callable
         handle[:] = [loop.call_later(POLL_S, again)]
         look()
 
-    again()
+    handle.append(loop.call_later(0, again))
     return lambda: handle[0].cancel()
 
 
