@@ -121,7 +121,7 @@ class Gangs:
                 return self._grant_over(event)
             case AttemptOver():
                 search = self._find(event.job, event.epoch, event.attempt)
-                if search is None or not search.plan:
+                if search is None or not search.plan or search.proposed is not None:
                     return ()
                 silent = ", ".join(host for host in search.plan if host not in search.yes)
                 return self._fail(search, f"no answer from {silent} in {self.settings.reserve_deadline_s:g} s")

@@ -86,7 +86,7 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def attained_gpu_s(self) -> float:
-        return sum(self.attained.values())
+        return sum(self.attained.values(), 0.0)
 
     @property
     def counts(self) -> bool:

@@ -21,8 +21,9 @@ JobClass = Literal["guaranteed", "auto", "opportunistic"]
 first. `auto` is treated as `guaranteed` here."""
 
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$", max_length=63)]
-Argument = Annotated[str, Meta(pattern=r"^[^\x00]*$", max_length=32768)]
-Variable = Annotated[str, Meta(pattern=r"^[^=\x00]+$", max_length=256)]
+Argument = Annotated[str, Meta(pattern=r"^[^\x00\ud800-\udfff]*$", max_length=32768)]
+"""Text that a process can be given: no NUL, and nothing that UTF-8 cannot carry."""
+Variable = Annotated[str, Meta(pattern=r"^[^=\x00\ud800-\udfff]+$", max_length=256)]
 Key = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{8,64}$", max_length=64)]
 """What makes a submission idempotent: the same key twice is one job."""
 
@@ -44,7 +45,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     workers: Annotated[int, Meta(ge=1, le=4096)] = 1
     gpus_per_worker: Annotated[int, Meta(ge=0, le=64)] = 1
     argv: Annotated[tuple[Argument, ...], Meta(min_length=1, max_length=4096)]
-    cwd: Annotated[str, Meta(pattern=r"^/[^\x00]*$", max_length=4096)] = "/"
+    cwd: Annotated[str, Meta(pattern=r"^/[^\x00\ud800-\udfff]*$", max_length=4096)] = "/"
     env: Annotated[dict[Variable, Argument], Meta(max_length=1024)] = {}
     skew: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Bytes of the largest tensor over bytes of all tensors (Tiresias §3.2); over `packlimit` the gang is packed."""
@@ -73,7 +74,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
         for name in fields:
             if name not in EXPECTED:
                 raise _unknown(name)
-        if "argv" not in fields:
+        if fields.get("argv") is None:
             raise SpecError(
                 "argv", "nothing to run", "argv is missing", 'give a command, such as argv = ["./train.py"]'
             )

@@ -1,0 +1,250 @@
+"""A home places a gang: whole or not at all, whatever the hosts answer and whenever."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from covey.core import Heard, HostId, JobId, Send, SetTimer, Undelivered
+from plugins.scheduler.machine.gang import (
+    Action,
+    AttemptOver,
+    Event,
+    Gangs,
+    GrantOver,
+    GrantSeen,
+    Propose,
+    Proposed,
+    RackSeen,
+    TryAgain,
+)
+from plugins.scheduler.messages.commands import Applied, NotApplied, Placed, PlaceFailed
+from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved
+from plugins.scheduler.policy.settings import Settings
+
+J1 = JobId("j1")
+H1, H2, H3 = HostId("h1"), HostId("h2"), HostId("h3")
+
+
+class Home:
+    def __init__(self, free: dict[HostId, int] | None = None, **settings: Any) -> None:
+        self.gangs = Gangs(Settings(**settings))
+        self.now_s = 0.0
+        self.free = free or {H1: 2, H2: 2, H3: 2}
+
+    def feed(self, event: Event) -> list[Action]:
+        self.gangs.handle(RackSeen(self.free, dict.fromkeys(self.free, 0)), self.now_s)
+        actions = list(self.gangs.handle(event, self.now_s))
+        self.gangs.check()
+        return actions
+
+    def grant(self, workers: int = 4, epoch: int = 1, **more: Any) -> dict[HostId, Reserve]:
+        spec = JobSpec.parse({"argv": ["x"], "workers": workers, **more})
+        return asks(self.feed(GrantSeen(J1, epoch, spec)))
+
+    def yes(self, host: HostId, ask: Reserve) -> list[Action]:
+        gpus = tuple(f"{host}-{n}" for n in range(ask.workers * ask.gpus_per_worker))
+        port = 20_000 if ask.master else 0
+        return self.feed(Heard(host, Reserved(ask.job, ask.epoch, ask.attempt, gpus, f"ip-{host}", port)))
+
+    def no(self, host: HostId, ask: Reserve, free: int = 0) -> list[Action]:
+        return self.feed(Heard(host, NotReserved(ask.job, ask.epoch, ask.attempt, free, "taken")))
+
+
+def asks(actions: list[Action]) -> dict[HostId, Reserve]:
+    sends = [action for action in actions if isinstance(action, Send)]
+    return {send.to: send.message for send in sends if isinstance(send.message, Reserve)}
+
+
+def released(actions: list[Action]) -> list[HostId]:
+    return [action.to for action in actions if isinstance(action, Send) and isinstance(action.message, Release)]
+
+
+def proposals(actions: list[Action]) -> list[Placed | PlaceFailed]:
+    return [action.command for action in actions if isinstance(action, Propose)]
+
+
+def timers(actions: list[Action]) -> list[Any]:
+    return [action.event for action in actions if isinstance(action, SetTimer)]
+
+
+def test_all_yes_is_proposed_once_with_ranks_in_order_and_the_master_at_rank_0() -> None:
+    home = Home()
+    asked = home.grant(workers=4)
+    assert {host: (ask.workers, ask.master) for host, ask in asked.items()} == {H1: (2, True), H2: (2, False)}
+    assert home.yes(H2, asked[H2]) == []
+    (placed,) = proposals(home.yes(H1, asked[H1]))
+    assert isinstance(placed, Placed)
+    assert [(place.host, place.ranks, place.gpus) for place in placed.places] == [
+        (H1, (0, 1), ("h1-0", "h1-1")),
+        (H2, (2, 3), ("h2-0", "h2-1")),
+    ]
+    assert (placed.master_addr, placed.master_port) == ("ip-h1", 20_000)
+    assert home.yes(H1, asked[H1]) == [], "said twice, proposed once, and not released"
+    home.feed(Proposed(placed, Applied(J1)))
+    assert home.gangs.searches == {}
+
+
+def test_one_no_releases_all_and_the_next_attempt_plans_with_what_the_host_said() -> None:
+    home = Home()
+    asked = home.grant(workers=4)
+    home.yes(H1, asked[H1])
+    actions = home.no(H2, asked[H2], free=0)
+    assert released(actions) == [H1, H2]
+    (again,) = timers(actions)
+    assert again == TryAgain(J1, 1, 1)
+    asked = asks(home.feed(again))
+    assert {host: ask.workers for host, ask in asked.items()} == {H1: 2, H3: 2}
+    assert {ask.attempt for ask in asked.values()} == {2}
+
+
+def test_a_late_yes_after_the_release_is_released_again() -> None:
+    home = Home()
+    asked = home.grant(workers=4)
+    home.no(H2, asked[H2])
+    assert released(home.yes(H1, asked[H1])) == [H1]
+    home.feed(TryAgain(J1, 1, 1))
+    assert released(home.yes(H1, asked[H1])) == [H1], "a yes to attempt 1 is no yes to attempt 2"
+
+
+def test_silence_ends_the_attempt() -> None:
+    home = Home()
+    asked = home.grant(workers=4)
+    home.yes(H1, asked[H1])
+    actions = home.feed(AttemptOver(J1, 1, 1))
+    assert released(actions) == [H1, H2] and timers(actions) == [TryAgain(J1, 1, 1)]
+    assert home.feed(AttemptOver(J1, 1, 1)) == [], "an old timer says nothing"
+
+
+def test_after_its_attempts_the_grant_goes_back_with_the_reason() -> None:
+    home = Home(place_attempts=2)
+    asked = home.grant(workers=2, skew=0.9)
+    home.no(H1, asked[H1])
+    asked = asks(home.feed(TryAgain(J1, 1, 1)))
+    (failed,) = proposals(home.no(H2, asked[H2]))
+    assert isinstance(failed, PlaceFailed) and failed.reason == "h2 said no: taken"
+    home.feed(Proposed(failed, Applied(J1)))
+    assert home.gangs.searches == {}
+
+
+def test_a_view_in_which_it_does_not_fit_asks_nobody() -> None:
+    home = Home({H1: 1}, place_attempts=1)
+    spec = JobSpec.parse({"argv": ["x"], "workers": 2})
+    actions = home.feed(GrantSeen(J1, 1, spec))
+    (failed,) = proposals(actions)
+    assert isinstance(failed, PlaceFailed) and "h1 1" in failed.reason and asks(actions) == {}
+
+
+def test_a_refusal_is_forgotten_after_a_while() -> None:
+    home = Home({H1: 2})
+    asked = home.grant(workers=2)
+    home.no(H1, asked[H1], free=1)
+    assert asks(home.feed(TryAgain(J1, 1, 1))) == {}
+    home.now_s = 60.0
+    assert set(asks(home.feed(TryAgain(J1, 1, 2)))) == {H1}
+
+
+def test_an_unreachable_host_ends_the_attempt_at_once() -> None:
+    home = Home()
+    asked = home.grant(workers=4)
+    assert released(home.feed(Undelivered(H2, asked[H2]))) == [H1, H2]
+    assert home.feed(Undelivered(H2, Release(J1, 1, 1))) == []
+
+
+def test_a_proposal_the_log_refused_is_released_and_tried_again() -> None:
+    home = Home()
+    asked = home.grant(workers=4)
+    home.yes(H1, asked[H1])
+    (placed,) = proposals(home.yes(H2, asked[H2]))
+    actions = home.feed(Proposed(placed, NotApplied(4, "no", "GPU h1-0 on h1 belongs to j7", "")))
+    assert released(actions) == [H1, H2] and timers(actions) == [TryAgain(J1, 1, 1)]
+
+
+def test_a_proposal_of_unknown_outcome_is_repeated_and_nothing_is_released() -> None:
+    home = Home()
+    asked = home.grant(workers=4)
+    home.yes(H1, asked[H1])
+    (placed,) = proposals(home.yes(H2, asked[H2]))
+    assert home.feed(Proposed(placed, None)) == [Propose(placed)]
+    assert home.feed(AttemptOver(J1, 1, 1)) == [], "the log may still place it"
+
+
+def test_a_grant_taken_back_releases_and_one_that_was_placed_does_not() -> None:
+    home = Home()
+    asked = home.grant(workers=4)
+    home.yes(H1, asked[H1])
+    assert released(home.feed(GrantOver(J1, 1, placed=False))) == [H1, H2]
+    home.grant(workers=4, epoch=2)
+    assert home.feed(GrantOver(J1, 1, placed=False)) == [], "news of an older grant"
+    assert home.feed(GrantOver(J1, 2, placed=True)) == []
+    assert home.gangs.searches == {}
+
+
+def test_a_newer_grant_replaces_an_older_search_and_seeing_one_twice_is_once() -> None:
+    home = Home()
+    home.grant(workers=4)
+    spec = JobSpec.parse({"argv": ["x"], "workers": 4})
+    actions = home.feed(GrantSeen(J1, 3, spec))
+    assert released(actions) == [H1, H2] and {ask.epoch for ask in asks(actions).values()} == {3}
+    assert home.feed(GrantSeen(J1, 3, spec)) == [] and home.feed(GrantSeen(J1, 2, spec)) == []
+
+
+ANSWERS = st.lists(
+    st.tuples(
+        st.sampled_from(["yes", "no", "lost", "over", "again", "log yes", "log no", "log ?", "short yes"]),
+        st.sampled_from([H1, H2, H3]),
+        st.integers(1, 4),
+    ),
+    max_size=25,
+)
+
+
+@given(ANSWERS)
+def test_whatever_comes_in_whatever_order_nothing_half_is_proposed_and_nothing_stays_unreleased(script: Any) -> None:
+    home = Home()
+    kept: set[tuple[HostId, int]] = set()
+    log: list[Placed | PlaceFailed] = []
+    home_free = {H1: 2, H2: 2, H3: 2}
+    plans: dict[int, dict[HostId, Reserve]] = {}
+
+    def note(actions: list[Action]) -> None:
+        search = home.gangs.searches.get(J1)
+        if search is not None and isinstance(search.proposed, Placed):
+            ended = [action.message for action in actions if isinstance(action, Send)]
+            ended = [message for message in ended if isinstance(message, Release)]
+            assert all(message.attempt < search.attempt for message in ended), "released what the log may still place"
+        for host, ask in asks(actions).items():
+            plans.setdefault(ask.attempt, {})[host] = ask
+        for action in actions:
+            if isinstance(action, Send) and isinstance(action.message, Release):
+                kept.difference_update({(action.to, n) for n in range(action.message.attempt + 1)})
+        log.extend(proposals(actions))
+
+    home.free = home_free
+    note(home.feed(GrantSeen(J1, 1, JobSpec.parse({"argv": ["x"], "workers": 5}))))
+    for what, host, attempt in script:
+        ask = plans.get(attempt, {}).get(host)
+        if what in ("yes", "short yes") and ask is not None:
+            kept.add((host, attempt))
+            count = ask.workers - (what == "short yes")
+            gpus = tuple(f"{host}-{n}" for n in range(count))
+            note(home.feed(Heard(host, Reserved(J1, 1, attempt, gpus, "ip", 1))))
+        elif what == "no" and ask is not None:
+            note(home.no(host, ask))
+        elif what == "lost" and ask is not None:
+            note(home.feed(Undelivered(host, ask)))
+        elif what == "over":
+            note(home.feed(AttemptOver(J1, 1, attempt)))
+        elif what == "again":
+            note(home.feed(TryAgain(J1, 1, attempt)))
+        elif log and what.startswith("log"):
+            said = {"log yes": Applied(J1), "log no": NotApplied(4, "", "", ""), "log ?": None}[what]
+            note(home.feed(Proposed(log[-1], said)))
+    for placed in log:
+        if isinstance(placed, Placed):
+            assert [rank for place in placed.places for rank in place.ranks] == list(range(5))
+            assert all(len(place.gpus) == len(place.ranks) for place in placed.places)
+    if J1 in home.gangs.searches:
+        note(home.feed(GrantOver(J1, 1, placed=False)))
+        assert kept == set(), "a host keeps GPUs for a gang that nobody places"

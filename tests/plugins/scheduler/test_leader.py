@@ -1,0 +1,222 @@
+"""What the leader proposes, given a queue and a rack."""
+
+from typing import Any
+
+from covey.core import HostId, JobId
+from plugins.facts import Place
+from plugins.scheduler.machine.leader import RETRY_S, Leader, Look, RackHost
+from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.messages.commands import (
+    Applied,
+    Attained,
+    Command,
+    Granted,
+    Placed,
+    PlaceFailed,
+    Promoted,
+    QuotaSet,
+    RanksReported,
+    Submitted,
+    TakenBack,
+    TimeUp,
+)
+from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.policy.settings import Settings
+
+H1, H2 = HostId("h1"), HostId("h2")
+RACK = (RackHost(H1, 4), RackHost(H2, 4))
+
+
+class Led:
+    """A queue, its leader, and gangs that are placed as soon as they are granted."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.queue = Queue()
+        self.leader = Leader(self.queue, Settings(**{"queue_thresholds_gpu_s": (10.0,), **settings}))
+        self.now_s = 100.0
+        self.gpus = 0
+
+    def say(self, command: Command) -> None:
+        result, _ = self.queue.apply(self.queue.index + 1, command)
+        assert isinstance(result, Applied), result
+
+    def submit(self, workers: int = 1, tenant: str = "alice", **more: Any) -> JobId:
+        spec = JobSpec.parse({"argv": ["train"], "workers": workers, "tenant": tenant, **more})
+        self.say(Submitted(wall_s=1.0, key=f"key-{self.queue.index:08}", spec=spec))
+        return JobId(f"j{self.queue.next_number - 1}")
+
+    def look(self, rack: tuple[RackHost, ...] = RACK, after_s: float = 1.0) -> list[Command]:
+        self.now_s += after_s
+        proposed = [action.command for action in self.leader.handle(Look(rack, 1.0), self.now_s)]
+        self.leader.check()
+        return proposed
+
+    def act(self, rack: tuple[RackHost, ...] = RACK, after_s: float = 1.0) -> list[Command]:
+        """Look, and say it all to the log."""
+        proposed = self.look(rack, after_s)
+        for command in proposed:
+            self.say(command)
+        return proposed
+
+    def place(self, id: JobId, host: HostId = H1) -> None:
+        job = self.queue.jobs[id]
+        gpus = tuple(f"g{self.gpus + n}" for n in range(job.spec.gpus))
+        self.gpus += len(gpus)
+        place = Place(host, tuple(range(job.spec.workers)), gpus)
+        self.say(Placed(wall_s=1.0, job=id, epoch=job.epoch, places=(place,), master_addr="", master_port=1))
+
+    def run(self, workers: int = 1, tenant: str = "alice", host: HostId = H1, **more: Any) -> JobId:
+        id = self.submit(workers, tenant, **more)
+        assert [command.job for command in self.act() if isinstance(command, Granted)] == [id]
+        self.place(id, host)
+        return id
+
+    def serve(self, id: JobId, gpu_s: float) -> None:
+        self.say(Attained(wall_s=1.0, host=H1, service_gpu_s={id: gpu_s}))
+
+
+def granted(commands: list[Command]) -> list[str]:
+    return [command.job for command in commands if isinstance(command, Granted)]
+
+
+def taken(commands: list[Command]) -> list[tuple[str, str]]:
+    return [(command.job, command.cause) for command in commands if isinstance(command, TakenBack)]
+
+
+def test_whoever_fits_is_granted_in_order_with_homes_spread_over_the_hosts() -> None:
+    led = Led()
+    for workers in (3, 3, 3, 2):
+        led.submit(workers)
+    proposed = led.act()
+    assert granted(proposed) == ["j1", "j2", "j4"], "j3 does not fit beside the first two and is skipped"
+    assert [command.home for command in proposed if isinstance(command, Granted)] == [H1, H2, H1]
+    assert led.look() == [], "said once"
+
+
+def test_what_is_stopping_still_holds_its_gpus() -> None:
+    led = Led()
+    first, second = led.run(8), led.submit(8)
+    led.say(RanksReported(wall_s=1.0, job=first, epoch=1, host=H1, codes={0: 1, **dict.fromkeys(range(1, 8), 0)}))
+    assert granted(led.look()) == [second]
+    led = Led()
+    first, second = led.run(8), led.submit(8)
+    led.say(TimeUp(wall_s=1.0, job=first, epoch=1))
+    assert led.look() == []
+
+
+def test_a_lower_queue_yields_to_a_higher_one_and_is_told_for_whom() -> None:
+    led = Led()
+    long = led.run(8)
+    led.serve(long, 10.0)
+    assert led.look() == []
+    short = led.submit(2, "bob")
+    proposed = led.look()
+    assert taken(proposed) == [(long, "preempted")]
+    assert isinstance(proposed[0], TakenBack) and proposed[0].reason == f"{short} (tenant bob, 2 GPUs) comes first"
+    led.leader.settings = Settings(queue_thresholds_gpu_s=(10.0,), preemption=False)
+    assert led.look() == []
+
+
+def test_inside_one_queue_nobody_is_preempted() -> None:
+    led = Led()
+    led.run(8)
+    led.submit(2)
+    assert led.look() == []
+
+
+def test_a_lost_host_never_makes_a_job_elsewhere_be_preempted() -> None:
+    led = Led()
+    led.run(4, host=H1)
+    led.run(4, host=H2)
+    led.submit(1)
+    assert led.look((RackHost(H1, 4), RackHost(H2, 4, gone_s=5.0))) == []
+
+
+def test_opportunistic_jobs_yield_to_promised_ones() -> None:
+    led = Led()
+    led.say(QuotaSet(wall_s=1.0, tenant="alice", gpus=8))
+    guest = led.run(8, "bob", **{"class": "opportunistic"})
+    led.submit(1, "alice")
+    assert taken(led.act()) == [(guest, "preempted")]
+
+
+def test_jobs_of_a_host_gone_long_enough_are_taken_back_and_once_more_for_each_host_that_follows() -> None:
+    led = Led()
+    id = led.run(2, host=H2)
+    assert led.look((RackHost(H1, 4), RackHost(H2, 4, gone_s=59.0))) == []
+    proposed = led.act((RackHost(H1, 4), RackHost(H2, 4, gone_s=61.0)))
+    assert taken(proposed) == [(id, "host lost")] and led.queue.jobs[id].state == "queued"
+
+
+def test_a_host_that_gossip_never_named_counts_as_gone_from_when_it_was_missed() -> None:
+    led = Led()
+    id = led.run(2, host=HostId("h9"))
+    assert led.look() == [] and led.look(after_s=58.0) == []
+    assert taken(led.look(after_s=3.0)) == [(id, "host lost")]
+
+
+def test_a_home_that_is_gone_or_too_slow_loses_the_grant() -> None:
+    led = Led()
+    id = led.submit()
+    led.act()
+    away = (RackHost(H1, 4, gone_s=4.0), RackHost(H2, 4))
+    assert taken(led.look(away)) == [(id, "home lost")]
+    assert led.look(after_s=50.0) == []
+    assert taken(led.look(after_s=20.0)) == [(id, "placing took too long")]
+
+
+def test_a_job_that_could_not_be_placed_pauses_longer_each_time_and_preempts_nobody() -> None:
+    led = Led()
+    long = led.run(6)
+    led.serve(long, 10.0)
+    id = led.submit(2)
+    for failures in range(1, 4):
+        assert granted(led.act(after_s=0.01)) == [id]
+        led.say(PlaceFailed(wall_s=1.0, job=id, epoch=failures, reason="no"))
+        assert led.look(after_s=0.01) == []
+        assert led.look(after_s=RETRY_S[failures - 1] * 0.9) == []
+        led.now_s += RETRY_S[failures - 1] * 0.1
+    big = led.queue.jobs[led.submit(8)]
+    big.place_failures = 1
+    led.look(after_s=0.01)
+    assert taken(led.look(after_s=60.0)) == []
+
+
+def test_a_starved_job_is_promoted_and_then_preempts_even_in_its_own_queue() -> None:
+    led = Led(starve_limit_s=100.0)
+    old = led.run(8)
+    led.serve(old, 5.0)
+    waiting = led.submit(8)
+    led.look()
+    assert led.look(after_s=90.0) == []
+    proposed = led.act(after_s=20.0)
+    assert [(type(command), getattr(command, "job", "")) for command in proposed] == [(Promoted, waiting)]
+    assert taken(led.act()) == [(old, "preempted")]
+
+
+def test_a_time_limit_counts_running_time_of_all_attempts() -> None:
+    led = Led()
+    id = led.run(2, time_limit_s=30)
+    led.serve(id, 59.0)
+    assert led.look() == []
+    led.serve(id, 60.0)
+    assert [type(command) for command in led.look()] == [TimeUp]
+
+
+def test_quotas_bind_within_one_decision() -> None:
+    led = Led(quotas={"alice": 3}, default_quota=2)
+    proposed = led.act()
+    assert [(command.tenant, command.gpus) for command in proposed if isinstance(command, QuotaSet)] == [
+        ("*", 2),
+        ("alice", 3),
+    ]
+    for tenant in ("alice", "alice", "bob", "bob"):
+        led.submit(2, tenant)
+    assert granted(led.act()) == ["j1", "j3"]
+
+
+def test_without_a_living_host_nothing_is_granted() -> None:
+    led = Led()
+    led.submit(1, gpus_per_worker=0)
+    assert led.look(()) == []
+    assert granted(led.look()) == ["j1"]

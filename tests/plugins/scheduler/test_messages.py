@@ -1,0 +1,190 @@
+"""What people ask is checked once and well; what comes off a wire or a log is bounded, whatever it is."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from covey.core import HostId, JobId
+from plugins.facts import Place
+from plugins.scheduler.messages import commands, wire
+from plugins.scheduler.messages.spec import EXPECTED, SPEC_BYTES_MAX, JobSpec, SpecError, name_of
+
+GOOD: dict[str, Any] = {
+    "name": "digits",
+    "tenant": "alice",
+    "class": "auto",
+    "workers": 4,
+    "gpus_per_worker": 2,
+    "argv": ["python", "digits.py"],
+    "cwd": "/home/alice",
+    "env": {"PATH": "/bin"},
+    "skew": 0.5,
+    "time_limit_s": 60,
+    "grace_s": 5,
+}
+
+
+def test_a_full_job_is_taken_as_given() -> None:
+    spec = JobSpec.parse(GOOD)
+    assert msgspec.to_builtins(spec) == {**GOOD, "argv": ("python", "digits.py"), "time_limit_s": 60.0, "grace_s": 5.0}
+    assert (spec.gpus, spec.width) == (8, 8)
+
+
+def test_only_a_command_is_needed_and_the_name_comes_from_it() -> None:
+    spec = JobSpec.parse({"argv": ["/usr/bin/python3", "examples/Digits_2.py", "--fast"], "time_limit_s": None})
+    assert (spec.name, spec.workers, spec.gpus_per_worker, spec.job_class) == ("digits-2", 1, 1, "guaranteed")
+    assert name_of(["/opt/__"]) == "job"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", "Ümlaut"), ("name", ""), ("name", "a" * 64), ("tenant", "../etc"), ("tenant", 3), ("class", "best"),
+        ("workers", 0), ("workers", 4097), ("workers", "4"), ("workers", True), ("workers", 1.5),
+        ("gpus_per_worker", -1), ("gpus_per_worker", 65), ("argv", []), ("argv", "train"), ("argv", ["a\0b"]),
+        ("argv", ["\ud800"]),
+        ("argv", ["x"] * 4097), ("cwd", "here"), ("cwd", "/\0"), ("cwd", "/\ud800"), ("argv", None),
+        ("env", {"A=B": "1"}), ("env", {"": "1"}),
+        ("env", {"A": 1}), ("env", ["A"]), ("skew", -0.1), ("skew", 1.1), ("skew", float("nan")),
+        ("time_limit_s", 0), ("time_limit_s", float("nan")), ("time_limit_s", float("inf")), ("grace_s", -1),
+        ("grace_s", float("nan")), ("grace_s", 10**9),
+    ],
+)  # fmt: skip
+def test_every_error_names_the_field_what_was_found_and_what_was_expected(field: str, value: Any) -> None:
+    with pytest.raises(SpecError) as caught:
+        JobSpec.parse({**GOOD, field: value})
+    assert caught.value.field == field
+    if value is None:
+        return
+    assert caught.value.what.startswith(f"{field} cannot be ") and len(caught.value.what) < 120
+    assert caught.value.why == f"expected {EXPECTED[field]}"
+
+
+def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:
+    for wrong, right in (("gpu_per_worker", "gpus_per_worker"), ("tennant", "tenant"), ("Workers", "workers")):
+        with pytest.raises(SpecError) as caught:
+            JobSpec.parse({**GOOD, wrong: 1})
+        assert caught.value.next == f"did you mean {right}?"
+    with pytest.raises(SpecError) as caught:
+        JobSpec.parse({**GOOD, "zzzzzz": 1})
+    assert caught.value.next.startswith("use one of argv, class, cwd")
+
+
+def test_a_job_that_carries_too_much_is_refused() -> None:
+    with pytest.raises(SpecError, match="too large"):
+        JobSpec.parse({**GOOD, "env": {f"V{n}": "x" * 1000 for n in range(SPEC_BYTES_MAX // 1000 + 1)}})
+
+
+@given(
+    st.sampled_from([*EXPECTED, "nonsense"]),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    ),
+)
+def test_whatever_a_person_sends_is_a_job_or_a_spec_error(field: str, value: Any) -> None:
+    try:
+        JobSpec.parse({**GOOD, field: value})
+    except SpecError as error:
+        assert error.what and error.why and error.next
+
+
+SPEC = JobSpec.parse(GOOD)
+J1, H1 = JobId("j1"), HostId("h1")
+COMMANDS: list[commands.Command] = [
+    commands.Submitted(wall_s=1.0, key="0123456789", spec=SPEC),
+    commands.Granted(wall_s=1.0, job=J1, epoch=1, home=H1),
+    commands.Placed(
+        wall_s=1.0, job=J1, epoch=1, places=(Place(H1, (0,), ("g",)),), master_addr="10.0.0.1", master_port=20000
+    ),
+    commands.PlaceFailed(wall_s=1.0, job=J1, epoch=1, reason="no"),
+    commands.RanksReported(wall_s=1.0, job=J1, epoch=1, host=H1, codes={0: -9}, step=3, metrics={"loss": 0.5}),
+    commands.CancelAsked(wall_s=1.0, job=J1, by="bob"),
+    commands.TimeUp(wall_s=1.0, job=J1, epoch=1),
+    commands.TakenBack(wall_s=1.0, job=J1, epoch=1, cause="host lost", reason="gone", lost=(H1,)),
+    commands.Promoted(wall_s=1.0, job=J1, epoch=1),
+    commands.QuotaSet(wall_s=1.0, tenant="*", gpus=4),
+    commands.Attained(wall_s=1.0, host=H1, service_gpu_s={J1: 5.0}),
+]
+TALK: list[wire.Talk] = [
+    wire.Reserve(J1, 1, 1, 2, 1, True, 15.0),
+    wire.Reserved(J1, 1, 1, ("g",), "10.0.0.1", 20000),
+    wire.NotReserved(J1, 1, 1, 0, "no"),
+    wire.Release(J1, 1, 1),
+    wire.JobNow(J1),
+    wire.JobNowAnswer(1, {0: 5}, 3, {"loss": 0.5}),
+    wire.LogTail(J1, 0, -10, 100),
+    wire.LogTailAnswer(b"x", 0, 1, False, H1),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
+def test_each_command_comes_back_as_it_went_in(command: commands.Command) -> None:
+    assert commands.open_command(commands.pack(command)) == command
+
+
+@pytest.mark.parametrize("message", TALK, ids=lambda message: type(message).__name__)
+def test_each_message_comes_back_as_it_went_in(message: wire.Talk) -> None:
+    assert wire.decoder.decode(msgspec.msgpack.encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"type": "Granted", "wall_s": 1.0, "job": "j1", "epoch": -1, "home": "h"},
+        {"type": "Granted", "wall_s": float("nan"), "job": "j1", "epoch": 1, "home": "h"},
+        {"type": "QuotaSet", "wall_s": 1.0, "tenant": "A B", "gpus": 1},
+        {"type": "QuotaSet", "wall_s": 1.0, "tenant": "a", "gpus": -1},
+        {"type": "Attained", "wall_s": 1.0, "host": "h", "service_gpu_s": {"j1": -1.0}},
+        {"type": "Attained", "wall_s": 1.0, "host": "h", "service_gpu_s": {"j1": float("inf")}},
+        {"type": "PlaceFailed", "wall_s": 1.0, "job": "j1", "epoch": 1, "reason": "x" * 1001},
+        {"type": "TakenBack", "wall_s": 1.0, "job": "j1", "epoch": 1, "cause": "spite", "reason": ""},
+        {"type": "Placed", "wall_s": 1.0, "job": "j", "epoch": 1, "places": [], "master_addr": "", "master_port": 1},
+        {"type": "Drop", "wall_s": 1.0},
+    ],
+)
+def test_a_command_out_of_bounds_is_malformed(wrong: dict[str, Any]) -> None:
+    with pytest.raises(commands.Malformed):
+        commands.open_command(msgspec.msgpack.encode({**wrong}))
+
+
+def mutated(packed: list[bytes]) -> st.SearchStrategy[bytes]:
+    def change(args: tuple[bytes, int, int, int]) -> bytes:
+        data, at, value, cut = args
+        at %= len(data)
+        return (data[:at] + bytes([value]) + data[at + 1 :])[: len(data) - cut]
+
+    parts = st.tuples(st.sampled_from(packed), st.integers(0, 10**4), st.integers(0, 255), st.integers(0, 4))
+    return parts.map(change) | st.binary(max_size=200)
+
+
+@given(mutated([commands.pack(command) for command in COMMANDS]))
+@example(b"\x91" * 3000)
+@example(b"\x00" * (commands.COMMAND_BYTES_MAX + 1))
+def test_random_and_mutated_commands_are_opened_or_malformed(data: bytes) -> None:
+    try:
+        command = commands.open_command(data)
+    except commands.Malformed:
+        return
+    assert commands.open_command(commands.pack(command)) == command
+
+
+@given(mutated([commands.pack(commands.Applied(J1)), commands.pack(commands.NotApplied(4, "a", "b", "c"))]))
+def test_random_and_mutated_results_are_opened_or_malformed(data: bytes) -> None:
+    try:
+        commands.open_result(data)
+    except commands.Malformed:
+        return
+
+
+@given(mutated([msgspec.msgpack.encode(message) for message in TALK]))
+@example(b"\x91" * 3000)
+def test_random_and_mutated_messages_are_decoded_or_refused(data: bytes) -> None:
+    try:
+        message = wire.decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return
+    assert wire.decoder.decode(msgspec.msgpack.encode(message)) == message

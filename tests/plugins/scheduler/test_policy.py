@@ -1,0 +1,281 @@
+"""Order, placement and words, by example and by property."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from covey.core import HostId, JobId
+from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.policy import order, words
+from plugins.scheduler.policy.order import Row, gittins, ordered, queue_of, select
+from plugins.scheduler.policy.place import place, spread
+from plugins.scheduler.policy.settings import Settings
+
+
+def row(number: int, **more: Any) -> Row:
+    given: dict[str, Any] = {
+        "id": JobId(f"j{number}"),
+        "number": number,
+        "tenant": "t",
+        "job_class": "guaranteed",
+        "gpus": 1,
+        "submitted": number,
+        "attained_gpu_s": 0.0,
+        "running": False,
+    }
+    return Row(**{**given, **more})
+
+
+def ids(rows: list[Row]) -> list[str]:
+    return [one.id for one in rows]
+
+
+# ---- order ----
+
+
+def test_a_job_sinks_at_the_very_instant_it_reaches_a_threshold() -> None:
+    assert [queue_of(service, (4.0, 12.0)) for service in (0, 3.999, 4, 11.9, 12, 1e9)] == [0, 0, 1, 1, 2, 2]
+    assert queue_of(1e9, ()) == 0
+
+
+def test_a_higher_queue_comes_first_and_inside_a_queue_whoever_runs_stays() -> None:
+    rows = [
+        row(1, attained_gpu_s=10.0, running=True, first=1.0),
+        row(2),
+        row(3, running=True, first=3.0),
+        row(4, attained_gpu_s=12.0, first=0.0),
+    ]
+    assert ids(ordered(rows, (5.0,), {})) == ["j3", "j2", "j1", "j4"]
+
+
+def test_a_promoted_job_leads_its_queue_and_the_one_promoted_first_leads_them() -> None:
+    rows = [row(1, running=True, first=0.0), row(2, promoted=8.0), row(3, promoted=7.0)]
+    assert ids(ordered(rows, (5.0,), {})) == ["j3", "j2", "j1"]
+
+
+def test_quota_comes_before_no_quota_and_opportunistic_jobs_come_last() -> None:
+    rows = [row(1, job_class="opportunistic", running=True), row(2, tenant="free"), row(3, tenant="paid")]
+    assert ids(ordered(rows, (5.0,), {"paid": 4})) == ["j3", "j2", "j1"]
+    assert ids(ordered(rows, (5.0,), {}, default=8)) == ["j2", "j3", "j1"]
+
+
+@pytest.mark.parametrize(
+    ("discipline", "expected"),
+    [
+        ("las", ["j2", "j3", "j1"]),
+        ("srsf", ["j1", "j2", "j3"]),
+        ("srtf", ["j1", "j3", "j2"]),
+        ("sjf", ["j2", "j1", "j3"]),
+        ("fifo", ["j1", "j2", "j3"]),
+        ("fjf", ["j1", "j2", "j3"]),
+        ("gittins", ["j1", "j3", "j2"]),
+        ("dgittins", ["j3", "j2", "j1"]),
+    ],
+)
+def test_each_discipline_has_its_own_order(discipline: order.Discipline, expected: list[str]) -> None:
+    rows = [
+        row(1, gpus=2, attained_gpu_s=9.0, remaining_s=1.0),
+        row(2, gpus=1, attained_gpu_s=0.0, remaining_s=10.0),
+        row(3, gpus=4, attained_gpu_s=3.0, remaining_s=5.0),
+    ]
+    found = sorted(rows, key=lambda one: order.key(one, (5.0,), discipline, totals=(4.0, 10.0, 20.0)))
+    assert ids(found) == expected
+
+
+def test_a_gang_that_does_not_fit_is_skipped_and_smaller_ones_behind_it_run() -> None:
+    rows = [row(1, gpus=3), row(2, gpus=2), row(3, gpus=1)]
+    assert select(rows, 4, {}).run == ("j1", "j3")
+    assert select(rows, 4, {}, stop_at_first=True).run == ("j1",)
+
+
+def test_running_jobs_that_were_not_selected_are_to_be_preempted() -> None:
+    rows = [row(1, gpus=4), row(2, gpus=1, running=True)]
+    chosen = select(rows, 4, {})
+    assert (chosen.run, chosen.preempt) == (("j1",), ("j2",))
+
+
+def test_a_tenant_at_its_quota_waits_although_gpus_are_free() -> None:
+    rows = [row(1, tenant="a", gpus=2, running=True), row(2, tenant="a", gpus=2), row(3, tenant="b", gpus=1)]
+    chosen = select(rows, 8, {"a": 3, "b": 1})
+    assert (chosen.run, chosen.over_quota) == (("j1", "j3"), ("j2",))
+    rows[1] = row(2, tenant="a", gpus=2, job_class="opportunistic")
+    assert select(rows, 8, {"a": 3, "b": 1}).run == ("j1", "j2", "j3")
+
+
+ROWS = st.lists(
+    st.builds(
+        lambda tenant, gpus, attained, running: {
+            "tenant": tenant,
+            "gpus": gpus,
+            "attained_gpu_s": attained,
+            "running": running,
+        },
+        st.sampled_from(["a", "b", "c"]),
+        st.integers(0, 9),
+        st.floats(0, 100),
+        st.booleans(),
+    ),
+    max_size=20,
+).map(lambda many: [row(number, **one) for number, one in enumerate(many)])
+
+
+@given(ROWS, st.integers(0, 30), st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 10)))
+def test_a_decision_never_gives_more_than_there_is_or_a_quota_allows(
+    rows: list[Row], capacity: int, quotas: dict[str, int]
+) -> None:
+    walk = ordered(rows, (10.0, 50.0), quotas)
+    chosen = select(walk, capacity, quotas)
+    run = [one for one in walk if one.id in chosen.run]
+    assert sum(one.gpus for one in run) <= capacity
+    for tenant, quota in quotas.items():
+        assert sum(one.gpus for one in run if one.tenant == tenant) <= quota
+    assert set(chosen.preempt) == {one.id for one in walk if one.running} - set(chosen.run)
+    for n, one in enumerate(walk):
+        if one.id not in chosen.run:
+            ahead = [other for other in walk[:n] if other.id in chosen.run]
+            mine = sum(other.gpus for other in ahead if other.tenant == one.tenant)
+            full = sum(other.gpus for other in ahead) + one.gpus > capacity
+            assert full or mine + one.gpus > quotas.get(one.tenant, 10**9), "it was skipped although it fits"
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(0, 60), st.one_of(st.integers(1, 60), st.none())
+)
+def test_the_gittins_index_is_hits_over_their_cost(totals: list[int], attained: int, delta: int | None) -> None:
+    totals = sorted(totals)
+    limit = math.inf if delta is None else delta
+    hits = [total - attained for total in totals if attained < total <= attained + limit]
+    beyond = 0 if delta is None else delta * sum(total > attained + delta for total in totals)
+    expected = len(hits) / (sum(hits) + beyond) if hits else 0.0
+    assert gittins(attained, limit, totals) == pytest.approx(expected)
+    assert order.best_gittins(attained, totals) >= gittins(attained, limit, totals) - 1e-12
+
+
+# ---- placement ----
+
+
+def free(*counts: int) -> dict[HostId, int]:
+    return {HostId(f"h{n}"): count for n, count in enumerate(counts)}
+
+
+def test_a_skewed_gang_takes_whole_hosts_and_then_the_tightest_fit() -> None:
+    assert place(free(5, 8, 3, 8), 18, 1, 0.8, 0.3) == {"h1": 8, "h3": 8, "h2": 2}
+    assert place(free(5, 8, 3, 8), 3, 1, 0.8, 0.3) == {"h2": 3}
+
+
+def test_an_even_gang_fills_the_smallest_gaps_first() -> None:
+    assert place(free(5, 8, 0, 1, 3), 6, 1, 0.1, 0.3) == {"h3": 1, "h4": 3, "h0": 2}
+
+
+def test_skew_at_the_limit_still_fills_gaps_and_one_worker_takes_the_tightest_host() -> None:
+    assert place(free(2, 1), 2, 1, 0.3, 0.3) == {"h1": 1, "h0": 1}
+    assert place(free(2, 1), 2, 1, 0.31, 0.3) == {"h0": 2}
+    assert place(free(4, 2, 3), 1, 2, 0.0, 0.3) == {"h1": 1}
+
+
+def test_a_gang_is_placed_whole_or_not_at_all() -> None:
+    assert place(free(3, 3), 7, 1, 0.0, 0.3) is None
+    assert place(free(3, 3), 3, 2, 0.9, 0.3) is None, "a worker's GPUs lie on one host"
+    assert place(free(3, 3), 2, 2, 0.9, 0.3) == {"h0": 1, "h1": 1}
+
+
+@given(
+    st.lists(st.integers(0, 9), max_size=8),
+    st.integers(1, 40),
+    st.integers(1, 3),
+    st.sampled_from([0.0, 0.2, 0.5, 1.0]),
+)
+def test_placement_uses_what_is_free_and_nothing_else(counts: list[int], workers: int, each: int, skew: float) -> None:
+    there = free(*counts)
+    chosen = place(there, workers, each, skew, 0.3)
+    slots = sum(count // each for count in counts)
+    if slots < workers:
+        assert chosen is None
+        return
+    assert chosen is not None and sum(chosen.values()) == workers
+    assert all(0 < count * each <= there[host] for host, count in chosen.items())
+    if skew > 0.3:
+        largest = sorted((count // each for count in counts), reverse=True)
+        fewest = next(n for n in range(1, len(largest) + 1) if sum(largest[:n]) >= workers)
+        assert len(chosen) == fewest, "a skewed gang goes to as few hosts as possible"
+
+
+def test_workers_without_gpus_go_where_the_fewest_ranks_are() -> None:
+    assert spread(free(3, 0, 1), 4) == {"h1": 3, "h2": 1}
+    assert spread({}, 4) == {}
+
+
+# ---- words ----
+
+
+def spec(**fields: Any) -> JobSpec:
+    return JobSpec.parse({"argv": ["train"], **fields})
+
+
+def test_a_waiting_job_hears_its_place_who_is_ahead_and_what_would_let_it_start() -> None:
+    rows = ordered(
+        [
+            row(1, tenant="bob", gpus=4, running=True, first=1.0),
+            row(2, tenant="alice", gpus=3),
+            row(3, tenant="carol", gpus=2),
+        ],
+        (10.0,),
+        {},
+    )
+    said = words.waits_for(JobId("j3"), rows, select(rows, 4, {}), 4, (10.0,), {}, None)
+    assert said == (
+        "2nd of those waiting, in queue 1; it needs 2 GPUs and 0 are free; ahead: j2 (alice, 3 GPUs); "
+        "it starts when enough of j1 (bob, 4 GPUs) end"
+    )
+
+
+def test_a_job_larger_than_what_is_alive_waits_for_hosts() -> None:
+    rows = [row(1, gpus=9)]
+    said = words.waits_for(JobId("j1"), rows, select(rows, 4, {}), 4, (10.0,), {}, None)
+    assert "the hosts that are alive have 4: it starts when more join" in said
+
+
+def test_a_job_whose_quota_was_lowered_under_it_is_told_so() -> None:
+    rows = [row(1, gpus=3)]
+    said = words.waits_for(JobId("j1"), rows, select(rows, 8, {"t": 2}), 8, (10.0,), {"t": 2}, None)
+    assert "the quota of tenant t is now 2: raise it, or cancel the job" in said
+
+
+def test_impossible_jobs_are_named_with_the_right_code() -> None:
+    rack = free(2, 4)
+    assert words.over_rack(spec(workers=6), rack) is None
+    assert words.over_rack(spec(workers=3, gpus_per_worker=2), rack) is None
+    never = words.over_rack(spec(workers=4, gpus_per_worker=2), rack)
+    assert never is not None and never.code == 7 and "it needs 8 GPUs, and this rack has 6" in never.why
+    never = words.over_rack(spec(workers=2, gpus_per_worker=3), rack)
+    assert never is not None and "this rack's hosts take 1 workers with 3 GPUs each" in never.why
+    assert words.over_rack(spec(workers=4000, gpus_per_worker=0), rack) is None
+    never = words.over_quota(spec(workers=3), 2)
+    assert never is not None and never.code == 4
+    assert words.over_quota(spec(workers=3, **{"class": "opportunistic"}), 2) is None
+
+
+def test_the_rank_that_failed_first_is_blamed_and_one_that_was_stopped_comes_last() -> None:
+    assert words.first_failure({3: -15, 1: 0, 2: -9, 0: 1}) == (2, -9)
+    assert words.first_failure({3: -15, 1: 0}) == (3, -15)
+    assert words.first_failure({3: 0, 1: 0}) is None
+    assert [words.job_code(code) for code in (0, 3, -9, -15)] == [0, 3, 137, 143]
+    assert [words.ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 112)] == [
+        "1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "112th",
+    ]  # fmt: skip
+
+
+def test_settings_that_cannot_be_are_refused() -> None:
+    for wrong in (
+        {"queue_thresholds_gpu_s": (5.0, 5.0)},
+        {"queue_thresholds_gpu_s": (0.0,)},
+        {"packlimit": 1.5},
+        {"host_lost_after_s": 0},
+        {"place_attempts": 0},
+        {"quotas": {"a": -1}},
+    ):
+        with pytest.raises(ValueError):
+            Settings(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,503 @@
+"""The replicated state machine by story, and by every order of commands that hypothesis can think of."""
+
+from typing import Any
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from covey.core import HostId, JobId
+from plugins.facts import Place
+from plugins.scheduler.machine import queue as queue_module
+from plugins.scheduler.machine.jobs import HOLDING, Job
+from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.messages.commands import (
+    Applied,
+    Attained,
+    CancelAsked,
+    Command,
+    Granted,
+    NotApplied,
+    Placed,
+    PlaceFailed,
+    Promoted,
+    QuotaSet,
+    RanksReported,
+    Result,
+    Submitted,
+    TakenBack,
+    TimeUp,
+)
+from plugins.scheduler.messages.spec import JobSpec
+
+H1, H2, H3 = HostId("h1"), HostId("h2"), HostId("h3")
+
+
+class Told:
+    """A queue and what was said to it."""
+
+    def __init__(self) -> None:
+        self.queue = Queue()
+        self.notes: list[tuple[str, str]] = []
+
+    def say(self, command: Command) -> Result:
+        result, notes = self.queue.apply(self.queue.index + 1, command)
+        self.notes += [(note.subject, note.event) for note in notes]
+        self.queue.check()
+        return result
+
+    def submit(self, workers: int = 2, tenant: str = "alice", **more: Any) -> JobId:
+        spec = JobSpec.parse({"argv": ["train"], "workers": workers, "tenant": tenant, "env": {"A": "1"}, **more})
+        result = self.say(Submitted(wall_s=1.0, key=f"key-{self.queue.index:08}", spec=spec))
+        assert isinstance(result, Applied) and result.job is not None
+        return result.job
+
+    def grant(self, id: JobId, home: HostId = H1) -> Result:
+        return self.say(Granted(wall_s=2.0, job=id, epoch=self[id].epoch + 1, home=home))
+
+    def place(self, id: JobId, *places: Place, epoch: int | None = None) -> Result:
+        return self.say(
+            Placed(
+                wall_s=3.0,
+                job=id,
+                epoch=self[id].epoch if epoch is None else epoch,
+                places=places,
+                master_addr="10.0.0.1",
+                master_port=20_000,
+            )
+        )
+
+    def run(self, workers: int = 2, tenant: str = "alice", base: int = 0, **more: Any) -> JobId:
+        """Submitted, granted and placed, half on h1 and half on h2."""
+        id = self.submit(workers, tenant, **more)
+        assert isinstance(self.grant(id), Applied)
+        assert isinstance(self.place(id, *halves(workers, base)), Applied)
+        return id
+
+    def report(self, id: JobId, host: HostId, codes: dict[int, int], **more: Any) -> Result:
+        return self.say(RanksReported(wall_s=9.0, job=id, epoch=self[id].epoch, host=host, codes=codes, **more))
+
+    def __getitem__(self, id: str) -> Job:
+        return self.queue.jobs[JobId(id)]
+
+
+def halves(workers: int, base: int = 0) -> tuple[Place, ...]:
+    middle = (workers + 1) // 2
+    parts = ((H1, range(middle)), (H2, range(middle, workers)))
+    return tuple(
+        Place(host, tuple(ranks), tuple(f"g{base + rank}" for rank in ranks)) for host, ranks in parts if ranks
+    )
+
+
+def refusal(result: Result) -> NotApplied:
+    assert isinstance(result, NotApplied)
+    return result
+
+
+def test_a_job_goes_from_queued_to_done_and_its_story_is_told() -> None:
+    told = Told()
+    id = told.run()
+    assert told[id].state == "running" and told.queue.used("alice") == 2
+    told.report(id, H1, {0: 0})
+    assert told[id].state == "running"
+    told.report(id, H2, {1: 0})
+    job = told[id]
+    assert (job.state, job.exit_code, job.ended_wall_s) == ("done", 0, 9.0)
+    assert told.queue.used("alice") == 0 and told.queue.holders == {}
+    assert job.spec.env == {}, "an ended job carries no environment"
+    assert [event for _, event in told.notes] == [
+        "submitted", "granted", "placed", "ranks ended", "ranks ended", "done",
+    ]  # fmt: skip
+
+
+def test_the_same_key_is_the_same_job() -> None:
+    told = Told()
+    spec = JobSpec.parse({"argv": ["train"]})
+    first = told.say(Submitted(wall_s=1.0, key="the-very-key", spec=spec))
+    assert told.say(Submitted(wall_s=2.0, key="the-very-key", spec=spec)) == first == Applied(JobId("j1"))
+    assert list(told.queue.jobs) == ["j1"]
+
+
+def test_a_grant_over_the_quota_is_refused_and_one_after_an_end_is_not() -> None:
+    told = Told()
+    told.say(QuotaSet(wall_s=1.0, tenant="alice", gpus=3))
+    first, second = told.run(2), told.submit(2)
+    assert "holds 2 of 3 GPUs" in refusal(told.grant(second)).why
+    other = told.submit(2, "bob")
+    assert isinstance(told.grant(other), Applied)
+    told.report(first, H1, {0: 0})
+    assert isinstance(told.grant(second), NotApplied), "a gang holds its quota until the last host reported"
+    told.report(first, H2, {1: 0})
+    assert isinstance(told.grant(second), Applied)
+
+
+def test_more_than_the_quota_could_ever_allow_is_refused_at_submit() -> None:
+    told = Told()
+    told.say(QuotaSet(wall_s=1.0, tenant="*", gpus=1))
+    spec = JobSpec.parse({"argv": ["train"], "workers": 2})
+    assert refusal(told.say(Submitted(wall_s=1.0, key="12345678", spec=spec))).code == 4
+    told.submit(2, **{"class": "opportunistic"})
+
+
+def test_a_quota_lowered_under_what_is_held_lets_that_run_out_and_grants_nothing() -> None:
+    told = Told()
+    id, waiting = told.run(4), told.submit(1)
+    told.say(QuotaSet(wall_s=1.0, tenant="alice", gpus=2))
+    assert told[id].state == "running"
+    assert isinstance(told.grant(waiting), NotApplied)
+    told.report(id, H1, {0: 0, 1: 0})
+    told.report(id, H2, {2: 0, 3: 0})
+    assert told.queue.overshoot == {}
+    assert isinstance(told.grant(waiting), Applied)
+
+
+def test_initial_quotas_do_not_overwrite_what_a_person_set() -> None:
+    told = Told()
+    told.say(QuotaSet(wall_s=1.0, tenant="alice", gpus=None))
+    told.say(QuotaSet(wall_s=1.0, tenant="alice", gpus=3, if_absent=True))
+    told.say(QuotaSet(wall_s=1.0, tenant="bob", gpus=3, if_absent=True))
+    assert told.queue.quotas == {"alice": None, "bob": 3}
+
+
+def test_commands_of_another_epoch_change_nothing() -> None:
+    told = Told()
+    id = told.submit()
+    for epoch in (0, 2, 7):
+        refusal(told.say(Granted(wall_s=2.0, job=id, epoch=epoch, home=H1)))
+    told.grant(id)
+    told.say(PlaceFailed(wall_s=3.0, job=id, epoch=1, reason="no room"))
+    told.grant(id, H2)
+    before = told.queue.snapshot()
+    stale: list[Command] = [
+        Placed(wall_s=3.0, job=id, epoch=1, places=halves(2), master_addr="", master_port=0),
+        PlaceFailed(wall_s=3.0, job=id, epoch=1, reason="late"),
+        RanksReported(wall_s=3.0, job=id, epoch=1, host=H1, codes={0: 1}),
+        TakenBack(wall_s=3.0, job=id, epoch=1, cause="preempted", reason="late"),
+        TimeUp(wall_s=3.0, job=id, epoch=1),
+        Promoted(wall_s=3.0, job=id, epoch=1),
+    ]
+    index = told.queue.index
+    for command in stale:
+        refusal(told.queue.apply(index, command)[0])
+    assert told.queue.snapshot() == before
+
+
+def test_a_gang_is_placed_whole_and_only_on_gpus_that_are_its_own() -> None:
+    told = Told()
+    told.run(2)
+    id = told.submit(2)
+    told.grant(id)
+    wrong = [
+        (Place(H3, (0,), ("g0",)),),
+        (Place(H3, (0, 1), ("g0",)),),
+        (Place(H3, (0, 1), ("g0", "g0")),),
+        (Place(H3, (1, 0), ("g0", "g1")),),
+        (Place(H3, (0,), ("g0",)), Place(H3, (1,), ("g1",))),
+        (Place(H3, (0, 1), ("g0", "g1")), Place(H2, (), ())),
+        (Place(H3, (0, 1, 2), ("g0", "g1", "g2")),),
+    ]
+    for places in wrong:
+        refusal(told.place(id, *places))
+    assert "belongs to j1" in refusal(told.place(id, Place(H1, (0, 1), ("g0", "g5")))).why
+    assert isinstance(told.place(id, Place(H1, (0, 1), ("g4", "g5"))), Applied)
+
+
+def test_placed_said_twice_is_one_start() -> None:
+    told = Told()
+    id = told.run()
+    assert isinstance(told.place(id, *halves(2)), Applied)
+    assert told[id].attempt == 1
+    refusal(told.place(id, Place(H3, (0, 1), ("g0", "g1"))))
+
+
+def test_the_first_failure_decides_and_the_exit_code_is_its() -> None:
+    told = Told()
+    id = told.run(4)
+    told.report(id, H2, {3: -15, 2: -9})
+    assert (told[id].state, told[id].after) == ("stopping", "failed")
+    told.report(id, H1, {0: 1, 1: -15}, asked=True)
+    job = told[id]
+    assert (job.state, job.exit_code, job.reason) == ("failed", 137, "rank 2 on h2 was killed by SIGKILL (9)")
+
+
+def test_why_ranks_could_not_start_is_said() -> None:
+    told = Told()
+    id = told.run(1)
+    told.report(id, H1, {0: 127}, reason="./train.py: no such file")
+    assert told[id].reason == "rank 0 on h1 exited with 127: ./train.py: no such file"
+
+
+def test_exit_75_queues_the_job_again_whatever_the_others_say() -> None:
+    told = Told()
+    id = told.run(2)
+    told.report(id, H1, {0: 75})
+    told.report(id, H2, {1: -9}, asked=True)
+    job = told[id]
+    assert (job.state, job.requeues, job.exit_code, job.preemptions) == ("queued", 1, None, 0)
+    told.grant(id)
+    told.place(id, *halves(2))
+    assert (job.epoch, job.attempt) == (2, 2)
+
+
+def test_a_preempted_gang_waits_for_each_of_its_hosts_and_any_exit_queues_it_again() -> None:
+    told = Told()
+    id = told.run(2)
+    told.say(TakenBack(wall_s=5.0, job=id, epoch=1, cause="preempted", reason="j9 comes first"))
+    assert told[id].state == "stopping" and told.queue.used("alice") == 2
+    told.report(id, H1, {0: 0}, asked=True)
+    assert told[id].state == "stopping"
+    told.report(id, H2, {1: 3}, asked=True)
+    assert (told[id].state, told[id].preemptions, told.queue.used("alice")) == ("queued", 1, 0)
+
+
+def test_a_gang_that_finished_before_it_was_told_to_stop_is_done() -> None:
+    for command in (
+        TakenBack(wall_s=5.0, job=JobId("j1"), epoch=1, cause="preempted", reason="j9 comes first"),
+        CancelAsked(wall_s=5.0, job=JobId("j1")),
+    ):
+        told = Told()
+        id = told.run(2)
+        told.say(command)
+        told.report(id, H1, {0: 0})
+        told.report(id, H2, {1: 0})
+        assert (told[id].state, told[id].exit_code) == ("done", 0)
+
+
+def test_nobody_waits_for_a_lost_host_and_what_it_says_later_changes_nothing() -> None:
+    told = Told()
+    id = told.run(2)
+    told.say(TakenBack(wall_s=5.0, job=id, epoch=1, cause="host lost", reason="h2 is gone", lost=(H2, H3)))
+    assert (told[id].state, told[id].lost) == ("stopping", (H2,))
+    told.report(id, H1, {0: -15}, asked=True)
+    assert told[id].state == "queued"
+    refusal(told.report(id, H2, {1: 0}))
+    told.grant(id)
+    told.place(id, Place(H1, (0, 1), ("g0", "g1")))
+    refusal(told.say(RanksReported(wall_s=9.0, job=id, epoch=1, host=H2, codes={1: 5})))
+    assert told[id].state == "running"
+
+
+def test_a_stopping_gang_ends_when_its_last_host_is_lost() -> None:
+    told = Told()
+    id = told.run(2)
+    told.report(id, H1, {0: 2})
+    told.say(TakenBack(wall_s=5.0, job=id, epoch=1, cause="host lost", reason="h2 is gone", lost=(H2,)))
+    assert (told[id].state, told[id].exit_code) == ("failed", 2)
+
+
+@pytest.mark.parametrize("state", ["queued", "placing", "running", "stopping"])
+def test_a_job_can_be_cancelled_in_every_state(state: str) -> None:
+    told = Told()
+    id = told.submit(2)
+    if state != "queued":
+        told.grant(id)
+    if state in ("running", "stopping"):
+        told.place(id, *halves(2))
+    if state == "stopping":
+        told.say(TakenBack(wall_s=5.0, job=id, epoch=1, cause="preempted", reason="j9 comes first"))
+    told.say(CancelAsked(wall_s=6.0, job=id, by="bob"))
+    if state in ("running", "stopping"):
+        told.report(id, H1, {0: -15}, asked=True)
+        told.report(id, H2, {1: -15}, asked=True)
+    job = told[id]
+    assert (job.state, job.exit_code) == ("cancelled", 143) and "by bob" in job.reason
+    assert told.queue.used("alice") == 0
+    assert told.say(CancelAsked(wall_s=6.0, job=id)) == Applied(id)
+
+
+def test_cancelling_what_never_was_or_is_forgotten_is_told_apart() -> None:
+    told = Told()
+    told.submit()
+    assert refusal(told.say(CancelAsked(wall_s=1.0, job=JobId("j2")))).why == "no job was ever given this id"
+    for odd in ("", "j", "k1", "j-1", "j²", "j" + "9" * 40):
+        assert refusal(told.say(CancelAsked(wall_s=1.0, job=JobId(odd)))).code == 3
+
+
+def test_attained_service_only_grows_and_is_summed_over_hosts() -> None:
+    told = Told()
+    id = told.run(2)
+    for host, done in ((H1, 5.0), (H2, 3.0), (H1, 4.0), (H1, 6.0)):
+        told.say(Attained(wall_s=1.0, host=host, service_gpu_s={id: done, JobId("j99"): 1.0}))
+    assert told[id].attained_gpu_s == 9.0
+
+
+def test_the_newest_step_and_its_metrics_are_kept_with_the_end() -> None:
+    told = Told()
+    id = told.run(2)
+    told.report(id, H1, {0: 0}, step=10, metrics={"accuracy": 0.95})
+    told.report(id, H2, {1: 0}, step=9, metrics={"accuracy": 0.5})
+    assert (told[id].step, told[id].metrics) == (10, {"accuracy": 0.95})
+
+
+def test_ended_jobs_are_kept_up_to_a_bound_and_their_keys_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "ENDED_MAX", 3)
+    told = Told()
+    for _ in range(5):
+        told.say(CancelAsked(wall_s=1.0, job=told.submit()))
+    assert list(told.queue.jobs) == ["j3", "j4", "j5"] and len(told.queue.keys) == 3
+    assert told.queue.was(JobId("j1")) and told.queue.over(JobId("j1"), 1)
+    assert not told.queue.was(JobId("j6")) and not told.queue.over(JobId("j6"), 1)
+
+
+def test_a_full_queue_takes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "LIVE_MAX", 2)
+    told = Told()
+    told.submit()
+    told.submit()
+    spec = JobSpec.parse({"argv": ["train"]})
+    assert refusal(told.say(Submitted(wall_s=1.0, key="12345678", spec=spec))).code == 4
+    told.say(CancelAsked(wall_s=1.0, job=JobId("j1")))
+    told.submit()
+
+
+def test_a_promotion_forgets_the_service_attained_so_far() -> None:
+    told = Told()
+    id = told.submit()
+    told.say(Attained(wall_s=1.0, host=H1, service_gpu_s={id: 50.0}))
+    told.say(Promoted(wall_s=1.0, job=id, epoch=0))
+    assert (told[id].base_gpu_s, told[id].promoted) == (50.0, told.queue.index)
+
+
+def test_a_snapshot_of_another_version_or_a_damaged_one_is_refused() -> None:
+    told = Told()
+    told.run()
+    data = told.queue.snapshot()
+    with pytest.raises(ValueError):
+        Queue().restore(data[:-3])
+    other = bytearray(data)
+    other[data.index(b"version") + len(b"version")] = 9
+    with pytest.raises(ValueError, match="version 9"):
+        Queue().restore(bytes(other))
+
+
+# ---- every order of commands ----
+
+TENANTS = ("alice", "bob")
+HOSTS = (H1, H2, H3)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Two copies hear the same commands: right, stale and wild ones. One of them is restored from snapshots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue, self.copy = Queue(), Queue()
+        self.index = 0
+        self.epochs: dict[JobId, int] = {}
+        self.past: list[Command] = []
+
+    def say(self, command: Command) -> Result:
+        self.index += 1
+        self.past.append(command)
+        before = {tenant: self.queue.used(tenant) for tenant in TENANTS}
+        result, notes = self.queue.apply(self.index, command)
+        again, noted = self.copy.apply(self.index, command)
+        assert (again, list(noted)) == (result, list(notes))
+        for tenant in TENANTS:
+            quota, used = self.queue.quota(tenant), self.queue.used(tenant)
+            assert quota is None or used <= max(quota, before[tenant]), "held more than its quota"
+        return result
+
+    def some(self, number: int) -> JobId:
+        return JobId(f"j{number}")
+
+    @rule(
+        workers=st.integers(1, 4),
+        tenant=st.sampled_from(TENANTS),
+        kind=st.sampled_from(["guaranteed", "opportunistic"]),
+        key=st.integers(0, 30),
+    )
+    def submit(self, workers: int, tenant: str, kind: str, key: int) -> None:
+        spec = JobSpec.parse({"argv": ["x"], "workers": workers, "tenant": tenant, "class": kind})
+        self.say(Submitted(wall_s=1.0, key=f"key{key:05}", spec=spec))
+
+    @rule(number=st.integers(1, 6), skip=st.sampled_from([1, 1, 1, 0, 2]), home=st.sampled_from(HOSTS))
+    def grant(self, number: int, skip: int, home: HostId) -> None:
+        job = self.queue.jobs.get(self.some(number))
+        self.say(Granted(wall_s=1.0, job=self.some(number), epoch=(job.epoch if job else 0) + skip, home=home))
+
+    @rule(number=st.integers(1, 6), split=st.integers(0, 4), gpu=st.integers(0, 3), stale=st.integers(0, 1))
+    def place(self, number: int, split: int, gpu: int, stale: int) -> None:
+        job = self.queue.jobs.get(self.some(number))
+        workers = job.spec.workers if job else 2
+        parts = [(H1, range(min(split, workers))), (H2, range(min(split, workers), workers))]
+        places = tuple(Place(h, tuple(r), tuple(f"g{gpu + n}" for n in r)) for h, r in parts if r)
+        epoch = max(0, (job.epoch if job else 1) - stale)
+        self.say(Placed(wall_s=1.0, job=self.some(number), epoch=epoch, places=places, master_addr="", master_port=1))
+
+    @rule(
+        number=st.integers(1, 6),
+        host=st.sampled_from(HOSTS),
+        code=st.sampled_from([0, 0, 1, 75, -9, -15]),
+        asked=st.booleans(),
+        stale=st.sampled_from([0, 0, 0, 1]),
+    )
+    def report(self, number: int, host: HostId, code: int, asked: bool, stale: int) -> None:
+        job = self.queue.jobs.get(self.some(number))
+        place = job.place_on(host) if job else None
+        codes = dict.fromkeys(place.ranks if place else (0,), code)
+        epoch = max(0, (job.epoch if job else 1) - stale)
+        self.say(RanksReported(wall_s=1.0, job=self.some(number), epoch=epoch, host=host, codes=codes, asked=asked))
+
+    @rule(number=st.integers(1, 6), lost=st.sets(st.sampled_from(HOSTS)), stale=st.sampled_from([0, 0, 1]))
+    def take_back(self, number: int, lost: set[HostId], stale: int) -> None:
+        job = self.queue.jobs.get(self.some(number))
+        epoch = max(0, (job.epoch if job else 1) - stale)
+        cause: Any = "host lost" if lost else "preempted"
+        self.say(
+            TakenBack(wall_s=1.0, job=self.some(number), epoch=epoch, cause=cause, reason="r", lost=tuple(sorted(lost)))
+        )
+
+    @rule(number=st.integers(1, 6), what=st.sampled_from(["cancel", "fail", "time", "promote"]))
+    def other(self, number: int, what: str) -> None:
+        id, job = self.some(number), self.queue.jobs.get(self.some(number))
+        epoch = job.epoch if job else 1
+        commands: dict[str, Command] = {
+            "cancel": CancelAsked(wall_s=1.0, job=id),
+            "fail": PlaceFailed(wall_s=1.0, job=id, epoch=epoch, reason="r"),
+            "time": TimeUp(wall_s=1.0, job=id, epoch=epoch),
+            "promote": Promoted(wall_s=1.0, job=id, epoch=epoch),
+        }
+        self.say(commands[what])
+
+    @rule(tenant=st.sampled_from([*TENANTS, "*"]), gpus=st.none() | st.integers(0, 6), if_absent=st.booleans())
+    def quota(self, tenant: str, gpus: int | None, if_absent: bool) -> None:
+        self.say(QuotaSet(wall_s=1.0, tenant=tenant, gpus=gpus, if_absent=if_absent))
+
+    @rule(number=st.integers(1, 6), host=st.sampled_from(HOSTS), done=st.floats(0, 100))
+    def attain(self, number: int, host: HostId, done: float) -> None:
+        job = self.queue.jobs.get(self.some(number))
+        before = job.attained_gpu_s if job else 0.0
+        self.say(Attained(wall_s=1.0, host=host, service_gpu_s={self.some(number): done}))
+        assert job is None or job.attained_gpu_s >= before
+
+    @precondition(lambda self: self.past)
+    @rule(at=st.integers(0, 10**6))
+    def repeat(self, at: int) -> None:
+        """A leader that was cut off says again what it said long ago."""
+        self.say(self.past[at % len(self.past)])
+
+    @rule()
+    def restore(self) -> None:
+        restored = Queue()
+        restored.restore(self.copy.snapshot())
+        assert restored.snapshot() == self.copy.snapshot()
+        self.copy = restored
+
+    @invariant()
+    def all_holds(self) -> None:
+        self.queue.check()
+        self.copy.check()
+        assert self.queue.snapshot() == self.copy.snapshot()
+        for job in self.queue.jobs.values():
+            assert job.epoch >= self.epochs.get(job.id, 0), "an epoch fell"
+            self.epochs[job.id] = job.epoch
+            if job.placed:
+                assert sorted(rank for place in job.places for rank in place.ranks) == list(range(job.spec.workers))
+                assert any(job.awaits(place.host) for place in job.places), "a gang of which nothing is left"
+            assert job.state not in HOLDING or job.epoch > 0
+
+
+AnyOrder.TestCase.settings = hypothesis_settings(max_examples=120, stateful_step_count=40, deadline=None)
+test_in_any_order_of_commands_the_promises_hold_and_copies_agree = AnyOrder.TestCase

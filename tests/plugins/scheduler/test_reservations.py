@@ -1,0 +1,241 @@
+"""One host's GPUs: kept for one grant at a time, remembered across restarts, given back for certain."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from covey.core import Heard, HostId, JobId, Send
+from plugins.scheduler.machine.reservations import (
+    Action,
+    Event,
+    GpusSeen,
+    GrantNews,
+    KeepPort,
+    Kept,
+    RanksGone,
+    ReleasePort,
+    Reservations,
+    Save,
+    SecondWent,
+    Starting,
+)
+from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved
+
+J1, J2 = JobId("j1"), JobId("j2")
+HOME, OTHER = HostId("home"), HostId("other")
+LEASE_S = 15.0
+
+
+class Local:
+    def __init__(self, kept: Kept | None = None, now_s: float = 0.0) -> None:
+        self.machine = Reservations(kept or Kept(), LEASE_S, now_s)
+        self.now_s = now_s
+        self.machine.handle(GpusSeen(("g0", "g1", "g2", "g3")), now_s)
+
+    def feed(self, event: Event) -> Sequence[Action]:
+        actions = self.machine.handle(event, self.now_s)
+        self.machine.check()
+        return actions
+
+    def ask(self, job: JobId, workers: int, epoch: int = 1, attempt: int = 1, **more: Any) -> Any:
+        """The answer."""
+        home = more.pop("home", HOME)
+        ask = Reserve(job, epoch, attempt, workers, more.pop("each", 1), more.pop("master", False), LEASE_S)
+        last = self.feed(Heard(home, ask))[-1]
+        if isinstance(last, KeepPort):
+            return last.reserved
+        assert isinstance(last, Send) and last.to == home
+        return last.message
+
+    def restarted(self) -> "Local":
+        data = msgspec.msgpack.encode(self.machine.kept())
+        return Local(msgspec.msgpack.decode(data, type=Kept), self.now_s)
+
+
+def test_a_yes_names_the_gpus_and_is_written_down_before_it_is_said() -> None:
+    local = Local()
+    actions = local.feed(Heard(HOME, Reserve(J1, 1, 1, 2, 1, False, LEASE_S)))
+    assert actions == [Save(), Send(HOME, Reserved(J1, 1, 1, ("g0", "g1"), "", 0))]
+    actions = local.feed(Heard(HOME, Reserve(J2, 1, 1, 1, 2, True, LEASE_S)))
+    assert actions == [Save(), KeepPort(HOME, Reserved(J2, 1, 1, ("g2", "g3"), "", 0))]
+
+
+def test_double_booking_is_refused_with_what_is_free() -> None:
+    local = Local()
+    local.ask(J1, 3)
+    answer = local.ask(J2, 2)
+    assert isinstance(answer, NotReserved)
+    assert (answer.free, answer.reason) == (1, "2 GPUs were asked for and 1 are free")
+
+
+def test_the_same_ask_twice_is_the_same_yes() -> None:
+    local = Local()
+    assert local.ask(J1, 2) == local.ask(J1, 2)
+    assert local.machine.free() == ["g2", "g3"]
+
+
+def test_a_release_gives_back_and_an_ask_that_comes_after_it_is_too_late() -> None:
+    local = Local()
+    local.ask(J1, 2)
+    assert ReleasePort(J1, 1) in local.feed(Heard(HOME, Release(J1, 1, 1)))
+    assert len(local.machine.free()) == 4
+    assert isinstance(local.ask(J1, 2), NotReserved)
+    assert isinstance(local.ask(J1, 2, attempt=2), Reserved)
+
+
+def test_a_release_that_overtakes_its_ask_still_wins() -> None:
+    local = Local()
+    local.feed(Heard(HOME, Release(J1, 1, 2)))
+    assert isinstance(local.ask(J1, 2, attempt=1), NotReserved)
+    assert isinstance(local.ask(J1, 2, attempt=2), NotReserved)
+    assert isinstance(local.ask(J1, 2, attempt=3), Reserved)
+
+
+def test_of_two_homes_the_newer_grant_wins_in_either_order() -> None:
+    local = Local()
+    local.ask(J1, 2, epoch=1)
+    assert isinstance(local.ask(J1, 3, epoch=2, home=OTHER), Reserved)
+    assert len(local.machine.free()) == 1
+    assert isinstance(local.ask(J1, 1, epoch=1, attempt=9), NotReserved)
+    local.feed(Heard(HOME, Release(J1, 1, 9)))
+    assert local.machine.find(J1, 2) is not None, "a release by the old home is about the old grant"
+
+
+def test_a_lease_without_news_ends_and_one_with_news_does_not() -> None:
+    local = Local()
+    local.ask(J1, 1)
+    local.ask(J2, 1)
+    local.now_s = 14.0
+    local.feed(GrantNews(J2, 1, live=True, over=False))
+    local.feed(GrantNews(J1, 1, live=False, over=False))
+    local.now_s = 16.0
+    local.feed(SecondWent())
+    assert local.machine.find(J1, 1) is None and local.machine.find(J2, 1) is not None
+    assert isinstance(local.ask(J1, 1), NotReserved), "the attempt whose lease ended is over"
+
+
+def test_a_grant_that_is_over_gives_back_at_once_unless_its_ranks_run() -> None:
+    local = Local()
+    local.ask(J1, 1)
+    local.ask(J2, 1)
+    local.feed(Starting(J2, 1, ("g1",)))
+    for job in (J1, J2):
+        local.feed(GrantNews(job, 1, live=False, over=True))
+    assert local.machine.owners() == {"g1": J2}
+    local.feed(Heard(HOME, Release(J2, 1, 1)))
+    local.now_s = 1000.0
+    local.feed(SecondWent())
+    assert local.machine.owners() == {"g1": J2}, "what runs holds its GPUs, whatever anybody says"
+    local.feed(RanksGone(J2, 1))
+    assert len(local.machine.free()) == 4
+
+
+def test_a_newer_grant_on_a_host_where_the_old_ranks_still_end_gets_other_gpus() -> None:
+    local = Local()
+    local.ask(J1, 2)
+    local.feed(Starting(J1, 1, ("g0", "g1")))
+    answer = local.ask(J1, 2, epoch=2)
+    assert isinstance(answer, Reserved) and answer.gpus == ("g2", "g3")
+    assert isinstance(local.ask(J1, 2, epoch=1, attempt=5), NotReserved)
+
+
+def test_the_log_may_start_a_gang_whose_lease_ended_here() -> None:
+    local = Local()
+    local.ask(J1, 2)
+    local.now_s = 20.0
+    local.feed(SecondWent())
+    local.ask(J2, 1)
+    local.feed(Starting(J1, 1, ("g0", "g1")))
+    assert local.machine.owners() == {"g0": J1, "g1": J1}, "the log refuses to place j2 on what it gave to j1"
+    assert local.feed(Starting(J1, 1, ("g0", "g1"))) == ()
+
+
+def test_a_restarted_agent_knows_what_it_promised_and_what_it_released() -> None:
+    local = Local()
+    local.ask(J1, 2)
+    local.feed(Starting(J1, 1, ("g0", "g1")))
+    local.ask(J2, 1)
+    local.feed(Heard(HOME, Release(J2, 1, 1)))
+    local.now_s = 5.0
+    local = local.restarted()
+    assert local.machine.owners() == {"g0": J1, "g1": J1}
+    assert isinstance(local.ask(J2, 1), NotReserved)
+    assert isinstance(local.ask(J2, 3, attempt=2), NotReserved)
+
+
+def test_a_job_without_gpus_is_always_welcome() -> None:
+    local = Local()
+    local.ask(J1, 4)
+    assert isinstance(local.ask(J2, 3, each=0), Reserved)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Homes ask, release and vanish, leases end, ranks start and end, the agent restarts: no GPU is ever held twice,
+    and what runs keeps its GPUs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.local = Local()
+        self.running: dict[tuple[JobId, int], tuple[str, ...]] = {}
+
+    @rule(
+        number=st.integers(1, 3),
+        epoch=st.integers(1, 3),
+        attempt=st.integers(1, 3),
+        workers=st.integers(1, 4),
+    )
+    def ask(self, number: int, epoch: int, attempt: int, workers: int) -> None:
+        over = self.local.machine.released.get(JobId(f"j{number}"), (-1, -1))
+        before = self.local.machine.find(JobId(f"j{number}"), epoch)
+        answer = self.local.ask(JobId(f"j{number}"), workers, epoch, attempt)
+        if isinstance(answer, Reserved):
+            assert (epoch, attempt) > over
+            again = before is not None and before.attempt == attempt
+            assert len(answer.gpus) == (len(before.gpus) if again and before else workers)
+
+    @rule(number=st.integers(1, 3), epoch=st.integers(1, 3), attempt=st.integers(1, 3))
+    def release(self, number: int, epoch: int, attempt: int) -> None:
+        self.local.feed(Heard(HOME, Release(JobId(f"j{number}"), epoch, attempt)))
+
+    @rule(number=st.integers(1, 3), epoch=st.integers(1, 3))
+    def start(self, number: int, epoch: int) -> None:
+        """The log only starts what this host said yes to."""
+        job = JobId(f"j{number}")
+        hold = self.local.machine.find(job, epoch)
+        if hold is not None:
+            self.local.feed(Starting(job, epoch, hold.gpus))
+            self.running[job, epoch] = hold.gpus
+
+    @rule(number=st.integers(1, 3), epoch=st.integers(1, 3))
+    def end(self, number: int, epoch: int) -> None:
+        if self.running.pop((JobId(f"j{number}"), epoch), None) is not None:
+            self.local.feed(RanksGone(JobId(f"j{number}"), epoch))
+            assert self.local.machine.find(JobId(f"j{number}"), epoch) is None
+
+    @rule(number=st.integers(1, 3), epoch=st.integers(1, 3), live=st.booleans(), over=st.booleans())
+    def news(self, number: int, epoch: int, live: bool, over: bool) -> None:
+        self.local.feed(GrantNews(JobId(f"j{number}"), epoch, live and not over, over))
+
+    @rule(seconds=st.floats(0, 20))
+    def wait(self, seconds: float) -> None:
+        self.local.now_s += seconds
+        self.local.feed(SecondWent())
+
+    @rule()
+    def restart(self) -> None:
+        self.local = self.local.restarted()
+
+    @invariant()
+    def all_holds(self) -> None:
+        self.local.machine.check()
+        owners = self.local.machine.owners()
+        for (job, _), gpus in self.running.items():
+            assert all(owners.get(gpu) == job for gpu in gpus), "what runs lost a GPU"
+
+
+AnyOrder.TestCase.settings = hypothesis_settings(max_examples=100, stateful_step_count=40, deadline=None)
+test_in_any_order_no_gpu_is_held_twice_and_what_runs_keeps_its_own = AnyOrder.TestCase
