@@ -2,8 +2,8 @@
 
     a job     examples/digits.py on four workers; its parameters must equal, bit for bit, those of one process that sums
               the workers' gradients in rank order, and it must have learned to read digits
-    memory    a volume on one host, written page by page until its slabs turn hot and are placed on other hosts; then
-              written once more, so that the lenders hold it, and read back
+    memory    a volume on one host, written page by page until its slabs turn hot and are placed on other hosts, then
+              filled in larger requests, and read back whole: part of it was written before its slab had a lender
 
 Nothing here knows an answer beforehand: the pattern of the pages is drawn anew each time, and the sequential run is
 made here and now.
@@ -12,6 +12,7 @@ made here and now.
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -40,8 +41,10 @@ VOLUME, VOLUME_BYTES = "demo", 64 * MIB
 MAP_S = 30.0
 """How long the slabs may take to turn hot and be placed."""
 JOB_S = 120.0
-READ_BYTES = MIB
-LOOK_S = 0.5
+PAGES_ONE_BY_ONE_MIN = 1024
+"""Pages that are written one by one even when all slabs were placed in an earlier run."""
+CHUNK_BYTES = MIB
+LOOK_S = 0.7
 """Between two looks at job and slabs."""
 _SHA256 = re.compile(r"sha256\W+([0-9a-f]{64})", re.IGNORECASE)
 _ACCURACY = re.compile(r"accuracy\W+(\d+(?:\.\d+)?)( ?%)?", re.IGNORECASE)
@@ -55,8 +58,6 @@ class Outcome:
     accuracy: float | None = None
     sha256: str = ""
     sequential_s: float = 0.0
-    written_bytes: int = 0
-    read_bytes: int = 0
 
     def must(self, holds: bool, otherwise: str) -> None:
         if not holds:
@@ -66,7 +67,7 @@ class Outcome:
 class Progress:
     """One line that changes on a terminal; elsewhere a plain line now and then."""
 
-    def __init__(self, say: Callable[[str], None], every_s: float = 2.0) -> None:
+    def __init__(self, say: Callable[[str], None], every_s: float = 4.0) -> None:
         self._say, self._every_s = say, every_s
         self._live = sys.stdout.isatty()
         self._next_s = 0.0
@@ -74,7 +75,8 @@ class Progress:
 
     def show(self, text: str) -> None:
         if self._live:
-            sys.stdout.write(f"\r\x1b[K          {text[:100]}")
+            width = shutil.get_terminal_size().columns - 11
+            sys.stdout.write(f"\r\x1b[K          {text[:width]}")
             sys.stdout.flush()
         elif time.monotonic() >= self._next_s and text != self._last:
             self._next_s, self._last = time.monotonic() + self._every_s, text
@@ -106,7 +108,7 @@ def run(rack: Sequence[RackHost], timer: Any) -> int:
     if not outcome.failures:
         timer.say(f"parameters equal to the bit to one sequential process ({outcome.sha256[:12]}...)")
     print()
-    summary(rack, print, job)
+    summary(rack, print, job, watch.tensors)
     print()
     if outcome.failures:
         why = "\n        ".join(outcome.failures)
@@ -127,7 +129,9 @@ def next_commands(job: str) -> str:
         ("agentctl submit --workers 2 --follow -- hostname", "a job of your own"),
         ("make stop", "end the rack"),
     ]
-    return "\n".join(f"  {'' if line.startswith('make') else f'{shown}/'}{line:<50}  {what}" for line, what in lines)
+    rows = [(line if line.startswith("make") else f"{shown}/{line}", what) for line, what in lines]
+    width = max(len(line) for line, _ in rows)
+    return "\n".join(f"  {line:<{width}}  {what}" for line, what in rows)
 
 
 # ---- the job ---------------------------------------------------------------------------------------------------------
@@ -197,12 +201,18 @@ def accuracy(text: str) -> float | None:
     return value / 100 if found[-1][2] or value > 1 else value
 
 
+def _epoch_and_rounds(tensors: Mapping[str, Any]) -> tuple[int, int]:
+    return tensors["epoch"], tensors["rounds"]
+
+
 class Watch:
     """What the job does meanwhile, looked at now and then."""
 
     def __init__(self, agent: Agent, job: str, progress: Progress) -> None:
         self.agent, self.job, self.progress = agent, job, progress
         self.text = ""
+        self.tensors: dict[str, Any] | None = None
+        """The newest that the aggregator said of this job; it forgets a job that has ended."""
         self._next_s = 0.0
 
     def glance(self, about_memory: str) -> bool:
@@ -216,6 +226,9 @@ class Watch:
 
     def _look(self) -> dict[str, Any]:
         view: dict[str, Any] = self.agent.get("jobs", self.job).data
+        if view["state"] == "running":
+            own = [row for row in self.agent.get("tensors").data if row["job"] == self.job]
+            self.tensors = max([self.tensors, *own] if self.tensors else own, key=_epoch_and_rounds, default=None)
         step = "" if view["step"] is None else f", step {view['step']}"
         metrics = "".join(f", {name} {value:.4g}" for name, value in sorted(view["metrics"].items())[:2])
         where = " on " + ", ".join(place["host"] for place in view["places"]) if view["places"] else ""
@@ -245,16 +258,17 @@ def borrow(host: RackHost, watch: Watch, outcome: Outcome, timer: Any) -> None:
             timer.say(f"{format_size(VOLUME_BYTES)} of remote memory attached on {host.name}")
             began_s = time.monotonic()
             seed = time.time_ns()
-            generation = write_until_mapped(memory, agent, host, watch, outcome, seed)
+            written = write_until_placed(memory, agent, host, watch, outcome, seed)
             watch.progress.clear()
             lenders = sorted({slab["lender"] for slab in slabs_of(agent, host) if slab["state"] == "mapped"})
-            where = ", ".join(lenders) or "nobody"
-            timer.say(f"its slabs lie on {where} after {format_seconds(time.monotonic() - began_s)}")
-            wrong = differing_pages(memory, seed, generation, watch, outcome)
+            took = format_seconds(time.monotonic() - began_s)
+            timer.say(f"{len(written)} pages written one by one; its slabs lie on {', '.join(lenders)} after {took}")
+            fill(memory, watch, written, seed)
+            wrong = differing_pages(memory, watch, seed)
             watch.progress.clear()
             outcome.must(not wrong, f"{plural(wrong, 'page')} of remote memory read back differently")
             if not wrong:
-                timer.say(f"{format_size(VOLUME_BYTES)} read back, every byte equal")
+                timer.say(f"{format_size(VOLUME_BYTES)} written and read back, every byte equal")
     except RemoteMemoryError as error:
         raise AgentctlError(FAILED, error.what, error.why, error.next) from None
 
@@ -274,31 +288,46 @@ def attach(host: RackHost, agent: Agent) -> RemoteMemory:
         return RemoteMemory.open(VOLUME, VOLUME_BYTES, path)
 
 
-def write_until_mapped(
+def write_until_placed(
     memory: RemoteMemory, agent: Agent, host: RackHost, watch: Watch, outcome: Outcome, seed: int
-) -> int:
-    """Write all pages, again and again, until every slab was on another host before a whole round began: the round's
-    number. After `MAP_S` the last one, whatever holds; then `outcome` says so."""
+) -> set[int]:
+    """Write pages one by one, in turn to each slab, until every slab is on another host: which were written. After
+    `MAP_S` it goes on whatever holds, and `outcome` says so."""
     until_s = time.monotonic() + MAP_S
-    generation = 0
     placed, of = mapped(agent, host)
+    order = in_turn(memory.size // memory.page, max(1, of))
+    written: set[int] = set()
+    while (placed < of or len(written) < PAGES_ONE_BY_ONE_MIN) and time.monotonic() < until_s:
+        page = next(order)
+        memory.write(page * memory.page, pattern(seed, page, memory.page))
+        written.add(page)
+        if watch.glance(f"remote memory: {len(written)} pages written, {placed} of {of} slabs on other hosts"):
+            placed, of = mapped(agent, host)
+    outcome.must(0 < placed == of, f"{placed} of {of} slabs were placed on other hosts in {MAP_S:.0f} s")
+    return written
+
+
+def in_turn(pages: int, slabs: int) -> Iterator[int]:
+    """The first page of each slab, the second page of each, and so on; from the beginning again at the end."""
+    each = pages // slabs
     while True:
-        complete = of > 0 and placed == of
-        generation += 1
-        for page in range(memory.size // memory.page):
-            memory.write(page * memory.page, pattern(seed, generation, page, memory.page))
-            outcome.written_bytes += memory.page
-            if page % 64 == 0 and watch.glance(memory_text(page * memory.page, "written", placed, of)):
-                placed, of = mapped(agent, host)
-        placed, of = mapped(agent, host)
-        if complete or time.monotonic() > until_s:
-            outcome.must(of > 0 and placed == of, f"{placed} of {of} slabs were placed on other hosts in {MAP_S:.0f} s")
-            return generation
+        for at in range(each):
+            yield from range(at, each * slabs, each)
 
 
-def memory_text(done_bytes: int, verb: str, placed: int, of: int) -> str:
-    where = f", {placed} of {of} slabs on other hosts" if of else ""
-    return f"remote memory: {format_size(done_bytes - done_bytes % MIB)} {verb}{where}"
+def fill(memory: RemoteMemory, watch: Watch, written: set[int], seed: int) -> None:
+    """Write the pages that are not in `written`, as many at once as lie together."""
+    pages, most = memory.size // memory.page, CHUNK_BYTES // memory.page
+    first = 0
+    while first < pages:
+        end = first
+        while end < pages and end - first < most and end not in written:
+            end += 1
+        if end > first:
+            data = b"".join(pattern(seed, page, memory.page) for page in range(first, end))
+            memory.write(first * memory.page, data)
+            watch.glance(f"remote memory: {format_size(end * memory.page)} filled")
+        first = max(end, first + 1)
 
 
 def mapped(agent: Agent, host: RackHost) -> tuple[int, int]:
@@ -311,28 +340,34 @@ def slabs_of(agent: Agent, host: RackHost) -> list[dict[str, Any]]:
     return [slab for slab in agent.get("slabs").data if (slab["volume"], slab["borrower"]) == (VOLUME, host.name)]
 
 
-def differing_pages(memory: RemoteMemory, seed: int, generation: int, watch: Watch, outcome: Outcome) -> int:
+def differing_pages(memory: RemoteMemory, watch: Watch, seed: int) -> int:
+    """How many pages do not hold what was written."""
     wrong = 0
-    for offset in range(0, memory.size, READ_BYTES):
-        data = memory.read(offset, READ_BYTES)
-        outcome.read_bytes += len(data)
+    for offset in range(0, memory.size, CHUNK_BYTES):
+        data = memory.read(offset, CHUNK_BYTES)
         for at in range(0, len(data), memory.page):
             page = (offset + at) // memory.page
-            wrong += data[at : at + memory.page] != pattern(seed, generation, page, memory.page)
-        watch.glance(memory_text(offset + READ_BYTES, "read back", 0, 0))
+            wrong += data[at : at + memory.page] != pattern(seed, page, memory.page)
+        watch.glance(f"remote memory: {format_size(offset + CHUNK_BYTES)} read back")
     return wrong
 
 
-def pattern(seed: int, generation: int, page: int, size: int) -> bytes:
-    """What must stand in a page: known from its number, like no other page's and no earlier round's."""
-    return Random(f"{seed}/{generation}/{page}").randbytes(size)
+def pattern(seed: int, page: int, size: int) -> bytes:
+    """What must stand in a page: known from its number, like no other page's and no earlier run's."""
+    return Random(f"{seed}/{page}").randbytes(size)
 
 
 # ---- summary ---------------------------------------------------------------------------------------------------------
 
 
-def summary(rack: Sequence[RackHost], say: Callable[[str], None], job: str | None = None) -> None:
-    """The rack in a few lines: hosts and leader, the job, slabs and their lenders, traffic."""
+def summary(
+    rack: Sequence[RackHost],
+    say: Callable[[str], None],
+    job: str | None = None,
+    tensors: Mapping[str, Any] | None = None,
+) -> None:
+    """The rack in a few lines: hosts and leader, the newest jobs (or `job`, with what its aggregator said last), slabs
+    and their lenders, traffic."""
     agent = Agent([host.address for host in rack], "the rack")
     paint = Paint()
     hosts, leader = agent.get("hosts").data, agent.get("leader").data
@@ -344,6 +379,7 @@ def summary(rack: Sequence[RackHost], say: Callable[[str], None], job: str | Non
     answer = agent.get("jobs", all=1)
     for view in [view for view in answer.data if job in (None, view["id"])][-3:]:
         rows += job_rows(view, answer.as_of_wall_s)
+    rows += [tensor_row(row) for row in ([tensors] if tensors else agent.get("tensors").data)]
     rows += memory_rows(agent)
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
@@ -354,27 +390,28 @@ def job_rows(view: Mapping[str, Any], now_wall_s: float) -> list[tuple[str, str]
     places = ", ".join(f"{place['host']} (ranks {' '.join(map(str, place['ranks']))})" for place in view["places"])
     facts = [f"{view['id']} {view['name']}: {view['state']}", how_long(dict(view), now_wall_s)]
     if view["step"] is not None:
-        facts.append(plural(view["step"] + 1, "step"))
+        facts.append(f"step {view['step']}")
     facts += [f"{name} {value:.4g}" for name, value in sorted(view["metrics"].items())]
     rows = [("job", ", ".join(facts))]
     if places:
         rows.append(("", f"on {places}"))
-    if view["aggregator"]:
-        rows.append(("", f"gradients summed at {view['aggregator']}"))
     return rows
 
 
+def tensor_row(tensors: Mapping[str, Any]) -> tuple[str, str]:
+    moved = f"{format_size(tensors['received_bytes'])} in, {format_size(tensors['sent_bytes'])} out"
+    rounds = plural(tensors["rounds"], "round")
+    return "", f"gradients summed at {tensors['host']}: {rounds}, {moved} (as last seen)"
+
+
 def memory_rows(agent: Agent) -> list[tuple[str, str]]:
-    slabs, volumes, tensors = agent.get("slabs").data, agent.get("volumes").data, agent.get("tensors").data
+    slabs, volumes = agent.get("slabs").data, agent.get("volumes").data
     rows = []
     for volume in volumes:
-        own = [slab for slab in slabs if slab["volume"] == volume["volume"] and slab["borrower"] == volume["host"]]
+        own = [slab for slab in slabs if (slab["volume"], slab["borrower"]) == (volume["volume"], volume["host"])]
         places = [f"{slab['index']} on {slab['lender']}" if slab["lender"] else f"{slab['index']} cold" for slab in own]
         what = f"{volume['volume']} of {volume['host']}, {format_size(volume['size_bytes'])}"
         rows.append(("memory", f"{what}; slabs {', '.join(places)}"))
         moved = f"{format_size(volume['written_bytes'])} written, {format_size(volume['read_bytes'])} read"
         rows.append(("", f"{moved}, {format_size(volume['remote_read_bytes'])} of that from lenders"))
-    for job in tensors:
-        moved = f"{format_size(job['received_bytes'])} in, {format_size(job['sent_bytes'])} out, {job['rounds']} rounds"
-        rows.append(("tensors", f"{job['job']} at {job['host']}: {moved}"))
     return rows
