@@ -128,6 +128,7 @@ class SimProcess:
         self.world.complain(self, error, what)
 
     def begin(self, main: Coroutine[Any, Any, int | None]) -> None:
+        self.world.births += 1
         self._main = self.spawn("main", self._run(main))  # type: ignore[assignment]
 
     async def _run(self, main: Coroutine[Any, Any, int | None]) -> None:
@@ -164,6 +165,7 @@ class SimProcess:
         if not power:
             self.host.disk.process_died(self)
         self.host.processes.pop(self.id.pid, None)
+        self.world.births += 1
         self.world.mark("process ended", self.name, f"pid {self.id.pid} code {code}", code & 0xFFFF)
         for waiter in self.waiters:
             if not waiter.done():

@@ -13,10 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agent.config import Config, parse
+from agent.consensus.machine.raft import Raft
 from agent.host import HostAgent
 from agent.supervisor import PROGRAM as SUPERVISOR
 from chaos import faults
-from chaos.host import SimHost
+from chaos.host import SimHost, SimProcess
+from chaos.invariants import invariants_for
+from chaos.loop import HostLoop
+from chaos.pager import Oracle, pager
+from chaos.workload import sleeper, trainer
 from chaos.world import World
 from covey.core import JobId
 from covey.ports import Env
@@ -28,6 +33,8 @@ RESTART_S = 2.0
 SETTLE_S = 30.0
 """Within which a rack that nothing disturbs sees all its hosts and has a leader."""
 Tree = dict[str, Any]
+SMALL_SLABS: Tree = {"slab": "64 KiB", "page": "4 KiB", "spill_queue": "1 MiB", "hot_requests_per_s": 5.0}
+"""A volume of 1 MiB then has 16 slabs, which turn hot within seconds."""
 
 
 def programs_of(rooms: Sequence[Room]) -> Callable[[], Mapping[str, Program]]:
@@ -47,7 +54,9 @@ class SimRack:
         log: Callable[[str], None] | None = None,
         rooms: Sequence[Room] = ROOMS,
         settings: Tree | None = None,
+        quotas: Mapping[str, int] | None = None,
         story: str = "",
+        watched: bool = True,
     ) -> None:
         self.world = World(seed, log=log, programs=programs_of(rooms))
         self.world.replay = f"covey-chaos sim --seed {seed} --hosts {hosts}" + (f" --story {story}" if story else "")
@@ -58,6 +67,12 @@ class SimRack:
         """The newest agent of every host, alive or not."""
         self.wrong: list[str] = []
         """What workloads saw that must never be seen."""
+        self.stale: list[str] = []
+        """Pages that were read older than they were acknowledged: allowed after two failures at once only."""
+        self.oracles: list[Oracle] = []
+        self.quotas = dict(quotas or {})
+        self._names: dict[HostLoop, str] = {}
+        """Loops of agents."""
         names = [f"h{number}" for number in range(1, hosts + 1)]
         voters = names[: 5 if hosts >= 7 else 3 if hosts >= 3 else 1]
         keys = [random.Random(f"{seed}/gossip key").randbytes(32)]
@@ -73,11 +88,22 @@ class SimRack:
                 "control": {"bind": f"{host.ip}:7947"},
                 "leader": {"voters": voters},
             }
-            host.main = self._main(host, parse(tree | (settings or {}), name, {}, tuple(rooms)), keys)
+            if any(room.name == "memory" for room in rooms):
+                tree["memory"] = dict(SMALL_SLABS)
+            for section, values in (settings or {}).items():
+                tree[section] = tree.get(section, {}) | values
+            if self.quotas and any(room.name == "scheduler" for room in rooms):
+                tree["scheduler"] = {"quotas": self.quotas} | tree.get("scheduler", {})
+            host.main = self._main(host, parse(tree, name, {}, tuple(rooms)), keys)
+        self.world.user_programs |= {"sleeper": sleeper, "trainer": trainer(self.wrong.append)}
+        for invariant in invariants_for(self) if watched else ():
+            self.world.watch(invariant)
 
     def _main(self, host: SimHost, config: Config, keys: list[bytes]) -> Callable[[Env], Any]:
         async def main(env: Env) -> int:
             agent = self.agents[host.name] = HostAgent(env, config, keys, self.rooms)
+            if host.agent is not None:
+                self._names[host.agent.loop] = host.name
             try:
                 await agent.start()
             except OSError as error:
@@ -91,6 +117,12 @@ class SimRack:
             return 0
 
         return main
+
+    def pager(self, host: str, volume: str, size_bytes: int, seconds: float) -> SimProcess:
+        """A process on this host that uses a volume of remote memory and checks every page."""
+        oracle = Oracle(volume, self.wrong.append, self.stale.append)
+        self.oracles.append(oracle)
+        return self.hosts[host].run("pager", pager(oracle, size_bytes, seconds))
 
     # ---- time --------------------------------------------------------------------------------------------------------
 
@@ -146,6 +178,19 @@ class SimRack:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    # ---- looking inside ----------------------------------------------------------------------------------------------
+
+    def raft_that_ran(self) -> Raft | None:
+        """The Raft core of the agent whose callback was the last to run; None when it was no agent."""
+        name = self._names.get(self.world.last) if self.world.last is not None else None
+        agent = self.agents.get(name) if name is not None else None
+        log = getattr(agent, "log", None)
+        return None if log is None else log._raft
+
+    def room(self, name: str, room: str) -> Any:
+        """A room's service on a host whose agent runs; None otherwise."""
+        return self.agents[name].rooms.get(room) if name in self.alive() and self.began(name) else None
 
     # ---- asking the agents -------------------------------------------------------------------------------------------
 

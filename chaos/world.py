@@ -95,6 +95,8 @@ class World:
         """How often each kind of event was marked."""
         self.user_programs: dict[str, UserProgram] = {}
         self.programs: Callable[[], Mapping[str, Program]] = programs or dict
+        self.births = 0
+        """Counts processes that began or ended."""
         self.last: HostLoop | None = None
         """The loop that ran last."""
         self.graveyard: list[asyncio.Task[Any]] = []

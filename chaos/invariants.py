@@ -1,0 +1,292 @@
+"""What must hold whatever happens, looked at over the whole simulated rack.
+
+Each invariant is a small class with a name. `every_s = 0` ones are looked at after every single callback and are made
+so cheap that this costs little: they begin with "did this concern me?". The others are looked at from time to time.
+They see everything at once, as no host can: what every agent believes, and what really runs.
+"""
+
+import zlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from agent.consensus.machine.raft import Role
+from chaos.host import SimProcess
+from chaos.loop import HostLoop
+from chaos.world import Invariant, World
+from covey.ports import Command
+
+if TYPE_CHECKING:
+    from chaos.rackworld import SimRack
+
+FENCE_S = 30.0
+"""How long ranks of a grant may still run where the log is known to have ended it: their own grace and its sequel."""
+GANG_S = 150.0
+"""Within which a gang that began to start is whole or gone: a lost host is noticed, waited for and given up."""
+
+
+class OneLeaderPerTerm:
+    """Raft's election safety: at most one host leads in a term."""
+
+    name, every_s = "at most one leader per term", 0.0
+
+    def __init__(self, rack: "SimRack") -> None:
+        self.rack = rack
+        self.led: dict[int, str] = {}
+
+    def check(self, world: World) -> None:
+        raft = self.rack.raft_that_ran()
+        if raft is not None and raft.role is Role.LEADER:
+            who = self.led.setdefault(raft.term, str(raft.me))
+            assert who == raft.me, f"{who} and {raft.me} both lead in term {raft.term}"
+
+
+class LogsAgree:
+    """State machine safety: whatever is committed at an index is the same everywhere, for ever, also after restarts."""
+
+    name, every_s = "logs agree on what is committed", 0.0
+
+    def __init__(self, rack: "SimRack") -> None:
+        self.rack = rack
+        self.committed: dict[int, tuple[int, int]] = {}
+        """Index -> term and checksum of the command."""
+        self.seen: dict[HostLoop, int] = {}
+        """An agent's loop -> up to where its log was compared."""
+
+    def check(self, world: World) -> None:
+        raft = self.rack.raft_that_ran()
+        if raft is None or world.last is None:
+            return
+        seen = self.seen.get(world.last, 0)
+        if raft.commit <= seen:
+            return
+        self.seen[world.last] = raft.commit
+        log = raft._ledger.log
+        first = max(seen, log.base_index) + 1
+        for index, entry in enumerate(log.slice(first, raft.commit), first):
+            here = (entry.term, zlib.crc32(entry.command))
+            known = self.committed.setdefault(index, here)
+            assert known == here, f"{raft.me} has committed another command at {index}: {here}, elsewhere {known}"
+
+
+class MachinesHold:
+    """Every machine's own `check()`, on every host whose agent runs."""
+
+    name, every_s = "the invariants of all machines", 0.5
+
+    def __init__(self, rack: "SimRack") -> None:
+        self.rack = rack
+
+    def check(self, world: World) -> None:
+        for name in self.rack.alive():
+            for machine in machines_of(self.rack.agents[name]):
+                try:
+                    machine.check()
+                except AssertionError as error:
+                    raise AssertionError(f"{type(machine).__name__} of {name}: {error}") from error
+
+
+def machines_of(agent: Any) -> Iterator[Any]:
+    """Everything with `handle` and `check` that the agent's parts hold."""
+    parts = [getattr(agent, "gossip", None), getattr(agent, "log", None), *getattr(agent, "rooms", {}).values()]
+    for part in parts:
+        for held in [] if part is None else list(vars(part).values()):
+            for machine in (
+                held,
+                *(
+                    vars(held).values()
+                    if type(held).__module__.startswith("plugins.") and hasattr(held, "__dict__")
+                    else ()
+                ),
+            ):
+                if callable(getattr(machine, "check", None)) and callable(getattr(machine, "handle", None)):
+                    yield machine
+
+
+class RoomsLive:
+    """No room of any agent failed, unless a disk did."""
+
+    name, every_s = "no room fails", 0.5
+
+    def __init__(self, rack: "SimRack") -> None:
+        self.rack = rack
+
+    def check(self, world: World) -> None:
+        for name in self.rack.alive():
+            for room, health in self.rack.agents[name].health.items():
+                sick = "OSError" in health.why or "Errno" in health.why
+                assert health.state != "failed" or sick, f"{room} of {name} failed: {health.why}"
+
+
+class WorkloadsRight:
+    """What the users' programs check by themselves: exact sums, no acknowledged page lost."""
+
+    name, every_s = "workloads saw nothing wrong", 0.0
+
+    def __init__(self, rack: "SimRack") -> None:
+        self.rack = rack
+
+    def check(self, world: World) -> None:
+        assert not self.rack.wrong, self.rack.wrong[0]
+
+
+class Rank:
+    """One rank that really runs."""
+
+    __slots__ = ("epoch", "gpus", "host", "job", "process", "rank", "size", "tenant")
+
+    def __init__(self, host: str, process: SimProcess, command: Command) -> None:
+        env = command.env
+        self.host, self.process = host, process
+        self.job, self.epoch, self.rank = env["COVEY_JOB_ID"], int(env["COVEY_EPOCH"]), int(env["COVEY_RANK"])
+        self.gpus = tuple(gpu for gpu in env["COVEY_GPUS"].split(",") if gpu)
+        self.size, self.tenant = int(env["COVEY_WORLD_SIZE"]), env["COVEY_TENANT"]
+
+
+def ranks_of(world: World) -> list[Rank]:
+    """Every rank that runs anywhere, also on hosts that nobody reaches."""
+    found: list[Rank] = []
+    for host in world.hosts.values():
+        for pid, process in host.processes.items():
+            command = host.commands.get(pid)
+            if command is not None and "COVEY_EPOCH" in command.env:
+                found.append(Rank(host.name, process, command))
+    return found
+
+
+class GpusExclusive:
+    """A GPU never runs ranks of two grants at once, and a rank never runs twice under one grant."""
+
+    name, every_s = "a GPU belongs to one grant", 0.0
+
+    def __init__(self, rack: "SimRack") -> None:
+        self._births = -1
+
+    def check(self, world: World) -> None:
+        if world.births == self._births:
+            return
+        self._births = world.births
+        owner: dict[str, Rank] = {}
+        running: dict[tuple[str, int, int], str] = {}
+        for rank in ranks_of(world):
+            once = (rank.job, rank.epoch, rank.rank)
+            assert once not in running, f"{once} runs on {running[once]} and on {rank.host}"
+            running[once] = rank.host
+            for gpu in rank.gpus:
+                other = owner.setdefault(gpu, rank)
+                assert (other.job, other.epoch) == (rank.job, rank.epoch), (
+                    f"{gpu} runs {other.job} under epoch {other.epoch} and {rank.job} under epoch {rank.epoch}"
+                )
+
+
+class QuotaHeld:
+    """What really runs of a tenant never exceeds its quota. A job counts once, with what its largest epoch uses: ranks
+    of an older one on a host that nobody reaches are somebody else's business (`FencedRanksEnd`)."""
+
+    name, every_s = "no tenant runs more than its quota", 0.0
+
+    def __init__(self, rack: "SimRack", quotas: dict[str, int]) -> None:
+        self.quotas = quotas
+        self._births = -1
+
+    def check(self, world: World) -> None:
+        if world.births == self._births:
+            return
+        self._births = world.births
+        by_job: dict[tuple[str, str], dict[int, int]] = {}
+        for rank in ranks_of(world):
+            epochs = by_job.setdefault((rank.tenant, rank.job), {})
+            epochs[rank.epoch] = epochs.get(rank.epoch, 0) + len(rank.gpus)
+        used: dict[str, int] = {}
+        for (tenant, _), epochs in by_job.items():
+            used[tenant] = used.get(tenant, 0) + max(epochs.values())
+        for tenant, gpus in used.items():
+            quota = self.quotas.get(tenant)
+            assert quota is None or gpus <= quota, f"tenant {tenant} runs {gpus} GPUs, its quota is {quota}"
+
+
+class FencedRanksEnd:
+    """Ranks of a grant that this host's own log knows to be over end within a bound, if its agent runs meanwhile."""
+
+    name, every_s = "ranks of an ended grant end", 1.0
+
+    def __init__(self, rack: "SimRack") -> None:
+        self.rack = rack
+        self._since: dict[tuple[str, int], float] = {}
+
+    def check(self, world: World) -> None:
+        still: dict[tuple[str, int], float] = {}
+        for rank in ranks_of(world):
+            scheduler = self.rack.room(rank.host, "scheduler")
+            if scheduler is None or rank.process.loop.paused:
+                continue
+            job = scheduler.queue.jobs.get(rank.job)
+            over = job is not None and (job.epoch > rank.epoch or job.state in ("done", "failed", "cancelled"))
+            if over:
+                key = (rank.host, rank.process.id.pid)
+                still[key] = since = self._since.get(key, world.now)
+                age_s = world.now - since
+                assert age_s < FENCE_S, (
+                    f"rank {rank.rank} of {rank.job} still runs on {rank.host} under epoch {rank.epoch}, "
+                    f"{age_s:.0f} s after its log said that epoch {job.epoch} is {job.state}"
+                )
+        self._since = still
+
+
+class GangsWhole:
+    """All or nothing: a gang that has begun to start is whole or gone within a bound."""
+
+    name, every_s = "a gang starts whole or not at all", 1.0
+
+    def __init__(self, rack: "SimRack") -> None:
+        self._began: dict[tuple[str, int], float] = {}
+        self._started: dict[tuple[str, int], dict[int, None]] = {}
+
+    def check(self, world: World) -> None:
+        alive: dict[tuple[str, int], int] = {}
+        for rank in ranks_of(world):
+            key = (rank.job, rank.epoch)
+            alive[key] = rank.size
+            self._began.setdefault(key, world.now)
+            self._started.setdefault(key, {})[rank.rank] = None
+        for key, size in alive.items():
+            age_s = world.now - self._began[key]
+            started = len(self._started[key])
+            assert started == size or age_s < GANG_S, (
+                f"{started} of {size} ranks of {key[0]} under epoch {key[1]} were started, {age_s:.0f} s ago"
+            )
+
+
+class SlabsExclusive:
+    """One mapping of one slab is lent by one host at most, and every lender keeps to what it may lend."""
+
+    name, every_s = "a slab has one lender", 1.0
+
+    def __init__(self, rack: "SimRack") -> None:
+        self.rack = rack
+
+    def check(self, world: World) -> None:
+        holders: dict[tuple[Any, ...], str] = {}
+        for name in self.rack.alive():
+            memory = self.rack.room(name, "memory")
+            for lent in [] if memory is None else memory.lending.machine.lent.values():
+                if lent.state in ("lent", "evicting"):
+                    key = (lent.borrower, lent.slab.volume, lent.slab.index, lent.slab.epoch)
+                    assert key not in holders, f"{key} is lent by {holders[key]} and by {name}"
+                    holders[key] = name
+
+
+def invariants_for(rack: "SimRack") -> list[Invariant]:
+    """All that can be looked at in a rack with these rooms."""
+    found: list[Invariant] = [
+        OneLeaderPerTerm(rack),
+        LogsAgree(rack),
+        MachinesHold(rack),
+        RoomsLive(rack),
+        WorkloadsRight(rack),
+    ]
+    rooms = {room.name for room in rack.rooms}
+    if "scheduler" in rooms:
+        found += [GpusExclusive(rack), QuotaHeld(rack, rack.quotas), FencedRanksEnd(rack), GangsWhole(rack)]
+    if "memory" in rooms:
+        found.append(SlabsExclusive(rack))
+    return found

@@ -1,0 +1,190 @@
+"""A process that uses remote memory in a simulated rack, with a write-ahead oracle of every page.
+
+Before a write is sent its version is noted as *possible*, when it is answered it is *acknowledged* and everything older
+stops being possible. A read must return the acknowledged version or a later possible one. Each page says which volume,
+page and version it is and carries a checksum, so a page of somebody else, a mixture of two or a torn one is noticed.
+
+Two verdicts: `wrong` must never be, whatever failed (bytes that nobody wrote there); `stale` is an older version
+of the right page, which one failure must not cause, but two at once (the volume's process and a lender) may.
+"""
+
+import asyncio
+import struct
+import zlib
+from collections.abc import Awaitable, Callable
+
+from covey import remote
+from covey.frames import pack, read_frame
+from covey.ports import ByteStream, Command, Env
+from covey.remote import Op, Request, Status
+from covey.wire import Attach, Join, Refusal, VolumeAt, decoder
+
+_HEAD = struct.Struct("<IIII")
+ANSWER_S = 60.0
+PAUSE_S = 0.1
+Say = Callable[[str], None]
+
+
+def page_of(volume: str, page: int, version: int, size: int) -> bytes:
+    """What version `version` of a page holds."""
+    body = bytes([(page * 7 + version * 13 + 1) & 255]) * (size - _HEAD.size)
+    here = zlib.crc32(volume.encode())
+    return _HEAD.pack(here, page, version, zlib.crc32(body, here ^ page ^ version)) + body
+
+
+def version_of(volume: str, page: int, data: bytes) -> int | None:
+    """Which version of this page `data` is: 0 when it was never written, None when it is no version of it."""
+    if not any(data):
+        return 0
+    here, number, version, crc = _HEAD.unpack_from(data)
+    right = here == zlib.crc32(volume.encode()) and number == page
+    return version if right and crc == zlib.crc32(data[_HEAD.size :], here ^ page ^ version) else None
+
+
+class Oracle:
+    """What each page of one volume may hold."""
+
+    def __init__(self, volume: str, wrong: Say, stale: Say) -> None:
+        self.volume, self._wrong, self._stale = volume, wrong, stale
+        self.acknowledged: dict[int, int] = {}
+        self.possible: dict[int, int] = {}
+        """Newest version ever sent."""
+        self.reads = self.writes = 0
+
+    def sending(self, page: int) -> int:
+        version = self.possible.get(page, 0) + 1
+        self.possible[page] = version
+        return version
+
+    def acknowledge(self, page: int, version: int) -> None:
+        self.acknowledged[page] = max(version, self.acknowledged.get(page, 0))
+        self.writes += 1
+
+    def check(self, page: int, data: bytes) -> None:
+        self.reads += 1
+        found = version_of(self.volume, page, data)
+        least, most = self.acknowledged.get(page, 0), self.possible.get(page, 0)
+        where = f"page {page} of {self.volume}"
+        if found is None or found > most:
+            self._wrong(f"{where} holds what nobody wrote there: {data[:24].hex()}, at most version {most} was sent")
+        elif found < least:
+            self._stale(f"{where} is at version {found}, but {least} was acknowledged")
+        else:
+            self.acknowledged[page] = found  # once seen it may not go back
+
+
+class VolumeClient:
+    """One connection to a volume's process, made again as often as need be. Requests may be repeated at will."""
+
+    def __init__(self, env: Env, volume: str, size_bytes: int) -> None:
+        self.env, self.volume, self.size_bytes = env, volume, size_bytes
+        self.at: VolumeAt | None = None
+        self._stream: ByteStream | None = None
+        self._tag = 0
+
+    async def attach(self) -> VolumeAt:
+        """ConnectionError while the agent is away; PermissionError when it refuses."""
+        stream = await self.env.bytes.connect(f"unix:{self.env.run_dir}/jobs.sock")
+        try:
+            await stream.write(pack(Join(1)))
+            await stream.write(pack(Attach(self.volume, self.size_bytes)))
+            async with asyncio.timeout(ANSWER_S):
+                while True:
+                    frame = await read_frame(stream, decoder)
+                    if isinstance(frame, VolumeAt):
+                        return frame
+                    if isinstance(frame, Refusal):
+                        raise PermissionError(f"{frame.what}: {frame.why}")
+        finally:
+            stream.close()
+
+    async def ask(self, op: Op, page: int, count: int, data: bytes = b"") -> bytes | None:
+        """The pages read (empty for a write); None when the volume failed. Repeated until there is an answer."""
+        while True:
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    return await self._try(op, page, count, data)
+            except (ConnectionError, TimeoutError, PermissionError):
+                self.hang_up()
+                await asyncio.sleep(PAUSE_S)
+
+    async def _try(self, op: Op, page: int, count: int, data: bytes) -> bytes | None:
+        stream = await self._connected()
+        self._tag += 1
+        await stream.write(remote.pack_request(Request(op, page, count, self._tag)), data)
+        header = bytearray(remote.REPLY_BYTES)
+        await stream.read_into(memoryview(header))
+        reply = remote.reply(header)
+        if reply.status is not Status.OK:
+            self.hang_up()
+            return None
+        if reply.tag != self._tag:
+            raise remote.WireError("an answer to something else")
+        assert self.at is not None
+        pages = bytearray(count * self.at.page_bytes if op is Op.READ else 0)
+        await stream.read_into(memoryview(pages))
+        return bytes(pages)
+
+    async def _connected(self) -> ByteStream:
+        if self._stream is None:
+            self.at = at = await self.attach()
+            stream = await self.env.bytes.connect(f"unix:{at.path.removeprefix('unix:')}")
+            await stream.write(remote.pack_hello(at.token))
+            data = bytearray(remote.WELCOME_BYTES)
+            await stream.read_into(memoryview(data))
+            if remote.welcome(data).status is not Status.OK:
+                stream.close()
+                raise remote.WireError("not let in")
+            self._stream = stream
+        return self._stream
+
+    def hang_up(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+
+def pager(
+    oracle: Oracle, size_bytes: int, seconds: float, pause_s: float = 0.02
+) -> Callable[[Env, Command], Awaitable[int]]:
+    """Writes and reads pages for so long, most of them in one hot part of the volume, then reads all of it back."""
+
+    async def run(env: Env, command: Command) -> int:
+        client = VolumeClient(env, oracle.volume, size_bytes)
+        while client.at is None:
+            try:
+                await client._connected()
+            except (ConnectionError, TimeoutError, PermissionError):
+                await asyncio.sleep(PAUSE_S)
+        page_bytes = client.at.page_bytes
+        pages = size_bytes // page_bytes
+        end_s = env.clock.now_s() + seconds
+        while env.clock.now_s() < end_s:
+            await asyncio.sleep(env.rng.uniform(0.5, 1.5) * pause_s)
+            count = env.rng.choice((1, 1, 1, 2, 4))
+            first = env.rng.randrange(0, (pages // 4 if env.rng.random() < 0.8 else pages) - count)
+            if env.rng.random() < 0.6:
+                await _write(client, oracle, first, count, page_bytes)
+            else:
+                await _read(client, oracle, first, count, page_bytes)
+        for first in range(0, pages, 16):
+            await _read(client, oracle, first, min(16, pages - first), page_bytes)
+        client.hang_up()
+        return 0
+
+    return run
+
+
+async def _write(client: VolumeClient, oracle: Oracle, first: int, count: int, page_bytes: int) -> None:
+    versions = [oracle.sending(page) for page in range(first, first + count)]
+    data = [page_of(oracle.volume, first + at, version, page_bytes) for at, version in enumerate(versions)]
+    if await client.ask(Op.WRITE, first, count, b"".join(data)) is not None:
+        for at, version in enumerate(versions):
+            oracle.acknowledge(first + at, version)
+
+
+async def _read(client: VolumeClient, oracle: Oracle, first: int, count: int, page_bytes: int) -> None:
+    found = await client.ask(Op.READ, first, count)
+    if found is not None:
+        for at in range(count):
+            oracle.check(first + at, found[at * page_bytes : (at + 1) * page_bytes])
