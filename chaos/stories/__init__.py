@@ -1,1 +1,56 @@
+"""One failure story per file, each with a `play(rack)`; here what they share."""
 
+from chaos.rackworld import SimRack
+from covey.core import JobId
+
+
+def train(
+    rack: SimRack,
+    rounds: int,
+    tenant: str = "red",
+    workers: int = 4,
+    key: str = "first",
+    floats: int = 24,
+    within_s: float = 60.0,
+) -> JobId:
+    """Submit a gang that trains with one GPU per worker."""
+    spec = {
+        "argv": ["trainer", str(rounds), str(floats)],
+        "tenant": tenant,
+        "workers": workers,
+        "gpus_per_worker": 1,
+        "cwd": "/",
+    }
+    return rack.submit(spec, f"{key}-{rack.world.seed}-{rounds}", within_s=within_s)
+
+
+def working(rack: SimRack) -> list[str]:
+    """Hosts that run ranks now."""
+    return [name for name, host in rack.hosts.items() if host.find("trainer")]
+
+
+def lenders(rack: SimRack, borrower: str) -> list[str]:
+    """Hosts that hold slabs of volumes of this host."""
+    memory = rack.room(borrower, "memory")
+    if memory is None:
+        return []
+    return sorted({str(slab.place.lender) for slab in memory.borrowing.machine._all() if slab.place is not None})
+
+
+def leaked(rack: SimRack) -> list[str]:
+    """Slabs that a lender holds and no borrower uses."""
+    used: set[tuple[str, str, int, int]] = set()
+    for name in rack.hosts:
+        memory = rack.room(name, "memory")
+        for slab in [] if memory is None else memory.borrowing.machine._all():
+            for place in (slab.place, slab.next, slab.search):
+                if place is not None:
+                    used.add((name, slab.volume, slab.index, place.epoch))
+    found: list[str] = []
+    for name in rack.hosts:
+        memory = rack.room(name, "memory")
+        for lent in [] if memory is None else memory.lending.machine.lent.values():
+            key = (str(lent.borrower), lent.slab.volume, lent.slab.index, lent.slab.epoch)
+            if key not in used:
+                found.append(f"{name} holds {key}")
+    return found

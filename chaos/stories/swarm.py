@@ -1,0 +1,34 @@
+"""Faults of many families at once, drawn from the seed; jobs of two tenants, a volume in use. What may go wrong
+does (a killed rank fails its job), nothing else; and when all is healed the rack is whole and its jobs are over."""
+
+from chaos import faults
+from chaos.rackworld import SimRack
+from chaos.stories import train
+from chaos.story import ended
+
+FAULTS_S = 60.0
+
+
+def play(rack: SimRack) -> None:
+    rack.settle()
+    start = rack.world.now
+    plan = faults.swarm(rack.world.seed, sorted(rack.hosts), start, start + FAULTS_S)
+    faults.schedule(rack.world, plan)
+    rack.pager(rack.rng.choice(sorted(rack.hosts)), "vol1", 1 << 18, FAULTS_S)
+    over = ("done", "failed", "cancelled")
+    jobs = {}
+    for number in range(rack.rng.randint(1, 4)):
+        tenant = rack.rng.choice(("red", "blue"))
+        job = train(
+            rack,
+            rounds=rack.rng.randint(2, 40),
+            tenant=tenant,
+            workers=rack.rng.randint(1, 2 if tenant == "blue" else 4),
+            key=f"swarm-{number}",
+            within_s=FAULTS_S + 120.0,
+        )
+        jobs[job] = over
+        rack.run(rack.rng.uniform(0.0, 12.0))
+    rack.run(max(0.0, start + FAULTS_S - rack.world.now))
+    rack.stale.clear()  # several failures at once may cost pages that no disk had yet
+    ended(rack, jobs)

@@ -1,0 +1,128 @@
+"""Telling a story: a rack by its seed, what happens to it, and what must be true at the end.
+
+A story is a function of a `SimRack` in a file of `chaos/stories`. `tell` plays one by name and seed; every invariant
+is watched meanwhile, and `ended` says what must be true once all faults are healed: the rack is whole again within a bound,
+every job is over and known alike everywhere, nothing of it is left behind.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from chaos import stories
+from chaos.rackworld import SimRack
+from covey.core import JobId
+
+WHOLE_S = 90.0
+"""After `heal`, within which all hosts see each other and one leader."""
+OVER_S = 240.0
+"""After `heal`, within which all jobs are over: a lost host is waited for (60 s) before its job is placed again."""
+QUIET_S = 30.0
+"""After the last job, within which nothing of any job is left on any host."""
+STATES_OVER = ("done", "failed", "cancelled")
+
+Story = Callable[[SimRack], None]
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What one story was."""
+
+    story: str
+    seed: int
+    seconds: float
+    """Virtual."""
+    steps: int
+    faults: int
+    story_hash: int
+    counts: dict[str, int]
+
+    def line(self) -> str:
+        return (
+            f"{self.story} seed {self.seed}: {self.seconds:.0f} s, {self.steps} callbacks, {self.faults} faults, "
+            f"hash {self.story_hash:08x}"
+        )
+
+
+def known_stories() -> dict[str, Story]:
+    """Name -> function: every module of `chaos.stories` has a `play`."""
+    found: dict[str, Story] = {}
+    for module in sorted(pkgutil.iter_modules(stories.__path__), key=lambda module: module.name):
+        found[module.name] = importlib.import_module(f"chaos.stories.{module.name}").play
+    return found
+
+
+def tell(name: str, seed: int, hosts: int = 4, log: Callable[[str], None] | None = None) -> Told:
+    """Play one story. `Broken` with the line that repeats it when something does not hold; KeyError: no such story."""
+    play = known_stories()[name]
+    quotas: Mapping[str, int] = {"red": hosts, "blue": max(1, hosts // 2)}
+    with SimRack(seed, hosts, log=log, story=name, quotas=quotas) as rack:
+        rack.start()
+        try:
+            play(rack)
+        except AssertionError as error:
+            if "repeat with:" in str(error):
+                raise
+            raise rack.world.broken(str(error)) from error
+        world = rack.world
+        return Told(
+            name, seed, round(world.now, 3), world.steps, world.counts.get("fault", 0), world.story_hash, world.counts
+        )
+
+
+# ---- what must be true at the end ------------------------------------------------------------------------------------
+
+
+def ended(rack: SimRack, jobs: Mapping[JobId, tuple[str, ...]], over_s: float = OVER_S) -> None:
+    """Heal everything; then the rack must be whole, and every job over in one of the states allowed for it."""
+    rack.heal()
+    rack.settle(WHOLE_S)
+    rack.until(
+        lambda: all(_state(rack, job) in STATES_OVER for job in jobs), over_s, f"all of {', '.join(jobs)} are over"
+    )
+    for job, allowed in jobs.items():
+        seen = {name: _state(rack, job, name) for name in rack.hosts}
+        rack.until(
+            lambda job=job: len({_state(rack, job, name) for name in rack.hosts}) == 1,  # type: ignore[misc]
+            10.0,
+            f"all hosts tell the same of {job}, now {seen}",
+        )
+        job_now = rack.room(next(iter(rack.hosts)), "scheduler").queue.jobs[job]
+        assert job_now.state in allowed, f"{job} is {job_now.state} ({job_now.reason}), expected {' or '.join(allowed)}"
+    rack.until(lambda: not leftovers(rack), QUIET_S, "nothing is left of jobs that are over" + _what_is_left(rack))
+    not_stale(rack)
+
+
+def _state(rack: SimRack, job: JobId, on: str | None = None) -> str:
+    """A job's state as a host's copy of the log has it."""
+    for name in [on] if on else list(rack.hosts):
+        scheduler = rack.room(name, "scheduler")
+        if scheduler is not None:
+            known = scheduler.queue.jobs.get(job)
+            return "unknown" if known is None else str(known.state)
+    return "unknown"
+
+
+def leftovers(rack: SimRack) -> list[str]:
+    """Ranks, supervisors, reservations and ports that no job needs any more."""
+    found: list[str] = []
+    for name, host in rack.hosts.items():
+        for process in host.processes.values():
+            short = process.name.partition("/")[2]
+            if short.startswith("sup-") or "COVEY_EPOCH" in getattr(host.commands.get(process.id.pid), "env", {}):
+                found.append(process.name)
+        scheduler = rack.room(name, "scheduler")
+        if scheduler is not None:
+            found += [f"{name} holds GPUs for {hold.job}" for hold in scheduler.ranks.reservations.all()]
+    return found
+
+
+def _what_is_left(rack: SimRack) -> str:
+    found = leftovers(rack)
+    return f": {', '.join(found[:5])}" if found else ""
+
+
+def not_stale(rack: SimRack) -> None:
+    """No acknowledged page was lost."""
+    assert not rack.stale, rack.stale[0]
