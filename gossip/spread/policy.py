@@ -7,8 +7,8 @@ import msgspec
 from gossip.spread.messages import KEY_BYTES_MAX, KEYS_MAX, TOMBSTONES_MAX, VALUE_BYTES_MAX, Delta, Entry, Known
 from gossip.words import U32_MAX, U63_MAX
 
-ENTRY_BYTES = 9
-"""Most bytes that an entry costs beside key and value: array 1, key header 1-2, version 5, value header 1-3."""
+ENTRY_BYTES = 11
+"""Most bytes that an entry costs beside key and value: array 1, key header 2, version 5, value header 3."""
 MAP_BYTES_MAX = 960
 """Bytes of one host's map, so that it fits whole into one datagram: then a delta never needs to be cut, and a reset is
 one datagram or nothing."""

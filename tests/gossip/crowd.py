@@ -20,13 +20,15 @@ KEY = bytes(range(32))
 class Member:
     """One simulated host: machine, seal, and what it told its agent."""
 
-    def __init__(self, crowd: "Crowd", name: str, uuid: bytes, boot: int, settings: GossipSettings) -> None:
-        self.crowd, self.name, self.uuid, self.boot = crowd, HostId(name), uuid, boot
-        self.address = f"{name}:7946"
+    def __init__(
+        self, crowd: "Crowd", name: str, place: str, key: bytes, uuid: bytes, boot: int, settings: GossipSettings
+    ) -> None:
+        self.crowd, self.name, self.place = crowd, HostId(name), place
+        self.address = f"{place}:7946"
         me = Sender(self.name, uuid, boot)
         room = budget(settings.datagram_bytes, name)
         self.gossip = Gossip(me, settings, room, random.Random(crowd.rng.getrandbits(64)))
-        ring = Keyring([KEY], settings.cluster)
+        ring = Keyring([key], settings.cluster)
         self.datagram_bytes = settings.datagram_bytes
         self.sealer, self.opener = Sealer(ring, me, b"salt"), Opener(ring, me.identity)
         self.up = True
@@ -79,7 +81,7 @@ class Member:
 
 
 class Crowd:
-    """`loss`: fraction of datagrams lost; `cut`: pairs of names that cannot hear one another (from, to)."""
+    """`loss`: fraction of datagrams lost; `cut`: pairs of places that cannot hear one another (from, to)."""
 
     def __init__(self, seed: int = 1, loss: float = 0.0, **settings: Any) -> None:
         self.rng = random.Random(seed)
@@ -92,12 +94,22 @@ class Crowd:
         self._heap: list[tuple[float, int, Member, Callable[[], None]]] = []
         self._serial = 0
 
-    def start(self, name: str, seeds: Iterable[str] = (), boot: int = 1, uuid: bytes = b"", **more: Any) -> Member:
-        """Start, or restart, a host. It remembers what `more["remembered"]` says."""
-        remembered: tuple[Record, ...] = more.pop("remembered", ())
+    def start(
+        self,
+        name: str,
+        seeds: Iterable[str] = (),
+        boot: int = 1,
+        uuid: bytes = b"",
+        place: str = "",
+        key: bytes = KEY,
+        remembered: tuple[Record, ...] = (),
+        **more: Any,
+    ) -> Member:
+        """Start, or restart, a host. `place` is where its datagrams arrive, by default its name."""
+        place = place or name
         settings = GossipSettings(seeds=tuple(f"{seed}:7946" for seed in seeds), **self.settings, **more)
         uuid = uuid or name.encode().ljust(16, b".")[:16]
-        member = self.members[name] = Member(self, name, uuid, boot, settings)
+        member = self.members[place] = Member(self, name, place, key, uuid, boot, settings)
         member.feed(Started(member.address, remembered))
         return member
 
@@ -130,13 +142,13 @@ class Crowd:
         others = list(other)
         for a in one:
             for b in others:
-                self.cut |= {(a.name, b.name), (b.name, a.name)}
+                self.cut |= {(a.place, b.place), (b.place, a.place)}
 
     def carry(self, sender: Member, to: str, datagram: bytes) -> None:
-        name = to.removesuffix(":7946")
-        if (sender.name, name) in self.cut or self.rng.uniform(0, 1) < self.loss or name not in self.members:
+        place = to.removesuffix(":7946")
+        if (sender.place, place) in self.cut or self.rng.uniform(0, 1) < self.loss or place not in self.members:
             return
-        target = self.members[name]
+        target = self.members[place]
         delay_s = self.rng.uniform(0.0002, 0.002)
         self.after(delay_s, target, lambda: target.receive(sender.address, datagram))
 
@@ -154,7 +166,7 @@ class Crowd:
                     heapq.heappush(self._heap, (at_s, serial, member, what))
                     return self.now_s - start_s
                 look_s = at_s + 0.05
-            if not member.up or self.members.get(member.name) is not member:
+            if not member.up or self.members.get(member.place) is not member:
                 continue
             if at_s < member.paused_until_s:
                 heapq.heappush(self._heap, (member.paused_until_s, serial, member, what))

@@ -37,8 +37,8 @@ class Standing:
                 self._join(alive, address, now_s)
             return
         order = (alive.boot, alive.incarnation)
-        known = (member.boot, member.incarnation)
-        news = order > known or (member.remembered and order == known)
+        again = member.remembered and order == (member.boot, member.incarnation)
+        news = again or policy.supersedes((*order, "alive"), member.order)
         match policy.claim(member.state, member.identity == about, news):
             case "none":
                 pass
@@ -78,16 +78,12 @@ class Standing:
         if changed:
             member.state, member.since_s = "alive", now_s
             self._table.tell(HostUp(member.host))
-        if changed:
             self.recount(now_s)
 
     def remember(self, record: m.Record, now_s: float) -> None:
         """A host from before our restart: suspect until it is heard of, or gone if it was gone then."""
-        if (
-            record.host == self._table.me.host
-            or record.host in self._table.members
-            or record.state == policy.rank("left")
-        ):
+        known = record.host == self._table.me.host or record.host in self._table.members
+        if known or not record.address or record.state == policy.rank("left"):
             return
         gone = record.state == policy.rank("gone")
         member = Member(
@@ -211,9 +207,9 @@ class Standing:
     def heard_gone(self, gone: m.Gone, now_s: float) -> None:
         """Believed of a suspect; of a host in good standing it is one more suspicion."""
         member = self.accused(gone)
-        if member is None or not member.live:
+        if member is None or not policy.supersedes((gone.boot, gone.incarnation, "gone"), member.order):
             return
-        if member.state == "alive":
+        if member.state != "suspect":
             self.suspected(member, gone.boot, gone.incarnation, gone.by, now_s)
             return
         member.boot, member.incarnation = gone.boot, gone.incarnation
@@ -223,7 +219,7 @@ class Standing:
 
     def heard_left(self, left: m.Left, now_s: float) -> None:
         member = self.accused(left)
-        if member is None or member.state == "left":
+        if member is None or not policy.supersedes((left.boot, left.incarnation, "left"), member.order):
             return
         member.boot, member.incarnation = left.boot, left.incarnation
         self._bury(member, "left", now_s)

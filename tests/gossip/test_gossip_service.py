@@ -1,0 +1,304 @@
+"""GossipService on real UDP sockets over loopback, and on a loop that is made to stand still."""
+
+import asyncio
+import contextlib
+import random
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, cast
+
+import pytest
+
+from covey.core import HostId
+from covey.ports import Address, Env
+from gossip.packet import Keyring, Sealer
+from gossip.service import GossipEvent, GossipService, GossipSettings, HostDown, HostUp
+from gossip.words import Sender
+
+KEY = bytes(range(32))
+QUICK = {"probe_interval_s": 0.1, "probe_timeout_s": 0.05, "spread_interval_s": 0.05, "gossip_interval_s": 0.02}
+
+
+class Udp(asyncio.DatagramProtocol):
+    """The smallest datagram port: one asyncio endpoint."""
+
+    def __init__(self, received: Callable[[bytes, Address], None]) -> None:
+        self._received = received
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self.address = "{}:{}".format(*transport.get_extra_info("sockname"))
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        self._received(data, f"{addr[0]}:{addr[1]}")
+
+    def send(self, data: bytes, to: Address) -> None:
+        host, _, port = to.rpartition(":")
+        self.transport.sendto(data, (host, int(port)))
+
+    def close(self) -> None:
+        self.transport.close()
+
+
+class Ports:
+    """Clock, datagrams, disk and log of one host; only what gossip uses."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.sick = False
+        self.warnings: list[str] = []
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    async def open(self, bind: Address, received: Callable[[bytes, Address], None]) -> Udp:
+        host, _, port = bind.rpartition(":")
+        loop = asyncio.get_running_loop()
+        _, protocol = await loop.create_datagram_endpoint(lambda: Udp(received), local_addr=(host, int(port)))
+        return protocol
+
+    async def read(self, name: str) -> bytes | None:
+        if self.sick:
+            raise OSError("sick disk")
+        return self.files.get(name)
+
+    async def replace(self, name: str, data: bytes) -> None:
+        if self.sick:
+            raise OSError("sick disk")
+        self.files[name] = data
+
+    def warning(self, event: str, **_: Any) -> None:
+        self.warnings.append(event)
+
+
+class Rack:
+    """Services of one test, all ended with it."""
+
+    def __init__(self) -> None:
+        self.services: list[GossipService] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self.told: dict[str, list[GossipEvent]] = {}
+        self.ports: dict[str, Ports] = {}
+
+    def make(self, name: str, keys: Sequence[bytes] = (KEY,), boot: int = 1, **options: Any) -> GossipService:
+        ports = self.ports.setdefault(name, Ports())
+        env = Env(
+            host=HostId(name),
+            clock=cast(Any, ports),
+            rng=random.Random(name),
+            entropy=random.Random(f"{name}{boot}").randbytes,
+            spawn=self.spawn,
+            log=cast(Any, ports),
+            datagrams=cast(Any, ports),
+            links=cast(Any, None),
+            bytes=cast(Any, None),
+            disk=cast(Any, ports),
+            processes=cast(Any, None),
+            probes=cast(Any, None),
+            run_dir="",
+        )
+        settings = GossipSettings(**({"bind": "127.0.0.1:0"} | QUICK | options))
+        told = self.told.setdefault(name, [])
+        service = GossipService(env, settings, keys, name.encode().ljust(16, b"."), boot, told.append)
+        self.services.append(service)
+        return service
+
+    async def start(self, name: str, **options: Any) -> GossipService:
+        service = self.make(name, **options)
+        await service.start()
+        return service
+
+    def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        self.tasks.append(asyncio.get_running_loop().create_task(work, name=name))
+        return self.tasks[-1]
+
+    async def end(self) -> None:
+        for service in self.services:
+            await service.stop(leave=False)
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+@pytest.fixture
+async def rack() -> AsyncIterator[Rack]:
+    made = Rack()
+    yield made
+    await made.end()
+
+
+async def until(holds: Callable[[], bool], within_s: float = 5.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def states(service: GossipService) -> dict[str, str]:
+    return {str(peer.host): peer.state for peer in service.hosts()}
+
+
+def values(service: GossipService, host: str) -> dict[str, bytes]:
+    return next((peer.values for peer in service.hosts() if peer.host == host), {})
+
+
+async def test_three_hosts_find_one_another_share_facts_and_say_goodbye(rack: Rack) -> None:
+    a = rack.make("a")
+    a.publish("endpoints", b"before the start")
+    await a.start()
+    b = await rack.start("b", seeds=(a.address,))
+    c = await rack.start("c", seeds=(a.address,))
+    everybody = {"a": "alive", "b": "alive", "c": "alive"}
+    await until(lambda: all(states(service) == everybody for service in (a, b, c)))
+    c.publish("spare", b"3")
+    await until(lambda: values(a, "c") == values(b, "c") == {"spare": b"3"})
+    await until(lambda: values(c, "a") == {"endpoints": b"before the start"})
+    assert HostUp(HostId("b")) in rack.told["a"] and [peer.host for peer in b.hosts()] == ["a", "b", "c"]
+    await c.stop(leave=True)
+    await until(lambda: states(a)["c"] == states(b)["c"] == "left", within_s=0.5)
+    assert rack.told["a"][-1] == HostDown(HostId("c"), left=True)
+
+
+async def test_a_host_that_falls_silent_is_gone(rack: Rack) -> None:
+    a = await rack.start("a")
+    b = await rack.start("b", seeds=(a.address,))
+    await until(lambda: states(a) == states(b) == {"a": "alive", "b": "alive"})
+    await b.stop(leave=False)
+    await until(lambda: states(a)["b"] == "gone")
+    assert rack.told["a"][-1] == HostDown(HostId("b"), left=False)
+    assert a.hosts()[1].suspected_by == "a"
+
+
+async def test_a_restart_finds_the_rack_by_the_file_of_known_hosts(rack: Rack) -> None:
+    a = await rack.start("a")
+    b = await rack.start("b", seeds=(a.address,))
+    await until(lambda: states(a) == states(b) == {"a": "alive", "b": "alive"})
+    await b.stop(leave=False)
+    assert set(rack.ports["b"].files) == {"gossip/peers"}
+    again = await rack.start("b", boot=2)
+    await until(lambda: states(again).get("a") == "alive" and a.hosts()[1].boot == 2)
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"\x92\x01\x91\xc0", b"\xff" * 40, b"\x91" * 2000])
+async def test_a_spoilt_file_of_known_hosts_is_left_aside(rack: Rack, spoilt: bytes) -> None:
+    rack.ports["a"] = Ports()
+    rack.ports["a"].files["gossip/peers"] = spoilt
+    a = await rack.start("a")
+    assert states(a) == {"a": "alive"} and rack.ports["a"].warnings == ["known hosts not read"]
+
+
+async def test_a_sick_disk_does_not_keep_a_host_out(rack: Rack) -> None:
+    a = await rack.start("a")
+    rack.ports["b"] = Ports()
+    rack.ports["b"].sick = True
+    b = await rack.start("b", seeds=(a.address,))
+    await until(lambda: states(a) == states(b) == {"a": "alive", "b": "alive"})
+    await b.stop(leave=False)
+    assert rack.ports["b"].warnings == ["known hosts not read", "known hosts not written"]
+
+
+async def test_a_host_bound_to_all_addresses_is_reached_where_it_was_seen(rack: Rack) -> None:
+    a = await rack.start("a")
+    b = await rack.start("b", bind="0.0.0.0:0", seeds=(a.address,))
+    assert b.advertised == ""
+    await until(lambda: states(a) == states(b) == {"a": "alive", "b": "alive"})
+    port = b.address.rpartition(":")[2]
+    assert a.hosts()[1].address == f"127.0.0.1:{port}"
+    await until(lambda: b.advertised == f"127.0.0.1:{port}")
+
+
+async def test_an_advertised_ip_is_told_with_the_bound_port(rack: Rack) -> None:
+    a = await rack.start("a", bind="0.0.0.0:0", advertise="127.0.0.1")
+    assert a.advertised == "127.0.0.1:" + a.address.rpartition(":")[2]
+
+
+async def test_a_host_without_the_key_stays_alone(rack: Rack) -> None:
+    a = await rack.start("a")
+    stranger = await rack.start("stranger", keys=(b"?" * 32,), seeds=(a.address,))
+    await until(lambda: a.counters.get("dropped_unknown_key", 0) > 0)
+    assert states(a) == {"a": "alive"} and states(stranger) == {"stranger": "alive"}
+
+
+async def test_keys_rotate_while_the_rack_runs(rack: Rack) -> None:
+    new = b"n" * 32
+    a = await rack.start("a")
+    b = await rack.start("b", seeds=(a.address,))
+    await until(lambda: states(a) == states(b) == {"a": "alive", "b": "alive"})
+    for ring in ((KEY, new), (new, KEY), (new,)):
+        for service in (a, b):
+            service.use_keys(ring)
+            await asyncio.sleep(0.05)
+    await until(lambda: a.counters["probes"] > 3)
+    assert "dropped_unknown_key" not in {**a.counters, **b.counters} and a.counters["probes_failed"] == 0
+    with pytest.raises(ValueError, match="key"):
+        a.use_keys([])
+
+
+async def test_rubbish_on_the_port_is_counted_and_harms_nobody(rack: Rack) -> None:
+    a = await rack.start("a")
+    host, _, port = a.address.rpartition(":")
+    valid = Sealer(Keyring([KEY], "covey"), Sender(HostId("x"), b"x" * 16, 1), b"salt").seal([])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as wire:
+        for rubbish in (b"", b"x", bytes(100), bytes(2000), valid[:-1], valid[:20], valid, valid):
+            wire.sendto(rubbish, (host, int(port)))
+    await until(lambda: a.counters.get("received", 0) == 8)
+    drops = {name: count for name, count in a.counters.items() if name.startswith("dropped_")}
+    assert drops == {
+        "dropped_malformed": 4,
+        "dropped_oversized": 1,
+        "dropped_unsealed": 1,
+        "dropped_replayed": 1,
+    }
+
+
+async def test_an_oversized_value_is_refused_and_gossip_goes_on(rack: Rack) -> None:
+    a = await rack.start("a")
+    with pytest.raises(ValueError, match="256"):
+        a.publish("big", bytes(257))
+    a.publish("small", b"1")
+    assert values(a, "a") == {"small": b"1"}
+    a.publish("small", None)
+    assert values(a, "a") == {}
+
+
+async def test_a_loop_that_stands_still_is_noticed_and_harms_nobody(rack: Rack) -> None:
+    """All three share the loop here, so each was deaf for the same second and has to forgive the others."""
+    a = await rack.start("a")
+    b = await rack.start("b", seeds=(a.address,))
+    await until(lambda: states(a) == states(b) == {"a": "alive", "b": "alive"})
+    time.sleep(0.6)  # noqa: ASYNC251  # the stall that is to be noticed
+    await asyncio.sleep(0.1)
+    assert a.counters["stalls"] > 0 and a.counters["loop_lag_ms_max"] >= 400
+    assert not [event for told in rack.told.values() for event in told if isinstance(event, HostDown)]
+
+
+async def test_a_mistake_in_a_callback_stops_gossip_where_it_is_watched(rack: Rack) -> None:
+    a = await rack.start("a")
+    mistake = RuntimeError("our mistake")
+
+    def fail(*_: object) -> None:
+        raise mistake
+
+    a._gossip.handle = fail  # type: ignore[method-assign, assignment]
+    (watch,) = [task for task in rack.tasks if task.get_name() == "gossip: watch"]
+    with contextlib.suppress(RuntimeError):
+        await asyncio.wait_for(asyncio.shield(watch), 3)
+    assert watch.exception() is mistake
+
+
+async def test_a_taken_port_is_refused_at_start(rack: Rack) -> None:
+    a = await rack.start("a")
+    with pytest.raises(OSError, match="in use"):
+        await rack.start("b", bind=a.address)
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    for wrong in (
+        {"probe_timeout_s": 2.0},
+        {"datagram_bytes": 9000},
+        {"gossip_fanout": 0},
+        {"cluster": "x" * 65},
+        {"hosts_max": 1},
+    ):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            GossipSettings(**wrong)  # type: ignore[arg-type]
