@@ -6,8 +6,10 @@ open, and BytePS adds in order of arrival). A contribution that comes before its
 
 An aggregator may begin without state: at the start of a job, and after a crash or a move. It then learns from every
 rank which version that rank holds (nobody may be missing: the missing one might hold the newest), asks the lowest
-rank among those with the newest version for it, and goes on from there. A push for a round at or below that version is
-one whose answer got lost with the old aggregator, and is answered with the state.
+rank among those with the newest version for it, and goes on from there. Version 0 of a model is what each rank began
+with, which may differ; rank 0's is the one that counts, so only rank 0 is asked for it, or a rank that was given it.
+A push for a round at or below that version is one whose answer got lost with the old aggregator, and is answered with
+the state.
 
     no state --all ranks opened--> asking a holder --its parts arrived--> state of version v
     state of version v --all ranks' parts of round v+1 added--> state of version v+1, given to all ranks
@@ -57,6 +59,7 @@ class TensorSum:
         """id of an array that is being sent -> how often."""
         self._held_versions: dict[int, int] = {}
         self._wants: set[int] = set()
+        """Ranks that ask for the agreed state; what they hold of version 0 is their own idea of it."""
         self._here: set[int] = set()
         self._holder: int | None = None
         self._fetched: set[int] = set()
@@ -79,8 +82,7 @@ class TensorSum:
                 raise Violation(f"rank {rank} holds version {version} of a tensor that is at {self.version}")
             return self._give([rank]) if want else ()
         self._held_versions[rank] = version
-        if want:
-            self._wants.add(rank)
+        (self._wants.add if want else self._wants.discard)(rank)
         if rank == self._holder:
             self._holder = None  # a new connection: what was asked of the old one will not come
         return self._recover()
@@ -190,7 +192,7 @@ class TensorSum:
             raise Violation(f"ranks hold versions {oldest} to {newest}; no two can be more than one apart")
         if self.declared.kind == "grad" and newest == oldest:
             return self._begin(newest, has_state=False)
-        holders = [r for r, version in sorted(self._held_versions.items()) if version == newest and r in self._here]
+        holders = [rank for rank in sorted(self._here) if self._held_versions[rank] == newest and self._has_it(rank)]
         if not holders:
             return ()
         self._holder = holders[0]
@@ -198,6 +200,9 @@ class TensorSum:
         if not len(self._state):
             self._state = _empty(self._count)
         return (Do("ask", self._holder),)
+
+    def _has_it(self, rank: int) -> bool:
+        return rank == 0 or rank not in self._wants
 
     def _begin(self, version: int, has_state: bool) -> Sequence[Do]:
         self.version, self.has_state, self._holder = version, has_state, None

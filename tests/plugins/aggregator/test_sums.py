@@ -150,6 +150,15 @@ def test_the_holder_that_was_asked_goes_away_and_another_with_the_same_version_i
     assert tensor.version == 5 and tensor.lend()[1].tobytes() == b"\2" * 16
 
 
+def test_the_beginning_of_a_model_is_rank_0s_even_while_rank_0_is_away() -> None:
+    tensor = TensorSum(Declared("w", "model", (1,)), 3)
+    tensor.open(0, 0, True)
+    tensor.open(1, 0, True)
+    assert tensor.open(2, 0, True) == (Do("ask", 0),)
+    assert not tensor.gone(0), "rank 1's own idea of the beginning would be taken"
+    assert tensor.open(1, 0, False) == (Do("ask", 1),), "rank 1 was given rank 0's by an earlier aggregator"
+
+
 def test_nobody_is_asked_before_all_ranks_have_said_which_version_they_hold() -> None:
     tensor = TensorSum(Declared("w", "model", (4,)), 3)
     assert not tensor.open(0, 4, False) and not tensor.open(2, 4, False)

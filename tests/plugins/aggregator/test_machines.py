@@ -1,0 +1,431 @@
+"""Home, Owner and Directory by story: events in, actions out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from covey.core import Heard, HostId, JobId, Note, Send, SetTimer, Undelivered
+from plugins.aggregator.machine.directory import Directory, Joined, RankLost
+from plugins.aggregator.machine.events import Answered, Ask, Keep, Placed, Rack, TellRanks, Unplaced
+from plugins.aggregator.machine.home import COMPLAINTS_S, Expired, Home
+from plugins.aggregator.machine.owner import (
+    ForgetJob,
+    Held,
+    LoadChanged,
+    Owner,
+    ProcessDown,
+    ProcessUp,
+    Served,
+    ServeJob,
+)
+from plugins.aggregator.messages import (
+    Accepted,
+    Assigned,
+    Declined,
+    DoYouServe,
+    Dropped,
+    Known,
+    Lost,
+    Offer,
+    Retire,
+    Serving,
+    Settings,
+    Wanted,
+    WhoSums,
+)
+from plugins.aggregator.policy import Candidate
+from plugins.facts import Place
+
+JOB = JobId("j1")
+A, B, C, D = HostId("a"), HostId("b"), HostId("c"), HostId("d")
+PLACES = (Place(A, (0,), ()), Place(B, (1,), ()))
+PLACED = Placed(JOB, 1, 2, PLACES)
+SECRET = bytes(16)
+G1 = 1 << 32
+
+
+def rack(*gone: HostId, sums: Sequence[HostId] = (C, D)) -> Rack:
+    loads = {C: 0.1, D: 0.5}
+    return Rack(frozenset(gone), tuple(Candidate(host, False, loads.get(host, 0.9), 0, 0.0) for host in sums))
+
+
+class Play:
+    """A machine, its clock, and what it did."""
+
+    def __init__(self, machine: Any) -> None:
+        self.machine, self.now_s = machine, 100.0
+        self.actions: list[Any] = []
+
+    def __call__(self, event: Any) -> list[Any]:
+        found = list(self.machine.handle(event, self.now_s))
+        self.machine.check()
+        self.actions += found
+        return found
+
+
+def sends(actions: Sequence[Any]) -> list[tuple[HostId, Any]]:
+    return [(action.to, action.message) for action in actions if isinstance(action, Send)]
+
+
+def at_home(sums: Sequence[HostId] = (C, D)) -> Play:
+    """Host a is the home of a job; everybody knows nothing yet; the first offer is out."""
+    play = Play(Home(A, lambda size: bytes(size)))
+    play(rack(sums=sums))
+    assert [(a.to, a.question) for a in play(PLACED)] == [(A, WhoSums(JOB)), (B, WhoSums(JOB))]
+    assert play(Answered(A, WhoSums(JOB), Known(None))) == []
+    play(Answered(B, WhoSums(JOB), None))  # did not answer in time
+    return play
+
+
+def assigned_home() -> tuple[Play, Assigned]:
+    play = at_home()
+    ((to, offer),) = sends(play.actions)
+    play(Heard(to, Accepted(JOB, offer.epoch, "10.0.0.3:9")))
+    return play, Assigned(JOB, offer.epoch, to, "10.0.0.3:9", SECRET)
+
+
+# ---- Home ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_home_asks_who_sums_the_job_then_offers_it_to_the_least_loaded() -> None:
+    play = at_home()
+    assert sends(play.actions) == [(C, Offer(JOB, G1 + 2, 2, SECRET))]
+    assert any(isinstance(action, SetTimer) and action.event == Expired(JOB, G1 + 2) for action in play.actions)
+
+
+def test_an_accepted_offer_is_told_to_this_host_first_then_to_all_hosts_of_the_job() -> None:
+    play, assigned = assigned_home()
+    assert sends(play.actions)[1:] == [(A, assigned), (B, assigned)]
+    assert [a.event for a in play.actions if isinstance(a, Note)] == ["tensors offered", "tensors assigned"]
+
+
+def test_a_declined_offer_goes_to_the_next_under_an_epoch_above_any_that_was_seen() -> None:
+    play = at_home()
+    found = play(Heard(C, Declined(JOB, G1 + 2, "full", known=G1 + 7)))
+    assert sends(found) == [(D, Offer(JOB, G1 + 8, 2, SECRET))]
+
+
+def test_an_offer_that_nobody_answers_goes_to_the_next() -> None:
+    play = at_home()
+    ((to, offer),) = sends(play.actions)
+    assert [host for host, _ in sends(play(Undelivered(to, offer)))] == [D]
+    assert play(Expired(JOB, offer.epoch)) == [], "the timer of an offer that is over"
+    play = at_home()
+    assert [host for host, _ in sends(play(Expired(JOB, G1 + 2)))] == [D]
+
+
+def test_an_acceptance_that_comes_too_late_is_given_back() -> None:
+    play = at_home()
+    play(Expired(JOB, G1 + 2))
+    ((to, message),) = sends(play(Heard(C, Accepted(JOB, G1 + 2, "10.0.0.3:9"))))
+    assert to == C and isinstance(message, Retire) and message.epoch == G1 + 2
+
+
+def test_when_nobody_takes_it_this_is_said_once_and_tried_again_each_second() -> None:
+    play = at_home(sums=())
+    assert [a.event for a in play.actions if isinstance(a, Note)] == ["nobody sums its tensors"]
+    assert play(rack(sums=())) == []
+    assert [host for host, _ in sends(play(rack(sums=(D,))))] == [D]
+
+
+def test_a_home_that_starts_again_takes_the_highest_epoch_that_a_host_knows() -> None:
+    play = Play(Home(A, lambda size: bytes(size)))
+    play(rack())
+    play(PLACED)
+    old, new = (Assigned(JOB, G1 + n, host, "10.0.0.3:9", SECRET) for n, host in ((2, C), (4, D)))
+    play(Answered(A, WhoSums(JOB), Known(old)))
+    assert sends(play(Answered(B, WhoSums(JOB), Known(new)))) == [(A, new), (B, new)]
+
+
+def test_an_aggregator_whose_host_is_gone_is_replaced_and_told_when_it_is_back() -> None:
+    play, assigned = assigned_home()
+    ((to, offer),) = sends(play(rack(C)))
+    assert to == D and offer.epoch > assigned.epoch
+    play(Heard(D, Accepted(JOB, offer.epoch, "10.0.0.4:9")))
+    found = sends(play(rack()))
+    assert found == [(C, Retire(JOB, assigned.epoch, offer.epoch, "d sums it now"))]
+    assert play(rack()) == []
+
+
+def test_an_aggregator_that_dropped_the_job_is_asked_again_only_after_the_others() -> None:
+    play, assigned = assigned_home()
+    ((to, _),) = sends(play(Heard(C, Dropped(JOB, assigned.epoch, "its process died"))))
+    assert to == D
+    assert play(Heard(C, Dropped(JOB, assigned.epoch, "its process died"))) == []
+
+
+def test_a_rank_that_lost_its_aggregator_makes_the_home_ask_it_and_replace_it_if_it_must() -> None:
+    for answer, replaced in ((Serving(True), False), (Serving(False), True), (None, True)):
+        play, assigned = assigned_home()
+        lost = Heard(B, Lost(JOB, assigned.epoch, "closed the connection"))
+        (ask,) = play(lost)
+        assert isinstance(ask, Ask) and (ask.to, ask.question) == (C, DoYouServe(JOB, assigned.epoch))
+        assert play(lost) == [], "asked already"
+        found = play(Answered(C, DoYouServe(JOB, assigned.epoch), answer))
+        assert bool(sends(found)) == replaced
+
+
+def test_an_aggregator_that_says_it_serves_but_cannot_be_used_for_long_is_replaced() -> None:
+    play, assigned = assigned_home()
+    lost = Heard(B, Lost(JOB, assigned.epoch, "timed out"))
+    for _ in range(10):
+        found = play(lost)
+        if sends(found):
+            break
+        play(Answered(C, DoYouServe(JOB, assigned.epoch), Serving(True)))
+        play.now_s += 1.0
+    assert sends(found)[0][0] == D and COMPLAINTS_S < play.now_s - 100.0 < COMPLAINTS_S + 2
+
+
+def test_complaints_far_apart_do_not_add_up() -> None:
+    play, assigned = assigned_home()
+    for _ in range(10):
+        assert not sends(play(Heard(B, Lost(JOB, assigned.epoch, "reset"))))
+        play(Answered(C, DoYouServe(JOB, assigned.epoch), Serving(True)))
+        play.now_s += 60.0
+
+
+def test_the_next_host_is_the_home_while_the_first_is_gone_and_gives_it_back() -> None:
+    play = Play(Home(B, lambda size: bytes(size)))
+    play(rack())
+    assert play(PLACED) == []
+    found = play(rack(A))
+    assert [(a.to, a.question) for a in found] == [(B, WhoSums(JOB))]
+    ((_, offer),) = sends(play(Answered(B, WhoSums(JOB), Known(None))))
+    assert offer.epoch == G1 + 1, "a number that only rank 1's home may use"
+    play(rack())
+    assert play.machine.jobs[JOB].state == "away"
+
+
+def test_a_higher_assignment_of_another_home_is_taken_over() -> None:
+    play, assigned = assigned_home()
+    higher = Assigned(JOB, assigned.epoch + 1, D, "10.0.0.4:9", SECRET)
+    assert sends(play(Heard(B, higher))) == [(A, higher), (B, higher)]
+    assert play(Heard(B, assigned)) == []
+
+
+def test_a_job_that_runs_again_is_offered_under_epochs_of_its_new_grant() -> None:
+    play, assigned = assigned_home()
+    play(Placed(JOB, 2, 2, PLACES))
+    play(Answered(A, WhoSums(JOB), Known(assigned)))
+    ((_, offer),) = sends(play(Answered(B, WhoSums(JOB), Known(assigned))))
+    assert offer.epoch == (2 << 32) + 2
+    play(Unplaced(JOB, 1, False))
+    assert JOB in play.machine.jobs
+    play(Unplaced(JOB, 2, True))
+    assert not play.machine.jobs
+
+
+# ---- Owner -----------------------------------------------------------------------------------------------------------
+
+OFFER = Offer(JOB, G1 + 2, 2, SECRET)
+HELD = Held(JOB, G1 + 2, 2, SECRET, A)
+
+
+def owner(*held: Held, **changes: Any) -> Play:
+    play = Play(Owner(msgspec.structs.replace(Settings(), **changes), held))
+    play(ProcessUp("10.0.0.3:9", {one.job: one.epoch for one in held}))
+    return play
+
+
+def test_an_offer_is_accepted_once_the_process_serves_it() -> None:
+    play = owner()
+    assert play(Heard(A, OFFER)) == [ServeJob(HELD)]
+    assert not play.machine.serves(JOB, OFFER.epoch)
+    assert sends(play(Served(JOB, OFFER.epoch))) == [(A, Accepted(JOB, OFFER.epoch, "10.0.0.3:9"))]
+    assert sends(play(Heard(A, OFFER))) == [(A, Accepted(JOB, OFFER.epoch, "10.0.0.3:9"))]
+
+
+def declined(actions: Sequence[Any]) -> str:
+    ((_, message),) = sends(actions)
+    assert isinstance(message, Declined)
+    return message.reason
+
+
+def test_an_offer_is_declined_with_a_reason() -> None:
+    assert "serve = false" in declined(owner(serve=False)(Heard(A, OFFER)))
+    down = Play(Owner(Settings()))
+    assert "not up" in declined(down(Heard(A, OFFER)))
+    full = owner(Held(JobId("j2"), G1, 1, SECRET, B), jobs_max=1)
+    assert "jobs_max" in declined(full(Heard(A, OFFER)))
+    busy = owner()
+    busy(LoadChanged(0.99))
+    assert "busy 99%" in declined(busy(Heard(A, OFFER)))
+    over = owner()
+    over(Unplaced(JOB, 1, True))
+    assert "over" in declined(over(Heard(A, OFFER)))
+    newer = owner(Held(JOB, G1 + 5, 2, SECRET, A))
+    ((_, message),) = sends(newer(Heard(B, OFFER)))
+    assert isinstance(message, Declined) and message.known == G1 + 5
+
+
+def test_a_job_offered_again_under_a_higher_epoch_is_begun_anew_even_when_full() -> None:
+    play = owner(HELD, jobs_max=1)
+    higher = Offer(JOB, G1 + 4, 2, SECRET)
+    assert play(Heard(B, higher)) == [ServeJob(Held(JOB, G1 + 4, 2, SECRET, B))]
+    assert not play.machine.serves(JOB, OFFER.epoch)
+
+
+def test_when_its_process_dies_every_home_is_told_and_nothing_is_kept() -> None:
+    play = owner(HELD)
+    found = play(ProcessDown("killed"))
+    assert sends(found) == [(A, Dropped(JOB, G1 + 2, "killed"))] and Keep() in found
+    assert not play.machine.jobs and "not up" in declined(play(Heard(A, OFFER)))
+
+
+def test_a_restarted_agent_keeps_what_both_its_disk_and_its_process_know() -> None:
+    play = Play(Owner(Settings(), [HELD, Held(JobId("j2"), G1, 1, SECRET, B)]))
+    found = play(ProcessUp("10.0.0.3:9", {JOB: G1 + 2, JobId("j3"): G1}))
+    assert ForgetJob(JobId("j3"), G1, 0) in found
+    assert sends(found) == [(B, Dropped(JobId("j2"), G1, "its process does not know the job"))]
+    assert play.machine.serves(JOB, G1 + 2) and list(play.machine.jobs) == [JOB]
+
+
+def test_retired_jobs_are_forgotten_unless_their_epoch_is_higher_by_now() -> None:
+    play = owner(HELD)
+    assert play(Heard(A, Retire(JOB, G1 + 1, 0, "another"))) == []
+    assert ForgetJob(JOB, G1 + 2, G1 + 4) in play(Heard(A, Retire(JOB, G1 + 2, G1 + 4, "another")))
+
+
+def test_a_run_that_is_over_or_taken_back_is_forgotten() -> None:
+    play = owner(HELD)
+    assert play(Placed(JOB, 1, 2, PLACES)) == []
+    assert ForgetJob(JOB, G1 + 2, 2 << 32) in play(Placed(JOB, 2, 2, PLACES))
+    play = owner(HELD)
+    assert ForgetJob(JOB, G1 + 2, 0) in play(Unplaced(JOB, 1, True))
+
+
+# ---- Directory -------------------------------------------------------------------------------------------------------
+
+LOW, HIGH = (Assigned(JOB, G1 + n, host, "10.0.0.3:9", SECRET) for n, host in ((2, C), (4, D)))
+
+
+def directory(*known: Assigned) -> Play:
+    play = Play(Directory(B, known))
+    play(PLACED)
+    play.now_s += 10
+    return play
+
+
+def test_ranks_are_told_of_a_higher_epoch_and_the_sender_of_a_lower_one_is_put_right() -> None:
+    play = directory()
+    assert play(Heard(A, LOW)) == [Keep(), TellRanks(LOW)]
+    assert play(Heard(A, HIGH)) == [Keep(), TellRanks(HIGH)]
+    assert sends(play(Heard(A, LOW))) == [(A, HIGH)]
+    assert play(Heard(A, HIGH)) == []
+
+
+def test_a_rank_that_joins_is_told_or_the_home_is_asked() -> None:
+    assert directory(LOW)(Joined(JOB)) == [TellRanks(LOW)]
+    assert sends(directory()(Joined(JOB))) == [(A, Wanted(JOB, 0))]
+
+
+def test_while_nothing_is_known_the_home_is_asked_every_two_seconds() -> None:
+    play = directory()
+    asked = 0
+    for _ in range(20):
+        asked += len(sends(play(rack())))
+        play.now_s += 0.5
+    assert asked == 5
+
+
+def test_a_rank_that_lost_an_older_aggregator_is_told_the_newer_and_otherwise_the_home_hears_of_it() -> None:
+    play = directory(HIGH)
+    assert play(RankLost(JOB, LOW.epoch, "reset")) == [TellRanks(HIGH)]
+    assert sends(play(RankLost(JOB, HIGH.epoch, "reset"))) == [(A, Lost(JOB, HIGH.epoch, "reset"))]
+    play(rack(A))
+    assert sends(play(RankLost(JOB, HIGH.epoch, "reset"))) == [(B, Lost(JOB, HIGH.epoch, "reset"))]
+
+
+def test_whoever_knows_less_is_told() -> None:
+    play = directory(HIGH)
+    assert sends(play(Heard(A, Wanted(JOB, LOW.epoch)))) == [(A, HIGH)]
+    assert sends(play(Heard(A, Lost(JOB, LOW.epoch, "reset")))) == [(A, HIGH)]
+    assert not play(Heard(A, Wanted(JOB, HIGH.epoch)))
+
+
+def test_assignments_of_an_earlier_run_are_not_told_to_a_later_one() -> None:
+    play = directory(LOW)
+    play(Placed(JOB, 2, 2, PLACES))
+    assert play.machine.current(JOB) is None
+    assert play(Heard(A, HIGH)) == []
+    assert sends(play(Joined(JOB))) == [(A, Wanted(JOB, 0))]
+
+
+def test_the_end_of_a_job_is_the_end_of_what_is_known_of_it() -> None:
+    play = directory(LOW)
+    assert play(Unplaced(JOB, 1, True)) == [Keep()]
+    assert not play.machine.known and not play(Joined(JOB))
+
+
+# ---- all three, in any order -----------------------------------------------------------------------------------------
+
+HOSTS = st.sampled_from([A, B, C, D])
+EPOCHS = st.integers(G1, G1 + 9)
+EVENTS = st.one_of(
+    st.builds(Placed, st.just(JOB), st.integers(1, 2), st.just(2), st.just(PLACES)),
+    st.builds(Unplaced, st.just(JOB), st.integers(1, 2), st.booleans()),
+    st.builds(lambda gone: rack(*gone), st.sets(HOSTS)),
+    st.builds(
+        Heard,
+        HOSTS,
+        st.one_of(
+            st.builds(Offer, st.just(JOB), EPOCHS, st.just(2), st.just(SECRET)),
+            st.builds(Accepted, st.just(JOB), EPOCHS, st.just("10.0.0.3:9")),
+            st.builds(Declined, st.just(JOB), EPOCHS, st.just("no"), EPOCHS),
+            st.builds(Assigned, st.just(JOB), EPOCHS, HOSTS, st.just("10.0.0.3:9"), st.just(SECRET)),
+            st.builds(Retire, st.just(JOB), EPOCHS, EPOCHS, st.just("no")),
+            st.builds(Dropped, st.just(JOB), EPOCHS, st.just("no")),
+            st.builds(Lost, st.just(JOB), EPOCHS, st.just("no")),
+            st.builds(Wanted, st.just(JOB), EPOCHS),
+        ),
+    ),
+)
+HOME = st.one_of(
+    EVENTS,
+    st.builds(Answered, HOSTS, st.just(WhoSums(JOB)), st.sampled_from([None, Known(None), Known(LOW), Known(HIGH)])),
+    st.builds(Answered, HOSTS, st.builds(DoYouServe, st.just(JOB), EPOCHS), st.sampled_from([None, Serving(True)])),
+    st.builds(Expired, st.just(JOB), EPOCHS),
+)
+
+
+@given(st.lists(HOME, max_size=40))
+@settings(max_examples=150, deadline=None)
+def test_whatever_happens_a_home_is_sound_and_offers_rising_epochs_of_its_own(events: list[Any]) -> None:
+    play, last = Play(Home(A, lambda size: bytes(size))), 0
+    for event in events:
+        play.now_s += 1.0
+        for _, message in sends(play(event)):
+            if isinstance(message, Offer):
+                assert message.epoch % 2 == 0, "rank 0's home uses even ballots of two"
+                assert message.epoch > last, "an epoch stood for two assignments"
+                last = message.epoch
+        if isinstance(event, Unplaced) or (isinstance(event, Rack) and A in event.gone):
+            last = 0  # the job, or our being its home, is over: the survey of a next time finds what is known
+
+
+@given(st.lists(st.one_of(EVENTS, st.builds(Served, st.just(JOB), EPOCHS), st.just(ProcessDown("x"))), max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_whatever_happens_an_owner_is_sound(events: list[Any]) -> None:
+    play = owner()
+    for event in events:
+        if isinstance(event, Rack):
+            event = ProcessUp("10.0.0.3:9", {JOB: G1 + len(event.gone)})
+        play(event)
+
+
+@given(st.lists(st.one_of(EVENTS, st.just(Joined(JOB)), st.builds(RankLost, st.just(JOB), EPOCHS, st.just("x")))))
+@settings(max_examples=100, deadline=None)
+def test_whatever_happens_ranks_are_told_of_rising_epochs_only(events: list[Any]) -> None:
+    play, told = directory(), 0
+    for event in events:
+        play.now_s += 1.0
+        if isinstance(event, Unplaced):
+            continue
+        for action in play(event):
+            if isinstance(action, TellRanks):
+                assert action.assigned.epoch >= told
+                told = action.assigned.epoch

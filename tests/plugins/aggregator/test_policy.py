@@ -1,0 +1,117 @@
+"""Who sums a job and who decides it."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from covey.core import HostId, JobId
+from covey.frames import FrameError, unpack
+from covey.tensorwire import grant_of
+from plugins.aggregator import policy
+from plugins.aggregator.datapath import control
+from plugins.aggregator.messages import Any as AnyMessage
+from plugins.aggregator.messages import Assigned, Known, Offer, Settings
+from plugins.aggregator.policy import Candidate
+from plugins.facts import Place
+
+JOB = JobId("j1")
+A, B, C = HostId("a"), HostId("b"), HostId("c")
+
+
+def candidate(host: HostId, load: float = 0.0, jobs: int = 0, suspect: bool = False, age_s: float = 0.0) -> Candidate:
+    return Candidate(host, suspect, load, jobs, age_s)
+
+
+def test_the_least_loaded_aggregator_is_asked_first() -> None:
+    assert policy.ranked(JOB, [candidate(A, 0.8), candidate(B, 0.2), candidate(C, 0.5)]) == [B, C, A]
+
+
+def test_with_equal_load_the_one_with_fewer_jobs_is_asked_first() -> None:
+    assert policy.ranked(JOB, [candidate(A, 0.21, 3), candidate(B, 0.25, 1)]) == [B, A]
+
+
+def test_a_suspect_or_long_silent_one_comes_after_a_busy_one() -> None:
+    ranked = policy.ranked(JOB, [candidate(A, suspect=True), candidate(B, 0.9), candidate(C, age_s=60)])
+    assert ranked[0] == B
+
+
+def test_the_one_that_just_failed_the_job_comes_last() -> None:
+    assert policy.ranked(JOB, [candidate(A), candidate(B, suspect=True)], avoid=(A,)) == [B, A]
+
+
+def test_jobs_that_start_together_spread_over_equal_hosts() -> None:
+    hosts = [candidate(HostId(f"h{n}")) for n in range(4)]
+    first = [policy.ranked(JobId(f"j{n}"), hosts)[0] for n in range(200)]
+    assert all(first.count(one.host) > 25 for one in hosts)
+
+
+def test_the_home_is_where_the_lowest_live_rank_is() -> None:
+    places = [Place(B, (2, 3), ()), Place(A, (0, 1), ()), Place(C, (4,), ())]
+    assert policy.home(places, ()) == places[1]
+    assert policy.home(places, {A}) == places[0]
+    assert policy.home(places, {A, B, C}) is None
+
+
+@given(grant=st.integers(1, 1000), world=st.integers(1, 64), above=st.integers(0, 1 << 20), data=st.data())
+def test_no_two_homes_ever_use_the_same_epoch(grant: int, world: int, above: int, data: st.DataObject) -> None:
+    above += grant << 32
+    ranks = data.draw(st.sets(st.integers(0, world - 1), min_size=1))
+    epochs = [policy.next_epoch(grant, world, rank, above) for rank in sorted(ranks)]
+    assert len(set(epochs)) == len(epochs)
+    assert all(above < epoch <= above + world and grant_of(epoch) == grant for epoch in epochs)
+
+
+def test_an_epoch_of_a_later_run_is_above_all_of_earlier_ones() -> None:
+    assert policy.next_epoch(2, 4, 0, 0) > policy.next_epoch(1, 4, 3, (1 << 32) + 10**6)
+
+
+@pytest.mark.parametrize(("jobs", "load", "why"), [(64, 0.1, "jobs_max"), (1, 0.95, "busy 95%"), (63, 0.9, "")])
+def test_an_aggregator_refuses_on_its_own_state(jobs: int, load: float, why: str) -> None:
+    assert why in policy.refusal(jobs, 64, load, 0.9) and bool(why) == bool(policy.refusal(jobs, 64, load, 0.9))
+
+
+@given(old=st.floats(0, 1), busy=st.floats(-1, 10), elapsed=st.floats(0, 10))
+def test_load_stays_between_0_and_1(old: float, busy: float, elapsed: float) -> None:
+    assert 0 <= policy.load_now(old, busy, elapsed) <= 1
+
+
+# ---- decoders --------------------------------------------------------------------------------------------------------
+
+MESSAGES: list[msgspec.Struct] = [
+    Offer(JOB, 1 << 32, 4, bytes(16)),
+    Assigned(JOB, 1 << 32, A, "127.0.0.1:1", bytes(16)),
+    Known(None),
+]
+decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_messages_come_through(message: msgspec.Struct) -> None:
+    assert decoder.decode(msgspec.msgpack.encode(message)) == message
+
+
+@given(st.binary(max_size=120))
+def test_random_bytes_are_no_message_and_no_order(data: bytes) -> None:
+    with pytest.raises(FrameError):
+        unpack(data, decoder)
+    with pytest.raises(FrameError):
+        unpack(data, control.orders)
+
+
+@given(message=st.sampled_from(MESSAGES), at=st.integers(0, 200), flip=st.integers(1, 255))
+def test_a_mutated_message_is_refused_or_within_bounds(message: msgspec.Struct, at: int, flip: int) -> None:
+    data = bytearray(msgspec.msgpack.encode(message))
+    data[at % len(data)] ^= flip
+    try:
+        found = unpack(data, decoder)
+    except FrameError:
+        return
+    if isinstance(found, Offer):
+        assert 1 <= found.workers <= 65535 and len(found.secret) == 16 and 0 <= found.epoch < 1 << 63
+
+
+@pytest.mark.parametrize("bad", [{"serv": True}, {"jobs_max": 0}, {"load_max": 2.0}, {"memory_bytes_max": 1}])
+def test_settings_out_of_range_or_unknown_are_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(bad, Settings)
