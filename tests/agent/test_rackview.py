@@ -85,7 +85,7 @@ def view(agent: FakeAgent) -> RackView:
 
 
 async def test_hosts_are_shown_from_gossip_with_age_and_failed_rooms() -> None:
-    rows: list[HostRow] = await view(FakeAgent()).commands()["agent.hosts"]({})  # type: ignore[assignment]
+    rows: list[HostRow] = await view(FakeAgent()).commands()["agent.hosts"]({})
     one, two = rows
     assert (one.leads, one.gpus_total, one.gpus_free, one.rooms_failed) == (True, 8, 3, ("memory",))
     assert one.slabs_free is None, "a value of another version is shown as unknown"
@@ -95,15 +95,15 @@ async def test_hosts_are_shown_from_gossip_with_age_and_failed_rooms() -> None:
 async def test_a_host_that_stops_answering_is_shown_from_its_last_answer_with_its_age() -> None:
     agent = FakeAgent()
     commands = view(agent).commands()
-    assert [row.age_s for row in await commands["agent.gpus"]({})] == [0.0]  # type: ignore[attr-defined]
+    assert [row.age_s for row in await commands["agent.gpus"]({})] == [0.0]
     agent.answering = False
     agent.env.clock.at_s += 9.0
-    (row,) = await commands["agent.gpus"]({})  # type: ignore[misc]
+    (row,) = await commands["agent.gpus"]({})
     assert (row.host, row.age_s) == (GPU2, 9.0)
 
 
 async def test_a_story_is_gathered_from_every_host_and_told_once() -> None:
-    story: list[StoryLine] = await view(FakeAgent()).commands()["agent.why"]({"id": "j1"})  # type: ignore[assignment]
+    story: list[StoryLine] = await view(FakeAgent()).commands()["agent.why"]({"id": "j1"})
     assert [(line.event, line.host) for line in story] == [("granted", GPU2), ("started", GPU2)]
 
 

@@ -200,9 +200,12 @@ def test_a_job_and_remote_memory_survive_kill_9_of_the(
     living.start()
     borrower = "gpu4"
     writer = Writer(living.host(borrower), f"v-{victim.split()[0]}")
-    slab_of = lambda: [s for s in living.agent().get("slabs").data if s["volume"] == writer.volume]  # noqa: E731
+
+    def slabs() -> list[dict[str, Any]]:
+        return [slab for slab in living.agent().get("slabs").data if slab["volume"] == writer.volume]
+
     writer.start()
-    wait("its slabs are mapped", lambda: slab_of() and all(slab["state"] == "mapped" for slab in slab_of()))
+    wait("its slabs are mapped", lambda: slabs() and all(slab["state"] == "mapped" for slab in slabs()))
     job = living.submit(tmp_path / "out.npy")
     try:
         view = wait("the job runs", lambda: (job_now := living.job(job))["step"] and job_now)
