@@ -17,7 +17,7 @@ IMPURE = {"asyncio", "time", "socket", "os", "subprocess", "threading", "zmq", "
 OUTSIDE = {"time", "os", "uuid", "threading", "subprocess", "secrets", "socket", "multiprocessing", "select", "signal"}
 LINES_MAX = 500
 LONGER_WITH_REASON: dict[str, str] = {}
-WALLS = {"agent/host.py", "agent/program.py", "cli/main.py", "chaos/main.py"}
+WALLS = {"agent/host.py", "agent/http.py", "agent/program.py", "cli/main.py", "chaos/main.py"}
 """Where anything may be caught: the wall between rooms, and the last resort of a command."""
 
 
