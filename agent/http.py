@@ -306,7 +306,10 @@ async def _log_place(request: web.Request) -> dict[str, Any]:
 
 async def _body(request: web.Request) -> dict[str, Any]:
     """The JSON object in the body. 413 when it is too long, Refused when it is anything else."""
-    text = await request.read()
+    try:
+        text = await request.read()
+    except (ConnectionError, web.RequestPayloadError, HttpProcessingError) as error:
+        raise _malformed("the body is not whole", str(error)) from None
     try:
         found = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

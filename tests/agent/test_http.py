@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import io
 import json
 import os
@@ -26,6 +27,8 @@ from covey.core import HostId
 from covey.ports import Env
 from plugins.base import Command, NoLeader, Refused
 from plugins.views import ErrorView, HostRow, LeaderView, RoomHealth
+
+_BOMB = gzip.compress(b" " * (20 << 20))
 
 
 class FakeClock:
@@ -244,6 +247,8 @@ async def test_a_command_that_hangs_is_given_up(rig: Rig, monkeypatch: pytest.Mo
         ("POST", "/v1/jobs", {"data": b"[" * 100_000}, 400),
         ("POST", "/v1/jobs", {"data": b'"\xff"'}, 400),
         ("POST", "/v1/jobs", {"data": io.BytesIO(b"{" + b" " * http.BODY_BYTES_MAX + b"}")}, 413),
+        ("POST", "/v1/jobs", {"data": b"no gzip at all", "headers": {"Content-Encoding": "gzip"}}, 400),
+        ("POST", "/v1/jobs", {"data": _BOMB, "headers": {"Content-Encoding": "gzip"}}, 413),
         ("GET", "/v1/jobs/j1/logs?offset=-1", {}, 400),
         ("GET", "/v1/jobs/j1/logs?rank=two", {}, 400),
         ("GET", "/v1/jobs/j1/logs?rank=%C2%B2", {}, 400),
@@ -378,12 +383,13 @@ async def test_the_page_comes_with_a_strict_policy(rig: Rig) -> None:
 _VALID = [
     b"GET /v1/hosts HTTP/1.1\r\nHost: x\r\n\r\n",
     b'POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 15\r\n\r\n{"argv":["ls"]}',
+    b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
     b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
 ]
 _MUTATED = st.tuples(
     st.sampled_from(_VALID),
     st.lists(st.tuples(st.integers(0, 90), st.integers(0, 255)), max_size=8),
-    st.integers(0, 120),
+    st.integers(0, 140),
 ).map(lambda parts: _mutate(*parts))
 
 
@@ -391,13 +397,13 @@ def _mutate(data: bytes, changes: list[tuple[int, int]], length: int) -> bytes:
     found = bytearray(data)
     for place, value in changes:
         found[place % len(found)] = value
-    return bytes(found[:length]) if length < 100 else bytes(found)
+    return bytes(found[:length]) if length < 110 else bytes(found)
 
 
 def test_random_and_mutated_bytes_never_hurt_the_agent() -> None:
     sent: list[bytes] = []
 
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=250, deadline=None)
     @given(st.one_of(st.binary(max_size=200), _MUTATED))
     def gather(data: bytes) -> None:
         sent.append(data)

@@ -5,9 +5,11 @@ import os
 import shutil
 import socket
 import stat
+import tempfile
 import threading
 import time
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,9 +20,10 @@ from cli.rack_files import RackHost, generate, hosts_of, locked, make_run_dirs, 
 
 
 @pytest.fixture
-def environ(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "run").mkdir()
-    return {"XDG_RUNTIME_DIR": str(tmp_path / "run")}
+def environ() -> Iterator[dict[str, str]]:
+    """A short place for sockets, as XDG_RUNTIME_DIR is."""
+    with tempfile.TemporaryDirectory(prefix="cv") as folder:
+        yield {"XDG_RUNTIME_DIR": folder}
 
 
 def parsed(host: RackHost) -> dict[str, dict[str, object]]:

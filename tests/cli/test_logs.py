@@ -1,0 +1,104 @@
+"""What ranks wrote, as agentctl shows it: whole lines with their rank, followed to the end of the job."""
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cli.client import Agent
+from cli.logs import collect
+from cli.main import main
+from tests.cli.conftest import FakeAgent
+
+Job = Callable[..., dict[str, Any]]
+
+
+class Output:
+    """What two ranks write, served in parts of `part` bytes from the offset asked for."""
+
+    def __init__(self, agent: FakeAgent, part: int) -> None:
+        self.texts = [b"", b""]
+        self.part = part
+        self.agent = agent
+        agent.reply = self.reply  # type: ignore[method-assign]
+        self.state: Callable[[], dict[str, Any]] = dict
+
+    def reply(self, method: str, target: str, body: Any) -> tuple[int, Any]:
+        if "/logs" not in target:
+            return 200, {"schema": 1, "host": "gpu1", "as_of_wall_s": 0.0, "data": self.state()}
+        query = dict(pair.split("=") for pair in target.partition("?")[2].split("&"))
+        offset = int(query["offset"])
+        data = self.texts[int(query["rank"])][offset : offset + self.part]
+        found = {"data": base64.b64encode(data).decode(), "offset": offset, "end": False, "host": "gpu1", "size": 0}
+        return 200, {"schema": 1, "host": "gpu1", "as_of_wall_s": 0.0, "data": found}
+
+
+@pytest.mark.parametrize("part", [3, 1000])
+def test_every_line_has_its_rank_whatever_the_parts_were(
+    agent: FakeAgent, job: Job, part: int, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    output = Output(agent, part)
+    output.state = job
+    output.texts = [b"one\ntwo\n", b"\xffeins\nlast without end"]
+    assert main(["logs", "j1"]) == 0
+    lines = capfdbinary.readouterr().out.splitlines()
+    assert sorted(lines) == sorted([b"[0] one", b"[0] two", b"[1] \xffeins", b"[1] last without end"])
+    assert [line for line in lines if line.startswith(b"[1]")] == [b"[1] \xffeins", b"[1] last without end"]
+
+
+def test_one_rank_is_shown_as_it_is(agent: FakeAgent, job: Job, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    output = Output(agent, 1000)
+    output.state = job
+    output.texts = [b"", b"plain\n"]
+    assert main(["logs", "j1", "--rank", "1"]) == 0
+    assert capfdbinary.readouterr().out == b"plain\n"
+
+
+def test_following_ends_with_the_job_and_misses_nothing(
+    agent: FakeAgent, job: Job, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.logs.POLL_S", 0.0)
+    output = Output(agent, 4)
+    looks = 0
+
+    def state() -> dict[str, Any]:
+        nonlocal looks
+        looks += 1
+        output.texts[0] += b"line %d\n" % looks
+        return job(state="done" if looks == 5 else "running")
+
+    output.state = state
+    assert main(["logs", "j1", "-f", "--rank", "0"]) == 0
+    assert capfdbinary.readouterr().out == b"".join(b"line %d\n" % n for n in range(1, 6))
+
+
+def test_a_rank_whose_host_is_away_does_not_hide_the_others(
+    agent: FakeAgent, job: Job, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    output = Output(agent, 1000)
+    output.state = job
+    output.texts = [b"here\n", b""]
+    whole = output.reply
+
+    def reply(method: str, target: str, body: Any) -> tuple[int, Any]:
+        if "rank=1" in target:
+            return 503, {
+                "code": 75,
+                "what": "the output of rank 1 cannot be read",
+                "why": "gpu2 is away",
+                "next": "wait",
+            }
+        return whole(method, target, body)
+
+    agent.reply = reply  # type: ignore[method-assign]
+    assert main(["logs", "j1"]) == 1
+    out = capfdbinary.readouterr()
+    assert out.out == b"[0] here\n"
+    assert b"gpu2 is away" in out.err
+
+
+def test_a_whole_output_is_collected_from_its_parts(agent: FakeAgent) -> None:
+    output = Output(agent, 4)
+    output.texts = [b"", "a long line of grün\n".encode()]
+    assert collect(Agent([agent.address]), "j1", 1) == "a long line of grün\n"
