@@ -211,9 +211,9 @@ def test_whatever_comes_in_whatever_order_nothing_half_is_proposed_and_nothing_s
     def note(actions: list[Action]) -> None:
         search = home.gangs.searches.get(J1)
         if search is not None and isinstance(search.proposed, Placed):
-            ended = [action.message for action in actions if isinstance(action, Send)]
-            ended = [message for message in ended if isinstance(message, Release)]
-            assert all(message.attempt < search.attempt for message in ended), "released what the log may still place"
+            said = [action.message for action in actions if isinstance(action, Send)]
+            ended = [message.attempt for message in said if isinstance(message, Release)]
+            assert all(attempt < search.attempt for attempt in ended), "released what the log may still place"
         for host, ask in asks(actions).items():
             plans.setdefault(ask.attempt, {})[host] = ask
         for action in actions:

@@ -135,7 +135,7 @@ def test_a_lost_host_never_makes_a_job_elsewhere_be_preempted() -> None:
 def test_opportunistic_jobs_yield_to_promised_ones() -> None:
     led = Led()
     led.say(QuotaSet(wall_s=1.0, tenant="alice", gpus=8))
-    guest = led.run(8, "bob", **{"class": "opportunistic"})
+    guest = led.run(8, "bob", job_class="opportunistic")
     led.submit(1, "alice")
     assert taken(led.act()) == [(guest, "preempted")]
 

@@ -278,4 +278,4 @@ def test_settings_that_cannot_be_are_refused() -> None:
         {"quotas": {"a": -1}},
     ):
         with pytest.raises(ValueError):
-            Settings(**wrong)  # type: ignore[arg-type]
+            Settings(**wrong)
