@@ -1,0 +1,1 @@
+"""covey-vectors: exact cases from a folder of JSON files, replayed through the product's own policies."""
