@@ -1,1 +1,1 @@
-"""covey-sim: what the six systems would decide for a workload, in virtual time, on the policies that live agents call."""
+"""covey-sim: what the six systems would decide for a workload, in virtual time, on the policies that agents call."""
