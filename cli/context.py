@@ -37,7 +37,7 @@ class Context:
 
 
 def not_found(context: Context, error: AgentctlError, given: str) -> NoReturn:
-    """The same error with the nearest job that there is, when the agent found nothing by that id."""
+    """The same error; when the agent found nothing by that id but there is a job of nearly that name, with its id."""
     if error.code == NOT_FOUND:
         try:
             jobs = context.agent.get("jobs", all=1).data
@@ -48,6 +48,4 @@ def not_found(context: Context, error: AgentctlError, given: str) -> NoReturn:
         if near:
             job = names[near[0]]
             error.next = f"did you mean {job}?    agentctl {context.args.noun} {job}"
-        else:
-            error.next = "agentctl jobs -a    (lists all of them)"
     raise error

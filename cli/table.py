@@ -1,5 +1,6 @@
 """Tables, ages and colours for people. Colour only ever repeats what a word already says."""
 
+import contextlib
 import os
 import sys
 import time
@@ -17,6 +18,10 @@ STATE_COLOURS = {
 }  # fmt: skip
 
 
+FOLD_MIN = 24
+"""Narrowest last column that is folded."""
+
+
 class Paint:
     """Colours, or none: only on a terminal, not with NO_COLOR, always with FORCE_COLOR or `--color always`."""
 
@@ -26,6 +31,10 @@ class Paint:
             self.on = bool(os.environ.get("FORCE_COLOR")) or (out.isatty() and not os.environ.get("NO_COLOR"))
         else:
             self.on = when == "always"
+        self.width = 0
+        """Columns of the terminal; 0 when it is none, and lines may be as long as they are."""
+        with contextlib.suppress(OSError, ValueError):
+            self.width = os.get_terminal_size(out.fileno()).columns if out.isatty() else 0
 
     def __call__(self, text: str, colour: str) -> str:
         return f"\x1b[{colour}m{text}\x1b[0m" if self.on and text else text
@@ -35,7 +44,8 @@ class Paint:
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[object]], right: Collection[str], paint: Paint) -> str:
-    """Aligned text. Columns named in `right` hold numbers; a column without any content is left out."""
+    """Aligned text. Columns named in `right` hold numbers; a column without any content is left out. On a terminal that
+    is too narrow the last column goes on in the next line, under itself."""
     cells = [[shown(value) for value in row] for row in rows]
     kept = [i for i in range(len(titles)) if i == 0 or not cells or any(row[i] != "-" for row in cells)]
     widths = [max(len(titles[i]), *(len(row[i]) for row in cells)) if cells else len(titles[i]) for i in kept]
@@ -45,11 +55,23 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[object]], right: Collec
         for place, (i, width) in enumerate(zip(kept, widths, strict=True)):
             last = place == len(kept) - 1
             text = row[i].rjust(width) if titles[i] in right else row[i] if last else row[i].ljust(width)
-            painted = paint(text, BOLD) if heading else paint.state(row[i]) + text[len(row[i]) :]
+            if last and not heading:
+                text = folded(text, sum(widths[:-1]) + 2 * place, paint.width)
+            painted = paint(text, BOLD) if heading else text.replace(row[i], paint.state(row[i]), 1)
             parts.append(text if titles[i] in right and not heading else painted)
         return "  ".join(parts).rstrip()
 
     return "\n".join([line(list(titles), heading=True), *(line(row) for row in cells)])
+
+
+def folded(text: str, indent: int, width: int) -> str:
+    """`text` in lines that end before column `width`, all but the first indented; as it is when there is no room."""
+    room = width - indent - 1
+    if len(text) <= room or room < FOLD_MIN:
+        return text
+    import textwrap  # only where it is needed: agentctl's imports are a budget
+
+    return f"\n{' ' * indent}".join(textwrap.wrap(text, room))
 
 
 def shown(value: object) -> str:

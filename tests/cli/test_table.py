@@ -73,6 +73,23 @@ def test_every_row_is_one_line(rows: list[tuple[str, str]]) -> None:
     assert len(table(("A", "B"), rows, ("B",), PLAIN).splitlines()) == len(rows) + 1
 
 
+def test_a_long_last_column_goes_on_under_itself_on_a_terminal() -> None:
+    narrow = Paint("always")
+    narrow.width = 40
+    rows = [("j1", "queued", "it needs two GPUs and the tenant uses all of its quota"), ("j2", "done", "short")]
+    text = table(("JOB", "STATE", "WHY"), rows, (), narrow)
+    lines = [line.replace("\x1b[33m", "").replace("\x1b[32m", "").replace("\x1b[0m", "") for line in text.splitlines()]
+    assert lines[1:] == [
+        "j1   queued  it needs two GPUs and the",
+        "             tenant uses all of its",
+        "             quota",
+        "j2   done    short",
+    ]
+    assert "\x1b[33mqueued\x1b[0m" in text
+    narrow.width = 30
+    assert len(table(("JOB", "STATE", "WHY"), rows, (), narrow).splitlines()) == 3
+
+
 def test_pairs_leave_out_what_is_not_known() -> None:
     assert pairs([("leader", "gpu1"), ("for", ""), ("term", 3)], PLAIN) == "leader  gpu1\nterm    3"
 
