@@ -98,12 +98,23 @@ class Listener(Protocol):
         """Stop accepting and close every stream that was accepted here."""
 
 
+class HeldPort(Protocol):
+    """A TCP port that is bound but does not listen: nobody else gets it, and who connects is refused."""
+
+    @property
+    def port(self) -> int: ...
+    def release(self) -> None: ...
+
+
 class Bytes(Protocol):
     async def listen(self, bind: Address, accept: Callable[[ByteStream], Coroutine[Any, Any, None]]) -> Listener:
         """Run `accept(stream)` as a task per connection; the stream closes when it returns or raises."""
 
     async def connect(self, to: Address, timeout_s: float = 2.0) -> ByteStream:
         """ConnectionError (refused, timed out, no such socket)."""
+
+    def hold(self, ip: str, port: int = 0) -> HeldPort:
+        """Keep a TCP port for somebody who binds it after the release. OSError when it is taken."""
 
 
 class Disk(Protocol):
