@@ -1,0 +1,314 @@
+"""The job side: joining, and living through whatever happens to the agent."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+import covey
+from agent.jobs import JobSocket
+from covey.client import STEPS_WAITING_MAX, CoveyError, JobClient, join
+from covey.core import Fact, HostId, JobId
+from covey.frames import pack
+from covey.wire import AggregatorAt, AggregatorLost, Frame, Joined
+from plugins.base import JobPeer, RanksSpec
+from plugins.facts import JobJoined, StepTimed
+from tests.agent.here import Here, here, ranks, until
+
+J1 = JobId("j1")
+
+
+class Known:
+    """A runner that knows two ranks of epoch 1 of j1."""
+
+    def token(self, job: JobId, epoch: int) -> str | None:
+        return "secret" if (job, epoch) == (J1, 1) else None
+
+    def spec(self, job: JobId, epoch: int) -> RanksSpec | None:
+        return ranks("j1", "x", count=2)
+
+
+class Agent:
+    """An agent as a job sees it, that can go away and come back."""
+
+    def __init__(self, host: Here) -> None:
+        self.host = host
+        self.facts: list[Fact] = []
+        self.heard: list[Frame] = []
+        self.socket = self._made()
+
+    def _made(self) -> JobSocket:
+        async def deliver(peer: JobPeer, frame: Frame) -> None:
+            self.heard.append(frame)
+
+        return JobSocket(self.host.env, Known(), self.facts.append, deliver)
+
+    async def restart(self) -> None:
+        await self.socket.stop()
+        self.facts.clear()
+        self.heard.clear()
+        self.socket = self._made()
+        await self.socket.start()
+
+    def environ(self, **changed: str) -> dict[str, str]:
+        mine = {
+            "COVEY_SOCKET": f"{self.host.env.run_dir}/jobs.sock",
+            "COVEY_JOB_ID": "j1",
+            "COVEY_RANK": "1",
+            "COVEY_WORLD_SIZE": "2",
+            "COVEY_EPOCH": "1",
+            "COVEY_TOKEN": "secret",
+            "COVEY_HOST": "h1",
+        }
+        return {**mine, **changed}
+
+    def steps(self) -> list[StepTimed]:
+        return [fact for fact in self.facts if isinstance(fact, StepTimed)]
+
+    async def client(self, **changed: str) -> JobClient:
+        found = JobClient(self.environ(**changed))
+        await asyncio.to_thread(found.wait_joined, 5.0)
+        return found
+
+
+@pytest.fixture
+async def agent() -> AsyncIterator[Agent]:
+    with tempfile.TemporaryDirectory(prefix="covey-") as directory:
+        async with here(directory) as host:
+            found = Agent(host)
+            await found.socket.start()
+            yield found
+            await found.socket.stop()
+
+
+def test_outside_a_job_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COVEY_SOCKET", raising=False)
+    with pytest.raises(CoveyError, match="COVEY_SOCKET is not set") as refused:
+        covey.join()
+    assert str(refused.value).splitlines()[-1].startswith("next: agentctl submit")
+
+
+@pytest.mark.parametrize("name", ["COVEY_JOB_ID", "COVEY_RANK", "COVEY_EPOCH", "COVEY_TOKEN"])
+def test_half_an_environment_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    environ = {"COVEY_SOCKET": "/x", "COVEY_JOB_ID": "j1", "COVEY_RANK": "0", "COVEY_WORLD_SIZE": "1"}
+    environ |= {"COVEY_EPOCH": "1", "COVEY_TOKEN": "t"}
+    del environ[name]
+    with pytest.raises(CoveyError, match=name):
+        JobClient(environ)
+
+
+async def test_a_rank_joins_and_reports_its_steps(agent: Agent) -> None:
+    job = await agent.client(COVEY_HOST="")
+    assert (job.id, job.rank, job.world_size, job.host, job.connected) == ("j1", 1, 2, "h1", True)
+    job.step(loss=0.5)
+    await until(lambda: len(agent.steps()) == 1)
+    job.step(step_s=2.0, compute_s=1.5, communicate_s=0.5)
+    await until(lambda: len(agent.steps()) == 2)
+    job.step(10, accuracy=1)
+    await until(lambda: len(agent.steps()) == 3)
+    assert [step.step for step in agent.steps()] == [0, 1, 10]
+    assert agent.steps()[0].metrics == {"loss": 0.5}
+    assert (agent.steps()[1].step_s, agent.steps()[1].compute_s, agent.steps()[1].communicate_s) == (2.0, 1.5, 0.5)
+    assert 0 <= agent.steps()[2].step_s < 5
+    await asyncio.to_thread(job.close)
+    await until(lambda: not agent.socket.peers(J1))
+
+
+async def test_a_wrong_token_is_an_error_with_the_agents_words(agent: Agent) -> None:
+    with pytest.raises(CoveyError, match="COVEY_TOKEN is wrong"):
+        await agent.client(COVEY_TOKEN="guess")
+
+
+async def test_the_script_goes_on_while_the_agent_is_away_and_its_newest_step_arrives_after(agent: Agent) -> None:
+    job = await agent.client()
+    await agent.socket.stop()
+    await until(lambda: not job.connected)
+    for number in range(100):
+        job.step(loss=float(number))
+    await agent.restart()
+    await until(lambda: agent.steps())
+    assert [(step.step, step.metrics) for step in agent.steps()] == [(99, {"loss": 99.0})]
+    assert JobJoined(J1, 1, 1) in agent.facts
+    await asyncio.to_thread(job.close)
+
+
+async def test_a_script_that_starts_while_the_agent_is_away_joins_later(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await agent.socket.stop()
+    for name, value in agent.environ().items():
+        monkeypatch.setenv(name, value)
+    job = await asyncio.to_thread(join, 0.02)
+    assert (job.connected, job.rank, job.host) == (False, 1, "h1")
+    await agent.restart()
+    await until(lambda: job.connected)
+    await asyncio.to_thread(job.close)
+
+
+async def test_no_step_waits_for_an_agent_that_does_not_read(agent: Agent) -> None:
+    class Stuck:
+        """Takes a connection, welcomes it, and never reads again."""
+
+        def __init__(self, path: str) -> None:
+            self.socket = socket.socket(socket.AF_UNIX)
+            self.socket.bind(path)
+            self.socket.listen()
+            self.thread = threading.Thread(target=self.run)
+            self.thread.start()
+            self.connection: socket.socket | None = None
+
+        def run(self) -> None:
+            self.connection, _ = self.socket.accept()
+            self.connection.sendall(pack(Joined(HostId("h1"), J1, 1, 2, 1)))
+
+    path = f"{agent.host.env.run_dir}/stuck.sock"
+    stuck = Stuck(path)
+    job = await agent.client(COVEY_SOCKET=path)
+    began_s = time.monotonic()
+    for _ in range(20_000):
+        job.step(loss=1.0)
+    assert time.monotonic() - began_s < 5.0
+    assert len(job._steps) <= STEPS_WAITING_MAX
+    began_s = time.monotonic()
+    await asyncio.to_thread(job.close)
+    assert time.monotonic() - began_s < 2.0
+    assert stuck.connection is not None
+    stuck.connection.close()
+    stuck.socket.close()
+
+
+async def test_what_an_agent_must_know_is_said_again_to_the_next_one(agent: Agent) -> None:
+    job = await agent.client()
+    job._aggregator_lost(4, "reset by peer")
+    await until(lambda: agent.heard == [AggregatorLost(4, "reset by peer")])
+    await agent.restart()
+    await until(lambda: agent.heard == [AggregatorLost(4, "reset by peer")])
+    (peer,) = agent.socket.peers(J1)
+    peer.send(AggregatorAt(J1, 5, HostId("h2"), "127.0.0.1:1", b"s" * 16))
+    await until(lambda: job._aggregator is not None)
+    job._aggregator_lost(4, "an old word")
+    await agent.restart()
+    await until(lambda: agent.socket.peers(J1))
+    await asyncio.sleep(0.02)
+    assert agent.heard == []
+    await asyncio.to_thread(job.close)
+
+
+async def test_tensors_are_told_where_to_go_also_when_they_are_made_later(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Tensors:
+        def __init__(self, job: JobId, rank: int, world_size: int, lost: object) -> None:
+            self.made_for, self.moves, self.closed = (job, rank, world_size), list[AggregatorAt](), False
+            self.communicate_s = 0.0
+
+        def moved(self, at: AggregatorAt) -> None:
+            self.moves.append(at)
+
+        def close(self) -> None:
+            self.closed = True
+
+    import covey.tensors
+
+    monkeypatch.setattr(covey.tensors, "TensorClient", Tensors)
+    job = await agent.client()
+    await until(lambda: agent.socket.peers(J1))
+    (peer,) = agent.socket.peers(J1)
+
+    def at(epoch: int, of: str = "j1") -> AggregatorAt:
+        return AggregatorAt(JobId(of), epoch, HostId("h2"), "127.0.0.1:1", b"s" * 16)
+
+    peer.send(at(5))
+    await until(lambda: job._aggregator == at(5))
+    tensors = job.tensors
+    assert isinstance(tensors, Tensors)
+    assert tensors.made_for == ("j1", 1, 2)
+    for move in (at(4), at(9, "j2"), at(6)):
+        peer.send(move)
+    await until(lambda: len(tensors.moves) == 2)
+    assert tensors.moves == [at(5), at(6)]
+    tensors.communicate_s = 3.0
+    job.step(step_s=4.0)
+    await until(lambda: agent.steps())
+    assert (agent.steps()[0].compute_s, agent.steps()[0].communicate_s) == (1.0, 3.0)
+    await asyncio.to_thread(job.close)
+    assert tensors.closed
+
+
+@pytest.mark.parametrize("garbage", [b"\xff\xff\xff\xff", b"\x01\0\0\0\xc1", pack(AggregatorLost(1, "x")), b""])
+async def test_an_agent_that_talks_nonsense_is_left_and_tried_again(agent: Agent, garbage: bytes) -> None:
+    path = f"{agent.host.env.run_dir}/odd.sock"
+
+    async def talk(stream: object) -> None:
+        calls.append(1)
+        await stream.write(garbage)  # type: ignore[attr-defined]
+        if len(calls) > 1:
+            await asyncio.sleep(10)
+
+    calls: list[int] = []
+    listener = await agent.host.env.bytes.listen(f"unix:{path}", talk)
+    job = JobClient(agent.environ(COVEY_SOCKET=path))
+    await until(lambda: len(calls) >= 2)
+    assert not job.connected
+    job.step(loss=1.0)
+    await asyncio.to_thread(job.close)
+    await listener.close()
+
+
+def _exit_status_of_child(job: JobClient) -> int:
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            job.step(loss=-1.0)
+            job.close()
+            status = 0 if job._wake == -1 else 2
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+async def test_a_forked_data_loader_leaves_the_connection_to_its_parent(agent: Agent) -> None:
+    job = await agent.client()
+    assert _exit_status_of_child(job) == 0
+    job.step(loss=1.0)
+    await until(lambda: agent.steps())
+    assert [step.metrics["loss"] for step in agent.steps()] == [1.0]
+    assert job.connected
+    await asyncio.to_thread(job.close)
+
+
+@pytest.fixture
+def python() -> Iterator[list[str]]:
+    yield [sys.executable, "-W", "error", "-c"]
+
+
+def test_importing_covey_costs_no_numpy_and_nothing_of_the_agent(python: list[str]) -> None:
+    code = """import covey, sys
+covey.join, covey.Job
+print([name for name in ('numpy', 'torch', 'asyncio', 'agent', 'plugins', 'covey.tensors') if name in sys.modules])"""
+    assert subprocess.run([*python, code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_name_that_covey_does_not_have_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'jion'"):
+        covey.jion  # noqa: B018
+    assert sorted(covey.__all__) == ["CoveyError", "Job", "RemoteMemory", "join"]
+    assert covey.Job is JobClient
+
+
+async def test_the_last_figures_leave_when_a_script_just_ends(agent: Agent, python: list[str]) -> None:
+    code = "import covey\njob = covey.join()\njob.step(accuracy=0.97)\n"
+    environ = {**os.environ, **agent.environ()}
+    script = await asyncio.create_subprocess_exec(*python, code, env=environ)
+    assert await script.wait() == 0
+    await until(lambda: agent.steps())
+    assert agent.steps()[-1].metrics == {"accuracy": 0.97}
