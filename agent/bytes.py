@@ -21,10 +21,10 @@ import stat
 import struct
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 from agent.datagrams import ip_port, ip_port_text
-from covey.ports import Address, ByteStream, Listener, Log
+from covey.ports import Address, ByteStream, HeldPort, Listener, Log
 
 SPILL_BYTES = 64 << 10
 """What one connection may hold that nobody has read yet."""
@@ -39,14 +39,6 @@ CONNECTIONS_MAX = 2048
 UNIX_PATH_MAX = 107
 
 _PEERCRED = struct.Struct("3i")
-
-
-class HeldPort(Protocol):
-    """A TCP port that is bound but does not listen: nobody else gets it, and who connects is refused."""
-
-    @property
-    def port(self) -> int: ...
-    def release(self) -> None: ...
 
 
 class SocketStream(asyncio.BufferedProtocol):

@@ -22,7 +22,7 @@ from agent import supervisor
 from agent.supervisor import CANNOT_START, SIGKILL, UNKNOWN, Forget, RankStart, State, Status, Stop, SupervisorConfig
 from covey.core import Fact, JobId
 from covey.frames import pack, read_frame
-from covey.ports import Address, ByteStream, Command, Env, Listener, ProcessId
+from covey.ports import Address, ByteStream, Command, Env, HeldPort, ProcessId
 from plugins.base import RankSpec, RanksSpec
 from plugins.facts import RanksEnded, RanksStarted
 
@@ -50,19 +50,6 @@ class Record(msgspec.Struct, frozen=True):
 
 
 _record_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
-
-
-class Held(Protocol):
-    @property
-    def port(self) -> int: ...
-    def release(self) -> None: ...
-
-
-@runtime_checkable
-class Holding(Protocol):
-    """Bytes that can keep a port without listening on it: the real ones."""
-
-    def hold(self, ip: str, port: int = 0) -> Held: ...
 
 
 @runtime_checkable
@@ -100,7 +87,7 @@ class SupervisedRunner:
         """Ranks without a GPU of their own see none, instead of all."""
         self._epochs: dict[Key, Epoch] = {}
         self._forgotten: dict[JobId, int] = {}
-        self._ports: dict[Key, Held] = {}
+        self._ports: dict[Key, HeldPort] = {}
         self._loading: asyncio.Future[None] | None = None
 
     # ---- life ----
@@ -156,16 +143,14 @@ class SupervisedRunner:
     async def reserve_port(self, job: JobId, epoch: int) -> int:
         held = self._ports.get((job, epoch))
         if held is None:
-            held = self._ports[job, epoch] = await self._hold()
+            held = self._ports[job, epoch] = self._hold()
         return held.port
 
-    async def _hold(self) -> Held:
+    def _hold(self) -> HeldPort:
         ports = [*self._env.rng.sample(PORTS, 64), 0]
         for port in ports:
             try:
-                if isinstance(self._env.bytes, Holding):
-                    return self._env.bytes.hold(self._advertise, port)
-                return await _Listening.open(self._env, self._advertise, port)
+                return self._env.bytes.hold(self._advertise, port)
             except OSError as error:
                 if port == 0:
                     raise
@@ -485,25 +470,6 @@ class SupervisedRunner:
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "NVIDIA_VISIBLE_DEVICES": gpus or "void",
         }
-
-
-class _Listening:
-    """A port kept by listening on it, where ports cannot be held otherwise (simulation)."""
-
-    def __init__(self, env: Env, listener: Listener) -> None:
-        self._env, self._listener = env, listener
-        self.port = int(listener.address.rpartition(":")[2])
-
-    @classmethod
-    async def open(cls, env: Env, ip: str, port: int) -> "_Listening":
-        async def refuse(stream: ByteStream) -> None:
-            stream.close()
-
-        host = f"[{ip}]" if ":" in ip else ip
-        return cls(env, await env.bytes.listen(f"{host}:{port}", refuse))
-
-    def release(self) -> None:
-        self._env.spawn("runner: release a port", self._listener.close())
 
 
 def _instance(key: Key) -> str:

@@ -39,6 +39,7 @@ more than -15."""
 STRAYS_GRACE_S = 0.5
 """Seconds between SIGTERM and SIGKILL for what ranks left behind."""
 DISK_RETRY_S = 1.0
+READS_MAX = 5
 SOCKET_CHECK_S = 2.0
 
 
@@ -139,12 +140,32 @@ class Supervisor:
                 return
             if isinstance(self._env.processes, Adopting):
                 self._env.processes.adopt()
-            stored = await self._env.disk.read(self._config.state)
-            if stored is None:
-                await self._from_the_start()
+            try:
+                stored = await self._stored()
+            except OSError as error:
+                await self._end_unstarted(f"the state directory cannot be read: {error}")
             else:
-                await self._take_over(read_state(stored) or State())
+                if stored is None:
+                    await self._from_the_start()
+                else:
+                    await self._take_over(read_state(stored) or State())
             await self._say_goodbye()
+
+    async def _stored(self) -> bytes | None:
+        """What an earlier supervisor wrote. OSError when the disk stays sick: then nothing may be started here."""
+        for _ in range(READS_MAX - 1):
+            try:
+                return await self._env.disk.read(self._config.state)
+            except OSError as error:
+                self._env.log.error("state cannot be read", why=str(error))
+                await asyncio.sleep(DISK_RETRY_S)
+        return await self._env.disk.read(self._config.state)
+
+    async def _end_unstarted(self, why: str) -> None:
+        for start in self._config.ranks:
+            self._ended(start.rank, CANNOT_START)
+        self._state = msgspec.structs.replace(self._state, reason=why)
+        await self._save(ended=True)
 
     @asynccontextmanager
     async def _claimed(self) -> AsyncIterator[bool]:
@@ -196,11 +217,10 @@ class Supervisor:
         try:
             await self._env.disk.replace(self._config.state, msgspec.msgpack.encode(self._state))
         except OSError as error:
-            reason = f"the state directory cannot be written: {error}"
-            for start in self._config.ranks:
-                self._ended(start.rank, CANNOT_START)
-        else:
-            reason = await self._start_all()
+            self._over = True
+            await self._end_unstarted(f"the state directory cannot be written: {error}")
+            return
+        reason = await self._start_all()
         if reason:
             self._ask_to_stop(0.0, reason)
         await asyncio.gather(*(self._wait(rank, process) for rank, process in sorted(self._processes.items())))

@@ -232,7 +232,7 @@ async def test_a_reserved_port_is_kept_and_then_free_for_the_job(host: Here) -> 
     assert await runner.reserve_port(J1, 1) == port
     assert await runner.reserve_port(J1, 2) != port
     with pytest.raises(OSError):
-        host.env.bytes.hold("127.0.0.1", port)  # type: ignore[attr-defined]
+        host.env.bytes.hold("127.0.0.1", port)
     runner.release_port(J1, 1)
 
     async def nobody(_stream: object) -> None:

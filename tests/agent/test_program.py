@@ -1,0 +1,155 @@
+"""The entry point of our own programs."""
+
+import asyncio
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.processes import ProgramBase, RealProcesses
+from agent.program import JsonLog, NoLinks, program_named, run
+from agent.supervisor import PROGRAM
+from covey.core import HostId
+from covey.ports import Env, ProcessId
+from plugins.base import Program
+from plugins.registry import ROOMS
+from tests.agent.here import Lines, until
+
+
+class Nothing(msgspec.Struct):
+    """No configuration."""
+
+
+def log() -> tuple[JsonLog, Lines]:
+    lines = Lines()
+    return JsonLog(lines, "info", program="x"), lines  # type: ignore[arg-type]
+
+
+def test_lines_are_json_and_secrets_are_not_written() -> None:
+    written, lines = log()
+    written.debug("not wanted at this level")
+    written.warning("something", count=3, COVEY_TOKEN="abc", token="abc", gossip_key=b"abc", odd=object)
+    written.error("failed", exc_info=ValueError("why"))
+    first, second = (json.loads(line) for line in lines.text.splitlines())
+    assert (first["event"], first["count"], first["program"], first["level"]) == ("something", 3, "x", "warning")
+    assert (first["token"], first["gossip_key"]) == ("(hidden)", "(hidden)")
+    assert "abc" not in json.dumps({**first, "COVEY_TOKEN": ""})
+    assert "ValueError: why" in second["exception"]
+
+
+def test_a_log_on_a_full_disk_ends_nothing() -> None:
+    class Full(Lines):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "full")
+
+    lines = Full()
+    JsonLog(lines).error("lost", why="full")  # type: ignore[arg-type]
+    assert lines.text == ""
+
+
+def test_every_program_of_every_room_is_found_by_its_name() -> None:
+    assert program_named("supervisor") is PROGRAM
+    for room in ROOMS:
+        for program in room.programs:
+            assert program_named(program.name) is program
+    with pytest.raises(KeyError):
+        program_named("no-such-program")
+
+
+async def test_programs_have_no_control_links() -> None:
+    links = NoLinks()
+    with pytest.raises(OSError, match="unix socket"):
+        await links.open("127.0.0.1:0", lambda host, data: None)
+    assert links.send(HostId("h2"), b"x") is False
+
+
+def base(tmp_path: Path) -> ProgramBase:
+    return ProgramBase("h1", str(tmp_path / "state"), str(tmp_path / "run"), "127.0.0.1")
+
+
+async def test_a_program_that_fails_ends_with_1_wherever_it_fails(tmp_path: Path) -> None:
+    async def fails(env: Env, config: Nothing) -> None:
+        raise ValueError("in main")
+
+    async def fails_in_a_task(env: Env, config: Nothing) -> None:
+        async def task() -> None:
+            raise ValueError("in a task")
+
+        env.spawn("task", task())
+        await asyncio.Event().wait()
+
+    async def works(env: Env, config: Nothing) -> None:
+        await env.disk.replace("done", env.host.encode())
+
+    written, lines = log()
+    assert await run(Program("x", Nothing, fails), base(tmp_path), Nothing(), written) == 1
+    assert await run(Program("x", Nothing, fails_in_a_task), base(tmp_path), Nothing(), written) == 1
+    assert "in main" in lines.text
+    assert "in a task" in lines.text
+    assert await run(Program("x", Nothing, works), base(tmp_path), Nothing(), written) == 0
+    assert (tmp_path / "state/done").read_text() == "h1"
+
+
+def test_started_by_hand_it_says_so() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "agent.program"], input="", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "started by hand" in done.stderr
+    assert "next: " in done.stderr
+
+
+def test_a_supervisor_imports_no_room_and_nothing_heavy() -> None:
+    code = """import sys, agent.program
+agent.program.program_named("supervisor")
+heavy = ("numpy", "zmq", "aiohttp", "structlog", "cryptography", "plugins.registry", "plugins.memory", "pynvml")
+print([name for name in heavy if name in sys.modules])"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def starting_a_supervisor(tmp_path: Path) -> tuple["subprocess.Popen[bytes]", ProcessId]:
+    """A process in a group of its own that has started a supervisor of one rank, which sleeps; and that supervisor."""
+    code = f"""
+import asyncio, sys
+from agent.processes import ProgramBase, RealProcesses
+from agent.supervisor import RankStart, SupervisorConfig
+from covey.ports import Command
+import msgspec
+async def main():
+    d = {str(tmp_path)!r}
+    rank = RankStart(0, Command(argv=("/bin/sleep", "600"), cwd="/", env={{}}, output=d + "/rank.log"))
+    config = SupervisorConfig(job="j1", epoch=1, ranks=(rank,), grace_s=5.0, state="st", preempt="pr",
+                              socket=f"unix:{{d}}/x.sock")
+    port = RealProcesses(ProgramBase("h1", d + "/state", d, ""))
+    process = await port.start_program("supervisor", "sup-1", config)
+    print(process.id.pid, process.id.started, flush=True)
+    await asyncio.sleep(60)
+import os
+os.makedirs({str(tmp_path)!r} + "/state")
+asyncio.run(main())
+"""
+    starter = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    assert starter.stdout is not None
+    pid, started = map(int, starter.stdout.readline().split())
+    return starter, ProcessId(pid, started)
+
+
+async def test_killing_the_group_of_its_starter_does_not_touch_a_program_and_sigterm_ends_it(tmp_path: Path) -> None:
+    starter, supervisor = starting_a_supervisor(tmp_path)
+    state = tmp_path / "state/st"
+    await until(lambda: state.exists() and msgspec.msgpack.decode(state.read_bytes())["pids"])
+    os.killpg(starter.pid, signal.SIGKILL)
+    starter.communicate()
+    found = RealProcesses(base(tmp_path)).find(supervisor)
+    assert found is not None
+    os.kill(supervisor.pid, signal.SIGTERM)
+    await found.wait()
+    ended = msgspec.msgpack.decode(state.read_bytes())
+    assert (ended["ended"], ended["codes"]) == (True, {0: -signal.SIGTERM})
+    assert ended["reason"] == "their supervisor was told to end"

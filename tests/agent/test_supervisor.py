@@ -1,0 +1,335 @@
+"""The supervisor by itself, in the simulator: its socket, its disk, and what it does when either is gone. (With agents,
+and with real processes, see test_runner.py.)"""
+
+import asyncio
+import random
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent import supervisor
+from agent.supervisor import (
+    CANNOT_START,
+    DISK_RETRY_S,
+    SOCKET_CHECK_S,
+    UNKNOWN,
+    Forget,
+    RankStart,
+    State,
+    Status,
+    Stop,
+    SupervisorConfig,
+    read_state,
+)
+from chaos.host import SimHost
+from chaos.world import World
+from covey.core import JobId
+from covey.frames import FrameError, pack, read_frame, unpack
+from covey.ports import ByteStream, Command, Env, ProcessId
+
+J1 = JobId("j1")
+
+
+def config(host: SimHost, count: int = 2, program: str = "train") -> SupervisorConfig:
+    return SupervisorConfig(
+        job=J1,
+        epoch=1,
+        ranks=tuple(
+            RankStart(rank, Command(argv=(program,), cwd="/", env={"RANK": str(rank)}, output="/log"))
+            for rank in range(count)
+        ),
+        grace_s=5.0,
+        state="jobs/j1/1.state",
+        preempt="jobs/j1/1.preempt",
+        socket=f"unix:{host.run_dir}/sup.sock",
+    )
+
+
+class Story:
+    """One simulated host on which a test starts supervisors and talks to them."""
+
+    def __init__(self, world: World, ranks_s: float = 600.0) -> None:
+        self.world = world
+        self.starts = 0
+        self.asked: list[str] = []
+        self.ranks_s = ranks_s
+        world.programs = lambda: {"supervisor": supervisor.PROGRAM}
+        world.user_programs["train"] = self._train
+        world.user_programs["stubborn"] = self._stubborn
+        self.host = world.add_host("h1")
+        self.failed: list[str] = []
+
+    async def _train(self, env: Env, command: Command) -> int:
+        self.starts += 1
+        await asyncio.sleep(self.ranks_s)
+        return 7
+
+    async def _stubborn(self, env: Env, command: Command) -> int:
+        self.starts += 1
+        while True:
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                self.asked.append(command.env["RANK"])
+
+    def play(self, talk: Callable[[Env, SupervisorConfig], Coroutine[Any, Any, None]], program: str = "train") -> None:
+        """`talk` runs as the agent, after one supervisor was started."""
+        done: list[bool] = []
+
+        async def agent(env: Env) -> int:
+            await env.processes.start_program("supervisor", "sup", config(self.host, program=program))
+            await talk(env, config(self.host, program=program))
+            done.append(True)
+            return 0
+
+        self.host.main = agent
+        self.host.start_agent()
+        assert self.world.run(2000, stop=lambda: bool(done))
+
+
+async def meet(env: Env, told: SupervisorConfig) -> ByteStream:
+    for _ in range(200):
+        try:
+            return await env.bytes.connect(told.socket)
+        except ConnectionError:
+            await asyncio.sleep(0.05)
+    raise AssertionError("no supervisor answers")
+
+
+async def status(stream: ByteStream, wanted: Callable[[State], bool]) -> State:
+    while True:
+        heard = await read_frame(stream, supervisor.decoder)
+        assert isinstance(heard, Status)
+        if wanted(heard.state):
+            return heard.state
+
+
+def running(state: State) -> bool:
+    return len(state.pids) == 2
+
+
+async def stored(env: Env, told: SupervisorConfig) -> State | None:
+    return read_state(await env.disk.read(told.state))
+
+
+def test_what_it_says_is_on_disk_first_and_it_ends_after_the_last_word() -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        stream = await meet(env, told)
+        while True:
+            heard = await read_frame(stream, supervisor.decoder)
+            assert isinstance(heard, Status)
+            on_disk = await stored(env, told)
+            if heard.state.pids:
+                assert on_disk is not None
+                assert on_disk.pids.keys() >= heard.state.pids.keys()
+                assert on_disk.codes.keys() >= heard.state.codes.keys()
+            if heard.state.ended:
+                break
+        assert heard.state.codes == {0: 7, 1: 7}
+        await asyncio.sleep(5)
+        assert story.host.find("sup") == []
+        with pytest.raises(ConnectionError):
+            await env.bytes.connect(told.socket)
+
+    with World(3) as world:
+        story = Story(world, ranks_s=1.0)
+        story.play(talk)
+
+
+def test_a_second_supervisor_leaves_the_first_one_alone() -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        await status(await meet(env, told), running)
+        second = await env.processes.start_program("supervisor", "second", told)
+        assert await second.wait() == 0
+        assert await stored(env, told) is not None
+        assert story.starts == 2
+        assert len(story.host.find("train")) == 2
+
+    with World(4) as world:
+        story = Story(world)
+        story.play(talk)
+
+
+def test_after_the_end_a_supervisor_started_again_does_nothing() -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        await status(await meet(env, told), lambda state: state.ended)
+        before = await env.disk.read(told.state)
+        await asyncio.sleep(5)
+        assert await (await env.processes.start_program("supervisor", "second", told)).wait() == 0
+        assert await env.disk.read(told.state) == before
+        assert story.starts == 2
+
+    with World(5) as world:
+        story = Story(world, ranks_s=1.0)
+        story.play(talk)
+
+
+def test_who_ignores_sigterm_is_killed_after_the_grace_and_a_second_stop_can_only_hurry() -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        stream = await meet(env, told)
+        await status(stream, running)
+        began_s = env.clock.now_s()
+        await stream.write(pack(Stop(60.0, "first")))
+        await asyncio.sleep(1)
+        assert sorted(story.asked) == ["0", "1"]
+        assert await env.disk.read(told.preempt) == b"first"
+        await stream.write(pack(Stop(2.0, "second")))
+        await stream.write(pack(Stop(600.0, "third")))
+        ended = await status(stream, lambda state: state.ended)
+        assert 2.9 < env.clock.now_s() - began_s < 4.0
+        assert (sorted(ended.codes.items()), ended.reason) == ([(0, -9), (1, -9)], "first")
+
+    with World(6) as world:
+        story = Story(world)
+        story.play(talk, program="stubborn")
+
+
+def test_a_stop_that_comes_before_the_ranks_do_is_obeyed() -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        stream = await meet(env, told)
+        await stream.write(pack(Stop(0.0, "too late")))
+        ended = await status(stream, lambda state: state.ended)
+        assert set(ended.codes) == {0, 1}
+        assert all(code < 0 for code in ended.codes.values())
+        assert story.host.find("train") == []
+
+    for seed in range(10):
+        with World(seed) as world:
+            story = Story(world)
+            story.play(talk)
+
+
+def test_a_control_socket_that_was_removed_comes_back() -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        stream = await meet(env, told)
+        await status(stream, running)
+        lost = [r for p in story.host.find("sup") for r in list(p.resources) if "sup.sock" in str(vars(r))]
+        assert lost
+        for listener in lost:
+            listener.release()
+        with pytest.raises(ConnectionError):
+            await env.bytes.connect(told.socket)
+        await asyncio.sleep(2 * SOCKET_CHECK_S)
+        again = await meet(env, told)
+        assert running(await status(again, running))
+        await again.write(pack(Stop(1.0, "found again")))
+        assert (await status(again, lambda state: state.ended)).reason == "found again"
+
+    with World(7) as world:
+        story = Story(world)
+        story.play(talk)
+
+
+def test_a_sick_disk_loses_no_code_while_the_supervisor_lives() -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        stream = await meet(env, told)
+        await status(stream, running)
+        story.host.disk.sick = 1.0
+        assert (await status(stream, lambda state: state.ended)).codes == {0: 7, 1: 7}
+        stream.close()
+        await asyncio.sleep(3 * DISK_RETRY_S)
+        late = await meet(env, told)
+        assert (await status(late, lambda state: state.ended)).codes == {0: 7, 1: 7}
+        story.host.disk.sick = 0.0
+        await asyncio.sleep(3 * DISK_RETRY_S)
+        assert story.host.find("sup") == []
+        on_disk = await stored(env, told)
+        assert on_disk is not None
+        assert (on_disk.ended, on_disk.codes) == (True, {0: 7, 1: 7})
+
+    with World(8) as world:
+        story = Story(world, ranks_s=3.0)
+        story.play(talk)
+
+
+def test_a_sick_disk_may_be_forgotten() -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        stream = await meet(env, told)
+        await status(stream, running)
+        story.host.disk.sick = 1.0
+        await status(stream, lambda state: state.ended)
+        await stream.write(pack(Forget()))
+        await asyncio.sleep(3 * DISK_RETRY_S)
+        assert story.host.find("sup") == []
+
+    with World(9) as world:
+        story = Story(world, ranks_s=1.0)
+        story.play(talk)
+
+
+@pytest.mark.parametrize("fails", ["read", "written"])
+def test_nothing_starts_on_a_disk_that_cannot_hold_the_record(fails: str) -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        stream = await meet(env, told)
+        ended = await status(stream, lambda state: state.ended)
+        assert ended.codes == {0: CANNOT_START, 1: CANNOT_START}
+        assert f"state directory cannot be {fails}" in ended.reason
+        assert story.starts == 0
+
+    with World(10) as world:
+        story = Story(world)
+        story.host.disk.sick = 1.0 if fails == "read" else 0.0
+        story.host.disk.capacity_bytes = 0 if fails == "written" else 1 << 40
+        story.play(talk)
+
+
+def test_taking_over_kills_what_is_left_and_tells_what_is_not_known() -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        stream = await meet(env, told)
+        state = await status(stream, running)
+        for process in story.host.find("sup"):
+            process.signal(signal.SIGKILL)
+        story.host.processes[state.pids[1].pid].signal(signal.SIGKILL)
+        await env.processes.start_program("supervisor", "sup", told)
+        again = await meet(env, told)
+        ended = await status(again, lambda state: state.ended)
+        assert ended.codes == {0: -signal.SIGKILL, 1: UNKNOWN}
+        assert "supervisor of these ranks died" in ended.reason
+        assert story.starts == 2
+
+    with World(11) as world:
+        story = Story(world)
+        story.play(talk)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_garbage_on_the_control_socket_harms_nothing(seed: int) -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        rng = random.Random(seed)
+        for _ in range(20):
+            hostile = await meet(env, told)
+            good = pack(Status(J1, 1, State())) if rng.random() < 0.3 else pack(Forget())
+            await hostile.write(
+                rng.choice([rng.randbytes(rng.randint(1, 60)), good[: rng.randint(1, len(good))], good])
+            )
+            hostile.close()
+        stream = await meet(env, told)
+        await status(stream, running)
+        assert len(story.host.find("train")) == 2
+
+    with World(seed) as world:
+        story = Story(world)
+        story.play(talk)
+
+
+@given(st.one_of(st.binary(max_size=100), st.integers(0, 1 << 30)))
+@settings(max_examples=200)
+def test_a_damaged_state_file_or_frame_is_never_a_crash(attack: bytes | int) -> None:
+    if isinstance(attack, int):
+        rng = random.Random(attack)
+        good = bytearray(msgspec.msgpack.encode(State(pids={0: ProcessId(5, 6)}, codes={0: 3}, reason="r")))
+        for _ in range(rng.randint(1, 3)):
+            good[rng.randrange(len(good))] = rng.randrange(256)
+        attack = bytes(good[: rng.randint(0, len(good))]) if rng.random() < 0.3 else bytes(good)
+    state = read_state(attack)
+    assert state is None or isinstance(state, State)
+    try:
+        frame = unpack(attack, supervisor.decoder)
+    except FrameError:
+        return
+    assert isinstance(frame, Status | Stop | Forget)
