@@ -138,7 +138,7 @@ def distributed(steps: int, step_s: float, out: Path | None, say: Callable[[str]
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2000, help="of gradient descent (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=3000, help="of gradient descent (default %(default)s)")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="computing takes at least this long per step")
     parser.add_argument("--out", type=Path, help="rank 0 writes the parameters here, as .npy of shape (65, 10)")
     parser.add_argument("--sequential", type=int, metavar="N", help="no job: compute what N workers would, here")
