@@ -44,8 +44,9 @@ BODY_BYTES_MAX = 1 << 20
 """Longest request body: a submitted environment is a few kilobytes, a control frame's limit is the same."""
 ID_CHARACTERS_MAX = 200
 """Longest id in a path: `slab/VOLUME/N` has at most 80."""
-ANSWER_S_MAX = 10.0
-"""How long a room may take before the caller is told so: twice the time a proposal to the log may take."""
+ANSWER_S_MAX = 20.0
+"""How long a room may take before the caller is told so: the scheduler tries a change three times for 5 s each, and its
+own words are better than ours."""
 LAG_S_MAX = 2.0
 """Event loop lag above which `/livez` says no; far above a garbage collection, below a watchdog's patience."""
 

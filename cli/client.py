@@ -23,7 +23,7 @@ OK, FAILED, USAGE, NOT_FOUND, REFUSED, NO_AGENT, TOO_LATE, IMPOSSIBLE, TRY_AGAIN
 
 SYSTEM_SOCKET = "/run/covey/agent.sock"
 RACK_FILE = ".rack/rack.json"
-ANSWER_S = 15.0
+ANSWER_S = 25.0
 """How long to wait for an answer, seconds: longer than an agent waits for its rooms, so that its words arrive."""
 KNOCK_S = (0.2, 2.0)
 """How long to wait for a sign of life from each of several agents: first round, second round (a busy machine)."""
@@ -61,7 +61,7 @@ class Agent:
         """A read: repeated at the next agent when this one dies half way."""
         try:
             return self._ask("GET", _target(path, query), None)
-        except _Gone:
+        except Gone:
             if len(self.addresses) < 2:
                 raise
         self.address = None
@@ -87,7 +87,7 @@ class Agent:
                 TOO_LATE, f"{address} did not answer", f"{self.timeout_s:g} s have passed", "agentctl status"
             ) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise _Gone(method, address, error) from None
+            raise Gone(method, address, error) from None
         if status >= 400 and "code" in found:
             raise AgentctlError(*(found.get(key, "") for key in ("code", "what", "why", "next")))
         if "data" not in found:
@@ -127,7 +127,7 @@ class Agent:
         return AgentctlError(NO_AGENT, "no agent answers", why, hint)
 
 
-class _Gone(AgentctlError):
+class Gone(AgentctlError):
     """The agent went away between question and answer."""
 
     def __init__(self, method: str, address: str, error: Exception) -> None:

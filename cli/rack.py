@@ -213,8 +213,9 @@ def stop(directory: Path, environ: Mapping[str, str], say: Say = print_line) -> 
             say(f"{plural(len(agents), 'agent')} left{how}")
         programs = end_programs(directory, run_dirs)
         if programs:
-            kinds = {kind: sum(ours.kind == kind for ours in programs) for kind in ("agent", "program", "rank")}
-            named = [plural(count, word) for word, count in kinds.items() if count]
+            words = {"agent": "agent", "program": "program", "rank": "job process"}
+            counts = {word: sum(ours.kind == kind for ours in programs) for kind, word in words.items()}
+            named = [plural(count, word) for word, count in counts.items() if count]
             say(f"{' and '.join(named)} ended")
         leftovers = rack_processes.remove_leftovers(roots, run_dirs, [host.state_dir for host in rack])
         if leftovers:

@@ -230,7 +230,7 @@ class Watch:
             own = [row for row in self.agent.get("tensors").data if row["job"] == self.job]
             self.tensors = max([self.tensors, *own] if self.tensors else own, key=_epoch_and_rounds, default=None)
         step = "" if view["step"] is None else f", step {view['step']}"
-        metrics = "".join(f", {name} {value:.4g}" for name, value in sorted(view["metrics"].items())[:2])
+        metrics = "".join(f", {name} {value:.4g}" for name, value in sorted(view["metrics"].items())[:1])
         where = " on " + ", ".join(place["host"] for place in view["places"]) if view["places"] else ""
         self.text = f"{self.job} {view['state']}{where}{step}{metrics}"
         return view
@@ -301,7 +301,9 @@ def write_until_placed(
         page = next(order)
         memory.write(page * memory.page, pattern(seed, page, memory.page))
         written.add(page)
-        if watch.glance(f"remote memory: {len(written)} pages written, {placed} of {of} slabs on other hosts"):
+        if watch.glance(
+            f"remote memory: {plural(len(written), 'page')} written, {placed} of {of} slabs on other hosts"
+        ):
             placed, of = mapped(agent, host)
     outcome.must(0 < placed == of, f"{placed} of {of} slabs were placed on other hosts in {MAP_S:.0f} s")
     return written

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cli.client import NO_AGENT, TRY_AGAIN, USAGE, Agent, AgentctlError
+from cli.client import USAGE, Agent, AgentctlError, Gone
 from cli.context import Context
 
 NOT_CARRIED = frozenset(
@@ -96,8 +96,8 @@ def send(agent: Agent, spec: Mapping[str, Any]) -> dict[str, Any]:
     for _ in range(SUBMIT_TRIES - 1):
         try:
             return dict(agent.post("jobs", body=body).data)
-        except AgentctlError as error:
-            if error.code not in (NO_AGENT, TRY_AGAIN) or len(agent.addresses) < 2:
+        except Gone:
+            if len(agent.addresses) < 2:
                 raise
             agent.address = None
     return dict(agent.post("jobs", body=body).data)

@@ -44,6 +44,9 @@ class FakeAgent:
         class Server(socketserver.ThreadingUnixStreamServer):
             daemon_threads = True
 
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """A reply that raises hangs up on agentctl, as a dying agent does."""
+
         self._server = Server(str(path), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()

@@ -376,11 +376,13 @@ def test_a_submission_is_repeated_with_its_key_at_the_next_agent(
     second = agents()
     tries: list[dict[str, Any]] = []
 
-    def once_unsure(body: dict[str, Any]) -> Any:
+    def dies_first(body: dict[str, Any]) -> Any:
         tries.append(body)
-        return job() if len(tries) > 1 else (75, 503)
+        if len(tries) == 1:
+            raise ConnectionResetError
+        return job()
 
-    agent.replies["POST /v1/jobs"] = second.replies["POST /v1/jobs"] = once_unsure
+    agent.replies["POST /v1/jobs"] = second.replies["POST /v1/jobs"] = dies_first
     assert main(["submit", "--", "true"]) == 0
     assert len(tries) == 2
     assert tries[0] == tries[1]

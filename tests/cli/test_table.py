@@ -107,4 +107,4 @@ def test_a_time_of_another_day_has_its_date() -> None:
 
 def test_fractions_and_counts() -> None:
     assert [of(3, 8), of(0, 8), of(None, 8)] == ["3/8", "0/8", "-"]
-    assert [plural(1, "host"), plural(2, "host"), plural(0, "host")] == ["1 host", "2 hosts", "0 hosts"]
+    assert [plural(1, "host"), plural(2, "host"), plural(0, "process")] == ["1 host", "2 hosts", "0 processes"]
