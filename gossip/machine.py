@@ -10,7 +10,7 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import Message, SetTimer, Tell
+from covey.core import HostId, Message, SetTimer, Tell
 from covey.ports import Address
 from gossip.membership.machine import Membership
 from gossip.membership.machine import events as members
@@ -139,6 +139,13 @@ class Gossip:
         """Every host that is remembered, this one included, sorted by name."""
         peers = [self._peer(member, now_s) for member in self.membership.members.values()]
         return sorted([self._self(), *peers], key=lambda peer: peer.host)
+
+    def peer(self, host: HostId, now_s: float) -> Peer | None:
+        """One host, or None when it is not known."""
+        if host == self.me.host:
+            return self._self()
+        member = self.membership.members.get(host)
+        return None if member is None else self._peer(member, now_s)
 
     def _self(self) -> Peer:
         mine = self.spread.facts[self.spread.identity]

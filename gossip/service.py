@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from covey.core import SetTimer, Tell
+from covey.core import HostId, SetTimer, Tell
 from covey.ports import Address, DatagramSocket, Env
 from gossip.machine import Action, Event, Gossip, Heard, Started
 from gossip.membership.machine.events import Leaving, LoopStalled
@@ -51,9 +51,9 @@ PEERS_FILE = "gossip/peers"
 PEERS_INTERVAL_S = 10.0
 """The file of known hosts is written at most so often."""
 TICK_S = 0.2
-"""How often the loop shows that it runs."""
+"""How often the loop shows that it runs, at least; more often where probes are quicker than by default."""
 STALL_S = 0.1
-"""A timer that is late by more shows a stall."""
+"""A timer that is late by more shows a stall; less, too, where probes are quicker than by default."""
 GOODBYES = 3
 GOODBYE_INTERVAL_S = 0.05
 
@@ -92,6 +92,8 @@ class GossipService:
         self._failed: asyncio.Future[None] | None = None
         self._stopped = False
         self._lag_s_max = 0.0
+        self._tick_s = min(TICK_S, settings.probe_timeout_s / 2)
+        self._stall_s = min(STALL_S, settings.probe_timeout_s / 4)
         self._saved: tuple[Record, ...] = ()
 
     # ---- life ----
@@ -103,7 +105,7 @@ class GossipService:
         self._socket = await self._env.datagrams.open(self._settings.bind, self._received)
         self._feed(Started(self._advertised(self._socket.address), remembered))
         self._tick(self._env.clock.now_s())
-        self._env.spawn("gossip: peers file", self._keep_peers())
+        self._env.spawn("gossip: peers file", self._keep_peers(self._failed))
         self._env.spawn("gossip: watch", self._watch(self._failed))
 
     async def stop(self, leave: bool = True) -> None:
@@ -161,6 +163,10 @@ class GossipService:
         """Every host that is remembered, this one included, sorted by name."""
         return self._gossip.hosts(self._env.clock.now_s())
 
+    def peer(self, host: HostId) -> Peer | None:
+        """One host, or None when it is not known."""
+        return self._gossip.peer(host, self._env.clock.now_s())
+
     def use_keys(self, keys: Sequence[bytes]) -> None:
         """Rotate: seal with the first from now on, open with all. ValueError leaves the old ones."""
         ring = Keyring(keys, self._settings.cluster)
@@ -214,15 +220,15 @@ class GossipService:
     def _tick(self, due_s: float) -> None:
         if not self._stopped:
             self._lag(due_s)
-            next_s = self._env.clock.now_s() + TICK_S
-            asyncio.get_running_loop().call_later(TICK_S, self._tick, next_s)
+            next_s = self._env.clock.now_s() + self._tick_s
+            asyncio.get_running_loop().call_later(self._tick_s, self._tick, next_s)
 
     def _lag(self, due_s: float) -> None:
         """A timer was due then and runs now: what it is late by, the loop stood still."""
         now_s = self._env.clock.now_s()
         late_s = now_s - due_s
         self._lag_s_max = max(self._lag_s_max, late_s)
-        if late_s > STALL_S:
+        if late_s > self._stall_s:
             self._counts["stalls"] += 1
             self._feed(LoopStalled(due_s, now_s))
 
@@ -270,9 +276,9 @@ class GossipService:
             self._opener.remember(identity(record.host, record.uuid), record.boot)
         return found[: self._settings.hosts_max - 1]
 
-    async def _keep_peers(self) -> None:
-        while not self._stopped:
-            await asyncio.sleep(PEERS_INTERVAL_S)
+    async def _keep_peers(self, ended: "asyncio.Future[None]") -> None:
+        while not ended.done():
+            await asyncio.wait([ended], timeout=PEERS_INTERVAL_S)
             await self._save_peers()
 
     async def _save_peers(self) -> None:

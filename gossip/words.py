@@ -51,10 +51,11 @@ class Sender(msgspec.Struct, frozen=True):
     host: HostId
     uuid: bytes
     boot: int
+    identity: int = 0
+    """Of name and uuid; always computed, once."""
 
-    @property
-    def identity(self) -> int:
-        return identity(self.host, self.uuid)
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "identity", identity(self.host, self.uuid))
 
 
 # ---- what is told to the agent ---------------------------------------------------------------------------------------

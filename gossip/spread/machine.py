@@ -14,6 +14,7 @@ Facts of hosts that are gone are kept but no longer told on. Nothing is stored f
 """
 
 import random
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 from typing import assert_never
 
@@ -107,6 +108,8 @@ class Spread:
         self.identities: dict[HostId, int] = {}
         """Of every host that was up since it was last forgotten."""
         self.live: dict[int, HostId] = {}
+        self._shared = [self.identity]
+        """Identities of those whose facts are told on, sorted: the live ones and this host."""
         self.ignored = 0
         """Deltas of hosts that are not alive here, without news or with a gap."""
         self._pushed_s = float("-inf")
@@ -117,7 +120,8 @@ class Spread:
     def of(self, host: HostId) -> Facts | None:
         """What is known of a host; None when nothing is."""
         identity = self.identity if host == self.me.host else self.identities.get(host)
-        return None if identity is None else self.facts.get(identity)
+        facts = None if identity is None else self.facts.get(identity)
+        return facts if facts is not None and facts.version > 0 else None
 
     # ---- events ----
 
@@ -127,7 +131,7 @@ class Spread:
                 self._up(event.host, event.identity)
                 return ()
             case PeerDown():
-                self.live.pop(self.identities.get(event.host, -1), None)
+                self._down(self.identities.get(event.host))
                 return ()
             case PeerForgotten():
                 self._forget(event.host)
@@ -151,12 +155,19 @@ class Spread:
         if self.identities.get(host, identity) != identity:
             self._forget(host)
         self.identities[host] = identity
-        self.live[identity] = host
+        if identity not in self.live:
+            self.live[identity] = host
+            self.facts.setdefault(identity, Facts())
+            insort(self._shared, identity)
+
+    def _down(self, identity: int | None) -> None:
+        if identity is not None and self.live.pop(identity, None) is not None:
+            self._shared.remove(identity)
 
     def _forget(self, host: HostId) -> None:
         identity = self.identities.pop(host, None)
+        self._down(identity)
         if identity is not None:
-            self.live.pop(identity, None)
             self.facts.pop(identity, None)
 
     def _publish(self, key: str, value: bytes | None, now_s: float) -> Sequence[Action]:
@@ -183,9 +194,13 @@ class Spread:
         return [SayTo(host, (whole,)) for host in self.rng.sample(peers, min(len(peers), self.settings.gossip_fanout))]
 
     def _beat(self, now_s: float) -> Sequence[Action]:
+        """A new version, unless there was one since the last beat."""
         mine = self.facts[self.identity]
-        self.facts[self.identity] = msgspec.structs.replace(mine, version=mine.version + 1, fresh_s=now_s)
-        return (SetTimer(self.settings.heartbeat_s, BeatDue()),)
+        pause_s = mine.fresh_s + self.settings.heartbeat_s - now_s
+        if mine.version == 0 or pause_s <= 0.01:
+            self.facts[self.identity] = msgspec.structs.replace(mine, version=mine.version + 1, fresh_s=now_s)
+            pause_s = self.settings.heartbeat_s
+        return (SetTimer(pause_s, BeatDue()),)
 
     def _round_s(self) -> float:
         return self.settings.spread_interval_s * self.rng.uniform(0.8, 1.2)
@@ -198,13 +213,9 @@ class Spread:
         peers = self._peers()
         if not peers:
             return ()
-        rows = [self._known(identity) for identity in self._shared()]
+        rows = [self._known(identity) for identity in self._shared]
         cut = batches(rows, lambda _: KNOWN_BYTES_MAX, self.budget - LIST_BYTES_MAX)
         return [SayTo(self.rng.choice(peers), (Syn(low, high, known),)) for low, high, known in policy.ranges(cut)]
-
-    def _shared(self) -> list[int]:
-        """Identities of those whose facts are told on, sorted."""
-        return sorted(identity for identity in (*self.live, self.identity) if identity in self.facts)
 
     def _known(self, identity: int) -> Known:
         facts = self.facts[identity]
@@ -228,14 +239,14 @@ class Spread:
 
     def _compare(self, source: str, syn: Syn, now_s: float) -> Sequence[Action]:
         theirs = {row.identity: row for row in syn.known}
-        mine = [identity for identity in self._shared() if syn.low <= identity <= syn.high]
+        mine = self._shared[bisect_left(self._shared, syn.low) : bisect_right(self._shared, syn.high)]
         missing = [Known(identity, 0, 0) for identity in mine if identity not in theirs]
         wanted: list[Known] = []
         for row in syn.known:
             if row.identity == self.identity:
                 self._outnumbered(row, now_s)
             elif row.identity in self.live:
-                known = self.facts.get(row.identity, Facts())
+                known = self.facts[row.identity]
                 if policy.is_newer(row.boot, row.version, known):
                     wanted.append(Known(row.identity, known.boot, known.version))
         return self._deltas(source, wanted, (*syn.known, *missing), now_s)
@@ -244,9 +255,9 @@ class Spread:
         """What is to be told to someone who has `lacking`, in random order since not all may fit; and what we want."""
         news: list[Message] = []
         for row in lacking:
-            facts = self.facts.get(row.identity)
-            if facts is None or not (row.identity in self.live or row.identity == self.identity):
+            if row.identity not in self.live and row.identity != self.identity:
                 continue
+            facts = self.facts[row.identity]
             after = policy.since(facts, row.boot, row.version)
             if after is not None:
                 news.append(policy.delta(row.identity, facts, after, now_s))
@@ -265,7 +276,7 @@ class Spread:
         if delta.identity not in self.live:
             self.ignored += 1
             return
-        after = policy.merged(self.facts.get(delta.identity, Facts()), delta, now_s)
+        after = policy.merged(self.facts[delta.identity], delta, now_s)
         if after is None:
             self.ignored += 1
         else:
@@ -279,6 +290,7 @@ class Spread:
         assert self.identity not in self.live, "a host is not its own peer"
         for identity, host in self.live.items():
             assert self.identities[host] == identity, f"{host} is alive under an identity that it does not have"
+        assert self._shared == sorted([self.identity, *self.live])
         known = {self.identity, *self.identities.values()}
         for identity, facts in self.facts.items():
             assert identity in known, "facts of nobody"

@@ -47,10 +47,11 @@ class Ports:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.sick = False
+        self.skipped_s = 0.0
         self.warnings: list[str] = []
 
     def now_s(self) -> float:
-        return time.monotonic()
+        return time.monotonic() + self.skipped_s
 
     async def open(self, bind: Address, received: Callable[[bytes, Address], None]) -> Udp:
         host, _, port = bind.rpartition(":")
@@ -130,7 +131,7 @@ async def rack() -> AsyncIterator[Rack]:
 
 async def until(holds: Callable[[], bool], within_s: float = 5.0) -> None:
     async with asyncio.timeout(within_s):
-        while not holds():
+        while not holds():  # noqa: ASYNC110  # nobody sets an event for what is looked at from outside
             await asyncio.sleep(0.01)
 
 
@@ -155,7 +156,7 @@ async def test_three_hosts_find_one_another_share_facts_and_say_goodbye(rack: Ra
     await until(lambda: values(c, "a") == {"endpoints": b"before the start"})
     assert HostUp(HostId("b")) in rack.told["a"] and [peer.host for peer in b.hosts()] == ["a", "b", "c"]
     await c.stop(leave=True)
-    await until(lambda: states(a)["c"] == states(b)["c"] == "left", within_s=0.5)
+    await until(lambda: states(a)["c"] == states(b)["c"] == "left", within_s=2)
     assert rack.told["a"][-1] == HostDown(HostId("c"), left=True)
 
 
@@ -229,7 +230,8 @@ async def test_keys_rotate_while_the_rack_runs(rack: Rack) -> None:
             service.use_keys(ring)
             await asyncio.sleep(0.05)
     await until(lambda: a.counters["probes"] > 3)
-    assert "dropped_unknown_key" not in {**a.counters, **b.counters} and a.counters["probes_failed"] == 0
+    assert "dropped_unknown_key" not in {**a.counters, **b.counters}
+    assert states(a) == states(b) == {"a": "alive", "b": "alive"}
     with pytest.raises(ValueError, match="key"):
         a.use_keys([])
 
@@ -262,13 +264,15 @@ async def test_an_oversized_value_is_refused_and_gossip_goes_on(rack: Rack) -> N
 
 
 async def test_a_loop_that_stands_still_is_noticed_and_harms_nobody(rack: Rack) -> None:
-    """All three share the loop here, so each was deaf for the same second and has to forgive the others."""
+    """As after SIGSTOP: the clock went on by five seconds, timers did not; far longer than any suspicion here."""
     a = await rack.start("a")
     b = await rack.start("b", seeds=(a.address,))
     await until(lambda: states(a) == states(b) == {"a": "alive", "b": "alive"})
-    time.sleep(0.6)  # noqa: ASYNC251  # the stall that is to be noticed
+    for name in ("a", "b"):
+        rack.ports[name].skipped_s += 5.0
+    await until(lambda: min(a.counters.get("stalls", 0), b.counters.get("stalls", 0)) > 0)
+    assert a.counters["loop_lag_ms_max"] >= 4000
     await asyncio.sleep(0.1)
-    assert a.counters["stalls"] > 0 and a.counters["loop_lag_ms_max"] >= 400
     assert not [event for told in rack.told.values() for event in told if isinstance(event, HostDown)]
 
 
@@ -301,4 +305,4 @@ def test_settings_out_of_range_are_refused() -> None:
         {"hosts_max": 1},
     ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            GossipSettings(**wrong)  # type: ignore[arg-type]
+            GossipSettings(**wrong)

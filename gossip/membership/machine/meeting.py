@@ -57,8 +57,12 @@ class Meeting:
         if now_s - self.same_s >= policy.sync_interval_s(self._table.settings.sync_interval_s, self._table.hosts()):
             peers = [member.address for member in self._table.by_name() if member.state == "alive"]
             for address in policy.some(peers, 1, self._table.rng):
-                self._table.say(address, m.SyncAsk(self._table.checksum()))
+                self._table.say(address, *self._where(), m.SyncAsk(self._table.checksum()))
         self._table.timer(SYNC_SOON_S * self._table.rng.uniform(0.8, 1.2), SyncDue())
+
+    def _where(self) -> list[Message]:
+        """As long as we do not know where others see us, we say who we are, and are told."""
+        return [] if self._table.address else [self._table.mine()]
 
     def heard_sync(self, source: Address, checksum: int) -> list[Message]:
         if checksum == self._table.checksum():
