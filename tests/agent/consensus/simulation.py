@@ -8,7 +8,7 @@ Clients propose to whoever believes to lead, and repeat proposals whose answer i
     Log Matching           same index and term: the same log up to there
     Leader Completeness    a new leader's log holds every entry that was ever applied
     State Machine Safety   no two hosts apply different entries at one index
-    Lease                  nobody is elected while another host may act as leader
+    Lease                  nobody is elected while the leader of an earlier term may act as one
     Exactly once           no command is executed twice in any copy of the state
 
 and at the end, after everything has healed: all hosts converge on one state, and every command that a client was told is
@@ -44,7 +44,7 @@ from agent.consensus.machine.words import (
     Started,
     Woken,
 )
-from agent.consensus.messages import Entry, Words, decode, encode, log_id
+from agent.consensus.messages import Entry, VoteReply, Words, decode, encode, log_id
 from agent.consensus.policy import Timing
 from covey.core import Heard, HostId
 from tests.agent.consensus.fakes import MemoryDisk, PowerLost, run
@@ -80,6 +80,7 @@ class Weather:
     fault_every_s: float
     slow_disk: float
     codec: bool
+    commands_per_s: float
 
     @staticmethod
     def draw(rng: random.Random) -> "Weather":
@@ -93,6 +94,7 @@ class Weather:
             fault_every_s=rng.choice((0.25, 0.6, 1.5)),
             slow_disk=rng.choice((0.0, 0.02, 0.2)),
             codec=rng.random() < 0.15,
+            commands_per_s=rng.choice((0.3, 12.0, 12.0)),
         )
 
 
@@ -160,6 +162,8 @@ class World:
         self.chosen: dict[int, Entry] = {}
         self.chosen_prefix: dict[int, int] = {0: 0}
         self.last_chosen = 0
+        self.chosen_in: dict[int, int] = {}
+        """Term -> the last entry that was known to be committed in it."""
         self.seen = 0
         """Crashes, elections, snapshots installed: that a run was worth it."""
         for node in self.nodes.values():
@@ -186,6 +190,8 @@ class World:
             if not node.up:
                 self.begin(node)
             return
+        if kind == "crash" and self.calm:
+            return
         if not node.up or (kind != "heard" and node.life != life):
             return
         if node.paused_until_s > self.now_s:
@@ -193,6 +199,9 @@ class World:
             return
         if kind == "heard":
             self.feed(node, Heard(*what))
+        elif kind == "crash":
+            self.crash(node)
+            self.later(0.0005, "begin", node)
         elif kind == "wake":
             node.wake_at_s = float("inf")
             self.feed(node, Woken())
@@ -205,6 +214,8 @@ class World:
             for action in node.raft.handle(events.popleft(), node.clock(self.now_s)):
                 if isinstance(action, Say):
                     self.carry(node, action.to, action.message)
+                    if isinstance(action.message, VoteReply) and action.message.granted:
+                        self.after_a_vote(node)
                 elif isinstance(action, Persist):
                     self.track(node, action.first, action.entries)
                     node.writes.append(action)
@@ -281,6 +292,11 @@ class World:
         node.writing = []
         self.seen += 1
 
+    def after_a_vote(self, node: Node) -> None:
+        """The moment at which forgetting hurts most."""
+        if not self.calm and self.rng.random() < 0.1:
+            self.later(0.0, "crash", node)
+
     def begin(self, node: Node) -> None:
         node.life += 1
         node.up = True
@@ -300,12 +316,17 @@ class World:
         rng = self.rng
         self.later(rng.expovariate(1 / self.weather.fault_every_s), "fault")
         node = self.nodes[rng.choice(sorted(self.nodes))]
-        kind = rng.choice(("crash", "crash", "cut", "cut", "isolate", "half", "heal", "heal", "pause", "all down"))
+        kind = rng.choice(
+            ("crash", "crash", "cut", "cut", "pair", "isolate", "half", "heal", "heal", "pause", "all down")
+        )
         if kind == "crash" and node.up:
             self.crash(node)
             self.later(rng.choice((0.01, 0.3, 3.0)), "begin", node)
         elif kind == "cut":
             self.cut.add((node.name, rng.choice(sorted(self.nodes))))
+        elif kind == "pair":
+            other = rng.choice(sorted(self.nodes))
+            self.cut |= {(node.name, other), (other, node.name)}
         elif kind == "isolate":
             self.cut |= {pair for other in self.nodes for pair in ((node.name, other), (other, node.name))}
         elif kind == "half":
@@ -334,7 +355,7 @@ class World:
 
     def client(self) -> None:
         rng = self.rng
-        self.later(rng.expovariate(12.0), "client")
+        self.later(rng.expovariate(self.weather.commands_per_s), "client")
         leaders = [node for node in self.nodes.values() if node.up and node.raft.leading]
         if not leaders:
             return
@@ -360,10 +381,11 @@ class World:
         if first != node.name:
             raise Violation(f"Election Safety: {first} and {node.name} both lead term {action.term}")
         log = node.raft._ledger.log
-        if log.base_index < self.last_chosen and log.term_at(self.last_chosen) != self.chosen[self.last_chosen].term:
-            raise Violation(f"Leader Completeness: {node.name} leads without entry {self.last_chosen}")
+        must = max((index for term, index in self.chosen_in.items() if term < action.term), default=0)
+        if log.base_index < must and log.term_at(must) != self.chosen[must].term:
+            raise Violation(f"Leader Completeness: {node.name} leads term {action.term} without entry {must}")
         for other in self.nodes.values():
-            if other is not node and other.up and other.raft.holds_lease(other.clock(self.now_s)):
+            if other.up and other.raft.term < action.term and other.raft.holds_lease(other.clock(self.now_s)):
                 raise Violation(f"Lease: {node.name} is elected while {other.name} may act as leader")
 
     def track(self, node: Node, first: int, entries: tuple[Entry, ...]) -> None:
@@ -387,6 +409,7 @@ class World:
                 raise Violation(f"State Machine Safety: {node.name} applies another entry at {index}")
             if index > self.last_chosen:
                 self.last_chosen = index
+                self.chosen_in[node.raft.term] = index
                 stamp = entry.id + entry.term.to_bytes(4, "big")
                 self.chosen_prefix[index] = zlib.crc32(stamp, self.chosen_prefix[index - 1])
             if entry.id:

@@ -1,0 +1,151 @@
+"""What is decoded is a message of ours, or Malformed: never anything else."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.consensus.messages import (
+    CHUNK_BYTES_MAX,
+    COMMAND_BYTES_MAX,
+    ENTRIES_MAX,
+    MESSAGE_BYTES_MAX,
+    Append,
+    AppendReply,
+    Entry,
+    Malformed,
+    Propose,
+    ProposeReply,
+    RequestVote,
+    Snapshot,
+    SnapshotReply,
+    VoteReply,
+    Words,
+    decode,
+    decode_asked,
+    encode,
+    encode_asked,
+    log_id,
+)
+from agent.consensus.policy import BATCH_BYTES_MAX, batch_length
+from tests.agent.consensus.stage import entry
+
+LOG = log_id(["a", "b", "c"])
+WORDS: list[Words] = [
+    RequestVote(3, True, 9, 2),
+    VoteReply(3, False, True),
+    Append(3, 7, 2, 6, 41, (entry(2, "x"), entry(3), entry(3, "y"))),
+    AppendReply(3, 41, False, 7, 5, 2),
+    Snapshot(3, 100, 2, 41, 10, 0xFFFFFFFF, 4, b"pieces"),
+    SnapshotReply(3, 41, 100, 10),
+]
+ASKED = [Propose(LOG, b"i" * 16, 2, 90, b"command"), ProposeReply("applied", 91, b"result")]
+
+
+@pytest.mark.parametrize("message", WORDS, ids=lambda message: type(message).__name__)
+def test_every_message_survives_the_wire(message: Words) -> None:
+    envelope = decode(encode(LOG, message))
+    assert (envelope.log, envelope.message) == (LOG, message)
+
+
+@pytest.mark.parametrize("message", ASKED, ids=lambda message: type(message).__name__)
+def test_every_question_and_answer_survives_the_wire(message: Propose | ProposeReply) -> None:
+    assert decode_asked(encode_asked(message)) == message
+
+
+def test_the_order_of_the_voters_in_a_configuration_does_not_matter_but_their_names_do() -> None:
+    assert log_id(["c", "a", "b"]) == LOG
+    assert log_id(["a", "b", "d"]) != LOG
+
+
+@given(st.binary(max_size=400))
+def test_random_bytes_are_malformed_or_a_message(data: bytes) -> None:
+    for read in (decode, decode_asked):
+        try:
+            assert isinstance(read(data), msgspec.Struct)
+        except Malformed as error:
+            assert str(error)
+
+
+@given(st.sampled_from([encode(LOG, m) for m in WORDS] + [encode_asked(m) for m in ASKED]), st.data())
+def test_mutated_messages_are_malformed_or_a_message(data: bytes, draw: st.DataObject) -> None:
+    broken = bytearray(data)
+    for _ in range(draw.draw(st.integers(1, 4))):
+        at = draw.draw(st.integers(0, len(broken) - 1))
+        broken[at : at + draw.draw(st.integers(0, 2))] = draw.draw(st.binary(max_size=3))
+        if not broken:
+            broken += b"\x90"
+    for read in (decode, decode_asked):
+        try:
+            assert isinstance(read(bytes(broken)), msgspec.Struct)
+        except Malformed as error:
+            assert str(error)
+
+
+@given(st.sampled_from(WORDS), st.integers(0, 200))
+def test_a_truncated_message_is_malformed(message: Words, keep: int) -> None:
+    data = encode(LOG, message)
+    with pytest.raises(Malformed):
+        decode(data[: min(keep, len(data) - 1)])
+
+
+def raw(*fields: object) -> bytes:
+    return msgspec.msgpack.encode([LOG, fields])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        raw("RequestVote", -1, True, 9, 2),
+        raw("RequestVote", 3, True, 9, 4),
+        raw("RequestVote", 3, 1, 9, 2),
+        raw("RequestVote", 1 << 60, True, 9, 2),
+        raw("Append", 3, 7, 2, 6, 41, [[4, b"", 0, b""]]),
+        raw("Append", 3, 7, 3, 6, 41, [[2, b"", 0, b""]]),
+        raw("Append", 3, 7, 2, 6, 41, [[3, b"", 0, b""], [2, b"", 0, b""]]),
+        raw("Append", 3, 0, 1, 6, 41, []),
+        raw("Append", 3, 7, 2, 6, 41, [[3, b"i" * 17, 0, b""]]),
+        raw("Append", 3, 7, 2, 6, 41, [[3, b"", 0, b""]] * (ENTRIES_MAX + 1)),
+        raw("Append", 3, 7, 2, 6, 41, [[3, b"", 0, bytes(COMMAND_BYTES_MAX + 1)]]),
+        raw("Snapshot", 3, 100, 2, 41, 10, 1, 5, b"pieces"),
+        raw("Snapshot", 3, 0, 2, 41, 10, 1, 0, b""),
+        raw("Snapshot", 1, 100, 2, 41, 10, 1, 0, b""),
+        raw("Snapshot", 3, 100, 2, 41, 1 << 40, 1, 0, b""),
+        raw("Snapshot", 3, 100, 2, 41, 1 << 20, 1, 0, bytes(CHUNK_BYTES_MAX + 1)),
+        raw("Shutdown", 3),
+        msgspec.msgpack.encode([b"short", ["VoteReply", 3, False, True]]),
+        b"\x91" * 20_000 + b"\x00",
+        bytes(MESSAGE_BYTES_MAX + 1),
+    ],
+)
+def test_what_no_correct_host_says_is_malformed(data: bytes) -> None:
+    with pytest.raises(Malformed):
+        decode(data)
+
+
+def test_a_question_over_the_limits_is_malformed() -> None:
+    for question in (
+        Propose(LOG, b"i" * 15, 2, 90, b""),
+        Propose(LOG, b"i" * 16, 2, 90, bytes(COMMAND_BYTES_MAX + 1)),
+        Propose(b"", b"i" * 16, 2, 90, b""),
+    ):
+        with pytest.raises(Malformed):
+            decode_asked(encode_asked(question))
+    with pytest.raises(Malformed):
+        decode_asked(bytes(MESSAGE_BYTES_MAX + 1))
+
+
+def test_the_largest_batch_fits_into_a_message() -> None:
+    longest = Entry(1 << 53, b"i" * 16, 1 << 53, bytes(COMMAND_BYTES_MAX))
+    small = Entry(1 << 53, b"i" * 16, 1 << 53, bytes(BATCH_BYTES_MAX // ENTRIES_MAX - 48))
+    for entries in ([longest] * 4, [small] * 2000):
+        batch = tuple(entries[: batch_length(entries)])
+        assert len(encode(LOG, Append(1 << 53, 1 << 52, 1, 1, 1, batch))) <= MESSAGE_BYTES_MAX
+
+
+@given(st.lists(st.integers(0, COMMAND_BYTES_MAX), max_size=30))
+def test_a_batch_is_never_empty_and_never_too_long(sizes: list[int]) -> None:
+    entries = [Entry(1, b"", 0, bytes(size)) for size in sizes]
+    length = batch_length(entries)
+    assert (length > 0) == bool(entries)
+    assert length == 1 or sum(sizes[:length]) <= BATCH_BYTES_MAX

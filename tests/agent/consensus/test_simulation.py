@@ -1,0 +1,93 @@
+"""Many small worlds must hold, and the same worlds must notice when the core is wrong."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from agent.consensus import policy
+from agent.consensus.machine import Once, Outcome, Raft
+from agent.consensus.machine.ledger import Ledger
+from agent.consensus.messages import Entry
+from tests.agent.consensus.simulation import Violation, run_seed, run_seeds
+
+SLICES = [(first, 50) for first in range(0, 200, 50)]
+
+
+@pytest.mark.parametrize(("first", "count"), SLICES)
+def test_two_hundred_worlds_keep_every_promise_of_raft(first: int, count: int) -> None:
+    """Reference: Raft Figure 3; `simulation` lists what is checked."""
+    events, commands, seen = run_seeds(first, count)
+    assert events >= count * 2000
+    assert commands > count * 20, "hardly anything was acknowledged: the worlds were too harsh to say something"
+    assert seen > count * 5, "hardly anything crashed or fell behind: the worlds were too kind to say something"
+
+
+def test_a_seed_plays_the_same_world_again() -> None:
+    first, second = run_seed(77), run_seed(77)
+    assert (first.now_s, first.matching, first.chosen) == (second.now_s, second.matching, second.chosen)
+
+
+@pytest.mark.skipif(
+    "COVEY_CONSENSUS_SEEDS" not in os.environ, reason="a longer search: COVEY_CONSENSUS_SEEDS=first:count"
+)
+@pytest.mark.timeout(0)
+def test_as_many_worlds_as_asked_for() -> None:
+    first, _, count = os.environ["COVEY_CONSENSUS_SEEDS"].partition(":")
+    assert run_seeds(int(first), int(count))[0] > 0
+
+
+# ---- planted bugs: what the worlds must notice ----
+
+
+def truncate_without_conflict(patch: pytest.MonkeyPatch) -> None:
+    """The bug of PySyncObj: a delayed Append shortens the log by entries that were acknowledged."""
+
+    def merge(self: Ledger, prev_index: int, entries: tuple[Entry, ...]) -> None:
+        known = max(0, self.commit - prev_index)
+        if len(entries) > known:
+            if prev_index + known < self.log.last_index:
+                self._cut(prev_index + known + 1)
+            self.append(entries[known:])
+
+    patch.setattr(Ledger, "merge", merge)
+
+
+def vote_for_anybody(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(policy, "up_to_date", lambda *logs: True)
+
+
+def promise_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "promise", Ledger.say)
+
+
+def help_to_replace_a_leader_that_lives(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Raft, "_loyal", lambda self: False)
+
+
+def take_half_for_a_majority(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(policy, "quorum", lambda voters: max(1, voters // 2))
+
+
+def apply_every_copy(patch: pytest.MonkeyPatch) -> None:
+    def apply(self: Once, index: int, entry: Entry, run: Callable[[int, bytes], bytes]) -> Outcome:
+        return Outcome("applied", index, run(index, entry.command))
+
+    patch.setattr(Once, "apply", apply)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        truncate_without_conflict,
+        vote_for_anybody,
+        promise_before_it_is_durable,
+        help_to_replace_a_leader_that_lives,
+        take_half_for_a_majority,
+        apply_every_copy,
+    ],
+)
+def test_a_planted_bug_is_noticed(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(Violation):
+        run_seeds(0, 120)
