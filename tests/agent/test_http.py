@@ -378,6 +378,7 @@ async def test_the_page_comes_with_a_strict_policy(rig: Rig) -> None:
             async with session.get("http://localhost" + path) as answer:
                 assert (answer.status, answer.content_type) == (200, kind)
                 assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+                assert answer.headers["Server"] == "covey"
 
 
 _VALID = [
