@@ -66,7 +66,9 @@ class Epoch:
         self.record = record
         self.state = State()
         self.found = found
-        """Known from disk, not started by this agent (yet)."""
+        """Known from disk, and nobody has asked this agent to start it."""
+        self.launched = False
+        """This agent started its supervisor."""
         self.stop: Stop | None = None
         self.stream: ByteStream | None = None
         self.started = self.ended = self.forgotten = False
@@ -242,6 +244,8 @@ class SupervisedRunner:
         self._forgotten[key[0]] = max(key[1], self._forgotten.get(key[0], 0))
         try:
             await self._env.disk.replace(f"jobs/{key[0]}/forgotten", str(self._forgotten[key[0]]).encode())
+            if epoch.state.pids:
+                await self._env.disk.delete(f"logs/{_instance(key)}.log")  # kept where nothing ever ran: it says why
             await self._delete(key)
         except OSError as error:
             self._env.log.error("a job's record cannot be removed", job=key[0], epoch=key[1], why=str(error))
@@ -289,6 +293,7 @@ class SupervisedRunner:
             socket=self._socket(key),
         )
         process = await self._env.processes.start_program("supervisor", _instance(key), config)
+        epoch.launched = True
         epoch.record = msgspec.structs.replace(epoch.record, supervisor=process.id)
         await self._write(key, epoch)
 
@@ -388,13 +393,20 @@ class SupervisedRunner:
         epoch.state = state
         if state.ended:
             await self._end(key, epoch, state)
-        elif not epoch.started and len(state.pids) == len(epoch.record.spec.ranks):
+        else:
+            self._tell_started(key, epoch, state)
+
+    def _tell_started(self, key: Key, epoch: Epoch, state: State) -> None:
+        """Once, when all of them run."""
+        if not epoch.started and len(state.pids) == len(epoch.record.spec.ranks):
             epoch.started = True
             self._tell(RanksStarted(key[0], key[1], {rank: pid.pid for rank, pid in state.pids.items()}))
 
     async def _end(self, key: Key, epoch: Epoch, state: State) -> None:
         if epoch.ended:
             return
+        if epoch.launched:
+            self._tell_started(key, epoch, state)  # ranks that ended before they could be seen running
         epoch.state, epoch.ended = state, True
         epoch.over.set()
         codes = dict(state.codes)

@@ -4,6 +4,7 @@ in the simulator, where agents and supervisors are killed at every moment."""
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -11,11 +12,14 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent import supervisor
 from agent.processes import is_alive, start_ticks
-from agent.runner import LOG_BYTES_MAX, PORTS, SupervisedRunner
+from agent.runner import LOG_BYTES_MAX, PORTS, Record, SupervisedRunner
 from chaos.host import SimHost
 from chaos.world import World
 from covey.core import Fact, JobId
@@ -78,6 +82,12 @@ async def test_a_rank_finds_its_place_in_its_environment_and_its_output_in_its_l
 async def test_exit_codes_and_signals_are_reported_as_they_were(host: Here) -> None:
     assert (await ended(host, ranks("j1", "/bin/sh", "-c", "exit 75"))).codes == {0: 75}
     assert (await ended(host, ranks("j2", "/bin/sh", "-c", "kill -SEGV $$"))).codes == {0: -signal.SIGSEGV}
+
+
+async def test_ranks_too_quick_to_be_seen_are_told_as_started_all_the_same(host: Here) -> None:
+    await ended(host, ranks("j1", "/bin/true", count=2))
+    assert [type(fact) for fact in host.facts] == [RanksStarted, RanksEnded]
+    assert set(host.told(RanksStarted)[0].pids) == {0, 1}
 
 
 async def test_a_command_that_is_not_there_ends_with_127_and_the_reason(host: Here) -> None:
@@ -260,6 +270,33 @@ async def test_a_damaged_record_is_reported_and_the_others_are_found(host: Here)
     await runner.start_up()
     assert "record is damaged" in host.lines.text
     assert (await ended(host, ranks("j2", "/bin/true"))).codes == {0: 0}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.one_of(st.binary(max_size=80), st.integers(0, 1 << 30)))
+def test_no_record_however_damaged_keeps_the_runner_from_starting(attack: bytes | int) -> None:
+    if isinstance(attack, int):
+        rng = random.Random(attack)
+        good = bytearray(msgspec.msgpack.encode(Record(ranks("j1", "/bin/true"), "token", ProcessId(1 << 22, 1))))
+        for _ in range(rng.randint(1, 3)):
+            good[rng.randrange(len(good))] = rng.randrange(256)
+        attack = bytes(good)
+
+    async def main(env: Env) -> int:
+        await env.disk.replace("jobs/j1/1.start", attack)
+        await env.disk.replace("jobs/j1/1.state", attack[:20])
+        runner = SupervisedRunner(env, facts.append, "10.0.0.1", "/x")
+        await runner.start_up()
+        await runner.start(ranks("j2", "train"))
+        return await asyncio.sleep(3, 0)
+
+    facts: list[Fact] = []
+    with World(1) as world:
+        rack = SimRack(world, seconds=0.1, code=9)
+        rack.host.main = main
+        rack.host.start_agent()
+        world.run(4)
+    assert RanksEnded(JobId("j2"), 1, {0: 9}, "") in facts
 
 
 # ---- the same code in the simulator ----------------------------------------------------------------------------------
