@@ -30,6 +30,9 @@ Kind = Literal["agent", "program", "user"]
 LEFTOVER_S = 5.0
 """Seconds that a process which returned waits for its other tasks to end."""
 
+RESTART_S = 2.0
+"""After which an agent that ended by itself with an error is started again (systemd's RestartSec)."""
+
 UserProgram = Callable[[Env, Command], Awaitable[int]]
 """What a simulated command does; its answer is the exit status."""
 
@@ -88,7 +91,7 @@ class SimProcess:
         self.resources: list[Resource] = []
         self.waiters: list[asyncio.Future[None]] = []
         self._main: asyncio.Task[int] | None = None
-        self._begun = False
+        self._begun = self.failing = False
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         chance = random.Random(f"{self.world.seed}/{self.name}/{self.id.pid}")
         secret = random.Random(f"{self.world.seed}/{self.name}/{self.id.pid}/entropy")
@@ -125,7 +128,13 @@ class SimProcess:
             self._failed(task.exception() or RuntimeError(), f"task {name!r}")
 
     def _failed(self, error: BaseException, what: str) -> None:
-        self.world.complain(self, error, what)
+        """An exception that nobody caught. A sick disk may do that: the process then ends, as a real one would."""
+        if isinstance(error, OSError) and self.kind != "user" and self._main is not None:
+            self.world.log_line("error", self.name, f"gives up after {error!r}", {"task": what})
+            self.failing = True
+            self._main.cancel()
+        else:
+            self.world.complain(self, error, what)
 
     def begin(self, main: Coroutine[Any, Any, int | None]) -> None:
         self.world.births += 1
@@ -135,14 +144,16 @@ class SimProcess:
         self._begun = True
         code = 0
         try:
-            code = await main or 0
+            code = await main or int(self.failing)
         except asyncio.CancelledError:
-            code = -signal.SIGTERM if self.kind == "user" else 0
+            code = -signal.SIGTERM if self.kind == "user" else int(self.failing)
         except Exception as error:
             code = 1
             self.world.log_line("error", self.name, "the process failed", {"trace": trace_of(error)})
-            if self.kind != "user":
+            if self.kind != "user" and not isinstance(error, OSError):
                 self.world.complain(self, error, "main")
+        if not self.alive:
+            return
         others = [task for task in sorted(asyncio.all_tasks(), key=hash) if task is not asyncio.current_task()]
         for task in others:
             task.cancel()
@@ -167,6 +178,8 @@ class SimProcess:
         self.host.processes.pop(self.id.pid, None)
         self.world.births += 1
         self.world.mark("process ended", self.name, f"pid {self.id.pid} code {code}", code & 0xFFFF)
+        if self.kind == "agent" and code > 0:
+            self.world.at(self.world.now + RESTART_S, self.host.revive)
         for waiter in self.waiters:
             if not waiter.done():
                 waiter.set_result(None)

@@ -28,8 +28,6 @@ from covey.ports import Env
 from plugins.base import NoLeader, OutcomeUnknown, Program, Refused, Room
 from plugins.registry import ROOMS
 
-RESTART_S = 2.0
-"""After which an agent that ended by itself is started again (systemd's RestartSec)."""
 SETTLE_S = 30.0
 """Within which a rack that nothing disturbs sees all its hosts and has a leader."""
 Tree = dict[str, Any]
@@ -108,11 +106,10 @@ class SimRack:
                 await agent.start()
             except OSError as error:
                 env.log.error("agent cannot start", why=str(error))
-                self.world.at(self.world.now + RESTART_S, host.revive)
                 return 1
             try:
                 await asyncio.Event().wait()
-            finally:
+            except asyncio.CancelledError:
                 await agent.stop(leave=True)
             return 0
 
@@ -240,7 +237,7 @@ class SimRack:
                 except (TimeoutError, NoLeader, OutcomeUnknown):
                     pass
                 except Refused as no:
-                    if no.code not in (6, 75):
+                    if no.code not in (6, 7, 75):  # 7: an agent that just began knows few hosts
                         raise
             self.run(1.0)
         raise self.world.broken(f"not within {within_s:g} s: a job is taken")

@@ -1,7 +1,7 @@
 """Telling a story: a rack by its seed, what happens to it, and what must be true at the end.
 
 A story is a function of a `SimRack` in a file of `chaos/stories`. `tell` plays one by name and seed; every invariant
-is watched meanwhile, and `ended` says what must be true once all faults are healed: the rack is whole again within a bound,
+is watched meanwhile, and `ended` says what must be true once all faults are healed: the rack is whole within a bound,
 every job is over and known alike everywhere, nothing of it is left behind.
 """
 
@@ -13,6 +13,7 @@ import msgspec
 
 from chaos import stories
 from chaos.rackworld import SimRack
+from chaos.world import Enough
 from covey.core import JobId
 
 WHOLE_S = 90.0
@@ -53,14 +54,20 @@ def known_stories() -> dict[str, Story]:
     return found
 
 
-def tell(name: str, seed: int, hosts: int = 4, log: Callable[[str], None] | None = None) -> Told:
+def tell(
+    name: str, seed: int, hosts: int = 4, log: Callable[[str], None] | None = None, until: float | None = None
+) -> Told:
     """Play one story. `Broken` with the line that repeats it when something does not hold; KeyError: no such story."""
     play = known_stories()[name]
     quotas: Mapping[str, int] = {"red": hosts, "blue": max(1, hosts // 2)}
     with SimRack(seed, hosts, log=log, story=name, quotas=quotas) as rack:
+        if until is not None:
+            rack.world.stop_at = until
         rack.start()
         try:
             play(rack)
+        except Enough:
+            pass
         except AssertionError as error:
             if "repeat with:" in str(error):
                 raise

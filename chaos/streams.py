@@ -253,7 +253,7 @@ class SimListener:
         try:
             await self._accept(stream)
         except OSError as error:
-            self.process.env.log.info("connection ended", address=self.address, why=str(error))
+            self.process.env.log.debug("connection ended", address=self.address, why=str(error))
         finally:
             stream.close()
 

@@ -43,6 +43,10 @@ class Broken(AssertionError):
     """An invariant does not hold, or simulated code failed. The message says which, when, and how to repeat it."""
 
 
+class Enough(Exception):
+    """The second at which a replay was to stop has come."""
+
+
 class Invariant(Protocol):
     """Something that must hold whatever happens."""
 
@@ -87,6 +91,8 @@ class World:
         self.guard = guard
         self.replay = f"covey-chaos sim --seed {seed}"
         """The line that repeats this story."""
+        self.stop_at = float("inf")
+        """`run` raises `Enough` at this virtual second."""
         self.hosts: dict[str, SimHost] = {}
         self.link_ends: dict[Address, SimLinks] = {}
         self.invariants: list[Invariant] = []
@@ -195,7 +201,7 @@ class World:
     def run(self, until: float | None = None, stop: Callable[[], bool] | None = None) -> bool:
         """Run until virtual time `until`, or until `stop()` (looked at after every callback) is true; True if it was.
         `Broken` at the first invariant that does not hold. With nothing left to happen time goes to `until`."""
-        limit = float("inf") if until is None else until
+        limit = min(self.stop_at, float("inf") if until is None else until)
         outer = events._get_running_loop()
         was_collecting = gc.isenabled()
         gc.disable()
@@ -206,7 +212,10 @@ class World:
             with ExitStack() as stack:
                 if self.guard:
                     stack.enter_context(escape_guard())
-                return self._steps(limit, stop)
+                reached = self._steps(limit, stop)
+            if self.now >= self.stop_at:
+                raise Enough(f"stopped at {self.now:.6f} s as asked")
+            return reached
         finally:
             sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(outer)
@@ -277,6 +286,7 @@ class World:
 
     def close(self) -> None:
         """Let go of everything. What dead tasks still do in their `finally` blocks changes nothing any more."""
+        self.log, self.strict = None, False
         for host in self.hosts.values():
             for process in list(host.processes.values()):
                 process.loop.failed = None
@@ -284,12 +294,11 @@ class World:
                 process.alive = False
                 process.loop.close()
             host.processes.clear()
+        outer = events._get_running_loop()
         for task in self.graveyard:
-            coroutine = task.get_coro()
-            try:
-                coroutine.close()
-            except (RuntimeError, AttributeError, ConnectionError, OSError):
-                pass
+            events._set_running_loop(task.get_loop())
+            _let_go(task.get_coro())
+        events._set_running_loop(outer)
         self.graveyard.clear()
         self._heap.clear()
         self._runnable.clear()
@@ -299,6 +308,19 @@ class World:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _let_go(coroutine: Any) -> None:
+    """Close a parked coroutine, through every `finally` block that waits for something more."""
+    for _ in range(100):
+        try:
+            coroutine.close()
+            return
+        except RuntimeError as error:
+            if "ignored GeneratorExit" not in str(error):
+                return
+        except Exception:
+            return
 
 
 def _finalize(generator: Any) -> None:

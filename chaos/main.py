@@ -1,0 +1,159 @@
+"""covey-chaos: play failure stories on a simulated rack, repeat one by its seed, look for seeds that break something.
+
+    covey-chaos sim --seed 7                 one story of many faults; what happened, and its hash
+    covey-chaos sim --seed 7 --story half_and_half --log --until 30
+    covey-chaos hash --seed 7                only the hash: equal seeds have equal hashes, under any PYTHONHASHSEED
+    covey-chaos crowd --hosts 1000 --seed 7  machines only
+    covey-chaos soak --seeds 1-1000 --cpu-seconds 600
+
+Exit status: 0 all held, 1 something did not (the line that repeats it is printed), 2 usage.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from chaos.crowd import gossip_story
+from chaos.memory_crowd import memory_story
+from chaos.story import known_stories, tell
+
+SHOWN = re.compile(r"^ *[\d.]+ \S+ +(fault|healed|failover|power|agent started|process ended|warning|error)")
+"""Lines of a story that are printed without --log."""
+GOSSIP_HOSTS_MAX = 100
+"""More hosts than this gossip in the crowd only when asked for with --gossip: every one compares itself with all."""
+REPEATED = 20
+"""One seed in so many is played again under another PYTHONHASHSEED."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    try:
+        sys.exit(options.run(options))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("covey-chaos", description="Failure stories on a simulated rack, by seed.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    names = sorted(known_stories())
+    for name, run, about in (
+        ("sim", _sim, "play one story and print what happened"),
+        ("hash", _hash, "play one story and print its hash only"),
+    ):
+        sim = commands.add_parser(name, help=about)
+        sim.add_argument("--seed", type=int, required=True)
+        sim.add_argument("--hosts", type=int, default=4)
+        sim.add_argument("--story", choices=names, default="swarm", metavar="NAME", help=f"one of {', '.join(names)}")
+        sim.add_argument("--until", type=float, metavar="S", help="stop at this virtual second")
+        sim.add_argument("--log", action="store_true", help="print every line of the story")
+        sim.set_defaults(run=run)
+    crowd = commands.add_parser("crowd", help="thousands of hosts, only their machines")
+    crowd.add_argument("--hosts", type=int, default=1000)
+    crowd.add_argument("--seed", type=int, required=True)
+    crowd.add_argument(
+        "--gossip", action="store_true", help=f"gossip too, also with more than {GOSSIP_HOSTS_MAX} hosts"
+    )
+    crowd.set_defaults(run=_crowd)
+    soak = commands.add_parser("soak", help="play all stories for many seeds, as long as there is time")
+    soak.add_argument("--seeds", type=_range, default=range(1, 10_001), metavar="A-B")
+    soak.add_argument("--cpu-seconds", type=float, default=300.0)
+    soak.add_argument("--story", choices=names, metavar="NAME", help="only this one")
+    soak.set_defaults(run=_soak)
+    return parser
+
+
+def _range(text: str) -> range:
+    first, _, last = text.partition("-")
+    if not first.isdigit() or not (last or first).isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of seeds: write 1-100")
+    return range(int(first), int(last or first) + 1)
+
+
+def _sim(options: argparse.Namespace) -> int:
+    def show(line: str) -> None:
+        if options.log or SHOWN.match(line):
+            print(line)
+
+    try:
+        told = tell(options.story, options.seed, options.hosts, show, options.until)
+    except AssertionError as error:
+        print(f"BROKEN: {error}")
+        return 1
+    print(told.line())
+    return 0
+
+
+def _hash(options: argparse.Namespace) -> int:
+    try:
+        told = tell(options.story, options.seed, options.hosts, None, options.until)
+    except AssertionError as error:
+        print(f"BROKEN: {error}", file=sys.stderr)
+        return 1
+    print(f"{told.story_hash:08x}")
+    return 0
+
+
+def _crowd(options: argparse.Namespace) -> int:
+    results: list[msgspec.Struct] = []
+    try:
+        results.append(memory_story(options.seed, options.hosts))
+        if options.gossip or options.hosts <= GOSSIP_HOSTS_MAX:
+            results.append(gossip_story(options.seed, options.hosts))
+    except AssertionError as error:
+        print(f"BROKEN: {error}")
+        return 1
+    for result in results:
+        print(type(result).__name__, *(f"{key}={value}" for key, value in msgspec.structs.asdict(result).items()))
+    return 0
+
+
+def _soak(options: argparse.Namespace) -> int:
+    """Each seed plays the swarm and one directed story, the next seed the next one."""
+    names = [options.story] if options.story else [name for name in sorted(known_stories()) if name != "swarm"]
+    played, broken, faults, seconds, began = 0, 0, 0, 0.0, time.process_time()
+    for seed in options.seeds:
+        for name in [names[seed % len(names)]] + ([] if options.story else ["swarm"]):
+            if time.process_time() - began > options.cpu_seconds:
+                return _soaked(played, broken, faults, seconds, began)
+            try:
+                told = tell(name, seed)
+            except Exception as error:
+                broken += 1
+                print(f"BROKEN: {name} seed {seed}: {type(error).__name__}: {error}", flush=True)
+                continue
+            played, faults, seconds = played + 1, faults + told.faults, seconds + told.seconds
+            if seed % REPEATED == 0 and not _same_again(name, seed, told.story_hash):
+                broken += 1
+    return _soaked(played, broken, faults, seconds, began)
+
+
+def _same_again(name: str, seed: int, story_hash: int) -> bool:
+    """Play it in another process with other hashes of strings."""
+    again = [sys.executable, "-P", "-m", "chaos.main", "hash", "--seed", str(seed), "--story", name]
+    environment = {**os.environ, "PYTHONHASHSEED": str(1 + seed % 1000)}
+    found = subprocess.run(again, env=environment, capture_output=True, text=True, check=False).stdout.strip()
+    if found != f"{story_hash:08x}":
+        print(f"BROKEN: {name} seed {seed} has hash {story_hash:08x} here and {found} in another process", flush=True)
+        return False
+    return True
+
+
+def _soaked(played: int, broken: int, faults: int, seconds: float, began: float) -> int:
+    cpu_s = time.process_time() - began
+    print(
+        f"{played} stories held, {broken} broke; {seconds / 3600 * 4:.1f} simulated host-hours, {faults} faults, "
+        f"{cpu_s:.0f} s of CPU"
+    )
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    main()
