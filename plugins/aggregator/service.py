@@ -20,7 +20,7 @@ from covey.wire import AggregatorAt, AggregatorLost, Frame
 from plugins import facts
 from plugins.aggregator import messages, policy
 from plugins.aggregator.datapath.aggd import AggdConfig
-from plugins.aggregator.datapath.control import Forget, Now, Order, Serve, Tell, answers
+from plugins.aggregator.datapath.control import Forget, Now, Order, Quit, Serve, Tell, answers
 from plugins.aggregator.machine.directory import Directory, Joined, RankLost
 from plugins.aggregator.machine.events import Answered, Ask, Keep, Placed, Rack, TellRanks, Unplaced
 from plugins.aggregator.machine.home import Home
@@ -95,6 +95,8 @@ class AggregatorService(RoomService):
         self._process = kept.process
         if self.settings.serve:
             self.env.spawn("aggregator keeps aggd", self._keep_aggd())
+        elif kept.process is not None:
+            self.env.spawn("aggregator ends aggd", self._end_aggd())
 
     async def stop(self) -> None:
         """aggd goes on: its jobs do."""
@@ -117,6 +119,17 @@ class AggregatorService(RoomService):
             await self.env.disk.replace(STATE, msgspec.msgpack.encode(kept))
 
     # ---- aggd ----
+
+    async def _end_aggd(self) -> None:
+        """This host served before its settings changed: the homes of its jobs are told, and the process ends."""
+        try:
+            self._control = await self._connect()
+            await self._order(Quit())
+        except (OSError, TimeoutError):
+            pass  # it is gone already
+        self._process = None
+        self._lost_aggd(f"{self.host.id} no longer sums tensors (serve = false)")
+        await self._save()
 
     async def _keep_aggd(self) -> None:
         attempt = 0

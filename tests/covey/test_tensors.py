@@ -340,3 +340,43 @@ def test_an_aggregator_that_talks_nonsense_is_reported_and_never_believed(answer
     assert why in ranks.lost[0][2]
     ranks.end([])
     listener.close()
+
+
+def test_no_rank_leaves_before_all_have_what_they_need(aggd: AggdThread) -> None:
+    ranks = Ranks(2)
+    left: dict[int, bool] = {}
+    computing = threading.Event()
+
+    def script(rank: int, client: TensorClient) -> None:
+        client.push_pull("g", np.ones(1, np.float32))
+        if rank == 1:
+            assert computing.wait(10)
+        left[rank] = client.leave()
+
+    ranks.moved(aggd.serve("j1", EPOCH + 1, 2))
+    threads = ranks.start(script)
+    until(lambda: "covey/leave" in ranks.clients[0]._rounds.tensors)
+    assert not left
+    computing.set()
+    ranks.end(threads)
+    assert left == {0: True, 1: True}
+
+
+def test_a_rank_that_waits_in_vain_for_the_others_to_finish_leaves_in_the_end(aggd: AggdThread) -> None:
+    ranks = Ranks(2)
+    ranks.moved(aggd.serve("j1", EPOCH + 1, 2))
+    assert not ranks.clients[0].leave(linger_s=0.05)
+    ranks.end([])
+
+
+def test_an_aggregator_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("covey.tensors.SILENT_S", 0.02)
+    monkeypatch.setattr("covey.tensors.DEAD_S", 0.1)
+    listener = socket.create_server(("127.0.0.1", 0))
+    host, port = listener.getsockname()
+    ranks = Ranks(1)
+    ranks.moved(AggregatorAt(JobId("j1"), EPOCH + 1, HostId("h1"), f"{host}:{port}", SECRET))
+    until(lambda: bool(ranks.lost))
+    assert "was silent" in ranks.lost[0][2]
+    ranks.end([])
+    listener.close()

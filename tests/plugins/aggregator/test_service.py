@@ -19,6 +19,7 @@ from covey.tensorwire import ballot_of
 from covey.wire import AggregatorAt, AggregatorLost, Frame
 from plugins import facts
 from plugins.aggregator import ROOM
+from plugins.aggregator.messages import Settings
 from plugins.aggregator.service import AggregatorService
 from plugins.base import Refused
 from plugins.facts import Place
@@ -318,3 +319,18 @@ def test_whatever_is_killed_the_results_are_the_same(seed: int) -> None:
                 process.signal(9)
             rack.world.at(rack.world.now + chance.uniform(0.1, 8.0), rack.hosts[host].revive)
         job.finish(300)
+
+
+def test_a_host_that_is_told_to_serve_no_more_ends_its_aggd_and_its_jobs_move() -> None:
+    with settled_rack(13) as rack:
+        job = Job(rack, ["h1", "h2"], rounds=60)
+        rack.until(job.reached(5), 60, "round 5")
+        owner = job.owner()
+        aggd, agent = aggd_of(rack, owner), rack.hosts[owner].agent
+        assert agent is not None
+        cast(Any, rack.agents[owner].config.rooms)["aggregator"] = Settings(serve=False)
+        agent.signal(9)
+        rack.hosts[owner].revive()
+        rack.until(job.reached(20), 90, "fifteen rounds more")
+        assert not aggd.alive and not rack.hosts[owner].find("aggd") and job.owner() != owner
+        job.finish()

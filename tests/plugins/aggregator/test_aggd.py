@@ -1,0 +1,282 @@
+"""aggd over real sockets against what strangers and broken workers may send."""
+
+import random
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from covey.core import JobId
+from covey.frames import pack
+from covey.tensors import TensorClient
+from covey.tensorwire import (
+    HEADER_BYTES,
+    WANT,
+    Declared,
+    Frame,
+    Header,
+    Op,
+    frame,
+    job_hash,
+    key_of,
+    pack_declared,
+    parse,
+    verify,
+)
+from covey.wire import AggregatorAt
+from plugins.aggregator.datapath.control import Forget, Serve, Tell, answers
+from tests.plugins.aggregator.loopback import SECRET, AggdThread
+
+JOB, EPOCH = JobId("j1"), (1 << 32) + 1
+DECLARED = Declared("w", "model", (6,), 16)
+
+
+@pytest.fixture(scope="module")
+def aggd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AggdThread]:
+    running = AggdThread(tmp_path_factory.mktemp("aggd"))
+    yield running
+    running.finish()
+
+
+def say(op: Op, payload: bytes = b"", job: JobId = JOB, epoch: int = EPOCH, **fields: int) -> bytes:
+    head, body = frame(op, job_hash(job), epoch, payload=payload, key=key_of("w"), **fields)
+    return head + bytes(body)
+
+
+class Raw:
+    """A worker that says whatever it likes."""
+
+    def __init__(self, at: AggregatorAt, hello: bytes | None = None) -> None:
+        host, _, port = at.address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=5)
+        self.socket.sendall(say(Op.HELLO, at.secret, epoch=at.epoch) if hello is None else hello)
+
+    def __enter__(self) -> "Raw":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            more = self.socket.recv(size - len(data))
+            if not more:
+                raise EOFError
+            data += more
+        return data
+
+    def hear(self) -> tuple[Header, bytes]:
+        head = self.read(HEADER_BYTES)
+        header = parse(head)
+        payload = self.read(header.length)
+        verify(head, payload)
+        return header, payload
+
+    def dropped(self) -> bool:
+        """aggd closes the connection, perhaps after some last words."""
+        try:
+            while True:
+                self.hear()
+        except (EOFError, ConnectionError):
+            return True
+
+
+def served(aggd: AggdThread, epoch: int = EPOCH, workers: int = 2) -> AggregatorAt:
+    """The job, begun anew."""
+    aggd.order(Forget(JOB, 1 << 60))
+    return aggd.serve(JOB, epoch, workers)
+
+
+def still_works(aggd: AggdThread) -> None:
+    client = TensorClient(JobId("other"), 0, 1, lambda epoch, why: None)
+    aggd.order(Forget(JobId("other"), 1 << 60))
+    client.moved(aggd.serve("other", EPOCH, 1))
+    assert client.push_pull("g", np.ones(3, np.float32)).tolist() == [1, 1, 1]
+    client.close()
+
+
+def test_a_worker_says_hello_and_is_welcomed(aggd: AggdThread) -> None:
+    with Raw(served(aggd)) as worker:
+        assert worker.hear()[0].op is Op.WELCOME
+        worker.socket.sendall(say(Op.PING))
+        assert worker.hear()[0].op is Op.PONG
+
+
+@pytest.mark.parametrize(
+    ("hello", "told"),
+    [
+        (say(Op.HELLO, b"another secret !"), 0),
+        (say(Op.HELLO, SECRET, rank=2), 0),
+        (say(Op.HELLO, SECRET, job=JobId("j2")), 0),
+        (say(Op.HELLO, SECRET, epoch=EPOCH - 1), EPOCH),
+        (say(Op.HELLO, SECRET, epoch=EPOCH + 1), EPOCH),
+    ],
+)
+def test_who_may_not_speak_is_told_stale_and_counted(aggd: AggdThread, hello: bytes, told: int) -> None:
+    at, before = served(aggd), aggd.now().refused
+    with Raw(at, hello) as worker:
+        header, _ = worker.hear()
+        assert (header.op, header.epoch) == (Op.STALE, told)
+        assert worker.dropped()
+    assert aggd.now().refused == before + 1
+
+
+OPEN = say(Op.OPEN, pack_declared(DECLARED), flags=WANT)
+BAD = {
+    "not a frame": b"\xff" * 40,
+    "no hello first": say(Op.PING),
+    "another epoch": OPEN.replace(struct.pack("<Q", EPOCH), struct.pack("<Q", EPOCH + 1)),
+    "another rank": say(Op.OPEN, pack_declared(DECLARED), rank=1),
+    "another job": say(Op.PING, job=JobId("j9")),
+    "aggregators' words": say(Op.RESULT, bytes(16)),
+    "never opened": say(Op.PUSH, bytes(16), round=1),
+    "no such part": OPEN + say(Op.PUSH, bytes(16), round=1, part=2),
+    "a part too short": OPEN + say(Op.PUSH, bytes(12), round=1),
+    "a round far ahead": OPEN + say(Op.PUSH, bytes(16), round=7),
+    "a malformed declaration": say(Op.OPEN, b"\xc1" * 30),
+    "a wrong checksum": OPEN[:-1] + bytes([OPEN[-1] ^ 1]),
+    "a huge length": OPEN[:32] + struct.pack("<I", 1 << 31) + OPEN[36:],
+}
+
+
+@pytest.mark.parametrize("what", list(BAD))
+def test_a_connection_that_says_what_cannot_be_is_dropped_and_counted(aggd: AggdThread, what: str) -> None:
+    at, before = served(aggd), aggd.now().bad_frames
+    hello = b"" if what == "no hello first" else None
+    with Raw(at, hello) as worker:
+        worker.socket.sendall(BAD[what])
+        assert worker.dropped()
+    assert aggd.now().bad_frames == before + 1
+    still_works(aggd)
+
+
+def test_a_recorded_conversation_cannot_be_replayed_under_the_next_epoch(aggd: AggdThread) -> None:
+    served(aggd)
+    recorded = say(Op.HELLO, SECRET) + OPEN + say(Op.PUSH, bytes(16), round=1)
+    at = served(aggd, EPOCH + 1)
+    with Raw(at, recorded) as worker:
+        header, _ = worker.hear()
+        assert (header.op, header.epoch) == (Op.STALE, EPOCH + 1)
+        assert worker.dropped()
+    assert aggd.now().jobs[0].tensors == 0
+
+
+def test_a_second_connection_of_a_rank_replaces_the_first(aggd: AggdThread) -> None:
+    at = served(aggd)
+    with Raw(at) as first:
+        first.hear()
+        with Raw(at) as second:
+            assert second.hear()[0].op is Op.WELCOME
+            assert first.dropped()
+            assert aggd.now().jobs[0].joined == 1
+
+
+def test_a_higher_epoch_ends_the_connections_of_the_lower_with_a_word(aggd: AggdThread) -> None:
+    at = served(aggd)
+    with Raw(at) as worker:
+        worker.hear()
+        aggd.serve(JOB, EPOCH + 5, 2)
+        header, _ = worker.hear()
+        assert (header.op, header.epoch) == (Op.STALE, EPOCH + 5)
+        assert worker.dropped()
+    aggd.serve(JOB, EPOCH + 4, 2)
+    assert [job.epoch for job in aggd.now().jobs if job.job == JOB] == [EPOCH + 5]
+
+
+def test_memory_of_a_job_that_is_forgotten_is_free_again(aggd: AggdThread) -> None:
+    before = aggd.now().memory_bytes
+    at = served(aggd)
+    with Raw(at) as worker:
+        worker.hear()
+        worker.socket.sendall(OPEN + say(Op.PING))
+        worker.hear()
+        assert aggd.now().memory_bytes == before + 2 * 24
+    aggd.order(Forget(JOB, EPOCH))
+    assert aggd.now().memory_bytes == before
+
+
+GOOD: list[bytes] = [
+    say(Op.HELLO, SECRET) + OPEN + say(Op.PUSH, bytes(16), round=1) + say(Op.STATE, bytes(16)) + say(Op.PING)
+]
+
+
+@given(data=st.one_of(st.binary(max_size=200), st.integers(0, 2**32)))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_random_and_mutated_conversations_never_stop_it(aggd: AggdThread, data: bytes | int) -> None:
+    at = served(aggd)
+    if isinstance(data, int):
+        chance, talk = random.Random(data), bytearray(GOOD[0])
+        for _ in range(chance.randrange(1, 4)):
+            talk[chance.randrange(len(talk))] ^= 1 << chance.randrange(8)
+        data = bytes(talk)
+    with Raw(at, data) as worker:
+        worker.socket.shutdown(socket.SHUT_WR)
+        assert worker.dropped()
+    assert not aggd.failures and not aggd.log.errors
+    still_works(aggd)
+
+
+def test_a_worker_that_never_reads_holds_up_nobody(aggd: AggdThread) -> None:
+    """Rank 1 asks for more than a socket holds and does not read; another job goes on meanwhile."""
+    at = served(aggd, workers=1)
+    with Raw(at) as greedy:
+        greedy.hear()
+        for _ in range(3000):
+            greedy.socket.sendall(say(Op.PING))
+        threads = [threading.Thread(target=still_works, args=(aggd,))]
+        threads[0].start()
+        threads[0].join(10)
+        assert not threads[0].is_alive()
+
+
+def test_the_agents_socket_obeys_frames_and_drops_what_is_none(aggd: AggdThread) -> None:
+    path = f"{aggd.aggd.env.run_dir}/aggd.sock"
+
+    def ask(data: bytes) -> bytes:
+        with socket.socket(socket.AF_UNIX) as control:
+            control.settimeout(5)
+            control.connect(path)
+            control.sendall(data)
+            control.shutdown(socket.SHUT_WR)
+            found = b""
+            while more := control.recv(1 << 16):
+                found += more
+            return found
+
+    before = aggd.now().bad_frames
+    for bad in (b"\xff" * 64, b"\x02\0\0\0\xc1\xc1", struct.pack("<I", 1 << 30)):
+        assert ask(bad) == b""
+    assert aggd.now().bad_frames == before + 3
+    found = ask(pack(Serve(JobId("j7"), EPOCH, 3, SECRET)) + pack(Tell()))
+    size = struct.unpack_from("<I", found)[0]
+    assert [job.workers for job in answers.decode(found[4 : 4 + size]).jobs if job.job == "j7"] == [3]
+    aggd.order(Forget(JobId("j7"), EPOCH))
+
+
+def test_it_ends_by_itself_when_neither_agent_nor_workers_are_there(tmp_path: Path) -> None:
+    lonely = AggdThread(tmp_path, orphan_s=0.05)
+    lonely._thread.join(5)
+    assert not lonely._thread.is_alive() and not lonely.failures
+
+
+def frames_of(data: bytes) -> list[Frame]:
+    """A conversation cut into frames."""
+    found = []
+    while data:
+        header = parse(data[:HEADER_BYTES])
+        end = HEADER_BYTES + header.length
+        found.append((data[:HEADER_BYTES], data[HEADER_BYTES:end]))
+        data = data[end:]
+    return [*found]
+
+
+def test_the_conversation_that_is_mutated_above_is_a_good_one() -> None:
+    heads = [parse(bytes(head)) for head, _ in frames_of(GOOD[0])]
+    assert [head.op for head in heads] == [Op.HELLO, Op.OPEN, Op.PUSH, Op.STATE, Op.PING]
