@@ -19,7 +19,6 @@ Errors are `ErrorView` JSON. What is malformed, too long or not allowed is refus
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import math
 import os
@@ -28,13 +27,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import metadata
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from agent.doors import is_our_name, peer_uid, tcp_socket, unix_socket
 from covey.core import HostId
 from covey.ports import Env
 from plugins.base import Command, NoLeader, OutcomeUnknown, Refused
@@ -117,9 +116,9 @@ class HttpApi:
         )
         await runner.setup()
         try:
-            await web.SockSite(runner, _unix_socket(self.unix_path)).start()
+            await web.SockSite(runner, unix_socket(self.unix_path)).start()
             if self.bind:
-                tcp = _tcp_socket(self.bind)
+                tcp = tcp_socket(self.bind)
                 host, port = tcp.getsockname()[:2]
                 self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
                 await web.SockSite(runner, tcp).start()
@@ -263,7 +262,7 @@ class HttpApi:
         if sock is None or sock.family == socket.AF_UNIX:
             return
         host = request.headers.get(hdrs.HOST, "")
-        if not _is_our_name(host, self.api.id):
+        if not is_our_name(host, self.api.id):
             raise self._no("host", f"the Host header says {host[:80]!r}", "use the agent's IP address, or localhost")
         if request.method in ("GET", "HEAD"):
             return
@@ -272,7 +271,7 @@ class HttpApi:
         origin = request.headers.get(hdrs.ORIGIN)
         if origin is not None and origin != f"http://{host}":
             raise self._no("origin", f"it comes from a page of {origin[:80]!r}", "use agentctl")
-        if _peer_uid(sock) not in (os.geteuid(), 0):
+        if peer_uid(sock) not in (os.geteuid(), 0):
             raise self._no("uid", "over TCP only the agent's own user may change things", "use the unix socket")
 
     def _no(self, reason: str, why: str, next: str) -> Refused:
@@ -411,81 +410,6 @@ def _page_file(name: str, kind: str) -> Callable[[web.Request], Awaitable[web.St
         return web.Response(body=body, content_type=kind, charset="utf-8")
 
     return route
-
-
-# ---- sockets ---------------------------------------------------------------------------------------------------------
-
-
-def _unix_socket(path: str) -> socket.socket:
-    """Bound, mode 0600 before it listens. A socket left by a dead agent is replaced; a live one is an OSError."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(0.2)
-        try:
-            probe.connect(path)
-        except TimeoutError:
-            raise OSError(f"{path} belongs to another process") from None
-        except (FileNotFoundError, ConnectionRefusedError):
-            pass
-        else:
-            raise OSError(f"{path} belongs to another agent that is running")
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.setblocking(False)
-    listener.bind(path)
-    os.chmod(path, 0o600)
-    return listener
-
-
-def _tcp_socket(bind: str) -> socket.socket:
-    host, _, port = bind.rpartition(":")
-    host = host.strip("[]")
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setblocking(False)
-        listener.bind((host, int(port)))
-    except OSError as error:
-        listener.close()
-        raise OSError(error.errno, f"cannot listen on {bind}: {error.strerror}") from error
-    return listener
-
-
-def _is_our_name(host: str, own: str) -> bool:
-    """Whether a Host header is an IP address, localhost or this host's own name, whatever the port."""
-    name, colon, port = host.rpartition(":")
-    if not colon or not port.isdigit() or host.endswith("]"):
-        name = host
-    if name.lower() in ("localhost", own):
-        return True
-    try:
-        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return False
-    return True
-
-
-def _peer_uid(sock: Any) -> int | None:
-    """The user who owns the other end of a loopback TCP connection, or None when this kernel does not tell."""
-    here, there = sock.getsockname(), sock.getpeername()
-    table = "/proc/net/tcp6" if sock.family == socket.AF_INET6 else "/proc/net/tcp"
-    try:
-        lines = Path(table).read_text().splitlines()[1:]
-    except OSError:
-        return None
-    wanted = [_kernel_address(sock.family, there), _kernel_address(sock.family, here)]
-    for line in lines:
-        fields = line.split()
-        if fields[1:3] == wanted:
-            return int(fields[7])
-    return None
-
-
-def _kernel_address(family: int, address: tuple[Any, ...]) -> str:
-    """`127.0.0.1:80` as /proc/net/tcp writes it: each 32-bit word in the machine's byte order."""
-    packed = socket.inet_pton(family, address[0])
-    words = [int.from_bytes(packed[i : i + 4], "little") for i in range(0, len(packed), 4)]
-    return "".join(f"{word:08X}" for word in words) + f":{address[1]:04X}"
 
 
 def _counting_logger(http: HttpApi) -> logging.Logger:

@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import NoReturn
 
-from cli import rack_files, rack_processes
+from cli import rack_files, rack_processes, rack_summary
 from cli.client import FAILED, NO_AGENT, TRY_AGAIN, USAGE, Agent, AgentctlError
 from cli.main import Parser, say_error
 from cli.rack_files import RackHost
@@ -300,11 +300,11 @@ def command(args: argparse.Namespace) -> int:
         start(args.dir, args.hosts, args.gpus, os.environ, Timer())
         print_line("next: agentctl hosts")
         return 0
+    if args.verb == "summary":
+        rack_summary.summary(rack_files.hosts_of(args.dir.absolute()), print_line)
+        return 0
     from cli import rack_proof  # needs the job side: only where it is used
 
-    if args.verb == "summary":
-        rack_proof.summary(rack_files.hosts_of(args.dir.absolute()), print_line)
-        return 0
     timer = Timer()
     rack = start(args.dir, args.hosts, args.gpus, os.environ, timer)
     return rack_proof.run(rack, timer)

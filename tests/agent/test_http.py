@@ -21,7 +21,7 @@ from aiohttp import ClientSession, UnixConnector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent import http
+from agent import doors, http
 from agent.http import HttpApi, prometheus
 from covey.core import HostId
 from covey.ports import Env
@@ -313,7 +313,7 @@ async def test_a_tcp_change_needs_our_header_and_no_foreign_page(rig: Rig) -> No
 async def test_a_tcp_change_by_another_user_of_this_machine_is_refused(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "_peer_uid", lambda _sock: 54321)
+    monkeypatch.setattr(http, "peer_uid", lambda _sock: 54321)
     status, body = await rig.ask("DELETE", "/v1/volumes/v1", tcp=True, headers={"X-Covey": "1"})
     assert (status, "own user" in body["why"]) == (403, True)
 
@@ -330,7 +330,7 @@ def test_the_kernel_tells_whose_a_loopback_connection_is(host: str) -> None:
         client.connect(listener.getsockname())
         served, _ = listener.accept()
         with served:
-            assert http._peer_uid(served) == os.geteuid()
+            assert doors.peer_uid(served) == os.geteuid()
 
 
 async def test_liveness_readiness_and_health_tell_three_different_things(rig: Rig) -> None:
@@ -428,4 +428,4 @@ def test_random_and_mutated_bytes_never_hurt_the_agent() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=60), st.text(max_size=20))
 def test_any_host_header_gets_an_answer(host: str, own: str) -> None:
-    assert http._is_our_name(host, own) in (True, False)
+    assert doors.is_our_name(host, own) in (True, False)

@@ -11,7 +11,8 @@ import pytest
 from cli import rack_proof
 from cli.client import Agent, AgentctlError
 from cli.rack_files import RackHost
-from cli.rack_proof import Outcome, Progress, Watch, accuracy, in_turn, judge_job, last, pattern, summary
+from cli.rack_proof import Outcome, Progress, Watch, accuracy, in_turn, judge_job, last, pattern
+from cli.rack_summary import summary
 from tests.cli.conftest import FakeAgent
 
 Job = Callable[..., dict[str, Any]]
