@@ -193,7 +193,7 @@ class RealProcesses:
         """Once in `REAP_S`: dead adopted children off the process table, so that they do not pile up."""
         with contextlib.suppress(ChildProcessError):
             while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-                known = self._children.get(dead.si_pid)
+                known = self._unreaped(dead.si_pid)
                 if known is not None:
                     known._look()
                 else:
@@ -221,10 +221,16 @@ class RealProcesses:
                         os.kill(stray.pid, number)
             await asyncio.sleep(0.01)
 
+    def _unreaped(self, pid: int) -> ChildProcess | None:
+        """The process we started under this number, as long as the number is its own."""
+        known = self._children.get(pid)
+        return known if known is not None and known._popen.returncode is None else None
+
     def _reaped(self, stray: ProcessId) -> bool:
         """Take a dead adopted child off the process table. Those we started are reaped by their own watch."""
-        if stray.pid in self._children:
-            return self._children[stray.pid]._popen.poll() is not None
+        known = self._unreaped(stray.pid)
+        if known is not None:
+            return known._popen.poll() is not None
         with contextlib.suppress(ChildProcessError):
             pid, _ = os.waitpid(stray.pid, os.WNOHANG)
             return pid != 0
