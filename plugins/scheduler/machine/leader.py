@@ -5,7 +5,7 @@ placed, how long a job waits, when to try one again) begins anew with the next l
 to act. It proposes; `Queue.apply` decides whether that still holds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import msgspec
 
@@ -153,16 +153,20 @@ class Leader:
         ]
 
     def _order(self, live: list[Job], alive: list[RackHost], wall_s: float) -> list[AboutJob]:
-        """2DAS over everything that may run now. A stopping job keeps its GPUs, so it is only charged when it comes to
-        what is free in truth; a job that just failed to be placed sits one decision out and holds nothing up."""
-        queue, jobs = self.queue, {job.id: job for job in live}
-        thresholds = self.settings.queue_thresholds_gpu_s
-        may_run = [job for job in live if job.state != "stopping" and job.id not in self.retry_at]
-        held = sum(job.spec.gpus for job in queue.live() if job.state in HOLDING)
+        """2DAS over everything that may run now. Jobs that are stopping, or wait for a host that is away, keep what
+        they hold and are neither ordered nor preempted: only what lies beside them is given out. A job that just
+        failed to be placed sits some decisions out and holds nothing up."""
+        queue, jobs, hosts = self.queue, {job.id: job for job in live}, {host.host for host in alive}
+        thresholds, default = self.settings.queue_thresholds_gpu_s, queue.quotas.get("*")
+        apart = [job for job in live if _away(job, hosts)]
+        fixed = {job.id for job in apart} | {job.id for job in live if job.state == "stopping"}
+        may_run = [job for job in live if job.id not in fixed and job.id not in self.retry_at]
         total = sum(host.gpus for host in alive)
-        default = queue.quotas.get("*")
+        held = sum(_held(job, hosts) for job in queue.live())
+        within = total - sum(_held(job, hosts) for job in apart)
+        quotas = self._quotas_beside(apart, live)
         rows = order.ordered([row_of(job, thresholds) for job in may_run], thresholds, queue.quotas, default)
-        chosen = order.select(rows, max(total, held), queue.quotas, default)
+        chosen = order.select(rows, within, quotas, default)
         commands, blocked = self._grants([jobs[id] for id in chosen.run], alive, total - held, wall_s)
         able = [job for job in blocked if not job.place_failures]
         if self.settings.preemption and able:
@@ -172,6 +176,15 @@ class Leader:
                     said = f"{able[0].id} (tenant {able[0].spec.tenant}, {needs}) comes first"
                     commands.append(_taken(jobs[id], "preempted", said, wall_s))
         return commands
+
+    def _quotas_beside(self, apart: list[Job], live: list[Job]) -> dict[str, int | None]:
+        """What is left of each tenant's quota beside its jobs that wait for a host."""
+        quotas = {job.spec.tenant: self.queue.quota(job.spec.tenant) for job in live}
+        for job in apart:
+            quota = quotas[job.spec.tenant]
+            if quota is not None and job.counts:
+                quotas[job.spec.tenant] = max(0, quota - job.spec.gpus)
+        return quotas
 
     def _grants(
         self, chosen: list[Job], alive: list[RackHost], free: int, wall_s: float
@@ -199,6 +212,18 @@ class Leader:
             homes[home] += 1
             commands.append(Granted(wall_s=wall_s, job=job.id, epoch=job.epoch + 1, home=home))
         return commands, blocked
+
+
+def _away(job: Job, alive: Set[HostId]) -> bool:
+    """Whether a running gang waits for a host that is not alive."""
+    return job.state == "running" and any(place.host not in alive for place in job.places if job.awaits(place.host))
+
+
+def _held(job: Job, alive: Set[HostId]) -> int:
+    """GPUs of living hosts that the job holds, or is about to."""
+    if not job.placed:
+        return job.spec.gpus if job.state in HOLDING else 0
+    return sum(len(place.gpus) for place in job.places if place.host in alive and job.awaits(place.host))
 
 
 def _taken(job: Job, cause: str, reason: str, wall_s: float, lost: tuple[HostId, ...] = ()) -> TakenBack:

@@ -230,7 +230,9 @@ class LocalRanks:
                 return
             self.fences[job.id] = job.epoch
             await self.feed(Starting(job.id, job.epoch, place.gpus))
-        if self.sick or self.queue.over(job.id, job.epoch) or (job.id, job.epoch) in self.ends:
+        if self.sick and not await self.save():
+            return
+        if self.queue.over(job.id, job.epoch) or (job.id, job.epoch) in self.ends:
             return
         if (job.id, job.epoch) not in self.host.runner.running():
             await self.host.runner.start(ranks_spec(job, place))

@@ -109,7 +109,8 @@ class Machine:
         self.starts: list[tuple[JobId, int]] = []
         """Every real start of ranks, ever."""
         self.outputs: dict[tuple[JobId, int], bytes] = {}
-        self.obeys_sigterm = True
+        self.saves_and_exits = False
+        """Its ranks answer SIGTERM with exit 0, and the runner gives no reason."""
 
 
 class FakeRunner:
@@ -137,8 +138,9 @@ class FakeRunner:
     async def stop(self, job: JobId, epoch: int, grace_s: float, why: str) -> None:
         self.stops.append((job, epoch, why))
         spec = self.machine.ranks.get((job, epoch))
-        if spec is not None and self.machine.obeys_sigterm:
-            self.end(job, epoch, {rank.rank: -15 for rank in spec.ranks}, why)
+        if spec is not None:
+            saves = self.machine.saves_and_exits
+            self.end(job, epoch, {rank.rank: 0 if saves else -15 for rank in spec.ranks}, "" if saves else why)
 
     def end(self, job: JobId, epoch: int, codes: dict[int, int], reason: str = "") -> None:
         del self.machine.ranks[job, epoch]
@@ -195,8 +197,13 @@ class FakeLog:
     ) -> None:
         self.apply, self.snapshot, self.restore = apply, snapshot, restore
 
-    def catch_up(self) -> None:
-        while self.applied_index < len(self.rack.entries) and self.rack.reaches_leader(self.host):
+    def catch_up(self, most: int = 1 << 30) -> None:
+        """Apply what is there, or only the next entries when this host's log is slow."""
+        if self.host in self.rack.slow:
+            most = min(most, self.rack.slow[self.host])
+        for _ in range(most):
+            if self.applied_index == len(self.rack.entries) or not self.rack.reaches_leader(self.host):
+                return
             self.applied_index += 1
             self.results[self.applied_index] = self.apply(self.applied_index, self.rack.entries[self.applied_index - 1])
 
@@ -332,6 +339,8 @@ class Rack:
         self.states: dict[HostId, tuple[HostState, float]] = {}
         self.said: list[tuple[HostId, HostId, Message]] = []
         self.delay_s = 0.005
+        self.slow: dict[HostId, int] = {}
+        """Hosts whose copy of the log applies no more than so many entries at a time."""
         for name, count in gpus.items():
             self.values[HostId(name)] = {}
             self.hosts[HostId(name)] = FakeHost(self, name, Machine(name, count), 1)

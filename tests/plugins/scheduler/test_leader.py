@@ -124,12 +124,32 @@ def test_inside_one_queue_nobody_is_preempted() -> None:
     assert led.look() == []
 
 
-def test_a_lost_host_never_makes_a_job_elsewhere_be_preempted() -> None:
+def test_a_job_that_waits_for_a_host_is_left_alone_and_what_lies_beside_it_is_given_out() -> None:
     led = Led()
-    led.run(4, host=H1)
-    led.run(4, host=H2)
-    led.submit(1)
+    on_h1, on_h2 = led.run(3, host=H1), led.run(4, host=H2)
+    for id in (on_h1, on_h2):
+        led.serve(id, 10.0)
+    away = (RackHost(H1, 4), RackHost(H2, 4, gone_s=5.0))
+    small, large = led.submit(1), led.submit(2)
+    proposed = led.act(away)
+    assert granted(proposed) == [small] and taken(proposed) == [(on_h1, "preempted")]
+    assert led.queue.jobs[on_h2].state == "running" and led.queue.jobs[large].state == "queued"
+
+
+def test_a_job_that_waits_for_a_host_still_uses_its_tenants_quota() -> None:
+    led = Led()
+    led.say(QuotaSet(wall_s=1.0, tenant="alice", gpus=4))
+    led.run(3, host=H2)
+    led.submit(2)
     assert led.look((RackHost(H1, 4), RackHost(H2, 4, gone_s=5.0))) == []
+
+
+def test_only_what_is_free_in_truth_is_granted_while_a_gang_is_stopping() -> None:
+    led = Led()
+    led.say(TimeUp(wall_s=1.0, job=led.run(5), epoch=1))
+    led.submit(2)
+    led.submit(2)
+    assert granted(led.look()) == ["j2"]
 
 
 def test_opportunistic_jobs_yield_to_promised_ones() -> None:
@@ -176,7 +196,7 @@ def test_a_job_that_could_not_be_placed_pauses_longer_each_time_and_preempts_nob
         assert led.look(after_s=0.01) == []
         assert led.look(after_s=RETRY_S[failures - 1] * 0.9) == []
         led.now_s += RETRY_S[failures - 1] * 0.1
-    big = led.queue.jobs[led.submit(8)]
+    big = led.queue.jobs[led.submit(6)]
     big.place_failures = 1
     led.look(after_s=0.01)
     assert taken(led.look(after_s=60.0)) == []

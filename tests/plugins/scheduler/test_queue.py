@@ -251,6 +251,15 @@ def test_a_preempted_gang_waits_for_each_of_its_hosts_and_any_exit_queues_it_aga
     assert (told[id].state, told[id].preemptions, told.queue.used("alice")) == ("queued", 1, 0)
 
 
+def test_ranks_that_end_with_0_because_they_were_told_to_are_not_done() -> None:
+    told = Told()
+    id = told.run(2)
+    told.say(TakenBack(wall_s=5.0, job=id, epoch=1, cause="preempted", reason="j9 comes first"))
+    told.report(id, H1, {0: 0}, asked=True)
+    told.report(id, H2, {1: 0}, asked=True)
+    assert told[id].state == "queued"
+
+
 def test_a_gang_that_finished_before_it_was_told_to_stop_is_done() -> None:
     for command in (
         TakenBack(wall_s=5.0, job=JobId("j1"), epoch=1, cause="preempted", reason="j9 comes first"),

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from covey.core import JobId
-from plugins.facts import JobPlaced, JobUnplaced, StepTimed
+from plugins.facts import GpusNow, JobPlaced, JobUnplaced, StepTimed
 from plugins.scheduler.messages.commands import Attained, open_command
 from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.service import views
 from tests.plugins.scheduler.rack import Rack, play, refused, until
 
 Story = Callable[[Rack], Awaitable[None]]
@@ -450,5 +451,132 @@ def test_a_whole_rack_that_restarts_goes_on_with_what_runs_and_starts_nothing_tw
         await until(lambda: rack.job("j2").state == "running")
         starts = [start for host in rack.hosts.values() for start in set(host.machine.starts)]
         assert len(starts) == sum(len(host.machine.starts) for host in rack.hosts.values())
+
+    on_a_rack(story)
+
+
+async def apply_slowly(rack: Rack, name: str) -> None:
+    """One entry of the log every 1.5 s, so that this host looks at each state that ever was."""
+    host = rack[name]
+    while host.log.applied_index < len(rack.entries):
+        rack.slow[host.id] = 1
+        host.log.catch_up()
+        rack.slow[host.id] = 0
+        await asyncio.sleep(1.5)
+    del rack.slow[host.id]
+
+
+def test_a_log_that_is_replayed_slowly_starts_and_tells_nothing_of_the_past() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await until(lambda: rack.job("j1").state == "running")
+        name = str(rack.job("j1").places[1].host)
+        rack.finish("j1")
+        await until(lambda: rack.job("j1").state == "done")
+        await asyncio.sleep(3)
+        rack[name].machine.forgotten.clear()
+        rack.slow[rack[name].id] = 0
+        new = await rack.restart(name)
+        await apply_slowly(rack, name)
+        await asyncio.sleep(3)
+        assert new.machine.starts == [("j1", 1)], "only the log knew that it is over"
+        assert [fact for fact in new.told if isinstance(fact, JobPlaced | JobUnplaced)] == []
+
+    on_a_rack(story)
+
+
+def test_a_home_whose_copy_was_old_still_sees_its_grant_later() -> None:
+    async def story(rack: Rack) -> None:
+        home = rack["gpu1"]
+        rack.lead("gpu2")
+        await asyncio.sleep(2)
+        home.service.queue_log._caught_up = False
+        await submit(rack, on="gpu2")
+        await asyncio.sleep(3)
+        assert rack.job("j1").home == "gpu1" and rack.job("j1").state == "placing"
+        home.service.queue_log._caught_up = True
+        await until(lambda: rack.job("j1").state == "running")
+        assert rack.job("j1").epoch == 1
+
+    on_a_rack(story)
+
+
+def test_a_host_whose_copy_of_the_log_lags_behind_its_report_leaks_nothing() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
+        name = str(rack.job("j1").places[1].host)
+        rack.slow[rack[name].id] = 0
+        rack.finish("j1")
+        await until(lambda: rack.job("j1").state == "done")
+        await asyncio.sleep(5)
+        await apply_slowly(rack, name)
+        await until(lambda: rack.job("j1", name).state == "done")
+        await asyncio.sleep(3)
+        assert rack[name].service.ranks.reservations.all() == []
+        assert rack[name].machine.ends == {}
+
+    on_a_rack(story)
+
+
+def test_a_host_that_cannot_write_its_journal_starts_nothing_until_it_can() -> None:
+    async def story(rack: Rack) -> None:
+        rack.delay_s = 0.4
+        await submit(rack, workers=8)
+        await until(lambda: all(host.service.ranks.reservations.all() for host in rack.hosts.values()))
+        rack["gpu2"].machine.disk.sick = True
+        await until(lambda: rack.job("j1").state == "running")
+        await asyncio.sleep(5)
+        assert rack["gpu2"].machine.starts == [] and rack["gpu3"].machine.starts == [("j1", 1)]
+        rack["gpu2"].machine.disk.sick = False
+        await until(lambda: rack["gpu2"].machine.starts == [("j1", 1)])
+
+    on_a_rack(story)
+
+
+def test_ranks_that_save_and_exit_with_0_when_preempted_run_again() -> None:
+    async def story(rack: Rack) -> None:
+        for host in rack.hosts.values():
+            host.machine.saves_and_exits = True
+        await submit(rack, workers=8)
+        await asyncio.sleep(30)
+        await submit(rack, workers=2)
+        await until(lambda: rack.job("j2").state == "running")
+        assert rack.job("j1").state == "queued" and rack.job("j1").preemptions == 1
+
+    on_a_rack(story, settings=Settings(queue_thresholds_gpu_s=(100.0,)))
+
+
+def test_the_fence_on_disk_keeps_an_older_grant_from_starting() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=2, gpus_per_worker=1, skew=0.9)
+        await until(lambda: rack.job("j1").state == "running")
+        name = str(rack.job("j1").places[0].host)
+        await asyncio.sleep(2)
+        new = await rack.restart(name)
+        assert new.service.ranks.fences == {"j1": 1}
+        other = next(host for host in rack.hosts.values() if str(host.id) != name)
+        other.service.ranks.fences[JobId("j2")] = 7
+        await submit(rack, workers=7, gpus_per_worker=0)
+        await until(lambda: rack.job("j2").state == "running")
+        await asyncio.sleep(3)
+        assert ("j2", 1) not in other.machine.starts
+
+    on_a_rack(story)
+
+
+def test_what_the_log_knows_to_be_held_is_not_planned_with() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await until(lambda: rack.job("j1").state == "running")
+        host = rack["gpu1"]
+        stale = GpusNow(2, 2, "Test", True)
+        for name in FOUR:
+            rack[name].publish("gpus", stale)
+        free = views.free_of(host.hosts(), host.service.queue)
+        held = {place.host: len(place.gpus) for place in rack.job("j1").places}
+        assert free == {name: 2 - held.get(name, 0) for name in free}
+        rack.gone("gpu3")
+        assert "gpu3" not in views.free_of(host.hosts(), host.service.queue)
 
     on_a_rack(story)
