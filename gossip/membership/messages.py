@@ -12,10 +12,10 @@ from gossip.words import U32, Boot, HostName, Identity, MaybeHostName, PeerAddre
 
 
 class Ping(Message, frozen=True, array_like=True, tag=1):
-    """Are you there? `to` is whom this is meant for: another host may have taken over the address."""
+    """Are you there? `to` is the identity this is meant for: another machine may have the address now, or the name."""
 
     seq: U32
-    to: HostName
+    to: Identity
 
 
 class Ack(Message, frozen=True, array_like=True, tag=2):
@@ -35,6 +35,7 @@ class PingReq(Message, frozen=True, array_like=True, tag=4):
 
     seq: U32
     target: HostName
+    identity: Identity
 
 
 class Alive(Message, frozen=True, array_like=True, tag=5):

@@ -54,10 +54,10 @@ addresses = st.from_regex(r"\A[0-9A-Za-z.:\[\]_-]{0,80}\Z")
 known = st.builds(s.Known, u63s, u63s, u32s)
 entries = st.builds(s.Entry, st.text(min_size=1, max_size=20), u32s, st.none() | st.binary(max_size=40))
 messages: st.SearchStrategy[Message] = st.one_of(
-    st.builds(m.Ping, u32s, names),
+    st.builds(m.Ping, u32s, u63s),
     st.builds(m.Ack, u32s),
     st.builds(m.Nack, u32s),
-    st.builds(m.PingReq, u32s, names),
+    st.builds(m.PingReq, u32s, names, u63s),
     st.builds(m.Alive, names, uuids, u63s, u32s, addresses),
     st.builds(m.Suspect, names, u63s, u63s, u32s, names),
     st.builds(m.Gone, names, u63s, u63s, u32s, names),
@@ -101,7 +101,7 @@ def test_a_host_without_the_key_is_not_heard_and_hears_nothing() -> None:
 
 def test_a_datagram_shows_neither_name_nor_label_nor_words() -> None:
     sender = Sender(HostId("secret-host"), b"A" * 16, 3)
-    datagram = sealer(sender, label="secret-rack").seal([m.Ping(1, HostId("other-host"))])
+    datagram = sealer(sender, label="secret-rack").seal([m.NameTaken(HostId("other-host"))])
     for word in (b"secret-host", b"secret-rack", b"other-host", b"A" * 16):
         assert word not in datagram
 
@@ -199,10 +199,10 @@ def test_a_field_that_a_later_version_added_at_the_end_is_ignored() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        m.Ping(1, HostId("Not A Name")),
-        m.Ping(1, HostId("line-feed\n")),
-        m.Ping(U32_MAX + 1, HostId("a")),
-        m.Ping(-1, HostId("a")),
+        m.NameTaken(HostId("Not A Name")),
+        m.NameTaken(HostId("line-feed\n")),
+        m.Ping(U32_MAX + 1, 1),
+        m.Ping(-1, 1),
         m.Alive(HostId("a"), b"short", 1, 1, "10.0.0.1:1"),
         m.Alive(HostId("a"), bytes(16), 1, 1, "10.0.0.1:1 or elsewhere"),
         m.Record(HostId("a"), bytes(16), 1, 1, "10.0.0.1:1", 4, HostId("")),

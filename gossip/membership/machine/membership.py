@@ -201,7 +201,7 @@ class Membership:
         """Takes one message; returns what to answer."""
         match message:
             case m.Ping():
-                return [m.Ack(message.seq)] if message.to == self._table.me.host else []
+                return [m.Ack(message.seq)] if message.to == self._table.identity else []
             case m.Ack():
                 self._prober.acked(sender.host, message.seq)
             case m.Nack():

@@ -100,7 +100,7 @@ class Prober:
     def _ping(self, target: Member, seq: int) -> None:
         """A suspect hears with the ping that it is one: Lifeguard's buddy system."""
         accusation = None if target.remembered else target.accusation()
-        self._table.say(target.address, m.Ping(seq, target.host), *(() if accusation is None else (accusation,)))
+        self._table.say(target.address, m.Ping(seq, target.identity), *(() if accusation is None else (accusation,)))
 
     def ask_others(self, seq: int) -> None:
         """Through others; and directly once more, since one lost datagram is not a sign of anything."""
@@ -114,7 +114,7 @@ class Prober:
         helpers = policy.some(others, self._table.settings.indirect_probes, self._table.rng)
         probe.helpers = tuple(helper.host for helper in helpers)
         for helper in helpers:
-            self._table.say(helper.address, m.PingReq(seq, probe.target))
+            self._table.say(helper.address, m.PingReq(seq, probe.target, probe.identity))
         self._ping(target, seq)
 
     def _end_probe(self, now_s: float) -> None:
@@ -153,7 +153,7 @@ class Prober:
 
     def relay(self, source: Address, request: m.PingReq) -> list[Message]:
         target = self._table.members.get(request.target)
-        if target is None or not target.live or len(self.relays) >= RELAYS_MAX:
+        if target is None or target.identity != request.identity or not target.live or len(self.relays) >= RELAYS_MAX:
             return [m.Nack(request.seq)]
         self._seq = (self._seq + 1) & U32_MAX
         self.relays[self._seq] = Relay(source, request.seq, request.target)

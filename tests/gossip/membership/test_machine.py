@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -65,6 +66,23 @@ def left(name: str, incarnation: int = 0, boot: int = 1) -> m.Left:
     return m.Left(HostId(name), who(name).identity, boot, incarnation)
 
 
+class Asked(NamedTuple):
+    """A ping that went out."""
+
+    seq: int
+    to: str
+    ping: m.Ping
+
+
+def asked(actions: Iterable[Action]) -> Asked:
+    says = [action for action in actions if isinstance(action, Say)]
+    found = [(say.to, one) for say in says for one in say.messages if isinstance(one, m.Ping)]
+    ((to, ping),) = found
+    name = to.removesuffix(":1")
+    assert ping.to == who(name).identity
+    return Asked(ping.seq, name, ping)
+
+
 class Solo:
     """One machine, and hands that move its clock and carry its datagrams."""
 
@@ -115,12 +133,11 @@ class Solo:
             self.feed(first[1])
         self.now_s = end_s
 
-    def probe(self) -> m.Ping:
-        """Begin a probe; the ping that went out."""
+    def probe(self) -> "Asked":
+        """Begin a probe; who was pinged."""
         self.run(0, ProbeDue)
         self.clear()
-        self.feed(ProbeDue())
-        return next(one for one in self.words() if isinstance(one, m.Ping))
+        return asked(self.feed(ProbeDue()))
 
     def words(self, to: str = "") -> list[Message]:
         return [message for say in self.said if say.to.startswith(to) for message in say.messages]
@@ -174,7 +191,7 @@ def test_an_address_left_open_by_somebody_else_is_no_news() -> None:
 
 def test_a_stranger_is_asked_who_it_is() -> None:
     me = Solo()
-    me.hear("a", m.Ping(1, ME))
+    me.hear("a", m.Ping(1, who("me").identity))
     assert me.words("a") == [m.Ack(1), m.WhoAreYou()]
     me.clear()
     me.hear("a", m.WhoAreYou())
@@ -261,9 +278,9 @@ def test_without_an_answer_three_others_are_asked_and_the_target_once_more() -> 
     ping = me.probe()
     me.clear()
     me.feed(ProbeLate(ping.seq))
-    requests = [say.to for say in me.said if m.PingReq(ping.seq, ping.to) in say.messages]
+    requests = [say.to for say in me.said if m.PingReq(ping.seq, HostId(ping.to), ping.ping.to) in say.messages]
     assert len(set(requests)) == 3 and f"{ping.to}:1" not in requests
-    assert ping in me.words(ping.to)
+    assert ping.ping in me.words(ping.to)
 
 
 def test_an_answer_through_others_counts() -> None:
@@ -278,7 +295,7 @@ def test_an_answer_through_others_counts() -> None:
 
 def test_a_helper_pings_for_the_asker_and_passes_the_answer_on() -> None:
     me = Solo("a", "b")
-    me.hear("a", m.PingReq(77, HostId("b")))
+    me.hear("a", m.PingReq(77, HostId("b"), who("b").identity))
     ping = next(message for message in me.words("b") if isinstance(message, m.Ping))
     me.clear()
     me.hear("b", m.Ack(ping.seq))
@@ -290,21 +307,34 @@ def test_a_helper_pings_for_the_asker_and_passes_the_answer_on() -> None:
 
 def test_a_helper_without_an_answer_says_so() -> None:
     me = Solo("a", "b")
-    me.hear("a", m.PingReq(77, HostId("b")))
+    me.hear("a", m.PingReq(77, HostId("b"), who("b").identity))
     me.run(0.4, RelayLate)
     assert m.Nack(77) in me.words("a")
 
 
 def test_a_helper_that_does_not_know_the_target_says_no_at_once() -> None:
     me = Solo("a")
-    me.hear("a", m.PingReq(77, HostId("z")))
+    me.hear("a", m.PingReq(77, HostId("z"), who("z").identity))
     assert m.Nack(77) in me.words("a")
 
 
 def test_a_ping_for_another_host_is_not_answered() -> None:
     me = Solo("a")
-    me.hear("a", m.Ping(1, HostId("b")))
+    me.hear("a", m.Ping(1, who("b").identity))
     assert me.words() == []
+
+
+def test_a_ping_for_the_machine_that_had_our_name_before_is_not_answered() -> None:
+    """Else those who have not heard of the change would take the old machine for alive forever."""
+    me = Solo("a")
+    me.hear("a", m.Ping(1, who("me", uuid=b"2" * 16).identity))
+    assert me.words() == []
+
+
+def test_a_helper_does_not_vouch_for_another_machine_of_the_same_name() -> None:
+    me = Solo("a", "b")
+    me.hear("a", m.PingReq(77, HostId("b"), who("b", uuid=b"2" * 16).identity))
+    assert m.Nack(77) in me.words("a") and not any(isinstance(one, m.Ping) for one in me.words())
 
 
 # ---- local health ----------------------------------------------------------------------------------------------------
@@ -340,7 +370,7 @@ def test_a_host_in_bad_health_probes_more_slowly_and_recovers_by_answers() -> No
     actions = me.feed(ProbeDue())
     pause = next(one.after_s for one in actions if isinstance(one, SetTimer) and isinstance(one.event, ProbeDue))
     assert me.machine.health == 3 and pause == 4.0
-    again = next(one for say in actions if isinstance(say, Say) for one in say.messages if isinstance(one, m.Ping))
+    again = asked(actions)
     me.hear(again.to, m.Ack(again.seq))
     assert me.machine.health == 2
 
@@ -453,7 +483,7 @@ def test_a_suspect_that_speaks_is_told_that_it_is_one() -> None:
     me = Solo("a", "b")
     me.hear("b", suspect("a"))
     me.clear()
-    me.hear("a", m.Ping(9, ME))
+    me.hear("a", m.Ping(9, who("me").identity))
     assert me.words("a")[:2] == [m.Ack(9), suspect("a")]
 
 
@@ -546,7 +576,7 @@ def test_a_restart_that_nobody_noticed_is_told() -> None:
 
 def test_a_restarted_host_that_did_not_say_so_is_asked() -> None:
     me = Solo("a")
-    me.hear("a", m.Ping(1, ME), boot=2)
+    me.hear("a", m.Ping(1, who("me").identity), boot=2)
     assert m.WhoAreYou() in me.words("a")
 
 
@@ -571,7 +601,7 @@ def test_leaving_is_said_to_everybody_and_then_nothing_more() -> None:
     assert sorted(say.to for say in me.said) == ["a:1", "b:1", "c:1"]
     assert set(me.words()) == {left("me")}
     me.clear()
-    me.hear("a", suspect("me"), m.Ping(1, ME))
+    me.hear("a", suspect("me"), m.Ping(1, who("me").identity))
     me.run(5)
     assert me.said == []
 
@@ -581,7 +611,7 @@ def test_a_dead_host_that_speaks_is_told_that_it_is_dead() -> None:
     me = Solo("a", "b")
     me.hear("b", suspect("a"), gone("a"))
     me.clear()
-    me.hear("a", m.Ping(1, ME))
+    me.hear("a", m.Ping(1, who("me").identity))
     assert gone("a") in me.words("a")
 
 
@@ -640,7 +670,7 @@ def test_a_second_machine_with_a_live_name_is_refused_and_reported() -> None:
 
 def test_a_machine_that_has_our_own_name_is_refused_and_reported() -> None:
     me = Solo("a")
-    me.hear("me", m.Ping(1, ME), uuid=b"2" * 16, source="z:1")
+    me.hear("me", m.Ping(1, who("me").identity), uuid=b"2" * 16, source="z:1")
     assert me.facts == [NameConflict(ME)] and m.NameTaken(ME) in me.words("z")
 
 
@@ -735,7 +765,7 @@ def test_rumours_ride_on_answers() -> None:
     me = Solo("a", "b")
     me.hear("a", alive("c"))
     me.clear()
-    me.hear("b", m.Ping(5, ME))
+    me.hear("b", m.Ping(5, who("me").identity))
     assert {m.Ack(5), alive("c")} <= set(me.words("b"))
 
 
@@ -749,7 +779,7 @@ def test_only_the_newest_of_a_host_is_told() -> None:
 
 def test_rumours_fill_a_datagram_but_not_more() -> None:
     me = Solo(*(f"host-{number}" for number in range(100)))
-    me.hear("host-1", m.Ping(5, ME))
+    me.hear("host-1", m.Ping(5, who("me").identity))
     (say,) = me.said
     assert 5 < len(say.messages) < 40
 
@@ -763,8 +793,8 @@ said = st.one_of(
     st.builds(suspect, names, small, names, small),
     st.builds(gone, names, small, names, small),
     st.builds(left, names, small, small),
-    st.builds(m.Ping, small, names.map(HostId)),
-    st.builds(m.PingReq, small, names.map(HostId)),
+    st.builds(m.Ping, small, names.map(lambda name: who(name).identity)),
+    names.flatmap(lambda name: st.builds(m.PingReq, small, st.just(HostId(name)), st.just(who(name).identity))),
     st.builds(known, names, small),
     st.builds(m.SyncAsk, small),
     st.sampled_from([m.SyncSame(), m.SyncPull(), m.WhoAreYou(), m.NameTaken(ME), m.SeenAt("me:2")]),
