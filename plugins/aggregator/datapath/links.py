@@ -19,6 +19,7 @@ from covey.tensorwire import (
     Frame,
     Header,
     Op,
+    Payload,
     WireError,
     frame,
     job_hash,
@@ -33,6 +34,9 @@ TENSORS_MAX = 1 << 16
 QUEUE_MAX = 1 << 18
 """Answers waiting for one worker; one that asks for more without reading is cut off."""
 
+BUFFER_BYTES_MIN = 1 << 16
+BUFFERS_MAX = 32
+"""Part buffers of one size, and sizes, kept for use again."""
 BLAME_S = 2.0
 """How long a worker that made a mistake may take to hear of it, seconds."""
 
@@ -61,6 +65,23 @@ class Memory:
         return True
 
 
+class Buffers:
+    """Part buffers to be used again: new memory costs more than the addition that it is for."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[bytearray]] = {}
+
+    def take(self, size: int) -> bytearray:
+        free = self._free.get(size)
+        return free.pop() if free else bytearray(size)
+
+    def give(self, buffer: Payload) -> None:
+        if isinstance(buffer, bytearray) and len(buffer) >= BUFFER_BYTES_MIN:
+            free = self._free.setdefault(len(buffer), [])
+            if len(free) < BUFFERS_MAX and len(self._free) <= BUFFERS_MAX:
+                free.append(buffer)
+
+
 class JobSums:
     """The tensors of one job under one epoch."""
 
@@ -70,6 +91,7 @@ class JobSums:
         self.env, self.job, self.epoch, self.workers, self.secret = env, job, epoch, workers, secret
         self.hash = job_hash(job)
         self.tensors: dict[int, TensorSum] = {}
+        self.buffers = Buffers()
         self.links: dict[int, WorkerLink] = {}
         self.received_bytes = self.sent_bytes = 0
         self.over = False
@@ -100,7 +122,7 @@ class JobSums:
                 f"{self._memory.bytes_max} bytes (memory_bytes_max in [aggregator] of its agent.toml)"
             )
         self._held += size
-        tensor = self.tensors[key] = TensorSum(declared, self.workers)
+        tensor = self.tensors[key] = TensorSum(declared, self.workers, self.buffers.give)
         return tensor
 
     def join(self, link: "WorkerLink") -> None:
@@ -200,14 +222,17 @@ class WorkerLink:
                 await self._written.wait()
 
     async def _send_state(self, key: int, tensor: TensorSum) -> None:
-        version, array = tensor.lend()
+        version, array, heads = tensor.lend()
         try:
             view = memoryview(array.view("u1").data)
             for part in range(tensor.declared.parts):
                 start, end = tensor.declared.span(part)
-                head, payload = frame(
-                    Op.RESULT, self.job.hash, self.job.epoch, key=key, part=part, round=version, payload=view[start:end]
-                )
+                payload = view[start:end]
+                head = heads.get(part)
+                if head is None:
+                    epoch = self.job.epoch
+                    head, _ = frame(Op.RESULT, self.job.hash, epoch, key=key, part=part, round=version, payload=payload)
+                    heads[part] = head
                 await self._stream.write(head, payload)
                 self.job.sent_bytes += end - start
         finally:
@@ -224,7 +249,7 @@ class WorkerLink:
             if header.job != self.job.hash or header.epoch != self.job.epoch or header.rank != self.rank:
                 raise WireError("a frame for another job, epoch or rank than this connection was opened for")
             self._expect(header)
-            payload = bytearray(header.length)
+            payload = self.job.buffers.take(header.length)
             if header.length:
                 await self._stream.read_into(memoryview(payload))
             verify(head, payload)

@@ -18,7 +18,7 @@ the state.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -43,8 +43,9 @@ class Do(NamedTuple):
 class TensorSum:
     """One tensor of one job under one epoch."""
 
-    def __init__(self, declared: Declared, workers: int) -> None:
-        self.declared, self.workers = declared, workers
+    def __init__(self, declared: Declared, workers: int, added: Callable[[Payload], None] = lambda data: None) -> None:
+        """`added` gets back each buffer that `push` was given, once it was added."""
+        self.declared, self.workers, self._added = declared, workers, added
         self.version: int | None = None
         """The last complete round; None while this aggregator does not know it yet."""
         self.has_state = False
@@ -71,6 +72,7 @@ class TensorSum:
         self._ready: deque[int] = deque()
         """Parts whose next rank's bytes are here."""
         self._whole = 0
+        self._heads: dict[int, bytes] = {}
 
     # ---- what workers say ----
 
@@ -138,12 +140,14 @@ class TensorSum:
         part = self._ready[0]
         start, end = (offset // 4 for offset in self.declared.span(part))
         rank = self._next[part]
-        data = np.frombuffer(self._waiting[part].pop(rank), dtype="<f4")
+        buffer = self._waiting[part].pop(rank)
+        data = np.frombuffer(buffer, dtype="<f4")
         into = self._sum[start:end]
         if rank == 0:
             into[:] = data
         else:
             np.add(into, data, out=into)
+        self._added(buffer)
         self._next[part] = rank + 1
         if rank + 1 in self._waiting[part]:
             return ()
@@ -155,11 +159,12 @@ class TensorSum:
         self._whole += 1
         return self._complete() if self._whole == self.declared.parts else ()
 
-    def lend(self) -> tuple[int, Array]:
-        """Version and state, for sending; not overwritten until `give_back`."""
+    def lend(self) -> tuple[int, Array, dict[int, bytes]]:
+        """Version and state, for sending, not overwritten until `give_back`; and a place to keep the header of each of
+        its parts, whose checksum is the same for every worker."""
         assert self.version is not None
         self._lent[id(self._state)] = self._lent.get(id(self._state), 0) + 1
-        return self.version, self._state
+        return self.version, self._state, self._heads
 
     def give_back(self, array: Array) -> None:
         left = self._lent.pop(id(array)) - 1
@@ -232,6 +237,7 @@ class TensorSum:
         self.version += 1
         self.rounds += 1
         self.has_state = True
+        self._heads = {}
         self._whole = 0
         self._next = [0] * self.declared.parts
         return self._give(range(self.workers))

@@ -106,7 +106,7 @@ class Owner:
             if action.what == "ask":
                 out.append(frame(Op.ASK, job_hash(JOB), self.epoch, key=key))
                 continue
-            version, array = tensor.lend()
+            version, array, _ = tensor.lend()
             self.answered.append((key, version, action.rank))
             data = array.tobytes()
             for part in range(tensor.declared.parts):

@@ -70,7 +70,7 @@ def test_contributions_of_single_bits_are_each_counted_exactly_once() -> None:
             while tensor.busy:
                 tensor.work()
             tensor.check()
-    version, state = tensor.lend()
+    version, state, _ = tensor.lend()
     assert version == 1 and state.tolist() == [63.0] * 10
     assert tensor.duplicates > 0
 
