@@ -171,6 +171,8 @@ class Leading:
         self._piece(host, progress, now_s)
 
     def _piece(self, host: HostId, progress: Progress, now_s: float) -> None:
+        if progress.offset == 0:
+            progress.image = self._ledger.image  # nothing has arrived yet: the newest is the shortest way
         image = progress.image
         assert image is not None
         progress.sent_s = now_s

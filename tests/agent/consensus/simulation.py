@@ -1,8 +1,8 @@
 """A small world for the Raft core and its disk format: many hosts, one seed, no asyncio.
 
-Messages are lost, doubled, delayed and reordered; links are cut one way or both; hosts crash in the middle of a write, lose
-what was not durable (torn frames, sectors kept at random), restart, pause, and have clocks that differ in offset and rate.
-Clients propose to whoever believes to lead, and repeat proposals whose answer is missing. After every event:
+Messages are lost, doubled, delayed and reordered; links are cut one way or both; hosts crash in the middle of a write,
+lose what was not durable (torn frames, sectors kept at random), restart, pause, and have clocks that differ in offset and
+rate. Clients propose to whoever believes to lead, and repeat proposals whose answer is missing. After every event:
 
     Election Safety        at most one leader per term                                  Raft Figure 3
     Log Matching           same index and term: the same log up to there
@@ -11,8 +11,8 @@ Clients propose to whoever believes to lead, and repeat proposals whose answer i
     Lease                  nobody is elected while the leader of an earlier term may act as one
     Exactly once           no command is executed twice in any copy of the state
 
-and at the end, after everything has healed: all hosts converge on one state, and every command that a client was told is
-applied is in it. `run_seeds(first, count)` is for a longer search: `COVEY_CONSENSUS_SEEDS=1000:20000 pytest ...`.
+and at the end, after everything has healed: all hosts converge on one state, and every command that a client was told
+is applied is in it. `run_seeds(first, count)` is for a longer search: `COVEY_CONSENSUS_SEEDS=1000:20000 pytest ...`.
 """
 
 import heapq

@@ -39,7 +39,10 @@ WORDS: list[Words] = [
     Snapshot(3, 100, 2, 41, 10, 0xFFFFFFFF, 4, b"pieces"),
     SnapshotReply(3, 41, 100, 10),
 ]
-ASKED = [Propose(LOG, b"i" * 16, 2, 90, b"command"), ProposeReply("applied", 91, b"result")]
+ASKED: list[Propose | ProposeReply] = [
+    Propose(LOG, b"i" * 16, 2, 90, b"command"),
+    ProposeReply("applied", 91, b"result"),
+]
 
 
 @pytest.mark.parametrize("message", WORDS, ids=lambda message: type(message).__name__)

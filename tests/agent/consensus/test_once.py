@@ -71,8 +71,7 @@ def test_no_schedule_of_repeats_applies_a_command_twice_and_copies_agree(seed: i
             entry = command(f"n{index}", base=rng.randrange(max(0, index - 4), index))
             known.append(entry)
         outcome = one.apply(index, entry, run)
-        results = {"applied": outcome.result}
-        again = other.apply(index, entry, lambda index, data: results["applied"] or b"")
+        again = other.apply(index, entry, lambda index, data, result=outcome.result: result or b"")  # type: ignore[misc]
         assert (again.kind, again.result) == (outcome.kind, outcome.result)
         if rng.random() < 0.1:
             fresh = Once(window=8, result_bytes_max=64)

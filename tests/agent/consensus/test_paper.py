@@ -287,7 +287,8 @@ def test_a_follower_refuses_entries_that_do_not_continue_its_log(prev: tuple[int
 def test_only_a_conflict_shortens_a_followers_log(
     prev: tuple[int, int], entries: tuple[int, ...], left: list[int]
 ) -> None:
-    """A delayed Append that we have already (third and fifth case) takes nothing away. Reference: Raft §5.3, Figure 2."""
+    """A delayed Append that we have already (third and fifth case) takes nothing away.
+    Reference: Raft §5.3, Figure 2."""
     stage = Stage(A, B, C, logs={A: (1, 2)})
     stage.hear(A, B, append(4, prev, *entries))
     assert stage.terms(A) == left
