@@ -21,7 +21,7 @@ What this does not give: hosts are not protected from one another. Whoever holds
 
 import hashlib
 import struct
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -178,7 +178,6 @@ class Opener:
         self._ring, self._me = ring, me
         self._windows: OrderedDict[int, Window] = OrderedDict()
         self._ciphers: OrderedDict[tuple[bytes, int, int], AESGCM] = OrderedDict()
-        self.unknown_messages: Counter[str] = Counter()
 
     def use(self, ring: Keyring) -> None:
         """Open with the keys of `ring` from now on."""

@@ -95,6 +95,7 @@ class GossipService:
         self._tick_s = min(TICK_S, settings.probe_timeout_s / 2)
         self._stall_s = min(STALL_S, settings.probe_timeout_s / 4)
         self._saved: tuple[Record, ...] = ()
+        self._alone = False
 
     # ---- life ----
 
@@ -178,6 +179,7 @@ class GossipService:
         """For metrics: datagrams received, sent, dropped by reason; probes, suspicions, health."""
         membership, spread = self._gossip.membership, self._gossip.spread
         found = {**self._counts, **membership.counts}
+        found["alone"] = int(self._is_forsaken())
         found["health_score"] = membership.health
         found["facts_ignored"] = spread.ignored
         found["facts_refused"] = self._gossip.refused
@@ -280,6 +282,22 @@ class GossipService:
         while not ended.done():
             await asyncio.wait([ended], timeout=PEERS_INTERVAL_S)
             await self._save_peers()
+            self._notice_alone()
+
+    def _notice_alone(self) -> None:
+        """Say once that nobody answers although somebody should."""
+        was_alone, self._alone = self._alone, not self._stopped and self._is_forsaken()
+        if self._alone and not was_alone:
+            self._env.log.warning(
+                "no other host answers",
+                seeds=self._settings.seeds,
+                dropped={name: count for name, count in self.counters.items() if name.startswith("dropped_")},
+                next="compare gossip port, key file and cluster label with another host's",
+            )
+
+    def _is_forsaken(self) -> bool:
+        membership = self._gossip.membership
+        return membership.alone and bool(self._settings.seeds or membership.members)
 
     async def _save_peers(self) -> None:
         records = tuple(record for record in self._gossip.membership.records() if record.host != self._me.host)

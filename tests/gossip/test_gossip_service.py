@@ -220,6 +220,15 @@ async def test_a_host_without_the_key_stays_alone(rack: Rack) -> None:
     assert states(a) == {"a": "alive"} and states(stranger) == {"stranger": "alive"}
 
 
+async def test_who_is_alone_but_should_not_be_says_so_once(rack: Rack) -> None:
+    a = await rack.start("a", seeds=("127.0.0.1:9",))
+    lonely = await rack.start("lonely")
+    for service in (a, a, lonely):
+        service._notice_alone()
+    assert rack.ports["a"].warnings == ["no other host answers"] and a.counters["alone"] == 1
+    assert rack.ports["lonely"].warnings == [] and lonely.counters["alone"] == 0
+
+
 async def test_keys_rotate_while_the_rack_runs(rack: Rack) -> None:
     new = b"n" * 32
     a = await rack.start("a")
