@@ -323,6 +323,7 @@ class _Link:
                     raise
 
     def send_locked(self, frames: Iterable[Frame]) -> None:
+        whole = False
         try:
             for head, payload in frames:
                 if len(payload) <= 4096:
@@ -330,9 +331,10 @@ class _Link:
                 else:
                     self.sock.sendall(head, socket.MSG_MORE)
                     self.sock.sendall(payload)
-        except BaseException:
-            self.shut()
-            raise
+            whole = True
+        finally:
+            if not whole:  # also when a person pressed Ctrl-C
+                self.shut()
 
     def await_byte(self, ping: Callable[[], Frame]) -> None:
         """Until something arrives. TimeoutError when the peer is silent although asked."""

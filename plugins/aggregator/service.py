@@ -212,14 +212,16 @@ class AggregatorService(RoomService):
         async with self._turn:
             if self._control is None:
                 raise ConnectionError("is not connected")
+            control, self._control = self._control, None  # of no more use if we do not come to the end
             try:
                 async with asyncio.timeout(ORDER_S):
-                    await write_frame(self._control, order)
-                    return await read_frame(self._control, answers)
-            except BaseException:
-                self._control.close()
-                self._control = None
-                raise
+                    await write_frame(control, order)
+                    answer = await read_frame(control, answers)
+                self._control = control
+                return answer
+            finally:
+                if self._control is None:
+                    control.close()
 
     def _lost_aggd(self, why: str) -> None:
         if self._control is not None:

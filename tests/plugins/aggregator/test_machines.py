@@ -409,12 +409,17 @@ def test_whatever_happens_a_home_is_sound_and_offers_rising_epochs_of_its_own(ev
 
 @given(st.lists(st.one_of(EVENTS, st.builds(Served, st.just(JOB), EPOCHS), st.just(ProcessDown("x"))), max_size=40))
 @settings(max_examples=100, deadline=None)
-def test_whatever_happens_an_owner_is_sound(events: list[Any]) -> None:
-    play = owner()
+def test_whatever_happens_an_owner_is_sound_and_never_serves_a_lower_epoch_after_a_higher(events: list[Any]) -> None:
+    play, served = owner(), 0
     for event in events:
         if isinstance(event, Rack):
             event = ProcessUp("10.0.0.3:9", {JOB: G1 + len(event.gone)})
-        play(event)
+        for action in play(event):
+            if isinstance(action, ServeJob):
+                assert action.held.epoch > served
+                served = action.held.epoch
+        if JOB not in play.machine.jobs:
+            served = 0
 
 
 @given(st.lists(st.one_of(EVENTS, st.just(Joined(JOB)), st.builds(RankLost, st.just(JOB), EPOCHS, st.just("x")))))
