@@ -122,7 +122,7 @@ DATAGRAM_BYTES_MAX = 1472
 
 
 class GossipSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """[gossip]. Probe and suspicion constants are those of memberlist for a LAN, halved nowhere."""
+    """[gossip]. Probe and suspicion constants are those of memberlist for a LAN."""
 
     bind: str = "0.0.0.0:7946"
     """`ip:port` of the UDP socket; 7946 is Serf's port, known to firewalls. Port 0 takes a free one."""
