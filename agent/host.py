@@ -401,6 +401,7 @@ class HostAgent:
         found: dict[str, float] = {}
         for service in self.rooms.values():
             found |= service.metrics()
+        found |= self.jobs.metrics()
         for source, counters in (
             ("gossip", self.gossip.counters),
             ("courier", self.courier.counters),

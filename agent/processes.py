@@ -125,18 +125,18 @@ class RealProcesses:
             raise FileNotFoundError("the command is empty")
         output = _open_output(command.output)
         try:
-            return self._child(
-                _Detached(
-                    command.argv,
-                    cwd=command.cwd,
-                    env=command.env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                    close_fds=True,
-                )
+            started = _Detached(
+                command.argv,
+                cwd=command.cwd,
+                env=command.env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                close_fds=True,
             )
+            _make_ordinary(started.pid)
+            return self._child(started)
         except ValueError as error:  # a NUL byte in an argument, '=' in the name of a variable
             raise OSError(f"cannot start {command.argv[0]!r}: {error}") from error
         finally:
@@ -235,6 +235,18 @@ class RealProcesses:
             pid, _ = os.waitpid(stray.pid, os.WNOHANG)
             return pid != 0
         return False
+
+
+def _make_ordinary(pid: int) -> None:
+    """The agent runs before others and is killed last (systemd/covey.service); what it starts for users does not."""
+    with contextlib.suppress(OSError):  # it may have ended already
+        if os.getpriority(os.PRIO_PROCESS, pid) < 0:
+            os.setpriority(os.PRIO_PROCESS, pid, 0)
+        path = f"/proc/{pid}/oom_score_adj"
+        with open(path, "r+") as score:
+            if int(score.read()) < 0:
+                score.seek(0)
+                score.write("0")
 
 
 def _open_output(path: str) -> int:

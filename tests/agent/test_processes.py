@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -179,3 +180,25 @@ async def test_a_program_that_does_not_exist_ends_with_2_and_says_why_in_its_log
     process = await port.start_program("no-such-program", "x-1", Nothing())
     assert await process.wait() == 2
     assert "program not started" in (tmp_path / "logs/x-1.log").read_text()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may run before others")
+def test_what_runs_for_users_has_no_privilege_over_them(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    code = textwrap.dedent(f"""
+        import asyncio, os, sys
+        from agent.processes import ProgramBase, RealProcesses
+        from covey.ports import Command
+        os.setpriority(os.PRIO_PROCESS, 0, -5)
+        with open("/proc/self/oom_score_adj", "w") as score:
+            score.write("-900")
+        async def main():
+            script = "sleep 0.2; nice; cat /proc/self/oom_score_adj"
+            command = Command(argv=("sh", "-c", script), cwd="/", env=dict(os.environ), output={str(output)!r})
+            base = ProgramBase("h1", {str(tmp_path)!r}, {str(tmp_path)!r}, "127.0.0.1")
+            process = await RealProcesses(base).start(command)
+            sys.exit(await process.wait())
+        asyncio.run(main())
+    """)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    assert output.read_text().split() == ["0", "0"]
