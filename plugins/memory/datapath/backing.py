@@ -3,13 +3,19 @@
 Two files: `pages` has two places for each page, `index` has an entry for each place.
 
     pages   [first places of all pages][second places]      sparse: a place that was never written takes no room
-    index   [entries of the first places][of the second]    entry: version u64, checksum of the page, of the entry
+    index   [entries of the first places][of the second][mark]
+
+An entry has the version of the page, the number of the batch that wrote it, a checksum of the page and one of itself.
+The mark says up to which batch everything is durable.
 
 A page is written to the place that does *not* hold its newest content, then the entry; so a process killed between the
 two leaves the older content complete. And the place that is overwritten never holds the last content that was synced:
 if the newest one is not synced yet, everything is synced first. So what a FLUSH covered survives a loss of power too,
-whatever was being written at that moment. What is torn is recognised by its checksum when it is read, and the other
-place is taken.
+whatever was being written at that moment.
+
+When a volume is loaded, every page written after the mark is read and checked. What is torn was never promised: its
+entry is taken back and the other place counts. After that a page that does not match its checksum is a failing disk,
+and an error.
 """
 
 import asyncio
@@ -23,11 +29,14 @@ from typing import NamedTuple
 from covey.ports import Disk
 from plugins.memory.datapath.slabwire import Versions
 
-_ENTRY = struct.Struct("<QII")
-_SIGNED = struct.Struct("<QIQ")
+_ENTRY = struct.Struct("<QQII")
+_SIGNED = struct.Struct("<QQIQ")
+_MARK = struct.Struct("<QQ")
 ENTRY_BYTES = _ENTRY.size
 _LOAD_ENTRIES = 1 << 16
 READ_TRIES = 8
+UNSYNCED_MAX = 4096
+"""Pages written without a sync; so many are checked, at most, when the volume is loaded."""
 
 
 class Page(NamedTuple):
@@ -35,6 +44,13 @@ class Page(NamedTuple):
 
     version: int
     data: bytes
+
+
+class _Entry(NamedTuple):
+    version: int
+    batch: int
+    checksum: int
+    """Of the page."""
 
 
 class Backing:
@@ -45,34 +61,65 @@ class Backing:
         self.version = array("Q", bytes(8 * pages))
         """Newest version on disk of each page; 0: never written."""
         self.torn = 0
-        """Pages whose newest place was damaged and whose other place was taken."""
+        """Pages whose newest place was torn and whose other place was taken."""
         self._disk, self._data_name, self._index_name = disk, f"{prefix}/pages", f"{prefix}/index"
         self._checksum = array("I", bytes(4 * pages))
         self._place = bytearray(b"\1" * pages)
         """Which place holds the newest version; the first write goes to place 0."""
         self._unsynced: set[int] = set()
+        """Pages whose newest content may not be durable yet; at most `UNSYNCED_MAX` and one batch."""
+        self._batch = self._mark = 0
         self._sick = ""
         self._lock = asyncio.Lock()
 
     async def load(self) -> None:
         """Read the index. Entries that are no entries (torn, never written) count as never written."""
+        mark, signature = _MARK.unpack(await self._disk.read_at(self._index_name, self._mark_at, _MARK.size))
+        self._mark = self._batch = mark if signature == _signature(_Entry(mark, 0, 0), 0, 0) else 0
         for place in (0, 1):
             for first in range(0, self.pages, _LOAD_ENTRIES):
                 count = min(_LOAD_ENTRIES, self.pages - first)
                 data = await self._disk.read_at(self._index_name, self._entry_at(place, first), count * ENTRY_BYTES)
                 if data.count(0) != len(data):
                     self._load(place, first, data)
+        await self._settle()
 
     def _load(self, place: int, first: int, data: bytes) -> None:
-        for page, (version, checksum, signature) in enumerate(_ENTRY.iter_unpack(data), first):
-            if version > self.version[page] and signature == _signature(version, checksum, page, place):
-                self.version[page], self._checksum[page], self._place[page] = version, checksum, place
+        for page in range(first, first + len(data) // ENTRY_BYTES):
+            entry = _parsed(data[(page - first) * ENTRY_BYTES : (page - first + 1) * ENTRY_BYTES], page, place)
+            if entry is None:
+                continue
+            self._batch = max(self._batch, entry.batch)
+            if entry.version > self.version[page]:
+                self.version[page], self._checksum[page], self._place[page] = entry.version, entry.checksum, place
+                (self._unsynced.add if entry.batch > self._mark else self._unsynced.discard)(page)
+
+    async def _settle(self) -> None:
+        """Take back what is torn; then all that is left is durable, and marked so."""
+        if not self._unsynced:
+            return
+        for page in sorted(self._unsynced):
+            data = await self._disk.read_at(self._data_name, self._page_at(self._place[page], page), self.page_bytes)
+            if _checksum(self.version[page], page, memoryview(data)) != self._checksum[page]:
+                await self._take_other(page)
+        await self._sync()
+
+    async def _take_other(self, page: int) -> None:
+        """The newest content is torn; the older one takes its place, or none if there was none."""
+        place = self._place[page]
+        await self._disk.write_at(self._index_name, self._entry_at(place, page), bytes(ENTRY_BYTES))
+        entry_at = self._entry_at(1 - place, page)
+        older = _parsed(await self._disk.read_at(self._index_name, entry_at, ENTRY_BYTES), page, 1 - place)
+        self.torn += 1
+        self.version[page], self._checksum[page], self._place[page] = (
+            (0, 0, 1) if older is None else (older.version, older.checksum, 1 - place)
+        )
 
     # ---- reading ----
 
     async def read(self, first: int, into: memoryview) -> Versions:
-        """Fill `into` with a run of pages; their versions. A page never written is zeros. OSError when a page cannot be
-        read whole from either place."""
+        """Fill `into` with a run of pages; their versions. A page never written is zeros. OSError when a page is not
+        what was written."""
         count = len(into) // self.page_bytes
         versions = array("Q")
         page = first
@@ -113,7 +160,7 @@ class Backing:
         return expected
 
     async def _read_again(self, page: int, failed: int) -> Page:
-        """Either the page was rewritten while we read it, twice: read what is newest now. Or it is torn."""
+        """Either the page was rewritten while we read it, twice: read what is newest now. Or the disk fails."""
         for _ in range(READ_TRIES):
             version, checksum = self.version[page], self._checksum[page]
             offset = self._page_at(self._place[page], page)
@@ -121,21 +168,9 @@ class Backing:
             if _checksum(version, page, memoryview(data)) == checksum:
                 return Page(version, data)
             if version == failed == self.version[page]:
-                await self._take_other(page)
+                raise OSError(errno.EIO, f"page {page} is damaged on disk")
             failed = version
         raise OSError(errno.EIO, f"page {page} changes faster than it can be read")
-
-    async def _take_other(self, page: int) -> None:
-        """The newest content is damaged; the older one takes its place. OSError when there is none."""
-        place = 1 - self._place[page]
-        entry = await self._disk.read_at(self._index_name, self._entry_at(place, page), ENTRY_BYTES)
-        version, checksum, signature = _ENTRY.unpack(entry)
-        data = await self._disk.read_at(self._data_name, self._page_at(place, page), self.page_bytes)
-        whole = version and signature == _signature(version, checksum, page, place)
-        if not whole or _checksum(version, page, memoryview(data)) != checksum:
-            raise OSError(errno.EIO, f"page {page} is damaged on disk, and so is its older copy")
-        self.torn += 1
-        self.version[page], self._checksum[page], self._place[page] = version, checksum, place
 
     # ---- writing ----
 
@@ -143,8 +178,9 @@ class Backing:
         """On return a later read, also of another process, finds these pages; durable after `sync`. OSError: some may
         be written and some not; write them again."""
         async with self._lock:
-            if not self._unsynced.isdisjoint(batch):
+            if len(self._unsynced) >= UNSYNCED_MAX or not self._unsynced.isdisjoint(batch):
                 await self._sync()
+            self._batch += 1
             for run in _runs(sorted(batch), self._place):
                 await self._write_run(run, batch)
 
@@ -152,7 +188,7 @@ class Backing:
         place = 1 - self._place[run[0]]
         sums = [_checksum(batch[page].version, page, memoryview(batch[page].data)) for page in run]
         entries = b"".join(
-            _ENTRY.pack(batch[page].version, checksum, _signature(batch[page].version, checksum, page, place))
+            _packed(_Entry(batch[page].version, self._batch, checksum), page, place)
             for page, checksum in zip(run, sums, strict=True)
         )
         content = b"".join(batch[page].data for page in run)
@@ -178,10 +214,18 @@ class Backing:
             self._sick = str(error)
             raise
         self._unsynced.clear()
+        self._mark = self._batch
+        mark = _MARK.pack(self._mark, _signature(_Entry(self._mark, 0, 0), 0, 0))
+        await self._disk.write_at(self._index_name, self._mark_at, mark)  # lost, it only makes us more careful
 
     async def delete(self) -> None:
         await self._disk.delete(self._data_name)
         await self._disk.delete(self._index_name)
+
+    @property
+    def _mark_at(self) -> int:
+        """In a block of its own."""
+        return -(-2 * self.pages * ENTRY_BYTES // 4096) * 4096
 
     def _page_at(self, place: int, page: int) -> int:
         return (place * self.pages + page) * self.page_bytes
@@ -206,5 +250,16 @@ def _checksum(version: int, page: int, data: memoryview) -> int:
     return zlib.crc32(data, (version ^ version >> 32 ^ page * 2654435761) & 0xFFFFFFFF)
 
 
-def _signature(version: int, checksum: int, page: int, place: int) -> int:
-    return zlib.crc32(_SIGNED.pack(version, checksum, 2 * page + place))
+def _packed(entry: _Entry, page: int, place: int) -> bytes:
+    return _ENTRY.pack(*entry, _signature(entry, page, place))
+
+
+def _parsed(data: bytes, page: int, place: int) -> _Entry | None:
+    """None when it is no entry of this page and place, or of a page never written."""
+    version, batch, checksum, signature = _ENTRY.unpack(data)
+    entry = _Entry(version, batch, checksum)
+    return entry if version and signature == _signature(entry, page, place) else None
+
+
+def _signature(entry: _Entry, page: int, place: int) -> int:
+    return zlib.crc32(_SIGNED.pack(*entry, 2 * page + place))

@@ -153,7 +153,7 @@ class PageCounts(Control, frozen=True):
     queued_pages: Count
     """Pages that wait for the disk."""
     torn_pages: Count
-    """Pages whose newest copy on disk was damaged and whose older one was taken (after a loss of power)."""
+    """Pages whose newest copy on disk was torn by a loss of power, and whose older one was taken."""
 
 
 class ListPlaces(Question, frozen=True):

@@ -238,7 +238,11 @@ class MemoryRack:
 
         async def run(env: Env, command: Command) -> int:
             client.env = env
-            await work(client)
+            try:
+                await work(client)
+            except AssertionError as error:
+                client.error = str(error)
+                return 1
             client.done = True
             return 0
 
@@ -255,6 +259,8 @@ class SimClient:
     def __init__(self, path: str, token: bytes, size_bytes: int) -> None:
         self.path, self.token, self.size_bytes = path, token, size_bytes
         self.done = False
+        self.error = ""
+        """What it found wrong."""
         self.failed = 0
         self._stream: Any = None
         self._tag = 0

@@ -33,7 +33,7 @@ async def read_all(client: SimClient, version: int = 1) -> None:
 
 def until_done(rack: MemoryRack, client: SimClient, within_s: float = 120.0) -> None:
     rack.until(lambda: client.done or not client.process.alive, within_s)
-    assert client.done, rack.world.complaints
+    assert client.done, client.error
 
 
 def keep_hot(rack: MemoryRack, host: str, volume: str, slabs: int) -> None:
@@ -120,7 +120,9 @@ def test_a_restarted_agent_finds_its_volume_process_and_its_slabs_again() -> Non
         until_done(rack, rack.client("h1", write_all, "data"))  # nobody needs an agent for that
         for host in ("h1", "h2"):
             rack.host(host).start_agent()
-        rack.until(lambda: rack.mapped("h1", "data") == [0, 1] if "data" in rack.agents["h1"].borrowing.volumes else False)
+        rack.until(
+            lambda: rack.mapped("h1", "data") == [0, 1] if "data" in rack.agents["h1"].borrowing.volumes else False
+        )
         assert (rack.vold("h1", "data").id, [rack.lender("h1", "data", index) for index in range(2)]) == before
         rack.run(30)  # longer than a lease: they are renewed
         assert rack.mapped("h1", "data") == [0, 1]

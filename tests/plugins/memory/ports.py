@@ -1,0 +1,163 @@
+"""Real ports in one process, for tests of the byte path: loopback sockets, files in a directory, a real clock."""
+
+import asyncio
+import random
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from agent.bytes import SocketBytes
+from agent.clock import RealClock
+from agent.disk import DirectoryDisk
+from agent.tasks import Tasks
+from covey.core import HostId
+from covey.ports import Datagrams, Disk, Env, Links, Probes, Processes
+from plugins.memory.datapath.control import OpenPlace, RegisterSlab, Told
+from plugins.memory.datapath.slabd import SlabServer, SlabStore
+from plugins.memory.datapath.volume import Shape, Volume
+
+PAGE = 4096
+SHAPE = Shape("data", 32 * PAGE, PAGE, 16 * PAGE)
+SECRET = b"s" * 16
+
+
+class QuietLog:
+    def debug(self, event: str, **fields: Any) -> None: ...
+    def info(self, event: str, **fields: Any) -> None: ...
+    def warning(self, event: str, **fields: Any) -> None: ...
+    def error(self, event: str, **fields: Any) -> None: ...
+
+
+class GateDisk:
+    """A disk whose `write_at` waits while the gate is shut, and which counts syncs."""
+
+    def __init__(self, disk: DirectoryDisk) -> None:
+        self._disk = disk
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.syncs = 0
+        self.fail = False
+
+    async def write_at(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:
+        await self.gate.wait()
+        if self.fail:
+            raise OSError(28, "no space left in this test")
+        await self._disk.write_at(name, offset, data)
+
+    async def sync(self, name: str) -> None:
+        self.syncs += 1
+        await self._disk.sync(name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
+
+
+class Bench:
+    """Ports, a lender in the same process, and volumes made on demand."""
+
+    def __init__(self, directory: str) -> None:
+        self.failures: list[BaseException] = []
+        self.tasks = Tasks(QuietLog(), lambda name, error: self.failures.append(error))
+        self.directory = DirectoryDisk(directory)
+        self.disk = GateDisk(self.directory)
+        self.env = Env(
+            host=HostId("h1"),
+            clock=RealClock(),
+            rng=random.Random(1),
+            entropy=random.Random(2).randbytes,
+            spawn=self.tasks.spawn,
+            log=QuietLog(),
+            datagrams=cast(Datagrams, None),
+            links=cast(Links, None),
+            bytes=SocketBytes(QuietLog()),
+            disk=cast(Disk, self.disk),
+            processes=cast(Processes, None),
+            probes=cast(Probes, None),
+            run_dir=directory,
+        )
+        self.store = SlabStore(1 << 30)
+        self.address = ""
+        self.told: list[Told] = []
+        self._listener: Any = None
+        self._volumes: list[tuple[Volume, Tasks]] = []
+
+    async def lend(self) -> None:
+        bind = self.address or "127.0.0.1:0"  # the second time: at the same place
+        self._listener = await self.env.bytes.listen(bind, SlabServer(self.env, self.store).serve)
+        self.address = self._listener.address
+
+    async def cut_lender(self) -> None:
+        """Every connection breaks and nobody listens any more; the memory stays."""
+        await self._listener.close()
+
+    def register(self, index: int, epoch: int = 1, secret: bytes = SECRET) -> OpenPlace:
+        size = SHAPE.slab_bytes
+        self.store.register(RegisterSlab(1, "h1", "data", index, epoch, size, PAGE, secret))
+        return OpenPlace(index, epoch, "h2", self.address, secret)
+
+    async def volume(self, deadline_s: float = 5.0, queue_pages: int = 512) -> Volume:
+        """A process of its own as far as tasks go: `die` ends them without a word."""
+        tasks = Tasks(QuietLog(), lambda name, error: self.failures.append(error))
+        env = Env(**{**self.env.__dict__, "spawn": tasks.spawn})
+        volume = Volume(env, SHAPE, "memory/volumes/data", queue_pages, deadline_s, self.told.append)
+        self._volumes.append((volume, tasks))
+        await volume.open()
+        return volume
+
+    async def die(self, volume: Volume) -> None:
+        """As by kill -9: what was only in the queue is gone."""
+        for slab in volume.slabs:
+            for link in slab.links():
+                link.fail("killed")
+        for known, tasks in self._volumes:
+            if known is volume:
+                await tasks.cancel_all()
+
+    async def close(self) -> None:
+        self.disk.gate.set()
+        for volume, _ in self._volumes:
+            await self.die(volume)
+        if self._listener is not None:
+            await self._listener.close()
+        await self.tasks.cancel_all()
+        self.directory.close()
+        assert self.failures == []
+
+
+@asynccontextmanager
+async def a_bench() -> AsyncIterator[Bench]:
+    """Short directory names: a socket path has 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="cv") as directory:
+        bench = Bench(str(Path(directory)))
+        await bench.lend()
+        try:
+            yield bench
+        finally:
+            await bench.close()
+
+
+def page(word: int) -> bytes:
+    return word.to_bytes(8, "little") * (PAGE // 8)
+
+
+async def write(volume: Volume, first: int, *words: int) -> None:
+    data = b"".join(page(word) for word in words)
+    await volume.write(first, len(words), memoryview(data))
+
+
+async def read(volume: Volume, first: int, count: int) -> list[int]:
+    """The word of each page; every page must be whole."""
+    data = bytearray(count * PAGE)
+    await volume.read(first, memoryview(data))
+    words = [int.from_bytes(data[at * PAGE : at * PAGE + 8], "little") for at in range(count)]
+    assert data == b"".join(page(word) for word in words)
+    return words
+
+
+async def soon(what: Any, within_s: float = 5.0) -> None:
+    """Wait until `what()` is true."""
+    async with asyncio.timeout(within_s):
+        while not what():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)

@@ -1,0 +1,194 @@
+"""Pages at rest: what a reader finds after rewriting, after damage, after a kill, and after a loss of power."""
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chaos.world import World
+from covey.ports import Command, Env
+from plugins.memory.datapath.backing import ENTRY_BYTES, Backing, Page
+from tests.plugins.memory.ports import PAGE, Bench, a_bench, page
+
+PAGES = 12
+
+
+async def loaded(bench: Bench) -> Backing:
+    backing = Backing(bench.env.disk, "v", PAGES, PAGE)
+    await backing.load()
+    return backing
+
+
+async def content(backing: Backing, first: int = 0, count: int = PAGES) -> list[int]:
+    data = bytearray(count * PAGE)
+    await backing.read(first, memoryview(data))
+    return [int.from_bytes(data[at * PAGE : at * PAGE + 8], "little") for at in range(count)]
+
+
+def batch(version: int, **pages: int) -> dict[int, Page]:
+    return {int(name[1:]): Page(version, page(word)) for name, word in pages.items()}
+
+
+async def test_a_later_process_finds_what_was_written() -> None:
+    async with a_bench() as bench:
+        backing = await loaded(bench)
+        await backing.write(batch(1, p0=10, p1=11, p5=15))
+        await backing.write(batch(2, p1=21))
+        again = await loaded(bench)
+        assert await content(again) == [10, 21, 0, 0, 0, 15, 0, 0, 0, 0, 0, 0]
+        assert list(again.version[:2]) == [1, 2]
+
+
+async def test_a_page_is_never_overwritten_where_its_newest_content_lies() -> None:
+    async with a_bench() as bench:
+        backing = await loaded(bench)
+        for version in range(1, 6):
+            await backing.write(batch(version, p3=version))
+            await backing.sync()
+        places = [await bench.disk.read_at("v/pages", (place * PAGES + 3) * PAGE, PAGE) for place in (0, 1)]
+        assert places == [page(5), page(4)]
+
+
+async def test_a_page_rewritten_before_a_sync_is_synced_first() -> None:
+    async with a_bench() as bench:
+        backing = await loaded(bench)
+        await backing.write(batch(1, p3=1))
+        assert bench.disk.syncs == 0
+        await backing.write(batch(2, p4=2))
+        assert bench.disk.syncs == 0, "another page: nothing is at stake"
+        await backing.write(batch(3, p3=3))
+        assert bench.disk.syncs == 2, "both files"
+
+
+async def test_damaged_content_is_recognised_and_the_older_copy_taken() -> None:
+    async with a_bench() as bench:
+        backing = await loaded(bench)
+        await backing.write(batch(1, p3=1))
+        await backing.sync()
+        await backing.write(batch(2, p3=2))
+        await bench.disk.write_at("v/pages", (PAGES + 3) * PAGE + 100, b"torn")
+        again = await loaded(bench)
+        assert await content(again, 3, 1) == [1]
+        assert (again.torn, again.version[3]) == (1, 1)
+
+
+async def test_damage_to_what_was_durable_is_an_error_and_no_older_content() -> None:
+    async with a_bench() as bench:
+        backing = await loaded(bench)
+        for version in (1, 2):
+            await backing.write(batch(version, p3=version))
+            await backing.sync()
+        await bench.disk.write_at("v/pages", (PAGES + 3) * PAGE + 100, b"rot")
+        with pytest.raises(OSError, match="page 3 is damaged"):
+            await content(await loaded(bench), 3, 1)
+
+
+async def test_a_damaged_entry_counts_as_never_written() -> None:
+    async with a_bench() as bench:
+        backing = await loaded(bench)
+        await backing.write(batch(1, p3=1))
+        await backing.sync()
+        await backing.write(batch(2, p3=2))
+        await bench.disk.write_at("v/index", (PAGES + 3) * ENTRY_BYTES, b"\xff" * 8)
+        assert await content(await loaded(bench), 3, 1) == [1]
+
+
+async def test_content_in_the_wrong_place_is_wrong() -> None:
+    async with a_bench() as bench:
+        backing = await loaded(bench)
+        await backing.write(batch(1, p3=1, p4=2))
+        await backing.sync()
+        await bench.disk.write_at("v/pages", 3 * PAGE, page(2))
+        with pytest.raises(OSError, match="page 3 is damaged"):
+            await content(await loaded(bench), 3, 1)
+
+
+async def test_a_disk_that_failed_to_sync_is_not_believed_again() -> None:
+    async with a_bench() as bench:
+        backing = await loaded(bench)
+        await backing.write(batch(1, p3=1))
+
+        async def broken(name: str) -> None:
+            raise OSError(5, "broken")
+
+        sync, bench.disk.sync = bench.disk.sync, broken  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="broken"):
+            await backing.sync()
+        bench.disk.sync = sync  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="failed earlier"):
+            await backing.sync()
+
+
+@given(seed=st.integers(0, 10**6), deaths=st.lists(st.sampled_from(["kill", "power"]), min_size=1, max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_deaths_at_any_moment_lose_nothing_that_was_promised(seed: int, deaths: list[str]) -> None:
+    """After a kill everything that `write` returned for is there; after a loss of power, everything that was synced."""
+    rng = random.Random(seed)
+    written, synced, newest, found = [0] * PAGES, [0] * PAGES, [0] * PAGES, [0] * PAGES
+    next_version = iter(range(1, 10**6))
+
+    async def writer(env: Env, command: Command) -> int:
+        backing = Backing(env.disk, "v", PAGES, PAGE)
+        await backing.load()
+        found[:] = await content(backing)
+        while True:
+            version = next(next_version)
+            pages = rng.sample(range(PAGES), rng.randint(1, 5))
+            for number in pages:
+                newest[number] = version
+            await backing.write({number: Page(version, page(version)) for number in pages})
+            for number in pages:
+                written[number] = version
+            if rng.random() < 0.1:
+                await backing.sync()
+                synced[:] = written
+
+    with World(seed) as world:
+        host = world.add_host("h1")
+        process = host.run("writer", writer)
+        for death in [*deaths, "kill"]:
+            world.run(world.now + rng.uniform(0.02, 0.2))
+            assert process.alive, "the writer failed"
+            promised = list(written if death == "kill" else synced)
+            if death == "kill":
+                process.signal(9)
+            else:
+                host.power_off()
+                host.power_on()
+            found[:] = [-1] * PAGES
+            limits = list(zip(promised, newest, strict=True))
+            process = host.run("writer", writer)
+            assert world.run(world.now + 10, stop=lambda: -1 not in found)
+            assert all(least <= word <= most for word, (least, most) in zip(found, limits, strict=True)), (
+                found,
+                limits,
+            )
+            written[:] = found
+            synced[:] = [min(pair) for pair in zip(synced, found, strict=True)]
+
+
+async def test_readers_and_a_writer_do_not_disturb_one_another() -> None:
+    async with a_bench() as bench:
+        backing = await loaded(bench)
+        done = False
+
+        async def rewrite() -> None:
+            nonlocal done
+            for version in range(1, 60):
+                await backing.write({number: Page(version, page(version)) for number in range(PAGES)})
+            done = True
+
+        async def look() -> None:
+            last = 0
+            while not done:
+                words = await content(backing)
+                assert min(words) >= last
+                last = min(words)
+                await asyncio.sleep(0)
+
+        tasks: list[Any] = [rewrite(), look(), look()]
+        await asyncio.gather(*tasks)
+        assert await content(backing) == [59] * PAGES

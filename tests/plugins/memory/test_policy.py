@@ -1,0 +1,205 @@
+"""Decisions by example and by property: placement, lending, eviction, settings."""
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from covey.core import HostId
+from covey.units import GIB, MIB
+from plugins.memory.policy import lending, placement
+from plugins.memory.policy.lending import Budget, Headroom
+from plugins.memory.policy.placement import Peer
+from plugins.memory.policy.settings import MemorySettings
+
+H = [HostId(f"h{n}") for n in range(12)]
+hosts = st.lists(st.sampled_from(H), unique=True)
+
+
+def budget(free: int, lent: int = 0, touched: int = 0, cap: int = 1 << 40, pressure: float = 0.0) -> Budget:
+    return Budget(
+        total_bytes=64 * GIB,
+        used_bytes=64 * GIB - free,
+        pressure=pressure,
+        headroom_bytes=8 * GIB,
+        lend_bytes=cap,
+        lent_bytes=lent,
+        touched_bytes=touched,
+    )
+
+
+# ---- placement -------------------------------------------------------------------------------------------------------
+
+
+def test_activity_moves_a_fifth_of_the_way_to_what_was_measured() -> None:
+    assert placement.activity(0.0, 100) == pytest.approx(20.0)
+    assert placement.activity(20.0, 100) == pytest.approx(36.0)
+
+
+@given(old=st.floats(0, 1e9), measured=st.integers(0, 10**9))
+def test_activity_lies_between_what_was_and_what_is(old: float, measured: int) -> None:
+    new = placement.activity(old, measured)
+    assert min(old, measured) * 0.999999 - 1e-9 <= new <= max(old, measured) * 1.000001 + 1e-9
+
+
+def test_a_slab_is_hot_above_the_threshold_not_at_it() -> None:
+    assert not placement.is_hot(20.0)
+    assert placement.is_hot(20.1)
+
+
+def test_suspected_gone_full_and_silent_hosts_are_not_asked() -> None:
+    peers = [
+        Peer(H[0], "alive", 3),
+        Peer(H[1], "suspect", 3),
+        Peer(H[2], "gone", 3),
+        Peer(H[3], "left", 3),
+        Peer(H[4], "alive", 0),
+        Peer(H[5], "alive", None),
+    ]
+    assert placement.askable(peers) == [H[0]]
+
+
+def test_a_host_without_our_slabs_is_asked_first() -> None:
+    asked = placement.hosts_to_ask(H[:4], holding=H[:3], rng=random.Random(1))
+    assert asked[0] == H[3]
+    assert len(asked) == 2
+
+
+@given(candidates=hosts, holding=hosts, seed=st.integers(0, 1000))
+def test_two_different_candidates_are_asked_and_a_holder_only_for_want_of_others(
+    candidates: list[HostId], holding: list[HostId], seed: int
+) -> None:
+    asked = placement.hosts_to_ask(candidates, holding, random.Random(seed))
+    assert len(asked) == len(set(asked)) == min(2, len(candidates))
+    assert set(asked) <= set(candidates)
+    fresh = set(candidates) - set(holding)
+    assert len(set(asked) & fresh) == min(2, len(fresh))
+
+
+def test_the_order_in_which_hosts_are_known_does_not_change_who_is_asked() -> None:
+    one = placement.hosts_to_ask(H, H[:3], random.Random(5))
+    other = placement.hosts_to_ask(H[::-1], H[:3][::-1], random.Random(5))
+    assert one == other
+
+
+def test_every_host_is_asked_now_and_then() -> None:
+    rng = random.Random(1)
+    asked = [host for _ in range(400) for host in placement.hosts_to_ask(H, [], rng)]
+    assert {host: asked.count(host) > 30 for host in H} == dict.fromkeys(H, True)
+
+
+def test_the_freer_host_is_taken_and_between_equals_the_one_with_fewer_of_our_slabs() -> None:
+    assert placement.freest(H[:2], {H[0]: 3, H[1]: 5}) == H[1]
+    assert placement.freest(H[:2], {H[0]: 5, H[1]: 5}) == H[0]
+    assert placement.freest(H[:2], {H[0]: 5, H[1]: 5}, {H[0]: 1}) == H[1]
+    assert placement.freest(H[:2], {H[0]: 6, H[1]: 5}, {H[0]: 9}) == H[0]
+    assert placement.freest(H[:2], {H[0]: 0}) is None
+    assert placement.freest((), {}) is None
+
+
+# ---- lending ---------------------------------------------------------------------------------------------------------
+
+
+def test_headroom_is_a_size_or_a_share() -> None:
+    assert Headroom(fixed_bytes=GIB).of(64 * GIB) == GIB
+    assert Headroom(fraction=0.125).of(64 * GIB) == 8 * GIB
+
+
+def test_memory_in_use_starts_at_the_first_measurement_and_is_smoothed_after() -> None:
+    assert lending.memory_used(None, 100.0) == 100.0
+    assert lending.memory_used(100.0, 200.0) == pytest.approx(120.0)
+
+
+def test_what_is_promised_but_not_touched_is_not_spare() -> None:
+    assert lending.spare_bytes(budget(free=10 * GIB)) == 2 * GIB
+    assert lending.spare_bytes(budget(free=10 * GIB, lent=GIB)) == GIB
+    assert lending.spare_bytes(budget(free=10 * GIB, lent=GIB, touched=GIB)) == 2 * GIB
+
+
+def test_nothing_is_spare_below_headroom_above_the_cap_or_under_pressure() -> None:
+    assert lending.spare_bytes(budget(free=8 * GIB)) == 0
+    assert lending.spare_bytes(budget(free=1 * GIB)) == 0
+    assert lending.spare_bytes(budget(free=20 * GIB, lent=GIB, cap=GIB)) == 0
+    assert lending.spare_bytes(budget(free=20 * GIB, pressure=11.0)) == 0
+
+
+def test_auto_lends_half_of_what_is_free_above_headroom() -> None:
+    assert lending.lend_auto(20 * GIB, 8 * GIB) == 6 * GIB
+    assert lending.lend_auto(4 * GIB, 8 * GIB) == 0
+
+
+def test_as_many_slabs_are_taken_back_as_restore_headroom() -> None:
+    assert lending.slabs_to_free(budget(free=8 * GIB, lent=GIB), 64 * MIB, 16) == 0
+    assert lending.slabs_to_free(budget(free=8 * GIB - 1, lent=GIB), 64 * MIB, 16) == 1
+    assert lending.slabs_to_free(budget(free=8 * GIB - 65 * MIB, lent=GIB), 64 * MIB, 16) == 2
+    assert lending.slabs_to_free(budget(free=0, lent=GIB), 64 * MIB, 16) == 16
+
+
+def test_a_lowered_cap_takes_slabs_back_too() -> None:
+    assert lending.slabs_to_free(budget(free=20 * GIB, lent=4 * 64 * MIB, cap=2 * 64 * MIB), 64 * MIB, 4) == 2
+
+
+@given(
+    lent=st.lists(st.integers(), unique=True), evict=st.integers(0, 20), extra=st.integers(0, 40), seed=st.integers()
+)
+def test_at_most_twice_as_many_are_asked_as_must_go(lent: list[int], evict: int, extra: int, seed: int) -> None:
+    asked = lending.eviction_candidates(lent, evict, random.Random(seed), extra)
+    assert len(asked) == len(set(asked)) == min(len(lent), evict + min(extra, evict))
+    assert set(asked) <= set(lent)
+
+
+@given(activities=st.dictionaries(st.integers(), st.floats(0, 1e6)), evict=st.integers(0, 10))
+def test_the_least_active_go(activities: dict[int, float], evict: int) -> None:
+    gone = lending.least_active(activities, evict)
+    assert len(gone) == min(evict, len(activities))
+    kept = [activities[slab] for slab in activities if slab not in gone]
+    assert all(activities[slab] <= least for slab in gone for least in kept)
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+def test_the_defaults_are_the_papers_where_it_has_any() -> None:
+    settings = MemorySettings()
+    assert settings.hot_requests_per_s == 20
+    assert settings.headroom_kept.of(64 * GIB) == 8 * GIB
+    assert settings.page_bytes == 4096
+    assert settings.slab_bytes == 64 * MIB
+    assert settings.lend_max_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("slab", "many"),
+        ("slab", "5000 B"),
+        ("slab", "1 TiB"),
+        ("page", "3000 B"),
+        ("headroom", "110 %"),
+        ("headroom", "lots"),
+        ("lend", "some"),
+        ("lease", "0 s"),
+        ("grace", "soon"),
+        ("spill_queue", "64 KiB"),
+        ("hot_requests_per_s", -1.0),
+        ("hot_requests_per_s", float("nan")),
+    ],
+)
+def test_a_wrong_value_is_refused_and_its_key_named(key: str, value: object) -> None:
+    with pytest.raises(msgspec.ValidationError, match=key):
+        msgspec.convert({key: value}, MemorySettings)
+
+
+def test_an_unknown_key_is_refused() -> None:
+    with pytest.raises(msgspec.ValidationError, match="slabb"):
+        msgspec.convert({"slabb": "64 MiB"}, MemorySettings)
+
+
+def test_sizes_and_shares_are_read_as_people_write_them() -> None:
+    settings = msgspec.convert({"lend": "0 B", "headroom": "1 GiB", "slab": "16 MiB", "lease": "2min"}, MemorySettings)
+    assert settings.lend_max_bytes == 0
+    assert settings.headroom_kept == Headroom(fixed_bytes=GIB)
+    assert settings.slab_bytes == 16 * MIB
+    assert settings.lease_s == 120

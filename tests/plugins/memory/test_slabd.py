@@ -1,0 +1,191 @@
+"""The slab process: what it keeps, what it refuses, and what a borrower that dies in the middle of a write leaves."""
+
+import asyncio
+from array import array
+
+import pytest
+
+from covey.ports import ByteStream
+from plugins.memory.datapath import slabwire
+from plugins.memory.datapath.control import OpenPlace, RegisterSlab
+from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
+from plugins.memory.datapath.slabd import HostedSlab, SlabStore
+from plugins.memory.datapath.slabwire import Hello, Op, Request
+from tests.plugins.memory.ports import PAGE, SECRET, Bench, a_bench, page, soon
+
+SIZE = 16 * PAGE
+
+
+def asked(epoch: int = 1, size: int = SIZE, page_bytes: int = PAGE, secret: bytes = SECRET) -> RegisterSlab:
+    return RegisterSlab(1, "h1", "data", 0, epoch, size, page_bytes, secret)
+
+
+def hosted(store: SlabStore) -> HostedSlab:
+    return store.slabs["h1", "data", 0]
+
+
+def versions(*numbers: int) -> "array[int]":
+    return array("Q", numbers)
+
+
+async def link(bench: Bench, place: OpenPlace) -> RemoteSlab:
+    return await RemoteSlab.open(bench.env, "data", place, 16, PAGE, 2.0)
+
+
+async def greeted(bench: Bench, place: OpenPlace) -> ByteStream:
+    """A raw connection that has said hello."""
+    stream = await bench.env.bytes.connect(bench.address)
+    await stream.write(slabwire.pack_hello(Hello("h1", "data", place.index, place.epoch, place.secret)))
+    await stream.read_into(memoryview(bytearray(slabwire.WELCOME_BYTES)))
+    return stream
+
+
+# ---- keeping ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_version_stays_whatever_order_writes_arrive_in() -> None:
+    store = SlabStore(1 << 20)
+    store.register(asked())
+    slab = hosted(store)
+    slab.put(0, versions(5, 5), memoryview(page(5) + page(5)))
+    slab.put(0, versions(4, 6), memoryview(page(4) + page(6)))
+    assert slab.has(0, 2) == page(5) + page(6)
+    assert list(slab.versions[:3]) == [5, 6, 0]
+    assert slab.touched == 2
+
+
+def test_a_discard_zeroes_pages_unless_they_are_newer() -> None:
+    store = SlabStore(1 << 20)
+    store.register(asked())
+    slab = hosted(store)
+    slab.put(0, versions(5, 9), memoryview(page(5) + page(9)))
+    slab.put(0, versions(7, 7), None)
+    assert slab.has(0, 2) == bytes(PAGE) + page(9)
+
+
+def test_a_slab_is_zeroed_before_another_mapping_gets_it() -> None:
+    store = SlabStore(SIZE)
+    store.register(asked(epoch=1))
+    hosted(store).put(0, versions(*[3] * 16), memoryview(page(77) * 16))
+    store.register(asked(epoch=2))
+    assert hosted(store).has(0, 16) == bytes(SIZE)
+    assert hosted(store).versions.count(0) == 16
+
+
+def test_registering_twice_changes_nothing_and_an_older_epoch_is_refused() -> None:
+    store = SlabStore(SIZE)
+    store.register(asked(epoch=2))
+    hosted(store).put(0, versions(1), memoryview(page(1)))
+    store.register(asked(epoch=2))
+    assert hosted(store).has(0, 1) == page(1)
+    with pytest.raises(ValueError, match="not newer"):
+        store.register(asked(epoch=1))
+    with pytest.raises(ValueError, match="not newer"):
+        store.register(asked(epoch=2, secret=b"another secret.."))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [asked(size=0), asked(size=PAGE + 1), asked(page_bytes=0), asked(page_bytes=1 << 20), asked(size=SIZE + PAGE)],
+)
+def test_sizes_are_checked_before_anything_is_allocated(wrong: RegisterSlab) -> None:
+    store = SlabStore(SIZE)
+    with pytest.raises(ValueError, match=r"whole number|is the most"):
+        store.register(wrong)
+    assert store.held_bytes == 0
+
+
+# ---- connections -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_write_cut_short_leaves_the_older_page_whole() -> None:
+    async with a_bench() as bench:
+        place = bench.register(0)
+        slab = hosted(bench.store)
+        slab.put(0, versions(1), memoryview(page(1)))
+        stream = await greeted(bench, place)
+        request = slabwire.pack_request(Request(Op.WRITE, 0, 1, 1))
+        await stream.write(request, versions(2).tobytes(), page(2)[: PAGE // 2])
+        await asyncio.sleep(0.02)
+        stream.close()
+        await soon(lambda: slab.streams == [] or slab.streams[0].__dict__.get("_ended") is not None)
+        assert slab.has(0, 1) == page(1)
+        assert slab.versions[0] == 1
+
+
+async def test_a_stale_epoch_a_wrong_secret_and_an_unknown_slab_get_the_same_no() -> None:
+    async with a_bench() as bench:
+        place = bench.register(0, epoch=7)
+        for wrong in (
+            OpenPlace(0, 6, "h2", bench.address, SECRET),
+            OpenPlace(0, 8, "h2", bench.address, SECRET),
+            OpenPlace(0, 7, "h2", bench.address, b"x" * 16),
+            OpenPlace(1, 7, "h2", bench.address, SECRET),
+        ):
+            with pytest.raises(SlabStale):
+                await link(bench, wrong)
+        assert bench.store.refused == 4
+        assert (await link(bench, place)).usable
+
+
+async def test_a_freed_slab_cuts_its_borrower_off() -> None:
+    async with a_bench() as bench:
+        remote = await link(bench, bench.register(0))
+        await remote.write(0, versions(1), memoryview(page(1)))
+        bench.store.free("h1", "data", 0, 1)
+        with pytest.raises(SlabGone):
+            await remote.write(0, versions(2), memoryview(page(2)))
+        assert bench.store.held_bytes == 0
+
+
+async def test_a_second_connection_of_the_same_mapping_ends_the_first() -> None:
+    async with a_bench() as bench:
+        place = bench.register(0)
+        first = await link(bench, place)
+        second = await link(bench, place)
+        await soon(lambda: bool(first.why))
+        await second.write(0, versions(1), memoryview(page(1)))
+
+
+async def test_many_requests_may_be_under_way_at_once() -> None:
+    async with a_bench() as bench:
+        remote = await link(bench, bench.register(0))
+        await asyncio.gather(*(remote.write(n, versions(n + 1), memoryview(page(n))) for n in range(16)))
+        buffers = [memoryview(bytearray(PAGE)) for _ in range(16)]
+        found = await asyncio.gather(*(remote.read(n, buffers[n]) for n in range(16)))
+        assert [list(got) for got in found] == [[n + 1] for n in range(16)]
+        assert [buffer == page(n) for n, buffer in enumerate(buffers)] == [True] * 16
+        assert list(await remote.versions()) == list(range(1, 17))
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        slabwire.pack_request(Request(Op.READ, 15, 2, 1)),
+        slabwire.pack_request(Request(Op.WRITE, 0, 0, 1)),
+        slabwire.pack_request(Request(Op.READ, 1 << 31, 1 << 31, 1)),
+        b"\xff" * slabwire.REQUEST_BYTES,
+    ],
+)
+async def test_a_request_out_of_range_ends_that_connection_and_no_other(request_bytes: bytes) -> None:
+    async with a_bench() as bench:
+        bench.register(1)
+        other = await link(bench, OpenPlace(1, 1, "h2", bench.address, SECRET))
+        stream = await greeted(bench, bench.register(0))
+        await stream.write(request_bytes)
+        reply = bytearray(slabwire.REPLY_BYTES)
+        await stream.read_into(memoryview(reply))
+        assert slabwire.reply(reply).status is slabwire.Status.BAD
+        with pytest.raises(ConnectionError):
+            await stream.read_into(memoryview(bytearray(1)))
+        await other.write(0, versions(1), memoryview(page(1)))
+        assert bench.store.refused == 1
+
+
+async def test_a_connection_that_is_none_is_dropped_and_counted() -> None:
+    async with a_bench() as bench:
+        stream = await bench.env.bytes.connect(bench.address)
+        await stream.write(b"GET / HTTP/1.1\r\n" * 20)
+        with pytest.raises(ConnectionError):
+            await stream.read_into(memoryview(bytearray(1)))
+        assert bench.store.refused == 1

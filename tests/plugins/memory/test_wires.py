@@ -1,0 +1,193 @@
+"""Every decoder of the room on what is right, random and mutated: an answer or its own error, never anything else."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from covey import frames, remote
+from covey.core import HostId
+from plugins.memory.datapath import control, slabwire
+from plugins.memory.messages import (
+    Activity,
+    CheckActivity,
+    Done,
+    Evict,
+    FreeMem,
+    Map,
+    Messages,
+    MrInfo,
+    QueryMem,
+    Renew,
+    SlabActivity,
+    SlabRef,
+    SlabsAre,
+    SlabsHere,
+)
+from plugins.views import SlabView
+
+REF = SlabRef("data", 3, 9)
+VIEW = SlabView("data", 3, HostId("h1"), "mapped", HostId("h2"), 1 << 20, 5, 4, 20.5, 9)
+SAID: list[Messages] = [
+    QueryMem("data", 3, 9, slab_bytes=1 << 20),
+    FreeMem("data", 3, 9, slabs=7),
+    Map("data", 3, 9, slab_bytes=1 << 20, page_bytes=4096),
+    MrInfo("data", 3, 9, address="10.0.0.1:7000", secret=b"s" * 16),
+    MrInfo("data", 3, 9, refused="no room"),
+    CheckActivity(1, (REF, REF)),
+    Activity(1, (SlabActivity(REF, 3.5),)),
+    Evict("data", 3, 9, grace_s=10.0),
+    Done("data", 3, 9),
+    Renew((REF,)),
+    SlabsHere(),
+    SlabsAre((VIEW,)),
+]
+QUESTIONS: list[control.Control] = [
+    control.Hello(b"secret"),
+    control.Stop(1, forget=True),
+    control.RegisterSlab(2, "h1", "data", 3, 9, 1 << 20, 4096, b"s" * 16),
+    control.FreeSlab(3, "h1", "data", 3, 9),
+    control.ListSlabs(4),
+    control.OpenSlab(5, 3, 9, "h2", "10.0.0.1:7000", b"s" * 16),
+    control.CloseSlab(6, 3, 9),
+    control.CountPages(7),
+    control.ListPlaces(8),
+]
+ANSWERS: list[control.Control] = [
+    control.Yes(1),
+    control.No(2, "why"),
+    control.SlabList(3, "10.0.0.1:1", (control.HeldSlab("h1", "data", 3, 9, 1 << 20, b"s" * 16, 4096),), 0),
+    control.PageCounts(4, (control.SlabCounts(1, 2, 3, 4),), 1, 2, 3, 4, 5, 6),
+    control.PlaceList(5, (control.OpenPlace(3, 9, "h2", "10.0.0.1:1", b"s" * 16),)),
+    control.SlabLost(3, 9, "why"),
+    control.SlabCopied(3, 9),
+]
+message_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Messages)
+encode = msgspec.msgpack.encode
+
+
+def mutated(seeds: Sequence[bytes]) -> st.SearchStrategy[bytes]:
+    """One of the seeds with a few bytes changed, cut off or put in."""
+
+    def change(seed: bytes, edits: list[tuple[int, int, int]]) -> bytes:
+        data = bytearray(seed)
+        for kind, place, byte in edits:
+            at = place % (len(data) + 1)
+            if kind == 0 and at < len(data):
+                data[at] = byte
+            elif kind == 1:
+                del data[at:]
+            else:
+                data[at:at] = bytes([byte])
+        return bytes(data)
+
+    edit = st.tuples(st.integers(0, 2), st.integers(0, 500), st.integers(0, 255))
+    return st.builds(change, st.sampled_from(list(seeds)), st.lists(edit, min_size=1, max_size=6))
+
+
+HEADERS: list[tuple[Callable[[bytes], object], bytes]] = [
+    (slabwire.hello, slabwire.pack_hello(slabwire.Hello("h1", "data", 3, 9, b"s" * 16))),
+    (slabwire.welcome, slabwire.pack_welcome(slabwire.Welcome(slabwire.Status.OK, 4096, 1 << 20))),
+    (lambda data: slabwire.request(data, 256, 256), slabwire.pack_request(slabwire.Request(slabwire.Op.READ, 3, 4, 5))),
+    (slabwire.reply, slabwire.pack_reply(slabwire.Reply(slabwire.Status.OK, 4, 5))),
+    (remote.hello, remote.pack_hello(b"t" * 32)),
+    (remote.welcome, remote.pack_welcome(remote.Welcome(remote.Status.OK, 4096, 1 << 20))),
+    (lambda data: remote.request(data, 256), remote.pack_request(remote.Request(remote.Op.WRITE, 3, 4, 5))),
+    (remote.reply, remote.pack_reply(remote.Reply(remote.Status.FAILED, 4, 5))),
+]
+
+
+def test_headers_come_back_as_they_were_packed() -> None:
+    assert [decode(data) for decode, data in HEADERS] == [
+        slabwire.Hello("h1", "data", 3, 9, b"s" * 16),
+        slabwire.Welcome(slabwire.Status.OK, 4096, 1 << 20),
+        slabwire.Request(slabwire.Op.READ, 3, 4, 5),
+        slabwire.Reply(slabwire.Status.OK, 4, 5),
+        b"t" * 32,
+        remote.Welcome(remote.Status.OK, 4096, 1 << 20),
+        remote.Request(remote.Op.WRITE, 3, 4, 5),
+        remote.Reply(remote.Status.FAILED, 4, 5),
+    ]
+
+
+@given(which=st.integers(0, len(HEADERS) - 1), data=st.binary(max_size=200) | mutated([data for _, data in HEADERS]))
+def test_any_bytes_are_a_header_or_a_wire_error(which: int, data: bytes) -> None:
+    try:
+        HEADERS[which][0](data)
+    except (slabwire.WireError, remote.WireError):
+        pass
+
+
+@given(code=st.integers(0, 255), page=st.integers(0, 2**32 - 1), count=st.integers(0, 2**32 - 1))
+def test_whatever_request_is_accepted_lies_inside_the_slab(code: int, page: int, count: int) -> None:
+    data = bytearray(slabwire.pack_request(slabwire.Request(slabwire.Op.READ, page, count, 1)))
+    data[0] = code
+    try:
+        request = slabwire.request(data, 300, 256)
+    except slabwire.WireError:
+        return
+    assert request.pages >= 1
+    assert request.page + request.pages <= 300
+
+
+@given(code=st.integers(0, 255), page=st.integers(0, 2**64 - 1), count=st.integers(0, 2**32 - 1))
+def test_whatever_request_is_accepted_lies_inside_the_volume(code: int, page: int, count: int) -> None:
+    data = bytearray(remote.pack_request(remote.Request(remote.Op.READ, page, count, 1)))
+    data[0] = code
+    try:
+        request = remote.request(data, 300)
+    except remote.WireError:
+        return
+    assert request.op is remote.Op.FLUSH or (1 <= request.pages <= 256 and request.page + request.pages <= 300)
+
+
+@pytest.mark.parametrize("message", SAID, ids=lambda message: type(message).__name__)
+def test_a_message_comes_back_as_it_was_said(message: Messages) -> None:
+    assert message_decoder.decode(encode(message)) == message
+
+
+@given(data=st.binary(max_size=300) | mutated([encode(message) for message in SAID]))
+def test_any_bytes_are_a_message_or_a_decode_error(data: bytes) -> None:
+    try:
+        message_decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"type": "QueryMem", "volume": "../x", "index": 0, "epoch": 1, "slab_bytes": 1},
+        {"type": "QueryMem", "volume": "x", "index": -1, "epoch": 1, "slab_bytes": 1},
+        {"type": "FreeMem", "volume": "x", "index": 0, "epoch": 1, "slabs": -1},
+        {"type": "FreeMem", "volume": "x", "index": 0, "epoch": 1, "slabs": True},
+        {"type": "Map", "volume": "x", "index": 0, "epoch": 1, "slab_bytes": 1, "page_bytes": 0},
+        {"type": "MrInfo", "volume": "x", "index": 0, "epoch": 1, "secret": b"s" * 17},
+        {"type": "Evict", "volume": "x", "index": 0, "epoch": 1, "grace_s": float("nan")},
+        {"type": "Evict", "volume": "x", "index": 0, "epoch": 1, "grace_s": float("inf")},
+        {"type": "Renew", "slabs": [["x", 0, 1]] * 4097},
+        {"type": "Nonsense"},
+    ],
+)
+def test_a_message_out_of_bounds_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        message_decoder.decode(encode(wrong))
+
+
+@pytest.mark.parametrize("frame", [*QUESTIONS, *ANSWERS], ids=lambda frame: type(frame).__name__)
+def test_a_control_frame_comes_back_as_it_was_packed(frame: control.Control) -> None:
+    decoder: msgspec.msgpack.Decoder[Any] = control.asked_decoder if frame in QUESTIONS else control.answer_decoder
+    assert frames.unpack(frames.pack(frame)[4:], decoder) == frame
+
+
+@given(data=st.binary(max_size=300) | mutated([frames.pack(frame)[4:] for frame in [*QUESTIONS, *ANSWERS]]))
+def test_any_bytes_are_a_control_frame_or_a_frame_error(data: bytes) -> None:
+    decoders: list[msgspec.msgpack.Decoder[Any]] = [control.asked_decoder, control.answer_decoder]
+    for decoder in decoders:
+        try:
+            frames.unpack(data, decoder)
+        except frames.FrameError:
+            pass
