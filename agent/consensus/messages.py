@@ -19,7 +19,7 @@ import msgspec
 from covey.core import Message
 
 COMMAND_BYTES_MAX = 256 * 1024
-"""Longest command; job records are about 1 KiB (leader.md 4.1)."""
+"""Longest command; job records are about 1 KiB."""
 ENTRIES_MAX = 1024
 """Entries in one Append."""
 MESSAGE_BYTES_MAX = 900 * 1024

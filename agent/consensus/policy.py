@@ -16,8 +16,8 @@ LEASE_SHARE = 0.9
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """How patient everybody is, in seconds, and how much is kept and sent at once. The defaults give a failover of about
-    1.2 s in the median and let an isolated leader step down within 1.6 s (leader.md, G5)."""
+    """How patient everybody is, in seconds, and how much is kept and sent at once. The defaults give a failover of
+    about 1.2 s in the median and let an isolated leader step down within 1.6 s."""
 
     heartbeat_s: float = 0.15
     """Between two rounds of heartbeats to the voters."""

@@ -19,7 +19,7 @@ import msgspec
 from agent.consensus.messages import Entry
 
 WINDOW = 8192
-"""Entries whose ids are remembered: minutes at 100 commands a second (leader.md 4.1)."""
+"""Entries whose ids are remembered: minutes at 100 commands a second."""
 RESULT_BYTES_MAX = 4 * 1024 * 1024
 """Results remembered, all together; the oldest go first, their ids stay."""
 

@@ -9,6 +9,7 @@ age.
 """
 
 import asyncio
+import sys
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -42,7 +43,7 @@ from covey.core import Heard, HostId
 from covey.ports import Env
 
 TIMER_S_MIN = 0.002
-"""uvloop's timers may fire a millisecond early (reliability.md, decision 7)."""
+"""uvloop's timers may fire a millisecond early."""
 SNAPSHOT_LOG_BYTES = 16 * 1024 * 1024
 """Command bytes applied since the last snapshot after which a new one is taken, however few the entries."""
 STOP_S = 2.0
@@ -203,7 +204,7 @@ class Consensus:
     # ---- events and actions ----
 
     def receive(self, sender: HostId, data: bytes) -> None:
-        """A raw message of an authenticated host. Never raises for what it says."""
+        """A raw message of an authenticated host. Never raises: it is only decoded here and handled in its turn."""
         try:
             envelope = decode(data)
         except Malformed:
@@ -212,7 +213,7 @@ class Consensus:
         if envelope.log != self._log_id:
             self.counters["of another log"] += 1
             return
-        self.feed(Heard(sender, envelope.message))
+        asyncio.get_running_loop().call_soon(self.feed, Heard(sender, envelope.message))
 
     def feed(self, event: Event) -> None:
         """One event at a time: an action performed for one may bring the next, which waits its turn."""
@@ -236,7 +237,7 @@ class Consensus:
         finally:
             self._draining = False
             if failed:
-                self._break(AssertionError("an event or a committed command could not be handled"))
+                self._break(sys.exception() or AssertionError("interrupted"))
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -279,7 +280,7 @@ class Consensus:
         """This host takes no further part: neither its state nor its disk can be relied on until a restart."""
         if self._broken is None:
             self._broken, self._leader = error, None
-            self._env.log.error("the log stopped on this host", why=str(error), next="mend it, then restart the agent")
+            self._env.log.error("the log stopped on this host", why=repr(error), next="mend it, then restart the agent")
             self._written.set()
             self._work.set()
             self._proposals.leader_changed()

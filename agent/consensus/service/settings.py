@@ -21,7 +21,7 @@ class LeaderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     election_min_s: float = 0.9
     """A voter stands for election after a silence between this ..."""
     election_max_s: float = 1.7
-    """... and this. The defaults give a failover of about 1.2 s in the median (leader.md, G5)."""
+    """... and this. The defaults give a failover of about 1.2 s in the median."""
     step_down_s: float = 1.4
     """A leader that no majority answers steps down after this."""
     observer_s: float = 1.0

@@ -1,8 +1,8 @@
 """A small world for the Raft core and its disk format: many hosts, one seed, no asyncio.
 
 Messages are lost, doubled, delayed and reordered; links are cut one way or both; hosts crash in the middle of a write,
-lose what was not durable (torn frames, sectors kept at random), restart, pause, and have clocks that differ in offset and
-rate. Clients propose to whoever believes to lead, and repeat proposals whose answer is missing. After every event:
+lose what was not durable (torn frames, sectors kept at random), restart, pause, and have clocks that differ in offset
+and rate. Clients propose to whoever believes to lead, and repeat proposals whose answer is missing. After every event:
 
     Election Safety        at most one leader per term                                  Raft Figure 3
     Log Matching           same index and term: the same log up to there

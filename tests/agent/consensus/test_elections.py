@@ -72,7 +72,7 @@ def test_a_restarted_voter_waits_before_it_helps_anybody_since_it_may_have_heard
 
 
 def test_an_isolated_leader_loses_its_lease_and_then_steps_down_within_the_bound() -> None:
-    """Reference: Raft thesis §6.2; the bound is leader.md's G5 (1.6 s)."""
+    """Reference: Raft thesis §6.2."""
     stage = Stage(A, B, C)
     stage.elect(A)
     stage.beat(A)
@@ -175,7 +175,7 @@ def test_a_rack_of_one_leads_at_once_and_needs_nobody() -> None:
 
 
 def test_failover_takes_about_a_second_in_the_median() -> None:
-    """From the leader's death to the next leader, over fifty racks; leader.md's G5: p50 1.2 s, p99 2 s."""
+    """From the leader's death to the next leader, over fifty racks; wanted: 1.2 s in the median, 2 s at most."""
     took = []
     for number in range(50):
         names = [HostId(f"{letter}{number}") for letter in "abc"]
