@@ -426,7 +426,8 @@ class Queue:
             self.holders.pop(host, None)
 
     def _note(self, job: JobId, event: str, reason: str) -> None:
-        self._notes.append(Note(job, event, reason, f"log/{self.index}"))
+        key = f"log/{self.index}.{len(self._notes)}" if self._notes else f"log/{self.index}"
+        self._notes.append(Note(job, event, reason, key))
 
     def _unknown(self, job: JobId) -> NotApplied:
         why = "it ended too long ago to be kept" if self.was(job) else "no job was ever given this id"

@@ -20,8 +20,8 @@ Count = Annotated[int, Meta(ge=0, le=1 << 31)]
 Wall = Annotated[float, Meta(ge=0, le=1e12)]
 Id = Annotated[str, Meta(max_length=63)]
 
-COMMAND_BYTES_MAX = 512 * 1024
-"""Longest encoded command that is looked at, bytes."""
+COMMAND_BYTES_MAX = 256 * 1024
+"""Longest encoded command that is offered to the log or looked at, bytes; the log takes no longer ones."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, tag=True):

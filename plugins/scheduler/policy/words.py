@@ -82,7 +82,7 @@ def waits_for(
     row = order[at]
     queue = queue_of(row.attained_gpu_s, thresholds)
     waiting = [other for other in order[:at] if not other.running]
-    place = f"{ordinal(len(waiting) + 1)} of those waiting, in queue {queue + 1}"
+    place = f"{ordinal(len(waiting) + 1)} of those waiting, in queue {queue}"
     if job in chosen.over_quota:
         return f"{place}; {_quota_words(row, order, quotas.get(row.tenant, default))}"
     if row.gpus > capacity:

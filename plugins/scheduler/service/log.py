@@ -14,6 +14,7 @@ import msgspec
 from plugins.base import Host, NoLeader, OutcomeUnknown, Refused
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import (
+    COMMAND_BYTES_MAX,
     Attained,
     Command,
     Malformed,
@@ -72,7 +73,11 @@ class QueueLog:
     async def propose(self, command: Command, timeout_s: float = 5.0) -> Result:
         """What the log says to `command`, stamped with the time now. NoLeader, OutcomeUnknown."""
         stamped = msgspec.structs.replace(command, wall_s=max(0.0, self.host.env.clock.wall_s()))
-        return open_result(await self.host.log.propose(pack(stamped), timeout_s))
+        data = pack(stamped)
+        if len(data) > COMMAND_BYTES_MAX:
+            why = f"it takes {len(data)} bytes and the log takes at most {COMMAND_BYTES_MAX}"
+            return NotApplied(4, f"{type(command).__name__} was not proposed", why, "use fewer workers")
+        return open_result(await self.host.log.propose(data, timeout_s))
 
     async def insist(self, command: Command) -> Result:
         """Propose until the log has answered. Only for commands that mean the same when they come twice."""

@@ -227,7 +227,7 @@ def test_a_waiting_job_hears_its_place_who_is_ahead_and_what_would_let_it_start(
     )
     said = words.waits_for(JobId("j3"), rows, select(rows, 4, {}), 4, (10.0,), {}, None)
     assert said == (
-        "2nd of those waiting, in queue 1; it needs 2 GPUs and 0 are free; ahead: j2 (alice, 3 GPUs); "
+        "2nd of those waiting, in queue 0; it needs 2 GPUs and 0 are free; ahead: j2 (alice, 3 GPUs); "
         "it starts when enough of j1 (bob, 4 GPUs) end"
     )
 
