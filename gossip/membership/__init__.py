@@ -1,1 +1,1 @@
-
+"""Who is there: alive, suspect, gone, left."""
