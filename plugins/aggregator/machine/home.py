@@ -250,7 +250,13 @@ class Home:
             case "nobody":
                 return self._offer(job, "an aggregator appeared")
             case _:
-                return self._retire_former(job, back)
+                return [*self._tell_those_back(job, back), *self._retire_former(job, back)]
+
+    def _tell_those_back(self, job: _Job, back: frozenset[HostId]) -> Sequence[Action]:
+        """Hosts of its ranks that were gone when it was assigned, and may still use a former owner."""
+        if job.state != "assigned" or job.assigned is None:
+            return ()
+        return [Send(place.host, job.assigned) for place in job.placed.places if place.host in back]
 
     def _asked_less(self, job: _Job, hosts: Sequence[HostId]) -> Sequence[Action]:
         if not hosts:
@@ -325,8 +331,20 @@ class Home:
         return self._replace(job, f"{job.assigned.owner} {why}")
 
     def _undelivered(self, event: Undelivered) -> Sequence[Action]:
+        """A host that was cut off while its job moved, and whose old aggregator still answers its ranks, would never
+        complain: it is told the present assignment, and a former owner of its end, until it has heard."""
         message = event.message
-        return self._no_answer(message.job, message.epoch) if isinstance(message, Offer) else ()
+        match message:
+            case Offer():
+                return self._no_answer(message.job, message.epoch)
+            case Assigned():
+                job = self.jobs.get(message.job)
+                return (Send(event.to, message),) if job is not None and self._current(job, message.epoch) else ()
+            case Retire():
+                job = self.jobs.get(message.job)
+                return (Send(event.to, message),) if job is not None and self._current(job, message.instead) else ()
+            case _:
+                return ()
 
     def _expired(self, event: Expired) -> Sequence[Action]:
         return self._no_answer(event.job, event.epoch)
