@@ -25,6 +25,7 @@ class Never(msgspec.Struct, frozen=True):
 
 
 def gpus(count: int) -> str:
+    """`1 GPU`, `4 GPUs`."""
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 

@@ -440,3 +440,26 @@ async def refused(answer: Awaitable[Any]) -> Refused:
     except Refused as error:
         return error
     raise AssertionError("it was not refused")
+
+
+Story = Callable[["Rack"], Awaitable[None]]
+FOUR = {"gpu1": 2, "gpu2": 2, "gpu3": 2, "gpu4": 2}
+
+
+def on_a_rack(story: Story, gpus: dict[str, int] | None = None, settings: Settings | None = None) -> None:
+    async def told() -> None:
+        rack = Rack(gpus or FOUR, settings)
+        await rack.start()
+        try:
+            await story(rack)
+            rack.check()
+        finally:
+            rack.stop()
+            await asyncio.sleep(0)
+
+    play(told())
+
+
+async def submit(rack: Rack, on: str = "gpu1", **fields: Any) -> Any:
+    given: dict[str, Any] = {"argv": ["./train.py"], "workers": 4, "cwd": "/tmp", **fields}
+    return await rack[on].call("submit", **given)

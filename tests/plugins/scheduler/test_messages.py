@@ -175,9 +175,10 @@ def test_random_and_mutated_commands_are_opened_or_malformed(data: bytes) -> Non
 @given(mutated([commands.pack(commands.Applied(J1)), commands.pack(commands.NotApplied(4, "a", "b", "c"))]))
 def test_random_and_mutated_results_are_opened_or_malformed(data: bytes) -> None:
     try:
-        commands.open_result(data)
+        result = commands.open_result(data)
     except commands.Malformed:
         return
+    assert commands.open_result(commands.pack(result)) == result
 
 
 @given(mutated([msgspec.msgpack.encode(message) for message in TALK]))

@@ -117,4 +117,6 @@ class Storm:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_after_a_storm_every_job_has_ended_and_every_gpu_is_free(seed: int) -> None:
-    play(Storm(seed).play())
+    storm = Storm(seed)
+    play(storm.play())
+    assert storm.submitted, "a storm without jobs shows nothing"

@@ -1,0 +1,158 @@
+"""The replicated state machine in every order of commands that hypothesis can think of."""
+
+from typing import Any
+
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from covey.core import HostId, JobId
+from plugins.facts import Place
+from plugins.scheduler.machine.jobs import HOLDING
+from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.messages.commands import (
+    Attained,
+    CancelAsked,
+    Command,
+    Granted,
+    Placed,
+    PlaceFailed,
+    Promoted,
+    QuotaSet,
+    RanksReported,
+    Result,
+    Submitted,
+    TakenBack,
+    TimeUp,
+)
+from plugins.scheduler.messages.spec import JobSpec
+
+H1, H2, H3 = HostId("h1"), HostId("h2"), HostId("h3")
+TENANTS = ("alice", "bob")
+HOSTS = (H1, H2, H3)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Two copies hear the same commands: right, stale and wild ones. One of them is restored from snapshots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue, self.copy = Queue(), Queue()
+        self.index = 0
+        self.epochs: dict[JobId, int] = {}
+        self.past: list[Command] = []
+
+    def say(self, command: Command) -> Result:
+        self.index += 1
+        self.past.append(command)
+        before = {tenant: self.queue.used(tenant) for tenant in TENANTS}
+        result, notes = self.queue.apply(self.index, command)
+        again, noted = self.copy.apply(self.index, command)
+        assert (again, list(noted)) == (result, list(notes))
+        for tenant in TENANTS:
+            quota, used = self.queue.quota(tenant), self.queue.used(tenant)
+            assert quota is None or used <= max(quota, before[tenant]), "held more than its quota"
+        return result
+
+    def some(self, number: int) -> JobId:
+        return JobId(f"j{number}")
+
+    @rule(
+        workers=st.integers(1, 4),
+        tenant=st.sampled_from(TENANTS),
+        kind=st.sampled_from(["guaranteed", "opportunistic"]),
+        key=st.integers(0, 30),
+    )
+    def submit(self, workers: int, tenant: str, kind: str, key: int) -> None:
+        spec = JobSpec.parse({"argv": ["x"], "workers": workers, "tenant": tenant, "class": kind})
+        self.say(Submitted(wall_s=1.0, key=f"key{key:05}", spec=spec))
+
+    @rule(number=st.integers(1, 6), skip=st.sampled_from([1, 1, 1, 0, 2]), home=st.sampled_from(HOSTS))
+    def grant(self, number: int, skip: int, home: HostId) -> None:
+        job = self.queue.jobs.get(self.some(number))
+        self.say(Granted(wall_s=1.0, job=self.some(number), epoch=(job.epoch if job else 0) + skip, home=home))
+
+    @rule(number=st.integers(1, 6), split=st.integers(0, 4), gpu=st.integers(0, 3), stale=st.integers(0, 1))
+    def place(self, number: int, split: int, gpu: int, stale: int) -> None:
+        job = self.queue.jobs.get(self.some(number))
+        workers = job.spec.workers if job else 2
+        parts = [(H1, range(min(split, workers))), (H2, range(min(split, workers), workers))]
+        places = tuple(Place(h, tuple(r), tuple(f"g{gpu + n}" for n in r)) for h, r in parts if r)
+        epoch = max(0, (job.epoch if job else 1) - stale)
+        self.say(Placed(wall_s=1.0, job=self.some(number), epoch=epoch, places=places, master_addr="", master_port=1))
+
+    @rule(
+        number=st.integers(1, 6),
+        host=st.sampled_from(HOSTS),
+        code=st.sampled_from([0, 0, 1, 75, -9, -15]),
+        asked=st.booleans(),
+        stale=st.sampled_from([0, 0, 0, 1]),
+    )
+    def report(self, number: int, host: HostId, code: int, asked: bool, stale: int) -> None:
+        job = self.queue.jobs.get(self.some(number))
+        place = job.place_on(host) if job else None
+        codes = dict.fromkeys(place.ranks if place else (0,), code)
+        epoch = max(0, (job.epoch if job else 1) - stale)
+        self.say(RanksReported(wall_s=1.0, job=self.some(number), epoch=epoch, host=host, codes=codes, asked=asked))
+
+    @rule(number=st.integers(1, 6), lost=st.sets(st.sampled_from(HOSTS)), stale=st.sampled_from([0, 0, 1]))
+    def take_back(self, number: int, lost: set[HostId], stale: int) -> None:
+        job = self.queue.jobs.get(self.some(number))
+        epoch = max(0, (job.epoch if job else 1) - stale)
+        cause: Any = "host lost" if lost else "preempted"
+        self.say(
+            TakenBack(wall_s=1.0, job=self.some(number), epoch=epoch, cause=cause, reason="r", lost=tuple(sorted(lost)))
+        )
+
+    @rule(number=st.integers(1, 6), what=st.sampled_from(["cancel", "fail", "time", "promote"]))
+    def other(self, number: int, what: str) -> None:
+        id, job = self.some(number), self.queue.jobs.get(self.some(number))
+        epoch = job.epoch if job else 1
+        commands: dict[str, Command] = {
+            "cancel": CancelAsked(wall_s=1.0, job=id),
+            "fail": PlaceFailed(wall_s=1.0, job=id, epoch=epoch, reason="r"),
+            "time": TimeUp(wall_s=1.0, job=id, epoch=epoch),
+            "promote": Promoted(wall_s=1.0, job=id, epoch=epoch),
+        }
+        self.say(commands[what])
+
+    @rule(tenant=st.sampled_from([*TENANTS, "*"]), gpus=st.none() | st.integers(0, 6), if_absent=st.booleans())
+    def quota(self, tenant: str, gpus: int | None, if_absent: bool) -> None:
+        self.say(QuotaSet(wall_s=1.0, tenant=tenant, gpus=gpus, if_absent=if_absent))
+
+    @rule(number=st.integers(1, 6), host=st.sampled_from(HOSTS), done=st.floats(0, 100))
+    def attain(self, number: int, host: HostId, done: float) -> None:
+        job = self.queue.jobs.get(self.some(number))
+        before = job.attained_gpu_s if job else 0.0
+        self.say(Attained(wall_s=1.0, host=host, service_gpu_s={self.some(number): done}))
+        assert job is None or job.attained_gpu_s >= before
+
+    @precondition(lambda self: self.past)
+    @rule(at=st.integers(0, 10**6))
+    def repeat(self, at: int) -> None:
+        """A leader that was cut off says again what it said long ago."""
+        self.say(self.past[at % len(self.past)])
+
+    @rule()
+    def restore(self) -> None:
+        restored = Queue()
+        restored.restore(self.copy.snapshot())
+        assert restored.snapshot() == self.copy.snapshot()
+        self.copy = restored
+
+    @invariant()
+    def all_holds(self) -> None:
+        self.queue.check()
+        self.copy.check()
+        assert self.queue.snapshot() == self.copy.snapshot()
+        for job in self.queue.jobs.values():
+            assert job.epoch >= self.epochs.get(job.id, 0), "an epoch fell"
+            self.epochs[job.id] = job.epoch
+            if job.placed:
+                assert sorted(rank for place in job.places for rank in place.ranks) == list(range(job.spec.workers))
+                assert any(job.awaits(place.host) for place in job.places), "a gang of which nothing is left"
+            assert job.state not in HOLDING or job.epoch > 0
+
+
+AnyOrder.TestCase.settings = hypothesis_settings(max_examples=120, stateful_step_count=40, deadline=None)
+test_in_any_order_of_commands_the_promises_hold_and_copies_agree = AnyOrder.TestCase

@@ -1,0 +1,249 @@
+"""The room on a rack of fakes when things go away: leaders, agents, hosts, disks; and when they come back."""
+
+import asyncio
+
+from covey.core import JobId
+from plugins.facts import JobPlaced, JobUnplaced
+from plugins.scheduler.policy.settings import Settings
+from tests.plugins.scheduler.rack import FOUR, Rack, on_a_rack, refused, submit, until
+
+
+def test_without_a_leader_reads_answer_with_their_age_and_writes_say_75() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await until(lambda: rack.job("j1").state == "running")
+        rack.lead(None)
+        view = (await rack["gpu2"].call("jobs"))[0]
+        assert view.state == "running" and view.age_s > 100
+        assert (await refused(submit(rack))).code == 75
+        assert (await refused(rack["gpu2"].call("cancel", id="j1"))).code == 75
+        assert (await refused(rack["gpu2"].call("quota_set", tenant="a", gpus=1))).code == 75
+        rack.finish("j1")
+        await asyncio.sleep(20)
+        rack.lead("gpu3")
+        await until(lambda: rack.job("j1").state == "done")
+
+    on_a_rack(story)
+
+
+def test_ranks_live_on_while_their_agent_restarts_and_are_found_again() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
+        name = str(rack.job("j1").places[0].host)
+        rack[name].die()
+        rack.gone(name)
+        await asyncio.sleep(10)
+        new = await rack.restart(name)
+        await until(lambda: any(isinstance(fact, JobPlaced) for fact in new.told))
+        await asyncio.sleep(5)
+        assert new.machine.starts == [("j1", 1)]
+        assert len(new.service.ranks.reservations.free()) == 0, "its GPUs are still held"
+        rack.finish("j1")
+        await until(lambda: rack.job("j1", "gpu2").state == "done")
+        assert rack.job("j1", name).attempt == 1
+
+    on_a_rack(story)
+
+
+def test_an_end_while_the_agent_was_away_is_reported_when_it_is_back() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
+        name = str(rack.job("j1").places[1].host)
+        rack[name].die()
+        rack.finish("j1")
+        await asyncio.sleep(10)
+        assert rack.job("j1", "gpu2" if name != "gpu2" else "gpu1").state == "running"
+        await rack.restart(name)
+        await until(lambda: rack.job("j1").state == "done")
+        assert rack[name].machine.starts == [("j1", 1)], "what ended was not started again"
+
+    on_a_rack(story)
+
+
+def test_a_host_gone_for_a_minute_loses_its_jobs_which_start_again_elsewhere_under_a_higher_epoch() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=4)
+        await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
+        lost = rack.job("j1").places[1].host
+        survivor = next(str(host) for host in sorted(rack.hosts) if host != lost)
+        rack.lead(survivor)
+        rack.cut_off(str(lost))
+        await asyncio.sleep(50)
+        assert rack.job("j1", survivor).epoch == 1, "not before a minute has passed"
+        await until(lambda: rack.job("j1", survivor).epoch == 2 and rack.job("j1", survivor).state == "running")
+        job = rack.job("j1", survivor)
+        assert lost not in [place.host for place in job.places] and job.attempt == 2 and job.preemptions == 0
+        rack.heal(str(lost))
+        await until(lambda: not rack.hosts[lost].machine.ranks)
+        await asyncio.sleep(3)
+        assert rack.hosts[lost].machine.starts == [("j1", 1)]
+        assert len(rack.hosts[lost].service.ranks.reservations.free()) == 2
+        rack.finish("j1")
+        await until(lambda: rack.job("j1").state == "done")
+
+    on_a_rack(story)
+
+
+def test_a_home_that_dies_before_it_placed_a_gang_is_replaced() -> None:
+    async def story(rack: Rack) -> None:
+        rack.lead("gpu4")
+        await asyncio.sleep(2)
+        rack.delay_s = 1.0
+        await submit(rack, on="gpu2", workers=6)
+        await until(lambda: rack.job("j1", "gpu4").state == "placing")
+        home = str(rack.job("j1", "gpu4").home)
+        assert home == "gpu1"
+        rack[home].die()
+        rack.gone(home)
+        rack.delay_s = 0.005
+        await until(lambda: rack.job("j1", "gpu4").state == "running")
+        job = rack.job("j1", "gpu4")
+        assert job.home != home and job.epoch >= 2
+        assert home not in [place.host for place in job.places]
+
+    on_a_rack(story)
+
+
+def test_a_host_with_a_sick_disk_promises_nothing_and_the_gang_goes_elsewhere() -> None:
+    async def story(rack: Rack) -> None:
+        rack["gpu1"].machine.disk.sick = True
+        await submit(rack, on="gpu2", workers=4)
+        await until(lambda: rack.job("j1", "gpu2").state == "running")
+        assert "gpu1" not in [place.host for place in rack.job("j1", "gpu2").places]
+
+    on_a_rack(story)
+
+
+def test_a_whole_rack_that_restarts_goes_on_with_what_runs_and_starts_nothing_twice() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await submit(rack, workers=8)
+        await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
+        for name in FOUR:
+            rack[name].die()
+        rack.lead(None)
+        await asyncio.sleep(5)
+        for name in FOUR:
+            await rack.restart(name)
+        await asyncio.sleep(10)
+        rack.lead("gpu2")
+        await asyncio.sleep(10)
+        assert rack.job("j1").state == "running" and rack.job("j2").state == "queued"
+        rack.finish("j1")
+        await until(lambda: rack.job("j2").state == "running")
+        starts = [start for host in rack.hosts.values() for start in set(host.machine.starts)]
+        assert len(starts) == sum(len(host.machine.starts) for host in rack.hosts.values())
+
+    on_a_rack(story)
+
+
+async def apply_slowly(rack: Rack, name: str) -> None:
+    """One entry of the log every 1.5 s, so that this host looks at each state that ever was."""
+    host = rack[name]
+    while host.log.applied_index < len(rack.entries):
+        rack.slow[host.id] = 1
+        host.log.catch_up()
+        rack.slow[host.id] = 0
+        await asyncio.sleep(1.5)
+    del rack.slow[host.id]
+
+
+def test_a_log_that_is_replayed_slowly_starts_and_tells_nothing_of_the_past() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await until(lambda: rack.job("j1").state == "running")
+        name = str(rack.job("j1").places[1].host)
+        rack.finish("j1")
+        await until(lambda: rack.job("j1").state == "done")
+        await asyncio.sleep(3)
+        rack[name].machine.forgotten.clear()
+        rack.slow[rack[name].id] = 0
+        new = await rack.restart(name)
+        await apply_slowly(rack, name)
+        await asyncio.sleep(3)
+        assert new.machine.starts == [("j1", 1)], "only the log knew that it is over"
+        assert [fact for fact in new.told if isinstance(fact, JobPlaced | JobUnplaced)] == []
+
+    on_a_rack(story)
+
+
+def test_a_home_whose_copy_was_old_still_sees_its_grant_later() -> None:
+    async def story(rack: Rack) -> None:
+        home = rack["gpu1"]
+        rack.lead("gpu2")
+        await asyncio.sleep(2)
+        home.service.queue_log._caught_up = False
+        await submit(rack, on="gpu2")
+        await asyncio.sleep(3)
+        assert rack.job("j1").home == "gpu1" and rack.job("j1").state == "placing"
+        home.service.queue_log._caught_up = True
+        await until(lambda: rack.job("j1").state == "running")
+        assert rack.job("j1").epoch == 1
+
+    on_a_rack(story)
+
+
+def test_a_host_whose_copy_of_the_log_lags_behind_its_report_leaks_nothing() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
+        name = str(rack.job("j1").places[1].host)
+        rack.slow[rack[name].id] = 0
+        rack.finish("j1")
+        await until(lambda: rack.job("j1").state == "done")
+        await asyncio.sleep(5)
+        await apply_slowly(rack, name)
+        await until(lambda: rack.job("j1", name).state == "done")
+        await asyncio.sleep(3)
+        assert rack[name].service.ranks.reservations.all() == []
+        assert rack[name].machine.ends == {}
+
+    on_a_rack(story)
+
+
+def test_a_host_that_cannot_write_its_journal_starts_nothing_until_it_can() -> None:
+    async def story(rack: Rack) -> None:
+        rack.delay_s = 0.4
+        await submit(rack, workers=8)
+        await until(lambda: all(host.service.ranks.reservations.all() for host in rack.hosts.values()))
+        rack["gpu2"].machine.disk.sick = True
+        await until(lambda: rack.job("j1").state == "running")
+        await asyncio.sleep(5)
+        assert rack["gpu2"].machine.starts == [] and rack["gpu3"].machine.starts == [("j1", 1)]
+        rack["gpu2"].machine.disk.sick = False
+        await until(lambda: rack["gpu2"].machine.starts == [("j1", 1)])
+
+    on_a_rack(story)
+
+
+def test_ranks_that_save_and_exit_with_0_when_preempted_run_again() -> None:
+    async def story(rack: Rack) -> None:
+        for host in rack.hosts.values():
+            host.machine.saves_and_exits = True
+        await submit(rack, workers=8)
+        await asyncio.sleep(30)
+        await submit(rack, workers=2)
+        await until(lambda: rack.job("j2").state == "running")
+        assert rack.job("j1").state == "queued" and rack.job("j1").preemptions == 1
+
+    on_a_rack(story, settings=Settings(queue_thresholds_gpu_s=(100.0,)))
+
+
+def test_the_fence_on_disk_keeps_an_older_grant_from_starting() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=2, gpus_per_worker=1, skew=0.9)
+        await until(lambda: rack.job("j1").state == "running")
+        name = str(rack.job("j1").places[0].host)
+        await asyncio.sleep(2)
+        new = await rack.restart(name)
+        assert new.service.ranks.fences == {"j1": 1}
+        other = next(host for host in rack.hosts.values() if str(host.id) != name)
+        other.service.ranks.fences[JobId("j2")] = 7
+        await submit(rack, workers=7, gpus_per_worker=0)
+        await until(lambda: rack.job("j2").state == "running")
+        await asyncio.sleep(3)
+        assert ("j2", 1) not in other.machine.starts
+
+    on_a_rack(story)
