@@ -26,7 +26,7 @@ from agent.runner import SupervisedRunner
 from covey.core import Fact, HostId, Message
 from covey.ports import Env
 from covey.wire import Frame
-from gossip.service import GossipEvent, GossipService, HostDown, HostSuspected, HostUp, NameConflict
+from gossip.service import GossipEvent, GossipService, HostDown, HostSuspected, HostUp, NameConflict, Peer
 from plugins import facts
 from plugins.base import Command, JobPeer, Refused, Room, RoomService
 from plugins.facts import Endpoints, HostView
@@ -106,9 +106,9 @@ class HostAgent:
         await self.journal.load()
         self.courier = Courier(self.env, self.boot, self._boot_of, self.hear, self._answer, self._raw)
         await self.env.links.open(self.config.control.bind, self.courier.received)
-        self.gossip = GossipService(
-            self.env, self.config.gossip, self._keys, identity.uuid, identity.boot, self._gossiped
-        )
+        settings = self.config.gossip
+        settings = msgspec.structs.replace(settings, advertise=settings.advertise or self.config.advertise)
+        self.gossip = GossipService(self.env, settings, self._keys, identity.uuid, identity.boot, self._gossiped)
         self.log = Consensus(
             self.env, self.id, self.config.leader, self._raft_send, self._ask_log, self._leader_changed
         )
@@ -294,30 +294,16 @@ class HostAgent:
         self._meet_now()
 
     def hosts(self) -> Sequence[HostView]:
-        return [
-            HostView(
-                host=peer.host,
-                state=peer.state,
-                address=peer.address,
-                incarnation=peer.incarnation,
-                since_s=peer.since_s,
-                age_s=peer.age_s,
-                suspected_by=peer.suspected_by,
-                values=dict(peer.values),
-            )
-            for peer in self.gossip.hosts()
-        ]
+        return [_view(peer) for peer in self.gossip.hosts()]
 
     def publish(self, key: str, value: msgspec.Struct) -> None:
         self.gossip.publish(key, _encode(value))
 
     def _boot_of(self, host: HostId) -> int:
         """The boot that `host` last gossiped; 0 while nothing is known."""
-        for view in self.hosts():
-            if view.host == host:
-                endpoints = view.value("endpoints", Endpoints)
-                return endpoints.boot if isinstance(endpoints, Endpoints) else 0
-        return 0
+        peer = self.gossip.peer(host)
+        endpoints = None if peer is None else _view(peer).value("endpoints", Endpoints)
+        return endpoints.boot if isinstance(endpoints, Endpoints) else 0
 
     def _meet_now(self) -> None:
         """Know where everybody's control link is, and who is to receive the log."""
@@ -413,6 +399,20 @@ class HostAgent:
         found["covey_leader_term"] = self.log.term
         found["covey_hosts_alive"] = sum(view.state == "alive" for view in self.hosts())
         return found
+
+
+def _view(peer: Peer) -> HostView:
+    """Gossip's word for a host, as rooms know it."""
+    return HostView(
+        host=peer.host,
+        state=peer.state,
+        address=peer.address,
+        incarnation=peer.incarnation,
+        since_s=peer.since_s,
+        age_s=peer.age_s,
+        suspected_by=peer.suspected_by,
+        values=dict(peer.values),
+    )
 
 
 def _decode(decoder: "msgspec.msgpack.Decoder[Any]", body: bytes) -> Any:

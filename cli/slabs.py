@@ -3,7 +3,7 @@
 import argparse
 
 from cli.context import Context
-from cli.table import plural, table
+from cli.table import epoch_text, plural, table
 from covey.units import format_size
 
 TITLES = ("VOLUME", "SLAB", "BORROWER", "STATE", "LENDER", "SIZE", "PAGES", "REMOTE", "REQUESTS/S", "EPOCH")
@@ -29,7 +29,7 @@ def run(context: Context) -> int:
             slab["pages_written"],
             slab["pages_remote"],
             f"{slab['requests_per_s']:.1f}",
-            slab["epoch"],
+            epoch_text(slab["epoch"]),
         )
         for slab in slabs
     ]

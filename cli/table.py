@@ -121,3 +121,8 @@ def plural(count: int, noun: str) -> str:
     if count == 1:
         return f"1 {noun}"
     return f"{count} {noun}es" if noun.endswith("s") else f"{count} {noun}s"
+
+
+def epoch_text(epoch: int) -> str:
+    """`2.5`: an epoch of two halves of 32 bits, the one that counts more first; a small one as it is."""
+    return f"{epoch >> 32}.{epoch & 0xFFFFFFFF}" if epoch >> 32 else str(epoch)

@@ -3,7 +3,7 @@
 import argparse
 
 from cli.context import Context
-from cli.table import of, plural, table
+from cli.table import epoch_text, of, plural, table
 from covey.units import format_size
 
 TITLES = ("JOB", "AGGREGATOR", "EPOCH", "JOINED", "TENSORS", "SIZE", "ROUNDS", "RECEIVED", "SENT")
@@ -21,7 +21,7 @@ def run(context: Context) -> int:
         (
             job["job"],
             job["host"],
-            job["epoch"],
+            epoch_text(job["epoch"]),
             of(job["joined"], job["workers"]),
             job["tensors"],
             format_size(job["bytes"]),

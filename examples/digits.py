@@ -133,7 +133,6 @@ def distributed(steps: int, step_s: float, out: Path | None, say: Callable[[str]
             if out is not None:
                 save(out, weights, bias)
             say(result_line(weights, bias, accuracy(weights, bias, test_images, test_labels)))
-        job.tensors.leave()  # until all are done: another rank may still need our copy of the last sum
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -29,9 +29,9 @@ UUID_BYTES = 16
 U32 = Annotated[int, Meta(ge=0, le=U32_MAX)]
 Boot = Annotated[int, Meta(ge=0, le=U63_MAX)]
 Identity = Annotated[int, Meta(ge=0, le=U63_MAX)]
-HostName = Annotated[HostId, Meta(pattern=ID_PATTERN.removesuffix("$") + r"\Z")]
+HostName = Annotated[HostId, Meta(pattern=ID_PATTERN)]
 """`\\Z`, since `$` would let a name end in a line feed."""
-MaybeHostName = Annotated[HostId, Meta(pattern=rf"(?:\A\Z|{ID_PATTERN.removesuffix('$')}\Z)")]
+MaybeHostName = Annotated[HostId, Meta(pattern=rf"(?:\A\Z|{ID_PATTERN})")]
 Uuid = Annotated[bytes, Meta(min_length=UUID_BYTES, max_length=UUID_BYTES)]
 PeerAddress = Annotated[Address, Meta(pattern=r"\A[0-9A-Za-z.:\[\]_-]{0,80}\Z")]
 """`ip:port`, or empty: "where you saw this datagram come from"."""

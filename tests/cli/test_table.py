@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.table import Paint, ago, clock, of, pairs, plural, shown, since, table
+from cli.table import Paint, ago, clock, epoch_text, of, pairs, plural, shown, since, table
 
 PLAIN = Paint("never")
 
@@ -108,3 +108,7 @@ def test_a_time_of_another_day_has_its_date() -> None:
 def test_fractions_and_counts() -> None:
     assert [of(3, 8), of(0, 8), of(None, 8)] == ["3/8", "0/8", "-"]
     assert [plural(1, "host"), plural(2, "host"), plural(0, "process")] == ["1 host", "2 hosts", "0 processes"]
+
+
+def test_an_epoch_of_two_halves_is_shown_as_such() -> None:
+    assert [epoch_text(epoch) for epoch in (7, 1 << 32 | 5)] == ["7", "1.5"]
