@@ -26,6 +26,8 @@ class Storm:
 
     async def play(self) -> None:
         await self.rack.start()
+        while len(self.submitted) < 2:
+            await self.submit("gpu1")
         for _ in range(60):
             await self.step()
             await asyncio.sleep(self.rng.choice([0.0, 0.01, 0.1, 1.0, 5.0]))
@@ -63,7 +65,7 @@ class Storm:
             case "heal" if name in self.rack.cut:
                 self.rack.heal(name)
             case "lead" if host.up and name not in self.rack.cut and host.log.applied_index == len(self.rack.entries):
-                self.rack.lead(self.rng.choice([name, None]))
+                self.rack.lead(self.rng.choice([name, name, name, None]))
             case "slow":
                 self.rack.delay_s = self.rng.choice([0.005, 0.5, 2.0])
             case _:
