@@ -171,7 +171,7 @@ class Borrower:
             case SecondPassed():
                 return self._second_passed(event, now_s)
             case VolumeFound():
-                return self._volume_found(event)
+                return self._volume_found(event, now_s)
             case VolumeDetached():
                 return self._volume_detached(event.volume)
             case HostLost():
@@ -193,7 +193,7 @@ class Borrower:
             case SlabCopied():
                 return self._copied(slab, event.epoch)
             case SlabFailed():
-                return self._failed(slab, event.epoch, event.why)
+                return self._failed(slab, event.epoch, event.why, now_s)
             case SlabClosed():
                 return self._closed(slab, event.epoch)
             case SearchOver():
@@ -341,7 +341,8 @@ class Borrower:
         else:
             slab.next = search.place
         event = "mapped" if slab.next is None else "moving"
-        return [Note(slab.subject, event, f"on {search.place.lender} ({search.place.address}), epoch {epoch}")]
+        note = Note(slab.subject, event, f"on {search.place.lender} ({search.place.address}), epoch {epoch}")
+        return [note, *(self._copied(slab, epoch) if search.copied else [])]
 
     def _not_opened(self, slab: Slab, epoch: int, why: str, now_s: float) -> Actions:
         search = slab.search
@@ -351,8 +352,11 @@ class Borrower:
 
     # ---- losing a place ----
 
-    def _failed(self, slab: Slab, epoch: int, why: str) -> Actions:
-        """Nothing is lost: what it held is on disk or in the volume's queue."""
+    def _failed(self, slab: Slab, epoch: int, why: str, now_s: float) -> Actions:
+        """Nothing is lost: what it held is on disk or in the volume's queue. A place may fail before we hear that it
+        was opened: what the process tells by itself overtakes its answers."""
+        if slab.search is not None and slab.search.epoch == epoch:
+            return self._not_opened(slab, epoch, why, now_s)
         if slab.next is not None and slab.next.epoch == epoch:
             lost, slab.next = slab.next, None
             return [*self._lost(slab, lost, why, "the place it was leaving"), *self._leave_if_evicted(slab)]
@@ -430,6 +434,8 @@ class Borrower:
         return [Send(sender, Done(slab.volume, slab.index, message.epoch))]
 
     def _copied(self, slab: Slab, epoch: int) -> Actions:
+        if slab.search is not None and slab.search.epoch == epoch:
+            slab.search.copied = True
         moved = slab.next is not None and slab.next.epoch == epoch and not slab.closing
         return [self._close(slab)] if moved else []
 
@@ -503,7 +509,7 @@ class Borrower:
 
     # ---- volumes ----
 
-    def _volume_found(self, event: VolumeFound) -> Actions:
+    def _volume_found(self, event: VolumeFound, now_s: float) -> Actions:
         """Take the process's word for what is open; give back what it does not have."""
         known = self.volumes.get(event.volume)
         if known is None:
@@ -514,29 +520,28 @@ class Borrower:
             open_now.setdefault(index, []).append(place)
         actions: Actions = []
         for slab in known.slabs:
-            actions += self._reconcile(slab, sorted(open_now.get(slab.index, []), key=lambda place: place.epoch))
+            found = sorted(open_now.get(slab.index, []), key=lambda place: place.epoch)
+            actions += self._reconcile(slab, found, now_s)
         return actions
 
-    def _reconcile(self, slab: Slab, found: list[Place]) -> Actions:
+    def _reconcile(self, slab: Slab, found: list[Place], now_s: float) -> Actions:
         """`found` oldest first. With two, a move was under way: the older one is closed, the newer one stays."""
         epochs = {place.epoch for place in found}
         actions: Actions = []
         for place in (slab.place, slab.next):
             if place is not None and place.epoch not in epochs:
-                actions += self._failed(slab, place.epoch, "the volume's process lost it")
+                actions += self._failed(slab, place.epoch, "the volume's process lost it", now_s)
         if slab.search is not None and slab.search.place is not None:
             search, slab.search = slab.search, None
             if search.epoch not in epochs:
                 assert search.chosen is not None
                 actions.append(Send(search.chosen, Done(slab.volume, slab.index, search.epoch)))
-        if slab.closing and slab.place is not None:
-            actions.append(self._close(slab))  # the process died before it had closed it
-        if found and slab.place is None:
-            slab.place, *rest = found
-            slab.next = rest[-1] if rest else None
-            if slab.next is not None:
-                actions.append(self._close(slab))
+        if epochs - {place.epoch for place in (slab.place, slab.next) if place is not None}:
             actions.append(Note(slab.subject, "found again", f"on {found[-1].lender}, epoch {found[-1].epoch}"))
+        slab.place = found[0] if found else None
+        slab.next = found[-1] if len(found) > 1 else None
+        if found and (slab.closing or slab.next is not None):
+            actions.append(self._close(slab))  # the process died before it had closed it
         return actions
 
     def _volume_detached(self, name: str) -> Actions:

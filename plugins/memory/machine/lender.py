@@ -234,10 +234,12 @@ class Lender:
 
     def _second_passed(self, event: SecondPassed, now_s: float) -> Actions:
         memory = event.memory
-        self._used_bytes = lending.memory_used(self._used_bytes, memory.total_bytes - memory.available_bytes)
+        used_now_bytes = memory.total_bytes - memory.available_bytes
+        self._used_bytes = lending.memory_used(self._used_bytes, used_now_bytes)
         self.budget = Budget(
             total_bytes=memory.total_bytes,
             used_bytes=self._used_bytes,
+            used_now_bytes=used_now_bytes,
             pressure=memory.pressure_some_avg10,
             headroom_bytes=self._headroom.of(memory.total_bytes),
             lend_bytes=self._lend_bytes,
@@ -330,7 +332,7 @@ class Lender:
 
     def _shortage(self) -> str:
         assert self.budget is not None
-        return f"{format_size(self.budget.free_bytes)} free, headroom {format_size(self.budget.headroom_bytes)}"
+        return f"{format_size(self.budget.free_at_best_bytes)} free, headroom {format_size(self.budget.headroom_bytes)}"
 
     # ---- lending ----
 

@@ -37,6 +37,8 @@ class Search:
     chosen: HostId | None = None
     place: Place | None = None
     """Granted by `chosen`, being opened by the volume's process."""
+    copied: bool = False
+    """Filled already: we heard that before we heard that it is open."""
 
 
 @dataclass

@@ -32,6 +32,8 @@ class Budget(msgspec.Struct, frozen=True):
     total_bytes: int
     used_bytes: float
     """In use by everything on the machine, the slabs' touched pages included; smoothed."""
+    used_now_bytes: int
+    """The same, as just measured."""
     pressure: float
     """PSI `some avg10`, percent."""
     headroom_bytes: int
@@ -43,8 +45,14 @@ class Budget(msgspec.Struct, frozen=True):
     """What of them has been written, and so is already part of `used_bytes`."""
 
     @property
-    def free_bytes(self) -> float:
-        return self.total_bytes - self.used_bytes
+    def free_for_sure_bytes(self) -> float:
+        """What may be lent: free by both figures, so that a dip of a second is not given away."""
+        return self.total_bytes - max(self.used_bytes, self.used_now_bytes)
+
+    @property
+    def free_at_best_bytes(self) -> float:
+        """Short is who is short by both figures: not for a spike of a second, and no more once slabs were freed."""
+        return self.total_bytes - min(self.used_bytes, self.used_now_bytes)
 
 
 def memory_used(old_bytes: float | None, measured_bytes: float, beta: float = BETA) -> float:
@@ -64,7 +72,7 @@ def spare_bytes(budget: Budget) -> int:
     if budget.pressure > PRESSURE_MAX:
         return 0
     promised = max(0, budget.lent_bytes - budget.touched_bytes)
-    above = budget.free_bytes - budget.headroom_bytes - promised
+    above = budget.free_for_sure_bytes - budget.headroom_bytes - promised
     return max(0, min(int(above), budget.lend_bytes - budget.lent_bytes))
 
 
@@ -72,7 +80,7 @@ def slabs_to_free(budget: Budget, slab_bytes: int, lent: int) -> int:
     """E: how many lent slabs to take back so that headroom is free again (Infiniswap §2.5.2), at most all `lent`."""
     if slab_bytes <= 0:
         return 0
-    missing = budget.headroom_bytes - budget.free_bytes
+    missing = budget.headroom_bytes - budget.free_at_best_bytes
     over = budget.lent_bytes - budget.lend_bytes
     return min(lent, max(0, math.ceil(max(missing, over) / slab_bytes)))
 

@@ -18,10 +18,13 @@ H = [HostId(f"h{n}") for n in range(12)]
 hosts = st.lists(st.sampled_from(H), unique=True)
 
 
-def budget(free: int, lent: int = 0, touched: int = 0, cap: int = 1 << 40, pressure: float = 0.0) -> Budget:
+def budget(
+    free: int, lent: int = 0, touched: int = 0, cap: int = 1 << 40, pressure: float = 0.0, now: int | None = None
+) -> Budget:
     return Budget(
         total_bytes=64 * GIB,
         used_bytes=64 * GIB - free,
+        used_now_bytes=64 * GIB - (free if now is None else now),
         pressure=pressure,
         headroom_bytes=8 * GIB,
         lend_bytes=cap,
@@ -135,6 +138,13 @@ def test_as_many_slabs_are_taken_back_as_restore_headroom() -> None:
     assert lending.slabs_to_free(budget(free=8 * GIB - 1, lent=GIB), 64 * MIB, 16) == 1
     assert lending.slabs_to_free(budget(free=8 * GIB - 65 * MIB, lent=GIB), 64 * MIB, 16) == 2
     assert lending.slabs_to_free(budget(free=0, lent=GIB), 64 * MIB, 16) == 16
+
+
+def test_a_spike_of_a_second_neither_evicts_nor_lends() -> None:
+    assert lending.slabs_to_free(budget(free=9 * GIB, now=GIB, lent=GIB), 64 * MIB, 16) == 0
+    assert lending.slabs_to_free(budget(free=GIB, now=9 * GIB, lent=GIB), 64 * MIB, 16) == 0, "already freed"
+    assert lending.spare_bytes(budget(free=20 * GIB, now=9 * GIB)) == GIB
+    assert lending.spare_bytes(budget(free=9 * GIB, now=20 * GIB)) == GIB
 
 
 def test_a_lowered_cap_takes_slabs_back_too() -> None:

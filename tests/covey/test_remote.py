@@ -1,0 +1,219 @@
+"""The job's end of remote memory against a real volume process, through real sockets; the agent is a stand-in."""
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import pytest
+
+from covey import remote, wire
+from covey.core import HostId
+from covey.frames import read_frame, write_frame
+from covey.ports import ByteStream
+from covey.remote import RemoteMemory, RemoteMemoryError
+from plugins.memory.datapath.vold import VoldConfig, run_vold
+from tests.plugins.memory.ports import SHAPE, Bench, a_bench
+
+T = TypeVar("T")
+TOKEN = b"t" * 32
+SIZE = SHAPE.size_bytes
+PAGE = SHAPE.page_bytes
+CONFIG = VoldConfig(
+    volume="data",
+    size_bytes=SIZE,
+    page_bytes=PAGE,
+    slab_bytes=SHAPE.slab_bytes,
+    token=TOKEN,
+    secret=b"c" * 32,
+    queue_pages=512,
+    deadline_s=2.0,
+)
+
+
+class Agent:
+    """Answers on `jobs.sock` as the memory room would; `vold` is the volume's process."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.path = f"{bench.env.run_dir}/jobs.sock"
+        self.asked: list[wire.Frame] = []
+        self.refuse: wire.Refusal | None = None
+        self.vold: Any = None
+
+    async def serve(self, stream: ByteStream) -> None:
+        first: wire.FrameUnion = await read_frame(stream, wire.decoder)
+        assert isinstance(first, wire.Join)
+        await write_frame(stream, wire.Joined(HostId("h1")))
+        question: wire.FrameUnion = await read_frame(stream, wire.decoder)
+        self.asked.append(question)
+        if self.refuse is not None:
+            await write_frame(stream, self.refuse)
+        elif isinstance(question, wire.Attach):
+            path = f"{self.bench.env.run_dir}/vol-data.sock"
+            await write_frame(stream, wire.VolumeAt("data", SIZE, PAGE, path, TOKEN))
+        else:
+            await write_frame(stream, wire.Detached("data"))
+
+    def start_vold(self) -> None:
+        self.vold = asyncio.ensure_future(run_vold(self.bench.env, CONFIG))
+
+    async def stop_vold(self) -> None:
+        self.vold.cancel()
+        await asyncio.gather(self.vold, return_exceptions=True)
+
+
+@asynccontextmanager
+async def an_agent() -> AsyncIterator[Agent]:
+    async with a_bench() as bench:
+        agent = Agent(bench)
+        listener = await bench.env.bytes.listen(f"unix:{agent.path}", agent.serve)
+        agent.start_vold()
+        try:
+            yield agent
+        finally:
+            await agent.stop_vold()
+            await listener.close()
+
+
+async def in_a_thread(work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+async def test_what_is_written_is_read_back_also_off_the_page_grid() -> None:
+    def script(path: str) -> None:
+        rng = random.Random(1)
+        shadow = bytearray(SIZE)
+        with RemoteMemory.open("data", SIZE, path) as memory:
+            assert (len(memory), memory.page) == (SIZE, PAGE)
+            for _ in range(60):
+                offset = rng.randrange(SIZE)
+                data = rng.randbytes(rng.randint(0, min(3 * PAGE, SIZE - offset)))
+                memory.write(offset, data)
+                shadow[offset : offset + len(data)] = data
+                offset = rng.randrange(SIZE)
+                size = rng.randint(0, SIZE - offset)
+                assert memory.read(offset, size) == shadow[offset : offset + size]
+            memory.flush()
+            memory.discard(PAGE, PAGE)
+            shadow[PAGE : 2 * PAGE] = bytes(PAGE)
+        with RemoteMemory.open("data", SIZE, path) as memory:
+            assert memory.read(0, SIZE) == shadow
+
+    async with an_agent() as agent:
+        await in_a_thread(lambda: script(agent.path))
+
+
+async def test_a_request_larger_than_256_pages_is_cut_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "REQUEST_PAGES_MAX", 4)
+
+    def script(path: str) -> None:
+        data = random.Random(2).randbytes(SIZE)
+        with RemoteMemory.open("data", SIZE, path) as memory:
+            memory.write(0, memoryview(data))
+            assert memory.read(0, SIZE) == data
+
+    async with an_agent() as agent:
+        await in_a_thread(lambda: script(agent.path))
+
+
+async def test_a_volume_process_that_ends_and_comes_back_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "PAUSE_S", 0.01)
+    async with an_agent() as agent:
+        memory = await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path))
+        await in_a_thread(lambda: memory.write(0, b"a" * PAGE))
+        await agent.stop_vold()
+        reading = asyncio.ensure_future(in_a_thread(lambda: memory.read(0, PAGE)))
+        await asyncio.sleep(0.05)
+        assert not reading.done()
+        agent.start_vold()
+        assert await reading == b"a" * PAGE
+        memory.close()
+
+
+async def test_threads_take_turns() -> None:
+    def script(path: str) -> list[str]:
+        wrong: list[str] = []
+        with RemoteMemory.open("data", SIZE, path) as memory:
+
+            def own_pages(number: int) -> None:
+                for step in range(20):
+                    data = bytes([number, step]) * (PAGE // 2)
+                    memory.write(number * PAGE, data)
+                    if memory.read(number * PAGE, PAGE) != data:
+                        wrong.append(f"thread {number} step {step}")
+
+            threads = [threading.Thread(target=own_pages, args=(number,)) for number in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        return wrong
+
+    async with an_agent() as agent:
+        assert await in_a_thread(lambda: script(agent.path)) == []
+
+
+async def test_detach_asks_the_agent_to_forget_it() -> None:
+    async with an_agent() as agent:
+        memory = await in_a_thread(lambda: RemoteMemory.open("data", "128 KiB", agent.path))
+        await in_a_thread(memory.detach)
+        assert (agent.asked[0], agent.asked[-1]) == (wire.Attach("data", SIZE), wire.Detach("data"))
+        with pytest.raises(ValueError, match="closed here"):
+            memory.read(0, 1)
+
+
+async def test_a_refusal_says_what_why_and_what_next() -> None:
+    async with an_agent() as agent:
+        agent.refuse = wire.Refusal("cannot attach volume data", "it belongs to another user", "choose another name")
+        with pytest.raises(RemoteMemoryError, match=r"another user.*next: choose another name"):
+            await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path))
+
+
+async def test_bytes_outside_the_volume_are_refused_before_anything_is_sent() -> None:
+    def script(path: str) -> None:
+        with RemoteMemory.open("data", SIZE, path) as memory:
+            for offset, size in ((-1, 1), (0, SIZE + 1), (SIZE, 1)):
+                with pytest.raises(ValueError, match="outside"):
+                    memory.read(offset, size)
+            with pytest.raises(ValueError, match="outside"):
+                memory.write(SIZE - 1, b"ab")
+            with pytest.raises(ValueError, match="whole pages"):
+                memory.discard(1, PAGE)
+
+    async with an_agent() as agent:
+        await in_a_thread(lambda: script(agent.path))
+
+
+def test_without_an_agent_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COVEY_SOCKET", raising=False)
+    with pytest.raises(RemoteMemoryError, match="COVEY_SOCKET is not set; next: "):
+        RemoteMemory.open("data", SIZE)
+    monkeypatch.setenv("COVEY_SOCKET", "/nonexistent/jobs.sock")
+    with pytest.raises(RemoteMemoryError, match="does not answer"):
+        RemoteMemory.open("data", SIZE)
+
+
+async def test_a_volume_tells_nothing_to_who_lacks_its_token_and_survives_nonsense() -> None:
+    async with an_agent() as agent:
+        memory = await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path))
+        address = f"unix:{agent.bench.env.run_dir}/vol-data.sock"
+        stream = await agent.bench.env.bytes.connect(address)
+        await stream.write(remote.pack_hello(b"x" * 32))
+        answer = bytearray(remote.WELCOME_BYTES)
+        await stream.read_into(memoryview(answer))
+        assert remote.welcome(answer) == remote.Welcome(remote.Status.REFUSED, 0, 0)
+        for nonsense in (b"\0" * 500, b"GET / HTTP/1.1\r\n\r\n" * 30, remote.pack_hello(TOKEN) + b"\xff" * 24):
+            stream = await agent.bench.env.bytes.connect(address)
+            await stream.write(nonsense)
+            with pytest.raises(ConnectionError):
+                await stream.read_into(memoryview(bytearray(10_000)))
+        control = await agent.bench.env.bytes.connect(f"unix:{agent.bench.env.run_dir}/vold-data.sock")
+        await control.write(b"\xff" * 100)
+        with pytest.raises(ConnectionError):
+            await control.read_into(memoryview(bytearray(1)))
+        await in_a_thread(lambda: memory.write(0, b"still here"))
+        assert await in_a_thread(lambda: memory.read(0, 10)) == b"still here"
+        memory.close()

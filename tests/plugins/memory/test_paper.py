@@ -1,0 +1,196 @@
+"""Infiniswap's claims (Gu 2021, chapter 2), one per test, against this room."""
+
+import asyncio
+import math
+import random
+import statistics
+
+import pytest
+
+from covey.core import HostId
+from plugins.memory.machine.borrower import Borrower, SecondPassed, VolumeFound
+from plugins.memory.messages import (
+    Activity,
+    CheckActivity,
+    Done,
+    Evict,
+    FreeMem,
+    Map,
+    MrInfo,
+    QueryMem,
+)
+from plugins.memory.policy import lending, placement
+from plugins.memory.policy.lending import Headroom
+from plugins.memory.policy.settings import MemorySettings
+from tests.plugins.memory.ports import PAGE, a_bench, read, write
+from tests.plugins.memory.test_service import a_rack, keep_hot, read_all, until_done, write_all
+
+HOSTS = [HostId(f"h{n}") for n in range(32)]
+
+
+def placed(rng: random.Random, slabs: int, choices: int) -> list[int]:
+    """Slabs per host after placing so many one by one, always on the freest of `choices` hosts."""
+    free = dict.fromkeys(HOSTS, 1000)
+    for _ in range(slabs):
+        asked = placement.hosts_to_ask(HOSTS, [], rng, choices)
+        host = placement.freest(asked, {host: free[host] for host in asked})
+        assert host is not None
+        free[host] -= 1
+    return [1000 - slabs for slabs in free.values()]
+
+
+def test_there_are_eight_control_messages() -> None:
+    """Four for placement, four for eviction. Reference: §2.6.1"""
+    eight = (QueryMem, FreeMem, Map, MrInfo, CheckActivity, Activity, Evict, Done)
+    assert [kind.__struct_config__.tag for kind in eight] == [kind.__name__ for kind in eight]
+
+
+def test_activity_is_a_moving_average_of_page_requests_that_starts_at_zero() -> None:
+    """alpha = 0.2 over periods of one second. Reference: §2.4.1"""
+    rate = 0.0
+    for _ in range(30):
+        rate = placement.activity(rate, 100)
+    assert rate == pytest.approx(100 * (1 - 0.8**30))
+
+
+def test_a_slab_is_bound_late_and_stays_unmapped_while_it_is_not_hot() -> None:
+    """Placement begins when activity crosses 20 page requests per second. Reference: §2.4.1"""
+    borrower = Borrower(HostId("h1"), random.Random(1), 1, MemorySettings().hot_requests_per_s, 60.0)
+    borrower.handle(VolumeFound("v", 1, 1 << 20, 4096, ()), 0.0)
+    peers = tuple(placement.Peer(host, "alive", 9) for host in HOSTS[1:])
+    for second in range(100):
+        assert list(borrower.handle(SecondPassed({"v": [20]}, peers), float(second))) == []
+    assert borrower.volumes["v"].slabs[0].state == "cold"
+    for second in range(100, 140):
+        borrower.handle(SecondPassed({"v": [25]}, peers), float(second))
+    assert borrower.volumes["v"].slabs[0].state == "asking"
+
+
+def test_two_choices_balance_memory_far_better_than_one() -> None:
+    """The freer of two random hosts, without coordination. Reference: §2.4.2"""
+    rng = random.Random(7)
+    one = statistics.mean(max(placed(rng, 32 * 16, 1)) for _ in range(10))
+    two = statistics.mean(max(placed(rng, 32 * 16, 2)) for _ in range(10))
+    assert two - 16 < (one - 16) / 3
+
+
+def test_slabs_of_one_device_spread_over_as_many_hosts_as_there_are() -> None:
+    """Hosts without its slabs come first. Reference: §2.4.2"""
+    rng = random.Random(3)
+    holding: set[HostId] = set()
+    for n in range(32):
+        asked = placement.hosts_to_ask(HOSTS, holding, rng)
+        chosen = placement.freest(asked, dict.fromkeys(asked, 5))
+        assert chosen is not None
+        holding.add(chosen)
+        assert len(holding) == n + 1
+
+
+async def test_a_mapped_page_is_written_to_the_lender_at_once_and_to_disk_later() -> None:
+    """Synchronous to remote memory, asynchronous to disk. Reference: §2.4.3"""
+    async with a_bench() as bench:
+        volume = await bench.volume()
+        await volume.open_place(bench.register(0))
+        bench.disk.gate.clear()
+        await write(volume, 0, 1)
+        assert (volume.backing.version[0], bench.store.slabs["h1", "data", 0].touched) == (0, 1)
+
+
+async def test_a_write_to_an_unmapped_slab_waits_for_the_disk() -> None:
+    """Reference: §2.4.3"""
+    async with a_bench() as bench:
+        volume = await bench.volume()
+        bench.disk.gate.clear()
+        writing = asyncio.ensure_future(write(volume, 0, 1))
+        await asyncio.sleep(0.02)
+        assert not writing.done()
+        bench.disk.gate.set()
+        await writing
+
+
+async def test_a_request_waits_for_all_its_pages_wherever_they_lie() -> None:
+    """Multi-page requests may cross mapped and unmapped slabs. Reference: §2.4.3"""
+    async with a_bench() as bench:
+        volume = await bench.volume()
+        await volume.open_place(bench.register(0))
+        bench.disk.gate.clear()
+        writing = asyncio.ensure_future(write(volume, 15, 1, 2))
+        await asyncio.sleep(0.02)
+        assert not writing.done(), "page 16 is of an unmapped slab"
+        bench.disk.gate.set()
+        await writing
+        assert await read(volume, 15, 2) == [1, 2]
+
+
+async def test_a_read_after_a_write_survives_the_loss_of_the_lender_before_the_disk_has_the_page() -> None:
+    """Read-after-write goes through the same queue. Reference: §2.4.5"""
+    async with a_bench() as bench:
+        volume = await bench.volume()
+        await volume.open_place(bench.register(0))
+        bench.disk.gate.clear()
+        await write(volume, 0, 1)
+        await bench.cut_lender()
+        assert await read(volume, 0, 1) == [1]
+
+
+def test_the_loss_of_one_lender_touches_its_slabs_only() -> None:
+    """Failures affect a fraction of the address space. Reference: §2.1"""
+    with a_rack(4) as rack:
+        rack.attach("h1", "data", "192 KiB")
+        keep_hot(rack, "h1", "data", slabs=3)
+        lenders = [rack.lender("h1", "data", index) for index in range(3)]
+        assert len(set(lenders)) == 3
+        rack.host(lenders[0]).power_off()
+        rack.declare(lenders[0], "gone")
+        until_done(rack, rack.client("h1", read_all, "data"))
+        assert [rack.lender("h1", "data", index) for index in (1, 2)] == lenders[1:]
+
+
+def test_headroom_is_an_eighth_of_the_machine() -> None:
+    """8 GB of 64 GB. Reference: §2.5.1"""
+    assert MemorySettings().headroom_kept == Headroom(fraction=0.125)
+
+
+def test_asking_more_borrowers_makes_it_likelier_to_evict_lightly_active_slabs() -> None:
+    """With a share p_b of busy slabs, E + E' asked for E to evict. Reference: §2.5.2, Figure 2.7"""
+    rng, evict, busy_share = random.Random(5), 10, 0.4
+
+    def chance(extra: int) -> float:
+        light = 0
+        for _ in range(400):
+            slabs = {n: 100.0 if rng.random() < busy_share else 1.0 for n in range(1000)}
+            asked = lending.eviction_candidates(list(slabs), evict, rng, extra)
+            gone = lending.least_active({slab: slabs[slab] for slab in asked}, evict)
+            light += all(slabs[slab] < 20 for slab in gone)
+        return light / 400
+
+    def expected(extra: int) -> float:
+        """At least E of E + E' are light."""
+        n = evict + extra
+        return sum(math.comb(n, i) * (1 - busy_share) ** i * busy_share ** (n - i) for i in range(evict, n + 1))
+
+    found = [chance(extra) for extra in (0, 5, 10)]
+    assert found == sorted(found)
+    assert found == pytest.approx([expected(extra) for extra in (0, 5, 10)], abs=0.08)
+
+
+def test_a_slab_is_released_only_after_done() -> None:
+    """EVICT, then DONE, then the memory. Reference: §2.5.2"""
+    with a_rack(2) as rack:
+        rack.attach("h1", "data", "64 KiB")
+        keep_hot(rack, "h1", "data", slabs=1)
+        until_done(rack, rack.client("h1", write_all, "data"))
+        probes = rack.host("h2").probes
+        probes.filled_bytes = probes.total_bytes - probes.used_bytes
+        rack.until(lambda: not rack.agents["h2"].lending.machine.lent)
+        talk = [type(message).__name__ for _, _, message in rack.letters if isinstance(message, Evict | Done)]
+        assert talk == ["Evict", "Done"]
+        events = [event for event, _ in rack.story("slab/data/0")]
+        assert events[-2:] == ["done", "done"]
+        probes.filled_bytes = 0
+        until_done(rack, rack.client("h1", read_all, "data"))
+
+
+def test_pages_are_four_kib() -> None:
+    """Reference: §2.2.1"""
+    assert MemorySettings().page_bytes == PAGE == 4096
