@@ -24,6 +24,7 @@ CALLED_AT_ONCE = 3
 
 
 def rank(state: State) -> int:
+    """How much a state outweighs another of the same incarnation: alive 0, suspect 1, gone 2, left 3 (SWIM 4.2)."""
     return STATES.index(state)
 
 
