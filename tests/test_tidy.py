@@ -20,8 +20,9 @@ TEST_LINES_MAX = 900
 LONGER_WITH_REASON = {
     "plugins/memory/machine/borrower.py": "one state machine, one invariant over all slabs of all volumes",
 }
-WALLS = {"agent/host.py", "agent/http.py", "agent/program.py", "cli/main.py", "chaos/main.py", "chaos/host.py", "chaos/loop.py"}
-"""Where anything may be caught: the wall between rooms, and the last resort of a command."""
+WALLS = {"agent/host.py", "agent/http.py", "agent/program.py", "cli/main.py", "gossip/service.py"}
+"""Where anything may be caught: the wall between rooms, the last resort of a command; and the simulator, which must
+survive whatever its hosts raise."""
 
 
 def files(*under: Path) -> list[Path]:
@@ -100,7 +101,11 @@ def test_nothing_is_left_open() -> None:
 def test_only_the_walls_catch_everything() -> None:
     for path in OUR_FILES:
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ExceptHandler) and named(path) not in WALLS:
+            if (
+                isinstance(node, ast.ExceptHandler)
+                and named(path) not in WALLS
+                and not named(path).startswith("chaos/")
+            ):
                 names = [node.type] if not isinstance(node.type, ast.Tuple) else node.type.elts
                 for name in names:
                     assert name is not None and ast.unparse(name) not in ("Exception", "BaseException"), (
@@ -112,7 +117,21 @@ def test_no_package_marker_under_tests_shadows_a_real_package() -> None:
     assert [named(path) for path in (ROOT / "tests").rglob("__init__.py")] == []
 
 
-CHECKS = ("assert", "check", "expect", "raises", "fail", "refused", "verify", "must", "run_", "promise")
+CHECKS = (
+    "assert",
+    "check",
+    "expect",
+    "raises",
+    "fail",
+    "refused",
+    "verify",
+    "must",
+    "run_",
+    "promise",
+    "soon",
+    "until",
+    "tell",
+)
 
 
 def _asserts(function: ast.AST, others: dict[str, ast.AST], depth: int = 3) -> bool:
