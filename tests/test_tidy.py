@@ -131,6 +131,7 @@ CHECKS = (
     "soon",
     "until",
     "tell",
+    "suppress",
 )
 
 
