@@ -92,6 +92,7 @@ class SimProcess:
         self.waiters: list[asyncio.Future[None]] = []
         self._main: asyncio.Task[int] | None = None
         self._begun = self.failing = False
+        self._work: Coroutine[Any, Any, int | None] | None = None
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         chance = random.Random(f"{self.world.seed}/{self.name}/{self.id.pid}")
         secret = random.Random(f"{self.world.seed}/{self.name}/{self.id.pid}/entropy")
@@ -138,6 +139,7 @@ class SimProcess:
 
     def begin(self, main: Coroutine[Any, Any, int | None]) -> None:
         self.world.births += 1
+        self._work = main
         self._main = self.spawn("main", self._run(main))  # type: ignore[assignment]
 
     async def _run(self, main: Coroutine[Any, Any, int | None]) -> None:
@@ -166,6 +168,8 @@ class SimProcess:
         if not self.alive:
             return
         self.alive, self.code = False, code
+        if self._work is not None and not self._begun:
+            self._work.close()
         self.world.bury(self.loop.kill())
         self._tasks.clear()
         for resource in self.resources:

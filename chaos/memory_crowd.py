@@ -115,6 +115,7 @@ class MemoryCrowd:
                     self._soon(0.005, feed, le.SlabRegistered(action.borrower, action.slab, address))
                 case le.FreeSlab():
                     host.store.pop((action.borrower, action.slab), None)
+                    self._hang_up(self.hosts[action.borrower], action.slab)
                     self._soon(0.005, feed, le.SlabFreed(action.borrower, action.slab))
                 case b.OpenSlab():
                     self._soon(0.01, lambda event: self._open(host, event), action)
@@ -145,6 +146,12 @@ class MemoryCrowd:
             self.borrower(host, heard)
         else:
             self.lender(host, heard)
+
+    def _hang_up(self, host: MemoryHost, slab: SlabRef) -> None:
+        """The slab process closes the connection of a slab it frees; the volume's process notices at once."""
+        if host.open.pop((slab.volume, slab.index, slab.epoch), None) is not None:
+            failed = b.SlabFailed(slab.volume, slab.index, slab.epoch, "freed by its lender")
+            self._soon(0.005, self._feeder(host), failed)
 
     def _open(self, host: MemoryHost, action: b.OpenSlab) -> None:
         """The volume's process connects to the slab process, which knows the secret or does not."""

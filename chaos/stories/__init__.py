@@ -12,6 +12,7 @@ def train(
     key: str = "first",
     floats: int = 24,
     within_s: float = 60.0,
+    on: str | None = None,
 ) -> JobId:
     """Submit a gang that trains with one GPU per worker."""
     spec = {
@@ -21,7 +22,7 @@ def train(
         "gpus_per_worker": 1,
         "cwd": "/",
     }
-    return rack.submit(spec, f"{key}-{rack.world.seed}-{rounds}", within_s=within_s)
+    return rack.submit(spec, f"{key}-{rack.world.seed}-{rounds}", on=on, within_s=within_s)
 
 
 def working(rack: SimRack) -> list[str]:

@@ -288,5 +288,5 @@ def test_what_is_left_when_main_returns_is_cancelled_before_the_process_ends() -
         host = world.add_host("h1")
         host.main = main
         agent: SimProcess = host.start_agent()
-        world.run(10)
+        world.run(2)
         assert (told, agent.code) == (["cleaned up"], 3)

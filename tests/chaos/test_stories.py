@@ -1,0 +1,194 @@
+"""Whole simulated racks: stories by seed hold, the same seed is the same story, and planted bugs are found."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.config import parse
+from agent.consensus import policy as raft_policy
+from agent.runner import SupervisedRunner
+from chaos import disk
+from chaos.faults import Partition, strike
+from chaos.rackworld import SimRack
+from chaos.stories import train
+from chaos.story import known_stories, tell
+from chaos.world import Broken
+from covey.core import HostId, JobId
+from plugins.base import Refused
+from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.messages.commands import Granted
+
+DIRECTED = sorted(name for name in known_stories() if name != "swarm")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("story", DIRECTED)
+def test_every_directed_story_holds(story: str, seed: int) -> None:
+    tell(story, seed)
+
+
+@pytest.mark.parametrize("seed", range(1, 13))
+def test_a_swarm_of_faults_breaks_nothing_that_must_hold(seed: int) -> None:
+    told = tell("swarm", seed)
+    assert told.steps > 1000
+
+
+@pytest.mark.parametrize(("story", "seed"), [("half_and_half", 4), ("half_and_half", 48), ("swarm", 23)])
+def test_hosts_that_were_cut_off_while_their_job_moved_learn_of_it(story: str, seed: int) -> None:
+    """Ranks there could still use the former aggregator, so nobody complained and the job hung for ever."""
+    tell(story, seed)
+
+
+def test_the_same_seed_is_the_same_story_under_two_hash_seeds() -> None:
+    def told(hash_seed: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "chaos.main", "hash", "--seed", "5", "--until", "20"],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.strip()
+
+    first = told("1")
+    assert len(first) == 8
+    assert first == told("2") == f"{tell('swarm', 5, until=20.0).story_hash:08x}"
+
+
+def test_a_rack_of_seven_with_five_voters_lives_too() -> None:
+    with SimRack(3, hosts=7) as rack:
+        rack.start()
+        rack.settle()
+        assert {len(agent.voters) for agent in rack.agents.values()} == {5}
+        rack.run(5.0)
+
+
+def test_an_impossible_job_is_refused_and_says_why() -> None:
+    with SimRack(4) as rack:
+        rack.start()
+        rack.settle()
+        with pytest.raises(Refused, match="can never be placed"):
+            rack.ask("h2", "scheduler.submit", {"spec": {"argv": ["sleeper", "1"], "workers": 40, "cwd": "/"}})
+
+
+def test_an_agent_without_the_gossip_key_is_never_seen() -> None:
+    with SimRack(5) as rack:
+        stranger = rack.hosts["h4"]
+        config = parse(
+            {
+                "name": "h4",
+                "state_dir": stranger.disk.root,
+                "run_dir": stranger.run_dir,
+                "advertise": stranger.ip,
+                "gossip": {"bind": f"{stranger.ip}:7946", "seeds": [f"{rack.hosts['h1'].ip}:7946"]},
+                "control": {"bind": f"{stranger.ip}:7947"},
+                "leader": {"voters": ["h1", "h2", "h3"]},
+            },
+            "h4",
+            {},
+            tuple(rack.rooms),
+        )
+        stranger.main = rack._main(stranger, config, [b"k" * 32])
+        rack.start()
+        rack.run(20.0)
+        for name in ("h1", "h2", "h3"):
+            assert {view.host for view in rack.agents[name].hosts()} == {"h1", "h2", "h3"}
+        assert {view.host for view in rack.agents["h4"].hosts()} == {"h4"}
+
+
+# ---- planted bugs ----------------------------------------------------------------------------------------------------
+
+
+def found_by(stories: Sequence[str], seeds: Sequence[int]) -> str:
+    """What the first seed that breaks says; empty when all held."""
+    for seed in seeds:
+        for story in stories:
+            try:
+                tell(story, seed)
+            except Broken as broken:
+                return str(broken)
+    return ""
+
+
+def test_a_leader_that_commits_what_it_alone_holds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raft_policy, "commit_index", max)
+    with SimRack(1) as rack:
+        rack.start()
+        rack.settle()
+        alone = rack.leader()
+        assert alone is not None
+        others = tuple(name for name in rack.hosts if name != alone)
+        strike(rack.world, Partition((alone,), others, False, 20.0))
+        train(rack, rounds=2, key="minority", on=alone)
+        with pytest.raises(Broken, match=r"logs agree on what is committed|has committed another command"):
+            train(rack, rounds=3, key="majority", on=others[0])
+            rack.run(40.0)
+
+
+def test_a_queue_that_forgets_quotas_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    granted = Queue._granted
+
+    def without_quota(self: Queue, command: Any) -> Any:
+        kept, self.quotas = self.quotas, {}
+        try:
+            return granted(self, command)
+        finally:
+            self.quotas = kept
+
+    monkeypatch.setattr(Queue, "_granted", without_quota)
+    with SimRack(1, quotas={"red": 2}) as rack:
+        rack.start()
+        rack.settle()
+        for number in range(2):
+            spec = {"argv": ["sleeper", "30"], "tenant": "red", "workers": 2, "gpus_per_worker": 1, "cwd": "/"}
+            rack.submit(spec, f"quota-key-{number}")
+        queue = rack.room("h1", "scheduler").queue
+        waiting = [job for job in queue.jobs.values() if job.state == "queued"]
+        if waiting:  # the leader kept to it; the log must not have to rely on that
+            grant(rack, waiting[0].id)
+        with pytest.raises(Broken, match="no tenant runs more than its quota"):
+            rack.run(20.0)
+
+
+def grant(rack: SimRack, job: JobId) -> None:
+    """A leader that lost its mind grants a job over quota."""
+    leader = rack.leader()
+    assert leader is not None
+    scheduler, process = rack.room(leader, "scheduler"), rack.hosts[leader].agent
+    assert process is not None
+    process.spawn("mad", scheduler.queue_log.propose(Granted(wall_s=0.0, job=job, epoch=1, home=HostId(leader))))
+
+
+def test_ranks_that_nobody_stops_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def deaf(self: SupervisedRunner, job: JobId, epoch: int, grace_s: float, why: str) -> None:
+        return
+
+    monkeypatch.setattr(SupervisedRunner, "stop", deaf)
+    assert found_by(["host_lost"], range(1, 9))
+
+
+def test_a_log_that_is_not_synced_before_it_answers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lazy(self: disk.Append) -> None:
+        file = self.disk.files.setdefault(self.name, disk.SimFile())
+        file.write(len(file.data), self.content)
+
+    monkeypatch.setattr(disk.Append, "finish", lazy)
+    assert found_by(["blackout"], range(1, 9))
+
+
+def test_a_disk_that_forgets_pages_is_found_when_their_lender_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_at = disk.WriteAt.finish
+
+    def forgetful(self: disk.WriteAt) -> None:
+        if "volumes" in self.name:
+            self.content = bytes(len(self.content))
+        write_at(self)
+
+    monkeypatch.setattr(disk.WriteAt, "finish", forgetful)
+    assert found_by(["lender_killed", "volume_killed"], range(1, 9))
