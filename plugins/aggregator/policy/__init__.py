@@ -1,0 +1,24 @@
+"""What the aggregator room decides: who sums a job (`owners`), and which of its tensors are summed where (the rest).
+
+    owners   who is asked to sum a job, who decides it, and under which epochs: what live agents use today
+    cycle    the arithmetic of cyclic execution on one aggregator (§4.3.3.2)
+    assign   tensors to aggregators, exactly, under every job's loss limit; the aggregator's own check
+    scale    emptying and freeing aggregators
+    pools    clusters of aggregators: a job belongs to one of them (§4.3.3.4)
+    measured what iterations really take, and whose assignment is reverted for it
+
+Time is in whole microseconds and every comparison is of integers, so two hosts never round differently.
+"""
+
+from plugins.aggregator.policy.owners import (
+    AGE_S,
+    Candidate,
+    home,
+    load_now,
+    next_epoch,
+    of_run,
+    ranked,
+    refusal,
+)
+
+__all__ = ["AGE_S", "Candidate", "home", "load_now", "next_epoch", "of_run", "ranked", "refusal"]

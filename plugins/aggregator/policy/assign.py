@@ -1,0 +1,219 @@
+"""Which aggregator sums which tensor: Pseudocode 3 of AutoPS (§4.3.3.2), repaired, with an index instead of a scan.
+
+For each tensor: among the aggregators where neither the new job nor any job that is there would be hurt, the one with
+the least free time that suffices; when there is none, a new one. What differs from the printed lines, and why:
+
+    printed                                      here
+    d = max(D, ceil(C / D))                      C / floor(C / D), as in the integer program (`policy.cycle`)
+    losses of the jobs that are there            those, and the new job's own
+    only the last job's loss is compared         any job that is hurt rules the aggregator out
+    an aggregator ruled out leaves the set       it is ruled out for this job only
+    fits when F >= e                             F >= executions * e: a short iteration runs several times a cycle
+    one lane                                     lanes * C; a tensor whose sum outlasts an iteration is refused, as no
+                                                 lane could keep up with it
+
+`by_scan` is the printed loop. `Packing` finds the same answers from sorted free times: while one job's tensors are
+placed, only the aggregator that just got one has changed.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Collection, Sequence
+from fractions import Fraction
+
+import msgspec
+
+from covey.core import JobId
+from plugins.aggregator.policy.cycle import LOSS_LIMIT, Cycle, Share, executions, grown, hurts, loss, used
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    name: str
+    work_us: int
+    """CPU time of one sum, e."""
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """What is known of a job after its trial iterations (AutoPS §4.3.3.1)."""
+
+    job: JobId
+    period_us: int
+    """An iteration when it runs alone, D."""
+    tensors: tuple[Tensor, ...]
+    servers: int = 1
+    """Parameter servers that its owner would have started."""
+    limit: Fraction = LOSS_LIMIT
+
+    @property
+    def work_us(self) -> int:
+        return sum(tensor.work_us for tensor in self.tensors)
+
+    def share(self, work_us: int) -> Share:
+        return Share(self.period_us, work_us, self.limit)
+
+
+class Room(msgspec.Struct, frozen=True):
+    """What an aggregator would be with a certain job: its cycle, how often the job runs in it, and what is free."""
+
+    us: int
+    executions: int
+    free_us: int
+
+
+def largest_first(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The order to place a job's tensors in; ties by name."""
+    return sorted(tensors, key=lambda tensor: (-tensor.work_us, tensor.name))
+
+
+def flaw(profile: Profile) -> str:
+    """Why this job cannot be summed by anyone; empty when it can."""
+    if profile.period_us <= 0 or profile.limit <= 0:
+        return "its iteration and its loss limit must be above 0"
+    names = {tensor.name for tensor in profile.tensors}
+    if len(names) < len(profile.tensors):
+        return "two of its tensors have one name"
+    if any(tensor.work_us < 0 for tensor in profile.tensors):
+        return "a tensor takes less than no time"
+    longest = max(profile.tensors, key=lambda tensor: tensor.work_us, default=None)
+    if longest is not None and longest.work_us > profile.period_us:
+        took = f"{longest.work_us} us, its iteration {profile.period_us} us"
+        return f"summing {longest.name} takes {took}: split it"
+    return ""
+
+
+def room(cycle: Cycle, job: JobId, share: Share) -> Room | None:
+    """What the aggregator would be with this job (the work of `share` does not count); None when anyone is hurt."""
+    us = max(cycle.us, share.period_us)
+    if hurts(us, share) or any(hurts(us, there) for there in cycle.shares.values()):
+        return None
+    used_us = cycle.used_us if us == cycle.us else used(us, cycle.shares.values())
+    return Room(us, executions(us, share.period_us), cycle.lanes * us - used_us)
+
+
+def refusal_of(cycle: Cycle, job: JobId, share: Share) -> str:
+    """An aggregator's own exact check of more work, whatever the sender believed; empty when it takes it."""
+    us = max(cycle.us, share.period_us)
+    for name, one in sorted({**cycle.shares, job: share}.items()):
+        if hurts(us, one):
+            return f"in a cycle of {us} us {name} would lose {float(loss(us, one.period_us)):.1%} of its speed"
+    free_us = cycle.lanes * us - used(us, cycle.shares.values())
+    need_us = executions(us, share.period_us) * share.work_us
+    return f"{need_us} us of work and {free_us} us free in a cycle of {us} us" if need_us > free_us else ""
+
+
+def best_fit(cycles: Sequence[Cycle], job: JobId, share: Share, barred: Collection[int] = ()) -> int | None:
+    """Where this work fits with the least free time: lines 1-21, looking at every aggregator; ties by place in line."""
+    best: tuple[int, int] | None = None
+    for index, cycle in enumerate(cycles):
+        found = room(cycle, job, share) if index not in barred else None
+        if found is not None and found.free_us >= found.executions * share.work_us:
+            best = min(best or (found.free_us, index), (found.free_us, index))
+    return best[1] if best is not None else None
+
+
+class Packing:
+    """Aggregators while a decision is made: `cycles` by index, each job's free times sorted.
+
+    Every answer is the one of `best_fit`. An index holds, for a job and each count of executions, (free, aggregator)
+    ascending; a tensor looks once into each, and a placement moves one entry of each job's index.
+    """
+
+    def __init__(self, cycles: Sequence[Cycle]) -> None:
+        self.cycles = list(cycles)
+        self._jobs: dict[JobId, _Index] = {}
+
+    def place(self, job: JobId, share: Share, barred: Collection[int] = ()) -> int | None:
+        """Put this work where it fits best; None, and nothing happens, where it fits nowhere."""
+        index = self._jobs.get(job)
+        if index is None:
+            index = self._jobs[job] = _Index(job, share.period_us, share.limit, barred)
+            for each, cycle in enumerate(self.cycles):
+                index.set(each, cycle)
+        at = index.best(share.work_us)
+        if at is not None:
+            self.put(at, job, share)
+        return at
+
+    def open(self, lanes: int = 1) -> int:
+        """One more, empty."""
+        self.cycles.append(Cycle({}, lanes))
+        at = len(self.cycles) - 1
+        for index in self._jobs.values():
+            index.set(at, self.cycles[at])
+        return at
+
+    def put(self, at: int, job: JobId, share: Share) -> None:
+        self.cycles[at] = grown(self.cycles[at], job, share)
+        for index in self._jobs.values():
+            index.set(at, self.cycles[at])
+
+
+class _Index:
+    """Free times for one job: by executions, sorted."""
+
+    def __init__(self, job: JobId, period_us: int, limit: Fraction, barred: Collection[int]) -> None:
+        self._job, self._share, self._barred = job, Share(period_us, 0, limit), barred
+        self._sorted: dict[int, list[tuple[int, int]]] = {}
+        self._rooms: dict[int, Room] = {}
+
+    def best(self, work_us: int) -> int | None:
+        found: tuple[int, int] | None = None
+        for often, free in self._sorted.items():
+            at = bisect_left(free, (often * work_us, -1))
+            if at < len(free) and (found is None or free[at] < found):
+                found = free[at]
+        return found[1] if found is not None else None
+
+    def set(self, at: int, cycle: Cycle) -> None:
+        before = self._rooms.pop(at, None)
+        if before is not None:
+            free = self._sorted[before.executions]
+            del free[bisect_left(free, (before.free_us, at))]
+        now = room(cycle, self._job, self._share) if at not in self._barred else None
+        if now is not None:
+            self._rooms[at] = now
+            insort(self._sorted.setdefault(now.executions, []), (now.free_us, at))
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    on: tuple[int, ...]
+    """For each tensor the index of its aggregator; from the number given upward: new ones."""
+    cycles: tuple[Cycle, ...]
+    """All aggregators afterwards."""
+
+
+def assign(
+    profile: Profile,
+    cycles: Sequence[Cycle],
+    new_max: int | None = None,
+    lanes: int = 1,
+    barred: Collection[int] = (),
+) -> Assignment | None:
+    """A job's tensors, in the order given, on these aggregators and as few new ones as best fit needs.
+
+    None when more than `new_max` new ones would be needed. The profile has no `flaw`.
+    """
+    packing, on = Packing(cycles), []
+    for tensor in profile.tensors:
+        share = profile.share(tensor.work_us)
+        at = packing.place(profile.job, share, barred)
+        if at is None:
+            if new_max is not None and len(packing.cycles) - len(cycles) >= new_max:
+                return None
+            at = packing.open(lanes)
+            packing.put(at, profile.job, share)
+        on.append(at)
+    return Assignment(tuple(on), tuple(packing.cycles))
+
+
+def by_scan(profile: Profile, cycles: Sequence[Cycle], lanes: int = 1) -> Assignment:
+    """The same by looking at every aggregator for every tensor, as printed."""
+    after, on = list(cycles), []
+    for tensor in profile.tensors:
+        share = profile.share(tensor.work_us)
+        at = best_fit(after, profile.job, share)
+        if at is None:
+            after.append(Cycle({}, lanes))
+            at = len(after) - 1
+        after[at] = grown(after[at], profile.job, share)
+        on.append(at)
+    return Assignment(tuple(on), tuple(after))

@@ -1,0 +1,124 @@
+"""Cyclic execution: the arithmetic of one aggregator that sums tensors of several jobs (AutoPS §4.3.3.2, figure 4.6).
+
+    cycle       C   the longest iteration D among its jobs; each sum has its slot in it, cycle after cycle
+    executions      floor(C / D): how often a job's sums run in one cycle
+    stretched   d   C / executions: what an iteration of the job takes in this cycle; never less than D
+    loss            (d - D) / d, which is (C mod D) / C: the part of the cycle that does not divide into iterations
+    used, free      W = sum over jobs of executions * e;  F = lanes * C - W
+
+The thesis prints ceil(C / D) where its integer program has C / floor(C / D), and compares that count with a duration;
+only the program's form gives its own example of 17 % (D = 5 in a cycle of 12). The executions here are floor(C / D)
+with this aggregator's C alone. A job slowed by another aggregator runs less often than that, so an aggregator may be
+a little less busy than it planned and never more; and it can check itself knowing nobody else's cycle.
+"""
+
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+
+import msgspec
+
+from covey.core import JobId
+
+LOSS_LIMIT = Fraction(1, 10)
+"""A job may lose less than this part of its speed by sharing (AutoPS §4.3.3.2, `LossLimit`)."""
+
+
+class Share(msgspec.Struct, frozen=True):
+    """What one job asks of one aggregator."""
+
+    period_us: int
+    """An iteration of the job when it runs alone, D; above 0."""
+    work_us: int
+    """Execution time of its tensors here, once each: the sum of their e."""
+    limit: Fraction = LOSS_LIMIT
+    """Its loss limit, above 0."""
+
+
+class Cycle(msgspec.Struct, frozen=True):
+    """One aggregator: its jobs and what follows from them. Made by `cycle_of` and `grown`, which keep it consistent."""
+
+    shares: Mapping[JobId, Share] = {}
+    lanes: int = 1
+    """Sums it runs at a time."""
+    us: int = 0
+    """C; 0 without jobs."""
+    used_us: int = 0
+    """W, of lanes * C."""
+
+    @property
+    def free_us(self) -> int:
+        return self.lanes * self.us - self.used_us
+
+    @property
+    def load(self) -> Fraction:
+        """W / C over its lanes, 0..1."""
+        return Fraction(self.used_us, self.lanes * self.us) if self.us else Fraction(0)
+
+
+def executions(cycle_us: int, period_us: int) -> int:
+    """How often a job runs in one cycle; the cycle is not shorter than its iteration."""
+    return cycle_us // period_us
+
+
+def stretched(cycle_us: int, period_us: int) -> Fraction:
+    """What an iteration takes in this cycle, microseconds."""
+    return Fraction(cycle_us, cycle_us // period_us)
+
+
+def loss(cycle_us: int, period_us: int) -> Fraction:
+    """The part of its speed that a job loses in this cycle, 0 <= loss < 1/2."""
+    return Fraction(cycle_us % period_us, cycle_us)
+
+
+def hurts(cycle_us: int, share: Share) -> bool:
+    """Whether a job loses its limit or more in this cycle (the limit itself is too much: Pseudocode 3, line 6)."""
+    return (cycle_us % share.period_us) * share.limit.denominator >= share.limit.numerator * cycle_us
+
+
+def used(cycle_us: int, shares: Iterable[Share]) -> int:
+    """W: the work of all jobs in one cycle, microseconds."""
+    return sum(cycle_us // share.period_us * share.work_us for share in shares)
+
+
+def cycle_of(shares: Mapping[JobId, Share], lanes: int = 1, at_least_us: int = 0) -> Cycle:
+    """The cycle of an aggregator with these jobs; not shorter than `at_least_us`."""
+    if not shares:
+        return Cycle({}, lanes)
+    us = max(at_least_us, *(share.period_us for share in shares.values()))
+    return Cycle(shares, lanes, us, used(us, shares.values()))
+
+
+def grown(cycle: Cycle, job: JobId, share: Share) -> Cycle:
+    """The cycle with this share added to what the job has there; nothing is checked."""
+    known = cycle.shares.get(job)
+    both = share if known is None else Share(share.period_us, known.work_us + share.work_us, share.limit)
+    shares = {**cycle.shares, job: both}
+    if share.period_us > cycle.us:
+        return Cycle(shares, cycle.lanes, share.period_us, used(share.period_us, shares.values()))
+    more_us = executions(cycle.us, share.period_us) * share.work_us
+    return Cycle(shares, cycle.lanes, cycle.us, cycle.used_us + more_us)
+
+
+def sound(cycle: Cycle) -> bool:
+    """Whether nobody is hurt and the work fits."""
+    return cycle.free_us >= 0 and not any(hurts(cycle.us, share) for share in cycle.shares.values())
+
+
+def without(cycle: Cycle, job: JobId, hold: bool = True) -> Cycle:
+    """The cycle after a job left, as short as its longest iteration.
+
+    A shorter cycle can hurt those that stay, or be too short for their work: 5 and 12 share a cycle of 60 without loss
+    and cannot share one of 12. With `hold` the old cycle is then kept, in which all stays as it was. (The thesis does
+    not speak of this case.)
+    """
+    shares = {name: share for name, share in cycle.shares.items() if name != job}
+    shorter = cycle_of(shares, cycle.lanes)
+    if hold and not sound(shorter):
+        return cycle_of(shares, cycle.lanes, cycle.us)
+    return shorter
+
+
+def runs_late(begun_us: int, cycle_us: int, now_us: int, due_us: Iterable[int], work_us: int) -> bool:
+    """Whether a sum that missed its slot still runs in this cycle: only beside all that is due in the rest of it.
+    Otherwise it waits for the next one, and no other job notices (AutoPS §4.3.3.2, outliers)."""
+    return begun_us + cycle_us - now_us - sum(due_us) >= work_us
