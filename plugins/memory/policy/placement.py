@@ -1,17 +1,21 @@
 """Which slab deserves remote memory, and whose (Infiniswap §2.4.1, §2.4.2)."""
 
 import random
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from covey.core import HostId
+from covey.units import GIB
 from plugins.facts import HostState
 
 ALPHA = 0.2
 """Weight of the newest second in a slab's activity (Infiniswap §2.4.1)."""
 HOT_SLAB = 20.0
 """Page requests per second above which a slab is worth mapping (Infiniswap §2.4.1)."""
+HOT_SLAB_BYTES = GIB
+"""The size of the slabs that `HOT_SLAB` was chosen for (Infiniswap §2.7)."""
 CHOICES = 2
 """How many hosts are asked for one slab (Infiniswap §2.4.2: the power of two choices)."""
 
@@ -35,6 +39,45 @@ def is_hot(requests_per_s: float, hot: float = HOT_SLAB) -> bool:
     return requests_per_s > hot
 
 
+def hot_for(slab_bytes: int, hot: float = HOT_SLAB) -> float:
+    """The threshold for slabs of another size: as many requests per second *and byte* as the paper's 20 per GiB. The
+    paper has one slab size and needs no such rule; 20 for a slab of 64 MiB leaves memory idle that its 1 GB slab
+    would have used, since one sixteenth of the pages gets one sixteenth of the requests."""
+    if slab_bytes <= 0:
+        raise ValueError(f"a slab of {slab_bytes} bytes: expected more than 0")
+    return hot * slab_bytes / HOT_SLAB_BYTES
+
+
+def is_cold(requests_per_s: float, cold: float | None = None, hot: float = HOT_SLAB) -> bool:
+    """Should a mapped slab be given back unasked? (Infiniswap §2.4.1, ColdSlab.) With None never, as in the paper's own
+    implementation. `cold` must lie below `hot`, or a slab would be mapped and given back every second."""
+    if cold is None:
+        return False
+    if not 0 <= cold < hot:
+        raise ValueError(f"ColdSlab {cold:g} is not between 0 and HotSlab {hot:g}")
+    return requests_per_s < cold
+
+
+def hosts_apart(
+    candidates: Sequence[HostId], group: Collection[HostId], rack_of: Mapping[HostId, str]
+) -> list[HostId]:
+    """Candidates for one more member of a mirror or parity group whose others lie (or are being asked for) on `group`:
+    none of its hosts, and of its racks only where the group has fewest members, which is none as long as there is a
+    candidate in another rack. Sorted. A host without a label is a rack of its own.
+
+    Ours: the paper's second copy is the local disk; a volume without one must survive the loss of a rack.
+    """
+    members = Counter(_rack(host, rack_of) for host in set(group))
+    others = sorted(set(candidates) - set(group))
+    fewest = min((members[_rack(host, rack_of)] for host in others), default=0)
+    return [host for host in others if members[_rack(host, rack_of)] == fewest]
+
+
+def _rack(host: HostId, rack_of: Mapping[HostId, str]) -> tuple[bool, str]:
+    label = rack_of.get(host, "")
+    return (True, label) if label else (False, host)
+
+
 def askable(peers: Sequence[Peer]) -> list[HostId]:
     """Hosts worth asking: alive, neither suspected nor gone, and not full by their own word. Sorted."""
     return sorted(peer.host for peer in peers if peer.state == "alive" and peer.slabs_free)
@@ -49,8 +92,10 @@ def hosts_to_ask(
     `holding` are hosts that hold a slab of this volume *or are being asked for one*: slabs that turn hot in the same
     second would otherwise choose the same hosts, since none of them holds anything yet.
     """
-    fresh = sorted(set(candidates) - set(holding))
-    known = sorted(set(candidates) & set(holding))
+    held = frozenset(holding)
+    ordered = dict.fromkeys(sorted(candidates))  # already sorted as a rule: then this is linear
+    fresh = [host for host in ordered if host not in held]
+    known = [host for host in ordered if host in held]
     first = rng.sample(fresh, min(count, len(fresh)))
     return (*first, *rng.sample(known, min(count - len(first), len(known))))
 
