@@ -2,6 +2,8 @@
 was expected and the nearest valid name. Checked once here, trusted everywhere after."""
 
 import difflib
+import ipaddress
+import math
 import os
 import re
 import socket
@@ -14,6 +16,7 @@ from typing import Any
 import msgspec
 
 from agent.consensus.service import LeaderSettings
+from agent.datagrams import ip_port
 from covey.core import ID_PATTERN, HostId
 from covey.units import parse_size
 from gossip.service import GossipSettings
@@ -145,17 +148,20 @@ def parse(
         raise _bad_value(
             source, "name", f"{name!r} is not a host name", "use a-z, 0-9, '-' and '.', at most 63 characters"
         )
-    gossip, leader = parts["gossip"], parts["leader"]
+    gossip, leader, control, http = parts["gossip"], parts["leader"], parts["control"], parts["http"]
     assert isinstance(gossip, GossipSettings)
     assert isinstance(leader, LeaderSettings)
+    binds = {"gossip.bind": gossip.bind, "control.bind": control.bind} | ({"http.bind": http.bind} if http.bind else {})
+    for key, address in [*binds.items(), *(("gossip.seeds", seed) for seed in gossip.seeds)]:
+        _check_address(source, key, address)
     return Config(
         name=HostId(name),
         state_dir=os.path.abspath(top.state_dir or _state_dir(environ)),
         run_dir=_checked_run_dir(os.path.abspath(top.run_dir or _run_dir(environ)), source),
-        advertise=top.advertise or _own_address(),
+        advertise=_checked_advertise(top.advertise, source) if top.advertise else _own_address(),
         gossip=gossip,
-        control=parts["control"],
-        http=parts["http"],
+        control=control,
+        http=http,
         leader=leader,
         gpus=parts["gpus"],
         log=parts["log"],
@@ -177,6 +183,11 @@ def _section(kind: type[msgspec.Struct], values: Any, source: str, name: str, ot
             here = f"[{name}] knows" if name else "the top of the file knows"
             raise ConfigError(
                 f"{source}: `{label}{key}` is not a setting", f"{here} {_names([*fields, *others])}", next_step
+            )
+    for key, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _bad_value(
+                source, label + key, f"{value} is no number to reckon with", "mend the value and start again"
             )
     try:
         return msgspec.convert(values, kind)
@@ -228,6 +239,27 @@ def _checked_run_dir(path: str, source: str) -> str:
             "choose a shorter one, such as /run/covey",
         )
     return path
+
+
+def _check_address(source: str, key: str, address: str) -> None:
+    """Where a socket listens, or a seed: an IP and a port. Without the IP some sockets would listen everywhere."""
+    try:
+        ip_port(address)
+    except OSError as error:
+        raise _bad_value(source, key, str(error), "write it such as 127.0.0.1:8470; port 0 takes a free one") from error
+
+
+def _checked_advertise(text: str, source: str) -> str:
+    """An IP that a peer can connect to: a name may mean another machine there, and 0.0.0.0 means none."""
+    try:
+        usable = not ipaddress.ip_address(text).is_unspecified
+    except ValueError:
+        usable = False
+    if not usable:
+        raise _bad_value(
+            source, "advertise", f"{text!r} is no IP of one host", "write this host's IP, such as 10.0.0.7"
+        )
+    return text
 
 
 def _own_address() -> str:

@@ -89,3 +89,25 @@ def test_any_tree_is_a_config_or_a_clear_error(tree: dict[str, Any]) -> None:
         assert error.what
         assert error.why
         assert error.next
+
+
+@pytest.mark.parametrize("address", ["nonsense", "8470", ":8470", "127.0.0.1:99999", "127.0.0.1:"])
+@pytest.mark.parametrize("section", ["gossip", "control", "http"])
+def test_a_bind_that_is_no_address_is_refused_before_anything_listens(section: str, address: str) -> None:
+    error = refused({section: {"bind": address}})
+    assert f"{section}.bind" in error.what
+    assert "IP:PORT" in error.why
+
+
+def test_a_seed_that_is_no_address_is_refused() -> None:
+    assert "gossip.seeds" in refused({"gossip": {"seeds": ["10.0.0.1:7946", "gpu2"]}}).what
+
+
+@pytest.mark.parametrize("address", ["not an ip", "gpu1", "0.0.0.0", "::"])
+def test_an_address_that_no_peer_can_reach_is_not_advertised(address: str) -> None:
+    assert "advertise" in refused({"advertise": address}).what
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_number_without_a_value_is_refused_with_its_key(number: float) -> None:
+    assert "scheduler.host_lost_after_s" in refused({"scheduler": {"host_lost_after_s": number}}).what
