@@ -1,0 +1,230 @@
+"""The order of all jobs, kept up to date instead of sorted anew: what lets one decision cost microseconds.
+
+A decision walks down the order and gives GPUs to whatever fits whole (`policy/order.py: select` is the same walk,
+plain). Three facts make that cheap. Jobs ask for few different widths, so a queue keeps one heap per width and only
+looks at the heads of those that still fit. Running jobs of a queue that all fit need no walk at all, their sum is
+enough. And a job that waits keeps its place until something happens to it.
+
+    queue 0   promoted, oldest first | running | waiting, by key: width 1, width 2, width 8 ...
+    queue 1                            running | waiting ...
+
+A *key* is a whole number, smallest first, whose low 32 bits are the job's number: so keys differ and say whose they
+are. With `merged` the running jobs of a queue do not go ahead of those that wait, all are ordered by key.
+"""
+
+import bisect
+import heapq
+from collections.abc import Callable, Sequence
+
+JOB_BITS = 32
+JOB_MASK = (1 << JOB_BITS) - 1
+
+
+class OrderBook:
+    """Everything that runs or waits. `widths[job]`: GPUs that the job takes, at least 1."""
+
+    def __init__(
+        self, queues: int, widths: Sequence[int], *, merged: bool = False, blocking: bool = False, moving: bool = False
+    ) -> None:
+        self.widths = widths
+        self.merged, self.blocking, self.moving = merged, blocking, moving
+        self.waiting: list[dict[int, list[int]]] = [{} for _ in range(queues)]
+        """Per queue: width -> heap of keys. No empty heap, and no head that has left."""
+        self.narrow: list[list[int]] = [[] for _ in range(queues)]
+        """Per queue: the widths that wait, ascending."""
+        self.left: set[int] = set()
+        """Keys that left from the middle of a heap."""
+        self.running: list[list[int]] = [[] for _ in range(queues)]
+        """Per queue: keys, ascending; with `moving`, in no order."""
+        self.held: list[int] = [0] * queues
+        """Per queue: GPUs of its running jobs."""
+        self.promoted: list[tuple[int, int, bool]] = []
+        """(key, width, whether it runs), ascending; they are in no other list."""
+
+    # ---- changes ----
+
+    def wait(self, queue: int, key: int) -> None:
+        """A job joins those that wait."""
+        if key in self.left:
+            self.left.remove(key)  # it is in its heap still
+            return
+        width = self.widths[key & JOB_MASK]
+        heaps = self.waiting[queue]
+        heap = heaps.get(width)
+        if heap is None:
+            heaps[width] = [key]
+            bisect.insort(self.narrow[queue], width)
+        else:
+            heapq.heappush(heap, key)
+
+    def leave(self, queue: int, key: int) -> None:
+        """A waiting job goes away without having been chosen."""
+        width = self.widths[key & JOB_MASK]
+        if self.waiting[queue][width][0] == key:
+            self._pop(queue, width)
+        else:
+            self.left.add(key)
+
+    def _pop(self, queue: int, width: int) -> int:
+        heap = self.waiting[queue][width]
+        key = heapq.heappop(heap)
+        while heap and heap[0] in self.left:
+            self.left.remove(heapq.heappop(heap))
+        if not heap:
+            del self.waiting[queue][width]
+            self.narrow[queue].remove(width)
+        return key
+
+    def run(self, queue: int, key: int) -> None:
+        """A job holds its GPUs now."""
+        if self.moving:
+            self.running[queue].append(key)
+        else:
+            bisect.insort(self.running[queue], key)
+        self.held[queue] += self.widths[key & JOB_MASK]
+
+    def stop(self, queue: int, key: int) -> None:
+        """A running job gives its GPUs up, or goes to another queue."""
+        running = self.running[queue]
+        if self.moving:
+            running.remove(key)
+        else:
+            del running[bisect.bisect_left(running, key)]
+        self.held[queue] -= self.widths[key & JOB_MASK]
+
+    def promote(self, key: int, running: bool) -> None:
+        """A job goes to the head of everything, behind those promoted before it."""
+        bisect.insort(self.promoted, (key, self.widths[key & JOB_MASK], running))
+
+    def demote(self, key: int) -> None:
+        """A promoted job is promoted no more; the caller says where it goes."""
+        del self.promoted[bisect.bisect_left(self.promoted, (key, 0, False))]
+
+    # ---- the walk ----
+
+    def decide(
+        self, capacity: int, vacant: int, fresh: Callable[[list[int]], list[int]] | None = None
+    ) -> tuple[list[int], list[int]]:
+        """Jobs to start, in order, and running jobs to stop. `vacant`: GPUs that nobody holds in truth; a chosen job
+        that they do not suffice for keeps its claim and is not started. `fresh` gives the running jobs' keys of now,
+        ascending. Those to start wait no longer when this returns; who was promoted is still where it was."""
+        free = capacity
+        start: list[int] = []
+        stop: list[int] = []
+        for key, width, running in self.promoted:
+            if width <= free:
+                free -= width
+                if not running and width <= vacant:
+                    vacant -= width
+                    start.append(key & JOB_MASK)
+            elif running:
+                stop.append(key & JOB_MASK)
+        claims: list[tuple[int, int]] = []
+        for queue, heaps in enumerate(self.waiting):
+            narrow = self.narrow[queue]
+            held = self.held[queue]
+            if held and self.merged and narrow and narrow[0] <= free:
+                free, vacant = self._merge(queue, free, vacant, start, stop, claims, fresh)
+                continue
+            if held <= free:
+                free -= held
+            else:
+                free = self._squeeze(queue, free, stop, fresh)
+            while narrow and narrow[0] <= free:
+                best = -1
+                width = 0
+                for each in narrow:
+                    if each > free:
+                        break
+                    key = heaps[each][0]
+                    if key < best or best < 0:
+                        best, width = key, each
+                if self.blocking and self._blocked(queue, best):
+                    break
+                self._pop(queue, width)
+                free -= width
+                if width <= vacant:
+                    vacant -= width
+                    start.append(best & JOB_MASK)
+                else:
+                    claims.append((queue, best))
+        for queue, key in claims:
+            self.wait(queue, key)
+        return start, stop
+
+    def _blocked(self, queue: int, best: int) -> bool:
+        """Whether somebody who does not fit stands before the best of those who do."""
+        return any(heap[0] < best for heap in self.waiting[queue].values())
+
+    def _squeeze(self, queue: int, free: int, stop: list[int], fresh: Callable[[list[int]], list[int]] | None) -> int:
+        """The running jobs of this queue do not all fit: down the order, who fits stays. What is free after."""
+        running = self.running[queue] if fresh is None else fresh(self.running[queue])
+        widths = self.widths
+        for key in running:
+            job = key & JOB_MASK
+            if widths[job] <= free:
+                free -= widths[job]
+            else:
+                stop.append(job)
+        return free
+
+    def _merge(
+        self,
+        queue: int,
+        free: int,
+        vacant: int,
+        start: list[int],
+        stop: list[int],
+        claims: list[tuple[int, int]],
+        fresh: Callable[[list[int]], list[int]] | None,
+    ) -> tuple[int, int]:
+        """Running and waiting jobs of this queue in one order. GPUs free and vacant after."""
+        running = self.running[queue] if fresh is None else fresh(self.running[queue])
+        narrow, heaps, widths = self.narrow[queue], self.waiting[queue], self.widths
+        best, width = self._best(narrow, heaps, free)
+        if best > running[-1] and self.held[queue] <= free:
+            running, free = [], free - self.held[queue]
+            best, width = self._best(narrow, heaps, free)
+        at, count = 0, len(running)
+        while True:
+            if at < count and (best < 0 or running[at] < best):
+                job = running[at] & JOB_MASK
+                at += 1
+                if widths[job] > free:
+                    stop.append(job)
+                    continue
+                free -= widths[job]
+                if width > free and best >= 0:
+                    best, width = self._best(narrow, heaps, free)
+                continue
+            if best < 0:
+                return free, vacant
+            self._pop(queue, width)
+            free -= width
+            if width <= vacant:
+                vacant -= width
+                start.append(best & JOB_MASK)
+            else:
+                claims.append((queue, best))
+            best, width = self._best(narrow, heaps, free)
+
+    @staticmethod
+    def _best(narrow: list[int], heaps: dict[int, list[int]], free: int) -> tuple[int, int]:
+        """The first waiting job that fits, and its width; (-1, 0) when none does."""
+        best, width = -1, 0
+        for each in narrow:
+            if each > free:
+                break
+            key = heaps[each][0]
+            if key < best or best < 0:
+                best, width = key, each
+        return best, width
+
+    def check(self) -> None:
+        """What must hold between two changes."""
+        for queue, heaps in enumerate(self.waiting):
+            assert sorted(heaps) == self.narrow[queue], "the widths that wait are the widths that have a heap"
+            assert all(heap and heap[0] not in self.left for heap in heaps.values()), "a heap has a head that waits"
+            assert self.held[queue] == sum(self.widths[key & JOB_MASK] for key in self.running[queue])
+            assert self.moving or self.running[queue] == sorted(self.running[queue])
+        assert self.promoted == sorted(self.promoted)

@@ -1,0 +1,59 @@
+"""How jobs are ordered, as one value: the published policies, what they are compared with, and ours.
+
+Every policy is a walk down an order (`policy/order.py`); they differ in the queues, in who stays, and in the order
+inside a queue. A `Rules` says all of it, so that the agent, the simulator and the tests speak of the same thing.
+"""
+
+from typing import Literal
+
+import msgspec
+
+Discipline = Literal["dlas", "dgittins", "las", "gittins", "srsf", "srtf", "sjf", "fjf", "fifo", "backfill", "gandiva"]
+"""`dlas`, `dgittins`: discretised 2DAS. `las`, `gittins`: the same without queues. `srsf`, `srtf`: they know how long
+jobs are. `sjf`: fewest GPUs first. `fjf`: first come, best effort; `fifo`: first come, and who does not fit blocks the
+others. `backfill`: fifo, and who does not delay the first may pass it (EASY). `gandiva`: turns of equal length."""
+Inside = Literal["sticky", "first"]
+"""Inside a queue: whoever runs stays, or strictly by first start."""
+
+NON_PREEMPTIVE: tuple[Discipline, ...] = ("fjf", "fifo", "backfill")
+MOVING: tuple[Discipline, ...] = ("las", "gittins", "dgittins", "srsf", "srtf")
+"""Their keys change while a job runs."""
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy with its parameters. Times in s, service in GPU·s."""
+
+    discipline: Discipline = "dlas"
+    thresholds_gpu_s: tuple[int, ...] = ()
+    """n thresholds make n + 1 queues [h_i-1, h_i); none: one queue."""
+    inside: Inside = "sticky"
+    quantum_s: int | None = None
+    """Decide only at multiples of this; None: at every event. Never for fifo and fjf."""
+    knob: tuple[int, int] | None = None
+    """PROMOTEKNOB as a fraction; None: infinite (Tiresias §3.3.2.3)."""
+    starve_limit_s: int | None = None
+    """STARVELIMIT; None: infinite."""
+    preempt_s: int = 0
+    """A checkpoint; it holds the GPUs."""
+    restore_s: int = 0
+    """A restart from it; it holds the GPUs and is no service."""
+    narrow_first: bool = False
+    """Inside a queue, waiting jobs of fewer GPUs come first; by age among equals."""
+    hold_s: int = 0
+    """A job that began or resumed less than this ago is not stopped for others."""
+
+    def __post_init__(self) -> None:
+        if any(low >= high for low, high in zip((0, *self.thresholds_gpu_s), self.thresholds_gpu_s, strict=False)):
+            raise ValueError("thresholds_gpu_s must be over 0 and ascending")
+        if self.quantum_s is not None and self.quantum_s < 1:
+            raise ValueError("quantum_s must be at least 1")
+        if self.knob is not None and (self.knob[0] < 0 or self.knob[1] < 1):
+            raise ValueError("knob must be a fraction of 0 or more")
+        if min(self.preempt_s, self.restore_s, self.hold_s) < 0:
+            raise ValueError("preempt_s, restore_s and hold_s must be 0 or more")
+        if self.starve_limit_s is not None and self.starve_limit_s < 1:
+            raise ValueError("starve_limit_s must be at least 1")
+
+
+LAS_PUBLISHED = Rules(thresholds_gpu_s=(3200,), inside="first")
+"""2D-LAS as in the paper's testbed: two queues, FIFO by first start inside a queue, no promotion (Tiresias §3.5.2)."""
