@@ -1,0 +1,142 @@
+"""agentd as systemd sees it: one real process."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent import keys
+from agent.config import ConfigError
+
+AGENTD = Path(sys.executable).with_name("agentd")
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A short directory: unix sockets live in it."""
+    directory = Path(tempfile.mkdtemp(prefix="covey-"))
+    yield directory
+    shutil.rmtree(directory)
+
+
+def write_config(place: Path, more: str = "") -> Path:
+    path = place / "agent.toml"
+    path.write_text(
+        f'name = "gpu1"\nstate_dir = "{place}/state"\nrun_dir = "{place}/run"\nadvertise = "127.0.0.1"\n'
+        f'rooms = ["scheduler"]\n[gossip]\nbind = "127.0.0.1:0"\n[control]\nbind = "127.0.0.1:0"\n{more}'
+    )
+    return path
+
+
+class Systemd:
+    """The other end of $NOTIFY_SOCKET."""
+
+    def __init__(self, place: Path) -> None:
+        self.path = str(place / "notify")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(self.path)
+        self._socket.settimeout(20)
+        self.told: list[str] = []
+
+    def until(self, word: str) -> None:
+        while not any(line.startswith(word) for line in self.told):
+            self.told += self._socket.recv(4096).decode().splitlines()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def run(config: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([AGENTD, "--config", config, *more], capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_systemd_is_told_ready_status_watchdog_and_stopping_and_sigterm_ends_it_in_time(place: Path) -> None:
+    systemd = Systemd(place)
+    environ = os.environ | {"NOTIFY_SOCKET": systemd.path, "WATCHDOG_USEC": "1000000"}
+    process = subprocess.Popen(
+        [AGENTD, "--config", write_config(place)], env=environ, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    try:
+        systemd.until("READY=1")
+        systemd.until("STATUS=1 hosts alive")
+        systemd.until("WATCHDOG=1")
+        taken = run(place / "agent.toml")
+        assert taken.returncode == 2
+        assert f"pid {process.pid}" in taken.stderr, "a second agent on this state directory is refused"
+        began_s = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        systemd.until("STOPPING=1")
+        assert process.wait(timeout=10) == 0
+        assert time.monotonic() - began_s < 5
+    finally:
+        process.kill()
+        process.communicate()
+        systemd.close()
+    assert list((place / "run").iterdir()) == [], "no socket is left"
+
+
+def test_a_wrong_setting_is_refused_at_start_in_three_lines(place: Path) -> None:
+    refused = run(write_config(place, "[gpus]\nsimulatd = 2\n"))
+    assert refused.returncode == 2
+    what, why, next_step = refused.stderr.splitlines()
+    assert "agent.toml: `gpus.simulatd` is not a setting" in what
+    assert "why: [gpus] knows simulated" in why
+    assert next_step.strip() == "next: did you mean `gpus.simulated`?"
+
+
+def test_check_says_that_a_file_is_good_and_starts_nothing(place: Path) -> None:
+    checked = run(write_config(place), "--check")
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert "host gpu1, rooms scheduler" in checked.stdout
+    assert not (place / "state").exists()
+
+
+def test_an_address_in_use_ends_it_with_the_address(place: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as holder:
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        config = write_config(place)
+        config.write_text(
+            config.read_text().replace('[gossip]\nbind = "127.0.0.1:0"', f'[gossip]\nbind = "127.0.0.1:{port}"')
+        )
+        refused = run(config)
+    assert refused.returncode == 1
+    assert f"127.0.0.1:{port}" in refused.stderr or f"{port}" in refused.stderr
+
+
+def test_a_key_file_is_made_once_and_kept_from_others(tmp_path: Path) -> None:
+    path = keys.find("", str(tmp_path), {})
+    made = keys.load(path, make=True)
+    assert [len(key) for key in made] == [32]
+    assert keys.load(path, make=True) == made
+    assert path.stat().st_mode & 0o077 == 0
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="can be read by everybody"):
+        keys.load(path, make=False)
+
+
+def test_a_key_file_that_is_absent_or_none_is_refused_with_the_next_step(tmp_path: Path) -> None:
+    absent = tmp_path / "absent.key"
+    with pytest.raises(ConfigError) as error:
+        keys.load(absent, make=False)
+    assert "another host" in error.value.next
+    for text in ("", "not hex\n", "ab" * 31 + "\n", ("ab" * 32 + "\n") * 4):
+        path = tmp_path / "bad.key"
+        path.write_text(text)
+        path.chmod(0o600)
+        with pytest.raises(ConfigError, match="does not hold gossip keys"):
+            keys.load(path, make=False)
+
+
+def test_systemds_credential_is_found(tmp_path: Path) -> None:
+    (tmp_path / "gossip.key").write_text("ab" * 32)
+    assert keys.find("", "/state", {"CREDENTIALS_DIRECTORY": str(tmp_path)}) == tmp_path / "gossip.key"
+    assert keys.find("/etc/key", "/state", {"CREDENTIALS_DIRECTORY": str(tmp_path)}) == Path("/etc/key")
