@@ -185,6 +185,14 @@ class SimRack:
         log = getattr(agent, "log", None)
         return None if log is None else log._raft
 
+    def failed(self) -> list[str]:
+        """Hosts whose agent runs with a room that failed."""
+        return [
+            name
+            for name in self.alive()
+            if any(health.state == "failed" for health in self.agents[name].health.values())
+        ]
+
     def room(self, name: str, room: str) -> Any:
         """A room's service on a host whose agent runs; None otherwise."""
         return self.agents[name].rooms.get(room) if name in self.alive() and self.began(name) else None

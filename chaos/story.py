@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from chaos import stories
+from chaos import faults, stories
 from chaos.rackworld import SimRack
 from chaos.world import Enough
 from covey.core import JobId
@@ -84,6 +84,9 @@ def tell(
 def ended(rack: SimRack, jobs: Mapping[JobId, tuple[str, ...]], over_s: float = OVER_S) -> None:
     """Heal everything; then the rack must be whole, and every job over in one of the states allowed for it."""
     rack.heal()
+    for host in rack.failed():  # a room that its disk stopped says so; whoever mends the disk restarts the agent
+        faults.strike(rack.world, faults.Kill("agent", host, 1.0))
+    rack.run(2.0)
     rack.settle(WHOLE_S)
     rack.until(
         lambda: all(_state(rack, job) in STATES_OVER for job in jobs), over_s, f"all of {', '.join(jobs)} are over"
