@@ -1,0 +1,265 @@
+"""One GPU in virtual time: a guaranteed job, opportunistic ones beside it, and whoever decides what these may do.
+
+The model. A mini-batch of the guaranteed job is work on the device, then a wait without it (input, gradients). An
+opportunistic job has one operation after the other. Operations cannot be interrupted; those of several jobs run at
+once and share the device: a guaranteed job is slowed by 1 + `contention` per operation beside it (1: they halve the
+device; 0.15: it leaves most of the device idle), an opportunistic one runs at `beside` of its speed. What the
+guaranteed job needs is drawn before anybody interferes, so the slowdown is exact: time it took over time it would
+have taken alone.
+
+Each opportunistic job asks its gate before each operation. The gate knows the rates that the controller gave and,
+`FLAG_DELAY_S` late, whether the guaranteed job is busy on the device. A rate under 1 is an account: running takes from
+it, the rate fills it, an operation may start when it is not overdrawn. Nothing here reads a clock; a seed decides all.
+"""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol
+
+from plugins.sharing.policy.ladder import Rates
+
+FLAG_DELAY_S = 0.0002
+"""How late the gate of another process sees whether the guaranteed job is busy: it looks between operations."""
+ACCOUNT_MAX_S = 0.002
+"""How much unused time an account keeps: one quantum."""
+TICK_S = 0.05
+"""How often the controller is told the time."""
+NEVER = math.inf
+
+
+class Controller(Protocol):
+    """What decides: told of each mini-batch of the guaranteed job and of the time; says why when rates change."""
+
+    @property
+    def rates(self) -> Rates: ...
+    def stepped(self, step_s: float, idle_s: float, now_s: float) -> str | None: ...
+    def passed(self, now_s: float, busy: bool) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Two jobs on one device. Durations in seconds."""
+
+    name: str
+    compute_s: float
+    wait_s: float
+    op_s: float
+    variation: float = 0.02
+    """Of both parts of a mini-batch of the guaranteed job (coefficient of variation)."""
+    contention: float = 1.0
+    beside: float = 0.5
+    """Speed of an opportunistic operation beside a busy guaranteed job."""
+    drift_at_s: float = NEVER
+    drift: float = 1.0
+    """From then on its work on the device takes so many times as long."""
+    away_s: tuple[float, float] = (NEVER, NEVER)
+    """From, to: it does not use the device and finishes no mini-batch (an evaluation on the CPU)."""
+    opportunistic: int = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    slowdown: float
+    """Of the guaranteed job over all its mini-batches: 0.05 is 5 % slower than alone."""
+    share: float
+    """Work done by opportunistic jobs, as a share of what one would have done alone."""
+    bad_windows: float
+    """Share of the runs of 50 mini-batches in which it was more than the tolerance slower."""
+    steps: int
+    first_s: float
+    """When the others first reached 80 % of their final share, seconds."""
+    story: Sequence[tuple[float, str]] = ()
+    timeline: Sequence[tuple[float, float, float]] = ()
+    """Per half second: time, slowdown of the mini-batches that ended in it (NaN: none), share."""
+
+
+@dataclass
+class Guest:
+    """One opportunistic job at its gate."""
+
+    lengths: Sequence[float]
+    next: int = 0
+    left_s: float = 0.0
+    """Of the running operation; 0: none runs."""
+    account_s: float = 0.0
+    work_s: float = 0.0
+
+    def opens_in(self, rate: float) -> float:
+        """Seconds until the next operation may start, if nothing changes."""
+        if rate <= 0:
+            return NEVER
+        return 0.0 if rate >= 1 or self.account_s >= -1e-12 else -self.account_s / rate
+
+    def start(self, rate: float) -> None:
+        self.left_s = self.lengths[self.next % len(self.lengths)]
+        self.next += 1
+        if rate >= 1:
+            self.account_s = max(0.0, self.account_s)
+
+
+@dataclass
+class _Guaranteed:
+    scenario: Scenario
+    rng: random.Random
+    left_s: float = 0.0
+    """Of its work on the device; 0: it waits."""
+    until_s: float = NEVER
+    """When its wait is over."""
+    began_s: float = 0.0
+    alone_s: float = 0.0
+    """What the running mini-batch takes alone."""
+    wait_s: float = 0.0
+    took: list[tuple[float, float, float]] = field(default_factory=list)
+    """Ended at, took, would have taken alone."""
+
+    def begin(self, now_s: float) -> None:
+        shape = self.scenario
+        factor = shape.drift if now_s >= shape.drift_at_s else 1.0
+        self.left_s = factor * shape.compute_s * self._noise()
+        self.wait_s = shape.wait_s * self._noise() if shape.wait_s else 0.0
+        self.began_s, self.until_s = now_s, NEVER
+        self.alone_s = self.left_s + self.wait_s
+
+    def _noise(self) -> float:
+        """Log-normal with mean 1."""
+        sigma2 = math.log1p(self.scenario.variation**2)
+        return math.exp(self.rng.gauss(-sigma2 / 2, math.sqrt(sigma2)))
+
+
+class Device:
+    """One run. `observe` is told (time, reason) whenever the rates change."""
+
+    def __init__(self, scenario: Scenario, controller: Controller, seed: int) -> None:
+        rng = random.Random(f"{scenario.name}/{seed}")
+        self.scenario, self.controller = scenario, controller
+        self.job = _Guaranteed(scenario, random.Random(rng.random()))
+        self.guests = [
+            Guest([scenario.op_s * rng.uniform(0.8, 1.2) for _ in range(997)]) for _ in range(scenario.opportunistic)
+        ]
+        self.now_s = 0.0
+        self.story: list[tuple[float, str]] = []
+        self._rates = controller.rates
+        self._seen_busy, self._seen_since_s = True, 0.0
+        self._sees_s = NEVER
+        """When the gates will see that the flag has changed."""
+        self._tick_s = TICK_S
+        self._share: list[tuple[float, float]] = [(0.0, 0.0)]
+
+    def run(self, seconds: float) -> "Device":
+        job, guests = self.job, self.guests
+        job.begin(0.0)
+        while self.now_s < seconds:
+            rate, closes_s = self._gate()
+            for guest in guests:
+                if guest.left_s <= 0 and guest.opens_in(rate) <= 0:
+                    guest.start(rate)
+            running = [guest for guest in guests if guest.left_s > 0]
+            busy = job.left_s > 0
+            slow = 1 + self.scenario.contention * len(running)
+            speed = self._guest_speed(busy, len(running))
+            until = min(self._tick_s, self._sees_s, closes_s, job.until_s)
+            dt = until - self.now_s
+            if busy:
+                dt = min(dt, job.left_s * slow)
+            for guest in guests:
+                dt = min(dt, guest.left_s / speed if guest.left_s > 0 else guest.opens_in(rate))
+            self._advance(max(0.0, dt), busy, slow, running, speed, rate)
+        return self
+
+    def _gate(self) -> tuple[float, float]:
+        """The rate in force at the gates, and when it ends by itself."""
+        rates = self._rates
+        if self._seen_busy:
+            return rates.busy, NEVER
+        closes_s = self._seen_since_s + rates.head_s
+        return (rates.idle, closes_s) if self.now_s < closes_s - 1e-12 else (0.0, NEVER)
+
+    def _guest_speed(self, busy: bool, running: int) -> float:
+        if running == 0:
+            return 1.0
+        return 1 / (1 / self.scenario.beside + running - 1) if busy else 1 / running
+
+    def _advance(self, dt: float, busy: bool, slow: float, running: Sequence[Guest], speed: float, rate: float) -> None:
+        self.now_s += dt
+        for guest in self.guests:
+            if guest.left_s > 0:
+                done = dt * speed
+                guest.work_s += done
+                guest.left_s = guest.left_s - done if guest.left_s - done > 1e-12 else 0.0
+                guest.account_s -= dt
+            guest.account_s = min(ACCOUNT_MAX_S, guest.account_s + rate * dt)
+        job = self.job
+        if busy:
+            job.left_s -= dt / slow
+            if job.left_s <= 1e-12:
+                job.left_s = 0.0
+                job.until_s = max(self.now_s, self._back_s()) + job.wait_s
+                if job.wait_s > 0 or job.until_s > self.now_s:
+                    self._sees_s = self.now_s + FLAG_DELAY_S
+        if job.left_s == 0.0 and self.now_s >= job.until_s - 1e-12:
+            self._ended()
+        if self.now_s >= self._sees_s - 1e-12:
+            self._sees_s = NEVER
+            if self._seen_busy != (job.left_s > 0):
+                self._seen_busy, self._seen_since_s = job.left_s > 0, self.now_s
+        if self.now_s >= self._tick_s - 1e-12:
+            self._tick_s += TICK_S
+            self._said(self.controller.passed(self.now_s, job.left_s > 0))
+            self._share.append((self.now_s, sum(guest.work_s for guest in self.guests)))
+
+    def _back_s(self) -> float:
+        gone, back = self.scenario.away_s
+        return back if gone <= self.now_s < back else self.now_s
+
+    def _ended(self) -> None:
+        job, took_s = self.job, self.now_s - self.job.began_s
+        away = took_s - job.alone_s > 1 and self.scenario.away_s[1] < NEVER
+        if not away:  # the mini-batch with the evaluation in it is no measure of anything
+            job.took.append((self.now_s, took_s, job.alone_s))
+        waited_s = job.wait_s
+        job.begin(self.now_s)
+        if waited_s > 0 or away:
+            self._sees_s = self.now_s + FLAG_DELAY_S
+        self._said(self.controller.stepped(took_s, waited_s, self.now_s))
+
+    def _said(self, why: str | None) -> None:
+        self._rates = self.controller.rates
+        if why is not None:
+            self.story.append((self.now_s, why))
+
+    def outcome(self, tolerance: float = 0.05) -> Outcome:
+        took = self.job.took
+        alone_s = sum(alone for _, _, alone in took)
+        runs = [took[i : i + 50] for i in range(0, len(took) - 49, 50)]
+        bad = sum(sum(t for _, t, _ in run) > (1 + tolerance) * sum(a for _, _, a in run) for run in runs)
+        work = sum(guest.work_s for guest in self.guests)
+        timeline = self._timeline()
+        final = sum(share for _, _, share in timeline[-10:]) / max(1, len(timeline[-10:]))
+        first = next((at for at, _, share in timeline if share >= 0.8 * final), NEVER)
+        return Outcome(
+            slowdown=sum(t for _, t, _ in took) / alone_s - 1 if alone_s else 0.0,
+            share=work / self.now_s if self.now_s else 0.0,
+            bad_windows=bad / len(runs) if runs else 0.0,
+            steps=len(took),
+            first_s=first,
+            story=self.story,
+            timeline=timeline,
+        )
+
+    def _timeline(self) -> list[tuple[float, float, float]]:
+        width, rows, at = 0.5, [], 0
+        points = self._share[:: round(width / TICK_S)]
+        for (from_s, before), (to_s, after) in pairwise(points):
+            took = alone = 0.0
+            while at < len(self.job.took) and self.job.took[at][0] <= to_s:
+                took, alone, at = took + self.job.took[at][1], alone + self.job.took[at][2], at + 1
+            rows.append((to_s, took / alone - 1 if alone else math.nan, (after - before) / (to_s - from_s)))
+        return rows
+
+
+def simulate(scenario: Scenario, make: Callable[[], Controller], seed: int, seconds: float) -> Outcome:
+    """One run of one controller in one scenario."""
+    return Device(scenario, make(), seed).run(seconds).outcome()

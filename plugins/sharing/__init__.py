@@ -1,0 +1,35 @@
+"""GPU sharing: one guaranteed job and opportunistic ones on the same GPU, and the guaranteed one does not notice.
+
+Paper: AntMan (Xiao et al., OSDI 2020), the local coordinator of §3.2-3.3. Training jobs leave much of their GPU unused:
+its memory between peaks, its time while they wait for input or gradients (§2.2). AntMan lets opportunistic jobs have
+that, with two primitives in the job: a memory limit that can change between two mini-batches, and a gate before each
+operation (§3.1). Its controller is not published; this room is ours.
+
+    guaranteed job --- Report: duration, idle time, memory, spill --->  Gpu (one machine per GPU)
+    opportunistic  --- Report, which limits it has applied ---------->    |- Ladder   how much time for the others
+                   <-- Limits: rates, memory, lease, failsafe --------    |- Ledger   who holds how much memory
+                                                                          '- Search   memory among equals
+
+Words. *guaranteed*: has quota; at most one per GPU. *opportunistic*: whatever is left. *rung*: one number for what the
+opportunistic jobs may do, `policy.ladder`. *limit*: memory a job may hold on the device; what exceeds it goes to host
+memory. *acknowledged*: the job has applied it. *lease*: limits are good for seconds; a job that hears no more goes by
+its *failsafe*, so a dead agent never leaves anybody stopped.
+
+The states of a GPU, each left with a reason in words:
+
+    empty -> alone -> together                    opportunistic jobs only: no limits, or memory by trial
+       '---> arrival -> baseline -> run <-> verify     a guaranteed job: init, measured alone, others up the ladder
+                          ^          |-> idle          it does nothing for long: the others have all
+                          '--------- '-> surge         it needs memory: the others give it, stopped meanwhile
+    any -> lost                                   the device is sick: opportunistic jobs go, nobody comes
+
+Where we leave the paper: phases without device use are given away whole instead of a throttled share of all time; a
+slowdown is believed only when statistics say so, and only after the others were stopped; limits are leased; memory is
+handed on only after the old holder acknowledged.
+
+    messages   what a job and its agent tell one another, and the upgrade of a gang
+    policy     interference, ladder, memory, lease; rivals: the laws of other systems
+    machine    gpu, ladder, ledger; rivals: those laws as controllers
+
+There is no service yet: the job side of the memory limit needs PyTorch on a GPU.
+"""

@@ -1,0 +1,2 @@
+"""What the local coordinator remembers: `ladder` (the controller of one guaranteed job), `ledger` (who holds how much
+memory), `split` (the search among opportunistic jobs), `gpu` (the states of one GPU)."""

@@ -1,0 +1,148 @@
+"""What happens to one GPU, and what its machine asks for. Jobs are named by `JobId`; bytes are device memory."""
+
+import msgspec
+
+from covey.core import JobId, Note
+from plugins.sharing.messages import Kind, Limits, Report
+
+# ---- events ----------------------------------------------------------------------------------------------------------
+
+
+class Arrived(msgspec.Struct, frozen=True):
+    """The scheduler placed a job here; it waits for `Start`."""
+
+    job: JobId
+    kind: Kind
+    memory_bytes: int
+    """What it asks for: its peak, as far as anybody knows."""
+    weight: float = 1.0
+    """Of an opportunistic job among its equals."""
+    flag: bool = True
+    """It can say when it is idle on the device."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A job that ran here before the agent started: it announced itself and the limit it goes by."""
+
+    job: JobId
+    kind: Kind
+    memory_bytes: int
+    limit_bytes: int
+    epoch: int
+    """Of the limits it has applied."""
+    weight: float = 1.0
+    flag: bool = True
+
+
+class Reported(msgspec.Struct, frozen=True):
+    """A job here finished a mini-batch."""
+
+    report: Report
+
+
+class TimePassed(msgspec.Struct, frozen=True):
+    """Several times a second. `busy`: the guaranteed job has work on the device now."""
+
+    busy: bool
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The process of a job is gone; its memory may take a moment."""
+
+    job: JobId
+
+
+class Freed(msgspec.Struct, frozen=True):
+    """The device shows no memory of this job any more."""
+
+    job: JobId
+
+
+class Retagged(msgspec.Struct, frozen=True):
+    """The home agent upgraded or downgraded the whole gang (AntMan §3.3)."""
+
+    job: JobId
+    kind: Kind
+
+
+class HardLimited(msgspec.Struct, frozen=True):
+    """Came of `HardLimit`: the driver enforces it now (`ok`), or cannot."""
+
+    job: JobId
+    limit_bytes: int
+    ok: bool
+
+
+class Suspended(msgspec.Struct, frozen=True):
+    """Came of `Suspend`: the job holds no device memory now (`ok`), or could not be suspended."""
+
+    job: JobId
+    ok: bool
+
+
+class DeviceLost(msgspec.Struct, frozen=True):
+    """The device is to be used no more: an XID, uncorrectable errors, a recovery action of the driver."""
+
+    reason: str
+
+
+GpuEvent = Arrived | Found | Reported | TimePassed | Ended | Freed | Retagged | HardLimited | Suspended | DeviceLost
+
+# ---- actions ---------------------------------------------------------------------------------------------------------
+
+
+class SetLimits(msgspec.Struct, frozen=True):
+    """Tell the job. Sent again unchanged to renew the lease."""
+
+    limits: Limits
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Its memory is there: the job may start, under the limits sent last."""
+
+    job: JobId
+
+
+class Refuse(msgspec.Struct, frozen=True):
+    """The job cannot be here."""
+
+    job: JobId
+    why: str
+
+
+class HardLimit(msgspec.Struct, frozen=True):
+    """Ask the driver to enforce a limit that the job did not apply."""
+
+    job: JobId
+    limit_bytes: int
+
+
+class Suspend(msgspec.Struct, frozen=True):
+    """Move the job off the device, its state kept in host memory."""
+
+    job: JobId
+    why: str
+
+
+class Resume(msgspec.Struct, frozen=True):
+    """Its memory is there again, under the limits sent last."""
+
+    job: JobId
+
+
+class Terminate(msgspec.Struct, frozen=True):
+    """Ask the job to end."""
+
+    job: JobId
+    why: str
+
+
+class Kill(msgspec.Struct, frozen=True):
+    """End it."""
+
+    job: JobId
+    why: str
+
+
+GpuAction = SetLimits | Start | Refuse | HardLimit | Suspend | Resume | Terminate | Kill | Note
+Actions = list[GpuAction]

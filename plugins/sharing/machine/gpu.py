@@ -1,0 +1,459 @@
+"""One GPU: who is on it, in which state, and what each may do.
+
+Every event ends in `_settle`: from the members and the state follow targets for memory, which the ledger turns into
+limits that are safe to send now, and rates, which the ladder gives. So no path through the states can forget a limit.
+The lines of the story are written in one place, too: when the state after an event is another than before.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, assert_never
+
+import msgspec
+
+from covey.core import JobId, Note
+from covey.units import format_size
+from plugins.sharing.machine.events import (
+    Actions,
+    Arrived,
+    DeviceLost,
+    Ended,
+    Found,
+    Freed,
+    GpuAction,
+    GpuEvent,
+    HardLimit,
+    HardLimited,
+    Kill,
+    Refuse,
+    Reported,
+    Resume,
+    Retagged,
+    SetLimits,
+    Start,
+    Suspend,
+    Suspended,
+    Terminate,
+    TimePassed,
+)
+from plugins.sharing.machine.ladder import Ladder
+from plugins.sharing.machine.ledger import Ledger
+from plugins.sharing.machine.member import Member
+from plugins.sharing.machine.trial import Trial
+from plugins.sharing.messages import LEASE_S, Limits, Report
+from plugins.sharing.policy import interference, ladder, lease, memory
+from plugins.sharing.policy.interference import TOLERANCE, Steps
+from plugins.sharing.policy.ladder import FREE, STOPPED, Rates
+
+State = Literal[
+    "empty", "alone", "together", "arrival", "init", "baseline", "run", "verify", "idle", "surge", "stuck", "lost"
+]
+INIT_S_MAX = 120.0
+"""A guaranteed job that never runs steadily is taken as it is after this long."""
+STUCK_S, STUCK_STEPS = 30.0, 20.0
+"""No mini-batch for the longer of these although the device is busy: its feedback means nothing."""
+PRESS_S = (1.0, 10.0, 10.0, 10.0)
+"""How long each way of pressing a job may take before the next: driver, suspend, terminate, kill."""
+
+
+class Gpu:
+    """`uuid` names the device; `reserve_bytes` of its `capacity_bytes` are nobody's; `tolerance` is a share of the
+    guaranteed job's own mini-batch duration."""
+
+    def __init__(self, uuid: str, capacity_bytes: int, reserve_bytes: int, tolerance: float = TOLERANCE) -> None:
+        self.uuid, self.tolerance = uuid, tolerance
+        self.members: dict[JobId, Member] = {}
+        self.ledger = Ledger(capacity_bytes, reserve_bytes)
+        self.ladder: Ladder | None = None
+        """While the guaranteed job runs steadily."""
+        self.trial = Trial()
+        self.lost = ""
+        """Why nobody may use the device any more."""
+        self._surge = self._stuck = False
+        self._renew_s = -math.inf
+        self._why = ""
+
+    # ---- reading ----
+
+    @property
+    def subject(self) -> str:
+        return f"gpu/{self.uuid}"
+
+    @property
+    def guaranteed(self) -> Member | None:
+        return next((m for m in self.members.values() if m.guaranteed and m.stage != "ended"), None)
+
+    @property
+    def opportunistic(self) -> list[Member]:
+        """Those that hold or wait for device memory, in order of arrival."""
+        return [member for member in self.members.values() if not member.guaranteed and member.present]
+
+    @property
+    def state(self) -> State:
+        if self.lost:
+            return "lost"
+        guaranteed = self.guaranteed
+        if guaranteed is None:
+            count = len(self.opportunistic)
+            return "empty" if count == 0 else "alone" if count == 1 else "together"
+        if guaranteed.stage == "waiting":
+            return "arrival"
+        if self._stuck:
+            return "stuck"
+        if self._surge:
+            return "surge"
+        return "init" if self.ladder is None else self.ladder.phase
+
+    def can_upgrade(self, job: JobId) -> str:
+        """Why this job cannot be guaranteed here; empty when it can (AntMan §3.3: all of its ranks must be ready)."""
+        member, guaranteed = self.members.get(job), self.guaranteed
+        if member is None or member.stage != "running":
+            return f"{job} does not run on {self.uuid}"
+        if guaranteed is not None and guaranteed.job != job:
+            return f"{self.uuid} has a guaranteed job already, {guaranteed.job}"
+        if self.lost:
+            return f"{self.uuid} is out of use: {self.lost}"
+        if member.wanted_bytes > self.ledger.room_bytes:
+            return f"it wants {format_size(member.wanted_bytes)} of {format_size(self.ledger.room_bytes)}"
+        return ""
+
+    def check(self) -> None:
+        self.ledger.check()
+        assert sum(m.guaranteed and m.stage != "ended" for m in self.members.values()) <= 1, "two guaranteed jobs"
+        assert set(self.ledger.accounts) == set(self.members), "memory without a job, or a job without an account"
+        if self.ladder is not None:
+            self.ladder.check()
+            assert self.guaranteed is not None
+        for member in self.members.values():
+            if member.limits is not None:
+                assert member.limits.failsafe > 0 and member.limits.lease_s > 0, f"{member.job} could stop for ever"
+                assert member.limits.memory_bytes <= self.ledger.room_bytes
+
+    # ---- events ----
+
+    def handle(self, event: GpuEvent, now_s: float) -> Sequence[GpuAction]:
+        before, self._why = self.state, ""
+        actions = self._handle(event, now_s)
+        actions += self._settle(now_s)
+        if self._why or self.state != before:
+            actions.append(Note(self.subject, self.state, self._why or f"was {before}; {type(event).__name__}"))
+        return actions
+
+    def _handle(self, event: GpuEvent, now_s: float) -> Actions:
+        match event:
+            case Arrived():
+                return self._arrived(event)
+            case Found():
+                return self._found(event, now_s)
+            case Reported():
+                return self._reported(event.report, now_s)
+            case TimePassed():
+                return self._time_passed(event.busy, now_s)
+            case Ended():
+                return self._ended(event.job)
+            case Freed():
+                return self._freed(event.job)
+            case Retagged():
+                return self._retagged(event, now_s)
+            case HardLimited():
+                return self._hard_limited(event)
+            case Suspended():
+                return self._suspended(event)
+            case DeviceLost():
+                return self._device_lost(event.reason)
+            case _:
+                assert_never(event)
+
+    def _arrived(self, event: Arrived) -> Actions:
+        why = self._cannot_come(event)
+        if why:
+            return [Refuse(event.job, why), Note(f"job/{event.job}", "refused", why)]
+        member = Member(event.job, event.kind, event.memory_bytes, event.weight, event.flag)
+        self.members[event.job] = member
+        self.ledger.open(event.job)
+        self._why = f"{event.kind} job {event.job} arrived, asking for {format_size(event.memory_bytes)}"
+        if member.guaranteed:
+            self._why += ": the others stop and make room before it starts (AntMan §3.3)"
+            self._new_guaranteed()
+        return []
+
+    def _cannot_come(self, event: Arrived | Found) -> str:
+        guaranteed, room = self.guaranteed, self.ledger.room_bytes
+        if self.lost:
+            return f"{self.uuid} is out of use: {self.lost}"
+        if event.job in self.members:
+            return f"{event.job} is on {self.uuid} already"
+        if event.kind == "guaranteed" and guaranteed is not None:
+            return f"{self.uuid} has a guaranteed job already, {guaranteed.job}"
+        if event.memory_bytes > room and event.kind == "guaranteed":
+            return f"it asks for {format_size(event.memory_bytes)}; {self.uuid} has {format_size(room)}"
+        return ""
+
+    def _found(self, event: Found, now_s: float) -> Actions:
+        why = self._cannot_come(event)
+        if not why and event.limit_bytes > self.ledger.free_bytes:
+            free = format_size(self.ledger.free_bytes)
+            why = f"it says it may hold {format_size(event.limit_bytes)}, but only {free} are not accounted for"
+        if why:
+            return [Terminate(event.job, why), Note(f"job/{event.job}", "refused", why)]
+        member = Member(event.job, event.kind, event.memory_bytes, event.weight, event.flag, "running")
+        member.epoch = event.epoch
+        member.started_s = member.last_step_s = now_s
+        self.members[event.job] = member
+        self.ledger.open(event.job, event.limit_bytes)
+        self._why = f"{event.kind} job {event.job} was here before the agent; it keeps its limit"
+        if member.guaranteed:
+            self._new_guaranteed()
+        return []
+
+    def _new_guaranteed(self) -> None:
+        self.ladder, self._surge, self._stuck = None, False, False
+        self.trial.stop()
+
+    def _ended(self, job: JobId) -> Actions:
+        member = self.members.get(job)
+        if member is None or member.stage == "ended":
+            return []
+        was_guaranteed, member.stage = member.guaranteed, "ended"
+        self._why = f"{job} ended; its memory is handed on when the device shows it free"
+        if was_guaranteed:
+            self._new_guaranteed()
+        return []
+
+    def _freed(self, job: JobId) -> Actions:
+        member = self.members.get(job)
+        if member is None or member.stage != "ended":
+            return []
+        del self.members[job]
+        self.ledger.close(job)
+        self._why = f"{job} is gone"
+        return []
+
+    def _retagged(self, event: Retagged, now_s: float) -> Actions:
+        member = self.members.get(event.job)
+        if member is None or member.kind == event.kind:
+            return []
+        if event.kind == "guaranteed":
+            why = self.can_upgrade(event.job)
+            if why:
+                return [Note(f"job/{event.job}", "not upgraded", why)]
+        member.kind = event.kind
+        self._new_guaranteed()
+        self._why = f"{event.job} is {event.kind} from now on"
+        if member.guaranteed:
+            member.steps = Steps()
+            member.started_s = member.last_step_s = now_s
+        return [Note(f"job/{event.job}", "upgraded" if member.guaranteed else "downgraded", self._why)]
+
+    def _device_lost(self, reason: str) -> Actions:
+        if self.lost:
+            return []
+        self.lost = self._why = reason
+        self.ladder = None
+        self.trial.stop()
+        why = f"{self.uuid} is out of use: {reason}"
+        return [Terminate(member.job, why) for member in self.members.values() if member.stage != "ended"]
+
+    # ---- mini-batches ----
+
+    def _reported(self, report: Report, now_s: float) -> Actions:
+        job = JobId(report.job)
+        member = self.members.get(job)
+        if member is None or member.stage != "running":
+            return []
+        if self.ledger.acked(job, report.acked):
+            member.press, member.steps = 0, Steps()
+        member.saw(report.step_s, report.peak_bytes, report.stable_bytes, report.spill_bytes, now_s)
+        if member.guaranteed:
+            return self._guaranteed_stepped(member, report, now_s)
+        why = self.trial.told(self.members, self._applied(), now_s) if self.state == "together" else None
+        if why is None:
+            return []
+        for other in self.opportunistic:
+            other.steps = Steps()
+        return [Note(self.subject, "trial", why)]
+
+    def _guaranteed_stepped(self, member: Member, report: Report, now_s: float) -> Actions:
+        if self._stuck:
+            self._stuck = False
+            self._why = f"{member.job} finishes mini-batches again"
+        if self._surged(member, report):
+            return []
+        if self.ladder is not None:
+            self._why = self.ladder.stepped(report.step_s, report.idle_s, now_s) or self._why
+        elif interference.is_stable(member.steps):
+            self._steady(member, f"{member.job} runs steadily: {member.steps.count} mini-batches alone")
+        return []
+
+    def _surged(self, member: Member, report: Report) -> bool:
+        """It spills: its limit is too small, so the others give memory and stop meanwhile (AntMan §3.3, figure 7a)."""
+        may_have = min(self.ledger.room_bytes, member.wanted_bytes)
+        if report.spill_bytes > 0 and self.ledger.accounts[member.job].acked_bytes < may_have:
+            if not self._surge:
+                spilled = format_size(report.spill_bytes)
+                self._why = f"{member.job} placed {spilled} in host memory: the others stop and give way"
+            self._surge = True
+            return True
+        if not self._surge:
+            return False
+        self._surge = False
+        self._why = f"{member.job} has all its memory on the device again"
+        if report.spill_bytes > 0:
+            self._why = f"{member.job} wants more than the device has: it goes on with what there is"
+        if self.ladder is not None:
+            self.ladder.restart(self._why)
+        return True
+
+    def _steady(self, member: Member, why: str) -> None:
+        self.ladder = Ladder(self.tolerance, member.flag)
+        self.ladder.last_step_s = member.last_step_s
+        self._why = why
+
+    def _applied(self) -> bool:
+        """Do all opportunistic jobs go by the limits sent last?"""
+        return all(m.stage == "running" and not self.ledger.accounts[m.job].sent for m in self.opportunistic)
+
+    # ---- time ----
+
+    def _time_passed(self, busy: bool, now_s: float) -> Actions:
+        guaranteed = self.guaranteed
+        if guaranteed is not None and guaranteed.stage == "running":
+            self._watch(guaranteed, busy, now_s)
+        return self._press(now_s)
+
+    def _watch(self, member: Member, busy: bool, now_s: float) -> None:
+        silent_s = now_s - member.last_step_s
+        if self.ladder is not None and not self._stuck:
+            self._why = self.ladder.passed(now_s, busy) or self._why
+        if busy and not self._stuck and silent_s > max(STUCK_S, STUCK_STEPS * member.step_s):
+            self._stuck = True
+            self._why = f"{member.job} is busy but has finished no mini-batch for {silent_s:.0f} s: is it stuck?"
+            if self.ladder is not None:
+                self.ladder.restart(self._why)
+        elif self.ladder is None and not (self._surge or self._stuck) and now_s - member.started_s > INIT_S_MAX:
+            self._steady(member, f"{member.job} does not run steadily after {INIT_S_MAX:g} s: taken as it is")
+
+    def _press(self, now_s: float) -> Actions:
+        """Opportunistic jobs that hold memory others wait for, harder each time: driver, suspend, terminate, kill."""
+        steps_s = {member.job: member.step_s for member in self.members.values()}
+        late = self.ledger.overdue(now_s, steps_s)
+        actions: Actions = []
+        for job in late:
+            member = self.members[job]
+            if member.guaranteed or member.stage != "running":
+                continue
+            if member.press and now_s - member.press_s < PRESS_S[min(member.press, 4) - 1]:
+                continue
+            member.press, member.press_s = min(4, member.press + 1), now_s
+            actions += self._pressed(member)
+        return actions
+
+    def _pressed(self, member: Member) -> Actions:
+        want = self.ledger.accounts[member.job].told_bytes
+        why = f"{member.job} has not applied its limit of {format_size(want)}, and others wait for the memory"
+        pressing: tuple[GpuAction, str]
+        if member.press == 1:
+            pressing = HardLimit(member.job, want), "driver limit"
+        elif member.press == 2:
+            pressing = Suspend(member.job, why), "suspend"
+        elif member.press == 3:
+            pressing = Terminate(member.job, why), "terminate"
+        else:
+            pressing = Kill(member.job, why), "kill"
+        return [pressing[0], Note(f"job/{member.job}", pressing[1], why)]
+
+    def _hard_limited(self, event: HardLimited) -> Actions:
+        member = self.members.get(event.job)
+        if member is None or not event.ok or member.press != 1:
+            return []
+        if event.limit_bytes > self.ledger.accounts[event.job].charged_bytes:
+            return []
+        self.ledger.forced(event.job, event.limit_bytes)
+        member.press = 0
+        return []
+
+    def _suspended(self, event: Suspended) -> Actions:
+        member = self.members.get(event.job)
+        if member is None or not event.ok or member.press != 2:
+            return []
+        self.ledger.forced(event.job, 0)
+        member.stage, member.press = "suspended", 0
+        self._why = f"{event.job} is suspended to host memory"
+        return []
+
+    # ---- what follows from the state ----
+
+    def _settle(self, now_s: float) -> Actions:
+        """Limits and starts that follow from members and state; the lease renewed when it is half over."""
+        targets = self._targets(now_s)
+        changes = self.ledger.changes(targets)
+        renew = now_s - self._renew_s >= LEASE_S / 2
+        if renew:
+            self._renew_s = now_s
+        actions: Actions = []
+        for member in self.members.values():
+            if member.stage == "ended" or (member.stage == "suspended" and member.job not in changes):
+                continue
+            actions += self._tell(member, changes.get(member.job), renew, now_s)
+        return [*actions, *self._starts(targets, now_s)]
+
+    def _targets(self, now_s: float) -> dict[JobId, int]:
+        """Memory each member should hold, bytes; the guaranteed job first, so it is served first."""
+        if self.lost:
+            return {}
+        room, guaranteed = self.ledger.room_bytes, self.guaranteed
+        others = self.opportunistic
+        others += [m for m in self.members.values() if m.stage == "suspended" and self._fits_again(m)]
+        if guaranteed is None:
+            return self.trial.targets(room, others, now_s) if len(others) > 1 else {m.job: room for m in others}
+        first = min(room, guaranteed.wanted_bytes)
+        stable = [m.stable_bytes or m.wanted_bytes for m in others]
+        parts = memory.beside(room - first, stable, [min(room, m.wanted_bytes) for m in others])
+        return {guaranteed.job: first, **{m.job: part for m, part in zip(others, parts, strict=True)}}
+
+    def _fits_again(self, member: Member) -> bool:
+        return max(member.stable_bytes, memory.QUANTUM) <= self.ledger.free_bytes
+
+    def _tell(self, member: Member, bytes_: int | None, renew: bool, now_s: float) -> Actions:
+        rates, old = self._rates(member), member.limits
+        told = self.ledger.accounts[member.job].told_bytes if bytes_ is None else bytes_
+        head_s = None if math.isinf(rates.head_s) else rates.head_s
+        failsafe = lease.failsafe(self.guaranteed is not None) if not member.guaranteed else 1.0
+        new = Limits(member.job, member.epoch, rates.idle, head_s, rates.busy, told, failsafe)
+        if new == old:
+            return [SetLimits(new)] if renew and member.stage == "running" else []
+        member.epoch += 1
+        member.limits = msgspec.structs.replace(new, epoch=member.epoch)
+        if bytes_ is not None:
+            member.steps = Steps()
+            self.ledger.send(member.job, member.epoch, bytes_, now_s)
+            if member.stage != "running":  # nobody is there to apply it: it holds from the start
+                self.ledger.acked(member.job, member.epoch)
+        return [SetLimits(member.limits)]
+
+    def _rates(self, member: Member) -> Rates:
+        guaranteed = self.guaranteed
+        if member.guaranteed or guaranteed is None:
+            return FREE
+        if self._stuck:
+            return ladder.plain(lease.FAILSAFE_BESIDE)
+        if self.ladder is None or self._surge or self.state not in ("run", "idle"):
+            return STOPPED
+        weights = sum(other.weight for other in self.opportunistic)
+        return ladder.shared(self.ladder.rates, member.weight, weights)
+
+    def _starts(self, targets: dict[JobId, int], now_s: float) -> Actions:
+        """Who waited for memory and has it: a guaranteed job all it asked for, an opportunistic one anything."""
+        actions: Actions = []
+        for job, target in targets.items():
+            member = self.members[job]
+            held = self.ledger.accounts[job].acked_bytes
+            enough = held >= target if member.guaranteed else held >= min(target, memory.QUANTUM) and held > 0
+            if member.stage in ("waiting", "suspended") and enough:
+                action = Start(job) if member.stage == "waiting" else Resume(job)
+                member.stage, member.steps = "running", Steps()
+                member.started_s = member.last_step_s = now_s
+                why = f"{format_size(held)} of device memory are there for it"
+                actions += [action, Note(f"job/{job}", type(action).__name__.lower(), why)]
+                self._why = self._why or f"{job}: {why}"
+        return actions

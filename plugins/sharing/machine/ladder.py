@@ -1,0 +1,167 @@
+"""The controller that keeps one guaranteed job unharmed: four phases around one number (`policy.ladder`).
+
+              precise                confident violation              recovered: down a rung
+    baseline ---------> run ------------------------------> verify -----------------------> run
+    (others stopped)     ^  confident that it is fine:      (others  \\-- still slow: the job itself
+                         |  up a rung                       stopped)       has changed ----> baseline
+                         '<----------- it works again --- idle  <--- no mini-batch for long, device idle
+
+A violation is not believed to be the others' fault until they have been stopped: whoever keeps the first baseline
+for ever (AntMan, AIMD, PI, TGS as published) starves the others when the guaranteed job grows slower by itself, and
+harms it when it grows faster.
+"""
+
+from typing import Literal
+
+from plugins.sharing.policy import interference, ladder
+from plugins.sharing.policy.interference import STEPS_WINDOW_MAX, TOLERANCE, Slowdown, Steps
+from plugins.sharing.policy.ladder import EASE, QUIET_WINDOWS, TARGET, U_START, Rates
+
+Phase = Literal["baseline", "run", "verify", "idle"]
+SILENT_BASELINES = 8.0
+"""Mini-batch durations without a word after which a job that is idle on the device counts as away."""
+SILENT_MIN_S = 0.2
+SILENT_UNKNOWN_S = 1.0
+"""Stands for a duration that nobody has measured yet."""
+ALARM, ALARM_STEPS = 1.5, 3
+"""Three in a row, each half as long again as alone, are believed at once (AntMan §3.3: pessimistic)."""
+IDLE_WEIGHT = 0.1
+"""Weight of the newest idle phase in the typical one."""
+
+
+class Ladder:
+    """`stepped` and `passed` return a reason when the rates have changed, else None."""
+
+    def __init__(self, tolerance: float = TOLERANCE, flag: bool = True) -> None:
+        self.tolerance, self.flag = tolerance, flag
+        self.phase: Phase = "baseline"
+        self.u = 0.0
+        self.resume_u = U_START if flag else 1 + ladder.BUSY_START
+        """The rung to go on from after baseline, verify or idle."""
+        self.baseline = Steps()
+        self.window = Steps()
+        self.too_much: float | None = None
+        """The lowest rung that was found guilty and is not forgotten yet."""
+        self.quiet = 0
+        self.idle_s = 0.0
+        """Typical idle phase of the guaranteed job on the device, s."""
+        self.last_step_s: float | None = None
+        """When its newest mini-batch ended."""
+        self._accused = False
+        """Verifying because the job was too slow, not because the baseline is old."""
+        self._skip, self._alarms = True, 0
+
+    @property
+    def rates(self) -> Rates:
+        if self.phase == "idle":
+            return ladder.freed(self.resume_u, self.flag)
+        return ladder.rates(self.u, self.idle_s, self.flag)
+
+    @property
+    def measured(self) -> Slowdown:
+        return interference.slowdown(self.baseline, self.window)
+
+    def stepped(self, step_s: float, idle_s: float, now_s: float) -> str | None:
+        """The guaranteed job finished a mini-batch of `step_s` seconds, `idle_s` of them without work on the device."""
+        self.last_step_s = now_s
+        self.idle_s += (1.0 if self.idle_s == 0 else IDLE_WEIGHT) * (idle_s - self.idle_s)
+        if self.phase == "idle":
+            phase: Phase = "run" if self.baseline.count else "baseline"
+            return self._enter(phase, self.resume_u, "the guaranteed job works again")
+        if self._skip:  # this mini-batch began under the limits before
+            self._skip = False
+            return None
+        self.window = self.window.plus(interference.clipped(self.baseline, step_s))
+        if self.phase == "baseline":
+            return self._baseline()
+        self._alarms = self._alarms + 1 if step_s > ALARM * self.baseline.mean_s else 0
+        if self.phase == "run" and self._alarms >= ALARM_STEPS:
+            self._accused = True
+            return self._enter("verify", self.u, f"{self._alarms} mini-batches in a row far too long: whose fault?")
+        if not interference.is_look(self.window.count):
+            return None
+        return self._run() if self.phase == "run" else self._verify()
+
+    def passed(self, now_s: float, busy: bool) -> str | None:
+        """Time went by; `busy`: the guaranteed job has work on the device now."""
+        if self.phase == "idle" or busy or self.last_step_s is None or not self.flag:
+            return None
+        silent_s, step_s = now_s - self.last_step_s, self.baseline.mean_s or self.window.mean_s or SILENT_UNKNOWN_S
+        if silent_s <= max(SILENT_MIN_S, SILENT_BASELINES * step_s):
+            return None
+        why = f"no mini-batch for {silent_s:.1f} s and the device idle"
+        return self._enter("idle", self.u if self.phase == "run" else self.resume_u, why)
+
+    def restart(self, why: str) -> str:
+        """Forget the baseline and what was too much: the guaranteed job has changed."""
+        self.baseline, self.too_much, self.quiet = Steps(), None, 0
+        resume_u = self.resume_u if self.phase != "run" else self.u
+        return self._enter("baseline", resume_u, why)
+
+    def check(self) -> None:
+        assert 0 <= self.u <= ladder.U_MAX
+        assert self.phase in ("run", "idle") or self.u == 0, "while we measure, the others are stopped"
+        rates = self.rates
+        assert 0 <= rates.busy <= 1 and 0 <= rates.idle <= 1 and rates.head_s >= 0
+
+    # ---- the phases ----
+
+    def _enter(self, phase: Phase, u: float, why: str) -> str:
+        self.phase, self.window, self._skip, self._alarms = phase, Steps(), True, 0
+        if phase in ("baseline", "verify"):
+            self.resume_u, self.u = u, 0.0
+        elif phase == "idle":
+            self.resume_u = u
+        else:
+            self.u = u
+        return f"{why}; others now: {self.rates}"
+
+    def _baseline(self) -> str | None:
+        if not interference.is_precise(self.window, self.tolerance):
+            return None
+        self.baseline = self.window
+        mean_ms, error = 1000 * self.baseline.mean_s, self.baseline.error_s / self.baseline.mean_s
+        why = f"alone it takes {mean_ms:.1f} ms ± {100 * error:.1f} % ({self.baseline.count} mini-batches)"
+        return self._enter("run", self.resume_u, why)
+
+    def _run(self) -> str | None:
+        measured, count = self.measured, self.window.count
+        if measured.least > self.tolerance or measured.most < -self.tolerance:
+            self._accused = True
+            return self._enter("verify", self.u, f"it is {measured} slower than alone: whose fault?")
+        if measured.most < self.tolerance:
+            return self._quiet(measured)
+        if count < STEPS_WINDOW_MAX:
+            return None
+        if measured.excess > self.tolerance:
+            return self._enter("run", ladder.descended(self.u), f"{measured} slower, perhaps too much")
+        return self._quiet(measured)
+
+    def _quiet(self, measured: Slowdown) -> str | None:
+        self.quiet += 1
+        if self.quiet >= QUIET_WINDOWS:
+            self.too_much, self.quiet, self._accused = None, 0, False
+            return self._enter("verify", self.u, "its baseline is old")
+        target = TARGET * self.tolerance
+        if measured.excess > EASE * self.tolerance:
+            return self._enter("run", ladder.eased(self.u, measured.excess, target), f"{measured} slower, at the limit")
+        up = ladder.climbed(self.u, measured.excess, target, self.too_much)
+        if measured.excess >= target or up <= self.u:
+            self.window = Steps()
+            return None
+        return self._enter("run", up, f"{measured} slower, room for more")
+
+    def _verify(self) -> str | None:
+        measured = self.measured
+        recovered = abs(measured.excess) + interference.CONFIDENCE * measured.error < self.tolerance
+        changed = measured.least > self.tolerance / 2 or measured.most < -self.tolerance / 2
+        if not (recovered or changed) and self.window.count < interference.STEPS_BASELINE_MAX:
+            return None
+        if changed or abs(measured.excess) > self.tolerance / 2:
+            self.baseline, self.too_much = Steps(), None
+            return self._enter("baseline", self.resume_u, f"{measured} slower with the others stopped: it has changed")
+        self.baseline = self.baseline.joined(self.window)
+        if not self._accused:
+            return self._enter("run", self.resume_u, f"{measured} slower with the others stopped: as before")
+        self.too_much, self.quiet = self.resume_u, 0
+        return self._enter("run", ladder.descended(self.resume_u), f"{measured} slower with the others stopped")

@@ -1,0 +1,64 @@
+"""One job on a GPU, as the machine knows it.
+
+waiting --(memory is there)--> running --(did not let go in time)--> pressed --> suspended --> running
+                                  '--------> ended --(device shows no memory of it)--> gone
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from covey.core import JobId
+from plugins.sharing.messages import Kind, Limits
+from plugins.sharing.policy import memory
+from plugins.sharing.policy.interference import Steps
+
+Stage = Literal["waiting", "running", "suspended", "ended"]
+SPEED_WEIGHT = 0.2
+"""Weight of the newest mini-batch in the typical duration."""
+
+
+@dataclass
+class Member:
+    job: JobId
+    kind: Kind
+    wanted_bytes: int
+    """Its peak with everything on the device: what it asked for, then what it shows."""
+    weight: float
+    flag: bool
+    stage: Stage = "waiting"
+    stable_bytes: int = 0
+    """What it cannot give back between mini-batches; 0 while unknown."""
+    spill_bytes: int = 0
+    step_s: float = 0.0
+    """Typical duration of a mini-batch, s."""
+    last_step_s: float = 0.0
+    """When the newest one ended, or it started; clock time."""
+    started_s: float = 0.0
+    """When it started, was found, or was upgraded; clock time."""
+    steps: Steps = field(default_factory=Steps)
+    """Since the limits last changed: for trials, and whether a job that just started runs steadily."""
+    limits: Limits | None = None
+    """Sent last."""
+    epoch: int = 0
+    press: int = 0
+    """How far it had to be pressed to let memory go: 0 asked, 1 driver, 2 suspend, 3 terminate, 4 kill."""
+    press_s: float = 0.0
+
+    @property
+    def guaranteed(self) -> bool:
+        return self.kind == "guaranteed"
+
+    @property
+    def present(self) -> bool:
+        """It has, or is about to have, work on the device."""
+        return self.stage in ("waiting", "running")
+
+    def saw(self, step_s: float, peak_bytes: int, stable_bytes: int, spill_bytes: int, now_s: float) -> None:
+        """It finished a mini-batch."""
+        self.last_step_s = now_s
+        self.step_s += (SPEED_WEIGHT if self.step_s else 1.0) * (step_s - self.step_s)
+        self.steps = self.steps.plus(step_s)
+        self.stable_bytes, self.spill_bytes = stable_bytes, spill_bytes
+        wanted = -(-(peak_bytes + spill_bytes) // memory.QUANTUM) * memory.QUANTUM
+        if wanted > self.wanted_bytes:
+            self.wanted_bytes = wanted

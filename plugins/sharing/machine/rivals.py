@@ -1,0 +1,72 @@
+"""Controllers of the other kind, behind the interface of `Ladder`: one rate, one baseline, a law per window."""
+
+from collections import deque
+from typing import Generic, Protocol, Self, TypeVar
+
+from plugins.sharing.policy import ladder
+from plugins.sharing.policy.interference import TOLERANCE, Steps
+from plugins.sharing.policy.ladder import FREE, STOPPED, Rates
+
+BASELINE_STEPS = 32
+WINDOW_STEPS = 10
+"""AntMan's job side averages ten mini-batches."""
+
+
+class Law(Protocol):
+    """What a law of `policy.rivals` looks like."""
+
+    @property
+    def rate(self) -> float: ...
+    def after(self, excess: float, tolerance: float) -> Self: ...
+
+
+L = TypeVar("L", bound=Law)
+
+
+class Naive:
+    """No control at all: packing."""
+
+    rates = FREE
+
+    def stepped(self, step_s: float, idle_s: float, now_s: float) -> str | None:
+        return None
+
+    def passed(self, now_s: float, busy: bool) -> str | None:
+        return None
+
+
+class Throttle(Generic[L]):
+    """One law, told the mean slowdown of each window of mini-batches (`ticks` False) or of the newest ones every time
+    the clock ticks (True: TGS)."""
+
+    def __init__(self, law: L, tolerance: float = TOLERANCE, ticks: bool = False) -> None:
+        self.law, self.tolerance, self.ticks = law, tolerance, ticks
+        self.baseline = Steps()
+        self.recent: deque[float] = deque(maxlen=WINDOW_STEPS)
+
+    @property
+    def measuring(self) -> bool:
+        return self.baseline.count < BASELINE_STEPS
+
+    @property
+    def rates(self) -> Rates:
+        return STOPPED if self.measuring else ladder.plain(self.law.rate)
+
+    def stepped(self, step_s: float, idle_s: float, now_s: float) -> str | None:
+        if self.measuring:
+            self.baseline = self.baseline.plus(step_s)
+            return None
+        self.recent.append(step_s)
+        return None if self.ticks or len(self.recent) < WINDOW_STEPS else self._decide(clear=True)
+
+    def passed(self, now_s: float, busy: bool) -> str | None:
+        return self._decide(clear=False) if self.ticks and self.recent else None
+
+    def _decide(self, clear: bool) -> str | None:
+        excess = sum(self.recent) / len(self.recent) / self.baseline.mean_s - 1
+        old, self.law = self.law.rate, self.law.after(excess, self.tolerance)
+        if clear:
+            self.recent.clear()
+        if self.law.rate == old:
+            return None
+        return f"{100 * excess:+.1f} % slower: {100 * old:.1f} % -> {100 * self.law.rate:.1f} %"

@@ -1,0 +1,126 @@
+"""Is the guaranteed job slower than alone, and how sure are we?
+
+The measure is the duration of a mini-batch (AntMan §2.3: mini-batches repeat the same work, so their rate says how a
+job fares). One mini-batch proves nothing: it varies by itself. So durations are collected, and a decision waits until
+the measured slowdown, give or take its error, lies on one side of the tolerance. AntMan calls any difference under
+10 ms zero (§5.3), which hides a doubling of a 10 ms mini-batch; we compare relative to the job's own duration.
+"""
+
+import math
+
+import msgspec
+
+TOLERANCE = 0.05
+"""How much slower a guaranteed job may get, as a share of its own mini-batch duration. AntMan promises consistency with
+running alone (§3.2) and names no number; 5 % is ours."""
+CONFIDENCE = 1.3
+"""Standard errors on either side of a measured slowdown before it is believed: 90 % one-sided."""
+STEPS_MIN = 6
+"""Mini-batches before anything is concluded."""
+STEPS_BASELINE = 24
+"""Mini-batches of a baseline at least: its error is in every later comparison."""
+STEPS_BASELINE_MAX = 64
+"""A baseline ends here even when the job is so noisy that it is still uncertain: the others are stopped meanwhile."""
+STEPS_WINDOW_MAX = 256
+"""A window ends here even when nothing can be concluded."""
+CLIP = 4.0
+"""A mini-batch longer than this many baselines counts as this many: a checkpoint is no interference."""
+STEPS_POOLED_MAX = 512
+"""Weight of an old baseline when a new measurement confirms it."""
+
+
+class Steps(msgspec.Struct, frozen=True):
+    """Durations of mini-batches, summed up: how many, their mean (s), their sum of squared deviations (s²)."""
+
+    count: int = 0
+    mean_s: float = 0.0
+    squares: float = 0.0
+
+    def plus(self, step_s: float) -> "Steps":
+        """One more mini-batch (Welford's update, which does not lose digits)."""
+        count = self.count + 1
+        mean_s = self.mean_s + (step_s - self.mean_s) / count
+        return Steps(count, mean_s, self.squares + (step_s - self.mean_s) * (step_s - mean_s))
+
+    def joined(self, other: "Steps") -> "Steps":
+        """Both together, as if they had been collected at once; never heavier than `STEPS_POOLED_MAX`."""
+        count = self.count + other.count
+        if count == 0:
+            return self
+        between = other.mean_s - self.mean_s
+        both = Steps(
+            count,
+            self.mean_s + between * other.count / count,
+            self.squares + other.squares + between * between * self.count * other.count / count,
+        )
+        if count <= STEPS_POOLED_MAX:
+            return both
+        return Steps(STEPS_POOLED_MAX, both.mean_s, both.squares * STEPS_POOLED_MAX / count)
+
+    @property
+    def error_s(self) -> float:
+        """Standard error of the mean, s; infinite while there are fewer than two."""
+        if self.count < 2:
+            return math.inf
+        return math.sqrt(self.squares / (self.count - 1) / self.count)
+
+    @property
+    def variation(self) -> float:
+        """Coefficient of variation of single mini-batches; infinite while unknown."""
+        if self.count < 2 or self.mean_s <= 0:
+            return math.inf
+        return math.sqrt(self.squares / (self.count - 1)) / self.mean_s
+
+
+class Slowdown(msgspec.Struct, frozen=True):
+    """Measured slowdown as a share of the baseline (0.05: 5 % slower, negative: faster), and its standard error."""
+
+    excess: float
+    error: float
+
+    @property
+    def least(self) -> float:
+        """What it is at least, as far as we are sure."""
+        return self.excess - CONFIDENCE * self.error
+
+    @property
+    def most(self) -> float:
+        """What it is at most, as far as we are sure."""
+        return self.excess + CONFIDENCE * self.error
+
+    def __str__(self) -> str:
+        return f"{100 * self.excess:+.1f} % ± {100 * CONFIDENCE * self.error:.1f}"
+
+
+def slowdown(baseline: Steps, window: Steps) -> Slowdown:
+    """How much slower than its baseline the job runs; both errors count. Infinitely uncertain without a baseline."""
+    if baseline.mean_s <= 0:
+        return Slowdown(0.0, math.inf)
+    error = math.hypot(baseline.error_s, window.error_s) / baseline.mean_s
+    return Slowdown(window.mean_s / baseline.mean_s - 1, error)
+
+
+def clipped(baseline: Steps, step_s: float) -> float:
+    """The duration as it counts, s: a single long mini-batch (a checkpoint, an evaluation) does not drown the rest."""
+    return step_s if baseline.count == 0 else min(step_s, CLIP * baseline.mean_s)
+
+
+def is_precise(baseline: Steps, tolerance: float = TOLERANCE) -> bool:
+    """Is this enough for a baseline: known to a tenth of the tolerance, or as long as we are willing to wait?"""
+    if baseline.count < STEPS_BASELINE:
+        return False
+    return baseline.count >= STEPS_BASELINE_MAX or baseline.error_s < tolerance / 10 * baseline.mean_s
+
+
+def is_look(count: int) -> bool:
+    """Do we look at a window of this many mini-batches? At counts that grow by half: whoever looks after each one and
+    stops at the first extreme believes too much."""
+    look = STEPS_MIN
+    while look < count:
+        look = look * 3 // 2
+    return look == count
+
+
+def is_stable(steps: Steps) -> bool:
+    """Does a job that just started run steadily: ten mini-batches that differ by less than a fifth?"""
+    return steps.count >= 10 and steps.variation < 0.2
