@@ -86,13 +86,14 @@ class Agent:
             raise AgentctlError(
                 TOO_LATE, f"{address} did not answer", f"{self.timeout_s:g} s have passed", "agentctl status"
             ) from None
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, http.client.HTTPException) as error:
             raise Gone(method, address, error) from None
+        except ValueError as error:  # all of an answer came, and it was not ours
+            raise _no_agent(address, str(error)) from None
         if status >= 400 and "code" in found:
             raise AgentctlError(*(found.get(key, "") for key in ("code", "what", "why", "next")))
         if "data" not in found:
-            why = f"HTTP status {status} without data"
-            raise AgentctlError(FAILED, f"{address} is not a Covey agent", why, "check --agent and COVEY_AGENT")
+            raise _no_agent(address, f"HTTP status {status} without data")
         return Answer(found["data"], found.get("host", ""), found.get("as_of_wall_s", 0.0), found)
 
     def _awake(self) -> str:
@@ -136,6 +137,10 @@ class Gone(AgentctlError):
         super().__init__(TRY_AGAIN, f"{address} went away while answering", why, "look: agentctl jobs, then try again")
 
 
+def _no_agent(address: str, why: str) -> AgentctlError:
+    return AgentctlError(FAILED, f"{address} is not a Covey agent", why, "check --agent and COVEY_AGENT")
+
+
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
@@ -168,7 +173,11 @@ def _exchange(
         sent = None if body is None else json.dumps(body).encode()
         connection.request(method, target, sent, {"X-Covey": "1", "Content-Type": "application/json"})
         response = connection.getresponse()
-        found = json.loads(response.read())
+        text = response.read()
+        try:
+            found = json.loads(text)
+        except ValueError:
+            raise ValueError(f"HTTP status {response.status} with an answer that is not JSON") from None
         if not isinstance(found, dict):
             raise ValueError(f"HTTP status {response.status} with JSON that is no object")
         return response.status, found

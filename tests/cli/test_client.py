@@ -120,10 +120,25 @@ def test_a_silent_agent_is_a_deadline_not_a_hang(tmp_path: Path) -> None:
         assert failure(lambda: Agent([address], timeout_s=0.1).get("hosts")).code == client.TOO_LATE
 
 
-def test_something_that_is_not_an_agent_is_named(agent: FakeAgent) -> None:
-    agent.replies["GET /v1/hosts"] = (0, 200)
-    error = failure(lambda: Agent([agent.address]).get("hosts"))
-    assert "not a Covey agent" in error.what or error.code == 0
+@pytest.mark.parametrize("answer", [b"<html>hello</html>", b"[1, 2]", b'{"hello": 1}', b"", b"\xff\xfe"])
+def test_something_that_is_not_an_agent_is_named(tmp_path: Path, answer: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "other"))
+        listener.listen(1)
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        error = failure(lambda: Agent([f"unix:{tmp_path}/other"]).get("hosts"))
+        thread.join()
+    assert error.code == client.FAILED
+    assert "not a Covey agent" in error.what
+    assert "HTTP status 200" in error.why
 
 
 @pytest.mark.parametrize("names", [[], ["unix:{}/absent"], ["dead", "dead", "dead", "dead"], ["127.0.0.1:1"]])
