@@ -1,8 +1,9 @@
 """What a job's ranks wrote: all of it, every line with its rank, or one rank as it is (--rank N). -f follows until the
-job has ended."""
+job has ended. With --json every line is an object of its own: {"rank": 0, "line": "..."}."""
 
 import argparse
 import base64
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -72,12 +73,12 @@ def follow(context: Context, job: str, ranks: Sequence[int], prefixed: bool, unt
         if over and not any(grew):
             for reader in readers:
                 reader.flush()
-                write(reader, prefixes[reader.rank])
+                write(reader, prefixes[reader.rank], context.json)
                 if reader.trouble:
                     print(f"rank {reader.rank}: {reader.trouble}", file=sys.stderr)
             return not any(reader.trouble for reader in readers)
         for reader in readers:
-            write(reader, prefixes[reader.rank])
+            write(reader, prefixes[reader.rank], context.json)
         if not over:
             if not any(grew):
                 time.sleep(POLL_S)
@@ -122,8 +123,11 @@ def prefix(context: Context, rank: int, width: int) -> bytes:
     return context.paint(f"[{rank:>{width}}] ", COLOURS[rank % len(COLOURS)]).encode()
 
 
-def write(reader: Reader, before: bytes) -> None:
+def write(reader: Reader, before: bytes, as_json: bool) -> None:
+    """The whole lines; as JSON, what is not UTF-8 in them is replaced."""
     lines, reader.lines = reader.lines, []
     for line in lines:
+        if as_json:
+            line, before = json.dumps({"rank": reader.rank, "line": line.decode(errors="replace")}).encode(), b""
         sys.stdout.buffer.write(before + line + b"\n")
     sys.stdout.buffer.flush()

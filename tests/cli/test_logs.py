@@ -1,6 +1,7 @@
 """What ranks wrote, as agentctl shows it: whole lines with their rank, followed to the end of the job."""
 
 import base64
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,19 @@ def test_every_line_has_its_rank_whatever_the_parts_were(
     lines = capfdbinary.readouterr().out.splitlines()
     assert sorted(lines) == sorted([b"[0] one", b"[0] two", b"[1] \xffeins", b"[1] last without end"])
     assert [line for line in lines if line.startswith(b"[1]")] == [b"[1] \xffeins", b"[1] last without end"]
+
+
+def test_for_programs_every_line_is_an_object_with_its_rank(
+    agent: FakeAgent, job: Job, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    output = Output(agent, 3)
+    output.state = job
+    output.texts = [b'say "one"\n', b"\xffeins\nlast without end"]
+    assert main(["logs", "j1", "--json"]) == 0
+    found = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+    assert sorted((line["rank"], line["line"]) for line in found) == [
+        (0, 'say "one"'), (1, "last without end"), (1, "\ufffdeins"),
+    ]  # fmt: skip
 
 
 def test_one_rank_is_shown_as_it_is(agent: FakeAgent, job: Job, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
