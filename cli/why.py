@@ -1,12 +1,19 @@
-"""The story of one job (j1), slab (slab/VOLUME/N), volume or host: every event, when, where and why."""
+"""The story of one job (j1), slab (slab/VOLUME/N), volume or host: every event, when, where and why.
+
+HOST is where it happened; `rack` stands for what the hosts agreed on in their common log. The story of a host is told
+by the others, so there the column says who saw it."""
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
 from cli.client import AgentctlError
 from cli.context import Context, not_found
 from cli.table import clock, plural, table
 
 TITLES = ("TIME", "HOST", "OF", "EVENT", "WHY")
+AGREED = "log/"
+"""Key of an event that every host noted when it applied the log: which host's note is shown means nothing."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,9 +29,15 @@ def run(context: Context) -> int:
         return context.say_json(answer.whole)
     several = len({line["subject"] for line in answer.data}) > 1
     rows = [
-        (clock(line["wall_s"]), line["host"], line["subject"] if several else "", line["event"], line["reason"])
+        (clock(line["wall_s"]), where(line), line["subject"] if several else "", line["event"], line["reason"])
         for line in answer.data
     ]
-    context.say(table(TITLES, rows, (), context.paint))
+    seen = all(line["subject"].startswith("host/") for line in answer.data)
+    titles = tuple("SEEN BY" if seen and title == "HOST" else title for title in TITLES)
+    context.say(table(titles, rows, (), context.paint))
     context.as_of(answer, plural(len(rows), "event"))
     return 0
+
+
+def where(line: Mapping[str, Any]) -> str:
+    return "rack" if line.get("key", "").startswith(AGREED) else str(line["host"])

@@ -425,6 +425,18 @@ def test_cancel_says_what_it_did(run: Run, agent: FakeAgent, job: Job) -> None:
     assert run("cancel", "j1")[:2] == (0, "j1 is stopping; next: agentctl wait j1\n")
 
 
+def test_what_the_hosts_agreed_on_happened_in_the_rack_and_not_where_it_was_noted(run: Run, agent: FakeAgent) -> None:
+    agent.replies["GET /v1/why/j1"] = [STORY | {"key": "log/7.1"}, STORY | {"event": "ranks run here"}]
+    _, out, _ = run("why", "j1")
+    assert [line.split()[1] for line in out.splitlines()[:3]] == ["HOST", "rack", "gpu2"]
+
+
+def test_the_story_of_a_host_says_who_saw_it(run: Run, agent: FakeAgent) -> None:
+    agent.replies["GET /v1/why/gpu1"] = [STORY | {"subject": "host/gpu1", "event": "gone"}]
+    _, out, _ = run("why", "gpu1")
+    assert out.startswith("TIME") and "SEEN BY" in out.splitlines()[0]
+
+
 def test_quotas_and_volumes_are_changed(run: Run, agent: FakeAgent) -> None:
     agent.replies |= {"POST /v1/quotas": {}, "POST /v1/volumes": {}, "DELETE /v1/volumes/demo": {}}
     assert run("quota", "ann", "8")[:2] == (0, "ann may hold 8 GPUs\n")
