@@ -1,8 +1,10 @@
 """Controllers of the other kind, behind the interface of `Ladder`: one rate, one baseline, a law per window."""
 
+import math
 from collections import deque
 from typing import Generic, Protocol, Self, TypeVar
 
+from plugins.sharing.machine.ladder import Ladder
 from plugins.sharing.policy import ladder
 from plugins.sharing.policy.interference import TOLERANCE, Steps
 from plugins.sharing.policy.ladder import FREE, STOPPED, Rates
@@ -70,3 +72,15 @@ class Throttle(Generic[L]):
         if self.law.rate == old:
             return None
         return f"{100 * excess:+.1f} % slower: {100 * old:.1f} % -> {100 * self.law.rate:.1f} %"
+
+
+class SpreadLadder(Ladder):
+    """The ladder without its head: below 1 the others run at a rate that is spread over each idle phase. It shows what
+    the head is good for: an operation that starts late in an idle phase reaches into the busy one."""
+
+    @property
+    def rates(self) -> Rates:
+        rates = super().rates
+        if self.phase != "run" or not 0 < self.u < 1:
+            return rates
+        return Rates(self.u, math.inf, 0.0)
