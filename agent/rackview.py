@@ -162,6 +162,8 @@ class RackView:
 
     async def _gpus(self, _arguments: Mapping[str, Any]) -> list[GpuRow]:
         rows: list[GpuRow] = await self._rack("agent.local_gpus")({})
+        states = {view.host: view.state for view in self._agent.hosts()}
+        rows = [msgspec.structs.replace(row, host_state=states.get(row.host, "gone")) for row in rows]
         return sorted(rows, key=lambda row: (row.host, row.index))
 
     async def _why(self, arguments: Mapping[str, Any]) -> list[StoryLine]:

@@ -1,12 +1,17 @@
 """Every GPU of the rack, and which job holds it. `--line` gives one line for a status bar."""
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
 from cli.context import Context
 from cli.table import ago, plural, table
 from covey.units import format_size
 
 TITLES = ("HOST", "GPU", "MODEL", "MEMORY USED", "OF", "BUSY", "JOB", "SEEN")
+
+
+AWAY = ("gone", "left")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,8 +23,10 @@ def run(context: Context) -> int:
     if context.json:
         return context.say_json(answer.whole)
     gpus = answer.data
-    held = sum(gpu["job"] is not None for gpu in gpus)
-    summary = f"{plural(len(gpus), 'GPU')}: {held} held, {len(gpus) - held} free"
+    uses = [use(gpu) for gpu in gpus]
+    free, away = uses.count("free"), sum(name in AWAY for name in uses)
+    summary = f"{plural(len(gpus), 'GPU')}: {len(gpus) - free - away} held, {free} free"
+    summary += f", {away} on hosts that are gone" if away else ""
     if context.args.line:
         context.say(summary)
         return 0
@@ -31,11 +38,17 @@ def run(context: Context) -> int:
             format_size(gpu["memory_used_bytes"]),
             format_size(gpu["memory_total_bytes"]),
             f"{gpu['utilization']:.0%}",
-            gpu["job"] or "free",
+            name,
             ago(gpu["age_s"]),
         )
-        for gpu in gpus
+        for gpu, name in zip(gpus, uses, strict=True)
     ]
     context.say(table(TITLES, rows, ("GPU", "MEMORY USED", "OF", "BUSY"), context.paint))
     context.as_of(answer, summary, age_s=max((gpu["age_s"] for gpu in gpus), default=0.0))
     return 0
+
+
+def use(gpu: Mapping[str, Any]) -> str:
+    """Its job, `free`, or that its host is `gone` or has `left`: then nobody holds it and nobody gets it."""
+    state = gpu.get("host_state", "alive")
+    return state if state in AWAY else gpu["job"] or "free"

@@ -50,6 +50,8 @@ class GpuRow(msgspec.Struct, frozen=True):
     """The guaranteed job that holds it."""
     simulated: bool
     age_s: float
+    host_state: HostState = "alive"
+    """As the answering agent sees its host: nobody gets a GPU of a host that is gone."""
 
 
 class LeaderView(msgspec.Struct, frozen=True):

@@ -102,6 +102,14 @@ async def test_a_host_that_stops_answering_is_shown_from_its_last_answer_with_it
     assert (row.host, row.age_s) == (GPU2, 9.0)
 
 
+async def test_a_gpu_says_that_its_host_is_gone() -> None:
+    agent = FakeAgent()
+    commands = view(agent).commands()
+    assert [row.host_state for row in await commands["agent.gpus"]({})] == ["alive"]
+    agent.state = "gone"
+    assert [row.host_state for row in await commands["agent.gpus"]({})] == ["gone"]
+
+
 async def test_a_story_is_gathered_from_every_host_and_told_once() -> None:
     story: list[StoryLine] = await view(FakeAgent()).commands()["agent.why"]({"id": "j1"})
     assert [(line.event, line.host) for line in story] == [("granted", GPU2), ("started", GPU2)]

@@ -425,6 +425,12 @@ def test_cancel_says_what_it_did(run: Run, agent: FakeAgent, job: Job) -> None:
     assert run("cancel", "j1")[:2] == (0, "j1 is stopping; next: agentctl wait j1\n")
 
 
+def test_a_gpu_of_a_host_that_is_gone_is_not_free(run: Run, agent: FakeAgent) -> None:
+    agent.replies["GET /v1/gpus"] = [GPU | {"job": None}, GPU | {"index": 1, "job": "j1", "host_state": "gone"}]
+    assert run("gpus", "--line")[1] == "2 GPUs: 0 held, 1 free, 1 on hosts that are gone\n"
+    assert " gone " in run("gpus")[1].splitlines()[2]
+
+
 def test_what_the_hosts_agreed_on_happened_in_the_rack_and_not_where_it_was_noted(run: Run, agent: FakeAgent) -> None:
     agent.replies["GET /v1/why/j1"] = [STORY | {"key": "log/7.1"}, STORY | {"event": "ranks run here"}]
     _, out, _ = run("why", "j1")
