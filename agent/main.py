@@ -123,7 +123,9 @@ class Daemon:
         alive = sum(view.state == "alive" for view in agent.hosts())
         leader = f"leader {agent.log.leader}" if agent.log.leader else "no leader"
         failed = [name for name, health in agent.health.items() if health.state == "failed"]
-        return f"{alive} hosts alive, {leader}" + (f", FAILED rooms: {', '.join(failed)}" if failed else "")
+        return f"{alive} {'host' if alive == 1 else 'hosts'} alive, {leader}" + (
+            f", FAILED rooms: {', '.join(failed)}" if failed else ""
+        )
 
 
 def _complain(what: str, why: str, next: str) -> None:
