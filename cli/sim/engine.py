@@ -97,6 +97,8 @@ class Engine:
         self.left = count
         self.now = 0
         self.decided_at = -1
+        self.dirty = False
+        """Something happened since the last decision."""
         discipline = rules.discipline
         self.thresholds = rules.thresholds_gpu_s if discipline in ("dlas", "dgittins") else ()
         self.moving = discipline in MOVING
@@ -166,7 +168,7 @@ class Engine:
         steps, total = 0, max(1, len(self.jobs))
         while self.left:
             self.now = self._next()
-            if self._take() or self.moving or self._due():
+            if self._take() or self.moving or self.dirty:
                 self._decide()
             if self.watch:
                 self._record()
@@ -200,14 +202,8 @@ class Engine:
             now = min(now, -(-after // self.quantum) * self.quantum)
         return now
 
-    dirty = False
-    """Something happened since the last decision."""
-
     def _active(self) -> bool:
         return self.left > len(self.jobs) - self.arrived
-
-    def _due(self) -> bool:
-        return self.dirty
 
     def _take(self) -> bool:
         """Everything that happens now. Whether a decision is needed."""

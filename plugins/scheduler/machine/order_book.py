@@ -32,8 +32,8 @@ class OrderBook:
         """Per queue: width -> heap of keys. No empty heap, and no head that has left."""
         self.narrow: list[list[int]] = [[] for _ in range(queues)]
         """Per queue: the widths that wait, ascending."""
-        self.left: set[int] = set()
-        """Keys that left from the middle of a heap."""
+        self.left: list[set[int]] = [set() for _ in range(queues)]
+        """Per queue: keys that left from the middle of a heap and lie there still."""
         self.running: list[list[int]] = [[] for _ in range(queues)]
         """Per queue: keys, ascending; with `moving`, in no order."""
         self.held: list[int] = [0] * queues
@@ -45,8 +45,8 @@ class OrderBook:
 
     def wait(self, queue: int, key: int) -> None:
         """A job joins those that wait."""
-        if key in self.left:
-            self.left.remove(key)  # it is in its heap still
+        if key in self.left[queue]:
+            self.left[queue].remove(key)
             return
         width = self.widths[key & JOB_MASK]
         heaps = self.waiting[queue]
@@ -63,13 +63,14 @@ class OrderBook:
         if self.waiting[queue][width][0] == key:
             self._pop(queue, width)
         else:
-            self.left.add(key)
+            self.left[queue].add(key)
 
     def _pop(self, queue: int, width: int) -> int:
         heap = self.waiting[queue][width]
         key = heapq.heappop(heap)
-        while heap and heap[0] in self.left:
-            self.left.remove(heapq.heappop(heap))
+        left = self.left[queue]
+        while heap and heap[0] in left:
+            left.remove(heapq.heappop(heap))
         if not heap:
             del self.waiting[queue][width]
             self.narrow[queue].remove(width)
@@ -224,7 +225,7 @@ class OrderBook:
         """What must hold between two changes."""
         for queue, heaps in enumerate(self.waiting):
             assert sorted(heaps) == self.narrow[queue], "the widths that wait are the widths that have a heap"
-            assert all(heap and heap[0] not in self.left for heap in heaps.values()), "a heap has a head that waits"
+            assert all(heap and heap[0] not in self.left[queue] for heap in heaps.values()), "a heap has a head that waits"
             assert self.held[queue] == sum(self.widths[key & JOB_MASK] for key in self.running[queue])
             assert self.moving or self.running[queue] == sorted(self.running[queue])
         assert self.promoted == sorted(self.promoted)

@@ -1,0 +1,352 @@
+"""Run a trace of jobs under a scheduling policy, in virtual time.
+
+policies   covey          ours: 2D-LAS with three queues, narrow gangs first, whoever runs stays
+           las-published  Tiresias-L as in the paper's testbed: two queues, 3200 GPU-s, FIFO by first start
+           dlas dgittins  2D-LAS and 2D-Gittins with --set thresholds=..., starve=..., knob=...
+           las gittins    the same without queues
+           srsf srtf      they know how long every job is
+           sjf fjf fifo   fewest GPUs first; first come, best effort; first come, who does not fit blocks
+           backfill       fifo with EASY backfill on requested time limits (time_limit_s of the trace)
+           gandiva        turns of equal length
+
+settings   thresholds=3200/51200  inside=sticky|first  quantum=60  knob=8 (or 1/2, inf)  starve=604800 (or inf)
+           preempt=30  restore=30  narrow=on|off  limit_factor=1 (backfill: the limit of a job that names none, as a
+           multiple of its duration)  samples=FILE (gittins, dgittins: totals of past jobs, one column service_gpu_s)
+           sharing=on  guest_rate=0.4  slowdown=0.05 (covey: who waits runs beside others on their GPUs)
+"""
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import msgspec
+
+from cli.sim.engine import Outcome, SimJob
+from cli.sim.engine_baselines import engine_for
+from cli.sim.engine_sharing import Device, Shared
+from cli.sim.report import Cell, Figure, Progress, Report, Series, Table, Wrong
+from cli.sim.trace import Trace, read_services, read_trace
+from plugins.scheduler.policy.history import History
+from plugins.scheduler.policy.rules import COVEY, LAS_PUBLISHED, NON_PREEMPTIVE, Discipline, Rules
+
+HELP = "run a trace of jobs under a scheduling policy"
+SWITCH_S = 30
+"""A checkpoint, and a restart from it, unless set."""
+TURN_S, TURN_SWITCH_S = 60, 1
+"""Gandiva's turns and what a change of turns costs, unless set: it keeps suspended jobs in host memory."""
+GPUS_MAX = 1_000_000
+POLICIES = ("covey", "las-published", *get_args(Discipline))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A policy with everything that was set."""
+
+    policy: str
+    rules: Rules
+    limit_factor: Fraction = Fraction(1)
+    samples: Path | None = None
+    device: Device | None = None
+    """Sharing is on."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trace", type=Path, required=True, metavar="FILE", help="CSV, plain or gzip")
+    parser.add_argument("--gpus", required=True, metavar="N[xM]", help="N GPUs, or N hosts of M")
+    parser.add_argument("--policy", default="covey", metavar="P", help="default: covey")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting; may be repeated")
+
+
+def run(options: argparse.Namespace, progress: Progress) -> Report:
+    plan = plan_of(options.policy, settings_of(options.set))
+    capacity = gpus_of(options.gpus)
+    return simulate(read_trace(options.trace), capacity, plan, progress)
+
+
+# ---- what was asked for ----
+
+
+def gpus_of(text: str) -> int:
+    """`512` or `64x8`. Wrong when it is neither."""
+    parts = text.lower().split("x")
+    if len(parts) > 2 or not all(part.isascii() and part.isdigit() and len(part) < 9 for part in parts):
+        raise Wrong(f"--gpus {text}", "a number of GPUs, or hosts x GPUs such as 64x8, is expected", "correct it")
+    total = math.prod(int(part) for part in parts)
+    if not 1 <= total <= GPUS_MAX:
+        raise Wrong(f"--gpus {text}", f"1 to {GPUS_MAX} GPUs can be simulated", "correct it")
+    return total
+
+
+def settings_of(given: Sequence[str]) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for each in given:
+        key, equals, value = each.partition("=")
+        if not equals or not value:
+            raise Wrong(f"--set {each}", "KEY=VALUE is expected", "such as --set preempt=0")
+        if key not in SETTINGS:
+            raise Wrong(f"--set {each}", f"{key} is no setting", f"known: {', '.join(sorted(SETTINGS))}")
+        settings[key] = value
+    return settings
+
+
+def plan_of(policy: str, settings: dict[str, str]) -> Plan:
+    """Wrong for an unknown policy, and for a setting that cannot be used or means nothing to the policy."""
+    if policy not in POLICIES:
+        raise Wrong(f"--policy {policy}", f"known: {', '.join(POLICIES)}", "name one of them")
+    if policy == "covey":
+        rules = COVEY
+    elif policy == "las-published":
+        rules = LAS_PUBLISHED
+    else:
+        rules = Rules(discipline=cast(Discipline, policy), thresholds_gpu_s=(3200,) if policy[0] == "d" else ())
+    if policy == "gandiva":
+        rules = msgspec.structs.replace(rules, quantum_s=TURN_S, restore_s=TURN_SWITCH_S)
+    elif policy not in NON_PREEMPTIVE:
+        rules = msgspec.structs.replace(rules, preempt_s=SWITCH_S, restore_s=SWITCH_S)
+    plan = Plan(policy, rules)
+    for key, value in settings.items():
+        try:
+            plan = SETTINGS[key](plan, value)
+        except (ValueError, ZeroDivisionError, msgspec.ValidationError) as error:
+            raise Wrong(f"--set {key}={value}", str(error) or "it cannot be used", EXPECTED[key]) from None
+    unusable = set(settings) & SHARING_ONLY if plan.device is None else set()
+    if plan.device is not None and policy != "covey":
+        raise Wrong(f"--set sharing=on with --policy {policy}", "only covey shares GPUs", "--policy covey")
+    if unusable:
+        raise Wrong(f"--set {sorted(unusable)[0]}", "it describes sharing, which is off", "add --set sharing=on")
+    return plan
+
+
+Setting = Callable[[Plan, str], Plan]
+
+
+def _rule(name: str, parse: Callable[[str], Any]) -> Setting:
+    return lambda plan, text: replace(plan, rules=_checked(msgspec.structs.replace(plan.rules, **{name: parse(text)})))
+
+
+def _checked(rules: Rules) -> Rules:
+    rules.__post_init__()
+    return rules
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise ValueError(f"{text} is no whole number")
+    return int(text)
+
+
+def _whole_or_inf(text: str) -> int | None:
+    return None if text == "inf" else _whole(text)
+
+
+def _thresholds(text: str) -> tuple[int, ...]:
+    return () if text in ("none", "inf") else tuple(_whole(part) for part in text.replace(",", "/").split("/"))
+
+
+def _fraction_or_inf(text: str) -> tuple[int, int] | None:
+    return None if text == "inf" else Fraction(text).limit_denominator(10**6).as_integer_ratio()
+
+
+def _switch(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise ValueError(f"{text} is neither on nor off")
+    return text == "on"
+
+
+def _inside(text: str) -> str:
+    if text not in ("sticky", "first"):
+        raise ValueError(f"{text} is neither sticky nor first")
+    return text
+
+
+def _sharing(plan: Plan, text: str) -> Plan:
+    return replace(plan, device=(plan.device or Device()) if _switch(text) else None)
+
+
+def _device(name: str) -> Setting:
+    def put(plan: Plan, text: str) -> Plan:
+        share = Fraction(text)
+        if not 0 <= share < 1:
+            raise ValueError(f"{text} is not from 0 to 1")
+        return replace(plan, device=replace(plan.device or Device(), **{name: share}))
+
+    return put
+
+
+def _factor(plan: Plan, text: str) -> Plan:
+    factor = Fraction(text)
+    if not 0 < factor <= 1000:
+        raise ValueError(f"{text} is not over 0 and at most 1000")
+    return replace(plan, limit_factor=factor)
+
+
+SETTINGS: dict[str, Setting] = {
+    "thresholds": _rule("thresholds_gpu_s", _thresholds),
+    "inside": _rule("inside", _inside),
+    "quantum": _rule("quantum_s", _whole),
+    "knob": _rule("knob", _fraction_or_inf),
+    "starve": _rule("starve_limit_s", _whole_or_inf),
+    "preempt": _rule("preempt_s", _whole),
+    "restore": _rule("restore_s", _whole),
+    "narrow": _rule("narrow_first", _switch),
+    "limit_factor": _factor,
+    "samples": lambda plan, text: replace(plan, samples=Path(text)),
+    "sharing": _sharing,
+    "guest_rate": _device("guest_rate"),
+    "slowdown": _device("slowdown"),
+}
+SHARING_ONLY = {"guest_rate", "slowdown"}
+EXPECTED = {
+    "thresholds": "whole GPU-s, ascending, such as 3200/51200; none for one queue",
+    "inside": "sticky or first",
+    "quantum": "whole seconds, at least 1",
+    "knob": "a number such as 8 or 1/2, or inf",
+    "starve": "whole seconds, at least 1, or inf",
+    "preempt": "whole seconds",
+    "restore": "whole seconds",
+    "narrow": "on or off",
+    "limit_factor": "a number over 0",
+    "samples": "a file",
+    "sharing": "on or off",
+    "guest_rate": "a number from 0 to 1",
+    "slowdown": "a number from 0 to 1",
+}
+
+
+# ---- the run ----
+
+
+def simulate(trace: Trace, capacity: int, plan: Plan, progress: Progress) -> Report:
+    """One run. Gangs wider than the cluster are left out, and counted."""
+    jobs = [job for job in trace.jobs if job.gpus <= capacity]
+    wide = len(trace.jobs) - len(jobs)
+    if not jobs:
+        raise Wrong(f"{trace.name}: no job fits", f"all ask for more than {capacity} GPUs", "give more --gpus")
+    jobs = [_limited(job, plan.limit_factor) for job in jobs] if plan.rules.discipline == "backfill" else jobs
+    history = history_of(plan, jobs)
+    if plan.device is not None:
+        out = Shared(jobs, capacity, plan.rules, plan.device).run(progress)
+    else:
+        out = engine_for(plan.rules)(jobs, capacity, plan.rules, history).run(progress)
+    return report(trace, jobs, capacity, plan, out, wide)
+
+
+def _limited(job: SimJob, factor: Fraction) -> SimJob:
+    limit = job.limit_s if job.limit_s is not None else math.ceil(job.duration_s * factor)
+    return replace(job, limit_s=max(1, limit))
+
+
+def history_of(plan: Plan, jobs: Sequence[SimJob]) -> History:
+    """What 2D-Gittins knows of the past: `samples`, or else what the jobs of this very trace will have attained,
+    which is the most that a history could say."""
+    if plan.rules.discipline not in ("gittins", "dgittins"):
+        return History(())
+    if plan.samples is not None:
+        return History(read_services(plan.samples))
+    return History(job.gpus * job.duration_s for job in jobs)
+
+
+def quantile(ascending: Sequence[int], share: float) -> int:
+    """Nearest rank: the smallest value that at least this share does not exceed."""
+    return ascending[max(0, math.ceil(share * len(ascending)) - 1)]
+
+
+def measures(jobs: Sequence[SimJob], capacity: int, out: Outcome) -> dict[str, Any]:
+    """What a run comes to: times in s."""
+    spans = [end - job.submit_s for job, end in zip(jobs, out.end_s, strict=True)]
+    ascending = sorted(spans)
+    span = max(out.end_s) - min(job.submit_s for job in jobs)
+    work = sum(job.gpus * job.duration_s for job in jobs)
+    return {
+        "jobs": len(jobs),
+        "jct_s_mean": sum(spans) / len(spans),
+        "jct_s_p50": quantile(ascending, 0.5),
+        "jct_s_p95": quantile(ascending, 0.95),
+        "jct_s_p99": quantile(ascending, 0.99),
+        "jct_s_max": ascending[-1],
+        "wait_s_mean": sum(out.wait_s) / len(jobs),
+        "wait_s_p95": quantile(sorted(out.wait_s), 0.95),
+        "makespan_s": span,
+        "preemptions": sum(out.preempted),
+        "promotions": sum(out.promoted),
+        "gpu_utilization": work / (capacity * span) if span else 0.0,
+        "gpu_held": out.held_gpu_s / (capacity * span) if span else 0.0,
+        "decisions": out.decisions,
+    }
+
+
+def report(trace: Trace, jobs: Sequence[SimJob], capacity: int, plan: Plan, out: Outcome, wide: int) -> Report:
+    found = measures(jobs, capacity, out)
+    data = {
+        "policy": plan.policy,
+        "trace": trace.name,
+        "gpus": capacity,
+        "left_out_too_wide": wide,
+        "settings": said(plan),
+        **found,
+    }
+    rows: list[Sequence[Cell]] = [
+        ("jobs", found["jobs"], f"{wide} left out" if wide else ""),
+        ("job completion time, mean", duration(found["jct_s_mean"]), f"{found['jct_s_mean']:.0f} s"),
+        ("job completion time, median", duration(found["jct_s_p50"]), f"{found['jct_s_p50']} s"),
+        ("job completion time, 95 %", duration(found["jct_s_p95"]), f"{found['jct_s_p95']} s"),
+        ("waiting, mean", duration(found["wait_s_mean"]), f"{found['wait_s_mean']:.0f} s"),
+        ("makespan", duration(found["makespan_s"]), f"{found['makespan_s']} s"),
+        ("preemptions", found["preemptions"], ""),
+        ("promotions", found["promotions"], ""),
+        ("GPU utilisation", f"{100 * found['gpu_utilization']:.1f} %", "work done / GPUs / makespan"),
+    ]
+    notes = [f"{key}: {value}" for key, value in said(plan).items()]
+    warnings = []
+    if wide:
+        warnings.append(f"{wide} jobs ask for more than {capacity} GPUs and were left out")
+    if plan.policy == "backfill" and trace.limits < len(trace.jobs):
+        missing = len(trace.jobs) - trace.limits
+        warnings.append(f"{missing} jobs name no time limit: {float(plan.limit_factor):g} x their duration is assumed")
+    ascending = sorted(end - job.submit_s for job, end in zip(jobs, out.end_s, strict=True))
+    shares = [(at + 1) / len(ascending) for at in range(len(ascending))]
+    figure = Figure(
+        "jct",
+        f"{plan.policy} on {trace.name}, {capacity} GPUs",
+        "job completion time (s)",
+        "share of jobs",
+        (Series(plan.policy, [max(1, value) for value in ascending], shares),),
+        log_x=True,
+        steps=True,
+    )
+    title = f"{plan.policy} on {trace.name}, {capacity} GPUs"
+    return Report("jobs", data, (Table(title, ("what", "value", "exactly"), rows, notes),), (figure,), warnings)
+
+
+def said(plan: Plan) -> dict[str, Any]:
+    """The settings that the policy looks at, in words and numbers."""
+    rules = plan.rules
+    found: dict[str, Any] = {}
+    if rules.discipline in ("dlas", "dgittins"):
+        found |= {"thresholds_gpu_s": list(rules.thresholds_gpu_s), "inside": rules.inside}
+        found |= {"narrow_first": rules.narrow_first, "knob": "inf" if rules.knob is None else list(rules.knob)}
+        found["starve_limit_s"] = "inf" if rules.starve_limit_s is None else rules.starve_limit_s
+    if rules.discipline not in NON_PREEMPTIVE:
+        found |= {"preempt_s": rules.preempt_s, "restore_s": rules.restore_s}
+    if rules.quantum_s is not None:
+        found["quantum_s"] = rules.quantum_s
+    if rules.discipline == "backfill":
+        found["limit_factor"] = float(plan.limit_factor)
+    if rules.discipline in ("gittins", "dgittins"):
+        found["history"] = "this trace's own totals" if plan.samples is None else str(plan.samples)
+    if plan.device is not None:
+        found |= {"sharing": "on", "guest_rate": float(plan.device.guest_rate)}
+        found["slowdown"] = float(plan.device.slowdown)
+    return found
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12.3 min`, `4.5 h`, `3.2 days`."""
+    for size, word in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= size * (1 if word != "days" else 2):
+            return f"{seconds / size:.1f} {word}"
+    return f"{seconds:.0f} s"
