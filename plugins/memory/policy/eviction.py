@@ -2,7 +2,7 @@
 
 A lender cannot see who uses its slabs: pages come and go without it. So it asks. Asking the borrowers of E + E' slabs
 and evicting the E least active of them is the power of many choices: with E = 10 and 40 % of all slabs busy, ten slabs
-drawn blindly are all lightly active once in 165 times; the ten least active of twenty asked are so seven times in eight.
+drawn blindly are all lightly active once in 165 times; the ten least active of twenty are so seven times in eight.
 
 `lending` has the paper's own form, where all slabs are of one size. Here are slabs of any size (a plan in bytes), the
 paper's formula turned round (how large must E' be?), and what the paper leaves to the disk: moving on.
