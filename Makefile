@@ -41,7 +41,7 @@ house: $(READY)
 	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 
 test: $(READY)
-	@$(BIN)/pytest -n 2
+	@$(BIN)/pytest -n 2 --dist loadgroup
 
 sim: $(READY) ## replay one simulated rack: make sim SEED=7
 	@$(BIN)/covey-chaos sim --seed $(or $(SEED),1)
