@@ -160,7 +160,10 @@ class Shared:
         that wait, down the order."""
         width = [job.gpus for job in self.jobs]
         free = rooms = self.capacity
-        owners, lost, waiting, guests = [], [], [], []
+        owners: list[int] = []
+        lost: list[int] = []
+        waiting: list[int] = []
+        guests: list[int] = []
         for job in sorted(self.active, key=self._key):
             state = self.state[job]
             if state == SUSP:
