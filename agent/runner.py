@@ -295,7 +295,10 @@ class SupervisedRunner:
         process = await self._env.processes.start_program("supervisor", _instance(key), config)
         epoch.launched = True
         epoch.record = msgspec.structs.replace(epoch.record, supervisor=process.id)
-        await self._write(key, epoch)
+        try:
+            await self._write(key, epoch)
+        except OSError as error:  # it lives, and is found at its socket: these ranks did start
+            self._env.log.warning("a supervisor's id is not written", job=key[0], epoch=key[1], why=str(error))
 
     def _socket(self, key: Key) -> Address:
         return f"unix:{self._env.run_dir}/{_instance(key)}.sock"
