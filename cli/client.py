@@ -67,6 +67,15 @@ class Agent:
         self.address = None
         return self._ask("GET", _target(path, query), None)
 
+    def of_host(self, host: str) -> "Agent | None":
+        """The agent of that host, when it is one of those known here and answers."""
+        for address in self.addresses:
+            one = Agent([address], self.found_by, self.timeout_s)
+            with contextlib.suppress(AgentctlError):
+                if one.get("leader").host == host:
+                    return one
+        return None
+
     def post(self, *path: str, body: Mapping[str, Any] | None = None) -> Answer:
         return self._ask("POST", _target(path, {}), {} if body is None else body)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from cli.client import NOT_FOUND, Agent, AgentctlError, Answer
+from cli.client import NO_AGENT, NOT_FOUND, Agent, AgentctlError, Answer
 from cli.table import DIM, Paint, ago
 
 
@@ -34,6 +34,17 @@ class Context:
         """The grey last line: who answered, and how old the oldest part is."""
         parts = [*more, f"as {answer.host} knows it, {ago(age_s)}"]
         self.say(self.paint("; ".join(parts), DIM))
+
+
+def on_host(context: Context, host: str | None) -> Agent:
+    """The agent to ask for something on `host`; without it, whichever answers. AgentctlError when it is not known."""
+    if host is None:
+        return context.agent
+    found = context.agent.of_host(host)
+    if found is None:
+        why = f"none of the agents known here ({context.agent.found_by}) is {host}'s and answers"
+        raise AgentctlError(NO_AGENT, f"{host} cannot be asked from here", why, f"agentctl hosts, or go to {host}")
+    return found
 
 
 def not_found(context: Context, error: AgentctlError, given: str) -> NoReturn:

@@ -425,6 +425,27 @@ def test_cancel_says_what_it_did(run: Run, agent: FakeAgent, job: Job) -> None:
     assert run("cancel", "j1")[:2] == (0, "j1 is stopping; next: agentctl wait j1\n")
 
 
+def test_a_volume_of_another_host_is_not_forgotten_but_found(run: Run, agent: FakeAgent) -> None:
+    agent.replies |= {"GET /v1/volumes": [VOLUME | {"volume": "demo", "host": "gpu4"}]}
+    code, _, err = run("detach", "demo")
+    assert code == 3
+    assert "gpu1 has none of that name; gpu4 has" in err
+    assert "next: agentctl detach demo --host gpu4" in err
+
+
+def test_a_host_that_was_named_is_the_one_that_is_asked(
+    run: Run, agents: Callable[[], FakeAgent], agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = agents()
+    whole = {"schema": 1, "as_of_wall_s": 0.0, "host": "gpu4", "data": {}}
+    monkeypatch.setattr(other, "reply", lambda method, target, body: (200, whole))
+    assert run("detach", "demo", "--host", "gpu4")[:2] == (0, "demo is forgotten on gpu4\n")
+    assert run("attach", "demo", "1MiB", "--host", "gpu4")[1].startswith("demo: 1 MiB on gpu4")
+    assert not [target for target, _ in agent.asked if not target.startswith("GET")]
+    code, _, err = run("detach", "demo", "--host", "gpu9")
+    assert code == 5 and "gpu9 cannot be asked from here" in err
+
+
 def test_a_gpu_of_a_host_that_is_gone_is_not_free(run: Run, agent: FakeAgent) -> None:
     agent.replies["GET /v1/gpus"] = [GPU | {"job": None}, GPU | {"index": 1, "job": "j1", "host_state": "gone"}]
     assert run("gpus", "--line")[1] == "2 GPUs: 0 held, 1 free, 1 on hosts that are gone\n"
