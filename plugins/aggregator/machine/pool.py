@@ -19,7 +19,7 @@ import msgspec
 from covey.core import HostId, JobId, Note
 from plugins.aggregator.policy import assign, scale
 from plugins.aggregator.policy.assign import Profile
-from plugins.aggregator.policy.cycle import Cycle, cycle_of, loss, sound, without
+from plugins.aggregator.policy.cycle import Cycle, loss, sound, used, without
 from plugins.aggregator.policy.measured import ITERATIONS, Measured, is_hurt, loss_measured, reverted
 from plugins.aggregator.policy.scale import Work, least_loaded
 
@@ -32,6 +32,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     iterations: int = ITERATIONS
     lanes: int = 1
     """Sums an aggregator runs at a time."""
+    times: int = 1
+    """How many of its longest iterations a cycle may cover, where one would hurt somebody (1: the thesis)."""
     hold_cycles: bool = True
     """Keep the cycle of an aggregator that a job left where a shorter one would hurt the others."""
 
@@ -71,7 +73,13 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class Gone(msgspec.Struct, frozen=True):
-    """An aggregator is gone with all it held."""
+    """A host is gone with all it held."""
+
+    host: HostId
+
+
+class Back(msgspec.Struct, frozen=True):
+    """A host that was gone may aggregate again."""
 
     host: HostId
 
@@ -108,13 +116,14 @@ class Move(msgspec.Struct, frozen=True):
     host: HostId
 
 
-Event = Arrived | Exited | Timed | PeriodPassed | Refused | Gone
+Event = Arrived | Exited | Timed | PeriodPassed | Refused | Gone | Back
 Action = Start | Stop | Place | Move | Note
 
 
 class Pool:
     def __init__(self, rules: Rules = Rules(), hosts: Sequence[HostId] | None = None) -> None:
         self.rules = rules
+        self._empty = Cycle({}, rules.lanes, rules.times)
         self.cycles: dict[HostId, Cycle] = {}
         """Aggregators, oldest first."""
         self.jobs: dict[JobId, Profile] = {}
@@ -124,6 +133,7 @@ class Pool:
         """Jobs that lack an aggregator; their trial servers go on."""
         self._hosts = hosts
         """Hosts that may aggregate, in the order to use them; None: a1, a2, ... without end."""
+        self._down: set[HostId] = set()
         self._named = 0
         self._order: dict[HostId, int] = {}
         self._assigned: dict[JobId, int] = {}
@@ -146,6 +156,9 @@ class Pool:
                 return self._refused(event)
             case Gone():
                 return self._gone(event.host)
+            case Back():
+                self._down.discard(event.host)
+                return self._let_in()
             case _:
                 assert_never(event)
 
@@ -160,7 +173,7 @@ class Pool:
                 there[job] = there.get(job, 0) + tensor.work_us
         for host, cycle in self.cycles.items():
             assert {job: share.work_us for job, share in cycle.shares.items()} == held[host]
-            assert cycle == cycle_of(cycle.shares, cycle.lanes, cycle.us)
+            assert cycle.used_us == used(cycle.us, cycle.shares.values())
             assert sound(cycle) or not self.rules.hold_cycles
 
     def loss(self, job: JobId) -> float:
@@ -183,7 +196,7 @@ class Pool:
         aggregators to be worth one before the period ends."""
         names = list(self.cycles)
         barred = [at for at, name in enumerate(names) if name in self._barred.get(profile.job, ())]
-        found = assign.assign(profile, list(self.cycles.values()), self._spare(), self.rules.lanes, barred)
+        found = assign.assign(profile, list(self.cycles.values()), self._spare(), self._empty, barred)
         lacking = len(found.cycles) - len(names) if found is not None else 0
         if found is None or (0 < lacking < self.rules.lacking_min and not hurry):
             self.waiting[profile.job] = profile
@@ -235,15 +248,15 @@ class Pool:
     # ---- aggregators come and go ----
 
     def _spare(self) -> int | None:
-        return None if self._hosts is None else len(self._hosts) - len(self.cycles)
+        return None if self._hosts is None else len(self._unused())
+
+    def _unused(self) -> list[HostId]:
+        return [host for host in self._hosts or () if host not in self.cycles and host not in self._down]
 
     def _started(self) -> HostId:
         self._named += 1
-        if self._hosts is None:
-            host = HostId(f"a{self._named}")
-        else:
-            host = next(one for one in self._hosts if one not in self.cycles)
-        self.cycles[host] = Cycle({}, self.rules.lanes)
+        host = HostId(f"a{self._named}") if self._hosts is None else self._unused()[0]
+        self.cycles[host] = self._empty
         self._order[host] = self._named
         return host
 
@@ -282,6 +295,7 @@ class Pool:
     def _gone(self, host: HostId) -> Sequence[Action]:
         """What it summed is placed anew, with new aggregators if need be; the tensors' values come from the ranks. A
         job for which there is no room leaves the others too, and waits."""
+        self._down.add(host)
         if host not in self.cycles:
             return ()
         jobs = sorted(self.cycles[host].shares)
@@ -352,7 +366,7 @@ class Pool:
         names = list(after)
         part = msgspec.structs.replace(self.jobs[job], tensors=leaving)
         barred = [at for at, name in enumerate(names) if name in avoid]
-        found = assign.assign(part, list(after.values()), self._spare(), self.rules.lanes, barred)
+        found = assign.assign(part, list(after.values()), self._spare(), self._empty, barred)
         if found is None:
             return None
         before = {tensor: host for tensor, host in on.items() if host in self.cycles}

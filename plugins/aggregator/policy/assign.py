@@ -23,7 +23,7 @@ from fractions import Fraction
 import msgspec
 
 from covey.core import JobId
-from plugins.aggregator.policy.cycle import LOSS_LIMIT, Cycle, Share, executions, grown, hurts, loss, used
+from plugins.aggregator.policy.cycle import LOSS_LIMIT, Cycle, Share, cycle_for, executions, grown, hurts, loss, used
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -82,22 +82,31 @@ def flaw(profile: Profile) -> str:
 
 def room(cycle: Cycle, job: JobId, share: Share) -> Room | None:
     """What the aggregator would be with this job (the work of `share` does not count); None when anyone is hurt."""
-    us = max(cycle.us, share.period_us)
-    if hurts(us, share) or any(hurts(us, there) for there in cycle.shares.values()):
+    us = cycle_for(_with(cycle, job, share), cycle.times, cycle.us)
+    if us is None:
         return None
     used_us = cycle.used_us if us == cycle.us else used(us, cycle.shares.values())
     return Room(us, executions(us, share.period_us), cycle.lanes * us - used_us)
 
 
+def _with(cycle: Cycle, job: JobId, share: Share) -> list[Share]:
+    """Shares to find a cycle for; their work does not count."""
+    there = list(cycle.shares.values())
+    return there if job in cycle.shares else [*there, share]
+
+
 def refusal_of(cycle: Cycle, job: JobId, share: Share) -> str:
     """An aggregator's own exact check of more work, whatever the sender believed; empty when it takes it."""
-    us = max(cycle.us, share.period_us)
-    for name, one in sorted({**cycle.shares, job: share}.items()):
-        if hurts(us, one):
-            return f"in a cycle of {us} us {name} would lose {float(loss(us, one.period_us)):.1%} of its speed"
-    free_us = cycle.lanes * us - used(us, cycle.shares.values())
-    need_us = executions(us, share.period_us) * share.work_us
-    return f"{need_us} us of work and {free_us} us free in a cycle of {us} us" if need_us > free_us else ""
+    found = room(cycle, job, share)
+    if found is None:
+        us = max(cycle.us, share.period_us)
+        name = next(name for name, one in sorted({**cycle.shares, job: share}.items()) if hurts(us, one))
+        period_us = share.period_us if name == job else cycle.shares[name].period_us
+        return f"in a cycle of {us} us {name} would lose {float(loss(us, period_us)):.1%} of its speed"
+    need_us = found.executions * share.work_us
+    if need_us <= found.free_us:
+        return ""
+    return f"{need_us} us of work and {found.free_us} us free in a cycle of {found.us} us"
 
 
 def best_fit(cycles: Sequence[Cycle], job: JobId, share: Share, barred: Collection[int] = ()) -> int | None:
@@ -133,9 +142,9 @@ class Packing:
             self.put(at, job, share)
         return at
 
-    def open(self, lanes: int = 1) -> int:
-        """One more, empty."""
-        self.cycles.append(Cycle({}, lanes))
+    def open(self, empty: Cycle) -> int:
+        """One more."""
+        self.cycles.append(empty)
         at = len(self.cycles) - 1
         for index in self._jobs.values():
             index.set(at, self.cycles[at])
@@ -185,12 +194,12 @@ def assign(
     profile: Profile,
     cycles: Sequence[Cycle],
     new_max: int | None = None,
-    lanes: int = 1,
+    empty: Cycle = Cycle(),
     barred: Collection[int] = (),
 ) -> Assignment | None:
     """A job's tensors, in the order given, on these aggregators and as few new ones as best fit needs.
 
-    None when more than `new_max` new ones would be needed. The profile has no `flaw`.
+    `empty` is what a new one is. None when more than `new_max` of them would be needed. The profile has no `flaw`.
     """
     packing, on = Packing(cycles), []
     for tensor in profile.tensors:
@@ -199,20 +208,20 @@ def assign(
         if at is None:
             if new_max is not None and len(packing.cycles) - len(cycles) >= new_max:
                 return None
-            at = packing.open(lanes)
+            at = packing.open(empty)
             packing.put(at, profile.job, share)
         on.append(at)
     return Assignment(tuple(on), tuple(packing.cycles))
 
 
-def by_scan(profile: Profile, cycles: Sequence[Cycle], lanes: int = 1) -> Assignment:
+def by_scan(profile: Profile, cycles: Sequence[Cycle], empty: Cycle = Cycle()) -> Assignment:
     """The same by looking at every aggregator for every tensor, as printed."""
     after, on = list(cycles), []
     for tensor in profile.tensors:
         share = profile.share(tensor.work_us)
         at = best_fit(after, profile.job, share)
         if at is None:
-            after.append(Cycle({}, lanes))
+            after.append(empty)
             at = len(after) - 1
         after[at] = grown(after[at], profile.job, share)
         on.append(at)

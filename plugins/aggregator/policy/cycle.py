@@ -12,7 +12,7 @@ with this aggregator's C alone. A job slowed by another aggregator runs less oft
 a little less busy than it planned and never more; and it can check itself knowing nobody else's cycle.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fractions import Fraction
 
 import msgspec
@@ -40,6 +40,8 @@ class Cycle(msgspec.Struct, frozen=True):
     shares: Mapping[JobId, Share] = {}
     lanes: int = 1
     """Sums it runs at a time."""
+    times: int = 1
+    """How many of its longest iterations a cycle may cover, where fewer would hurt (1: the thesis)."""
     us: int = 0
     """C; 0 without jobs."""
     used_us: int = 0
@@ -80,23 +82,47 @@ def used(cycle_us: int, shares: Iterable[Share]) -> int:
     return sum(cycle_us // share.period_us * share.work_us for share in shares)
 
 
-def cycle_of(shares: Mapping[JobId, Share], lanes: int = 1, at_least_us: int = 0) -> Cycle:
-    """The cycle of an aggregator with these jobs; not shorter than `at_least_us`."""
+def cycle_for(shares: Collection[Share], times: int, now_us: int = 0) -> int | None:
+    """The cycle in which nobody is hurt: the present one if it will do, else the longest iteration, else, up to
+    `times` of that, the shortest that is a whole number of somebody's iterations. None when there is none.
+
+    The thesis stops at the longest iteration: 5 in a cycle of 12 loses 17 %. In a cycle of 25, where 12 runs twice,
+    5 loses nothing and 12 loses 4 %.
+    """
+    longest_us = max(share.period_us for share in shares)
+    for us in _cycles(shares, longest_us, times, now_us):
+        if not any(hurts(us, share) for share in shares):
+            return us
+    return None
+
+
+def _cycles(shares: Collection[Share], longest_us: int, times: int, now_us: int) -> Iterator[int]:
+    yield max(now_us, longest_us)
+    if now_us > longest_us:
+        yield longest_us
+    if times > 1:
+        periods = {share.period_us for share in shares}
+        most_us = times * longest_us
+        yield from sorted({us for one in periods for us in range(longest_us // one * one + one, most_us + 1, one)})
+
+
+def cycle_of(shares: Mapping[JobId, Share], lanes: int = 1, times: int = 1, now_us: int = 0) -> Cycle:
+    """An aggregator with these jobs, in the cycle that hurts nobody, or where there is none in the longest iteration;
+    the present cycle stays if it will do."""
     if not shares:
-        return Cycle({}, lanes)
-    us = max(at_least_us, *(share.period_us for share in shares.values()))
-    return Cycle(shares, lanes, us, used(us, shares.values()))
+        return Cycle({}, lanes, times)
+    us = cycle_for(list(shares.values()), times, now_us) or max(share.period_us for share in shares.values())
+    return Cycle(shares, lanes, times, us, used(us, shares.values()))
 
 
 def grown(cycle: Cycle, job: JobId, share: Share) -> Cycle:
     """The cycle with this share added to what the job has there; nothing is checked."""
     known = cycle.shares.get(job)
-    both = share if known is None else Share(share.period_us, known.work_us + share.work_us, share.limit)
-    shares = {**cycle.shares, job: both}
-    if share.period_us > cycle.us:
-        return Cycle(shares, cycle.lanes, share.period_us, used(share.period_us, shares.values()))
+    if known is None:
+        return cycle_of({**cycle.shares, job: share}, cycle.lanes, cycle.times, cycle.us)
+    both = Share(share.period_us, known.work_us + share.work_us, share.limit)
     more_us = executions(cycle.us, share.period_us) * share.work_us
-    return Cycle(shares, cycle.lanes, cycle.us, cycle.used_us + more_us)
+    return Cycle({**cycle.shares, job: both}, cycle.lanes, cycle.times, cycle.us, cycle.used_us + more_us)
 
 
 def sound(cycle: Cycle) -> bool:
@@ -112,9 +138,9 @@ def without(cycle: Cycle, job: JobId, hold: bool = True) -> Cycle:
     not speak of this case.)
     """
     shares = {name: share for name, share in cycle.shares.items() if name != job}
-    shorter = cycle_of(shares, cycle.lanes)
+    shorter = cycle_of(shares, cycle.lanes, cycle.times)
     if hold and not sound(shorter):
-        return cycle_of(shares, cycle.lanes, cycle.us)
+        return Cycle(shares, cycle.lanes, cycle.times, cycle.us, used(cycle.us, shares.values()))
     return shorter
 
 

@@ -31,12 +31,6 @@ def best_pool(free: Mapping[str, Fraction | int | float], need: Fraction | int |
     return min(enough)[1] if enough else None
 
 
-def pools_in_order(free: Mapping[str, Fraction], need: Fraction) -> list[str]:
-    """Pools to try: those that suffice, tightest first, then the rest, freest first. What is free in a pool may lie in
-    pieces too small for a job, and no count of it tells."""
-    return sorted(free, key=lambda name: (free[name] < need, free[name] if free[name] >= need else -free[name], name))
-
-
 def pools_of(hosts: Sequence[HostId], size: int = POOL_HOSTS) -> list[list[HostId]]:
     """Hosts in order, in pools of nearly equal size and none above `size`."""
     count = -(-len(hosts) // size)
