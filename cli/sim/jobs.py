@@ -30,6 +30,7 @@ from cli.sim.engine_baselines import engine_for
 from cli.sim.engine_sharing import Device, Shared
 from cli.sim.report import Cell, Figure, Progress, Report, Series, Table, Wrong
 from cli.sim.trace import Trace, read_services, read_trace
+from cli.table import plural
 from plugins.scheduler.policy.history import History
 from plugins.scheduler.policy.rules import COVEY, LAS_PUBLISHED, NON_PREEMPTIVE, Discipline, Rules
 
@@ -303,10 +304,11 @@ def report(trace: Trace, jobs: Sequence[SimJob], capacity: int, plan: Plan, out:
     notes = [f"{key}: {value}" for key, value in said(plan).items()]
     warnings = []
     if wide:
-        warnings.append(f"{wide} jobs ask for more than {capacity} GPUs and were left out")
+        warnings.append(f"{plural(wide, 'job')} wider than {capacity} GPUs left out")
     if plan.policy == "backfill" and trace.limits < len(trace.jobs):
         missing = len(trace.jobs) - trace.limits
-        warnings.append(f"{missing} jobs name no time limit: {float(plan.limit_factor):g} x their duration is assumed")
+        assumed = f"{float(plan.limit_factor):g} x the duration is assumed"
+        warnings.append(f"{plural(missing, 'job')} without a time limit: {assumed}")
     ascending = sorted(end - job.submit_s for job, end in zip(jobs, out.end_s, strict=True))
     shares = [(at + 1) / len(ascending) for at in range(len(ascending))]
     figure = Figure(
