@@ -168,9 +168,7 @@ class SimProcess:
         if not self.alive:
             return
         self.alive, self.code = False, code
-        if self._work is not None and not self._begun:
-            self._work.close()
-        self.world.bury(self.loop.kill())
+        self.let_go()
         self._tasks.clear()
         for resource in self.resources:
             if power:
@@ -187,6 +185,12 @@ class SimProcess:
         for waiter in self.waiters:
             if not waiter.done():
                 waiter.set_result(None)
+
+    def let_go(self) -> None:
+        """Never run anything of it again; what it left goes to the graveyard."""
+        if self._work is not None and not self._begun:
+            self._work.close()
+        self.world.bury(self.loop.kill())
 
     def signal(self, number: int) -> None:
         if not self.alive:

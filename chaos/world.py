@@ -290,7 +290,7 @@ class World:
         for host in self.hosts.values():
             for process in list(host.processes.values()):
                 process.loop.failed = None
-                self.bury(process.loop.kill())
+                process.let_go()
                 process.alive = False
                 process.loop.close()
             host.processes.clear()

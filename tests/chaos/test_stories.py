@@ -44,6 +44,17 @@ def test_hosts_that_were_cut_off_while_their_job_moved_learn_of_it(story: str, s
     tell(story, seed)
 
 
+@pytest.mark.parametrize("seed", [2004, 2078])
+def test_ranks_that_started_are_not_said_to_have_ended_when_the_disk_fails_just_then(seed: int) -> None:
+    """Their GPUs were given to the next job while they still ran on them."""
+    tell("swarm", seed)
+
+
+@pytest.mark.parametrize("seed", [602, 660])
+def test_a_rack_whose_disks_were_sick_finishes_its_jobs(seed: int) -> None:
+    tell("swarm", seed)
+
+
 def test_the_same_seed_is_the_same_story_under_two_hash_seeds() -> None:
     def told(hash_seed: str) -> str:
         done = subprocess.run(
