@@ -1,0 +1,107 @@
+"""What the hosts of one job say about its configuration: what they measured, and the steps of a plan (Cruise §3.3).
+
+The home of a job decides. Workers tell it their mini-batches, servers their network; it tells each host the steps that
+are due there, and a host tells when one is done. A step is named by the plan's number and its own place in the plan, so
+a repeated order or answer is recognised.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from covey.core import ID_PATTERN, HostId, Message
+
+Role = Literal["worker", "server"]
+Kind = Literal["data", "model"]
+"""Training data lies with workers and never changes; the model lies with servers and does."""
+
+Name = Annotated[str, Meta(pattern=ID_PATTERN)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 53))]
+
+
+class Add(msgspec.Struct, frozen=True, tag="add"):
+    """Start an executor on a host that joins."""
+
+    host: HostId
+    role: Role
+
+
+class Delete(msgspec.Struct, frozen=True, tag="delete"):
+    """End the executor of a host that leaves; it owns nothing any more."""
+
+    host: HostId
+    role: Role
+
+
+class Switch(msgspec.Struct, frozen=True, tag="switch"):
+    """Change the role of a host: its executor stays, nothing is set up or cleared away."""
+
+    host: HostId
+    before: Role
+    after: Role
+
+
+class Move(msgspec.Struct, frozen=True, tag="move"):
+    """Hand blocks to another host: ownership first, then the content, block by block (Cruise §3.3.2)."""
+
+    kind: Kind
+    source: HostId
+    target: HostId
+    blocks: tuple[int, ...]
+    """Ids, ascending."""
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Finish the mini-batch at hand, flush the pushes, and compute no more: its data is about to leave."""
+
+    host: HostId
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """Begin to compute: the data is here."""
+
+    host: HostId
+
+
+Operation = Add | Delete | Switch | Move
+"""The four operations of the paper's Table 3.2."""
+Step = Operation | Stop | Start
+"""What hosts really do."""
+
+
+class BatchTimed(Message, frozen=True):
+    """Worker: one mini-batch."""
+
+    job: Name
+    samples: Annotated[int, Meta(ge=1, le=(1 << 53))]
+    compute_s: Seconds
+
+
+class NicMeasured(Message, frozen=True):
+    """Either: what its network carries."""
+
+    job: Name
+    bytes_per_s: Annotated[float, Meta(gt=0, le=1e15)]
+
+
+class Do(Message, frozen=True):
+    """Home: this step of this plan is yours now."""
+
+    job: Name
+    plan: Count
+    at: Count
+    step: Step
+
+
+class Did(Message, frozen=True):
+    """Host: done, or why not."""
+
+    job: Name
+    plan: Count
+    at: Count
+    failure: Annotated[str, Meta(max_length=300)] = ""
+
+
+Messages = BatchTimed | NicMeasured | Do | Did

@@ -1,0 +1,150 @@
+"""From the configuration at hand to the one wanted: operations that may run at the same time (Cruise §3.3.1).
+
+A plan is a directed graph without cycles. What must wait for what:
+
+    add h ------> move to h ------> start h        blocks need a place; a worker needs data before it computes
+    stop h -----> move from h ----> delete h       data leaves once nobody computes on it; then the host may go
+
+Everything else is independent and runs together; `switch` waits for nothing, since its executor is there already. At
+any instant, after any set of steps that the graph allows, every block has exactly one owner: a `move` hands over
+ownership in one instant, and no other step changes it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from covey.core import HostId
+from plugins.tuner.messages import Add, Delete, Kind, Move, Role, Start, Step, Stop, Switch
+from plugins.tuner.policy.blocks import moves, whole
+from plugins.tuner.policy.search import Split
+
+Change = Add | Delete | Switch
+
+GAIN_MIN = 0.05
+"""Share of the epoch that a change must save; less, and the tuner would swing to and fro (Cruise §3.3.1: 5 %)."""
+
+
+class Configuration(msgspec.Struct, frozen=True):
+    """Who has which role and owns which blocks."""
+
+    roles: Mapping[HostId, Role]
+    data: Mapping[HostId, tuple[int, ...]]
+    model: Mapping[HostId, tuple[int, ...]]
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Who should have which role, and how many blocks."""
+
+    roles: Mapping[HostId, Role]
+    data: Mapping[HostId, int]
+    model: Mapping[HostId, int]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Steps, and which of them must be done before which: pairs of places in `steps`."""
+
+    steps: tuple[Step, ...]
+    edges: tuple[tuple[int, int], ...]
+
+
+def is_worth_it(now_s: float, then_s: float, gain_min: float = GAIN_MIN) -> bool:
+    """Does a change from epochs of `now_s` to `then_s` seconds save enough? (Cruise §3.3.1)"""
+    return now_s - then_s >= gain_min * now_s
+
+
+def target(split: Split, data_blocks: int, model_blocks: int) -> Target:
+    """A split in whole blocks."""
+    roles: dict[HostId, Role] = dict.fromkeys(split.workers, "worker")
+    roles |= dict.fromkeys(split.servers, "server")
+    data = dict(zip(split.workers, whole(data_blocks, split.data), strict=True))
+    model = dict(zip(split.servers, whole(model_blocks, split.model), strict=True))
+    return Target(roles, data, model)
+
+
+def operations(now: Configuration, wanted: Target) -> tuple[tuple[Change, ...], tuple[Move, ...]]:
+    """What happens to hosts, in the order of their names, and what moves, data first."""
+    changes: list[Change] = []
+    for host in sorted({**now.roles, **wanted.roles}):
+        before, after = now.roles.get(host), wanted.roles.get(host)
+        if before is None and after is not None:
+            changes.append(Add(host, after))
+        elif before is not None and after is None:
+            changes.append(Delete(host, before))
+        elif before is not None and after is not None and before != after:
+            changes.append(Switch(host, before, after))
+    return tuple(changes), (*moves("data", now.data, wanted.data), *moves("model", now.model, wanted.model))
+
+
+def plan(now: Configuration, wanted: Target) -> Plan:
+    """The paper's operations, and the order among them: add before a move to there, a move from there before delete."""
+    changes, moving = operations(now, wanted)
+    steps: tuple[Step, ...] = (*changes, *moving)
+    return Plan(steps, _edges(steps))
+
+
+def compiled(now: Configuration, wanted: Target) -> Plan:
+    """The plan in full: who leaves the workers stops first, who joins them starts last."""
+    changes, moving = operations(now, wanted)
+    stops = [Stop(change.host) for change in changes if _role_before(change) == "worker"]
+    starts = [Start(change.host) for change in changes if _role_after(change) == "worker"]
+    steps: tuple[Step, ...] = (*changes, *stops, *moving, *starts)
+    return Plan(steps, _edges(steps))
+
+
+def ready(plan: Plan, begun: Collection[int], done: Collection[int]) -> list[int]:
+    """Places of the steps that may begin now: not begun, and all that must come before is done."""
+    waits = {after for before, after in plan.edges if before not in done}
+    return [at for at in range(len(plan.steps)) if at not in begun and at not in waits]
+
+
+def owners(now: Configuration, done: Sequence[Step]) -> dict[tuple[Kind, int], HostId]:
+    """Who owns each block after these steps. ValueError when one moves a block that its source does not own."""
+    held: dict[tuple[Kind, int], HostId] = {}
+    kinds: tuple[tuple[Kind, Mapping[HostId, tuple[int, ...]]], ...] = (("data", now.data), ("model", now.model))
+    for kind, owned in kinds:
+        for host, blocks in owned.items():
+            for block in blocks:
+                if (kind, block) in held:
+                    raise ValueError(f"{kind} block {block} has two owners: {held[kind, block]} and {host}")
+                held[kind, block] = host
+    for step in done:
+        if isinstance(step, Move):
+            for block in step.blocks:
+                if held.get((step.kind, block)) != step.source:
+                    raise ValueError(f"{step.kind} block {block} is not {step.source}'s to move")
+                held[step.kind, block] = step.target
+    return held
+
+
+def _role_before(change: Change) -> Role | None:
+    if isinstance(change, Delete):
+        return change.role
+    return change.before if isinstance(change, Switch) else None
+
+
+def _role_after(change: Change) -> Role | None:
+    if isinstance(change, Add):
+        return change.role
+    return change.after if isinstance(change, Switch) else None
+
+
+def _edges(steps: Sequence[Step]) -> tuple[tuple[int, int], ...]:
+    adds = {step.host: at for at, step in enumerate(steps) if isinstance(step, Add)}
+    stops = {step.host: at for at, step in enumerate(steps) if isinstance(step, Stop)}
+    starts = {step.host: at for at, step in enumerate(steps) if isinstance(step, Start)}
+    deletes = {step.host: at for at, step in enumerate(steps) if isinstance(step, Delete)}
+    edges: set[tuple[int, int]] = set()
+    for at, step in enumerate(steps):
+        if isinstance(step, Move):
+            before = [adds.get(step.target), stops.get(step.source) if step.kind == "data" else None]
+            after = [starts.get(step.target) if step.kind == "data" else None, deletes.get(step.source)]
+            edges |= {(each, at) for each in before if each is not None}
+            edges |= {(at, each) for each in after if each is not None}
+    for host, at in starts.items():
+        if host in adds:
+            edges.add((adds[host], at))
+    for host, at in stops.items():
+        if host in deletes:
+            edges.add((at, deletes[host]))
+    return tuple(sorted(edges))
