@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import metadata
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 from aiohttp import hdrs, web
@@ -41,6 +41,9 @@ from plugins.views import ErrorView
 
 BODY_BYTES_MAX = 1 << 20
 """Longest request body: a submitted environment is a few kilobytes, a control frame's limit is the same."""
+TCP_CONNECTIONS_MAX = 128
+"""Open at once on the TCP door, silent ones too: what comes beyond is closed at once, so that nobody there can use up
+the agent's file descriptors."""
 ID_CHARACTERS_MAX = 200
 """Longest id in a path: `slab/VOLUME/N` has at most 80."""
 ANSWER_S_MAX = 20.0
@@ -50,7 +53,7 @@ LAG_S_MAX = 2.0
 """Event loop lag above which `/livez` says no; far above a garbage collection, below a watchdog's patience."""
 
 STATUS_OF_CODE = {1: 500, 2: 400, 3: 404, 4: 403, 6: 504, 7: 422, 75: 503}
-"""agentctl's exit code (users.md 3a) -> HTTP status."""
+"""agentctl's exit code -> HTTP status."""
 CODE_OF_STATUS = {400: 2, 403: 4, 404: 3, 405: 2, 413: 2, 503: 75, 504: 6}
 """And back, for what aiohttp itself refuses."""
 
@@ -64,6 +67,13 @@ SECURITY_HEADERS = {
     "Cache-Control": "no-store",
     "Server": "covey",
 }
+
+
+class _TurnedAway(asyncio.Protocol):
+    """For a connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).abort()
 
 
 class Api(Protocol):
@@ -104,6 +114,7 @@ class HttpApi:
         self.refused: Counter[str] = Counter()
         """What was turned away at the door, by reason."""
         self._runner: web.AppRunner | None = None
+        self._tcp: asyncio.Server | None = None
 
     async def start(self) -> None:
         runner = web.AppRunner(
@@ -121,7 +132,7 @@ class HttpApi:
                 tcp = tcp_socket(self.bind)
                 host, port = tcp.getsockname()[:2]
                 self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-                await web.SockSite(runner, tcp).start()
+                self._tcp = await asyncio.get_running_loop().create_server(lambda: self._visitor(runner), sock=tcp)
         except OSError:
             await runner.cleanup()
             raise
@@ -130,11 +141,23 @@ class HttpApi:
     async def stop(self) -> None:
         """Idempotent. Requests under way get a second to finish."""
         runner, self._runner = self._runner, None
+        tcp, self._tcp = self._tcp, None
         if runner is None:
             return
+        if tcp is not None:
+            tcp.close()
         await runner.cleanup()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.unix_path)
+
+    def _visitor(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
+        """Who serves a new TCP connection."""
+        server = runner.server
+        assert server is not None
+        if len(server.connections) < TCP_CONNECTIONS_MAX:
+            return server()
+        self.refused["full"] += 1
+        return _TurnedAway()
 
     def metrics(self) -> dict[str, float]:
         found = {f'covey_http_requests_total{{status="{status}"}}': float(n) for status, n in self.requests.items()}

@@ -300,6 +300,21 @@ async def test_tcp_reads_need_a_name_that_no_attacker_can_point_here(rig: Rig) -
     assert rig.http.refused["host"] == 5
 
 
+async def test_tcp_connections_are_so_many_and_no_more_and_keep_nobody_from_the_unix_socket(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "TCP_CONNECTIONS_MAX", 3)
+    host, port = rig.http.address.rsplit(":", 1)
+    held = [await asyncio.open_connection(host, int(port)) for _ in range(5)]
+    for reader, _ in held[3:]:
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(1), 5) == b""
+    assert rig.http.refused["full"] == 2
+    assert (await rig.ask("GET", "/v1/hosts"))[0] == 200
+    for _, writer in held:
+        writer.close()
+
+
 async def test_a_tcp_change_needs_our_header_and_no_foreign_page(rig: Rig) -> None:
     ours = {"X-Covey": "1"}
     for headers in ({}, ours | {"Origin": "http://evil.example"}, ours | {"Origin": "null"}):
