@@ -1,6 +1,6 @@
 """Letters between agents: ids, boots, acknowledgements, retries and a table of duplicates on top of `Links`.
 
-A link loses messages silently (reliability.md, decision 4), so whatever changes state travels as a letter:
+A link loses messages silently, so whatever changes state travels as a letter:
 
     send   -> delivered at least once until its deadline, handled at most once   -> ack
     ask    -> a question that changes nothing; asked again until answered        -> answer | refused

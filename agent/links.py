@@ -24,7 +24,7 @@ DOMAIN = "covey"
 MESSAGE_BYTES_MAX = (1 << 20) + 4096
 OUTBOX_MESSAGES_MAX = 1000
 HEARTBEAT_MS = 1000
-"""Both ends ping: with only one end, a partition can leave a black hole (reliability.md, decision 4)."""
+"""Both ends ping: with only one end, a partition can leave a black hole."""
 
 
 RECONNECT_S = (0.25, 2.0)
