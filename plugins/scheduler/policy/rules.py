@@ -4,7 +4,7 @@ Every policy is a walk down an order (`policy/order.py`); they differ in the que
 inside a queue. A `Rules` says all of it, so that the agent, the simulator and the tests speak of the same thing.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -41,6 +41,10 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """Inside a queue, waiting jobs of fewer GPUs come first; by age among equals."""
 
     def __post_init__(self) -> None:
+        if self.discipline not in get_args(Discipline):
+            raise ValueError(f"no discipline {self.discipline}; known: {', '.join(get_args(Discipline))}")
+        if self.inside not in get_args(Inside):
+            raise ValueError(f"inside is {self.inside}; known: {', '.join(get_args(Inside))}")
         if any(low >= high for low, high in zip((0, *self.thresholds_gpu_s), self.thresholds_gpu_s, strict=False)):
             raise ValueError("thresholds_gpu_s must be over 0 and ascending")
         if self.quantum_s is not None and self.quantum_s < 1:
