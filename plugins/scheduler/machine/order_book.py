@@ -225,7 +225,7 @@ class OrderBook:
         """What must hold between two changes."""
         for queue, heaps in enumerate(self.waiting):
             assert sorted(heaps) == self.narrow[queue], "the widths that wait are the widths that have a heap"
-            assert all(heap and heap[0] not in self.left[queue] for heap in heaps.values()), "a heap has a head that waits"
+            assert all(heap and heap[0] not in self.left[queue] for heap in heaps.values()), "the head of a heap waits"
             assert self.held[queue] == sum(self.widths[key & JOB_MASK] for key in self.running[queue])
             assert self.moving or self.running[queue] == sorted(self.running[queue])
         assert self.promoted == sorted(self.promoted)

@@ -1,0 +1,123 @@
+"""The fast order says what the plain one says, and keeps what it promises."""
+
+import random
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.sim.engine import Engine, Outcome, SimJob
+from plugins.scheduler.machine.order_book import JOB_BITS, JOB_MASK, OrderBook
+from plugins.scheduler.policy.history import History
+from plugins.scheduler.policy.rules import Discipline, Rules
+from tests.plugins.scheduler.plain import Plain, PlainJob
+
+WALKS = [name for name in get_args(Discipline) if name not in ("backfill", "gandiva")]
+Case = tuple[list[PlainJob], int, Rules, History]
+
+
+def case(seed: int, discipline: Discipline, jobs_max: int) -> Case:
+    """A small crowded cluster; integers only, so that ties are common."""
+    dice = random.Random(seed)
+    capacity = dice.choice((1, 2, 4, 8))
+    widths = [width for width in (1, 1, 1, 2, 2, 3, 4, 8) if width <= capacity]
+    jobs = [
+        PlainJob(id, dice.randrange(25), dice.choice(widths), dice.randrange(1, 25))
+        for id in range(dice.randrange(1, jobs_max))
+    ]
+    thresholds = tuple(sorted(dice.sample((4, 6, 10, 16, 24, 40), dice.randrange(3))))
+    rules = Rules(
+        discipline=discipline,
+        thresholds_gpu_s=thresholds if discipline in ("dlas", "dgittins") else (),
+        inside=dice.choice(("sticky", "first")) if discipline == "dlas" else "sticky",
+        knob=dice.choice((None, None, (1, 1), (2, 1), (7, 2))),
+        starve_limit_s=dice.choice((None, None, 10, 20)),
+        preempt_s=dice.choice((0, 0, 1, 2)),
+        restore_s=dice.choice((0, 1, 3)),
+        narrow_first=discipline == "dlas" and dice.random() < 0.4,
+    )
+    if rules.inside == "first" or discipline not in ("dlas", "dgittins"):
+        rules = Rules(**{**{f: getattr(rules, f) for f in rules.__struct_fields__}, "narrow_first": False})
+    if discipline not in ("dlas", "dgittins"):
+        rules = Rules(discipline=discipline, preempt_s=rules.preempt_s, restore_s=rules.restore_s)
+    return jobs, capacity, rules, History(job.width * job.duration for job in jobs)
+
+
+def fast(jobs: list[PlainJob], capacity: int, rules: Rules, history: History) -> Outcome:
+    given = [SimJob(job.id, job.submit, job.width, job.duration) for job in jobs]
+    return Engine(given, capacity, rules, history).run()
+
+
+def agree(seed: int, discipline: Discipline, jobs_max: int = 13) -> None:
+    jobs, capacity, rules, history = case(seed, discipline, jobs_max)
+    out = fast(jobs, capacity, rules, history)
+    plain = Plain(jobs, capacity, rules, history).run()
+    ours = list(zip(out.end_s, out.preempted, out.promoted, out.wait_s, strict=True))
+    theirs = [(job.end, job.preempted, job.promotions, job.wait_all) for job in plain]
+    assert ours == theirs, f"seed {seed}: {discipline}, {capacity} GPUs, {rules}"
+
+
+@pytest.mark.parametrize("discipline", WALKS)
+def test_the_fast_order_and_a_plain_one_agree_on_random_cases(discipline: Discipline) -> None:
+    for seed in range(60 if discipline != "dlas" else 300):
+        agree(seed, discipline)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("discipline", WALKS)
+def test_the_fast_order_and_a_plain_one_agree_on_10000_random_cases(discipline: Discipline) -> None:
+    for seed in range(1000, 1000 + 10_000 // len(WALKS) + 1):
+        agree(seed, discipline)
+
+
+WIDTHS = st.lists(st.integers(1, 9), min_size=1, max_size=30)
+
+
+@given(WIDTHS, st.integers(1, 20), st.booleans(), st.booleans(), st.randoms(use_true_random=False))
+def test_a_decision_grants_whole_gangs_and_no_more_than_there_is(
+    widths: list[int], capacity: int, merged: bool, blocking: bool, dice: random.Random
+) -> None:
+    book = OrderBook(2, widths, merged=merged, blocking=blocking)
+    runs: set[int] = set()
+    keys = {job: dice.randrange(6) << JOB_BITS | job for job in range(len(widths))}
+    queues = {job: dice.randrange(2) for job in range(len(widths))}
+    for job, width in enumerate(widths):
+        if width + sum(widths[other] for other in runs) <= capacity and dice.random() < 0.5:
+            runs.add(job)
+            book.run(queues[job], keys[job])
+        else:
+            book.wait(queues[job], keys[job])
+    book.check()
+    vacant = capacity - sum(widths[job] for job in runs)
+    start, stop = book.decide(capacity, vacant)
+    assert set(stop) <= runs and not set(start) & runs and len(set(start)) == len(start)
+    assert sum(widths[job] for job in start) <= vacant, "only what nobody holds is given"
+    assert sum(widths[job] for job in {*start, *runs} - set(stop)) <= capacity
+    for job in start:
+        book.run(queues[job], keys[job])
+    for job in stop:
+        book.stop(queues[job], keys[job])
+        book.wait(queues[job], keys[job])
+    book.check()
+
+
+@given(st.permutations(range(8)))
+def test_who_came_first_does_not_matter_to_jobs_that_are_alike(order: list[int]) -> None:
+    jobs = [SimJob(id, 0, 2, 10) for id in range(8)]
+    rules = Rules(thresholds_gpu_s=(8,), preempt_s=1, restore_s=1)
+    straight = Engine(jobs, 4, rules).run()
+    mixed = Engine([jobs[at] for at in order], 4, rules).run()
+    assert [mixed.end_s[order.index(id)] for id in range(8)] == straight.end_s
+
+
+def test_a_job_that_leaves_the_middle_of_a_heap_and_comes_back_is_there_once() -> None:
+    book = OrderBook(1, [1, 1, 1])
+    for job in range(3):
+        book.wait(0, job)
+    book.leave(0, 1)
+    book.check()
+    assert book.decide(1, 0) == ([], [])
+    book.wait(0, 1)
+    assert [key & JOB_MASK for key in book.decide(3, 3)[0]] == [0, 1, 2]
+    book.check()
