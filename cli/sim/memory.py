@@ -18,7 +18,7 @@ import msgspec
 
 from cli.sim import memory_reports
 from cli.sim.memory_reports import Setting
-from cli.sim.memory_workload import KEPT, SYSTEM_BYTES, containers_from
+from cli.sim.memory_workload import KEPT, SECONDS, SYSTEM_BYTES, containers_from
 from cli.sim.report import Progress, Report, Wrong
 from covey.units import parse_size
 from plugins.memory.policy.settings import MemorySettings
@@ -39,6 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--headroom", default=MemorySettings().headroom, help="a size or a share (default 12.5 %%)")
     parser.add_argument("--kept", type=float, default=KEPT, help="resident pages that also lie in swap, 0 to 1")
     parser.add_argument("--view-age", type=int, default=1, metavar="S", help="age of gossip in the cluster, seconds")
+    parser.add_argument("--seconds", type=int, default=SECONDS, help=f"length of a run (default {SECONDS})")
     parser.add_argument("--runs", type=int, default=3, help="runs by consecutive seeds (default 3)")
     parser.add_argument("--crowd", type=int, nargs="+", default=[1000, 5000], metavar="N", help="hosts in `views`")
     parser.add_argument("--ages", type=float, nargs="+", default=list(AGES_S), metavar="S", help="ages in `views`")
@@ -73,6 +74,7 @@ def setting_of(options: argparse.Namespace) -> Setting:
     _within("--hosts", options.hosts, 2, 2000)
     _within("--containers", options.containers, 1, 20_000)
     _within("--runs", options.runs, 1, 1000)
+    _within("--seconds", options.seconds, 2, 1_000_000)
     _within("--view-age", options.view_age, 0, 600)
     _within("--evict", options.evict, 2, 1000)
     _within("--trials", options.trials, 1, 1_000_000)
@@ -99,6 +101,7 @@ def setting_of(options: argparse.Namespace) -> Setting:
         kept=options.kept,
         view_age_s=options.view_age,
         runs=options.runs,
+        seconds=options.seconds,
         seed=options.seed,
     )
     if options.file is None:

@@ -138,9 +138,8 @@ def _cluster_row(label: str, each: Mapping[str, float]) -> list[Cell]:
 
 
 def _told(setting: Setting) -> dict[str, object]:
-    told = asdict(setting)
-    del told["given"]
-    return {"setting": told}
+    told = {name: value for name, value in asdict(setting).items() if name not in ("given", "headroom")}
+    return {"setting": {**told, "headroom_bytes": setting.headroom.of(setting.host_bytes)}}
 
 
 def sensitivity(setting: Setting, progress: Progress) -> Report:

@@ -94,7 +94,8 @@ def containers_from(path: Path) -> tuple[list[str], list[Container]]:
 
     Raises `Wrong` with line and column."""
     try:
-        rows = list(csv.DictReader(path.open(newline="", encoding="utf-8")))
+        with path.open(newline="", encoding="utf-8") as text:
+            rows = list(csv.DictReader(text))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise Wrong(f"{path} cannot be read", str(error), "name a CSV file: host,limit,working_set") from None
     columns = ("host", "limit", "working_set")

@@ -1,0 +1,181 @@
+"""Infiniswap's claims about a whole rack (Gu 2021, chapter 2), one per test, on the policies that agents call."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cli.sim import memory_workload
+from cli.sim.memory_cluster import Outcome, Rack, Way, ours, published
+from cli.sim.memory_reports import Setting, batch_eviction
+from cli.sim.memory_views import herd
+from covey.units import GIB, MIB
+from plugins.memory.machine import borrower, lender
+from plugins.memory.policy import eviction, lending, placement
+
+SETTING = Setting(runs=2)
+NONE = Way("no remote memory", choices=0)
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, list[Outcome]]:
+    """The paper's rack twice over, without remote memory, as published, and three of our ways."""
+    ways = (NONE, published(), ours(), replace(ours("by view"), drawn=placement.DRAWN), ours("random", choices=1))
+    found: dict[str, list[Outcome]] = {way.label: [] for way in ways}
+    for seed in range(1, 1 + SETTING.runs):
+        load = SETTING.load(seed)
+        for way in ways:
+            found[way.label].append(SETTING.outcome(way, load, seed))
+    return found
+
+
+def mean(outcomes: list[Outcome], of: str) -> float:
+    return float(np.mean([getattr(each, of) for each in outcomes]))
+
+
+def spread(outcomes: list[Outcome]) -> float:
+    return float(np.mean([each.used_share.std() / each.used_share.mean() for each in outcomes]))
+
+
+def test_the_mix_of_containers_is_half_full_a_third_three_quarters_the_rest_half() -> None:
+    """90 containers, equally many of each application, placed at random. Reference: §2.7.5"""
+    held = memory_workload.containers_by_seed(32, 90, 64 * GIB, random.Random(1))
+    shares = [round(one.limit_bytes / one.working_set_bytes, 2) for one in held]
+    assert [shares.count(share) for share in (1.0, 0.75, 0.5)] == [45, 27, 18]
+    sizes = [one.working_set_bytes for one in held]
+    assert {sizes.count(app.working_set_bytes) for app in memory_workload.APPS} == {18, 36}, "two of them need 9 GiB"
+    assert sum(one.limit_bytes for one in held) / (32 * 64 * GIB) == pytest.approx(0.408, abs=0.02)
+
+
+def test_without_remote_memory_two_fifths_are_used_and_very_unevenly(runs: dict[str, list[Outcome]]) -> None:
+    """40.8 % in use, maximum over median 2.36, over minimum 22.5. Reference: §2.7.5.1"""
+    assert mean(runs["no remote memory"], "utilization") == pytest.approx(0.408, abs=0.02)
+    assert mean(runs["no remote memory"], "max_to_median") == pytest.approx(2.36, abs=0.3)
+    assert 10 < mean(runs["no remote memory"], "max_to_min") < 35
+
+
+def test_remote_memory_as_published_uses_three_fifths(runs: dict[str, list[Outcome]]) -> None:
+    """60 % in use (fitted), max/median 1.6 and max/min 2.7 (not fitted). Reference: §2.7.5.1"""
+    assert mean(runs["as published"], "utilization") == pytest.approx(0.60, abs=0.01)
+    assert mean(runs["as published"], "max_to_median") == pytest.approx(1.6, abs=0.15)
+    assert mean(runs["as published"], "max_to_min") == pytest.approx(2.7, abs=0.8)
+
+
+def test_utilisation_rises_by_two_fifths_and_evenness_with_it(runs: dict[str, list[Outcome]]) -> None:
+    """1.47 times there. Reference: §2.7.5.1"""
+    before, after = runs["no remote memory"], runs["covey"]
+    assert mean(after, "utilization") > 1.38 * mean(before, "utilization")
+    assert mean(after, "max_to_median") < 0.75 * mean(before, "max_to_median")
+    assert mean(after, "max_to_min") < mean(before, "max_to_min") / 5
+    assert spread(after) < spread(before) / 1.8
+
+
+def test_two_choices_even_out_better_than_one_and_fewer_slabs_are_evicted(runs: dict[str, list[Outcome]]) -> None:
+    """Less imbalance makes later evictions less likely. Reference: §2.4.2"""
+    assert spread(runs["covey"]) < 0.9 * spread(runs["random"])
+    evicted = {label: sum(each.counts["evicted"] for each in outcomes) for label, outcomes in runs.items()}
+    assert evicted["covey"] < 0.6 * evicted["random"]
+
+
+def test_gossip_that_picks_two_of_six_evens_out_further_for_the_same_messages(runs: dict[str, list[Outcome]]) -> None:
+    """Ours, on top of the power of two choices. Reference: §2.4.2"""
+    assert spread(runs["by view"]) < 0.75 * spread(runs["covey"])
+    asked, mapped = (sum(each.counts[of] for each in runs["by view"]) for of in ("asked", "mapped"))
+    assert asked <= 2.01 * mapped
+
+
+def test_a_slab_that_moves_or_is_filled_spares_the_disk(runs: dict[str, list[Outcome]]) -> None:
+    """Published: pages reach a lender by later page-outs only, and an evicted slab starts empty. Reference: §2.4.1"""
+    assert mean(runs["as published"], "disk_share") > 0.1
+    assert mean(runs["covey"], "disk_share") < 0.01
+    moved, hot = (sum(each.counts[of] for each in runs["covey"]) for of in ("moved", "busy_evicted"))
+    assert moved == hot > 0, "every hot one found another host"
+
+
+def test_no_lender_is_left_short_of_memory_and_none_dips_into_its_headroom_for_long() -> None:
+    """Slabs are released before local programs need the memory. Reference: §2.5.2"""
+    load = SETTING.load(5)
+    rack = Rack(ours(), SETTING.host_bytes, SETTING.headroom, load, random.Random(5))
+    outcome = rack.run()
+    assert outcome.counts["short_host_s"] == 0
+    assert outcome.counts["evicted"] > 0
+    lends = np.unique(rack.lender[rack.lender >= 0])
+    for host in lends.tolist():
+        budget = rack.budgets[host]
+        assert budget.free_at_best_bytes >= budget.headroom_bytes - 64 * MIB
+
+
+def test_a_rack_holds_a_third_more_containers_before_paging_reaches_the_disk() -> None:
+    """Beyond the paper: 120 containers where it had 90. Reference: §2.7.5"""
+    crowded = replace(SETTING, containers=120)
+    outcome = crowded.outcome(replace(ours(), drawn=placement.DRAWN), crowded.load(1), 1)
+    assert outcome.utilization > 0.75
+    assert outcome.disk_share < 0.01
+    assert outcome.max_to_median < 1.6
+
+
+def test_batch_eviction_finds_idle_slabs_as_often_as_the_formula_says() -> None:
+    """E = 10, E' = 0, 5 and 10, over the share of busy slabs. Reference: §2.5.2, Figure 2.7"""
+    report = batch_eviction(10, 500, 400, 3, lambda share, text: None)
+    assert report.data["difference"] < 0.09, "three and a half deviations of 400 trials"
+    at = {(point["busy_share"], point["extra"]): point["formula"] for point in report.data["points"]}
+    assert at[0.4, 0] < 0.01 < 0.3 < at[0.4, 5] < 0.85 < at[0.4, 10]
+
+
+def test_communication_is_bounded_by_twice_what_must_go() -> None:
+    """E' <= E. Reference: §2.5.2"""
+    rng = random.Random(2)
+    for evict in (1, 3, 10):
+        assert len(lending.eviction_candidates(range(100), evict, rng, extra=99)) == 2 * evict
+        assert max(eviction.extra_for(evict, busy / 10) for busy in range(11)) == evict
+
+
+@pytest.mark.parametrize("age_s", [0.0, 10.0])
+def test_asking_two_does_not_herd_on_old_views_and_the_best_of_the_view_does(age_s: float) -> None:
+    """Decentralised, and yet current: whoever is asked answers with what is true now. Reference: §2.4.2"""
+    two, hint, best = (herd(way, 300, age_s, 4) for way in ("covey", "covey, two of six by view", "best of view"))
+    assert two.burst_max <= 6
+    assert hint.burst_max <= 8
+    assert two.refused_per_1000 < 5
+    assert hint.refused_per_1000 < 5
+    assert two.unplaced == hint.unplaced == 0
+    assert hint.spread < two.spread
+    if age_s:
+        assert best.refused_per_1000 > 100
+        assert best.burst_max > 3 * two.burst_max
+
+
+def test_old_views_cost_the_two_that_are_asked_nothing() -> None:
+    """Reference: §2.4.2"""
+    new, old = (herd("covey", 300, age_s, 4) for age_s in (0.0, 10.0))
+    assert old.spread == pytest.approx(new.spread, rel=0.15)
+    assert old.burst_max <= new.burst_max + 2
+
+
+def test_the_simulation_decides_with_the_functions_of_the_live_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of a policy is a change of both: there is no second implementation."""
+    called: dict[str, int] = {}
+
+    def counted(module: object, name: str) -> None:
+        real = getattr(module, name)
+
+        def count(*args: object, **named: object) -> object:
+            called[name] = called.get(name, 0) + 1
+            return real(*args, **named)
+
+        monkeypatch.setattr(module, name, count)
+
+    assert (vars(borrower)["placement"], vars(lender)["lending"]) == (placement, lending)
+    for name in ("activity", "is_hot", "askable", "hosts_to_ask", "freest"):
+        counted(placement, name)
+    for name in ("memory_used", "spare_bytes", "slabs_to_free", "eviction_candidates", "least_active"):
+        counted(lending, name)
+    small = Setting(hosts=6, containers=26, seconds=600)
+    outcome = small.outcome(ours(), small.load(1), 1)
+    assert outcome.counts["evicted"] > 0
+    assert all(called.get(name, 0) > 0 for name in ("activity", "is_hot", "askable", "hosts_to_ask", "freest"))
+    assert called["freest"] >= outcome.counts["mapped"]
+    assert called["least_active"] >= 1
+    assert called["slabs_to_free"] >= called["eviction_candidates"] == called["least_active"]
+    assert called["memory_used"] == 6 * 600
