@@ -47,7 +47,9 @@ class Systemd:
         self.told: list[str] = []
 
     def until(self, word: str) -> None:
+        end_s = time.monotonic() + 30
         while not any(line.startswith(word) for line in self.told):
+            assert time.monotonic() < end_s, f"told {self.told}, and no {word}"
             self.told += self._socket.recv(4096).decode().splitlines()
 
     def close(self) -> None:
@@ -66,7 +68,7 @@ def test_systemd_is_told_ready_status_watchdog_and_stopping_and_sigterm_ends_it_
     )
     try:
         systemd.until("READY=1")
-        systemd.until("STATUS=1 hosts alive")
+        systemd.until("STATUS=1 host alive")
         systemd.until("WATCHDOG=1")
         taken = run(place / "agent.toml")
         assert taken.returncode == 2
