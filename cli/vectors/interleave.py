@@ -1,0 +1,89 @@
+"""`harmony_group` and `parameters/harmony`: groupings and spill ratios, replayed through the policies of interleaving."""
+
+from typing import Any
+
+import numpy as np
+
+from cli.vectors.types import Handler, differs, each
+from covey.core import JobId
+from plugins.interleave.policy import model, schedule
+from plugins.interleave.policy.assign import groups_best
+from plugins.interleave.policy.model import Group, Profile, Weights
+from plugins.interleave.policy.spill import spill_max
+
+WITHIN = 1e-6
+REACHED_MIN = 0.98
+"""Of the reference's score: another grouping is right too."""
+SIX_TO_FOUR = Weights(0.6, 0.4)
+TWO_TO_ONE = Weights(2 / 3, 1 / 3)
+
+
+def grouped(case: dict[str, Any]) -> list[str]:
+    jobs = [Profile(JobId(str(job)), float(work), float(net)) for job, work, net in case["jobs"]]
+    reference = SIX_TO_FOUR.cpu * case["ref_util"][0] + SIX_TO_FOUR.net * case["ref_util"][1]
+    theirs = _groups(jobs, case["ref_groups"], case["ref_machines"])
+    used = model.use_of_all(theirs)
+    return [
+        *_number_of_groups(jobs, case["machines"], case["n_groups"]),
+        *differs("utilisation of the reference grouping", [used.cpu, used.net], case["ref_util"], WITHIN),
+        *_reaches(jobs, case["machines"], case["machines_per_group_sum"], reference, SIX_TO_FOUR),
+    ]
+
+
+def harmony(case: dict[str, Any]) -> list[str]:
+    if case.get("kind") == "alpha_max":
+        return [
+            line
+            for blocks, process_s, load_s, alpha in case["cases"]
+            for line in differs(
+                f"alpha_max {blocks, process_s, load_s}", spill_max(blocks, process_s, load_s), alpha, WITHIN
+            )
+        ]
+    if "kind" in case:
+        return [f"no such kind of case: {case['kind']!r}; known: alpha_max, or none for a grouping"]
+    jobs = [Profile(JobId(str(job)), cpu_s * hosts, net_s) for job, cpu_s, net_s, hosts in case["jobs"]]
+    theirs = _groups(jobs, case["groups"], case["machines"])
+    used = model.use_of_all(theirs)
+    took = [model.iteration_s(group.jobs, group.hosts) for group in theirs]
+    best = model.use_of_all(
+        [Group(tuple(_named(jobs, members)), hosts) for members, hosts in case["oracle"]], case["M"]
+    )
+    return [
+        *_number_of_groups(jobs, case["M"], case["n_groups"]),
+        *differs("T_g", took, case["T_g"], WITHIN),
+        *differs("U", [used.cpu, used.net], case["U"], WITHIN),
+        *differs("oracle_score", best.score(TWO_TO_ONE), case["oracle_score"], WITHIN),
+        *_reaches(jobs, case["M"], case["M"], case["polished_score"], TWO_TO_ONE),
+    ]
+
+
+def _number_of_groups(jobs: list[Profile], hosts: int, expected: int) -> list[str]:
+    work, net = np.array([job.work_s for job in jobs]), np.array([job.net_s for job in jobs])
+    return differs("n_groups", groups_best(work, net, hosts), expected)
+
+
+def _reaches(jobs: list[Profile], hosts: int, total: int, reference: float, weights: Weights) -> list[str]:
+    found = schedule.schedule(jobs, hosts, weights)
+    given = sum(group.hosts for group in found.groups)
+    names = [job.job for group in found.groups for job in group.jobs]
+    lines = differs("machines of all groups", given, total)
+    if len(set(names)) != len(names):
+        lines.append(f"groups: a job is in two groups: {names}")
+    if found.score < REACHED_MIN * reference:
+        lines.append(f"score: ours {found.score:.6f}, at least {REACHED_MIN * reference:.6f} expected")
+    return lines
+
+
+def _groups(jobs: list[Profile], members: list[list[Any]], hosts: list[int]) -> list[Group]:
+    return [Group(tuple(_named(jobs, each)), given) for each, given in zip(members, hosts, strict=True)]
+
+
+def _named(jobs: list[Profile], names: list[Any]) -> list[Profile]:
+    by = {job.job: job for job in jobs}
+    return [by[JobId(str(name))] for name in names]
+
+
+HANDLERS: dict[str, Handler] = {
+    "harmony_group": lambda cases, traces: each(cases, grouped),
+    "parameters/harmony": lambda cases, traces: each(cases, harmony),
+}

@@ -1,0 +1,345 @@
+"""Which jobs share which hosts: the home's side (Harmony §4.3.2).
+
+    submitted -> profiling (in the group with the fewest hosts) -> running <----> paused -> ended
+                                                          \\------> paused        (profiled, and waits for a place)
+
+Nothing is known of a job when it comes, so it runs first and is timed: its COMP and COMM subtasks are alone in their
+lanes, so their times mean something even in company. With `timings_min` of each it is profiled. While jobs are
+profiled that were there at the start, nothing is arranged; then all of them are at once. Afterwards a new job joins
+where it helps, and an ended one is replaced (`policy/regroup`).
+
+Each group has an epoch that grows with every change of its jobs or hosts; `SetGroup` names it, so that a late order is
+known for what it is. A host is in at most one group.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import assert_never
+
+import msgspec
+
+from covey.core import HostId, JobId, Note
+from plugins.interleave.messages import Need
+from plugins.interleave.policy import regroup
+from plugins.interleave.policy.model import Group, Profile, Weights
+from plugins.interleave.policy.schedule import schedule
+
+TIMINGS_MIN = 3
+"""Subtasks of each sort before a job counts as profiled. Ours; the paper takes "average execution times"."""
+WEIGHT = 0.2
+"""Of the newest timing in the moving averages (§4.3.2)."""
+
+# ---- events ----------------------------------------------------------------------------------------------------------
+
+
+class JobSubmitted(msgspec.Struct, frozen=True):
+    job: JobId
+
+
+class JobEnded(msgspec.Struct, frozen=True):
+    job: JobId
+
+
+class SubtaskTimed(msgspec.Struct, frozen=True):
+    job: JobId
+    need: Need
+    took_s: float
+    hosts: int
+    """Hosts of its group while it ran."""
+
+
+class HostsChanged(msgspec.Struct, frozen=True):
+    """These hosts, and no others, are there."""
+
+    hosts: tuple[HostId, ...]
+
+
+GroupsEvent = JobSubmitted | JobEnded | SubtaskTimed | HostsChanged
+
+# ---- actions ---------------------------------------------------------------------------------------------------------
+
+
+class SetGroup(msgspec.Struct, frozen=True):
+    """These jobs share these hosts from this epoch on; no jobs: the group is over."""
+
+    group: int
+    epoch: int
+    jobs: tuple[JobId, ...]
+    hosts: tuple[HostId, ...]
+
+
+GroupsAction = SetGroup | Note
+
+
+class Timed(msgspec.Struct):
+    """Moving averages of one job."""
+
+    work_s: float = 0.0
+    net_s: float = 0.0
+    comp: int = 0
+    comm: int = 0
+
+
+class Shared(msgspec.Struct):
+    """One group."""
+
+    jobs: tuple[JobId, ...]
+    hosts: tuple[HostId, ...]
+    epoch: int = 1
+
+
+class Groups:
+    """All groups of one set of hosts."""
+
+    def __init__(
+        self,
+        hosts: Sequence[HostId],
+        weights: Weights | None = None,
+        timings_min: int = TIMINGS_MIN,
+        group_max: int | None = None,
+    ) -> None:
+        self.hosts = tuple(sorted(hosts))
+        self.weights = weights or Weights()
+        self.timings_min, self.group_max = timings_min, group_max
+        self.jobs: dict[JobId, Timed] = {}
+        """All that have not ended, in the order in which they came."""
+        self.groups: dict[int, Shared] = {}
+        self.made = 0
+        self.arranged = False
+        """Has everything been arranged once?"""
+
+    def handle(self, event: GroupsEvent, now_s: float) -> Sequence[GroupsAction]:
+        match event:
+            case JobSubmitted(job):
+                return self._submitted(job)
+            case SubtaskTimed():
+                return self._timed(event)
+            case JobEnded(job):
+                return self._ended(job)
+            case HostsChanged(hosts):
+                return self._hosts(hosts)
+            case _:
+                assert_never(event)
+
+    def check(self) -> None:
+        hosts = [host for group in self.groups.values() for host in group.hosts]
+        jobs = [job for group in self.groups.values() for job in group.jobs]
+        assert len(hosts) == len(set(hosts)) and set(hosts) <= set(self.hosts), "no host is in two groups"
+        assert len(jobs) == len(set(jobs)) and set(jobs) <= set(self.jobs), "no job is in two groups"
+        assert all(group.jobs and group.hosts for group in self.groups.values()), "no group is without jobs or hosts"
+        assert not self.jobs or not self.hosts or self.groups, "hosts do not idle while jobs are there"
+
+    # ---- what is known of jobs ---------------------------------------------------------------------------------------
+
+    def is_profiled(self, job: JobId) -> bool:
+        timed = self.jobs[job]
+        return timed.comp >= self.timings_min and timed.comm >= self.timings_min
+
+    def profile(self, job: JobId) -> Profile:
+        timed = self.jobs[job]
+        return Profile(job, timed.work_s, timed.net_s)
+
+    def waiting(self) -> list[JobId]:
+        """Profiled and in no group, the longest there first."""
+        placed = self._placed()
+        return [job for job in self.jobs if job not in placed and self.is_profiled(job)]
+
+    def _placed(self) -> dict[JobId, int]:
+        return {job: at for at, group in self.groups.items() for job in group.jobs}
+
+    def _unprofiled(self) -> list[JobId]:
+        return [job for job in self.jobs if not self.is_profiled(job)]
+
+    # ---- events ------------------------------------------------------------------------------------------------------
+
+    def _submitted(self, job: JobId) -> list[GroupsAction]:
+        if job in self.jobs:
+            return []
+        self.jobs[job] = Timed()
+        return self._try_out(job)
+
+    def _try_out(self, job: JobId) -> list[GroupsAction]:
+        """Into the group that profiles already, else the one with the fewest hosts; all hosts when there is none
+        (§4.3.2)."""
+        if not self.hosts:
+            return []
+        if not self.groups:
+            return [self._new((job,), self.hosts), _note(job, "Profiled", f"alone on {len(self.hosts)} hosts")]
+        unknown = set(self._unprofiled()) - {job}
+        at = min(self.groups, key=lambda g: (not unknown & set(self.groups[g].jobs), len(self.groups[g].hosts), g))
+        group = self.groups[at]
+        return [self._set(at, (*group.jobs, job), group.hosts), _note(job, "Profiled", f"with group {at}")]
+
+    def _timed(self, event: SubtaskTimed) -> list[GroupsAction]:
+        timed = self.jobs.get(event.job)
+        if timed is None or event.took_s < 0 or event.hosts < 1:
+            return []
+        was = self.is_profiled(event.job)
+        if event.need == "comp":
+            timed.work_s = _averaged(timed.work_s, event.took_s * event.hosts, timed.comp)
+            timed.comp += 1
+        else:
+            timed.net_s = _averaged(timed.net_s, event.took_s, timed.comm)
+            timed.comm += 1
+        return self._profiled(event.job) if not was and self.is_profiled(event.job) else []
+
+    def _profiled(self, job: JobId) -> list[GroupsAction]:
+        if not self.arranged:
+            return [] if self._unprofiled() else self._arrange_all()
+        at = self._placed().get(job)
+        rest = self._known({job})
+        places = list(rest)
+        hosts = len(self.hosts)
+        others = [other for other in self.waiting() if other != job]
+        change = None if others else regroup.arrival([rest[g] for g in places], self.profile(job), hosts, self.weights)
+        if change is None:
+            if at is None or len(self.groups[at].jobs) == 1:
+                return []
+            left = tuple(other for other in self.groups[at].jobs if other != job)
+            why = "others wait already" if others else "no group would be busier with it"
+            return [self._set(at, left, self.groups[at].hosts), _note(job, "Paused", why)]
+        to = places[change.replaces[0]]
+        if to == at:
+            return [_note(job, "Grouped", f"stays in group {at}")]
+        actions: list[GroupsAction] = []
+        if at is not None:
+            if len(self.groups[at].jobs) == 1:
+                return []
+            left = tuple(other for other in self.groups[at].jobs if other != job)
+            actions.append(self._set(at, left, self.groups[at].hosts))
+        actions.append(self._set(to, (*self.groups[to].jobs, job), self.groups[to].hosts))
+        return [*actions, _note(job, "Grouped", f"group {to}: score {change.score:.3f}")]
+
+    def _ended(self, job: JobId) -> list[GroupsAction]:
+        if job not in self.jobs:
+            return []
+        at = self._placed().get(job)
+        known = self.profile(job) if self.is_profiled(job) else None
+        del self.jobs[job]
+        if at is None:
+            return []
+        left = tuple(other for other in self.groups[at].jobs if other != job)
+        self.groups[at].jobs = left
+        if not self.arranged:
+            return self._after_loss(at)
+        groups = self._known(set())
+        places = list(groups)
+        waiting = [self.profile(other) for other in self.waiting()]
+        change = regroup.repaired(
+            [groups[g] for g in places],
+            places.index(at),
+            known,
+            waiting,
+            len(self.hosts),
+            self.weights,
+            self.group_max,
+        )
+        if change is None:
+            return self._after_loss(at)
+        return self._replace([places[each] for each in change.replaces], change.groups, change.score)
+
+    def _after_loss(self, at: int) -> list[GroupsAction]:
+        """Group `at` goes on with the jobs that it has; without any its hosts go to whoever is there."""
+        group = self.groups[at]
+        if group.jobs:
+            return [self._set(at, group.jobs, group.hosts)]
+        over: list[GroupsAction] = [SetGroup(at, group.epoch + 1, (), ())]
+        del self.groups[at]
+        if self.groups:
+            smallest = min(self.groups, key=lambda g: (len(self.groups[g].hosts), g))
+            more = tuple(sorted((*self.groups[smallest].hosts, *group.hosts)))
+            return [*over, self._set(smallest, self.groups[smallest].jobs, more)]
+        if self.jobs:
+            return [*over, self._new(tuple(self.jobs), self.hosts)]
+        self.arranged = False
+        return over
+
+    def _hosts(self, hosts: Sequence[HostId]) -> list[GroupsAction]:
+        """Hosts came or went: groups lose what is gone; then everything is arranged anew, since every balance is
+        off."""
+        self.hosts = tuple(sorted(set(hosts)))
+        there = set(self.hosts)
+        if not self.hosts:
+            over: list[GroupsAction] = [SetGroup(at, g.epoch + 1, (), ()) for at, g in self.groups.items()]
+            self.groups = {}
+            return over
+        if self.jobs and (not self.groups or self._unprofiled()):
+            old = list(self.groups)
+            return self._put(old, [(tuple(self.jobs), self.hosts)])
+        for group in self.groups.values():
+            group.hosts = tuple(host for host in group.hosts if host in there)
+        return self._arrange_all() if self.jobs else []
+
+    # ---- arranging ---------------------------------------------------------------------------------------------------
+
+    def _arrange_all(self) -> list[GroupsAction]:
+        placed = self._placed()
+        order = sorted(self.jobs, key=lambda job: job not in placed)
+        found = schedule([self.profile(job) for job in order], len(self.hosts), self.weights, group_max=self.group_max)
+        self.arranged = True
+        return self._replace(list(self.groups), found.groups, found.score)
+
+    def _known(self, without: set[JobId]) -> dict[int, Group]:
+        return {
+            at: Group(tuple(self.profile(job) for job in group.jobs if job not in without), len(group.hosts))
+            for at, group in self.groups.items()
+        }
+
+    def _replace(self, old: Sequence[int], new: Sequence[Group], score: float) -> list[GroupsAction]:
+        """Groups by numbers of hosts become groups of hosts: each new one keeps what its jobs have, as far as it
+        can."""
+        free = set(self.hosts) - {host for at, group in self.groups.items() if at not in old for host in group.hosts}
+        home = {job: self.groups[at].hosts for at in old for job in self.groups[at].jobs}
+        wanted: list[tuple[tuple[JobId, ...], tuple[HostId, ...]]] = []
+        for group in sorted(new, key=lambda each: (-each.hosts, [job.job for job in each.jobs])):
+            near: dict[HostId, int] = {}
+            for job in group.jobs:
+                for host in home.get(job.job, ()):
+                    near[host] = near.get(host, 0) + 1
+            chosen = sorted(free, key=lambda host: (-near.get(host, 0), host))[: group.hosts]
+            free -= set(chosen)
+            wanted.append((tuple(job.job for job in group.jobs), tuple(sorted(chosen))))
+        actions = self._put(old, wanted)
+        return [*actions, *(_note(job, "Grouped", f"score {score:.3f}") for jobs, _ in wanted for job in jobs)]
+
+    def _put(
+        self, old: Sequence[int], wanted: Sequence[tuple[tuple[JobId, ...], tuple[HostId, ...]]]
+    ) -> list[GroupsAction]:
+        actions: list[GroupsAction] = []
+        same: set[int] = set()
+        for at in old:
+            group = self.groups[at]
+            match_ = [n for n, (jobs, hosts) in enumerate(wanted) if n not in same and _equal(group, jobs, hosts)]
+            if match_:
+                same.add(match_[0])
+                continue
+            actions.append(SetGroup(at, group.epoch + 1, (), ()))
+            del self.groups[at]
+        return [*actions, *(self._new(jobs, hosts) for n, (jobs, hosts) in enumerate(wanted) if n not in same)]
+
+    def _new(self, jobs: tuple[JobId, ...], hosts: tuple[HostId, ...]) -> SetGroup:
+        self.made += 1
+        self.groups[self.made] = Shared(jobs, hosts)
+        return SetGroup(self.made, 1, jobs, hosts)
+
+    def _set(self, at: int, jobs: tuple[JobId, ...], hosts: tuple[HostId, ...]) -> SetGroup:
+        self.groups[at] = Shared(jobs, hosts, self.groups[at].epoch + 1)
+        return SetGroup(at, self.groups[at].epoch, jobs, hosts)
+
+    @property
+    def view(self) -> Mapping[int, Shared]:
+        """The groups as they are."""
+        return self.groups
+
+
+def _equal(group: Shared, jobs: Sequence[JobId], hosts: Sequence[HostId]) -> bool:
+    return set(group.jobs) == set(jobs) and set(group.hosts) == set(hosts)
+
+
+def _averaged(old: float, measured: float, count: int, weight: float = WEIGHT) -> float:
+    """A plain mean until there are enough for a moving average."""
+    share = max(weight, 1 / (count + 1))
+    return share * measured + (1 - share) * old
+
+
+def _note(job: JobId, event: str, reason: str) -> Note:
+    return Note(subject=job, event=event, reason=reason)

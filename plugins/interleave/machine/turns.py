@@ -1,0 +1,114 @@
+"""One host of a group: whose turn it is (Harmony §4.3.1).
+
+One COMP runs at a time, since it uses all processors. One COMM is *primary*; it leaves gaps while it waits for others,
+so a second one is *secondary* and yields to the first. When the primary is done, the secondary takes its place.
+
+    asked ---> waiting ---> running (COMP)                       ---> finished
+                       \\--> running (COMM, secondary) -> primary ---> finished
+
+Among those that wait, the job that has had the fewest turns goes first, then the order of the group's plan. So all
+hosts of a group run the same order, whatever order the requests of one moment arrive in, and no job waits for ever.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, assert_never
+
+import msgspec
+
+from covey.core import JobId
+from plugins.interleave.messages import Need
+
+Lane = Literal["comp", "primary", "secondary"]
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A job wants to begin a subtask."""
+
+    job: JobId
+    need: Need
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """A job ended its subtask."""
+
+    job: JobId
+
+
+class OrderChanged(msgspec.Struct, frozen=True):
+    """These jobs, in this order, take turns here from now on. A job that is not among them gives back what it has."""
+
+    jobs: tuple[JobId, ...]
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Begin, or go on, in this lane."""
+
+    job: JobId
+    lane: Lane
+
+
+TurnsEvent = Asked | Finished | OrderChanged
+
+
+class Turns:
+    """The tokens of one host."""
+
+    def __init__(self, jobs: Sequence[JobId] = ()) -> None:
+        self.order = {job: at for at, job in enumerate(jobs)}
+        self.waiting: dict[JobId, Need] = {}
+        self.holds: dict[Lane, JobId] = {}
+        self.had: dict[JobId, int] = dict.fromkeys(jobs, 0)
+        """Turns begun."""
+
+    def handle(self, event: TurnsEvent, now_s: float) -> Sequence[Run]:
+        match event:
+            case Asked(job, need):
+                if job in self.order and job not in self.waiting and job not in self.holds.values():
+                    self.waiting[job] = need
+            case Finished(job):
+                self._give_back(job)
+            case OrderChanged(jobs):
+                self._reorder(jobs)
+            case _:
+                assert_never(event)
+        return self._fill()
+
+    def check(self) -> None:
+        held = list(self.holds.values())
+        assert len(held) == len(set(held)), "no job holds two turns"
+        assert not set(held) & set(self.waiting), "who runs does not wait"
+        assert set(held) | set(self.waiting) <= set(self.order), "only jobs of the group have turns"
+        assert "secondary" not in self.holds or "primary" in self.holds, "nobody is second without a first"
+        if "comp" not in self.holds:
+            assert "comp" not in self.waiting.values(), "processors are not idle while somebody wants them"
+        if len({"primary", "secondary"} & set(self.holds)) < 2:
+            assert "comm" not in self.waiting.values(), "the network is not idle while somebody wants it"
+
+    def _give_back(self, job: JobId) -> None:
+        self.waiting.pop(job, None)
+        self.holds = {lane: holder for lane, holder in self.holds.items() if holder != job}
+
+    def _reorder(self, jobs: Sequence[JobId]) -> None:
+        least = min((self.had[job] for job in jobs if job in self.had), default=0)
+        for job in [job for job in self.order if job not in set(jobs)]:
+            self._give_back(job)
+        self.order = {job: at for at, job in enumerate(jobs)}
+        self.had = {job: self.had.get(job, least) for job in jobs}
+
+    def _fill(self) -> list[Run]:
+        runs = []
+        if "primary" not in self.holds and "secondary" in self.holds:
+            self.holds["primary"] = self.holds.pop("secondary")
+            runs.append(Run(self.holds["primary"], "primary"))
+        lanes: tuple[tuple[Lane, Need], ...] = (("comp", "comp"), ("primary", "comm"), ("secondary", "comm"))
+        for lane, need in lanes:
+            if lane in self.holds:
+                continue
+            ready = [job for job, wanted in self.waiting.items() if wanted == need]
+            if ready:
+                job = min(ready, key=lambda each: (self.had[each], self.order[each]))
+                del self.waiting[job]
+                self.holds[lane] = job
+                self.had[job] += 1
+                runs.append(Run(job, lane))
+        return runs

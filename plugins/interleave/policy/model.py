@@ -1,0 +1,79 @@
+"""What a group of jobs achieves on a number of hosts (Harmony §4.3.2, equations 4.1 to 4.4)."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from covey.core import JobId
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """One job, as measured."""
+
+    job: JobId
+    work_s: float
+    """Host-seconds of computing in one iteration: T_cpu times the hosts it was measured on (equation 4.2)."""
+    net_s: float
+    """Seconds of communication in one iteration, T_net; more hosts do not change it."""
+
+    def cpu_s(self, hosts: float) -> float:
+        """T_cpu on so many hosts (equation 4.2)."""
+        return self.work_s / hosts
+
+
+class Weights(msgspec.Struct, frozen=True):
+    """What one resource is worth against the other. The paper says only that CPU counts more (§4.3.2)."""
+
+    cpu: float = 0.6
+    net: float = 0.4
+
+
+class Use(msgspec.Struct, frozen=True):
+    """Share of the time that each resource is busy, 0..1."""
+
+    cpu: float
+    net: float
+
+    def score(self, weights: Weights) -> float:
+        """One number for both, 0..1."""
+        return weights.cpu * self.cpu + weights.net * self.net
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Jobs that share hosts, and how many hosts."""
+
+    jobs: tuple[Profile, ...]
+    hosts: int
+
+
+NOTHING = Use(0.0, 0.0)
+
+
+def iteration_s(jobs: Sequence[Profile], hosts: float) -> float:
+    """Seconds in which every job of a group runs once: all computing, all communication, or the longest job, whichever
+    is longest (equation 4.1)."""
+    cpu = sum(job.work_s for job in jobs) / hosts
+    return max(cpu, sum(job.net_s for job in jobs), max((j.work_s / hosts + j.net_s for j in jobs), default=0.0))
+
+
+def use(jobs: Sequence[Profile], hosts: float) -> Use:
+    """How busy a group keeps its hosts (equation 4.3)."""
+    took = iteration_s(jobs, hosts)
+    if took <= 0:
+        return NOTHING
+    return Use(sum(job.work_s for job in jobs) / hosts / took, sum(job.net_s for job in jobs) / took)
+
+
+def use_of_all(groups: Iterable[Group], hosts: int | None = None) -> Use:
+    """The mean over groups, weighted by hosts (equation 4.4); over `hosts` in all when some are in no group."""
+    each = [(group.hosts, use(group.jobs, group.hosts)) for group in groups if group.hosts > 0]
+    total = sum(count for count, _ in each) if hosts is None else hosts
+    if total == 0:
+        return NOTHING
+    return Use(sum(n * u.cpu for n, u in each) / total, sum(n * u.net for n, u in each) / total)
+
+
+def is_job_bound(jobs: Sequence[Profile], hosts: float) -> bool:
+    """Does one job take longer than the computing of all and the communication of all? (§4.3.2, figure 4.7b)"""
+    longest = max((job.work_s / hosts + job.net_s for job in jobs), default=0.0)
+    return longest > max(sum(job.work_s for job in jobs) / hosts, sum(job.net_s for job in jobs))

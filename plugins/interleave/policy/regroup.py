@@ -1,0 +1,126 @@
+"""What to change when a job comes or goes: as little as possible (Harmony §4.3.2, dynamic job regrouping).
+
+A change of groups pauses jobs and moves models, so it must be worth 5 %, and it touches the fewest groups:
+
+    a job came     profiled, and nobody else waits: into the group where it helps most, or it waits too
+    a job ended    a job like it takes its place; or some jobs that are together like it; or its group and the smallest
+                   other are arranged anew, then one more, and so on; of these plans the one with the fewest groups,
+                   unless one with more is 5 % better
+"""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import msgspec
+
+from plugins.interleave.policy.model import Group, Profile, Weights, use_of_all
+from plugins.interleave.policy.schedule import schedule
+
+ALIKE = 0.05
+"""Relative difference of iteration time and of computing to communicating, within which jobs are alike (§4.3.2: 5
+%)."""
+WORTH = 0.05
+"""Relative gain in score below which nothing is changed (§4.3.2: 5 %)."""
+BUNCH_MAX = 3
+"""Jobs that may stand in for one. Ours: a larger bunch makes the group slower to end."""
+BUNCH_OF = 40
+"""Waiting jobs that are looked at for a bunch, the first ones."""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """Groups that are replaced, by their places, and what replaces them."""
+
+    replaces: tuple[int, ...]
+    groups: tuple[Group, ...]
+    score: float
+    """Of all groups afterwards."""
+
+
+def score_of(groups: Sequence[Group], hosts: int, weights: Weights) -> float:
+    """One number for all groups on `hosts` hosts, idle ones counted."""
+    return use_of_all(groups, hosts).score(weights)
+
+
+def are_alike(one: Sequence[Profile], other: Sequence[Profile], hosts: int, within: float = ALIKE) -> bool:
+    """Do these jobs together take as long and lean as those, on so many hosts? (§4.3.2)"""
+    cpu, net = _sums(one, hosts)
+    their_cpu, their_net = _sums(other, hosts)
+    return _near(cpu + net, their_cpu + their_net, within) and _near(cpu * their_net, their_cpu * net, within)
+
+
+def replacement(ended: Profile, waiting: Sequence[Profile], hosts: int) -> tuple[Profile, ...]:
+    """A job like the one that ended, else a bunch of jobs that are like it together, the fewest and first of them;
+    empty when there is none."""
+    for job in waiting:
+        if are_alike([job], [ended], hosts):
+            return (job,)
+    length = ended.work_s / hosts + ended.net_s
+    shorter = [job for job in waiting[:BUNCH_OF] if job.work_s / hosts + job.net_s < length * (1 + ALIKE)]
+    for count in range(2, BUNCH_MAX + 1):
+        for bunch in combinations(shorter, count):
+            if are_alike(bunch, [ended], hosts):
+                return bunch
+    return ()
+
+
+def arrival(groups: Sequence[Group], job: Profile, hosts: int, weights: Weights) -> Change | None:
+    """The group that the job raises most, with the job in it; None when it raises none (§4.3.2)."""
+    best: Change | None = None
+    now = score_of(groups, hosts, weights)
+    for at, group in enumerate(groups):
+        with_it = Group((*group.jobs, job), group.hosts)
+        after = score_of([*groups[:at], with_it, *groups[at + 1 :]], hosts, weights)
+        if after > max(now, best.score if best else 0.0) + 1e-12:
+            best = Change((at,), (with_it,), after)
+    return best
+
+
+def repaired(
+    groups: Sequence[Group],
+    broken: int,
+    ended: Profile | None,
+    waiting: Sequence[Profile],
+    hosts: int,
+    weights: Weights,
+    group_max: int | None = None,
+) -> Change | None:
+    """What to do about group `broken`, from which `ended` has gone: None when nothing is worth it.
+
+    `groups[broken]` no longer holds the job, and may be empty. Hosts in no group are given to the first plan."""
+    now = score_of(groups, hosts, weights)
+    if ended is not None:
+        stand_in = replacement(ended, waiting, groups[broken].hosts)
+        jobs = (*groups[broken].jobs, *stand_in)
+        if stand_in and (group_max is None or len(jobs) <= group_max):
+            group = Group(jobs, groups[broken].hosts)
+            return Change((broken,), (group,), score_of(_with(groups, (broken,), (group,)), hosts, weights))
+    idle = hosts - sum(group.hosts for group in groups)
+    others = sorted((at for at in range(len(groups)) if at != broken), key=lambda at: (len(groups[at].jobs), at))
+    best: Change | None = None
+    for count in range(len(others) + 1):
+        taken = (broken, *others[:count])
+        running = [job for at in taken for job in groups[at].jobs]
+        candidates = [*running, *waiting]
+        if not candidates:
+            continue
+        given = sum(groups[at].hosts for at in taken) + idle
+        found = schedule(candidates, given, weights, group_max=group_max)
+        score = score_of(_with(groups, taken, found.groups), hosts, weights)
+        if best is None or score >= best.score * (1 + WORTH):
+            best = Change(taken, found.groups, score)
+    if best is None or best.score < now * (1 + WORTH):
+        return None
+    return best
+
+
+def _with(groups: Sequence[Group], replaced: Sequence[int], by: Sequence[Group]) -> list[Group]:
+    gone = set(replaced)
+    return [*(group for at, group in enumerate(groups) if at not in gone), *by]
+
+
+def _sums(jobs: Sequence[Profile], hosts: int) -> tuple[float, float]:
+    return sum(job.work_s for job in jobs) / hosts, sum(job.net_s for job in jobs)
+
+
+def _near(one: float, other: float, within: float) -> bool:
+    return abs(one - other) <= within * max(abs(one), abs(other))

@@ -1,0 +1,131 @@
+"""Which jobs run now, in which groups, on how many hosts (Harmony, Algorithm 1, repaired).
+
+As printed the algorithm adds one job after another, stops at the first that does not raise the utilisation, and returns
+the last grouping, not the best. With two jobs on many hosts one resource or the other is always busy, U_cpu + U_net =
+1, and nothing that a third job does at once is better: it stops at two jobs out of thousands. Repaired:
+
+- the number of jobs is searched from all of them downwards by a factor, and the best grouping found is kept; of
+groupings
+  that are equally good within `ENOUGH`, the one with fewer jobs, since fewer jobs in a group end sooner (§4.3.2);
+- besides n_G, which may be the number of jobs and so leave every job alone, some smaller numbers of groups are tried;
+- small sets are polished at the end: one job added, dropped, replaced or moved, one host moved (`polish`).
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from plugins.interleave.policy import polish
+from plugins.interleave.policy.assign import Floats, Ints, allocate, assign, groups_best, score_of
+from plugins.interleave.policy.model import Group, Profile, Use, Weights, use_of_all
+
+FACTOR = 1.3
+"""Between one number of jobs tried and the next."""
+ENOUGH = 1e-3
+"""Of score: less is no reason to run more jobs at once."""
+POLISHED_MAX = 160
+"""Jobs in a grouping, or hosts, up to which it is polished: beyond, there is nothing left to gain."""
+STARTS = 4
+"""Groupings polished, the best first."""
+DEFAULT = Weights()
+
+
+class Grouping(msgspec.Struct, frozen=True):
+    """Groups with their hosts, and how busy the hosts are."""
+
+    groups: tuple[Group, ...]
+    use: Use
+    score: float
+
+    @property
+    def jobs(self) -> int:
+        """Jobs that run."""
+        return sum(len(group.jobs) for group in self.groups)
+
+
+class _Found(msgspec.Struct, frozen=True):
+    score: float
+    jobs: int
+    """The first so many jobs."""
+    group: Ints
+    given: Ints
+
+
+def grouping(groups: Sequence[Group], hosts: int, weights: Weights = DEFAULT) -> Grouping:
+    """Groups and what they achieve on `hosts` hosts, idle ones counted."""
+    used = use_of_all(groups, hosts)
+    return Grouping(tuple(groups), used, used.score(weights))
+
+
+def schedule(
+    jobs: Sequence[Profile], hosts: int, weights: Weights = DEFAULT, jobs_min: int = 1, group_max: int | None = None
+) -> Grouping:
+    """The grouping with the highest score found. Jobs that come first in `jobs` are preferred; at least `jobs_min` run;
+    no group has more than `group_max` jobs. Each host is in exactly one group."""
+    if not jobs or hosts < 1:
+        return grouping((), hosts, weights)
+    work = np.array([job.work_s for job in jobs])
+    net = np.array([job.net_s for job in jobs])
+    found: list[_Found] = []
+    for size in _sizes(len(jobs), jobs_min):
+        found += [
+            _tried(work[:size], net[:size], count, hosts, weights)
+            for count in _counts(work[:size], net[:size], hosts)
+            if group_max is None or -(-size // count) <= group_max
+        ]
+    if not found:
+        return grouping((), hosts, weights)
+    best = _preferred(found)
+    if min(len(jobs), best.jobs) > POLISHED_MAX or hosts > 4 * POLISHED_MAX:
+        return grouping(_groups(jobs, best), hosts, weights)
+    limits = polish.Limits(jobs_min=jobs_min, group_max=group_max)
+    ranked = sorted(found, key=lambda each: (-each.score, each.jobs))
+    starts = [best, *[each for each in ranked if each is not best][: STARTS - 1]]
+    polished = [
+        grouping(polish.polished(jobs, _groups(jobs, each), hosts, weights, limits), hosts, weights) for each in starts
+    ]
+    top = max(each.score for each in polished)
+    return min((each for each in polished if each.score >= top - ENOUGH), key=lambda each: (each.jobs, -each.score))
+
+
+def arranged(jobs: Sequence[Profile], count: int, hosts: int, weights: Weights = DEFAULT) -> Grouping:
+    """All of these jobs in exactly `count` groups (Algorithm 2 and the allocation after it)."""
+    work = np.array([job.work_s for job in jobs])
+    net = np.array([job.net_s for job in jobs])
+    return grouping(_groups(jobs, _tried(work, net, count, hosts, weights)), hosts, weights)
+
+
+def _sizes(jobs: int, least: int) -> list[int]:
+    """Numbers of jobs to try, from all downwards."""
+    sizes, size = [], float(jobs)
+    while round(size) > max(least, 8):
+        sizes.append(round(size))
+        size /= FACTOR
+    return [*sizes, *range(min(jobs, max(least, 8)), max(1, least) - 1, -1)]
+
+
+def _counts(work: Floats, net: Floats, hosts: int) -> list[int]:
+    """Numbers of groups to try with these jobs."""
+    size = len(work)
+    ideal = groups_best(work, net, hosts)
+    wanted = {ideal, round(ideal * 0.75), round(ideal * 1.25), *(size // each for each in (2, 3, 4, 6))}
+    return sorted({min(max(1, count), size, hosts) for count in wanted})
+
+
+def _tried(work: Floats, net: Floats, count: int, hosts: int, weights: Weights) -> _Found:
+    group = assign(work, net, count, hosts)
+    given = allocate(work, net, group, count, hosts)
+    return _Found(score_of(work, net, group, given, weights), len(work), group, given)
+
+
+def _preferred(found: Sequence[_Found]) -> _Found:
+    top = max(each.score for each in found)
+    return min((each for each in found if each.score >= top - ENOUGH), key=lambda each: (each.jobs, -each.score))
+
+
+def _groups(jobs: Sequence[Profile], found: _Found) -> tuple[Group, ...]:
+    members: list[list[Profile]] = [[] for _ in range(len(found.given))]
+    for job, at in zip(jobs, found.group.tolist(), strict=False):
+        members[at].append(job)
+    return tuple(Group(tuple(each), int(given)) for each, given in zip(members, found.given, strict=True))
