@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types house test rack-test sim soak clean
+.PHONY: help setup run stop check lint types house test rack-test sim soak tables clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -45,6 +45,9 @@ test: $(READY)
 
 sim: $(READY) ## replay one simulated rack: make sim SEED=7
 	@$(BIN)/covey-chaos sim --seed $(or $(SEED),1)
+
+tables: $(READY) ## every experiment of the papers: bench/results/ (ONLY=jobs-gain for one)
+	@$(BIN)/python bench/tables.py $(ONLY)
 
 clean: ## remove .venv and everything made by tools
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info covey/*.egg-info build

@@ -1,0 +1,476 @@
+"""The scheduler's tables: every policy on every trace, the papers' own comparisons, sensitivity, and speed."""
+
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cli.sim import jobs as simulator
+from cli.sim.jobs import Plan, plan_of
+from cli.sim.report import Cell, Figure, Progress, Report, Series, Table
+from cli.sim.trace import Trace, read_trace
+from plugins.scheduler.machine.order_book import JOB_BITS, OrderBook
+from plugins.scheduler.policy.rules import COVEY
+
+TRACES = Path(__file__).parent / "traces"
+OWN_TRACES = "COVEY_TRACES"
+"""Environment: a folder with more traces, such as openb2023_first_half, which may not be shipped."""
+SIZES: tuple[tuple[str, int], ...] = (
+    ("tiresias_60", 16),
+    *((f"tiresias480r_seed{seed}", 60) for seed in range(1, 6)),
+    ("muri_cluster400", 64),
+    ("muri_trace3", 64),
+    ("philly_vc_ee9e8c", 64),
+    ("muri_trace1", 128),
+    ("openb2023_first_half", 16),
+    ("chronus_philly_mix1_first_half", 1024),
+    ("philly_2017-09_10", 640),
+    ("philly_2017-09_10", 512),
+)
+"""Where policies are compared: (trace, GPUs)."""
+CHEAP = ("covey", "las-published", "dlas", "dgittins", "gittins", "srsf", "srtf", "sjf", "fjf", "fifo", "backfill")
+COSTLY = ("las", "gandiva")
+MONTHS = ("philly_2017-09_10",)
+"""Here `las` is left out and turns are longer: both switch so often that months of jobs would take an hour."""
+LONG_TURN_S = 3600
+SHOWN = {
+    "covey": "covey",
+    "las-published": "Tiresias-L (published)",
+    "dlas": "2D-LAS, sticky",
+    "dgittins": "2D-Gittins, K=2",
+    "las": "2D-LAS, no queues",
+    "gittins": "2D-Gittins, no queues",
+    "srsf": "SRSF",
+    "srtf": "SRTF",
+    "sjf": "SF",
+    "fjf": "best effort",
+    "fifo": "YARN-CS (FIFO)",
+    "backfill": "FCFS + backfill",
+    "gandiva": "time-slicing",
+}
+Found = dict[str, Any]
+
+
+def there() -> list[tuple[str, int, Path]]:
+    """The (trace, GPUs, file) that this checkout can run."""
+    folders = [TRACES, *([Path(os.environ[OWN_TRACES])] if os.environ.get(OWN_TRACES) else [])]
+    found = []
+    for name, gpus in SIZES:
+        file = next((f / f"{name}.csv.gz" for f in folders if (f / f"{name}.csv.gz").is_file()), None)
+        if file is not None:
+            found.append((name, gpus, file))
+    return found
+
+
+@lru_cache(maxsize=2)
+def loaded(file: Path) -> Trace:
+    return read_trace(file)
+
+
+def one(file: Path, gpus: int, plan: Plan, progress: Progress) -> Found:
+    return simulator.simulate(loaded(file), gpus, plan, progress).data
+
+
+def part(progress: Progress, done: int, total: int, what: str) -> Progress:
+    """Progress of one of several runs."""
+    return lambda share, text: progress((done + share) / total, f"{what}: {text}")
+
+
+def mean(values: Sequence[float]) -> float:
+    """Geometric."""
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else float("nan")
+
+
+def runs(
+    cases: Sequence[tuple[str, int, Path]], plans: dict[str, Plan], progress: Progress
+) -> Iterator[tuple[str, int, dict[str, Found]]]:
+    """Every plan on every trace."""
+    total, done = len(cases) * len(plans), 0
+    for name, gpus, file in cases:
+        found: dict[str, Found] = {}
+        for label, plan in plans.items():
+            done += 1
+            if label == "las" and name in MONTHS:
+                continue
+            if plan.rules.discipline == "gandiva" and name in MONTHS:
+                plan = replace(plan, rules=msgspec.structs.replace(plan.rules, quantum_s=LONG_TURN_S))
+            found[label] = one(file, gpus, plan, part(progress, done - 1, total, f"{label} on {name}, {gpus} GPUs"))
+        yield name, gpus, found
+
+
+def without_cost(policy: str, **more: Any) -> Plan:
+    """As the papers' simulators have it: stopping and starting is free, decisions at every event."""
+    plan = plan_of(policy, {})
+    rules = msgspec.structs.replace(plan.rules, preempt_s=0, restore_s=0, **more)
+    return Plan(plan.policy, rules, plan.limit_factor, plan.samples)
+
+
+# ---- every policy on every trace ----
+
+
+def policies(progress: Progress) -> Report:
+    """Average and 95th percentile completion time of all policies, as multiples of covey's."""
+    plans = {policy: plan_of(policy, {}) for policy in (*CHEAP, *COSTLY)}
+    average: list[list[Cell]] = []
+    tail: list[list[Cell]] = []
+    data: Found = {}
+    for name, gpus, found in runs(there(), plans, progress):
+        base = found["covey"]
+        data[f"{name}/{gpus}"] = found
+        title: list[Cell] = [name, gpus, base["jobs"]]
+        average.append([*title, base["jct_s_mean"], *_ratios(found, base, "jct_s_mean", plans)])
+        tail.append([*title, base["jct_s_p95"], *_ratios(found, base, "jct_s_p95", plans)])
+    columns = ["trace", "GPUs", "jobs", "covey (s)", *(SHOWN[policy] for policy in plans if policy != "covey")]
+    notes = [
+        "multiples of covey's: above 1 means that the policy is slower than covey",
+        "30 s for every checkpoint and 30 s for every restart; 60 s turns and 1 s per change of turn for time-slicing",
+        "SRSF and SRTF know every duration, backfill's limits are the durations, 2D-Gittins knows this trace's totals",
+        f"on the trace of months: turns of {LONG_TURN_S} s, and no 2D-LAS without queues, which switches all the time",
+    ]
+    tables = []
+    for title_of, rows in (("average job completion time", average), ("95th percentile", tail)):
+        bottom: list[Cell] = ["geometric mean", None, None, None]
+        for at in range(4, len(columns)):
+            bottom.append(mean([float(str(row[at])) for row in rows if row[at] is not None]))
+        tables.append(Table(f"{title_of}, all policies", columns, [*rows, bottom], notes))
+    return Report("jobs-policies", {"runs": data}, tables)
+
+
+def _ratios(found: dict[str, Found], base: Found, what: str, plans: dict[str, Plan]) -> list[Cell]:
+    return [found[p][what] / base[what] if p in found else None for p in plans if p != "covey"]
+
+
+# ---- what covey gains ----
+
+
+def gain(progress: Progress) -> Report:
+    """Covey against Tiresias-L as published, with the same information: gang size and attained service."""
+    plans = {policy: plan_of(policy, {}) for policy in ("covey", "las-published", "dlas")}
+    rows: list[list[Cell]] = []
+    averages, tails, sticky = [], [], []
+    for name, gpus, found in runs(there(), plans, progress):
+        ours, theirs = found["covey"], found["las-published"]
+        averages.append(ours["jct_s_mean"] / theirs["jct_s_mean"])
+        tails.append(ours["jct_s_p95"] / theirs["jct_s_p95"])
+        sticky.append(found["dlas"]["jct_s_mean"] / theirs["jct_s_mean"])
+        rows.append(
+            [name, gpus, theirs["jct_s_mean"], ours["jct_s_mean"], averages[-1], sticky[-1], theirs["jct_s_p95"],
+             ours["jct_s_p95"], tails[-1], theirs["preemptions"], ours["preemptions"]]
+        )  # fmt: skip
+    bottom = [mean(averages), mean(sticky), None, None, mean(tails), None, None]
+    rows.append(["geometric mean", None, None, None, *bottom])
+    columns = [
+        "trace", "GPUs", "published: mean (s)", "covey: mean (s)", "covey / published", "only sticky / published",
+        "published: 95 % (s)", "covey: 95 % (s)", "covey / published, 95 %", "published: stops", "covey: stops",
+    ]  # fmt: skip
+    notes = [
+        "published: Tiresias-L of the testbed, K=2, 3,200 GPU-s, event-driven, FIFO by first start, no promotion",
+        f"covey: thresholds {COVEY.thresholds_gpu_s} GPU-s, sticky, narrow gangs first, a week of waiting at most",
+        f"worst average {max(averages):.3f}, arithmetic mean of the 95 % ratios {sum(tails) / len(tails):.3f}",
+    ]
+    data = {
+        "jct_mean_ratio_geometric": mean(averages), "jct_mean_ratio_max": max(averages),
+        "jct_p95_ratio_geometric": mean(tails), "jct_p95_ratio_arithmetic": sum(tails) / len(tails),
+    }  # fmt: skip
+    return Report("jobs-gain", data, [Table("covey against Tiresias-L as published", columns, rows, notes)])
+
+
+# ---- the papers' tables ----
+
+
+def table_31(progress: Progress) -> Report:
+    """One dimension against two (Gu 2021, table 3.1)."""
+    printed = {"sjf": (1.52, 1.20, 3.45), "srtf": (1.03, 1.01, 1.55)}
+    plans = {policy: without_cost(policy) for policy in ("srsf", "sjf", "srtf")}
+    return _normalised(
+        "jobs-table-3-1", "table 3.1: one dimension, as multiples of SRSF", "srsf", plans, printed, progress
+    )
+
+
+def table_36(progress: Progress) -> Report:
+    """Policies as multiples of Tiresias-L (Gu 2021, table 3.6)."""
+    printed = {
+        "fifo": (2.41, 30.85, 1.25), "fjf": (1.50, 9.03, 1.08), "srtf": (1.00, 1.00, 0.84),
+        "gandiva": (2.00, 2.59, 2.08), "dgittins": (0.97, 1.00, 0.85),
+    }  # fmt: skip
+    first = {"inside": "first"}
+    plans = {
+        "las-published": without_cost("las-published", thresholds_gpu_s=(3600,)),
+        "fifo": without_cost("fifo"),
+        "fjf": without_cost("fjf"),
+        "srtf": without_cost("srtf"),
+        "gandiva": without_cost("gandiva"),
+        "dgittins": without_cost("dgittins", thresholds_gpu_s=(3600,), **first),
+        "covey": without_cost("covey"),
+    }
+    title = "table 3.6: as multiples of Tiresias-L (K=2, 1 GPU-h)"
+    return _normalised("jobs-table-3-6", title, "las-published", plans, printed, progress)
+
+
+def _normalised(
+    name: str,
+    title: str,
+    base: str,
+    plans: dict[str, Plan],
+    printed: Mapping[str, tuple[float, ...]],
+    progress: Progress,
+) -> Report:
+    rows: list[list[Cell]] = []
+    whats = ("jct_s_mean", "jct_s_p50", "jct_s_p95")
+    data: Found = {}
+    for trace, gpus, found in runs(there(), plans, progress):
+        for policy in plans:
+            if policy != base and policy in found:
+                ratios = [found[policy][what] / found[base][what] for what in whats]
+                data.setdefault(policy, []).append({"trace": trace, "gpus": gpus, "mean_p50_p95": ratios})
+                rows.append([SHOWN[policy], trace, gpus, *ratios])
+    order = [policy for policy in plans if policy != base]
+    rows.sort(key=lambda row: order.index(next(p for p in order if SHOWN[p] == row[0])))
+    means: list[list[Cell]] = []
+    for policy in order:
+        ours = [[row[at] for row in rows if row[0] == SHOWN[policy]] for at in (3, 4, 5)]
+        theirs = printed.get(policy, (None, None, None))
+        means.append([SHOWN[policy], *theirs, *(mean([float(str(v)) for v in column]) for column in ours)])
+    columns = [
+        "policy",
+        "paper: average",
+        "paper: median",
+        "paper: 95th",
+        "ours: average",
+        "ours: median",
+        "ours: 95th",
+    ]
+    notes = [
+        "ours: geometric mean over the traces; the paper has one trace of ten weeks, which is not public",
+        "stopping and starting is free here, as in the paper's simulator",
+        f"time-slicing: turns of 60 s, on the trace of months of {LONG_TURN_S} s",
+    ]
+    every = Table("the same for each trace", ["policy", "trace", "GPUs", "average", "median", "95th"], rows)
+    return Report(name, data, [Table(title, columns, means, notes), every])
+
+
+def fidelity(progress: Progress) -> Report:
+    """The testbed's 480 jobs in the simulator (Gu 2021, §3.5.3.1), on five rebuilt workloads."""
+    printed = {"fifo": (5.11, 1.50), "srtf": (0.74, 0.55), "dgittins": (1.01, 1.13)}
+    cases = [case for case in there() if case[0].startswith("tiresias480r")]
+    rows: list[list[Cell]] = []
+    for label, free in (("free", True), ("30 s + 30 s", False)):
+        plans = {
+            policy: without_cost(policy) if free else plan_of(policy, {})
+            for policy in ("las-published", "fifo", "srtf", "dgittins", "covey")
+        }
+        plans["dgittins"] = Plan("dgittins", msgspec.structs.replace(plans["dgittins"].rules, inside="first"))
+        found = [each for _, _, each in runs(cases, plans, progress)]
+        for policy in ("fifo", "srtf", "dgittins", "covey"):
+            average = mean([each[policy]["jct_s_mean"] / each["las-published"]["jct_s_mean"] for each in found])
+            tail = mean([each[policy]["jct_s_p95"] / each["las-published"]["jct_s_p95"] for each in found])
+            makespan = mean([each[policy]["makespan_s"] / each["las-published"]["makespan_s"] for each in found])
+            rows.append([SHOWN[policy], label, *printed.get(policy, (None, None)), average, tail, makespan])
+    columns = [
+        "policy",
+        "stop and start",
+        "paper: average",
+        "paper: 95th",
+        "ours: average",
+        "ours: 95th",
+        "ours: makespan",
+    ]
+    notes = [
+        "as multiples of Tiresias-L (K=2, 3,200 GPU-s); geometric mean of five seeds on 60 GPUs",
+        "the paper's workload is not public: these are rebuilt from its counts, bins and arrival rate",
+        "its makespans: Tiresias-L 27,400 s, YARN-CS 1.21 x as long",
+    ]
+    data = {"rows": rows}
+    return Report("jobs-fidelity", data, [Table("fidelity: the testbed's workload", columns, rows, notes)])
+
+
+# ---- sensitivity ----
+
+
+def sensitivity(progress: Progress) -> Report:
+    """K, thresholds, knob, starvation limit and the cost of stopping, each alone, around both policies."""
+    hour = 3600
+    settings: dict[str, tuple[str, dict[str, str]]] = {
+        "published": ("las-published", {}),
+        **{
+            f"published, threshold {h:g} h": ("las-published", {"thresholds": f"{int(h * hour)}"})
+            for h in (0.5, 1, 2, 4)
+        },
+        "published, K=3: 1 h, 2 h": ("las-published", {"thresholds": f"{hour}/{2 * hour}"}),
+        "published, K=4: 1 h, 2 h, 4 h": ("las-published", {"thresholds": f"{hour}/{2 * hour}/{4 * hour}"}),
+        **{f"published, knob {k}": ("las-published", {"knob": f"{k}"}) for k in (1, 4, 16, 64)},
+        "covey": ("covey", {}),
+        "covey, K=2: 3,200": ("covey", {"thresholds": "3200"}),
+        "covey, K=3: 3,200 x8": ("covey", {"thresholds": "3200/25600"}),
+        "covey, K=3: 3,200 x64": ("covey", {"thresholds": "3200/204800"}),
+        "covey, K=4: 3,200 x16": ("covey", {"thresholds": "3200/51200/819200"}),
+        "covey, K=3: 800 x16": ("covey", {"thresholds": "800/12800"}),
+        "covey, K=3: 12,800 x16": ("covey", {"thresholds": "12800/204800"}),
+        "covey, not narrow first": ("covey", {"narrow": "off"}),
+        "covey, no starvation limit": ("covey", {"starve": "inf"}),
+        "covey, starvation limit 1 day": ("covey", {"starve": "86400"}),
+        "covey, starvation limit 30 days": ("covey", {"starve": "2592000"}),
+        "covey, knob 8": ("covey", {"knob": "8"}),
+    }
+    plans = {label: plan_of(policy, given) for label, (policy, given) in settings.items()}
+    cases = there()
+    found = {(name, gpus): each for name, gpus, each in runs(cases, plans, progress)}
+    rows: list[list[Cell]] = []
+    for label in plans:
+        averages, tails, stops = [], [], []
+        for each in found.values():
+            averages.append(each[label]["jct_s_mean"] / each["published"]["jct_s_mean"])
+            tails.append(each[label]["jct_s_p95"] / each["published"]["jct_s_p95"])
+            stops.append(max(1, each[label]["preemptions"]) / max(1, each["published"]["preemptions"]))
+        rows.append([label, mean(averages), max(averages), mean(tails), mean(stops)])
+    columns = ["settings", "average", "worst average", "95th", "stops"]
+    notes = ["as multiples of Tiresias-L as published on the same trace; geometric mean over the traces, and the worst"]
+    per_trace = [
+        [f"{name}, {gpus}", *(each[label]["jct_s_mean"] / each["published"]["jct_s_mean"] for label in plans)]
+        for (name, gpus), each in found.items()
+    ]
+    tables = [
+        Table("sensitivity", columns, rows, notes),
+        Table("sensitivity, average on each trace", ["trace, GPUs", *plans], per_trace),
+    ]
+    return Report("jobs-sensitivity", {"rows": rows}, tables)
+
+
+def stopping(progress: Progress) -> Report:
+    """What stopping a job costs, from nothing to ten minutes."""
+    costs = (0, 10, 30, 60, 120, 300)
+    policies_ = ("covey", "las-published", "dlas")
+    plans = {
+        f"{policy}/{cost}": plan_of(policy, {"preempt": f"{cost}", "restore": f"{cost}"})
+        for policy in policies_
+        for cost in costs
+    }
+    plans["fjf"] = plan_of("fjf", {})
+    found = [each for _, _, each in runs(there(), plans, progress)]
+    ratios = {
+        policy: [mean([e[f"{policy}/{cost}"]["jct_s_mean"] / e["fjf"]["jct_s_mean"] for e in found]) for cost in costs]
+        for policy in policies_
+    }
+    rows: list[list[Cell]] = [[cost, *(ratios[policy][at] for policy in policies_)] for at, cost in enumerate(costs)]
+    series = [Series(SHOWN[policy], costs, ratios[policy]) for policy in policies_]
+    figure = Figure(
+        "jobs-stopping", "what stopping a job costs", "checkpoint and restore (s each)",
+        "average completion time / best effort", series,
+    )  # fmt: skip
+    columns = ["checkpoint and restore (s each)", *(SHOWN[policy] for policy in policies_)]
+    notes = ["average completion time as a multiple of best effort, which never stops a job; geometric mean of traces"]
+    return Report("jobs-stopping", {"rows": rows}, [Table("cost of stopping", columns, rows, notes)], [figure])
+
+
+# ---- speed ----
+
+
+def speed(progress: Progress) -> Report:
+    """How fast the simulator is, and how long one decision takes in a full cluster. CPU time of this process."""
+    file = TRACES / "philly_2017-09_10.csv.gz"
+    trace, rows = loaded(file), []
+    data: Found = {}
+    for at, policy in enumerate(("covey", "las-published", "dlas", "fifo", "fjf", "sjf", "backfill")):
+        progress(at / 9, f"{policy} on philly at 512 GPUs")
+        began = time.process_time()
+        found = simulator.simulate(trace, 512, plan_of(policy, {}), lambda share, text: None).data
+        spent = time.process_time() - began
+        data[policy] = {"jobs_per_s": found["jobs"] / spent, "decisions_per_s": found["decisions"] / spent}
+        rows.append([policy, found["jobs"], found["decisions"], spent, found["jobs"] / spent])
+    columns = ["policy", "jobs", "decisions", "CPU (s)", "jobs/s"]
+    tables = [Table("the simulator on philly, 512 GPUs", columns, rows)]
+    progress(0.8, "100,000 waiting jobs, 10,000 GPUs")
+    steady = decisions(100_000, 10_000, 20_000, random.Random(1))
+    data["decision"] = steady
+    rows = [[f"{steady[name]:.1f}" for name in ("us_p50", "us_p99", "us_max")]]
+    notes = [
+        "a job ends, another comes, and every fourth time one sinks to a lower queue; then one decision, timed",
+        f"{steady['decisions']} decisions; collection of garbage is as Python has it",
+    ]
+    tables.append(
+        Table(
+            "one decision, 100,000 waiting jobs, 10,000 GPUs", ["median (us)", "99 % (us)", "worst (us)"], rows, notes
+        )
+    )
+    return Report("jobs-speed", data, tables)
+
+
+def decisions(waiting: int, gpus: int, count: int, dice: random.Random) -> Found:
+    """A cluster in its steady state: what one decision costs, microseconds."""
+    total = waiting + gpus + count
+    widths = [dice.choices((1, 2, 4, 8, 16, 32, 64), (60, 12, 12, 10, 3, 2, 1))[0] for _ in range(total)]
+    book = OrderBook(3, widths)
+    queue_of = [0] * total
+    running: list[int] = []
+    free = gpus
+
+    def key(job: int) -> int:
+        return (widths[job] << 45 | job) << JOB_BITS | job
+
+    def begin(job: int) -> None:
+        book.run(queue_of[job], job << JOB_BITS | job)
+        running.append(job)
+
+    for job in range(waiting):
+        queue_of[job] = dice.choices((0, 1, 2), (1, 3, 6))[0]
+        book.wait(queue_of[job], key(job))
+    start, _ = book.decide(gpus, gpus)
+    for job in start:
+        begin(job)
+    free -= sum(widths[job] for job in start)
+    for job in range(waiting, waiting + len(start)):
+        queue_of[job] = dice.choices((0, 1, 2), (1, 3, 6))[0]
+        book.wait(queue_of[job], key(job))
+    newest, times = waiting + len(start), []
+    for step in range(count):
+        at = dice.randrange(len(running))
+        running[at], running[-1] = running[-1], running[at]
+        done = running.pop()
+        book.stop(queue_of[done], done << JOB_BITS | done)
+        free += widths[done]
+        if step % 4 == 0 and running:
+            down = running[dice.randrange(len(running))]
+            if queue_of[down] < 2:
+                book.stop(queue_of[down], down << JOB_BITS | down)
+                queue_of[down] += 1
+                book.run(queue_of[down], down << JOB_BITS | down)
+        if newest < total:
+            book.wait(0, key(newest))
+            newest += 1
+        began = time.perf_counter()
+        start, stop = book.decide(gpus, gpus)
+        times.append((time.perf_counter() - began) * 1e6)
+        for job in stop:
+            book.stop(queue_of[job], job << JOB_BITS | job)
+            book.wait(queue_of[job], key(job))
+        gone = set(stop)
+        if gone:
+            running[:] = [job for job in running if job not in gone]
+        for job in start:
+            begin(job)
+        free += sum(widths[job] for job in stop) - sum(widths[job] for job in start)
+        assert free >= 0, "a decision gave more than there is"
+    times.sort()
+    return {
+        "us_p50": times[len(times) // 2], "us_p99": times[math.ceil(0.99 * len(times)) - 1], "us_max": times[-1],
+        "decisions": count, "waiting": waiting, "gpus": gpus,
+    }  # fmt: skip
+
+
+EXPERIMENTS: dict[str, Callable[[Progress], Report]] = {
+    "jobs-gain": gain,
+    "jobs-table-3-1": table_31,
+    "jobs-table-3-6": table_36,
+    "jobs-fidelity": fidelity,
+    "jobs-policies": policies,
+    "jobs-sensitivity": sensitivity,
+    "jobs-stopping": stopping,
+    "jobs-speed": speed,
+}
