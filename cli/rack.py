@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -221,6 +221,9 @@ def stop(directory: Path, environ: Mapping[str, str], say: Say = print_line) -> 
         if leftovers:
             say(f"{plural(leftovers, 'socket or lock file')} removed")
         (directory / "rack.json").unlink(missing_ok=True)
+        if (directory / rack_files.PROOF_LOCK).exists():  # of a run that was killed; one that goes on keeps it
+            with suppress(AgentctlError), rack_files.locked(directory, rack_files.PROOF_LOCK, patience_s=0.0):
+                pass
     if not (agents or programs or leftovers):
         say(f"nothing was running in {directory}")
     elif directory.is_dir():
@@ -307,4 +310,5 @@ def command(args: argparse.Namespace) -> int:
 
     timer = Timer()
     rack = start(args.dir, args.hosts, args.gpus, os.environ, timer)
-    return rack_proof.run(rack, timer)
+    with rack_files.locked(args.dir.absolute(), rack_files.PROOF_LOCK, patience_s=0.0):
+        return rack_proof.run(rack, timer)

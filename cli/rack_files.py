@@ -276,11 +276,15 @@ def make_run_dirs(hosts: Sequence[RackHost]) -> None:
                 raise AgentctlError(REFUSED, f"{folder} cannot be used for sockets", why, "set XDG_RUNTIME_DIR")
 
 
+PROOF_LOCK = "proof.lock"
+
+
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """One start or stop at a time. The file goes away with the lock."""
-    path = directory / "rack.lock"
-    until_s = time.monotonic() + LOCK_S
+def locked(directory: Path, name: str = "rack.lock", patience_s: float = LOCK_S) -> Iterator[None]:
+    """One at a time: start and stop, or with `PROOF_LOCK` two proofs, which would write over each other's pages. The
+    file goes away with the lock."""
+    path = directory / name
+    until_s = time.monotonic() + patience_s
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -14,7 +14,7 @@ import pytest
 from cli import rack, rack_processes
 from cli.client import FAILED, NO_AGENT, USAGE, AgentctlError, find
 from cli.rack import Timer
-from cli.rack_files import RackHost, hosts_of, run_root
+from cli.rack_files import PROOF_LOCK, RackHost, hosts_of, locked, run_root
 from cli.rack_processes import lock_holder, start_ticks
 
 AGENTD = [sys.executable, str(Path(__file__).with_name("fake_agentd.py"))]
@@ -172,3 +172,33 @@ def test_wrong_usage_is_said_in_three_lines(argv: list[str], capsys: pytest.Capt
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("covey-rack: ")
     assert lines[-1].startswith("  next: ")
+
+
+def test_a_second_proof_of_the_same_rack_is_refused_while_one_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proofs: list[str] = []
+
+    def proof(*_: object) -> int:
+        proofs.append("run")
+        return 0
+
+    monkeypatch.setattr(rack, "start", lambda *_: [])
+    monkeypatch.setattr("cli.rack_proof.run", proof)
+    with locked(tmp_path, PROOF_LOCK):
+        assert rack.main(["run", "--dir", str(tmp_path)]) == FAILED
+    assert "busy" in capsys.readouterr().err
+    assert rack.main(["run", "--dir", str(tmp_path)]) == 0
+    assert proofs == ["run"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stop_takes_the_lock_of_a_proof_that_was_killed_and_leaves_a_held_one(bench: Bench) -> None:
+    bench.directory.mkdir()
+    lock = bench.directory / PROOF_LOCK
+    lock.touch()
+    bench.stop()
+    assert not lock.exists()
+    with locked(bench.directory, PROOF_LOCK):
+        bench.stop()
+        assert lock.exists()
