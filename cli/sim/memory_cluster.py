@@ -46,6 +46,8 @@ class Way:
     """Hosts drawn, of which the freest by gossip are asked; 0: those asked are drawn by lot alone."""
     hot: float = 0.0
     """Page requests per second above which a slab is mapped."""
+    cold: float | None = None
+    """Page requests per second below which a slab is given back unasked (ColdSlab); None: never."""
     moves: bool = True
     """An evicted hot slab moves with its content; else it is mapped anew, empty."""
     fills: bool = True
@@ -72,7 +74,7 @@ class Outcome:
     used_share: np.ndarray
     """Memory in use over all memory, mean over the window, shape (hosts,)."""
     counts: Counter[str] = field(default_factory=Counter)
-    """mapped, evicted, busy_evicted, moved, refused, nowhere, asked, short_host_s, mapped_bytes."""
+    """mapped, evicted, busy_evicted, moved, given_back, refused, nowhere, asked, short_host_s."""
     disk_share: float = 0.0
     """Page requests that had to go to the disk."""
 
@@ -137,6 +139,7 @@ class Rack:
             self._measure(second, touched)
             if self.way.choices:
                 self._take_back(second, touched)
+                self._give_back()
                 self._place(second, touched)
             if second >= from_s:
                 used += self._lent_bytes(touched) + self.local[second]
@@ -243,16 +246,28 @@ class Rack:
             for slab in lending.least_active({slab: float(self.activity[slab]) for slab in asked}, evict):
                 self._evict(slab, n, second, float(touched[slab]))
 
+    def _give_back(self) -> None:
+        """Slabs that have turned cold, if there is a threshold for that."""
+        if self.way.cold is None:
+            return
+        for slab in np.flatnonzero((self.lender >= 0) & (self.activity < self.way.cold)).tolist():
+            if placement.is_cold(float(self.activity[slab]), self.way.cold, self.way.hot):
+                self.counts["given_back"] += 1
+                self._unmap(slab)
+
+    def _unmap(self, slab: int) -> None:
+        lender = int(self.lender[slab])
+        self.slabs_at[self.owner[slab]][self.hosts[lender]] -= 1
+        self.lender[slab], self.valid[slab] = -1, 0.0
+        self._lend(lender, -1)
+
     def _evict(self, slab: int, lender: int, second: int, touched: float) -> None:
         way = self.way
         hot = placement.is_hot(float(self.activity[slab]), way.hot)
         self.counts["evicted"] += 1
         self.counts["busy_evicted"] += hot
-        self.slabs_at[self.owner[slab]][self.hosts[lender]] -= 1
-        self.lender[slab] = -1
-        self._lend(lender, -1)
         had = float(self.valid[slab])
-        self.valid[slab] = 0.0
+        self._unmap(slab)
         copied = round(touched * way.slab_bytes)
         fate = eviction.fate(float(self.activity[slab]), copied, FILL_BYTES_PER_S, GRACE_S, way.hot)
         if way.moves and fate == "move" and self._find(slab, second, without=self.hosts[lender]):

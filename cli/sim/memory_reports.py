@@ -16,6 +16,7 @@ from plugins.memory.policy.lending import Headroom
 
 HEADROOM = Headroom(fraction=0.125)
 FULL_CONTAINERS = (60, 90, 105, 120, 130, 140, 150)
+DRAWN = (2, 4, placement.DRAWN, 12, 24, 64, 1000)
 DISK_SHARE_MAX = 0.01
 """A rack counts as full when more than this share of page requests goes to the disk."""
 
@@ -46,6 +47,7 @@ class Setting:
             ours("covey", size),
             replace(ours("covey, two of six by view", size), drawn=placement.DRAWN),
             replace(ours("covey, and headroom measured", size), drawn=placement.DRAWN, auto_headroom=True),
+            replace(ours("covey, ColdSlab 1/4 of HotSlab", size), cold=placement.hot_for(size) / 4),
             ours("random placement", size, 1),
             ours("power of four", size, 4),
             ours("full knowledge", size, self.hosts),
@@ -110,6 +112,8 @@ def _summary(outcomes: Sequence[Outcome]) -> dict[str, float]:
     def mean(of: str) -> float:
         return float(np.mean([each.counts[of] for each in outcomes]))
 
+    counted = ("mapped", "evicted", "busy_evicted", "moved", "given_back", "refused", "asked", "short_host_s")
+
     return {
         "utilization": float(np.mean([each.utilization for each in outcomes])),
         "max_to_median": float(np.mean(ratios)),
@@ -118,7 +122,7 @@ def _summary(outcomes: Sequence[Outcome]) -> dict[str, float]:
         "max_to_min": float(np.mean([each.max_to_min for each in outcomes])),
         "spread": float(np.mean([each.used_share.std() / each.used_share.mean() for each in outcomes])),
         "disk_share": float(np.mean([each.disk_share for each in outcomes])),
-        **{of: mean(of) for of in ("mapped", "evicted", "busy_evicted", "moved", "refused", "asked", "short_host_s")},
+        **{of: mean(of) for of in counted},
     }
 
 
@@ -184,12 +188,12 @@ def sensitivity(setting: Setting, progress: Progress) -> Report:
 def fill(setting: Setting, progress: Progress) -> Report:
     """More and more containers on the same hosts: the utilisation up to which paging stays out of the disk."""
     ways = [way for way in setting.ways() if way.label not in ("no remote memory", "power of four")]
-    ways = [way for way in ways if "HotSlab" not in way.label]
+    ways = [way for way in ways if "Slab" not in way.label]
     rows: list[list[Cell]] = []
     data: list[dict[str, object]] = []
     counts = [round(setting.hosts / 32 * count) for count in FULL_CONTAINERS]
     for number, count in enumerate(counts):
-        crowded = replace(setting, containers=count, runs=min(3, setting.runs), given=())
+        crowded = replace(setting, containers=count, runs=min(2, setting.runs), given=())
         found: dict[str, list[Outcome]] = {}
         for run in range(crowded.runs):
             progress((number + run / crowded.runs) / len(counts), f"{count} containers")
@@ -365,7 +369,24 @@ def views(hosts: Sequence[int], ages_s: Sequence[float], seed: int, progress: Pr
         ),
     )
     table = Table("Old views", columns, rows, notes)
-    return Report("memory-views", {"runs": [asdict(one) for one in found]}, (table,), figures)
+    drawn_table, drawn = _drawn(min(hosts), ages_s, seed, progress)
+    data = {"runs": [asdict(one) for one in found], "drawn": drawn}
+    return Report("memory-views", data, (table, drawn_table), figures)
+
+
+def _drawn(hosts: int, ages_s: Sequence[float], seed: int, progress: Progress) -> tuple[Table, list[dict[str, object]]]:
+    """How many hosts should be drawn for two to be picked by view?"""
+    way, counts = "covey, two of six by view", [count for count in DRAWN if count <= hosts]
+    data: list[dict[str, object]] = []
+    rows: list[list[Cell]] = []
+    for drawn in counts:
+        progress(1.0, f"{hosts} hosts: two of {drawn} by view")
+        each = [herd(way, hosts, age_s, seed, drawn=drawn) for age_s in ages_s]
+        rows.append([drawn, *(one.spread for one in each), max(one.burst_max for one in each)])
+        data += [{"drawn": drawn, "age_s": one.age_s, "spread": one.spread, "burst": one.burst_max} for one in each]
+    columns = ("drawn", *(f"spread, views {age_s:g} s" for age_s in ages_s), "most on one host in 1 s")
+    note = f"{hosts:,} hosts; the two freest by view of so many drawn are asked. 2 is the paper's power of two choices."
+    return Table("Two of how many?", columns, rows, (note,)), data
 
 
 def together(name: str, reports: Sequence[Report]) -> Report:

@@ -62,7 +62,8 @@ class Herd:
 class Crowd:
     """Hosts, what they can lend, and what was known of them when."""
 
-    def __init__(self, hosts: int, age_s: float, seed: int) -> None:
+    def __init__(self, hosts: int, age_s: float, seed: int, drawn: int = placement.DRAWN) -> None:
+        self.drawn = drawn
         self.rng = random.Random(seed)
         self.chance = chance = np.random.default_rng(seed)
         self.names = [HostId(f"h{n:05d}") for n in range(hosts)]
@@ -124,9 +125,9 @@ class Crowd:
     def by_view(self, borrower: int, step: int) -> bool:
         """As `hosts_to_ask_by_view`, which would look up thousands of hosts to rank six: here the six are drawn first
         and the function ranks those."""
-        view = self.history[self.seen_at(borrower, step)]
-        six = {host: int(view[self.number[host]]) for host in self.two(borrower, step, placement.DRAWN)}
-        return self._ask(borrower, placement.hosts_to_ask_by_view(six, self.holding[borrower], self.rng), step)
+        view, held = self.history[self.seen_at(borrower, step)], self.holding[borrower]
+        six = {host: int(view[self.number[host]]) for host in self.two(borrower, step, self.drawn)}
+        return self._ask(borrower, placement.hosts_to_ask_by_view(six, held, self.rng, drawn=self.drawn), step)
 
     def _ask(self, borrower: int, asked: tuple[HostId, ...], step: int) -> bool:
         """Each answers with what it has now; a refusal leads to the next, as in `Borrower`."""
@@ -138,7 +139,7 @@ class Crowd:
         view = self.history[self.seen_at(borrower, step)]
         return self._take(borrower, asked, {host: int(view[self.number[host]]) for host in asked}, step)
 
-    def drawn(self, borrower: int, step: int) -> bool:
+    def one_by_lot(self, borrower: int, step: int) -> bool:
         asked = self.two(borrower, step, 1)
         return self._take(borrower, asked, dict.fromkeys(asked, 1), step)
 
@@ -177,15 +178,22 @@ class Crowd:
         return False
 
 
-def herd(way: str, hosts: int, age_s: float, seed: int, told: Callable[[float], None] = lambda share: None) -> Herd:
-    """One run. `told` hears the share done."""
-    crowd = Crowd(hosts, age_s, seed)
+def herd(
+    way: str,
+    hosts: int,
+    age_s: float,
+    seed: int,
+    told: Callable[[float], None] = lambda share: None,
+    drawn: int = placement.DRAWN,
+) -> Herd:
+    """One run. `told` hears the share done; `drawn` is for the way that ranks by view."""
+    crowd = Crowd(hosts, age_s, seed, drawn)
     choose = {
         "covey": crowd.covey,
         "covey, two of six by view": crowd.by_view,
         "power of two, unasked": crowd.unasked,
         "best of view": crowd.best_of_view,
-        "random": crowd.drawn,
+        "random": crowd.one_by_lot,
         "full knowledge": crowd.knowing,
     }[way]
     slabs = int(WANTED_SHARE * crowd.all_free.sum())

@@ -136,7 +136,15 @@ def test_what_does_not_fit_is_in_swap_and_only_paging_containers_ask_for_pages()
     assert requests.mean() == pytest.approx(memory_workload.PAGES_PER_S)
 
 
-@pytest.mark.parametrize("way", [ours(), Way("auto", auto_headroom=True, drawn=6), Way("whole", fills=False, hot=20.0)])
+@pytest.mark.parametrize(
+    "way",
+    [
+        ours(),
+        Way("cold", hot=1.25, cold=1.0),
+        Way("auto", auto_headroom=True, drawn=6),
+        Way("whole", fills=False, hot=20.0),
+    ],
+)
 def test_the_books_of_a_rack_agree_after_every_run(way: Way) -> None:
     """Slabs by lender, by borrower and by budget are the same slabs; nobody lends to itself."""
     setting = Setting(hosts=5, containers=22, seconds=250)
@@ -153,6 +161,7 @@ def test_the_books_of_a_rack_agree_after_every_run(way: Way) -> None:
             int(lender): int(count) for lender, count in zip(*np.unique(mine, return_counts=True), strict=True)
         }
     counts = outcome.counts
-    assert counts["mapped"] - counts["evicted"] == mapped.sum()
+    assert counts["mapped"] - counts["evicted"] - counts["given_back"] == mapped.sum()
+    assert bool(counts["given_back"]) == (way.cold is not None)
     assert 0 <= outcome.disk_share <= 1
     assert (rack.valid[~mapped] == 0).all()
