@@ -9,6 +9,7 @@ from typing import Any
 
 from cli.client import AgentctlError
 from cli.context import Context, not_found
+from cli.jobs import ENDED
 from cli.table import clock, plural, table
 
 TITLES = ("TIME", "HOST", "OF", "EVENT", "WHY")
@@ -35,8 +36,19 @@ def run(context: Context) -> int:
     seen = all(line["subject"].startswith("host/") for line in answer.data)
     titles = tuple("SEEN BY" if seen and title == "HOST" else title for title in TITLES)
     context.say(table(titles, rows, (), context.paint))
+    say_now(context)
     context.as_of(answer, plural(len(rows), "event"))
     return 0
+
+
+def say_now(context: Context) -> None:
+    """A job that has not ended: its state and the reason, for what it waits for is no event."""
+    try:
+        view = context.agent.get("jobs", context.args.id).data
+    except AgentctlError:
+        return
+    if view["state"] not in ENDED:
+        context.say(f"now {context.paint.state(view['state'])}: {view['reason']}")
 
 
 def where(line: Mapping[str, Any]) -> str:

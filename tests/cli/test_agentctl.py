@@ -460,6 +460,13 @@ def test_what_the_hosts_agreed_on_happened_in_the_rack_and_not_where_it_was_note
     assert " gpu2 " in here
 
 
+def test_the_story_of_a_job_ends_with_what_it_waits_for_now(run: Run, agent: FakeAgent, job: Job) -> None:
+    agent.replies["GET /v1/jobs/j1"] = job(state="queued", reason="tenant ann uses 2 of its quota of 2")
+    assert "now queued: tenant ann uses 2 of its quota of 2\n" in run("why", "j1")[1]
+    agent.replies["GET /v1/jobs/j1"] = job(state="done", reason="over")
+    assert "now" not in run("why", "j1")[1].splitlines()[-2].split()
+
+
 def test_the_story_of_a_host_says_who_saw_it(run: Run, agent: FakeAgent) -> None:
     agent.replies["GET /v1/why/gpu1"] = [STORY | {"subject": "host/gpu1", "event": "gone"}]
     _, out, _ = run("why", "gpu1")
