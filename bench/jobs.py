@@ -391,7 +391,7 @@ def speed(progress: Progress) -> Report:
     data["decision"] = steady
     rows = [[f"{steady[name]:.1f}" for name in ("us_p50", "us_p99", "us_max")]]
     notes = [
-        "a job ends, another comes, and every fourth time one sinks to a lower queue; then one decision, timed",
+        "timed: a job ends, another comes, every fourth time one sinks to a lower queue, a decision, and noting it",
         f"{steady['decisions']} decisions; collection of garbage is as Python has it",
     ]
     tables.append(
@@ -404,7 +404,7 @@ def speed(progress: Progress) -> Report:
 
 def decisions(waiting: int, gpus: int, count: int, dice: random.Random) -> Found:
     """A cluster in its steady state: what one decision costs, microseconds."""
-    total = waiting + gpus + count
+    total = waiting + 2 * gpus + count
     widths = [dice.choices((1, 2, 4, 8, 16, 32, 64), (60, 12, 12, 10, 3, 2, 1))[0] for _ in range(total)]
     book = OrderBook(3, widths)
     queue_of = [0] * total
@@ -433,29 +433,26 @@ def decisions(waiting: int, gpus: int, count: int, dice: random.Random) -> Found
         at = dice.randrange(len(running))
         running[at], running[-1] = running[-1], running[at]
         done = running.pop()
-        book.stop(queue_of[done], done << JOB_BITS | done)
-        free += widths[done]
-        if step % 4 == 0 and running:
-            down = running[dice.randrange(len(running))]
-            if queue_of[down] < 2:
-                book.stop(queue_of[down], down << JOB_BITS | down)
-                queue_of[down] += 1
-                book.run(queue_of[down], down << JOB_BITS | down)
-        if newest < total:
-            book.wait(0, key(newest))
-            newest += 1
+        down = running[dice.randrange(len(running))] if step % 4 == 0 and running else None
         began = time.perf_counter()
+        book.stop(queue_of[done], done << JOB_BITS | done)
+        if down is not None and queue_of[down] < 2:
+            book.stop(queue_of[down], down << JOB_BITS | down)
+            queue_of[down] += 1
+            book.run(queue_of[down], down << JOB_BITS | down)
+        book.wait(0, key(newest))
+        newest += 1
         start, stop = book.decide(gpus, gpus)
-        times.append((time.perf_counter() - began) * 1e6)
         for job in stop:
             book.stop(queue_of[job], job << JOB_BITS | job)
             book.wait(queue_of[job], key(job))
-        gone = set(stop)
-        if gone:
-            running[:] = [job for job in running if job not in gone]
         for job in start:
-            begin(job)
-        free += sum(widths[job] for job in stop) - sum(widths[job] for job in start)
+            book.run(queue_of[job], job << JOB_BITS | job)
+        times.append((time.perf_counter() - began) * 1e6)
+        gone = set(stop)
+        running[:] = [job for job in running if job not in gone] if gone else running
+        running += start
+        free += widths[done] + sum(widths[job] for job in stop) - sum(widths[job] for job in start)
         assert free >= 0, "a decision gave more than there is"
     times.sort()
     return {

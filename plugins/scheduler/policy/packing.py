@@ -1,0 +1,48 @@
+"""How much a model wants its workers together: its skew, and the limit above which a gang is packed (Tiresias §3.3.3).
+
+Models with one huge tensor lose most to the network when their workers are spread; *skew* is that tensor's share of all
+bytes. PACKLIMIT is the skew above which packing is worth waiting for; it is fitted anew from what jobs really lost.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+PACKLIMIT = 0.3
+"""Between the published models that do not mind (0.04-0.15) and those that do (0.61-0.77) (Gu 2021, table 3.3)."""
+TOLERATED = 0.05
+"""A gang that loses less than this to the network does not need packing (chosen: what sharing may cost a job too)."""
+
+
+def skew(tensor_bytes: Iterable[int]) -> float:
+    """Bytes of the largest tensor over bytes of all, 0..1; 0 when there is none."""
+    sizes = list(tensor_bytes)
+    total = sum(sizes)
+    return max(sizes) / total if total > 0 else 0.0
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """What one gang lost when it was not packed."""
+
+    skew: float
+    slowdown: float
+    """Step time spread over step time packed, minus 1."""
+
+
+def refit(seen: Sequence[Spread], now: float = PACKLIMIT, tolerated: float = TOLERATED) -> float:
+    """PACKLIMIT from history: the one-dimensional linear classifier of least cost. A gang spread in spite of its
+    slowdown costs what it lost beyond `tolerated`; one packed for nothing costs what it was short of it. `now` stays
+    when nothing separates better than it does, or there is only one kind of gang."""
+    wrong = [one.slowdown - tolerated for one in seen]
+    if not any(over > 0 for over in wrong) or not any(over <= 0 for over in wrong):
+        return now
+    ascending = sorted({one.skew for one in seen})
+    between = [(low + high) / 2 for low, high in itertools.pairwise(ascending)]
+    return min([now, *between], key=lambda limit: (cost(seen, limit, tolerated), limit != now, abs(limit - now)))
+
+
+def cost(seen: Sequence[Spread], limit: float, tolerated: float = TOLERATED) -> float:
+    """What a limit would have cost on this history: the sum of how far each gang on the wrong side is from the
+    right."""
+    return sum(abs(one.slowdown - tolerated) for one in seen if (one.skew > limit) != (one.slowdown > tolerated))
