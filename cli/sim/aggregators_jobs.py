@@ -2,16 +2,22 @@
 
 Tensors and sizes are from its table 4.2. Of CPU use its text says 16 % for VGG19 on one server and less than half for
 the others; the figure that shows them is not printed in the text. So use per server is drawn from 15 to 50 %, and
-iterations are assumed (`MODELS`). A job with several servers keeps each of them as busy as its only one would be,
-which is unfavourable to sharing: in the thesis the same work is split among them.
+iterations are assumed (`MODELS`). In the workload a job with several servers keeps each of them as busy as its
+only one would be, which is unfavourable to sharing: in the thesis the same work is split among them.
 """
 
 import random
 from dataclasses import dataclass
+from fractions import Fraction
+
+import msgspec
 
 from covey.core import JobId
 from plugins.aggregator.policy.assign import Profile, Tensor, largest_first
+from plugins.aggregator.policy.cycle import LOSS_LIMIT
 
+PUSHING = 0.65
+"""Part of an iteration from the first push to the last: the backward pass is about two thirds of the compute time."""
 PARTS_OF_ITERATION = 8
 """A tensor whose sum takes more than this part of an iteration is sent in parts, and each part is placed."""
 
@@ -69,6 +75,9 @@ class Workload:
     servers: tuple[int, ...] = (1, 2, 4)
     use: tuple[float, float] = (0.15, 0.5)
     """CPU use of a server, from a uniform distribution."""
+    limit: Fraction = LOSS_LIMIT
+    window: bool = False
+    """Whether the time from first to last push is in a job's profile."""
 
     def drawn(self, rng: random.Random) -> list[TracedJob]:
         found, now_s = [], 0.0
@@ -77,5 +86,7 @@ class Workload:
             model = rng.choice(MODELS)
             period_us = round(model.period_us * rng.uniform(0.7, 1.4))
             one = profile(f"j{at}", model, rng.choice(self.servers), rng.uniform(*self.use), period_us, rng)
+            window_us = round(PUSHING * period_us) if self.window else 0
+            one = msgspec.structs.replace(one, limit=self.limit, window_us=window_us)
             found.append(TracedJob(now_s, self.duration_s * rng.lognormvariate(0, 1), one))
         return found

@@ -6,7 +6,8 @@ home of a job, or a simulation. It proposes; each aggregator checks again by its
     a job arrives        its tensors, largest first, where they fit best; new aggregators for the rest
     a job leaves         aggregators without work stop; the least loaded one is emptied into the others if all of its
                          work fits, and so on until one cannot be
-    100 iterations       of a job at its loss limit or above: the newest assignment beside it goes to new aggregators
+    100 iterations       of a job at its loss limit or above: the newest assignment beside it goes to new aggregators;
+                         a job that is alone on its own gets one more
     a period ends        (hybrid scaling) what leaving jobs left behind is cleared up only now, and jobs that had to
                          wait for an aggregator get it
 """
@@ -19,7 +20,7 @@ import msgspec
 from covey.core import HostId, JobId, Note
 from plugins.aggregator.policy import assign, scale
 from plugins.aggregator.policy.assign import Profile
-from plugins.aggregator.policy.cycle import Cycle, loss, sound, used, without
+from plugins.aggregator.policy.cycle import Cycle, grown, loss, sound, used, without
 from plugins.aggregator.policy.measured import ITERATIONS, Measured, is_hurt, loss_measured, reverted
 from plugins.aggregator.policy.scale import Work, least_loaded
 
@@ -141,6 +142,8 @@ class Pool:
         self._measured: dict[JobId, Measured] = {}
         self._barred: dict[JobId, frozenset[HostId]] = {}
         """Job -> aggregators that hurt it or refused it."""
+        self._least: dict[JobId, int] = {}
+        """Job -> aggregators it was too slow on fewer of."""
 
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
         match event:
@@ -227,7 +230,7 @@ class Pool:
         if job not in self.jobs:
             return ()
         self._taken_off(job)
-        for known in (self.jobs, self.on, self._assigned, self._measured, self._barred):
+        for known in (self.jobs, self.on, self._assigned, self._measured, self._barred, self._least):
             known.pop(job, None)
         if self.rules.scaling == "hybrid":
             return ()
@@ -269,7 +272,7 @@ class Pool:
     def _scaled_down(self) -> Sequence[Action]:
         """Free what is empty; then empty the least loaded into the others, again and again."""
         actions: list[Action] = [self._stopped(host) for host in list(self.cycles) if not self.cycles[host].shares]
-        while (host := least_loaded(self.cycles, self._order)) is not None:
+        while (host := least_loaded(self._spared(), self._order)) is not None:
             found = scale.emptied(host, self._works(host), self.cycles, self.jobs, self._barred)
             if found is None:
                 break
@@ -282,6 +285,11 @@ class Pool:
             self.cycles.update(found.cycles)
             actions.append(self._stopped(host))
         return actions
+
+    def _spared(self) -> dict[HostId, Cycle]:
+        """Aggregators that may be emptied: not those of a job that needs as many as it has."""
+        few = {job for job, least in self._least.items() if len(set(self.on[job].values())) <= least}
+        return {host: cycle for host, cycle in self.cycles.items() if not few & cycle.shares.keys()}
 
     def _works(self, host: HostId) -> list[Work]:
         """Every tensor summed there."""
@@ -338,12 +346,32 @@ class Pool:
         mixed = {host for host in set(self.on[hurt].values()) if len(self.cycles[host].shares) > 1}
         beside = {name for host in mixed for name in self.cycles[host].shares}
         if not beside:
-            return (
-                Note(hurt, "slower than when it was profiled", f"{why}, alone on its aggregators: profile it again"),
-            )
+            return self._spread(hurt, why)
         newest = reverted(hurt, sorted(beside), self._assigned)
         leaves = frozenset(host for host in mixed if newest in self.cycles[host].shares)
         return self._moved_off(newest, leaves, frozenset(self.cycles), why)
+
+    def _spread(self, job: JobId, why: str) -> Sequence[Action]:
+        """A job that is alone on its aggregators and slower than on its trial servers waits for its own sums: it gets
+        one aggregator more, up to as many as it had servers, and its tensors are balanced over them (§4.3.3.3)."""
+        profile, before = self.jobs[job], dict(self.on[job])
+        hosts = [host for host in self.cycles if host in before.values()]
+        if len(hosts) >= profile.servers or self._spare() == 0:
+            told = f"{why}, alone on its aggregators: profile it again"
+            return (Note(job, "slower than profiled", told),)
+        self._taken_off(job)
+        hosts.append(self._started())
+        loads = dict.fromkeys(hosts, 0)
+        for tensor in profile.tensors:
+            host = min(hosts, key=lambda one: (loads[one], self._order[one]))
+            loads[host] += tensor.work_us
+            self.on[job][tensor.name] = host
+        for host in hosts:
+            if any(to == host for to in self.on[job].values()):
+                self.cycles[host] = grown(self.cycles[host], job, profile.share(loads[host]))
+        self._least[job] = len(hosts)
+        self._assigned_now(job)
+        return [Start(hosts[-1]), Note(job, "tensors spread", why), *self._told(job, before)]
 
     def _moved_off(self, job: JobId, hosts: frozenset[HostId], avoid: frozenset[HostId], why: str) -> Sequence[Action]:
         """The job's tensors leave these aggregators, and come back when one of those that are there has left."""

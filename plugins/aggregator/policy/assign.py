@@ -42,17 +42,20 @@ class Profile(msgspec.Struct, frozen=True):
     servers: int = 1
     """Parameter servers that its owner would have started."""
     limit: Fraction = LOSS_LIMIT
+    window_us: int = 0
+    """Time from its first push to its last; 0: not known. An aggregator that gets more of it than this is still summing
+    when the ranks wait (ours: the thesis plans with means, and learns of bursts by measuring)."""
 
     @property
     def work_us(self) -> int:
         return sum(tensor.work_us for tensor in self.tensors)
 
     def share(self, work_us: int) -> Share:
-        return Share(self.period_us, work_us, self.limit)
+        return Share(self.period_us, work_us, self.limit, self.window_us)
 
 
 class Room(msgspec.Struct, frozen=True):
-    """What an aggregator would be with a certain job: its cycle, how often the job runs in it, and what is free."""
+    """What an aggregator would be with a certain job: its cycle, how often the job runs in it, what is free for it."""
 
     us: int
     executions: int
@@ -74,8 +77,9 @@ def flaw(profile: Profile) -> str:
     if any(tensor.work_us < 0 for tensor in profile.tensors):
         return "a tensor takes less than no time"
     longest = max(profile.tensors, key=lambda tensor: tensor.work_us, default=None)
-    if longest is not None and longest.work_us > profile.period_us:
-        took = f"{longest.work_us} us, its iteration {profile.period_us} us"
+    most_us = min(profile.period_us, profile.window_us or profile.period_us)
+    if longest is not None and longest.work_us > most_us:
+        took = f"{longest.work_us} us and must not take more than {most_us} us"
         return f"summing {longest.name} takes {took}: split it"
     return ""
 
@@ -86,7 +90,11 @@ def room(cycle: Cycle, job: JobId, share: Share) -> Room | None:
     if us is None:
         return None
     used_us = cycle.used_us if us == cycle.us else used(us, cycle.shares.values())
-    return Room(us, executions(us, share.period_us), cycle.lanes * us - used_us)
+    often, free_us = executions(us, share.period_us), cycle.lanes * us - used_us
+    if share.most_us:
+        here = cycle.shares.get(job)
+        free_us = min(free_us, often * (share.most_us - (here.work_us if here is not None else 0)))
+    return Room(us, often, free_us)
 
 
 def _with(cycle: Cycle, job: JobId, share: Share) -> list[Share]:
@@ -134,7 +142,7 @@ class Packing:
         """Put this work where it fits best; None, and nothing happens, where it fits nowhere."""
         index = self._jobs.get(job)
         if index is None:
-            index = self._jobs[job] = _Index(job, share.period_us, share.limit, barred)
+            index = self._jobs[job] = _Index(job, share, barred)
             for each, cycle in enumerate(self.cycles):
                 index.set(each, cycle)
         at = index.best(share.work_us)
@@ -159,8 +167,8 @@ class Packing:
 class _Index:
     """Free times for one job: by executions, sorted."""
 
-    def __init__(self, job: JobId, period_us: int, limit: Fraction, barred: Collection[int]) -> None:
-        self._job, self._share, self._barred = job, Share(period_us, 0, limit), barred
+    def __init__(self, job: JobId, share: Share, barred: Collection[int]) -> None:
+        self._job, self._share, self._barred = job, share, barred
         self._sorted: dict[int, list[tuple[int, int]]] = {}
         self._rooms: dict[int, Room] = {}
 

@@ -32,6 +32,8 @@ class Share(msgspec.Struct, frozen=True):
     """Execution time of its tensors here, once each: the sum of their e."""
     limit: Fraction = LOSS_LIMIT
     """Its loss limit, above 0."""
+    most_us: int = 0
+    """The most `work_us` that one aggregator may have of it; 0: no matter."""
 
 
 class Cycle(msgspec.Struct, frozen=True):
@@ -90,8 +92,14 @@ def cycle_for(shares: Collection[Share], times: int, now_us: int = 0) -> int | N
     5 loses nothing and 12 loses 4 %.
     """
     longest_us = max(share.period_us for share in shares)
+    tests = [(share.period_us, share.limit.numerator, share.limit.denominator) for share in shares]
     for us in _cycles(shares, longest_us, times, now_us):
-        if not any(hurts(us, share) for share in shares):
+        for at, (period_us, top, bottom) in enumerate(tests):
+            if us % period_us * bottom >= top * us:  # `hurts`, as this is where the time goes
+                if at:
+                    tests.insert(0, tests.pop(at))  # who was hurt will be hurt
+                break
+        else:
             return us
     return None
 
@@ -120,7 +128,7 @@ def grown(cycle: Cycle, job: JobId, share: Share) -> Cycle:
     known = cycle.shares.get(job)
     if known is None:
         return cycle_of({**cycle.shares, job: share}, cycle.lanes, cycle.times, cycle.us)
-    both = Share(share.period_us, known.work_us + share.work_us, share.limit)
+    both = msgspec.structs.replace(share, work_us=known.work_us + share.work_us)
     more_us = executions(cycle.us, share.period_us) * share.work_us
     return Cycle({**cycle.shares, job: both}, cycle.lanes, cycle.times, cycle.us, cycle.used_us + more_us)
 
