@@ -100,7 +100,7 @@ def cluster(setting: Setting, progress: Progress) -> Report:
     )
     lines = [
         Series(label, list(range(1, setting.hosts + 1)), sorted((100 * found[label][0].used_share).tolist()))
-        for label in ("no remote memory", "as published", "covey", "full knowledge")
+        for label in ("no remote memory", "as published", "covey", "covey, two of six by view", "full knowledge")
     ]
     figure = Figure("memory-hosts", "Memory in use per host, sorted", "host", "memory in use, %", lines)
     return Report("memory-cluster", {"ways": data, **_told(setting)}, (table,), (figure,))
@@ -348,24 +348,24 @@ def views(hosts: Sequence[int], ages_s: Sequence[float], seed: int, progress: Pr
 
     def line(count: int, way: str, of: str) -> Series:
         mine = [one for one in found if one.hosts == count and one.way == way]
-        return Series(f"{way}, {count:,} hosts", [one.age_s for one in mine], [getattr(one, of) for one in mine])
+        return Series(f"{way} ({count:,})", [one.age_s for one in mine], [getattr(one, of) for one in mine])
 
-    ways = ("covey", "covey, two of six by view", "best of view", "full knowledge")
+    shown = ("covey", "covey, two of six by view", "best of view", "full knowledge")
     figures = (
         Figure(
             "memory-herd",
-            "Most slabs that one host was given in a second",
+            "Most slabs that came to one host in a second (hosts)",
             "age of views, s",
             "slabs",
-            [line(count, way, "burst_max") for count in hosts for way in ways],
+            [line(count, way, "burst_max") for count in hosts for way in shown],
             log_y=True,
         ),
         Figure(
             "memory-spread",
-            "Unevenness of memory in use (deviation over mean)",
+            "Unevenness of memory in use, deviation over mean (hosts)",
             "age of views, s",
             "spread",
-            [line(count, way, "spread") for count in hosts for way in ways],
+            [line(count, way, "spread") for count in hosts for way in shown],
         ),
     )
     table = Table("Old views", columns, rows, notes)
