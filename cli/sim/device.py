@@ -58,6 +58,9 @@ class Scenario:
     away_s: tuple[float, float] = (NEVER, NEVER)
     """From, to: it does not use the device and finishes no mini-batch (an evaluation on the CPU)."""
     opportunistic: int = 1
+    guest_ops: int = 10
+    guest_wait_s: float = 0.0
+    """An opportunistic job waits so long after so many operations; 0: it always has one more."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +89,22 @@ class Guest:
     """Of the running operation; 0: none runs."""
     account_s: float = 0.0
     work_s: float = 0.0
+    wait_s: float = 0.0
+    """Of its own, after each mini-batch..."""
+    waits_s: float = 0.0
+    """...and what is left of it."""
 
     def opens_in(self, rate: float) -> float:
         """Seconds until the next operation may start, if nothing changes."""
         if rate <= 0:
-            return NEVER
-        return 0.0 if rate >= 1 or self.account_s >= -1e-12 else -self.account_s / rate
+            return self.waits_s or NEVER
+        opens_s = 0.0 if rate >= 1 or self.account_s >= -1e-12 else -self.account_s / rate
+        return max(opens_s, self.waits_s)
 
     def start(self, rate: float) -> None:
         self.left_s = self.lengths[self.next % len(self.lengths)]
         self.next += 1
+        self.waits_s = 0.0
         if rate >= 1:
             self.account_s = max(0.0, self.account_s)
 
@@ -137,7 +146,8 @@ class Device:
         self.scenario, self.controller = scenario, controller
         self.job = _Guaranteed(scenario, random.Random(rng.random()))
         self.guests = [
-            Guest([scenario.op_s * rng.uniform(0.8, 1.2) for _ in range(997)]) for _ in range(scenario.opportunistic)
+            Guest([scenario.op_s * rng.uniform(0.8, 1.2) for _ in range(997)], wait_s=scenario.guest_wait_s)
+            for _ in range(scenario.opportunistic)
         ]
         self.now_s = 0.0
         self.story: list[tuple[float, str]] = []
@@ -154,7 +164,7 @@ class Device:
         while self.now_s < seconds:
             rate, closes_s = self._gate()
             for guest in guests:
-                if guest.left_s <= 0 and guest.opens_in(rate) <= 0:
+                if guest.left_s <= 0 and rate > 0 and guest.opens_in(rate) <= 0:
                     guest.start(rate)
             running = [guest for guest in guests if guest.left_s > 0]
             busy = job.left_s > 0
@@ -185,11 +195,15 @@ class Device:
     def _advance(self, dt: float, busy: bool, slow: float, running: Sequence[Guest], speed: float, rate: float) -> None:
         self.now_s += dt
         for guest in self.guests:
+            if guest.waits_s > 0:
+                guest.waits_s = guest.waits_s - dt if guest.waits_s - dt > 1e-12 else 0.0
             if guest.left_s > 0:
                 done = dt * speed
                 guest.work_s += done
                 guest.left_s = guest.left_s - done if guest.left_s - done > 1e-12 else 0.0
                 guest.account_s -= dt
+                if guest.left_s == 0.0 and guest.next % self.scenario.guest_ops == 0:
+                    guest.waits_s = guest.wait_s
             guest.account_s = min(ACCOUNT_MAX_S, guest.account_s + rate * dt)
         job = self.job
         if busy:
@@ -208,7 +222,13 @@ class Device:
         if self.now_s >= self._tick_s - 1e-12:
             self._tick_s += TICK_S
             self._said(self.controller.passed(self.now_s, job.left_s > 0))
-            self._share.append((self.now_s, sum(guest.work_s for guest in self.guests)))
+            self._share.append((self.now_s, self._work_s()))
+
+    def _work_s(self) -> float:
+        """What the opportunistic jobs did, as seconds of one of them alone."""
+        shape = self.scenario
+        mini_batch_s = shape.guest_ops * shape.op_s
+        return sum(guest.work_s for guest in self.guests) * (mini_batch_s + shape.guest_wait_s) / mini_batch_s
 
     def _back_s(self) -> float:
         gone, back = self.scenario.away_s
@@ -235,13 +255,12 @@ class Device:
         alone_s = sum(alone for _, _, alone in took)
         runs = [took[i : i + 50] for i in range(0, len(took) - 49, 50)]
         bad = sum(sum(t for _, t, _ in run) > (1 + tolerance) * sum(a for _, _, a in run) for run in runs)
-        work = sum(guest.work_s for guest in self.guests)
         timeline = self._timeline()
         final = sum(share for _, _, share in timeline[-10:]) / max(1, len(timeline[-10:]))
         first = next((at for at, _, share in timeline if share >= 0.8 * final), NEVER)
         return Outcome(
             slowdown=sum(t for _, t, _ in took) / alone_s - 1 if alone_s else 0.0,
-            share=work / self.now_s if self.now_s else 0.0,
+            share=self._work_s() / self.now_s if self.now_s else 0.0,
             bad_windows=bad / len(runs) if runs else 0.0,
             steps=len(took),
             first_s=first,

@@ -1,0 +1,26 @@
+"""Sharing's tables: controllers, sharing on job traces, what is assumed swept, AntMan's tenants, memory by trial."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from cli.sim import sharing, sharing_reports
+from cli.sim.report import Progress, Report
+from plugins.sharing.policy.interference import TOLERANCE
+
+TRACES = [Path(__file__).parent / "traces" / f"tiresias480r_seed{seed}.csv.gz" for seed in range(1, 6)]
+"""480 jobs each, rebuilt from the text of the Tiresias paper (bench/traces/README.md)."""
+
+
+def controllers(progress: Progress) -> Report:
+    seeds = range(sharing.SEED, sharing.SEED + sharing.SEEDS)
+    return sharing.compare(sharing.SCENARIOS, list(sharing.CONTROLLERS), TOLERANCE, seeds, sharing.SECONDS, progress)
+
+
+EXPERIMENTS: dict[str, Callable[[Progress], Report]] = {
+    "sharing": controllers,
+    "sharing-trace": lambda progress: sharing_reports.trace(TRACES, progress),
+    "sharing-sweep": lambda progress: sharing_reports.sweep(TRACES, progress),
+    "sharing-classes": lambda progress: sharing_reports.classes(TRACES, progress),
+    "sharing-pairs": sharing_reports.pairs,
+    "sharing-split": sharing_reports.split,
+}
