@@ -165,7 +165,8 @@ class Leader:
         held = sum(_held(job, hosts) for job in queue.live())
         within = total - sum(_held(job, hosts) for job in apart)
         quotas = self._quotas_beside(apart, live)
-        rows = order.ordered([row_of(job, thresholds) for job in may_run], thresholds, queue.quotas, default)
+        rows = [row_of(job, thresholds) for job in may_run]
+        rows = order.ordered(rows, thresholds, queue.quotas, default, self.settings.narrow_first)
         chosen = order.select(rows, within, quotas, default)
         commands, blocked = self._grants([jobs[id] for id in chosen.run], alive, total - held, wall_s)
         able = [job for job in blocked if not job.place_failures]

@@ -10,14 +10,11 @@ one. The literal pseudocode preempts six times as often for nothing.
 import bisect
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import msgspec
 
 from covey.core import JobId
-
-Discipline = Literal["dlas", "dgittins", "las", "gittins", "srsf", "srtf", "sjf", "fjf", "fifo"]
-"""`dlas` is 2D-LAS with queues, what the agent runs. The others are what it is measured against."""
+from plugins.scheduler.policy.rules import Discipline as Discipline
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,12 +67,13 @@ def key(
     discipline: Discipline = "dlas",
     sticky: bool = True,
     totals: Sequence[float] = (),
+    narrow_first: bool = False,
 ) -> tuple[object, ...]:
-    """Sort key: smallest first."""
+    """Sort key: smallest first. `narrow_first`: among those of a queue that wait, fewer GPUs come first."""
     by_arrival = (row.submitted, row.number)
     match discipline:
         case "dlas" | "dgittins":
-            return _queued_key(row, thresholds, discipline, sticky, totals)
+            return _queued_key(row, thresholds, discipline, sticky, totals, narrow_first)
         case "las":
             return (row.attained_gpu_s, row.number)
         case "gittins":
@@ -86,12 +84,17 @@ def key(
             return (row.remaining_s, row.number)
         case "sjf":
             return (row.gpus, *by_arrival)
-        case "fjf" | "fifo":
+        case "fjf" | "fifo" | "backfill" | "gandiva":
             return by_arrival
 
 
 def _queued_key(
-    row: Row, thresholds: Sequence[float], discipline: Discipline, sticky: bool, totals: Sequence[float]
+    row: Row,
+    thresholds: Sequence[float],
+    discipline: Discipline,
+    sticky: bool,
+    totals: Sequence[float],
+    narrow_first: bool,
 ) -> tuple[object, ...]:
     queue = queue_of(row.attained_gpu_s, thresholds)
     promoted = (0, row.promoted, row.number) if row.promoted is not None else (1, 0.0, 0)
@@ -100,7 +103,8 @@ def _queued_key(
     index: tuple[float, ...] = ()
     if discipline == "dgittins" and queue < len(thresholds):
         index = (-gittins(row.attained_gpu_s, thresholds[queue], totals),)
-    return (queue, promoted, *index, *stays, first, row.submitted, row.number)
+    narrow = (row.gpus,) if narrow_first and not row.running and row.promoted is None else (0,)
+    return (queue, promoted, *index, *stays, *narrow, first, row.submitted, row.number)
 
 
 def rank(row: Row, quotas: Mapping[str, int | None], default: int | None) -> int:
@@ -111,10 +115,14 @@ def rank(row: Row, quotas: Mapping[str, int | None], default: int | None) -> int
 
 
 def ordered(
-    rows: Sequence[Row], thresholds: Sequence[float], quotas: Mapping[str, int | None], default: int | None = None
+    rows: Sequence[Row],
+    thresholds: Sequence[float],
+    quotas: Mapping[str, int | None],
+    default: int | None = None,
+    narrow_first: bool = False,
 ) -> list[Row]:
     """All jobs, whoever may run first at the front: promises first, then 2DAS."""
-    return sorted(rows, key=lambda row: (rank(row, quotas, default), *key(row, thresholds)))
+    return sorted(rows, key=lambda row: (rank(row, quotas, default), *key(row, thresholds, narrow_first=narrow_first)))
 
 
 class Selection(msgspec.Struct, frozen=True):

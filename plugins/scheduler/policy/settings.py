@@ -4,20 +4,25 @@ import itertools
 
 import msgspec
 
+from plugins.scheduler.policy.rules import COVEY
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a person may decide about the order of jobs. All hosts should agree; only the leader's copy decides."""
 
-    queue_thresholds_gpu_s: tuple[float, ...] = (3200.0,)
+    queue_thresholds_gpu_s: tuple[float, ...] = tuple(float(limit) for limit in COVEY.thresholds_gpu_s)
     """Attained service at which a job leaves a queue for the next lower one, GPU·s; n thresholds make n + 1 queues
-    (Tiresias §5.3: two queues, 3200 GPU·s)."""
+    (Tiresias §5.3: 3200 GPU·s; the second one keeps jobs of hours apart from jobs of weeks, see `policy/rules.py`)."""
+    narrow_first: bool = COVEY.narrow_first
+    """Of those that wait in a queue, gangs of fewer GPUs go first; by age among equals (measured: `make tables`)."""
     packlimit: float = 0.3
     """Skew above which a gang is packed onto few hosts (Tiresias §3.4; published models lie at 0.04-0.15 or
     0.61-0.77)."""
     preemption: bool = True
     """Stop a job of a lower queue for one of a higher queue. Off: a started job keeps its GPUs."""
-    starve_limit_s: float | None = None
-    """A job that waited this long goes to the highest queue; None: never (Tiresias §3.3, STARVELIMIT)."""
+    starve_limit_s: float | None = COVEY.starve_limit_s
+    """A job that waited this long goes to the head of everything; None: never (Tiresias §3.3, STARVELIMIT; a week, so
+    that nobody is passed for ever)."""
     host_lost_after_s: float = 60.0
     """A host gone for longer loses its jobs; one that comes back sooner keeps them (chosen: an agent's restart and a
     switch's reboot fit in)."""

@@ -92,7 +92,9 @@ def waits_for(
         )
     holders = [other for other in order if other.running]
     free = max(0, capacity - sum(other.gpus for other in holders))
-    ahead = f"; ahead: {named(waiting)}" if waiting else ""
+    passed = any(other.number > row.number and other.gpus < row.gpus for other in waiting)
+    narrow = ", as gangs of fewer GPUs go first" if passed else ""
+    ahead = f"; ahead: {named(waiting)}{narrow}" if waiting else ""
     if row.gpus <= free and not waiting:
         return f"{place}; {gpus(free)} are free, and it is about to be placed"
     until = f"; it starts when enough of {named(holders)} end" if holders else ""

@@ -47,7 +47,7 @@ class Standing:
         rows = [row_of(job, thresholds) for job in live]
         held = sum(job.spec.gpus for job in live if job.state in HOLDING)
         self.capacity = max(capacity, held)
-        self.order = order.ordered(rows, thresholds, queue.quotas, default)
+        self.order = order.ordered(rows, thresholds, queue.quotas, default, settings.narrow_first)
         self.chosen = order.select(self.order, self.capacity, queue.quotas, default)
 
     def reason(self, job: Job) -> str:

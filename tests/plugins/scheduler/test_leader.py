@@ -88,7 +88,7 @@ def test_whoever_fits_is_granted_in_order_with_homes_spread_over_the_hosts() -> 
     for workers in (3, 3, 3, 2):
         led.submit(workers)
     proposed = led.act()
-    assert granted(proposed) == ["j1", "j2", "j4"], "j3 does not fit beside the first two and is skipped"
+    assert granted(proposed) == ["j4", "j1", "j2"], "the narrowest first; j3 does not fit beside them and is skipped"
     assert [command.home for command in proposed if isinstance(command, Granted)] == [H1, H2, H1]
     assert led.look() == [], "said once"
 

@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId
+from covey.core import HostId, JobId
+from plugins.scheduler.policy.order import Row, ordered, select
 from plugins.scheduler.policy.packing import PACKLIMIT, Spread, cost, refit, skew
 from plugins.scheduler.policy.place import place
 from plugins.scheduler.policy.rules import COVEY, LAS_PUBLISHED, Rules
+from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.words import waits_for
 
 MODELS = {
     "vgg19": (548.1, 392.0, True), "vgg16": (527.8, 392.0, True), "vgg11": (506.8, 392.0, True),
@@ -109,3 +112,24 @@ def test_equal_hosts_are_alike_to_placement(counts: list[int], gpus: int, skewed
         return None if chosen is None else sorted(chosen.values())
 
     assert parts(counts) == parts(mixed)
+
+
+def row(number: int, **more: Any) -> Row:
+    given: dict[str, Any] = {"gpus": 1, "attained_gpu_s": 0.0, "running": False, "tenant": "t"}
+    return Row(id=JobId(f"j{number}"), number=number, job_class="guaranteed", submitted=number, **{**given, **more})
+
+
+def test_the_agent_orders_by_the_rules_that_the_simulator_calls_covey() -> None:
+    settings = Settings()
+    assert settings.queue_thresholds_gpu_s == COVEY.thresholds_gpu_s
+    assert (settings.narrow_first, settings.starve_limit_s) == (COVEY.narrow_first, COVEY.starve_limit_s)
+    rows = [row(1, gpus=8), row(2, gpus=2), row(3, gpus=2, running=True, first=9.0), row(4, gpus=1, attained_gpu_s=4e3)]
+    found = ordered(rows, settings.queue_thresholds_gpu_s, {}, None, settings.narrow_first)
+    assert [one.id for one in found] == ["j3", "j2", "j1", "j4"]
+
+
+def test_a_job_that_is_passed_by_a_narrower_one_is_told_why() -> None:
+    rows = ordered([row(1, gpus=8), row(2, gpus=2), row(3, gpus=7, running=True)], (3200.0,), {}, None, True)
+    said = waits_for(JobId("j1"), rows, select(rows, 8, {}), 8, (3200.0,), {}, None)
+    assert "ahead: j2 (t, 2 GPUs), as gangs of fewer GPUs go first" in said
+    assert said.startswith("2nd of those waiting, in queue 0") and "it starts when enough of j3 (t, 7 GPUs) end" in said
