@@ -20,12 +20,14 @@ from cli.sim import memory_reports
 from cli.sim.memory_reports import Setting
 from cli.sim.memory_workload import KEPT, SECONDS, SYSTEM_BYTES, containers_from
 from cli.sim.report import Progress, Report, Wrong
-from covey.units import parse_size
+from covey.units import format_size, parse_size
 from plugins.memory.policy.settings import MemorySettings
 
 HELP = "remote memory: a rack of hosts and containers"
 SEED = 1
 SHOWN = ("cluster", "eviction", "fill", "sensitivity", "views")
+SLABS_MAX = 500_000
+"""Slabs in one simulated rack."""
 AGES_S = (0.0, 1.0, 3.0, 10.0)
 
 
@@ -109,6 +111,13 @@ def setting_of(options: argparse.Namespace) -> Setting:
     names, given = containers_from(options.file)
     if len(names) < 2:
         raise Wrong(f"{options.file}", "all containers lie on one host", "remote memory needs at least two hosts")
+    for host, name in enumerate(names):
+        held = sum(min(one.limit_bytes, one.working_set_bytes) for one in given if one.host == host)
+        if held + SYSTEM_BYTES > host_bytes:
+            why = f"its containers may hold {format_size(held)}, and it has {format_size(host_bytes)}"
+            raise Wrong(f"{options.file}: host {name}", why, "say how much a host has with --memory")
+    if sum(one.working_set_bytes for one in given) > SLABS_MAX * settings.slab_bytes:
+        raise Wrong(f"{options.file}", f"more than {SLABS_MAX:,} slabs of {options.slab}", "choose a larger --slab")
     return replace(setting, hosts=len(names), given=tuple(given))
 
 

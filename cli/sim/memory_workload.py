@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from cli.sim.report import Wrong
-from covey.units import GIB, parse_size
+from covey.units import GIB, TIB, format_size, parse_size
 
 KEPT = 0.8
 """Share of a paging container's resident pages that also lie in swap, in the long run. Fitted: with it the settings of
@@ -31,6 +31,8 @@ SECONDS = 1300
 """Length of the paper's run (§2.7.5)."""
 PAGES_PER_S = 380e6 / 8 / 4096
 """Pages requested per host and second: 380 Mbit/s of remote traffic (§2.7.5)."""
+SIZE_MAX = 16 * TIB
+"""Largest container that a file may name."""
 SYSTEM_BYTES = int(2.5 * GIB)
 """What a host without containers uses: max/min of 22.5 means that the emptiest had about this (§2.7.5.1)."""
 
@@ -114,10 +116,10 @@ def containers_from(path: Path) -> tuple[list[str], list[Container]]:
 def _size(path: Path, line: int, column: str, text: str | None) -> int:
     try:
         size = parse_size(text or "")
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise Wrong(f"{path}:{line}, column {column}", str(error), "write a size such as 12 GiB") from None
-    if size == 0:
-        raise Wrong(f"{path}:{line}, column {column}", "it is 0", "write a size such as 12 GiB")
+    if not 0 < size <= SIZE_MAX:
+        raise Wrong(f"{path}:{line}, column {column}", f"expected 1 B to {format_size(SIZE_MAX)}", "write such a size")
     return size
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cli.sim import main as sim
 from cli.sim import memory_reports, memory_views, memory_workload
@@ -88,6 +90,8 @@ def test_your_own_rack_is_read_from_a_file(tmp_path: Path, capsys: pytest.Captur
         ("host,limit,working_set\na,1 GiB,2 GiB\nb,lots,2 GiB\n", ":3, column limit"),
         ("host,limit,working_set\na,1 GiB\n", ":2, column working_set"),
         ("host,limit,working_set\na,1 GiB,0\n", ":2, column working_set"),
+        ("host,limit,working_set\na,1 GiB,17 TiB\n", "16 TiB"),
+        ("host,limit,working_set\na,1 GiB," + "9" * 400 + "\n", ":2, column working_set"),
     ],
 )
 def test_a_broken_file_is_refused_with_line_and_column(tmp_path: Path, text: str, says: str) -> None:
@@ -95,6 +99,35 @@ def test_a_broken_file_is_refused_with_line_and_column(tmp_path: Path, text: str
     rack.write_text(text)
     with pytest.raises(Wrong, match=says):
         memory_workload.containers_from(rack)
+
+
+def test_a_host_that_cannot_hold_its_containers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rack = tmp_path / "rack.csv"
+    rack.write_text("host,limit,working_set\na,70 GiB,90 GiB\nb,4 GiB,4 GiB\n")
+    assert sim.main([*SMALL, "--file", str(rack)]) == 2
+    assert "host a" in capsys.readouterr().err
+    rack.write_text("host,limit,working_set\na,4 GiB,90 GiB\n")
+    assert sim.main([*SMALL, "--file", str(rack)]) == 2
+    assert "at least two hosts" in capsys.readouterr().err
+
+
+WHOLE = b"host,limit,working_set\na,1 GiB,2 GiB\nb,512 MiB,2 GiB\n"
+
+
+@given(junk=st.binary(max_size=60), at=st.integers(0, len(WHOLE)), cut=st.integers(0, 20))
+def test_whatever_a_file_holds_it_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, junk: bytes, at: int, cut: int
+) -> None:
+    rack = tmp_path_factory.getbasetemp() / "mutated.csv"
+    rack.write_bytes(WHOLE[:at] + junk + WHOLE[at + cut :])
+    try:
+        names, held = memory_workload.containers_from(rack)
+    except Wrong as wrong:
+        assert str(rack) in wrong.what
+        assert wrong.next
+    else:
+        assert len(names) >= 1
+        assert all(0 <= one.host < len(names) and one.limit_bytes > 0 for one in held)
 
 
 @pytest.mark.parametrize(
