@@ -128,6 +128,16 @@ class Daemon:
         )
 
 
+def check_own(run_dir: str) -> None:
+    """ConfigError unless only we or root can put a socket there: whoever else could would be told what is submitted."""
+    found = os.stat(run_dir)
+    if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
+        why = (
+            f"it belongs to uid {found.st_uid} and has mode {found.st_mode & 0o777:o}; others could replace our sockets"
+        )
+        raise ConfigError(f"cannot use run_dir {run_dir}", why, f"chmod 700 {run_dir}, or set run_dir in agent.toml")
+
+
 def _complain(what: str, why: str, next: str) -> None:
     print(f"agentd: {what}\n  why: {why}\n  next: {next}", file=sys.stderr)
 
@@ -145,6 +155,7 @@ def main() -> None:
             return
         os.makedirs(config.state_dir, mode=0o700, exist_ok=True)
         os.makedirs(config.run_dir, mode=0o700, exist_ok=True)
+        check_own(config.run_dir)
         key_path = keys.find(config.gossip.key_file, config.state_dir, os.environ)
         gossip_keys = keys.load(key_path, make=not config.gossip.key_file)
         lock = StateLock(config.state_dir)

@@ -15,6 +15,7 @@ import pytest
 
 from agent import keys
 from agent.config import ConfigError
+from agent.main import check_own
 
 AGENTD = Path(sys.executable).with_name("agentd")
 
@@ -142,3 +143,18 @@ def test_systemds_credential_is_found(tmp_path: Path) -> None:
     (tmp_path / "gossip.key").write_text("ab" * 32)
     assert keys.find("", "/state", {"CREDENTIALS_DIRECTORY": str(tmp_path)}) == tmp_path / "gossip.key"
     assert keys.find("/etc/key", "/state", {"CREDENTIALS_DIRECTORY": str(tmp_path)}) == Path("/etc/key")
+
+
+def test_a_run_dir_that_others_can_write_to_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_own(str(place))
+    place.chmod(0o770)
+    with pytest.raises(ConfigError, match="mode 770"):
+        check_own(str(place))
+    place.chmod(0o700)
+    if os.geteuid() == 0:
+        os.chown(place, 12345, -1)
+    else:
+        me = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    with pytest.raises(ConfigError, match="belongs to uid"):
+        check_own(str(place))
