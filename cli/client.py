@@ -1,7 +1,8 @@
 """Finding a running agent, and asking it.
 
 An agent is looked for at `--agent`, then $COVEY_AGENT, then in `.rack/rack.json` of this directory or one above it,
-then beside this virtual environment, then at /run/covey/agent.sock; the first place that exists counts. A rack
+then beside this virtual environment, then where an agent of this user or of the system has its socket by default; the
+first place that exists counts. A rack
 has many agents and each answers everything, so a dead or stopped one is passed over. When nobody answers, that is said
 in under a second.
 """
@@ -214,8 +215,22 @@ def find(given: str | None, environ: Mapping[str, str], timeout_s: float = ANSWE
         addresses = rack_addresses(place)
         if addresses:
             return Agent(addresses, str(place), timeout_s)
-    exists = os.path.exists(SYSTEM_SOCKET)
-    return Agent([f"unix:{SYSTEM_SOCKET}"] if exists else [], SYSTEM_SOCKET, timeout_s)
+    for path in (*_own_sockets(environ), SYSTEM_SOCKET):
+        if os.path.exists(path):
+            return Agent([f"unix:{path}"], path, timeout_s)
+    return Agent([], SYSTEM_SOCKET, timeout_s)
+
+
+def _own_sockets(environ: Mapping[str, str]) -> list[str]:
+    """Where an agent without `run_dir` puts its socket when it is not root's. /tmp is everybody's, so a directory there
+    counts only when it is ours."""
+    base = environ.get("XDG_RUNTIME_DIR")
+    folder = os.path.join(base, "covey") if base else f"/tmp/covey-{os.geteuid()}"
+    try:
+        ours = os.lstat(folder).st_uid == os.geteuid()
+    except OSError:
+        ours = False
+    return [os.path.join(folder, "agent.sock")] if ours else []
 
 
 def checked_address(text: str) -> str:

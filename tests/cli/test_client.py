@@ -183,6 +183,21 @@ def test_last_comes_the_machines_own_agent(tmp_path: Path, monkeypatch: pytest.M
     assert find(None, {}).addresses == [f"unix:{tmp_path}/system.sock"]
 
 
+def test_an_agent_of_this_user_is_found_before_the_systems_and_one_in_anothers_directory_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "x" / ".venv"))
+    monkeypatch.setattr(client, "SYSTEM_SOCKET", str(tmp_path / "system.sock"))
+    (tmp_path / "system.sock").touch()
+    (tmp_path / "covey").mkdir()
+    (tmp_path / "covey" / "agent.sock").touch()
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    assert find(None, environ).addresses == [f"unix:{tmp_path}/covey/agent.sock"]
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert find(None, environ).addresses == [f"unix:{tmp_path}/system.sock"]
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"hosts": 3}', '{"hosts": [{"name": 1}]}', "\x00"])
 def test_a_rack_file_that_is_no_rack_file_is_passed_over(tmp_path: Path, text: str) -> None:
     (tmp_path / "rack.json").write_text(text)
