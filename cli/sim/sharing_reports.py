@@ -59,7 +59,7 @@ def assumed(sharing: Sharing) -> list[str]:
         f"Assumed: a guaranteed job with somebody beside it is {100 * sharing.interference:g} % slower all the time; "
         f"jobs use their GPU for {100 * low:g} to {100 * high:g} % of the time, uniformly; "
         f"{100 * sharing.memory_large:g} % of them need more than half of its memory.",
-        f"An opportunistic job gets {100 * sharing.used:g} % of what the device model gives; gangs go at the slowest rank. "
+        f"An opportunistic job gets {100 * sharing.used:g} % of what the device model gives; a gang goes at its worst. "
         f"Preempting costs {COST_S} + {COST_S} s. Virtual time, a model of devices: not measured on GPUs.",
     ]
 

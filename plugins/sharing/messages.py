@@ -94,5 +94,12 @@ class Retag(Message, frozen=True):
 
 
 Messages = Report | Limits | AskUpgrade | CanUpgrade | Retag
-decoder = msgspec.msgpack.Decoder(Messages)
-"""Raises `msgspec.DecodeError` (or its subclass `ValidationError`) on anything that is not one of these, in bounds."""
+_decoder: msgspec.msgpack.Decoder[Messages] = msgspec.msgpack.Decoder(Messages)
+
+
+def decoded(data: bytes) -> Messages | None:
+    """The message in these bytes, or None when they are none, or one out of bounds: to be dropped and counted."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,234 @@
+"""The controller of one guaranteed job: mini-batches in, reasons out."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plugins.sharing.machine.ladder import Ladder
+from plugins.sharing.machine.rivals import Naive, SpreadLadder, Throttle
+from plugins.sharing.policy.interference import TOLERANCE
+from plugins.sharing.policy.ladder import FREE, STOPPED
+from plugins.sharing.policy.rivals import Aimd, Tgs
+
+ALONE_S, IDLE_S = 0.022, 0.012
+
+
+class Job:
+    """A guaranteed job whose mini-batches take `alone_s`, more by `harm(u)`."""
+
+    def __init__(self, ladder: Ladder) -> None:
+        self.ladder, self.now_s, self.alone_s, self.reasons = ladder, 0.0, ALONE_S, list[str]()
+        self.rng = random.Random(3)
+
+    def step(self, harm: float = 0.0) -> str | None:
+        step_s = self.alone_s * (1 + harm) * self.rng.uniform(0.99, 1.01)
+        self.now_s += step_s
+        why = self.ladder.stepped(step_s, IDLE_S, self.now_s)
+        self.ladder.check()
+        if why is not None:
+            self.reasons.append(why)
+        return why
+
+    def run(self, steps: int, harm_above: float = 9.0, harm: float = 0.2) -> None:
+        """Slower by `harm` while the rung is above `harm_above`."""
+        for _ in range(steps):
+            self.step(harm if self.ladder.u > harm_above else 0.0)
+
+    def until(self, phase: str, harm: float = 0.0) -> None:
+        for _ in range(2000):
+            if self.ladder.phase == phase:
+                return
+            self.step(harm)
+        raise AssertionError(f"never {phase}")
+
+
+def phase(job: Job) -> str:
+    return job.ladder.phase
+
+
+def test_the_others_are_stopped_until_the_job_was_measured_alone() -> None:
+    job = Job(Ladder())
+    assert job.ladder.phase == "baseline" and job.ladder.rates == STOPPED
+    job.until("run")
+    assert job.ladder.rates.head_s == pytest.approx(0.25 * IDLE_S, rel=0.01)
+    assert job.ladder.baseline.mean_s == pytest.approx(ALONE_S, rel=0.01)
+
+
+def test_while_nothing_hurts_it_climbs_to_the_idle_phases_and_into_the_busy_ones() -> None:
+    job = Job(Ladder())
+    job.run(400)
+    assert job.ladder.u > 1.05
+    assert len(job.reasons) > 5 and all("; others now: " in why for why in job.reasons)
+
+
+def test_a_violation_stops_the_others_first_and_blames_them_only_if_it_recovers() -> None:
+    job = Job(Ladder())
+    job.run(200)
+    rung = job.ladder.u
+    job.until("verify", 0.2)
+    assert job.ladder.rates == STOPPED
+    job.until("run")
+    assert 1 <= job.ladder.u < rung
+    assert job.ladder.too_much == rung
+
+
+def test_a_job_that_grew_slower_by_itself_gets_a_new_baseline_and_the_others_their_rung() -> None:
+    job = Job(Ladder())
+    job.run(200)
+    rung = job.ladder.u
+    job.alone_s *= 1.5
+    job.until("verify")
+    job.until("baseline")
+    job.until("run")
+    assert job.ladder.baseline.mean_s == pytest.approx(1.5 * ALONE_S, rel=0.01)
+    assert job.ladder.u == pytest.approx(rung)
+    assert job.ladder.too_much is None
+
+
+def test_a_job_that_grew_faster_by_itself_is_noticed_too() -> None:
+    job = Job(Ladder())
+    job.run(100)
+    job.alone_s *= 0.6
+    job.until("verify")
+    job.until("baseline")
+    job.until("run")
+    assert job.ladder.baseline.mean_s == pytest.approx(0.6 * ALONE_S, rel=0.01)
+
+
+def test_what_was_too_much_is_approached_and_not_crossed_again_soon() -> None:
+    job = Job(Ladder())
+    job.run(400, harm_above=0.8)
+    assert job.ladder.too_much is not None
+    job.run(100, harm_above=0.8)
+    assert 0.4 < job.ladder.u <= 0.85
+
+
+def test_three_far_too_long_mini_batches_in_a_row_are_enough() -> None:
+    """Reference: §3.3: with unstable performance, a pessimistic strategy."""
+    job = Job(Ladder())
+    job.run(60)
+    assert phase(job) == "run"
+    for _ in range(4):  # the first may have begun under other limits
+        job.step(1.0)
+    assert phase(job) == "verify"
+
+
+def test_one_checkpoint_of_a_minute_changes_nothing() -> None:
+    job = Job(Ladder())
+    job.run(100)
+    before = job.ladder.u
+    job.step(2000.0)
+    job.run(60)
+    assert job.ladder.u >= before or "whose fault" not in "".join(job.reasons[-3:])
+    assert job.ladder.baseline.mean_s == pytest.approx(ALONE_S, rel=0.02)
+
+
+def test_a_job_that_is_away_leaves_everything_to_the_others_until_it_is_back() -> None:
+    """Reference: figure 12, the decoding phase."""
+    job = Job(Ladder())
+    job.run(200)
+    rung, busy = job.ladder.u, job.ladder.rates.busy
+    assert job.ladder.passed(job.now_s + 0.1, busy=False) is None
+    assert job.ladder.passed(job.now_s + 5, busy=True) is None
+    assert "idle" in (job.ladder.passed(job.now_s + 5, busy=False) or "")
+    assert phase(job) == "idle" and job.ladder.rates.busy == busy
+    job.now_s += 5
+    job.step()
+    assert phase(job) == "run" and job.ladder.u == rung
+
+
+def test_a_job_that_goes_away_while_it_is_measured_does_not_stop_the_others_meanwhile() -> None:
+    job = Job(Ladder())
+    job.run(3)
+    assert job.ladder.passed(job.now_s + 5, busy=False) is not None
+    assert job.ladder.rates.idle == 1 and job.ladder.rates.busy == 0
+    job.step()
+    assert job.ladder.phase == "baseline"
+
+
+def test_an_old_baseline_is_taken_again_without_blame() -> None:
+    job = Job(Ladder())
+    job.run(30)
+    job.ladder.quiet = 39
+    job.until("verify")
+    rung = job.ladder.resume_u
+    job.until("run")
+    assert job.ladder.u == rung and job.ladder.too_much is None
+    assert job.ladder.baseline.count > 24
+
+
+def test_without_an_idle_flag_the_ladder_is_a_throttle() -> None:
+    job = Job(Ladder(flag=False))
+    job.run(300)
+    rates = job.ladder.rates
+    assert rates.idle == rates.busy > 0
+    assert job.ladder.passed(job.now_s + 50, busy=False) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("step"), st.floats(1e-4, 50), st.floats(0, 1)),
+            st.tuples(st.just("pass"), st.floats(0, 100), st.booleans()),
+            st.tuples(st.just("restart"), st.just(0.0), st.just(0.0)),
+        ),
+        max_size=200,
+    ),
+    st.booleans(),
+)
+def test_whatever_a_job_does_the_rates_are_shares_and_every_change_has_a_reason(
+    events: list[tuple[str, float, float]], flag: bool
+) -> None:
+    ladder, now_s = Ladder(flag=flag), 0.0
+    for kind, number, more in events:
+        before = (ladder.phase, ladder.u)
+        now_s += number
+        if kind == "step":
+            why = ladder.stepped(number, number * more, now_s)
+        elif kind == "pass":
+            why = ladder.passed(now_s, bool(more))
+        else:
+            why = ladder.restart("it changed")
+        ladder.check()
+        assert (ladder.phase, ladder.u) == before or why
+
+
+# ---- the others ----
+
+
+def test_naive_packing_never_limits_anything() -> None:
+    assert Naive().rates == FREE
+    assert Naive().stepped(1, 0, 1) is None and Naive().passed(1, True) is None
+
+
+def test_a_throttle_measures_alone_first_and_keeps_that_baseline_for_ever() -> None:
+    throttle = Throttle(Aimd())
+    for step in range(32):
+        assert throttle.rates == STOPPED
+        throttle.stepped(0.02, 0.01, step)
+    for step in range(100):
+        throttle.stepped(0.02, 0.01, step)
+    assert throttle.rates.idle == throttle.rates.busy == pytest.approx(0.1)
+    for step in range(1000):
+        throttle.stepped(0.03, 0.01, step)  # it has changed by itself; the throttle will never know
+    assert throttle.rates.busy < 0.001
+
+
+def test_tgs_decides_by_the_clock() -> None:
+    throttle = Throttle(Tgs(), TOLERANCE, ticks=True)
+    for step in range(40):
+        throttle.stepped(0.02, 0.01, step)
+    before = throttle.rates.busy
+    assert throttle.passed(1.0, True) is not None
+    assert throttle.rates.busy == pytest.approx(1.5 * before)
+
+
+def test_the_spread_ladder_differs_below_one_only() -> None:
+    job = Job(SpreadLadder())
+    job.until("run")
+    assert job.ladder.rates.idle == 0.25 and job.ladder.rates.head_s > 1
+    job.run(300)
+    assert job.ladder.u > 1 and job.ladder.rates.idle == 1
