@@ -45,6 +45,8 @@ JOB_S = 120.0
 PAGES_ONE_BY_ONE_MIN = 1024
 """Pages that are written one by one even when all slabs were placed in an earlier run."""
 CHUNK_BYTES = MIB
+COUNTED_S = 2.5
+"""How long the last requests may take to appear in a volume's traffic, which is counted once a second."""
 LOOK_S = 0.7
 """Between two looks at job and slabs."""
 _SHA256 = re.compile(r"sha256\W+([0-9a-f]{64})", re.IGNORECASE)
@@ -108,6 +110,7 @@ def run(rack: Sequence[RackHost], timer: Any) -> int:
     judge_job(agent, view, text, outcome)
     if not outcome.failures:
         timer.say(f"parameters equal to the bit to one sequential process ({outcome.sha256[:12]}...)")
+        until_counted(agent, rack[-1].name)
     print()
     summary(rack, print, job, watch.tensors)
     print()
@@ -353,6 +356,17 @@ def differing_pages(memory: RemoteMemory, watch: Watch, seed: int) -> int:
             wrong += data[at : at + memory.page] != pattern(seed, page, memory.page)
         watch.glance(f"remote memory: {format_size(offset + CHUNK_BYTES)} read back")
     return wrong
+
+
+def until_counted(agent: Agent, host: str) -> None:
+    """Wait until the traffic of our volume on `host`, if there is one, shows that it was read whole: what the summary
+    says must not be older than what was just said."""
+    until_s = time.monotonic() + COUNTED_S
+    while time.monotonic() < until_s:
+        ours = [row for row in agent.get("volumes").data if (row["volume"], row["host"]) == (VOLUME, host)]
+        if all(row["read_bytes"] >= VOLUME_BYTES for row in ours):
+            return
+        time.sleep(0.1)
 
 
 def pattern(seed: int, page: int, size: int) -> bytes:

@@ -177,6 +177,20 @@ def test_the_newest_word_of_the_aggregator_is_kept(agent: FakeAgent, watch: Watc
     assert watch.tensors == rows[1]
 
 
+def test_the_summary_waits_for_what_was_just_read_to_be_counted(
+    agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"volume": "demo", "host": "gpu4", "read_bytes": 0}
+    whole = row | {"read_bytes": rack_proof.VOLUME_BYTES}
+    looks = iter([[row], [row, whole | {"host": "gpu1"}], [whole], [row]])
+    agent.replies["GET /v1/volumes"] = lambda _: next(looks)
+    rack_proof.until_counted(Agent([agent.address]), "gpu4")
+    assert next(looks) == [row], "it looked until the volume of this host was read whole, and no longer"
+    monkeypatch.setattr(rack_proof, "COUNTED_S", 0.05)
+    agent.replies["GET /v1/volumes"] = [row]
+    rack_proof.until_counted(Agent([agent.address]), "gpu4")
+
+
 def test_the_summary_names_hosts_leader_job_lenders_and_traffic(agent: FakeAgent, done: dict[str, Any]) -> None:
     host = {"host": "gpu1", "state": "alive"}
     agent.replies |= {
