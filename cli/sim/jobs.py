@@ -108,17 +108,17 @@ def plan_of(policy: str, settings: dict[str, str]) -> Plan:
         rules = msgspec.structs.replace(rules, quantum_s=TURN_S, restore_s=TURN_SWITCH_S)
     elif policy not in NON_PREEMPTIVE:
         rules = msgspec.structs.replace(rules, preempt_s=SWITCH_S, restore_s=SWITCH_S)
+    unusable = sorted(set(settings) & SHARING_ONLY) if settings.get("sharing") != "on" else []
+    if unusable:
+        raise Wrong(f"--set {unusable[0]}", "it describes sharing, which is off", "add --set sharing=on")
     plan = Plan(policy, rules)
     for key, value in settings.items():
         try:
             plan = SETTINGS[key](plan, value)
         except (ValueError, ZeroDivisionError, msgspec.ValidationError) as error:
             raise Wrong(f"--set {key}={value}", str(error) or "it cannot be used", EXPECTED[key]) from None
-    unusable = set(settings) & SHARING_ONLY if plan.device is None else set()
     if plan.device is not None and policy != "covey":
         raise Wrong(f"--set sharing=on with --policy {policy}", "only covey shares GPUs", "--policy covey")
-    if unusable:
-        raise Wrong(f"--set {sorted(unusable)[0]}", "it describes sharing, which is off", "add --set sharing=on")
     return plan
 
 

@@ -12,6 +12,10 @@ LEGEND_PX = 17
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#7f7f7f")
 """Okabe and Ito's, which most people can tell apart."""
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
+LARGEST = 1e15
+"""Values beyond this, and on a logarithmic axis below its inverse, are not drawn."""
+DECADES_MAX = 12
+"""Of a logarithmic axis; what is smaller lies on its lower end."""
 POINTS_MAX = 1500
 """More than this of one line are thinned out; nobody sees them on so few pixels."""
 
@@ -35,11 +39,12 @@ class Axis:
     """One axis: from data to pixels, linear or logarithmic, and where its marks stand."""
 
     def __init__(self, values: Sequence[float], begin_px: float, end_px: float, log: bool, zero: bool) -> None:
-        usable = [value for value in values if math.isfinite(value) and (not log or value > 0)] or [1.0]
+        usable = [value for value in values if abs(value) <= LARGEST and (not log or value >= 1 / LARGEST)] or [1.0]
         low, high = min(usable), max(usable)
         if log:
             low, high = 10 ** math.floor(math.log10(low) + 1e-9), 10 ** math.ceil(math.log10(high) - 1e-9)
             high = high if high > low else low * 10
+            low = max(low, high / 10**DECADES_MAX)
             self.marks = [10.0**at for at in range(round(math.log10(low)), round(math.log10(high)) + 1)]
         else:
             low = 0.0 if zero and low > 0 and low < 0.7 * high else low
@@ -98,7 +103,7 @@ def _figure(figure: Figure) -> str:
         colour, dash = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
         look = f'fill="none" stroke="{colour}" stroke-width="1.8"' + (f' stroke-dasharray="{dash}"' if dash else "")
         points = _thinned(
-            [(a, b) for a, b in zip(line.x, line.y, strict=True) if math.isfinite(a) and math.isfinite(b)]
+            [(a, b) for a, b in zip(line.x, line.y, strict=True) if abs(a) <= LARGEST and abs(b) <= LARGEST]
         )
         parts.append(f'<path d="{_path([(x(a), y(b)) for a, b in points], figure.steps)}" {look}/>')
         left, below = LEFT + 225 * (number % 3), HEIGHT + LEGEND_PX * (number // 3)

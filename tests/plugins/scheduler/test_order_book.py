@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.sim.engine import Engine, Outcome, SimJob
+from covey.core import JobId
 from plugins.scheduler.machine.order_book import JOB_BITS, JOB_MASK, OrderBook
 from plugins.scheduler.policy.history import History
+from plugins.scheduler.policy.order import Row, ordered, queue_of, select
 from plugins.scheduler.policy.rules import Discipline, Rules
 from tests.plugins.scheduler.plain import Plain, PlainJob
 
@@ -121,3 +123,42 @@ def test_a_job_that_leaves_the_middle_of_a_heap_and_comes_back_is_there_once() -
     book.wait(0, 1)
     assert [key & JOB_MASK for key in book.decide(3, 3)[0]] == [0, 1, 2]
     book.check()
+
+
+ROWS = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 60), st.booleans(), st.integers(0, 9)), max_size=25)
+
+
+@given(ROWS, st.integers(1, 30), st.booleans())
+def test_the_book_decides_what_the_agents_walk_decides(
+    asked: list[tuple[int, int, bool, int]], capacity: int, narrow: bool
+) -> None:
+    thresholds, rows, held = (10.0, 40.0), [], 0
+    for number, (gpus, attained, running, first) in enumerate(asked):
+        running = running and held + gpus <= capacity
+        held += gpus if running else 0
+        rows.append(
+            Row(
+                id=JobId(f"j{number}"),
+                number=number,
+                tenant="t",
+                job_class="guaranteed",
+                gpus=gpus,
+                submitted=number,
+                attained_gpu_s=attained,
+                running=running,
+                first=first if running or attained else None,
+            )
+        )
+    book = OrderBook(3, [row.gpus for row in rows])
+    for row in rows:
+        key = int(1 << 40 if row.first is None else row.first) << JOB_BITS | row.number
+        if row.running:
+            book.run(queue_of(row.attained_gpu_s, thresholds), key)
+        else:
+            wide = (row.gpus << 41 << JOB_BITS) if narrow else 0
+            book.wait(queue_of(row.attained_gpu_s, thresholds), wide + key)
+    chosen = select(ordered(rows, thresholds, {}, None, narrow), capacity, {})
+    start, stop = book.decide(capacity, capacity)
+    there = {row.id for row in rows if row.running}
+    assert [f"j{job}" for job in start] == [id for id in chosen.run if id not in there]
+    assert {f"j{job}" for job in stop} == set(chosen.preempt)
