@@ -1,7 +1,8 @@
 """covey-sim aggregators: tensors of many jobs on few CPUs, against parameter servers of each job's own (AutoPS).
 
-Three questions, each a table: how many aggregators a few jobs of one model share (in the form of the thesis's figure
-4.9), how much CPU a trace of jobs saves (4.5.2.4), what pools cost and gain for one job with many tensors (4.3.3.4).
+Each question a table: how many aggregators a few jobs of one model share (in the form of the thesis's figure
+4.9), what becomes of plans when bursts meet, how much CPU a trace of jobs saves (4.5.2.4), what pools cost and gain for
+one job with many tensors (4.3.3.4).
 """
 
 import argparse
@@ -24,7 +25,7 @@ from plugins.aggregator.policy.pools import POOL_HOSTS
 
 HELP = __doc__ or ""
 SEED = 1
-PARTS = ("sharing", "trace", "pools")
+PARTS = ("sharing", "measured", "trace", "pools")
 ITERATIONS = 450
 """Of a shared run: four times over, the 100 iterations after which a job's speed is judged."""
 AS_PUBLISHED = Rules()
@@ -33,9 +34,9 @@ PERIOD_S = 600.0
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--part", choices=PARTS, help="one of the three only")
+    parser.add_argument("--part", choices=PARTS, help="one of them only")
     parser.add_argument("--jobs", type=int, default=150, help="jobs of the trace (150)")
-    parser.add_argument("--seeds", type=int, default=3, help="traces, from --seed on (3)")
+    parser.add_argument("--seeds", type=int, default=3, help="traces and sets of jobs, from --seed on (3)")
     parser.add_argument("--loss-limit", type=float, help="run the trace with this limit too, e.g. 0.07")
     parser.add_argument("--tensors", type=int, default=1000, help="of the job that pools are compared for (1000)")
     parser.add_argument("--aggregators", type=int, default=1000, help="that it may use (1000)")
@@ -56,6 +57,8 @@ def run(options: argparse.Namespace, progress: Progress) -> Report:
         tell = _within(progress, at / len(wanted), 1 / len(wanted))
         if part == "sharing":
             reports.append(sharing(seed, tell))
+        elif part == "measured":
+            reports.append(measured(range(seed, seed + options.seeds), tell))
         elif part == "trace":
             reports.append(trace(range(seed, seed + options.seeds), options.jobs, tell, limit))
         else:
@@ -83,20 +86,28 @@ class SharedRun:
     """The worst job's, over its first 100 iterations."""
     loss: float
     """The worst job's, over its last 100."""
+    over_first: int
+    """Jobs at their limit or over it, over their first 100 iterations."""
+    over: int
+    """Over their last 100."""
     moves: int
+    """Times that a job was given other aggregators."""
 
 
-def settled(jobs: Sequence[Job], seed: int, rules: Rules = AS_PUBLISHED) -> SharedRun:
-    """These jobs on one pool, until each was judged several times."""
+def settled(jobs: Sequence[Job], seed: int, rules: Rules = AS_PUBLISHED, seconds: float = 0.0) -> SharedRun:
+    """These jobs on one pool, until each was judged several times, and at least so long."""
     rng, shared = random.Random(seed), Shared(Pool(rules))
     for job in jobs:
         shared.arrive(job, rng.randrange(job.profile.period_us))
     planned = len(shared.pool.cycles)
     longest_us = max(job.profile.period_us for job in jobs)
-    shared.run(ITERATIONS * longest_us / 1e6)
-    first = max(1 - 100 * job.profile.period_us / sum(job.periods_us[:100]) for job in jobs)
-    last = max(shared.losses(100).values())
-    return SharedRun(planned, len(shared.pool.cycles), max(0.0, first), max(0.0, last), len(shared.story))
+    shared.run(max(seconds, ITERATIONS * longest_us / 1e6))
+    limits = {job.profile.job: float(job.profile.limit) for job in jobs}
+    first = {job.profile.job: 1 - 100 * job.profile.period_us / sum(job.periods_us[:100]) for job in jobs}
+    last = shared.losses(100)
+    over_first, over = (sum(one[name] >= limits[name] for name in limits) for one in (first, last))
+    worst_first, worst = max(0.0, *first.values()), max(0.0, *last.values())
+    return SharedRun(planned, len(shared.pool.cycles), worst_first, worst, over_first, over, len(shared.story))
 
 
 def trial(name: str, model: Model, servers: int, workers: int, seed: int) -> Job:
@@ -147,20 +158,19 @@ def sharing(seed: int, progress: Progress) -> Report:
 
 
 def two_jobs(seed: int) -> tuple[Table, Figure]:
-    """BERT runs; AlexNet comes at 11 s and leaves at 42 s (the form of figure 4.11)."""
+    """An AlexNet runs; another comes at 11 s and leaves at 42 s (the form of figure 4.11)."""
     shared = Shared(Pool(Rules()))
-    bert, alexnet = trial("bert", MODELS[3], 2, 2, seed), trial("alexnet", MODELS[0], 2, 2, seed)
-    shared.arrive(bert)
+    first, second = trial("first", MODELS[0], 2, 2, seed), trial("second", MODELS[0], 2, 2, seed)
+    shared.arrive(first)
     shared.run(11)
-    shared.arrive(alexnet)
+    shared.arrive(second, second.profile.period_us // 3)
     shared.run(31)
-    shared.leave(JobId("alexnet"))
+    shared.leave(JobId("second"))
     shared.run(18)
-    happened = [(0.0, "bert arrives"), (11.0, "alexnet arrives"), *shared.story, (42.0, "alexnet leaves")]
-    rows: list[list[Cell]] = [
-        [at_s, what, _last(shared.counts, at_s)] for at_s, what in sorted(happened, key=lambda one: one[0])
-    ]
-    series = [_speed("BERT", bert, 0.0), _speed("AlexNet", alexnet, 11.0)]
+    happened = [(0.0, "first arrives"), (11.0, "second arrives"), *shared.story, (42.0, "second leaves")]
+    happened.sort(key=lambda one: one[0])
+    rows: list[list[Cell]] = [[at_s, what, _last(shared.counts, at_s)] for at_s, what in happened]
+    series = [_speed("first", first, 0.0), _speed("second", second, 11.0)]
     times, counts = [at_s for at_s, _ in shared.counts], [float(count) for _, count in shared.counts]
     series.append(Series("aggregators", [*times, 60.0], [*counts, counts[-1]]))
     table = Table("Two jobs in time", ("s", "what happened", "aggregators"), rows, (
@@ -188,6 +198,54 @@ def _speed(label: str, job: Job, from_s: float) -> Series:
             speeds.append(count * job.profile.period_us / (now_us - since_us))
             since_us, count = now_us, 0
     return Series(label, times, speeds)
+
+
+PLANS = (
+    ("as published", Rules(quiet=Fraction(0)), False),
+    ("as published, moved to quiet ones", AS_PUBLISHED, False),
+    ("the same, bursts bounded", AS_PUBLISHED, True),
+    ("cycles of up to 8, bursts bounded", Rules(times=8), True),
+)
+"""(name, rules, whether the time from first to last push is known)."""
+MIXED_JOBS = 12
+MIXED_S = 360.0
+
+
+def measured(seeds: Sequence[int], progress: Progress) -> Report:
+    """What becomes of plans when sums run in order of arrival, and bursts meet."""
+    rows: list[list[Cell]] = []
+    found: list[dict[str, Any]] = []
+    for at, (name, rules, window) in enumerate(PLANS):
+        runs, servers = [], 0
+        for n, seed in enumerate(seeds):
+            progress((at + n / len(seeds)) / len(PLANS), f"{name}, seed {seed}")
+            drawn = Workload(jobs=MIXED_JOBS).drawn(random.Random(seed))
+            servers += sum(one.profile.servers for one in drawn)
+            runs.append(settled([alone(one.profile, seed, window) for one in drawn], seed, rules, MIXED_S))
+        planned, after = sum(one.aggregators_planned for one in runs), sum(one.aggregators for one in runs)
+        over_first, over = sum(one.over_first for one in runs), sum(one.over for one in runs)
+        rows.append([name, servers, planned, after, _percent(1 - planned / servers), _percent(1 - after / servers),
+                     over_first, over, sum(one.moves for one in runs)])  # fmt: skip
+        found.append({"plan": name, "servers": servers, "aggregators_planned": planned, "aggregators": after,
+                      "jobs_over_limit_first": over_first, "jobs_over_limit": over})  # fmt: skip
+    columns = (
+        "plan",
+        "servers",
+        "planned",
+        "settled",
+        "saved by plan %",
+        "saved settled %",
+        "over at first",
+        "over",
+        "moves",
+    )
+    table = Table(f"{MIXED_JOBS} jobs at once, in rounds as they happen", columns, rows, (
+        f"{len(seeds)} sets of {MIXED_JOBS} jobs added up; each server busy 15-50 %, 10 % loss limit, "
+        f"{MIXED_S:g} s of rounds whose sums run in order of arrival.",
+        "A plan counts means, and bursts that meet are not in it. over first: jobs that measured their limit or more "
+        "over their first 100 iterations; over: those that still do over their last 100.",
+    ))  # fmt: skip
+    return Report("aggregators-measured", {"measured": found}, (table,))
 
 
 # ---- a trace -----------------------------------------------------------------------------------------------------
@@ -234,8 +292,9 @@ def trace(seeds: Sequence[int], jobs: int, progress: Progress, limit: float | No
         slower = mean(mean(one.slower) - 1 for one in outcomes)
         over, worst = sum(one.over_limit for one in outcomes), max(one.loss_max for one in outcomes)
         moves = mean(one.moves / jobs for one in outcomes)
-        rows.append([way.name, _percent(mean(saved)), _percent(min(saved)), _percent(max(saved)), round(100 * worst, 3), over,
-                     _percent(slower), round(moves, 1), max(one.aggregators_max for one in outcomes)])  # fmt: skip
+        peak = max(one.aggregators_max for one in outcomes)
+        rows.append([way.name, _percent(mean(saved)), _percent(min(saved)), _percent(max(saved)),
+                     round(100 * worst, 3), over, _percent(slower), round(moves, 1), peak])  # fmt: skip
         found.append({"way": way.name, "loss_limit": float(way.limit), "saved_mean": mean(saved),
                       "saved_min": min(saved), "saved_max": max(saved), "loss_max": worst, "jobs_over_limit": over,
                       "slower_mean": slower, "moves_per_job": moves})  # fmt: skip
