@@ -107,12 +107,12 @@ class Gpu:
     def can_upgrade(self, job: JobId) -> str:
         """Why this job cannot be guaranteed here; empty when it can (AntMan §3.3: all of its ranks must be ready)."""
         member, guaranteed = self.members.get(job), self.guaranteed
+        if self.lost:
+            return f"{self.uuid} is out of use: {self.lost}"
         if member is None or member.stage != "running":
             return f"{job} does not run on {self.uuid}"
         if guaranteed is not None and guaranteed.job != job:
             return f"{self.uuid} has a guaranteed job already, {guaranteed.job}"
-        if self.lost:
-            return f"{self.uuid} is out of use: {self.lost}"
         if member.wanted_bytes > self.ledger.room_bytes:
             return f"it wants {format_size(member.wanted_bytes)} of {format_size(self.ledger.room_bytes)}"
         return ""
@@ -374,7 +374,7 @@ class Gpu:
 
     def _suspended(self, event: Suspended) -> Actions:
         member = self.members.get(event.job)
-        if member is None or not event.ok or member.press != 2:
+        if member is None or not event.ok or member.press < 2:
             return []
         self.ledger.forced(event.job, 0)
         member.stage, member.press = "suspended", 0

@@ -1,0 +1,427 @@
+"""One GPU as a story: jobs arrive, report, grow, end; limits, starts and reasons come out."""
+
+import math
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from covey.core import JobId, Note
+from covey.units import GIB
+from plugins.sharing.machine.events import (
+    Arrived,
+    DeviceLost,
+    Ended,
+    Found,
+    Freed,
+    GpuEvent,
+    HardLimit,
+    HardLimited,
+    Kill,
+    Refuse,
+    Reported,
+    Resume,
+    Retagged,
+    SetLimits,
+    Start,
+    Suspend,
+    Suspended,
+    Terminate,
+    TimePassed,
+)
+from plugins.sharing.machine.gpu import Gpu
+from plugins.sharing.machine.ledger import Ledger
+from plugins.sharing.messages import Kind, Limits, Report
+from plugins.sharing.policy import lease
+from plugins.sharing.policy.ladder import Rates
+
+
+class Rack:
+    """A GPU with obedient jobs: they apply limits with their next mini-batch."""
+
+    def __init__(self, gib: int = 32) -> None:
+        self.gpu = Gpu("GPU-0", gib * GIB, 0)
+        self.now_s, self.busy = 0.0, True
+        self.limits: dict[str, Limits] = {}
+        self.deaf: set[str] = set()
+        self.acked: dict[str, int] = {}
+        self.out: list[Any] = []
+        self.rng = random.Random(2)
+
+    def tell(self, event: GpuEvent, after_s: float = 0.0) -> list[Any]:
+        self.now_s += after_s
+        before = self.gpu.state
+        actions = list(self.gpu.handle(event, self.now_s))
+        self.gpu.check()
+        for action in actions:
+            if isinstance(action, SetLimits):
+                self.limits[action.limits.job] = action.limits
+        notes = [action for action in actions if isinstance(action, Note)]
+        assert all(note.reason for note in notes)
+        if self.gpu.state != before:
+            assert any(note.subject == "gpu/GPU-0" and note.event == self.gpu.state for note in notes)
+        self.out += actions
+        return actions
+
+    def arrive(self, job: str, kind: Kind, gib: int, weight: float = 1.0) -> list[Any]:
+        return self.tell(Arrived(JobId(job), kind, gib * GIB, weight))
+
+    def step(
+        self, job: str, step_s: float = 0.02, peak: int | None = None, stable: int = GIB, spill: int = 0
+    ) -> list[Any]:
+        if job not in self.deaf and job in self.limits:
+            self.acked[job] = self.limits[job].epoch
+        held = self.limits[job].memory_bytes if peak is None else peak
+        took_s = step_s * self.rng.uniform(0.99, 1.01)
+        report = Report(job, self.acked.get(job, 0), 1, took_s, took_s / 2, held, min(stable, held), spill)
+        return self.tell(Reported(report), took_s)
+
+    def steps(self, count: int, *jobs: str, **how: Any) -> None:
+        for _ in range(count):
+            for job in jobs:
+                self.step(job, **how)
+
+    def gib(self, job: str) -> float:
+        return self.limits[job].memory_bytes / GIB
+
+    def stopped(self, job: str) -> bool:
+        return self.limits[job].idle == 0 and self.limits[job].busy == 0
+
+    def steady(self) -> None:
+        """A guaranteed job `g` with 8 GiB beside an opportunistic `o`, measured and running."""
+        self.arrive("o", "opportunistic", 20)
+        self.step("o", peak=20 * GIB)
+        self.arrive("g", "guaranteed", 8)
+        self.step("o", peak=20 * GIB)
+        for _ in range(200):
+            self.step("g", peak=8 * GIB)
+            self.step("o", peak=20 * GIB)
+            if state(self) == "run":
+                return
+        raise AssertionError(f"never steady: {self.gpu.state}")
+
+
+def state(rack: Rack) -> str:
+    return rack.gpu.state
+
+
+def kinds(actions: list[Any]) -> list[type]:
+    return [type(action) for action in actions if not isinstance(action, (Note, SetLimits))]
+
+
+def test_a_lone_opportunistic_job_has_the_gpu_without_any_constraint() -> None:
+    """Reference: §3.3, Local coordinator."""
+    rack = Rack()
+    assert state(rack) == "empty"
+    assert kinds(rack.arrive("o", "opportunistic", 8)) == [Start]
+    assert state(rack) == "alone"
+    assert rack.gib("o") == 32 and rack.limits["o"].busy == 1 and rack.limits["o"].failsafe == 1
+
+
+def test_a_guaranteed_job_starts_only_when_the_others_have_stopped_and_given_room() -> None:
+    """Reference: §3.3: the local coordinator first limits the opportunistic jobs."""
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 30)
+    rack.step("o", peak=30 * GIB)
+    assert kinds(rack.arrive("g", "guaranteed", 8)) == []
+    assert state(rack) == "arrival"
+    assert rack.stopped("o") and rack.gib("o") == 24
+    assert Start in kinds(rack.step("o"))
+    assert state(rack) == "init" and rack.gib("g") == 8 and rack.stopped("o")
+
+
+def test_after_the_baseline_the_others_get_idle_phases_and_the_guaranteed_job_no_limit() -> None:
+    rack = Rack()
+    rack.steady()
+    assert rack.limits["g"].busy == 1 and rack.limits["g"].head_s is None
+    for _ in range(600):
+        rack.step("g", 0.02 * (1 + 0.5 * rack.limits["o"].busy), peak=8 * GIB)
+    assert state(rack) in ("run", "verify")
+    assert state(rack) == "verify" or (rack.limits["o"].idle == 1 and 0.03 < rack.limits["o"].busy < 0.1)
+    assert rack.limits["o"].failsafe == lease.FAILSAFE_BESIDE
+    assert any(isinstance(note, Note) and "slower, room for more" in note.reason for note in rack.out)
+
+
+def test_several_opportunistic_jobs_share_the_busy_time_by_weight() -> None:
+    rack = Rack()
+    rack.steady()
+    rack.arrive("p", "opportunistic", 4, 3.0)
+    rack.steps(20, "o", "p")
+    rack.steps(200, "g", peak=8 * GIB)
+    assert rack.limits["o"].busy > 0
+    assert rack.limits["p"].busy == pytest.approx(3 * rack.limits["o"].busy)
+
+
+def test_a_surge_of_memory_takes_from_the_others_and_gives_to_the_guaranteed_job() -> None:
+    """Reference: §3.3 and figure 7a."""
+    rack = Rack()
+    rack.steady()
+    rack.step("g", peak=8 * GIB, spill=4 * GIB)
+    assert state(rack) == "surge" and rack.stopped("o")
+    assert rack.gib("o") == 20 and rack.gib("g") == 12
+    rack.step("g", peak=12 * GIB)
+    assert state(rack) == "baseline"
+    rack.step("g", peak=12 * GIB, spill=8 * GIB)
+    assert rack.gib("o") == 12 and rack.gib("g") == 12, "not before the other has let go"
+    rack.step("o", peak=12 * GIB)
+    assert rack.gib("g") == 20
+
+
+def test_a_job_that_wants_more_than_the_device_has_goes_on_with_what_there_is() -> None:
+    rack = Rack()
+    rack.steady()
+    rack.step("g", peak=8 * GIB, spill=40 * GIB)
+    rack.step("o", peak=0)
+    assert rack.gib("g") == 32 and rack.gib("o") == 0
+    rack.step("g", peak=32 * GIB, spill=16 * GIB)
+    assert state(rack) != "surge"
+
+
+def test_a_job_that_is_away_frees_the_others_and_its_return_is_noticed() -> None:
+    """Reference: figure 12."""
+    rack = Rack()
+    rack.steady()
+    rack.tell(TimePassed(busy=False), 5)
+    assert state(rack) == "idle"
+    assert rack.limits["o"].idle == 1 and rack.limits["o"].head_s is None
+    rack.step("g", peak=8 * GIB)
+    assert state(rack) == "run"
+
+
+def test_a_stuck_guaranteed_job_leaves_the_failsafe_to_the_others() -> None:
+    rack = Rack()
+    rack.steady()
+    rack.tell(TimePassed(busy=True), 31)
+    assert state(rack) == "stuck"
+    assert rack.limits["o"].busy == lease.FAILSAFE_BESIDE
+    rack.step("g", peak=8 * GIB)
+    assert state(rack) == "baseline"
+
+
+def test_a_job_that_never_runs_steadily_is_taken_as_it_is() -> None:
+    rack = Rack()
+    rack.arrive("g", "guaranteed", 8)
+    for at in range(400):
+        rack.step("g", 0.1 if at % 2 else 0.6, peak=8 * GIB)
+        rack.tell(TimePassed(busy=True))
+    assert state(rack) in ("baseline", "run", "verify")
+
+
+def test_limits_are_renewed_before_their_lease_is_over() -> None:
+    rack = Rack()
+    rack.steady()
+    renewed = 0
+    for _ in range(40):
+        renewed += sum(isinstance(a, SetLimits) and a.limits.job == "o" for a in rack.tell(TimePassed(True), 0.25))
+        assert rack.limits["o"].lease_s >= 2
+    assert renewed >= 9
+
+
+def test_a_job_that_does_not_let_go_is_pressed_harder_each_time_and_only_an_opportunistic_one() -> None:
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 30)
+    rack.step("o", peak=30 * GIB)
+    rack.deaf.add("o")
+    rack.arrive("g", "guaranteed", 20)
+    pressed = []
+    for _ in range(60):
+        pressed += kinds(rack.tell(TimePassed(True), 1))
+    assert pressed[:4] == [HardLimit, Suspend, Terminate, Kill]
+    assert state(rack) == "arrival"
+    rack.tell(Ended(JobId("o")))
+    assert state(rack) == "arrival", "its memory is not free before the device shows it"
+    assert Start in kinds(rack.tell(Freed(JobId("o"))))
+
+
+def test_a_limit_that_the_driver_enforces_counts_as_applied() -> None:
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 30)
+    rack.step("o", peak=30 * GIB)
+    rack.deaf.add("o")
+    rack.arrive("g", "guaranteed", 20)
+    rack.tell(TimePassed(True), 6)
+    rack.tell(HardLimited(JobId("o"), 12 * GIB, ok=False))
+    assert state(rack) == "arrival"
+    rack.tell(HardLimited(JobId("o"), 12 * GIB, ok=True))
+    assert state(rack) == "init"
+
+
+def test_a_suspended_job_comes_back_when_there_is_room() -> None:
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 30)
+    rack.step("o", peak=30 * GIB, stable=30 * GIB)
+    rack.deaf.add("o")
+    rack.arrive("g", "guaranteed", 20)
+    rack.tell(TimePassed(True), 6)
+    rack.tell(TimePassed(True), 2)
+    assert Start in kinds(rack.tell(Suspended(JobId("o"), ok=True)))
+    rack.tell(Ended(JobId("g")))
+    assert Resume in kinds(rack.tell(Freed(JobId("g"))))
+    assert rack.gpu.state == "alone"
+
+
+def test_an_upgrade_makes_a_job_guaranteed_in_place_and_the_others_wait_for_its_baseline() -> None:
+    """Reference: §3.3, Job upgrade."""
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 8)
+    rack.arrive("p", "opportunistic", 8)
+    rack.steps(5, "o", "p", peak=8 * GIB)
+    assert state(rack) == "together" and rack.gpu.can_upgrade(JobId("o")) == ""
+    rack.tell(Retagged(JobId("o"), "guaranteed"))
+    assert state(rack) == "init" and rack.stopped("p") and rack.limits["o"].busy == 1
+    assert "guaranteed job already" in rack.gpu.can_upgrade(JobId("p"))
+    rack.tell(Retagged(JobId("p"), "guaranteed"))
+    assert rack.gpu.members[JobId("p")].kind == "opportunistic"
+    rack.tell(Retagged(JobId("o"), "opportunistic"))
+    assert state(rack) == "together" and not rack.stopped("p")
+
+
+def test_opportunistic_jobs_that_want_more_than_there_is_are_split_by_trial() -> None:
+    """Reference: §3.3 and figure 10: one keeps its speed with half its memory, the other does not."""
+    rack = Rack(gib=24)
+    rack.arrive("cliff", "opportunistic", 16)
+    rack.arrive("flat", "opportunistic", 16)
+    for _ in range(2000):
+        for job in ("cliff", "flat"):
+            held = rack.gib(job) / 16
+            speed = (1.0 if held >= 1 else 0.4 * held + 0.05) if job == "cliff" else 0.8 + 0.2 * held
+            rack.step(job, 0.02 / speed, peak=int(min(16, rack.gib(job)) * GIB), stable=0)
+        if rack.gpu.trial.search is not None and rack.gpu.trial.search.over:
+            break
+    assert rack.gib("cliff") == 16 and rack.gib("flat") == 8
+    assert any(isinstance(note, Note) and "best split after" in note.reason for note in rack.out)
+
+
+def test_a_lost_device_ends_its_jobs_and_takes_no_more() -> None:
+    rack = Rack()
+    rack.steady()
+    assert kinds(rack.tell(DeviceLost("XID 79"))) == [Terminate, Terminate]
+    assert state(rack) == "lost"
+    assert kinds(rack.arrive("x", "guaranteed", 1)) == [Refuse]
+    assert kinds(rack.tell(DeviceLost("again"))) == []
+    assert "XID 79" in rack.gpu.can_upgrade(JobId("o"))
+
+
+def test_what_cannot_be_is_refused_with_a_reason() -> None:
+    rack = Rack()
+    assert kinds(rack.arrive("big", "guaranteed", 33)) == [Refuse]
+    rack.arrive("g", "guaranteed", 8)
+    assert kinds(rack.arrive("h", "guaranteed", 8)) == [Refuse]
+    assert kinds(rack.arrive("g", "guaranteed", 8)) == [Refuse]
+    assert "does not run" in rack.gpu.can_upgrade(JobId("nobody"))
+
+
+def test_an_agent_that_starts_again_takes_jobs_as_they_are() -> None:
+    rack = Rack()
+    rack.tell(Found(JobId("g"), "guaranteed", 8 * GIB, 8 * GIB, 41))
+    rack.tell(Found(JobId("o"), "opportunistic", 20 * GIB, 20 * GIB, 17))
+    assert rack.limits["o"].epoch >= 17 and rack.gib("o") == 20 and rack.gib("g") == 8
+    assert kinds(rack.tell(Found(JobId("liar"), "opportunistic", GIB, 30 * GIB, 3))) == [Terminate]
+
+
+def test_unknown_jobs_and_late_reports_change_nothing() -> None:
+    rack = Rack()
+    before = rack.gpu.state
+    for event in (
+        Reported(Report("x", 1, 1, 0.1, 0.0, 1, 1)),
+        Ended(JobId("x")),
+        Freed(JobId("x")),
+        Retagged(JobId("x"), "guaranteed"),
+        HardLimited(JobId("x"), 1, True),
+        Suspended(JobId("x"), True),
+    ):
+        assert rack.tell(event) == []
+    assert rack.gpu.state == before
+
+
+jobs = st.sampled_from(["a", "b", "c", "d"]).map(JobId)
+sizes = st.integers(0, 40).map(lambda gib: gib * GIB)
+classes = st.sampled_from(["guaranteed", "opportunistic"])
+events = st.one_of(
+    st.builds(Arrived, jobs, classes, sizes),
+    st.builds(Found, jobs, classes, sizes, sizes, st.integers(0, 50)),
+    st.builds(
+        Reported,
+        st.builds(
+            Report,
+            jobs,
+            st.integers(0, 60),
+            st.just(1),
+            st.floats(1e-4, 5),
+            st.just(0.001),
+            sizes,
+            sizes,
+            st.one_of(st.just(0), sizes),
+        ),
+    ),
+    st.builds(TimePassed, st.booleans()),
+    st.builds(Ended, jobs),
+    st.builds(Freed, jobs),
+    st.builds(Retagged, jobs, classes),
+    st.builds(HardLimited, jobs, sizes, st.booleans()),
+    st.builds(Suspended, jobs, st.booleans()),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(events, st.sampled_from([0.0, 0.05, 1.0, 6.0, 40.0])), max_size=60))
+def test_acknowledged_limits_never_exceed_the_device_and_no_job_can_stop_for_ever(
+    told: list[tuple[GpuEvent, float]],
+) -> None:
+    """Any events in any order: invariants after each (`Rack.tell`), every change of state has a reason, and every limit
+    that goes out ends in something other than a stop."""
+    rack = Rack()
+    for event, after_s in told:
+        for action in rack.tell(event, after_s):
+            if isinstance(action, SetLimits):
+                limits = action.limits
+                last = lease.effective(Rates(limits.idle, limits.head, limits.busy), limits.failsafe, 1e9)
+                assert last.busy > 0 and last.idle > 0 and math.isinf(last.head_s)
+        accounts = rack.gpu.ledger.accounts.values()
+        assert sum(account.acked_bytes for account in accounts) <= 32 * GIB
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.permutations(["a", "b", "c"]), st.integers(1, 20), st.integers(0, 2))
+def test_equal_jobs_in_another_order_get_the_same_limits(order: list[str], gib: int, guaranteed_first: int) -> None:
+    def limits(names: list[str]) -> list[tuple[float, float, float, float | None]]:
+        rack = Rack()
+        if guaranteed_first:
+            rack.arrive("g", "guaranteed", 8)
+        for name in names:
+            rack.arrive(name, "opportunistic", gib)
+        for _ in range(4):
+            for name in names:
+                if rack.gpu.members[JobId(name)].stage == "running":
+                    rack.step(name, peak=0, stable=0)
+        return sorted((rack.gib(n), rack.limits[n].idle, rack.limits[n].busy, rack.limits[n].head_s) for n in names)
+
+    assert limits(order) == limits(sorted(order))
+
+
+# ---- the ledger alone ----
+
+
+def test_a_limit_on_its_way_is_charged_with_the_larger_of_old_and_new() -> None:
+    ledger = Ledger(10, 1)
+    assert ledger.open(JobId("a")) and ledger.open(JobId("b"))
+    assert ledger.changes({JobId("a"): 8, JobId("b"): 8}) == {JobId("a"): 8, JobId("b"): 1}
+    ledger.send(JobId("a"), 1, 8, 0.0)
+    ledger.acked(JobId("a"), 1)
+    ledger.send(JobId("a"), 2, 3, 1.0)
+    assert ledger.free_bytes == 1, "the smaller limit is not applied yet"
+    assert ledger.overdue(5.9, {}) == [] and ledger.overdue(6.1, {}) == [JobId("a")]
+    assert ledger.overdue(6.1, {JobId("a"): 2.0}) == [], "three of its mini-batches"
+    assert ledger.acked(JobId("a"), 2) and not ledger.acked(JobId("a"), 2) and not ledger.acked(JobId("x"), 2)
+    assert ledger.free_bytes == 6
+    assert not ledger.open(JobId("c"), 7)
+    ledger.check()
+
+
+def test_more_than_there_is_cannot_be_sent() -> None:
+    ledger = Ledger(10, 0)
+    ledger.open(JobId("a"))
+    with pytest.raises(AssertionError):
+        ledger.send(JobId("a"), 1, 11, 0.0)
