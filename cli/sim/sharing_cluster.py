@@ -136,6 +136,8 @@ class Cluster:
         ]
         self.on: list[list[Running]] = [[] for _ in range(gpus)]
         """Jobs of each GPU."""
+        self.full, self.used = [0.0] * gpus, [0.0] * gpus
+        """Memory that they need, and device time."""
         self.arrivals = sorted(self.jobs, key=lambda running: (running.job.submit_s, running.at))
         self.waiting: list[Running] = []
         self.running: list[Running] = []
@@ -197,7 +199,12 @@ class Cluster:
     def _take_off(self, running: Running) -> None:
         for gpu in running.gpus:
             self.on[gpu].remove(running)
+            self._sum_up(gpu)
         running.gpus = []
+
+    def _sum_up(self, gpu: int) -> None:
+        self.full[gpu] = sum(job.memory for job in self.on[gpu])
+        self.used[gpu] = sum(job.busy for job in self.on[gpu])
 
     # ---- order and speed ----
 
@@ -221,7 +228,7 @@ class Cluster:
                 at = None if leader is None else jobs.index(leader)
                 for running, speed in zip(jobs, speeds([job.busy for job in jobs], at, self.sharing), strict=True):
                     running.speed = min(running.speed, speed)
-                if leader is not None and sum(job.memory for job in jobs) > 1:
+                if leader is not None and sum([job.memory for job in jobs]) > 1:
                     for running in jobs:
                         running.speed = running.speed if running is leader else min(running.speed, SPILLED)
 
@@ -255,6 +262,7 @@ class Cluster:
         running.gpus = list(gpus)
         for gpu in gpus:
             self.on[gpu].append(running)
+            self._sum_up(gpu)
 
     def _gpus_for(self, running: Running) -> list[int] | None:
         """The GPUs where it gets on best and harms least; None when there are not enough to which it may come."""
@@ -262,20 +270,21 @@ class Cluster:
         for gpu, jobs in enumerate(self.on):
             if not jobs:
                 costs.append((0.0, gpu))
-            elif self._may_come(running, jobs):
+            elif self._may_come(running, gpu):
                 costs.append((self._cost(running, gpu), gpu))
         if len(costs) < running.job.gpus:
             return None
         return [gpu for _, gpu in sorted(costs)[: running.job.gpus]]
 
-    def _may_come(self, running: Running, jobs: Sequence[Running]) -> bool:
+    def _may_come(self, running: Running, gpu: int) -> bool:
         """Memory fits, and the GPU is not used for more than M already (AntMan Algorithm 1)."""
+        jobs = self.on[gpu]
         if self.sharing.classes and running.job.tenant == GUARANTEED:
             return all(job.job.tenant != GUARANTEED for job in jobs)  # the others shrink (AntMan §3.3)
         return (
             len(jobs) < self.sharing.per_gpu_max
-            and sum(job.memory for job in jobs) + running.memory <= 1
-            and sum(job.busy for job in jobs) < self.sharing.busy_max
+            and self.full[gpu] + running.memory <= 1
+            and self.used[gpu] < self.sharing.busy_max
         )
 
     def _cost(self, running: Running, gpu: int) -> float:
