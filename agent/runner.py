@@ -360,7 +360,7 @@ class SupervisedRunner:
         codes = dict(state.codes)
         for rank in epoch.record.spec.ranks:
             codes.setdefault(rank.rank, -SIGKILL if rank.rank in state.pids else CANNOT_START)
-        await self._end_here(key, epoch, State(pids=state.pids, codes=codes, ended=True, reason=why))
+        await self._end_here(key, epoch, State(pids=state.pids, codes=codes, ended=True, reason=why, lost=True))
 
     async def _again(self, key: Key, epoch: Epoch) -> None:
         self._env.log.warning("supervisor lost; starting another", job=key[0], epoch=key[1])
@@ -415,7 +415,7 @@ class SupervisedRunner:
         codes = dict(state.codes)
         for rank in epoch.record.spec.ranks:
             codes.setdefault(rank.rank, UNKNOWN)
-        self._tell(RanksEnded(key[0], key[1], codes, state.reason))
+        self._tell(RanksEnded(key[0], key[1], codes, state.reason, state.lost))
 
     async def _end_here(self, key: Key, epoch: Epoch, state: State) -> None:
         """An end that no supervisor wrote down: like any other it is told again after a restart."""

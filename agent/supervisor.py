@@ -72,6 +72,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool = False
     """All ranks ended and nothing of them is left."""
     reason: str = ""
+    lost: bool = False
+    """No supervisor saw their end: the machine restarted, or the supervisor was killed."""
 
 
 class Control(msgspec.Struct, frozen=True, tag=True):
@@ -327,7 +329,7 @@ class Supervisor:
             await process.wait()
             self._ended(start.rank, -SIGKILL)
         why = "the supervisor of these ranks died, and what it left running was killed; 255: exit status not known"
-        self._state = msgspec.structs.replace(self._state, reason=state.reason or why)
+        self._state = msgspec.structs.replace(self._state, reason=state.reason or why, lost=True)
         await self._save(ended=True)
 
     # ---- what is known, on disk before it is said ----

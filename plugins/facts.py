@@ -90,6 +90,8 @@ class RanksEnded(Fact, frozen=True):
     """rank -> exit status: 0..255, or -N when killed by signal N."""
     reason: str
     """Empty, or why they could not be started or were ended (for people)."""
+    lost: bool = False
+    """They did not end by themselves: the machine restarted, or their supervisor died and took them along."""
 
 
 class JobJoined(Fact, frozen=True):

@@ -31,12 +31,14 @@ from plugins.scheduler.machine.reservations import (
     SecondWent,
     Starting,
 )
-from plugins.scheduler.messages.commands import Attained, RanksReported
+from plugins.scheduler.messages.commands import Attained, RanksReported, TakenBack
 from plugins.scheduler.messages.wire import JobNowAnswer, NotReserved, Release, Reserve, Reserved
 from plugins.scheduler.policy.settings import Settings
 from plugins.scheduler.service.journal import Journal, Remembered
 from plugins.scheduler.service.log import QueueLog
 
+LOST_RETRIES = 3
+"""Starts that a job gets again because a host lost its ranks; after that the loss is a failure."""
 LAG_S = 1.0
 """Between two looks whether this copy of the log caught up with a report."""
 PROGRESS_MAX = 2000
@@ -312,7 +314,7 @@ class LocalRanks:
         """Until the log knows this end, however long nobody leads; then the runner may forget it."""
         key = (fact.job, fact.epoch)
         await self.checkpoint(fact.job)
-        await self.log.insist(self._report_of(fact))
+        await self.log.insist(self._loss_of(fact) or self._report_of(fact))
         while not await self.log.until(lambda: not self.log.behind and not self._awaited(*key), LAG_S):
             self.host.env.log.debug("the report is not in this copy of the log yet", job=fact.job, epoch=fact.epoch)
         self.ends.pop(key, None)
@@ -320,6 +322,16 @@ class LocalRanks:
         self.host.runner.forget(*key)
         await self.feed(RanksGone(*key))
         self.dirty[fact.job] = None
+
+    def _loss_of(self, fact: RanksEnded) -> TakenBack | None:
+        """Ranks that this machine lost did not fail: their job is taken back and placed again, a few times."""
+        job = self.queue.jobs.get(fact.job)
+        running = job is not None and job.state == "running" and job.epoch == fact.epoch
+        if not fact.lost or not running or job is None or job.attempt > LOST_RETRIES:
+            return None
+        reason = f"{self.host.id} lost its ranks: {fact.reason}"[:1000]
+        lost = (self.host.id,)
+        return TakenBack(wall_s=0.0, job=fact.job, epoch=fact.epoch, cause="host lost", reason=reason, lost=lost)
 
     def _report_of(self, fact: RanksEnded) -> RanksReported:
         known = self.progress.get(fact.job)

@@ -142,9 +142,9 @@ class FakeRunner:
             saves = self.machine.saves_and_exits
             self.end(job, epoch, {rank.rank: 0 if saves else -15 for rank in spec.ranks}, "" if saves else why)
 
-    def end(self, job: JobId, epoch: int, codes: dict[int, int], reason: str = "") -> None:
+    def end(self, job: JobId, epoch: int, codes: dict[int, int], reason: str = "", lost: bool = False) -> None:
         del self.machine.ranks[job, epoch]
-        fact = self.machine.ends[job, epoch] = RanksEnded(job, epoch, codes, reason)
+        fact = self.machine.ends[job, epoch] = RanksEnded(job, epoch, codes, reason, lost)
         if self.host.up:
             self.host.tell(fact)
 

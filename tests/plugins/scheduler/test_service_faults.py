@@ -247,3 +247,39 @@ def test_the_fence_on_disk_keeps_an_older_grant_from_starting() -> None:
         assert ("j2", 1) not in other.machine.starts
 
     on_a_rack(story)
+
+
+def lose_ranks(rack: Rack) -> None:
+    """The machine of the first place restarted: nobody knows how its ranks ended."""
+    job = rack.job("j1")
+    place = job.places[0]
+    rack[place.host].runner.end(JobId("j1"), job.epoch, dict.fromkeys(place.ranks, 255), "lost", lost=True)
+
+
+def test_a_job_whose_ranks_a_host_lost_is_placed_again_and_not_failed() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await until(
+            lambda: rack.job("j1").state == "running" and sum(len(h.machine.ranks) for h in rack.hosts.values()) == 2
+        )
+        lose_ranks(rack)
+        await until(lambda: (rack.job("j1").attempt, rack.job("j1").state) == (2, "running"))
+        await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
+        rack.finish("j1")
+        await until(lambda: rack.job("j1").state == "done")
+        assert rack.job("j1").exit_code == 0
+
+    on_a_rack(story)
+
+
+def test_a_job_whose_ranks_are_lost_again_and_again_fails_in_the_end() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        for attempt in range(1, 5):
+            await until(lambda now=attempt: (rack.job("j1").attempt, rack.job("j1").state) == (now, "running"))  # type: ignore[misc]
+            await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
+            lose_ranks(rack)
+        await until(lambda: rack.job("j1").ended_wall_s is not None)
+        assert (rack.job("j1").state, rack.job("j1").exit_code) == ("failed", 255)
+
+    on_a_rack(story)
