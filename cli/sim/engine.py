@@ -159,17 +159,18 @@ class Engine:
         return self._ran(job) * self.width[job]
 
     def _fresh(self, keys: list[int]) -> list[int]:
-        """Keys of now of running jobs, ascending. Spelt out for those that know what remains, the busiest of all."""
+        """Keys of now of running jobs, ascending. Spelt out for those whose key is plain arithmetic."""
         discipline = self.rules.discipline
-        if discipline not in ("srsf", "srtf"):
+        if discipline not in ("las", "srsf", "srtf"):
             return sorted([self._key(key & JOB_MASK, True) for key in keys])
-        now, state, since, left, by_id = self.now, self.state, self.since, self.remaining, self.by_id
-        width = self.width if discipline == "srsf" else self.ones
+        now, state, since, by_id = self.now, self.state, self.since, self.by_id
+        width = self.ones if discipline == "srtf" else self.width
+        begin, sign = (self.ran, 1) if discipline == "las" else (self.remaining, -1)
         found = []
         for key in keys:
             job = key & JOB_MASK
-            remains = left[job] - (now - since[job]) if state[job] == RUN else left[job]
-            found.append((remains * width[job] << JOB_BITS | by_id[job]) << JOB_BITS | job)
+            value = begin[job] + sign * (now - since[job]) if state[job] == RUN else begin[job]
+            found.append((value * width[job] << JOB_BITS | by_id[job]) << JOB_BITS | job)
         found.sort()
         return found
 

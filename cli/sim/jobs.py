@@ -39,6 +39,9 @@ SWITCH_S = 30
 """A checkpoint, and a restart from it, unless set."""
 TURN_S, TURN_SWITCH_S = 60, 1
 """Gandiva's turns and what a change of turns costs, unless set: it keeps suspended jobs in host memory."""
+TURNS_MAX = 2000
+"""Turns are longer on a trace that would otherwise have more of them between its first and its last submission: a year
+of jobs in turns of a minute would take hours to run, and its jobs take days anyway."""
 GPUS_MAX = 1_000_000
 POLICIES = ("covey", "las-published", *get_args(Discipline))
 
@@ -105,7 +108,7 @@ def plan_of(policy: str, settings: dict[str, str]) -> Plan:
     else:
         rules = Rules(discipline=cast(Discipline, policy), thresholds_gpu_s=(3200,) if policy[0] == "d" else ())
     if policy == "gandiva":
-        rules = msgspec.structs.replace(rules, quantum_s=TURN_S, restore_s=TURN_SWITCH_S)
+        rules = msgspec.structs.replace(rules, restore_s=TURN_SWITCH_S)
     elif policy not in NON_PREEMPTIVE:
         rules = msgspec.structs.replace(rules, preempt_s=SWITCH_S, restore_s=SWITCH_S)
     unusable = sorted(set(settings) & SHARING_ONLY) if settings.get("sharing") != "on" else []
@@ -228,6 +231,10 @@ def simulate(trace: Trace, capacity: int, plan: Plan, progress: Progress) -> Rep
     if not jobs:
         raise Wrong(f"{trace.name}: no job fits", f"all ask for more than {capacity} GPUs", "give more --gpus")
     jobs = [_limited(job, plan.limit_factor) for job in jobs] if plan.rules.discipline == "backfill" else jobs
+    if plan.rules.discipline == "gandiva" and plan.rules.quantum_s is None:
+        span = max(job.submit_s for job in jobs) - min(job.submit_s for job in jobs)
+        turn = max(TURN_S, span // TURNS_MAX)
+        plan = replace(plan, rules=msgspec.structs.replace(plan.rules, quantum_s=turn))
     history = history_of(plan, jobs)
     if plan.device is not None:
         out = Shared(jobs, capacity, plan.rules, plan.device).run(progress)

@@ -16,9 +16,9 @@ wait. Order is discretised two-dimensional attained service (`policy/order.py`):
 grow, so short jobs overtake long ones without anybody saying how long they are. Placement packs a gang when its model
 is skewed and fills gaps otherwise (`policy/place.py`). Every no and every wait says why (`policy/words.py`).
 
-What the agent decides is one of several published orders (`policy/rules.py`), and `covey-sim jobs` runs all of them over a
-trace with the same walk, made incremental (`machine/order_book.py`). With a history of ended jobs the order can follow the
-Gittins index (`policy/history.py`); the limit above which a gang is packed is fitted from what gangs lost
+What the agent decides is one of several published orders (`policy/rules.py`), and `covey-sim jobs` runs all of them
+over a trace with the same walk, made incremental (`machine/order_book.py`). With a history of ended jobs the order can
+follow the Gittins index (`policy/history.py`); the limit above which a gang is packed is fitted from what gangs lost
 (`policy/packing.py`); job classes and reservations of a pool that shares GPUs are `machine/pool.py`.
 
 Words: a *gang* is the workers of one job, started whole; a *grant* is the leave to run, fenced by its *epoch*; a *home*
