@@ -21,7 +21,7 @@ CHOICES = 2
 """How many hosts are asked for one slab (Infiniswap §2.4.2: the power of two choices)."""
 DRAWN = 6
 """How many hosts are drawn when gossip decides which `CHOICES` of them are asked. Ours, measured by `covey-sim memory`:
-six come within a tenth of full knowledge, more would herd on old views."""
+in the paper's cluster six come within a tenth of full knowledge's balance, and more would herd on views 10 s old."""
 
 
 class Peer(msgspec.Struct, frozen=True):
