@@ -51,6 +51,10 @@ class ReplicatedLog(Protocol):
     @property
     def applied_index(self) -> int: ...
     @property
+    def voters(self) -> Sequence[HostId]:
+        """The hosts whose majority elects and commits."""
+
+    @property
     def age_s(self) -> float:
         """Seconds since a leader last confirmed that this copy is current; 0 on the leader."""
 

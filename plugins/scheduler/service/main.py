@@ -284,11 +284,12 @@ class SchedulerService(RoomService):
         return await self._job({"id": id})
 
     def _refuse_the_impossible(self, spec: JobSpec) -> None:
-        """What this rack could never hold, even with every host back that went away. Nothing is refused while some host
-        is known but has not said yet what it has."""
+        """What this rack could never hold, even with every host back that went away. Nothing is refused while a voter is
+        missing here, or some host is known but has not said yet what it has."""
         hosts = [view for view in self.host.hosts() if view.state != "left"]
         rack = views.rack_of(hosts, self.env.clock.now_s())
-        never = words.over_rack(spec, {host.host: host.gpus for host in rack}) if len(rack) == len(hosts) else None
+        whole = len(rack) == len(hosts) and {host.host for host in rack} >= set(self.host.log.voters)
+        never = words.over_rack(spec, {host.host: host.gpus for host in rack}) if whole else None
         never = never or words.over_quota(spec, self.queue.quota(spec.tenant))
         if never is not None:
             raise Refused(never.code, never.what, never.why, never.next)

@@ -178,6 +178,10 @@ class FakeLog:
         return self.rack.leader
 
     @property
+    def voters(self) -> Sequence[HostId]:
+        return [HostId(name) for name in self.rack.voters]
+
+    @property
     def term(self) -> int:
         return self.rack.term
 
@@ -332,6 +336,7 @@ class Rack:
         self.settings = settings or Settings()
         self.entries: list[bytes] = []
         self.leader: HostId | None = None
+        self.voters = list(gpus)[:3]
         self.term = 0
         self.values: dict[HostId, dict[str, bytes]] = {}
         self.hosts: dict[HostId, FakeHost] = {}
