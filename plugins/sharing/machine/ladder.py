@@ -146,6 +146,8 @@ class Ladder:
         if measured.excess > EASE * self.tolerance:
             return self._enter("run", ladder.eased(self.u, measured.excess, target), f"{measured} slower, at the limit")
         up = ladder.climbed(self.u, measured.excess, target, self.too_much)
+        if self.flag and not interference.is_known(self.baseline, self.tolerance):
+            up = max(self.u, min(up, 1.0))
         if measured.excess >= target or up <= self.u:
             self.window = Steps()
             return None

@@ -112,6 +112,12 @@ def is_precise(baseline: Steps, tolerance: float = TOLERANCE) -> bool:
     return baseline.count >= STEPS_BASELINE_MAX or baseline.error_s < tolerance / 10 * baseline.mean_s
 
 
+def is_known(baseline: Steps, tolerance: float = TOLERANCE) -> bool:
+    """Is this baseline known to a third of the tolerance? Without that nobody should share busy time: in idle phases
+    an opportunistic job can do little harm, whatever we measure."""
+    return baseline.error_s < tolerance / 3 * baseline.mean_s
+
+
 def is_look(count: int) -> bool:
     """Do we look at a window of this many mini-batches? At counts that grow by half: whoever looks after each one and
     stops at the first extreme believes too much."""

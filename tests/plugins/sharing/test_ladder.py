@@ -232,3 +232,17 @@ def test_the_spread_ladder_differs_below_one_only() -> None:
     assert job.ladder.rates.idle == 0.25 and job.ladder.rates.head_s > 1
     job.run(300)
     assert job.ladder.u > 1 and job.ladder.rates.idle == 1
+
+
+def test_busy_time_is_not_shared_on_a_baseline_that_is_not_known_well() -> None:
+    job = Job(Ladder())
+    for _ in range(3000):
+        job.rng = random.Random(job.rng.random())
+        step_s = ALONE_S * job.rng.uniform(0.2, 1.8)
+        job.now_s += step_s
+        job.ladder.stepped(step_s, IDLE_S, job.now_s)
+        job.ladder.check()
+        if job.ladder.u > 1:
+            baseline = job.ladder.baseline
+            assert baseline.error_s < TOLERANCE / 3 * baseline.mean_s
+    assert job.ladder.baseline.count >= 64
