@@ -39,7 +39,7 @@ SWITCH_S = 30
 """A checkpoint, and a restart from it, unless set."""
 TURN_S, TURN_SWITCH_S = 60, 1
 """Gandiva's turns and what a change of turns costs, unless set: it keeps suspended jobs in host memory."""
-TURNS_MAX = 2000
+TURNS_MAX = 10_000
 """Turns are longer on a trace that would otherwise have more of them between its first and its last submission: a year
 of jobs in turns of a minute would take hours to run, and its jobs take days anyway."""
 GPUS_MAX = 1_000_000
