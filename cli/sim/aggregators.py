@@ -8,16 +8,18 @@ one job with many tensors (4.3.3.4).
 import argparse
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from cli.sim.aggregators_jobs import MODELS, Model, Workload, profile
+from cli.sim.aggregators_jobs import MODELS, Model, Workload, profile, recorded
 from cli.sim.aggregators_pools import compared
 from cli.sim.aggregators_rounds import Job, Shared, alone
 from cli.sim.aggregators_trace import Outcome, Trace
 from cli.sim.report import Cell, Figure, Progress, Report, Series, Table, Wrong
+from cli.sim.trace import read_trace
 from covey.core import JobId
 from plugins.aggregator.machine.pool import Pool, Rules
 from plugins.aggregator.policy.cycle import LOSS_LIMIT
@@ -37,6 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--part", choices=PARTS, help="one of them only")
     parser.add_argument("--jobs", type=int, default=150, help="jobs of the trace (150)")
     parser.add_argument("--seeds", type=int, default=3, help="traces and sets of jobs, from --seed on (3)")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="arrivals and durations from a trace of jobs")
     parser.add_argument("--loss-limit", type=float, help="run the trace with this limit too, e.g. 0.07")
     parser.add_argument("--tensors", type=int, default=1000, help="of the job that pools are compared for (1000)")
     parser.add_argument("--aggregators", type=int, default=1000, help="that it may use (1000)")
@@ -60,7 +63,10 @@ def run(options: argparse.Namespace, progress: Progress) -> Report:
         elif part == "measured":
             reports.append(measured(range(seed, seed + options.seeds), tell))
         elif part == "trace":
-            reports.append(trace(range(seed, seed + options.seeds), options.jobs, tell, limit))
+            workload = Workload(jobs=options.jobs)
+            if options.trace is not None:
+                workload = replace(workload, recorded=read_recorded(options.trace, options.jobs))
+            reports.append(trace(range(seed, seed + options.seeds), workload, tell, limit))
         else:
             reports.append(pools(seed, options.tensors, options.aggregators, options.pool, tell))
     data: dict[str, Any] = {"schema": 1, "seed": seed}
@@ -273,7 +279,18 @@ WAYS = (
 )
 
 
-def trace(seeds: Sequence[int], jobs: int, progress: Progress, limit: float | None = None) -> Report:
+def read_recorded(path: Path, most: int) -> tuple[tuple[float, float, int], ...]:
+    """`Wrong` when no job of the trace would have parameter servers."""
+    found = recorded(read_trace(path), most)
+    if not found:
+        raise Wrong(
+            f"{path} holds no job of two or more GPUs", "only those have parameter servers", "give another trace"
+        )
+    return found
+
+
+def trace(seeds: Sequence[int], workload: Workload, progress: Progress, limit: float | None = None) -> Report:
+    jobs = len(workload.recorded) or workload.jobs
     ways = list(WAYS)
     if limit is not None:
         exact = Fraction(str(limit))
@@ -285,8 +302,7 @@ def trace(seeds: Sequence[int], jobs: int, progress: Progress, limit: float | No
         outcomes: list[Outcome] = []
         for n, seed in enumerate(seeds):
             progress((at + n / len(seeds)) / len(ways), f"{way.name}, seed {seed}")
-            workload = Workload(jobs=jobs, limit=way.limit, window=way.window)
-            drawn = workload.drawn(random.Random(seed))
+            drawn = replace(workload, limit=way.limit, window=way.window).drawn(random.Random(seed))
             outcomes.append(Trace(way.rules, way.pools, way.period_s).run(drawn))
         saved = [one.saved for one in outcomes]
         slower = mean(mean(one.slower) - 1 for one in outcomes)
@@ -300,20 +316,13 @@ def trace(seeds: Sequence[int], jobs: int, progress: Progress, limit: float | No
                       "slower_mean": slower, "moves_per_job": moves})  # fmt: skip
         if at in (0, 2, 6):
             series.append(_distribution(way.name, outcomes[0]))
-    columns = (
-        "aggregators",
-        "CPU saved %",
-        "least",
-        "most",
-        "worst loss %",
-        "over limit",
-        "slower %",
-        "moves/job",
-        "peak",
-    )
+    origin = "arrivals each 2 min (Poisson), 1, 2 or 4 servers"
+    if workload.recorded:
+        origin = "arrivals and run times of a trace's jobs of several GPUs, a server for each 4 GPUs, at most 4"
+    columns = ("how", "saved %", "least", "most", "worst loss %", "over limit", "slower %", "moves/job", "peak")
     table = Table(f"CPU time of {jobs} jobs against servers of their own", columns, rows, (
-        f"{len(seeds)} traces by seed: {jobs} jobs, Poisson arrivals each 2 min, 1, 2 or 4 servers busy 15-50 %; trial "
-        "iterations on servers of their own are counted, and so is every second that a job runs longer.",
+        f"{len(seeds)} seeds; {origin}; models drawn, servers busy 15-50 %. Trial iterations on servers of their own "
+        "are counted, and so is every second that a job runs longer.",
         "worst loss: of any job at any time, by its cycles; over limit: jobs that ever reached their limit; slower: "
         "mean run time against alone.",
         "Thesis: 52.7 % saved on a trace that is not public (4.5.2.4), period of scaling not named.",

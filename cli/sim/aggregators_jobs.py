@@ -12,6 +12,7 @@ from fractions import Fraction
 
 import msgspec
 
+from cli.sim.trace import Trace
 from covey.core import JobId
 from plugins.aggregator.policy.assign import Profile, Tensor, largest_first
 from plugins.aggregator.policy.cycle import LOSS_LIMIT
@@ -79,14 +80,29 @@ class Workload:
     window: bool = False
     """Whether the time from first to last push is in a job's profile."""
 
+    recorded: tuple[tuple[float, float, int], ...] = ()
+    """(submitted s, duration s, servers) of each job, from a trace; empty: drawn."""
+
     def drawn(self, rng: random.Random) -> list[TracedJob]:
         found, now_s = [], 0.0
-        for at in range(self.jobs):
-            now_s += rng.expovariate(1 / self.interval_s)
-            model = rng.choice(MODELS)
-            period_us = round(model.period_us * rng.uniform(0.7, 1.4))
-            one = profile(f"j{at}", model, rng.choice(self.servers), rng.uniform(*self.use), period_us, rng)
-            window_us = round(PUSHING * period_us) if self.window else 0
-            one = msgspec.structs.replace(one, limit=self.limit, window_us=window_us)
-            found.append(TracedJob(now_s, self.duration_s * rng.lognormvariate(0, 1), one))
+        for at in range(len(self.recorded) or self.jobs):
+            if self.recorded:
+                now_s, duration_s, servers = self.recorded[at]
+            else:
+                now_s += rng.expovariate(1 / self.interval_s)
+                duration_s, servers = self.duration_s * rng.lognormvariate(0, 1), rng.choice(self.servers)
+            found.append(TracedJob(now_s, duration_s, self._profile(f"j{at}", servers, rng)))
         return found
+
+    def _profile(self, name: str, servers: int, rng: random.Random) -> Profile:
+        model = rng.choice(MODELS)
+        period_us = round(model.period_us * rng.uniform(0.7, 1.4))
+        one = profile(name, model, servers, rng.uniform(*self.use), period_us, rng)
+        return msgspec.structs.replace(one, limit=self.limit, window_us=round(PUSHING * period_us * self.window))
+
+
+def recorded(trace: Trace, most: int) -> tuple[tuple[float, float, int], ...]:
+    """The first jobs of a trace that would have parameter servers: those of more than one GPU, with a server for each
+    four GPUs (a worker of the thesis has four), one to four of them."""
+    found = sorted((job for job in trace.jobs if job.gpus > 1 and job.duration_s > 0), key=lambda job: job.submit_s)
+    return tuple((float(job.submit_s), float(job.duration_s), min(4, -(-job.gpus // 4))) for job in found[:most])

@@ -113,6 +113,19 @@ def test_the_command_prints_tables_json_and_a_figure(tmp_path: Path, capsys: pyt
     assert at.read_text().startswith("<")
 
 
+def test_arrivals_come_from_a_trace_whose_jobs_of_one_gpu_have_no_servers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "few.csv"
+    file.write_text("job_id,submit_time_s,num_gpus,duration_s\na,0,1,900\nb,5,8,900\nc,9,64,600\n")
+    assert aggregators.read_recorded(file, 9) == ((5.0, 900.0, 2), (9.0, 600.0, 4))
+    assert main(["aggregators", "--part", "trace", "--trace", str(file), "--seeds", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["jobs"] == 2
+    file.write_text("job_id,submit_time_s,num_gpus,duration_s\na,0,1,900\n")
+    assert main(["aggregators", "--part", "trace", "--trace", str(file)]) == 2
+    assert "two or more GPUs" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("wrong", [["--seeds", "0"], ["--loss-limit", "0.6"], ["--part", "none"], ["--pool", "-1"]])
 def test_wrong_options_are_refused_with_a_reason(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:
@@ -124,5 +137,5 @@ def test_wrong_options_are_refused_with_a_reason(wrong: list[str], capsys: pytes
 
 
 def test_reports_of_every_part_have_rows_and_data() -> None:
-    for report in (aggregators.pools(1, 40, 30, 10, quiet), aggregators.trace([1], 5, quiet)):
+    for report in (aggregators.pools(1, 40, 30, 10, quiet), aggregators.trace([1], Workload(jobs=5), quiet)):
         assert report.data and all(table.rows and len(table.columns) == len(table.rows[0]) for table in report.tables)
