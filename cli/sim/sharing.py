@@ -2,15 +2,19 @@
 
 Six scenarios and two more, each run for a while of virtual time with several seeds. The ladder is what agents use; the
 others are the laws of other systems behind the same interface. Nothing is measured on a GPU: the device is modelled
-(cli/sim/device.py says how).
+(cli/sim/device.py says how). With --trace: jobs of a trace on a cluster that shares its GPUs, beside 2D-LAS on one that
+does not (cli/sim/sharing_cluster.py says what is assumed).
 """
 
 import argparse
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import fmean
 
 from cli.sim.device import Controller, Outcome, Scenario, simulate
 from cli.sim.report import Figure, Progress, Report, Series, Table, Wrong
+from cli.sim.sharing_cluster import Sharing
+from cli.sim.sharing_reports import GPUS, trace
 from plugins.sharing.machine.ladder import Ladder
 from plugins.sharing.machine.rivals import Naive, SpreadLadder, Throttle
 from plugins.sharing.policy.interference import TOLERANCE
@@ -61,6 +65,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="how much slower is too much (0.05)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="virtual time of each run (40)")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="runs of each, with seeds counted from --seed (4)")
+    parser.add_argument(
+        "--trace", action="append", type=Path, metavar="FILE", help="instead: these jobs on a cluster that shares GPUs"
+    )
+    parser.add_argument("--gpus", type=int, default=GPUS, help="of that cluster (60)")
+    parser.add_argument("--interference", type=float, default=TOLERANCE, help="assumed for that cluster (0.05)")
+    parser.add_argument("--busy-low", type=float, default=0.1, help="jobs use their GPU at least so much (0.1)")
+    parser.add_argument("--busy-high", type=float, default=0.9, help="... and at most so much (0.9)")
     parser.add_argument("--story", action="store_true", help="say what the last controller decided in its first run")
 
 
@@ -69,9 +80,16 @@ def run(options: argparse.Namespace, progress: Progress) -> Report:
         ("--tolerance", options.tolerance, 0.005, 1.0),
         ("--seconds", options.seconds, 5.0, 3600.0),
         ("--seeds", options.seeds, 1, 1000),
+        ("--gpus", options.gpus, 1, 4096),
+        ("--interference", options.interference, 0.0, 1.0),
+        ("--busy-high", options.busy_high, 0.01, 1.0),
+        ("--busy-low", options.busy_low, 0.01, options.busy_high),
     ):
         if not low <= value <= high:
             raise Wrong(f"{name} {value:g}", f"expected {low:g} to {high:g}", f"for example {name} {low:g}")
+    if options.trace:
+        sharing = Sharing(interference=options.interference, busy=(options.busy_low, options.busy_high))
+        return trace(options.trace, progress, options.gpus, sharing)
     return compare(
         [scenario for scenario in SCENARIOS if not options.scenario or scenario.name in options.scenario],
         [name for name in CONTROLLERS if not options.controller or name in options.controller],

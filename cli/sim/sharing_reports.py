@@ -13,7 +13,7 @@ import msgspec
 
 from cli.sim.device import Scenario, simulate
 from cli.sim.engine import Engine, SimJob
-from cli.sim.report import Cell, Figure, Progress, Report, Series, Table
+from cli.sim.report import Cell, Figure, Progress, Report, Series, Table, Wrong
 from cli.sim.sharing_cluster import GUARANTEED, Cluster, Sharing, opportunistic_time
 from cli.sim.trace import read_trace
 from covey.units import GIB
@@ -64,15 +64,21 @@ def assumed(sharing: Sharing) -> list[str]:
     ]
 
 
-def trace(paths: Sequence[Path], progress: Progress, gpus: int = GPUS) -> Report:
+def trace(paths: Sequence[Path], progress: Progress, gpus: int = GPUS, sharing: Sharing = SHARED) -> Report:
     """2D-LAS as published, our order without and with sharing, per trace."""
     found: list[dict[str, Cell]] = []
+    warnings = []
     for done, path in enumerate(paths):
-        progress(done / len(paths), path.name)
         loaded = read_trace(path)
-        las, unshared = published(loaded.jobs, gpus), shared(loaded.jobs, gpus, replace(SHARED, per_gpu_max=1))
-        both, worst = (shared(loaded.jobs, gpus, replace(SHARED, own_waits=waits)) for waits in (True, False))
-        row: dict[str, Cell] = {"trace": loaded.name, "jobs": len(loaded.jobs)}
+        progress(done / len(paths), loaded.name)
+        jobs = [job for job in loaded.jobs if job.gpus <= gpus]
+        if len(jobs) < len(loaded.jobs):
+            warnings.append(f"{loaded.name}: gangs of more than {gpus} GPUs left out: {len(loaded.jobs) - len(jobs)}")
+        if not jobs:
+            raise Wrong(f"{path}: no job", f"every gang has more than {gpus} GPUs", "give more with --gpus")
+        las, unshared = published(jobs, gpus), shared(jobs, gpus, replace(sharing, per_gpu_max=1))
+        both, worst = (shared(jobs, gpus, replace(sharing, own_waits=waits)) for waits in (True, False))
+        row: dict[str, Cell] = {"trace": loaded.name, "jobs": len(jobs)}
         row |= {"las_published_jct_s": las, "unshared_jct_s": unshared, "shared_jct_s": both}
         row |= {"by_sharing": unshared / both, "over_las_published": las / both, "at_worst": las / worst}
         found.append(row)
@@ -85,11 +91,11 @@ def trace(paths: Sequence[Path], progress: Progress, gpus: int = GPUS) -> Report
             f"Geometric mean over las-published: {mean:.2f}; at worst {bound:.2f}.",
             "unshared: the same order with one job on a GPU. by_sharing: what sharing alone brings.",
             "at_worst: the waits of an opportunistic job never fall into the busy time of the guaranteed one.",
-            *assumed(SHARED),
+            *assumed(sharing),
         ],
     )
     data = {"schema": 1, "gpus": gpus, "over_las_published_mean": mean, "at_worst_mean": bound, "traces": found}
-    return Report("sharing-trace", data, [table])
+    return Report("sharing-trace", data, [table], warnings=warnings)
 
 
 def sweep(paths: Sequence[Path], progress: Progress, gpus: int = GPUS) -> Report:

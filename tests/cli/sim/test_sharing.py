@@ -181,6 +181,22 @@ def test_the_command_prints_a_table_json_and_a_figure(tmp_path: Path, capsys: py
     assert "--tolerance 9" in capsys.readouterr().err
 
 
+def test_the_command_runs_a_trace_on_shared_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [f"{job.id},{job.submit_s},{job.gpus},{job.duration_s}" for job in crowd(40)]
+    path = tmp_path / "some.csv"
+    path.write_text("\n".join(["job_id,submit_time_s,num_gpus,duration_s", *lines, "wide,0,9,60"]))
+    words = ["sharing", "--trace", str(path), "--gpus", "8", "--quiet"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    found = found.get("data", found)
+    assert found["traces"][0]["jobs"] == 40 and found["over_las_published_mean"] > 0.5
+    assert main(words) == 0
+    assert "gangs of more than 8 GPUs left out: 1" in capsys.readouterr().err
+    assert main([*words[:2], str(path), "--gpus", "0"]) == 2
+    path.write_text("job_id,submit_time_s,num_gpus,duration_s\nwide,0,9,60\n")
+    assert main(words) == 2
+
+
 def test_every_experiment_of_the_tables_is_there() -> None:
     root = Path(__file__).parents[3]
     experiments = runpy.run_path(str(root / "bench/sharing.py"))["EXPERIMENTS"]
