@@ -2,7 +2,7 @@
 
 What is modelled: containers that grow and page (`memory_workload`), slabs of each host's one volume and how busy each
 is, the second-old view that gossip gives, hosts asked for room live, lenders that measure, smooth, and take slabs back,
-and where an evicted slab goes. What is not: the time of a single page request, and messages lost.
+how long that takes, and where an evicted slab goes. What is not: the time of a single page request, and messages lost.
 
 How busy the slabs of one volume are differs much and drifts slowly: log-normal weights (sigma 1.5) that forget
 themselves over ten minutes. Requests go to slabs in proportion to weight and to the part of the slab in use.
@@ -28,6 +28,8 @@ WRITES = 0.5
 FILL_BYTES_PER_S = 200e6
 """Speed of the background filling of a slab just mapped, and of moving one."""
 GRACE_S = 10.0
+ASK_S = 1.0
+"""Until the borrowers have said how busy their slabs are."""
 PAGE = 4096
 RETRY_S, RETRY_MAX_S = 2.0, 60.0
 REACT_S = 1 + 3 + GRACE_S
@@ -129,6 +131,8 @@ class Rack:
         self.views: list[tuple[Peer, ...]] = []
         self.view_age_s = view_age_s
         self.counts: Counter[str] = Counter()
+        self.leaving: list[tuple[float, int, int]] = []
+        """(second at which it is free, lender, slabs): evicted, and memory of the lender's until their `Done`."""
 
     def run(self, from_s: int = 0) -> Outcome:
         """All seconds; what is measured begins at `from_s`."""
@@ -136,6 +140,7 @@ class Rack:
         to_disk = asked = 0.0
         for second in range(self.seconds):
             measured, touched = self._page(second)
+            self.leaving = [each for each in self.leaving if each[0] > second]
             self._measure(second, touched)
             if self.way.choices:
                 self._take_back(second, touched)
@@ -179,13 +184,22 @@ class Rack:
         """Memory that slabs take on each host: the paper registers whole slabs, ours grow as pages come."""
         mapped = self.lender >= 0
         size = touched[mapped] if self.way.fills else np.ones(int(mapped.sum()))
-        return np.bincount(self.lender[mapped], size, self.count) * self.way.slab_bytes
+        whole = np.bincount(self.lender[mapped], size, self.count) + self._leaving()
+        return np.asarray(whole * self.way.slab_bytes)
+
+    def _leaving(self) -> np.ndarray:
+        """Slabs evicted of each lender that are not free yet."""
+        found = np.zeros(self.count)
+        for _, lender, slabs in self.leaving:
+            found[lender] += slabs
+        return found
 
     # ---- lending ----
 
     def _measure(self, second: int, touched: np.ndarray) -> None:
         """Each lender's budget of this second, and what it says about itself."""
-        lent = np.bincount(self.lender[self.lender >= 0], minlength=self.count) * self.way.slab_bytes
+        mapped = np.bincount(self.lender[self.lender >= 0], minlength=self.count)
+        lent = (mapped + self._leaving()) * self.way.slab_bytes
         taken = self._lent_bytes(touched)
         self.budgets = []
         for n in range(self.count):
@@ -233,14 +247,15 @@ class Rack:
         )
 
     def _take_back(self, second: int, touched: np.ndarray) -> None:
+        """One batch at a time on each lender, as in `Lender`: the next measurement shows what it brought."""
+        size, busy = self.way.slab_bytes, {lender for _, lender, _ in self.leaving}
         for n in range(self.count):
-            if self.budgets[n].lent_bytes == 0:
-                continue
-            evict = lending.slabs_to_free(
-                self.budgets[n], self.way.slab_bytes, self.budgets[n].lent_bytes // self.way.slab_bytes
-            )
+            slabs = self.budgets[n].lent_bytes // size
+            evict = lending.slabs_to_free(self.budgets[n], size, slabs) if n not in busy else 0
             if evict == 0:
                 continue
+            copied_s = evict * size / FILL_BYTES_PER_S if self.way.moves else 0.0
+            self.leaving.append((second + ASK_S + min(GRACE_S, copied_s), n, evict))
             held = np.flatnonzero(self.lender == n).tolist()
             asked = lending.eviction_candidates(held, evict, self.rng, self.way.extra)
             for slab in lending.least_active({slab: float(self.activity[slab]) for slab in asked}, evict):
@@ -253,13 +268,14 @@ class Rack:
         for slab in np.flatnonzero((self.lender >= 0) & (self.activity < self.way.cold)).tolist():
             if placement.is_cold(float(self.activity[slab]), self.way.cold, self.way.hot):
                 self.counts["given_back"] += 1
-                self._unmap(slab)
+                self._lend(self._unmap(slab), -1)
 
-    def _unmap(self, slab: int) -> None:
+    def _unmap(self, slab: int) -> int:
+        """Its lender's number."""
         lender = int(self.lender[slab])
         self.slabs_at[self.owner[slab]][self.hosts[lender]] -= 1
         self.lender[slab], self.valid[slab] = -1, 0.0
-        self._lend(lender, -1)
+        return lender
 
     def _evict(self, slab: int, lender: int, second: int, touched: float) -> None:
         way = self.way
