@@ -315,11 +315,11 @@ class SocketBytes:
                     ip, port = ip_port(to)
                     _, stream = await loop.create_connection(SocketStream, ip, port)
         except TimeoutError as error:
-            raise ConnectionRefusedError(f"{to} did not answer within {timeout_s:g} s") from error
+            raise ConnectionError(f"{to} did not answer within {timeout_s:g} s") from error
         except ConnectionError:
             raise
         except OSError as error:
-            raise ConnectionRefusedError(f"cannot connect to {to}: {error}") from error
+            raise ConnectionError(f"cannot connect to {to}: {error}") from error
         return stream
 
     def hold(self, ip: str, port: int = 0) -> HeldPort:

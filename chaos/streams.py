@@ -357,7 +357,7 @@ class SimBytes:
             found = host if loop else network.hosts_by_ip.get(ip)
             if found is None:
                 await asyncio.sleep(timeout_s)
-                raise ConnectionRefusedError(f"no answer from {to} within {timeout_s:g} s")
+                raise ConnectionError(f"no answer from {to} within {timeout_s:g} s")
             target, address = found, f"{found.ip}:{port}"
         deadline = world.now + timeout_s
         while True:
@@ -367,7 +367,7 @@ class SimBytes:
                 break
             if world.now + RETRANSMIT_S * 5 > deadline:
                 await asyncio.sleep(max(0.0, deadline - world.now))
-                raise ConnectionRefusedError(f"no answer from {to} within {timeout_s:g} s")
+                raise ConnectionError(f"no answer from {to} within {timeout_s:g} s")
             await asyncio.sleep(RETRANSMIT_S * 5)
         await asyncio.sleep(trip)
         listener = wires.listeners.get(wires.key(target, address))

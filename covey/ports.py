@@ -111,7 +111,7 @@ class Bytes(Protocol):
         """Run `accept(stream)` as a task per connection; the stream closes when it returns or raises."""
 
     async def connect(self, to: Address, timeout_s: float = 2.0) -> ByteStream:
-        """ConnectionError (refused, timed out, no such socket)."""
+        """ConnectionRefusedError when that machine says that nothing listens there, ConnectionError otherwise."""
 
     def hold(self, ip: str, port: int = 0) -> HeldPort:
         """Keep a TCP port for somebody who binds it after the release. OSError when it is taken."""

@@ -410,15 +410,16 @@ class Volume:
             await self._copy_up(slab, slab.link)
 
     async def _reconnect(self, place: OpenPlace) -> RemoteSlab:
-        """A lender that says no means it; one that is silent gets `RECOVER_S`."""
+        """A lender that says no means it, and so does its machine when nothing listens there any more: that process and
+        what it held are gone. One that is silent gets `RECOVER_S`."""
         give_up_s = self._env.clock.now_s() + RECOVER_S
         while True:
             try:
                 return await self._connect(place)
             except SlabStale:
                 raise
-            except SlabGone:
-                if self._env.clock.now_s() >= give_up_s:
+            except SlabGone as gone:
+                if isinstance(gone.__cause__, ConnectionRefusedError) or self._env.clock.now_s() >= give_up_s:
                     raise
             await asyncio.sleep(RECOVER_PAUSE_S)
 

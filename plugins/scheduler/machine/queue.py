@@ -266,7 +266,7 @@ class Queue:
         """What one host's report means for the job: the first failure decides, unless something decided before."""
         failure = words.first_failure(command.codes)
         if failure is None:
-            self._note(job.id, "ranks ended", f"all {len(command.codes)} ranks on {command.host} exited with 0")
+            self._note(job.id, "ranks ended", f"{_all(len(command.codes))} on {command.host} exited with 0")
             return
         rank, code = failure
         said = words.ended_words(rank, command.host, code, words.SIGNALS.get(-code))
@@ -365,7 +365,7 @@ class Queue:
             return
         codes = [code for reported in job.codes.values() for code in reported.values()]
         if (not job.lost and not job.asked and not any(codes)) or job.after is None:
-            self._end(job, "done", f"all {job.spec.workers} ranks exited with 0", wall_s, 0)
+            self._end(job, "done", f"{_all(job.spec.workers)} exited with 0", wall_s, 0)
             return
         code = words.job_code(job.blame.code) if job.blame else words.EXIT_CANCELLED
         match job.after:
@@ -473,3 +473,7 @@ class Queue:
             allowed = None if quota is None else max(quota, self.overshoot.get(tenant, 0))
             assert allowed is None or count <= allowed, f"{tenant} holds {count} of {allowed}"
         assert len(self.ended) <= ENDED_MAX
+
+
+def _all(ranks: int) -> str:
+    return "its rank" if ranks == 1 else f"all {ranks} ranks"

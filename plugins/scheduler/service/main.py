@@ -284,8 +284,8 @@ class SchedulerService(RoomService):
         return await self._job({"id": id})
 
     def _refuse_the_impossible(self, spec: JobSpec) -> None:
-        """What this rack could never hold, even with every host back that went away. Nothing is refused while a voter is
-        missing here, or some host is known but has not said yet what it has."""
+        """What this rack could never hold, even with every host back that went away. Nothing is refused while a voter
+        is missing here, or some host is known but has not said yet what it has."""
         hosts = [view for view in self.host.hosts() if view.state != "left"]
         rack = views.rack_of(hosts, self.env.clock.now_s())
         whole = len(rack) == len(hosts) and {host.host for host in rack} >= set(self.host.log.voters)
