@@ -1,9 +1,7 @@
-"""The scheduler's tables: every policy on every trace, the papers' own comparisons, sensitivity, and speed."""
+"""The scheduler's tables: every policy on every trace, the papers' own comparisons, and sensitivity."""
 
 import math
 import os
-import random
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -16,7 +14,6 @@ from cli.sim import jobs as simulator
 from cli.sim.jobs import Plan, plan_of
 from cli.sim.report import Cell, Figure, Progress, Report, Series, Table
 from cli.sim.trace import Trace, read_trace
-from plugins.scheduler.machine.order_book import JOB_BITS, OrderBook
 from plugins.scheduler.policy.rules import COVEY
 
 TRACES = Path(__file__).parent / "traces"
@@ -77,8 +74,8 @@ def loaded(file: Path) -> Trace:
     return read_trace(file)
 
 
-def one(file: Path, gpus: int, plan: Plan, progress: Progress) -> Found:
-    return simulator.simulate(loaded(file), gpus, plan, progress).data
+def one(file: Path, gpus: int, plan: Plan, progress: Progress) -> Report:
+    return simulator.simulate(loaded(file), gpus, plan, progress)
 
 
 def part(progress: Progress, done: int, total: int, what: str) -> Progress:
@@ -92,9 +89,12 @@ def mean(values: Sequence[float]) -> float:
 
 
 def runs(
-    cases: Sequence[tuple[str, int, Path]], plans: dict[str, Plan], progress: Progress
+    cases: Sequence[tuple[str, int, Path]],
+    plans: dict[str, Plan],
+    progress: Progress,
+    curves: list[Series] | None = None,
 ) -> Iterator[tuple[str, int, dict[str, Found]]]:
-    """Every plan on every trace."""
+    """Every plan on every trace. `curves` is given the distributions on the trace of NEAREST."""
     total, done = len(cases) * len(plans), 0
     for name, gpus, file in cases:
         found: dict[str, Found] = {}
@@ -105,7 +105,11 @@ def runs(
                 continue
             if plan.rules.discipline == "gandiva" and long:
                 plan = replace(plan, rules=msgspec.structs.replace(plan.rules, quantum_s=LONG_TURN_S))
-            found[label] = one(file, gpus, plan, part(progress, done - 1, total, f"{label} on {name}, {gpus} GPUs"))
+            report = one(file, gpus, plan, part(progress, done - 1, total, f"{label} on {name}, {gpus} GPUs"))
+            found[label] = report.data
+            if curves is not None and (name, gpus) == NEAREST:
+                curve = report.figures[0].series[0]
+                curves.append(Series(SHOWN[label], curve.x[::50], curve.y[::50]))
         yield name, gpus, found
 
 
@@ -229,7 +233,8 @@ def _normalised(
     rows: list[list[Cell]] = []
     whats = ("jct_s_mean", "jct_s_p50", "jct_s_p95")
     data: Found = {}
-    for trace, gpus, found in runs(there(), plans, progress):
+    curves: list[Series] = []
+    for trace, gpus, found in runs(there(), plans, progress, curves):
         for policy in plans:
             if policy != base and policy in found:
                 ratios = [found[policy][what] / found[base][what] for what in whats]
@@ -257,7 +262,16 @@ def _normalised(
         f"time-slicing: turns of 60 s, in traces over 20 days of {LONG_TURN_S} s",
     ]
     every = Table("the same for each trace", ["policy", "trace", "GPUs", "average", "median", "95th"], rows)
-    return Report(name, data, [Table(title, columns, means, notes), every])
+    figure = Figure(
+        name,
+        f"{NEAREST[0]}, {NEAREST[1]} GPUs",
+        "job completion time (s)",
+        "share of jobs",
+        curves,
+        log_x=True,
+        steps=True,
+    )
+    return Report(name, data, [Table(title, columns, means, notes), every], [figure] if curves else [])
 
 
 def fidelity(progress: Progress) -> Report:
@@ -381,98 +395,6 @@ def stopping(progress: Progress) -> Report:
     return Report("jobs-stopping", {"rows": rows}, [Table("cost of stopping", columns, rows, notes)], [figure])
 
 
-# ---- speed ----
-
-
-def speed(progress: Progress) -> Report:
-    """How fast the simulator is, and how long one decision takes in a full cluster. CPU time of this process."""
-    file = TRACES / "philly_2017-09_10.csv.gz"
-    trace, rows = loaded(file), []
-    data: Found = {}
-    for at, policy in enumerate(("covey", "las-published", "dlas", "fifo", "fjf", "sjf", "backfill")):
-        progress(at / 9, f"{policy} on philly at 512 GPUs")
-        began = time.process_time()
-        found = simulator.simulate(trace, 512, plan_of(policy, {}), lambda share, text: None).data
-        spent = time.process_time() - began
-        data[policy] = {"jobs_per_s": found["jobs"] / spent, "decisions_per_s": found["decisions"] / spent}
-        rows.append([policy, found["jobs"], found["decisions"], spent, found["jobs"] / spent])
-    columns = ["policy", "jobs", "decisions", "CPU (s)", "jobs/s"]
-    tables = [Table("the simulator on philly, 512 GPUs", columns, rows)]
-    progress(0.8, "100,000 waiting jobs, 10,000 GPUs")
-    steady = decisions(100_000, 10_000, 20_000, random.Random(1))
-    data["decision"] = steady
-    rows = [[f"{steady[name]:.1f}" for name in ("us_p50", "us_p99", "us_max")]]
-    notes = [
-        "timed: a job ends, another comes, every fourth time one sinks to a lower queue, a decision, and noting it",
-        f"{steady['decisions']} decisions; collection of garbage is as Python has it",
-    ]
-    tables.append(
-        Table(
-            "one decision, 100,000 waiting jobs, 10,000 GPUs", ["median (us)", "99 % (us)", "worst (us)"], rows, notes
-        )
-    )
-    return Report("jobs-speed", data, tables)
-
-
-def decisions(waiting: int, gpus: int, count: int, dice: random.Random) -> Found:
-    """A cluster in its steady state: what one decision costs, microseconds."""
-    total = waiting + 2 * gpus + count
-    widths = [dice.choices((1, 2, 4, 8, 16, 32, 64), (60, 12, 12, 10, 3, 2, 1))[0] for _ in range(total)]
-    book = OrderBook(3, widths)
-    queue_of = [0] * total
-    running: list[int] = []
-    free = gpus
-
-    def key(job: int) -> int:
-        return (widths[job] << 45 | job) << JOB_BITS | job
-
-    def begin(job: int) -> None:
-        book.run(queue_of[job], job << JOB_BITS | job)
-        running.append(job)
-
-    for job in range(waiting):
-        queue_of[job] = dice.choices((0, 1, 2), (1, 3, 6))[0]
-        book.wait(queue_of[job], key(job))
-    start, _ = book.decide(gpus, gpus)
-    for job in start:
-        begin(job)
-    free -= sum(widths[job] for job in start)
-    for job in range(waiting, waiting + len(start)):
-        queue_of[job] = dice.choices((0, 1, 2), (1, 3, 6))[0]
-        book.wait(queue_of[job], key(job))
-    newest, times = waiting + len(start), []
-    for step in range(count):
-        at = dice.randrange(len(running))
-        running[at], running[-1] = running[-1], running[at]
-        done = running.pop()
-        down = running[dice.randrange(len(running))] if step % 4 == 0 and running else None
-        began = time.perf_counter()
-        book.stop(queue_of[done], done << JOB_BITS | done)
-        if down is not None and queue_of[down] < 2:
-            book.stop(queue_of[down], down << JOB_BITS | down)
-            queue_of[down] += 1
-            book.run(queue_of[down], down << JOB_BITS | down)
-        book.wait(0, key(newest))
-        newest += 1
-        start, stop = book.decide(gpus, gpus)
-        for job in stop:
-            book.stop(queue_of[job], job << JOB_BITS | job)
-            book.wait(queue_of[job], key(job))
-        for job in start:
-            book.run(queue_of[job], job << JOB_BITS | job)
-        times.append((time.perf_counter() - began) * 1e6)
-        gone = set(stop)
-        running[:] = [job for job in running if job not in gone] if gone else running
-        running += start
-        free += widths[done] + sum(widths[job] for job in stop) - sum(widths[job] for job in start)
-        assert free >= 0, "a decision gave more than there is"
-    times.sort()
-    return {
-        "us_p50": times[len(times) // 2], "us_p99": times[math.ceil(0.99 * len(times)) - 1], "us_max": times[-1],
-        "decisions": count, "waiting": waiting, "gpus": gpus,
-    }  # fmt: skip
-
-
 EXPERIMENTS: dict[str, Callable[[Progress], Report]] = {
     "jobs-gain": gain,
     "jobs-table-3-1": table_31,
@@ -481,5 +403,4 @@ EXPERIMENTS: dict[str, Callable[[Progress], Report]] = {
     "jobs-policies": policies,
     "jobs-sensitivity": sensitivity,
     "jobs-stopping": stopping,
-    "jobs-speed": speed,
 }
