@@ -168,7 +168,8 @@ class Gpu:
         why = self._cannot_come(event)
         if why:
             return [Refuse(event.job, why), Note(f"job/{event.job}", "refused", why)]
-        member = Member(event.job, event.kind, event.memory_bytes, event.weight, event.flag)
+        wanted_bytes = max(memory.QUANTUM, event.memory_bytes)  # who knows nothing about itself needs something
+        member = Member(event.job, event.kind, wanted_bytes, event.weight, event.flag)
         self.members[event.job] = member
         self.ledger.open(event.job)
         self._why = f"{event.kind} job {event.job} arrived, asking for {format_size(event.memory_bytes)}"

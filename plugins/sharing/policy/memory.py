@@ -15,6 +15,8 @@ from covey.units import GIB, MIB
 
 QUANTUM = 16 * MIB
 """Limits are multiples of this."""
+SMALL = 4 * QUANTUM
+"""A demand of which a part might be nothing at all."""
 CHUNK_MAX = 4 * GIB
 CHUNK_MIN = GIB // 2
 """What one trial moves from one job to another: from much to little."""
@@ -27,11 +29,14 @@ def down(amount: float) -> int:
 
 
 def divided(room: int, wanted: Sequence[int]) -> tuple[int, ...]:
-    """`room` bytes by demand: everybody all when it suffices, else in proportion. Equal demands get equal parts."""
-    total = sum(wanted)
-    if total <= room:
+    """`room` bytes by demand: everybody all when it suffices, else in proportion. Equal demands get equal parts.
+    Demands up to `SMALL` are met first as long as they take no more than half."""
+    if sum(wanted) <= room:
         return tuple(wanted)
-    return tuple(down(room * want / total) if total else 0 for want in wanted)
+    small = sum(want for want in wanted if want <= SMALL)
+    first = small if small <= room / 2 else 0
+    total = sum(wanted) - first
+    return tuple(want if first and want <= SMALL else down((room - first) * want / total) for want in wanted)
 
 
 def beside(room: int, stable: Sequence[int], peak: Sequence[int]) -> tuple[int, ...]:

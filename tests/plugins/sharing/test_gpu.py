@@ -294,6 +294,15 @@ def test_opportunistic_jobs_that_want_more_than_there_is_are_split_by_trial() ->
     assert any(isinstance(note, Note) and "best split after" in note.reason for note in rack.out)
 
 
+def test_a_job_that_says_nothing_of_its_memory_starts_beside_large_ones() -> None:
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 32)
+    rack.step("o", peak=32 * GIB)
+    assert kinds(rack.arrive("unknown", "opportunistic", 0)) == []
+    assert Start in kinds(rack.step("o"))
+    assert rack.limits["unknown"].memory_bytes > 0 and state(rack) == "together"
+
+
 def test_a_lost_device_ends_its_jobs_and_takes_no_more() -> None:
     rack = Rack()
     rack.steady()

@@ -189,6 +189,11 @@ def test_beside_a_guaranteed_job_equal_jobs_get_equal_parts_in_any_order(
     assert [parts[i] for i in shuffled] == list(again)
 
 
+def test_who_wants_little_gets_it_before_the_rest_is_divided() -> None:
+    assert memory.divided(8 * GIB, [16 * MIB, 8 * GIB, 8 * GIB]) == (16 * MIB, 4080 * MIB, 4080 * MIB)
+    assert memory.divided(32 * MIB, [64 * MIB, 64 * MIB]) == (16 * MIB, 16 * MIB)
+
+
 def test_what_a_job_cannot_give_back_comes_first() -> None:
     assert memory.beside(10 * GIB, [2 * GIB, 2 * GIB], [6 * GIB, 14 * GIB]) == (
         memory.down(2 * GIB + 6 * GIB * 4 / 16),
