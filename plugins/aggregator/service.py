@@ -46,6 +46,8 @@ ORDER_S = 5.0
 POLL_S = 1.0
 START_S = 10.0
 """How long a new aggd may take to listen, seconds."""
+SAVE_AGAIN_S = 2.0
+"""Between two tries to write on a sick disk."""
 RESTART_S = (0.2, 1.0, 5.0, 15.0)
 """Pauses between attempts to start aggd; the last one repeats."""
 STRANGER_S = 10.0
@@ -118,6 +120,16 @@ class AggregatorService(RoomService):
             kept = Kept(self._process, list(self.owner.jobs.values()), list(self.directory.known.values()))
             await self.env.disk.replace(STATE, msgspec.msgpack.encode(kept))
 
+    async def _keep(self) -> None:
+        """On a sick disk it is tried until it works: what is kept is only needed after a restart."""
+        while True:
+            try:
+                await self._save()
+                return
+            except OSError as error:
+                self.log.error("who sums what cannot be written", why=str(error))
+                await asyncio.sleep(SAVE_AGAIN_S)
+
     # ---- aggd ----
 
     async def _end_aggd(self) -> None:
@@ -129,7 +141,7 @@ class AggregatorService(RoomService):
             pass  # it is gone already
         self._process = None
         self._lost_aggd(f"{self.host.id} no longer sums tensors (serve = false)")
-        await self._save()
+        await self._keep()
 
     async def _keep_aggd(self) -> None:
         attempt = 0
@@ -324,7 +336,7 @@ class AggregatorService(RoomService):
             case Ask():
                 self.env.spawn("aggregator asks", self._ask(action, feed))
             case Keep():
-                self.env.spawn("aggregator saves", self._save())
+                self.env.spawn("aggregator saves", self._keep())
             case TellRanks():
                 self.env.spawn("aggregator tells ranks", self._tell_ranks(action.assigned))
             case ServeJob():
@@ -342,7 +354,7 @@ class AggregatorService(RoomService):
 
     async def _tell_ranks(self, assigned: messages.Assigned) -> None:
         """On disk before a rank hears it, so that no rank is ever sent back."""
-        await self._save()
+        await self._keep()
         if self.directory.current(assigned.job) != assigned:
             return
         at = AggregatorAt(assigned.job, assigned.epoch, assigned.owner, assigned.address, assigned.secret)
@@ -351,7 +363,7 @@ class AggregatorService(RoomService):
                 peer.send(at)
 
     async def _serve(self, held: Held, feed: Callable[[Any], None]) -> None:
-        await self._save()
+        await self._keep()
         if self.owner.jobs.get(held.job) != held:
             return
         if await self._obeyed(Serve(held.job, held.epoch, held.workers, held.secret)):

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from chaos import faults
 from chaos.host import SimProcess
 from chaos.rackworld import SimRack
 from covey.core import HostId, JobId
@@ -334,3 +335,14 @@ def test_a_host_that_is_told_to_serve_no_more_ends_its_aggd_and_its_jobs_move() 
         rack.until(job.reached(20), 90, "fifteen rounds more")
         assert not aggd.alive and not rack.hosts[owner].find("aggd") and job.owner() != owner
         job.finish()
+
+
+def test_a_full_disk_stops_neither_the_room_nor_its_jobs() -> None:
+    with settled_rack(3) as rack:
+        job = Job(rack, ["h1", "h2", "h3"])
+        rack.until(job.reached(5), 60, "round 5")
+        for host in rack.hosts:
+            faults.strike(rack.world, faults.FillDisk(host, 0.0, 6.0))
+        aggd_of(rack, job.owner()).signal(9)
+        job.finish()
+        assert {agent.health["aggregator"].state for agent in rack.agents.values()} == {"on"}
