@@ -438,7 +438,7 @@ class Gpu:
             return FREE
         if self._stuck:
             return ladder.plain(lease.FAILSAFE_BESIDE)
-        if self.ladder is None or self._surge or self.state not in ("run", "idle"):
+        if self.ladder is None or self.state not in ("run", "idle"):
             return STOPPED
         weights = sum(other.weight for other in self.opportunistic)
         return ladder.shared(self.ladder.rates, member.weight, weights)
