@@ -2,8 +2,8 @@
 
 Six scenarios and two more, each run for a while of virtual time with several seeds. The ladder is the controller of
 plugins/sharing, the others are the laws of other systems behind the same interface. Nothing is measured on a GPU: the
-device is modelled (cli/sim/device.py says how). With --trace: jobs of a trace on a cluster that shares its GPUs, beside 2D-LAS on one that
-does not (cli/sim/sharing_cluster.py says what is assumed).
+device is modelled (cli/sim/device.py says how). With --trace: jobs of a trace on a cluster that shares its GPUs, beside
+2D-LAS on one that does not (cli/sim/sharing_cluster.py says what is assumed).
 """
 
 import argparse
