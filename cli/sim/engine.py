@@ -172,6 +172,8 @@ class Engine:
             value = begin[job] + sign * (now - since[job]) if state[job] == RUN else begin[job]
             found.append((value * width[job] << JOB_BITS | by_id[job]) << JOB_BITS | job)
         found.sort()
+        if discipline != "las":
+            self.book.ceiling = found[-1]  # what remains only shrinks
         return found
 
     # ---- the run ----
@@ -335,6 +337,8 @@ class Engine:
 
     def _enter(self, job: int) -> None:
         key = self.key[job] = job if self.moving else self._key(job, True)
+        if self.book.ceiling is not None:
+            self.book.ceiling = max(self.book.ceiling, self._key(job, True))
         self.book.run(self.queue[job], key)
 
     def _go(self, job: int) -> None:

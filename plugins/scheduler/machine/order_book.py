@@ -38,6 +38,8 @@ class OrderBook:
         """Per queue: keys, ascending; with `moving`, in no order."""
         self.held: list[int] = [0] * queues
         """Per queue: GPUs of its running jobs."""
+        self.ceiling: int | None = None
+        """With `moving`: no running job's key is above this; None: not known. Kept by who knows how keys move."""
         self.promoted: list[tuple[int, int, bool]] = []
         """(key, width, whether it runs), ascending; they are in no other list."""
 
@@ -180,10 +182,14 @@ class OrderBook:
         fresh: Callable[[list[int]], list[int]] | None,
     ) -> tuple[int, int]:
         """Running and waiting jobs of this queue in one order. GPUs free and vacant after."""
-        running = self.running[queue] if fresh is None else fresh(self.running[queue])
         narrow, heaps, widths = self.narrow[queue], self.waiting[queue], self.widths
         best, width = self._best(narrow, heaps, free)
-        if best > running[-1] and self.held[queue] <= free:
+        if self.ceiling is not None and best > self.ceiling and self.held[queue] <= free:
+            running, last = [], self.ceiling
+        else:
+            running = self.running[queue] if fresh is None else fresh(self.running[queue])
+            last = running[-1]
+        if best > last and self.held[queue] <= free:
             running, free = [], free - self.held[queue]
             best, width = self._best(narrow, heaps, free)
         at, count = 0, len(running)
