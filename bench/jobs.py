@@ -246,18 +246,13 @@ def _normalised(
     for policy in order:
         ours = [[row[at] for row in rows if row[0] == SHOWN[policy]] for at in (3, 4, 5)]
         theirs = printed.get(policy, (None, None, None))
-        means.append([SHOWN[policy], *theirs, *(mean([float(str(v)) for v in column]) for column in ours)])
-    columns = [
-        "policy",
-        "paper: average",
-        "paper: median",
-        "paper: 95th",
-        "ours: average",
-        "ours: median",
-        "ours: 95th",
-    ]
+        near = next((row[3:] for row in rows if row[:3] == [SHOWN[policy], *NEAREST]), [None, None, None])
+        means.append([SHOWN[policy], *theirs, *near, *(mean([float(str(v)) for v in column]) for column in ours)])
+    whose = ("paper", "philly 640", "all")
+    columns = ["policy", *(f"{who}: {what}" for who in whose for what in ("average", "median", "95th"))]
     notes = [
-        "ours: geometric mean over the traces; the paper has one trace of ten weeks, which is not public",
+        "philly 640: the public trace of the papers' cluster, on 640 GPUs; all: geometric mean over the traces",
+        "the papers' own trace, ten weeks of the same cluster, is not public",
         "stopping and starting is free here, as in the paper's simulator",
         f"time-slicing: turns of 60 s, in traces over 20 days of {LONG_TURN_S} s",
     ]
