@@ -12,7 +12,7 @@ Words. *Aggregator*: a host whose process `aggd` sums tensors. *Owner* of a job:
 No parameter is lost with an aggregator: every rank keeps the last result, and an owner without state asks for it. The
 paper copies tensors from the old owner to the new one and assumes that both live; this path needs neither, and is the
 one that also starts a job. Assignment of single tensors by cyclic execution, scaling and pools are decided by `policy`
-and `machine/pool.py`, exactly and in simulation; live agents still assign whole jobs by load (docs/papers/aggregator.md).
+and `machine/pool.py`, exactly and in simulation; live agents assign whole jobs by load (docs/papers/aggregator.md).
 """
 
 from covey.wire import AggregatorLost

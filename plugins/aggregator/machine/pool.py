@@ -38,7 +38,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """How many of its longest iterations a cycle may cover, where one would hurt somebody (1: the thesis)."""
     quiet: Fraction = Fraction(1, 3)
     """Load, W / C, up to which an aggregator may get what hurt elsewhere; 0: new ones only (the thesis). With a third,
-    12 jobs whose sums run in order of arrival settle on 20 aggregators instead of 22 (docs/results/aggregator.md)."""
+    12 jobs whose sums run in order of arrival settle on 17 aggregators instead of 21 (docs/results/aggregator.md)."""
     hold_cycles: bool = True
     """Keep the cycle of an aggregator that a job left where a shorter one would hurt the others."""
 

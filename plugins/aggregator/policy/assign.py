@@ -27,6 +27,8 @@ from plugins.aggregator.policy.cycle import LOSS_LIMIT, Cycle, Share, cycle_for,
 
 
 class Tensor(msgspec.Struct, frozen=True):
+    """One tensor of a job, or one part of a large one."""
+
     name: str
     work_us: int
     """CPU time of one sum, e."""
@@ -192,6 +194,8 @@ class _Index:
 
 
 class Assignment(msgspec.Struct, frozen=True):
+    """Where a job's tensors go, and what becomes of the aggregators."""
+
     on: tuple[int, ...]
     """For each tensor the index of its aggregator; from the number given upward: new ones."""
     cycles: tuple[Cycle, ...]

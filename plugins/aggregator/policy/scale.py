@@ -21,6 +21,8 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Emptied(msgspec.Struct, frozen=True):
+    """How an aggregator is emptied."""
+
     host: HostId
     moves: tuple[tuple[Work, HostId], ...]
     """What goes where, in order."""
