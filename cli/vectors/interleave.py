@@ -1,4 +1,4 @@
-"""`harmony_group` and `parameters/harmony`: groupings and spill ratios, replayed through the policies of interleaving."""
+"""`harmony_group` and `parameters/harmony`: groupings and spill ratios, replayed through the interleaving policies."""
 
 from typing import Any
 

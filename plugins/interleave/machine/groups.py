@@ -25,6 +25,15 @@ from plugins.interleave.policy.schedule import schedule
 
 TIMINGS_MIN = 3
 """Subtasks of each sort before a job counts as profiled. Ours; the paper takes "average execution times"."""
+LOOK = 24
+"""Waiting jobs that a decision looks at, the ones whose iterations are shortest; with many hosts a job for every 4 of
+them. Ours: how many iterations a job needs is unknown, but one that needs little in each ends sooner on average, and
+jobs that end early are what the mean completion time is made of."""
+MIX = 4
+"""Every so many-th job looked at is one of the longest instead: were they all left for the end, they would have the
+hosts to themselves there and could not fill them."""
+PATIENCE_S = 6 * 3600.0
+"""Who has waited so long goes before all others, whatever it needs."""
 WEIGHT = 0.2
 """Of the newest timing in the moving averages (§4.3.2)."""
 
@@ -104,10 +113,19 @@ class Groups:
         """All that have not ended, in the order in which they came."""
         self.groups: dict[int, Shared] = {}
         self.made = 0
+        self.now_s = 0.0
+        self.waits_from_s: dict[JobId, float] = {}
         self.arranged = False
         """Has everything been arranged once?"""
 
     def handle(self, event: GroupsEvent, now_s: float) -> Sequence[GroupsAction]:
+        self.now_s = now_s
+        actions = self._handle(event)
+        placed = self._placed()
+        self.waits_from_s = {job: self.waits_from_s.get(job, now_s) for job in self.jobs if job not in placed}
+        return actions
+
+    def _handle(self, event: GroupsEvent) -> Sequence[GroupsAction]:
         match event:
             case JobSubmitted(job):
                 return self._submitted(job)
@@ -139,9 +157,34 @@ class Groups:
         return Profile(job, timed.work_s, timed.net_s)
 
     def waiting(self) -> list[JobId]:
-        """Profiled and in no group, the longest there first."""
+        """Profiled and in no group: who has waited too long first, then who needs least in an iteration,
+        with one of those who need most in between."""
         placed = self._placed()
-        return [job for job in self.jobs if job not in placed and self.is_profiled(job)]
+        return self._by_need([job for job in self.jobs if job not in placed and self.is_profiled(job)])
+
+    def _by_need(self, jobs: Sequence[JobId]) -> list[JobId]:
+        work, net = sum(self.jobs[job].work_s for job in jobs), sum(self.jobs[job].net_s for job in jobs)
+        per = work / net if work > 0 and net > 0 else 1.0
+
+        def key(job: JobId) -> tuple[bool, float]:
+            patient = self.now_s - self.waits_from_s.get(job, self.now_s) < PATIENCE_S
+            return patient, self.jobs[job].work_s / per + self.jobs[job].net_s
+
+        ordered = sorted(jobs, key=key)
+        mixed: list[JobId] = []
+        low, high = 0, len(ordered) - 1
+        while low <= high:
+            if len(mixed) % MIX == MIX - 1:
+                mixed.append(ordered[high])
+                high -= 1
+            else:
+                mixed.append(ordered[low])
+                low += 1
+        return mixed
+
+    @property
+    def _look(self) -> int:
+        return max(LOOK, len(self.hosts) // 4)
 
     def _placed(self) -> dict[JobId, int]:
         return {job: at for at, group in self.groups.items() for job in group.jobs}
@@ -158,12 +201,13 @@ class Groups:
         return self._try_out(job)
 
     def _try_out(self, job: JobId) -> list[GroupsAction]:
-        """Into the group that profiles already, else the one with the fewest hosts; all hosts when there is none
+        """Before everything is arranged: as many jobs at once as there are hosts. Later: into the group that profiles
+        already, else the one with the fewest hosts
         (§4.3.2)."""
         if not self.hosts:
             return []
-        if not self.groups:
-            return [self._new((job,), self.hosts), _note(job, "Profiled", f"alone on {len(self.hosts)} hosts")]
+        if not self.arranged:
+            return [*self._naive(), _note(job, "Profiled", "with all that are there, on few hosts each")]
         unknown = set(self._unprofiled()) - {job}
         at = min(self.groups, key=lambda g: (not unknown & set(self.groups[g].jobs), len(self.groups[g].hosts), g))
         group = self.groups[at]
@@ -228,7 +272,7 @@ class Groups:
             [groups[g] for g in places],
             places.index(at),
             known,
-            waiting,
+            waiting[: self._look],
             len(self.hosts),
             self.weights,
             self.group_max,
@@ -249,7 +293,8 @@ class Groups:
             more = tuple(sorted((*self.groups[smallest].hosts, *group.hosts)))
             return [*over, self._set(smallest, self.groups[smallest].jobs, more)]
         if self.jobs:
-            return [*over, self._new(tuple(self.jobs), self.hosts)]
+            self.arranged = False
+            return [*over, *self._naive()]
         self.arranged = False
         return over
 
@@ -263,17 +308,26 @@ class Groups:
             self.groups = {}
             return over
         if self.jobs and (not self.groups or self._unprofiled()):
-            old = list(self.groups)
-            return self._put(old, [(tuple(self.jobs), self.hosts)])
+            self.arranged = False
+            return self._naive()
         for group in self.groups.values():
             group.hosts = tuple(host for host in group.hosts if host in there)
         return self._arrange_all() if self.jobs else []
 
     # ---- arranging ---------------------------------------------------------------------------------------------------
 
+    def _naive(self) -> list[GroupsAction]:
+        """All jobs, each on as few hosts as use them all: what can be done while nothing is known (§4.3.2,
+        profiling)."""
+        jobs = list(self.jobs)
+        count = min(len(jobs), len(self.hosts))
+        return self._put(list(self.groups), [(tuple(jobs[n::count]), self.hosts[n::count]) for n in range(count)])
+
     def _arrange_all(self) -> list[GroupsAction]:
-        placed = self._placed()
-        order = sorted(self.jobs, key=lambda job: job not in placed)
+        if self.arranged:
+            order = [*self._placed(), *self.waiting()[: self._look]]
+        else:
+            order = self._by_need(list(self.jobs))[: self._look]
         found = schedule([self.profile(job) for job in order], len(self.hosts), self.weights, group_max=self.group_max)
         self.arranged = True
         return self._replace(list(self.groups), found.groups, found.score)

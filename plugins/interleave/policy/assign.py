@@ -97,7 +97,7 @@ def allocate(work: Floats, net: Floats, group: Ints, count: int, hosts: int) -> 
     # A host goes to the largest work/m - net. At level x each group has the least m with work/m - net <= x.
     low, high = -float(talk.max(initial=0.0)) - 1.0, float((total - talk).max(initial=0.0)) + 1.0
     found = np.ones(count, dtype=int)
-    for _ in range(60):
+    for _ in range(40):
         level = (low + high) / 2
         room = talk + level
         wanted = np.where(room > 0, np.ceil(total / np.where(room > 0, room, 1.0) - 1e-9), np.inf)

@@ -12,7 +12,8 @@ import msgspec
 
 from plugins.interleave.policy.model import Group, Profile, Weights
 
-BETTER = 1e-9
+BETTER = 1e-5
+"""Of score; a smaller gain is not worth another round."""
 ROUNDS_MAX = 400
 EXHAUSTIVE_NEIGHBOURS = 20_000
 """Neighbours of one round above which exchanges between groups are left out."""
@@ -54,16 +55,37 @@ class _Polish:
 
     def run(self) -> tuple[Group, ...]:
         for _ in range(ROUNDS_MAX):
-            best, gain = None, BETTER * self.hosts
-            for change in self._changes():
-                found = sum(map(self._worth, change[1])) - sum(self._worth(self.cells[at]) for at in change[0])
-                if found > gain:
-                    best, gain = change, found
-            if best is None:
+            found = [(gain, change) for change in self._changes() if (gain := self._gain(change)) > BETTER * self.hosts]
+            if not found:
                 break
-            going = set(best[0])
-            self.cells = [cell for at, cell in enumerate(self.cells) if at not in going] + list(best[1])
+            found.sort(key=lambda each: -each[0])
+            self._make(found)
         return tuple(Group(tuple(self.jobs[at] for at in cell[0]), cell[1]) for cell in sorted(self.cells))
+
+    def _gain(self, change: Change) -> float:
+        return sum(map(self._worth, change[1])) - sum(self._worth(self.cells[at]) for at in change[0])
+
+    def _make(self, found: Sequence[tuple[float, Change]]) -> None:
+        """The best change, and then each next one that touches neither its groups nor its jobs."""
+        running = sum(len(members) for members, _ in self.cells)
+        touched: set[int] = set()
+        new: list[Cell] = []
+        used: set[int] = set()
+        for _, (places, cells) in found:
+            before = {job for at in places for job in self.cells[at][0]}
+            after = {job for members, _ in cells for job in members}
+            fewer = len(before) - len(after)
+            if (
+                touched & set(places)
+                or used & (after - before)
+                or (fewer > 0 and running - fewer < self.limits.jobs_min)
+            ):
+                continue
+            touched |= set(places)
+            used |= after
+            running -= fewer
+            new += cells
+        self.cells = [cell for at, cell in enumerate(self.cells) if at not in touched] + new
 
     def _worth(self, cell: Cell) -> float:
         """hosts x score of one group, exactly equations 4.1 and 4.3."""

@@ -94,6 +94,9 @@ def repaired(
         if stand_in and (group_max is None or len(jobs) <= group_max):
             group = Group(jobs, groups[broken].hosts)
             return Change((broken,), (group,), score_of(_with(groups, (broken,), (group,)), hosts, weights))
+    most = weights.cpu + weights.net
+    if now * (1 + WORTH) > most:
+        return None
     idle = hosts - sum(group.hosts for group in groups)
     others = sorted((at for at in range(len(groups)) if at != broken), key=lambda at: (len(groups[at].jobs), at))
     best: Change | None = None
@@ -108,6 +111,8 @@ def repaired(
         score = score_of(_with(groups, taken, found.groups), hosts, weights)
         if best is None or score >= best.score * (1 + WORTH):
             best = Change(taken, found.groups, score)
+        if best.score * (1 + WORTH) > most:
+            break
     if best is None or best.score < now * (1 + WORTH):
         return None
     return best

@@ -1,0 +1,189 @@
+"""Groups of jobs: model, assignment, schedule, regrouping and spilling."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from covey.core import JobId
+from plugins.interleave.policy import assign, model, regroup, spill
+from plugins.interleave.policy.exhaustive import exhaustive
+from plugins.interleave.policy.model import Group, Profile, Weights
+from plugins.interleave.policy.schedule import arranged, schedule
+
+W = Weights()
+profiles = st.lists(st.tuples(st.floats(1, 2000), st.floats(0.5, 60)), min_size=1, max_size=30)
+
+
+def jobs_of(figures: list[tuple[float, float]]) -> list[Profile]:
+    return [Profile(JobId(f"j{n}"), work, net) for n, (work, net) in enumerate(figures)]
+
+
+def made(count: int, seed: int, on: int = 16) -> list[Profile]:
+    rng = random.Random(seed)
+    return jobs_of([(on * rng.uniform(10, 120), rng.uniform(5, 60)) for _ in range(count)])
+
+
+AB = jobs_of([(120, 10), (40, 25)])
+
+
+@pytest.mark.parametrize(("hosts", "took", "cpu", "net"), [(2, 80, 1, 0.4375), (4, 40, 1, 0.875), (8, 35, 0.5714, 1)])
+def test_more_hosts_shorten_computing_until_the_network_decides(
+    hosts: int, took: float, cpu: float, net: float
+) -> None:
+    """Reference: §4.3.2, equations 4.1 to 4.3."""
+    assert model.iteration_s(AB, hosts) == pytest.approx(took)
+    assert model.use(AB, hosts) == model.Use(pytest.approx(cpu, abs=1e-4), pytest.approx(net, abs=1e-4))
+
+
+def test_one_long_job_leaves_both_resources_idle() -> None:
+    """Reference: §4.3.2, figure 4.7b."""
+    jobs = jobs_of([(200, 40), (20, 5)])
+    assert model.is_job_bound(jobs, 4)
+    assert model.use(jobs, 4) == model.Use(pytest.approx(0.6111, abs=1e-4), pytest.approx(0.5))
+
+
+@settings(max_examples=80, deadline=None)
+@given(figures=profiles, hosts=st.integers(1, 60))
+def test_the_number_of_groups_is_the_least_of_the_sum(figures: list[tuple[float, float]], hosts: int) -> None:
+    """Reference: Algorithm 1, line 6."""
+    work, net = (np.array(column) for column in zip(*figures, strict=True))
+    most = min(len(figures), hosts)
+    sums = {n: float(np.abs(work * n / hosts - net).sum()) for n in range(1, most + 1)}
+    assert sums[assign.groups_best(work, net, hosts)] <= min(sums.values()) + 1e-6
+
+
+@settings(max_examples=80, deadline=None)
+@given(figures=profiles, hosts=st.integers(1, 60), data=st.data())
+def test_hosts_are_given_one_at_a_time_to_who_needs_them_most(
+    figures: list[tuple[float, float]], hosts: int, data: st.DataObject
+) -> None:
+    """Reference: §4.3.2, distribution of machines."""
+    work, net = (np.array(column) for column in zip(*figures, strict=True))
+    count = data.draw(st.integers(1, min(len(figures), hosts)))
+    group = assign.assign(work, net, count, hosts)
+    assert sorted(set(group.tolist())) == list(range(count)), "every group has a job"
+    sizes = np.bincount(group)
+    assert sizes.min() >= len(figures) // count
+    given_hosts = assign.allocate(work, net, group, count, hosts)
+    total, talk = np.bincount(group, weights=work), np.bincount(group, weights=net)
+    plain = [1] * count
+    for _ in range(hosts - count):
+        plain[max(range(count), key=lambda g: (total[g] / plain[g] - talk[g], -g))] += 1
+    assert given_hosts.sum() == hosts
+    excess = sorted(total / given_hosts - talk)
+    assert excess == pytest.approx(
+        sorted(t / n - k for t, n, k in zip(total, plain, talk, strict=True)), rel=1e-6, abs=1e-6
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(figures=profiles, hosts=st.integers(1, 40), group_max=st.sampled_from([None, 3]))
+def test_no_job_and_no_host_is_in_two_groups(
+    figures: list[tuple[float, float]], hosts: int, group_max: int | None
+) -> None:
+    found = schedule(jobs_of(figures), hosts, W, group_max=group_max)
+    names = [job.job for group in found.groups for job in group.jobs]
+    assert len(names) == len(set(names))
+    if found.groups:
+        assert sum(group.hosts for group in found.groups) == hosts
+        assert min(group.hosts for group in found.groups) >= 1
+    assert all(group_max is None or len(group.jobs) <= group_max for group in found.groups)
+    assert found.score == pytest.approx(model.use_of_all(found.groups, hosts).score(W))
+
+
+@settings(max_examples=30, deadline=None)
+@given(figures=profiles, hosts=st.integers(1, 40))
+def test_the_schedule_is_never_worse_than_all_jobs_in_the_best_number_of_groups(
+    figures: list[tuple[float, float]], hosts: int
+) -> None:
+    jobs = jobs_of(figures)
+    work, net = (np.array(column) for column in zip(*figures, strict=True))
+    plain = arranged(jobs, assign.groups_best(work, net, hosts), hosts)
+    assert schedule(jobs, hosts, W).score >= plain.score - 2e-3
+
+
+def test_small_sets_come_within_two_percent_of_the_best_grouping() -> None:
+    """Reference: §4.4.7, comparison with exhaustive search."""
+    for seed in range(25):
+        jobs = made(5, seed, on=4)
+        assert schedule(jobs, 6, W).score >= 0.98 * exhaustive(jobs, 6, W)[0], f"seed {seed}"
+
+
+def test_a_thousand_jobs_do_not_stop_at_two() -> None:
+    """The trap of the printed loop. Reference: Algorithm 1, lines 10-13."""
+    found = schedule(made(1000, 7), 1000, W)
+    assert found.score >= 0.99 and found.jobs > 50
+
+
+# ---- regrouping ------------------------------------------------------------------------------------------------------
+
+
+def test_an_ended_job_is_replaced_by_one_like_it_or_by_some_that_are_together() -> None:
+    """Reference: §4.3.2, dynamic job regrouping."""
+    ended, far, like = jobs_of([(160, 20), (400, 5), (163, 20.3)])
+    assert regroup.replacement(ended, [far, like], 8) == (like,)
+    halves = jobs_of([(80, 10), (80, 10)])
+    assert regroup.replacement(ended, [far, *halves], 8) == tuple(halves)
+    assert regroup.replacement(ended, [far], 8) == ()
+
+
+def test_groups_that_are_busy_within_five_percent_are_left_alone() -> None:
+    """Reference: §4.3.2: no regrouping below 5 % of U."""
+    jobs = jobs_of([(80, 10), (80, 10), (82, 10)])
+    groups = [Group(tuple(jobs[:2]), 8)]
+    assert model.use_of_all(groups).score(W) > 0.99
+    assert regroup.repaired(groups, 0, None, jobs[2:], 8, W) is None
+
+
+def test_an_emptied_group_takes_who_waits_and_touches_no_other() -> None:
+    """Reference: §4.3.2: the decision with fewer jobs, unless more is 5 % better."""
+    pair = jobs_of([(80, 10), (80, 10)])
+    waiting = [Profile(JobId("w1"), 95, 12), Profile(JobId("w2"), 97, 12)]
+    change = regroup.repaired([Group((), 8), Group(tuple(pair), 8)], 0, None, waiting, 16, W)
+    assert change is not None and change.replaces == (0,)
+    assert sum(group.hosts for group in change.groups) == 8
+
+
+def test_a_new_job_joins_the_group_it_helps_or_waits() -> None:
+    """Reference: §4.3.2, arrival of a job."""
+    idle_net = Group(tuple(jobs_of([(400, 5)])), 8)
+    new = Profile(JobId("n"), 8, 30)
+    change = regroup.arrival([idle_net], new, 8, W)
+    assert change is not None and change.groups[0].jobs[-1] == new
+    full = Group(tuple(jobs_of([(80, 10), (80, 10)])), 8)
+    assert regroup.arrival([full], Profile(JobId("n"), 400, 50), 8, W) is None
+
+
+# ---- spilling --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("blocks", "process", "load", "alpha"), [(100, 0.2, 0.5, 0.4), (10, 1, 4, 0.3), (10, 1, 1, 1.0)]
+)
+def test_loading_keeps_up_to_the_bound(blocks: int, process: float, load: float, alpha: float) -> None:
+    """Reference: §4.3.3, bound of the ratio."""
+    assert spill.spill_max(blocks, process, load) == pytest.approx(alpha)
+
+
+@given(valley=st.integers(0, 100), start=st.integers(0, 100), steep=st.floats(0.1, 10))
+def test_the_walk_ends_at_the_bottom_of_any_valley(valley: int, start: int, steep: float) -> None:
+    """Reference: §4.3.3, hill climbing."""
+    asked: list[int] = []
+
+    def took(spilled: int) -> float:
+        asked.append(spilled)
+        return 10 + (spilled - valley) * steep if spilled > valley else 10 + (valley - spilled) / steep
+
+    end = spill.climbed(spill.Climb(blocks=100, spilled_max=100, at=start), took)
+    assert end.at == valley
+    assert len(asked) < 40
+
+
+def test_what_does_not_fit_in_memory_begins_on_disk() -> None:
+    """Reference: §4.3.3, initial value."""
+    assert spill.spill_first(100.0, 10.0, 60.0) == pytest.approx(0.5)
+    assert spill.spill_first(100.0, 10.0, 500.0) == 0.0
+    assert spill.spill_first(100.0, 10.0, 0.0) == 1.0

@@ -1,0 +1,213 @@
+"""The tuner's cost model, searches and plans: by example, by property, and by the paper's words."""
+
+import random
+from itertools import permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from covey.core import HostId
+from plugins.tuner.messages import Add, Delete, Move, Role, Start, Step, Stop, Switch
+from plugins.tuner.policy import blocks, cost, plan, search
+from plugins.tuner.policy.cost import Host, Load
+
+LOAD = Load(samples=2e6, model_bytes=284e6, batch=1e4)
+rates = st.floats(1e7, 2e9)
+seconds = st.floats(1e-5, 1e-2)
+clusters = st.lists(st.tuples(seconds, rates), min_size=2, max_size=9)
+
+
+def hosts_of(figures: list[tuple[float, float]]) -> list[Host]:
+    return [Host(HostId(f"h{at}"), c, b) for at, (c, b) in enumerate(figures)]
+
+
+def test_equal_hosts_have_the_split_of_the_closed_form() -> None:
+    """Reference: §3.2.3, equation 3.5."""
+    load = Load(samples=1000, model_bytes=100, batch=10)
+    assert search.equal_split(load, 4.0, 10.0, 10) == (7, pytest.approx(904.7619, abs=1e-4))
+    assert search.equal_split_continuous(load, 4.0, 10.0, 10) == pytest.approx(20 / 3)
+    assert search.equal_split(Load(1000, 900, 10), 1.0, 10.0, 10) == (5, pytest.approx(2000.0))
+
+
+def test_the_slowest_server_or_the_own_card_holds_up_a_worker() -> None:
+    """Reference: §3.2.2, equation 3.4."""
+    assert cost.communication_s(30, 10, [100.0], [10.0], 2) == 60.0
+    assert cost.communication_s(25, 10, [50.0, 50.0], [10.0, 10.0], 1) == 30.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(figures=clusters, model=st.floats(1e6, 3e9), batch=st.floats(100, 1e5))
+def test_both_searches_find_the_optimum_of_all_assignments(
+    figures: list[tuple[float, float]], model: float, batch: float
+) -> None:
+    load, hosts = Load(1e6, model, batch), hosts_of(figures)
+    truth = search.exhaustive(load, hosts)
+    assert search.best(load, hosts).epoch_s == pytest.approx(truth, rel=1e-9)
+    assert search.best(load, hosts, counts_max=0).epoch_s <= truth * 1.001
+
+
+@settings(max_examples=60, deadline=None)
+@given(figures=clusters, shares=st.lists(st.floats(0.01, 1), min_size=18, max_size=18))
+def test_no_other_shares_for_the_same_roles_are_faster(figures: list[tuple[float, float]], shares: list[float]) -> None:
+    found = search.best(LOAD, hosts_of(figures))
+    named = {host.host: host for host in hosts_of(figures)}
+    workers, servers = [named[h] for h in found.workers], [named[h] for h in found.servers]
+    data = [LOAD.samples * s / sum(shares[: len(workers)]) for s in shares[: len(workers)]]
+    model = [LOAD.model_bytes * s / sum(shares[-len(servers) :]) for s in shares[-len(servers) :]]
+    assert cost.epoch_of_shares(LOAD, workers, servers, data, model) >= found.epoch_s * (1 - 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(figures=clusters, seed=st.integers(0, 999), limit=st.sampled_from([0, 1 << 19]))
+def test_the_order_of_the_hosts_and_permuting_equal_ones_change_nothing(
+    figures: list[tuple[float, float]], seed: int, limit: int
+) -> None:
+    hosts = hosts_of([*figures, figures[0]])
+    other = list(hosts)
+    random.Random(seed).shuffle(other)
+    assert search.best(LOAD, hosts, counts_max=limit) == search.best(LOAD, other, counts_max=limit)
+    renamed = [Host(one.host, *of) for one, of in zip(hosts, [figures[0], *figures[1:], figures[0]], strict=True)]
+    assert search.best(LOAD, renamed, counts_max=limit).epoch_s == search.best(LOAD, hosts, counts_max=limit).epoch_s
+
+
+@settings(max_examples=40, deadline=None)
+@given(figures=clusters, limit=st.sampled_from([0, 1 << 19]))
+def test_the_best_split_is_never_worse_than_an_even_one(figures: list[tuple[float, float]], limit: int) -> None:
+    hosts = hosts_of(figures)
+    found = search.best(LOAD, hosts, counts_max=limit)
+    for w in range(1, len(hosts)):
+        workers, servers = hosts[:w], hosts[w:]
+        even = cost.epoch_of_shares(
+            LOAD, workers, servers, [LOAD.samples / w] * w, [LOAD.model_bytes / len(servers)] * len(servers)
+        )
+        assert found.epoch_s <= even * (1 + 1e-9)
+
+
+def test_of_equal_hosts_those_that_work_already_go_on_working() -> None:
+    hosts = hosts_of([(1e-3, 1e9)] * 6)
+    working = {HostId("h4"), HostId("h5")}
+    assert working <= set(search.best(LOAD, hosts, working).workers)
+
+
+def test_one_host_alone_has_no_split() -> None:
+    with pytest.raises(ValueError, match="two hosts"):
+        search.best(LOAD, hosts_of([(1e-3, 1e9)]))
+
+
+# ---- blocks ----------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_go_by_largest_remainder() -> None:
+    assert blocks.whole(128, [1, 1, 2, 5]) == (14, 14, 29, 71)
+
+
+@given(total=st.integers(0, 5000), shares=st.lists(st.floats(0.001, 1e6), min_size=1, max_size=40))
+def test_whole_blocks_add_up_and_are_within_one_of_their_share(total: int, shares: list[float]) -> None:
+    counts = blocks.whole(total, shares)
+    assert sum(counts) == total
+    assert all(abs(n - total * s / sum(shares)) < 1 + 1e-6 for n, s in zip(counts, shares, strict=True))
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+
+states = st.lists(
+    st.tuples(st.sampled_from(["worker", "server", None]), st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=6
+)
+
+
+def configured(state: list[tuple[Role | None, int, int]]) -> plan.Configuration:
+    roles: dict[HostId, Role] = {}
+    owned: tuple[dict[HostId, tuple[int, ...]], dict[HostId, tuple[int, ...]]] = ({}, {})
+    firsts = [0, 0]
+    for at, (role, *counts) in enumerate(state):
+        if role is None:
+            continue
+        roles[HostId(f"h{at}")] = role
+        for kind, count in enumerate(counts):
+            owned[kind][HostId(f"h{at}")] = tuple(range(firsts[kind], firsts[kind] + count))
+            firsts[kind] += count
+    return plan.Configuration(roles, *owned)
+
+
+def wanted_by(roles: list[Role | None], now: plan.Configuration, rng: random.Random) -> plan.Target:
+    names: dict[HostId, Role] = {HostId(f"h{at}"): role for at, role in enumerate(roles) if role is not None}
+    counts = []
+    for owned in (now.data, now.model):
+        total = sum(map(len, owned.values()))
+        counts.append(dict(zip(names, blocks.whole(total, [rng.random() + 0.01 for _ in names]), strict=True)))
+    return plan.Target(names, *counts)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    state=states,
+    roles=st.lists(st.sampled_from(["worker", "server", None]), min_size=1, max_size=8),
+    seed=st.integers(),
+)
+def test_every_prefix_of_every_order_of_a_plan_leaves_each_block_with_one_owner(
+    state: list[tuple[Role | None, int, int]], roles: list[Role | None], seed: int
+) -> None:
+    rng = random.Random(seed)
+    now = configured(state)
+    if not any(roles) or not now.roles:
+        return
+    wanted = wanted_by(roles, now, rng)
+    steps = plan.compiled(now, wanted)
+    blocks_all = set(plan.owners(now, []))
+    there, done, made = set(now.roles), set[int](), list[Step]()
+    while len(done) < len(steps.steps):
+        due = plan.ready(steps, done, done)
+        assert due, "a plan never waits for itself"
+        at = rng.choice(due)
+        done.add(at)
+        made.append(steps.steps[at])
+        step = steps.steps[at]
+        if isinstance(step, Add):
+            there.add(step.host)
+        held = plan.owners(now, made)
+        assert set(held) == blocks_all
+        if isinstance(step, Delete):
+            there.discard(step.host)
+            assert step.host not in held.values(), "who leaves owns nothing"
+        assert set(held.values()) <= there, "nobody owns a block who is not there"
+    counts: dict[tuple[str, HostId], int] = {}
+    for (kind, _), host in held.items() if steps.steps else plan.owners(now, []).items():
+        counts[kind, host] = counts.get((kind, host), 0) + 1
+    expected = {("data", h): n for h, n in wanted.data.items() if n} | {
+        ("model", h): n for h, n in wanted.model.items() if n
+    }
+    assert counts == expected
+
+
+def test_a_plan_moves_the_largest_change_first_and_waits_for_what_it_must() -> None:
+    """Reference: §3.3.1, optimization execution."""
+    now = plan.Configuration({HostId("a"): "worker", HostId("b"): "server"}, {HostId("a"): (0, 1)}, {HostId("b"): (0,)})
+    wanted = plan.Target({HostId("b"): "server", HostId("c"): "worker"}, {HostId("c"): 2}, {HostId("b"): 1})
+    found = plan.compiled(now, wanted)
+    order = {type(step).__name__: at for at, step in enumerate(found.steps)}
+    edges = set(found.edges)
+    for before, after in (("Add", "Move"), ("Stop", "Move"), ("Move", "Start"), ("Move", "Delete")):
+        assert (order[before], order[after]) in edges
+
+
+def test_a_switch_needs_no_new_executor() -> None:
+    """Reference: §3.3.2, resource reconfiguration."""
+    a, b = HostId("a"), HostId("b")
+    now = plan.Configuration({a: "worker", b: "server"}, {a: (0,)}, {b: (0,)})
+    found = plan.plan(now, plan.Target({a: "server", b: "worker"}, {b: 1}, {a: 1}))
+    assert {type(step) for step in found.steps} == {Switch, Move}
+    assert found.edges == ()
+
+
+def test_a_gain_below_five_percent_is_not_worth_a_change() -> None:
+    """Reference: §3.3.1, optimization trigger policy."""
+    assert not plan.is_worth_it(100.0, 95.1)
+    assert plan.is_worth_it(100.0, 95.0)
+
+
+def test_a_move_of_a_block_that_is_not_owned_is_refused() -> None:
+    now = plan.Configuration({HostId("a"): "worker"}, {HostId("a"): (0,)}, {})
+    for source, target in permutations([HostId("b"), HostId("c")]):
+        with pytest.raises(ValueError, match="to move"):
+            plan.owners(now, [Move("data", source, target, (0,)), Stop(source), Start(target)])
