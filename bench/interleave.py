@@ -44,16 +44,21 @@ def many(progress: Progress) -> Report:
 
 def against_all(progress: Progress) -> Report:
     rng = random.Random(5)
-    ratios = []
-    for case in range(60):
-        progress(case / 60, "against all groupings")
-        jobs = made(5, rng, on=4)
-        ratios.append(schedule(jobs, 6, WEIGHTS).score / exhaustive(jobs, 6, WEIGHTS)[0])
-    mean, least = sum(ratios) / len(ratios), min(ratios)
-    rows: list[list[Cell]] = [["mean", 100 * mean], ["least", 100 * least]]
-    notes = ("60 sets of 5 jobs on 6 hosts; the paper: about 2 % below (§4.4.7)",)
-    table = Table("Score against the best of all groupings", ("", "%"), rows, notes)
-    return Report("groups-exhaustive", {"schema": 1, "mean": mean, "least": least}, (table,))
+    rows: list[list[Cell]] = []
+    for count, hosts, cases in ((5, 6, 60), (5, 14, 60), (6, 8, 40), (7, 8, 10)):
+        progress(len(rows) / 4, f"{count} jobs on {hosts} hosts")
+        ratios = []
+        for _ in range(cases):
+            jobs = made(count, rng, on=4)
+            ratios.append(schedule(jobs, hosts, WEIGHTS).score / exhaustive(jobs, hosts, WEIGHTS)[0])
+        rows.append([count, hosts, cases, 100 * sum(ratios) / cases, 100 * min(ratios)])
+    notes = ("up to 5 jobs on 12 hosts the policy itself looks at all; the paper: about 2 % below (§4.4.7)",)
+    table = Table(
+        "Score against the best of all groupings", ("jobs", "hosts", "cases", "mean %", "least %"), rows, notes
+    )
+    return Report(
+        "groups-exhaustive", {"schema": 1, "least_percent": min(float(row[4] or 0) for row in rows)}, (table,)
+    )
 
 
 EXPERIMENTS: dict[str, Callable[[Progress], Report]] = {

@@ -189,7 +189,16 @@ def report(name: str, outcomes: dict[str, Outcome], jobs: int, hosts: int, optio
         ]
         for way, each in outcomes.items()
     ]
-    paper = ["paper: groups", PAPER["jct"], PAPER["makespan"], 100 * PAPER["cpu"], 100 * PAPER["net"], 27.2, 6.7, None]
+    paper: list[Cell] = [
+        "paper: groups",
+        PAPER["jct"],
+        PAPER["makespan"],
+        100 * PAPER["cpu"],
+        100 * PAPER["net"],
+        27.2,
+        6.7,
+        None,
+    ]
     rows.append(paper)
     columns = ("how", "JCT gain", "makespan gain", "CPU %", "network %", "jobs at once", "groups", "moves")
     notes = (

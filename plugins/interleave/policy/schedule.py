@@ -18,6 +18,7 @@ import numpy as np
 
 from plugins.interleave.policy import polish
 from plugins.interleave.policy.assign import Floats, Ints, allocate, assign, groups_best, score_of
+from plugins.interleave.policy.exhaustive import exhaustive
 from plugins.interleave.policy.model import Group, Profile, Use, Weights, use_of_all
 
 FACTOR = 1.3
@@ -27,7 +28,11 @@ ENOUGH = 1e-3
 POLISHED_MAX = 160
 """Jobs in a grouping, or hosts, up to which it is polished: beyond, there is nothing left to gain."""
 STARTS = 4
-"""Groupings polished, the best first."""
+"""Groupings polished, the best first; of few jobs eight times as many, since they have few good neighbours."""
+EXACT_JOBS, EXACT_HOSTS = 5, 12
+"""Up to so many, all groupings are looked at: some milliseconds."""
+FEW = 16
+"""Jobs."""
 DEFAULT = Weights()
 
 
@@ -65,6 +70,8 @@ def schedule(
     no group has more than `group_max` jobs. Each host is in exactly one group."""
     if not jobs or hosts < 1:
         return grouping((), hosts, weights)
+    if len(jobs) <= EXACT_JOBS and hosts <= EXACT_HOSTS and jobs_min <= 1 and group_max is None:
+        return grouping(exhaustive(jobs, hosts, weights)[1], hosts, weights)
     work = np.array([job.work_s for job in jobs])
     net = np.array([job.net_s for job in jobs])
     found: list[_Found] = []
@@ -80,8 +87,9 @@ def schedule(
     if min(len(jobs), best.jobs) > POLISHED_MAX or hosts > 4 * POLISHED_MAX:
         return grouping(_groups(jobs, best), hosts, weights)
     limits = polish.Limits(jobs_min=jobs_min, group_max=group_max)
+    starts_max = STARTS if len(jobs) > FEW else 8 * STARTS
     ranked = sorted(found, key=lambda each: (-each.score, each.jobs))
-    starts = [best, *[each for each in ranked if each is not best][: STARTS - 1]]
+    starts = [best, *[each for each in ranked if each is not best][: starts_max - 1]]
     polished = [
         grouping(polish.polished(jobs, _groups(jobs, each), hosts, weights, limits), hosts, weights) for each in starts
     ]

@@ -39,7 +39,8 @@ def test_turns_are_kept_whatever_is_asked(seed: int) -> None:
     turns = Turns(jobs)
     for _ in range(80):
         job = rng.choice(jobs)
-        event = rng.choice([Asked(job, "comp"), Asked(job, "comm"), Finished(job), Finished(job)])
+        events: list[Asked | Finished] = [Asked(job, "comp"), Asked(job, "comm"), Finished(job), Finished(job)]
+        event = rng.choice(events)
         turns.handle(event if rng.random() < 0.95 else OrderChanged(tuple(rng.sample(jobs, 3))), 0.0)
         turns.check()
 

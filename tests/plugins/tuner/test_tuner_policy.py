@@ -25,9 +25,9 @@ def hosts_of(figures: list[tuple[float, float]]) -> list[Host]:
 def test_equal_hosts_have_the_split_of_the_closed_form() -> None:
     """Reference: §3.2.3, equation 3.5."""
     load = Load(samples=1000, model_bytes=100, batch=10)
-    assert search.equal_split(load, 4.0, 10.0, 10) == (7, pytest.approx(904.7619, abs=1e-4))
+    assert search.equal_split(load, 4.0, 10.0, 10) == pytest.approx((7, 904.7619), abs=1e-4)
     assert search.equal_split_continuous(load, 4.0, 10.0, 10) == pytest.approx(20 / 3)
-    assert search.equal_split(Load(1000, 900, 10), 1.0, 10.0, 10) == (5, pytest.approx(2000.0))
+    assert search.equal_split(Load(1000, 900, 10), 1.0, 10.0, 10) == pytest.approx((5, 2000.0))
 
 
 def test_the_slowest_server_or_the_own_card_holds_up_a_worker() -> None:
