@@ -120,9 +120,17 @@ class Groups:
 
     def handle(self, event: GroupsEvent, now_s: float) -> Sequence[GroupsAction]:
         self.now_s = now_s
-        actions = self._handle(event)
+        actions = [*self._handle(event), *self._strays()]
         placed = self._placed()
         self.waits_from_s = {job: self.waits_from_s.get(job, now_s) for job in self.jobs if job not in placed}
+        return actions
+
+    def _strays(self) -> list[GroupsAction]:
+        """Jobs of which nothing is known and that no grouping took go on being tried out."""
+        actions: list[GroupsAction] = []
+        for job in self._unprofiled() if self.hosts else []:
+            if job not in self._placed():
+                actions += self._try_out(job)
         return actions
 
     def _handle(self, event: GroupsEvent) -> Sequence[GroupsAction]:
@@ -206,7 +214,8 @@ class Groups:
         (§4.3.2)."""
         if not self.hosts:
             return []
-        if not self.arranged:
+        if not self.arranged or not self.groups:
+            self.arranged = False
             return [*self._naive(), _note(job, "Profiled", "with all that are there, on few hosts each")]
         unknown = set(self._unprofiled()) - {job}
         at = min(self.groups, key=lambda g: (not unknown & set(self.groups[g].jobs), len(self.groups[g].hosts), g))
@@ -307,7 +316,7 @@ class Groups:
             over: list[GroupsAction] = [SetGroup(at, g.epoch + 1, (), ()) for at, g in self.groups.items()]
             self.groups = {}
             return over
-        if self.jobs and (not self.groups or self._unprofiled()):
+        if self._unprofiled():
             self.arranged = False
             return self._naive()
         for group in self.groups.values():

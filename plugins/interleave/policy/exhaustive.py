@@ -16,7 +16,7 @@ def exhaustive(jobs: Sequence[Profile], hosts: int, weights: Weights) -> tuple[f
             known[key] = given * use([jobs[at] for at in members], given).score(weights)
         return known[key]
 
-    top = 0.0
+    top = -1.0
     found: tuple[tuple[tuple[int, ...], int], ...] = ()
     for cells in _partitions(len(jobs)):
         if not cells or len(cells) > hosts:
@@ -24,7 +24,7 @@ def exhaustive(jobs: Sequence[Profile], hosts: int, weights: Weights) -> tuple[f
         best = _given(cells, hosts, worth)
         if best[0] > top:
             top, found = best[0], tuple(zip(cells, best[1], strict=True))
-    return top / hosts, tuple(Group(tuple(jobs[at] for at in cell), given) for cell, given in found)
+    return max(0.0, top) / hosts, tuple(Group(tuple(jobs[at] for at in cell), given) for cell, given in found)
 
 
 def _given(

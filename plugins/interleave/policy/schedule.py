@@ -29,7 +29,7 @@ POLISHED_MAX = 160
 """Jobs in a grouping, or hosts, up to which it is polished: beyond, there is nothing left to gain."""
 STARTS = 4
 """Groupings polished, the best first; of few jobs eight times as many, since they have few good neighbours."""
-EXACT_JOBS, EXACT_HOSTS = 5, 12
+EXACT_JOBS, EXACT_HOSTS = 5, 24
 """Up to so many, all groupings are looked at: some milliseconds."""
 FEW = 16
 """Jobs."""

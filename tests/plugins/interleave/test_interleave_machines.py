@@ -72,7 +72,7 @@ def test_hosts_of_a_group_whose_last_job_ended_go_to_others() -> None:
     assert of.groups == {}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_no_host_is_in_two_groups_whatever_happens_and_epochs_only_grow(seed: int) -> None:
     rng = random.Random(seed)
