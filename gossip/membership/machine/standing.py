@@ -152,23 +152,26 @@ class Standing:
         self.hasten(member, now_s)
         self.recount(now_s)
 
-    def _ends_s(self, member: Member, suspicion: Suspicion) -> float:
-        """When the suspicion ends, as things stand. Hosts that are themselves suspect confirm nothing."""
-        could = {other.host for other in self._table.members.values() if other.state == "alive"}
-        possible = len({self._table.me.host, *suspicion.by} | could) - 1
-        expected = policy.confirmations_expected(self._table.settings.suspicion_factor, possible)
-        shortest_s = policy.suspicion_shortest_s(
-            self._table.settings.suspicion_factor, self._table.hosts(), self._table.settings.probe_interval_s
-        )
+    def _ends_s(self, suspicion: Suspicion, could: set[HostId], hosts: int) -> float:
+        """When the suspicion ends, as things stand: `could` confirm it, of `hosts` live ones. Hosts that are themselves
+        suspect confirm nothing."""
+        possible = len(could) + sum(host not in could for host in {self._table.me.host, *suspicion.by}) - 1
+        settings = self._table.settings
+        expected = policy.confirmations_expected(settings.suspicion_factor, possible)
+        shortest_s = policy.suspicion_shortest_s(settings.suspicion_factor, hosts, settings.probe_interval_s)
         lasts_s = policy.suspicion_s(len(suspicion.by) - 1, expected, shortest_s)
         return suspicion.start_s + lasts_s + suspicion.extra_s
 
+    def _alive(self) -> set[HostId]:
+        return {other.host for other in self._table.members.values() if other.state == "alive"}
+
     def hasten(self, member: Member, now_s: float) -> None:
         """Set a timer if the suspicion ends before the one that is set."""
-        suspicion = member.suspicion
-        if suspicion is None:
-            return
-        ends_s = max(now_s, self._ends_s(member, suspicion))
+        if member.suspicion is not None:
+            self._hasten(member, member.suspicion, now_s, self._alive(), self._table.hosts())
+
+    def _hasten(self, member: Member, suspicion: Suspicion, now_s: float, could: set[HostId], hosts: int) -> None:
+        ends_s = max(now_s, self._ends_s(suspicion, could, hosts))
         if ends_s < suspicion.timer_s:
             suspicion.timer_s = ends_s
             about = SuspicionDue(member.host, member.identity, member.boot, member.incarnation)
@@ -176,8 +179,13 @@ class Standing:
 
     def recount(self, now_s: float) -> None:
         """The number of hosts that could confirm a suspicion has changed."""
-        for member in self._table.by_name():
-            self.hasten(member, now_s)
+        suspects = [member for member in self._table.members.values() if member.suspicion is not None]
+        if not suspects:
+            return
+        could, hosts = self._alive(), self._table.hosts()
+        for member in sorted(suspects, key=lambda member: member.host):
+            assert member.suspicion is not None
+            self._hasten(member, member.suspicion, now_s, could, hosts)
 
     def due(self, due: SuspicionDue, now_s: float) -> None:
         member = self._table.members.get(due.host)
@@ -185,7 +193,7 @@ class Standing:
             return
         if (member.boot, member.incarnation) != (due.boot, due.incarnation):
             return
-        if now_s + 1e-6 < self._ends_s(member, member.suspicion):
+        if now_s + 1e-6 < self._ends_s(member.suspicion, self._alive(), self._table.hosts()):
             if now_s + 1e-6 >= member.suspicion.timer_s:
                 member.suspicion.timer_s = float("inf")
                 self.hasten(member, now_s)
