@@ -1,0 +1,40 @@
+"""The unit file, as systemd reads it."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+UNIT = Path(__file__).parents[2] / "systemd" / "covey.service"
+EXPOSURE_MAX = 3.0
+"""systemd's own measure, 0 (none) to 10. Jobs are started from this unit, so it cannot be as tight as it might be."""
+
+with_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze here")
+
+
+def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["systemd-analyze", *arguments, str(UNIT)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@with_systemd
+def test_systemd_accepts_the_unit() -> None:
+    verified = analyze("verify")
+    assert (verified.returncode, verified.stderr) == (0, "")
+
+
+@with_systemd
+def test_its_exposure_is_bounded() -> None:
+    found = re.search(r"exposure level for covey.service: ([\d.]+)", analyze("security", "--offline=true").stdout)
+    assert found
+    assert float(found[1]) <= EXPOSURE_MAX
+
+
+def test_jobs_and_bytes_outlive_the_agent_and_the_watchdog_watches() -> None:
+    settings = dict(line.split("=", 1) for line in UNIT.read_text().splitlines() if "=" in line and line[0] != "#")
+    assert settings["KillMode"] == "process"
+    assert settings["Type"] == "notify"
+    assert settings["Restart"] == "always"
+    assert int(settings["WatchdogSec"]) >= 5
