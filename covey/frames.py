@@ -14,6 +14,9 @@ from covey.ports import ByteStream
 FRAME_BYTES_MAX = 1 << 20
 """Longest control frame, bytes. Bulk bytes never travel in frames."""
 
+PART_BYTES = 64 << 10
+"""Memory is taken for what has come, not for what was announced: that many bytes ahead at most."""
+
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
 T = TypeVar("T")
@@ -51,9 +54,13 @@ async def read_frame(stream: ByteStream, decoder: msgspec.msgpack.Decoder[T]) ->
     """The next frame. ConnectionError at the end, FrameError when malformed."""
     header = bytearray(_LENGTH.size)
     await stream.read_into(memoryview(header))
-    body = bytearray(body_size(header))
-    await stream.read_into(memoryview(body))
-    return unpack(body, decoder)
+    parts: list[bytearray] = []
+    left = body_size(header)
+    while left:
+        parts.append(bytearray(min(left, PART_BYTES)))
+        await stream.read_into(memoryview(parts[-1]))
+        left -= len(parts[-1])
+    return unpack(parts[0] if len(parts) == 1 else b"".join(parts), decoder)
 
 
 async def write_frame(stream: ByteStream, message: msgspec.Struct) -> None:
