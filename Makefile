@@ -17,9 +17,9 @@ $(READY): pyproject.toml covey/pyproject.toml
 	@echo "setting up .venv ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check uv 2>/dev/null || true
-	@if $(BIN)/python -c 'import uv' 2>/dev/null; then \
-	   $(BIN)/python -m uv pip install -q --compile-bytecode --python $(BIN)/python -e ./covey -e '.[dev]'; \
-	 else $(BIN)/python -m pip install -q --disable-pip-version-check -e ./covey -e '.[dev]'; fi
+	@{ $(BIN)/python -c 'import uv' 2>/dev/null && \
+	   $(BIN)/python -m uv pip install -q --compile-bytecode --python $(BIN)/python -e ./covey -e '.[dev]' 2>/dev/null; } || \
+	 $(BIN)/python -m pip install -q --disable-pip-version-check -e ./covey -e '.[dev]'
 	@touch $@
 
 run: $(READY) ## start a rack of four agents on this machine and watch it work
