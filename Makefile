@@ -49,5 +49,11 @@ sim: $(READY) ## replay one simulated rack: make sim SEED=7
 tables: $(READY) ## every experiment of the papers: bench/results/ (ONLY=jobs-gain for one)
 	@$(BIN)/python bench/tables.py $(ONLY)
 
+soak: $(READY) ## play failure stories by seed for a while: make soak SEEDS=1-10000 SECONDS=3600
+	@$(BIN)/covey-chaos soak --seeds $(or $(SEEDS),1-2000) --cpu-seconds $(or $(SECONDS),600)
+
+rack-test: $(READY) ## kill real agents and byte processes under a job and remote memory
+	@$(BIN)/pytest tests/rack
+
 clean: ## remove .venv and everything made by tools
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info covey/*.egg-info build
