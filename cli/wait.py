@@ -32,6 +32,8 @@ def report(context: Context, view: dict[str, Any]) -> int:
         context.say_json({"schema": 1, "data": view})
     else:
         context.say(f"{view['id']} {context.paint.state(view['state'])}: {view['reason']}")
+        if view["state"] == "failed":
+            context.say(f"next: agentctl logs {view['id']}")
     return exit_code(view)
 
 

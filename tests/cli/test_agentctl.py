@@ -405,7 +405,8 @@ def test_wait_returns_the_jobs_own_code(
     looks = iter([job(), job(state=state, exit_code=exit_code, reason="over")])
     agent.replies["GET /v1/jobs/j1"] = lambda _: next(looks)
     code, out, _ = run("wait", "j1")
-    assert (code, out) == (expected, f"j1 {state}: over\n")
+    hint = "next: agentctl logs j1\n" if state == "failed" else ""
+    assert (code, out) == (expected, f"j1 {state}: over\n{hint}")
 
 
 def test_submit_wait_is_submit_and_wait(run: Run, agent: FakeAgent, job: Job) -> None:
