@@ -48,7 +48,9 @@ class Axis:
             self.marks = [10.0**at for at in range(round(math.log10(low)), round(math.log10(high)) + 1)]
         else:
             low = 0.0 if zero and low > 0 and low < 0.7 * high else low
-            step = _step((high - low) or abs(high) or 1.0)
+            size = max(abs(low), abs(high))
+            span = high - low if high - low > 1e-9 * size else size
+            step = _step(span if span > 1e-12 else 1.0)  # what is that small is nothing on paper
             low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
             high = high if high > low else low + step
             self.marks = [low + step * at for at in range(round((high - low) / step) + 1)]

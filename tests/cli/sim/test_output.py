@@ -7,7 +7,7 @@ import math
 import xml.etree.ElementTree as ET
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cli.sim import main as command
@@ -63,6 +63,8 @@ def test_any_numbers_can_be_drawn(values: list[float], log: bool) -> None:
 
 
 @given(st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=10))
+@example([5e-324])
+@example([1e12, 1e12 + 1e-3])
 def test_an_axis_holds_all_its_values(values: list[float]) -> None:
     axis = Axis(values, 0, 100, log=False, zero=True)
     assert all(-0.5 <= axis(value) <= 100.5 for value in values)
