@@ -115,6 +115,18 @@ class StepTimed(Fact, frozen=True):
     metrics: dict[str, float]
 
 
+class TensorsSeen(Fact, frozen=True):
+    """Tensors of a job's rank on this host: what the model's skew is measured from (Tiresias §3.2). Told again
+    whenever one more, or a larger one, was seen; of one epoch the newest counts."""
+
+    job: JobId
+    epoch: int
+    largest_bytes: int
+    """Of the largest tensor."""
+    total_bytes: int
+    """Of all tensors, each counted once however many ranks push it."""
+
+
 class SpareChanged(Fact, frozen=True):
     """This host can lend more or less memory than before."""
 
