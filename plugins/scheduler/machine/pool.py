@@ -15,6 +15,8 @@ from typing import Literal, assert_never
 
 import msgspec
 
+from plugins.scheduler.policy import classes
+
 JobClass = Literal["guaranteed", "auto", "opportunistic"]
 BUSY = 0.8
 """Utilisation from which on a GPU takes no more opportunistic jobs (AntMan §3.3: M, over the last 10 s)."""
@@ -181,12 +183,10 @@ class Pool:
     # ---- the four steps ----
 
     def _demotions(self, now_s: float) -> list[Action]:
-        if self.demote_after_s is None:
-            return []
         late = [
             entry
             for entry in self.jobs.values()
-            if not entry.gpus and entry.job_class == "auto" and now_s - entry.submitted_s >= self.demote_after_s
+            if not entry.gpus and classes.is_late(entry.job_class, now_s - entry.submitted_s, self.demote_after_s)
         ]
         actions: list[Action] = []
         for entry in self._by_age(late):
@@ -200,9 +200,8 @@ class Pool:
         actions: list[Action] = []
         for entry in self._by_age(guests):
             id, tenant = entry.job.id, entry.job.tenant
-            if entry.job.gpus > self.free_quota(tenant):
-                continue
-            if any(self.holder[gpu] is not None or self._closed(gpu, id) for gpu in entry.gpus):
+            closed = any(self.holder[gpu] is not None or self._closed(gpu, id) for gpu in entry.gpus)
+            if not classes.may_upgrade(entry.job.gpus, self.free_quota(tenant), closed):
                 continue
             entry.guaranteed = True
             self.used[tenant] = self.used.get(tenant, 0) + entry.job.gpus
@@ -213,7 +212,7 @@ class Pool:
         return actions
 
     def _closed(self, gpu: int, id: str) -> bool:
-        return self.reserving not in (None, id) and gpu in self.reserved
+        return not classes.may_reserve(id, self.reserving) and gpu in self.reserved
 
     def _guaranteed(self) -> list[Action]:
         waiting = [entry for entry in self.jobs.values() if not entry.gpus and entry.job_class != "opportunistic"]
@@ -234,7 +233,7 @@ class Pool:
                     self.holder[gpu] = job.id
                 self._drop_reservation(job.id)
                 actions.append(Start(job.id, chosen, True))
-            elif self.reserving in (None, job.id):
+            elif classes.may_reserve(job.id, self.reserving):
                 actions += self._reserve(job, candidates)
         return actions
 
@@ -255,22 +254,23 @@ class Pool:
     def _reserve(self, job: PoolJob, candidates: list[int]) -> list[Action]:
         """What there is, up to what it asks for; for one host the host where most is. It never shrinks."""
         wanted = candidates
-        if job.same_host:
-            counts: dict[int, int] = {}
-            for gpu in candidates:
-                counts[gpu // self.per_host] = counts.get(gpu // self.per_host, 0) + 1
-            if not counts:
-                return []
-            kept = {gpu // self.per_host for gpu in self.reserved} if self.reserving == job.id else set()
-            host = min(counts, key=lambda each: (each not in kept, -counts[each], each))
-            wanted = [gpu for gpu in candidates if gpu // self.per_host == host]
         mine = self.reserved if self.reserving == job.id else ()
+        if job.same_host:
+            there, anything = self._by_host(candidates), dict.fromkeys(self._by_host(candidates), job.gpus)
+            kept = classes.grown(self._by_host(mine), there, anything, 1, job.gpus)
+            wanted = [gpu for gpu in candidates if gpu // self.per_host in kept]
         more = sorted((gpu for gpu in wanted if gpu not in mine), key=lambda gpu: (self.guests[gpu], gpu))
         grown = tuple(sorted([*mine, *more[: max(0, job.gpus - len(mine))]]))
         if not grown or grown == mine:
             return []
         self.reserving, self.reserved = job.id, grown
         return [Reserve(job.id, grown)]
+
+    def _by_host(self, gpus: Sequence[int]) -> dict[int, int]:
+        counts: dict[int, int] = {}
+        for gpu in gpus:
+            counts[gpu // self.per_host] = counts.get(gpu // self.per_host, 0) + 1
+        return counts
 
     def _opportunistic(self) -> list[Action]:
         waiting = [entry for entry in self.jobs.values() if not entry.gpus and entry.job_class == "opportunistic"]

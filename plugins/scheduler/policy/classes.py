@@ -1,0 +1,133 @@
+"""What a job's class lets it do: quotas, demotion, upgrade, and one gang that waits for GPUs (AntMan §3.2, §3.3).
+
+A *guaranteed* job uses its tenant's quota and nobody else's job may be in its way. An *opportunistic* one uses none,
+takes what guaranteed jobs leave, and yields to them. An *auto* job is guaranteed until it waited too long; then it is
+opportunistic, until a quota that got free makes it guaranteed where it runs.
+
+These functions decide that for the replicated queue of a rack (`machine/leader.py`) and for a pool whose GPUs are
+shared (`machine/pool.py`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from covey.core import JobId
+from plugins.scheduler.policy.order import Row, Selection
+
+Host = TypeVar("Host", bound=Any)
+Guest = TypeVar("Guest")
+
+
+def is_late(job_class: str, waited_s: float, demote_after_s: float | None) -> bool:
+    """Whether a waiting job becomes opportunistic now (AntMan §3.3: "jobs that suffer long queuing delay")."""
+    return demote_after_s is not None and job_class == "auto" and waited_s >= demote_after_s
+
+
+def may_upgrade(gpus: int, free_quota: int | None, closed: bool) -> bool:
+    """Whether a demoted job that runs becomes guaranteed where it is (AntMan §3.3, job upgrade). `free_quota` None: its
+    tenant has no limit. `closed`: one of its GPUs holds a guaranteed job, or is kept for another gang."""
+    return not closed and (free_quota is None or gpus <= free_quota)
+
+
+def may_reserve(job: str, reserving: str | None) -> bool:
+    """Whether this gang may keep GPUs that do not suffice for it. Only one does at a time: two half gangs could wait
+    for each other for ever."""
+    return reserving is None or reserving == job
+
+
+def grown(
+    mine: Mapping[Host, int], there: Mapping[Host, int], totals: Mapping[Host, int], workers: int, each: int
+) -> dict[Host, int]:
+    """GPUs per host that a gang of `workers` times `each` GPUs keeps while it does not fit: what it has, then more on
+    those hosts, then where most is. `there`: GPUs it might take, `mine` among them; `totals`: GPUs of each host, so
+    that nothing is kept where no worker will ever fit. It never shrinks while `there` does not."""
+    kept = {host: min(gpus, there.get(host, 0)) for host, gpus in sorted(mine.items())}
+    kept = {host: gpus for host, gpus in kept.items() if gpus}
+    left = workers - sum(-(-gpus // each) for gpus in kept.values())
+    for host, gpus in kept.items():
+        kept[host] = min(there[host], -(-gpus // each) * each)
+    for host in sorted(there, key=lambda host: (host not in kept, -there[host], host)):
+        has = kept.get(host, 0)
+        more = min(left, totals[host] // each - -(-has // each))
+        take = min(there[host] - has, more * each)
+        if take > 0:
+            kept[host] = has + take
+            left -= -(-take // each)
+    return dict(sorted(kept.items()))
+
+
+def victims(
+    free: Mapping[Host, int],
+    guests: Sequence[tuple[Guest, Mapping[Host, int]]],
+    fits: Callable[[Mapping[Host, int]], bool],
+) -> list[Guest] | None:
+    """Which opportunistic jobs stop so that a gang fits: none of the older ones that need not, and nobody when all of
+    them would not be enough (None). `guests`: newest first, with the GPUs that each holds by host."""
+    have, stopped = dict(free), 0
+    while not fits(have):
+        if stopped == len(guests):
+            return None
+        have = _plus(have, guests[stopped][1], 1)
+        stopped += 1
+    chosen = list(guests[:stopped])
+    for guest in reversed(guests[:stopped]):
+        without = _plus(have, guest[1], -1)
+        if fits(without):
+            have = without
+            chosen.remove(guest)
+    return [guest for guest, _ in chosen]
+
+
+def _plus(free: Mapping[Host, int], more: Mapping[Host, int], sign: int) -> dict[Host, int]:
+    return dict(free) | {host: free.get(host, 0) + sign * gpus for host, gpus in more.items()}
+
+
+def choose(
+    rows: Sequence[Row], capacity: int, quotas: Mapping[str, int | None], default: int | None = None
+) -> Selection:
+    """2DAS for jobs of several tenants. `rows`: guaranteed jobs, in the order of `order.ordered`.
+
+    Each tenant's jobs are walked with its quota as the capacity, so a job is preempted only by one of its own tenant.
+    GPUs that other tenants' jobs run on are out of reach, also when quotas promise more than there is. Tenants without
+    a quota share what is left, in one order, and yield to a promise.
+    """
+    promised = [row for row in rows if quotas.get(row.tenant, default) is not None]
+    shared = [row for row in rows if quotas.get(row.tenant, default) is None]
+    own: dict[str, int] = {}
+    for row in promised:
+        own[row.tenant] = own.get(row.tenant, 0) + (row.gpus if row.running else 0)
+    pool = max(0, capacity - sum(own.values()))
+    left = {tenant: quotas.get(tenant, default) or 0 for tenant in own}
+    debt = dict.fromkeys(own, 0)
+    """What a tenant's chosen jobs take from its own jobs that come later in the order."""
+    run: list[JobId] = []
+    preempt: list[JobId] = []
+    over_quota: list[JobId] = []
+    for row in promised:
+        tenant, gpus = row.tenant, row.gpus
+        fits = gpus <= left[tenant] and gpus <= pool + own[tenant] - debt[tenant]
+        if not fits:
+            if row.running:
+                preempt.append(row.id)
+                own[tenant] -= gpus
+                pool += max(0, gpus - debt[tenant])
+                debt[tenant] = max(0, debt[tenant] - gpus)
+            elif gpus > left[tenant]:
+                over_quota.append(row.id)
+            continue
+        run.append(row.id)
+        left[tenant] -= gpus
+        if row.running:
+            own[tenant] -= gpus
+            paid = max(0, debt[tenant] - own[tenant])
+        else:
+            debt[tenant] += gpus
+            paid = min(pool, gpus)
+        pool, debt[tenant] = pool - paid, debt[tenant] - paid
+    for row in shared:
+        if row.gpus <= pool:
+            pool -= row.gpus
+            run.append(row.id)
+        elif row.running:
+            preempt.append(row.id)
+    return Selection(tuple(run), tuple(preempt), tuple(over_quota))
