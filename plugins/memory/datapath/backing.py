@@ -16,6 +16,10 @@ whatever was being written at that moment.
 When a volume is loaded, every page written after the mark is read and checked. What is torn was never promised: its
 entry is taken back and the other place counts. After that a page that does not match its checksum is a failing disk,
 and an error.
+
+A kernel that failed to sync may have dropped what was written, and says so only once: a later sync that succeeds
+proves nothing. So what is not synced yet is kept in memory too, and after a failure all of it is written again, to the
+same places, before the next sync is believed. A disk that is well again is used again.
 """
 
 import asyncio
@@ -36,7 +40,8 @@ ENTRY_BYTES = _ENTRY.size
 _LOAD_ENTRIES = 1 << 16
 READ_TRIES = 8
 UNSYNCED_MAX = 4096
-"""Pages written without a sync; so many are checked, at most, when the volume is loaded."""
+"""Pages written without a sync; about so many are kept in memory (16 MiB of 4 KiB), and checked when the volume is
+loaded."""
 
 
 class Page(NamedTuple):
@@ -66,25 +71,28 @@ class Backing:
         self._checksum = array("I", bytes(4 * pages))
         self._place = bytearray(b"\1" * pages)
         """Which place holds the newest version; the first write goes to place 0."""
-        self._unsynced: set[int] = set()
+        self._unsynced: dict[int, Page] = {}
         """Pages whose newest content may not be durable yet; at most `UNSYNCED_MAX` and one batch."""
         self._batch = self._mark = 0
-        self._sick = ""
+        self._doubted = False
+        """A sync failed: what is unsynced is written again before the next one."""
         self._lock = asyncio.Lock()
 
     async def load(self) -> None:
         """Read the index. Entries that are no entries (torn, never written) count as never written."""
         mark, signature = _MARK.unpack(await self._disk.read_at(self._index_name, self._mark_at, _MARK.size))
         self._mark = self._batch = mark if signature == _signature(_Entry(mark, 0, 0), 0, 0) else 0
+        unmarked: set[int] = set()
         for place in (0, 1):
             for first in range(0, self.pages, _LOAD_ENTRIES):
                 count = min(_LOAD_ENTRIES, self.pages - first)
                 data = await self._disk.read_at(self._index_name, self._entry_at(place, first), count * ENTRY_BYTES)
                 if data.count(0) != len(data):
-                    self._load(place, first, data)
-        await self._settle()
+                    self._load(place, first, data, unmarked)
+        await self._settle(unmarked)
 
-    def _load(self, place: int, first: int, data: bytes) -> None:
+    def _load(self, place: int, first: int, data: bytes, unmarked: set[int]) -> None:
+        """`unmarked`: pages whose newest entry is of a batch after the mark."""
         for page in range(first, first + len(data) // ENTRY_BYTES):
             entry = _parsed(data[(page - first) * ENTRY_BYTES : (page - first + 1) * ENTRY_BYTES], page, place)
             if entry is None:
@@ -92,13 +100,13 @@ class Backing:
             self._batch = max(self._batch, entry.batch)
             if entry.version > self.version[page]:
                 self.version[page], self._checksum[page], self._place[page] = entry.version, entry.checksum, place
-                (self._unsynced.add if entry.batch > self._mark else self._unsynced.discard)(page)
+                (unmarked.add if entry.batch > self._mark else unmarked.discard)(page)
 
-    async def _settle(self) -> None:
-        """Take back what is torn; then all that is left is durable, and marked so."""
-        if not self._unsynced:
+    async def _settle(self, unmarked: set[int]) -> None:
+        """Take back what is torn; then all that is left is durable, and marked so. OSError: load it again."""
+        if not unmarked:
             return
-        for page in sorted(self._unsynced):
+        for page in sorted(unmarked):
             data = await self._disk.read_at(self._data_name, self._page_at(self._place[page], page), self.page_bytes)
             if _checksum(self.version[page], page, memoryview(data)) != self._checksum[page]:
                 await self._take_other(page)
@@ -178,7 +186,7 @@ class Backing:
         """On return a later read, also of another process, finds these pages; durable after `sync`. OSError: some may
         be written and some not; write them again."""
         async with self._lock:
-            if len(self._unsynced) >= UNSYNCED_MAX or not self._unsynced.isdisjoint(batch):
+            if len(self._unsynced) >= UNSYNCED_MAX or not self._unsynced.keys().isdisjoint(batch):
                 await self._sync()
             self._batch += 1
             for run in _runs(sorted(batch), self._place):
@@ -187,6 +195,13 @@ class Backing:
     async def _write_run(self, run: Sequence[int], batch: Mapping[int, Page]) -> None:
         place = 1 - self._place[run[0]]
         sums = [_checksum(batch[page].version, page, memoryview(batch[page].data)) for page in run]
+        await self._put(run, place, batch, sums)
+        for page, checksum in zip(run, sums, strict=True):
+            self.version[page], self._checksum[page], self._place[page] = batch[page].version, checksum, place
+            self._unsynced[page] = batch[page]
+
+    async def _put(self, run: Sequence[int], place: int, batch: Mapping[int, Page], sums: Sequence[int]) -> None:
+        """Content first, then the entries: a process killed between the two has written nothing."""
         entries = b"".join(
             _packed(_Entry(batch[page].version, self._batch, checksum), page, place)
             for page, checksum in zip(run, sums, strict=True)
@@ -194,29 +209,32 @@ class Backing:
         content = b"".join(batch[page].data for page in run)
         await self._disk.write_at(self._data_name, self._page_at(place, run[0]), content)
         await self._disk.write_at(self._index_name, self._entry_at(place, run[0]), entries)
-        for page, checksum in zip(run, sums, strict=True):
-            self.version[page], self._checksum[page], self._place[page] = batch[page].version, checksum, place
-        self._unsynced.update(run)
 
     async def sync(self) -> None:
-        """Everything written before is durable. OSError for good after the first failure: a kernel that failed to write
-        a page may have dropped it, and says so only once."""
+        """Everything written before is durable. OSError when it may not be; everything is written anew by the next."""
         async with self._lock:
             await self._sync()
 
     async def _sync(self) -> None:
-        if self._sick:
-            raise OSError(errno.EIO, f"the disk failed earlier: {self._sick}")
+        if self._doubted:
+            await self._write_again()
         try:
             await self._disk.sync(self._data_name)
             await self._disk.sync(self._index_name)
-        except OSError as error:
-            self._sick = str(error)
+        except OSError:
+            self._doubted = True
             raise
+        self._doubted = False
         self._unsynced.clear()
         self._mark = self._batch
         mark = _MARK.pack(self._mark, _signature(_Entry(self._mark, 0, 0), 0, 0))
         await self._disk.write_at(self._index_name, self._mark_at, mark)  # lost, it only makes us more careful
+
+    async def _write_again(self) -> None:
+        """Where it is already: that place does not hold the last content that was synced, so nothing is at stake."""
+        self._batch += 1
+        for run in _runs(sorted(self._unsynced), self._place):
+            await self._put(run, self._place[run[0]], self._unsynced, [self._checksum[page] for page in run])
 
     async def delete(self) -> None:
         await self._disk.delete(self._data_name)

@@ -31,14 +31,14 @@ class QuietLog:
 
 
 class GateDisk:
-    """A disk whose `write_at` waits while the gate is shut, and which counts syncs."""
+    """A disk whose `write_at` waits while the gate is shut, and which counts syncs; both fail when told to."""
 
     def __init__(self, disk: DirectoryDisk) -> None:
         self._disk = disk
         self.gate = asyncio.Event()
         self.gate.set()
         self.syncs = 0
-        self.fail = False
+        self.fail = self.sync_fail = False
 
     async def write_at(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:
         await self.gate.wait()
@@ -48,6 +48,8 @@ class GateDisk:
 
     async def sync(self, name: str) -> None:
         self.syncs += 1
+        if self.sync_fail:
+            raise OSError(5, "broken")
         await self._disk.sync(name)
 
     def __getattr__(self, name: str) -> Any:

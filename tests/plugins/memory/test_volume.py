@@ -282,6 +282,23 @@ async def test_a_full_queue_holds_up_writers_and_reads_go_on() -> None:
         await waiting
 
 
+async def test_a_disk_whose_failure_is_over_takes_pages_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plugins.memory.datapath.spill.RETRY_S", 0.01)
+    async with a_bench() as bench:
+        volume = await bench.volume()
+        await write(volume, 20, 1)
+        bench.disk.sync_fail = True
+        with pytest.raises(OSError, match="broken"):
+            await volume.flush()
+        with pytest.raises(OSError, match="broken"):
+            await write(volume, 20, 2)
+        bench.disk.sync_fail = False
+        await soon(lambda: len(volume.queue) == 0)
+        await write(volume, 20, 3)
+        await volume.flush()
+        assert await read(volume, 20, 1) == [3]
+
+
 async def test_a_disk_that_refuses_fails_unmapped_writes_and_loses_nothing_of_mapped_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
