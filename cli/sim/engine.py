@@ -16,10 +16,13 @@ import heapq
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
+from cli.sim.engine_places import Floor, Placing
 from plugins.scheduler.machine.order_book import JOB_BITS, JOB_MASK, OrderBook
 from plugins.scheduler.policy.history import History
 from plugins.scheduler.policy.rules import MOVING, Rules
+from plugins.scheduler.policy.starve import promoted_after
 
 WAIT, RUN, RESUME, SUSP, DONE, UNBORN = range(6)
 COMPLETE, READY, _ARRIVE, DEMOTE, PROMOTE = 2, 3, 4, 5, 6
@@ -40,6 +43,10 @@ class SimJob:
     limit_s: int | None = None
     """What was asked for; only `backfill` looks at it."""
     tenant: str = ""
+    skew: float | None = None
+    """Bytes of the largest tensor over bytes of all, 0..1; None: not known. Only where there are hosts."""
+    spread_slowdown: Fraction | None = None
+    """How much longer it takes when it is skewed and spread; None: as for all."""
 
 
 @dataclass
@@ -99,6 +106,8 @@ class Engine:
         self.left = count
         self.now = 0
         self.decided_at = -1
+        self.floor: Floor | None = None
+        """Who is on which host; None: GPUs are alike."""
         self.dirty = False
         """Something happened since the last decision."""
         discipline = rules.discipline
@@ -112,6 +121,16 @@ class Engine:
             merged=merged,
             blocking=discipline == "fifo",
             moving=self.moving,
+        )
+
+    def on_hosts(self, hosts: int, placing: Placing) -> None:
+        """Before `run`: the GPUs are those of so many hosts, and whoever starts gets a place on them."""
+        jobs = self.jobs
+        self.floor = Floor(
+            hosts,
+            self.capacity // hosts,
+            placing,
+            lambda job: (jobs[job].gpus, jobs[job].skew, jobs[job].spread_slowdown),
         )
 
     # ---- keys ----
@@ -240,6 +259,7 @@ class Engine:
                     self._go(job)
                     continue
                 self.suspended -= self.width[job]
+                self._lift(job)
                 self._wait(job)
             elif kind == DEMOTE:
                 self._demote(job)
@@ -301,13 +321,9 @@ class Engine:
 
     def _promotion(self, job: int, queue: int) -> int | None:
         """When this job, waiting from now on, will be promoted."""
-        rules, at = self.rules, None
-        if rules.starve_limit_s is not None:
-            at = self.now + rules.starve_limit_s
-        if rules.knob is not None and queue > 0 and self.ran[job] > 0:
-            needed = -(-rules.knob[0] * self.ran[job] // rules.knob[1])
-            knob = self.now + max(0, needed - self.waited[job])
-            at = knob if at is None else min(at, knob)
+        rules = self.rules
+        after = promoted_after(queue, self.ran[job], self.waited[job], rules.knob, rules.starve_limit_s)
+        at = None if after is None else self.now + after
         if at is not None and self.quantum is not None:
             at = -(-at // self.quantum) * self.quantum
         return at
@@ -324,6 +340,8 @@ class Engine:
         self.pending[job] = 0
         if not again:
             self.first[job] = now
+        if self.floor is not None:
+            self.remaining[job] = self.floor.put(job, self.remaining[job])
         self.state[job] = RESUME
         if self.lead[job]:
             self.book.promote(self.lead[job], True)
@@ -377,9 +395,15 @@ class Engine:
         else:
             self.book.stop(self.queue[job], self.key[job])
 
+    def _lift(self, job: int) -> None:
+        """Its GPUs are free now."""
+        if self.floor is not None:
+            self.remaining[job] = self.floor.lift(job, self.remaining[job])
+
     def _complete(self, job: int) -> None:
         self._accrue(job)
         self._vacate(job)
+        self._lift(job)
         self.state[job] = DONE
         self.out.end_s[job] = self.now
         self.out.first_s[job] = self.first[job]
@@ -395,6 +419,7 @@ class Engine:
             self.out.held_gpu_s += preempt_s * self.width[job]
             self._post(job, self.now + preempt_s, READY)
         else:
+            self._lift(job)
             self._wait(job)
 
     def _demote(self, job: int) -> None:

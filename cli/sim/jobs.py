@@ -13,6 +13,11 @@ settings   thresholds=3200/51200  inside=sticky|first  quantum=60  knob=8 (or 1/
            preempt=30  restore=30  narrow=on|off  limit_factor=1 (backfill: the limit of a job that names none, as a
            multiple of its duration)  samples=FILE (gittins, dgittins: totals of past jobs, one column service_gpu_s)
            sharing=on  guest_rate=0.4  slowdown=0.05 (covey: who waits runs beside others on their GPUs)
+
+hosts      --gpus 64x8 also places every gang on hosts: packed when its model is skewed, into the gaps otherwise. The
+           columns `skew`, `model` and `spread_slowdown` of a trace say which is which, or --set skew=0.7 (of jobs whose
+           trace says nothing), spread_slowdown=0.5 (a skewed gang on more hosts than needed takes 1.5 times as long)
+           and packlimit=0.3 (the skew above which a gang is packed). Where nobody is slowed, hosts change no time.
 """
 
 import argparse
@@ -27,9 +32,10 @@ import msgspec
 
 from cli.sim.engine import Outcome, SimJob
 from cli.sim.engine_baselines import engine_for
+from cli.sim.engine_places import Placing, Tally
 from cli.sim.engine_sharing import Device, Shared
 from cli.sim.report import Cell, Figure, Progress, Report, Series, Table, Wrong
-from cli.sim.trace import Trace, read_services, read_trace
+from cli.sim.trace import SLOWDOWN_MAX, Trace, read_services, read_trace
 from cli.table import plural
 from plugins.scheduler.policy.history import History
 from plugins.scheduler.policy.rules import COVEY, LAS_PUBLISHED, NON_PREEMPTIVE, Discipline, Rules
@@ -56,6 +62,7 @@ class Plan:
     samples: Path | None = None
     device: Device | None = None
     """Sharing is on."""
+    placing: Placing = Placing()
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,22 +74,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, progress: Progress) -> Report:
     plan = plan_of(options.policy, settings_of(options.set))
-    capacity = gpus_of(options.gpus)
-    return simulate(read_trace(options.trace), capacity, plan, progress)
+    capacity, hosts = gpus_of(options.gpus)
+    unusable = sorted(set(settings_of(options.set)) & HOSTS_ONLY)
+    if unusable and hosts is None:
+        raise Wrong(f"--set {unusable[0]}", "it describes gangs on hosts", "give hosts x GPUs, such as --gpus 64x8")
+    return simulate(read_trace(options.trace), capacity, plan, progress, hosts)
 
 
 # ---- what was asked for ----
 
 
-def gpus_of(text: str) -> int:
-    """`512` or `64x8`. Wrong when it is neither."""
+def gpus_of(text: str) -> tuple[int, int | None]:
+    """GPUs and, when they are said, hosts of `512` or `64x8`. Wrong when it is neither."""
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(part.isascii() and part.isdigit() and len(part) < 9 for part in parts):
         raise Wrong(f"--gpus {text}", "a number of GPUs, or hosts x GPUs such as 64x8, is expected", "correct it")
     total = math.prod(int(part) for part in parts)
     if not 1 <= total <= GPUS_MAX:
         raise Wrong(f"--gpus {text}", f"1 to {GPUS_MAX} GPUs can be simulated", "correct it")
-    return total
+    return total, int(parts[0]) if len(parts) == 2 else None
 
 
 def settings_of(given: Sequence[str]) -> dict[str, str]:
@@ -181,6 +191,16 @@ def _device(name: str) -> Setting:
     return put
 
 
+def _placing(name: str, parse: Callable[[Fraction], Any], high: int) -> Setting:
+    def put(plan: Plan, text: str) -> Plan:
+        number = Fraction(text).limit_denominator(10**6)
+        if not 0 <= number <= high:
+            raise ValueError(f"{text} is not from 0 to {high}")
+        return replace(plan, placing=replace(plan.placing, **{name: parse(number)}))
+
+    return put
+
+
 def _factor(plan: Plan, text: str) -> Plan:
     factor = Fraction(text)
     if not 0 < factor <= 1000:
@@ -202,8 +222,12 @@ SETTINGS: dict[str, Setting] = {
     "sharing": _sharing,
     "guest_rate": _device("guest_rate"),
     "slowdown": _device("slowdown"),
+    "skew": _placing("skew", float, 1),
+    "packlimit": _placing("packlimit", float, 1),
+    "spread_slowdown": _placing("slowdown", Fraction, SLOWDOWN_MAX),
 }
 SHARING_ONLY = {"guest_rate", "slowdown"}
+HOSTS_ONLY = {"skew", "packlimit", "spread_slowdown"}
 EXPECTED = {
     "thresholds": "whole GPU-s, ascending, such as 3200/51200; none for one queue",
     "inside": "sticky or first",
@@ -218,14 +242,17 @@ EXPECTED = {
     "sharing": "on or off",
     "guest_rate": "a number from 0 to 1",
     "slowdown": "a number from 0 to 1",
+    "skew": "a number from 0 to 1: bytes of the largest tensor over bytes of all",
+    "packlimit": "a number from 0 to 1",
+    "spread_slowdown": f"a number from 0 to {SLOWDOWN_MAX}: 0.5 is half as long again",
 }
 
 
 # ---- the run ----
 
 
-def simulate(trace: Trace, capacity: int, plan: Plan, progress: Progress) -> Report:
-    """One run. Gangs wider than the cluster are left out, and counted."""
+def simulate(trace: Trace, capacity: int, plan: Plan, progress: Progress, hosts: int | None = None) -> Report:
+    """One run, on so many equal hosts when they are given. Gangs wider than the cluster are left out, and counted."""
     jobs = [job for job in trace.jobs if job.gpus <= capacity]
     wide = len(trace.jobs) - len(jobs)
     if not jobs:
@@ -236,11 +263,52 @@ def simulate(trace: Trace, capacity: int, plan: Plan, progress: Progress) -> Rep
         turn = max(TURN_S, span // TURNS_MAX)
         plan = replace(plan, rules=msgspec.structs.replace(plan.rules, quantum_s=turn))
     history = history_of(plan, jobs)
+    tally: Tally | None = None
     if plan.device is not None:
         out = Shared(jobs, capacity, plan.rules, plan.device).run(progress)
     else:
-        out = engine_for(plan.rules)(jobs, capacity, plan.rules, history).run(progress)
-    return report(trace, jobs, capacity, plan, out, wide)
+        engine = engine_for(plan.rules)(jobs, capacity, plan.rules, history)
+        if hosts is not None:
+            engine.on_hosts(hosts, plan.placing)
+        out = engine.run(progress)
+        tally = None if engine.floor is None else engine.floor.tally
+    found = report(trace, jobs, capacity, plan, out, wide)
+    return found if hosts is None else _with_hosts(found, plan, hosts, capacity // hosts, tally)
+
+
+def _with_hosts(found: Report, plan: Plan, hosts: int, gpus_each: int, tally: Tally | None) -> Report:
+    """The report, and where gangs were."""
+    data = {**found.data, "hosts": hosts, "gpus_per_host": gpus_each}
+    if tally is None:
+        said = f"sharing counts GPUs only: which of the {plural(hosts, 'host')} a gang is on was not looked at"
+        return replace(found, data=data, warnings=[*found.warnings, said])
+    placed = tally.found()
+    data |= placed
+    data["settings"] = {**found.data["settings"], **said_of_places(plan.placing)}
+    share = f"{100 * tally.skewed_spread / max(1, tally.skewed):.1f} % of the skewed"
+    rows: list[Sequence[Cell]] = [
+        ("gangs placed", tally.gangs, "starts of more than one GPU"),
+        (
+            "hosts per gang",
+            f"{placed['nodes_per_gang_mean']:.2f}",
+            f"{placed['nodes_per_gang_fewest_mean']:.2f} needed",
+        ),
+        ("gangs on more hosts than needed", tally.spread, f"{100 * tally.spread / max(1, tally.gangs):.1f} %"),
+        ("... of skewed models", tally.skewed_spread, share),
+        ("lost to being spread", duration(float(tally.lost_gpu_s)), "GPU time"),
+    ]
+    notes = [f"{key}: {value}" for key, value in said_of_places(plan.placing).items()]
+    table = Table(f"places on {hosts} hosts of {gpus_each} GPUs", ("what", "value", "of which"), rows, notes)
+    return replace(found, data=data, tables=(*found.tables, table))
+
+
+def said_of_places(placing: Placing) -> dict[str, float]:
+    """The settings that placement looks at."""
+    return {
+        "packlimit": placing.packlimit,
+        "skew_of_unknown": placing.skew,
+        "spread_slowdown": float(placing.slowdown),
+    }
 
 
 def _limited(job: SimJob, factor: Fraction) -> SimJob:

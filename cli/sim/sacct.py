@@ -346,20 +346,22 @@ def _report(
     figures: list[Figure] = []
     warnings: list[str] = []
     if options.gpus:
-        compared, figure, warnings = compare(trace, simulator.gpus_of(options.gpus), progress)
+        compared, figure, warnings = compare(trace, *simulator.gpus_of(options.gpus), progress)
         tables.append(_comparison(compared, trace, options.gpus))
         figures.append(figure)
         data["compared"] = compared
     return Report("import", data, tables, figures, warnings)
 
 
-def compare(trace: Trace, capacity: int, progress: Progress) -> tuple[dict[str, dict[str, object]], Figure, list[str]]:
+def compare(
+    trace: Trace, capacity: int, hosts: int | None, progress: Progress
+) -> tuple[dict[str, dict[str, object]], Figure, list[str]]:
     """The same jobs under backfill and under covey."""
     found: dict[str, dict[str, object]] = {}
     series: list[Series] = []
     warnings: list[str] = []
     for policy in ("backfill", "covey"):
-        report = simulator.simulate(trace, capacity, simulator.plan_of(policy, {}), progress)
+        report = simulator.simulate(trace, capacity, simulator.plan_of(policy, {}), progress, hosts)
         found[policy] = report.data
         series += report.figures[0].series
         warnings += report.warnings

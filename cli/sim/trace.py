@@ -1,8 +1,9 @@
 """Traces of jobs: CSV, plain or gzip, one header line, one job a line.
 
-    job_id,submit_time_s,num_gpus,duration_s[,tenant][,status][,time_limit_s][,...]
+    job_id,submit_time_s,num_gpus,duration_s[,tenant][,status][,time_limit_s][,skew][,model][,spread_slowdown][,...]
 
-The first four columns are needed, in any order; others are kept out of the way. What cannot be used is refused with
+The first four columns are needed, in any order; others are kept out of the way. `skew` (0 to 1), `model` (its skew, when
+it is one of `engine_places.SKEWS`) and `spread_slowdown` say what it means to a gang to be spread over hosts. What cannot be used is refused with
 line, column and what was expected there, because a run over a trace that was half understood says nothing.
 """
 
@@ -12,13 +13,17 @@ import io
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 from pathlib import Path
 
 from cli.sim.engine import SimJob
+from cli.sim.engine_places import SKEWS
 from cli.sim.report import Wrong
 
 NEEDED = ("job_id", "submit_time_s", "num_gpus", "duration_s")
-LIMIT = "time_limit_s"
+LIMIT, SKEW, SLOWDOWN, MODEL = "time_limit_s", "skew", "spread_slowdown", "model"
+SLOWDOWN_MAX = 1000
 ID_MAX = 200
 GPUS_MAX = 1_000_000
 SECONDS_MAX = 10_000_000_000
@@ -50,7 +55,7 @@ def read_trace(path: Path) -> Trace:
         twice = next(name for name in names if names.count(name) > 1)
         raise Wrong(f"{path}, line {number}: column {twice} is there twice", "a name says one thing", "rename one")
     columns = {name: at for at, name in enumerate(names)}
-    extra: dict[str, list[str]] = {name: [] for name in names if name not in (*NEEDED, LIMIT, "tenant")}
+    extra: dict[str, list[str]] = {name: [] for name in names if name not in (*NEEDED, LIMIT, SKEW, SLOWDOWN, "tenant")}
     jobs: list[SimJob] = []
     seen: dict[str, int] = {}
     limits = 0
@@ -90,7 +95,32 @@ def _job(path: Path, line: int, row: Sequence[str], columns: dict[str, int]) -> 
         duration_s=_whole(path, line, "duration_s", row[columns["duration_s"]], 1, SECONDS_MAX),
         limit_s=limit,
         tenant=row[columns["tenant"]].strip() if "tenant" in columns else "",
+        skew=_skew(path, line, row, columns),
+        spread_slowdown=_share(path, line, SLOWDOWN, row, columns, SLOWDOWN_MAX),
     )
+
+
+def _skew(path: Path, line: int, row: Sequence[str], columns: dict[str, int]) -> float | None:
+    said = _share(path, line, SKEW, row, columns, 1)
+    if said is None and MODEL in columns:
+        return SKEWS.get(row[columns[MODEL]].strip().lower())
+    return None if said is None else float(said)
+
+
+def _share(
+    path: Path, line: int, column: str, row: Sequence[str], columns: dict[str, int], high: int
+) -> Fraction | None:
+    """A number from 0 to `high` with a point, exactly; None when the column or the field is empty."""
+    text = row[columns[column]].strip() if column in columns else ""
+    if not text:
+        return None
+    try:
+        number = Decimal(text) if text.isascii() and len(text) <= 20 else Decimal(-1)
+    except InvalidOperation:
+        number = Decimal(-1)
+    if not (number.is_finite() and 0 <= number <= high):
+        raise _wrong(path, line, column, text, f"a number from 0 to {high}")
+    return Fraction(number).limit_denominator(10**6)
 
 
 def _whole(path: Path, line: int, column: str, text: str, low: int, high: int) -> int:
