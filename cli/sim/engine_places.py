@@ -3,9 +3,10 @@
 The model. A cluster is `hosts` times `gpus_each`. Whoever starts is placed by the product's own `place`: packed when
 the model is skewed (skew > PACKLIMIT), into the gaps otherwise, a single GPU where it leaves the least. Placement never
 keeps a gang waiting: it starts whenever enough GPUs are free, wherever they are (Tiresias §3.4). So hosts change two
-things only: how many of them a gang spans and, for a gang whose skew is above PACKLIMIT as published (whatever limit
-packing goes by) and that spans more than the fewest that could hold it, its pace: the same work takes 1 + `slowdown` times as long until it is placed anew. Nobody migrates; a checkpoint
-holds its places until it is over, and a restart is a new placement.
+things only. One is how many of them a gang spans. The other is the pace of a gang whose skew is above PACKLIMIT as
+published (whatever limit packing goes by) and that spans more hosts than the fewest that could hold it: the same work
+takes 1 + `slowdown` times as long until it is placed anew. Nobody migrates; a checkpoint holds its places until it is
+over, and a restart is a new placement.
 """
 
 import math

@@ -23,7 +23,7 @@ hosts      --gpus 64x8 also places every gang on hosts: packed when its model is
 import argparse
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -62,7 +62,7 @@ class Plan:
     samples: Path | None = None
     device: Device | None = None
     """Sharing is on."""
-    placing: Placing = Placing()
+    placing: Placing = field(default_factory=Placing)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

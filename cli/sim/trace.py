@@ -1,10 +1,11 @@
 """Traces of jobs: CSV, plain or gzip, one header line, one job a line.
 
-    job_id,submit_time_s,num_gpus,duration_s[,tenant][,status][,time_limit_s][,skew][,model][,spread_slowdown][,...]
+    job_id,submit_time_s,num_gpus,duration_s[,tenant][,status][,time_limit_s][,...]
 
-The first four columns are needed, in any order; others are kept out of the way. `skew` (0 to 1), `model` (its skew, when
-it is one of `engine_places.SKEWS`) and `spread_slowdown` say what it means to a gang to be spread over hosts. What cannot be used is refused with
-line, column and what was expected there, because a run over a trace that was half understood says nothing.
+The first four columns are needed, in any order; others are kept out of the way. Three more are for clusters with hosts:
+`skew` (0 to 1), `model` (its skew, when it is one of `engine_places.SKEWS`) and `spread_slowdown` say what it means to
+a gang to be spread. What cannot be used is refused with line, column and what was expected there, because a run over a
+trace that was half understood says nothing.
 """
 
 import csv
