@@ -3,15 +3,14 @@
     gossip -> facts -> bus -> rooms            jobs.sock -> frames -> the room that hears them
     links  -> courier -> rooms, log, reads     HTTP      -> commands of rooms and of the rack's view
 
-A room that fails is stopped and reported; it does not take the others down. Everything outside comes through `Env`, so
-the same `HostAgent` runs under the simulator.
+`agent.rooms` keeps the rooms apart: one that fails does not take the others down. Everything outside comes through
+`Env`, so the same `HostAgent` runs under the simulator.
 """
 
 import asyncio
 import contextlib
-import dataclasses
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -21,8 +20,10 @@ from agent.consensus.service import Consensus
 from agent.courier import Courier
 from agent.jobs import JobSocket
 from agent.journal import Journal
-from agent.rackview import Answer, Ask, RackView, RoomsFailed
+from agent.rackview import Answer, Ask, RackView
+from agent.rooms import Rooms
 from agent.runner import SupervisedRunner
+from agent.standing import Standing, facts_of_hosts
 from covey.core import Fact, HostId, Message
 from covey.ports import Env
 from covey.wire import Frame
@@ -33,13 +34,10 @@ from plugins.facts import Endpoints, HostView
 from plugins.registry import ROOMS
 from plugins.views import RoomHealth
 
-S = TypeVar("S", bound=msgspec.Struct)
 _encode = msgspec.msgpack.Encoder().encode
 _asks: msgspec.msgpack.Decoder[Ask | Answer] = msgspec.msgpack.Decoder(Ask | Answer)
 AGENT, LOG = "agent", "log"
 """Addressees of letters beside the rooms."""
-STOP_S = 3.0
-"""How long rooms may take to say goodbye, all together; SIGTERM must end within 5 s."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -47,34 +45,6 @@ class Identity(msgspec.Struct, frozen=True):
 
     uuid: bytes
     boot: int
-
-
-class RoomHost:
-    """`plugins.base.Host` as one room sees it: the agent, with this room's settings, and tasks that fail this room."""
-
-    def __init__(self, agent: "HostAgent", room: Room, settings: msgspec.Struct) -> None:
-        self._agent, self._room, self._settings = agent, room, settings
-        self.id, self.advertise, self.boot = agent.id, agent.config.advertise, agent.boot
-        self.runner, self.log = agent.runner, agent.log
-        self.env = dataclasses.replace(agent.env, spawn=self._spawn)
-        self.hosts, self.publish, self.tell = agent.hosts, agent.publish, agent.bus.tell
-        self.note, self.peers = agent.journal.note, agent.jobs.peers
-
-    def settings(self, kind: type[S]) -> S:
-        assert isinstance(self._settings, kind)
-        return self._settings
-
-    def _spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> object:
-        return self._agent.env.spawn(f"{self._room.name}: {name}", self._agent.guarded(self._room.name, work))
-
-    async def send(self, room: str, to: HostId, message: Message, deadline_s: float) -> bool:
-        if to == self.id:
-            await self._agent.hear(to, room, _encode(message))
-            return True
-        return await self._agent.courier.send(room, to, _encode(message), deadline_s)
-
-    async def ask(self, room: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
-        return await self._agent.ask(room, to, question, deadline_s)
 
 
 class HostAgent:
@@ -86,13 +56,12 @@ class HostAgent:
         self.boot = 0
         self.bus = Bus()
         self.journal = Journal(self.id, env.clock, env.disk)
-        self.health: dict[str, RoomHealth] = {}
-        self.rooms: dict[str, RoomService] = {}
+        self.standing = Standing()
+        self.rooms_at_work = Rooms(self, rooms)
         self.counters: dict[str, int] = {"letters for nobody": 0, "malformed letters": 0}
         self._keys = gossip_keys
-        self._known_rooms = {room.name: room for room in rooms}
         self._decoders = {room.name: msgspec.msgpack.Decoder(room.messages) for room in rooms}
-        self._stopping = False
+        self._identity_now = Identity(b"", 0)
         self.loop_lag_s = 0.0
         """How late the event loop was when last measured, seconds; kept up by whoever runs the agent."""
 
@@ -101,7 +70,7 @@ class HostAgent:
     async def start(self) -> None:
         """OSError or ValueError when this host cannot be an agent (address taken, sick disk); a failing room does not
         matter here."""
-        identity = await self._identity()
+        identity = self._identity_now = await self._identity()
         self.boot = identity.boot
         await self.journal.load()
         self.courier = Courier(self.env, self.boot, self._boot_of, self.hear, self._answer, self._raw)
@@ -125,9 +94,8 @@ class HostAgent:
             "endpoints", _encode(Endpoints(control, self.env.links.public_key, self.boot, self.config.http.bind))
         )
         await self.gossip.start()
-        for name, room in self._known_rooms.items():
-            await self._start_room(name, room)
-        if "scheduler" not in self.rooms:
+        await self.rooms_at_work.start()
+        if not self.log.bound:
             self.log.bind(lambda _index, _command: b"", lambda: b"", lambda _state: None)
         await self.log.start()
         await self.runner.start_up()
@@ -136,22 +104,9 @@ class HostAgent:
         self.env.spawn("agent: peers", self._meet())
         self.env.log.info("agent started", boot=self.boot, rooms=sorted(self.rooms))
 
-    async def _start_room(self, name: str, room: Room) -> None:
-        settings = self.config.rooms.get(name)
-        if settings is None:
-            self.health[name] = RoomHealth("off", "switched off in agent.toml")
-            return
-        self.health[name] = RoomHealth("on")
-        service = room.service(RoomHost(self, room, settings))
-        self.rooms[name] = service
-        await self.guarded(name, service.start())
-
     async def stop(self, leave: bool = True) -> None:
         """Say goodbye (`leave`: others see `left` at once); data paths and jobs live on."""
-        self._stopping = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_S):
-                await asyncio.gather(*(self._stop_room(name) for name in list(self.rooms)))
+        await self.rooms_at_work.stop()
         with contextlib.suppress(OSError):
             await self.journal.write()
         await self.jobs.stop()
@@ -159,12 +114,6 @@ class HostAgent:
         await self.log.stop()
         await self.gossip.stop(leave)
         await self.env.links.close()
-
-    async def _stop_room(self, name: str) -> None:
-        try:
-            await self.rooms[name].stop()
-        except Exception as error:
-            self.env.log.error("room failed while stopping", room=name, why=repr(error))
 
     async def _identity(self) -> Identity:
         stored = await self.env.disk.read("identity")
@@ -181,42 +130,36 @@ class HostAgent:
         await self.env.disk.replace("identity", _encode(identity))
         return identity
 
-    # ---- rooms: guarded, so that one that fails does not take the others down ----
+    async def next_boot(self) -> int:
+        """A boot number above every one before, durable on return: a room begins anew under it. OSError."""
+        identity = msgspec.structs.replace(self._identity_now, boot=self._identity_now.boot + 1)
+        self._identity_now = identity
+        await self.env.disk.replace("identity", _encode(identity))
+        return identity.boot
 
-    async def guarded(self, name: str, work: Coroutine[Any, Any, Any]) -> Any:
-        """Await a room's work; an exception stops that room and is reported. Refused passes: it is an answer."""
-        try:
-            return await work
-        except (asyncio.CancelledError, Refused):
-            raise
-        except Exception as error:
-            self._failed(name, error)
-            return None
+    # ---- rooms ----
 
-    def _failed(self, name: str, error: Exception) -> None:
-        why = f"{type(error).__name__}: {error}"
-        self.env.log.error("room failed", room=name, why=why, exc_info=error)
-        if self.health[name].state == "failed":
-            return
-        self.health[name] = RoomHealth("failed", why)
-        self.journal.note(f"host/{self.id}", f"room {name} failed", why)
-        service = self.rooms.pop(name, None)
-        self.publish("health", RoomsFailed(tuple(n for n, health in self.health.items() if health.state == "failed")))
-        if service is not None and not self._stopping:
-            self.env.spawn(f"agent: stop {name}", self._stop_failed(service))
+    @property
+    def rooms(self) -> Mapping[str, RoomService]:
+        """Those that are on."""
+        return self.rooms_at_work.services
 
-    async def _stop_failed(self, service: RoomService) -> None:
-        with contextlib.suppress(Exception):
-            await service.stop()
+    @property
+    def health(self) -> Mapping[str, RoomHealth]:
+        return self.rooms_at_work.health
+
+    def standing_facts(self) -> Sequence[Fact]:
+        """What holds now, for a room that begins late."""
+        leader = [facts.LeaderChanged(self.log.term, self.log.leader)] if self.log.term else []
+        others = [view for view in self.hosts() if view.host != self.id]
+        known = (facts_of_hosts(others), leader, self.standing.facts(), self.runner.facts(), self.jobs.facts())
+        return [fact for some in known for fact in some]
 
     def _listen(self, fact: Fact) -> None:
         if isinstance(fact, facts.HostGone) and fact.left:
             self.env.links.forget(fact.host)
-        for name, service in list(self.rooms.items()):
-            try:
-                service.take(fact)
-            except Exception as error:
-                self._failed(name, error)
+        self.standing.hear(fact)
+        self.rooms_at_work.tell(fact)
 
     # ---- letters ----
 
@@ -226,7 +169,7 @@ class HostAgent:
         if service is None or message is None:
             self.counters["letters for nobody"] += 1
             return
-        await self.guarded(room, service.hear(sender, message))
+        await self.rooms_at_work.guarded(room, service.hear(sender, message))
 
     async def _answer(self, sender: HostId, room: str, body: bytes) -> bytes:
         if room == AGENT:
@@ -239,7 +182,7 @@ class HostAgent:
         service, message = self.rooms.get(room), self._decoded(room, body)
         if service is None or message is None:
             raise self._not_understood(room)
-        answer = await self.guarded(room, service.answer(sender, message))
+        answer = await self.rooms_at_work.guarded(room, service.answer(sender, message))
         if answer is None:
             raise self._not_understood(room)
         return _encode(answer)
@@ -338,9 +281,9 @@ class HostAgent:
     # ---- processes of jobs ----
 
     async def _frame(self, peer: JobPeer, frame: Frame) -> None:
-        for name, room in self._known_rooms.items():
+        for name, room in self.rooms_at_work.known.items():
             if type(frame) in room.frames and name in self.rooms:
-                await self.guarded(name, self.rooms[name].frame(peer, frame))
+                await self.rooms_at_work.guarded(name, self.rooms[name].frame(peer, frame))
 
     # ---- what HTTP and agentctl ask ----
 
@@ -362,7 +305,7 @@ class HostAgent:
     def _guarded_command(self, name: str, call: Command) -> Command:
         async def guarded(arguments: Mapping[str, Any]) -> Any:
             failed_before = self.health[name].state == "failed"
-            result = await self.guarded(name, call(arguments))  # type: ignore[arg-type]
+            result = await self.rooms_at_work.guarded(name, call(arguments))  # type: ignore[arg-type]
             if result is None and self.health[name].state == "failed" and not failed_before:
                 raise Refused(1, f"the {name} room of {self.id} failed", self.health[name].why, "see the agent's log")
             return result
@@ -388,6 +331,7 @@ class HostAgent:
         for service in self.rooms.values():
             found |= service.metrics()
         found |= self.jobs.metrics()
+        found |= self.rooms_at_work.metrics()
         for source, counters in (
             ("gossip", self.gossip.counters),
             ("courier", self.courier.counters),

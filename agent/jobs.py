@@ -91,6 +91,10 @@ class JobSocket:
         """By rank, then by time of joining."""
         return sorted((peer for peer in self._joined if peer.job == job), key=lambda peer: peer.rank)
 
+    def facts(self) -> Sequence[Fact]:
+        """Who is joined now, for a room that has missed it."""
+        return [JobJoined(peer.job, peer.epoch, peer.rank) for peer in self._joined if peer.job is not None]
+
     def metrics(self) -> Mapping[str, float]:
         counted = {f'covey_job_frames_total{{kind="{kind}"}}': float(n) for kind, n in self.counters.items()}
         return {**counted, "covey_job_processes": float(len(self._joined))}

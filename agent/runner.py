@@ -13,7 +13,7 @@ up to it is refused: a grant's epoch is the fencing token.
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -91,6 +91,8 @@ class SupervisedRunner:
         self._forgotten: dict[JobId, int] = {}
         self._ports: dict[Key, HeldPort] = {}
         self._loading: asyncio.Future[None] | None = None
+        self._known = False
+        """The records have been read."""
 
     # ---- life ----
 
@@ -107,15 +109,19 @@ class SupervisedRunner:
                 epoch.stream.close()
 
     async def _loaded(self) -> None:
-        """Whoever comes first reads the records; the others wait for it."""
-        if self._loading is not None:
-            await asyncio.shield(self._loading)
-            return
-        self._loading = asyncio.get_running_loop().create_future()
-        try:
-            await self._load()
-        finally:
-            self._loading.set_result(None)
+        """Whoever comes first reads the records; the others wait for it. OSError from a sick disk: the next one who
+        comes reads them again."""
+        while not self._known:
+            if self._loading is not None:
+                await asyncio.shield(self._loading)
+                continue
+            self._loading = asyncio.get_running_loop().create_future()
+            try:
+                await self._load()
+                self._known = True
+            finally:
+                self._loading.set_result(None)
+                self._loading = None
 
     async def _load(self) -> None:
         for name in await self._env.disk.names("jobs/"):
@@ -136,7 +142,7 @@ class SupervisedRunner:
         for key, epoch in sorted(self._epochs.items()):
             if key[1] <= self._forgotten.get(key[0], 0):
                 del self._epochs[key]
-                await self._delete(key)
+                self._env.spawn(f"runner: forget {key[0]}.{key[1]}", self._delete_if_possible(key))
                 continue
             self._env.spawn(f"runner: follow {key[0]}.{key[1]}", self._follow(key, epoch))
 
@@ -203,6 +209,16 @@ class SupervisedRunner:
                 found[key] = {rank: pid.pid for rank, pid in state.pids.items() if rank not in state.codes}
         return found
 
+    def facts(self) -> Sequence[Fact]:
+        """What was told of epochs that are not forgotten, for a room that has missed it."""
+        found: list[Fact] = []
+        for key, epoch in sorted(self._epochs.items()):
+            if epoch.started:
+                found.append(_started(key, epoch.state))
+            if epoch.ended and not epoch.forgotten:
+                found.append(_ended(key, epoch))
+        return found
+
     def token(self, job: JobId, epoch: int) -> str | None:
         """What a rank of this epoch must present; None when it is not (or no longer) one of ours."""
         known = self._epochs.get((job, epoch))
@@ -255,6 +271,13 @@ class SupervisedRunner:
         """The record goes last: while it is there, the rest is looked for."""
         for ending in ("state", "preempt", "start"):
             await self._env.disk.delete(_file(key, ending))
+
+    async def _delete_if_possible(self, key: Key) -> None:
+        """What a sick disk keeps is found, and deleted, after the next restart."""
+        try:
+            await self._delete(key)
+        except OSError as error:
+            self._env.log.error("a job's record cannot be removed", job=key[0], epoch=key[1], why=str(error))
 
     # ---- one epoch, from its start to its end ----
 
@@ -344,10 +367,7 @@ class SupervisedRunner:
         scheduler starts them (and may have done so while we looked)."""
         self._epochs.pop(key, None)
         epoch.over.set()
-        try:
-            await self._delete(key)
-        except OSError as error:
-            self._env.log.error("a job's record cannot be removed", job=key[0], epoch=key[1], why=str(error))
+        await self._delete_if_possible(key)
 
     async def _give_up(self, key: Key, epoch: Epoch, state: State) -> None:
         """Our own program does not run here: end what an earlier one may have left, and say so."""
@@ -403,7 +423,7 @@ class SupervisedRunner:
         """Once, when all of them run."""
         if not epoch.started and len(state.pids) == len(epoch.record.spec.ranks):
             epoch.started = True
-            self._tell(RanksStarted(key[0], key[1], {rank: pid.pid for rank, pid in state.pids.items()}))
+            self._tell(_started(key, state))
 
     async def _end(self, key: Key, epoch: Epoch, state: State) -> None:
         if epoch.ended:
@@ -412,10 +432,7 @@ class SupervisedRunner:
             self._tell_started(key, epoch, state)  # ranks that ended before they could be seen running
         epoch.state, epoch.ended = state, True
         epoch.over.set()
-        codes = dict(state.codes)
-        for rank in epoch.record.spec.ranks:
-            codes.setdefault(rank.rank, UNKNOWN)
-        self._tell(RanksEnded(key[0], key[1], codes, state.reason, state.lost))
+        self._tell(_ended(key, epoch))
 
     async def _end_here(self, key: Key, epoch: Epoch, state: State) -> None:
         """An end that no supervisor wrote down: like any other it is told again after a restart."""
@@ -485,6 +502,17 @@ class SupervisedRunner:
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "NVIDIA_VISIBLE_DEVICES": gpus or "void",
         }
+
+
+def _started(key: Key, state: State) -> RanksStarted:
+    return RanksStarted(key[0], key[1], {rank: pid.pid for rank, pid in state.pids.items()})
+
+
+def _ended(key: Key, epoch: Epoch) -> RanksEnded:
+    codes = dict(epoch.state.codes)
+    for rank in epoch.record.spec.ranks:
+        codes.setdefault(rank.rank, UNKNOWN)
+    return RanksEnded(key[0], key[1], codes, epoch.state.reason, epoch.state.lost)
 
 
 def _instance(key: Key) -> str:

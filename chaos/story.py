@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from chaos import faults, stories
+from chaos import stories
 from chaos.rackworld import SimRack
 from chaos.world import Enough
 from covey.core import JobId
 
 WHOLE_S = 90.0
 """After `heal`, within which all hosts see each other and one leader."""
+ROOMS_S = 60.0
+"""After that, within which every room is on again: the longest pause before another try, and a start."""
 OVER_S = 240.0
 """After `heal`, within which all jobs are over: a lost host is waited for (60 s) before its job is placed again."""
 QUIET_S = 30.0
@@ -84,10 +86,9 @@ def tell(
 def ended(rack: SimRack, jobs: Mapping[JobId, tuple[str, ...]], over_s: float = OVER_S) -> None:
     """Heal everything; then the rack must be whole, and every job over in one of the states allowed for it."""
     rack.heal()
-    for host in rack.failed():  # a room that its disk stopped says so; whoever mends the disk restarts the agent
-        faults.strike(rack.world, faults.Kill("agent", host, 1.0))
     rack.run(2.0)
     rack.settle(WHOLE_S)
+    rack.until(lambda: not rack.failed(), ROOMS_S, "every room that a sick disk stopped is on again")
     rack.until(
         lambda: all(_state(rack, job) in STATES_OVER for job in jobs), over_s, f"all of {', '.join(jobs)} are over"
     )

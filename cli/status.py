@@ -1,6 +1,8 @@
 """The answering agent: since when it runs, whether its rooms work, and whether it knows a leader."""
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
 from cli.context import Context
 from cli.table import pairs, since, table
@@ -30,6 +32,15 @@ def run(context: Context) -> int:
     ]
     context.say(pairs(rows, context.paint))
     context.say()
-    lines = [(name, room["state"], room["why"]) for name, room in sorted(rooms.items())]
+    lines = [(name, room["state"], _why(room)) for name, room in sorted(rooms.items())]
     context.say(table(("ROOM", "STATE", "WHY"), lines, (), context.paint))
     return int(failed)
+
+
+def _why(room: Mapping[str, Any]) -> str:
+    """Why it failed, and what comes next."""
+    if room["state"] != "failed":
+        return str(room["why"])
+    again_s = room.get("again_s")
+    then = "restart the agent once it is mended" if again_s is None else f"starts again every {again_s:g} s or so"
+    return f"{room['why']}; {then}"

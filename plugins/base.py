@@ -64,7 +64,8 @@ class ReplicatedLog(Protocol):
         snapshot: Callable[[], bytes],
         restore: Callable[[bytes], None],
     ) -> None:
-        """Before start: the replicated state machine. `apply(index, command) -> result` is deterministic."""
+        """The replicated state machine: before start, and again whenever its room begins anew; then `restore` gets
+        what the one before it holds. `apply(index, command) -> result` is deterministic."""
 
     async def propose(self, command: bytes, timeout_s: float = 5.0) -> bytes:
         """From any host: the result of `apply` once committed. NoLeader, OutcomeUnknown."""

@@ -13,7 +13,11 @@ class RoomHealth(msgspec.Struct, frozen=True):
     state: str
     """`on`, `off` (switched off in agent.toml) or `failed`."""
     why: str = ""
-    """Why it failed, for people."""
+    """Why it failed, for people; of a room that is on again, why it was restarted."""
+    restarts: int = 0
+    """Since the agent started."""
+    again_s: float | None = None
+    """Of a failed room: the pause before it is started again; None: it stays as it is."""
 
 
 class HostRow(msgspec.Struct, frozen=True):
@@ -173,6 +177,18 @@ class AggregatorJobView(msgspec.Struct, frozen=True):
     received_bytes: int
     sent_bytes: int
     age_s: float = 0.0
+    period_us: int | None = None
+    """An iteration when it runs alone, D; None during its trial iterations."""
+    work_us: int | None = None
+    """The aggregator's work in one iteration, e."""
+    load: float | None = None
+    """Part of the aggregator that it was promised: e / d."""
+    loss: float | None = None
+    """Part of its speed that the aggregator's cycle takes from it, 0..1: (d - D) / d."""
+    loss_measured: float | None = None
+    """The same, measured over its last 100 iterations or so."""
+    refused: str = ""
+    """Why another aggregator would not take it, last."""
 
 
 class StoryLine(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """The wiring of one agent, on simulated hosts."""
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -124,3 +125,134 @@ def test_a_command_that_fails_is_refused_in_words_and_stops_its_room() -> None:
             rack.ask("h1", "fragile.poke", {})
         assert "ZeroDivisionError" in refused.value.why
         assert rack.agents["h1"].health["fragile"].state == "failed"
+
+
+# ---- rooms that the world failed start again ----
+
+
+class Sick(RoomService):
+    """Its disk is sick for its first lives; says who it is."""
+
+    name: ClassVar[str] = "sick"
+    lives: ClassVar[list["Sick"]] = []
+    sick_lives: ClassVar[int] = 0
+
+    async def start(self) -> None:
+        self.lives.append(self)
+        self.heard: list[Fact] = []
+        self.env.spawn("ticks", self._tick())
+        if len(self.lives) <= self.sick_lives:
+            raise OSError(5, "the disk is sick")
+
+    async def _tick(self) -> None:
+        while True:
+            self.host.publish("sick", Poke())
+            await asyncio.sleep(1.0)
+
+    def take(self, fact: Fact) -> None:
+        self.heard.append(fact)
+
+    def commands(self) -> Mapping[str, Command]:
+        return {"fill": self._fill}
+
+    async def _fill(self, _arguments: Mapping[str, Any]) -> dict[str, str]:
+        raise OSError(28, "no space left")
+
+
+SICK = Room(name="sick", paper="none", settings=Settings, messages=Poke, service=Sick)
+
+
+@pytest.fixture
+def sick_rack() -> Iterator[Callable[[int], SimRack]]:
+    """A rack of one whose room `sick` cannot start in that many of its lives."""
+    racks: list[SimRack] = []
+
+    def make(sick_lives: int) -> SimRack:
+        Sick.lives, Sick.sick_lives = [], sick_lives
+        racks.append(SimRack(7, hosts=1, rooms=(memory.ROOM, SICK), settings={"sick": {}}, watched=False).start())
+        return racks[0]
+
+    yield make
+    for rack in racks:
+        rack.close()
+
+
+def test_a_room_that_a_sick_disk_keeps_from_starting_is_started_again_with_growing_pauses(
+    sick_rack: Callable[[int], SimRack],
+) -> None:
+    rack = sick_rack(3)
+    began = rack.until(lambda: len(Sick.lives) == 1, 5.0, "it tries")
+    rack.run(0.5)
+    seen = rack.agents["h1"].health["sick"]
+    assert (seen.state, seen.again_s) == ("failed", 1.0) and "the disk is sick" in seen.why
+    took = rack.until(lambda: rack.agents["h1"].health["sick"].state == "on", 20.0, "it is on")
+    assert began < 5 and 5.5 < took < 8.0, "1 + 2 + 4 s, less the half second before"
+    agent = rack.agents["h1"]
+    assert (agent.health["sick"].restarts, agent.health["memory"].restarts) == (3, 0)
+    assert "the disk is sick" in agent.health["sick"].why
+    assert agent.metrics()['covey_room_restarts_total{room="sick"}'] == 3
+    rows: list[HostRow] = rack.ask("h1", "agent.hosts", {})
+    assert rows[0].rooms_failed == (), "gossip no longer tells of it"
+    story = [line.event for line in rack.ask("h1", "agent.why", {"id": "h1"})]
+    assert "room sick failed" in story and "room sick is on again" in story
+
+
+def test_a_life_that_is_over_says_nothing_more_and_the_next_has_a_higher_boot(
+    sick_rack: Callable[[int], SimRack],
+) -> None:
+    rack = sick_rack(0)
+    rack.until(lambda: bool(Sick.lives) and "sick" in rack.agents["h1"].rooms, 5.0, "it is on")
+    with pytest.raises(Refused) as refused:
+        rack.ask("h1", "sick.fill", {})
+    assert "no space left" in refused.value.why
+    rack.until(lambda: len(Sick.lives) == 2 and "sick" in rack.agents["h1"].rooms, 10.0, "it is on again")
+    old, new = Sick.lives
+    assert new.host.boot > old.host.boot == rack.agents["h1"].boot
+    assert not old.host._tasks and len(new.host._tasks) == 1  # type: ignore[attr-defined]
+    before = len(new.heard)
+    old.host.tell(SecondPassed(0.0))
+    assert SecondPassed(0.0) not in new.heard[before:]
+    new.host.tell(SecondPassed(0.0))
+    assert SecondPassed(0.0) in new.heard[before:]
+    old_boot = new.host.boot
+    rack.hosts["h1"].agent.signal(9)  # type: ignore[union-attr]
+    rack.hosts["h1"].revive()
+    rack.until(lambda: len(Sick.lives) == 3, 10.0, "the agent is back")
+    assert Sick.lives[-1].host.boot > old_boot, "what a life took is never given again"
+
+
+def test_a_room_that_failed_by_its_own_fault_is_not_started_again() -> None:
+    with broken("start") as rack:
+        rack.run(120)
+        health = rack.agents["h1"].health["fragile"]
+        assert (health.state, health.restarts, health.again_s) == ("failed", 0, None)
+
+
+def test_a_scheduler_that_starts_again_has_the_whole_queue_and_its_jobs_go_on() -> None:
+    with SimRack(11, hosts=3, watched=True) as rack:
+        rack.start().settle()
+        ends = rack.submit({"name": "ends", "argv": ["sleeper", "20"], "workers": 2, "cwd": "/"}, "first-key")
+        lasts = rack.submit({"name": "lasts", "argv": ["sleeper", "60"], "workers": 3, "cwd": "/"}, "second-key")
+
+        def state(job: str, on: str) -> str:
+            scheduler = rack.room(on, "scheduler")
+            return "" if scheduler is None or job not in scheduler.queue.jobs else scheduler.queue.jobs[job].state
+
+        rack.until(lambda: all(state(job, "h1") == "running" for job in (ends, lasts)), 30.0, "both run")
+
+        async def full() -> None:
+            raise OSError(28, "no space left")
+
+        for name in rack.hosts:
+            process = rack.hosts[name].agent
+            assert process is not None
+            process.spawn("test: full", rack.agents[name].rooms_at_work.guarded("scheduler", full()))
+        rack.run(0.3)
+        assert {rack.agents[name].health["scheduler"].state for name in rack.hosts} == {"failed"}
+        boots = {name: rack.agents[name].boot for name in rack.hosts}
+        rack.until(lambda: all(rack.room(name, "scheduler") for name in rack.hosts), 5.0, "all are on again")
+        for name in rack.hosts:
+            assert state(ends, name) == state(lasts, name) == "running", "the log's state went over"
+            assert rack.room(name, "aggregator").directory.grant(lasts) > 0
+        rack.until(lambda: state(ends, "h1") == state(lasts, "h1") == "done", 90.0, "both end as if nothing had been")
+        assert boots == {name: rack.agents[name].boot for name in rack.hosts}, "no agent was restarted"

@@ -228,7 +228,12 @@ def test_a_failed_room_makes_status_fail(run: Run, agent: FakeAgent) -> None:
     agent.replies["GET /v1/status"] = {"rooms": {"memory": {"state": "failed", "why": "disk is full"}}}
     code, out, _ = run("status")
     assert code == 1
-    assert "disk is full" in out
+    assert "disk is full" in out and "restart the agent" in out
+    waiting = {"state": "failed", "why": "OSError: disk is full", "restarts": 2, "again_s": 4.0}
+    agent.replies["GET /v1/status"] = {"rooms": {"memory": waiting}}
+    code, out, _ = run("status")
+    assert code == 1
+    assert "disk is full; starts again every 4 s or so" in out
 
 
 # ---- wrong usage -----------------------------------------------------------------------------------------------------

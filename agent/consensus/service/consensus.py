@@ -153,7 +153,14 @@ class Consensus:
         snapshot: Callable[[], bytes],
         restore: Callable[[bytes], None],
     ) -> None:
+        """See ReplicatedLog. Once something is applied, the state goes over as a snapshot: the log does not stop."""
+        if self._applied:
+            restore(self._snapshot())
         self._apply, self._snapshot, self._restore = apply, snapshot, restore
+
+    @property
+    def bound(self) -> bool:
+        return self._apply is not _unbound
 
     # ---- life ----
 

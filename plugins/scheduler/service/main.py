@@ -12,6 +12,7 @@ from plugins.facts import (
     GpusNow,
     HostGone,
     HostSeen,
+    JobPlaced,
     LeaderChanged,
     RanksEnded,
     RanksStarted,
@@ -156,6 +157,8 @@ class SchedulerService(RoomService):
             why = f" ({fact.reason})" if fact.reason else ""
             self.host.note(fact.job, "ranks ended here", f"exit status by rank, in order: {codes}{why}")
             self._look.set()
+        elif isinstance(fact, JobPlaced):
+            self.ranks.told[fact.job] = fact.epoch  # by a life of this room before this one, whose disk was sick
         elif isinstance(fact, RanksStarted):
             pids = ", ".join(f"{rank}: {pid}" for rank, pid in sorted(fact.pids.items()))
             self.host.note(fact.job, "ranks run here", f"epoch {fact.epoch}, process by rank: {pids}")

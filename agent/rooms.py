@@ -1,0 +1,249 @@
+"""The rooms of one agent: started, guarded, and started again when it was the world that failed them.
+
+    on --exception--> failed                          what we did wrong: until somebody looked and restarts the agent
+    on --OSError----> failed --1, 2, 4 .. 30 s--> on  a full or sick disk: until it works
+
+A room has one *life* at a time: a service, its tasks, and a boot number of its own, so that ids and epochs of one life
+never come again in the next. What is left of a life that ended reaches nobody. A new one begins as after a restart of
+the agent, from disk and from the programs that went on; it is then told the facts that hold now. A room that fails does
+not take the others down.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from agent.rackview import RoomsFailed
+from covey.core import Fact, HostId, Message
+from plugins.base import Refused, Room, RoomService
+from plugins.facts import HostView
+from plugins.views import RoomHealth
+
+if TYPE_CHECKING:
+    from agent.host import HostAgent
+
+S = TypeVar("S", bound=msgspec.Struct)
+_encode = msgspec.msgpack.Encoder().encode
+STOP_S = 3.0
+"""How long rooms may take to say goodbye, all together; SIGTERM must end within 5 s."""
+PAUSE_S, PAUSE_MAX_S = 1.0, 30.0
+"""Before a room that the world failed is started again; doubles while it fails at once."""
+STEADY_S = 60.0
+"""A room that lived so long did not fail at once."""
+
+
+class RoomLife:
+    """`plugins.base.Host` as one life of one room sees it: the agent, this room's settings, tasks that fail this
+    room. Once it is over, what is left of it can neither say nor start anything."""
+
+    def __init__(self, agent: "HostAgent", room: Room, settings: msgspec.Struct, boot: int) -> None:
+        self._agent, self.room, self._settings = agent, room, settings
+        self.id, self.advertise, self.boot = agent.id, agent.config.advertise, boot
+        self.runner, self.log = agent.runner, agent.log
+        self.env = dataclasses.replace(agent.env, spawn=self._spawn)
+        self.note, self.peers = agent.journal.note, agent.jobs.peers
+        self.open = True
+        self.began_s = agent.env.clock.now_s()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self.service: RoomService = room.service(self)
+
+    def settings(self, kind: type[S]) -> S:
+        assert isinstance(self._settings, kind)
+        return self._settings
+
+    def hosts(self) -> Sequence[HostView]:
+        return self._agent.hosts()
+
+    def publish(self, key: str, value: msgspec.Struct) -> None:
+        if self.open:
+            self._agent.publish(key, value)
+
+    def tell(self, fact: Fact) -> None:
+        if self.open:
+            self._agent.bus.tell(fact)
+
+    async def send(self, room: str, to: HostId, message: Message, deadline_s: float) -> bool:
+        if not self.open:
+            return False
+        if to == self.id:
+            await self._agent.hear(to, room, _encode(message))
+            return True
+        return await self._agent.courier.send(room, to, _encode(message), deadline_s)
+
+    async def ask(self, room: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
+        if not self.open:
+            raise TimeoutError(f"room {self.room.name} is over")
+        return await self._agent.ask(room, to, question, deadline_s)
+
+    # ---- its tasks ----
+
+    def _spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> object:
+        return self._agent.env.spawn(f"{self.room.name}: {name}", self._kept(work))
+
+    async def _kept(self, work: Coroutine[Any, Any, Any]) -> Any:
+        if not self.open:
+            work.close()
+            return None
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks[task] = None
+        try:
+            return await self._agent.rooms_at_work.guarded_life(self, work)
+        finally:
+            del self._tasks[task]
+
+    def end(self) -> None:
+        self.open = False
+        for task in list(self._tasks):
+            if task is not asyncio.current_task():
+                task.cancel()
+
+    async def over(self) -> None:
+        """Its tasks have ended, and its service has let go of what it held."""
+        waited = [task for task in self._tasks if task is not asyncio.current_task()]
+        if waited:
+            await asyncio.wait(waited, timeout=STOP_S)
+        with contextlib.suppress(Exception):
+            await self.service.stop()
+
+
+class Rooms:
+    """All rooms of an agent. `services` holds those that are on."""
+
+    def __init__(self, agent: "HostAgent", rooms: Sequence[Room]) -> None:
+        self._agent = agent
+        self.known = {room.name: room for room in rooms}
+        self.services: dict[str, RoomService] = {}
+        self.health: dict[str, RoomHealth] = {}
+        self.restarts: dict[str, int] = {}
+        self._lives: dict[str, RoomLife] = {}
+        self._pauses: dict[str, float] = {}
+        """Before the next try of a room that failed."""
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Every room that agent.toml has; one that fails is reported and does not matter here."""
+        for name, room in self.known.items():
+            settings = self._agent.config.rooms.get(name)
+            if settings is None:
+                self.health[name] = RoomHealth("off", "switched off in agent.toml")
+            else:
+                await self._begin(RoomLife(self._agent, room, settings, self._agent.boot))
+
+    async def _begin(self, life: RoomLife) -> None:
+        """It hears of the world once it has found again what survived."""
+        name = life.room.name
+        await self.guarded_life(life, life.service.start())
+        if not life.open or self._stopping:
+            return
+        restarts = self.restarts.get(name, 0)
+        why = self.health[name].why if restarts else ""
+        self.health[name] = RoomHealth("on", f"{restarts} restarts, the last after {why}" if restarts else "", restarts)
+        self._lives[name], self.services[name] = life, life.service
+        for fact in self._agent.standing_facts():
+            if life.open:
+                self._take(life, fact)
+
+    async def stop(self) -> None:
+        """Say goodbye, all at once."""
+        self._stopping = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await asyncio.gather(*(self._stop_one(name) for name in list(self.services)))
+
+    async def _stop_one(self, name: str) -> None:
+        try:
+            await self.services[name].stop()
+        except Exception as error:
+            self._agent.env.log.error("room failed while stopping", room=name, why=repr(error))
+
+    # ---- guarded ----
+
+    async def guarded(self, name: str, work: Coroutine[Any, Any, Any]) -> Any:
+        """Await work of a room that is on; see `guarded_life`. Refused when it went off meanwhile."""
+        life = self._lives.get(name)
+        if life is None:
+            work.close()
+            raise Refused(1, f"room {name} of {self._agent.id} is not on", self.health[name].why, "agentctl status")
+        return await self.guarded_life(life, work)
+
+    async def guarded_life(self, life: RoomLife, work: Coroutine[Any, Any, Any]) -> Any:
+        """Await a room's work; an exception stops that room and is reported. Refused passes: it is an answer."""
+        try:
+            return await work
+        except (asyncio.CancelledError, Refused):
+            raise
+        except Exception as error:
+            self._failed(life, error)
+            return None
+
+    def tell(self, fact: Fact) -> None:
+        """To every room that is on."""
+        for life in list(self._lives.values()):
+            self._take(life, fact)
+
+    def _take(self, life: RoomLife, fact: Fact) -> None:
+        try:
+            life.service.take(fact)
+        except Exception as error:
+            self._failed(life, error)
+
+    # ---- failed ----
+
+    def _failed(self, life: RoomLife, error: Exception) -> None:
+        agent, name = self._agent, life.room.name
+        why = f"{type(error).__name__}: {error}"
+        agent.env.log.error("room failed", room=name, why=why, exc_info=error)
+        if not life.open:
+            return  # what is left of a life that is over
+        life.end()
+        self.services.pop(name, None)
+        self._lives.pop(name, None)
+        steady = agent.env.clock.now_s() - life.began_s >= STEADY_S
+        again_s = self._pause(name, steady) if isinstance(error, OSError) else None
+        self.health[name] = RoomHealth("failed", why, self.restarts.get(name, 0), again_s)
+        then = "restart the agent when it is mended" if again_s is None else f"starts again in {again_s:g} s"
+        agent.journal.note(f"host/{agent.id}", f"room {name} failed", f"{why}; {then}")
+        self._publish()
+        if not self._stopping:
+            agent.env.spawn(f"agent: room {name} failed", self._after(life, again_s))
+
+    def _pause(self, name: str, steady: bool) -> float:
+        """Seconds until the next try."""
+        before_s = 0.0 if steady else self._pauses.get(name, 0.0)
+        self._pauses[name] = min(PAUSE_MAX_S, 2 * before_s) or PAUSE_S
+        return self._pauses[name]
+
+    async def _after(self, life: RoomLife, again_s: float | None) -> None:
+        name = life.room.name
+        await life.over()
+        while again_s is not None and not self._stopping:
+            await asyncio.sleep(again_s)
+            try:
+                boot = await self._agent.next_boot()
+            except OSError as error:
+                again_s, why = self._pause(name, steady=False), f"{type(error).__name__}: {error}"
+                self.health[name] = RoomHealth("failed", why, self.restarts.get(name, 0), again_s)
+                continue
+            await self._again(life, boot)
+            return
+
+    async def _again(self, life: RoomLife, boot: int) -> None:
+        name, room = life.room.name, life.room
+        self.restarts[name] = self.restarts.get(name, 0) + 1
+        self._agent.env.log.info("room starts again", room=name, boot=boot, restarts=self.restarts[name])
+        await self._begin(RoomLife(self._agent, room, self._agent.config.rooms[name], boot))
+        if name in self.services:
+            self._agent.journal.note(f"host/{self._agent.id}", f"room {name} is on again", self.health[name].why)
+            self._publish()
+
+    def _publish(self) -> None:
+        failed = tuple(name for name, health in self.health.items() if health.state == "failed")
+        self._agent.publish("health", RoomsFailed(failed))
+
+    def metrics(self) -> Mapping[str, float]:
+        return {f'covey_room_restarts_total{{room="{name}"}}': float(self.restarts.get(name, 0)) for name in self.known}
