@@ -19,6 +19,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from agent import supervisor
+from agent.rankenv import RankDoor, environment
 from agent.supervisor import CANNOT_START, SIGKILL, UNKNOWN, Forget, RankStart, State, Status, Stop, SupervisorConfig
 from covey.core import Fact, JobId
 from covey.frames import pack, read_frame
@@ -323,6 +324,17 @@ class SupervisedRunner:
         except OSError as error:  # it lives, and is found at its socket: these ranks did start
             self._env.log.warning("a supervisor's id is not written", job=key[0], epoch=key[1], why=str(error))
 
+    def _command(self, record: Record, rank: RankSpec) -> Command:
+        spec = record.spec
+        door = RankDoor(
+            host=self._env.host,
+            token=record.token,
+            socket=self._socket_path,
+            preempt_file=self._env.disk.path(_file((spec.job, spec.epoch), "preempt")),
+        )
+        variables = environment(spec, rank, door, self._hide_gpus)
+        return Command(argv=spec.argv, cwd=spec.cwd, env=variables, output=self.log_path(spec.job, rank.rank))
+
     def _socket(self, key: Key) -> Address:
         return f"unix:{self._env.run_dir}/{_instance(key)}.sock"
 
@@ -442,66 +454,6 @@ class SupervisedRunner:
         except OSError as error:
             self._env.log.error("an end cannot be written", job=key[0], epoch=key[1], why=str(error))
         await self._end(key, epoch, state)
-
-    # ---- a rank's command ----
-
-    def _command(self, record: Record, rank: RankSpec) -> Command:
-        spec = record.spec
-        return Command(
-            argv=spec.argv,
-            cwd=spec.cwd,
-            env=self._environment(record, rank),
-            output=self.log_path(spec.job, rank.rank),
-        )
-
-    def _environment(self, record: Record, rank: RankSpec) -> dict[str, str]:
-        """The submitter's variables, and on top of them what torchrun would set, the GPUs, and ours."""
-        spec = record.spec
-        master, port = spec.master_addr, str(spec.master_port)
-        launch = {
-            "RANK": rank.rank,
-            "WORLD_SIZE": spec.world_size,
-            "LOCAL_RANK": rank.local_rank,
-            "LOCAL_WORLD_SIZE": len(spec.ranks),
-            "NODE_RANK": spec.node_rank,
-            "GROUP_RANK": spec.node_rank,
-            "NNODES": len(spec.nodes),
-            "MASTER_ADDR": master,
-            "MASTER_PORT": port,
-            "PET_NNODES": len(spec.nodes),
-            "PET_NODE_RANK": spec.node_rank,
-            "PET_MASTER_ADDR": master,
-            "PET_MASTER_PORT": port,
-        }
-        ours = {
-            "COVEY_JOB_ID": spec.job,
-            "COVEY_JOB_NAME": spec.name,
-            "COVEY_EPOCH": spec.epoch,
-            "COVEY_ATTEMPT": spec.attempt,
-            "COVEY_RANK": rank.rank,
-            "COVEY_WORLD_SIZE": spec.world_size,
-            "COVEY_HOST": self._env.host,
-            "COVEY_TENANT": spec.tenant,
-            "COVEY_CLASS": spec.job_class,
-            "COVEY_NODES": ",".join(spec.nodes),
-            "COVEY_GPUS": ",".join(rank.gpus),
-            "COVEY_TOKEN": record.token,
-            "COVEY_SOCKET": self._socket_path,
-            "COVEY_PREEMPT_FILE": self._env.disk.path(_file((spec.job, spec.epoch), "preempt")),
-        }
-        unless_set = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": "/usr/local/bin:/usr/bin:/bin"}
-        set_here = {name: str(value) for name, value in {**launch, **ours}.items()}
-        return {**unless_set, **spec.env, **set_here, **self._gpu_environment(rank)}
-
-    def _gpu_environment(self, rank: RankSpec) -> dict[str, str]:
-        if not rank.gpus and not self._hide_gpus:
-            return {}
-        gpus = ",".join(rank.gpus)
-        return {
-            "CUDA_VISIBLE_DEVICES": gpus,
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "NVIDIA_VISIBLE_DEVICES": gpus or "void",
-        }
 
 
 def _started(key: Key, state: State) -> RanksStarted:

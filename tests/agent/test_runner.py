@@ -3,14 +3,16 @@ in the simulator, where agents and supervisors are killed at every moment."""
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import random
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -23,7 +25,7 @@ from agent.runner import LOG_BYTES_MAX, PORTS, Record, SupervisedRunner
 from chaos.host import SimHost
 from chaos.world import World
 from covey.core import Fact, JobId
-from covey.ports import Command, Env, ProcessId
+from covey.ports import Command, Disk, Env, ProcessId
 from plugins.base import RanksSpec
 from plugins.facts import RanksEnded, RanksStarted
 from tests.agent.here import Here, here, ranks, until
@@ -394,3 +396,84 @@ def test_a_rank_that_fails_comes_first_and_takes_its_siblings_with_it() -> None:
         assert next(iter(end.codes.items())) == (1, 3)
         assert end.codes == {0: -signal.SIGTERM, 1: 3, 2: -signal.SIGTERM}
         assert end.reason == "rank 1 exited with 3; its siblings on this host were stopped"
+
+
+# ---- sick disks ------------------------------------------------------------------------------------------------------
+
+
+class SickDisk:
+    """A disk that fails what `refuses(operation, name)` says."""
+
+    def __init__(self, disk: Disk, refuses: Callable[[str, str], bool]) -> None:
+        self._disk, self._refuses = disk, refuses
+
+    def __getattr__(self, operation: str) -> Any:
+        real = getattr(self._disk, operation)
+        if operation == "path":
+            return real
+
+        async def tried(name: str, *arguments: Any) -> Any:
+            if self._refuses(operation, name):
+                raise OSError(5, "the disk is sick", name)
+            return await real(name, *arguments)
+
+        return tried
+
+
+def test_ranks_whose_supervisors_id_cannot_be_written_run_to_their_own_end() -> None:
+    """The record was durable before; only its second writing, with the supervisor's id, fails."""
+    writes: list[str] = []
+
+    def refuses(operation: str, name: str) -> bool:
+        if operation == "replace" and name == "jobs/j1/1.start":
+            writes.append(name)
+            return len(writes) > 1
+        return False
+
+    with World(3) as world:
+        rack = SimRack(world, seconds=2.0, code=20)
+
+        async def agent(env: Env) -> int:
+            sick = dataclasses.replace(env, disk=cast(Disk, SickDisk(env.disk, refuses)))
+            return await rack._agent(sick)
+
+        rack.host.main = agent
+        rack.host.start_agent()
+        assert world.run(30, stop=lambda: bool(rack.ends()))
+        assert len(writes) == 2, "it was tried"
+        assert sorted(rack.starts) == [("1", "0"), ("1", "1"), ("1", "2")]
+        assert sorted(rack.ends()[0].codes.items()) == [(0, 20), (1, 21), (2, 22)]
+        assert rack.ends()[0].reason == ""
+
+
+@pytest.mark.parametrize("read", ["names", "read"])
+def test_records_that_a_sick_disk_kept_from_being_read_are_read_by_the_next_who_asks(read: str) -> None:
+    failures = iter([True])
+
+    def refuses(operation: str, name: str) -> bool:
+        return operation == read and name.startswith("jobs/") and next(failures, False)
+
+    async def again(env: Env) -> int:
+        sick = dataclasses.replace(env, disk=cast(Disk, SickDisk(env.disk, refuses)))
+        runner = SupervisedRunner(sick, rack.facts.append, "10.0.0.1", f"{env.run_dir}/jobs.sock")
+        with pytest.raises(OSError, match="sick"):
+            await runner.start_up()
+        await runner.start(rack.wanted)
+        known = msgspec.msgpack.decode(await env.disk.read("jobs/j1/1.start") or b"", type=Record)
+        tokens.append((known.token, runner.token(J1, 1)))
+        return await asyncio.sleep(60, 0)
+
+    tokens: list[tuple[str, str | None]] = []
+    with World(4) as world:
+        rack = SimRack(world, seconds=5.0)
+        rack.host.start_agent()
+        assert world.run(30, stop=lambda: len(rack.starts) == 3)
+        assert rack.host.agent is not None
+        rack.host.agent.signal(signal.SIGKILL)
+        rack.facts.clear()
+        rack.host.main = again
+        rack.host.start_agent()
+        assert world.run(world.now + 30, stop=lambda: bool(rack.ends()))
+        assert tokens[0][0] == tokens[0][1], "its ranks may join again"
+        assert len(rack.starts) == 3, "what runs already is found, not started once more"
+        assert rack.ends()[0].codes == {0: 0, 1: 1, 2: 2}

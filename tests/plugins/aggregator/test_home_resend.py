@@ -1,0 +1,78 @@
+"""What a home sent into a partition it sends again: a rank's host that was cut off while its job moved, and whose old
+aggregator still answers, would never complain by itself."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from covey.core import Heard, HostId, JobId, Send, Undelivered
+from plugins.aggregator.machine.events import Answered, Placed, Rack, Unplaced
+from plugins.aggregator.machine.home import Home
+from plugins.aggregator.messages import Accepted, Assigned, Dropped, Known, Offer, Retire, WhoSums
+from plugins.aggregator.policy import Candidate
+from plugins.facts import Place
+
+JOB = JobId("j1")
+A, B, C, D = HostId("a"), HostId("b"), HostId("c"), HostId("d")
+PLACES = (Place(A, (0,), ()), Place(B, (1,), ()))
+
+
+def rack(*gone: HostId) -> Rack:
+    """Ranks on a and b; c and d offer to sum, c the less busy one."""
+    return Rack(frozenset(gone), (Candidate(C, False, 0.1, 0, 0.0), Candidate(D, False, 0.5, 0, 0.0)))
+
+
+class Told:
+    """The home on a, and what it sends."""
+
+    def __init__(self, *gone: HostId) -> None:
+        self.home, self.now_s = Home(A, lambda size: bytes(size)), 100.0
+        self(rack(*gone))
+        self(Placed(JOB, 1, 2, PLACES))
+        offers = [found for host in (A, B) for found in self(Answered(host, WhoSums(JOB), Known(None)))]
+        self.first = self.accept(offers)
+
+    def __call__(self, event: Any) -> list[tuple[HostId, Any]]:
+        """(to, message) of everything that this event makes it send."""
+        actions: Sequence[Any] = self.home.handle(event, self.now_s)
+        self.home.check()
+        return [(action.to, action.message) for action in actions if isinstance(action, Send)]
+
+    def accept(self, offers: list[tuple[HostId, Any]]) -> Assigned:
+        """The one asked says yes; what all hosts are told then."""
+        ((to, offer),) = [(to, message) for to, message in offers if isinstance(message, Offer)]
+        told = self(Heard(to, Accepted(JOB, offer.epoch, "10.0.0.9:9")))
+        (first, *_) = [message for _, message in told if isinstance(message, Assigned)]
+        assert isinstance(first, Assigned) and first.owner == to
+        return first
+
+
+def test_an_assignment_that_did_not_arrive_is_sent_again_until_it_does() -> None:
+    told = Told()
+    for _ in range(3):
+        assert told(Undelivered(B, told.first)) == [(B, told.first)]
+
+
+def test_an_assignment_that_is_old_by_now_is_not_sent_again() -> None:
+    told = Told()
+    second = told.accept(told(Heard(C, Dropped(JOB, told.first.epoch, "its process died"))))
+    assert second.epoch > told.first.epoch
+    assert told(Undelivered(B, told.first)) == []
+    assert told(Undelivered(B, second)) == [(B, second)]
+    told(Unplaced(JOB, 1, True))
+    assert told(Undelivered(B, second)) == [], "the job is over"
+
+
+def test_a_host_of_its_ranks_that_was_gone_when_it_was_assigned_is_told_when_it_is_back() -> None:
+    told = Told(B)
+    assert told(rack()) == [(B, told.first)]
+    assert told(rack()) == [], "once; the letter itself is repeated until it is delivered"
+
+
+def test_a_former_owner_that_did_not_hear_of_its_end_is_told_again() -> None:
+    told = Told()
+    second = told.accept(told(rack(C)))
+    ((to, retire),) = [(to, message) for to, message in told(rack()) if isinstance(message, Retire)]
+    assert (to, retire.epoch, retire.instead) == (C, told.first.epoch, second.epoch)
+    assert told(Undelivered(C, retire)) == [(C, retire)]
+    told(Unplaced(JOB, 1, True))
+    assert told(Undelivered(C, retire)) == [], "the log tells it by now"
