@@ -1,63 +1,74 @@
-"""The best of all groupings, for sets so small that they can all be looked at: what `schedule` is measured against
-(§4.4.7)."""
+"""The best of all groupings of few jobs, exactly: what `schedule` gives for them, and is measured against (§4.4.7).
 
-from collections.abc import Callable, Iterator, Sequence
+The score is a sum over groups, each of a set of jobs on a number of hosts. So the best that the jobs of a set can reach
+on h hosts is, over every group that holds the first of them and every number of its hosts, what this group is worth
+and the best of the others on the hosts that are left: 3^jobs pairs of sets, and hosts squared for each.
+"""
 
-from plugins.interleave.policy.model import Group, Profile, Weights, use
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from plugins.interleave.policy.model import Group, Profile, Weights
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int_]
+EQUAL = 1e-12
+"""Scores that differ by less are equal, and fewer jobs are preferred."""
 
 
 def exhaustive(jobs: Sequence[Profile], hosts: int, weights: Weights) -> tuple[float, tuple[Group, ...]]:
-    """(score, groups) over all subsets of jobs, all their partitions and all ways to give them all hosts."""
-    known: dict[tuple[tuple[int, ...], int], float] = {}
-
-    def worth(members: tuple[int, ...], given: int) -> float:
-        key = (members, given)
-        if key not in known:
-            known[key] = given * use([jobs[at] for at in members], given).score(weights)
-        return known[key]
-
-    top = -1.0
-    found: tuple[tuple[tuple[int, ...], int], ...] = ()
-    for cells in _partitions(len(jobs)):
-        if not cells or len(cells) > hosts:
-            continue
-        best = _given(cells, hosts, worth)
-        if best[0] > top:
-            top, found = best[0], tuple(zip(cells, best[1], strict=True))
-    return max(0.0, top) / hosts, tuple(Group(tuple(jobs[at] for at in cell), given) for cell, given in found)
+    """(score, groups) over all subsets of jobs, all their partitions and all ways to give them all hosts. A set of jobs
+    is a whole number, job j its bit 1 << j."""
+    worth = _worth(jobs, hosts, weights)
+    best = np.full_like(worth, -np.inf)
+    best[0, 0] = 0.0
+    for members in range(1, len(worth)):
+        first, others = _splits(members)
+        for given in range(1, hosts + 1):
+            reached = (worth[first, given, None] + best[others, : hosts + 1 - given]).max(axis=0)
+            np.maximum(best[members, given:], reached, out=best[members, given:])
+    top = float(best[:, hosts].max())
+    members = min(np.flatnonzero(best[:, hosts] >= top - EQUAL).tolist(), key=lambda each: (each.bit_count(), each))
+    return max(0.0, top) / hosts, _groups(jobs, hosts, members, worth, best)
 
 
-def _given(
-    cells: Sequence[tuple[int, ...]], hosts: int, worth: Callable[[tuple[int, ...], int], float]
-) -> tuple[float, tuple[int, ...]]:
-    """The best way to give all hosts to these groups, one at least to each: one group after another."""
-    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
-    for at, cell in enumerate(cells):
-        left = len(cells) - at - 1
-        after: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for used, (value, given) in best.items():
-            for more in range(1, hosts - used - left + 1):
-                total = value + worth(cell, more)
-                if used + more not in after or total > after[used + more][0]:
-                    after[used + more] = (total, (*given, more))
-        best = after
-    return best[hosts]
+def _worth(jobs: Sequence[Profile], hosts: int, weights: Weights) -> Floats:
+    """Hosts times score of every set of jobs as one group. Shape (2^jobs, hosts + 1); -inf without hosts."""
+    given = np.arange(1, hosts + 1)
+    work, net = np.zeros(1), np.zeros(1)
+    longest = np.zeros((1, hosts))
+    for job in jobs:  # the sets without the job, then the same with it
+        work, net = np.append(work, work + job.work_s), np.append(net, net + job.net_s)
+        longest = np.append(longest, np.maximum(longest, job.work_s / given + job.net_s), axis=0)
+    cpu, talk = work[:, None] / given, np.broadcast_to(net[:, None], longest.shape)
+    took = np.maximum(np.maximum(cpu, talk), longest)
+    score = (weights.cpu * cpu + weights.net * talk) / np.where(took > 0, took, 1.0)
+    return np.append(np.full((len(work), 1), -np.inf), score * given, axis=1)
 
 
-def _partitions(count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Every partition of every subset of 0..count-1."""
+def _splits(members: int) -> tuple[Ints, Ints]:
+    """Every group of this set that holds its first job, and who is left beside it."""
+    first = members & -members
+    rest = members ^ first
+    others, each = [rest], rest
+    while each:
+        each = (each - 1) & rest
+        others.append(each)
+    left = np.array(others)
+    return members ^ left, left
 
-    def from_(at: int, cells: list[list[int]]) -> Iterator[tuple[tuple[int, ...], ...]]:
-        if at == count:
-            yield tuple(tuple(cell) for cell in cells)
-            return
-        yield from from_(at + 1, cells)
-        for cell in cells:
-            cell.append(at)
-            yield from from_(at + 1, cells)
-            cell.pop()
-        cells.append([at])
-        yield from from_(at + 1, cells)
-        cells.pop()
 
-    yield from from_(0, [])
+def _groups(jobs: Sequence[Profile], hosts: int, members: int, worth: Floats, best: Floats) -> tuple[Group, ...]:
+    """How the best of this set on all hosts is made up."""
+    found: list[Group] = []
+    while members:
+        first, others = _splits(members)
+        given = np.arange(1, hosts + 1)
+        reached = worth[first][:, given] + best[others][:, hosts - given]
+        at, more = divmod(int(reached.argmax()), hosts)
+        group = int(first[at])
+        found.append(Group(tuple(job for bit, job in enumerate(jobs) if group >> bit & 1), more + 1))
+        members, hosts = int(others[at]), hosts - more - 1
+    return tuple(found)

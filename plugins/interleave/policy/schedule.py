@@ -29,8 +29,8 @@ POLISHED_MAX = 160
 """Jobs in a grouping, or hosts, up to which it is polished: beyond, there is nothing left to gain."""
 STARTS = 4
 """Groupings polished, the best first; of few jobs eight times as many, since they have few good neighbours."""
-EXACT_JOBS, EXACT_HOSTS = 5, 24
-"""Up to so many, all groupings are looked at: some milliseconds."""
+EXACT_JOBS, EXACT_HOSTS = 8, 32
+"""Up to so many, the best of all groupings is found: tens of milliseconds."""
 FEW = 16
 """Jobs."""
 DEFAULT = Weights()
@@ -64,10 +64,16 @@ def grouping(groups: Sequence[Group], hosts: int, weights: Weights = DEFAULT) ->
 
 
 def schedule(
-    jobs: Sequence[Profile], hosts: int, weights: Weights = DEFAULT, jobs_min: int = 1, group_max: int | None = None
+    jobs: Sequence[Profile],
+    hosts: int,
+    weights: Weights = DEFAULT,
+    jobs_min: int = 1,
+    group_max: int | None = None,
+    starts_max: int | None = None,
 ) -> Grouping:
     """The grouping with the highest score found. Jobs that come first in `jobs` are preferred; at least `jobs_min` run;
-    no group has more than `group_max` jobs. Each host is in exactly one group."""
+    no group has more than `group_max` jobs; of all groupings tried the `starts_max` best are polished. Each host is in
+    exactly one group."""
     if not jobs or hosts < 1:
         return grouping((), hosts, weights)
     if len(jobs) <= EXACT_JOBS and hosts <= EXACT_HOSTS and jobs_min <= 1 and group_max is None:
@@ -87,7 +93,7 @@ def schedule(
     if min(len(jobs), best.jobs) > POLISHED_MAX or hosts > 4 * POLISHED_MAX:
         return grouping(_groups(jobs, best), hosts, weights)
     limits = polish.Limits(jobs_min=jobs_min, group_max=group_max)
-    starts_max = STARTS if len(jobs) > FEW else 8 * STARTS
+    starts_max = starts_max or (STARTS if len(jobs) > FEW else 8 * STARTS)
     ranked = sorted(found, key=lambda each: (-each.score, each.jobs))
     starts = [best, *[each for each in ranked if each is not best][: starts_max - 1]]
     polished = [
