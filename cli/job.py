@@ -6,7 +6,7 @@ from typing import Any
 
 from cli.client import AgentctlError
 from cli.context import Context, not_found
-from cli.jobs import how_long
+from cli.jobs import class_of, how_long
 from cli.table import clock, pairs, table
 from covey.units import format_seconds
 
@@ -50,7 +50,8 @@ def facts(job: dict[str, Any], now_wall_s: float) -> list[tuple[str, object]]:
         ("step", job["step"]),
         ("metrics", metrics),
         ("exit code", job["exit_code"]),
-        ("tenant", f"{job['tenant']}, {job['job_class']}"),
+        ("tenant", f"{job['tenant']}, {class_of(job)}"),
+        ("reserved", f"{job['reserved_gpus']} of {job['gpus']} GPUs" if job.get("reserved_gpus") else ""),
         ("command", " ".join(job["argv"])),
         ("directory", job["cwd"]),
         ("submitted", clock(job["submitted_wall_s"])),

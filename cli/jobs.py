@@ -7,7 +7,7 @@ from cli.context import Context
 from cli.table import plural, since, table
 from covey.units import format_seconds
 
-TITLES = ("JOB", "NAME", "TENANT", "STATE", "WORKERS", "GPUS", "STEP", "TIME", "WHERE", "WHY")
+TITLES = ("JOB", "NAME", "TENANT", "CLASS", "STATE", "WORKERS", "GPUS", "STEP", "TIME", "WHERE", "WHY")
 ENDED = ("done", "failed", "cancelled")
 
 
@@ -24,6 +24,7 @@ def run(context: Context) -> int:
             job["id"],
             job["name"],
             job["tenant"],
+            class_of(job),
             job["state"],
             job["workers"],
             job["gpus"],
@@ -39,6 +40,12 @@ def run(context: Context) -> int:
     age_s = max((job["age_s"] for job in answer.data), default=0.0)
     context.as_of(answer, plural(len(rows), "job") + more, age_s=age_s)
     return 0
+
+
+def class_of(job: dict[str, Any]) -> str:
+    """What it runs as, and, when that is something else, what was asked for."""
+    asked, now = str(job["job_class"]), str(job.get("runs_as") or job["job_class"])
+    return asked if asked == now else f"{now} (was {asked})"
 
 
 def how_long(job: dict[str, Any], now_wall_s: float) -> str:

@@ -1,4 +1,6 @@
-"""How many GPUs each tenant may hold. `agentctl quota` shows; `agentctl quota TENANT N` sets, and `none` lifts it."""
+"""How many GPUs each tenant may hold. `agentctl quota` shows; `agentctl quota TENANT N` sets, and `none` lifts it.
+
+USED is what its guaranteed jobs hold; BEYOND what its opportunistic ones hold until guaranteed jobs need it."""
 
 import argparse
 
@@ -6,7 +8,7 @@ from cli.client import USAGE, AgentctlError
 from cli.context import Context
 from cli.table import plural, table
 
-TITLES = ("TENANT", "GPUS", "USED", "JOBS WAITING")
+TITLES = ("TENANT", "GPUS", "USED", "BEYOND", "JOBS WAITING")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +28,13 @@ def run(context: Context) -> int:
     if context.json:
         return context.say_json(answer.whole)
     rows = [
-        (row["tenant"], "no limit" if row["gpus"] is None else row["gpus"], row["used"], row["queued_jobs"])
+        (
+            row["tenant"],
+            "no limit" if row["gpus"] is None else row["gpus"],
+            row["used"],
+            row.get("opportunistic", 0),
+            row["queued_jobs"],
+        )
         for row in answer.data
         if tenant in (None, row["tenant"])
     ]

@@ -127,6 +127,16 @@ class TensorsSeen(Fact, frozen=True):
     """Of all tensors, each counted once however many ranks push it."""
 
 
+class TensorsAssigned(Fact, frozen=True):
+    """Who sums a job's tensors from now on, as the ranks of this host are told. The higher `assignment` is the newer."""
+
+    job: JobId
+    epoch: int
+    """Of the grant, as in `JobPlaced`."""
+    assignment: int
+    aggregator: HostId
+
+
 class SpareChanged(Fact, frozen=True):
     """This host can lend more or less memory than before."""
 
@@ -169,7 +179,12 @@ class AggregatorNow(msgspec.Struct, frozen=True):
     address: Address
     jobs: int
     load: float
-    """Work per cycle over cycle, 0..1 (AutoPS W/C)."""
+    """Measured: part of the time that its process worked, 0..1."""
+    cycle_us: int = 0
+    """C of the jobs it promised to sum, microseconds (AutoPS §4.3.3.2); 0 without any."""
+    used_us: int = 0
+    """W, their work in one cycle."""
+    lanes: int = 1
 
 
 class LeaderHint(msgspec.Struct, frozen=True):

@@ -87,6 +87,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     tenant: str
     job_class: str
+    """As asked for: `guaranteed`, `auto` or `opportunistic`."""
     state: str
     """`queued`, `placing`, `running`, `stopping`, `done`, `failed`, `cancelled`."""
     reason: str
@@ -115,6 +116,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     """Newest value of each metric the script reported."""
     aggregator: HostId | None = None
+    """Who sums its tensors, as the hosts of its ranks say; None while none does, or they did not answer."""
+    runs_as: str = ""
+    """Its class now: a demoted job of class auto is `opportunistic`, and `guaranteed` once it was upgraded."""
+    reserved_gpus: int = 0
+    """GPUs that are kept for it while it waits for the rest."""
     age_s: float = 0.0
     """How old this copy may be."""
 
@@ -124,7 +130,10 @@ class QuotaView(msgspec.Struct, frozen=True):
     gpus: int | None
     """None: not limited."""
     used: int
+    """GPUs that its guaranteed jobs hold."""
     queued_jobs: int
+    opportunistic: int = 0
+    """GPUs that it holds beyond its quota, until guaranteed jobs need them."""
 
 
 class SlabView(msgspec.Struct, frozen=True):

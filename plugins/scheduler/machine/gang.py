@@ -45,10 +45,13 @@ class GrantOver(msgspec.Struct, frozen=True):
 
 
 class RackSeen(msgspec.Struct, frozen=True):
-    """Event: hosts that are alive, with the GPUs that gossip calls free and the ranks that run there."""
+    """Event: hosts that are alive, with the GPUs that gossip calls free for the job that is looked at next and the
+    ranks that run there."""
 
     free: dict[HostId, int]
     ranks: dict[HostId, int]
+    packlimit: float | None = None
+    """Fitted from history; None: as set."""
 
 
 class AttemptOver(msgspec.Struct, frozen=True):
@@ -107,6 +110,7 @@ class Gangs:
         self.searches: dict[JobId, Search] = {}
         self.free: dict[HostId, int] = {}
         self.ranks: dict[HostId, int] = {}
+        self.packlimit = settings.packlimit
         self.refusals: dict[HostId, tuple[int, float]] = {}
         """Host -> (free GPUs by its own word, until when that counts)."""
 
@@ -114,6 +118,7 @@ class Gangs:
         match event:
             case RackSeen():
                 self.free, self.ranks = dict(event.free), dict(event.ranks)
+                self.packlimit = self.settings.packlimit if event.packlimit is None else event.packlimit
                 return ()
             case GrantSeen():
                 return self._seen(event, now_s)
@@ -270,7 +275,7 @@ class Gangs:
     def _plan(self, spec: JobSpec, now_s: float) -> Mapping[HostId, int] | None:
         if not spec.gpus_per_worker:
             return spread(self.ranks, spec.workers)
-        return place(self._known_free(now_s), spec.workers, spec.gpus_per_worker, spec.skew, self.settings.packlimit)
+        return place(self._known_free(now_s), spec.workers, spec.gpus_per_worker, spec.skew, self.packlimit)
 
     def _placed(self, search: Search) -> Placed:
         places, rank = [], 0

@@ -15,7 +15,7 @@ import msgspec
 
 from covey.core import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.messages.spec import JobClass, JobSpec
 from plugins.scheduler.policy.order import Row, queue_of
 
 State = Literal["queued", "placing", "running", "stopping", "done", "failed", "cancelled"]
@@ -64,6 +64,14 @@ class Job(msgspec.Struct, kw_only=True):
     """Log index of the newest promotion."""
     base_gpu_s: float = 0.0
     """Attained service at that promotion."""
+    demoted: int | None = None
+    """Log index at which this job of class auto became opportunistic."""
+    upgraded: int | None = None
+    """Log index at which it became guaranteed again, for good."""
+    queued_s: float = 0.0
+    """The log's clock (`Queue.clock_s`) when the present wait began."""
+    waited_s: float = 0.0
+    """Waits before the present one, since its last promotion."""
     home: HostId | None = None
     places: tuple[Place, ...] = ()
     """Of the newest start, also after it is over."""
@@ -82,16 +90,28 @@ class Job(msgspec.Struct, kw_only=True):
     attained: dict[HostId, float] = {}
     """GPU·s per host, max-merged."""
     step: int | None = None
+    """Newest of the newest start that the log knows."""
     metrics: dict[str, float] = {}
+    step_s: float | None = None
+    """Median step of the newest start, the slowest host's."""
+    tensors: tuple[int, int] = (0, 0)
+    """Bytes of its largest tensor, and of all; (0, 0): not seen."""
 
     @property
     def attained_gpu_s(self) -> float:
         return sum(self.attained.values(), 0.0)
 
     @property
+    def job_class(self) -> JobClass:
+        """What it is now, whatever was asked for."""
+        if self.upgraded is not None:
+            return "guaranteed"
+        return self.spec.job_class if self.demoted is None else "opportunistic"
+
+    @property
     def counts(self) -> bool:
         """Whether its GPUs count against a quota when it holds any."""
-        return self.spec.job_class != "opportunistic"
+        return self.job_class != "opportunistic"
 
     @property
     def placed(self) -> bool:
@@ -115,7 +135,7 @@ def row_of(job: Job, thresholds: tuple[float, ...]) -> Row:
         id=job.id,
         number=job.number,
         tenant=job.spec.tenant,
-        job_class=job.spec.job_class,
+        job_class=job.job_class,
         gpus=job.spec.gpus,
         submitted=job.number,
         attained_gpu_s=attained,

@@ -1,21 +1,35 @@
 """What the elected leader decides: who runs, who stops for it, and what happens to jobs whose host is gone.
 
 It is thin. Everything that must survive it stands in the log; what it remembers by itself (since when a grant is being
-placed, how long a job waits, when to try one again) begins anew with the next leader, which only makes that one slower
-to act. It proposes; `Queue.apply` decides whether that still holds.
+placed, when to try one again, the seconds since it last told the log how long somebody has been waiting) begins anew
+with the next leader, which only makes that one a little slower to act. It proposes; `Queue.apply` decides whether that
+still holds. Who starts, and on whose GPUs, is `machine/admission.py`.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 
 import msgspec
 
 from covey.core import HostId, JobId
 from covey.units import format_seconds
-from plugins.scheduler.machine.jobs import HOLDING, Job, row_of
+from plugins.scheduler.machine.admission import Admission, taken
+from plugins.scheduler.machine.ground import Ground
+from plugins.scheduler.machine.jobs import Job, row_of
 from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.messages.commands import AboutJob, Command, Granted, Promoted, QuotaSet, TakenBack, TimeUp
-from plugins.scheduler.policy import order, words
+from plugins.scheduler.messages.commands import (
+    AboutJob,
+    Command,
+    Demoted,
+    Elapsed,
+    Promoted,
+    QuotaSet,
+    TakenBack,
+    TimeUp,
+    Upgraded,
+)
+from plugins.scheduler.policy import classes, order
 from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.starve import promoted_after
 
 RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Wait after the 1st, 2nd, ... failure to place a job, or after it asked to be started again."""
@@ -54,11 +68,15 @@ class Leader:
         self.missing_since: dict[HostId, float] = {}
         self.failures: dict[JobId, int] = {}
         self.retry_at: dict[JobId, float] = {}
+        self.clock_s = 0.0
+        """The log's clock, counted on since `clock_at`."""
+        self.clock_at: float | None = None
 
     def forget(self) -> None:
         """This host leads no more, or only now."""
         self.placing_since, self.waiting_since, self.missing_since = {}, {}, {}
         self.failures, self.retry_at = {}, {}
+        self.clock_s, self.clock_at = 0.0, None
 
     def handle(self, event: Look, now_s: float) -> Sequence[Propose]:
         live = self.queue.live()
@@ -68,9 +86,10 @@ class Leader:
         about += self._starved(live, event.wall_s, now_s)
         settled = {command.job for command in about}
         rest = [job for job in live if job.id not in settled]
-        alive = [host for host in event.rack if host.gone_s is None]
-        commands = [*self._initial_quotas(event.wall_s), *about, *self._order(rest, alive, event.wall_s)]
-        return [Propose(command) for command in commands]
+        moved = self._moved(rest, event.rack, event.wall_s, now_s)
+        starts = self._order(rest, event.rack, event.wall_s) if not moved else []
+        commands = [*self._initial_quotas(event.wall_s), *self._elapsed(live, event.wall_s, now_s), *about]
+        return [Propose(command) for command in [*commands, *moved, *starts]]
 
     def check(self) -> None:
         """Nothing is remembered about jobs that are over."""
@@ -83,8 +102,9 @@ class Leader:
     def _remember(self, live: list[Job], now_s: float) -> None:
         placing = {(job.id, job.epoch) for job in live if job.state == "placing"}
         self.placing_since = {key: self.placing_since.get(key, now_s) for key in sorted(placing)}
-        waiting = [job.id for job in live if job.state == "queued"]
-        self.waiting_since = {id: self.waiting_since.get(id, now_s) for id in waiting}
+        waiting = [job for job in live if job.state in ("queued", "placing")]
+        known_s = {job.id: self.queue.clock_s - job.queued_s if self.clock_at is None else 0.0 for job in waiting}
+        self.waiting_since = {id: self.waiting_since.get(id, now_s - max(0.0, s)) for id, s in known_s.items()}
         for job in live:
             failures = job.place_failures + job.requeues
             if failures > self.failures.get(job.id, 0):
@@ -121,13 +141,13 @@ class Leader:
                 lost = [host for host in lost if gone.get(host, -1.0) >= self.settings.host_lost_after_s]
                 if lost:
                     said = ", ".join(f"{host} is gone for {format_seconds(gone[host])}" for host in lost)
-                    commands.append(_taken(job, "host lost", said, wall_s, tuple(lost)))
+                    commands.append(taken(job, "host lost", said, wall_s, tuple(lost)))
             elif job.state == "placing" and job.home is not None:
                 if gone.get(job.home, -1.0) >= self.settings.home_lost_after_s:
                     said = f"{job.home}, which looked for its GPUs, is gone"
-                    commands.append(_taken(job, "home lost", said, wall_s))
+                    commands.append(taken(job, "home lost", said, wall_s))
                 elif now_s - self.placing_since[job.id, job.epoch] > self.settings.placing_limit_s:
-                    commands.append(_taken(job, "placing took too long", f"{job.home} did not place it", wall_s))
+                    commands.append(taken(job, "placing took too long", f"{job.home} did not place it", wall_s))
         return commands
 
     def _timed_out(self, live: list[Job], wall_s: float) -> list[TimeUp]:
@@ -142,92 +162,55 @@ class Leader:
         return [TimeUp(wall_s=wall_s, job=job.id, epoch=job.epoch) for job in over]
 
     def _starved(self, live: list[Job], wall_s: float, now_s: float) -> list[Promoted]:
-        limit_s = self.settings.starve_limit_s
-        if limit_s is None:
-            return []
-        rows = {job.id: row_of(job, self.settings.queue_thresholds_gpu_s) for job in live if job.state == "queued"}
-        return [
-            Promoted(wall_s=wall_s, job=job.id, epoch=job.epoch)
-            for job in live
-            if job.id in rows and rows[job.id].promoted is None and now_s - self.waiting_since[job.id] >= limit_s
-        ]
+        """STARVELIMIT and PROMOTEKNOB, for guaranteed jobs: the others have no place in the order."""
+        waiting = [job for job in live if job.state == "queued" and job.counts]
+        starved = [job for job in waiting if self._is_starved(job, now_s - self.waiting_since[job.id])]
+        return [Promoted(wall_s=wall_s, job=job.id, epoch=job.epoch) for job in starved]
 
-    def _order(self, live: list[Job], alive: list[RackHost], wall_s: float) -> list[AboutJob]:
-        """2DAS over everything that may run now. Jobs that are stopping, or wait for a host that is away, keep what
-        they hold and are neither ordered nor preempted: only what lies beside them is given out. A job that just
-        failed to be placed sits some decisions out and holds nothing up."""
-        queue, jobs, hosts = self.queue, {job.id: job for job in live}, {host.host for host in alive}
-        thresholds, default = self.settings.queue_thresholds_gpu_s, queue.quotas.get("*")
-        apart = [job for job in live if _away(job, hosts)]
-        fixed = {job.id for job in apart} | {job.id for job in live if job.state == "stopping"}
-        may_run = [job for job in live if job.id not in fixed and job.id not in self.retry_at]
-        total = sum(host.gpus for host in alive)
-        held = sum(_held(job, hosts) for job in queue.live())
-        within = total - sum(_held(job, hosts) for job in apart)
-        quotas = self._quotas_beside(apart, live)
-        rows = [row_of(job, thresholds) for job in may_run]
-        rows = order.ordered(rows, thresholds, queue.quotas, default, self.settings.narrow_first)
-        chosen = order.select(rows, within, quotas, default)
-        commands, blocked = self._grants([jobs[id] for id in chosen.run], alive, total - held, wall_s)
-        able = [job for job in blocked if not job.place_failures]
-        if self.settings.preemption and able:
-            needs = words.gpus(able[0].spec.gpus)
-            for id in chosen.preempt:
-                if jobs[id].state == "running":
-                    said = f"{able[0].id} (tenant {able[0].spec.tenant}, {needs}) comes first"
-                    commands.append(_taken(jobs[id], "preempted", said, wall_s))
-        return commands
+    def _is_starved(self, job: Job, wait_s: float) -> bool:
+        thresholds = self.settings.queue_thresholds_gpu_s
+        row = row_of(job, thresholds)
+        ran_s = row.attained_gpu_s / job.spec.width
+        queue = order.queue_of(row.attained_gpu_s, thresholds)
+        after_s = promoted_after(queue, ran_s, job.waited_s, self.settings.knob, self.settings.starve_limit_s)
+        return row.promoted is None and after_s is not None and wait_s >= after_s
 
-    def _quotas_beside(self, apart: list[Job], live: list[Job]) -> dict[str, int | None]:
-        """What is left of each tenant's quota beside its jobs that wait for a host."""
-        quotas = {job.spec.tenant: self.queue.quota(job.spec.tenant) for job in live}
-        for job in apart:
-            quota = quotas[job.spec.tenant]
-            if quota is not None and job.counts:
-                quotas[job.spec.tenant] = max(0, quota - job.spec.gpus)
-        return quotas
-
-    def _grants(
-        self, chosen: list[Job], alive: list[RackHost], free: int, wall_s: float
-    ) -> tuple[list[AboutJob], list[Job]]:
-        """Grants for what fits into the GPUs that are free in truth, and the chosen jobs that must wait for more."""
-        homes = {host.host: 0 for host in alive}
-        for job in self.queue.live():
-            if job.state == "placing" and job.home in homes:
-                homes[job.home] += 1
+    def _moved(
+        self, live: list[Job], rack: Sequence[RackHost], wall_s: float, now_s: float
+    ) -> list[Demoted | Upgraded]:
+        """Jobs of class auto that waited too long for their quota, and demoted ones whose quota has room by now. They
+        come before any start, so nothing else is decided in the same look. A tenant without a quota has none to wait
+        for: its jobs stay what they are."""
+        moved: list[Demoted | Upgraded] = []
+        for job in live:
+            waited_s = now_s - self.waiting_since.get(job.id, now_s)
+            late = classes.is_late(job.job_class, waited_s, self.settings.demote_after_s)
+            if job.state == "queued" and late and self.queue.quota(job.spec.tenant) is not None:
+                moved.append(Demoted(wall_s=wall_s, job=job.id, epoch=job.epoch, waited_s=round(waited_s, 3)))
+        guests = [job for job in live if job.state == "running" and job.demoted is not None and not job.counts]
+        ground = Ground(self.queue, {host.host: host.gpus for host in rack if host.gone_s is None}) if guests else None
         spent: dict[str, int] = {}
-        commands: list[AboutJob] = []
-        blocked: list[Job] = []
-        for job in chosen:
-            if job.state != "queued":
-                continue
+        for job in guests:
             tenant, gpus = job.spec.tenant, job.spec.gpus
-            quota = self.queue.quota(tenant) if job.counts else None
-            used = self.queue.used(tenant) + spent.get(tenant, 0)
-            if (gpus > free and gpus) or not homes or (quota is not None and used + gpus > quota):
-                blocked.append(job)
-                continue
-            free -= gpus
-            spent[tenant] = spent.get(tenant, 0) + gpus * job.counts
-            home = min((count, host) for host, count in homes.items())[1]
-            homes[home] += 1
-            commands.append(Granted(wall_s=wall_s, job=job.id, epoch=job.epoch + 1, home=home))
-        return commands, blocked
+            free = self.queue.free_quota(tenant)
+            left = None if free is None else free - spent.get(tenant, 0)
+            if ground is not None and classes.may_upgrade(gpus, left, ground.closed(job)):
+                spent[tenant] = spent.get(tenant, 0) + gpus
+                ground.count(job)
+                moved.append(Upgraded(wall_s=wall_s, job=job.id, epoch=job.epoch))
+        return moved
 
+    def _elapsed(self, live: list[Job], wall_s: float, now_s: float) -> list[Elapsed]:
+        """Tell the log from time to time for how long somebody has been waiting, so that the next leader knows."""
+        passed_s = 0.0 if self.clock_at is None else now_s - self.clock_at
+        waits = any(job.state in ("queued", "placing") for job in live)
+        self.clock_s = max(self.clock_s, self.queue.clock_s) + (passed_s if waits else 0.0)
+        self.clock_at = now_s
+        if self.clock_s - self.queue.clock_s < self.settings.checkpoint_s:
+            return []
+        return [Elapsed(wall_s=wall_s, clock_s=round(self.clock_s, 3))]
 
-def _away(job: Job, alive: Set[HostId]) -> bool:
-    """Whether a running gang waits for a host that is not alive."""
-    return job.state == "running" and any(place.host not in alive for place in job.places if job.awaits(place.host))
-
-
-def _held(job: Job, alive: Set[HostId]) -> int:
-    """GPUs of living hosts that the job holds, or is about to."""
-    if not job.placed:
-        return job.spec.gpus if job.state in HOLDING else 0
-    return sum(len(place.gpus) for place in job.places if place.host in alive and job.awaits(place.host))
-
-
-def _taken(job: Job, cause: str, reason: str, wall_s: float, lost: tuple[HostId, ...] = ()) -> TakenBack:
-    return msgspec.convert(
-        {"wall_s": wall_s, "job": job.id, "epoch": job.epoch, "cause": cause, "reason": reason, "lost": lost}, TakenBack
-    )
+    def _order(self, live: list[Job], rack: Sequence[RackHost], wall_s: float) -> list[AboutJob]:
+        """Who starts and who stops. A job that just failed to be placed sits some decisions out."""
+        totals = {host.host: host.gpus for host in rack if host.gone_s is None}
+        return Admission(self.queue, self.settings, totals, set(self.retry_at), wall_s).decide(live)

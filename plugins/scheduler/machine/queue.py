@@ -5,7 +5,11 @@ What must never happen is refused here and nowhere else, because here a leader t
 
 - no tenant ever holds more GPUs than its quota (one lowered under what is held lets that run out and grants nothing);
 - a grant's epoch grows by one each time, and a command of another epoch changes nothing;
-- a gang is placed whole, and no GPU belongs to two gangs.
+- a gang is placed whole, and no GPU belongs to two gangs;
+- at most one gang keeps GPUs reserved that do not suffice for it yet.
+
+No clock is read here. How long jobs wait comes through the log too: whoever leads counts the time for which somebody
+waits (`Elapsed`), and a job remembers what that clock showed when its wait began.
 
 Ended jobs are kept for the list, the newest `ENDED_MAX` of them; their keys and environments go with them.
 """
@@ -15,13 +19,18 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import HostId, JobId, Note
-from plugins.scheduler.machine.jobs import HOLDING, OVER, After, Blame, Job, State
+from covey.core import JobId, Note
+from plugins.scheduler.machine import answers
+from plugins.scheduler.machine.jobs import HOLDING, After, Blame, Job, State
+from plugins.scheduler.machine.ledger import ENDED_MAX, Ledger
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,
     CancelAsked,
     Command,
+    Demoted,
+    Elapsed,
+    GpusReserved,
     Granted,
     NotApplied,
     Placed,
@@ -33,90 +42,20 @@ from plugins.scheduler.messages.commands import (
     Submitted,
     TakenBack,
     TimeUp,
+    Upgraded,
 )
-from plugins.scheduler.policy import words
+from plugins.scheduler.policy import classes, words
 
-ENDED_MAX = 1000
-"""Ended jobs kept."""
 LIVE_MAX = 10_000
 """Jobs that are not over; more are refused at submit, so that no tenant can fill every host's memory."""
-SNAPSHOT_VERSION = 1
 
 
-class Snapshot(msgspec.Struct, frozen=True):
-    version: int
-    index: int
-    next_number: int
-    quotas: dict[str, int | None]
-    overshoot: dict[str, int]
-    jobs: list[Job]
-    """In order of admission."""
-    ended: list[JobId]
-    """In order of ending."""
-
-
-_snapshots = msgspec.msgpack.Decoder(Snapshot)
-
-
-class Queue:
+class Queue(Ledger):
     """Every job, as the log tells it."""
 
     def __init__(self) -> None:
-        self.index = 0
-        self.next_number = 1
-        self.jobs: dict[JobId, Job] = {}
-        self.quotas: dict[str, int | None] = {}
-        self.overshoot: dict[str, int] = {}
-        self.ended: list[JobId] = []
+        super().__init__()
         self._notes: list[Note] = []
-        self._changed: dict[JobId, None] = {}
-        self._rebuild()
-
-    def _rebuild(self) -> None:
-        """What follows from the rest: keys, usage per tenant, and who holds which GPU."""
-        self.keys: dict[str, JobId] = {job.key: job.id for job in self.jobs.values()}
-        self.holders: dict[HostId, dict[str, JobId]] = {}
-        self._used: dict[str, int] = {}
-        self._changed |= dict.fromkeys(self.jobs)
-        for job in self.jobs.values():
-            if job.state in HOLDING:
-                self._use(job, 1)
-            if job.placed:
-                for place in job.places:
-                    if job.awaits(place.host):
-                        self.holders.setdefault(place.host, {}).update(dict.fromkeys(place.gpus, job.id))
-
-    # ---- reading ----
-
-    def live(self) -> list[Job]:
-        """Jobs that are not over, in order of admission."""
-        return [job for job in self.jobs.values() if job.state not in OVER]
-
-    def quota(self, tenant: str) -> int | None:
-        """GPUs a tenant may hold; None: not limited."""
-        return self.quotas.get(tenant, self.quotas.get("*"))
-
-    def used(self, tenant: str) -> int:
-        """GPUs a tenant holds against its quota."""
-        return self._used.get(tenant, 0)
-
-    def was(self, job: JobId) -> bool:
-        """Whether this id was given once, to a job that may be forgotten by now."""
-        number = job[1:]
-        return number.isascii() and number.isdigit() and len(number) < 19 and 0 < int(number) < self.next_number
-
-    def over(self, job: JobId, epoch: int) -> bool:
-        """Whether the log says that this grant is over for good. False also when the log does not know it (yet)."""
-        known = self.jobs.get(job)
-        if known is None:
-            return self.was(job)
-        return known.epoch > epoch or known.state in OVER or (known.epoch == epoch and known.state == "queued")
-
-    def changed(self) -> list[JobId]:
-        """Jobs whose state changed since this was last asked, in order; each once."""
-        found = list(self._changed)
-        self._changed = {}
-        return found
 
     # ---- applying ----
 
@@ -147,10 +86,19 @@ class Queue:
                 return self._taken_back(command)
             case Promoted():
                 return self._promoted(command)
+            case Demoted():
+                return self._demoted(command)
+            case Upgraded():
+                return self._upgraded(command)
+            case GpusReserved():
+                return self._gpus_reserved(command)
             case QuotaSet():
                 return self._quota_set(command)
             case Attained():
                 return self._attained(command)
+            case Elapsed():
+                self.clock_s = max(self.clock_s, command.clock_s)
+                return Applied()
             case _:
                 assert_never(command)
 
@@ -162,11 +110,12 @@ class Queue:
             why = f"{LIVE_MAX} jobs wait or run already"
             next = "wait until some end (agentctl jobs), then submit again"
             return NotApplied(4, f"{spec.name} was not taken", why, next)
-        never = words.over_quota(spec, self.quota(spec.tenant))
+        never = words.over_quota(spec, self.quota(spec.tenant), command.may_demote)
         if never is not None:
             return NotApplied(never.code, never.what, never.why, never.next)
         id = JobId(f"j{self.next_number}")
         job = Job(id=id, number=self.next_number, key=command.key, spec=spec, submitted_wall_s=command.wall_s)
+        job.queued_s = self.clock_s
         self.next_number += 1
         self.jobs[id] = job
         self.keys[command.key] = id
@@ -177,13 +126,12 @@ class Queue:
     def _granted(self, command: Granted) -> Result:
         job = self.jobs.get(command.job)
         if job is None:
-            return self._unknown(command.job)
+            return answers.unknown(command.job, self.was(command.job))
         if job.state != "queued" or command.epoch != job.epoch + 1:
-            return self._stale(job, command.epoch)
+            return answers.stale(job, command.epoch)
         quota = self.quota(job.spec.tenant)
         if job.counts and quota is not None and self.used(job.spec.tenant) + job.spec.gpus > quota:
-            why = f"tenant {job.spec.tenant} holds {self.used(job.spec.tenant)} of {words.gpus(quota)}"
-            return NotApplied(4, f"{job.id} was not granted", why, "wait until one of its jobs ends")
+            return answers.over_quota(job, self.used(job.spec.tenant), quota, "granted")
         job.epoch, job.home, job.granted = command.epoch, command.home, self.index
         self._use(job, 1)
         self._enter(job, "placing", "granted", f"epoch {job.epoch}; {job.home} looks for {words.gpus(job.spec.gpus)}")
@@ -192,50 +140,35 @@ class Queue:
     def _placed(self, command: Placed) -> Result:
         job = self.jobs.get(command.job)
         if job is None:
-            return self._unknown(command.job)
+            return answers.unknown(command.job, self.was(command.job))
         if job.placed and job.epoch == command.epoch and job.places == command.places:
             return Applied(job.id)
         if job.state != "placing" or job.epoch != command.epoch:
-            return self._stale(job, command.epoch)
-        wrong = self._wrong_places(job, command)
+            return answers.stale(job, command.epoch)
+        wrong = answers.wrong_places(job, command, self.holders)
         if wrong:
             return NotApplied(4, f"{job.id} was not placed", wrong, "nothing: its home tries again")
         job.places, job.granted = command.places, self.index
         job.master_addr, job.master_port = command.master_addr, command.master_port
         job.attempt += 1
         job.place_failures = 0
+        job.waited_s += max(0.0, self.clock_s - job.queued_s)
+        job.step, job.metrics, job.step_s = None, {}, None
         job.first = self.index if job.first is None else job.first
         job.started_wall_s = command.wall_s if job.started_wall_s is None else job.started_wall_s
         for place in job.places:
             self.holders.setdefault(place.host, {}).update(dict.fromkeys(place.gpus, job.id))
+        self._give_back(job)
         where = ", ".join(f"{place.host} ({len(place.ranks)})" for place in job.places)
         self._enter(job, "running", "placed", f"start {job.attempt} under epoch {job.epoch}, workers by host: {where}")
         return Applied(job.id)
 
-    def _wrong_places(self, job: Job, command: Placed) -> str:
-        """Why these places are no whole gang of its own; empty when they are."""
-        spec = job.spec
-        hosts = {place.host for place in command.places}
-        ranks = [rank for place in command.places for rank in place.ranks]
-        whole = len(hosts) == len(command.places) and all(place.ranks for place in command.places)
-        if not whole or ranks != list(range(spec.workers)):
-            return "the places do not hold each rank once"
-        for place in command.places:
-            distinct = len(set(place.gpus))
-            if distinct != len(place.gpus) or distinct != len(place.ranks) * spec.gpus_per_worker:
-                return f"{place.host} gives {words.gpus(len(place.gpus))} to {len(place.ranks)} workers"
-            for gpu in place.gpus:
-                holder = self.holders.get(place.host, {}).get(gpu)
-                if holder is not None:
-                    return f"GPU {gpu} on {place.host} belongs to {holder}"
-        return ""
-
     def _place_failed(self, command: PlaceFailed) -> Result:
         job = self.jobs.get(command.job)
         if job is None:
-            return self._unknown(command.job)
+            return answers.unknown(command.job, self.was(command.job))
         if job.state != "placing" or job.epoch != command.epoch:
-            return self._stale(job, command.epoch)
+            return answers.stale(job, command.epoch)
         job.place_failures += 1
         self._use(job, -1)
         self._enter(job, "queued", "not placed", command.reason)
@@ -244,9 +177,9 @@ class Queue:
     def _ranks_reported(self, command: RanksReported) -> Result:
         job = self.jobs.get(command.job)
         if job is None:
-            return self._unknown(command.job)
+            return answers.unknown(command.job, self.was(command.job))
         if not job.placed or job.epoch != command.epoch:
-            return self._stale(job, command.epoch)
+            return answers.stale(job, command.epoch)
         if job.place_on(command.host) is None:
             return NotApplied(4, f"no rank of {job.id} is on {command.host}", "the report was not taken", "nothing")
         if not job.awaits(command.host):
@@ -256,6 +189,8 @@ class Queue:
         if command.step is not None and (job.step is None or command.step >= job.step):
             job.step = command.step
             job.metrics = dict(list({**job.metrics, **command.metrics}.items())[-16:])
+        if command.step_s is not None:
+            job.step_s = max(command.step_s, job.step_s or 0.0)
         self._free(job, command.host)
         self._changed[job.id] = None
         self._weigh(job, command)
@@ -283,7 +218,7 @@ class Queue:
     def _cancel_asked(self, command: CancelAsked) -> Result:
         job = self.jobs.get(command.job)
         if job is None:
-            return self._unknown(command.job)
+            return answers.unknown(command.job, self.was(command.job))
         by = f"by {command.by}" if command.by else "by a person"
         if job.state in ("queued", "placing"):
             self._end(job, "cancelled", f"cancelled {by} before it started", command.wall_s, words.EXIT_CANCELLED)
@@ -294,18 +229,18 @@ class Queue:
     def _time_up(self, command: TimeUp) -> Result:
         job = self.jobs.get(command.job)
         if job is None:
-            return self._unknown(command.job)
+            return answers.unknown(command.job, self.was(command.job))
         if job.state != "running" or job.epoch != command.epoch:
-            return self._stale(job, command.epoch)
+            return answers.stale(job, command.epoch)
         self._stop(job, "failed", f"it ran past its limit of {job.spec.time_limit_s or 0:g} s")
         return Applied(job.id)
 
     def _taken_back(self, command: TakenBack) -> Result:
         job = self.jobs.get(command.job)
         if job is None:
-            return self._unknown(command.job)
+            return answers.unknown(command.job, self.was(command.job))
         if job.state not in HOLDING or job.epoch != command.epoch:
-            return self._stale(job, command.epoch)
+            return answers.stale(job, command.epoch)
         if job.state == "placing":
             self._use(job, -1)
             self._enter(job, "queued", "taken back", f"{command.cause}: {command.reason}")
@@ -325,12 +260,63 @@ class Queue:
     def _promoted(self, command: Promoted) -> Result:
         job = self.jobs.get(command.job)
         if job is None:
-            return self._unknown(command.job)
+            return answers.unknown(command.job, self.was(command.job))
         if job.state != "queued" or job.epoch != command.epoch:
-            return self._stale(job, command.epoch)
+            return answers.stale(job, command.epoch)
         job.promoted, job.base_gpu_s = self.index, job.attained_gpu_s
+        job.queued_s, job.waited_s = self.clock_s, 0.0
         self._note(job.id, "promoted", "it waited so long that it begins again in the highest queue")
         return Applied(job.id)
+
+    def _demoted(self, command: Demoted) -> Result:
+        job = self.jobs.get(command.job)
+        if job is None:
+            return answers.unknown(command.job, self.was(command.job))
+        if job.state != "queued" or job.epoch != command.epoch or job.job_class != "auto":
+            return answers.stale(job, command.epoch)
+        job.demoted = self.index
+        self._give_back(job)
+        self._changed[job.id] = None
+        self._note(job.id, "demoted", words.demoted(job.spec, command.waited_s))
+        return Applied(job.id)
+
+    def _upgraded(self, command: Upgraded) -> Result:
+        job = self.jobs.get(command.job)
+        if job is None:
+            return answers.unknown(command.job, self.was(command.job))
+        demoted = job.demoted is not None and job.upgraded is None
+        if job.state != "running" or job.epoch != command.epoch or not demoted:
+            return answers.stale(job, command.epoch)
+        quota = self.quota(job.spec.tenant)
+        if not classes.may_upgrade(job.spec.gpus, self.free_quota(job.spec.tenant), closed=False):
+            return answers.over_quota(job, self.used(job.spec.tenant), quota or 0, "upgraded")
+        job.upgraded = self.index
+        self._use(job, 1)
+        self._changed[job.id] = None
+        self._note(job.id, "upgraded", words.upgraded(job.spec, self.used(job.spec.tenant), quota))
+        return Applied(job.id)
+
+    def _gpus_reserved(self, command: GpusReserved) -> Result:
+        job = self.jobs.get(command.job)
+        if job is None:
+            return answers.unknown(command.job, self.was(command.job))
+        if job.state != "queued" or job.epoch != command.epoch or not job.counts:
+            return answers.stale(job, command.epoch)
+        if not classes.may_reserve(job.id, self.reserving):
+            why = f"{self.reserving} keeps GPUs already, and only one gang of a rack may"
+            return NotApplied(4, f"nothing is reserved for {job.id}", why, f"see agentctl why {self.reserving}")
+        if sum(command.gpus.values()) > job.spec.gpus:
+            why = f"it asks for {words.gpus(job.spec.gpus)}"
+            return NotApplied(4, f"nothing is reserved for {job.id}", why, "nothing: the leader looks again")
+        self.reserving, self.reserved = (job.id if command.gpus else None), dict(sorted(command.gpus.items()))
+        self._changed[job.id] = None
+        self._note(job.id, "reserved", words.reserved(job.spec.gpus, self.reserved))
+        return Applied(job.id)
+
+    def _give_back(self, job: Job) -> None:
+        """What was reserved for this job is open again."""
+        if self.reserving == job.id:
+            self.reserving, self.reserved = None, {}
 
     def _quota_set(self, command: QuotaSet) -> Result:
         if command.if_absent and command.tenant in self.quotas:
@@ -352,6 +338,11 @@ class Queue:
             job = self.jobs.get(id)
             if job is not None and service > job.attained.get(command.host, 0.0):
                 job.attained = {**job.attained, command.host: service}
+        for id, (largest, total) in sorted(command.tensors.items()):
+            job = self.jobs.get(id)
+            if job is not None and (total, largest) > (job.tensors[1], job.tensors[0]):
+                job.tensors = (largest, total)
+                self.models.saw_tensors(job.spec, largest, total)
         return Applied()
 
     # ---- steps that several commands share ----
@@ -363,6 +354,8 @@ class Queue:
     def _end_when_all_reported(self, job: Job, wall_s: float) -> None:
         if any(job.awaits(place.host) for place in job.places):
             return
+        if job.step_s is not None:
+            self.models.saw_steps(job.spec, len(job.places), job.step_s)
         codes = [code for reported in job.codes.values() for code in reported.values()]
         if (not job.lost and not job.asked and not any(codes)) or job.after is None:
             self._end(job, "done", f"{_all(job.spec.workers)} exited with 0", wall_s, 0)
@@ -375,6 +368,7 @@ class Queue:
                 self._end(job, "cancelled", job.reason, wall_s, code)
             case "queued":
                 self._use(job, -1)
+                job.queued_s = self.clock_s
                 self._enter(job, "queued", "queued again", job.reason)
             case _:
                 assert_never(job.after)
@@ -382,6 +376,7 @@ class Queue:
     def _end(self, job: Job, state: State, reason: str, wall_s: float, code: int) -> None:
         if job.state in HOLDING:
             self._use(job, -1)
+        self._give_back(job)
         job.exit_code, job.ended_wall_s = code, wall_s
         job.spec = msgspec.structs.replace(job.spec, env={})
         self._enter(job, state, state, reason)
@@ -397,82 +392,9 @@ class Queue:
         self._changed[job.id] = None
         self._note(job.id, event, reason)
 
-    def _use(self, job: Job, sign: int) -> None:
-        """Take the job's GPUs from its tenant's quota, or give them back."""
-        if not job.counts:
-            return
-        tenant = job.spec.tenant
-        self._used[tenant] = self._used.get(tenant, 0) + sign * job.spec.gpus
-        if not self._used[tenant]:
-            del self._used[tenant]
-        self._trim_overshoot()
-
-    def _trim_overshoot(self) -> None:
-        for tenant, allowed in sorted(self.overshoot.items()):
-            quota, used = self.quota(tenant), self.used(tenant)
-            if quota is None or used <= quota:
-                del self.overshoot[tenant]
-            else:
-                self.overshoot[tenant] = min(allowed, used)
-
-    def _free(self, job: Job, host: HostId) -> None:
-        """The GPUs of one of its hosts are the job's no longer."""
-        place = job.place_on(host)
-        held = self.holders.get(host, {})
-        for gpu in place.gpus if place else ():
-            if held.get(gpu) == job.id:
-                del held[gpu]
-        if not held:
-            self.holders.pop(host, None)
-
     def _note(self, job: JobId, event: str, reason: str) -> None:
         key = f"log/{self.index}.{len(self._notes)}" if self._notes else f"log/{self.index}"
         self._notes.append(Note(job, event, reason, key))
-
-    def _unknown(self, job: JobId) -> NotApplied:
-        why = "it ended too long ago to be kept" if self.was(job) else "no job was ever given this id"
-        return NotApplied(3, f"there is no job {job}", why, "see agentctl jobs --all")
-
-    def _stale(self, job: Job, epoch: int) -> NotApplied:
-        why = f"the command is about epoch {epoch}; the job is {job.state} under epoch {job.epoch}"
-        return NotApplied(4, f"nothing was changed about {job.id}", why, f"see agentctl why {job.id}")
-
-    # ---- keeping ----
-
-    def snapshot(self) -> bytes:
-        kept = list(self.jobs.values())
-        state = Snapshot(SNAPSHOT_VERSION, self.index, self.next_number, self.quotas, self.overshoot, kept, self.ended)
-        return msgspec.msgpack.encode(state)
-
-    def restore(self, data: bytes) -> None:
-        """Become what `snapshot` wrote. ValueError when it is of a newer version or damaged."""
-        state = _snapshots.decode(data)
-        if state.version != SNAPSHOT_VERSION:
-            raise ValueError(f"the queue's snapshot has version {state.version}; this agent reads {SNAPSHOT_VERSION}")
-        self.index, self.next_number = state.index, state.next_number
-        self.quotas, self.overshoot, self.ended = dict(state.quotas), dict(state.overshoot), list(state.ended)
-        self.jobs = {job.id: job for job in state.jobs}
-        self._rebuild()
-
-    def check(self) -> None:
-        """Raise AssertionError when quota, epochs or GPUs are not as promised at the top."""
-        used: dict[str, int] = {}
-        holders: dict[tuple[HostId, str], JobId] = {}
-        for job in self.jobs.values():
-            if job.state in HOLDING and job.counts and job.spec.gpus:
-                used[job.spec.tenant] = used.get(job.spec.tenant, 0) + job.spec.gpus
-            for place in job.places if job.placed else ():
-                for gpu in place.gpus if job.awaits(place.host) else ():
-                    assert (place.host, gpu) not in holders, f"GPU {gpu} on {place.host} is held twice"
-                    holders[place.host, gpu] = job.id
-            assert (job.state in OVER) == (job.exit_code is not None), f"{job.id} is {job.state} with {job.exit_code}"
-        assert used == self._used, f"usage {self._used} is not {used}"
-        assert holders == {(h, g): j for h, held in self.holders.items() for g, j in held.items()}
-        for tenant, count in used.items():
-            quota = self.quota(tenant)
-            allowed = None if quota is None else max(quota, self.overshoot.get(tenant, 0))
-            assert allowed is None or count <= allowed, f"{tenant} holds {count} of {allowed}"
-        assert len(self.ended) <= ENDED_MAX
 
 
 def _all(ranks: int) -> str:

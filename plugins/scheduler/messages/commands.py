@@ -19,6 +19,8 @@ Epoch = Annotated[int, Meta(ge=0, le=1 << 62)]
 Count = Annotated[int, Meta(ge=0, le=1 << 31)]
 Wall = Annotated[float, Meta(ge=0, le=1e12)]
 Id = Annotated[str, Meta(max_length=63)]
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+Bytes = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 COMMAND_BYTES_MAX = 256 * 1024
 """Longest encoded command that is offered to the log or looked at, bytes; the log takes no longer ones."""
@@ -34,6 +36,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Submitted(Entry, frozen=True, kw_only=True):
     key: Key
     spec: JobSpec
+    may_demote: bool = False
+    """The rack demotes jobs of class auto that wait long, so one that is over its quota can run all the same."""
 
 
 class Granted(Entry, frozen=True, kw_only=True):
@@ -75,6 +79,8 @@ class RanksReported(Entry, frozen=True, kw_only=True):
     """This host had told them to stop before they ended."""
     step: Count | None = None
     metrics: Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=16)] = {}
+    step_s: Seconds | None = None
+    """Median time of its newest steps; None when there were few."""
 
 
 class CancelAsked(Entry, frozen=True, kw_only=True):
@@ -107,6 +113,36 @@ class Promoted(Entry, frozen=True, kw_only=True):
     epoch: Epoch
 
 
+class Demoted(Entry, frozen=True, kw_only=True):
+    """Leader: this job of class auto waited too long for its quota; it is opportunistic now (AntMan §3.3)."""
+
+    job: JobId
+    epoch: Epoch
+    waited_s: Seconds
+
+
+class Upgraded(Entry, frozen=True, kw_only=True):
+    """Leader: this demoted job runs, and its tenant's quota has room: it is guaranteed now (AntMan §3.3)."""
+
+    job: JobId
+    epoch: Epoch
+
+
+class GpusReserved(Entry, frozen=True, kw_only=True):
+    """Leader: this gang fits its quota and not yet the rack; no other guaranteed job gets these GPUs. All that it has,
+    per host; none gives them back."""
+
+    job: JobId
+    epoch: Epoch
+    gpus: Annotated[dict[HostId, Annotated[int, Meta(ge=1, le=1 << 31)]], Meta(max_length=4096)]
+
+
+class Elapsed(Entry, frozen=True, kw_only=True):
+    """Leader: so long has somebody waited on this rack since ever. Only ever grows (max-merge)."""
+
+    clock_s: Seconds
+
+
 class QuotaSet(Entry, frozen=True, kw_only=True):
     tenant: Annotated[str, Meta(pattern=r"^(\*|[a-z0-9][a-z0-9.-]{0,62})$", max_length=63)]
     """`*`: every tenant without a quota of its own."""
@@ -123,10 +159,14 @@ class Attained(Entry, frozen=True, kw_only=True):
     service_gpu_s: Annotated[dict[JobId, Annotated[float, Meta(ge=0, le=1e15)]], Meta(max_length=4096)]
     barrier: Annotated[str, Meta(max_length=128)] = ""
     """Whoever sees this come out of its copy of the log knows that the copy is current."""
+    tensors: Annotated[dict[JobId, tuple[Bytes, Bytes]], Meta(max_length=4096)] = {}
+    """Bytes of the largest tensor and of all, of jobs whose tensors were seen there (the larger model wins)."""
 
 
-AboutJob = Granted | Placed | PlaceFailed | RanksReported | CancelAsked | TimeUp | TakenBack | Promoted
-Command = Submitted | AboutJob | QuotaSet | Attained
+AboutGrant = Granted | Placed | PlaceFailed | RanksReported | CancelAsked | TimeUp | TakenBack
+AboutClass = Promoted | Demoted | Upgraded | GpusReserved
+AboutJob = AboutGrant | AboutClass
+Command = Submitted | AboutJob | QuotaSet | Attained | Elapsed
 
 
 class Applied(msgspec.Struct, frozen=True, tag=True):

@@ -17,8 +17,8 @@ SPEC_BYTES_MAX = 64 * 1024
 """Longest encoded spec, bytes: it is kept by every host while the job lives."""
 
 JobClass = Literal["guaranteed", "auto", "opportunistic"]
-"""AntMan §3.3. `guaranteed` counts against the tenant's quota; `opportunistic` uses what is free and yields
-first. `auto` is treated as `guaranteed` here."""
+"""AntMan §3.3. `guaranteed` counts against the tenant's quota; `opportunistic` uses what is left and yields. `auto` is
+guaranteed until it waited for long (`demote_after_s`); then opportunistic, until its tenant's quota has room for it."""
 
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$", max_length=63)]
 Argument = Annotated[str, Meta(pattern=r"^[^\x00\ud800-\udfff]*$", max_length=32768)]
@@ -48,7 +48,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     cwd: Annotated[str, Meta(pattern=r"^/[^\x00\ud800-\udfff]*$", max_length=4096)] = "/"
     env: Annotated[dict[Variable, Argument], Meta(max_length=1024)] = {}
     skew: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Bytes of the largest tensor over bytes of all tensors (Tiresias §3.2); over `packlimit` the gang is packed."""
+    """Bytes of the largest tensor over bytes of all tensors (Tiresias §3.2); over `packlimit` the gang is packed. 0: as
+    seen when a job of this name ran before."""
     time_limit_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     """Seconds of running, all attempts together; None: no limit."""
     grace_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0

@@ -74,6 +74,8 @@ class JobNowAnswer(Message, frozen=True):
     """rank -> pid of what runs now."""
     step: Count | None
     metrics: dict[str, float]
+    aggregator: HostId | None = None
+    """Who sums its tensors."""
 
 
 class LogTail(Message, frozen=True):

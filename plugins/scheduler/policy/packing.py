@@ -18,8 +18,12 @@ TOLERATED = 0.05
 def skew(tensor_bytes: Iterable[int]) -> float:
     """Bytes of the largest tensor over bytes of all, 0..1; 0 when there is none."""
     sizes = list(tensor_bytes)
-    total = sum(sizes)
-    return max(sizes) / total if total > 0 else 0.0
+    return share(max(sizes, default=0), sum(sizes))
+
+
+def share(largest_bytes: int, total_bytes: int) -> float:
+    """The same from the two sums that matter."""
+    return min(1.0, largest_bytes / total_bytes) if total_bytes > 0 else 0.0
 
 
 class Spread(msgspec.Struct, frozen=True):

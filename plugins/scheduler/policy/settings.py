@@ -1,6 +1,8 @@
 """`[scheduler]` of agent.toml. Every default names its source."""
 
 import itertools
+import math
+from fractions import Fraction
 
 import msgspec
 
@@ -18,11 +20,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     packlimit: float = 0.3
     """Skew above which a gang is packed onto few hosts (Tiresias §3.4; published models lie at 0.04-0.15 or
     0.61-0.77)."""
+    packlimit_refit: bool = True
+    """Fit `packlimit` anew from gangs that ran both on one host and on several (Tiresias §3.4)."""
     preemption: bool = True
-    """Stop a job of a lower queue for one of a higher queue. Off: a started job keeps its GPUs."""
+    """Stop a job of a lower queue for one of a higher queue. Off: a started job keeps its GPUs, except that an
+    opportunistic one always yields to guaranteed ones."""
+    demote_after_s: float | None = 300.0
+    """A job of class auto that waited this long for its tenant's quota becomes opportunistic; None or inf: never
+    (AntMan §3.3 names no time. Ours: long beside the seconds that placing takes, short beside the hours of a job)."""
     starve_limit_s: float | None = COVEY.starve_limit_s
     """A job that waited this long goes to the head of everything; None: never (Tiresias §3.3, STARVELIMIT; a week, so
     that nobody is passed for ever)."""
+    promote_knob: float | None = None
+    """A job below the highest queue that waited this many times as long as it ran goes to the head of everything; None
+    or inf: never (Tiresias §3.3, PROMOTEKNOB, which the paper's testbed leaves off too)."""
     host_lost_after_s: float = 60.0
     """A host gone for longer loses its jobs; one that comes back sooner keeps them (chosen: an agent's restart and a
     switch's reboot fit in)."""
@@ -45,6 +56,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     default_quota: int | None = None
     """GPUs of a tenant without a quota of its own; None: not limited."""
 
+    @property
+    def knob(self) -> tuple[int, int] | None:
+        """`promote_knob` as a fraction, as `Rules` has it."""
+        if self.promote_knob is None or self.promote_knob == math.inf:
+            return None
+        return Fraction(self.promote_knob).limit_denominator(1000).as_integer_ratio()
+
     def __post_init__(self) -> None:
         if any(value <= 0 for value in self.queue_thresholds_gpu_s) or any(
             low >= high for low, high in itertools.pairwise(self.queue_thresholds_gpu_s)
@@ -55,6 +73,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in ("host_lost_after_s", "reservation_lease_s", "reserve_deadline_s", "checkpoint_s", "current_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be over 0")
+        for name in ("starve_limit_s", "demote_after_s", "promote_knob"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} must be 0 or more; inf is never")
         if self.place_attempts < 1:
             raise ValueError("place_attempts must be at least 1")
         if any(value < 0 for value in self.quotas.values()):

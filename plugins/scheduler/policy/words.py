@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from covey.core import HostId, JobId
+from covey.units import format_seconds
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.order import Row, Selection, queue_of
 
@@ -53,13 +54,35 @@ def over_rack(spec: JobSpec, totals: Mapping[HostId, int]) -> Never | None:
     return Never(7, what, why, f"ask for at most {fits} workers, or add hosts (agentctl gpus shows what there is)")
 
 
-def over_quota(spec: JobSpec, quota: int | None) -> Never | None:
-    """More than the tenant could ever hold at once; opportunistic jobs need no quota."""
-    if quota is None or spec.job_class == "opportunistic" or spec.gpus <= quota:
+def over_quota(spec: JobSpec, quota: int | None, may_demote: bool = False) -> Never | None:
+    """More than the tenant could ever hold at once; opportunistic jobs need no quota, nor do jobs of class auto in the
+    end where they are demoted."""
+    needs_none = spec.job_class == "opportunistic" or (spec.job_class == "auto" and may_demote)
+    if quota is None or needs_none or spec.gpus <= quota:
         return None
     why = f"it needs {gpus(spec.gpus)}, and the quota of tenant {spec.tenant} is {quota}"
     next = f"ask for at most {gpus(quota)}, submit with class opportunistic, or raise the quota of {spec.tenant}"
     return Never(4, f"{spec.name} can never run", why, next)
+
+
+def demoted(spec: JobSpec, waited_s: float) -> str:
+    return (
+        f"it waited {format_seconds(waited_s)} for the quota of tenant {spec.tenant}: from now on it is opportunistic, "
+        f"runs on GPUs that guaranteed jobs leave, and yields to them"
+    )
+
+
+def upgraded(spec: JobSpec, used: int, quota: int | None) -> str:
+    limit = "which has no limit" if quota is None else f"of which {used} of {quota} are used now"
+    return f"its {gpus(spec.gpus)} count against the quota of tenant {spec.tenant}, {limit}: it is guaranteed"
+
+
+def reserved(wanted: int, kept: Mapping[HostId, int]) -> str:
+    """`2 of 4 GPUs reserved: h1 2`."""
+    if not kept:
+        return "it keeps no GPUs any more: others may have them"
+    where = ", ".join(f"{host} {count}" for host, count in sorted(kept.items()))
+    return f"{sum(kept.values())} of {gpus(wanted)} reserved: {where}"
 
 
 def named(rows: Sequence[Row]) -> str:
@@ -99,6 +122,32 @@ def waits_for(
         return f"{place}; {gpus(free)} are free, and it is about to be placed"
     until = f"; it starts when enough of {named(holders)} end" if holders else ""
     return f"{place}; it needs {gpus(row.gpus)} and {free} are free{ahead}{until}"
+
+
+def waits_as_guest(job: JobId, guests: Sequence[Row], guaranteed: Sequence[Row], free: int) -> str:
+    """What an opportunistic job waits for. `guests`: all opportunistic jobs, oldest first; `free`: GPUs that are
+    nobody's."""
+    at = next(number for number, row in enumerate(guests) if row.id == job)
+    row = guests[at]
+    ahead = [other for other in guests[:at] if not other.running]
+    place = f"{ordinal(len(ahead) + 1)} of the opportunistic jobs waiting"
+    older = f"; ahead: {named(ahead)}" if ahead else ""
+    if row.gpus <= free:
+        held = ", and guaranteed jobs come first" if any(not other.running for other in guaranteed) else ""
+        return f"{place}; it needs {gpus(row.gpus)} that guaranteed jobs leave, {free} are free{held}{older}"
+    holders = [other for other in [*guaranteed, *guests] if other.running]
+    until = f"; it starts when enough of {named(holders)} end" if holders else ""
+    return f"{place}; it needs {gpus(row.gpus)} that guaranteed jobs leave and {free} are free{older}{until}"
+
+
+def reserved_now(wanted: int, kept: Mapping[HostId, int], holders: Sequence[Row]) -> str:
+    """`2 of 4 GPUs reserved: h1 2, waiting for j3 (alice, 2 GPUs)`."""
+    waits = f", waiting for {named(holders)}" if holders else ""
+    return f"{reserved(wanted, kept)}{waits}"
+
+
+def demoted_later(after_s: float) -> str:
+    return f"it becomes opportunistic after a wait of {format_seconds(after_s)}"
 
 
 def _quota_words(row: Row, order: Sequence[Row], quota: int | None) -> str:

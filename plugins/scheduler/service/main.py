@@ -1,6 +1,7 @@
 """The room on one host: facts and messages in, commands answered, and, on the leader, decisions."""
 
 import asyncio
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -18,8 +19,11 @@ from plugins.facts import (
     RanksStarted,
     SecondPassed,
     StepTimed,
+    TensorsAssigned,
+    TensorsSeen,
 )
 from plugins.scheduler.machine import gang
+from plugins.scheduler.machine.admission import packlimit
 from plugins.scheduler.machine.jobs import OVER, Job
 from plugins.scheduler.machine.leader import Leader, Look
 from plugins.scheduler.machine.queue import Queue
@@ -164,6 +168,10 @@ class SchedulerService(RoomService):
             self.host.note(fact.job, "ranks run here", f"epoch {fact.epoch}, process by rank: {pids}")
         elif isinstance(fact, StepTimed):
             self.ranks.stepped(fact)
+        elif isinstance(fact, TensorsSeen):
+            self.ranks.tensors_seen(fact)
+        elif isinstance(fact, TensorsAssigned):
+            self.ranks.assigned(fact)
         elif isinstance(fact, HostGone | HostSeen | LeaderChanged):
             self._lead.set()
             self._look.set()
@@ -206,14 +214,16 @@ class SchedulerService(RoomService):
                 placed = job is not None and job.placed and job.epoch == search.epoch
                 self._feed_gangs(gang.GrantOver(id, search.epoch, placed))
             if job is not None and job.state == "placing" and job.home == self.host.id:
-                self._feed_gangs(gang.GrantSeen(id, job.epoch, job.spec))
+                skew = self.queue.models.skew(job.spec, job.tensors)
+                self._feed_gangs(gang.GrantSeen(id, job.epoch, msgspec.structs.replace(job.spec, skew=skew)))
 
     def _feed_gangs(self, event: gang.Event) -> None:
         now_s = self.env.clock.now_s()
         if isinstance(event, gang.GrantSeen | gang.TryAgain):
-            free = views.free_of(self.host.hosts(), self.queue)
+            free = views.free_for(self.host.hosts(), self.queue, self.queue.jobs.get(event.job))
             ranks = views.ranks_of(self.queue)
-            self.gangs.handle(gang.RackSeen(free, {host: ranks.get(host, 0) for host in free}), now_s)
+            limit = packlimit(self.queue, self.settings)
+            self.gangs.handle(gang.RackSeen(free, {host: ranks.get(host, 0) for host in free}, limit), now_s)
         for action in self.gangs.handle(event, now_s):
             match action:
                 case gang.Propose():
@@ -272,7 +282,9 @@ class SchedulerService(RoomService):
         fields.pop("key", None)
         try:
             spec = JobSpec.parse(fields)
-            submitted = msgspec.convert({"wall_s": 0.0, "key": key, "spec": msgspec.to_builtins(spec)}, Submitted)
+            submitted = msgspec.convert(
+                {"wall_s": 0.0, "key": key, "spec": msgspec.to_builtins(spec), "may_demote": self._demotes}, Submitted
+            )
         except SpecError as error:
             raise Refused(2, error.what, error.why, error.next) from error
         except msgspec.ValidationError as error:
@@ -293,13 +305,18 @@ class SchedulerService(RoomService):
         rack = views.rack_of(hosts, self.env.clock.now_s())
         whole = len(rack) == len(hosts) and {host.host for host in rack} >= set(self.host.log.voters)
         never = words.over_rack(spec, {host.host: host.gpus for host in rack}) if whole else None
-        never = never or words.over_quota(spec, self.queue.quota(spec.tenant))
+        never = never or words.over_quota(spec, self.queue.quota(spec.tenant), self._demotes)
         if never is not None:
             raise Refused(never.code, never.what, never.why, never.next)
 
+    @property
+    def _demotes(self) -> bool:
+        after_s = self.settings.demote_after_s
+        return after_s is not None and math.isfinite(after_s)
+
     def _standing(self) -> views.Standing:
         rack = views.rack_of(self.host.hosts(), self.env.clock.now_s())
-        return views.Standing(self.queue, self.settings, sum(host.gpus for host in rack if host.gone_s is None))
+        return views.Standing(self.queue, self.settings, {host.host: host.gpus for host in rack if host.gone_s is None})
 
     async def _jobs(self, given: Mapping[str, Any]) -> list[JobView]:
         """Jobs that wait or run, in order of admission; with `all` also the ended ones that are remembered."""
@@ -382,7 +399,10 @@ class SchedulerService(RoomService):
             ) from error
         await self.queue_log.change(command, f"set the quota of {tenant}")
         await self.queue_log.until(lambda: self.queue.quotas.get(command.tenant, -1) == command.gpus, SHOWN_S)
-        return QuotaView(command.tenant, command.gpus, self.queue.used(command.tenant), 0)
+        return next(
+            (view for view in views.quota_views(self.queue) if view.tenant == command.tenant),
+            QuotaView(command.tenant, command.gpus, self.queue.used(command.tenant), 0),
+        )
 
     async def _rack(self, given: Mapping[str, Any]) -> views.RackView:
         hosts = self.host.hosts()

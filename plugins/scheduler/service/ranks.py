@@ -8,14 +8,16 @@ Every look starts from the log's state, not from its events, so a restart, a rep
 nothing. A start is fenced twice: by an epoch on disk here, and by the runner's own.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import assert_never
 
 import msgspec
 
 from covey.core import Heard, HostId, JobId, Send
 from plugins.base import Host, NoLeader, OutcomeUnknown, RankSpec, RanksSpec
-from plugins.facts import JobPlaced, JobUnplaced, Place, RanksEnded, StepTimed
+from plugins.facts import JobPlaced, JobUnplaced, Place, RanksEnded, StepTimed, TensorsAssigned, TensorsSeen
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.machine.reservations import (
@@ -43,6 +45,10 @@ LAG_S = 1.0
 """Between two looks whether this copy of the log caught up with a report."""
 PROGRESS_MAX = 2000
 """Jobs whose newest step is kept in memory."""
+STEPS_TIMED = 101
+"""Newest steps whose median tells how fast a gang was."""
+STEPS_ENOUGH = 10
+"""Fewer tell nothing: the first ones pay for warming up."""
 SIGTERM = 15
 
 
@@ -70,6 +76,12 @@ class LocalRanks:
         """What this host's GPUs have done for each job that runs here."""
         self.reported: dict[JobId, float] = {}
         """What of it the log knows."""
+        self.steps_s: dict[tuple[JobId, int], deque[float]] = {}
+        """Times of the newest steps of each grant."""
+        self.tensors: dict[JobId, tuple[int, int]] = {}
+        """Bytes of the largest tensor and of all, of what runs here."""
+        self.sums_at: dict[JobId, TensorsAssigned] = {}
+        """Who sums the tensors of what runs here."""
         self.dirty: dict[JobId, None] = {}
         """Jobs to look at."""
         self.sick = ""
@@ -251,6 +263,8 @@ class LocalRanks:
             self.fences.pop(id, None)
             self.service_gpu_s.pop(id, None)
             self.reported.pop(id, None)
+            self.tensors.pop(id, None)
+            self.sums_at.pop(id, None)
 
     # ---- what happens here ----
 
@@ -271,18 +285,51 @@ class LocalRanks:
         while len(self.progress) > PROGRESS_MAX:
             del self.progress[next(iter(self.progress))]
 
+        if fact.step_s > 0:
+            key = (fact.job, fact.epoch)
+            self.steps_s.setdefault(key, deque(maxlen=STEPS_TIMED)).append(fact.step_s)
+            while len(self.steps_s) > PROGRESS_MAX:
+                del self.steps_s[next(iter(self.steps_s))]
+
+    def tensors_seen(self, fact: TensorsSeen) -> None:
+        if 0 < fact.largest_bytes <= fact.total_bytes:
+            self.tensors[fact.job] = (fact.largest_bytes, fact.total_bytes)
+
+    def assigned(self, fact: TensorsAssigned) -> None:
+        known = self.sums_at.get(fact.job)
+        if known is None or (fact.epoch, fact.assignment) >= (known.epoch, known.assignment):
+            self.sums_at[fact.job] = fact
+
     def job_now(self, job: JobId) -> JobNowAnswer:
         pids = {epoch: ranks for (id, epoch), ranks in self.host.runner.running().items() if id == job}
         epoch = max(pids, default=0)
         known = self.progress.get(job)
         epoch = max(epoch, known.epoch if known else 0)
         step, metrics = (known.step, known.metrics) if known and known.epoch == epoch else (None, {})
-        return JobNowAnswer(epoch, dict(pids.get(epoch, {})), step, metrics)
+        sums = self.sums_at.get(job)
+        aggregator = sums.aggregator if sums is not None and sums.epoch == epoch else None
+        return JobNowAnswer(epoch, dict(pids.get(epoch, {})), step, metrics, aggregator)
 
     async def second_passed(self, now_s: float) -> None:
         self._serve(now_s)
         self.see_gpus()
         await self.feed(SecondWent())
+        for id in self._out_of_time():
+            await self.checkpoint(id)
+
+    def _out_of_time(self) -> list[JobId]:
+        """Jobs here that reached their time limit since the log last heard of them: the leader ends them by what the
+        log knows, so it hears at once. Their other hosts have run for as long as this one."""
+        found: list[JobId] = []
+        for id, done in self.service_gpu_s.items():
+            job = self.queue.jobs.get(id)
+            place = job.place_on(self.host.id) if job is not None else None
+            if job is None or place is None or job.state != "running" or job.spec.time_limit_s is None:
+                continue
+            untold_s = (done - self.reported.get(id, 0.0)) / (len(place.gpus) or len(place.ranks))
+            if untold_s > 0 and job.attained_gpu_s / job.spec.width + untold_s >= job.spec.time_limit_s:
+                found.append(id)
+        return found
 
     def _serve(self, now_s: float) -> None:
         """Count what the GPUs here did since the last look: GPU·s, or worker·s for a job without GPUs."""
@@ -302,10 +349,14 @@ class LocalRanks:
         """Tell the log what this host's GPUs did. When nobody leads it is said later: it only ever grows."""
         news = {id: round(done, 3) for id, done in self.service_gpu_s.items() if only is None or id == only}
         news = {id: done for id, done in news.items() if done > self.reported.get(id, 0.0)}
-        if not news:
+        jobs = {id: self.queue.jobs.get(id) for id in self.tensors if only in (None, id)}
+        tensors = {
+            id: self.tensors[id] for id, job in jobs.items() if job and job.tensors[::-1] < self.tensors[id][::-1]
+        }
+        if not news and not tensors:
             return
         try:
-            await self.log.propose(Attained(wall_s=0.0, host=self.host.id, service_gpu_s=news))
+            await self.log.propose(Attained(wall_s=0.0, host=self.host.id, service_gpu_s=news, tensors=tensors))
         except (NoLeader, OutcomeUnknown):
             return
         self.reported |= news
@@ -319,6 +370,7 @@ class LocalRanks:
             self.host.env.log.debug("the report is not in this copy of the log yet", job=fact.job, epoch=fact.epoch)
         self.ends.pop(key, None)
         self.asked.pop(key, None)
+        self.steps_s.pop(key, None)
         self.host.runner.forget(*key)
         await self.feed(RanksGone(*key))
         self.dirty[fact.job] = None
@@ -346,7 +398,12 @@ class LocalRanks:
             asked=(fact.job, fact.epoch) in self.asked or bool(fact.reason),
             step=newest.step if newest else None,
             metrics=newest.metrics if newest else {},
+            step_s=self._step_s(fact.job, fact.epoch),
         )
+
+    def _step_s(self, job: JobId, epoch: int) -> float | None:
+        times = self.steps_s.get((job, epoch), ())
+        return round(median(times), 6) if len(times) >= STEPS_ENOUGH else None
 
     def _awaited(self, id: JobId, epoch: int) -> bool:
         """Whether this copy of the log still waits for the report: then the ranks must not be forgotten, or the next
@@ -365,7 +422,7 @@ def ranks_spec(job: Job, place: Place) -> RanksSpec:
         epoch=job.epoch,
         name=job.spec.name,
         tenant=job.spec.tenant,
-        job_class=job.spec.job_class,
+        job_class=job.job_class,
         argv=job.spec.argv,
         cwd=job.spec.cwd,
         env=dict(job.spec.env),

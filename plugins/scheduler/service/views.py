@@ -6,11 +6,13 @@ import msgspec
 
 from covey.core import HostId
 from plugins.facts import GpusNow, HostView
+from plugins.scheduler.machine.ground import Ground
 from plugins.scheduler.machine.jobs import HOLDING, Job, row_of
 from plugins.scheduler.machine.leader import RackHost
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.wire import JobNowAnswer
 from plugins.scheduler.policy import order, words
+from plugins.scheduler.policy.classes import choose
 from plugins.scheduler.policy.settings import Settings
 from plugins.views import JobView, QuotaView, RankView
 
@@ -40,30 +42,49 @@ class RackView(msgspec.Struct, frozen=True):
 class Standing:
     """The order of all jobs at one moment, for saying what each of them waits for."""
 
-    def __init__(self, queue: Queue, settings: Settings, capacity: int) -> None:
+    def __init__(self, queue: Queue, settings: Settings, totals: Mapping[HostId, int]) -> None:
+        """`totals`: GPUs of each host that is alive."""
         self.queue, self.settings = queue, settings
         thresholds, default = settings.queue_thresholds_gpu_s, queue.quotas.get("*")
         live = queue.live()
         rows = [row_of(job, thresholds) for job in live]
-        held = sum(job.spec.gpus for job in live if job.state in HOLDING)
-        self.capacity = max(capacity, held)
-        self.order = order.ordered(rows, thresholds, queue.quotas, default, settings.narrow_first)
-        self.chosen = order.select(self.order, self.capacity, queue.quotas, default)
+        held = sum(job.spec.gpus for job in live if job.state in HOLDING and job.counts)
+        self.capacity = max(sum(totals.values()), held)
+        guaranteed = [row for row in rows if row.job_class != "opportunistic"]
+        self.order = order.ordered(guaranteed, thresholds, queue.quotas, default, settings.narrow_first)
+        self.chosen = choose(self.order, self.capacity, queue.quotas, default)
+        self.guests = [row for row in rows if row.job_class == "opportunistic"]
+        self.free = sum(Ground(queue, totals).free.values())
 
     def reason(self, job: Job) -> str:
         """Why the job is in its state."""
         if job.state != "queued":
             return job.reason
-        waits = words.waits_for(
-            job.id,
-            self.order,
-            self.chosen,
-            self.capacity,
-            self.settings.queue_thresholds_gpu_s,
-            self.queue.quotas,
-            self.queue.quotas.get("*"),
-        )
+        waits = self._waits(job) if job.counts else words.waits_as_guest(job.id, self.guests, self.order, self.free)
+        late_s = self.settings.demote_after_s
+        if job.job_class == "auto" and self.queue.quota(job.spec.tenant) is not None and late_s is not None:
+            waits = f"{waits}; {words.demoted_later(late_s)}"
         return f"{waits}; before: {job.reason}" if job.epoch else waits
+
+    def _waits(self, job: Job) -> str:
+        queue, thresholds = self.queue, self.settings.queue_thresholds_gpu_s
+        default = queue.quotas.get("*")
+        waits = words.waits_for(job.id, self.order, self.chosen, self.capacity, thresholds, queue.quotas, default)
+        gang = queue.jobs.get(queue.reserving) if queue.reserving is not None else None
+        if gang is None:
+            return waits
+        if gang.id == job.id:
+            return f"{words.reserved_now(job.spec.gpus, queue.reserved, self._in_the_way(job))}; {waits}"
+        kept = words.reserved(gang.spec.gpus, queue.reserved)
+        return f"{waits}; {gang.id} (tenant {gang.spec.tenant}) keeps what it waits for, {kept}"
+
+    def _in_the_way(self, job: Job) -> list[order.Row]:
+        """Who holds GPUs that a gang waits for: opportunistic jobs that stop for it once all the rest is there, or
+        everybody whose end would help."""
+        queue = self.queue
+        complete = sum(queue.reserved.values()) == job.spec.gpus
+        rows = {row.id: row for row in (self.guests if complete else self.order)}
+        return [rows[other.id] for other in queue.live() if other.id in rows and other.placed]
 
 
 def job_view(job: Job, standing: Standing, age_s: float, heard: Mapping[HostId, JobNowAnswer] | None = None) -> JobView:
@@ -71,6 +92,7 @@ def job_view(job: Job, standing: Standing, age_s: float, heard: Mapping[HostId, 
     heard = heard or {}
     now = [answer for answer in heard.values() if answer.epoch == job.epoch]
     step, metrics = progress([(job.step, job.metrics), *((answer.step, answer.metrics) for answer in now)])
+    sums = sorted({answer.aggregator for answer in now if answer.aggregator is not None}) if job.placed else []
     shown = job.places if job.state not in ("queued", "placing") else ()
     attained = max(0.0, job.attained_gpu_s - job.base_gpu_s)
     return JobView(
@@ -78,6 +100,7 @@ def job_view(job: Job, standing: Standing, age_s: float, heard: Mapping[HostId, 
         name=job.spec.name,
         tenant=job.spec.tenant,
         job_class=job.spec.job_class,
+        runs_as=job.job_class,
         state=job.state,
         reason=standing.reason(job),
         workers=job.spec.workers,
@@ -98,6 +121,8 @@ def job_view(job: Job, standing: Standing, age_s: float, heard: Mapping[HostId, 
         ranks=tuple(rank for place in shown for rank in _ranks(job, place.host, heard.get(place.host))),
         step=step,
         metrics=metrics,
+        aggregator=sums[0] if sums else None,
+        reserved_gpus=sum(standing.queue.reserved.values()) if standing.queue.reserving == job.id else 0,
         age_s=age_s,
     )
 
@@ -137,6 +162,9 @@ def quota_views(queue: Queue) -> list[QuotaView]:
             gpus=queue.quota(tenant),
             used=queue.used(tenant),
             queued_jobs=sum(job.spec.tenant == tenant and job.state == "queued" for job in live),
+            opportunistic=sum(
+                job.spec.gpus for job in live if job.spec.tenant == tenant and job.state in HOLDING and not job.counts
+            ),
         )
         for tenant in tenants
     ]
@@ -162,6 +190,16 @@ def free_of(hosts: Sequence[HostView], queue: Queue) -> dict[HostId, int]:
             held = len(queue.holders.get(view.host, {}))
             found[view.host] = max(0, min(gpus.free, gpus.total - held))
     return found
+
+
+def free_for(hosts: Sequence[HostView], queue: Queue, job: Job | None) -> dict[HostId, int]:
+    """The same without GPUs that are kept for another gang than `job`."""
+    free = free_of(hosts, queue)
+    if job is None or queue.reserving in (None, job.id):
+        return free
+    totals = {host.host: host.gpus for host in rack_of(hosts, 0.0) if host.host in free}
+    allowed = Ground(queue, totals).free_for(job)
+    return {host: min(gpus, allowed.get(host, 0)) for host, gpus in free.items()}
 
 
 def ranks_of(queue: Queue) -> dict[HostId, int]:

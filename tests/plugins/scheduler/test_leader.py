@@ -10,6 +10,7 @@ from plugins.scheduler.messages.commands import (
     Applied,
     Attained,
     Command,
+    Elapsed,
     Granted,
     Placed,
     PlaceFailed,
@@ -49,7 +50,10 @@ class Led:
         self.now_s += after_s
         proposed = [action.command for action in self.leader.handle(Look(rack, 1.0), self.now_s)]
         self.leader.check()
-        return proposed
+        for command in proposed:
+            if isinstance(command, Elapsed):
+                self.say(command)
+        return [command for command in proposed if not isinstance(command, Elapsed)]
 
     def act(self, rack: tuple[RackHost, ...] = RACK, after_s: float = 1.0) -> list[Command]:
         """Look, and say it all to the log."""
@@ -59,11 +63,18 @@ class Led:
         return proposed
 
     def place(self, id: JobId, host: HostId = H1) -> None:
-        job = self.queue.jobs[id]
-        gpus = tuple(f"g{self.gpus + n}" for n in range(job.spec.gpus))
-        self.gpus += len(gpus)
-        place = Place(host, tuple(range(job.spec.workers)), gpus)
-        self.say(Placed(wall_s=1.0, job=id, epoch=job.epoch, places=(place,), master_addr="", master_port=1))
+        """On this host, and what does not fit there on the next."""
+        job, rank, places = self.queue.jobs[id], 0, []
+        each = job.spec.gpus_per_worker
+        for on in (host, *(other for other in (H1, H2) if other != host)):
+            room = 4 - len(self.queue.holders.get(on, {})) if on in (H1, H2) else 99
+            count = min(job.spec.workers - rank, room // each if each else 99)
+            if count:
+                gpus = tuple(f"g{self.gpus + n}" for n in range(count * each))
+                self.gpus += len(gpus)
+                places.append(Place(on, tuple(range(rank, rank + count)), gpus))
+                rank += count
+        self.say(Placed(wall_s=1.0, job=id, epoch=job.epoch, places=tuple(places), master_addr="", master_port=1))
 
     def run(self, workers: int = 1, tenant: str = "alice", host: HostId = H1, **more: Any) -> JobId:
         id = self.submit(workers, tenant, **more)
@@ -96,7 +107,8 @@ def test_whoever_fits_is_granted_in_order_with_homes_spread_over_the_hosts() -> 
 def test_what_is_stopping_still_holds_its_gpus() -> None:
     led = Led()
     first, second = led.run(8), led.submit(8)
-    led.say(RanksReported(wall_s=1.0, job=first, epoch=1, host=H1, codes={0: 1, **dict.fromkeys(range(1, 8), 0)}))
+    led.say(RanksReported(wall_s=1.0, job=first, epoch=1, host=H1, codes={0: 1, 1: 0, 2: 0, 3: 0}))
+    led.say(RanksReported(wall_s=1.0, job=first, epoch=1, host=H2, codes=dict.fromkeys(range(4, 8), 0)))
     assert granted(led.look()) == [second]
     led = Led()
     first, second = led.run(8), led.submit(8)

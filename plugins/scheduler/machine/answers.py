@@ -1,0 +1,42 @@
+"""What the queue says when it does not do what a command asks."""
+
+from collections.abc import Mapping
+
+from covey.core import HostId, JobId
+from plugins.scheduler.machine.jobs import Job
+from plugins.scheduler.messages.commands import NotApplied, Placed
+from plugins.scheduler.policy import words
+
+
+def unknown(job: JobId, was: bool) -> NotApplied:
+    why = "it ended too long ago to be kept" if was else "no job was ever given this id"
+    return NotApplied(3, f"there is no job {job}", why, "see agentctl jobs --all")
+
+
+def stale(job: Job, epoch: int) -> NotApplied:
+    why = f"the command is about epoch {epoch}; the job is {job.state} under epoch {job.epoch}"
+    return NotApplied(4, f"nothing was changed about {job.id}", why, f"see agentctl why {job.id}")
+
+
+def over_quota(job: Job, used: int, quota: int, done: str) -> NotApplied:
+    why = f"tenant {job.spec.tenant} holds {used} of {words.gpus(quota)}"
+    return NotApplied(4, f"{job.id} was not {done}", why, "wait until one of its jobs ends")
+
+
+def wrong_places(job: Job, command: Placed, holders: Mapping[HostId, Mapping[str, JobId]]) -> str:
+    """Why these places are no whole gang of its own; empty when they are. `holders`: who has which GPU of a host."""
+    spec = job.spec
+    hosts = {place.host for place in command.places}
+    ranks = [rank for place in command.places for rank in place.ranks]
+    whole = len(hosts) == len(command.places) and all(place.ranks for place in command.places)
+    if not whole or ranks != list(range(spec.workers)):
+        return "the places do not hold each rank once"
+    for place in command.places:
+        distinct = len(set(place.gpus))
+        if distinct != len(place.gpus) or distinct != len(place.ranks) * spec.gpus_per_worker:
+            return f"{place.host} gives {words.gpus(len(place.gpus))} to {len(place.ranks)} workers"
+        for gpu in place.gpus:
+            holder = holders.get(place.host, {}).get(gpu)
+            if holder is not None:
+                return f"GPU {gpu} on {place.host} belongs to {holder}"
+    return ""

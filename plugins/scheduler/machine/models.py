@@ -1,0 +1,82 @@
+"""What the log remembers of models after their jobs: how skewed they are, and what a gang lost when it was spread.
+
+A job is known by its tenant and name, so the second run of `resnet` is placed by what the first one showed. PACKLIMIT
+is fitted anew from the gangs that ran both on one host and on several (Tiresias §3.3.3).
+"""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.policy.packing import Spread, refit, share
+
+MODELS_MAX = 1024
+"""Models whose tensors are remembered; the longest unseen goes first."""
+GANGS_MAX = 256
+"""The same for gangs whose steps were timed."""
+
+
+T = TypeVar("T")
+
+
+class Steps(msgspec.Struct, frozen=True):
+    """Median step times of one gang, s: the newest on one host, and the newest on several."""
+
+    packed_s: float | None = None
+    spread_s: float | None = None
+
+
+class Models:
+    """Part of the replicated state; only `Queue.apply` changes it."""
+
+    def __init__(self, tensors: Mapping[str, tuple[int, int]] = {}, steps: Mapping[str, Steps] = {}) -> None:
+        self.tensors = dict(tensors)
+        """Tenant and name -> bytes of the largest tensor, bytes of all."""
+        self.steps = dict(steps)
+        """The same with workers and GPUs of each -> its steps."""
+        self._spreads: list[Spread] | None = None
+
+    def saw_tensors(self, spec: JobSpec, largest_bytes: int, total_bytes: int) -> None:
+        _newest(self.tensors, model_of(spec), (largest_bytes, total_bytes), MODELS_MAX)
+        self._spreads = None
+
+    def saw_steps(self, spec: JobSpec, hosts: int, step_s: float) -> None:
+        """A start is over that made steps of `step_s` on so many hosts."""
+        if spec.workers < 2 or step_s <= 0:
+            return
+        known = self.steps.get(gang_of(spec), Steps())
+        news = Steps(step_s, known.spread_s) if hosts == 1 else Steps(known.packed_s, step_s)
+        _newest(self.steps, gang_of(spec), news, GANGS_MAX)
+        self._spreads = None
+
+    def skew(self, spec: JobSpec, seen: tuple[int, int] = (0, 0)) -> float:
+        """What placement goes by: what the job says of itself, what was seen of it, or of the last one of its name."""
+        largest, total = seen if seen[1] else self.tensors.get(model_of(spec), (0, 0))
+        return spec.skew or share(largest, total)
+
+    def packlimit(self, now: float) -> float:
+        """PACKLIMIT by what gangs lost; `now`, the one that was set, as long as nothing separates better."""
+        if self._spreads is None:
+            self._spreads = [
+                Spread(share(*self.tensors[gang.rsplit("/", 1)[0]]), steps.spread_s / steps.packed_s - 1)
+                for gang, steps in self.steps.items()
+                if steps.packed_s and steps.spread_s and gang.rsplit("/", 1)[0] in self.tensors
+            ]
+        return refit(self._spreads, now)
+
+
+def model_of(spec: JobSpec) -> str:
+    return f"{spec.tenant}/{spec.name}"
+
+
+def gang_of(spec: JobSpec) -> str:
+    return f"{model_of(spec)}/{spec.workers}x{spec.gpus_per_worker}"
+
+
+def _newest(known: dict[str, T], name: str, value: T, most: int) -> None:
+    known.pop(name, None)
+    known[name] = value
+    while len(known) > most:
+        del known[next(iter(known))]
