@@ -18,7 +18,7 @@ import os
 import signal as signals
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -221,6 +221,20 @@ class RealProcesses:
                         os.kill(stray.pid, number)
             await asyncio.sleep(0.01)
 
+    async def end_holding(self, variables: Mapping[str, str], timeout_s: float = 5.0) -> int:
+        """SIGKILL to every process of ours, whoever's child, that was started with all of these environment variables,
+        until there is none: how many there were."""
+        seen: set[ProcessId] = set()
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + timeout_s
+        while (found := holding(variables)) and loop.time() < end_s:
+            for process in found:
+                seen.add(process)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(process.pid, signals.SIGKILL)
+            await asyncio.sleep(0.01)
+        return len(seen)
+
     def _unreaped(self, pid: int) -> ChildProcess | None:
         """The process we started under this number, as long as the number is its own."""
         known = self._children.get(pid)
@@ -321,3 +335,19 @@ def descendants(root: int) -> list[ProcessId]:
         found += layer
         layer = [child for parent in layer for child in children.get(parent.pid, [])]
     return sorted(found, key=lambda process: process.pid)
+
+
+def holding(variables: Mapping[str, str]) -> list[ProcessId]:
+    """Processes of our user, other than this one, whose environment held all of these when they began; by pid."""
+    wanted = {f"{name}={value}".encode() for name, value in variables.items()}
+    found: list[ProcessId] = []
+    for pid in sorted(int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
+        with contextlib.suppress(OSError):  # it ended, or is somebody else's
+            if pid == os.getpid() or os.stat(f"/proc/{pid}").st_uid != os.geteuid():
+                continue
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                held = set(file.read().split(b"\0"))
+            started = start_ticks(pid)
+            if wanted <= held and started is not None and is_alive(ProcessId(pid, started)):
+                found.append(ProcessId(pid, started))
+    return found

@@ -17,7 +17,7 @@ it for ever; codes are kept in the order in which the ranks ended, so the first 
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol, runtime_checkable
 
@@ -111,6 +111,29 @@ class Adopting(Protocol):
     async def end_strays(self, grace_s: float, timeout_s: float = 5.0) -> int: ...
 
 
+@runtime_checkable
+class Marked(Protocol):
+    """Processes that can be found by what their environment holds."""
+
+    async def end_holding(self, variables: Mapping[str, str], timeout_s: float = 5.0) -> int: ...
+
+
+MARKS = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN")
+"""Variables that only the ranks of one epoch, and what they start, hold together."""
+
+
+async def end_marked(env: Env, ranks: Iterable[Command]) -> int:
+    """SIGKILL to what is left of these ranks, known or not: a supervisor that was killed between the start of a rank
+    and writing its number down leaves one that nobody knows. How many there were."""
+    count = 0
+    if isinstance(env.processes, Marked):
+        for command in ranks:
+            marks = {name: command.env[name] for name in MARKS if name in command.env}
+            if len(marks) == len(MARKS):
+                count += await env.processes.end_holding(marks)
+    return count
+
+
 def read_state(data: bytes | None) -> State | None:
     """What a state file says; None when it is absent or damaged."""
     if data is None:
@@ -126,7 +149,8 @@ class Supervisor:
 
     def __init__(self, env: Env, config: SupervisorConfig) -> None:
         self._env, self._config = env, config
-        self._state = State()
+        self._state = self._said = State()
+        """What is so, and what of it is on disk (or cannot be written): only that is said."""
         self._processes: dict[int, Process] = {}
         self._stop_at_s: float | None = None
         self._kill_at_s = float("inf")
@@ -312,7 +336,7 @@ class Supervisor:
     # ---- after a supervisor that died ----
 
     async def _take_over(self, state: State) -> None:
-        self._state = state
+        self._state = self._said = state
         if state.ended:
             return
         self._env.log.warning("an earlier supervisor died", pids=[process.pid for process in state.pids.values()])
@@ -328,6 +352,8 @@ class Supervisor:
             process.signal(SIGKILL)
             await process.wait()
             self._ended(start.rank, -SIGKILL)
+        if unknown := await end_marked(self._env, [start.command for start in self._config.ranks[:1]]):
+            self._env.log.warning("ended what no supervisor knew", processes=unknown)
         why = "the supervisor of these ranks died, and what it left running was killed; 255: exit status not known"
         self._state = msgspec.structs.replace(self._state, reason=state.reason or why, lost=True)
         await self._save(ended=True)
@@ -352,6 +378,7 @@ class Supervisor:
             await asyncio.sleep(DISK_RETRY_S)
 
     def _tell(self, state: State) -> None:
+        self._said = state
         status = pack(Status(self._config.job, self._config.epoch, state))
         for agent in self._agents:
             agent.put(status)
@@ -361,7 +388,7 @@ class Supervisor:
     async def _serve(self, stream: ByteStream) -> None:
         outbox = Outbox()
         self._agents.append(outbox)
-        outbox.put(pack(Status(self._config.job, self._config.epoch, self._state)))
+        outbox.put(pack(Status(self._config.job, self._config.epoch, self._said)))
         writer = asyncio.get_running_loop().create_task(_write_all(stream, outbox))
         try:
             while True:

@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import random
 import signal
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
@@ -243,6 +243,16 @@ class SimProcesses:
         if found is None or found.id != process:
             return None
         return SeenProcess(self._process, found)
+
+    async def end_holding(self, variables: Mapping[str, str], timeout_s: float = 5.0) -> int:
+        """As `agent.processes.RealProcesses`."""
+        host, count = self._process.host, 0
+        for pid, process in list(host.processes.items()):
+            command = host.commands.get(pid)
+            if command is not None and variables.items() <= command.env.items():
+                count += 1
+                process.signal(signal.SIGKILL)
+        return count
 
 
 async def _call(program: UserProgram, env: Env, command: Command) -> int:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from agent import processes as processes_module
-from agent.processes import ProgramBase, RealProcesses, descendants, is_alive, start_ticks
+from agent.processes import ProgramBase, RealProcesses, descendants, holding, is_alive, start_ticks
 from covey.ports import Command, ProcessId
 from tests.agent.here import both_loops, run_on, until
 
@@ -200,3 +200,19 @@ def test_what_runs_for_users_has_no_privilege_over_them(tmp_path: Path) -> None:
     """)
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
     assert output.read_text().split() == ["0"]
+
+
+async def test_processes_are_ended_by_what_their_environment_holds_whoevers_children_they_are(
+    port: RealProcesses, tmp_path: Path
+) -> None:
+    away = "setsid sleep 600 & exec sleep 600"
+    ours = await port.start(command(tmp_path, "/bin/sh", "-c", away, MARK="this", MORE="1"))
+    other = await port.start(command(tmp_path, "/bin/sleep", "600", MARK="thisthat"))
+    await until(lambda: len(holding({"MARK": "this"})) == 2)
+    assert holding({"MARK": "this", "MORE": "2"}) == []
+    assert await port.end_holding({"MARK": "this", "MORE": "1"}) >= 2
+    assert holding({"MARK": "this"}) == []
+    assert await ours.wait() == -signal.SIGKILL
+    assert is_alive(other.id)
+    other.signal(signal.SIGKILL)
+    assert await other.wait() == -signal.SIGKILL

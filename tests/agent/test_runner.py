@@ -351,7 +351,7 @@ def test_whenever_the_agent_is_killed_each_rank_starts_once_and_its_code_arrives
         assert sorted(rack.ends()[-1].codes.items()) == [(0, 20), (1, 21), (2, 22)]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(20), 111, 123, 153])  # the last: between a rank's start and its number on disk
 def test_whenever_a_supervisor_is_killed_no_rank_starts_twice_and_an_end_is_told(seed: int) -> None:
     with World(seed) as world:
         rack = SimRack(world, seconds=600.0)

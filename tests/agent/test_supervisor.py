@@ -141,6 +141,30 @@ def test_what_it_says_is_on_disk_first_and_it_ends_after_the_last_word() -> None
         story.play(talk)
 
 
+def test_whoever_connects_while_a_rank_is_being_written_down_hears_of_it_only_afterwards() -> None:
+    early: list[int] = []
+
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        (await meet(env, told)).close()
+        while len(early) < 40:
+            stream = await env.bytes.connect(told.socket)
+            heard = await read_frame(stream, supervisor.decoder)
+            assert isinstance(heard, Status)
+            on_disk = await stored(env, told) or State()
+            assert on_disk.pids.keys() >= heard.state.pids.keys()
+            early.append(len(heard.state.pids))
+            stream.close()
+            if running(heard.state):
+                break
+            await asyncio.sleep(0.02)
+
+    with World(5) as world:
+        story = Story(world)
+        story.host.disk.slow = 60.0
+        story.play(talk)
+        assert early[-1] == 2 and 0 in early and len(early) > 5
+
+
 def test_a_second_supervisor_leaves_the_first_one_alone() -> None:
     async def talk(env: Env, told: SupervisorConfig) -> None:
         await status(await meet(env, told), running)

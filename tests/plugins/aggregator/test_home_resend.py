@@ -41,8 +41,8 @@ class Told:
         """The one asked says yes; what all hosts are told then."""
         ((to, offer),) = [(to, message) for to, message in offers if isinstance(message, Offer)]
         told = self(Heard(to, Accepted(JOB, offer.epoch, "10.0.0.9:9")))
-        (first, *_) = [message for _, message in told if isinstance(message, Assigned)]
-        assert isinstance(first, Assigned) and first.owner == to
+        first = next(message for _, message in told if isinstance(message, Assigned))
+        assert first.owner == to
         return first
 
 
