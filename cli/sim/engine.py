@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from cli.sim.engine_moving import Evaluated, Paced
 from cli.sim.engine_places import Floor, Placing
 from plugins.scheduler.machine.order_book import JOB_BITS, JOB_MASK, OrderBook
 from plugins.scheduler.policy.history import History
@@ -86,7 +87,6 @@ class Engine:
             raise ValueError("two jobs have one id")
         self.state = [UNBORN] * count
         self.since = [0] * count
-        self.ones = [1] * count
         self.remaining = list(self.duration)
         """Productive seconds still to come, when it was last looked at."""
         self.ran = [0] * count
@@ -115,12 +115,17 @@ class Engine:
         self.moving = discipline in MOVING
         self.quantum = None if discipline in ("fifo", "fjf") else rules.quantum_s
         merged = discipline == "sjf" or self.moving or (discipline == "dlas" and rules.inside == "first")
+        self.paced = self.evaluated = None
+        if discipline in ("las", "srsf", "srtf"):
+            self.paced = Paced(self.width, 1 if discipline == "las" else -1, discipline != "srtf")
+        elif self.moving:
+            self.evaluated = Evaluated(self.width, len(self.thresholds) + 1, lambda job: self._key(job, True))
         self.book = OrderBook(
             len(self.thresholds) + 1,
             self.width,
             merged=merged,
             blocking=discipline == "fifo",
-            moving=self.moving,
+            moving=self.paced or self.evaluated,
         )
 
     def on_hosts(self, hosts: int, placing: Placing) -> None:
@@ -177,24 +182,6 @@ class Engine:
     def _attained(self, job: int) -> int:
         return self._ran(job) * self.width[job]
 
-    def _fresh(self, keys: list[int]) -> list[int]:
-        """Keys of now of running jobs, ascending. Spelt out for those whose key is plain arithmetic."""
-        discipline = self.rules.discipline
-        if discipline not in ("las", "srsf", "srtf"):
-            return sorted([self._key(key & JOB_MASK, True) for key in keys])
-        now, state, since, by_id = self.now, self.state, self.since, self.by_id
-        width = self.ones if discipline == "srtf" else self.width
-        begin, sign = (self.ran, 1) if discipline == "las" else (self.remaining, -1)
-        found = []
-        for key in keys:
-            job = key & JOB_MASK
-            value = begin[job] + sign * (now - since[job]) if state[job] == RUN else begin[job]
-            found.append((value * width[job] << JOB_BITS | by_id[job]) << JOB_BITS | job)
-        found.sort()
-        if discipline != "las":
-            self.book.ceiling = found[-1]  # what remains only shrinks
-        return found
-
     # ---- the run ----
 
     def run(self, progress: Callable[[float, str], None] | None = None) -> Outcome:
@@ -204,6 +191,10 @@ class Engine:
         steps, total = 0, max(1, len(self.jobs))
         while self.left:
             self.now = self._next()
+            if self.paced is not None:
+                self.paced.now = self.now
+            elif self.evaluated is not None:
+                self.evaluated.now = self.now
             if self._take() or self.moving or self.dirty:
                 self._decide()
             if self.watch:
@@ -294,7 +285,7 @@ class Engine:
             vacant = self.capacity - self.suspended - sum(book.held)
             for _, width, running in book.promoted:
                 vacant -= width if running else 0
-        return book.decide(self.capacity, vacant, self._fresh if self.moving else None)
+        return book.decide(self.capacity, vacant)
 
     # ---- what happens to a job ----
 
@@ -354,13 +345,18 @@ class Engine:
             self._go(job)
 
     def _enter(self, job: int) -> None:
+        queue = self.queue[job]
+        if self.paced is not None:
+            self.paced.hold(job, self._key(job, True))
+        elif self.evaluated is not None:
+            self.evaluated.enter(job, queue)
         key = self.key[job] = job if self.moving else self._key(job, True)
-        if self.book.ceiling is not None:
-            self.book.ceiling = max(self.book.ceiling, self._key(job, True))
-        self.book.run(self.queue[job], key)
+        self.book.run(queue, key)
 
     def _go(self, job: int) -> None:
         """From now on it makes progress."""
+        if self.paced is not None:
+            self.paced.go(job)
         self.state[job] = RUN
         self.since[job] = self.now
         self._watch_run(job)
@@ -394,6 +390,10 @@ class Engine:
             self.book.demote(self.lead[job])
         else:
             self.book.stop(self.queue[job], self.key[job])
+            if self.paced is not None:
+                self.paced.drop(job)
+            elif self.evaluated is not None:
+                self.evaluated.drop(job)
 
     def _lift(self, job: int) -> None:
         """Its GPUs are free now."""

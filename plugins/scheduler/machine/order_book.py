@@ -9,22 +9,41 @@ enough. And a job that waits keeps its place until something happens to it.
     queue 1                            running | waiting ...
 
 A *key* is a whole number, smallest first, whose low 32 bits are the job's number: so keys differ and say whose they
-are. With `merged` the running jobs of a queue do not go ahead of those that wait, all are ordered by key.
+are. With `merged` the running jobs of a queue do not go ahead of those that wait, all are ordered by key. Where keys
+change while a job runs, somebody else keeps the running jobs in order (`Moving`): a decision asks it only for those
+behind the first that waits and fits, since all before them stay.
 """
 
 import bisect
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 JOB_BITS = 32
 JOB_MASK = (1 << JOB_BITS) - 1
+
+
+class Moving(Protocol):
+    """Running jobs by their keys of now."""
+
+    def behind(self, queue: int, key: int) -> int:
+        """GPUs of the running jobs of this queue that come after `key`."""
+
+    def after(self, queue: int, key: int) -> list[int]:
+        """The keys of now of those jobs, ascending."""
 
 
 class OrderBook:
     """Everything that runs or waits. `widths[job]`: GPUs that the job takes, at least 1."""
 
     def __init__(
-        self, queues: int, widths: Sequence[int], *, merged: bool = False, blocking: bool = False, moving: bool = False
+        self,
+        queues: int,
+        widths: Sequence[int],
+        *,
+        merged: bool = False,
+        blocking: bool = False,
+        moving: Moving | None = None,
     ) -> None:
         self.widths = widths
         self.merged, self.blocking, self.moving = merged, blocking, moving
@@ -35,11 +54,9 @@ class OrderBook:
         self.left: list[set[int]] = [set() for _ in range(queues)]
         """Per queue: keys that left from the middle of a heap and lie there still."""
         self.running: list[list[int]] = [[] for _ in range(queues)]
-        """Per queue: keys, ascending; with `moving`, in no order."""
+        """Per queue: keys, ascending; with `moving` it keeps them, and these are empty."""
         self.held: list[int] = [0] * queues
         """Per queue: GPUs of its running jobs."""
-        self.ceiling: int | None = None
-        """With `moving`: no running job's key is above this; None: not known. Kept by who knows how keys move."""
         self.promoted: list[tuple[int, int, bool]] = []
         """(key, width, whether it runs), ascending; they are in no other list."""
 
@@ -80,18 +97,14 @@ class OrderBook:
 
     def run(self, queue: int, key: int) -> None:
         """A job holds its GPUs now."""
-        if self.moving:
-            self.running[queue].append(key)
-        else:
+        if self.moving is None:
             bisect.insort(self.running[queue], key)
         self.held[queue] += self.widths[key & JOB_MASK]
 
     def stop(self, queue: int, key: int) -> None:
         """A running job gives its GPUs up, or goes to another queue."""
-        running = self.running[queue]
-        if self.moving:
-            running.remove(key)
-        else:
+        if self.moving is None:
+            running = self.running[queue]
             del running[bisect.bisect_left(running, key)]
         self.held[queue] -= self.widths[key & JOB_MASK]
 
@@ -105,12 +118,10 @@ class OrderBook:
 
     # ---- the walk ----
 
-    def decide(
-        self, capacity: int, vacant: int, fresh: Callable[[list[int]], list[int]] | None = None
-    ) -> tuple[list[int], list[int]]:
+    def decide(self, capacity: int, vacant: int) -> tuple[list[int], list[int]]:
         """Jobs to start, in order, and running jobs to stop. `vacant`: GPUs that nobody holds in truth; a chosen job
-        that they do not suffice for keeps its claim and is not started. `fresh` gives the running jobs' keys of now,
-        ascending. Those to start wait no longer when this returns; who was promoted is still where it was."""
+        that they do not suffice for keeps its claim and is not started. Those to start wait no longer when this
+        returns; who was promoted is still where it was."""
         free = capacity
         start: list[int] = []
         stop: list[int] = []
@@ -127,12 +138,12 @@ class OrderBook:
             narrow = self.narrow[queue]
             held = self.held[queue]
             if held and self.merged and narrow and narrow[0] <= free:
-                free, vacant = self._merge(queue, free, vacant, start, stop, claims, fresh)
+                free, vacant = self._merge(queue, free, vacant, start, stop, claims)
                 continue
             if held <= free:
                 free -= held
             else:
-                free = self._squeeze(queue, free, stop, fresh)
+                free = self._squeeze(queue, free, stop)
             while narrow and narrow[0] <= free:
                 best = -1
                 width = 0
@@ -159,11 +170,10 @@ class OrderBook:
         """Whether somebody who does not fit stands before the best of those who do."""
         return any(heap[0] < best for heap in self.waiting[queue].values())
 
-    def _squeeze(self, queue: int, free: int, stop: list[int], fresh: Callable[[list[int]], list[int]] | None) -> int:
+    def _squeeze(self, queue: int, free: int, stop: list[int]) -> int:
         """The running jobs of this queue do not all fit: down the order, who fits stays. What is free after."""
-        running = self.running[queue] if fresh is None else fresh(self.running[queue])
         widths = self.widths
-        for key in running:
+        for key in self._after(queue, -1):
             job = key & JOB_MASK
             if widths[job] <= free:
                 free -= widths[job]
@@ -171,27 +181,50 @@ class OrderBook:
                 stop.append(job)
         return free
 
+    def _after(self, queue: int, key: int) -> list[int]:
+        """Keys of the running jobs of this queue that come after `key`, ascending."""
+        if self.moving is not None:
+            return self.moving.after(queue, key)
+        running = self.running[queue]
+        return running[bisect.bisect_right(running, key) :]
+
+    def _behind(self, queue: int, key: int) -> int:
+        """GPUs of the running jobs of this queue that come after `key`."""
+        if self.moving is not None:
+            return self.moving.behind(queue, key)
+        running, widths = self.running[queue], self.widths
+        return sum([widths[each & JOB_MASK] for each in running[bisect.bisect_right(running, key) :]])
+
     def _merge(
-        self,
-        queue: int,
-        free: int,
-        vacant: int,
-        start: list[int],
-        stop: list[int],
-        claims: list[tuple[int, int]],
-        fresh: Callable[[list[int]], list[int]] | None,
+        self, queue: int, free: int, vacant: int, start: list[int], stop: list[int], claims: list[tuple[int, int]]
     ) -> tuple[int, int]:
         """Running and waiting jobs of this queue in one order. GPUs free and vacant after."""
         narrow, heaps, widths = self.narrow[queue], self.waiting[queue], self.widths
+        held = self.held[queue]
         best, width = self._best(narrow, heaps, free)
-        if self.ceiling is not None and best > self.ceiling and self.held[queue] <= free:
-            running, last = [], self.ceiling
+        if held > free:
+            running = self._after(queue, -1)
         else:
-            running = self.running[queue] if fresh is None else fresh(self.running[queue])
-            last = running[-1]
-        if best > last and self.held[queue] <= free:
-            running, free = [], free - self.held[queue]
-            best, width = self._best(narrow, heaps, free)
+            free -= held  # what is left when all that run stay
+            while True:  # whoever waits and fits, as long as all that run after it stay too
+                if best < 0:
+                    return free, vacant
+                behind = self._behind(queue, best)
+                if width > free + behind:  # nor will anybody so wide who comes later
+                    best, width = self._best(narrow, heaps, free + behind)
+                    continue
+                if width > free:
+                    break
+                self._pop(queue, width)
+                free -= width
+                if width <= vacant:
+                    vacant -= width
+                    start.append(best & JOB_MASK)
+                else:
+                    claims.append((queue, best))
+                best, width = self._best(narrow, heaps, free + behind)
+            free += behind
+            running = self._after(queue, best)
         at, count = 0, len(running)
         while True:
             if at < count and (best < 0 or running[at] < best):
@@ -232,6 +265,7 @@ class OrderBook:
         for queue, heaps in enumerate(self.waiting):
             assert sorted(heaps) == self.narrow[queue], "the widths that wait are the widths that have a heap"
             assert all(heap and heap[0] not in self.left[queue] for heap in heaps.values()), "the head of a heap waits"
-            assert self.held[queue] == sum(self.widths[key & JOB_MASK] for key in self.running[queue])
-            assert self.moving or self.running[queue] == sorted(self.running[queue])
+            assert self.held[queue] == sum(self.widths[key & JOB_MASK] for key in self._after(queue, -1))
+            assert self.held[queue] == self._behind(queue, -1)
+            assert self.running[queue] == sorted(self.running[queue])
         assert self.promoted == sorted(self.promoted)
