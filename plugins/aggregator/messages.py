@@ -5,9 +5,16 @@
            |<------- Accepted, or Declined ---|                                      |
            |-- Assigned -------------------------------------------------------------->|
            |                                  |<== tensors ==========================| (its ranks)
+           |-- Profiled --------------------->|  (after its trial iterations: what it needs)
+           |<----------- Kept, or Declined ---|
+           |-- Judged ----------------------->|  (each 100 iterations: what sharing costs it)
+           |<--------------------- Handover --|  (it hurts somebody here, or this host empties itself)
            |<---------------------- Dropped --|                                      |
            |<----------------------------------------------------- Lost, or Wanted --|
            |-- Retire ----------------------->|  (another one sums it now, or the job is over)
+
+An aggregator that empties itself asks the others first, all or nothing: Reserve, then Reserved or NotReserved; then
+`Handover` to the homes, or Release.
 
 An assignment's epoch orders it among all of its job (`covey.tensorwire`); the higher one wins wherever two meet, and
 whoever hears a lower one answers with the higher.
@@ -28,7 +35,19 @@ Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Workers = Annotated[int, Meta(ge=1, le=RANKS_MAX)]
 Reason = Annotated[str, Meta(max_length=300)]
 Address = Annotated[str, Meta(min_length=3, max_length=80)]
+Micros = Annotated[int, Meta(ge=1, le=1 << 50)]
 Secret = Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
+
+
+class Demand(msgspec.Struct, frozen=True):
+    """What a job asks of its aggregator, known after its trial iterations (AutoPS §4.3.3.1)."""
+
+    period_us: Micros
+    """An iteration when it runs alone, D."""
+    work_us: Annotated[int, Meta(ge=0, le=1 << 50)]
+    """The aggregator's work in one iteration, the sum of its tensors' e."""
+    limit_permille: Annotated[int, Meta(ge=1, le=1000)] = 100
+    """It may lose less than this part of its speed."""
 
 
 class Offer(Message, frozen=True):
@@ -38,6 +57,10 @@ class Offer(Message, frozen=True):
     epoch: Epoch
     workers: Workers
     secret: Secret
+    demand: Demand | None = None
+    """None: not known yet, for trial iterations; or nobody had room for it, and somebody must."""
+    refused: Reason = ""
+    """The last refusal that the home heard, for people."""
 
 
 class Accepted(Message, frozen=True):
@@ -55,6 +78,67 @@ class Declined(Message, frozen=True):
     epoch: Epoch
     reason: Reason
     known: Epoch = 0
+
+
+class Profiled(Message, frozen=True):
+    """Home -> aggregator: this is what the job you sum needs; will you keep it? Answer: `Kept` or `Declined`."""
+
+    job: Job
+    epoch: Epoch
+    demand: Demand
+
+
+class Kept(Message, frozen=True):
+    """Aggregator -> home: yes."""
+
+    job: Job
+    epoch: Epoch
+
+
+class Judged(Message, frozen=True):
+    """Home -> aggregator: what the job measured over a window of iterations here. With `hurt` the newest assignment
+    beside it goes."""
+
+    job: Job
+    epoch: Epoch
+    iterations: Annotated[int, Meta(ge=1, le=1 << 40)]
+    lost_permille: Annotated[int, Meta(ge=0, le=1000)]
+    hurt: bool
+
+
+class Handover(Message, frozen=True):
+    """Aggregator -> home: find the job another aggregator; `to` holds room for it, None: choose."""
+
+    job: Job
+    epoch: Epoch
+    to: Host | None
+    reason: Reason
+
+
+class Reserve(Message, frozen=True):
+    """Aggregator that empties itself -> another: hold room for this job of mine."""
+
+    job: Job
+    epoch: Epoch
+    demand: Demand | None
+
+
+class Reserved(Message, frozen=True):
+    job: Job
+    epoch: Epoch
+
+
+class NotReserved(Message, frozen=True):
+    job: Job
+    epoch: Epoch
+    reason: Reason
+
+
+class Release(Message, frozen=True):
+    """The room held for this job is not needed."""
+
+    job: Job
+    epoch: Epoch
 
 
 class Assigned(Message, frozen=True):
@@ -123,6 +207,52 @@ class Serving(Message, frozen=True):
     yes: bool
 
 
+class WorkOf(Message, frozen=True):
+    """How much have you worked for this job under this epoch? Answer: `Work`."""
+
+    job: Job
+    epoch: Epoch
+
+
+class Work(Message, frozen=True):
+    """Counters since the job was taken on under its epoch; `known` is False when it is not summed here under it."""
+
+    known: bool
+    busy_us: Annotated[int, Meta(ge=0)] = 0
+    iterations: Annotated[int, Meta(ge=0)] = 0
+    """Rounds of its most frequent tensor."""
+    largest_bytes: Annotated[int, Meta(ge=0)] = 0
+    total_bytes: Annotated[int, Meta(ge=0)] = 0
+    beside: Annotated[int, Meta(ge=0)] = 0
+    """Other jobs summed there."""
+    changes: Annotated[int, Meta(ge=0)] = 0
+    """Grows when a job comes there or leaves."""
+    demand: Demand | None = None
+    """What the aggregator was told it needs."""
+
+
+class CycleHere(Message, frozen=True):
+    """Which jobs have you promised to sum, and with how much room? Answer: `CycleNow`."""
+
+
+class JobDemand(msgspec.Struct, frozen=True):
+    job: Job
+    demand: Demand
+
+
+class CycleNow(Message, frozen=True):
+    """An aggregator's plan, as exact as it is itself."""
+
+    takes: bool
+    """Whether it takes jobs now."""
+    cycle_us: Annotated[int, Meta(ge=0)] = 0
+    lanes: Annotated[int, Meta(ge=1, le=4096)] = 1
+    cycles_max: Annotated[int, Meta(ge=1, le=64)] = 1
+    jobs: Annotated[list[JobDemand], Meta(max_length=4096)] = []
+    barred: Annotated[list[Job], Meta(max_length=4096)] = []
+    """Jobs that hurt somebody there, or were hurt."""
+
+
 class TensorsHere(Message, frozen=True):
     """Which jobs do you sum? Answer: `Tensors`."""
 
@@ -131,9 +261,13 @@ class Tensors(Message, frozen=True):
     jobs: Annotated[list[AggregatorJobView], Meta(max_length=4096)]
 
 
-Heard = Offer | Accepted | Declined | Assigned | Retire | Dropped | Lost | Wanted
-Question = WhoSums | DoYouServe | TensorsHere
-Answer = Known | Serving | Tensors
+Reservation = Reserve | Reserved | NotReserved | Release
+Heard = (
+    Offer | Accepted | Declined | Profiled | Kept | Judged | Handover | Reservation | Assigned | Retire | Dropped | Lost
+    | Wanted
+)  # fmt: skip
+Question = WhoSums | DoYouServe | WorkOf | CycleHere | TensorsHere
+Answer = Known | Serving | Work | CycleNow | Tensors
 Any = Heard | Question | Answer
 
 
@@ -149,3 +283,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     (AutoPS §4.3.3.2)."""
     memory_bytes_max: Annotated[int, Meta(ge=1 << 20)] = 4 << 30
     """Tensor bytes the process may hold, a sum and a state for each; ours."""
+    loss_limit: Annotated[float, Meta(ge=0.001, le=1)] = 0.1
+    """A job whose home is here may lose less than this part of its speed by sharing (AutoPS §4.3.3.2, LossLimit)."""
+    trial_iterations: Annotated[int, Meta(ge=2, le=10_000)] = 30
+    """After which a job's iteration and work are known (AutoPS §4.3.3.1: several; ours)."""
+    revert_iterations: Annotated[int, Meta(ge=2, le=100_000)] = 100
+    """After which its loss is judged, and the newest assignment reverted (AutoPS §4.5.2.3)."""
+    cycles_max: Annotated[int, Meta(ge=1, le=64)] = 8
+    """How many of its longest iterations a cycle here may cover where one would hurt somebody. 1: the thesis; 8 saves
+    more at half the loss (docs/results/aggregator.md)."""
+    scale_s: Annotated[float, Meta(ge=1)] = 60.0
+    """How often the least loaded aggregator tries to empty itself into others, and after a job's end, seconds
+    (AutoPS §4.3.3.3; the period is ours)."""

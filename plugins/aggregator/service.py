@@ -20,13 +20,13 @@ from covey.wire import AggregatorAt, AggregatorLost, Frame
 from plugins import facts
 from plugins.aggregator import messages, policy
 from plugins.aggregator.datapath.aggd import AggdConfig
-from plugins.aggregator.datapath.control import Forget, Now, Order, Quit, Serve, Tell, answers
+from plugins.aggregator.datapath.control import Forget, JobNow, Now, Order, Quit, Serve, Tell, answers
 from plugins.aggregator.machine.directory import Directory, Joined, RankLost
 from plugins.aggregator.machine.events import Answered, Ask, Keep, Placed, Rack, TellRanks, Unplaced
-from plugins.aggregator.machine.home import Home
+from plugins.aggregator.machine.held import Held
+from plugins.aggregator.machine.home import Home, Stepped
 from plugins.aggregator.machine.owner import (
     ForgetJob,
-    Held,
     LoadChanged,
     Owner,
     ProcessDown,
@@ -53,6 +53,8 @@ RESTART_S = (0.2, 1.0, 5.0, 15.0)
 STRANGER_S = 10.0
 """A host of a job that gossip has never shown since this agent started counts as gone after this time."""
 ASK_ALL_S = 2.0
+STEP_S_MAX = 86_400.0
+"""A step that a script says took longer is not believed."""
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -69,8 +71,8 @@ class AggregatorService(RoomService):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.settings = host.settings(messages.Settings)
-        self.home = Home(host.id, host.env.entropy)
-        self.owner = Owner(self.settings)
+        self.home = Home(host.id, host.env.entropy, self.settings)
+        self.owner = Owner(self.settings, me=host.id)
         self.directory = Directory(host.id)
         self.now: Now | None = None
         """What aggd said last; None while it is down."""
@@ -92,7 +94,7 @@ class AggregatorService(RoomService):
     async def start(self) -> None:
         self._started_s = self.env.clock.now_s()
         kept = await self._load_kept()
-        self.owner = Owner(self.settings, kept.held)
+        self.owner = Owner(self.settings, kept.held, self.host.id)
         self.directory = Directory(self.host.id, kept.known)
         self._process = kept.process
         if self.settings.serve:
@@ -217,7 +219,8 @@ class AggregatorService(RoomService):
         now_s = self.env.clock.now_s()
         self._load = policy.load_now(self._load, now.busy_s - busy_s, now_s - then_s)
         self._measured = (now_s, now.busy_s)
-        self.feed(LoadChanged(self._load), self.owner)
+        idle = frozenset(job.job for job in now.jobs if not job.iterations)
+        self.feed(LoadChanged(self._load, idle), self.owner)
 
     async def _order(self, order: Order) -> Now:
         """OSError, TimeoutError when aggd does not obey; the connection is then closed."""
@@ -245,7 +248,9 @@ class AggregatorService(RoomService):
 
     def _publish(self) -> None:
         address = self.now.address if self.now is not None else ""
-        value = AggregatorNow(address, len(self.owner.jobs), round(self._load, 1))
+        cycle = self.owner.ledger.cycle
+        load = round(self._load, 1)
+        value = AggregatorNow(address, len(self.owner.jobs), load, cycle.us, cycle.used_us, cycle.lanes)
         if value != self._published:
             self._published = value
             self.host.publish("aggregator", value)
@@ -266,10 +271,19 @@ class AggregatorService(RoomService):
                 rack = self._rack()
                 self.feed(rack, self.home)
                 self.feed(rack, self.directory)
+                self.feed(rack, self.owner)
+            case facts.StepTimed():
+                self._stepped(fact)
             case facts.JobJoined():
                 self.feed(Joined(fact.job), self.directory)
             case _:
                 pass
+
+    def _stepped(self, fact: facts.StepTimed) -> None:
+        """The lowest rank here stands for the job: rounds keep the ranks in step."""
+        here = [place.ranks[0] for place in self._hosts_of.get(fact.job, ()) if place.host == self.host.id]
+        if here == [fact.rank] and 0 < fact.step_s < STEP_S_MAX:
+            self.feed(Stepped(fact.job, fact.epoch, fact.step, max(1, round(fact.step_s * 1e6))), self.home)
 
     async def frame(self, peer: JobPeer, frame: Frame) -> None:
         if isinstance(frame, AggregatorLost) and peer.job is not None:
@@ -300,10 +314,26 @@ class AggregatorService(RoomService):
             case messages.DoYouServe():
                 yes = self.owner.serves(question.job, question.epoch) and await self._obeyed(Tell())
                 return messages.Serving(yes)
+            case messages.WorkOf():
+                return await self._work_of(question.job, question.epoch)
+            case messages.CycleHere():
+                return self.owner.promised()
             case messages.TensorsHere():
                 return messages.Tensors(self.tensors_here())
             case _:
                 return await super().answer(sender, question)
+
+    async def _work_of(self, name: JobId, epoch: int) -> messages.Work:
+        """With counters that aggd says now."""
+        known = self.owner.serves(name, epoch) and await self._obeyed(Tell())
+        jobs = self.now.jobs if known and self.now is not None else []
+        for job in jobs:
+            if (job.job, job.epoch) == (name, epoch) and self.owner.serves(name, epoch):
+                beside = len(self.owner.jobs.keys() - {name})
+                demand, changes = self.owner.jobs[name].demand, self.owner.changes
+                sizes = job.largest_bytes, job.bytes
+                return messages.Work(True, job.busy_us, job.iterations, *sizes, beside, changes, demand)
+        return messages.Work(False)
 
     def _rack(self) -> Rack:
         views = self.host.hosts()
@@ -318,7 +348,8 @@ class AggregatorService(RoomService):
         now = view.value("aggregator", AggregatorNow)
         if not isinstance(now, AggregatorNow) or not now.address:
             return None
-        return Candidate(view.host, view.state == "suspect", now.load, now.jobs, view.age_s)
+        plan = now.cycle_us, now.used_us, max(1, now.lanes)
+        return Candidate(view.host, view.state == "suspect", now.load, now.jobs, view.age_s, *plan)
 
     # ---- machines ----
 
@@ -357,9 +388,11 @@ class AggregatorService(RoomService):
         await self._keep()
         if self.directory.current(assigned.job) != assigned:
             return
+        grant = grant_of(assigned.epoch)
+        self.host.tell(facts.TensorsAssigned(assigned.job, grant, assigned.epoch, assigned.owner))
         at = AggregatorAt(assigned.job, assigned.epoch, assigned.owner, assigned.address, assigned.secret)
         for peer in self.host.peers(assigned.job):
-            if peer.epoch == grant_of(assigned.epoch):
+            if peer.epoch == grant:
                 peer.send(at)
 
     async def _serve(self, held: Held, feed: Callable[[Any], None]) -> None:
@@ -391,22 +424,32 @@ class AggregatorService(RoomService):
         if self.now is None:
             return []
         age_s = max(0.0, self.env.clock.now_s() - self._measured[0])
-        return [
-            AggregatorJobView(
-                job=job.job,
-                host=self.host.id,
-                epoch=job.epoch,
-                workers=job.workers,
-                joined=job.joined,
-                tensors=job.tensors,
-                bytes=job.bytes,
-                rounds=job.rounds,
-                received_bytes=job.received_bytes,
-                sent_bytes=job.sent_bytes,
-                age_s=age_s,
-            )
-            for job in self.now.jobs
-        ]
+        return [self._view(job, age_s) for job in self.now.jobs]
+
+    def _view(self, job: JobNow, age_s: float) -> AggregatorJobView:
+        owner = self.owner
+        held = owner.jobs.get(job.job)
+        demand = held.demand if held is not None else None
+        refused = owner.refused.get(job.job) or owner.emptier.refused.get(job.job) or (held.refused if held else "")
+        return AggregatorJobView(
+            job=job.job,
+            host=self.host.id,
+            epoch=job.epoch,
+            workers=job.workers,
+            joined=job.joined,
+            tensors=job.tensors,
+            bytes=job.bytes,
+            rounds=job.rounds,
+            received_bytes=job.received_bytes,
+            sent_bytes=job.sent_bytes,
+            age_s=age_s,
+            period_us=demand.period_us if demand else None,
+            work_us=demand.work_us if demand else None,
+            load=owner.ledger.load(job.job) if demand else None,
+            loss=owner.ledger.loss(job.job) if demand else None,
+            loss_measured=owner.judged.get(job.job),
+            refused=refused,
+        )
 
     def commands(self) -> Mapping[str, Command]:
         return {"tensors": self._tensors}
@@ -431,6 +474,7 @@ class AggregatorService(RoomService):
             "covey_aggregator_up": float(self.now is not None),
             "covey_aggregator_jobs": float(len(self.owner.jobs)),
             "covey_aggregator_load": self._load,
+            "covey_aggregator_promised": float(self.owner.ledger.cycle.load),
             "covey_aggregator_starts_total": float(self.restarts),
             "covey_aggregator_rounds": float(sum(job.rounds for job in jobs)),
             "covey_aggregator_received_bytes": float(sum(job.received_bytes for job in jobs)),

@@ -189,6 +189,9 @@ def _job_now(job: JobSums) -> JobNow:
         rounds=job.rounds,
         received_bytes=job.received_bytes,
         sent_bytes=job.sent_bytes,
+        busy_us=round(job.busy_s * 1e6),
+        iterations=job.iterations,
+        largest_bytes=job.largest_bytes,
     )
 
 

@@ -48,6 +48,12 @@ class JobNow(msgspec.Struct, frozen=True):
     rounds: int
     received_bytes: int
     sent_bytes: int
+    busy_us: int = 0
+    """Spent on checking, adding and framing for this job since it is served under this epoch."""
+    iterations: int = 0
+    """Rounds of its most frequent tensor."""
+    largest_bytes: int = 0
+    """Of its largest tensor."""
 
 
 class Now(msgspec.Struct, frozen=True, tag=True):

@@ -49,7 +49,7 @@ class Counters:
         self.refused = 0
         """Hellos of unknown jobs, of other epochs or without the secret."""
         self.busy_s = 0.0
-        """Seconds spent adding."""
+        """Seconds spent checking, adding and framing."""
 
 
 class Memory:
@@ -94,6 +94,8 @@ class JobSums:
         self.buffers = Buffers()
         self.links: dict[int, WorkerLink] = {}
         self.received_bytes = self.sent_bytes = 0
+        self.busy_s = 0.0
+        """Seconds of this process spent on this job: checksums, additions, frames. Copies by the kernel are not in."""
         self.over = False
         """Served here no more."""
         self._memory, self._held, self.counters = memory, 0, counters
@@ -103,8 +105,23 @@ class JobSums:
         return sum(tensor.rounds for tensor in self.tensors.values())
 
     @property
+    def iterations(self) -> int:
+        """Rounds of its most frequent tensor."""
+        return max((tensor.rounds for tensor in self.tensors.values()), default=0)
+
+    @property
+    def largest_bytes(self) -> int:
+        return max((tensor.declared.size_bytes for tensor in self.tensors.values()), default=0)
+
+    @property
     def state_bytes(self) -> int:
         return sum(tensor.declared.size_bytes for tensor in self.tensors.values())
+
+    def worked(self, began_s: float) -> None:
+        """Since `began_s`, without a pause in between."""
+        took_s = self.env.clock.now_s() - began_s
+        self.busy_s += took_s
+        self.counters.busy_s += took_s
 
     def declare(self, key: int, declared: Declared) -> TensorSum | str:
         """The tensor of this key, or why it cannot be summed."""
@@ -230,9 +247,10 @@ class WorkerLink:
                 payload = view[start:end]
                 head = heads.get(part)
                 if head is None:
-                    epoch = self.job.epoch
+                    epoch, began_s = self.job.epoch, self.job.env.clock.now_s()
                     head, _ = frame(Op.RESULT, self.job.hash, epoch, key=key, part=part, round=version, payload=payload)
                     heads[part] = head
+                    self.job.worked(began_s)
                 await self._stream.write(head, payload)
                 self.job.sent_bytes += end - start
         finally:
@@ -252,7 +270,9 @@ class WorkerLink:
             payload = self.job.buffers.take(header.length)
             if header.length:
                 await self._stream.read_into(memoryview(payload))
+            began_s = self.job.env.clock.now_s()
             verify(head, payload)
+            self.job.worked(began_s)
             if self.job.over or self._closed:
                 raise ConnectionAbortedError("served here no more")
             self._key = header.key
@@ -310,7 +330,7 @@ class WorkerLink:
         while tensor.busy and not self.job.over:
             began_s = clock.now_s()
             actions = tensor.work()
-            self.job.counters.busy_s += clock.now_s() - began_s
+            self.job.worked(began_s)
             self.job.do(key, tensor, actions)
             if tensor.busy:
                 await asyncio.sleep(0)

@@ -7,6 +7,13 @@ when that one is gone.
                                        v                                                v   +-----+ next epoch
                                    assigned <-------------------------------------------+
                                        |   owner gone, dropped it, or does not serve it: offering, next epoch
+                                       |   moving (the owner goes on meanwhile): offering; nobody takes it: assigned
+
+The first owner sums the trial iterations (`gauge`). Then the home tells it what the job needs, and the owner checks. If
+it declines, or later asks the job away because somebody is hurt, or empties itself, the job moves: it is offered with
+its demand, best fit first, and the old owner is retired once another has accepted. Where nobody has room the job stays,
+and room is looked for again. What has lost its owner is offered with its demand first, and if nobody has room without
+it, to the least busy: somebody must sum it.
 
 A home keeps nothing on disk. When it becomes one (a start, or the hosts before it are gone) it asks all hosts of the
 job which assignment they know; the highest epoch counts. It need not hear all of them: two homes never use the same
@@ -14,28 +21,38 @@ epoch (`policy.next_epoch`), and a host that knows a higher one than it is told 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, assert_never
+from typing import Any, assert_never
 
 import msgspec
 
-from covey.core import Heard, HostId, JobId, Note, Send, SetTimer, Undelivered
+from covey.core import Heard, HostId, JobId, Note, Send, SetTimer, Tell, Undelivered
 from covey.tensorwire import SECRET_BYTES, epoch_text
 from plugins.aggregator import policy
 from plugins.aggregator.machine.events import Answered, Ask, Placed, Rack, Unplaced
+from plugins.aggregator.machine.gauge import Gauge
+from plugins.aggregator.machine.homed import Homed
 from plugins.aggregator.messages import (
     Accepted,
     Assigned,
     Declined,
     DoYouServe,
     Dropped,
+    Handover,
+    Judged,
+    Kept,
     Known,
     Lost,
     Offer,
+    Profiled,
     Retire,
     Serving,
+    Settings,
     WhoSums,
+    Work,
+    WorkOf,
 )
 from plugins.aggregator.policy import Candidate
+from plugins.facts import TensorsSeen
 
 SURVEY_S = 2.0
 """How long a host may take to say which assignment it knows."""
@@ -48,7 +65,11 @@ COMPLAINTS_S = 5.0
 FORGIVE_S = 10.0
 """Complaints further apart than this are separate ones."""
 
-State = Literal["away", "surveying", "offering", "assigned", "nobody"]
+NO_ROOM = "no aggregator that gossip shows has room for it"
+AGAIN_S = 30.0
+"""Between two attempts to find room for a job that nobody promised what it needs, seconds."""
+TRIES_MAX = 16
+"""Hosts asked for room; then somebody sums the job without a promise."""
 
 
 class Expired(msgspec.Struct, frozen=True):
@@ -58,38 +79,23 @@ class Expired(msgspec.Struct, frozen=True):
     epoch: int
 
 
-Event = Placed | Unplaced | Rack | Heard | Answered | Undelivered | Expired
-Action = Send | Ask | SetTimer[Expired] | Note
+class Stepped(msgspec.Struct, frozen=True):
+    """The job's lowest rank here finished an iteration."""
+
+    job: JobId
+    grant: int
+    step: int
+    period_us: int
 
 
-class _Job:
-    def __init__(self, placed: Placed) -> None:
-        self.placed = placed
-        self.state: State = "away"
-        self.epoch = 0
-        """Highest epoch seen or used."""
-        self.assigned: Assigned | None = None
-        self.asked: list[HostId] = []
-        """Hosts of the survey that have not answered."""
-        self.offered_to: HostId | None = None
-        self.secret = b""
-        self.declined: dict[HostId, str] = {}
-        self.avoid: HostId | None = None
-        self.complaints: tuple[float, float] | None = None
-        """First and last of the present series, seconds."""
-        self.checking = False
-        self.superseded: dict[HostId, int] = {}
-        """Former owners that may not know it yet -> their epoch."""
-
-    @property
-    def job(self) -> JobId:
-        return self.placed.job
+Event = Placed | Unplaced | Rack | Heard | Answered | Undelivered | Expired | Stepped
+Action = Send | Ask | SetTimer[Expired] | Note | Tell
 
 
 class Home:
-    def __init__(self, me: HostId, entropy: Callable[[int], bytes]) -> None:
-        self.me, self._entropy = me, entropy
-        self.jobs: dict[JobId, _Job] = {}
+    def __init__(self, me: HostId, entropy: Callable[[int], bytes], settings: Settings = Settings()) -> None:
+        self.me, self._entropy, self._settings = me, entropy, settings
+        self.jobs: dict[JobId, Homed] = {}
         self._gone: frozenset[HostId] = frozenset()
         self._candidates: tuple[Candidate, ...] = ()
 
@@ -100,7 +106,9 @@ class Home:
             case Unplaced():
                 return self._unplaced(event)
             case Rack():
-                return self._rack(event)
+                return self._rack(event, now_s)
+            case Stepped():
+                return self._stepped(event, now_s)
             case Heard():
                 return self._heard(event.sender, event.message, now_s)
             case Answered():
@@ -116,6 +124,7 @@ class Home:
         for job in self.jobs.values():
             assert (job.state == "offering") == (job.offered_to is not None)
             assert (job.state == "surveying") == bool(job.asked)
+            assert not job.moving or (job.state == "offering" and job.assigned is not None)
             if job.state == "assigned":
                 assert job.assigned is not None and job.assigned.epoch <= job.epoch
                 assert policy.of_run(job.assigned.epoch, job.placed.grant)
@@ -126,8 +135,13 @@ class Home:
         known = self.jobs.get(event.job)
         if known is not None and known.placed.grant >= event.grant:
             return ()
-        self.jobs[event.job] = _Job(event)
+        self.jobs[event.job] = self._new(event)
+        if known is not None and known.placed.world_size == event.world_size:
+            self.jobs[event.job].gauge.demand = known.gauge.demand  # it runs again, and needs the same
         return self._come_or_go(self.jobs[event.job])
+
+    def _new(self, placed: Placed) -> Homed:
+        return Homed(placed, Gauge(self._settings))
 
     def _unplaced(self, event: Unplaced) -> Sequence[Action]:
         known = self.jobs.get(event.job)
@@ -135,99 +149,125 @@ class Home:
             del self.jobs[event.job]  # its aggregator hears the same from the log
         return ()
 
-    def _rack(self, event: Rack) -> Sequence[Action]:
+    def _rack(self, event: Rack, now_s: float) -> Sequence[Action]:
         back = self._gone - event.gone
         self._gone, self._candidates = event.gone, event.candidates
         actions: list[Action] = []
         for _, job in sorted(self.jobs.items()):
             actions += self._come_or_go(job)
             if job.state != "away":
-                actions += self._look_again(job, back)
+                actions += [*self._look_again(job, back), *self._look_after(job, now_s)]
         return actions
 
-    def _come_or_go(self, job: _Job) -> Sequence[Action]:
+    def _come_or_go(self, job: Homed) -> Sequence[Action]:
         place = policy.home(job.placed.places, self._gone)
         if place is None or place.host != self.me:
-            self.jobs[job.job] = job if job.state == "away" else _Job(job.placed)
+            self.jobs[job.job] = job if job.state == "away" else self._new(job.placed)
             return ()
         return self._survey(job) if job.state == "away" else ()
 
-    def _survey(self, job: _Job) -> Sequence[Action]:
-        job.state, job.offered_to = "surveying", None
+    def _survey(self, job: Homed) -> Sequence[Action]:
+        job.state, job.offered_to, job.moving = "surveying", None, False
         job.asked = [place.host for place in job.placed.places if place.host not in self._gone]
         return [Ask(host, WhoSums(job.job), SURVEY_S) for host in job.asked]
 
-    def _surveyed(self, job: _Job) -> Sequence[Action]:
+    def _surveyed(self, job: Homed) -> Sequence[Action]:
         found = job.assigned
         if found is None or not policy.of_run(found.epoch, job.placed.grant):
+            job.promised = job.gauge.demand is not None
             return self._offer(job, "nobody sums this job yet")
         return self._adopt(job, found)
 
-    def _adopt(self, job: _Job, found: Assigned) -> Sequence[Action]:
-        job.state, job.assigned, job.offered_to, job.asked = "assigned", found, None, []
+    def _adopt(self, job: Homed, found: Assigned) -> Sequence[Action]:
+        job.state, job.assigned, job.offered_to, job.asked, job.moving = "assigned", found, None, [], False
+        job.gauge.begin(0.0)
+        job.promised = False  # what its owner promised it says with its counters
         job.epoch = max(job.epoch, found.epoch)
         return [*self._broadcast(job, found), *self._look_again(job, frozenset())]
 
     # ---- an owner for it ----
 
-    def _offer(self, job: _Job, why: str) -> Sequence[Action]:
-        avoid = () if job.avoid is None else (job.avoid,)
-        usable = [c for c in self._candidates if c.host not in job.declined and c.host not in self._gone]
-        hosts = policy.ranked(job.job, usable, avoid)
+    def _offer(self, job: Homed, why: str) -> Sequence[Action]:
+        hosts = self._hosts_for(job)
         if not hosts:
             return self._nobody(job)
         job.epoch = policy.next_epoch(job.placed.grant, job.placed.world_size, self._rank(job), job.epoch)
         job.state, job.offered_to, job.secret = "offering", hosts[0], self._entropy(SECRET_BYTES)
         job.complaints, job.checking, job.asked = None, False, []
-        offer = Offer(job.job, job.epoch, job.placed.world_size, job.secret)
+        demand = job.gauge.demand if job.promised else None
+        offer = Offer(job.job, job.epoch, job.placed.world_size, job.secret, demand, job.refused)
         return (
             Note(job.job, "tensors offered", f"to {hosts[0]} as epoch {epoch_text(job.epoch)}: {why}"),
             Send(hosts[0], offer, OFFER_S),
             SetTimer(OFFER_S, Expired(job.job, job.epoch)),
         )
 
-    def _nobody(self, job: _Job) -> Sequence[Action]:
-        """Tried again each second, with those that declined too."""
+    def _hosts_for(self, job: Homed) -> Sequence[HostId]:
+        usable = [c for c in self._candidates if c.host not in job.declined and c.host not in self._gone]
+        if job.wanted is not None:
+            return [c.host for c in usable if c.host == job.wanted]
+        if job.gauge.demand is None or not job.promised:
+            return policy.ranked(job.job, usable, () if job.avoid is None else (job.avoid,))
+        likely, rest = policy.ranked_for(job.job, job.gauge.demand, usable, job.quiet)
+        if job.moving:
+            return likely
+        hosts = [*likely, *rest] if len(job.declined) < TRIES_MAX else []
+        return sorted(hosts, key=lambda host: host == job.avoid)
+
+    def _nobody(self, job: Homed) -> Sequence[Action]:
+        """Without an owner it is tried again each second, with those that declined too."""
+        if job.moving:
+            return self._stays(job)
+        if job.promised and job.gauge.demand is not None:
+            job.promised, job.declined = False, {}
+            return self._offer(job, f"nobody has room for it ({job.refused or NO_ROOM}), and somebody must sum it")
         told, job.state, job.offered_to = job.state == "nobody", "nobody", None
         reasons = "; ".join(f"{host}: {why}" for host, why in job.declined.items()) or "no host offers to"
         job.declined, job.avoid = {}, None
         return () if told else (Note(job.job, "nobody sums its tensors", f"{reasons}; asking again each second"),)
 
-    def _next(self, job: _Job, why: str) -> Sequence[Action]:
+    def _next(self, job: Homed, why: str) -> Sequence[Action]:
         assert job.offered_to is not None
         job.declined[job.offered_to] = why
+        job.refused = f"{job.offered_to}: {why}"[:300]
         said = Note(job.job, "tensors declined", f"by {job.offered_to}: {why}")
         return [said, *self._offer(job, "the one asked before declined")]
 
-    def _replace(self, job: _Job, why: str) -> Sequence[Action]:
+    def _replace(self, job: Homed, why: str) -> Sequence[Action]:
         assert job.assigned is not None
         job.superseded[job.assigned.owner] = job.assigned.epoch
-        job.avoid, job.declined = job.assigned.owner, {}
+        job.avoid, job.declined, job.moving, job.wanted, job.quiet = job.assigned.owner, {}, False, None, False
+        job.promised = job.gauge.demand is not None
         return self._offer(job, why)
 
-    def _accepted(self, job: _Job, sender: HostId, message: Accepted) -> Sequence[Action]:
+    def _accepted(self, job: Homed, sender: HostId, message: Accepted, now_s: float) -> Sequence[Action]:
         if job.state != "offering" or (sender, message.epoch) != (job.offered_to, job.epoch):
             if job.assigned is not None and job.assigned.epoch == message.epoch:
                 return ()  # said twice
-            return (self._retire(job, sender, message.epoch, 0, "another was found meanwhile"),)
+            instead = job.assigned.epoch if job.state == "assigned" and job.assigned is not None else 0
+            return (self._retire(job, sender, message.epoch, instead, "another was found meanwhile"),)
+        if job.moving and job.assigned is not None:
+            job.superseded[job.assigned.owner] = job.assigned.epoch
         assigned = Assigned(job.job, job.epoch, sender, message.address, job.secret)
         job.state, job.assigned, job.offered_to = "assigned", assigned, None
-        job.declined, job.avoid = {}, None
+        job.declined, job.avoid, job.moving, job.wanted, job.quiet = {}, None, False, None, False
+        job.again_s = now_s + AGAIN_S
+        job.gauge.begin(now_s)
         return [
             Note(job.job, "tensors assigned", f"to {sender} at {message.address}, epoch {epoch_text(job.epoch)}"),
             *self._broadcast(job, assigned),
             *self._retire_former(job, set(job.superseded)),
         ]
 
-    def _broadcast(self, job: _Job, assigned: Assigned) -> Sequence[Action]:
+    def _broadcast(self, job: Homed, assigned: Assigned) -> Sequence[Action]:
         """This host first: what it tells others must be on its own disk."""
         hosts = [place.host for place in job.placed.places if place.host not in self._gone and place.host != self.me]
         return [Send(host, assigned) for host in [self.me, *hosts]]
 
-    def _retire(self, job: _Job, owner: HostId, epoch: int, instead: int, why: str) -> Send:
+    def _retire(self, job: Homed, owner: HostId, epoch: int, instead: int, why: str) -> Send:
         return Send(owner, Retire(job.job, epoch, instead, why))
 
-    def _retire_former(self, job: _Job, hosts: set[HostId] | frozenset[HostId]) -> Sequence[Action]:
+    def _retire_former(self, job: Homed, hosts: set[HostId] | frozenset[HostId]) -> Sequence[Action]:
         """A former owner that got the job back is not one any more; those we reach are told once, those that were gone
         again when they are back."""
         if job.state != "assigned" or job.assigned is None:
@@ -237,11 +277,89 @@ class Home:
         why = f"{job.assigned.owner} sums it now"
         return [self._retire(job, host, job.superseded.pop(host), job.assigned.epoch, why) for host in told]
 
+    # ---- what it needs, and whether it gets that ----
+
+    def _stepped(self, event: Stepped, now_s: float) -> Sequence[Action]:
+        job = self.jobs.get(event.job)
+        if job is None or job.state != "assigned" or job.placed.grant != event.grant:
+            return ()
+        return self._ask_work(job) if job.gauge.stepped(event.step, event.period_us, now_s) else ()
+
+    def _ask_work(self, job: Homed) -> Sequence[Action]:
+        assert job.assigned is not None
+        return (Ask(job.assigned.owner, WorkOf(job.job, job.assigned.epoch), SERVE_S),)
+
+    def _look_after(self, job: Homed, now_s: float) -> Sequence[Action]:
+        """Once a second."""
+        if job.state != "assigned" or job.assigned is None:
+            return ()
+        asks = self._ask_work(job) if job.gauge.due(now_s) else ()
+        if job.gauge.demand is None or job.promised or now_s < job.again_s:
+            return asks
+        job.again_s = now_s + AGAIN_S
+        return [*asks, *self._tell_demand(job)]
+
+    def _tell_demand(self, job: Homed) -> Sequence[Action]:
+        assert job.assigned is not None and job.gauge.demand is not None
+        return (Send(job.assigned.owner, Profiled(job.job, job.assigned.epoch, job.gauge.demand), OFFER_S),)
+
+    def _weighed(self, job: Homed, work: Work, now_s: float) -> Sequence[Action]:
+        """The owner's counters; a home that is new takes over what the owner was told by the one before."""
+        assert job.assigned is not None
+        if work.demand is not None:
+            job.gauge.demand, job.promised = job.gauge.demand or work.demand, True
+        told: list[Action] = []
+        if work.total_bytes and job.seen != (work.largest_bytes, work.total_bytes):
+            job.seen = (work.largest_bytes, work.total_bytes)
+            told.append(Tell(TensorsSeen(job.job, job.placed.grant, *job.seen)))
+        found = job.gauge.heard(work, now_s)
+        if found == "profiled":
+            job.promised, job.again_s = False, now_s + AGAIN_S
+            return [*told, *self._tell_demand(job)]
+        return [*told, self._judgement(job, found == "hurt")] if found else told
+
+    def _judgement(self, job: Homed, hurt: bool) -> Send:
+        assert job.assigned is not None
+        gauge = job.gauge
+        judged = Judged(job.job, job.assigned.epoch, gauge.iterations, min(1000, int(gauge.lost * 1000)), hurt)
+        return Send(job.assigned.owner, judged)
+
+    def _not_kept(self, job: Homed, sender: HostId, why: str, now_s: float) -> Sequence[Action]:
+        """Its trial is over, and its owner has no room for it."""
+        job.promised, job.again_s = False, now_s + AGAIN_S
+        refused, job.refused = job.refused, f"{sender}: {why}"[:300]
+        told = () if refused == job.refused else (Note(job.job, "tensors have no promised place", job.refused),)
+        return [*told, *self._move(job, None, f"{sender} has no room for what it needs", quiet=False)]
+
+    def _move(self, job: Homed, to: HostId | None, why: str, quiet: bool) -> Sequence[Action]:
+        """To another owner under a higher epoch; the present one goes on until then."""
+        assert job.assigned is not None
+        if job.gauge.demand is None and to is None:
+            return ()  # its trial is not over: it is on the least busy host already
+        before = job.promised
+        job.moving, job.wanted, job.quiet, job.promised = True, to, quiet, job.gauge.demand is not None
+        job.declined, job.avoid = {job.assigned.owner: "it is there now"}, None
+        actions = self._offer(job, why)
+        if job.state == "assigned":
+            job.promised = before
+        return actions
+
+    def _stays(self, job: Homed) -> Sequence[Action]:
+        """Nobody took it: its owner has never stopped."""
+        assert job.assigned is not None
+        tried = len(job.declined) > 1
+        job.state, job.offered_to, job.moving, job.wanted, job.quiet = "assigned", None, False, None, False
+        job.declined, job.promised = {}, False
+        told = (Note(job.job, "tensors stay", f"on {job.assigned.owner}: {job.refused or NO_ROOM}"),) if tried else ()
+        return [*told, *self._retire_former(job, set(job.superseded))]
+
     # ---- what happens to the owner ----
 
-    def _look_again(self, job: _Job, back: frozenset[HostId]) -> Sequence[Action]:
+    def _look_again(self, job: Homed, back: frozenset[HostId]) -> Sequence[Action]:
         match job.state:
             case "assigned" if job.assigned is not None and job.assigned.owner in self._gone:
+                return self._replace(job, f"{job.assigned.owner} is gone")
+            case "offering" if job.moving and job.assigned is not None and job.assigned.owner in self._gone:
                 return self._replace(job, f"{job.assigned.owner} is gone")
             case "offering" if job.offered_to in self._gone:
                 return self._next(job, "it is gone")
@@ -252,13 +370,13 @@ class Home:
             case _:
                 return [*self._tell_those_back(job, back), *self._retire_former(job, back)]
 
-    def _tell_those_back(self, job: _Job, back: frozenset[HostId]) -> Sequence[Action]:
+    def _tell_those_back(self, job: Homed, back: frozenset[HostId]) -> Sequence[Action]:
         """Hosts of its ranks that were gone when it was assigned, and may still use a former owner."""
         if job.state != "assigned" or job.assigned is None:
             return ()
         return [Send(place.host, job.assigned) for place in job.placed.places if place.host in back]
 
-    def _asked_less(self, job: _Job, hosts: Sequence[HostId]) -> Sequence[Action]:
+    def _asked_less(self, job: Homed, hosts: Sequence[HostId]) -> Sequence[Action]:
         if not hosts:
             return ()
         job.asked = [host for host in job.asked if host not in hosts]
@@ -270,14 +388,24 @@ class Home:
             return ()
         match message:
             case Accepted():
-                return self._accepted(job, sender, message)
+                return self._accepted(job, sender, message, now_s)
             case Declined():
                 job.epoch = max(job.epoch, message.known) if self._ours(job, message.known) else job.epoch
+                if self._current(job, message.epoch):
+                    return self._not_kept(job, sender, message.reason, now_s)
                 if job.state != "offering" or sender != job.offered_to:
                     return ()
                 return self._next(job, message.reason)
-            case Dropped():
+            case Kept():
+                job.promised = job.promised or self._current(job, message.epoch)
+                return ()
+            case Handover():
                 if not self._current(job, message.epoch):
+                    return ()
+                return self._move(job, message.to, message.reason, quiet=message.to is None)
+            case Dropped():
+                moving = job.moving and job.assigned is not None and job.assigned.epoch == message.epoch
+                if not moving and not self._current(job, message.epoch):
                     return ()
                 return self._replace(job, f"{sender} dropped it: {message.reason}")
             case Lost():
@@ -289,13 +417,13 @@ class Home:
             case _:
                 return ()
 
-    def _ours(self, job: _Job, epoch: int) -> bool:
+    def _ours(self, job: Homed, epoch: int) -> bool:
         return policy.of_run(epoch, job.placed.grant)
 
-    def _current(self, job: _Job, epoch: int) -> bool:
+    def _current(self, job: Homed, epoch: int) -> bool:
         return job.state == "assigned" and job.assigned is not None and job.assigned.epoch == epoch
 
-    def _lost(self, job: _Job, sender: HostId, message: Lost, now_s: float) -> Sequence[Action]:
+    def _lost(self, job: Homed, sender: HostId, message: Lost, now_s: float) -> Sequence[Action]:
         """A rank cannot use its aggregator: is it the rank's trouble, or the aggregator's?"""
         if not self._current(job, message.epoch) or job.assigned is None:
             return ()
@@ -309,9 +437,17 @@ class Home:
         return (Ask(job.assigned.owner, DoYouServe(job.job, message.epoch), SERVE_S),)
 
     def _answered(self, event: Answered, now_s: float) -> Sequence[Action]:
-        job = self.jobs.get(event.question.job) if isinstance(event.question, WhoSums | DoYouServe) else None
+        job = self.jobs.get(event.question.job) if isinstance(event.question, WhoSums | DoYouServe | WorkOf) else None
         if job is None:
             return ()
+        if isinstance(event.question, WorkOf):
+            if (
+                not isinstance(event.answer, Work)
+                or not event.answer.known
+                or not self._current(job, event.question.epoch)
+            ):
+                return ()
+            return self._weighed(job, event.answer, now_s)
         if isinstance(event.question, DoYouServe):
             return self._checked(job, event.question.epoch, event.answer)
         if job.state != "surveying" or event.host not in job.asked:
@@ -321,7 +457,7 @@ class Home:
             job.epoch, job.assigned = found.epoch, found
         return self._asked_less(job, [event.host])
 
-    def _checked(self, job: _Job, epoch: int, answer: msgspec.Struct | None) -> Sequence[Action]:
+    def _checked(self, job: Homed, epoch: int, answer: msgspec.Struct | None) -> Sequence[Action]:
         if not self._current(job, epoch) or job.assigned is None:
             return ()
         job.checking = False
@@ -353,7 +489,9 @@ class Home:
         job = self.jobs.get(name)
         if job is None or job.state != "offering" or job.epoch != epoch:
             return ()
+        assert job.offered_to is not None
+        job.superseded[job.offered_to] = epoch  # its answer may have been lost
         return self._next(job, f"no answer within {OFFER_S:g} s")
 
-    def _rank(self, job: _Job) -> int:
+    def _rank(self, job: Homed) -> int:
         return min(place.ranks[0] for place in job.placed.places if place.host == self.me)

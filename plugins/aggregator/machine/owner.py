@@ -3,6 +3,10 @@
 An offer is accepted only after it is on disk and the process serves it, so what was accepted survives a restart of the
 agent. It does not survive a restart of the process: the sums are gone, and the job's home is told at once, which offers
 it again, perhaps here, under a higher epoch.
+
+A job comes for its trial iterations, and is taken by how busy this host is. Once its home says what it needs, this host
+checks exactly (`ledger`), on what it has promised itself and nobody's gossip, and keeps the job or declines it: then
+the home looks elsewhere while the sums go on here. What is offered with its demand is checked before it is accepted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,25 +14,40 @@ from typing import Any, assert_never
 
 import msgspec
 
-from covey.core import Heard, HostId, JobId, Note, Send, Undelivered
+from covey.core import Heard, HostId, JobId, Note, Send, SetTimer, Undelivered
 from covey.tensorwire import epoch_text, grant_of
 from plugins.aggregator import policy
-from plugins.aggregator.machine.events import Keep, Placed, Unplaced
-from plugins.aggregator.messages import Accepted, Declined, Dropped, Offer, Retire, Settings
+from plugins.aggregator.machine.emptier import Emptier, EmptyingEnds
+from plugins.aggregator.machine.events import Answered, Ask, Keep, Placed, Rack, Unplaced
+from plugins.aggregator.machine.held import Held
+from plugins.aggregator.machine.ledger import RESERVE_S, Ledger, Reservation
+from plugins.aggregator.messages import (
+    Accepted,
+    CycleNow,
+    Declined,
+    Demand,
+    Dropped,
+    Handover,
+    JobDemand,
+    Judged,
+    Kept,
+    NotReserved,
+    Offer,
+    Profiled,
+    Release,
+    Reserve,
+    Reserved,
+    Retire,
+    Settings,
+)
+from plugins.aggregator.policy.measured import reverted
 
 OVER_MAX = 4096
 """Jobs whose end is remembered, so that a late offer is refused."""
 
 
-class Held(msgspec.Struct, frozen=True):
-    """One job summed here."""
-
-    job: JobId
-    epoch: int
-    workers: int
-    secret: bytes
-    home: HostId
-    """Who offered it, and is told when it is dropped."""
+LEAVE_S = 15.0
+"""How long a job that was asked to leave may take before another one is asked, seconds."""
 
 
 class ProcessUp(msgspec.Struct, frozen=True):
@@ -44,6 +63,8 @@ class ProcessDown(msgspec.Struct, frozen=True):
 
 class LoadChanged(msgspec.Struct, frozen=True):
     load: float
+    idle: frozenset[JobId] = frozenset()
+    """Jobs that have not pushed anything yet."""
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -67,17 +88,36 @@ class ForgetJob(msgspec.Struct, frozen=True):
     instead: int
 
 
-Event = Heard | ProcessUp | ProcessDown | LoadChanged | Served | Placed | Unplaced | Undelivered
-Action = Send | Note | Keep | ServeJob | ForgetJob
+Event = (
+    Heard | ProcessUp | ProcessDown | LoadChanged | Served | Placed | Unplaced | Rack | Answered | EmptyingEnds
+    | Undelivered
+)  # fmt: skip
+Action = Send | Ask | Note | SetTimer[EmptyingEnds] | Keep | ServeJob | ForgetJob
 
 
 class Owner:
-    def __init__(self, settings: Settings, held: Sequence[Held] = ()) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, held: Sequence[Held] = (), me: HostId = HostId("")) -> None:
+        self.settings, self.me = settings, me
         self.jobs: dict[JobId, Held] = {one.job: one for one in held}
+        known = {one.job: one.demand for one in held if one.demand is not None}
+        self.ledger = Ledger(settings.cycles_max, known)
+        for job in known.keys() - self.ledger.demands.keys():  # the settings have changed
+            self.jobs[job] = msgspec.structs.replace(self.jobs[job], demand=None)
+        self.emptier = Emptier(me, settings.scale_s)
+        self.judged: dict[JobId, float] = {}
+        """Job -> the part of its speed that it measured to have lost here, last."""
+        self.refused: dict[JobId, str] = {}
+        """Job held here -> why it was not promised what it needs."""
+        self.changes = max((one.order for one in held), default=0)
+        """Grows when a job comes or leaves: what was measured before says nothing of what is now."""
         self.address = ""
         """Where the process listens; empty while it is down."""
         self.load = 0.0
+        self._idle: frozenset[JobId] = frozenset()
+        self._barred: set[JobId] = set()
+        """Jobs that left because they hurt somebody here; when another one leaves they may come back."""
+        self._leaving: dict[JobId, float] = {}
+        """Job that was asked to leave -> when, seconds."""
         self._serving: set[tuple[JobId, int]] = set()
         self._over: dict[JobId, int] = {}
         """Job -> grant that is over."""
@@ -88,14 +128,20 @@ class Owner:
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
         match event:
             case Heard():
-                return self._heard(event.sender, event.message)
+                return self._heard(event.sender, event.message, now_s)
             case ProcessUp():
                 return self._up(event)
             case ProcessDown():
-                return self._down(event.why)
+                return [*self.emptier.stop(), *self._down(event.why)]
             case LoadChanged():
-                self.load = event.load
+                self.load, self._idle = event.load, event.idle
                 return ()
+            case Rack():
+                return self._look(event, now_s)
+            case Answered():
+                return self.emptier.answered(event, self.jobs, self.ledger)
+            case EmptyingEnds():
+                return self.emptier.ended(event)
             case Served():
                 return self._served(event)
             case Placed():
@@ -104,7 +150,7 @@ class Owner:
             case Unplaced():
                 return self._runs_over(event.job, event.grant, 0, "the job's run is over")
             case Undelivered():
-                return ()  # a home that is away asks when it is back; so does the one after it
+                return self._undelivered(event)
             case _:
                 assert_never(event)
 
@@ -112,39 +158,179 @@ class Owner:
         assert self._serving <= {(one.job, one.epoch) for one in self.jobs.values()}
         assert self.address or not self._serving
         assert all(grant_of(one.epoch) > self._over.get(one.job, 0) for one in self.jobs.values())
+        self.ledger.check()
+        promised = {job for job, held in self.jobs.items() if held.demand is not None}
+        assert promised <= self.ledger.demands.keys() <= promised | self.ledger.reserved.keys()
+        assert all(self.jobs[job].demand == self.ledger.demands[job] for job in promised)
+        assert not self.ledger.reserved.keys() & self.jobs.keys()
 
-    def _heard(self, sender: HostId, message: Any) -> Sequence[Action]:
+    # ---- what it has promised ----
+
+    def promised(self) -> CycleNow:
+        """For one that wants to empty itself into this host."""
+        takes = self.settings.serve and bool(self.address) and not self.emptier.busy
+        jobs = [JobDemand(job, demand) for job, demand in sorted(self.ledger.demands.items())]
+        cycle = self.ledger.cycle
+        return CycleNow(takes, cycle.us, cycle.lanes, cycle.times, jobs, sorted(self._barred))
+
+    def _look(self, rack: Rack, now_s: float) -> Sequence[Action]:
+        self.ledger.expire(now_s)
+        self._leaving = {job: since_s for job, since_s in self._leaving.items() if now_s - since_s < LEAVE_S}
+        if not self.address:
+            return ()
+        return self.emptier.look(rack, self.jobs, self._idle, self.ledger, now_s)
+
+    def _reserve(self, sender: HostId, message: Reserve, now_s: float) -> Sequence[Action]:
+        why = self._no_room(sender, message, now_s)
+        if why:
+            return (Send(sender, NotReserved(message.job, message.epoch, why[:300])),)
+        return (Send(sender, Reserved(message.job, message.epoch)),)
+
+    def _no_room(self, sender: HostId, message: Reserve, now_s: float) -> str:
+        if self.emptier.busy:
+            return "it empties itself"
+        if message.job in self._barred:
+            return "it was hurt or hurt others there"
+        if message.job in self.jobs:
+            return "it sums that job itself"
+        why = self._closed() or self._full(len(self.ledger.reserved.keys() - {message.job}))
+        reservation = Reservation(sender, message.epoch, now_s + RESERVE_S)
+        return why or self.ledger.reserve(message.job, message.demand, reservation)
+
+    def _closed(self) -> str:
+        if not self.settings.serve:
+            return "it does not sum tensors (serve = false)"
+        return "" if self.address else "its process is not up"
+
+    def _full(self, reserved: int) -> str:
+        return policy.refusal(len(self.jobs) + reserved, self.settings.jobs_max, 0.0, 1.0)
+
+    def _undelivered(self, event: Undelivered) -> Sequence[Action]:
+        """A home that is away asks when it is back, and so does the one after it; but one that never heard of our
+        acceptance may have found another aggregator, and tells us so when it hears."""
+        message = event.message
+        match message:
+            case Reserve():
+                return self.emptier.not_reserved(event.to, NotReserved(message.job, message.epoch, "no answer"))
+            case Accepted() if self.serves(message.job, message.epoch):
+                return (Send(event.to, message),)
+            case _:
+                return ()
+
+    def _profiled(self, sender: HostId, message: Profiled) -> Sequence[Action]:
+        """The exact check of a job that is here already; declined, it goes on here until its home found another."""
+        held = self.jobs.get(message.job)
+        if held is None or held.epoch != message.epoch:
+            return ()
+        why = self.ledger.take(held.job, message.demand)
+        if why:
+            if held.demand is None:
+                self.refused[held.job] = why
+                return (Send(sender, Declined(held.job, held.epoch, why[:300], held.epoch)),)
+            self.ledger.leave(held.job)  # what it was promised is not what it needs
+            self.jobs[held.job] = msgspec.structs.replace(held, demand=None)
+            self.refused[held.job] = why
+            return (Send(sender, Declined(held.job, held.epoch, why[:300], held.epoch)), Keep())
+        self.refused.pop(held.job, None)
+        self.jobs[held.job] = msgspec.structs.replace(held, demand=message.demand)
+        said = Note(held.job, "tensors keep their place", f"on {self.me}: {self._plan_words(message.demand, held.job)}")
+        return (Send(sender, Kept(held.job, held.epoch)), said, Keep())
+
+    def _plan_words(self, demand: Demand, job: JobId) -> str:
+        cycle = self.ledger.cycle
+        return (
+            f"D {demand.period_us} us, e {demand.work_us} us; a cycle of {cycle.us} us is {float(cycle.load):.0%} full "
+            f"and takes {self.ledger.loss(job):.1%} of its speed"
+        )
+
+    def _judged(self, message: Judged, now_s: float) -> Sequence[Action]:
+        """A job lost its limit here: the newest assignment beside it goes, one at a time (AutoPS §4.5.2.3)."""
+        held = self.jobs.get(message.job)
+        if held is None or held.epoch != message.epoch:
+            return ()
+        self.judged[held.job] = message.lost_permille / 1000
+        beside = sorted(self.jobs.keys() - {held.job} - self._idle)
+        if not message.hurt or not beside or self._leaving:
+            return ()
+        newest = self.jobs[reverted(held.job, beside, {job: one.order for job, one in self.jobs.items()})]
+        self._leaving[newest.job] = now_s
+        self._barred.add(newest.job)
+        lost = f"{message.lost_permille / 10:g} % of its speed over {message.iterations} iterations"
+        why = f"{held.job} lost {lost} on {self.me}, and {newest.job} came last"
+        return (
+            Note(newest.job, "tensors must leave", why),
+            Send(newest.home, Handover(newest.job, newest.epoch, None, why)),
+        )
+
+    # ---- jobs come and go ----
+
+    def _heard(self, sender: HostId, message: Any, now_s: float) -> Sequence[Action]:
         match message:
             case Offer():
                 return self._offered(sender, message)
             case Retire():
                 return self._retired(message)
+            case Profiled():
+                return self._profiled(sender, message)
+            case Judged():
+                return self._judged(message, now_s)
+            case Reserve():
+                return self._reserve(sender, message, now_s)
+            case Release():
+                self.ledger.release(message.job, sender)
+                return ()
+            case Reserved():
+                return self.emptier.reserved(sender, message, self.jobs)
+            case NotReserved():
+                return self.emptier.not_reserved(sender, message)
             case _:
                 return ()
 
     def _offered(self, sender: HostId, offer: Offer) -> Sequence[Action]:
         known = self.jobs.get(offer.job)
-        held = Held(offer.job, offer.epoch, offer.workers, offer.secret, sender)
-        if known == held:  # said twice
-            return (Send(sender, Accepted(offer.job, offer.epoch, self.address)),) if self._is_served(held) else ()
+        if known is not None and (known.epoch, known.secret, known.home) == (offer.epoch, offer.secret, sender):
+            return (Send(sender, Accepted(offer.job, offer.epoch, self.address)),) if self._is_served(known) else ()
         refusal = self._refusal(known, offer)
         if refusal:
-            return (Send(sender, Declined(offer.job, offer.epoch, refusal, known.epoch if known else 0)),)
+            return (Send(sender, Declined(offer.job, offer.epoch, refusal[:300], known.epoch if known else 0)),)
         if known is not None:
             self._serving.discard((known.job, known.epoch))
+        if offer.demand is None:
+            self.ledger.leave(offer.job)
+        self._changed(offer.job)
+        held = self._held_of(sender, offer)
         self.jobs[offer.job] = held
         return (ServeJob(held),)
 
+    def _held_of(self, sender: HostId, offer: Offer) -> Held:
+        order = self.changes
+        return Held(offer.job, offer.epoch, offer.workers, offer.secret, sender, offer.demand, order, offer.refused)
+
     def _refusal(self, known: Held | None, offer: Offer) -> str:
-        if not self.settings.serve:
-            return "it does not sum tensors (serve = false)"
-        if not self.address:
-            return "its process is not up"
+        """Empty when it is taken: what it needs is promised then."""
+        if closed := self._closed():
+            return closed
         if grant_of(offer.epoch) <= self._over.get(offer.job, 0):
             return "that run of the job is over"
-        if known is not None:
-            return f"it knows epoch {epoch_text(known.epoch)}" if known.epoch >= offer.epoch else ""
-        return policy.refusal(len(self.jobs), self.settings.jobs_max, self.load, self.settings.load_max)
+        if known is not None and known.epoch >= offer.epoch:
+            return f"it knows epoch {epoch_text(known.epoch)}"
+        if known is None and (full := self._full(len(self.ledger.reserved.keys() - {offer.job}))):
+            return full
+        if offer.demand is not None:
+            return "it was hurt or hurt others here" if offer.job in self._barred else self._promise(offer)
+        return policy.refusal(0, 1, self.load, self.settings.load_max) if known is None else ""
+
+    def _promise(self, offer: Offer) -> str:
+        assert offer.demand is not None
+        why = self.ledger.take(offer.job, offer.demand)
+        if why:
+            self.ledger.release(offer.job)
+        return why
+
+    def _changed(self, job: JobId) -> None:
+        self.changes += 1  # before `order` is taken from it
+        self.judged.clear()
+        self.refused.pop(job, None)
 
     def _is_served(self, held: Held) -> bool:
         return self.serves(held.job, held.epoch)
@@ -207,5 +393,10 @@ class Owner:
         return [*actions, Keep()] if lost else ()
 
     def _remove(self, held: Held) -> None:
+        """Whoever was hurt beside this job, or hurt it, may come back."""
         del self.jobs[held.job]
+        self.ledger.leave(held.job)
+        self._barred = self._barred & {held.job}
+        self._leaving.pop(held.job, None)
+        self._changed(held.job)
         self._serving.discard((held.job, held.epoch))

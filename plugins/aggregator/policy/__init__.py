@@ -1,6 +1,7 @@
 """What the aggregator room decides: who sums a job (`owners`), and which of its tensors are summed where (the rest).
 
-    owners   who is asked to sum a job, who decides it, and under which epochs: what live agents use today
+    owners   who is asked to sum a job, who decides it, and under which epochs
+    profile  what a job needs of its aggregator: D and e from its trial iterations (§4.3.3.1)
     cycle    the arithmetic of cyclic execution on one aggregator (§4.3.3.2)
     assign   tensors to aggregators, exactly, under every job's loss limit; the aggregator's own check
     scale    emptying and freeing aggregators
@@ -18,7 +19,8 @@ from plugins.aggregator.policy.owners import (
     next_epoch,
     of_run,
     ranked,
+    ranked_for,
     refusal,
 )
 
-__all__ = ["AGE_S", "Candidate", "home", "load_now", "next_epoch", "of_run", "ranked", "refusal"]
+__all__ = ["AGE_S", "Candidate", "home", "load_now", "next_epoch", "of_run", "ranked", "ranked_for", "refusal"]

@@ -2,7 +2,8 @@
 
 AutoPS has one pMaster that assigns every tensor. Here each job has a *home*: the agent of the host of its lowest live
 rank. It ranks the aggregators by what they gossip and offers the job to the best; the aggregator itself accepts or
-refuses on its own state, so stale gossip costs a retry, never an overload.
+refuses on its own state, so stale gossip costs a retry, never an overload. A job's first aggregator, for its trial
+iterations, is the least busy one (§4.3.3.1 starts new ones for them); with its demand known, the best fit counts.
 
 Epochs are ballots: a home may only use numbers that are congruent to its lowest rank modulo the world size, so two
 agents that both take themselves for the home never name the same epoch, and the higher one wins.
@@ -10,11 +11,14 @@ agents that both take themselves for the home never name the same epoch, and the
 
 import hashlib
 from collections.abc import Collection, Sequence
+from fractions import Fraction
 
 import msgspec
 
 from covey.core import HostId, JobId
 from covey.tensorwire import grant_of
+from plugins.aggregator.messages import Demand
+from plugins.aggregator.policy.pools import best_pool, pools_of
 from plugins.facts import Place
 
 
@@ -24,9 +28,14 @@ class Candidate(msgspec.Struct, frozen=True):
     host: HostId
     suspect: bool
     load: float
-    """Work per cycle over cycle, 0..1 (AutoPS W/C)."""
+    """Measured, 0..1."""
     jobs: int
     age_s: float
+    cycle_us: int = 0
+    """C of what it promised; 0 without."""
+    used_us: int = 0
+    """W in it."""
+    lanes: int = 1
 
 
 AGE_S = 10.0
@@ -39,10 +48,65 @@ def ranked(job: JobId, candidates: Sequence[Candidate], avoid: Collection[HostId
 
     def key(candidate: Candidate) -> tuple[bool, bool, int, int, bytes]:
         doubtful = candidate.suspect or candidate.age_s > AGE_S
-        spread = hashlib.blake2b(f"{job} {candidate.host}".encode(), digest_size=8).digest()
+        spread = _spread(job, candidate.host)
         return candidate.host in avoid, doubtful, int(candidate.load * 10), candidate.jobs, spread
 
     return [candidate.host for candidate in sorted(candidates, key=key)]
+
+
+QUIET = Fraction(1, 3)
+"""Planned load up to which an aggregator may get what hurt elsewhere (`machine.pool.Rules.quiet`)."""
+
+
+def ranked_for(
+    job: JobId, demand: Demand, candidates: Sequence[Candidate], quiet: bool = False
+) -> tuple[list[HostId], list[HostId]]:
+    """Hosts to offer a job to whose demand is known: those that by gossip have room, best first; and the others, which
+    may have some by now.
+
+    First the pool that suffices (`pools.best_pool`); in it the host with the least free time that suffices (best fit,
+    Pseudocode 3, 16-21), then one without jobs (a new aggregator, 22-23). With `quiet` only hosts up to a third full.
+    """
+    pool = _pool_of(demand, candidates)
+
+    def key(candidate: Candidate) -> tuple[bool, bool, bool, int, bytes]:
+        doubtful = candidate.suspect or candidate.age_s > AGE_S
+        room = _free_with(demand, candidate)
+        return doubtful, candidate.host not in pool, not candidate.cycle_us, room or 0, _spread(job, candidate.host)
+
+    def has_room(candidate: Candidate) -> bool:
+        if quiet and Fraction(candidate.used_us, candidate.lanes * max(1, candidate.cycle_us)) > QUIET:
+            return False
+        return not candidate.suspect and _free_with(demand, candidate) is not None
+
+    likely = [one for one in sorted(candidates, key=key) if has_room(one)]
+    rest = [one.host for one in sorted(candidates, key=key) if one not in likely]
+    return [one.host for one in likely], rest
+
+
+def _free_with(demand: Demand, candidate: Candidate) -> int | None:
+    """What would be free for the job, microseconds, as far as C and W tell; None when that does not suffice.
+
+    Its own loss is not judged here: in a longer cycle, which only the aggregator can compute, it may vanish."""
+    us = max(candidate.cycle_us, demand.period_us)
+    used_us = candidate.used_us * us // candidate.cycle_us if candidate.cycle_us else 0
+    free_us = candidate.lanes * us - used_us
+    return free_us if free_us >= us // demand.period_us * demand.work_us else None
+
+
+def _pool_of(demand: Demand, candidates: Sequence[Candidate]) -> frozenset[HostId]:
+    known = {one.host: one for one in candidates}
+    groups = {str(at): hosts for at, hosts in enumerate(pools_of(sorted(known)))} if known else {}
+    free = {
+        name: sum((known[h].lanes - Fraction(known[h].used_us, max(1, known[h].cycle_us)) for h in hosts), Fraction(0))
+        for name, hosts in groups.items()
+    }
+    best = best_pool(free, Fraction(demand.work_us, demand.period_us))
+    return frozenset(groups[best]) if best is not None else frozenset(known)
+
+
+def _spread(job: JobId, host: HostId) -> bytes:
+    return hashlib.blake2b(f"{job} {host}".encode(), digest_size=8).digest()
 
 
 def refusal(jobs: int, jobs_max: int, load: float, load_max: float) -> str:

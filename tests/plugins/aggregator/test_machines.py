@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from covey.core import Heard, HostId, JobId, Note, Send, SetTimer, Undelivered
 from plugins.aggregator.machine.directory import Directory, Joined, RankLost
 from plugins.aggregator.machine.events import Answered, Ask, Keep, Placed, Rack, TellRanks, Unplaced
+from plugins.aggregator.machine.held import Held
 from plugins.aggregator.machine.home import COMPLAINTS_S, Expired, Home
 from plugins.aggregator.machine.owner import (
     ForgetJob,
-    Held,
     LoadChanged,
     Owner,
     ProcessDown,
@@ -105,7 +105,7 @@ def test_an_accepted_offer_is_told_to_this_host_first_then_to_all_hosts_of_the_j
 def test_a_declined_offer_goes_to_the_next_under_an_epoch_above_any_that_was_seen() -> None:
     play = at_home()
     found = play(Heard(C, Declined(JOB, G1 + 2, "full", known=G1 + 7)))
-    assert sends(found) == [(D, Offer(JOB, G1 + 8, 2, SECRET))]
+    assert sends(found) == [(D, Offer(JOB, G1 + 8, 2, SECRET, refused="c: full"))]
 
 
 def test_an_offer_that_nobody_answers_goes_to_the_next() -> None:
@@ -233,7 +233,7 @@ def owner(*held: Held, **changes: Any) -> Play:
 
 def test_an_offer_is_accepted_once_the_process_serves_it() -> None:
     play = owner()
-    assert play(Heard(A, OFFER)) == [ServeJob(HELD)]
+    assert play(Heard(A, OFFER)) == [ServeJob(msgspec.structs.replace(HELD, order=1))]
     assert not play.machine.serves(JOB, OFFER.epoch)
     assert sends(play(Served(JOB, OFFER.epoch))) == [(A, Accepted(JOB, OFFER.epoch, "10.0.0.3:9"))]
     assert sends(play(Heard(A, OFFER))) == [(A, Accepted(JOB, OFFER.epoch, "10.0.0.3:9"))]
@@ -265,7 +265,7 @@ def test_an_offer_is_declined_with_a_reason() -> None:
 def test_a_job_offered_again_under_a_higher_epoch_is_begun_anew_even_when_full() -> None:
     play = owner(HELD, jobs_max=1)
     higher = Offer(JOB, G1 + 4, 2, SECRET)
-    assert play(Heard(B, higher)) == [ServeJob(Held(JOB, G1 + 4, 2, SECRET, B))]
+    assert play(Heard(B, higher)) == [ServeJob(Held(JOB, G1 + 4, 2, SECRET, B, order=1))]
     assert not play.machine.serves(JOB, OFFER.epoch)
 
 

@@ -1,0 +1,224 @@
+"""An aggregator that sees itself the least loaded tries to empty itself into the others (AutoPS §4.3.3.3).
+
+    resting --due, and by gossip the least loaded--> asking --all others said what they promised--> reserving
+       ^                                               | it is not, or it does not fit              | all hold room
+       |<----------------------------------------------+                                            v
+       |<-- one will not: Release to all ------------------------------------------------- handing over: the homes
+       |<-- after a while, whatever became of it ---------------------------------------------------+ move their jobs
+
+Where everything would go is decided by `policy.scale.emptied` on what the others say, and each of them checks again
+before it holds room: all of it finds a place or nothing moves. Two never empty themselves into each other: whoever is
+at it refuses to hold room, and whoever holds room does not begin.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from covey.core import HostId, JobId, Note, Send, SetTimer
+from plugins.aggregator import policy
+from plugins.aggregator.machine.events import Answered, Ask, Rack
+from plugins.aggregator.machine.held import Held
+from plugins.aggregator.machine.ledger import Ledger
+from plugins.aggregator.messages import CycleHere, CycleNow, Demand, Handover, NotReserved, Release, Reserve, Reserved
+from plugins.aggregator.policy import pools, scale
+from plugins.aggregator.policy.assign import refusal_of
+from plugins.aggregator.policy.cycle import Cycle, cycle_of
+from plugins.aggregator.policy.profile import profile_of, share_of
+from plugins.aggregator.policy.scale import Emptied, Work
+
+ASK_S = 1.5
+"""How long another aggregator may take to say what it promised."""
+RESERVE_S = 4.0
+"""How long one may take to hold room."""
+HAND_S = 12.0
+"""How long the homes may take to move their jobs; shorter than room is held for them."""
+SOON_S = (1.0, 4.0)
+"""When promises have changed somewhere the next attempt comes so soon: at least, and as much more as the name says."""
+PAUSE_S = 8.0
+"""Between two attempts, seconds."""
+
+
+class EmptyingEnds(msgspec.Struct, frozen=True):
+    """Timer: this attempt has taken long enough in this state."""
+
+    attempt: int
+    state: str
+
+
+Action = Send | Ask | Note | SetTimer[EmptyingEnds]
+
+
+class Emptier:
+    def __init__(self, me: HostId, scale_s: float) -> None:
+        self.me, self.scale_s = me, scale_s
+        self.state = "resting"
+        self.refused: dict[JobId, str] = {}
+        """Job -> why it could not go elsewhere at the last attempt."""
+        self._jitter = hashlib.blake2b(me.encode(), digest_size=2).digest()[0] / 256
+        self._attempt = 0
+        self._due_s: float | None = None
+        self._tried_s = 0.0
+        self._promises: frozenset[tuple[HostId, int, int]] | None = None
+        """Of every aggregator, as gossip showed them last."""
+        self._asked: list[HostId] = []
+        self._said: dict[HostId, CycleNow] = {}
+        self._holding: dict[JobId, HostId] = {}
+        """Job -> who was asked to hold room for it."""
+        self._missing: set[JobId] = set()
+
+    @property
+    def busy(self) -> bool:
+        return self.state != "resting"
+
+    def _soon(self, now_s: float) -> None:
+        soon_s = max(now_s, self._tried_s + PAUSE_S) + SOON_S[0] + self._jitter * SOON_S[1]
+        self._due_s = soon_s if self._due_s is None else min(self._due_s, soon_s)
+
+    def look(
+        self, rack: Rack, held: Mapping[JobId, Held], idle: frozenset[JobId], ledger: Ledger, now_s: float
+    ) -> Sequence[Action]:
+        """Once a second. `idle`: jobs held here that have not pushed anything yet."""
+        promises = frozenset((one.host, one.cycle_us, one.used_us) for one in rack.candidates)
+        if self._due_s is None:
+            self._due_s = now_s + self.scale_s * (0.5 + self._jitter)
+        elif promises != self._promises:
+            self._soon(now_s)
+        self._promises = promises
+        if self.busy or now_s < self._due_s:
+            return ()
+        self._due_s = now_s + self.scale_s
+        others = self._others(rack)
+        on_trial = [job for job, one in held.items() if one.demand is None and job not in idle]
+        if not held or not others or ledger.reserved or on_trial or not self._is_least(ledger.cycle, others):
+            return ()
+        self._attempt += 1
+        self._tried_s = now_s
+        self.state, self._said, self._asked = "asking", {}, [one.host for one in others]
+        return [Ask(host, CycleHere(), ASK_S) for host in self._asked]
+
+    def _others(self, rack: Rack) -> list[policy.Candidate]:
+        """Those of our pool that sum something."""
+        usable = {one.host: one for one in rack.candidates if not one.suspect and one.host not in rack.gone}
+        hosts = sorted({*usable, self.me})
+        pool = next(pool for pool in pools.pools_of(hosts) if self.me in pool)
+        return [usable[host] for host in pool if host != self.me and usable[host].jobs]
+
+    def _is_least(self, cycle: Cycle, others: Sequence[policy.Candidate]) -> bool:
+        loads = {one.host: cycle_of_hint(one) for one in others} | {self.me: cycle}
+        return scale.least_loaded(loads, _by_name(loads)) == self.me
+
+    def answered(self, event: Answered, held: Mapping[JobId, Held], ledger: Ledger) -> Sequence[Action]:
+        if self.state != "asking" or event.host not in self._asked:
+            return ()
+        self._asked.remove(event.host)
+        if isinstance(event.answer, CycleNow) and event.answer.takes:
+            self._said[event.host] = event.answer
+        return () if self._asked else self._plan(held, ledger)
+
+    def _plan(self, held: Mapping[JobId, Held], ledger: Ledger) -> Sequence[Action]:
+        cycles = {host: _cycle_said(said) for host, said in sorted(self._said.items())} | {self.me: ledger.cycle}
+        if len(cycles) < 2 or ledger.reserved or scale.least_loaded(cycles, _by_name(cycles)) != self.me:
+            return self._rest()
+        found = self._emptied(held, cycles)
+        if found is None:
+            self.refused = self._refusals(held, cycles)
+            return self._rest()
+        self.state, self.refused = "reserving", {}
+        self._holding = {work.job: to for work, to in found.moves}
+        self._missing = set(self._holding)
+        asks = [
+            Send(to, Reserve(job, held[job].epoch, held[job].demand), RESERVE_S) for job, to in self._holding.items()
+        ]
+        return [*asks, SetTimer(RESERVE_S, EmptyingEnds(self._attempt, self.state))]
+
+    def _emptied(self, held: Mapping[JobId, Held], cycles: Mapping[HostId, Cycle]) -> Emptied | None:
+        """All jobs, those with a known demand where they fit best; the others need no room."""
+        known = {job: one.demand for job, one in sorted(held.items()) if one.demand is not None}
+        barred = {job: frozenset(host for host, said in self._said.items() if job in said.barred) for job in held}
+        works = [Work(job, "all", demand.work_us) for job, demand in known.items()]
+        profiles = {job: profile_of(job, demand) for job, demand in known.items()}
+        found = scale.emptied(self.me, works, cycles, profiles, barred)
+        if found is None:
+            return None
+        to = min(host for host in cycles if host != self.me)
+        rest = tuple((Work(job, "all", 0), to) for job in sorted(held.keys() - known.keys()))
+        return msgspec.structs.replace(found, moves=(*found.moves, *rest))
+
+    def _refusals(self, held: Mapping[JobId, Held], cycles: Mapping[HostId, Cycle]) -> dict[JobId, str]:
+        """In the others' own words, what each job would have heard of the fullest of them."""
+        others = sorted((cycle.load, host) for host, cycle in cycles.items() if host != self.me)
+        said: dict[JobId, str] = {}
+        for job, one in held.items():
+            for _, host in others:
+                why = _refusal(self._said[host], cycles[host], job, one.demand)
+                if why:
+                    said[job] = f"{host}: {why}"
+        return said
+
+    def reserved(self, sender: HostId, message: Reserved, held: Mapping[JobId, Held]) -> Sequence[Action]:
+        if self.state != "reserving" or self._holding.get(message.job) != sender:
+            return ()
+        self._missing.discard(message.job)
+        if self._missing:
+            return ()
+        if any(job not in held for job in self._holding):
+            return self._give_up("a job left meanwhile")
+        self.state = "handing over"
+        why = f"{self.me} was the least loaded aggregator and gave all its jobs away"
+        handed = [
+            Send(held[job].home, Handover(job, held[job].epoch, to, why)) for job, to in sorted(self._holding.items())
+        ]
+        count = f"{len(handed)} jobs" if len(handed) != 1 else "1 job"
+        return [
+            Note(self.me, "aggregator emptied", f"{count} to {', '.join(sorted(set(self._holding.values())))}"),
+            *handed,
+            SetTimer(HAND_S, EmptyingEnds(self._attempt, self.state)),
+        ]
+
+    def not_reserved(self, sender: HostId, message: NotReserved) -> Sequence[Action]:
+        if self.state != "reserving" or self._holding.get(message.job) != sender:
+            return ()
+        self.refused[message.job] = f"{sender}: {message.reason}"
+        return self._give_up(f"{sender} holds no room for {message.job}: {message.reason}")
+
+    def ended(self, event: EmptyingEnds) -> Sequence[Action]:
+        if (event.attempt, event.state) != (self._attempt, self.state):
+            return ()
+        return self._give_up("not all answered") if self.state == "reserving" else self._rest()
+
+    def stop(self) -> Sequence[Action]:
+        """The process is down: its jobs are dropped, there is nothing left to hand over."""
+        return self._give_up("its process is down") if self.state == "reserving" else self._rest()
+
+    def _give_up(self, why: str) -> Sequence[Action]:
+        """All or nothing: this time nothing."""
+        released = [Send(to, Release(job, 0)) for job, to in sorted(self._holding.items())]
+        self._rest()
+        return [*released, Note(self.me, "aggregator not emptied", why)]
+
+    def _rest(self) -> Sequence[Action]:
+        self.state, self._holding, self._missing, self._asked = "resting", {}, set(), []
+        return ()
+
+
+def cycle_of_hint(candidate: policy.Candidate) -> Cycle:
+    """As much of an aggregator's cycle as gossip tells."""
+    return Cycle({}, candidate.lanes, 1, candidate.cycle_us, candidate.used_us)
+
+
+def _by_name(hosts: Mapping[HostId, Cycle]) -> dict[HostId, int]:
+    """Of equals the last by name goes first: everybody sees the same one."""
+    return {host: -at for at, host in enumerate(sorted(hosts))}
+
+
+def _cycle_said(said: CycleNow) -> Cycle:
+    shares = {one.job: share_of(one.demand) for one in said.jobs}
+    return cycle_of(shares, said.lanes, said.cycles_max, said.cycle_us)
+
+
+def _refusal(said: CycleNow, cycle: Cycle, job: JobId, demand: Demand | None) -> str:
+    if job in said.barred:
+        return "it was hurt or hurt others there"
+    return refusal_of(cycle, job, share_of(demand)) if demand is not None else ""
