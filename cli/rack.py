@@ -17,7 +17,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from cli import rack_files, rack_processes, rack_summary
+from cli import rack_files, rack_ports, rack_processes, rack_summary
 from cli.client import FAILED, NO_AGENT, TRY_AGAIN, USAGE, Agent, AgentctlError
 from cli.main import Parser, say_error
 from cli.rack_files import RackHost
@@ -74,9 +74,9 @@ def start(
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
     command = agentd_command() if agentd is None else list(agentd)
-    with rack_files.locked(directory):
+    with rack_files.locked(directory), rack_ports.Claims() as claims:
         count = hosts if hosts is not None else len(rack_files.hosts_of(directory)) or 4
-        rack = rack_files.generate(directory, count, gpus, environ)
+        rack = rack_files.generate(directory, count, gpus, environ, claims)
         rack_files.make_run_dirs(rack)
         running = {host.name: pid for host in rack if (pid := rack_processes.lock_holder(host.state_dir))}
         started: dict[str, _Agentd] = {}
@@ -104,7 +104,7 @@ def agentd_command() -> list[str]:
 
 def check_ports(host: RackHost) -> None:
     for key, bind in (("gossip.bind", host.gossip), ("control.bind", host.control), ("http.bind", host.http)):
-        if bind and not bind.endswith(":0") and not rack_files.is_free(bind):
+        if bind and not bind.endswith(":0") and not rack_ports.is_free(bind):
             what = f"{host.name} cannot start: {bind} is taken"
             raise AgentctlError(
                 FAILED, what, "another process uses it (ss -ltnup)", f"end that one, or change {key} in {host.config}"

@@ -15,20 +15,17 @@ import hashlib
 import json
 import os
 import secrets
-import socket
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cli.client import FAILED, REFUSED, USAGE, AgentctlError
+from cli.rack_ports import Claims, free_ports
 
-PORTS = range(16_000, 20_000)
-"""Where ports are looked for: below Linux's ephemeral ports (32768), so that no outgoing connection takes one between
-two starts, and below those that agents reserve for jobs (20000)."""
 PORTS_PER_HOST = 3
 HOSTS_MAX = 64
 RUN_DIR_BYTES_MAX = 60
@@ -123,7 +120,7 @@ def read_host(config: Path) -> RackHost:
     )
 
 
-def generate(directory: Path, hosts: int, gpus: int, environ: Mapping[str, str]) -> list[RackHost]:
+def generate(directory: Path, hosts: int, gpus: int, environ: Mapping[str, str], claims: Claims) -> list[RackHost]:
     """The first `hosts` hosts of the rack; the files of those that have none yet are written. What is there stays."""
     if not 1 <= hosts <= HOSTS_MAX:
         raise AgentctlError(
@@ -136,7 +133,7 @@ def generate(directory: Path, hosts: int, gpus: int, environ: Mapping[str, str])
     there = hosts_of(directory)
     names = {host.name for host in there}
     missing = [name for name in (f"gpu{n}" for n in range(1, hosts + 1)) if name not in names]
-    ports = iter(free_ports(directory, PORTS_PER_HOST * len(missing), taken_by(there)))
+    ports = iter(free_ports(directory, PORTS_PER_HOST * len(missing), taken_by(there), claims))
     plan = {name: [next(ports) for _ in range(PORTS_PER_HOST)] for name in missing}
     seeds = [host.gossip for host in there] + [f"127.0.0.1:{gossip}" for gossip, _, _ in plan.values()]
     voters = voters_of(there) or sorted(names | set(missing))[: 3 if hosts >= 3 else 1]
@@ -228,38 +225,6 @@ def replace(path: Path, text: str) -> None:
 def taken_by(hosts: Sequence[RackHost]) -> set[int]:
     binds = [bind for host in hosts for bind in (host.gossip, host.control, host.http)]
     return {int(port) for port in (bind.rpartition(":")[2] for bind in binds) if port.isdigit()}
-
-
-def free_ports(directory: Path, count: int, taken: set[int]) -> list[int]:
-    """Ports free for UDP and TCP on loopback; where the search begins depends on the folder, so two racks differ."""
-    start = int.from_bytes(hashlib.sha256(os.fsencode(directory)).digest()[:4], "big") % len(PORTS)
-    found: list[int] = []
-    for i in range(len(PORTS)):
-        if len(found) == count:
-            return found
-        port = PORTS[(start + i) % len(PORTS)]
-        if port not in taken and is_free(f"127.0.0.1:{port}"):
-            found.append(port)
-    if len(found) == count:
-        return found
-    what = f"{count} free ports are needed"
-    raise AgentctlError(FAILED, what, f"only {len(found)} of {PORTS.start} to {PORTS.stop - 1} are free", "ss -ltnup")
-
-
-def is_free(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    with ExitStack() as stack:
-        for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
-            probe = stack.enter_context(socket.socket(socket.AF_INET, kind))
-            if kind == socket.SOCK_STREAM:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that are just ending
-            try:
-                probe.bind((host, int(port)))
-                if kind == socket.SOCK_STREAM:
-                    probe.listen(1)
-            except OSError:
-                return False
-    return True
 
 
 # ---- sockets, lock, rack.json ----------------------------------------------------------------------------------------

@@ -14,9 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from cli import rack_files
+from cli import rack_files, rack_ports
 from cli.client import REFUSED, USAGE, AgentctlError, rack_addresses
-from cli.rack_files import RackHost, generate, hosts_of, locked, make_run_dirs, run_root, tail, write_rack
+from cli.rack_files import RackHost, hosts_of, locked, make_run_dirs, run_root, tail, write_rack
+from cli.rack_ports import Claims
+
+
+def generate(directory: Path, hosts: int, gpus: int, environ: dict[str, str]) -> list[RackHost]:
+    """As one start of a rack that is over."""
+    with Claims() as claims:
+        return rack_files.generate(directory, hosts, gpus, environ, claims)
 
 
 @pytest.fixture
@@ -35,7 +42,7 @@ def test_every_host_has_its_own_name_ports_state_and_sockets(tmp_path: Path, env
     assert [host.name for host in hosts] == ["gpu1", "gpu2", "gpu3", "gpu4"]
     binds = [bind for host in hosts for bind in (host.gossip, host.control, host.http)]
     assert len(set(binds)) == 12
-    assert all(bind.startswith("127.0.0.1:") and int(bind[10:]) in rack_files.PORTS for bind in binds)
+    assert all(bind.startswith("127.0.0.1:") and int(bind[10:]) in rack_ports.PORTS for bind in binds)
     assert len({host.state_dir for host in hosts}) == len({host.run_dir for host in hosts}) == 4
     for host in hosts:
         tree = parsed(host)
@@ -96,9 +103,26 @@ def test_ports_in_use_are_not_taken(tmp_path: Path, environ: dict[str, str]) -> 
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", wanted))
         busy.listen()
-        assert not rack_files.is_free(f"127.0.0.1:{wanted}")
-        assert wanted not in rack_files.free_ports(tmp_path / "a", 50, set())
-    assert rack_files.is_free(f"127.0.0.1:{wanted}")
+        assert not rack_ports.is_free(f"127.0.0.1:{wanted}")
+        with Claims() as claims:
+            assert wanted not in rack_ports.free_ports(tmp_path / "a", 50, set(), claims)
+    assert rack_ports.is_free(f"127.0.0.1:{wanted}")
+
+
+def test_two_racks_that_start_at_once_get_different_ports_though_no_agent_has_bound_one_yet(tmp_path: Path) -> None:
+    with Claims() as first, Claims() as second:
+        ours = rack_ports.free_ports(tmp_path, 12, set(), first)
+        theirs = rack_ports.free_ports(tmp_path, 12, set(), second)
+        assert len({*ours, *theirs}) == 24
+        assert not second.take(ours[0])
+    with Claims() as third:
+        assert third.take(ours[0]), "a claim ends with its start"
+
+
+def test_too_few_free_ports_are_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rack_ports, "PORTS", range(16_000, 16_002))
+    with Claims() as claims, pytest.raises(AgentctlError, match="3 free ports are needed"):
+        rack_ports.free_ports(tmp_path, 3, set(), claims)
 
 
 def test_sockets_get_a_short_path_whatever_the_environment_says(tmp_path: Path) -> None:
