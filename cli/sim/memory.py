@@ -4,7 +4,7 @@ Without more it rebuilds the paper's cluster (32 hosts, 90 containers) and its b
   cluster      memory in use with and without remote memory, beside other ways to choose a lender
   eviction     batch eviction against the paper's formula
   fill         more containers on the same hosts, until paging reaches the disk
-  sensitivity  the one number of the workload that the paper does not give
+  sensitivity  what the paper leaves open about its workload
   views        1,000 and 5,000 hosts that choose on gossip 0 to 10 s old
 Your own rack: --file containers.csv with the columns host,limit,working_set (sizes such as 12 GiB).
 """
@@ -38,7 +38,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--file", type=Path, metavar="CSV", help="containers of your own rack: host,limit,working_set")
     parser.add_argument("--memory", default="64 GiB", help="memory of each host (default 64 GiB)")
     parser.add_argument("--slab", default=MemorySettings().slab, help="size of a slab (default that of agent.toml)")
-    parser.add_argument("--headroom", default=MemorySettings().headroom, help="a size or a share (default 12.5 %%)")
+    parser.add_argument(
+        "--headroom", default=MemorySettings().headroom, help="a size, a share or `auto` (default 12.5 %%)"
+    )
     parser.add_argument("--kept", type=float, default=KEPT, help="resident pages that also lie in swap, 0 to 1")
     parser.add_argument("--view-age", type=int, default=1, metavar="S", help="age of gossip in the cluster, seconds")
     parser.add_argument("--seconds", type=int, default=SECONDS, help=f"length of a run (default {SECONDS})")

@@ -17,6 +17,8 @@ import numpy as np
 from covey.core import HostId
 from covey.ports import MemoryNow
 from covey.units import GIB, MIB
+from plugins.memory.machine.borrower import CLOSE_AT
+from plugins.memory.machine.lender import react_s
 from plugins.memory.policy import eviction, headroom, lending, placement
 from plugins.memory.policy.headroom import Growth
 from plugins.memory.policy.lending import Budget, Headroom
@@ -32,8 +34,6 @@ ASK_S = 1.0
 """Until the borrowers have said how busy their slabs are."""
 PAGE = 4096
 RETRY_S, RETRY_MAX_S = 2.0, 60.0
-REACT_S = 1 + 3 + GRACE_S
-"""From short of memory to memory back, at worst: one measurement, the answers about activity, the grace."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Way:
     slab_bytes: int = 64 * MIB
     choices: int = placement.CHOICES
     """Hosts asked for one slab; 0: nobody, there is no remote memory."""
-    drawn: int = 0
-    """Hosts drawn, of which the freest by gossip are asked; 0: those asked are drawn by lot alone."""
+    drawn: int = placement.CHOICES
+    """Hosts drawn, of which the freest by gossip are asked; no more than `choices`: drawn by lot alone."""
     hot: float = 0.0
     """Page requests per second above which a slab is mapped."""
     cold: float | None = None
@@ -64,9 +64,14 @@ def published() -> Way:
     return Way("as published", GIB, hot=placement.HOT_SLAB, moves=False, fills=False)
 
 
-def ours(label: str = "covey", slab_bytes: int = 64 * MIB, choices: int = placement.CHOICES) -> Way:
-    """Our defaults, with the threshold scaled to the size of a slab."""
-    return Way(label, slab_bytes, choices, hot=placement.hot_for(slab_bytes))
+def ours(label: str = "covey", slab_bytes: int = 64 * MIB) -> Way:
+    """What live agents do by default: two of six drawn are asked, the threshold is in proportion to a slab's size."""
+    return Way(label, slab_bytes, drawn=placement.DRAWN, hot=placement.hot_for(slab_bytes))
+
+
+def by_lot(label: str, slab_bytes: int, choices: int) -> Way:
+    """The same, but those asked are drawn by lot alone: one, two (power of two choices), four, all."""
+    return Way(label, slab_bytes, choices, choices, hot=placement.hot_for(slab_bytes))
 
 
 @dataclass
@@ -75,6 +80,10 @@ class Outcome:
 
     used_share: np.ndarray
     """Memory in use over all memory, mean over the window, shape (hosts,)."""
+    whole_share: np.ndarray
+    """The same with every slab counted whole, as the paper counts."""
+    useful_share: np.ndarray
+    """The same with only those pages of slabs counted that their lender really has."""
     counts: Counter[str] = field(default_factory=Counter)
     """mapped, evicted, busy_evicted, moved, given_back, refused, nowhere, asked, short_host_s."""
     disk_share: float = 0.0
@@ -83,6 +92,14 @@ class Outcome:
     @property
     def utilization(self) -> float:
         return float(self.used_share.mean())
+
+    @property
+    def whole(self) -> float:
+        return float(self.whole_share.mean())
+
+    @property
+    def useful(self) -> float:
+        return float(self.useful_share.mean())
 
     @property
     def max_to_median(self) -> float:
@@ -136,7 +153,7 @@ class Rack:
 
     def run(self, from_s: int = 0) -> Outcome:
         """All seconds; what is measured begins at `from_s`."""
-        used = np.zeros(self.count)
+        used, whole, useful = (np.zeros(self.count) for _ in range(3))
         to_disk = asked = 0.0
         for second in range(self.seconds):
             measured, touched = self._page(second)
@@ -148,10 +165,12 @@ class Rack:
                 self._place(second, touched)
             if second >= from_s:
                 used += self._lent_bytes(touched) + self.local[second]
+                whole += self._taken_bytes(np.ones(len(touched))) + self.local[second]
+                useful += self._taken_bytes(touched * self.valid) + self.local[second]
                 to_disk += float((measured * (1 - self.valid)).sum())
                 asked += float(measured.sum())
-        share = used / (self.seconds - from_s) / self.host_bytes
-        return Outcome(share, self.counts, to_disk / asked if asked else 0.0)
+        over = (self.seconds - from_s) * self.host_bytes
+        return Outcome(used / over, whole / over, useful / over, self.counts, to_disk / asked if asked else 0.0)
 
     # ---- paging ----
 
@@ -182,9 +201,12 @@ class Rack:
 
     def _lent_bytes(self, touched: np.ndarray) -> np.ndarray:
         """Memory that slabs take on each host: the paper registers whole slabs, ours grow as pages come."""
+        return self._taken_bytes(touched if self.way.fills else np.ones(len(touched)))
+
+    def _taken_bytes(self, share: np.ndarray) -> np.ndarray:
+        """Bytes on each host, if a mapped slab takes so much of its size; one that is leaving counts whole."""
         mapped = self.lender >= 0
-        size = touched[mapped] if self.way.fills else np.ones(int(mapped.sum()))
-        whole = np.bincount(self.lender[mapped], size, self.count) + self._leaving()
+        whole = np.bincount(self.lender[mapped], share[mapped], self.count) + self._leaving()
         return np.asarray(whole * self.way.slab_bytes)
 
     def _leaving(self) -> np.ndarray:
@@ -227,7 +249,7 @@ class Rack:
             return self.kept_free.of(self.host_bytes)
         memory = MemoryNow(self.host_bytes, max(0, self.host_bytes - used_bytes), 0.0)
         self.growth[n] = headroom.grown(self.growth[n], headroom.own_memory(memory, taken_bytes))
-        return headroom.headroom_auto(memory, self.growth[n], REACT_S)
+        return headroom.headroom_auto(memory, self.growth[n], react_s(GRACE_S))
 
     def _slabs_free(self, n: int) -> int:
         return lending.spare_bytes(self.budgets[n]) // self.way.slab_bytes
@@ -250,16 +272,16 @@ class Rack:
         """One batch at a time on each lender, as in `Lender`: the next measurement shows what it brought."""
         size, busy = self.way.slab_bytes, {lender for _, lender, _ in self.leaving}
         for n in range(self.count):
-            slabs = self.budgets[n].lent_bytes // size
-            evict = lending.slabs_to_free(self.budgets[n], size, slabs) if n not in busy else 0
-            if evict == 0:
+            needed_bytes = eviction.bytes_to_free(self.budgets[n]) if n not in busy else 0
+            if needed_bytes == 0:
                 continue
-            copied_s = evict * size / FILL_BYTES_PER_S if self.way.moves else 0.0
-            self.leaving.append((second + ASK_S + min(GRACE_S, copied_s), n, evict))
-            held = np.flatnonzero(self.lender == n).tolist()
-            asked = lending.eviction_candidates(held, evict, self.rng, self.way.extra)
-            for slab in lending.least_active({slab: float(self.activity[slab]) for slab in asked}, evict):
-                self._evict(slab, n, second, float(touched[slab]))
+            sizes = dict.fromkeys(np.flatnonzero(self.lender == n).tolist(), size)
+            asked = eviction.candidates_for(sizes, needed_bytes, self.rng, self.way.extra)
+            taken = eviction.slabs_to_evict({slab: float(self.activity[slab]) for slab in asked}, sizes, needed_bytes)
+            copied_s = len(taken) * size / FILL_BYTES_PER_S if self.way.moves else 0.0
+            self.leaving.append((second + ASK_S + min(GRACE_S, copied_s), n, len(taken)))
+            for slab in taken:
+                self._evict(slab, n, second, float(touched[slab]), len(taken))
 
     def _give_back(self) -> None:
         """Slabs that have turned cold, if there is a threshold for that."""
@@ -277,43 +299,37 @@ class Rack:
         self.lender[slab], self.valid[slab] = -1, 0.0
         return lender
 
-    def _evict(self, slab: int, lender: int, second: int, touched: float) -> None:
-        way = self.way
-        hot = placement.is_hot(float(self.activity[slab]), way.hot)
+    def _evict(self, slab: int, lender: int, second: int, touched: float, leaving: int) -> None:
+        """A hot one moves with what can be copied before it is closed; the disk has the rest."""
+        hot = placement.is_hot(float(self.activity[slab]), self.way.hot)
         self.counts["evicted"] += 1
         self.counts["busy_evicted"] += hot
         had = float(self.valid[slab])
         self._unmap(slab)
-        copied = round(touched * way.slab_bytes)
-        fate = eviction.fate(float(self.activity[slab]), copied, FILL_BYTES_PER_S, GRACE_S, way.hot)
-        if way.moves and fate == "move" and self._find(slab, second, without=self.hosts[lender]):
+        if self.way.moves and hot and self._find(slab, self.hosts[lender], leaving):
             self.counts["moved"] += 1
-            self.valid[slab] = had
+            copied = CLOSE_AT * GRACE_S * FILL_BYTES_PER_S / max(1.0, touched * self.way.slab_bytes)
+            self.valid[slab] = had * min(1.0, copied)
 
     # ---- borrowing ----
 
     def _place(self, second: int, touched: np.ndarray) -> None:
         wants = (self.lender < 0) & (touched > 0) & (self.retry_at_s <= second) & (self.activity > self.way.hot)
         for slab in np.flatnonzero(wants).tolist():
-            if placement.is_hot(float(self.activity[slab]), self.way.hot) and not self._find(slab, second):
+            if placement.is_hot(float(self.activity[slab]), self.way.hot) and not self._find(slab):
                 self.counts["nowhere"] += 1
                 self.retry_at_s[slab] = second + min(RETRY_MAX_S, RETRY_S * 2 ** int(self.retries[slab]))
                 self.retries[slab] = min(10, self.retries[slab] + 1)
 
-    def _asked(self, candidates: list[HostId], holding: list[HostId]) -> tuple[HostId, ...]:
-        if not self.way.drawn:
-            return placement.hosts_to_ask(candidates, holding, self.rng, self.way.choices)
-        free = {host: self.views[0][self.number[host]].slabs_free or 0 for host in candidates}
-        return placement.hosts_to_ask_by_view(free, holding, self.rng, self.way.choices, self.way.drawn)
-
-    def _find(self, slab: int, second: int, without: HostId | None = None) -> bool:
-        """Asks and takes, as `Borrower` does."""
+    def _find(self, slab: int, without: HostId | None = None, leaving: int = 1) -> bool:
+        """Asks and takes, as `Borrower` does. `without`: the lender it has to leave, with `leaving` slabs in all."""
         borrower = int(self.owner[slab])
         me, held = self.hosts[borrower], self.slabs_at[borrower]
         view = self.views[0]
-        room = placement.askable(view) if without is None else eviction.movable_to(view, without, me)
-        candidates = [host for host in room if host not in (me, without)]
-        asked = self._asked(candidates, [host for host in held if held[host] > 0])
+        room = placement.askable(view) if without is None else eviction.movable_to(view, without, me, leaving)
+        free = {host: view[self.number[host]].slabs_free or 0 for host in room if host != me}
+        holding = [host for host in held if held[host] > 0]
+        asked = placement.hosts_to_ask_by_view(free, holding, self.rng, self.way.choices, self.way.drawn)
         self.counts["asked"] += len(asked)
         chosen = placement.freest(asked, {host: self._slabs_free(self.number[host]) for host in asked}, held)
         if chosen is None:

@@ -30,8 +30,8 @@ MEDIAN_USE, SIGMA = 0.35, 0.376
 RETRY_S = 2.0
 
 WAYS = {
-    "covey": "two hosts drawn, both asked live (power of two)",
-    "covey, two of six by view": "six drawn, the two freest by the view asked live",
+    "covey": f"{placement.DRAWN} drawn, the two freest by the view asked live",
+    "power of two": "two hosts drawn, both asked live",
     "power of two, unasked": "two hosts drawn, the freer one by the view is taken",
     "best of view": "the freest host of the whole view is taken",
     "random": "one host drawn",
@@ -119,7 +119,7 @@ class Crowd:
 
     # ---- the ways ----
 
-    def covey(self, borrower: int, step: int) -> bool:
+    def power_of_two(self, borrower: int, step: int) -> bool:
         return self._ask(borrower, self.two(borrower, step), step)
 
     def by_view(self, borrower: int, step: int) -> bool:
@@ -189,8 +189,8 @@ def herd(
     """One run. `told` hears the share done; `drawn` is for the way that ranks by view."""
     crowd = Crowd(hosts, age_s, seed, drawn)
     choose = {
-        "covey": crowd.covey,
-        "covey, two of six by view": crowd.by_view,
+        "covey": crowd.by_view,
+        "power of two": crowd.power_of_two,
         "power of two, unasked": crowd.unasked,
         "best of view": crowd.best_of_view,
         "random": crowd.one_by_lot,

@@ -318,7 +318,7 @@ class Volume:
 
     def _slab(self, index: int) -> Slab:
         if not 0 <= index < len(self.slabs):
-            raise ValueError(f"{self.shape.name} has {len(self.slabs)} slabs, none with index {index}")
+            raise ValueError(f"{self.shape.name} has slabs 0 to {len(self.slabs) - 1}, none with index {index}")
         return self.slabs[index]
 
     async def _connect(self, place: OpenPlace) -> RemoteSlab:

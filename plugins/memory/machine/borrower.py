@@ -1,7 +1,8 @@
 """The borrowing half of a host: late binding of slabs to other hosts' memory, and what to do when it goes away.
 
 A slab stays cold (on disk) until its page requests cross the threshold; then two hosts are asked, the freer one is
-taken, and the volume's process opens it. Losing a place never loses a byte: every acknowledged page is on this host's
+taken, and the volume's process opens it. Evicted while hot it moves to another host; no longer worth its place, it may
+be given back unasked. Losing a place never loses a byte: every acknowledged page is on this host's
 disk or in the volume's queue as well, so the worst that happens is that the slab is cold again and looks for another
 place while it is hot.
 
@@ -31,8 +32,8 @@ from plugins.memory.messages import (
     SlabMessage,
     SlabRef,
 )
-from plugins.memory.policy import placement
-from plugins.memory.policy.placement import Peer
+from plugins.memory.policy import eviction, placement
+from plugins.memory.policy.placement import DRAWN, Peer
 
 ANSWER_S = 2.0
 """How long the two hosts that are asked, or the one that is taken, may take to answer."""
@@ -153,13 +154,28 @@ class Volume(msgspec.Struct):
     slab_bytes: int
     page_bytes: int
     slabs: list[Slab]
+    hot: float
+    """Page requests per second above which a slab is placed."""
 
 
 class Borrower:
-    """`hot` in page requests per second, `lease_s` in seconds; `boot` counts this agent's starts."""
+    """`hot` in page requests per second, None: in proportion to a volume's slabs; `cold_share`: the part of it below
+    which a slab is given back unasked, 0 never; `drawn`: hosts of which the freest by gossip are asked; `lease_s` in
+    seconds; `boot` counts this agent's starts."""
 
-    def __init__(self, me: HostId, rng: random.Random, boot: int, hot: float, lease_s: float) -> None:
+    def __init__(
+        self,
+        me: HostId,
+        rng: random.Random,
+        boot: int,
+        hot: float | None,
+        lease_s: float,
+        *,
+        cold_share: float = 0.0,
+        drawn: int = DRAWN,
+    ) -> None:
         self.me, self.hot, self.lease_s = me, hot, lease_s
+        self._cold_share, self._drawn = cold_share, drawn
         self.volumes: dict[str, Volume] = {}
         self._rng = rng
         self._epoch = boot << 32
@@ -225,15 +241,28 @@ class Borrower:
         for name, requests in event.requests.items():
             volume = self.volumes.get(name)
             for slab, measured in zip(volume.slabs if volume else (), requests, strict=False):
+                assert volume is not None
                 slab.requests_per_s = placement.activity(slab.requests_per_s, measured)
-                if self._wants_place(slab, now_s):
-                    why = f"{slab.requests_per_s:.0f} page requests/s, hot above {self.hot:g}"
+                if self._wants_place(slab, volume.hot, now_s):
+                    why = f"{slab.requests_per_s:.3g} page requests/s, hot above {volume.hot:.3g}"
                     actions += self._seek(slab, "hot", why, now_s)
+                elif self._wants_none(slab, volume.hot):
+                    actions += self._give_back_cold(slab, volume.hot)
         return actions + self._renew(now_s)
 
-    def _wants_place(self, slab: Slab, now_s: float) -> bool:
+    def _wants_place(self, slab: Slab, hot: float, now_s: float) -> bool:
         settled = slab.place is not None or slab.search is not None
-        return not settled and now_s >= slab.retry_at_s and placement.is_hot(slab.requests_per_s, self.hot)
+        return not settled and now_s >= slab.retry_at_s and placement.is_hot(slab.requests_per_s, hot)
+
+    def _wants_none(self, slab: Slab, hot: float) -> bool:
+        """Mapped, on its way nowhere, and colder than its place is worth (§2.4.1, ColdSlab)."""
+        cold = self._cold_share * hot if self._cold_share else None
+        return slab.state == "mapped" and placement.is_cold(slab.requests_per_s, cold, hot)
+
+    def _give_back_cold(self, slab: Slab, hot: float) -> Actions:
+        assert slab.place is not None
+        why = f"{slab.requests_per_s:.3g} page requests/s, cold below {self._cold_share * hot:.3g}"
+        return [Note(slab.subject, "cold", f"{why}; {slab.place.lender} gets its memory back"), self._close(slab)]
 
     def _renew(self, now_s: float) -> Actions:
         """Every third of a lease: one message per lender."""
@@ -250,22 +279,37 @@ class Borrower:
     # ---- finding a place ----
 
     def _seek(self, slab: Slab, event: str, why: str, now_s: float, without: HostId | None = None) -> Actions:
-        """Ask two hosts. Nobody to ask: say so, and try again later."""
-        holding = {host for other in self.volumes[slab.volume].slabs for host in other.hosts()}
-        candidates = [host for host in placement.askable(self._peers) if host not in (self.me, without)]
-        asked = placement.hosts_to_ask(candidates, holding, self._rng)
+        """Ask two hosts. Nobody to ask: say so, and try again later. `without`: the lender that it has to leave."""
+        volume = self.volumes[slab.volume]
+        holding = {host for other in volume.slabs for host in other.hosts()}
+        free = self._free_at_others(volume.slab_bytes, without)
+        asked = placement.hosts_to_ask_by_view(free, holding, self._rng, drawn=self._drawn)
         if not asked:
             return self._retry_later(slab, "nobody asked", f"{why}; no other host says that it has room", now_s)
         self._epoch += 1
         slab.search = Search(self._epoch, asked)
         fresh = [host for host in asked if host not in holding]
+        chosen = f", freest of {self._drawn} drawn," if placement.CHOICES < self._drawn < len(free) else ""
         reason = (
-            f"{why}; asked {_names(asked)} of {len(candidates)} with room; no slab of {slab.volume}: {_names(fresh)}"
+            f"{why}; asked {_names(asked)}{chosen} of {len(free)} with room; no slab of {slab.volume}: {_names(fresh)}"
         )
-        size = self.volumes[slab.volume].slab_bytes
-        query = QueryMem(slab.volume, slab.index, self._epoch, size)
+        query = QueryMem(slab.volume, slab.index, self._epoch, volume.slab_bytes)
         sends: Actions = [Send(host, query, ANSWER_S) for host in asked]
         return [Note(slab.subject, event, reason), *sends, self._search_timer(slab, "answers", 1.5 * ANSWER_S)]
+
+    def _free_at_others(self, slab_bytes: int, without: HostId | None) -> dict[HostId, int]:
+        """Hosts that may be asked -> slabs of this size that gossip says they could lend. To leave a lender, those
+        where it would not be evicted again at once come first: all that leave it now count (`movable_to`)."""
+        peers = placement.in_slabs_of(self._peers, slab_bytes)
+        if without is None:
+            hosts = placement.askable(peers)
+        else:
+            leaving = sum(
+                slab.evicted and slab.place is not None and slab.place.lender == without for slab in self._all()
+            )
+            hosts = eviction.movable_to(peers, without, self.me, max(1, leaving))
+        slabs_free = {peer.host: peer.slabs_free or 0 for peer in peers}
+        return {host: slabs_free[host] for host in hosts if host != self.me}
 
     def _search_timer(self, slab: Slab, step: str, after_s: float) -> SetTimer[SearchOver | GraceOver]:
         assert slab.search is not None
@@ -298,7 +342,7 @@ class Borrower:
         volume = self.volumes[slab.volume]
         taken = Map(slab.volume, slab.index, search.epoch, volume.slab_bytes, volume.page_bytes)
         equal = sorted(search.offers.values())[-2:] == [search.offers[search.chosen]] * 2
-        best = f"no less room, and {ours.get(search.chosen, 0)} slabs of {slab.volume}" if equal else "the most room"
+        best = f"no less room, and {_counted(ours[search.chosen])} of {slab.volume}" if equal else "the most room"
         note = Note(slab.subject, "taken", f"{said}; {search.chosen} has {best}")
         return [note, Send(search.chosen, taken, ANSWER_S), self._search_timer(slab, "map", 1.5 * ANSWER_S)]
 
@@ -415,7 +459,7 @@ class Borrower:
             return []
         slab.evicted = True
         why = f"{sender} needs its memory back within {message.grace_s:g} s"
-        if not placement.is_hot(slab.requests_per_s, self.hot):
+        if not placement.is_hot(slab.requests_per_s, self.volumes[slab.volume].hot):
             cool = f"{why}; {slab.requests_per_s:.1f} page requests/s is not hot, the disk will do"
             return [Note(slab.subject, "evicted", cool), self._close(slab)]
         timer: SetTimer[SearchOver | GraceOver] = SetTimer(
@@ -514,7 +558,8 @@ class Borrower:
         known = self.volumes.get(event.volume)
         if known is None:
             slabs = [Slab(event.volume, index) for index in range(event.slabs)]
-            known = self.volumes[event.volume] = Volume(event.slab_bytes, event.page_bytes, slabs)
+            hot = placement.hot_for(event.slab_bytes) if self.hot is None else self.hot
+            known = self.volumes[event.volume] = Volume(event.slab_bytes, event.page_bytes, slabs, hot)
         open_now: dict[int, list[Place]] = {}
         for index, place in event.places:
             open_now.setdefault(index, []).append(place)
@@ -575,6 +620,10 @@ class Borrower:
 
 def _give_back(to: HostId, message: SlabMessage) -> Send:
     return Send(to, Done(message.volume, message.index, message.epoch))
+
+
+def _counted(slabs: int) -> str:
+    return "1 slab" if slabs == 1 else f"{slabs} slabs"
 
 
 def _names(hosts: Sequence[HostId]) -> str:

@@ -5,10 +5,11 @@
                                                 v  '              |
                                              evicting (Evict) ----'   Done, or the deadline and the lease are over
 
-When memory gets short, E slabs must go. Which of them are idle only their borrowers know, so E + E' borrowers are asked
-and the E least active go (Infiniswap §2.5.2). A slab is freed after its borrower's `Done`; without one, when both the
-grace and the lease have passed, since the borrower may be dead. That is safe at any time: a borrower never has the only
-copy of a page here.
+Short of memory is who has less than headroom free, or whose tasks wait for memory. Headroom is a size, or measured each
+second. Then E slabs must go, of whatever sizes. Which of them are idle only their borrowers know, so the borrowers of
+E + E' are asked and the E least active go (Infiniswap §2.5.2). A slab is freed after its borrower's `Done`; without
+one, when both the grace and the lease have passed, since the borrower may be dead. That is safe at any time: a borrower
+never has the only copy of a page here.
 
 What the slab process holds is asked of it after a restart of the agent (`StoreFound`); the machine takes its word and
 grants a new lease. A slab process that died has nothing left, and neither has this machine then (`StoreLost`).
@@ -16,14 +17,14 @@ grants a new lease. A slab process that died has nothing left, and neither has t
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, assert_never
+from typing import assert_never
 
 import msgspec
 
 from covey.core import Heard, HostId, Note, Send, SetTimer, Undelivered
 from covey.ports import MemoryNow
 from covey.units import format_size
+from plugins.memory.machine.loan import Batch, Held, Key, Lent
 from plugins.memory.messages import (
     SECRET_BYTES,
     Activity,
@@ -38,24 +39,14 @@ from plugins.memory.messages import (
     SlabMessage,
     SlabRef,
 )
-from plugins.memory.policy import lending
-from plugins.memory.policy.lending import Budget, Headroom
+from plugins.memory.policy import eviction, headroom, lending
+from plugins.memory.policy.headroom import Growth
+from plugins.memory.policy.lending import PRESSURE_MAX, Budget, Headroom
 
 ANSWER_S = 2.0
+"""How long a letter to a borrower may take."""
+ANSWERS_S = 1.5 * ANSWER_S
 """How long borrowers may take to say how busy their slabs are; who is silent counts as idle."""
-
-Key = tuple[HostId, str, int]
-"""Borrower, volume, index."""
-
-
-class Held(msgspec.Struct, frozen=True):
-    """One slab that the slab process holds."""
-
-    borrower: HostId
-    slab: SlabRef
-    size_bytes: int
-    secret: bytes
-
 
 # ---- events ----------------------------------------------------------------------------------------------------------
 
@@ -140,44 +131,15 @@ LenderAction = Send | SetTimer[AnswersOver] | Note | RegisterSlab | FreeSlab
 Actions = list[LenderAction]
 
 
-@dataclass
-class Lent:
-    """One slab lent."""
-
-    borrower: HostId
-    slab: SlabRef
-    size_bytes: int
-    secret: bytes
-    expires_s: float
-    """Not renewed by then: an orphan."""
-    state: Literal["registering", "lent", "evicting", "freeing"] = "registering"
-    deadline_s: float = 0.0
-    """When `evicting`: the end of the grace."""
-
-    @property
-    def subject(self) -> str:
-        return f"slab/{self.slab.volume}/{self.slab.index}"
-
-
-@dataclass
-class Batch:
-    """One eviction under way: E slabs of these are to go."""
-
-    round: int
-    evict: int
-    asked: list[Key]
-    activities: dict[Key, float] = field(default_factory=dict)
-    waiting: set[HostId] = field(default_factory=set)
-
-
 class Lender:
-    """`lend_bytes`: cap; `grace_s`, `lease_s` in seconds; `entropy(n)` gives n unpredictable bytes."""
+    """`kept`: headroom, None to measure it; `lend_bytes`: cap; `grace_s`, `lease_s` in seconds; `entropy(n)` gives n
+    unpredictable bytes."""
 
     def __init__(
         self,
         rng: random.Random,
         entropy: Callable[[int], bytes],
-        headroom: Headroom,
+        kept: Headroom | None,
         lend_bytes: int,
         grace_s: float,
         lease_s: float,
@@ -188,9 +150,10 @@ class Lender:
         self.budget: Budget | None = None
         self.evictions: dict[str, int] = {"pressure": 0, "orphan": 0, "forced": 0}
         """Slabs taken back, by reason."""
-        self._rng, self._entropy, self._headroom = rng, entropy, headroom
+        self._rng, self._entropy, self._kept = rng, entropy, kept
         self._lend_bytes, self._grace_s, self._lease_s = lend_bytes, grace_s, lease_s
         self._used_bytes: float | None = None
+        self._growth = Growth()
         self._batch: Batch | None = None
         self._round = 0
 
@@ -221,7 +184,7 @@ class Lender:
         for (borrower, volume, index), lent in self.lent.items():
             assert (borrower, volume, index) == (lent.borrower, lent.slab.volume, lent.slab.index)
             assert len(lent.secret) == SECRET_BYTES, f"{lent.subject} has no secret"
-        assert self._batch is None or self._batch.evict > 0
+        assert self._batch is None or self._batch.needed_bytes > 0
 
     def spare_bytes(self) -> int:
         """What could be lent now on top of what is lent; 0 before the first measurement and without a slab process."""
@@ -241,12 +204,18 @@ class Lender:
             used_bytes=self._used_bytes,
             used_now_bytes=used_now_bytes,
             pressure=memory.pressure_some_avg10,
-            headroom_bytes=self._headroom.of(memory.total_bytes),
+            headroom_bytes=self._headroom_bytes(memory, event.touched_bytes),
             lend_bytes=self._lend_bytes,
             lent_bytes=sum(lent.size_bytes for lent in self.lent.values()),
             touched_bytes=event.touched_bytes,
         )
         return [*self._overdue(now_s), *self._make_room(self.budget, now_s)]
+
+    def _headroom_bytes(self, memory: MemoryNow, touched_bytes: int) -> int:
+        if self._kept is not None:
+            return self._kept.of(memory.total_bytes)
+        self._growth = headroom.grown(self._growth, headroom.own_memory(memory, touched_bytes))
+        return headroom.headroom_auto(memory, self._growth, react_s(self._grace_s))
 
     def _overdue(self, now_s: float) -> Actions:
         actions: Actions = []
@@ -265,17 +234,15 @@ class Lender:
         """One batch at a time, since the next measurement shows what it brought."""
         if self._batch is not None or any(lent.state in ("evicting", "freeing") for lent in self.lent.values()):
             return []
-        keys = [key for key, lent in self.lent.items() if lent.state == "lent"]
-        if not keys:
-            return []
-        evict = lending.slabs_to_free(budget, max(self.lent[key].size_bytes for key in keys), len(keys))
-        if evict == 0:
+        needed_bytes = eviction.bytes_to_free(budget)
+        sizes = {key: lent.size_bytes for key, lent in sorted(self.lent.items()) if lent.state == "lent"}
+        if needed_bytes == 0 or not sizes:
             return []
         self._round += 1
-        asked = lending.eviction_candidates(sorted(keys), evict, self._rng)
-        self._batch = Batch(self._round, evict, asked)
-        if len(asked) <= evict:
-            return self._evict_least_active(self._batch, now_s)
+        self._batch = Batch(self._round, needed_bytes, eviction.candidates_for(sizes, needed_bytes, self._rng))
+        spared_bytes = sum(sizes[key] for key in self._batch.asked) - needed_bytes
+        if spared_bytes < min(sizes[key] for key in self._batch.asked):
+            return self._evict_least_active(self._batch, now_s)  # all of them must go: nobody needs to be asked
         return self._ask_activity(self._batch)
 
     # ---- eviction in a batch ----
@@ -289,7 +256,7 @@ class Lender:
             Send(borrower, CheckActivity(batch.round, tuple(slabs)), ANSWER_S)
             for borrower, slabs in sorted(by_borrower.items())
         ]
-        return [*asks, SetTimer(1.5 * ANSWER_S, AnswersOver(batch.round))]
+        return [*asks, SetTimer(ANSWERS_S, AnswersOver(batch.round))]
 
     def _activity(self, sender: HostId, message: Activity, now_s: float) -> Actions:
         batch = self._batch
@@ -315,13 +282,15 @@ class Lender:
             if key in self.lent and self.lent[key].state == "lent"
         }
         actions: Actions = []
-        for key in lending.least_active(activities, batch.evict):
+        sizes = {key: self.lent[key].size_bytes for key in activities}
+        taken = eviction.slabs_to_evict(activities, sizes, batch.needed_bytes)
+        for key in taken:
             lent = self.lent[key]
             lent.state, lent.deadline_s = "evicting", now_s + self._grace_s
             self.evictions["pressure"] += 1
             why = (
                 f"memory is short: {self._shortage()}; {activities[key]:.1f} page requests/s, "
-                f"among the {batch.evict} least active of {len(activities)} asked"
+                f"among the {len(taken)} least active of {len(activities)} asked"
             )
             ref = lent.slab
             actions += [
@@ -331,8 +300,12 @@ class Lender:
         return actions
 
     def _shortage(self) -> str:
-        assert self.budget is not None
-        return f"{format_size(self.budget.free_at_best_bytes)} free, headroom {format_size(self.budget.headroom_bytes)}"
+        budget = self.budget
+        assert budget is not None
+        kept = format_size(budget.headroom_bytes)
+        said = f"{format_size(budget.free_at_best_bytes)} free, headroom {kept}"
+        waits = f", tasks waited for memory {budget.pressure:.0f} % of 10 s"
+        return said + waits if budget.pressure > PRESSURE_MAX else said
 
     # ---- lending ----
 
@@ -482,3 +455,8 @@ class Lender:
         """The mapping of exactly this epoch."""
         lent = self.lent.get((borrower, slab.volume, slab.index))
         return lent if lent is not None and lent.slab.epoch == slab.epoch else None
+
+
+def react_s(grace_s: float) -> float:
+    """Seconds from short of memory to memory back, at worst: one measurement, the answers about activity, the grace."""
+    return 1.0 + ANSWERS_S + grace_s

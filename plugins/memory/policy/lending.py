@@ -1,9 +1,4 @@
-"""How much memory a host may lend, and which slabs it takes back first (Infiniswap §2.5)."""
-
-import math
-import random
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+"""How much memory a host may lend (Infiniswap §2.5.1). What it takes back: `eviction`."""
 
 import msgspec
 
@@ -12,8 +7,6 @@ BETA = 0.2
 PRESSURE_MAX = 10.0
 """Percent of the last 10 s in which some task waited for memory; above it nothing more is lent. Ours: the paper looks
 at free memory only, which on Linux says little about need."""
-
-Slab = TypeVar("Slab")
 
 
 class Headroom(msgspec.Struct, frozen=True):
@@ -74,24 +67,3 @@ def spare_bytes(budget: Budget) -> int:
     promised = max(0, budget.lent_bytes - budget.touched_bytes)
     above = budget.free_for_sure_bytes - budget.headroom_bytes - promised
     return max(0, min(int(above), budget.lend_bytes - budget.lent_bytes))
-
-
-def slabs_to_free(budget: Budget, slab_bytes: int, lent: int) -> int:
-    """E: how many lent slabs to take back so that headroom is free again (Infiniswap §2.5.2), at most all `lent`."""
-    if slab_bytes <= 0:
-        return 0
-    missing = budget.headroom_bytes - budget.free_at_best_bytes
-    over = budget.lent_bytes - budget.lend_bytes
-    return min(lent, max(0, math.ceil(max(missing, over) / slab_bytes)))
-
-
-def eviction_candidates(lent: Sequence[Slab], evict: int, rng: random.Random, extra: int | None = None) -> list[Slab]:
-    """E + E' slabs drawn at random, whose borrowers are asked how busy they are; E' <= E, by default E (§2.5.2)."""
-    spread = evict if extra is None else min(extra, evict)
-    return rng.sample(lent, min(len(lent), evict + spread))
-
-
-def least_active(activities: Mapping[Slab, float], evict: int) -> list[Slab]:
-    """The `evict` slabs with the lowest activity, the least active first (Infiniswap §2.5.2). Between equals the one
-    that was drawn first."""
-    return sorted(activities, key=lambda slab: activities[slab])[:evict]

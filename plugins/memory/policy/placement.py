@@ -30,7 +30,9 @@ class Peer(msgspec.Struct, frozen=True):
     host: HostId
     state: HostState
     slabs_free: int | None
-    """What it says it could lend, of its own slab size; None when it lends nothing or has not said so yet."""
+    """What it says it could lend; None when it lends nothing or has not said so yet."""
+    slab_bytes: int = 0
+    """Size of the slabs it counts in; 0: of the one who asks."""
 
 
 def activity(old: float, measured: float, alpha: float = ALPHA) -> float:
@@ -78,6 +80,16 @@ def hosts_apart(candidates: Sequence[HostId], group: Collection[HostId], rack_of
 def _rack(host: HostId, rack_of: Mapping[HostId, str]) -> tuple[bool, str]:
     label = rack_of.get(host, "")
     return (True, label) if label else (False, host)
+
+
+def in_slabs_of(peers: Sequence[Peer], slab_bytes: int) -> list[Peer]:
+    """The same hosts, with what each could lend counted in slabs of this size. Hosts count in their own."""
+    return [
+        peer
+        if peer.slabs_free is None or peer.slab_bytes in (0, slab_bytes)
+        else Peer(peer.host, peer.state, peer.slabs_free * peer.slab_bytes // slab_bytes)
+        for peer in peers
+    ]
 
 
 def askable(peers: Sequence[Peer]) -> list[HostId]:

@@ -2,18 +2,20 @@
 
 import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
 from covey.units import GIB, format_size, parse_seconds, parse_size
 from plugins.memory.policy.lending import Headroom
-from plugins.memory.policy.placement import HOT_SLAB
+from plugins.memory.policy.placement import CHOICES, DRAWN
 
 SLABS_MAX = 8192
 """Slabs of one volume; each is a connection and a line in a table. Larger volumes want larger slabs."""
 REQUEST_PAGES_MAX = 256
 """Pages in one request on either byte path."""
+DRAWN_MAX = 24
+"""From two dozen hosts on everybody's choice is the same few hosts: a herd (measured by `covey-sim memory`)."""
 T = TypeVar("T")
 _PERCENT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$")
 
@@ -24,15 +26,24 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lend: str = "auto"
     """Most that is ever lent. `auto`: half of what is free above headroom when the agent starts. `0 B`: nothing."""
     headroom: str = "12.5 %"
-    """Memory this host keeps free for itself: a size or a share of all (Infiniswap §2.5.1: 8 GB of 64 GB)."""
+    """Memory this host keeps free for itself: a size or a share of all (Infiniswap §2.5.1: 8 GB of 64 GB), or `auto`:
+    by how fast its own programs have grown lately and by memory pressure, 3 % to 25 %. `auto` lends more on quiet
+    hosts; it cannot foresee a job that takes memory faster than anything did lately."""
     slab: str = "64 MiB"
     """Size of one slab of a new volume. The paper uses 1 GB; smaller slabs move faster and spread wider."""
     page: str = "4 KiB"
     """Size of one page of a new volume."""
     bind: str = ""
     """Where the slab process listens; empty: the advertised address, a free port."""
-    hot_requests_per_s: float = HOT_SLAB
-    """Page requests per second above which a slab is placed on another host (Infiniswap §2.4.1)."""
+    hot_requests_per_s: float | Literal["auto"] = "auto"
+    """Page requests per second above which a slab is placed on another host. `auto`: the paper's 20 for a slab of 1 GiB
+    (Infiniswap §2.4.1), and in proportion to a volume's slab size: 1.25 for 64 MiB."""
+    cold_share: float = 0.0
+    """A slab below this share of that is given back unasked, 0 to less than 1; 0: never, as in the paper's own
+    implementation (Infiniswap §2.4.1, ColdSlab)."""
+    drawn: int = DRAWN
+    """Hosts drawn by lot for a slab that looks for a place; the two that are freest by gossip are asked (measured by
+    `covey-sim memory`). 2: no look at gossip, as in the paper (Infiniswap §2.4.2)."""
     spill_queue: str = "16 MiB"
     """Pages acknowledged by a lender that may wait for the disk, per volume; when full, writers wait."""
     remote_deadline: str = "2 s"
@@ -50,11 +61,16 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for key in ("remote_deadline", "grace", "lease"):
             if _checked(key, getattr(self, key), parse_seconds) <= 0:
                 raise ValueError(f"{key} = {getattr(self, key)!r}: expected more than 0 s")
-        _checked("headroom", self.headroom, _headroom)
+        if self.headroom != "auto":
+            _checked("headroom", self.headroom, _headroom)
         if self.lend != "auto":
             _checked("lend", self.lend, parse_size)
-        if not 0 <= self.hot_requests_per_s < float("inf"):
-            raise ValueError(f"hot_requests_per_s = {self.hot_requests_per_s}: expected 0 or more")
+        if self.hot_requests_per_s != "auto" and not 0 <= self.hot_requests_per_s < float("inf"):
+            raise ValueError(f"hot_requests_per_s = {self.hot_requests_per_s}: expected 'auto', or 0 or more")
+        if not 0 <= self.cold_share < 1:
+            raise ValueError(f"cold_share = {self.cold_share}: expected 0 (never) to less than 1")
+        if not CHOICES <= self.drawn <= DRAWN_MAX:
+            raise ValueError(f"drawn = {self.drawn}: expected {CHOICES} to {DRAWN_MAX}")
         self._check_sizes()
 
     def _check_sizes(self) -> None:
@@ -86,8 +102,14 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return parse_size(self.volume_max)
 
     @property
-    def headroom_kept(self) -> Headroom:
-        return _headroom(self.headroom)
+    def headroom_kept(self) -> Headroom | None:
+        """None for `auto`."""
+        return None if self.headroom == "auto" else _headroom(self.headroom)
+
+    @property
+    def hot(self) -> float | None:
+        """None for `auto`."""
+        return None if self.hot_requests_per_s == "auto" else self.hot_requests_per_s
 
     @property
     def lend_max_bytes(self) -> int | None:
@@ -113,7 +135,7 @@ def _headroom(text: str) -> Headroom:
         try:
             return Headroom(fixed_bytes=parse_size(text))
         except ValueError as error:
-            raise ValueError(f"{error}, or a share of all memory such as '12.5 %'") from error
+            raise ValueError(f"{error}, a share of all memory such as '12.5 %', or 'auto'") from error
     share = float(found[1]) / 100
     if not 0 <= share < 1:
         raise ValueError(f"{text!r} is not a share of memory: expected 0 % to 99 %")

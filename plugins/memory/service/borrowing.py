@@ -68,7 +68,15 @@ class Borrowing:
     ) -> None:
         self._host, self._env, self._settings, self._record = host, host.env, settings, record
         self._perform_shared = perform
-        self.machine = Borrower(host.id, host.env.rng, host.boot, settings.hot_requests_per_s, settings.lease_s)
+        self.machine = Borrower(
+            host.id,
+            host.env.rng,
+            host.boot,
+            settings.hot,
+            settings.lease_s,
+            cold_share=settings.cold_share,
+            drawn=settings.drawn,
+        )
         self.volumes: dict[str, OpenVolume] = {}
         self._changing = asyncio.Lock()
 
@@ -236,7 +244,8 @@ class Borrowing:
         for view in self._host.hosts():
             if view.host != self._host.id:
                 spare = view.value("spare", Spare)
-                peers.append(Peer(view.host, view.state, spare.slabs_free if isinstance(spare, Spare) else None))
+                known = (spare.slabs_free, spare.slab_bytes) if isinstance(spare, Spare) else (None, 0)
+                peers.append(Peer(view.host, view.state, *known))
         return tuple(peers)
 
     async def _open(self, action: OpenSlab) -> None:

@@ -6,16 +6,18 @@ from typing import Any
 import msgspec
 
 from covey.core import HostId
-from covey.ports import ProcessId
+from covey.ports import MemoryNow, ProcessId
 from plugins.base import Host
 from plugins.facts import Spare, SpareChanged
 from plugins.memory.datapath import control
 from plugins.memory.datapath.control import SlabList, Yes
 from plugins.memory.datapath.slabd import SlabdConfig
 from plugins.memory.machine import lender as machine
-from plugins.memory.machine.lender import FreeSlab, Held, Lender, LenderEvent, RegisterSlab
+from plugins.memory.machine.lender import FreeSlab, Lender, LenderEvent, RegisterSlab
+from plugins.memory.machine.loan import Held
 from plugins.memory.messages import SlabRef
 from plugins.memory.policy import lending
+from plugins.memory.policy.headroom import Growth, headroom_auto
 from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service.process import ByteProcess, Program
 from plugins.memory.service.record import KnownProcess, Record
@@ -37,10 +39,7 @@ class Lending:
     ) -> None:
         self._host, self._env, self._settings, self._record = host, host.env, settings, record
         self._perform_shared = perform
-        memory = host.env.probes.memory()
-        headroom_bytes = settings.headroom_kept.of(memory.total_bytes)
-        most = settings.lend_max_bytes
-        self.lend_bytes = lending.lend_auto(memory.available_bytes, headroom_bytes) if most is None else most
+        self.lend_bytes = _lend_bytes(host.env.probes.memory(), settings)
         self.machine = Lender(
             host.env.rng, host.env.entropy, settings.headroom_kept, self.lend_bytes, settings.grace_s, settings.lease_s
         )
@@ -193,6 +192,15 @@ class Lending:
                 for reason, count in self.machine.evictions.items()
             },
         }
+
+
+def _lend_bytes(memory: MemoryNow, settings: MemorySettings) -> int:
+    """Most that is ever lent, from now on until the agent starts again."""
+    if settings.lend_max_bytes is not None:
+        return settings.lend_max_bytes
+    kept, react_s = settings.headroom_kept, machine.react_s(settings.grace_s)
+    kept_bytes = headroom_auto(memory, Growth(), react_s) if kept is None else kept.of(memory.total_bytes)
+    return lending.lend_auto(memory.available_bytes, kept_bytes)
 
 
 def _worth_telling(old: Spare, new: Spare) -> bool:

@@ -70,6 +70,15 @@ def test_a_seed_repeats_a_run_and_another_does_not() -> None:
     assert memory_views.herd("covey", 50, 3.0, 1) == memory_views.herd("covey", 50, 3.0, 1)
 
 
+def test_measured_headroom_is_for_our_ways_and_not_for_the_papers(capsys: pytest.CaptureFixture[str]) -> None:
+    told = {}
+    for headroom in ("12.5 %", "auto"):
+        assert sim.main([*SMALL, "--containers", "26", "--show", "cluster", "--headroom", headroom, "--json"]) == 0
+        told[headroom] = json.loads(capsys.readouterr().out)["cluster"]["ways"]
+    assert told["auto"]["covey"] == told["12.5 %"]["covey, headroom auto"] != told["12.5 %"]["covey"]
+    assert told["auto"]["as published"] == told["12.5 %"]["as published"]
+
+
 def test_your_own_rack_is_read_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rack = tmp_path / "rack.csv"
     rack.write_text("host,limit,working_set\na,8 GiB,24 GiB\nb,4 GiB,4 GiB\nc,2 GiB,2 GiB\n")
@@ -175,13 +184,14 @@ def test_what_does_not_fit_is_in_swap_and_only_paging_containers_ask_for_pages()
         ours(),
         Way("cold", hot=1.25, cold=1.0),
         Way("auto", auto_headroom=True, drawn=6),
+        Way("one by lot", choices=1, drawn=1),
         Way("whole", fills=False, hot=20.0),
     ],
 )
 def test_the_books_of_a_rack_agree_after_every_run(way: Way) -> None:
     """Slabs by lender, by borrower and by budget are the same slabs; nobody lends to itself."""
     setting = Setting(hosts=5, containers=22, seconds=250)
-    rack = Rack(way, setting.host_bytes, setting.headroom, setting.load(3), random.Random(3))
+    rack = Rack(way, setting.host_bytes, memory_reports.HEADROOM, setting.load(3), random.Random(3))
     outcome = rack.run()
     mapped = rack.lender >= 0
     assert mapped.any()

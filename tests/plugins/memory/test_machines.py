@@ -14,7 +14,8 @@ from covey.units import GIB, MIB
 from plugins.memory.machine import borrower as b
 from plugins.memory.machine import lender as le
 from plugins.memory.machine.borrower import Borrower
-from plugins.memory.machine.lender import Held, Lender
+from plugins.memory.machine.lender import Lender
+from plugins.memory.machine.loan import Held
 from plugins.memory.machine.slab import Place
 from plugins.memory.messages import (
     Activity,
@@ -56,8 +57,11 @@ def only(actions: Sequence[Any], kind: type) -> Any:
 class Tale:
     """One borrower and what it did; `check` runs after every event."""
 
-    def __init__(self, slabs: int = 1, seed: int = 1) -> None:
-        self.machine = Borrower(ME, random.Random(seed), boot=3, hot=20.0, lease_s=60.0)
+    def __init__(
+        self, slabs: int = 1, seed: int = 1, hot: float | None = 20.0, cold_share: float = 0.0, drawn: int = 2
+    ) -> None:
+        rng = random.Random(seed)
+        self.machine = Borrower(ME, rng, boot=3, hot=hot, lease_s=60.0, cold_share=cold_share, drawn=drawn)
         self.now_s = 100.0
         self.slabs = slabs
         self.tell(b.VolumeFound("v", slabs, SLAB, PAGE, ()))
@@ -118,6 +122,57 @@ def test_slabs_that_turn_hot_in_the_same_second_ask_different_hosts() -> None:
     tale = Tale(slabs=2)
     asked = [host for host, _ in sent(tale.second(1000, 1000), QueryMem)]
     assert sorted(asked) == OTHERS, "hosts being asked count as holding"
+
+
+def test_the_two_freest_by_gossip_of_those_drawn_are_asked() -> None:
+    peers = tuple(Peer(host, "alive", free) for host, free in zip(OTHERS, (3, 9, 1, 7), strict=True))
+    asked = [host for host, _ in sent(Tale(drawn=4).second(1000, peers=peers), QueryMem)]
+    assert asked == [OTHERS[1], OTHERS[3]]
+    by_lot = {host for seed in range(30) for host, _ in sent(Tale(seed=seed).second(1000, peers=peers), QueryMem)}
+    assert by_lot == set(OTHERS), "two drawn: gossip decides nothing"
+
+
+def test_of_a_larger_rack_the_story_says_how_many_were_drawn() -> None:
+    peers = tuple(Peer(HostId(f"p{n}"), "alive", n) for n in range(1, 20))
+    actions = Tale(drawn=6).second(1000, peers=peers)
+    assert "freest of 6 drawn, of 19 with room" in only(actions, Note).reason
+
+
+def test_hosts_that_lend_smaller_slabs_are_not_taken_for_freer_ones() -> None:
+    peers = (Peer(OTHERS[0], "alive", 40, MIB), Peer(OTHERS[1], "alive", 200, MIB), Peer(OTHERS[2], "alive", 2, SLAB))
+    actions = Tale(drawn=6).second(1000, peers=peers)
+    assert [host for host, _ in sent(actions, QueryMem)] == [OTHERS[1], OTHERS[2]], "3 and 2 slabs; 40 MiB are none"
+
+
+def test_the_threshold_follows_the_size_of_the_volumes_slabs() -> None:
+    tale = Tale(hot=None)
+    tale.tell(b.VolumeFound("large", 1, GIB, PAGE, ()))
+    asked = sent(tale.tell(b.SecondPassed({"v": [7], "large": [7]}, PEERS), 1.0), QueryMem)
+    assert {query.volume for _, query in asked} == {"v"}, "1.4 requests/s: 1.25 is enough for 64 MiB"
+    asked = sent(tale.tell(b.SecondPassed({"v": [0], "large": [100]}, PEERS), 1.0), QueryMem)
+    assert {query.volume for _, query in asked} == {"large"}, "21.1: more than 20"
+
+
+def test_a_slab_that_turned_cold_is_given_back_unasked_if_that_is_wished() -> None:
+    tale = Tale(cold_share=0.25)
+    lender, epoch = tale.mapped()
+    seconds = 0
+    while not (actions := tale.second(0)) or not any(isinstance(action, b.CloseSlab) for action in actions):
+        assert (seconds := seconds + 1) < 60
+    assert tale.machine.volumes["v"].slabs[0].requests_per_s == pytest.approx(200 * 0.8 ** (seconds + 1))
+    assert 4 < tale.machine.volumes["v"].slabs[0].requests_per_s < 5, "a quarter of 20"
+    assert "cold below 5" in only(actions, Note).reason
+    assert tale.second(0) == [], "told once"
+    assert sent(tale.tell(b.SlabClosed("v", 0, epoch)), Done) == [(lender, Done("v", 0, epoch))]
+    assert tale.state() == "cold"
+
+
+def test_by_default_a_cold_slab_keeps_its_place() -> None:
+    tale = Tale()
+    tale.mapped()
+    for _ in range(300):
+        assert not any(isinstance(action, b.CloseSlab) for action in tale.second(0))
+    assert tale.state() == "mapped"
 
 
 def test_a_silent_host_counts_as_full_after_a_while() -> None:
@@ -226,6 +281,21 @@ def test_an_evicted_slab_that_is_hot_moves_to_another_host_and_only_then_leaves(
     assert tale.machine.volumes["v"].slabs[0].place == opened.place
 
 
+def test_an_evicted_slab_asks_hosts_where_it_will_not_be_evicted_again_at_once() -> None:
+    """Two slabs leave one lender: who has room for four is asked, or else who has any."""
+    for free, asked in (((1, 3, 4), [2]), ((1, 3, 3), [0, 1, 2])):
+        tale = Tale(slabs=2, drawn=3)
+        places = [Place(epoch, OTHERS[3], "10.0.0.5:7", SECRET) for epoch in (5, 6)]
+        tale.tell(b.VolumeFound("v", 2, SLAB, PAGE, tuple(enumerate(places))))
+        peers = tuple(Peer(host, "alive", room) for host, room in zip(OTHERS, (*free, 50), strict=True))
+        for _ in range(3):
+            tale.second(1000, 1000, peers=peers)
+        tale.hear(OTHERS[3], Evict("v", 0, 5, 10.0))
+        found = {host for host, _ in sent(tale.hear(OTHERS[3], Evict("v", 1, 6, 10.0)), QueryMem)}
+        assert found
+        assert found <= {OTHERS[n] for n in asked}
+
+
 def test_an_evicted_slab_that_finds_no_place_leaves_before_the_grace_is_over() -> None:
     tale = Tale()
     lender, epoch = tale.mapped()
@@ -293,8 +363,9 @@ def test_detaching_gives_everything_back() -> None:
 class Loan:
     """One lender with `spare` slabs above its headroom."""
 
-    def __init__(self, spare: int = 4) -> None:
-        self.machine = Lender(random.Random(1), lambda n: b"s" * n, Headroom(fixed_bytes=8 * GIB), 64 * GIB, 10.0, 60.0)
+    def __init__(self, spare: int = 4, kept: Headroom | None = Headroom(fixed_bytes=8 * GIB)) -> None:
+        self.machine = Lender(random.Random(1), lambda n: b"s" * n, kept, 64 * GIB, 10.0, 60.0)
+        self.pressure = 0.0
         self.now_s = 100.0
         self.available_bytes = 8 * GIB + spare * SLAB
         self.touched_bytes = 0
@@ -308,14 +379,16 @@ class Loan:
         return actions
 
     def second(self) -> Sequence[Any]:
-        memory = MemoryNow(total_bytes=64 * GIB, available_bytes=self.available_bytes, pressure_some_avg10=0)
+        memory = MemoryNow(
+            total_bytes=64 * GIB, available_bytes=self.available_bytes, pressure_some_avg10=self.pressure
+        )
         return self.tell(le.SecondPassed(memory, self.touched_bytes), 1.0)
 
     def hear(self, sender: HostId, message: Message) -> Sequence[Any]:
         return self.tell(Heard(sender, message))
 
-    def lend(self, index: int = 0, epoch: int = 1, to: HostId = ME) -> SlabRef:
-        register = only(self.hear(to, Map("v", index, epoch, SLAB, PAGE)), le.RegisterSlab)
+    def lend(self, index: int = 0, epoch: int = 1, to: HostId = ME, size: int = SLAB) -> SlabRef:
+        register = only(self.hear(to, Map("v", index, epoch, size, PAGE)), le.RegisterSlab)
         self.tell(le.SlabRegistered(to, register.slab, "10.0.0.2:7"))
         return SlabRef("v", index, epoch)
 
@@ -421,6 +494,64 @@ def test_short_of_memory_the_least_active_of_those_asked_are_evicted() -> None:
     assert [message.ref for _, message in sent(actions, Evict)] == list(check.slabs[:2])
     assert set(check.slabs) <= set(refs)
     assert "least active of 4 asked" in only(actions[:1], Note).reason
+
+
+def test_of_slabs_of_several_sizes_no_more_go_than_must() -> None:
+    """A large and a small slab are the least active; the large one alone is enough."""
+    loan = Loan(spare=40)
+    large = loan.lend(0, size=8 * SLAB)
+    refs = [large, *(loan.lend(index) for index in range(1, 9))]
+    ((_, check),) = sent(loan.short(8), CheckActivity)
+    assert set(check.slabs) <= set(refs)
+    rates = {ref: 1.0 if ref == large else 0.5 if index == 1 else 9.0 for index, ref in enumerate(refs)}
+    answer = Activity(check.round, tuple(SlabActivity(slab, rates[slab]) for slab in check.slabs))
+    gone = [message.ref for _, message in sent(loan.hear(ME, answer), Evict)]
+    assert large in check.slabs, "drawn with this seed"
+    assert gone == [large]
+
+
+def test_while_tasks_wait_for_memory_an_eighth_of_what_is_lent_goes_with_headroom_intact() -> None:
+    loan = Loan(spare=40)
+    for index in range(16):
+        loan.lend(index)
+    loan.pressure = 30.0
+    actions = loan.second()
+    ((_, check),) = sent(actions, CheckActivity)
+    assert len(check.slabs) == 4
+    busy = tuple(SlabActivity(slab, 50.0) for slab in check.slabs)
+    actions = loan.hear(ME, Activity(check.round, busy))
+    assert len(sent(actions, Evict)) == 2
+    assert "tasks waited for memory 30 % of 10 s" in actions[0].reason
+    assert sent(loan.hear(OTHERS[0], QueryMem("w", 0, 1, SLAB)), FreeMem)[0][1].slabs == 0
+
+
+def test_measured_headroom_is_small_on_a_quiet_host_and_grows_with_its_programs() -> None:
+    loan = Loan(spare=0, kept=None)
+    for _ in range(5):
+        loan.second()
+    floor = round(0.03 * 64 * GIB)
+    assert loan.machine.budget is not None
+    assert loan.machine.budget.headroom_bytes == floor
+    offered = sent(loan.hear(ME, QueryMem("v", 0, 1, SLAB)), FreeMem)[0][1].slabs
+    assert offered == (8 * GIB - floor) // SLAB, "of 8 GiB free; a fixed eighth would have left none"
+    for _ in range(5):
+        loan.available_bytes -= 200 * MIB
+        loan.second()
+    assert loan.machine.budget.headroom_bytes == round(1.5 * 200 * MIB * le.react_s(10.0))
+    assert le.react_s(10.0) == 14.0
+
+
+def test_measured_headroom_does_not_mind_what_borrowers_write() -> None:
+    loan = Loan(spare=30, kept=None)
+    for index in range(20):
+        loan.lend(index)
+    loan.second()
+    for _ in range(20):
+        loan.touched_bytes += SLAB
+        loan.available_bytes -= SLAB
+        assert loan.second() == []
+    assert loan.machine.budget is not None
+    assert loan.machine.budget.headroom_bytes == round(0.03 * 64 * GIB)
 
 
 def test_borrowers_that_do_not_answer_count_as_idle() -> None:

@@ -19,7 +19,7 @@ from plugins.memory.messages import (
     MrInfo,
     QueryMem,
 )
-from plugins.memory.policy import lending, placement
+from plugins.memory.policy import eviction, placement
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.settings import MemorySettings
 from tests.plugins.memory.ports import PAGE, a_bench, read, write
@@ -54,9 +54,9 @@ def test_activity_is_a_moving_average_of_page_requests_that_starts_at_zero() -> 
 
 
 def test_a_slab_is_bound_late_and_stays_unmapped_while_it_is_not_hot() -> None:
-    """Placement begins when activity crosses 20 page requests per second. Reference: §2.4.1"""
-    borrower = Borrower(HostId("h1"), random.Random(1), 1, MemorySettings().hot_requests_per_s, 60.0)
-    borrower.handle(VolumeFound("v", 1, 1 << 20, 4096, ()), 0.0)
+    """Placement of a slab of 1 GiB begins when activity crosses 20 page requests per second. Reference: §2.4.1"""
+    borrower = Borrower(HostId("h1"), random.Random(1), 1, MemorySettings().hot, 60.0)
+    borrower.handle(VolumeFound("v", 1, 1 << 30, 4096, ()), 0.0)
     peers = tuple(placement.Peer(host, "alive", 9) for host in HOSTS[1:])
     for second in range(100):
         assert list(borrower.handle(SecondPassed({"v": [20]}, peers), float(second))) == []
@@ -159,8 +159,9 @@ def test_asking_more_borrowers_makes_it_likelier_to_evict_lightly_active_slabs()
         light = 0
         for _ in range(400):
             slabs = {n: 100.0 if rng.random() < busy_share else 1.0 for n in range(1000)}
-            asked = lending.eviction_candidates(list(slabs), evict, rng, extra)
-            gone = lending.least_active({slab: slabs[slab] for slab in asked}, evict)
+            sizes = dict.fromkeys(slabs, 1)
+            asked = eviction.candidates_for(sizes, evict, rng, extra)
+            gone = eviction.slabs_to_evict({slab: slabs[slab] for slab in asked}, sizes, evict)
             light += all(slabs[slab] < 20 for slab in gone)
         return light / 400
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from covey.core import HostId
 from covey.units import GIB, MIB
-from plugins.memory.policy import lending, placement
+from plugins.memory.policy import eviction, lending, placement
 from plugins.memory.policy.lending import Budget, Headroom
 from plugins.memory.policy.placement import Peer
 from plugins.memory.policy.settings import MemorySettings
@@ -50,6 +50,21 @@ def test_activity_lies_between_what_was_and_what_is(old: float, measured: int) -
 def test_a_slab_is_hot_above_the_threshold_not_at_it() -> None:
     assert not placement.is_hot(20.0)
     assert placement.is_hot(20.1)
+
+
+def test_what_a_host_could_lend_is_counted_in_slabs_of_the_one_who_asks() -> None:
+    peers = [
+        Peer(H[0], "alive", 16, 64 * MIB),
+        Peer(H[1], "alive", 15, 64 * MIB),
+        Peer(H[2], "alive", 2, GIB),
+        Peer(H[3], "alive", None),
+        Peer(H[4], "gone", 3, 2 * GIB),
+    ]
+    counted = placement.in_slabs_of(peers, GIB)
+    assert [peer.slabs_free for peer in counted] == [1, 0, 2, None, 6]
+    assert [(peer.host, peer.state) for peer in counted] == [(peer.host, peer.state) for peer in peers]
+    assert placement.askable(counted) == [H[0], H[2]], "fifteen small ones are no large one"
+    assert placement.in_slabs_of(peers, 64 * MIB)[2].slabs_free == 32
 
 
 def test_suspected_gone_full_and_silent_hosts_are_not_asked() -> None:
@@ -133,39 +148,22 @@ def test_auto_lends_half_of_what_is_free_above_headroom() -> None:
     assert lending.lend_auto(4 * GIB, 8 * GIB) == 0
 
 
-def test_as_many_slabs_are_taken_back_as_restore_headroom() -> None:
-    assert lending.slabs_to_free(budget(free=8 * GIB, lent=GIB), 64 * MIB, 16) == 0
-    assert lending.slabs_to_free(budget(free=8 * GIB - 1, lent=GIB), 64 * MIB, 16) == 1
-    assert lending.slabs_to_free(budget(free=8 * GIB - 65 * MIB, lent=GIB), 64 * MIB, 16) == 2
-    assert lending.slabs_to_free(budget(free=0, lent=GIB), 64 * MIB, 16) == 16
+def test_what_restores_headroom_is_taken_back() -> None:
+    assert eviction.bytes_to_free(budget(free=8 * GIB, lent=GIB)) == 0
+    assert eviction.bytes_to_free(budget(free=8 * GIB - 1, lent=GIB)) == 1
+    assert eviction.bytes_to_free(budget(free=8 * GIB - 65 * MIB, lent=GIB)) == 65 * MIB
+    assert eviction.bytes_to_free(budget(free=0, lent=GIB)) == GIB
 
 
 def test_a_spike_of_a_second_neither_evicts_nor_lends() -> None:
-    assert lending.slabs_to_free(budget(free=9 * GIB, now=GIB, lent=GIB), 64 * MIB, 16) == 0
-    assert lending.slabs_to_free(budget(free=GIB, now=9 * GIB, lent=GIB), 64 * MIB, 16) == 0, "already freed"
+    assert eviction.bytes_to_free(budget(free=9 * GIB, now=GIB, lent=GIB)) == 0
+    assert eviction.bytes_to_free(budget(free=GIB, now=9 * GIB, lent=GIB)) == 0, "already freed"
     assert lending.spare_bytes(budget(free=20 * GIB, now=9 * GIB)) == GIB
     assert lending.spare_bytes(budget(free=9 * GIB, now=20 * GIB)) == GIB
 
 
 def test_a_lowered_cap_takes_slabs_back_too() -> None:
-    assert lending.slabs_to_free(budget(free=20 * GIB, lent=4 * 64 * MIB, cap=2 * 64 * MIB), 64 * MIB, 4) == 2
-
-
-@given(
-    lent=st.lists(st.integers(), unique=True), evict=st.integers(0, 20), extra=st.integers(0, 40), seed=st.integers()
-)
-def test_at_most_twice_as_many_are_asked_as_must_go(lent: list[int], evict: int, extra: int, seed: int) -> None:
-    asked = lending.eviction_candidates(lent, evict, random.Random(seed), extra)
-    assert len(asked) == len(set(asked)) == min(len(lent), evict + min(extra, evict))
-    assert set(asked) <= set(lent)
-
-
-@given(activities=st.dictionaries(st.integers(), st.floats(0, 1e6)), evict=st.integers(0, 10))
-def test_the_least_active_go(activities: dict[int, float], evict: int) -> None:
-    gone = lending.least_active(activities, evict)
-    assert len(gone) == min(evict, len(activities))
-    kept = [activities[slab] for slab in activities if slab not in gone]
-    assert all(activities[slab] <= least for slab in gone for least in kept)
+    assert eviction.bytes_to_free(budget(free=20 * GIB, lent=4 * 64 * MIB, cap=2 * 64 * MIB)) == 2 * 64 * MIB
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------
@@ -173,8 +171,9 @@ def test_the_least_active_go(activities: dict[int, float], evict: int) -> None:
 
 def test_the_defaults_are_the_papers_where_it_has_any() -> None:
     settings = MemorySettings()
-    assert settings.hot_requests_per_s == 20
-    assert settings.headroom_kept.of(64 * GIB) == 8 * GIB
+    assert settings.hot is None, "in proportion: 20 for the paper's slab of 1 GiB"
+    assert settings.cold_share == 0
+    assert settings.headroom_kept == Headroom(fraction=0.125), "8 of 64 GiB"
     assert settings.page_bytes == 4096
     assert settings.slab_bytes == 64 * MIB
     assert settings.lend_max_bytes is None
@@ -195,6 +194,11 @@ def test_the_defaults_are_the_papers_where_it_has_any() -> None:
         ("spill_queue", "64 KiB"),
         ("hot_requests_per_s", -1.0),
         ("hot_requests_per_s", float("nan")),
+        ("hot_requests_per_s", "lots"),
+        ("cold_share", 1.0),
+        ("cold_share", -0.1),
+        ("drawn", 1),
+        ("drawn", 1000),
     ],
 )
 def test_a_wrong_value_is_refused_and_its_key_named(key: str, value: object) -> None:
@@ -213,3 +217,5 @@ def test_sizes_and_shares_are_read_as_people_write_them() -> None:
     assert settings.headroom_kept == Headroom(fixed_bytes=GIB)
     assert settings.slab_bytes == 16 * MIB
     assert settings.lease_s == 120
+    measured = msgspec.convert({"headroom": "auto", "hot_requests_per_s": 5, "drawn": 2}, MemorySettings)
+    assert (measured.headroom_kept, measured.hot, measured.drawn) == (None, 5.0, 2)

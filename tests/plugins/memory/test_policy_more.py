@@ -250,4 +250,7 @@ def test_spare_is_never_more_than_the_limit_leaves(limit: int, used: int, lent: 
 
 def test_headroom_may_be_a_size_or_a_share_in_the_settings() -> None:
     assert MemorySettings(headroom="8 GiB").headroom_kept == Headroom(fixed_bytes=8 * GIB)
-    assert MemorySettings(headroom="12.5 %").headroom_kept.of(64 * GIB) == 8 * GIB
+    kept = MemorySettings(headroom="12.5 %").headroom_kept
+    assert kept is not None
+    assert kept.of(64 * GIB) == 8 * GIB
+    assert MemorySettings(headroom="auto").headroom_kept is None

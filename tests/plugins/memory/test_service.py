@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 
 from chaos.world import World
@@ -156,6 +157,42 @@ def test_a_lender_short_of_memory_gets_it_back_and_a_hot_slab_moves_on() -> None
         assert events.index("evicting") < events.index("moving") < events.index("done")
         assert rack.lender("h1", "data", 0) != old
         assert rack.agents[old].lending.machine.evictions["forced"] == 0
+
+
+def test_a_lender_that_measures_its_headroom_lends_more_and_gives_way_when_its_programs_grow() -> None:
+    """A tenth of the memory is free; the paper's eighth of headroom would leave nothing to lend."""
+    settings = msgspec.structs.replace(SETTINGS, headroom="auto", lend="64 MiB")
+    with World(1) as world:
+        rack = MemoryRack(world, 3, settings)
+        for host in ("h2", "h3"):
+            probes = rack.host(host).probes
+            probes.filled_bytes = probes.total_bytes - probes.used_bytes - probes.total_bytes // 10
+        rack.run(3)
+        rack.attach("h1", "data", "128 KiB")
+        keep_hot(rack, "h1", "data", slabs=2)
+        lender = rack.lender("h1", "data", 0)
+        machine, probes = rack.agents[lender].lending.machine, rack.host(lender).probes
+        assert machine.budget is not None
+        assert machine.budget.headroom_bytes == round(0.03 * probes.total_bytes)
+        for _ in range(4):
+            probes.filled_bytes += probes.total_bytes // 125
+            rack.run(1)
+        assert machine.budget.headroom_bytes > 0.06 * probes.total_bytes
+        rack.until(lambda: not machine.lent, 30.0)
+        assert probes.memory().pressure_some_avg10 == 0, "given back before its programs had to wait"
+        until_done(rack, rack.client("h1", read_all, "data"))
+
+
+def test_a_volume_that_nobody_reads_any_more_gives_its_slabs_back_if_that_is_wished() -> None:
+    with a_rack(3, settings=msgspec.structs.replace(SETTINGS, cold_share=0.25)) as rack:
+        rack.attach("h1", "data", "128 KiB")
+        keep_hot(rack, "h1", "data", slabs=2)
+        until_done(rack, rack.client("h1", write_all, "data"))
+        rack.until(lambda: rack.mapped("h1", "data") == [], 120.0)
+        rack.run(2)
+        assert sum(len(rack.agents[host].lending.machine.lent) for host in ("h2", "h3")) == 0
+        assert "cold" in [event for event, _ in rack.story("slab/data/0")]
+        until_done(rack, rack.client("h1", read_all, "data"))
 
 
 def test_the_slabs_of_a_host_that_vanished_are_freed_when_the_lease_is_over() -> None:

@@ -1,0 +1,51 @@
+"""One slab lent, as its lender knows it, and one eviction under way."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from covey.core import HostId
+from plugins.memory.messages import SlabRef
+
+Key = tuple[HostId, str, int]
+"""Borrower, volume, index."""
+
+
+class Held(msgspec.Struct, frozen=True):
+    """One slab that the slab process holds."""
+
+    borrower: HostId
+    slab: SlabRef
+    size_bytes: int
+    secret: bytes
+
+
+@dataclass
+class Lent:
+    """One slab lent."""
+
+    borrower: HostId
+    slab: SlabRef
+    size_bytes: int
+    secret: bytes
+    expires_s: float
+    """Not renewed by then: an orphan."""
+    state: Literal["registering", "lent", "evicting", "freeing"] = "registering"
+    deadline_s: float = 0.0
+    """When `evicting`: the end of the grace."""
+
+    @property
+    def subject(self) -> str:
+        return f"slab/{self.slab.volume}/{self.slab.index}"
+
+
+@dataclass
+class Batch:
+    """One eviction under way: the least active of these are to go, until so many bytes are."""
+
+    round: int
+    needed_bytes: int
+    asked: list[Key]
+    activities: dict[Key, float] = field(default_factory=dict)
+    waiting: set[HostId] = field(default_factory=set)
