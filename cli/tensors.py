@@ -1,4 +1,8 @@
-"""Whose gradients are summed where, and how much has gone through."""
+"""Whose gradients are summed where, what their aggregator promised them, and how much has gone through.
+
+D is an iteration of the job alone, WORK what its aggregator does in one, LOAD the part of the aggregator promised to
+it, LOSS the part of its speed that sharing takes by plan and, in brackets, as measured. Without them it is on trial.
+"""
 
 import argparse
 
@@ -6,7 +10,9 @@ from cli.context import Context
 from cli.table import epoch_text, of, plural, table
 from covey.units import format_size
 
-TITLES = ("JOB", "AGGREGATOR", "EPOCH", "JOINED", "TENSORS", "SIZE", "ROUNDS", "RECEIVED", "SENT")
+TITLES = (
+    "JOB", "AGGREGATOR", "EPOCH", "JOINED", "TENSORS", "SIZE", "ROUNDS", "RECEIVED", "SENT", "D", "WORK", "LOAD", "LOSS"
+)  # fmt: skip
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,9 +34,30 @@ def run(context: Context) -> int:
             job["rounds"],
             format_size(job["received_bytes"]),
             format_size(job["sent_bytes"]),
+            milliseconds(job.get("period_us")),
+            milliseconds(job.get("work_us")),
+            percent(job.get("load")),
+            loss(job.get("loss"), job.get("loss_measured")),
         )
         for job in answer.data
     ]
     context.say(table(TITLES, rows, TITLES[2:], context.paint))
+    for job in answer.data:
+        if job.get("refused"):
+            context.say(f"{job['job']} was refused: {job['refused']}")
     context.as_of(answer, plural(len(rows), "job"), age_s=max((job["age_s"] for job in answer.data), default=0.0))
     return 0
+
+
+def milliseconds(us: int | None) -> str:
+    return "" if us is None else f"{us / 1000:.4g} ms"
+
+
+def percent(part: float | None) -> str:
+    return "" if part is None else f"{part:.0%}"
+
+
+def loss(planned: float | None, measured: float | None) -> str:
+    if planned is None:
+        return "" if measured is None else f"({measured:.1%})"
+    return f"{planned:.1%}" if measured is None else f"{planned:.1%} ({measured:.1%})"

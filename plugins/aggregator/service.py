@@ -430,7 +430,10 @@ class AggregatorService(RoomService):
         owner = self.owner
         held = owner.jobs.get(job.job)
         demand = held.demand if held is not None else None
-        refused = owner.refused.get(job.job) or owner.emptier.refused.get(job.job) or (held.refused if held else "")
+        here = owner.refused.get(job.job, "")
+        refused = (
+            f"{self.host.id}: {here}" if here else owner.emptier.refused.get(job.job, held.refused if held else "")
+        )
         return AggregatorJobView(
             job=job.job,
             host=self.host.id,

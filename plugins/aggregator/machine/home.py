@@ -68,8 +68,6 @@ FORGIVE_S = 10.0
 NO_ROOM = "no aggregator that gossip shows has room for it"
 AGAIN_S = 30.0
 """Between two attempts to find room for a job that nobody promised what it needs, seconds."""
-TRIES_MAX = 16
-"""Hosts asked for room; then somebody sums the job without a promise."""
 
 
 class Expired(msgspec.Struct, frozen=True):
@@ -188,7 +186,7 @@ class Home:
     # ---- an owner for it ----
 
     def _offer(self, job: Homed, why: str) -> Sequence[Action]:
-        hosts = self._hosts_for(job)
+        hosts = job.hosts_to_ask(self._candidates, self._gone)
         if not hosts:
             return self._nobody(job)
         job.epoch = policy.next_epoch(job.placed.grant, job.placed.world_size, self._rank(job), job.epoch)
@@ -201,18 +199,6 @@ class Home:
             Send(hosts[0], offer, OFFER_S),
             SetTimer(OFFER_S, Expired(job.job, job.epoch)),
         )
-
-    def _hosts_for(self, job: Homed) -> Sequence[HostId]:
-        usable = [c for c in self._candidates if c.host not in job.declined and c.host not in self._gone]
-        if job.wanted is not None:
-            return [c.host for c in usable if c.host == job.wanted]
-        if job.gauge.demand is None or not job.promised:
-            return policy.ranked(job.job, usable, () if job.avoid is None else (job.avoid,))
-        likely, rest = policy.ranked_for(job.job, job.gauge.demand, usable, job.quiet)
-        if job.moving:
-            return likely
-        hosts = [*likely, *rest] if len(job.declined) < TRIES_MAX else []
-        return sorted(hosts, key=lambda host: host == job.avoid)
 
     def _nobody(self, job: Homed) -> Sequence[Action]:
         """Without an owner it is tried again each second, with those that declined too."""
@@ -236,7 +222,8 @@ class Home:
     def _replace(self, job: Homed, why: str) -> Sequence[Action]:
         assert job.assigned is not None
         job.superseded[job.assigned.owner] = job.assigned.epoch
-        job.avoid, job.declined, job.moving, job.wanted, job.quiet = job.assigned.owner, {}, False, None, False
+        job.settle()
+        job.avoid = job.assigned.owner
         job.promised = job.gauge.demand is not None
         return self._offer(job, why)
 
@@ -250,7 +237,7 @@ class Home:
             job.superseded[job.assigned.owner] = job.assigned.epoch
         assigned = Assigned(job.job, job.epoch, sender, message.address, job.secret)
         job.state, job.assigned, job.offered_to = "assigned", assigned, None
-        job.declined, job.avoid, job.moving, job.wanted, job.quiet = {}, None, False, None, False
+        job.settle()
         job.again_s = now_s + AGAIN_S
         job.gauge.begin(now_s)
         return [
@@ -348,8 +335,8 @@ class Home:
         """Nobody took it: its owner has never stopped."""
         assert job.assigned is not None
         tried = len(job.declined) > 1
-        job.state, job.offered_to, job.moving, job.wanted, job.quiet = "assigned", None, False, None, False
-        job.declined, job.promised = {}, False
+        job.settle()
+        job.state, job.offered_to, job.promised = "assigned", None, False
         told = (Note(job.job, "tensors stay", f"on {job.assigned.owner}: {job.refused or NO_ROOM}"),) if tried else ()
         return [*told, *self._retire_former(job, set(job.superseded))]
 

@@ -1,11 +1,17 @@
 """One job as its home knows it; only `Home` changes it."""
 
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from covey.core import HostId, JobId
+from plugins.aggregator import policy
 from plugins.aggregator.machine.events import Placed
 from plugins.aggregator.machine.gauge import Gauge
 from plugins.aggregator.messages import Assigned
+from plugins.aggregator.policy import Candidate
+
+TRIES_MAX = 16
+"""Hosts asked for room; then somebody sums the job without a promise."""
 
 State = Literal["away", "surveying", "offering", "assigned", "nobody"]
 
@@ -46,3 +52,20 @@ class Homed:
     @property
     def job(self) -> JobId:
         return self.placed.job
+
+    def settle(self) -> None:
+        """The search for an owner is over, or begins anew."""
+        self.declined, self.avoid, self.moving, self.wanted, self.quiet = {}, None, False, None, False
+
+    def hosts_to_ask(self, candidates: Sequence[Candidate], gone: Collection[HostId]) -> Sequence[HostId]:
+        """Best first. Who moves asks only those that by gossip have room; who has no owner asks everybody."""
+        usable = [c for c in candidates if c.host not in self.declined and c.host not in gone]
+        if self.wanted is not None:
+            return [c.host for c in usable if c.host == self.wanted]
+        if self.gauge.demand is None or not self.promised:
+            return policy.ranked(self.job, usable, () if self.avoid is None else (self.avoid,))
+        likely, rest = policy.ranked_for(self.job, self.gauge.demand, usable, self.quiet)
+        if self.moving:
+            return likely
+        hosts = [*likely, *rest] if len(self.declined) < TRIES_MAX else []
+        return sorted(hosts, key=lambda host: host == self.avoid)

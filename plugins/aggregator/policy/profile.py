@@ -77,10 +77,12 @@ def differs(old: Demand, new: Demand) -> bool:
 
 
 def limit_of(demand: Demand) -> Fraction:
+    """Its LossLimit, exactly."""
     return Fraction(demand.limit_permille, 1000)
 
 
 def share_of(demand: Demand) -> Share:
+    """What it asks of one aggregator that sums all of it."""
     return Share(demand.period_us, demand.work_us, limit_of(demand))
 
 

@@ -5,7 +5,6 @@ played here: where the job runs is told to every agent when it starts, and ranks
 """
 
 import random
-from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -13,127 +12,15 @@ import pytest
 from chaos import faults
 from chaos.host import SimProcess
 from chaos.rackworld import SimRack
-from covey.core import HostId, JobId
-from covey.ports import Command, Env
-from covey.tensorstream import TensorStream
+from covey.core import JobId
 from covey.tensorwire import ballot_of
-from covey.wire import AggregatorAt, AggregatorLost, Frame
 from plugins import facts
 from plugins.aggregator import ROOM
 from plugins.aggregator.messages import Settings
-from plugins.aggregator.service import AggregatorService
 from plugins.base import Refused
-from plugins.facts import Place
-from tests.plugins.aggregator.harness import Tensor, contribution, initial, reference
+from tests.plugins.aggregator.ranks import Job
 
 JOB = JobId("j1")
-TENSOR = Tensor("w", "model", (40,))
-
-
-class Rank:
-    """One rank's process on its host, and its line to whichever agent runs there."""
-
-    def __init__(self, job: "Job", host: str, rank: int) -> None:
-        self.job_on_rack, self.host, self.rank = job, host, rank
-        self.results: list[bytes] = []
-        self.told: list[AggregatorAt] = []
-        self.process = job.rack.hosts[host].run(f"rank-{rank}", self.main)
-        self.tensors: TensorStream | None = None
-
-    async def main(self, env: Env, _command: Command) -> int:
-        job = self.job_on_rack
-        self.tensors = TensorStream(env.bytes, env.spawn, JOB, self.rank, job.workers, self.lost, part_bytes=32)
-        for at in self.told:
-            self.tensors.moved(at)
-        await self.tensors.model("w", initial(TENSOR, self.rank).tobytes(), TENSOR.shape)
-        for round in range(1, job.rounds + 1):
-            self.results.append(await self.tensors.push_pull("w", contribution(TENSOR, self.rank, round).tobytes()))
-            await job.pause(env)
-        await self.tensors.push_pull("covey/leave", bytes(4))
-        return 0
-
-    # ---- jobs.sock ----
-
-    @property
-    def job(self) -> JobId:
-        return JOB
-
-    @property
-    def epoch(self) -> int:
-        return self.job_on_rack.grant
-
-    uid = 1000
-
-    def send(self, frame: Frame) -> None:
-        assert isinstance(frame, AggregatorAt)
-        self.told.append(frame)
-
-        async def moved() -> None:
-            if self.tensors is not None:
-                self.tensors.moved(frame)
-
-        self.process.spawn("moved", moved())
-
-    def lost(self, epoch: int, why: str) -> None:
-        room, agent = self.job_on_rack.room(self.host), self.job_on_rack.rack.hosts[self.host].agent
-        if room is not None and agent is not None and agent.alive:
-            agent.spawn("frame", room.frame(cast(Any, self), AggregatorLost(epoch, why)))
-
-
-class Job:
-    def __init__(self, rack: SimRack, hosts: list[str], rounds: int = 40, step_s: float = 0.25, grant: int = 1) -> None:
-        self.rack, self.rounds, self.step_s, self.grant, self.workers = rack, rounds, step_s, grant, len(hosts)
-        self.places = tuple(Place(HostId(host), (rank,), ()) for rank, host in enumerate(hosts))
-        self.ranks = [Rank(self, host, rank) for rank, host in enumerate(hosts)]
-        self._boots: dict[str, object] = {}
-        self.tell_agents()
-
-    async def pause(self, env: Env) -> None:
-        import asyncio
-
-        await asyncio.sleep(env.rng.uniform(0.5, 1.5) * self.step_s)
-
-    def room(self, host: str) -> AggregatorService | None:
-        agent = self.rack.agents.get(host)
-        return cast(AggregatorService | None, agent.rooms.get("aggregator")) if agent is not None else None
-
-    def tell_agents(self) -> None:
-        """As the log and the joining ranks would: each agent learns of the job once it is up, also after a restart."""
-        for host in self.rack.alive():
-            agent, room = self.rack.agents[host], self.room(host)
-            if room is None or not self.rack.began(host) or self._boots.get(host) is agent or not agent.boot:
-                continue
-            self._boots[host] = agent
-            ranks = [rank for rank in self.ranks if rank.host == host and rank.process.alive]
-            room.host.peers = lambda job, ranks=ranks: ranks if job == JOB else []  # type: ignore[method-assign,misc]
-            process = self.rack.hosts[host].agent
-            assert process is not None
-            process.spawn("log", self._tell(agent, ranks))
-        self.rack.world.at(self.rack.world.now + 0.1, self.tell_agents)
-
-    async def _tell(self, agent: Any, ranks: list[Rank]) -> None:
-        agent.bus.tell(facts.JobPlaced(JOB, self.grant, "t", self.workers, self.places))
-        for rank in ranks:
-            agent.bus.tell(facts.JobJoined(JOB, self.grant, rank.rank))
-
-    def owner(self) -> str:
-        """Who sums the job by the highest epoch that any rank was told; empty while none was."""
-        told = [at for rank in self.ranks for at in rank.told]
-        return max(told, key=lambda at: at.epoch).host if told else ""
-
-    def ended(self) -> bool:
-        return not any(rank.process.alive for rank in self.ranks)
-
-    def reached(self, round: int) -> Callable[[], bool]:
-        return lambda: all(len(rank.results) >= round for rank in self.ranks)
-
-    def finish(self, within_s: float = 200.0) -> None:
-        """All ranks end well, with the results that one process would have computed."""
-        self.rack.until(self.ended, within_s, "every rank has ended")
-        expected = [array.tobytes() for array in reference(TENSOR, self.workers, self.rounds)]
-        for rank in self.ranks:
-            assert rank.process.code == 0
-            assert rank.results == expected, f"rank {rank.rank}"
 
 
 def settled_rack(seed: int, hosts: int = 4, settings: Any = None) -> SimRack:
