@@ -1,8 +1,8 @@
-"""Remote memory's tables: the paper's cluster, a full rack, batch eviction, thousands of hosts on old views."""
+"""Remote memory's tables: the paper's cluster, a full and a lost rack, batch eviction, thousands of hosts on old views."""
 
 from collections.abc import Callable
 
-from cli.sim import memory_reports
+from cli.sim import memory_racks, memory_reports
 from cli.sim.memory import AGES_S
 from cli.sim.memory_reports import Setting
 from cli.sim.report import Progress, Report
@@ -12,5 +12,6 @@ EXPERIMENTS: dict[str, Callable[[Progress], Report]] = {
     "memory-sensitivity": lambda progress: memory_reports.sensitivity(Setting(), progress),
     "memory-fill": lambda progress: memory_reports.fill(Setting(), progress),
     "memory-eviction": lambda progress: memory_reports.batch_eviction(10, 500, 5000, 1, progress),
+    "memory-racks": lambda progress: memory_racks.report(1, progress),
     "memory-views": lambda progress: memory_reports.views((1000, 5000), AGES_S, 1, progress),
 }

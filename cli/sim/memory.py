@@ -5,6 +5,7 @@ Without more it rebuilds the paper's cluster (32 hosts, 90 containers) and its b
   eviction     batch eviction against the paper's formula
   fill         more containers on the same hosts, until paging reaches the disk
   sensitivity  what the paper leaves open about its workload
+  racks        volumes kept in memory only, and a whole rack is lost
   views        1,000 and 5,000 hosts that choose on gossip 0 to 10 s old
 Your own rack: --file containers.csv with the columns host,limit,working_set (sizes such as 12 GiB).
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from cli.sim import memory_reports
+from cli.sim import memory_racks, memory_reports
 from cli.sim.memory_reports import Setting
 from cli.sim.memory_workload import KEPT, SECONDS, SYSTEM_BYTES, containers_from
 from cli.sim.report import Progress, Report, Wrong
@@ -25,7 +26,7 @@ from plugins.memory.policy.settings import MemorySettings
 
 HELP = "remote memory: a rack of hosts and containers"
 SEED = 1
-SHOWN = ("cluster", "eviction", "fill", "sensitivity", "views")
+SHOWN = ("cluster", "eviction", "fill", "sensitivity", "racks", "views")
 SLABS_MAX = 500_000
 """Slabs in one simulated rack."""
 AGES_S = (0.0, 1.0, 3.0, 10.0)
@@ -61,6 +62,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Report:
         ),
         "fill": lambda told: memory_reports.fill(setting, told),
         "sensitivity": lambda told: memory_reports.sensitivity(setting, told),
+        "racks": lambda told: memory_racks.report(options.seed, told),
         "views": lambda told: memory_reports.views(options.crowd, options.ages, options.seed, told),
     }
     reports: list[Report] = []

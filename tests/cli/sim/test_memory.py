@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.sim import main as sim
-from cli.sim import memory_reports, memory_views, memory_workload
+from cli.sim import memory_racks, memory_reports, memory_views, memory_workload
 from cli.sim.memory_cluster import Rack, Way, ours
 from cli.sim.memory_reports import Setting
 from cli.sim.report import Wrong
@@ -54,9 +54,9 @@ def test_the_cluster_is_a_table_an_object_and_a_drawing(tmp_path: Path, capsys: 
 def test_every_experiment_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """Small enough to take a second or two."""
     small = ["--trials", "20", "--crowd", "40", "--ages", "0", "3"]
-    assert sim.main([*SMALL, *small, "--show", "fill", "sensitivity", "eviction", "views", "--json"]) == 0
+    assert sim.main([*SMALL, *small, "--show", "fill", "sensitivity", "eviction", "racks", "views", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert {"fill", "sensitivity", "eviction", "views"} <= set(told)
+    assert {"fill", "sensitivity", "eviction", "racks", "views"} <= set(told)
     assert "cluster" not in told
     assert {run["way"] for run in told["views"]["runs"]} == set(memory_views.WAYS)
 
@@ -77,6 +77,17 @@ def test_measured_headroom_is_for_our_ways_and_not_for_the_papers(capsys: pytest
         told[headroom] = json.loads(capsys.readouterr().out)["cluster"]["ways"]
     assert told["auto"]["covey"] == told["12.5 %"]["covey, headroom auto"] != told["12.5 %"]["covey"]
     assert told["auto"]["as published"] == told["12.5 %"]["as published"]
+
+
+@pytest.mark.parametrize("scheme", memory_racks.SCHEMES, ids=lambda scheme: scheme.label)
+def test_no_slab_is_lost_with_a_rack_when_its_members_lie_apart_and_some_are_when_not(
+    scheme: memory_racks.Scheme,
+) -> None:
+    blind, apart = (memory_racks.losses(4, scheme, look, seed=3, hosts=32) for look in (False, True))
+    assert apart.worst == 0 < blind.mean
+    assert apart.spread < 2 * blind.spread
+    two = memory_racks.losses(2, scheme, True, seed=3, hosts=16)
+    assert two.worst == (1.0 if scheme.members == 6 else 0.0), "three of six in each of two racks"
 
 
 def test_your_own_rack_is_read_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
