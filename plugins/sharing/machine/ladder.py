@@ -127,8 +127,9 @@ class Ladder:
     def _run(self) -> str | None:
         measured, count = self.measured, self.window.count
         if measured.least > self.tolerance or measured.most < -self.tolerance:
-            self._accused = True
-            return self._enter("verify", self.u, f"it is {measured} slower than alone: whose fault?")
+            self._accused = measured.excess > 0
+            whose = "whose fault?" if self._accused else "has it changed?"
+            return self._enter("verify", self.u, f"it is {measured} slower than alone: {whose}")
         if measured.most < self.tolerance:
             return self._quiet(measured)
         if count < STEPS_WINDOW_MAX:

@@ -18,9 +18,9 @@ import math
 
 import msgspec
 
-TARGET = 0.75
+TARGET = 0.78
 """Share of the tolerance at which climbing ends."""
-EASE = 0.85
+EASE = 0.87
 """Share of the tolerance above which a little is taken back, although nothing is violated yet."""
 U_START = 0.25
 U_STEP = 0.25

@@ -64,9 +64,9 @@ def test_one_long_mini_batch_does_not_drown_the_rest() -> None:
 
 
 def test_a_baseline_is_as_long_as_its_noise_needs_and_not_for_ever() -> None:
-    assert not interference.is_precise(Steps(23, 0.02, 0.0))
-    assert interference.is_precise(Steps(24, 0.02, 0.0))
-    assert not interference.is_precise(Steps(24, 0.02, 23 * 0.005**2))
+    assert not interference.is_precise(Steps(31, 0.02, 0.0))
+    assert interference.is_precise(Steps(32, 0.02, 0.0))
+    assert not interference.is_precise(Steps(32, 0.02, 31 * 0.005**2))
     assert interference.is_precise(Steps(64, 0.02, 63 * 0.02**2))
 
 
