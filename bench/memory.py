@@ -1,4 +1,4 @@
-"""Remote memory's tables: the paper's cluster, a full and a lost rack, batch eviction, thousands of hosts on old views."""
+"""Remote memory's tables: the paper's cluster, a full and a lost rack, batch eviction, thousands of old views."""
 
 from collections.abc import Callable
 
