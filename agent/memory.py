@@ -1,7 +1,8 @@
 """How much memory this host has and can spare: the smaller of what the machine and its cgroups say, and the pressure.
 
 The kernel's `MemAvailable` counts what could be freed without swapping. A cgroup counts its own page cache as used;
-what of it is inactive could be freed too, so it counts as available. Every level of the tree may hold a limit.
+what of it is inactive could be freed too, so it counts as available. Every level of the tree may hold a limit: of
+version 2 `memory.max`, above which somebody is killed, or `memory.high`, above which everybody in it is slowed down.
 """
 
 import os
@@ -11,6 +12,10 @@ from covey.ports import MemoryNow
 
 UNLIMITED = 1 << 60
 """cgroup v1 writes "no limit" as a number near 2**63."""
+Files = tuple[tuple[str, ...], tuple[str, ...], str]
+"""Where a hierarchy of cgroups may be mounted, its files with a limit, its file with the memory in use."""
+VERSION_1: Files = (("sys/fs/cgroup/memory",), ("memory.limit_in_bytes",), "memory.usage_in_bytes")
+VERSION_2: Files = (("sys/fs/cgroup", "sys/fs/cgroup/unified"), ("memory.max", "memory.high"), "memory.current")
 
 
 def memory_now(root: str = "/") -> MemoryNow:
@@ -32,16 +37,16 @@ def _groups(root: str) -> Iterator[tuple[int, int, int, float]]:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
-            mounts: tuple[str, ...] = ("sys/fs/cgroup", "sys/fs/cgroup/unified")
-            names = ("memory.max", "memory.current")
+            mounts, limits, usage = VERSION_2
         elif "memory" in controllers.split(","):
-            mounts, names = ("sys/fs/cgroup/memory",), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            mounts, limits, usage = VERSION_1
         else:
             continue
         for mount in mounts:
             for directory in _upwards(os.path.join(root, mount), path):
-                limit, used = (_number(os.path.join(directory, name)) for name in names)
-                if limit is None or used is None or limit >= UNLIMITED:
+                limit = min(_number(os.path.join(directory, name), UNLIMITED) for name in limits)
+                used = _number(os.path.join(directory, usage), -1)
+                if limit >= UNLIMITED or used < 0:
                     continue
                 counts = _table(os.path.join(directory, "memory.stat"))
                 reclaimable = counts.get("total_inactive_file", counts.get("inactive_file", 0))
@@ -65,9 +70,10 @@ def _read(path: str) -> str | None:
         return None
 
 
-def _number(path: str) -> int | None:
+def _number(path: str, otherwise: int) -> int:
+    """`otherwise` where there is none: no such file, `max`."""
     text = (_read(path) or "").strip()
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdigit() else otherwise
 
 
 def _table(path: str) -> dict[str, int]:

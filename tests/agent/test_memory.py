@@ -1,11 +1,14 @@
 """Memory of a host, from copies of what kernels write."""
 
+import random
 from pathlib import Path
 
 import pytest
 
 from agent.memory import memory_now
 from covey.units import GIB, MIB
+from plugins.memory.machine.lender import Lender, SecondPassed, StoreFound
+from plugins.memory.policy.lending import Headroom
 
 MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\nHugePages_Total:  0\n"
 PSI = "some avg10=12.34 avg60=1.00 avg300=0.10 total=123\nfull avg10=3.00 avg60=0.00 avg300=0.00 total=5\n"
@@ -46,6 +49,19 @@ def test_the_smallest_limit_up_the_tree_of_groups_counts(tmp_path: Path) -> None
     assert now.pressure_some_avg10 == 12.34
 
 
+def test_where_a_group_is_slowed_down_is_a_limit_too(tmp_path: Path) -> None:
+    root = machine(tmp_path, proc__self__cgroup="0::/covey\n")
+    group = tmp_path / "sys/fs/cgroup/covey"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text(f"{6 * GIB}\n")
+    (group / "memory.high").write_text(f"{4 * GIB}\n")
+    (group / "memory.current").write_text(f"{3 * GIB}\n")
+    now = memory_now(root)
+    assert (now.total_bytes, now.available_bytes) == (4 * GIB, GIB)
+    (group / "memory.high").write_text("max\n")
+    assert memory_now(root).total_bytes == 6 * GIB
+
+
 def test_a_group_of_the_first_version_counts_too(tmp_path: Path) -> None:
     root = machine(tmp_path, proc__self__cgroup="5:cpu,memory:/job\n0::/\n")
     group = tmp_path / "sys/fs/cgroup/memory/job"
@@ -56,6 +72,22 @@ def test_a_group_of_the_first_version_counts_too(tmp_path: Path) -> None:
     (group.parent / "memory.usage_in_bytes").write_text("1\n")
     now = memory_now(root)
     assert (now.total_bytes, now.available_bytes) == (2 * GIB, 0)
+
+
+def test_limit_and_pressure_of_a_group_decide_what_its_host_lends(tmp_path: Path) -> None:
+    """From the files to the offer: 4 GiB of limit, 3 in use, an eighth kept; then somebody waits for memory."""
+    root = machine(tmp_path, proc__self__cgroup="0::/covey\n")
+    group = tmp_path / "sys/fs/cgroup/covey"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text(f"{4 * GIB}\n")
+    (group / "memory.current").write_text(f"{3 * GIB}\n")
+    lender = Lender(random.Random(1), random.Random(2).randbytes, Headroom(fraction=0.125), GIB, 10.0, 60.0)
+    lender.handle(StoreFound("10.0.0.1:7", ()), 0.0)
+    lender.handle(SecondPassed(memory_now(root), 0), 1.0)
+    assert lender.spare_bytes() == GIB - GIB // 2
+    (group / "memory.pressure").write_text(PSI)
+    lender.handle(SecondPassed(memory_now(root), 0), 2.0)
+    assert lender.spare_bytes() == 0
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: x kB\n", "\xff\xfe", "MemTotal:\n"])
