@@ -63,7 +63,7 @@ class Ledger:
         self._changed |= dict.fromkeys(self.jobs)
         for job in self.jobs.values():
             if job.state in HOLDING:
-                self._use(job, 1)
+                self._add(job, 1)
             if job.placed:
                 for place in job.places:
                     if job.awaits(place.host):
@@ -110,13 +110,16 @@ class Ledger:
 
     def _use(self, job: Job, sign: int) -> None:
         """Take the job's GPUs from its tenant's quota, or give them back."""
+        self._add(job, sign)
+        self._trim_overshoot()
+
+    def _add(self, job: Job, sign: int) -> None:
         if not job.counts:
             return
         tenant = job.spec.tenant
         self._used[tenant] = self._used.get(tenant, 0) + sign * job.spec.gpus
         if not self._used[tenant]:
             del self._used[tenant]
-        self._trim_overshoot()
 
     def _trim_overshoot(self) -> None:
         for tenant, allowed in sorted(self.overshoot.items()):

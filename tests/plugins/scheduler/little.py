@@ -1,0 +1,152 @@
+"""A little rack without agents: one queue, its leader, and hosts that place and stop gangs when they are told to."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from covey.core import HostId, JobId
+from plugins.facts import Place
+from plugins.scheduler.machine.ground import Ground
+from plugins.scheduler.machine.jobs import Job
+from plugins.scheduler.machine.leader import Leader, Look, RackHost
+from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.messages.commands import (
+    Applied,
+    Attained,
+    Command,
+    Elapsed,
+    Placed,
+    PlaceFailed,
+    RanksReported,
+    Result,
+    Submitted,
+    open_command,
+    pack,
+)
+from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.policy.place import place
+from plugins.scheduler.policy.settings import Settings
+
+
+class Little:
+    """`gpus` per host, h1 first. Every command goes through its encoding, and a copy that is restored from snapshots
+    hears it too."""
+
+    def __init__(self, gpus: Sequence[int], quotas: Mapping[str, int], **settings: Any) -> None:
+        given = {"queue_thresholds_gpu_s": (100.0,), "quotas": dict(quotas), **settings}
+        self.settings = Settings(**given)
+        self.queue, self.copy = Queue(), Queue()
+        self.leader = Leader(self.queue, self.settings)
+        self.totals = {HostId(f"h{number}"): count for number, count in enumerate(gpus, 1)}
+        self.now_s = 1000.0
+        self.heard: list[Command] = []
+
+    def say(self, command: Command) -> Result:
+        sent = open_command(pack(command))
+        assert sent == command
+        self.heard.append(command)
+        result, notes = self.queue.apply(self.queue.index + 1, sent)
+        assert (result, notes) == self.copy.apply(self.copy.index + 1, sent)
+        self.queue.check()
+        assert self.queue.snapshot() == self.copy.snapshot()
+        return result
+
+    def restore(self) -> None:
+        """The copy becomes what its snapshot says."""
+        restored = Queue()
+        restored.restore(self.copy.snapshot())
+        assert restored.snapshot() == self.copy.snapshot()
+        self.copy = restored
+
+    def submit(self, workers: int, tenant: str, kind: str = "guaranteed", each: int = 1) -> JobId:
+        job = self.try_submit(workers, tenant, kind, each)
+        assert job is not None, "it was refused"
+        return job
+
+    def try_submit(self, workers: int, tenant: str, kind: str = "guaranteed", each: int = 1) -> JobId | None:
+        """None when the log refuses it."""
+        given = {"argv": ["x"], "workers": workers, "gpus_per_worker": each, "tenant": tenant}
+        spec = JobSpec.parse({**given, "class": kind})
+        key = f"key{self.queue.index:06}"
+        result = self.say(Submitted(wall_s=1.0, key=key, spec=spec, may_demote=True))
+        return result.job if isinstance(result, Applied) else None
+
+    def look(self, after_s: float = 1.0) -> list[Command]:
+        """What the leader proposes, and the log takes."""
+        self.now_s += after_s
+        rack = tuple(RackHost(host, gpus) for host, gpus in self.totals.items())
+        proposed = [action.command for action in self.leader.handle(Look(rack, 1.0), self.now_s)]
+        self.leader.check()
+        return [each for each in proposed if isinstance(self.say(each), Applied) and not isinstance(each, Elapsed)]
+
+    def jobs(self, *states: str) -> list[Job]:
+        return [job for job in self.queue.live() if job.state in states]
+
+    def ground(self) -> Ground:
+        return Ground(self.queue, self.totals)
+
+    def place(self, job: Job, on: Mapping[HostId, Sequence[str]] | None = None) -> None:
+        """What its home does: on these GPUs by host, or on a place found as homes find it."""
+        each = job.spec.gpus_per_worker
+        if on is None:
+            workers = place(self.ground().free_for(job), job.spec.workers, each, 0.0, 0.3) or {}
+            on = {host: self.free(host)[: count * each] for host, count in workers.items()}
+        if not on:
+            self.say(PlaceFailed(wall_s=1.0, job=job.id, epoch=job.epoch, reason="no room"))
+            return
+        places, rank = [], 0
+        for host, gpus in on.items():
+            count = len(gpus) // each
+            places.append(Place(host, tuple(range(rank, rank + count)), tuple(gpus)))
+            rank += count
+        self.say(Placed(wall_s=1.0, job=job.id, epoch=job.epoch, places=tuple(places), master_addr="", master_port=1))
+
+    def state(self, job: JobId) -> str:
+        return self.queue.jobs[job].state
+
+    def free(self, host: HostId) -> list[str]:
+        held = self.queue.holders.get(host, {})
+        return [gpu for gpu in (f"{host}.{number}" for number in range(self.totals[host])) if gpu not in held]
+
+    def end(self, job: Job, code: int = 0) -> None:
+        """All its ranks end."""
+        for at in job.places:
+            if job.awaits(at.host):
+                codes = dict.fromkeys(at.ranks, code)
+                asked = code != 0
+                self.say(RanksReported(wall_s=1.0, job=job.id, epoch=job.epoch, host=at.host, codes=codes, asked=asked))
+
+    def serve(self, job: Job, gpu_s: float) -> None:
+        host = job.places[0].host
+        total = job.attained.get(host, 0.0) + gpu_s
+        self.say(Attained(wall_s=1.0, host=host, service_gpu_s={job.id: total}))
+
+    def settle(self, most: int = 80) -> list[Command]:
+        """Let everything happen that follows by itself; what the leader said meanwhile."""
+        said: list[Command] = []
+        for _ in range(most):
+            now = self.look()
+            said += now
+            moving = self.jobs("placing", "stopping")
+            for job in moving:
+                if job.state == "placing":
+                    self.place(job)
+                else:
+                    self.end(job, -15)
+            if not now and not moving and not self.leader.retry_at:
+                return said
+        raise AssertionError(f"it never comes to rest: {said[-6:]}")
+
+
+def fits(job: Job, free: Mapping[HostId, int]) -> bool:
+    each = job.spec.gpus_per_worker
+    return sum(gpus // each for gpus in free.values()) >= job.spec.workers
+
+
+def replay(commands: Sequence[Command]) -> bytes:
+    """The state that these commands give on a host that hears them for the first time."""
+    queue = Queue()
+    for index, command in enumerate(commands, 1):
+        queue.apply(index, msgspec.msgpack.decode(pack(command), type=Command))
+    return queue.snapshot()
