@@ -29,7 +29,8 @@ class Mark(msgspec.Struct, frozen=True):
 
     work: Work
     at_s: float
-    step: int | None
+    by_steps: bool
+    """The script says when it made a step."""
 
 
 class Gauge:
@@ -41,7 +42,10 @@ class Gauge:
         self.iterations = 0
         """In the last window."""
         self._pace = Pace()
-        self._step: int | None = None
+        self._steps = 0
+        """Since the mark, outliers among them."""
+        self._last: int | None = None
+        """The number that the script gave its last step."""
         self._mark: Mark | None = None
         self._asked_s = 0.0
 
@@ -51,9 +55,10 @@ class Gauge:
 
     def stepped(self, step: int, period_us: int, now_s: float) -> bool:
         """One iteration; True when the owner should be asked for its counters."""
-        if self._mark is not None and (self._mark.step is None or self._step is None or step <= self._step):
-            self._mark = None  # rounds were counted so far, or the script began to count its steps anew
-        self._step = step
+        anew = self._last is not None and step <= self._last
+        self._last, self._steps = step, self._steps + 1
+        if self._mark is not None and (anew or not self._mark.by_steps):
+            self._mark = None  # it counts its steps anew, or did not say them so far
         if self._mark is None:
             return self._ask(now_s, FIRST_S)
         self._pace = self._pace.plus(period_us)
@@ -91,12 +96,13 @@ class Gauge:
         return self._judge(measured, found, work.beside) if found is not None else ""
 
     def _open(self, work: Work, now_s: float) -> None:
-        self._mark, self._pace = Mark(work, now_s, self._step), self._pace.begun_anew()
+        self._mark, self._pace = Mark(work, now_s, self._last is not None), self._pace.begun_anew()
+        self._steps = 0
 
     def _passed(self, mark: Mark, work: Work, now_s: float) -> tuple[int, Measured]:
         """Iterations since the mark, and those that count with their time; rounds where the script says no steps."""
-        if self._step is not None and mark.step is not None and self._step > mark.step:
-            return self._step - mark.step, self._pace.measured
+        if mark.by_steps:
+            return self._steps, self._pace.measured
         rounds = work.iterations - mark.work.iterations
         return rounds, Measured(rounds, round((now_s - mark.at_s) * 1e6))
 

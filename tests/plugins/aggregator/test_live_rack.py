@@ -59,8 +59,13 @@ def test_a_home_tells_what_its_jobs_tensors_are_and_who_sums_them() -> None:
     with quick_rack(32) as rack:
         told: list[Any] = []
         room = cast(Any, rack.agents["h1"].rooms["aggregator"])
-        tell = room.host.tell
-        room.host.tell = lambda fact: (told.append(fact), tell(fact))
+        take = room.take
+
+        def heard(fact: Any) -> None:
+            told.append(fact)
+            take(fact)
+
+        room.take = heard
         job = Job(rack, ["h1", "h2"], rounds=60, steps=True)
         job.finish()
         seen = [fact for fact in told if isinstance(fact, facts.TensorsSeen)]

@@ -1,0 +1,126 @@
+"""Three real jobs on a real rack: two that fit share one aggregator, a third is refused there, in words; and all end
+with the parameters that one process ends with, although they were moved while they ran."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli import rack, rack_processes
+from cli.client import Agent, AgentctlError
+from cli.rack_files import RackHost
+
+pytestmark = [pytest.mark.rack, pytest.mark.timeout(300), pytest.mark.xdist_group("rack")]
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
+STEPS, SHORT_S, LONG_S = 300, 0.2, 0.34
+"""A step of 0.34 s divides into none of 0.2 s: in one cycle with it, those would lose 40 % of their speed."""
+SETTINGS = "cycles_max = 1    # the thesis: no cycle is longer than the longest iteration\nscale_s = 5\n"
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[RackHost]]:
+    directory = Path(tempfile.mkdtemp(prefix="covey-rack-"))
+    try:
+        quiet = rack.Timer(lambda _line: None)
+        for host in rack.start(directory, 4, 2, os.environ, quiet):
+            host.config.write_text(host.config.read_text() + SETTINGS)  # its last section is [aggregator]
+        rack.stop(directory, os.environ, lambda _line: None)
+        yield rack.start(directory, 4, 2, os.environ, quiet)
+    finally:
+        rack.stop(directory, os.environ, lambda _line: None)
+        left = rack_processes.find(directory, [])
+        shutil.rmtree(directory)
+        assert left == [], "stop leaves no process"
+
+
+class Rack:
+    def __init__(self, hosts: list[RackHost], cwd: Path) -> None:
+        self.agent, self.cwd, self.out = Agent([host.address for host in hosts], "the test's rack"), cwd, hosts
+
+    def submit(self, name: str, step_s: float) -> str:
+        words = [f"--steps={STEPS}", f"--step-seconds={step_s}"]
+        body = {
+            "name": name,
+            "workers": 2,
+            "gpus_per_worker": 1,
+            "argv": [sys.executable, str(DIGITS), *words],
+            "cwd": str(self.cwd),
+            "env": {"PATH": os.environ["PATH"]},
+        }
+        return str(self.agent.post("jobs", body=body).data["id"])
+
+    def tensors(self) -> dict[str, dict[str, Any]]:
+        return {row["job"]: row for row in self.agent.get("tensors").data}
+
+    def story(self, job: str) -> list[str]:
+        return [f"{line['event']}: {line['reason']}" for line in self.agent.get("why", job).data]
+
+    def job(self, job: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.agent.get("jobs", job).data
+        return found
+
+    def wait(self, what: str, holds: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+        end_s = time.monotonic() + timeout_s
+        while time.monotonic() < end_s:
+            try:
+                if found := holds():
+                    return found
+            except AgentctlError:
+                pass
+            time.sleep(0.2)
+        raise AssertionError(f"waited {timeout_s:.0f} s in vain until {what}: {self.tensors()}")
+
+
+def sha256(output: str) -> str:
+    found = re.search(r"parameters sha256=([0-9a-f]{64})", output)
+    assert found, output[-500:]
+    return found[1]
+
+
+def test_two_jobs_share_one_aggregator_and_a_third_is_refused_there(hosts: list[RackHost], tmp_path: Path) -> None:
+    living = Rack(hosts, tmp_path)
+    first = living.submit("one", SHORT_S)
+    living.wait("the first is promised what it needs", lambda: living.tensors().get(first, {}).get("period_us"), 60)
+    time.sleep(3.0)  # gossip: its aggregator is not the least busy one for the trial of the second
+    second = living.submit("two", SHORT_S)
+
+    def share() -> bool:
+        rows = living.tensors()
+        both = [rows[job] for job in (first, second) if job in rows and rows[job]["period_us"]]
+        return len(both) == 2 and both[0]["host"] == both[1]["host"]
+
+    living.wait("the two share an aggregator", share, 90)
+    host = living.tensors()[first]["host"]
+    third = living.submit("three", LONG_S)
+    row = living.wait("the third is refused there", lambda: refused_by(living.tensors().get(third), host), 90)
+    assert row["host"] != host and row["period_us"] > 1e6 * LONG_S
+    assert f"{host}: in a cycle of " in row["refused"] and "of its speed" in row["refused"]
+    shown = living.tensors()
+    for job in (first, second):
+        assert shown[job]["host"] == host
+        assert 1e6 * SHORT_S < shown[job]["period_us"] < 1e6 * LONG_S
+        assert 0 < shown[job]["work_us"] < shown[job]["period_us"] and shown[job]["loss"] < 0.1
+    moved = [job for job in (first, second) if any("gave all its jobs away" in line for line in living.story(job))]
+    assert len(moved) >= 1, "one of them was moved to the other's aggregator while it ran"
+    sequential = [sys.executable, str(DIGITS), f"--steps={STEPS}", "--sequential=2"]
+    expected = sha256(subprocess.run(sequential, capture_output=True, text=True, check=True).stdout)
+    for job in (first, second, third):
+        ended = living.wait(
+            f"{job} has ended", lambda job=job: living.job(job)["ended_wall_s"] and living.job(job), 150
+        )
+        assert (ended["state"], ended["exit_code"], ended["attempt"]) == ("done", 0, 1), ended["reason"]
+        logs = [path.read_text() for one in hosts for path in one.state_dir.glob(f"jobs/{job}/rank0.log")]
+        assert sha256("".join(logs)) == expected
+
+
+def refused_by(row: dict[str, Any] | None, host: str) -> dict[str, Any] | None:
+    return row if row is not None and host in row["refused"] else None
