@@ -21,7 +21,9 @@ The states of a GPU, each left with a reason in words:
        '---> arrival -> baseline -> run <-> verify     a guaranteed job: init, measured alone, others up the ladder
                           ^          |-> idle          it does nothing for long: the others have all
                           '--------- '-> surge         it needs memory: the others give it, stopped meanwhile
-    any -> lost                                   the device is sick: opportunistic jobs go, nobody comes
+    together <-> init          upgrade and downgrade in place, all ranks of a gang under one epoch (`machine.upgrade`)
+    any -> drain               the device is to be emptied: opportunistic jobs go, nobody comes, a guaranteed one ends
+    any -> lost                the device is sick: everybody goes, nobody comes
 
 Where we leave the paper: phases without device use are given away whole instead of a throttled share of all time; a
 slowdown is believed only when statistics say so, and only after the others were stopped; limits are leased; memory is
@@ -29,7 +31,7 @@ handed on only after the old holder acknowledged.
 
     messages   what a job and its agent tell one another, and the upgrade of a gang
     policy     interference, ladder, memory, lease; rivals: the laws of other systems
-    machine    gpu, ladder, ledger; rivals: those laws as controllers
+    machine    gpu, ladder, ledger, upgrade; rivals: those laws as controllers
 
 There is no service yet: the job side of the memory limit needs PyTorch on a GPU.
 """

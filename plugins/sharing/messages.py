@@ -4,7 +4,7 @@
      |-- Report (each mini-batch) ----->|                        |-- AskUpgrade ------------------->|
      |<------------------ Limits -------|                        |<------------------ CanUpgrade ---|
      |   (applied at the next boundary; |                        |-- Retag (all said yes) --------->|
-     |    the next Report says so)      |                        |
+     |    the next Report says so)      |                        |<--- CanUpgrade (if it cannot) ---|
 
 An upgrade of some ranks of a synchronous job would help nobody (AntMan §3.3), so the home agent asks all hosts first;
 the grant's epoch fences both messages.
@@ -46,6 +46,8 @@ class Report(Message, frozen=True):
     """The least: model and optimizer; what it cannot give back between mini-batches."""
     spill_bytes: Bytes = 0
     """What it had to place in host memory because of its limit (AntMan §3.1.1)."""
+    retries: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
+    """Allocations that failed at first because of its limit: it is about to spill."""
 
 
 class Limits(Message, frozen=True):

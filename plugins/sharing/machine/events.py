@@ -3,7 +3,7 @@
 import msgspec
 
 from covey.core import JobId, Note
-from plugins.sharing.messages import Kind, Limits, Report
+from plugins.sharing.messages import CanUpgrade, Kind, Limits, Report
 
 # ---- events ----------------------------------------------------------------------------------------------------------
 
@@ -58,11 +58,19 @@ class Freed(msgspec.Struct, frozen=True):
     job: JobId
 
 
+class Asked(msgspec.Struct, frozen=True):
+    """The home agent: could this rank be guaranteed? A yes is kept for a while: no other guaranteed job comes."""
+
+    job: JobId
+    epoch: int
+
+
 class Retagged(msgspec.Struct, frozen=True):
-    """The home agent upgraded or downgraded the whole gang (AntMan §3.3)."""
+    """The home agent upgraded or downgraded the whole gang (AntMan §3.3). Of an older epoch than one seen: nothing."""
 
     job: JobId
     kind: Kind
+    epoch: int
 
 
 class HardLimited(msgspec.Struct, frozen=True):
@@ -86,7 +94,26 @@ class DeviceLost(msgspec.Struct, frozen=True):
     reason: str
 
 
-GpuEvent = Arrived | Found | Reported | TimePassed | Ended | Freed | Retagged | HardLimited | Suspended | DeviceLost
+class DeviceDraining(msgspec.Struct, frozen=True):
+    """The device asks to be emptied (a recovery action `drain`, rows to remap), but what runs on it may go on."""
+
+    reason: str
+
+
+GpuEvent = (
+    Arrived
+    | Found
+    | Reported
+    | TimePassed
+    | Ended
+    | Freed
+    | Asked
+    | Retagged
+    | HardLimited
+    | Suspended
+    | DeviceLost
+    | DeviceDraining
+)
 
 # ---- actions ---------------------------------------------------------------------------------------------------------
 
@@ -108,6 +135,12 @@ class Refuse(msgspec.Struct, frozen=True):
 
     job: JobId
     why: str
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Tell the home agent: to `Asked`, and to an upgrade that could not be done."""
+
+    answer: CanUpgrade
 
 
 class HardLimit(msgspec.Struct, frozen=True):
@@ -144,5 +177,5 @@ class Kill(msgspec.Struct, frozen=True):
     why: str
 
 
-GpuAction = SetLimits | Start | Refuse | HardLimit | Suspend | Resume | Terminate | Kill | Note
+GpuAction = SetLimits | Start | Refuse | Answer | HardLimit | Suspend | Resume | Terminate | Kill | Note
 Actions = list[GpuAction]

@@ -15,7 +15,10 @@ from covey.core import JobId, Note
 from covey.units import format_size
 from plugins.sharing.machine.events import (
     Actions,
+    Answer,
     Arrived,
+    Asked,
+    DeviceDraining,
     DeviceLost,
     Ended,
     Found,
@@ -40,18 +43,34 @@ from plugins.sharing.machine.ladder import Ladder
 from plugins.sharing.machine.ledger import Ledger
 from plugins.sharing.machine.member import Member
 from plugins.sharing.machine.trial import Trial
-from plugins.sharing.messages import LEASE_S, Limits, Report
+from plugins.sharing.messages import LEASE_S, CanUpgrade, Limits, Report
 from plugins.sharing.policy import interference, ladder, lease, memory
 from plugins.sharing.policy.interference import TOLERANCE, Steps
 from plugins.sharing.policy.ladder import FREE, STOPPED, Rates
 
 State = Literal[
-    "empty", "alone", "together", "arrival", "init", "baseline", "run", "verify", "idle", "surge", "stuck", "lost"
+    "empty",
+    "alone",
+    "together",
+    "arrival",
+    "init",
+    "baseline",
+    "run",
+    "verify",
+    "idle",
+    "surge",
+    "stuck",
+    "drain",
+    "lost",
 ]
 INIT_S_MAX = 120.0
 """A guaranteed job that never runs steadily is taken as it is after this long."""
 STUCK_S, STUCK_STEPS = 30.0, 20.0
 """No mini-batch for the longer of these although the device is busy: its feedback means nothing."""
+PROMISE_S = 10.0
+"""How long a yes to an upgrade is kept; longer than the home agent waits for all answers (`machine.upgrade`)."""
+RETRY_BYTES = memory.CHUNK_MIN
+"""What a guaranteed job is given beyond its limit when allocations fail: nobody knows how much it lacks."""
 PRESS_S = (1.0, 10.0, 10.0, 10.0)
 """How long each way of pressing a job may take before the next: driver, suspend, terminate, kill."""
 
@@ -69,6 +88,10 @@ class Gpu:
         self.trial = Trial()
         self.lost = ""
         """Why nobody may use the device any more."""
+        self.draining = ""
+        """Why nobody may come any more, and opportunistic jobs go."""
+        self._promised: tuple[JobId, float] | None = None
+        """Who may become guaranteed here, and until when."""
         self._surge = self._stuck = False
         self._renew_s = -math.inf
         self._why = ""
@@ -92,6 +115,8 @@ class Gpu:
     def state(self) -> State:
         if self.lost:
             return "lost"
+        if self.draining:
+            return "drain"
         guaranteed = self.guaranteed
         if guaranteed is None:
             count = len(self.opportunistic)
@@ -107,8 +132,10 @@ class Gpu:
     def can_upgrade(self, job: JobId) -> str:
         """Why this job cannot be guaranteed here; empty when it can (AntMan §3.3: all of its ranks must be ready)."""
         member, guaranteed = self.members.get(job), self.guaranteed
-        if self.lost:
-            return f"{self.uuid} is out of use: {self.lost}"
+        if self.lost or self.draining:
+            return f"{self.uuid} is out of use: {self.lost or self.draining}"
+        if self._promised is not None and self._promised[0] != job:
+            return f"{self.uuid} is promised to {self._promised[0]}"
         if member is None or member.stage != "running":
             return f"{job} does not run on {self.uuid}"
         if guaranteed is not None and guaranteed.job != job:
@@ -133,6 +160,8 @@ class Gpu:
 
     def handle(self, event: GpuEvent, now_s: float) -> Sequence[GpuAction]:
         before, self._why = self.state, ""
+        if self._promised is not None and now_s > self._promised[1]:
+            self._promised = None
         actions = self._handle(event, now_s)
         actions += self._settle(now_s)
         if self._why or self.state != before:
@@ -153,6 +182,8 @@ class Gpu:
                 return self._ended(event.job)
             case Freed():
                 return self._freed(event.job)
+            case Asked():
+                return self._asked(event, now_s)
             case Retagged():
                 return self._retagged(event, now_s)
             case HardLimited():
@@ -161,6 +192,8 @@ class Gpu:
                 return self._suspended(event)
             case DeviceLost():
                 return self._device_lost(event.reason)
+            case DeviceDraining():
+                return self._device_draining(event.reason)
             case _:
                 assert_never(event)
 
@@ -180,10 +213,12 @@ class Gpu:
 
     def _cannot_come(self, event: Arrived | Found) -> str:
         guaranteed, room = self.guaranteed, self.ledger.room_bytes
-        if self.lost:
-            return f"{self.uuid} is out of use: {self.lost}"
+        if self.lost or (self.draining and isinstance(event, Arrived)):
+            return f"{self.uuid} is out of use: {self.lost or self.draining}"
         if event.job in self.members:
             return f"{event.job} is on {self.uuid} already"
+        if event.kind == "guaranteed" and self._promised is not None and isinstance(event, Arrived):
+            return f"{self.uuid} is promised to {self._promised[0]}"
         if event.kind == "guaranteed" and guaranteed is not None:
             return f"{self.uuid} has a guaranteed job already, {guaranteed.job}"
         if event.memory_bytes > room and event.kind == "guaranteed":
@@ -216,6 +251,8 @@ class Gpu:
         if member is None or member.stage == "ended":
             return []
         was_guaranteed, member.stage = member.guaranteed, "ended"
+        if self._promised is not None and self._promised[0] == job:
+            self._promised = None
         self._why = f"{job} ended; its memory is handed on when the device shows it free"
         if was_guaranteed:
             self._new_guaranteed()
@@ -230,14 +267,35 @@ class Gpu:
         self._why = f"{job} is gone"
         return []
 
+    def _asked(self, event: Asked, now_s: float) -> Actions:
+        member = self.members.get(event.job)
+        why = self._stale(member, event.epoch) or self.can_upgrade(event.job)
+        if not why and member is not None:
+            member.grant = event.epoch
+            self._promised = (event.job, now_s + PROMISE_S)
+        return [Answer(CanUpgrade(event.job, event.epoch, why))]
+
+    def _stale(self, member: Member | None, epoch: int) -> str:
+        return f"epoch {epoch} is over" if member is not None and epoch < member.grant else ""
+
     def _retagged(self, event: Retagged, now_s: float) -> Actions:
         member = self.members.get(event.job)
-        if member is None or member.kind == event.kind:
+        if member is None:
+            if event.kind == "opportunistic":
+                return []
+            return [Answer(CanUpgrade(event.job, event.epoch, f"{event.job} is not on {self.uuid}"))]
+        if self._stale(member, event.epoch):
+            return []
+        member.grant = event.epoch
+        if self._promised is not None and self._promised[0] == event.job:
+            self._promised = None
+        if member.kind == event.kind:
             return []
         if event.kind == "guaranteed":
             why = self.can_upgrade(event.job)
             if why:
-                return [Note(f"job/{event.job}", "not upgraded", why)]
+                answer = Answer(CanUpgrade(event.job, event.epoch, why))
+                return [answer, Note(f"job/{event.job}", "not upgraded", why)]
         member.kind = event.kind
         self._new_guaranteed()
         self._why = f"{event.job} is {event.kind} from now on"
@@ -254,6 +312,16 @@ class Gpu:
         self.trial.stop()
         why = f"{self.uuid} is out of use: {reason}"
         return [Terminate(member.job, why) for member in self.members.values() if member.stage != "ended"]
+
+    def _device_draining(self, reason: str) -> Actions:
+        """Nobody comes and opportunistic jobs go; a guaranteed one may end in peace."""
+        if self.lost or self.draining:
+            return []
+        self.draining = self._why = reason
+        self.trial.stop()
+        why = f"{self.uuid} is to be emptied: {reason}"
+        leaving = [m for m in self.members.values() if not m.guaranteed and m.stage != "ended"]
+        return [Terminate(member.job, why) for member in leaving]
 
     # ---- mini-batches ----
 
@@ -287,19 +355,24 @@ class Gpu:
         return []
 
     def _surged(self, member: Member, report: Report) -> bool:
-        """It spills: its limit is too small, so the others give memory and stop meanwhile (AntMan §3.3, figure 7a)."""
-        may_have = min(self.ledger.room_bytes, member.wanted_bytes)
-        if report.spill_bytes > 0 and self.ledger.accounts[member.job].acked_bytes < may_have:
+        """It spills, or is about to: its limit is too small, so the others give memory and stop meanwhile (AntMan §3.3,
+        figure 7a)."""
+        held = self.ledger.accounts[member.job].acked_bytes
+        if report.retries and not report.spill_bytes:
+            member.wanted_bytes = max(member.wanted_bytes, min(self.ledger.room_bytes, held + RETRY_BYTES))
+        lacks = report.spill_bytes > 0 or report.retries > 0
+        if lacks and held < min(self.ledger.room_bytes, member.wanted_bytes):
             if not self._surge:
-                spilled = format_size(report.spill_bytes)
-                self._why = f"{member.job} placed {spilled} in host memory: the others stop and give way"
+                spilled = f"placed {format_size(report.spill_bytes)} in host memory"
+                what = spilled if report.spill_bytes else f"failed to allocate {report.retries} times"
+                self._why = f"{member.job} {what}: the others stop and give way"
             self._surge = True
             return True
         if not self._surge:
             return False
         self._surge = False
         self._why = f"{member.job} has all its memory on the device again"
-        if report.spill_bytes > 0:
+        if lacks:
             self._why = f"{member.job} wants more than the device has: it goes on with what there is"
         if self.ladder is not None:
             self.ladder.restart(self._why)

@@ -40,6 +40,8 @@ class Member:
     limits: Limits | None = None
     """Sent last."""
     epoch: int = 0
+    grant: int = 0
+    """Newest epoch under which its kind was asked about or changed."""
     press: int = 0
     """How far it had to be pressed to let memory go: 0 asked, 1 driver, 2 suspend, 3 terminate, 4 kill."""
     press_s: float = 0.0

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from covey.core import JobId, Note
 from covey.units import GIB
 from plugins.sharing.machine.events import (
+    Answer,
     Arrived,
+    Asked,
+    DeviceDraining,
     DeviceLost,
     Ended,
     Found,
@@ -69,13 +72,19 @@ class Rack:
         return self.tell(Arrived(JobId(job), kind, gib * GIB, weight))
 
     def step(
-        self, job: str, step_s: float = 0.02, peak: int | None = None, stable: int = GIB, spill: int = 0
+        self,
+        job: str,
+        step_s: float = 0.02,
+        peak: int | None = None,
+        stable: int = GIB,
+        spill: int = 0,
+        retries: int = 0,
     ) -> list[Any]:
         if job not in self.deaf and job in self.limits:
             self.acked[job] = self.limits[job].epoch
         held = self.limits[job].memory_bytes if peak is None else peak
         took_s = step_s * self.rng.uniform(0.99, 1.01)
-        report = Report(job, self.acked.get(job, 0), 1, took_s, took_s / 2, held, min(stable, held), spill)
+        report = Report(job, self.acked.get(job, 0), 1, took_s, took_s / 2, held, min(stable, held), spill, retries)
         return self.tell(Reported(report), took_s)
 
     def steps(self, count: int, *jobs: str, **how: Any) -> None:
@@ -269,13 +278,78 @@ def test_an_upgrade_makes_a_job_guaranteed_in_place_and_the_others_wait_for_its_
     rack.arrive("p", "opportunistic", 8)
     rack.steps(5, "o", "p", peak=8 * GIB)
     assert state(rack) == "together" and rack.gpu.can_upgrade(JobId("o")) == ""
-    rack.tell(Retagged(JobId("o"), "guaranteed"))
+    rack.tell(Retagged(JobId("o"), "guaranteed", 3))
     assert state(rack) == "init" and rack.stopped("p") and rack.limits["o"].busy == 1
     assert "guaranteed job already" in rack.gpu.can_upgrade(JobId("p"))
-    rack.tell(Retagged(JobId("p"), "guaranteed"))
+    rack.tell(Retagged(JobId("p"), "guaranteed", 3))
     assert rack.gpu.members[JobId("p")].kind == "opportunistic"
-    rack.tell(Retagged(JobId("o"), "opportunistic"))
+    rack.tell(Retagged(JobId("o"), "opportunistic", 3))
     assert state(rack) == "together" and not rack.stopped("p")
+
+
+def answers(actions: list[Any]) -> list[str]:
+    return [action.answer.refused for action in actions if isinstance(action, Answer)]
+
+
+def test_a_yes_to_an_upgrade_is_kept_for_a_while_and_an_old_epoch_changes_nothing() -> None:
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 8)
+    rack.arrive("p", "opportunistic", 8)
+    rack.steps(5, "o", "p", peak=8 * GIB)
+    assert answers(rack.tell(Asked(JobId("o"), 7))) == [""]
+    assert answers(rack.tell(Asked(JobId("o"), 6))) == ["epoch 6 is over"]
+    assert "promised to o" in answers(rack.tell(Asked(JobId("p"), 1)))[0]
+    assert kinds(rack.arrive("g", "guaranteed", 8)) == [Refuse]
+    rack.tell(Retagged(JobId("o"), "guaranteed", 6))
+    assert rack.gpu.members[JobId("o")].kind == "opportunistic"
+    rack.tell(Retagged(JobId("o"), "guaranteed", 7))
+    assert state(rack) == "init"
+    rack.tell(Retagged(JobId("o"), "opportunistic", 6))
+    assert rack.gpu.members[JobId("o")].kind == "guaranteed"
+
+
+def test_a_promise_ends_by_itself_and_with_its_job() -> None:
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 8)
+    rack.arrive("p", "opportunistic", 8)
+    rack.steps(5, "o", "p", peak=8 * GIB)
+    rack.tell(Asked(JobId("o"), 7))
+    rack.tell(TimePassed(True), 10.5)
+    assert answers(rack.tell(Asked(JobId("p"), 1))) == [""]
+    rack.tell(Ended(JobId("p")))
+    assert answers(rack.tell(Asked(JobId("o"), 8))) == [""]
+
+
+def test_an_upgrade_that_cannot_be_done_any_more_is_answered() -> None:
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 8)
+    rack.step("o", peak=8 * GIB)
+    rack.tell(Asked(JobId("o"), 7))
+    rack.tell(DeviceDraining("rows to remap"))
+    assert "out of use" in answers(rack.tell(Retagged(JobId("o"), "guaranteed", 7)))[0]
+    assert "is not on" in answers(rack.tell(Retagged(JobId("x"), "guaranteed", 7)))[0]
+
+
+def test_a_device_to_be_emptied_lets_its_guaranteed_job_end_and_takes_nobody() -> None:
+    rack = Rack()
+    rack.steady()
+    told = rack.tell(DeviceDraining("rows to remap"))
+    assert [a.job for a in told if isinstance(a, Terminate)] == ["o"]
+    assert state(rack) == "drain" and rack.stopped("o") and rack.limits["g"].busy == 1
+    assert kinds(rack.arrive("x", "opportunistic", 1)) == [Refuse]
+    rack.step("g", peak=8 * GIB)
+    assert kinds(rack.tell(DeviceLost("XID 79")))[0] is Terminate and state(rack) == "lost"
+
+
+def test_allocations_that_fail_take_memory_from_the_others_before_anything_spills() -> None:
+    rack = Rack()
+    rack.steady()
+    rack.step("g", peak=8 * GIB, retries=3)
+    assert state(rack) == "surge" and rack.stopped("o")
+    rack.step("o", peak=20 * GIB)
+    assert rack.gib("g") == 8.5
+    rack.step("g", peak=8 * GIB)
+    assert state(rack) == "baseline"
 
 
 def test_opportunistic_jobs_that_want_more_than_there_is_are_split_by_trial() -> None:
@@ -337,7 +411,7 @@ def test_unknown_jobs_and_late_reports_change_nothing() -> None:
         Reported(Report("x", 1, 1, 0.1, 0.0, 1, 1)),
         Ended(JobId("x")),
         Freed(JobId("x")),
-        Retagged(JobId("x"), "guaranteed"),
+        Retagged(JobId("x"), "opportunistic", 1),
         HardLimited(JobId("x"), 1, True),
         Suspended(JobId("x"), True),
     ):
@@ -363,12 +437,15 @@ events = st.one_of(
             sizes,
             sizes,
             st.one_of(st.just(0), sizes),
+            st.integers(0, 2),
         ),
     ),
     st.builds(TimePassed, st.booleans()),
     st.builds(Ended, jobs),
     st.builds(Freed, jobs),
-    st.builds(Retagged, jobs, classes),
+    st.builds(Retagged, jobs, classes, st.integers(0, 3)),
+    st.builds(Asked, jobs, st.integers(0, 3)),
+    st.builds(DeviceDraining, st.just("rows to remap")),
     st.builds(HardLimited, jobs, sizes, st.booleans()),
     st.builds(Suspended, jobs, st.booleans()),
 )
