@@ -280,3 +280,26 @@ def frames_of(data: bytes) -> list[Frame]:
 def test_the_conversation_that_is_mutated_above_is_a_good_one() -> None:
     heads = [parse(bytes(head)) for head, _ in frames_of(GOOD[0])]
     assert [head.op for head in heads] == [Op.HELLO, Op.OPEN, Op.PUSH, Op.STATE, Op.PING]
+
+
+def test_what_each_job_costs_is_counted_for_it_alone(aggd: AggdThread) -> None:
+    """A job's e is the work for it in so many iterations; together they are what the process was busy."""
+    for name in ("large", "small", "other", "j1"):
+        aggd.order(Forget(JobId(name), 1 << 60))
+    before = aggd.now()
+    clients = {}
+    for name, size in (("large", 1 << 20), ("small", 1 << 10)):
+        clients[name] = client = TensorClient(JobId(name), 0, 1, lambda epoch, why: None)
+        client.moved(aggd.serve(name, EPOCH, 1))
+        for _ in range(8):
+            client.push_pull("g", np.ones(size, np.float32))
+        client.push_pull("once", np.ones(size // 2, np.float32))
+    now = aggd.now()
+    jobs = {job.job: job for job in now.jobs}
+    large, small = jobs[JobId("large")], jobs[JobId("small")]
+    assert (large.iterations, large.rounds, large.largest_bytes, large.bytes) == (8, 9, 4 << 20, 6 << 20)
+    assert (small.iterations, small.largest_bytes) == (8, 4 << 10)
+    assert large.busy_us > 5 * small.busy_us > 0
+    assert abs((now.busy_s - before.busy_s) * 1e6 - large.busy_us - small.busy_us) < 10
+    for client in clients.values():
+        client.close()

@@ -1,0 +1,67 @@
+"""`agentctl tensors`: what a job was promised, what it lost, and who refused it."""
+
+from typing import Any
+
+import pytest
+
+from cli.main import main
+from tests.cli.conftest import FakeAgent
+
+ROW: dict[str, Any] = {
+    "job": "j1",
+    "host": "gpu3",
+    "epoch": (1 << 32) + 2,
+    "workers": 4,
+    "joined": 4,
+    "tensors": 2,
+    "bytes": 2600,
+    "rounds": 80,
+    "received_bytes": 1 << 20,
+    "sent_bytes": 1 << 21,
+    "age_s": 0.5,
+    "period_us": 204_300,
+    "work_us": 8_120,
+    "load": 0.0397,
+    "loss": 0.0213,
+    "loss_measured": 0.031,
+    "refused": "",
+}
+
+
+@pytest.fixture
+def shown(agent: FakeAgent, capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(*rows: dict[str, Any]) -> str:
+        agent.replies["GET /v1/tensors"] = list(rows)
+        assert main(["tensors"]) == 0
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_the_promise_of_a_job_is_shown_with_what_it_measures(shown: Any) -> None:
+    words = shown(ROW).split()
+    assert words[:4] == ["JOB", "AGGREGATOR", "EPOCH", "JOINED"]
+    line = shown(ROW).splitlines()[1]
+    assert all(text in line for text in ("204.3 ms", "8.12 ms", "4%", "2.1% (3.1%)", "1.2"))
+
+
+def test_a_job_on_trial_was_promised_nothing_yet(shown: Any) -> None:
+    trial = ROW | {"period_us": None, "work_us": None, "load": None, "loss": None, "loss_measured": None}
+    line = shown(trial).splitlines()[1]
+    assert "%" not in line and "ms" not in line
+    assert "(3.1%)" in shown(trial | {"loss_measured": 0.031})
+
+
+def test_an_agent_of_another_version_says_less_and_is_shown_all_the_same(shown: Any) -> None:
+    old = {
+        name: value for name, value in ROW.items() if name not in ("period_us", "work_us", "load", "loss", "refused")
+    }
+    old.pop("loss_measured")
+    assert "gpu3" in shown(old)
+
+
+def test_why_a_job_was_refused_is_a_line_of_its_own(shown: Any) -> None:
+    why = "gpu2: in a cycle of 343000 us j1 would lose 40.1% of its speed"
+    out = shown(ROW, ROW | {"job": "j3", "refused": why})
+    assert f"j3 was refused: {why}" in out.splitlines()
+    assert out.count("was refused") == 1
