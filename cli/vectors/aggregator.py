@@ -4,13 +4,12 @@ Numbers in the files are rationals in any unit; a case's numbers are multiplied 
 count whole microseconds.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from cli.vectors.types import Handler, differs, each
+from cli.vectors.types import Handler, answers, beside, differs, each, per_unit, rational
 from covey.core import HostId, JobId
 from plugins.aggregator.machine.pool import Action, Arrived, Exited, Move, Place, Pool, Rules, Stop
 from plugins.aggregator.policy.assign import Profile, Tensor, assign, flaw, largest_first
@@ -19,11 +18,11 @@ from plugins.aggregator.policy.cycle import Cycle, Share, cycle_of, loss, runs_l
 WITHIN = 1e-6
 
 
-def assigned(cases: Any, traces: Path | None) -> Iterable[tuple[str, list[str]]]:
+def assigned(cases: Any, traces: Sequence[Path]) -> Iterable[tuple[str, list[str]]]:
     return each(cases, _assigned)
 
 
-def planned(cases: Any, traces: Path | None) -> Iterable[tuple[str, list[str]]]:
+def planned(cases: Any, traces: Sequence[Path]) -> Iterable[tuple[str, list[str]]]:
     return each(cases, _planned)
 
 
@@ -34,10 +33,10 @@ class Ticks:
     """Whole numbers for a case's rationals."""
 
     def __init__(self, numbers: Iterable[Any]) -> None:
-        self.per_unit = math.lcm(*(Fraction(str(number)).denominator for number in numbers))
+        self.per_unit = per_unit(numbers)
 
     def of(self, number: Any) -> int:
-        return int(Fraction(str(number)) * self.per_unit)
+        return int(rational(number) * self.per_unit)
 
     def back(self, ticks: int | Fraction) -> Fraction:
         return Fraction(ticks) / self.per_unit
@@ -80,7 +79,7 @@ def _assigned(case: Any) -> list[str]:
         }
         for cycle, there in zip(cycles, held, strict=True)
     ]
-    return found + differs("final", final, case["final"])
+    return found + answers({"final": final}, beside(case, ["final"]))
 
 
 # ---- parameters/autops -----------------------------------------------------------------------------------------------
@@ -96,10 +95,10 @@ def _planned(case: Any) -> list[str]:
 def _cycle(case: Any) -> list[str]:
     tasks = case["tasks"]
     ticks = Ticks([*case["D"].values(), *(work for _, _, work in tasks)])
-    shares: dict[JobId, Share] = {}
+    works = dict.fromkeys(case["D"], 0)
     for job, _, work in tasks:
-        before = shares.get(JobId(job))
-        shares[JobId(job)] = Share(ticks.of(case["D"][job]), ticks.of(work) + (before.work_us if before else 0))
+        works[str(job)] += ticks.of(work)
+    shares = {JobId(job): Share(ticks.of(case["D"][job]), work) for job, work in works.items()}
     cycle = cycle_of(shares)
     ours = {
         "C": ticks.back(cycle.us),
@@ -108,7 +107,7 @@ def _cycle(case: Any) -> list[str]:
         "d": {job: ticks.back(stretched(cycle.us, share.period_us)) for job, share in shares.items()},
         "loss": {job: loss(cycle.us, share.period_us) for job, share in shares.items()},
     }
-    return differs("out", ours, case["out"], WITHIN)
+    return answers(ours, case["out"], WITHIN)
 
 
 def _schedule(case: Any) -> list[str]:
@@ -131,9 +130,8 @@ def _schedule(case: Any) -> list[str]:
             case _:
                 raise ValueError(f"unknown event {what!r}; known: arrive, exit")
         pool.check()
-        found += differs(
-            f"event {number} ({what} {name})", _said(what, actions) | _holds(pool), _plain(expected), WITHIN
-        )
+        ours = {"event": event, **_said(what, actions), **_holds(pool)}
+        found += [f"event {number} ({what} {name}): {line}" for line in answers(ours, _plain(expected), WITHIN)]
     return found
 
 
@@ -142,8 +140,8 @@ def _said(what: str, actions: Sequence[Action]) -> dict[str, Any]:
         return {"placed": {action.tensor: action.host for action in actions if isinstance(action, Place)}}
     moves = [action for action in actions if isinstance(action, Move)]
     return {
-        "freed": [action.host for action in actions if isinstance(action, Stop)],
-        "moves": [[move.job, move.tensor, move.source, move.host] for move in moves],
+        "freed": sorted(action.host for action in actions if isinstance(action, Stop)),
+        "moves": sorted([move.job, move.tensor, move.source, move.host] for move in moves),
     }
 
 
@@ -156,10 +154,14 @@ def _holds(pool: Pool) -> dict[str, Any]:
     return {"aggs": aggregators, "loss": {str(job): pool.loss(job) for job in pool.jobs}}
 
 
-def _plain(expected: Any) -> dict[str, Any]:
-    """What is expected after an event, without the event; what an aggregator holds has no order."""
-    plain = {key: value for key, value in expected.items() if key != "event"}
-    return {**plain, "aggs": {host: sorted(tensors) for host, tensors in plain["aggs"].items()}}
+def _plain(expected: Mapping[str, Any]) -> dict[str, Any]:
+    """What is expected after an event; what is freed and moved at once, and what an aggregator holds, has no order."""
+    plain: dict[str, Any] = {
+        name: sorted(value) if name in ("freed", "moves") else value for name, value in expected.items()
+    }
+    if "aggs" in plain:
+        plain["aggs"] = {host: sorted(tensors) for host, tensors in plain["aggs"].items()}
+    return plain
 
 
 def _late(case: Any) -> list[str]:

@@ -1,14 +1,16 @@
 """Cases of the scheduler: order, Gittins index, placement, classes and quotas."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, assert_never
 
 from cli.sim.engine import Engine, Outcome, SimJob
-from cli.sim.trace import read_services, read_trace
-from cli.vectors.types import Handler, differs, each
+from cli.sim.trace import GPUS_MAX, SECONDS_MAX, read_services, read_trace
+from cli.vectors.types import Handler, answers, differs, each, finite, per_unit, rational, whole_number
 from covey.core import HostId
 from plugins.scheduler.machine import pool
 from plugins.scheduler.policy.history import History, best_gittins_index, gittins_index
@@ -16,37 +18,62 @@ from plugins.scheduler.policy.place import place
 from plugins.scheduler.policy.rules import Rules
 
 
-def rules_of(policy: str, params: dict[str, Any]) -> Rules:
-    """The rules that a case names. ValueError for a parameter that is not known."""
+def rules_of(policy: str, params: Mapping[str, Any], scale: int = 1) -> Rules:
+    """The rules that a case names; thresholds times `scale`. ValueError for a parameter that is not known."""
     unknown = set(params) - {"thresholds", "quantum", "samples", "knob", "starve", "p_ovh", "r_ovh", "intra"}
     if unknown:
         raise ValueError(f"unknown parameter {sorted(unknown)[0]}")
-    knob = params.get("knob")
+    knob, starve = finite(params.get("knob")), finite(params.get("starve"))
     return Rules(
         discipline=policy,  # type: ignore[arg-type]
-        thresholds_gpu_s=tuple(params.get("thresholds") or ()),
-        inside=params.get("intra", "sticky"),
-        quantum_s=params.get("quantum"),
-        knob=None if knob in (None, "inf") else fraction(knob),
-        starve_limit_s=None if params.get("starve") in (None, "inf") else params["starve"],
-        preempt_s=params.get("p_ovh", 0),
-        restore_s=params.get("r_ovh", 0),
+        thresholds_gpu_s=whole(params.get("thresholds") or (), scale),
+        inside=params.get("intra") or "sticky",
+        quantum_s=params.get("quantum") or None,
+        knob=None if knob is None else rational(knob).as_integer_ratio(),
+        starve_limit_s=None if starve is None else math.ceil(rational(starve)),
+        preempt_s=params.get("p_ovh") or 0,
+        restore_s=params.get("r_ovh") or 0,
     )
 
 
-def fraction(value: Any) -> tuple[int, int]:
-    """`[8, 1]`, `8` or `0.5` as a fraction."""
-    if isinstance(value, (list, tuple)):
-        value = Fraction(value[0], value[1])
-    return Fraction(value).limit_denominator(10**9).as_integer_ratio()
+def whole(numbers: Sequence[Any], scale: int) -> tuple[int, ...]:
+    """These times `scale`; without those that are no limit."""
+    return tuple(int(rational(number) * scale) for number in numbers if finite(number) is not None)
+
+
+def simulated(
+    jobs: Sequence[SimJob], capacity: int, policy: str, params: Mapping[str, Any], samples: Sequence[Any], watch: bool
+) -> Outcome:
+    """Service is counted in units in which thresholds and samples are whole: GPUs are multiplied, times are not."""
+    scale = per_unit([each for each in (*(params.get("thresholds") or ()), *samples) if finite(each) is not None])
+    scaled = [job if scale == 1 else replace(job, gpus=job.gpus * scale) for job in jobs]
+    history = History(whole(samples, scale))
+    return Engine(scaled, capacity * scale, rules_of(policy, params, scale), history, watch).run()
+
+
+def fitting(jobs: Sequence[SimJob], capacity: int) -> list[SimJob]:
+    """Without gangs larger than the cluster: nothing can be said of them."""
+    return [job for job in jobs if job.gpus <= capacity]
+
+
+def job_of(row: Sequence[Any]) -> SimJob:
+    id, submit, gpus, duration = row
+    return SimJob(
+        id=id,
+        submit_s=whole_number(f"submit of job {id}", submit, 0, SECONDS_MAX),
+        gpus=whole_number(f"W of job {id}", gpus, 1, GPUS_MAX),
+        duration_s=whole_number(f"duration of job {id}", duration, 0, SECONDS_MAX),
+    )
 
 
 def small(case: dict[str, Any]) -> list[str]:
     params, expect = case["params"], case["expect"]
-    jobs = [SimJob(id=job[0], submit_s=job[1], gpus=job[2], duration_s=job[3]) for job in case["jobs"]]
+    capacity = whole_number("capacity", case["capacity"], 1, GPUS_MAX)
+    jobs = fitting([job_of(row) for row in case["jobs"]], capacity)
+    if not jobs:
+        raise ValueError("no job fits")
     watch = "timeline" in expect
-    history = History(params.get("samples") or ())
-    out = Engine(jobs, case["capacity"], rules_of(case["policy"], params), history, watch).run()
+    out = simulated(jobs, capacity, case["policy"], params, params.get("samples") or (), watch)
     ours: dict[str, Any] = {
         "end": by_job(jobs, out.end_s),
         "preempt": by_job(jobs, out.preempted),
@@ -55,23 +82,30 @@ def small(case: dict[str, Any]) -> list[str]:
         "avg_jct": Fraction(sum(out.end_s) - sum(job.submit_s for job in jobs), len(jobs)),
         "timeline": [[second, list(holding)] for second, holding in out.timeline],
     }
-    return [line for name, expected in expect.items() for line in differs(name, ours[name], expected)]
+    return answers(ours, expect)
 
 
 def by_job(jobs: Sequence[SimJob], values: Sequence[int]) -> dict[str | int, int]:
     return {job.id: value for job, value in zip(jobs, values, strict=True)}
 
 
-def traced(case: dict[str, Any], traces: Path | None) -> list[str]:
-    if traces is None:
-        raise ValueError("the case names a trace: say with --traces where it lies")
+def traced(case: dict[str, Any], traces: Sequence[Path]) -> list[str]:
     params = case["params"]
-    jobs = read_trace(traces / case["trace"]).jobs
+    jobs = fitting(read_trace(trace_path(traces, case["trace"])).jobs, case["capacity"])
     samples = params.get("samples") or ()
-    history = History(read_services(traces / samples) if isinstance(samples, str) else samples)
-    out = Engine(jobs, case["capacity"], rules_of(case["policy"], params), history).run()
-    ours = sums(jobs, out)
-    return [line for name, expected in case["expect"].items() for line in differs(name, ours[name], expected)]
+    if isinstance(samples, str):
+        samples = read_services(trace_path(traces, samples))
+    out = simulated(jobs, case["capacity"], case["policy"], params, samples, watch=False)
+    return answers(sums(jobs, out), case["expect"])
+
+
+def trace_path(traces: Sequence[Path], name: str) -> Path:
+    """The first of the folders that has the file. ValueError when none has."""
+    for folder in traces:
+        if (folder / name).is_file():
+            return folder / name
+    looked = ", ".join(str(folder) for folder in traces) or "nowhere"
+    raise ValueError(f"there is no trace {name} (looked in: {looked}); --traces DIR says where traces lie")
 
 
 def sums(jobs: Sequence[SimJob], out: Outcome) -> dict[str, Any]:
@@ -90,14 +124,19 @@ def sums(jobs: Sequence[SimJob], out: Outcome) -> dict[str, Any]:
 
 
 def index(case: dict[str, Any]) -> list[str]:
-    history, found = History(case["samples"]), []
-    for point in case["points"]:
-        attained, delta = point["a"], point["delta"]
+    samples, points = case["samples"], case["points"]
+    if not points:
+        raise ValueError("it has no points")
+    numbers = [number for point in points for number in (point["a"], point["delta"])]
+    scale = per_unit([number for number in (*samples, *numbers) if finite(number) is not None and number != "sup"])
+    history, found = History(whole(samples, scale)), []
+    for point in points:
+        attained, delta = int(rational(point["a"]) * scale), point["delta"]
         if delta == "sup":
             ours = best_gittins_index(history, attained)
         else:
-            ours = gittins_index(history, attained, None if delta == "inf" else delta)
-        found += differs(f"G({attained}, {delta})", ours, point["G"])
+            ours = gittins_index(history, attained, None if finite(delta) is None else int(rational(delta) * scale))
+        found += differs(f"G({point['a']}, {delta})", ours * scale, point["G"])
     return found
 
 
@@ -109,10 +148,10 @@ def placement(case: dict[str, Any]) -> list[str]:
 def quota(case: dict[str, Any]) -> list[str]:
     config, found = case["config"], []
     machine = pool.Pool(
-        config["n"],
-        config["per_node"],
+        whole_number("n", config["n"], 1, GPUS_MAX),
+        whole_number("per_node", config["per_node"], 1, GPUS_MAX),
         config["quota"],
-        demote_after_s=config.get("demote_after"),
+        demote_after_s=finite(config.get("demote_after")),
         opportunistic_max=config.get("ot_per_gpu", 1),
         busy=config.get("M", pool.BUSY),
     )
@@ -121,8 +160,14 @@ def quota(case: dict[str, Any]) -> list[str]:
     for number, (event, expected) in enumerate(zip(case["events"], case["expect"], strict=True), 1):
         ours = [action(each) for each in machine.handle(event_of(event), event[1])]
         machine.check()
-        found += differs(f"event {number}", ours, expected)
+        found += differs(f"event {number}", unordered(ours), unordered(expected))
     return found
+
+
+def unordered(actions: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """The GPUs of an action, and demotions, which come first, have no order."""
+    plain = [[what, job, *(sorted(gpus) for gpus in rest)] for what, job, *rest in actions]
+    return sorted(action for action in plain if action[0] == "DEMOTE") + [a for a in plain if a[0] != "DEMOTE"]
 
 
 def event_of(event: Sequence[Any]) -> pool.Event:
@@ -163,7 +208,7 @@ def action(of: pool.Action) -> list[Any]:
             assert_never(of)
 
 
-def traces_handler(cases: Any, traces: Path | None) -> Iterator[tuple[str, list[str]]]:
+def traces_handler(cases: Any, traces: Sequence[Path]) -> Iterator[tuple[str, list[str]]]:
     return each(cases, lambda case: traced(case, traces))
 
 

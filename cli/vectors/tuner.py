@@ -1,14 +1,18 @@
 """`parameters/cruise`: epochs, splits and plans, replayed through the tuner's policies."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from cli.vectors.types import Handler, differs, each
+from cli.vectors.types import Handler, answers, beside, differs, each, measured, whole_number
 from covey.core import HostId
 from plugins.tuner.messages import Add, Delete, Move, Role, Start, Step, Stop, Switch
 from plugins.tuner.policy import cost, plan, search
 from plugins.tuner.policy.cost import Host, Load
 
 WITHIN = 1e-6
+ROUNDED_WITHIN = 1e-4
+"""Of what the files give with four digits."""
+HOSTS_MAX = 10_000
 ROLES: dict[str, Role] = {"w": "worker", "s": "server"}
 LETTER = {"worker": "w", "server": "s"}
 BEFORE = {"h0": ["w", 10, 0], "h1": ["w", 6, 0], "h2": ["s", 0, 6], "h3": ["s", 0, 6]}
@@ -17,27 +21,35 @@ AFTER = {"h0": ["w", 5, 0], "h1": ["w", 6, 0], "h2": ["w", 5, 0], "h3": ["s", 0,
 
 
 def load_of(case: dict[str, Any]) -> Load:
-    return Load(samples=case["D"], model_bytes=case["M"], batch=case["B"])
+    return Load(samples=positive(case["D"]), model_bytes=positive(case["M"]), batch=positive(case["B"]))
+
+
+def positive(number: Any) -> float:
+    return measured(number, above_zero=True)
+
+
+def hosts_of(sample_s: Sequence[Any], rates: Sequence[Any]) -> list[Host]:
+    rows = enumerate(zip(sample_s, rates, strict=True))
+    return [Host(HostId(f"h{at:04}"), positive(sample), positive(rate)) for at, (sample, rate) in rows]
 
 
 def homo(case: dict[str, Any]) -> list[str]:
-    load, n = load_of(case), case["N"]
+    load, n = load_of(case), whole_number("N", case["N"], 2, HOSTS_MAX)
+    hosts = hosts_of([case["c"]] * n, [case["b"]] * n)
     w, epoch_s = search.equal_split(load, case["c"], case["b"], n)
-    hosts = [Host(HostId(f"h{at:04}"), case["c"], case["b"]) for at in range(n)]
-    general = search.best(load, hosts)
+    ours = {"w": w, "s": n - w, "cost": epoch_s}
+    expected = beside(case, ours)
+    general = search.best(load, hosts).epoch_s
     continuous = search.equal_split_continuous(load, case["c"], case["b"], n)
     return [
-        *differs("w", w, case["w"]),
-        *differs("s", n - w, case["s"]),
-        *differs("cost", epoch_s, case["cost"], WITHIN),
-        *differs("w_cont", round(continuous, 4), case["w_cont"], 1e-4),
-        *differs("cost by the general search", general.epoch_s, case["cost"], WITHIN),
+        *answers(ours, expected, WITHIN),
+        *differs("cost by the general search", general, expected.get("cost", epoch_s), WITHIN),
+        *differs("w_cont", continuous, case.get("w_cont", continuous), ROUNDED_WITHIN),
     ]
 
 
 def hetero(case: dict[str, Any]) -> list[str]:
-    load = load_of(case)
-    hosts = [Host(HostId(f"h{at:04}"), c, b) for at, (c, b) in enumerate(zip(case["c"], case["b"], strict=True))]
+    load, hosts = load_of(case), hosts_of(case["c"], case["b"])
     found = search.best(load, hosts)
     by_descent = search.best(load, hosts, counts_max=0)
     data = [share * load.samples for share in found.data]
@@ -53,8 +65,11 @@ def hetero(case: dict[str, Any]) -> list[str]:
 
 
 def printed(case: dict[str, Any]) -> list[str]:
-    epoch_s, per = cost.epoch_as_printed(case["w"], case["m"], case["d"], case["c"], case["b"], case["B"])
-    return [*differs("cost", epoch_s, case["cost"], WITHIN), *differs("per", per, case["per"], WITHIN)]
+    model, data, sample_s = ([measured(number) for number in case[name]] for name in ("m", "d", "c"))
+    rates = [[positive(rate) for rate in row] for row in case["b"]]
+    epoch_s, per = cost.epoch_as_printed(case["w"], model, data, sample_s, rates, positive(case["B"]))
+    ours = {"cost": epoch_s, "per": per}
+    return answers(ours, beside(case, ours), WITHIN)
 
 
 def planned(case: dict[str, Any]) -> list[str]:
@@ -69,14 +84,17 @@ def planned(case: dict[str, Any]) -> list[str]:
     )
     found = plan.plan(now, wanted)
     said = [_said(step) for step in found.steps]
-    edges = sorted(([said[first], said[then]] for first, then in found.edges), key=str)
-    return [
-        *differs("ops", sorted((each for each in said if each[0] != "move"), key=str), sorted(case["ops"], key=str)),
-        *differs(
-            "moves", sorted((each for each in said if each[0] == "move"), key=str), sorted(case["moves"], key=str)
-        ),
-        *differs("edges", edges, sorted(case["edges"], key=str)),
-    ]
+    ours = {
+        "ops": [each for each in said if each[0] != "move"],
+        "moves": [each for each in said if each[0] == "move"],
+        "edges": [[said[first], said[then]] for first, then in found.edges],
+    }
+    expected = beside(case, ours)
+    return answers(_unordered(ours), _unordered(expected))
+
+
+def _unordered(lists: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    return {name: sorted(each, key=str) for name, each in lists.items()}
 
 
 def _numbered(hosts: dict[str, list[Any]], column: int) -> dict[HostId, tuple[int, ...]]:

@@ -42,7 +42,13 @@ def groups_best(work: Floats, net: Floats, hosts: int) -> int:
     middle = float(turns[order[int(np.searchsorted(weight, weight[-1] / 2))]])
     low = int(min(max(1, np.floor(middle)), most))
     around = sorted({max(1, low - 1), low, min(low + 1, most)})
-    return min(around, key=lambda n: (round(float(np.abs(work * n / hosts - net).sum()), 9), n))
+    return min(around, key=lambda n: (imbalance(work, net, hosts, n), n))
+
+
+def imbalance(work: Floats, net: Floats, hosts: int, count: int) -> float:
+    """Seconds by which computing and communicating differ in so many groups, summed over jobs, to nine digits: equal
+    ones compare as equal (Algorithm 1, line 6)."""
+    return round(float(np.abs(work * count / hosts - net).sum()), 9)
 
 
 def assign(work: Floats, net: Floats, count: int, hosts: int, refine: bool = True) -> Ints:

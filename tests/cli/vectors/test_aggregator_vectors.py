@@ -21,7 +21,7 @@ def cases(name: str) -> list[Any]:
 
 @pytest.mark.parametrize("name", sorted(HANDLERS))
 def test_every_shipped_case_passes(name: str) -> None:
-    found = dict(HANDLERS[name](cases(name), None))
+    found = dict(HANDLERS[name](cases(name), ()))
     assert len(found) == len(cases(name)) >= 8
     assert not {case: differences for case, differences in found.items() if differences}
 
@@ -46,7 +46,7 @@ def test_any_expected_number_that_is_changed_is_told(name: str) -> None:
             for part in path[:-1]:
                 inside = inside[part]
             inside[path[-1]] = not inside[path[-1]] if isinstance(inside[path[-1]], bool) else inside[path[-1]] + 0.25
-            ((_, differences),) = HANDLERS[name]([wrong], None)
+            ((_, differences),) = HANDLERS[name]([wrong], ())
             assert differences, f"case {at + 1}: {path} was changed and nobody noticed"
 
 
@@ -62,5 +62,5 @@ def test_any_expected_number_that_is_changed_is_told(name: str) -> None:
     ],
 )  # fmt: skip
 def test_a_case_of_the_wrong_shape_fails_with_a_reason(name: str, case: Any, why: str) -> None:
-    ((_, differences),) = HANDLERS[name]([case], None)
+    ((_, differences),) = HANDLERS[name]([case], ())
     assert why in differences[0]
