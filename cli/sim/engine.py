@@ -97,6 +97,8 @@ class Engine:
         self.first = [NEVER] * count
         self.lead = [0] * count
         """Key among the promoted; 0: it is not promoted."""
+        self.forgiven = [False] * count
+        """Promoted in an order without queues."""
         self.key = [0] * count
         self.pending = [0] * count
         self.out = Outcome([0] * count, [0] * count, [0] * count, [0] * count, [0] * count)
@@ -304,7 +306,7 @@ class Engine:
         queue = self.queue[job]
         key = self.key[job] = self._key(job, False)
         self.book.wait(queue, key)
-        at = self._promotion(job, queue)
+        at = None if self.forgiven[job] else self._promotion(job, queue)
         if at is None:
             self.pending[job] = 0
         else:
@@ -432,11 +434,18 @@ class Engine:
         self._watch_run(job)
 
     def _promote(self, job: int) -> None:
-        """Only a waiting job is promoted."""
+        """Only a waiting job is promoted. Only the orders with queues put it first; in the others its attained service
+        is forgotten and no more, once."""
         self.book.leave(self.queue[job], self.key[job])
         self.out.wait_s[job] += self.now - self.since[job]
         self.since[job] = self.now
         self.ran[job] = self.waited[job] = self.queue[job] = 0
+        if self.rules.discipline not in ("dlas", "dgittins"):
+            self.out.promoted[job] += 1
+            self.forgiven[job] = True
+            self.key[job] = self._key(job, False)
+            self.book.wait(0, self.key[job])
+            return
         self.lead[job] = (self.now + 1 << JOB_BITS | self.by_id[job]) << JOB_BITS | job
         self.book.promote(self.lead[job], False)
         self.out.promoted[job] += 1
