@@ -11,8 +11,12 @@ Words. *Aggregator*: a host whose process `aggd` sums tensors. *Owner* of a job:
 
 No parameter is lost with an aggregator: every rank keeps the last result, and an owner without state asks for it. The
 paper copies tensors from the old owner to the new one and assumes that both live; this path needs neither, and is the
-one that also starts a job. Assignment of single tensors by cyclic execution, scaling and pools are decided by `policy`
-and `machine/pool.py`, exactly and in simulation; live agents assign whole jobs by load (docs/papers/aggregator.md).
+one that also starts a job.
+
+A job's first iterations are its trial. Then its home knows D and e (`machine/gauge.py`), and its owner promises it a part
+of its cycle or declines (`machine/ledger.py`): exactly, on what it has promised itself. What hurts by measurement leaves;
+the least loaded aggregator empties itself into others (`machine/emptier.py`). `machine/pool.py` decides the same for
+single tensors of many jobs at once, in simulation; a live job has one aggregator (docs/papers/aggregator.md).
 """
 
 from covey.wire import AggregatorLost
