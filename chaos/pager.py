@@ -13,10 +13,10 @@ import struct
 import zlib
 from collections.abc import Awaitable, Callable
 
-from covey import remote
+from covey import headers, remote
 from covey.frames import pack, read_frame
+from covey.headers import Op, Request, Status
 from covey.ports import ByteStream, Command, Env
-from covey.remote import Op, Request, Status
 from covey.wire import Attach, Join, Refusal, VolumeAt, decoder
 
 _HEAD = struct.Struct("<IIII")
@@ -111,15 +111,15 @@ class VolumeClient:
     async def _try(self, op: Op, page: int, count: int, data: bytes) -> bytes | None:
         stream = await self._connected()
         self._tag += 1
-        await stream.write(remote.pack_request(Request(op, page, count, self._tag)), data)
-        header = bytearray(remote.REPLY_BYTES)
+        await stream.write(headers.pack_request(Request(op, page, count, self._tag)), data)
+        header = bytearray(headers.REPLY_BYTES)
         await stream.read_into(memoryview(header))
-        reply = remote.reply(header)
+        reply = headers.reply(header)
         if reply.status is not Status.OK:
             self.hang_up()
             return None
         if reply.tag != self._tag:
-            raise remote.WireError("an answer to something else")
+            raise headers.WireError("an answer to something else")
         assert self.at is not None
         pages = bytearray(count * self.at.page_bytes if op is Op.READ else 0)
         await stream.read_into(memoryview(pages))
@@ -130,11 +130,11 @@ class VolumeClient:
             self.at = at = await self.attach()
             stream = await self.env.bytes.connect(f"unix:{at.path.removeprefix('unix:')}")
             await stream.write(remote.pack_hello(at.token))
-            data = bytearray(remote.WELCOME_BYTES)
+            data = bytearray(headers.WELCOME_BYTES)
             await stream.read_into(memoryview(data))
-            if remote.welcome(data).status is not Status.OK:
+            if headers.welcome(data).status is not Status.OK:
                 stream.close()
-                raise remote.WireError("not let in")
+                raise headers.WireError("not let in")
             self._stream = stream
         return self._stream
 

@@ -19,24 +19,23 @@ import socket
 import struct
 import threading
 import time
-from enum import IntEnum
 from types import TracebackType
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from covey import frames, wire
+from covey import frames, headers, wire
+from covey.headers import Op, Request, Status, Welcome, WireError
 from covey.units import format_size, parse_size
 
 MAGIC = b"coveyvl1"
 TOKEN_BYTES = 32
 _HELLO = struct.Struct(f"<8s{TOKEN_BYTES}s")
-_WELCOME = struct.Struct("<8sBxxxIQ")
-_REQUEST = struct.Struct("<BxxxIQQ")
-_REPLY = struct.Struct("<BxxxIQ")
-HELLO_BYTES, WELCOME_BYTES, REQUEST_BYTES, REPLY_BYTES = _HELLO.size, _WELCOME.size, _REQUEST.size, _REPLY.size
+HELLO_BYTES = _HELLO.size
 REQUEST_PAGES_MAX = 256
 """Pages in one request."""
+OPERATIONS = {Op.READ: REQUEST_PAGES_MAX, Op.WRITE: REQUEST_PAGES_MAX, Op.DISCARD: REQUEST_PAGES_MAX, Op.FLUSH: 0}
+"""What a volume does, and of how many pages at once. The pages follow a WRITE, and the reply to a READ."""
 ANSWER_S = 60.0
 """Longest wait for one answer; a volume whose process just started first asks its lenders what they hold."""
 RECONNECT_S = 60.0
@@ -46,119 +45,17 @@ PAUSE_S = 0.1
 F = TypeVar("F", bound=wire.Frame)
 
 
-# ---- what a process and its volume say to one another ----------------------------------------------------------------
-
-
-class WireError(ConnectionError):
-    """The peer sent something else; the connection is of no more use."""
-
-
-class Op(IntEnum):
-    READ = 1
-    """REPLY is followed by the pages."""
-    WRITE = 2
-    """REQUEST is followed by the pages."""
-    FLUSH = 3
-    DISCARD = 4
-    """The pages read as zeros from now on."""
-
-
-class Status(IntEnum):
-    OK = 0
-    REFUSED = 1
-    """Not the token of this volume."""
-    BAD = 2
-    """The request is out of range; the connection ends."""
-    FAILED = 3
-    """Neither lender nor disk could do it."""
-
-
-class Welcome(NamedTuple):
-    status: Status
-    page_bytes: int
-    size_bytes: int
-
-
-class Request(NamedTuple):
-    op: Op
-    page: int
-    """First page of the volume."""
-    pages: int
-    """How many; 0 for a flush."""
-    tag: int
-
-
-class Reply(NamedTuple):
-    status: Status
-    pages: int
-    tag: int
-
-
 def pack_hello(token: bytes) -> bytes:
     return _HELLO.pack(MAGIC, token)
 
 
 def hello(data: bytes | bytearray) -> bytes:
     """The token. WireError when it is no hello."""
-    if len(data) != HELLO_BYTES:
-        raise WireError(f"a hello of {len(data)} bytes instead of {HELLO_BYTES}")
+    headers.expect("hello", data, HELLO_BYTES)
     magic, token = _HELLO.unpack(data)
     if magic != MAGIC:
         raise WireError("not a volume connection")
     return bytes(token)
-
-
-def pack_welcome(welcome: Welcome) -> bytes:
-    return _WELCOME.pack(MAGIC, welcome.status, welcome.page_bytes, welcome.size_bytes)
-
-
-def welcome(data: bytes | bytearray) -> Welcome:
-    """WireError when it is none."""
-    if len(data) != WELCOME_BYTES:
-        raise WireError(f"a welcome of {len(data)} bytes instead of {WELCOME_BYTES}")
-    magic, status, page_bytes, size_bytes = _WELCOME.unpack(data)
-    if magic != MAGIC:
-        raise WireError("the other end is no volume")
-    return Welcome(_status(status), page_bytes, size_bytes)
-
-
-def pack_request(request: Request) -> bytes:
-    return _REQUEST.pack(request.op, request.pages, request.page, request.tag)
-
-
-def request(data: bytes | bytearray, pages: int) -> Request:
-    """A request to a volume of `pages` pages. WireError when it is out of range."""
-    if len(data) != REQUEST_BYTES:
-        raise WireError(f"a request of {len(data)} bytes instead of {REQUEST_BYTES}")
-    code, count, page, tag = _REQUEST.unpack(data)
-    try:
-        op = Op(code)
-    except ValueError as error:
-        raise WireError(f"no operation has the number {code}") from error
-    if op is not Op.FLUSH and (not 1 <= count <= REQUEST_PAGES_MAX or page + count > pages):
-        raise WireError(
-            f"{op.name} of {count} pages at {page}; there are {pages}, a request has at most {REQUEST_PAGES_MAX}"
-        )
-    return Request(op, page, count, tag)
-
-
-def pack_reply(reply: Reply) -> bytes:
-    return _REPLY.pack(reply.status, reply.pages, reply.tag)
-
-
-def reply(data: bytes | bytearray) -> Reply:
-    """WireError when it is none."""
-    if len(data) != REPLY_BYTES:
-        raise WireError(f"a reply of {len(data)} bytes instead of {REPLY_BYTES}")
-    status, count, tag = _REPLY.unpack(data)
-    return Reply(_status(status), count, tag)
-
-
-def _status(code: int) -> Status:
-    try:
-        return Status(code)
-    except ValueError as error:
-        raise WireError(f"no status has the number {code}") from error
 
 
 # ---- the job's end ---------------------------------------------------------------------------------------------------
@@ -345,9 +242,9 @@ class RemoteMemory:
         stream = _dial(self._at.path)
         try:
             stream.sendall(pack_hello(self._at.token))
-            data = bytearray(WELCOME_BYTES)
+            data = bytearray(headers.WELCOME_BYTES)
             _receive(stream, memoryview(data))
-            found = welcome(data)
+            found = headers.welcome(data)
             if found != Welcome(Status.OK, self.page, self.size):
                 raise WireError(f"the volume answered {found}")
         except OSError:
@@ -369,12 +266,12 @@ class RemoteMemory:
 
 def _exchange(stream: socket.socket, request: Request, data: memoryview | None, into: memoryview | None) -> Status:
     """OSError when the connection ends before the answer is whole."""
-    stream.sendall(pack_request(request))
+    stream.sendall(headers.pack_request(request))
     if data is not None:
         stream.sendall(data)
-    header = bytearray(REPLY_BYTES)
+    header = bytearray(headers.REPLY_BYTES)
     _receive(stream, memoryview(header))
-    answer = reply(header)
+    answer = headers.reply(header)
     if answer.status is Status.OK:
         if (answer.tag, answer.pages) != (request.tag, request.pages):
             raise WireError(f"{answer} to {request}")

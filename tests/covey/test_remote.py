@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from covey import remote, wire
+from covey import headers, remote, wire
 from covey.core import HostId
 from covey.frames import read_frame, write_frame
 from covey.ports import ByteStream
@@ -202,9 +202,9 @@ async def test_a_volume_tells_nothing_to_who_lacks_its_token_and_survives_nonsen
         address = f"unix:{agent.bench.env.run_dir}/vol-data.sock"
         stream = await agent.bench.env.bytes.connect(address)
         await stream.write(remote.pack_hello(b"x" * 32))
-        answer = bytearray(remote.WELCOME_BYTES)
+        answer = bytearray(headers.WELCOME_BYTES)
         await stream.read_into(memoryview(answer))
-        assert remote.welcome(answer) == remote.Welcome(remote.Status.REFUSED, 0, 0)
+        assert headers.welcome(answer) == headers.Welcome(headers.Status.REFUSED, 0, 0)
         for nonsense in (b"\0" * 500, b"GET / HTTP/1.1\r\n\r\n" * 30, remote.pack_hello(TOKEN) + b"\xff" * 24):
             stream = await agent.bench.env.bytes.connect(address)
             await stream.write(nonsense)

@@ -10,10 +10,12 @@ import asyncio
 from array import array
 from typing import NamedTuple
 
+from covey import headers
+from covey.headers import Op, Request, Status, WireError
 from covey.ports import ByteStream, Env
 from plugins.memory.datapath import slabwire
 from plugins.memory.datapath.control import OpenPlace
-from plugins.memory.datapath.slabwire import Hello, Op, Request, Status, Versions, WireError
+from plugins.memory.datapath.slabwire import Hello, Versions
 
 
 class SlabGone(Exception):
@@ -66,9 +68,9 @@ class RemoteSlab:
         if found.status is not Status.OK:
             stream.close()
             raise SlabStale(f"{place.lender} does not lend this slab under epoch {place.epoch}")
-        if (found.page_bytes, found.slab_bytes) != (page_bytes, pages * page_bytes):
+        if (found.page_bytes, found.size_bytes) != (page_bytes, pages * page_bytes):
             stream.close()
-            raise SlabGone(f"{place.lender} lends {found.slab_bytes} bytes in pages of {found.page_bytes}")
+            raise SlabGone(f"{place.lender} lends {found.size_bytes} bytes in pages of {found.page_bytes}")
         slab = cls(env, stream, place, pages, page_bytes, deadline_s)
         env.spawn(f"slab {place.index}", slab._read_replies())
         return slab
@@ -131,7 +133,7 @@ class RemoteSlab:
         self._tag += 1
         request = Request(op, first, len(versions) if versions is not None else count, self._tag)
         waiting = _Waiting(request, into, asyncio.get_running_loop().create_future())
-        parts: list[bytes | memoryview] = [slabwire.pack_request(request)]
+        parts: list[bytes | memoryview] = [headers.pack_request(request)]
         if versions is not None:
             parts.append(memoryview(versions).cast("B"))
         if pages is not None:
@@ -153,17 +155,17 @@ class RemoteSlab:
             raise
 
     async def _read_replies(self) -> None:
-        header = bytearray(slabwire.REPLY_BYTES)
+        header = bytearray(headers.REPLY_BYTES)
         try:
             while not self.why:
                 await self._stream.read_into(memoryview(header))
-                await self._take_reply(slabwire.reply(header))
+                await self._take_reply(headers.reply(header))
         except ConnectionError as error:
             self.fail(f"connection to {self.place.lender}: {error}")
         finally:
             self.fail("stopped")
 
-    async def _take_reply(self, reply: slabwire.Reply) -> None:
+    async def _take_reply(self, reply: headers.Reply) -> None:
         waiting = self._waiting.get(reply.tag)
         if waiting is None or reply.status is not Status.OK or reply.pages != waiting.request.pages:
             raise WireError(f"{reply} to {waiting and waiting.request}")
@@ -183,9 +185,9 @@ class RemoteSlab:
             done.set_result(versions)
 
 
-async def _greet(env: Env, stream: ByteStream, volume: str, place: OpenPlace) -> slabwire.Welcome:
+async def _greet(env: Env, stream: ByteStream, volume: str, place: OpenPlace) -> headers.Welcome:
     hello = Hello(env.host, volume, place.index, place.epoch, place.secret)
     await stream.write(slabwire.pack_hello(hello))
-    data = bytearray(slabwire.WELCOME_BYTES)
+    data = bytearray(headers.WELCOME_BYTES)
     await stream.read_into(memoryview(data))
-    return slabwire.welcome(data)
+    return headers.welcome(data)

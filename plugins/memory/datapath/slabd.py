@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from covey import headers
+from covey.headers import Op, Reply, Request, Status, Welcome, WireError
 from covey.ports import Address, ByteStream, Env
 from plugins.memory.datapath import control, slabwire
 from plugins.memory.datapath.control import Answer, ControlServer, HeldSlab, No, Question, SlabList, Yes
-from plugins.memory.datapath.slabwire import Op, Reply, Request, Status, Versions, Welcome, WireError
+from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.policy.settings import REQUEST_PAGES_MAX
 
 HELLO_S = 5.0
@@ -159,32 +161,34 @@ class SlabServer:
         slab = self._store.find(slabwire.hello(data))
         if slab is None:
             self._store.refused += 1
-            await stream.write(slabwire.pack_welcome(Welcome(Status.STALE, 0, 0)))
+            await stream.write(headers.pack_welcome(Welcome(Status.REFUSED, 0, 0)))
             return None
-        await stream.write(slabwire.pack_welcome(Welcome(Status.OK, slab.page_bytes, len(slab.memory))))
+        await stream.write(headers.pack_welcome(Welcome(Status.OK, slab.page_bytes, len(slab.memory))))
         return slab
 
     async def _requests(self, stream: ByteStream, slab: HostedSlab) -> None:
-        header = bytearray(slabwire.REQUEST_BYTES)
+        header = bytearray(headers.REQUEST_BYTES)
         buffer = bytearray(REQUEST_PAGES_MAX * slab.page_bytes)
         while True:
             await stream.read_into(memoryview(header))
             try:
-                request = slabwire.request(header, len(slab.versions), REQUEST_PAGES_MAX)
+                request = headers.request(header, len(slab.versions), slabwire.OPERATIONS)
             except WireError:
-                await stream.write(slabwire.pack_reply(Reply(Status.BAD, 0, 0)))
+                await stream.write(headers.pack_reply(Reply(Status.BAD, 0, 0)))
                 raise
             match request.op:
                 case Op.READ | Op.VERSIONS:
                     await self._read(stream, slab, request)
                 case Op.WRITE | Op.DISCARD:
                     await self._write(stream, slab, request, memoryview(buffer))
+                case Op.FLUSH:
+                    raise AssertionError("not among the operations of a slab")
 
     async def _read(self, stream: ByteStream, slab: HostedSlab, request: Request) -> None:
         if not slab.live:
             raise WireError("the slab was taken back")
         first, count = request.page, request.pages
-        reply = slabwire.pack_reply(Reply(Status.OK, count, request.tag))
+        reply = headers.pack_reply(Reply(Status.OK, count, request.tag))
         versions = memoryview(slab.versions)[first : first + count].cast("B").tobytes()
         if request.op is Op.VERSIONS:
             await stream.write(reply, versions)
@@ -201,7 +205,7 @@ class SlabServer:
         if not slab.live:
             raise WireError("the slab was taken back")
         slab.put(request.page, versions, pages)
-        await stream.write(slabwire.pack_reply(Reply(Status.OK, request.pages, request.tag)))
+        await stream.write(headers.pack_reply(Reply(Status.OK, request.pages, request.tag)))
 
 
 async def run_slabd(env: Env, config: SlabdConfig) -> None:

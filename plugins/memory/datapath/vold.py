@@ -11,9 +11,9 @@ import hmac
 
 import msgspec
 
-from covey import remote
+from covey import headers, remote
+from covey.headers import Op, Reply, Request, Status, Welcome, WireError
 from covey.ports import ByteStream, Env
-from covey.remote import Op, Reply, Request, Status, Welcome, WireError
 from plugins.memory.datapath import control
 from plugins.memory.datapath.control import Answer, ControlServer, No, OpenPlace, PlaceList, Question, Yes
 from plugins.memory.datapath.volume import Shape, Volume
@@ -79,19 +79,19 @@ class Front:
         known = hmac.compare_digest(remote.hello(data), self._config.token)
         shape = self._volume.shape
         answer = Welcome(Status.OK, shape.page_bytes, shape.size_bytes) if known else Welcome(Status.REFUSED, 0, 0)
-        await stream.write(remote.pack_welcome(answer))
+        await stream.write(headers.pack_welcome(answer))
         self.refused += not known
         return known
 
     async def _requests(self, stream: ByteStream) -> None:
-        header = bytearray(remote.REQUEST_BYTES)
+        header = bytearray(headers.REQUEST_BYTES)
         buffer = memoryview(bytearray(remote.REQUEST_PAGES_MAX * self._volume.shape.page_bytes))
         while True:
             await stream.read_into(memoryview(header))
             try:
-                request = remote.request(header, self._volume.shape.pages)
+                request = headers.request(header, self._volume.shape.pages, remote.OPERATIONS)
             except WireError:
-                await stream.write(remote.pack_reply(Reply(Status.BAD, 0, 0)))
+                await stream.write(headers.pack_reply(Reply(Status.BAD, 0, 0)))
                 raise
             pages = buffer[: request.pages * self._volume.shape.page_bytes]
             if request.op is Op.WRITE:
@@ -103,9 +103,9 @@ class Front:
             await self._do(request, pages)
         except OSError as error:
             self._env.log.error("a request failed", op=request.op.name, page=request.page, why=str(error))
-            await stream.write(remote.pack_reply(Reply(Status.FAILED, 0, request.tag)))
+            await stream.write(headers.pack_reply(Reply(Status.FAILED, 0, request.tag)))
             return
-        reply = remote.pack_reply(Reply(Status.OK, request.pages, request.tag))
+        reply = headers.pack_reply(Reply(Status.OK, request.pages, request.tag))
         if request.op is Op.READ:
             await stream.write(reply, pages)
         else:
@@ -121,6 +121,8 @@ class Front:
                 await self._volume.write(request.page, request.pages, None)
             case Op.FLUSH:
                 await self._volume.flush()
+            case Op.VERSIONS:
+                raise AssertionError("not among the operations of a volume")
 
 
 class VolumeControl:

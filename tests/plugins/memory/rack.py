@@ -12,10 +12,10 @@ import msgspec
 
 from chaos.host import SimHost, SimProcess
 from chaos.world import World
-from covey import remote
+from covey import headers, remote
 from covey.core import Fact, HostId, JobId, Message
+from covey.headers import Op, Request, Status
 from covey.ports import Command, Env
-from covey.remote import Op, Request, Status
 from plugins.base import JobPeer, Program, Refused, ReplicatedLog, Runner, S
 from plugins.facts import HostGone, HostState, HostView, SecondPassed
 from plugins.memory import ROOM
@@ -283,10 +283,10 @@ class SimClient:
                 if self._stream is None:
                     await self._connect()
                 self._tag += 1
-                await self._stream.write(remote.pack_request(Request(op, page, count, self._tag)), data)
-                header = bytearray(remote.REPLY_BYTES)
+                await self._stream.write(headers.pack_request(Request(op, page, count, self._tag)), data)
+                header = bytearray(headers.REPLY_BYTES)
                 await self._stream.read_into(memoryview(header))
-                reply = remote.reply(header)
+                reply = headers.reply(header)
                 if reply.status is not Status.OK:
                     self.failed += 1
                     await asyncio.sleep(0.2)
@@ -302,10 +302,10 @@ class SimClient:
     async def _connect(self) -> None:
         stream = await self.env.bytes.connect(f"unix:{self.path}")
         await stream.write(remote.pack_hello(self.token))
-        data = bytearray(remote.WELCOME_BYTES)
+        data = bytearray(headers.WELCOME_BYTES)
         await stream.read_into(memoryview(data))
-        found = remote.welcome(data)
-        assert found == remote.Welcome(Status.OK, PAGE, self.size_bytes), found
+        found = headers.welcome(data)
+        assert found == headers.Welcome(Status.OK, PAGE, self.size_bytes), found
         self._stream = stream
 
 

@@ -5,12 +5,14 @@ from array import array
 
 import pytest
 
+from covey import headers
+from covey.headers import Op, Request
 from covey.ports import ByteStream
 from plugins.memory.datapath import slabwire
 from plugins.memory.datapath.control import OpenPlace, RegisterSlab
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
 from plugins.memory.datapath.slabd import HostedSlab, SlabStore
-from plugins.memory.datapath.slabwire import Hello, Op, Request
+from plugins.memory.datapath.slabwire import Hello
 from tests.plugins.memory.ports import PAGE, SECRET, Bench, a_bench, page, soon
 
 SIZE = 16 * PAGE
@@ -36,7 +38,7 @@ async def greeted(bench: Bench, place: OpenPlace) -> ByteStream:
     """A raw connection that has said hello."""
     stream = await bench.env.bytes.connect(bench.address)
     await stream.write(slabwire.pack_hello(Hello("h1", "data", place.index, place.epoch, place.secret)))
-    await stream.read_into(memoryview(bytearray(slabwire.WELCOME_BYTES)))
+    await stream.read_into(memoryview(bytearray(headers.WELCOME_BYTES)))
     return stream
 
 
@@ -104,7 +106,7 @@ async def test_a_write_cut_short_leaves_the_older_page_whole() -> None:
         slab = hosted(bench.store)
         slab.put(0, versions(1), memoryview(page(1)))
         stream = await greeted(bench, place)
-        request = slabwire.pack_request(Request(Op.WRITE, 0, 1, 1))
+        request = headers.pack_request(Request(Op.WRITE, 0, 1, 1))
         await stream.write(request, versions(2).tobytes(), page(2)[: PAGE // 2])
         await asyncio.sleep(0.02)
         stream.close()
@@ -161,10 +163,10 @@ async def test_many_requests_may_be_under_way_at_once() -> None:
 @pytest.mark.parametrize(
     "request_bytes",
     [
-        slabwire.pack_request(Request(Op.READ, 15, 2, 1)),
-        slabwire.pack_request(Request(Op.WRITE, 0, 0, 1)),
-        slabwire.pack_request(Request(Op.READ, 1 << 31, 1 << 31, 1)),
-        b"\xff" * slabwire.REQUEST_BYTES,
+        headers.pack_request(Request(Op.READ, 15, 2, 1)),
+        headers.pack_request(Request(Op.WRITE, 0, 0, 1)),
+        headers.pack_request(Request(Op.READ, 1 << 31, 1 << 31, 1)),
+        b"\xff" * headers.REQUEST_BYTES,
     ],
 )
 async def test_a_request_out_of_range_ends_that_connection_and_no_other(request_bytes: bytes) -> None:
@@ -173,9 +175,9 @@ async def test_a_request_out_of_range_ends_that_connection_and_no_other(request_
         other = await link(bench, OpenPlace(1, 1, "h2", bench.address, SECRET))
         stream = await greeted(bench, bench.register(0))
         await stream.write(request_bytes)
-        reply = bytearray(slabwire.REPLY_BYTES)
+        reply = bytearray(headers.REPLY_BYTES)
         await stream.read_into(memoryview(reply))
-        assert slabwire.reply(reply).status is slabwire.Status.BAD
+        assert headers.reply(reply).status is headers.Status.BAD
         with pytest.raises(ConnectionError):
             await stream.read_into(memoryview(bytearray(1)))
         await other.write(0, versions(1), memoryview(page(1)))

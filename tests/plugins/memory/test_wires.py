@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey import frames, remote
+from covey import frames, headers, remote
 from covey.core import HostId
+from covey.headers import Op, Reply, Request, Status, Welcome
 from plugins.memory.datapath import control, slabwire
 from plugins.memory.messages import (
     Activity,
@@ -88,60 +89,60 @@ def mutated(seeds: Sequence[bytes]) -> st.SearchStrategy[bytes]:
     return st.builds(change, st.sampled_from(list(seeds)), st.lists(edit, min_size=1, max_size=6))
 
 
-HEADERS: list[tuple[Callable[[bytes], object], bytes]] = [
-    (slabwire.hello, slabwire.pack_hello(slabwire.Hello("h1", "data", 3, 9, b"s" * 16))),
-    (slabwire.welcome, slabwire.pack_welcome(slabwire.Welcome(slabwire.Status.OK, 4096, 1 << 20))),
-    (lambda data: slabwire.request(data, 256, 256), slabwire.pack_request(slabwire.Request(slabwire.Op.READ, 3, 4, 5))),
-    (slabwire.reply, slabwire.pack_reply(slabwire.Reply(slabwire.Status.OK, 4, 5))),
-    (remote.hello, remote.pack_hello(b"t" * 32)),
-    (remote.welcome, remote.pack_welcome(remote.Welcome(remote.Status.OK, 4096, 1 << 20))),
-    (lambda data: remote.request(data, 256), remote.pack_request(remote.Request(remote.Op.WRITE, 3, 4, 5))),
-    (remote.reply, remote.pack_reply(remote.Reply(remote.Status.FAILED, 4, 5))),
+def to_slab(data: bytes) -> headers.Request:
+    return headers.request(data, 300, slabwire.OPERATIONS)
+
+
+def to_volume(data: bytes) -> headers.Request:
+    return headers.request(data, 300, remote.OPERATIONS)
+
+
+HEADERS: list[tuple[Callable[[bytes], object], bytes, object]] = [
+    (
+        slabwire.hello,
+        slabwire.pack_hello(slabwire.Hello("h1", "data", 3, 9, b"s" * 16)),
+        ("h1", "data", 3, 9, b"s" * 16),
+    ),
+    (remote.hello, remote.pack_hello(b"t" * 32), b"t" * 32),
+    (headers.welcome, headers.pack_welcome(Welcome(Status.OK, 4096, 1 << 20)), Welcome(Status.OK, 4096, 1 << 20)),
+    (to_slab, headers.pack_request(Request(Op.VERSIONS, 3, 290, 5)), Request(Op.VERSIONS, 3, 290, 5)),
+    (to_volume, headers.pack_request(Request(Op.WRITE, 3, 4, 5)), Request(Op.WRITE, 3, 4, 5)),
+    (to_volume, headers.pack_request(Request(Op.FLUSH, 0, 0, 5)), Request(Op.FLUSH, 0, 0, 5)),
+    (headers.reply, headers.pack_reply(Reply(Status.FAILED, 4, 5)), Reply(Status.FAILED, 4, 5)),
 ]
 
 
-def test_headers_come_back_as_they_were_packed() -> None:
-    assert [decode(data) for decode, data in HEADERS] == [
-        slabwire.Hello("h1", "data", 3, 9, b"s" * 16),
-        slabwire.Welcome(slabwire.Status.OK, 4096, 1 << 20),
-        slabwire.Request(slabwire.Op.READ, 3, 4, 5),
-        slabwire.Reply(slabwire.Status.OK, 4, 5),
-        b"t" * 32,
-        remote.Welcome(remote.Status.OK, 4096, 1 << 20),
-        remote.Request(remote.Op.WRITE, 3, 4, 5),
-        remote.Reply(remote.Status.FAILED, 4, 5),
-    ]
+@pytest.mark.parametrize(("decode", "data", "said"), HEADERS)
+def test_a_header_comes_back_as_it_was_packed(decode: Callable[[bytes], object], data: bytes, said: object) -> None:
+    assert decode(data) == said
 
 
-@given(which=st.integers(0, len(HEADERS) - 1), data=st.binary(max_size=200) | mutated([data for _, data in HEADERS]))
+@given(which=st.integers(0, len(HEADERS) - 1), data=st.binary(max_size=200) | mutated([data for _, data, _ in HEADERS]))
 def test_any_bytes_are_a_header_or_a_wire_error(which: int, data: bytes) -> None:
     try:
         HEADERS[which][0](data)
-    except (slabwire.WireError, remote.WireError):
+    except headers.WireError:
         pass
 
 
-@given(code=st.integers(0, 255), page=st.integers(0, 2**32 - 1), count=st.integers(0, 2**32 - 1))
-def test_whatever_request_is_accepted_lies_inside_the_slab(code: int, page: int, count: int) -> None:
-    data = bytearray(slabwire.pack_request(slabwire.Request(slabwire.Op.READ, page, count, 1)))
-    data[0] = code
-    try:
-        request = slabwire.request(data, 300, 256)
-    except slabwire.WireError:
-        return
-    assert request.pages >= 1
-    assert request.page + request.pages <= 300
-
-
 @given(code=st.integers(0, 255), page=st.integers(0, 2**64 - 1), count=st.integers(0, 2**32 - 1))
-def test_whatever_request_is_accepted_lies_inside_the_volume(code: int, page: int, count: int) -> None:
-    data = bytearray(remote.pack_request(remote.Request(remote.Op.READ, page, count, 1)))
+def test_whatever_request_is_accepted_is_known_and_lies_inside(code: int, page: int, count: int) -> None:
+    data = bytearray(headers.pack_request(Request(Op.READ, page, count, 1)))
     data[0] = code
-    try:
-        request = remote.request(data, 300)
-    except remote.WireError:
-        return
-    assert request.op is remote.Op.FLUSH or (1 <= request.pages <= 256 and request.page + request.pages <= 300)
+    for operations in (slabwire.OPERATIONS, remote.OPERATIONS):
+        try:
+            request = headers.request(data, 300, operations)
+        except headers.WireError:
+            continue
+        assert request.op in operations
+        limit = operations[request.op]
+        assert limit == 0 or (1 <= request.pages <= limit and request.page + request.pages <= 300)
+
+
+def test_neither_end_takes_an_operation_of_the_other_protocol() -> None:
+    for decode, op in ((to_slab, Op.FLUSH), (to_volume, Op.VERSIONS)):
+        with pytest.raises(headers.WireError, match="no operation here"):
+            decode(headers.pack_request(Request(op, 0, 1, 1)))
 
 
 @pytest.mark.parametrize("message", SAID, ids=lambda message: type(message).__name__)
