@@ -132,14 +132,14 @@ class WorkloadsRight:
 class Rank:
     """One rank that really runs."""
 
-    __slots__ = ("epoch", "gpus", "host", "job", "process", "rank", "size", "tenant")
+    __slots__ = ("epoch", "gpus", "host", "job", "job_class", "process", "rank", "size", "tenant")
 
     def __init__(self, host: str, process: SimProcess, command: Command) -> None:
         env = command.env
         self.host, self.process = host, process
         self.job, self.epoch, self.rank = env["COVEY_JOB_ID"], int(env["COVEY_EPOCH"]), int(env["COVEY_RANK"])
         self.gpus = tuple(gpu for gpu in env["COVEY_GPUS"].split(",") if gpu)
-        self.size, self.tenant = int(env["COVEY_WORLD_SIZE"]), env["COVEY_TENANT"]
+        self.size, self.tenant, self.job_class = int(env["COVEY_WORLD_SIZE"]), env["COVEY_TENANT"], env["COVEY_CLASS"]
 
 
 def ranks_of(world: World) -> list[Rank]:
@@ -179,13 +179,14 @@ class GpusExclusive:
 
 
 class QuotaHeld:
-    """What really runs of a tenant never exceeds its quota. A job counts once, with what its largest epoch uses: ranks
-    of an older one on a host that nobody reaches are somebody else's business (`FencedRanksEnd`)."""
+    """What really runs of a tenant against its quota never exceeds it. A job counts once, with what its largest epoch
+    uses: ranks of an older one on a host that nobody reaches are somebody else's business (`FencedRanksEnd`). One that
+    started as opportunistic counts as soon as some host knows that it was upgraded."""
 
     name, every_s = "no tenant runs more than its quota", 0.0
 
     def __init__(self, rack: "SimRack", quotas: dict[str, int]) -> None:
-        self.quotas = quotas
+        self.rack, self.quotas = rack, quotas
         self._births = -1
 
     def check(self, world: World) -> None:
@@ -194,6 +195,8 @@ class QuotaHeld:
         self._births = world.births
         by_job: dict[tuple[str, str], dict[int, int]] = {}
         for rank in ranks_of(world):
+            if rank.job_class == "opportunistic" and not self._upgraded(rank.job):
+                continue
             epochs = by_job.setdefault((rank.tenant, rank.job), {})
             epochs[rank.epoch] = epochs.get(rank.epoch, 0) + len(rank.gpus)
         used: dict[str, int] = {}
@@ -202,6 +205,11 @@ class QuotaHeld:
         for tenant, gpus in used.items():
             quota = self.quotas.get(tenant)
             assert quota is None or gpus <= quota, f"tenant {tenant} runs {gpus} GPUs, its quota is {quota}"
+
+    def _upgraded(self, job: str) -> bool:
+        rooms = [self.rack.room(name, "scheduler") for name in self.rack.alive()]
+        known = [room.queue.jobs.get(job) for room in rooms if room is not None]
+        return any(found is not None and found.counts for found in known)
 
 
 class FencedRanksEnd:

@@ -49,7 +49,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 def known_stories() -> dict[str, Story]:
-    """Name -> function: every module of `chaos.stories` has a `play`."""
+    """Name -> function: every module of `chaos.stories` has a `play`, and maybe `SETTINGS`, sections of agent.toml."""
     found: dict[str, Story] = {}
     for module in sorted(pkgutil.iter_modules(stories.__path__), key=lambda module: module.name):
         found[module.name] = importlib.import_module(f"chaos.stories.{module.name}").play
@@ -62,7 +62,8 @@ def tell(
     """Play one story. `Broken` with the line that repeats it when something does not hold; KeyError: no such story."""
     play = known_stories()[name]
     quotas: Mapping[str, int] = {"red": hosts, "blue": max(1, hosts // 2)}
-    with SimRack(seed, hosts, log=log, story=name, quotas=quotas) as rack:
+    settings = getattr(importlib.import_module(f"chaos.stories.{name}"), "SETTINGS", None)
+    with SimRack(seed, hosts, log=log, story=name, quotas=quotas, settings=settings) as rack:
         if until is not None:
             rack.world.stop_at = until
         rack.start()

@@ -105,6 +105,17 @@ class Little:
     def state(self, job: JobId) -> str:
         return self.queue.jobs[job].state
 
+    def scattered(self, job: Job) -> dict[HostId, list[str]]:
+        """GPUs that it may start on, one per host in turn; none when it does not fit, or its workers take several."""
+        allowed = self.ground().free_for(job)
+        found: dict[HostId, list[str]] = {}
+        for turn in range(max(allowed.values(), default=0)):
+            for host in sorted(allowed):
+                if turn < allowed[host] and sum(map(len, found.values())) < job.spec.gpus:
+                    found.setdefault(host, []).append(self.free(host)[turn])
+        whole = job.spec.gpus_per_worker == 1 and sum(map(len, found.values())) == job.spec.gpus
+        return found if whole else {}
+
     def free(self, host: HostId) -> list[str]:
         held = self.queue.holders.get(host, {})
         return [gpu for gpu in (f"{host}.{number}" for number in range(self.totals[host])) if gpu not in held]

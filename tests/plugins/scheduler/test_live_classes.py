@@ -11,6 +11,8 @@ from covey.core import HostId
 from plugins.scheduler.machine.leader import Leader
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import (
+    Applied,
+    CancelAsked,
     Command,
     Demoted,
     GpusReserved,
@@ -131,6 +133,14 @@ def test_what_is_kept_goes_back_when_the_job_is_cancelled_demoted_or_passed() ->
     assert rack.queue.reserving == gang
     rack.say(QuotaSet(wall_s=1.0, tenant="red", gpus=1))
     assert ("GpusReserved", gang) in kinds(rack.look()) and rack.queue.reserving is None, "it is over its quota now"
+    rack.say(QuotaSet(wall_s=1.0, tenant="red", gpus=2))
+    rack.settle()
+    assert rack.queue.reserving == gang
+    second = rack.submit(1, "red", each=2)
+    asks = GpusReserved(wall_s=1.0, job=second, epoch=0, gpus={H2: 1})
+    assert isinstance(rack.say(asks), NotApplied), "one gang at a time"
+    rack.say(CancelAsked(wall_s=1.0, job=gang))
+    assert rack.queue.reserving is None and isinstance(rack.say(asks), Applied)
 
 
 def test_how_long_a_job_waits_survives_the_leader_and_is_counted_while_somebody_waits_only() -> None:
@@ -236,7 +246,7 @@ class AnyLife(RuleBasedStateMachine):
 
     @rule(
         workers=st.integers(1, 4),
-        each=st.sampled_from([1, 1, 2, 3]),
+        each=st.sampled_from([1, 1, 1, 2, 2, 3]),
         tenant=st.sampled_from(TENANTS),
         kind=st.sampled_from(CLASSES),
     )
@@ -258,10 +268,11 @@ class AnyLife(RuleBasedStateMachine):
             assert not any(isinstance(command, Granted) for command in said), "an upgrade comes before any start"
 
     @precondition(lambda self: self.rack.jobs("placing"))
-    @rule(at=st.integers(0, 9))
-    def place(self, at: int) -> None:
+    @rule(at=st.integers(0, 9), scatter=st.booleans())
+    def place(self, at: int, scatter: bool) -> None:
         jobs = self.rack.jobs("placing")
-        self.rack.place(jobs[at % len(jobs)])
+        job = jobs[at % len(jobs)]
+        self.rack.place(job, (scatter and self.rack.scattered(job)) or None)
 
     @precondition(lambda self: self.rack.jobs("running", "stopping"))
     @rule(at=st.integers(0, 9), code=st.sampled_from([0, 0, 0, 1, 75]))
