@@ -10,7 +10,7 @@
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -38,6 +38,15 @@ _encode = msgspec.msgpack.Encoder().encode
 _asks: msgspec.msgpack.Decoder[Ask | Answer] = msgspec.msgpack.Decoder(Ask | Answer)
 AGENT, LOG = "agent", "log"
 """Addressees of letters beside the rooms."""
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """Links that count what happens to them: the real ones."""
+
+    @property
+    def counters(self) -> Mapping[str, int]: ...
+    def metrics(self) -> Mapping[str, float]: ...
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -332,7 +341,11 @@ class HostAgent:
             found |= service.metrics()
         found |= self.jobs.metrics()
         found |= self.rooms_at_work.metrics()
+        links = self.env.links
+        if isinstance(links, Measured):
+            found |= links.metrics()
         for source, counters in (
+            ("links", links.counters if isinstance(links, Measured) else {}),
             ("gossip", self.gossip.counters),
             ("courier", self.courier.counters),
             ("log", self.log.counters),

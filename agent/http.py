@@ -20,7 +20,6 @@ Errors are `ErrorView` JSON. What is malformed, too long or not allowed is refus
 import asyncio
 import contextlib
 import logging
-import math
 import os
 import socket
 from collections import Counter
@@ -34,6 +33,7 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from agent.doors import is_our_name, peer_uid, tcp_socket, unix_socket
+from agent.metrics import prometheus
 from covey.core import HostId
 from covey.ports import Env
 from plugins.base import Command, NoLeader, OutcomeUnknown, Refused
@@ -388,25 +388,6 @@ def _http_error(request: web.Request, refusal: web.HTTPException) -> web.Respons
 def _failed_rooms(health: Any) -> list[str]:
     rooms = health.get("rooms", {})
     return sorted(name for name, room in rooms.items() if room.get("state") == "failed")
-
-
-def prometheus(values: Mapping[str, float]) -> str:
-    """Prometheus text: one `# TYPE` line per family, samples of a family together, whole numbers without a point."""
-    lines: list[str] = []
-    last = ""
-    for name, value in sorted(values.items(), key=lambda item: (item[0].partition("{")[0], item[0])):
-        family = name.partition("{")[0]
-        if family != last:
-            lines.append(f"# TYPE {family} {'counter' if family.endswith('_total') else 'gauge'}")
-            last = family
-        lines.append(f"{name} {_number(value)}")
-    return "\n".join(lines) + "\n"
-
-
-def _number(value: float) -> str:
-    if math.isfinite(value):
-        return str(int(value)) if value == int(value) else repr(float(value))
-    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
 def _version() -> str:

@@ -6,7 +6,7 @@ A rank proves with its token that the runner started it under an epoch that stil
 known by the uid that the kernel tells. `Stepped` becomes the fact `StepTimed`; every other frame goes to the room that
 hears it, one at a time per process, so a process that asks faster than its room answers waits in its own socket.
 Frames to a process stand in a bounded outbox: who does not read is cut off, and joins again when he does. Whatever is
-malformed is counted and ends that connection, nothing else.
+malformed is counted and ends that connection, nothing else; who does it again and again is shut out (`offences`).
 """
 
 import asyncio
@@ -15,6 +15,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
+from agent.offences import Offences
 from covey.core import Fact, JobId
 from covey.frames import FrameError, pack, read_frame
 from covey.ports import ByteStream, Env, Listener
@@ -76,7 +77,8 @@ class JobSocket:
         self._env, self._runner, self._tell, self._deliver = env, runner, tell, deliver
         self._listener: Listener | None = None
         self._joined: list[ConnectedProcess] = []
-        self.counters = {"joined": 0, "refused": 0, "malformed": 0, "steps": 0, "metrics dropped": 0}
+        self.counters = {"joined": 0, "refused": 0, "malformed": 0, "steps": 0, "metrics dropped": 0, "shut out": 0}
+        self._offences = Offences()
 
     async def start(self) -> None:
         """OSError when another agent listens there."""
@@ -102,6 +104,9 @@ class JobSocket:
     # ---- one connection ----
 
     async def _serve(self, stream: ByteStream) -> None:
+        if self._offences.shut_out(stream.peer, self._env.clock.now_s()):
+            self.counters["shut out"] += 1
+            return
         try:
             async with asyncio.timeout(JOIN_S):
                 first = await read_frame(stream, decoder)
@@ -196,4 +201,6 @@ class JobSocket:
 
     def _malformed(self, stream: ByteStream, error: FrameError) -> None:
         self.counters["malformed"] += 1
-        self._env.log.warning("malformed frame on jobs.sock", peer=stream.peer, why=str(error))
+        unsaid = self._offences.add(stream.peer, self._env.clock.now_s())
+        if unsaid is not None:
+            self._env.log.warning("malformed frame on jobs.sock", peer=stream.peer, why=str(error), unsaid=unsaid)

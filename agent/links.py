@@ -3,20 +3,25 @@
 Each host binds one ROUTER and connects one DEALER to every peer; bytes flow from DEALER to ROUTER only, so there is no
 routing id to forge and no handover to lose. Who speaks is what the CURVE handshake proved (the ZAP user id), never
 what a message says. Keys are made anew at every start, kept in memory, and told by sealed gossip: whoever lacks the
-gossip key can neither learn nor announce one. A forgotten key is refused at once, also on a standing connection.
+gossip key can neither learn nor announce one. A forgotten key is refused at once, also on a standing connection. Who
+connects and shows no key is counted and, beyond a limit, turned away (`visitors`).
 """
 
 import asyncio
 import contextlib
+import os
+import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import zmq
 import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
+from zmq.utils.monitor import parse_monitor_message
 
+from agent.visitors import HANDSHAKE_S, Kind, Visitors
 from covey.core import HostId
 from covey.ports import Address, Log
 
@@ -27,6 +32,13 @@ HEARTBEAT_MS = 1000
 """Both ends ping: with only one end, a partition can leave a black hole."""
 
 
+EVENTS: Mapping[int, Kind] = {
+    zmq.EVENT_ACCEPTED: "accepted",
+    zmq.EVENT_HANDSHAKE_SUCCEEDED: "proven",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "failed",
+    zmq.EVENT_DISCONNECTED: "ended",
+}
+"""What the router's monitor is asked to tell. Refused keys are counted where they are refused."""
 RECONNECT_S = (0.25, 2.0)
 """A handshake that is refused ends a ZeroMQ connection for good; this is how long we wait before we make it anew:
 at first, and at most. A peer refuses us until gossip has told it our key."""
@@ -56,7 +68,10 @@ class ZmqLinks:
         self._authenticator: AsyncioAuthenticator | None = None
         self._reader: asyncio.Task[None] | None = None
         self._address = ""
+        self._monitor: zmq.asyncio.Socket | None = None
+        self._doorkeeper: asyncio.Task[None] | None = None
         self.counters: Counter[str] = Counter()
+        self.visitors = Visitors(self.counters)
 
     @property
     def address(self) -> Address:
@@ -78,6 +93,7 @@ class ZmqLinks:
         router.curve_secretkey = self._secret
         router.curve_publickey = self._public
         router.zap_domain = DOMAIN.encode()
+        self._monitor = monitor = router.get_monitor_socket(sum(EVENTS))
         try:
             router.bind(f"tcp://{bind}")
         except zmq.ZMQError as error:
@@ -86,6 +102,7 @@ class ZmqLinks:
         assert isinstance(endpoint, bytes)
         self._address = endpoint.decode().rstrip("\0").removeprefix("tcp://")
         self._reader = asyncio.create_task(self._read(router, heard), name="links")
+        self._doorkeeper = asyncio.create_task(self._watch(monitor), name="links: visitors")
 
     def callback(self, _domain: str, key: bytes | str) -> bool:
         """ZAP asks whether this client key may speak."""
@@ -103,6 +120,20 @@ class ZmqLinks:
                 continue
             self.counters["received"] += 1
             heard(sender, last.bytes)
+
+    async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
+        while True:
+            told = parse_monitor_message(await monitor.recv_multipart())
+            kind = EVENTS.get(told["event"])
+            if kind is not None and self.visitors.heard(kind, told["value"], time.monotonic()):
+                _turn_away(told["value"], self._address)
+
+    def metrics(self) -> Mapping[str, float]:
+        unproven = self.visitors.unproven(time.monotonic())
+        return {
+            'covey_control_connections{key="shown"}': float(self.visitors.open - unproven),
+            'covey_control_connections{key="not_shown"}': float(unproven),
+        }
 
     def know(self, host: HostId, address: Address, public_key: bytes) -> None:
         known = self._peers.get(host)
@@ -168,28 +199,39 @@ class ZmqLinks:
             self.counters["renewed"] += 1
 
     async def close(self) -> None:
-        if self._reader:
-            self._reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reader
+        for task in (self._reader, self._doorkeeper):
+            if task:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         for host in list(self._peers):
             self.forget(host)
-        if self._router:
+        if self._router and self._monitor:
+            self._router.disable_monitor()
+            self._monitor.close(linger=0)
             self._router.close()
         if self._authenticator:
             self._authenticator.stop()
         self._context.destroy(linger=0)
 
     @staticmethod
-    def _harden(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket") -> None:
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, OUTBOX_MESSAGES_MAX)
-        socket.setsockopt(zmq.RCVHWM, OUTBOX_MESSAGES_MAX)
-        socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
-        socket.setsockopt(zmq.HANDSHAKE_IVL, 3000)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TTL, 3 * HEARTBEAT_MS)
+    def _harden(end: "zmq.Socket[bytes] | zmq.asyncio.Socket") -> None:
+        end.setsockopt(zmq.LINGER, 0)
+        end.setsockopt(zmq.SNDHWM, OUTBOX_MESSAGES_MAX)
+        end.setsockopt(zmq.RCVHWM, OUTBOX_MESSAGES_MAX)
+        end.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+        end.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
+        end.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        end.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
+        end.setsockopt(zmq.HEARTBEAT_TTL, 3 * HEARTBEAT_MS)
+
+
+def _turn_away(file: int, bound: Address) -> None:
+    """End a connection that ZeroMQ accepted. The number may be another file's by now: only what is connected to our
+    own TCP port is touched, and whoever is hit by mistake connects again."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(file)) as connection:
+        if str(connection.getsockname()[1]) == bound.rpartition(":")[2]:
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 def _user_id(frame: zmq.Frame) -> bytes:

@@ -16,7 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent import jobs as jobs_module
+from agent.clock import RealClock
 from agent.jobs import STEP_MAX, JobSocket
+from agent.offences import FORGIVE_S, OFFENCES_MAX
 from covey.core import Fact, HostId, JobId
 from covey.frames import FRAME_BYTES_MAX, pack, read_frame
 from covey.ports import ByteStream
@@ -234,6 +236,29 @@ async def test_a_frame_that_announces_too_much_is_refused_before_anything_is_all
         with pytest.raises(ConnectionError):
             await read_frame(stream, decoder)
         assert found.socket.counters["malformed"] == 1
+
+
+async def test_a_process_that_sends_garbage_again_and_again_is_shut_out_and_does_not_fill_the_log(
+    short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with door(short) as found:
+        for _ in range(OFFENCES_MAX):
+            stream = await found.connect()
+            await stream.write(struct.pack("<I", FRAME_BYTES_MAX + 1))
+            with pytest.raises(ConnectionError):
+                await read_frame(stream, decoder)
+        for _ in range(20):
+            stream = await found.connect()
+            with pytest.raises(ConnectionError):
+                await stream.write(pack(GOOD))
+                await read_frame(stream, decoder)
+        counters = found.socket.counters
+        assert (counters["malformed"], counters["shut out"], counters["joined"]) == (OFFENCES_MAX, 20, 0)
+        assert found.host.lines.text.count("malformed frame") == OFFENCES_MAX
+        clock, real = found.host.env.clock, RealClock()
+        monkeypatch.setattr(clock, "now_s", lambda: real.now_s() + FORGIVE_S + 1)
+        _, answer = await found.say(GOOD)
+        assert isinstance(answer, Joined), "it kept quiet for a while"
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:

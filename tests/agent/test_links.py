@@ -1,11 +1,14 @@
 import asyncio
+import socket
 
 import pytest
 import zmq
 
 from agent import log as logs
+from agent import visitors
 from agent.links import MESSAGE_BYTES_MAX, ZmqLinks
 from covey.core import HostId
+from tests.agent.here import until
 
 GPU1, GPU2 = HostId("gpu1"), HostId("gpu2")
 
@@ -131,3 +134,31 @@ async def test_an_address_in_use_is_an_error_that_names_it() -> None:
     finally:
         await one.links.close()
         await two.close()
+
+
+async def test_who_connects_and_says_nothing_is_counted_and_a_crowd_of_them_is_turned_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(visitors, "UNPROVEN_MAX", 8)
+    one, two = [await End().open() for _ in range(2)]
+    silent: list[socket.socket] = []
+    try:
+        ip, _, port = two.links.address.rpartition(":")
+        silent += [socket.create_connection((ip, int(port))) for _ in range(20)]
+        await until(lambda: two.links.counters["accepted"] == 20)
+        await until(lambda: two.links.visitors.open == 8)
+        assert two.links.counters["turned away"] == 12
+        assert two.links.metrics()['covey_control_connections{key="not_shown"}'] == 8
+        silent[0].close()
+        await until(lambda: two.links.counters["broken off"] >= 1)
+        one.links.know(GPU2, two.links.address, two.links.public_key)
+        two.links.know(GPU1, one.links.address, one.links.public_key)
+        assert await send_until_heard(one, GPU2, b"hello", two) == (GPU1, b"hello"), "there is room for honest ones"
+        await until(lambda: two.links.counters["silent"] >= 7, 15.0)
+        await until(lambda: two.links.metrics()['covey_control_connections{key="not_shown"}'] == 0)
+        assert two.links.counters["handshakes"] >= 1
+    finally:
+        for connection in silent:
+            connection.close()
+        for end in (one, two):
+            await end.links.close()
