@@ -100,10 +100,10 @@ def traced(case: dict[str, Any], traces: Sequence[Path]) -> list[str]:
 
 
 def trace_path(traces: Sequence[Path], name: str) -> Path:
-    """The first of the folders that has the file. ValueError when none has."""
-    for folder in traces:
-        if (folder / name).is_file():
-            return folder / name
+    """The first of the folders that has the file, below the folder that it names or not. ValueError when none has."""
+    for path in (folder / below for folder in traces for below in (name, Path(name).name)):
+        if path.is_file():
+            return path
     looked = ", ".join(str(folder) for folder in traces) or "nowhere"
     raise ValueError(f"there is no trace {name} (looked in: {looked}); --traces DIR says where traces lie")
 

@@ -162,7 +162,7 @@ def test_traces_beside_the_vectors_are_found_and_gangs_wider_than_the_cluster_le
     rows = "job_id,submit_time_s,num_gpus,duration_s\nj1,0,2,5\nj2,1,9,5\nj3,2,1,7\n"
     (tmp_path / "traces" / "mine.csv").write_text(rows)
     expect = {"jobs": 2, "sum_jct": 15, "makespan": 12, "preemptions": 0, "promotions": 0, "sum_wait": 3}
-    case = {"name": "wide", "trace": "mine.csv", "policy": "fifo", "capacity": 2, "params": {}, "expect": expect}
+    case = {"name": "wide", "trace": "public/mine.csv", "policy": "fifo", "capacity": 2, "params": {}, "expect": expect}
     (tmp_path / "vectors").mkdir()
     (tmp_path / "vectors" / "2das_traces.json").write_text(json.dumps([case]))
     assert said([str(tmp_path / "vectors")], capsys) == (0, "2das_traces.json: 1 of 1 passed\n1 passed, 0 failed\n")
