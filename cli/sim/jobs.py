@@ -12,7 +12,10 @@ policies   covey          ours: 2D-LAS with three queues, narrow gangs first, wh
 settings   thresholds=3200/51200  inside=sticky|first  quantum=60  knob=8 (or 1/2, inf)  starve=604800 (or inf)
            preempt=30  restore=30  narrow=on|off  limit_factor=1 (backfill: the limit of a job that names none, as a
            multiple of its duration)  samples=FILE (gittins, dgittins: totals of past jobs, one column service_gpu_s)
-           sharing=on  guest_rate=0.4  slowdown=0.05 (covey: who waits runs beside others on their GPUs)
+           sharing=on (covey: jobs run beside others on their GPUs; `cli/sim/sharing_cluster.py` is the model) with
+           interference=0.05 (how much slower whoever is guaranteed gets by that)  busy_low=0.1 busy_high=0.9 (jobs use
+           their GPU for a share of the time between these)  memory_large=0.2 (share of them that need more than half
+           of its memory)  draw=1 (the seed of both)
 
 hosts      --gpus 64x8 also places every gang on hosts: packed when its model is skewed, into the gaps otherwise. The
            columns `skew`, `model` and `spread_slowdown` of a trace say which is which, or --set skew=0.7 (of jobs whose
@@ -33,8 +36,8 @@ import msgspec
 from cli.sim.engine import Outcome, SimJob
 from cli.sim.engine_baselines import engine_for
 from cli.sim.engine_places import Placing, Tally
-from cli.sim.engine_sharing import Device, Shared
 from cli.sim.report import Cell, Figure, Progress, Report, Series, Table, Wrong
+from cli.sim.sharing_cluster import Cluster, Sharing
 from cli.sim.trace import SLOWDOWN_MAX, Trace, read_services, read_trace
 from cli.table import plural
 from plugins.scheduler.policy.history import History
@@ -60,8 +63,9 @@ class Plan:
     rules: Rules
     limit_factor: Fraction = Fraction(1)
     samples: Path | None = None
-    device: Device | None = None
-    """Sharing is on."""
+    sharing: Sharing | None = None
+    draw: int = 1
+    """Seed of what jobs need of their GPUs, when they share them."""
     placing: Placing = field(default_factory=Placing)
 
 
@@ -130,7 +134,7 @@ def plan_of(policy: str, settings: dict[str, str]) -> Plan:
             plan = SETTINGS[key](plan, value)
         except (ValueError, ZeroDivisionError, msgspec.ValidationError) as error:
             raise Wrong(f"--set {key}={value}", str(error) or "it cannot be used", EXPECTED[key]) from None
-    if plan.device is not None and policy != "covey":
+    if plan.sharing is not None and policy != "covey":
         raise Wrong(f"--set sharing=on with --policy {policy}", "only covey shares GPUs", "--policy covey")
     return plan
 
@@ -178,15 +182,18 @@ def _inside(text: str) -> str:
 
 
 def _sharing(plan: Plan, text: str) -> Plan:
-    return replace(plan, device=(plan.device or Device()) if _switch(text) else None)
+    return replace(plan, sharing=(plan.sharing or Sharing()) if _switch(text) else None)
 
 
-def _device(name: str) -> Setting:
+def _assumed(change: Callable[[Sharing, float], Sharing]) -> Setting:
     def put(plan: Plan, text: str) -> Plan:
-        share = Fraction(text)
-        if not 0 <= share < 1:
+        share = float(Fraction(text))
+        if not 0 <= share <= 1:
             raise ValueError(f"{text} is not from 0 to 1")
-        return replace(plan, device=replace(plan.device or Device(), **{name: share}))
+        sharing = change(plan.sharing or Sharing(), share)
+        if not 0 < sharing.busy[0] <= sharing.busy[1]:
+            raise ValueError("busy_low must be over 0 and at most busy_high")
+        return replace(plan, sharing=sharing)
 
     return put
 
@@ -220,13 +227,16 @@ SETTINGS: dict[str, Setting] = {
     "limit_factor": _factor,
     "samples": lambda plan, text: replace(plan, samples=Path(text)),
     "sharing": _sharing,
-    "guest_rate": _device("guest_rate"),
-    "slowdown": _device("slowdown"),
+    "interference": _assumed(lambda sharing, share: replace(sharing, interference=share)),
+    "busy_low": _assumed(lambda sharing, share: replace(sharing, busy=(share, sharing.busy[1]))),
+    "busy_high": _assumed(lambda sharing, share: replace(sharing, busy=(sharing.busy[0], share))),
+    "memory_large": _assumed(lambda sharing, share: replace(sharing, memory_large=share)),
+    "draw": lambda plan, text: replace(plan, draw=_whole(text)),
     "skew": _placing("skew", float, 1),
     "packlimit": _placing("packlimit", float, 1),
     "spread_slowdown": _placing("slowdown", Fraction, SLOWDOWN_MAX),
 }
-SHARING_ONLY = {"guest_rate", "slowdown"}
+SHARING_ONLY = {"interference", "busy_low", "busy_high", "memory_large", "draw"}
 HOSTS_ONLY = {"skew", "packlimit", "spread_slowdown"}
 EXPECTED = {
     "thresholds": "whole GPU-s, ascending, such as 3200/51200; none for one queue",
@@ -240,8 +250,11 @@ EXPECTED = {
     "limit_factor": "a number over 0",
     "samples": "a file",
     "sharing": "on or off",
-    "guest_rate": "a number from 0 to 1",
-    "slowdown": "a number from 0 to 1",
+    "interference": "a number from 0 to 1: 0.05 is 5 % slower",
+    "busy_low": "a number over 0 and at most busy_high (give busy_high first when both change)",
+    "busy_high": "a number from busy_low to 1",
+    "memory_large": "a number from 0 to 1",
+    "draw": "a whole number",
     "skew": "a number from 0 to 1: bytes of the largest tensor over bytes of all",
     "packlimit": "a number from 0 to 1",
     "spread_slowdown": f"a number from 0 to {SLOWDOWN_MAX}: 0.5 is half as long again",
@@ -264,8 +277,12 @@ def simulate(trace: Trace, capacity: int, plan: Plan, progress: Progress, hosts:
         plan = replace(plan, rules=msgspec.structs.replace(plan.rules, quantum_s=turn))
     history = history_of(plan, jobs)
     tally: Tally | None = None
-    if plan.device is not None:
-        out = Shared(jobs, capacity, plan.rules, plan.device).run(progress)
+    if plan.sharing is not None:
+        cost_s = plan.rules.preempt_s + plan.rules.restore_s
+        sharing = replace(plan.sharing, move_s=float(cost_s))
+        shared = Cluster(jobs, capacity, sharing, plan.draw, plan.rules)
+        shared.run(progress)
+        out = shared.whole()
     else:
         engine = engine_for(plan.rules)(jobs, capacity, plan.rules, history)
         if hosts is not None:
@@ -280,7 +297,9 @@ def _with_hosts(found: Report, plan: Plan, hosts: int, gpus_each: int, tally: Ta
     """The report, and where gangs were."""
     data = {**found.data, "hosts": hosts, "gpus_per_host": gpus_each}
     if tally is None:
-        said = f"sharing counts GPUs only: which of the {plural(hosts, 'host')} a gang is on was not looked at"
+        said = (
+            f"with sharing only GPUs are counted: which of the {plural(hosts, 'host')} a gang is on was not looked at"
+        )
         return replace(found, data=data, warnings=[*found.warnings, said])
     placed = tally.found()
     data |= placed
@@ -415,9 +434,10 @@ def said(plan: Plan) -> dict[str, Any]:
         found["limit_factor"] = float(plan.limit_factor)
     if rules.discipline in ("gittins", "dgittins"):
         found["history"] = "this trace's own totals" if plan.samples is None else str(plan.samples)
-    if plan.device is not None:
-        found |= {"sharing": "on", "guest_rate": float(plan.device.guest_rate)}
-        found["slowdown"] = float(plan.device.slowdown)
+    if plan.sharing is not None:
+        low, high = plan.sharing.busy
+        found |= {"sharing": "on", "interference": plan.sharing.interference, "busy_low": low, "busy_high": high}
+        found |= {"memory_large": plan.sharing.memory_large, "draw": plan.draw}
     return found
 
 

@@ -1,10 +1,11 @@
 """Jobs of a trace on a cluster whose GPUs are shared: who is guaranteed on which GPU, and how fast everybody gets on.
 
-The order is 2DAS: two queues by attained service, first come first inside a queue. Down this order every gang becomes
-guaranteed whose GPUs nobody before it has; the others are opportunistic where they are. So a job that falls behind is
-not checkpointed but shrinks in place (AntMan §3.1), and one that comes first again is upgraded in place (§3.3). Only
-where a job cannot come beside others (memory, or devices used for more than M already) does 2DAS preempt as ever. With
-`classes` the order is AntMan's own instead: jobs of the tenant with quota are guaranteed, those of the other never.
+The order is 2DAS by the given rules (queues, who stays, narrow first, the limit of waiting); attained service is the
+progress that was made. Down this order every gang becomes guaranteed whose GPUs nobody before it has; the others are
+opportunistic where they are. So a job that falls behind is not checkpointed but shrinks in place (AntMan §3.1), and one
+that comes first again is upgraded in place (§3.3). Only where a job cannot come beside others (memory, or devices used
+for more than M already) does 2DAS preempt as ever. With `classes` the order is AntMan's own instead: jobs of the tenant
+with quota are guaranteed, those of the other never.
 
 The model of one GPU. A job works on the device for a share `busy` of its own time and waits for the rest. Alone it
 runs at speed 1. Guaranteed beside others it runs at 1 / (1 + interference): the assumption that is swept. The others
@@ -14,17 +15,20 @@ ladder gives in the device model (`pairs` in `cli/sim/sharing_reports.py`). A ga
 rank, and is guaranteed only where all its ranks are. `packing` replaces this by processor sharing without control.
 
 Jobs share a GPU only if their memory fits together. Nobody migrates, except (at the price `move_s`) who was preempted
-or leaves a shared place for an empty one. `cli/sim/engine_sharing.py` is the coarser model behind `covey-sim jobs`:
-all guests are alike there, and places have no neighbours.
+or leaves a shared place for an empty one. Hosts are not looked at. `covey-sim jobs --policy covey --set sharing=on` and
+the experiments of `bench/sharing.py` are this model.
 """
 
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from cli.sim import engine
 from cli.sim.engine import SimJob
+from plugins.scheduler.policy.rules import COVEY, Rules
 
 Mode = Literal["ladder", "packing"]
 GUARANTEED = "a"
@@ -54,8 +58,6 @@ class Sharing:
     """M: a GPU used more than this takes nobody else (AntMan §3.3)."""
     memory_large: float = 0.2
     """Share of the jobs that need more than half of the device memory (AntMan figure 1: 20 %)."""
-    threshold_gpu_s: float = 3200.0
-    """Between the two queues, GPU·s (Tiresias's testbed)."""
     move_s: float | None = 60.0
     """What it costs to checkpoint a job here and restart it there; None: nobody moves."""
     mode: Mode = "ladder"
@@ -78,13 +80,22 @@ class Running:
     speed: float = 0.0
     since_s: float = 0.0
     queue: int = 0
+    counted_s: float = 0.0
+    """Of `done_s`, since it was promoted last: what its queue goes by."""
+    promoted_s: float = NEVER
+    """When it was promoted for having waited too long; NEVER: it was not, or sank again."""
+    waits_s: float = 0.0
+    """When it began to wait."""
+    waited_s: float = 0.0
+    preempted: int = 0
+    promotions: int = 0
     held_until_s: float = 0.0
     """It is being moved."""
     first_s: float = NEVER
 
     @property
     def attained(self) -> float:
-        return self.done_s * self.job.gpus
+        return self.counted_s * self.job.gpus
 
 
 @dataclass
@@ -95,7 +106,10 @@ class Outcome:
     first_s: list[float]
     moves: int = 0
     shared_gpu_s: float = 0.0
-    """GPU time on which two jobs or more lived."""
+    """GPU time on which two jobs or more lived..."""
+    held_gpu_s: float = 0.0
+    """...and one or more."""
+    decisions: int = 0
 
 
 def speeds(busy: Sequence[float], leader: int | None, sharing: Sharing) -> list[float]:
@@ -118,12 +132,19 @@ def opportunistic_time(busy: float, idle: float, own_waits: bool = True) -> floa
     return busy / idle + 1 - busy if own_waits else 1 / idle
 
 
+def _no_easier(asked: tuple[int, float, int, bool], other: tuple[int, float, int, bool]) -> bool:
+    """Whether a job is at least as hard to place as another: (GPUs, memory, queue, promoted)."""
+    return asked[0] >= other[0] and asked[1] >= other[1] and asked[2] >= other[2] and asked[3] <= other[3]
+
+
 class Cluster:
     """One run; `gpus` of one kind, jobs drawn by `seed`."""
 
-    def __init__(self, jobs: Sequence[SimJob], gpus: int, sharing: Sharing, seed: int) -> None:
+    def __init__(self, jobs: Sequence[SimJob], gpus: int, sharing: Sharing, seed: int, rules: Rules = COVEY) -> None:
+        if any(not 1 <= job.gpus <= gpus for job in jobs):
+            raise ValueError(f"a job of no GPU, or of more than {gpus}, can never run")
         rng = random.Random(f"sharing/{seed}")
-        self.sharing, self.gpus = sharing, gpus
+        self.sharing, self.gpus, self.rules = sharing, gpus, rules
         low, high = sharing.busy
         self.jobs = [
             Running(
@@ -148,45 +169,81 @@ class Cluster:
         self.outcome = Outcome([0.0] * len(jobs), [0.0] * len(jobs))
 
     def run(self, progress: Callable[[float, str], None] | None = None) -> Outcome:
-        arrived, steps = 0, 0
-        while arrived < len(self.arrivals) or self.running or self.waiting:
+        arrived, steps, total = 0, 0, len(self.jobs)
+        while arrived < total or self.running or self.waiting:
             next_s = min((self._next_s(job) for job in self.running), default=NEVER)
-            if arrived < len(self.arrivals):
+            if arrived < total:
                 next_s = min(next_s, float(self.arrivals[arrived].job.submit_s))
+            if self.rules.starve_limit_s is not None:
+                oldest = min((job.waits_s for job in self.waiting if job.promoted_s == NEVER), default=NEVER)
+                next_s = min(next_s, max(self.now_s, oldest + self.rules.starve_limit_s))
             assert next_s < NEVER, "jobs wait, and nothing will ever happen"
             self._pass(next_s)
-            while arrived < len(self.arrivals) and self.arrivals[arrived].job.submit_s <= self.now_s:
+            while arrived < total and self.arrivals[arrived].job.submit_s <= self.now_s:
+                self.arrivals[arrived].waits_s = self.now_s
                 self.waiting.append(self.arrivals[arrived])
                 arrived += 1
             self._end()
+            self._promote()
             self._set_speeds()
             self._place()
             self._set_speeds()
             steps += 1
             if progress is not None and steps % 64 == 0:
-                progress(1 - (len(self.jobs) - arrived + len(self.waiting)) / len(self.jobs), f"{self.now_s:.0f} s")
+                ended = arrived - len(self.waiting) - len(self.running)
+                progress(ended / total, f"{ended} of {total} jobs ended, {self.now_s / 86400:.1f} days of virtual time")
+        self.outcome.decisions = steps
         return self.outcome
+
+    def whole(self) -> engine.Outcome:
+        """What became of the jobs as the other engines say it: whole seconds, ends rounded up."""
+        return engine.Outcome(
+            end_s=[math.ceil(end_s - 1e-6) for end_s in self.outcome.end_s],
+            first_s=[math.floor(first_s + 1e-6) for first_s in self.outcome.first_s],
+            wait_s=[round(running.waited_s) for running in self.jobs],
+            preempted=[running.preempted for running in self.jobs],
+            promoted=[running.promotions for running in self.jobs],
+            decisions=self.outcome.decisions,
+            held_gpu_s=math.floor(self.outcome.held_gpu_s),
+        )
 
     # ---- time ----
 
     def _next_s(self, running: Running) -> float:
-        """When something changes with this job by itself: it ends, falls into the lower queue, or is moved."""
+        """When something changes with this job by itself: it ends, falls into a lower queue, or is moved."""
         if running.held_until_s > self.now_s:
             return running.held_until_s
         left = running.job.duration_s - running.done_s
-        if running.queue == 0:
-            left = min(left, max(0.0, self.sharing.threshold_gpu_s / running.job.gpus - running.done_s) + 1e-6)
+        thresholds = self.rules.thresholds_gpu_s
+        if running.queue < len(thresholds):
+            limit_s = thresholds[running.queue] / running.job.gpus
+            left = min(left, max(0.0, limit_s - running.counted_s) + 1e-6)
         return self.now_s + max(left, 0.0) / running.speed
 
     def _pass(self, to_s: float) -> None:
         passed = to_s - self.now_s
-        self.outcome.shared_gpu_s += passed * sum(len(jobs) > 1 for jobs in self.on)
+        sizes = [len(jobs) for jobs in self.on]
+        self.outcome.shared_gpu_s += passed * sum(size > 1 for size in sizes)
+        self.outcome.held_gpu_s += passed * sum(size > 0 for size in sizes)
+        thresholds = self.rules.thresholds_gpu_s
         for running in self.running:
             if running.held_until_s <= self.now_s:
                 running.done_s += passed * running.speed
-            if running.attained >= self.sharing.threshold_gpu_s:
-                running.queue = 1
+                running.counted_s += passed * running.speed
+            if running.queue < len(thresholds) and running.attained >= thresholds[running.queue]:
+                running.queue = bisect_right(thresholds, running.attained)
+                running.promoted_s = NEVER
         self.now_s = to_s
+
+    def _promote(self) -> None:
+        """Who waits for longer than the limit goes to the head of everything (Tiresias §3.3.2.3)."""
+        limit_s = self.rules.starve_limit_s
+        if limit_s is None:
+            return
+        for running in self.waiting:
+            if running.promoted_s == NEVER and self.now_s - running.waits_s >= limit_s:
+                running.promoted_s, running.counted_s, running.queue = self.now_s, 0.0, 0
+                running.promotions += 1
 
     def _end(self) -> None:
         ended = [running for running in self.running if running.done_s >= running.job.duration_s - 1e-6]
@@ -212,7 +269,12 @@ class Cluster:
         """Smaller is first."""
         if self.sharing.classes:
             return (0.0 if running.job.tenant == GUARANTEED else 1.0, float(running.job.submit_s), float(running.at))
-        return (float(running.queue), running.first_s, float(running.job.submit_s), float(running.at))
+        if running.promoted_s < NEVER:
+            return (0.0, 0.0, running.promoted_s, float(running.at))
+        runs = 0.0 if running.gpus and self.rules.inside == "sticky" else 1.0
+        width = running.job.gpus if self.rules.narrow_first and not running.gpus else 0
+        by_age = (running.first_s, float(running.job.submit_s), float(running.at))
+        return (float(running.queue), 1.0, runs, float(width), *by_age)
 
     def _set_speeds(self) -> None:
         """In order, every job leads whose GPUs nobody leads yet; a gang goes at the speed of its slowest rank."""
@@ -240,17 +302,24 @@ class Cluster:
     def _place(self) -> None:
         """Waiting jobs in order, each whole or not at all; then jobs that are better off on empty GPUs."""
         self.waiting.sort(key=self._key)
-        still = []
+        still: list[Running] = []
+        failed: list[tuple[int, float, int, bool]] = []
         for running in self.waiting:
-            gpus = self._gpus_for(running) or self._gpus_of_others(running)
+            asked = (running.job.gpus, running.memory, running.queue, running.promoted_s < NEVER)
+            gpus = None
+            if self.sharing.classes or not any(_no_easier(asked, other) for other in failed):
+                gpus = self._gpus_for(running) or self._gpus_of_others(running)
             if gpus is None:
                 still.append(running)
+                failed.append(asked)
                 continue
             again = running.first_s < NEVER
+            running.waited_s += self.now_s - running.waits_s
             running.first_s = min(running.first_s, self.now_s)
             self._put(running, gpus)
             self.running.append(running)
             self._set_speeds()
+            failed.clear()  # somebody may have been stopped for it
             if again and self.sharing.move_s:
                 running.held_until_s = self.now_s + self.sharing.move_s
         self.waiting = still + self.preempted
@@ -302,7 +371,10 @@ class Cluster:
         """Where nothing can be shared 2DAS preempts: jobs of lower queues are checkpointed, the last one first."""
         if self.sharing.move_s is None or self.sharing.classes:
             return None
-        victims = [other for other in self.running if other.queue > running.queue]
+        first = running.promoted_s < NEVER
+        victims = [
+            other for other in self.running if other.promoted_s == NEVER and (first or other.queue > running.queue)
+        ]
         victims.sort(key=self._key, reverse=True)
         gone: list[Running] = []
         for victim in victims:
@@ -319,6 +391,8 @@ class Cluster:
         self._take_off(running)
         self.running.remove(running)
         self.preempted.append(running)
+        running.preempted += 1
+        running.waits_s = self.now_s
         self.outcome.moves += 1
 
     def _move(self, cost_s: float) -> None:

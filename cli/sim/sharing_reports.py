@@ -26,6 +26,8 @@ COST_S = 30
 GPUS = 60
 CLASSES_GPUS = 64
 SHARED = Sharing()
+FIRST_COME = Rules()
+"""One queue, first come, first served."""
 INTERFERENCES = (0.0, 0.05, 0.1, 0.2)
 BUSY = ((0.1, 0.5), (0.1, 0.9), (0.5, 1.0), (1.0, 1.0))
 PAPER_YARN, PAPER_GANDIVA = 2.05, 1.84
@@ -142,9 +144,9 @@ def classes(paths: Sequence[Path], progress: Progress, gpus: int = CLASSES_GPUS)
         jobs = [replace(job, tenant=rng.choice((GUARANTEED, "b"))) for job in loaded.jobs]
         own = [job for job in jobs if job.tenant == GUARANTEED]
         first_come: Sequence[float] = Engine(jobs, gpus, Rules(discipline="fifo")).run().end_s
-        packing = replace(SHARED, mode="packing", threshold_gpu_s=math.inf, move_s=None)
-        packed = Cluster(jobs, gpus, packing, 1).run().end_s
-        antman = Cluster(jobs, gpus, replace(SHARED, classes=True, move_s=None), 1).run().end_s
+        packing = replace(SHARED, mode="packing", move_s=None)
+        packed = Cluster(jobs, gpus, packing, 1, FIRST_COME).run().end_s
+        antman = Cluster(jobs, gpus, replace(SHARED, classes=True, move_s=None), 1, FIRST_COME).run().end_s
         # the bound: tenant A's jobs with the whole cluster to themselves
         alone = jct_mean(own, Engine(own, gpus, Rules(discipline="fjf")).run().end_s)
         means = [jct_mean(jobs, end_s) for end_s in (first_come, packed, antman)]

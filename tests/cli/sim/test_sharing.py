@@ -1,7 +1,6 @@
 """The device in virtual time, the eight scenarios, and job traces on shared GPUs."""
 
 import json
-import math
 import random
 import runpy
 from dataclasses import replace
@@ -16,6 +15,7 @@ from cli.sim.engine import SimJob
 from cli.sim.main import main
 from cli.sim.sharing import CONTROLLERS, SCENARIOS, SIX
 from cli.sim.sharing_cluster import Cluster, Sharing, opportunistic_time, speeds
+from plugins.scheduler.policy.rules import Rules
 from plugins.sharing.machine.ladder import Ladder
 from plugins.sharing.machine.rivals import Naive
 from plugins.sharing.messages import LEASE_S
@@ -280,7 +280,7 @@ def test_tenants_with_quota_take_as_long_as_alone_plus_the_interference() -> Non
     jobs = [replace(job, tenant=rng.choice(("a", "b"))) for job in crowd(80)]
     both = Cluster(jobs, 8, Sharing(classes=True, move_s=None), 1).run()
     ours = [job for job in jobs if job.tenant == "a"]
-    alone = Cluster(ours, 8, Sharing(per_gpu_max=1, threshold_gpu_s=math.inf, move_s=None), 1).run()
+    alone = Cluster(ours, 8, Sharing(per_gpu_max=1, move_s=None), 1, Rules()).run()
     mean = sharing_reports.jct_mean(jobs, both.end_s, "a")
     assert mean <= 1.15 * sharing_reports.jct_mean(ours, alone.end_s)
 
