@@ -297,9 +297,7 @@ def _with_hosts(found: Report, plan: Plan, hosts: int, gpus_each: int, tally: Ta
     """The report, and where gangs were."""
     data = {**found.data, "hosts": hosts, "gpus_per_host": gpus_each}
     if tally is None:
-        said = (
-            f"with sharing only GPUs are counted: which of the {plural(hosts, 'host')} a gang is on was not looked at"
-        )
+        said = f"with sharing, which of the {plural(hosts, 'host')} a gang is on is not looked at"
         return replace(found, data=data, warnings=[*found.warnings, said])
     placed = tally.found()
     data |= placed

@@ -25,16 +25,13 @@ from plugins.sharing.machine.events import (
     Freed,
     GpuAction,
     GpuEvent,
-    HardLimit,
     HardLimited,
-    Kill,
     Refuse,
     Reported,
     Resume,
     Retagged,
     SetLimits,
     Start,
-    Suspend,
     Suspended,
     Terminate,
     TimePassed,
@@ -42,6 +39,7 @@ from plugins.sharing.machine.events import (
 from plugins.sharing.machine.ladder import Ladder
 from plugins.sharing.machine.ledger import Ledger
 from plugins.sharing.machine.member import Member
+from plugins.sharing.machine.pressing import press
 from plugins.sharing.machine.trial import Trial
 from plugins.sharing.messages import LEASE_S, CanUpgrade, Limits, Report
 from plugins.sharing.policy import interference, ladder, lease, memory
@@ -71,8 +69,6 @@ PROMISE_S = 10.0
 """How long a yes to an upgrade is kept; longer than the home agent waits for all answers (`machine.upgrade`)."""
 RETRY_BYTES = memory.CHUNK_MIN
 """What a guaranteed job is given beyond its limit when allocations fail: nobody knows how much it lacks."""
-PRESS_S = (1.0, 10.0, 10.0, 10.0)
-"""How long each way of pressing a job may take before the next: driver, suspend, terminate, kill."""
 
 
 class Gpu:
@@ -393,7 +389,7 @@ class Gpu:
         guaranteed = self.guaranteed
         if guaranteed is not None and guaranteed.stage == "running":
             self._watch(guaranteed, busy, now_s)
-        return self._press(now_s)
+        return press(self.members, self.ledger, now_s)
 
     def _watch(self, member: Member, busy: bool, now_s: float) -> None:
         silent_s = now_s - member.last_step_s
@@ -406,35 +402,6 @@ class Gpu:
                 self.ladder.restart(self._why)
         elif self.ladder is None and not (self._surge or self._stuck) and now_s - member.started_s > INIT_S_MAX:
             self._steady(member, f"{member.job} does not run steadily after {INIT_S_MAX:g} s: taken as it is")
-
-    def _press(self, now_s: float) -> Actions:
-        """Opportunistic jobs that hold memory others wait for, harder each time: driver, suspend, terminate, kill."""
-        steps_s = {member.job: member.step_s for member in self.members.values()}
-        late = self.ledger.overdue(now_s, steps_s)
-        actions: Actions = []
-        for job in late:
-            member = self.members[job]
-            if member.guaranteed or member.stage != "running":
-                continue
-            if member.press and now_s - member.press_s < PRESS_S[min(member.press, 4) - 1]:
-                continue
-            member.press, member.press_s = min(4, member.press + 1), now_s
-            actions += self._pressed(member)
-        return actions
-
-    def _pressed(self, member: Member) -> Actions:
-        want = self.ledger.accounts[member.job].told_bytes
-        why = f"{member.job} has not applied its limit of {format_size(want)}, and others wait for the memory"
-        pressing: tuple[GpuAction, str]
-        if member.press == 1:
-            pressing = HardLimit(member.job, want), "driver limit"
-        elif member.press == 2:
-            pressing = Suspend(member.job, why), "suspend"
-        elif member.press == 3:
-            pressing = Terminate(member.job, why), "terminate"
-        else:
-            pressing = Kill(member.job, why), "kill"
-        return [pressing[0], Note(f"job/{member.job}", pressing[1], why)]
 
     def _hard_limited(self, event: HardLimited) -> Actions:
         member = self.members.get(event.job)
