@@ -1,4 +1,4 @@
-"""The machine's two clocks."""
+"""The machine's clocks."""
 
 import time
 
@@ -11,3 +11,6 @@ class RealClock:
 
     def wall_s(self) -> float:
         return time.time()
+
+    def cpu_s(self) -> float:
+        return time.thread_time()

@@ -26,6 +26,9 @@ class SimClock:
     def wall_s(self) -> float:
         return WALL_START_S + self._world_now() + self.wall_error_s
 
+    def cpu_s(self) -> float:
+        return 0.0
+
     def world_time(self, local_s: float) -> float:
         """When `now_s` will read `local_s`, in the world's time."""
         return self._base_world + (local_s - self._base_local) / self.rate

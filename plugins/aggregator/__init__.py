@@ -13,10 +13,10 @@ No parameter is lost with an aggregator: every rank keeps the last result, and a
 paper copies tensors from the old owner to the new one and assumes that both live; this path needs neither, and is the
 one that also starts a job.
 
-A job's first iterations are its trial. Then its home knows D and e (`machine/gauge.py`), and its owner promises it a part
-of its cycle or declines (`machine/ledger.py`): exactly, on what it has promised itself. What hurts by measurement leaves;
-the least loaded aggregator empties itself into others (`machine/emptier.py`). `machine/pool.py` decides the same for
-single tensors of many jobs at once, in simulation; a live job has one aggregator (docs/papers/aggregator.md).
+A job's first iterations are its trial. Then its home knows D and e (`machine/gauge.py`), and its owner promises it a
+part of its cycle or declines (`machine/ledger.py`): exactly, on what it has promised itself. What hurts by measurement
+leaves; the least loaded aggregator empties itself into others (`machine/emptier.py`). `machine/pool.py` decides the same
+for single tensors of many jobs at once, in simulation; a live job has one aggregator (docs/papers/aggregator.md).
 """
 
 from covey.wire import AggregatorLost

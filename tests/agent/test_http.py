@@ -39,6 +39,9 @@ class FakeClock:
     def wall_s(self) -> float:
         return 1_800_000_000.0
 
+    def cpu_s(self) -> float:
+        return 0.0
+
 
 class FakeLog:
     def __init__(self) -> None:

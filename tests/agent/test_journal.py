@@ -21,6 +21,9 @@ class Wall:
         self.at += 1.0
         return self.at
 
+    def cpu_s(self) -> float:
+        return 0.0
+
 
 class MemoryDisk:
     """Just the calls the journal makes."""

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,10 @@ class Rack:
         found: dict[str, Any] = self.agent.get("jobs", job).data
         return found
 
+    def ended(self, job: str) -> dict[str, Any] | None:
+        found = self.job(job)
+        return found if found["ended_wall_s"] else None
+
     def wait(self, what: str, holds: Callable[[], Any], timeout_s: float = 60.0) -> Any:
         end_s = time.monotonic() + timeout_s
         while time.monotonic() < end_s:
@@ -114,9 +119,7 @@ def test_two_jobs_share_one_aggregator_and_a_third_is_refused_there(hosts: list[
     sequential = [sys.executable, str(DIGITS), f"--steps={STEPS}", "--sequential=2"]
     expected = sha256(subprocess.run(sequential, capture_output=True, text=True, check=True).stdout)
     for job in (first, second, third):
-        ended = living.wait(
-            f"{job} has ended", lambda job=job: living.job(job)["ended_wall_s"] and living.job(job), 150
-        )
+        ended = living.wait(f"{job} has ended", partial(living.ended, job), 150)
         assert (ended["state"], ended["exit_code"], ended["attempt"]) == ("done", 0, 1), ended["reason"]
         logs = [path.read_text() for one in hosts for path in one.state_dir.glob(f"jobs/{job}/rank0.log")]
         assert sha256("".join(logs)) == expected

@@ -45,12 +45,16 @@ class Aggd:
         self._by_hash: dict[int, JobSums] = {}
         self._memory = Memory(config.memory_bytes_max)
         self._controls = self._connections = 0
+        self._cpu_s = self._accounted_s = 0.0
+        """Of this process when it was accounted for last, and how much of that its jobs' own work was."""
+        self._moved = 0
 
     async def run(self) -> None:
         workers = await self.env.bytes.listen(self.config.bind, self.accept)
         self.address = workers.address
         control = await self.env.bytes.listen(f"unix:{self.env.run_dir}/{self.config.control}", self.obey)
         self.env.log.info("aggd listens", address=self.address)
+        self._cpu_s = self.env.clock.cpu_s()
         self.listening.set()
         try:
             await self._until_over()
@@ -109,12 +113,25 @@ class Aggd:
         del self.jobs[name], self._by_hash[known.hash]
         known.end(instead)
 
+    def account(self) -> None:
+        """Divide what this process worked since the last time, and no job counted as its own, among the jobs by what
+        their frames weighed: reading and writing belongs to somebody too (for small tensors it is most of the work)."""
+        cpu_s, counters = self.env.clock.cpu_s(), self.counters
+        rest_s = max(0.0, cpu_s - self._cpu_s - (counters.busy_s - self._accounted_s))
+        moved = counters.moved - self._moved
+        for job in self.jobs.values():
+            if moved:
+                job.carried_s += rest_s * (job.moved - job.accounted) / moved
+            job.accounted = job.moved
+        self._cpu_s, self._accounted_s, self._moved = cpu_s, counters.busy_s, counters.moved
+
     def now(self) -> Now:
+        self.account()
         counters = self.counters
         return Now(
             address=self.address,
             jobs=[_job_now(job) for _, job in sorted(self.jobs.items())],
-            busy_s=counters.busy_s,
+            busy_s=self._cpu_s,
             bad_frames=counters.bad_frames,
             refused=counters.refused,
             memory_bytes=self._memory.used,
@@ -189,7 +206,7 @@ def _job_now(job: JobSums) -> JobNow:
         rounds=job.rounds,
         received_bytes=job.received_bytes,
         sent_bytes=job.sent_bytes,
-        busy_us=round(job.busy_s * 1e6),
+        busy_us=round((job.busy_s + job.carried_s) * 1e6),
         iterations=job.iterations,
         largest_bytes=job.largest_bytes,
     )

@@ -49,7 +49,7 @@ class JobNow(msgspec.Struct, frozen=True):
     received_bytes: int
     sent_bytes: int
     busy_us: int = 0
-    """Spent on checking, adding and framing for this job since it is served under this epoch."""
+    """Of a core, spent for this job since it is served under this epoch."""
     iterations: int = 0
     """Rounds of its most frequent tensor."""
     largest_bytes: int = 0
@@ -62,6 +62,7 @@ class Now(msgspec.Struct, frozen=True, tag=True):
     address: str
     jobs: list[JobNow]
     busy_s: float
+    """Of a core, spent for all jobs and between them."""
     bad_frames: int
     refused: int
     memory_bytes: int

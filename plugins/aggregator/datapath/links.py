@@ -41,6 +41,15 @@ BLAME_S = 2.0
 """How long a worker that made a mistake may take to hear of it, seconds."""
 
 
+READ_BYTES = 1 << 16
+"""What a socket hands over at a time, about."""
+
+
+def weight(size: int) -> int:
+    """What a frame costs to read or write, in wake-ups: one, and one more for each further piece of its payload."""
+    return 1 + size // READ_BYTES
+
+
 class Counters:
     """What one aggregating process has done, for metrics."""
 
@@ -49,7 +58,9 @@ class Counters:
         self.refused = 0
         """Hellos of unknown jobs, of other epochs or without the secret."""
         self.busy_s = 0.0
-        """Seconds spent checking, adding and framing."""
+        """Seconds of a core spent on checking, adding and framing."""
+        self.moved = 0
+        """What frames weigh, of all jobs (`weight`)."""
 
 
 class Memory:
@@ -95,7 +106,11 @@ class JobSums:
         self.links: dict[int, WorkerLink] = {}
         self.received_bytes = self.sent_bytes = 0
         self.busy_s = 0.0
-        """Seconds of this process spent on this job: checksums, additions, frames. Copies by the kernel are not in."""
+        """Seconds of a core spent on this job's checksums, additions and headers."""
+        self.carried_s = 0.0
+        """Its part of the rest: reading, writing, waking up."""
+        self.moved = self.accounted = 0
+        """What its frames weighed so far, and when the rest was divided last."""
         self.over = False
         """Served here no more."""
         self._memory, self._held, self.counters = memory, 0, counters
@@ -118,10 +133,16 @@ class JobSums:
         return sum(tensor.declared.size_bytes for tensor in self.tensors.values())
 
     def worked(self, began_s: float) -> None:
-        """Since `began_s`, without a pause in between."""
-        took_s = self.env.clock.now_s() - began_s
+        """By the core's clock since `began_s`, without a pause in between."""
+        took_s = self.env.clock.cpu_s() - began_s
         self.busy_s += took_s
         self.counters.busy_s += took_s
+
+    def carried(self, size: int) -> None:
+        """A frame with `size` bytes of payload came or went."""
+        weighs = weight(size)
+        self.moved += weighs
+        self.counters.moved += weighs
 
     def declare(self, key: int, declared: Declared) -> TensorSum | str:
         """The tensor of this key, or why it cannot be summed."""
@@ -247,12 +268,13 @@ class WorkerLink:
                 payload = view[start:end]
                 head = heads.get(part)
                 if head is None:
-                    epoch, began_s = self.job.epoch, self.job.env.clock.now_s()
+                    epoch, began_s = self.job.epoch, self.job.env.clock.cpu_s()
                     head, _ = frame(Op.RESULT, self.job.hash, epoch, key=key, part=part, round=version, payload=payload)
                     heads[part] = head
                     self.job.worked(began_s)
                 await self._stream.write(head, payload)
                 self.job.sent_bytes += end - start
+                self.job.carried(end - start)
         finally:
             tensor.give_back(array)
 
@@ -270,7 +292,8 @@ class WorkerLink:
             payload = self.job.buffers.take(header.length)
             if header.length:
                 await self._stream.read_into(memoryview(payload))
-            began_s = self.job.env.clock.now_s()
+            self.job.carried(header.length)
+            began_s = self.job.env.clock.cpu_s()
             verify(head, payload)
             self.job.worked(began_s)
             if self.job.over or self._closed:
@@ -328,7 +351,7 @@ class WorkerLink:
         """Do the additions that are possible now, letting others in between."""
         clock = self.job.env.clock
         while tensor.busy and not self.job.over:
-            began_s = clock.now_s()
+            began_s = clock.cpu_s()
             actions = tensor.work()
             self.job.worked(began_s)
             self.job.do(key, tensor, actions)

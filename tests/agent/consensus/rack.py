@@ -81,6 +81,9 @@ class Clock:
     def wall_s(self) -> float:
         return 0.0
 
+    def cpu_s(self) -> float:
+        return 0.0
+
 
 class Member:
     """One host: its disk survives a kill, the rest does not. The state is the list of commands, a result its length."""

@@ -67,6 +67,9 @@ class FakeClock:
     def wall_s(self) -> float:
         return 1_700_000_000.0 + asyncio.get_running_loop().time()
 
+    def cpu_s(self) -> float:
+        return 0.0
+
 
 class FakeDisk:
     def __init__(self) -> None:
