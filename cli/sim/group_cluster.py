@@ -3,106 +3,159 @@
 A job repeats COMP (its work divided by the hosts of its group) and COMM (always as long) until its iterations are done.
 Subtasks of one group meet in two ways:
 
-    turns      one COMP and one COMM at a time, in the order of `plugins.interleave.machine.turns`
+    turns      one COMP, one primary COMM and a secondary one in its gaps, as `plugins.interleave.machine.turns` says
     naive      as it comes: n jobs in the same phase have 1/n of it each, and lose a share more to contention
 
 Nothing is taken from the equations of the model: what a group achieves comes out of its subtasks, one after another,
-and is compared with them.
+and is compared with them. Memory makes COMPs longer (`group_memory`).
 """
 
+import heapq
 import math
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from covey.core import JobId
+from cli.sim.group_memory import Felt, Load, resident, spilling
+from cli.sim.group_workload import Job
 from plugins.interleave.machine.turns import Asked, Finished, OrderChanged, Turns
 from plugins.interleave.messages import Need
-from plugins.interleave.policy.model import Profile
 
-APPS = {
-    "NMF": (48.3, 0.64, (45.6, 91.2)),
-    "LDA": (94.5, 0.60, (4.3, 0.6)),
-    "MLR": (32.4, 0.70, (78.4, 155.0)),
-    "Lasso": (28.9, 0.56, (78.4, 155.0)),
-}
-"""Seconds of an iteration on 16 hosts (Harmony, table 2.1), share of computing in it (ours: figure 4.9 gives no
-numbers), input in GB of the two data sets (table 4.1)."""
-PROFILED_ON = 16
-"""Hosts on which the paper measured its jobs (§4.4.2)."""
+EPS = 1e-9
+Event = Literal["came", "ended", "iterated"]
 
 
-@dataclass
+@dataclass(eq=False)
 class Work:
-    """One job: what it is, and how far it is."""
+    """One job, and how far it is."""
 
-    profile: Profile
-    """The truth; what the scheduler believes is measured from it."""
-    iterations: int
-    app: str = ""
-    submit_s: float = 0.0
+    job: Job
     need: Need = "comp"
     left: float = 1.0
     """Of the subtask at hand, 0..1."""
     done: int = 0
+    """Iterations."""
     from_s: float = 0.0
     """It moves until then."""
     end_s: float | None = None
-    group_iterations: list[float] = field(default_factory=list)
+    comp_s: float = 0.0
+    """Of a COMP subtask in its group, collections and reloading included."""
+    spilled: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.job.profile.job
 
 
-@dataclass
-class Shared:
-    """Jobs on hosts, from one cluster event to the next."""
+@dataclass(frozen=True)
+class Rules:
+    """How subtasks of a group meet."""
 
-    jobs: list[Work]
-    hosts: int
-    naive: bool = False
+    turns: bool = True
     contention: float = 0.0
-    turns: Turns = field(default_factory=Turns)
-    version: int = 0
-    since_s: float = 0.0
-    lead_done: int = 0
+    """Lost per other job in the same phase when there are no turns."""
+    gap: float = 0.0
+    """Share of a COMM in which it waits for others and leaves the network to a secondary one."""
+    spill: bool = True
 
-    def reorder(self) -> None:
-        """The jobs or hosts changed."""
-        self.version += 1
-        if not self.naive:
-            names = [job.profile.job for job in self.jobs]
-            self.turns.handle(OrderChanged(tuple(names)), 0.0)
-            self._ask(-math.inf)
 
-    def _ask(self, now_s: float) -> None:
+class Shared:
+    """Jobs on hosts. Time passes for it alone between two events of the cluster."""
+
+    def __init__(self, jobs: Sequence[Work], hosts: int, rules: Rules) -> None:
+        self.jobs, self.hosts, self.rules = list(jobs), hosts, rules
+        self.turns = Turns()
+        self.at_s = 0.0
+        self.busy = {"comp": 0.0, "comm": 0.0, "useful": 0.0}
+        """Host-seconds so far: processors, network, processors without collections and reloading."""
+        self.felt = Felt([], [], 0.0)
+
+    def reorder(self, jobs: Sequence[Work], hosts: int) -> None:
+        """These jobs on so many hosts from now on; who comes first has the first turn among equals."""
+        self.jobs, self.hosts = list(jobs), hosts
+        loads = [
+            Load(
+                job.job.profile.work_s / hosts,
+                job.job.profile.net_s,
+                job.job.input_gb / hosts,
+                job.job.model_gb / hosts,
+            )
+            for job in jobs
+        ]
+        self.felt = (spilling if self.rules.spill else resident)(loads)
+        for job, comp_s, spilled in zip(jobs, self.felt.comp_s, self.felt.spilled, strict=True):
+            job.comp_s, job.spilled = comp_s, spilled
+        if self.rules.turns:
+            self.turns.handle(OrderChanged(tuple(job.job.profile.job for job in jobs)), 0.0)
+            self._ask()
+
+    def _ask(self) -> None:
         for job in self.jobs:
-            if job.from_s <= now_s or (now_s == -math.inf and job.from_s == 0.0):
-                self.turns.handle(Asked(job.profile.job, job.need), 0.0)
+            if job.from_s <= self.at_s + EPS and job.end_s is None:
+                self.turns.handle(Asked(job.job.profile.job, job.need), 0.0)
 
-    def rates(self, now_s: float) -> list[tuple[Work, float, Need]]:
+    def rates(self) -> list[tuple[Work, float]]:
         """Who goes on now, in shares of its subtask per second."""
-        active = [job for job in self.jobs if job.from_s <= now_s + 1e-9 and job.end_s is None]
-        if not self.naive:
-            self._ask(now_s + 1e-9)
-            going = {self.turns.holds.get("comp"), self.turns.holds.get("primary")}
-            return [(job, 1 / self.length(job), job.need) for job in active if job.profile.job in going]
-        found = []
-        for job in active:
-            same = sum(1 for other in active if other.need == job.need)
-            speed = 1 / (same * (1 + self.contention * (same - 1)))
-            found.append((job, speed / self.length(job), job.need))
-        return found
+        if not self.rules.turns:
+            return self._crowd()
+        holds = self.turns.holds
+        speed = {
+            holds.get("comp"): 1.0,
+            holds.get("primary"): 1.0,
+            holds.get("secondary"): self.rules.gap,
+        }
+        return [
+            (job, speed[job.job.profile.job] / self.length(job)) for job in self.jobs if job.job.profile.job in speed
+        ]
+
+    def _crowd(self) -> list[tuple[Work, float]]:
+        active = [job for job in self.jobs if job.from_s <= self.at_s + EPS and job.end_s is None]
+        same = {need: sum(1 for job in active if job.need == need) for need in ("comp", "comm")}
+        return [
+            (job, 1 / (same[job.need] * (1 + self.rules.contention * (same[job.need] - 1))) / self.length(job))
+            for job in active
+        ]
 
     def length(self, job: Work) -> float:
         """Seconds of the subtask at hand when it is alone."""
-        return max(1e-6, job.profile.work_s / self.hosts if job.need == "comp" else job.profile.net_s)
+        return max(1e-6, job.comp_s if job.need == "comp" else job.job.profile.net_s)
+
+    def next_s(self) -> float:
+        """When the next subtask ends or a job that moved is there; infinity when nothing will happen."""
+        ends = [self.at_s + job.left / rate for job, rate in self.rates() if rate > 0]
+        there = [job.from_s for job in self.jobs if job.from_s > self.at_s + EPS]
+        return min([*ends, *there], default=math.inf)
+
+    def advance(self, to_s: float) -> list[Work]:
+        """Time passes. The jobs whose subtask is over."""
+        step = to_s - self.at_s
+        over = []
+        for job, rate in self.rates():
+            went = min(job.left, step * rate)
+            job.left -= went
+            used = went * self.length(job) * self.hosts
+            if job.need == "comp":
+                self.busy["comp"] += used
+                self.busy["useful"] += went * job.job.profile.work_s
+            else:
+                self.busy["comm"] += used * (1 - self.rules.gap)
+            if job.left <= EPS:
+                over.append(job)
+        self.at_s = to_s
+        if self.rules.turns and any(abs(job.from_s - to_s) <= EPS for job in self.jobs):
+            self._ask()
+        return over
 
     def next_subtask(self, job: Work) -> bool:
-        """The subtask is over. Is it the last of an iteration?"""
+        """The subtask is over. Was it the last of an iteration?"""
         last = job.need == "comm"
         job.need, job.left = ("comp" if last else "comm"), 1.0
-        if not self.naive:
-            self.turns.handle(Finished(job.profile.job), 0.0)
-            if not (last and job.done + 1 >= job.iterations):
-                self.turns.handle(Asked(job.profile.job, job.need), 0.0)
+        if last:
+            job.done += 1
+        if self.rules.turns:
+            self.turns.handle(Finished(job.job.profile.job), 0.0)
+            if not (last and job.done >= job.job.iterations):
+                self.turns.handle(Asked(job.job.profile.job, job.need), 0.0)
         return last
 
 
@@ -110,110 +163,132 @@ class Shared:
 class Outcome:
     jct_s: list[float]
     makespan_s: float
+    """From the first job to the end of the last."""
     cpu: float
-    """Of all hosts from the first job to the last, 0..1."""
+    """Busy share of all hosts over the makespan, 0..1, collections and reloading included."""
     net: float
+    useful: float
+    """As `cpu` without collections and reloading."""
     running: float
     """Jobs at once, mean over time."""
     groups: float
     moves: int = 0
+    spilled: float = 0.0
+    """Share of input on disk, mean over jobs that ran together."""
     curve: list[tuple[float, float, float]] = field(default_factory=list)
-    """(time, CPU, network): use in each stretch between two cluster events."""
+    """(time, CPU, network): use in each stretch of ten minutes or more."""
 
 
 class Cluster:
-    """Groups side by side. `arrange(cluster, event)` is called whenever a job ends, arrives or has run `profile_after`
-    iterations, and changes `groups`."""
+    """Groups side by side. `arrange(cluster, event, job)` is called when a job came, ended an iteration (only if
+    `watched` says so) or ended, and may change `groups`; groups that it changes are brought to the present before."""
 
     def __init__(
-        self, jobs: Sequence[Work], hosts: int, arrange: "Callable[[Cluster, str, Work], None]", profile_after: int = 0
+        self,
+        jobs: Sequence[Job],
+        hosts: int,
+        arrange: "Callable[[Cluster, Event, Work], None]",
+        watched: Callable[[Work], bool] = lambda job: False,
     ) -> None:
-        self.jobs, self.hosts, self.arrange, self.profile_after = list(jobs), hosts, arrange, profile_after
+        self.jobs = [Work(job) for job in jobs]
+        self.hosts, self.arrange, self.watched = hosts, arrange, watched
         self.groups: list[Shared] = []
         self.now_s = 0.0
-        self.busy = {"comp": 0.0, "comm": 0.0}
         self.moves = 0
+        self.spilled: list[float] = []
+        self.past = {"comp": 0.0, "comm": 0.0, "useful": 0.0}
+        """Host-seconds of groups that are over."""
         self.curve: list[tuple[float, float, float]] = []
+        self.mark = (0.0, 0.0, 0.0)
+        self.held = [0.0, 0.0]
+        """Job-seconds and group-seconds."""
 
     def run(self, progress: Callable[[float], None] = lambda share: None) -> Outcome:
-        coming = sorted(self.jobs, key=lambda job: job.submit_s)
-        mark = (0.0, 0.0, 0.0)
-        running = groups = 0.0
+        coming = sorted(self.jobs, key=lambda job: job.job.submit_s, reverse=True)
         ended = 0
         while ended < len(self.jobs):
-            while coming and coming[0].submit_s <= self.now_s + 1e-9:
-                self.arrange(self, "came", coming.pop(0))
-            plan = [(group, group.rates(self.now_s)) for group in self.groups]
-            wake = [job.from_s for group in self.groups for job in group.jobs if job.from_s > self.now_s + 1e-9]
-            wake += [coming[0].submit_s] if coming else []
-            step = min(
-                [left for _, rates in plan for job, rate, _ in rates if (left := job.left / rate) > 0]
-                + [at - self.now_s for at in wake],
-                default=math.inf,
-            )
-            if math.isinf(step):
+            while coming and coming[-1].job.submit_s <= self.now_s + EPS:
+                self._tell("came", coming.pop())
+            found = self._until(coming[-1].job.submit_s if coming else math.inf)
+            if found is None:
+                continue
+            if found.end_s is None:
+                self._tell("iterated", found)
+                continue
+            ended += 1
+            self._tell("ended", found)
+            progress(ended / len(self.jobs))
+        return self._outcome()
+
+    def _tell(self, event: Event, job: Work) -> None:
+        before = list(self.groups)
+        self.arrange(self, event, job)
+        there = set(map(id, self.groups))
+        for group in before:
+            if id(group) not in there:
+                for key, value in group.busy.items():
+                    self.past[key] += value
+
+    def _until(self, stop_s: float) -> Work | None:
+        """Groups go on one by one until a job ended, or an iteration that is watched, or `stop_s`."""
+        heap = [(group.next_s(), at) for at, group in enumerate(self.groups)]
+        heapq.heapify(heap)
+        while True:
+            next_s, at = heap[0] if heap else (math.inf, -1)
+            if min(next_s, stop_s) == math.inf:
                 raise RuntimeError("jobs are left and nothing runs")
-            running += step * sum(len(group.jobs) for group in self.groups)
-            groups += step * len(self.groups)
-            self.now_s += step
-            over: list[tuple[Shared, Work]] = []
-            for group, rates in plan:
-                for job, rate, need in rates:
-                    self.busy[need] += step * rate * group.length(job) * group.hosts
-                    job.left -= step * rate
-                    if job.left <= 1e-9:
-                        over.append((group, job))
-            for group, job in over:
-                if not group.next_subtask(job):
-                    continue
-                job.done += 1
-                if job.done >= job.iterations:
-                    job.end_s = self.now_s
-                    ended += 1
-                    mark = self._mark(mark)
-                    self.arrange(self, "ended", job)
-                    progress(ended / len(self.jobs))
-                elif job.done == self.profile_after:
-                    mark = self._mark(mark)
-                    self.arrange(self, "profiled", job)
-        total = self.now_s * self.hosts
+            if stop_s <= next_s:
+                self._pass(stop_s)
+                return None
+            group = self.groups[at]
+            told = self._first(group.advance(next_s), group, next_s)
+            if told is not None:
+                self._pass(next_s)
+                return told
+            heapq.heapreplace(heap, (group.next_s(), at))
+
+    def _first(self, over: Sequence[Work], group: Shared, now_s: float) -> Work | None:
+        """The first of these that must be told; what ends in the same moment is found again at once."""
+        for job in over:
+            if not group.next_subtask(job):
+                continue
+            if job.done >= job.job.iterations:
+                job.end_s = now_s
+                return job
+            if self.watched(job):
+                return job
+        return None
+
+    def _pass(self, to_s: float) -> None:
+        span = to_s - self.now_s
+        self.held[0] += span * sum(len(group.jobs) for group in self.groups)
+        self.held[1] += span * len(self.groups)
+        self.now_s = to_s
+        for group in self.groups:
+            group.advance(to_s)
+        since, cpu, net = self.mark
+        if to_s - since >= 600:
+            total = (to_s - since) * self.hosts
+            now_cpu, now_net = self._busy("comp"), self._busy("comm")
+            self.curve.append(((since + to_s) / 2, (now_cpu - cpu) / total, (now_net - net) / total))
+            self.mark = (to_s, now_cpu, now_net)
+
+    def _busy(self, what: str) -> float:
+        return self.past[what] + sum(group.busy[what] for group in self.groups)
+
+    def _outcome(self) -> Outcome:
+        first = min(job.job.submit_s for job in self.jobs)
+        span = self.now_s - first
+        total = span * self.hosts
         return Outcome(
-            jct_s=[(job.end_s or 0.0) - job.submit_s for job in self.jobs],
-            makespan_s=self.now_s,
-            cpu=self.busy["comp"] / total,
-            net=self.busy["comm"] / total,
-            running=running / self.now_s,
-            groups=groups / self.now_s,
+            jct_s=[(job.end_s or 0.0) - job.job.submit_s for job in self.jobs],
+            makespan_s=span,
+            cpu=self._busy("comp") / total,
+            net=self._busy("comm") / total,
+            useful=self._busy("useful") / total,
+            running=self.held[0] / span,
+            groups=self.held[1] / span,
             moves=self.moves,
+            spilled=sum(self.spilled) / len(self.spilled) if self.spilled else 0.0,
             curve=self.curve,
         )
-
-    def _mark(self, last: tuple[float, float, float]) -> tuple[float, float, float]:
-        since, cpu, net = last
-        if self.now_s - since < 600:
-            return last
-        span = (self.now_s - since) * self.hosts
-        use = (self.busy["comp"] - cpu) / span, (self.busy["comm"] - net) / span
-        self.curve.append(((since + self.now_s) / 2, *use))
-        return self.now_s, self.busy["comp"], self.busy["comm"]
-
-
-def workload(count: int, rng: random.Random, arrival_s: float = 0.0, iterations: int = 150) -> list[Work]:
-    """`count` jobs in the manner of the paper's 80: four applications, two data sets, ten settings of each;
-    `iterations` in the mean; all at once, or `arrival_s` apart in the mean."""
-    found: list[Work] = []
-    at_s = 0.0
-    for n in range(count):
-        app = list(APPS)[n % 4]
-        base_s, share, inputs = APPS[app]
-        took_s = base_s * (inputs[(n // 4) % 2] / max(inputs)) ** 0.5 * 2 ** rng.uniform(-0.7, 0.7)
-        computing = min(0.9, max(0.15, share + rng.uniform(-0.2, 0.2)))
-        profile = Profile(JobId(f"j{n + 1}"), took_s * computing * PROFILED_ON, took_s * (1 - computing))
-        turns = max(10, round(iterations * rng.lognormvariate(-0.06, 0.35)))
-        found.append(Work(profile, turns, app, at_s))
-        at_s += rng.expovariate(1 / arrival_s) if arrival_s else 0.0
-    rng.shuffle(found)
-    if arrival_s:
-        for job, at in zip(found, sorted(job.submit_s for job in found), strict=True):
-            job.submit_s = at
-    return found

@@ -1,12 +1,13 @@
 """Which jobs share which hosts: the home's side (Harmony §4.3.2).
 
-    submitted -> profiling (in the group with the fewest hosts) -> running <----> paused -> ended
+    submitted -> profiling -> running <----> paused -> ended
                                                           \\------> paused        (profiled, and waits for a place)
 
 Nothing is known of a job when it comes, so it runs first and is timed: its COMP and COMM subtasks are alone in their
 lanes, so their times mean something even in company. With `timings_min` of each it is profiled. While jobs are
 profiled that were there at the start, nothing is arranged; then all of them are at once. Afterwards a new job joins
-where it helps, and an ended one is replaced (`policy/regroup`).
+where it helps, and an ended one is replaced (`policy/regroup`); but when a job that is late waits, all are arranged
+anew (`policy/order`). The jobs of a group are named in the order of their turns, who should end first before others.
 
 Each group has an epoch that grows with every change of its jobs or hosts; `SetGroup` names it, so that a late order is
 known for what it is. A host is in at most one group.
@@ -21,17 +22,21 @@ from covey.core import HostId, JobId, Note
 from plugins.interleave.messages import Need
 from plugins.interleave.policy import regroup
 from plugins.interleave.policy.model import Group, Profile, Weights
+from plugins.interleave.policy.order import Order, Waiting, left_of, ordered
 from plugins.interleave.policy.schedule import schedule
 
 TIMINGS_MIN = 3
 """Subtasks of each sort before a job counts as profiled. Ours; the paper takes "average execution times"."""
-LOOK = 24
-"""Waiting jobs that a decision looks at, the ones whose iterations are shortest; with many hosts a job for every 4 of
-them. Ours: how many iterations a job needs is unknown, but one that needs little in each ends sooner on average, and
-jobs that end early are what the mean completion time is made of."""
-MIX = 4
-"""Every so many-th job looked at is one of the longest instead: were they all left for the end, they would have the
-hosts to themselves there and could not fill them."""
+LOOK = 20
+"""Jobs that a decision looks at, the first ones (`policy/order`); with many hosts a job for every 5 of them. Ours: more
+at once keep hosts a little busier and end later, fewer the other way round."""
+WEIGHTS = Weights(0.9, 0.1)
+"""Of the live decisions. COMM takes as long on many hosts as on few, so a network that is busy on many hosts carries no
+more bytes; only computing is progress. With 0.6 : 0.4, which compares groupings fairly, the last jobs end up in one
+large group that keeps the network busy, one after another."""
+TRY_ON = 16
+"""Hosts of a group in which jobs are tried out. Ours: in turns on many hosts all are timed in minutes; each on the
+fewest, as the paper has it (§4.3.2), the longest iteration takes an hour."""
 PATIENCE_S = 6 * 3600.0
 """Who has waited so long goes before all others, whatever it needs."""
 WEIGHT = 0.2
@@ -42,6 +47,8 @@ WEIGHT = 0.2
 
 class JobSubmitted(msgspec.Struct, frozen=True):
     job: JobId
+    iterations: int | None = None
+    """How many it will do, when it says so: epochs times batches are in most scripts."""
 
 
 class JobEnded(msgspec.Struct, frozen=True):
@@ -56,13 +63,20 @@ class SubtaskTimed(msgspec.Struct, frozen=True):
     """Hosts of its group while it ran."""
 
 
+class Progressed(msgspec.Struct, frozen=True):
+    """So many iterations of the job are done."""
+
+    job: JobId
+    done: int
+
+
 class HostsChanged(msgspec.Struct, frozen=True):
     """These hosts, and no others, are there."""
 
     hosts: tuple[HostId, ...]
 
 
-GroupsEvent = JobSubmitted | JobEnded | SubtaskTimed | HostsChanged
+GroupsEvent = JobSubmitted | JobEnded | SubtaskTimed | Progressed | HostsChanged
 
 # ---- actions ---------------------------------------------------------------------------------------------------------
 
@@ -86,6 +100,9 @@ class Timed(msgspec.Struct):
     net_s: float = 0.0
     comp: int = 0
     comm: int = 0
+    declared: int | None = None
+    """Iterations that it said it will do."""
+    done: int = 0
 
 
 class Shared(msgspec.Struct):
@@ -107,11 +124,13 @@ class Groups:
         group_max: int | None = None,
     ) -> None:
         self.hosts = tuple(sorted(hosts))
-        self.weights = weights or Weights()
+        self.weights = weights or WEIGHTS
         self.timings_min, self.group_max = timings_min, group_max
         self.jobs: dict[JobId, Timed] = {}
         """All that have not ended, in the order in which they came."""
         self.groups: dict[int, Shared] = {}
+        self.lengths: list[int] = []
+        """Iterations of the jobs that ended."""
         self.made = 0
         self.now_s = 0.0
         self.waits_from_s: dict[JobId, float] = {}
@@ -135,8 +154,12 @@ class Groups:
 
     def _handle(self, event: GroupsEvent) -> Sequence[GroupsAction]:
         match event:
-            case JobSubmitted(job):
-                return self._submitted(job)
+            case JobSubmitted(job, iterations):
+                return self._submitted(job, iterations)
+            case Progressed(job, done):
+                if job in self.jobs:
+                    self.jobs[job].done = max(done, self.jobs[job].done)
+                return []
             case SubtaskTimed():
                 return self._timed(event)
             case JobEnded(job):
@@ -165,34 +188,30 @@ class Groups:
         return Profile(job, timed.work_s, timed.net_s)
 
     def waiting(self) -> list[JobId]:
-        """Profiled and in no group: who has waited too long first, then who needs least in an iteration,
-        with one of those who need most in between."""
+        """Profiled and in no group, in the order in which they should run."""
         placed = self._placed()
-        return self._by_need([job for job in self.jobs if job not in placed and self.is_profiled(job)])
+        return [job for job in self._ordered() if job not in placed]
 
-    def _by_need(self, jobs: Sequence[JobId]) -> list[JobId]:
-        work, net = sum(self.jobs[job].work_s for job in jobs), sum(self.jobs[job].net_s for job in jobs)
-        per = work / net if work > 0 and net > 0 else 1.0
+    def _ordered(self) -> list[JobId]:
+        """All that are profiled: who has waited too long first, then as `policy/order` says."""
+        order = self._order()
+        return sorted([*order.late, *order.rest], key=lambda job: not self._is_impatient(job))
 
-        def key(job: JobId) -> tuple[bool, float]:
-            patient = self.now_s - self.waits_from_s.get(job, self.now_s) < PATIENCE_S
-            return patient, self.jobs[job].work_s / per + self.jobs[job].net_s
+    def _order(self) -> Order:
+        per = len(self.hosts) / max(1, len(self.groups)) if self.arranged else min(TRY_ON, len(self.hosts))
+        known = [self._left(job) for job in self.jobs if self.is_profiled(job)]
+        return ordered(known, max(1, len(self.hosts)), max(1.0, per))
 
-        ordered = sorted(jobs, key=key)
-        mixed: list[JobId] = []
-        low, high = 0, len(ordered) - 1
-        while low <= high:
-            if len(mixed) % MIX == MIX - 1:
-                mixed.append(ordered[high])
-                high -= 1
-            else:
-                mixed.append(ordered[low])
-                low += 1
-        return mixed
+    def _is_impatient(self, job: JobId) -> bool:
+        return self.now_s - self.waits_from_s.get(job, self.now_s) >= PATIENCE_S
+
+    def _left(self, job: JobId) -> Waiting:
+        timed = self.jobs[job]
+        return Waiting(self.profile(job), left_of(timed.declared, timed.done, self.lengths))
 
     @property
     def _look(self) -> int:
-        return max(LOOK, len(self.hosts) // 4)
+        return max(LOOK, len(self.hosts) // 5)
 
     def _placed(self) -> dict[JobId, int]:
         return {job: at for at, group in self.groups.items() for job in group.jobs}
@@ -202,21 +221,24 @@ class Groups:
 
     # ---- events ------------------------------------------------------------------------------------------------------
 
-    def _submitted(self, job: JobId) -> list[GroupsAction]:
+    def _submitted(self, job: JobId, iterations: int | None) -> list[GroupsAction]:
         if job in self.jobs:
             return []
-        self.jobs[job] = Timed()
+        self.jobs[job] = Timed(declared=iterations)
         return self._try_out(job)
 
     def _try_out(self, job: JobId) -> list[GroupsAction]:
-        """Before everything is arranged: as many jobs at once as there are hosts. Later: into the group that profiles
-        already, else the one with the fewest hosts
-        (§4.3.2)."""
+        """Before everything is arranged: all at once, in turns. Later: into the group that profiles already, else the
+        one with the fewest hosts (§4.3.2)."""
         if not self.hosts:
             return []
         if not self.arranged or not self.groups:
             self.arranged = False
-            return [*self._naive(), _note(job, "Profiled", "with all that are there, on few hosts each")]
+            note = _note(job, "Profiled", "with all that are there")
+            if len(self.groups) < max(1, len(self.hosts) // TRY_ON):
+                return [*self._naive(), note]
+            at = min(self.groups, key=lambda g: (len(self.groups[g].jobs), g))
+            return [self._set(at, (*self.groups[at].jobs, job), self.groups[at].hosts), note]
         unknown = set(self._unprofiled()) - {job}
         at = min(self.groups, key=lambda g: (not unknown & set(self.groups[g].jobs), len(self.groups[g].hosts), g))
         group = self.groups[at]
@@ -267,6 +289,7 @@ class Groups:
             return []
         at = self._placed().get(job)
         known = self.profile(job) if self.is_profiled(job) else None
+        self.lengths.append(self.jobs[job].done + 1)
         del self.jobs[job]
         if at is None:
             return []
@@ -274,6 +297,8 @@ class Groups:
         self.groups[at].jobs = left
         if not self.arranged:
             return self._after_loss(at)
+        if set(self._order().late) - set(self._placed()):
+            return self._arrange_all()
         groups = self._known(set())
         places = list(groups)
         waiting = [self.profile(other) for other in self.waiting()]
@@ -326,17 +351,13 @@ class Groups:
     # ---- arranging ---------------------------------------------------------------------------------------------------
 
     def _naive(self) -> list[GroupsAction]:
-        """All jobs, each on as few hosts as use them all: what can be done while nothing is known (§4.3.2,
-        profiling)."""
+        """All jobs in groups of `TRY_ON` hosts or a few more: what can be done while nothing is known (§4.3.2)."""
         jobs = list(self.jobs)
-        count = min(len(jobs), len(self.hosts))
+        count = min(len(jobs), max(1, len(self.hosts) // TRY_ON))
         return self._put(list(self.groups), [(tuple(jobs[n::count]), self.hosts[n::count]) for n in range(count)])
 
     def _arrange_all(self) -> list[GroupsAction]:
-        if self.arranged:
-            order = [*self._placed(), *self.waiting()[: self._look]]
-        else:
-            order = self._by_need(list(self.jobs))[: self._look]
+        order = self._ordered()[: self._look]
         found = schedule([self.profile(job) for job in order], len(self.hosts), self.weights, group_max=self.group_max)
         self.arranged = True
         return self._replace(list(self.groups), found.groups, found.score)
@@ -379,12 +400,19 @@ class Groups:
             del self.groups[at]
         return [*actions, *(self._new(jobs, hosts) for n, (jobs, hosts) in enumerate(wanted) if n not in same)]
 
+    def _sorted(self, jobs: tuple[JobId, ...]) -> tuple[JobId, ...]:
+        """In the order of their turns: as they should run, what is not known yet before all."""
+        rank = {job: at for at, job in enumerate(self._ordered())}
+        return tuple(sorted(jobs, key=lambda job: (rank.get(job, -1), job)))
+
     def _new(self, jobs: tuple[JobId, ...], hosts: tuple[HostId, ...]) -> SetGroup:
+        jobs = self._sorted(jobs)
         self.made += 1
         self.groups[self.made] = Shared(jobs, hosts)
         return SetGroup(self.made, 1, jobs, hosts)
 
     def _set(self, at: int, jobs: tuple[JobId, ...], hosts: tuple[HostId, ...]) -> SetGroup:
+        jobs = self._sorted(jobs)
         self.groups[at] = Shared(jobs, hosts, self.groups[at].epoch + 1)
         return SetGroup(at, self.groups[at].epoch, jobs, hosts)
 

@@ -6,8 +6,9 @@ so a second one is *secondary* and yields to the first. When the primary is done
     asked ---> waiting ---> running (COMP)                       ---> finished
                        \\--> running (COMM, secondary) -> primary ---> finished
 
-Among those that wait, the job that has had the fewest turns goes first, then the order of the group's plan. So all
-hosts of a group run the same order, whatever order the requests of one moment arrive in, and no job waits for ever.
+Among those that wait, the plan's order decides: the first job of a group goes on as if it were alone, the others fill
+what it leaves, and it ends soonest. A job that `LAPS` others went before is next, so none waits for ever. All hosts of
+a group run the same order, whatever order the requests of one moment arrive in.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ import msgspec
 
 from covey.core import JobId
 from plugins.interleave.messages import Need
+
+LAPS = 4
+"""Turns of others in its lane after which a job is next. Ours: with 1, jobs take turns one by one as in the paper."""
 
 Lane = Literal["comp", "primary", "secondary"]
 
@@ -57,14 +61,15 @@ class Turns:
         self.order = {job: at for at, job in enumerate(jobs)}
         self.waiting: dict[JobId, Need] = {}
         self.holds: dict[Lane, JobId] = {}
-        self.had: dict[JobId, int] = dict.fromkeys(jobs, 0)
-        """Turns begun."""
+        self.passed: dict[JobId, int] = {}
+        """Of each that waits: turns of others in its lane since it asked."""
 
     def handle(self, event: TurnsEvent, now_s: float) -> Sequence[Run]:
         match event:
             case Asked(job, need):
                 if job in self.order and job not in self.waiting and job not in self.holds.values():
                     self.waiting[job] = need
+                    self.passed[job] = 0
             case Finished(job):
                 self._give_back(job)
             case OrderChanged(jobs):
@@ -77,6 +82,7 @@ class Turns:
         held = list(self.holds.values())
         assert len(held) == len(set(held)), "no job holds two turns"
         assert not set(held) & set(self.waiting), "who runs does not wait"
+        assert set(self.passed) == set(self.waiting), "all that wait are counted, and no others"
         assert set(held) | set(self.waiting) <= set(self.order), "only jobs of the group have turns"
         assert "secondary" not in self.holds or "primary" in self.holds, "nobody is second without a first"
         if "comp" not in self.holds:
@@ -86,14 +92,18 @@ class Turns:
 
     def _give_back(self, job: JobId) -> None:
         self.waiting.pop(job, None)
+        self.passed.pop(job, None)
         self.holds = {lane: holder for lane, holder in self.holds.items() if holder != job}
 
+    def _place(self, job: JobId) -> tuple[int, int]:
+        """Least first: who was passed over too often, most often first; then the plan's order."""
+        passed = self.passed[job]
+        return -passed if passed >= LAPS else 0, self.order[job]
+
     def _reorder(self, jobs: Sequence[JobId]) -> None:
-        least = min((self.had[job] for job in jobs if job in self.had), default=0)
         for job in [job for job in self.order if job not in set(jobs)]:
             self._give_back(job)
         self.order = {job: at for at, job in enumerate(jobs)}
-        self.had = {job: self.had.get(job, least) for job in jobs}
 
     def _fill(self) -> list[Run]:
         runs = []
@@ -106,9 +116,11 @@ class Turns:
                 continue
             ready = [job for job, wanted in self.waiting.items() if wanted == need]
             if ready:
-                job = min(ready, key=lambda each: (self.had[each], self.order[each]))
-                del self.waiting[job]
+                job = min(ready, key=self._place)
+                del self.waiting[job], self.passed[job]
                 self.holds[lane] = job
-                self.had[job] += 1
+                for other in ready:
+                    if other != job:
+                        self.passed[other] += 1
                 runs.append(Run(job, lane))
         return runs

@@ -1,2 +1,3 @@
-"""What a group achieves (`model`); which jobs, in which groups, on how many hosts (`assign`, `schedule`, `polish`);
-what to change when a job comes or goes (`regroup`); how much input data to keep on disk (`spill`)."""
+"""What a group achieves (`model`); who goes first (`order`); which jobs, in which groups, on how many hosts (`assign`,
+`schedule`, `polish`); what to change when a job comes or goes (`regroup`); how much input data to keep on disk
+(`spill`)."""

@@ -21,6 +21,8 @@ ALIKE = 0.05
 %)."""
 WORTH = 0.05
 """Relative gain in score below which nothing is changed (§4.3.2: 5 %)."""
+STARTS = 2
+"""Groupings that are polished in one regrouping, of which there are as many as jobs that end."""
 BUNCH_MAX = 3
 """Jobs that may stand in for one. Ours: a larger bunch makes the group slower to end."""
 BUNCH_OF = 40
@@ -107,7 +109,7 @@ def repaired(
         if not candidates:
             continue
         given = sum(groups[at].hosts for at in taken) + idle
-        found = schedule(candidates, given, weights, group_max=group_max)
+        found = schedule(candidates, given, weights, group_max=group_max, starts_max=STARTS)
         score = score_of(_with(groups, taken, found.groups), hosts, weights)
         if best is None or score >= best.score * (1 + WORTH):
             best = Change(taken, found.groups, score)

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.sim import groups
-from cli.sim.group_cluster import Cluster, Shared, Work, workload
+from cli.sim import group_memory, groups
+from cli.sim.group_cluster import Cluster, Event, Rules, Shared, Work
+from cli.sim.group_memory import Load
+from cli.sim.group_ways import ALONE_ON, Setting, alone, grouped, isolated, thrown
+from cli.sim.group_workload import Job, arriving, bursting, leaning, workload
 from cli.sim.report import Wrong
 from covey.core import JobId
 from plugins.interleave.policy import model
@@ -23,6 +26,21 @@ def options(*given: str) -> argparse.Namespace:
     return found
 
 
+def alike(count: int, work_s: float = 160.0, net_s: float = 20.0, iterations: int = 60) -> list[Job]:
+    return [Job(Profile(JobId(f"j{n}"), work_s, net_s), iterations) for n in range(count)]
+
+
+def together(jobs: list[Job], hosts: int, rules: Rules) -> Cluster:
+    def arrange(cluster: Cluster, event: Event, job: Work) -> None:
+        if event == "ended":
+            cluster.groups[0].reorder([each for each in cluster.jobs if each.end_s is None], hosts)
+        elif job is cluster.jobs[-1]:
+            cluster.groups = [Shared([], hosts, rules)]
+            cluster.groups[0].reorder(cluster.jobs, hosts)
+
+    return Cluster(jobs, hosts, arrange)
+
+
 def test_groups_use_hosts_better_and_end_sooner_than_jobs_on_their_own() -> None:
     """Reference: §4.4.3."""
     report = groups.run(options("--jobs", "20", "--hosts", "40"), lambda share, text: None)
@@ -33,15 +51,60 @@ def test_groups_use_hosts_better_and_end_sooner_than_jobs_on_their_own() -> None
 
 def test_jobs_in_turns_take_what_the_model_says() -> None:
     """Reference: §4.4.6: the error of the model stays below 5 % (three jobs, no noise)."""
-    jobs = [Work(Profile(JobId(f"j{n}"), 160.0, 20.0), 60) for n in range(3)]
-
-    def arrange(cluster: Cluster, event: str, job: Work) -> None:
-        if len(cluster.groups) == 0 and job is jobs[-1]:
-            cluster.groups = [Shared(list(jobs), 8)]
-            cluster.groups[0].reorder()
-
-    out = Cluster(jobs, 8, arrange).run()
+    jobs = alike(3)
+    out = together(jobs, 8, Rules()).run()
     assert out.makespan_s == pytest.approx(60 * model.iteration_s([job.profile for job in jobs], 8), rel=0.05)
+
+
+def test_a_secondary_comm_fills_the_gaps_of_the_primary() -> None:
+    """Two jobs that hardly compute: without gaps their COMMs take turns. Reference: §4.3.1."""
+    jobs = alike(2, work_s=0.8, net_s=20.0, iterations=50)
+    alone_s = together(jobs, 8, Rules()).run().makespan_s
+    filled = together(jobs, 8, Rules(gap=0.25)).run()
+    assert filled.makespan_s < 0.85 * alone_s
+    assert filled.net <= 1.0
+
+
+def test_the_work_done_is_the_work_there_was_whatever_the_way() -> None:
+    jobs = workload(12, random.Random(6))
+    work = sum(job.profile.work_s * job.iterations for job in jobs)
+    setting = Setting(hosts=40, declared=True)
+    for out in (grouped(jobs, setting), thrown(jobs, setting, 20), alone(jobs, setting, 10)):
+        assert out.useful * 40 * out.makespan_s == pytest.approx(work, rel=1e-6)
+        assert out.useful <= out.cpu + 1e-9 <= 1 + 1e-6 and out.net <= 1
+        assert max(out.jct_s) == pytest.approx(out.makespan_s)
+
+
+def test_isolated_jobs_have_as_many_hosts_as_keep_processors_busiest() -> None:
+    """Reference: §4.4.1."""
+    jobs, setting = workload(30, random.Random(2)), Setting(hosts=60)
+    best, each = isolated(jobs, setting)
+    assert each in ALONE_ON
+    assert best.cpu == max(alone(jobs, setting, on).cpu for on in ALONE_ON if on <= 60)
+
+
+def test_a_full_heap_costs_more_and_more_and_spilling_gives_it_back() -> None:
+    """Three jobs of which two fit. Reference: §4.1, figure 4.3; §4.3.3."""
+    big = Load(comp_s=20.0, comm_s=15.0, input_gb=155 / 16, model_gb=24 / 16)
+    two, three = group_memory.resident([big, big]), group_memory.resident([big, big, big])
+    assert two.full < 1.3 < three.full
+    spilled = group_memory.spilling([big, big, big])
+    assert spilled.full < 1 and 0 < max(spilled.spilled) <= 1
+    assert sum(spilled.comp_s) < 0.6 * sum(three.comp_s)
+
+
+def test_a_job_that_fits_is_not_spilled() -> None:
+    small = Load(comp_s=20.0, comm_s=15.0, input_gb=4.3 / 16, model_gb=2.1 / 16)
+    assert group_memory.spilling([small, small]).spilled == [0.0, 0.0]
+
+
+def test_a_disk_that_does_not_keep_up_stops_the_group() -> None:
+    """Reference: figure 4.19, load stop time."""
+    load = Load(comp_s=1.0, comm_s=1.0, input_gb=5.0, model_gb=0.0)
+    felt = group_memory.felt([load], [1.0])
+    assert felt.comp_s[0] + load.comm_s == pytest.approx(5.0 / group_memory.DISK_GB_S)
+    two = group_memory.felt([load, load], [1.0, 1.0])
+    assert sum(two.comp_s) == pytest.approx(10.0 / group_memory.DISK_GB_S)
 
 
 def test_jobs_come_from_a_file_and_a_broken_one_is_refused(tmp_path: Path) -> None:
@@ -54,6 +117,24 @@ def test_jobs_come_from_a_file_and_a_broken_one_is_refused(tmp_path: Path) -> No
 
 
 def test_the_same_seed_makes_the_same_jobs() -> None:
-    one, other = workload(12, random.Random(4), 60.0), workload(12, random.Random(4), 60.0)
-    assert [(job.profile, job.submit_s) for job in one] == [(job.profile, job.submit_s) for job in other]
-    assert one[-1].submit_s > 0
+    assert workload(12, random.Random(4)) == workload(12, random.Random(4))
+    jobs = workload(12, random.Random(4))
+    assert arriving(jobs, random.Random(1), 60.0) == arriving(jobs, random.Random(1), 60.0)
+
+
+def test_bursts_come_in_the_same_time_as_single_jobs_and_many_at_once() -> None:
+    jobs = workload(400, random.Random(4))
+    single, burst = arriving(jobs, random.Random(1), 60.0), bursting(jobs, random.Random(1), 60.0, 8.0)
+    assert len({job.submit_s for job in single}) == 400
+    assert 20 < len({job.submit_s for job in burst}) < 120
+    assert burst[-1].submit_s == pytest.approx(single[-1].submit_s, rel=0.5)
+
+
+def test_the_leaning_ones_are_the_extremes() -> None:
+    """Reference: figure 4.13."""
+    jobs = workload(80, random.Random(4))
+    computing, talking = leaning(jobs, 60, True), leaning(jobs, 60, False)
+    assert len(computing) == len(talking) == 60
+    left_out = [job for job in jobs if job not in computing]
+    assert max(job.lean for job in left_out) <= min(job.lean for job in computing)
+    assert max(job.lean for job in talking) < max(job.lean for job in jobs)

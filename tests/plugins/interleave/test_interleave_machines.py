@@ -6,8 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.core import HostId, JobId
-from plugins.interleave.machine.groups import Groups, HostsChanged, JobEnded, JobSubmitted, SetGroup, SubtaskTimed
-from plugins.interleave.machine.turns import Asked, Finished, OrderChanged, Run, Turns
+from plugins.interleave.machine.groups import (
+    Groups,
+    HostsChanged,
+    JobEnded,
+    JobSubmitted,
+    Progressed,
+    SetGroup,
+    SubtaskTimed,
+)
+from plugins.interleave.machine.turns import LAPS, Asked, Finished, OrderChanged, Run, Turns
 
 A, B, C = JobId("a"), JobId("b"), JobId("c")
 HOSTS = [HostId(f"h{n}") for n in range(12)]
@@ -45,19 +53,70 @@ def test_turns_are_kept_whatever_is_asked(seed: int) -> None:
         turns.check()
 
 
-def test_jobs_are_tried_on_few_hosts_and_then_arranged_together() -> None:
+def test_jobs_are_tried_in_turns_and_then_arranged_together() -> None:
     """Reference: §4.3.2, profiling."""
     of = Groups(HOSTS)
     for job in (A, B, C):
         of.handle(JobSubmitted(job), 0.0)
         of.check()
-    assert [len(group.hosts) for group in of.groups.values()] == [4, 4, 4]
+    assert [len(group.hosts) for group in of.groups.values()] == [12], "too few hosts for two groups"
     profiled(of, A, 120, 10)
     profiled(of, B, 120, 10)
     assert not of.arranged
     profiled(of, C, 240, 20)
     assert of.arranged
     assert sum(len(group.hosts) for group in of.groups.values()) == 12
+
+
+def test_many_hosts_try_jobs_out_in_several_groups() -> None:
+    of = Groups([HostId(f"h{n:02}") for n in range(50)])
+    for n in range(7):
+        of.handle(JobSubmitted(JobId(f"j{n}")), 0.0)
+        of.check()
+    assert sorted(len(group.hosts) for group in of.groups.values()) == [16, 17, 17]
+    assert sorted(len(group.jobs) for group in of.groups.values()) == [2, 2, 3]
+
+
+def test_who_has_least_left_of_what_it_said_is_next() -> None:
+    of = Groups(HOSTS[:1], timings_min=1, group_max=1)
+    names = [JobId(f"j{n}") for n in range(8)]
+    for n, job in enumerate(names):
+        of.handle(JobSubmitted(job, 100 + n), 0.0)
+    for job in names:
+        profiled(of, job, 80, 20)
+    assert of.waiting() == [job for job in names if job in of.waiting()], "the one that said least is first"
+    of.handle(Progressed(names[7], 90), 1.0)
+    assert of.waiting()[0] == names[7]
+
+
+def test_a_late_job_does_not_wait() -> None:
+    """Five short jobs and one that takes as long as all: when a place is free it is taken by the long one."""
+    of = Groups(HOSTS[:4], timings_min=1, group_max=2)
+    names = [JobId(f"j{n}") for n in range(6)]
+    for n, job in enumerate(names):
+        of.handle(JobSubmitted(job, 1000 if n == 5 else 50), 0.0)
+    for job in names:
+        profiled(of, job, 80, 20)
+    assert any(names[5] in group.jobs for group in of.groups.values())
+    of.handle(JobEnded(names[0]), 10.0)
+    of.check()
+    assert any(names[5] in group.jobs for group in of.groups.values())
+
+
+def test_nobody_is_passed_over_for_ever() -> None:
+    """The first job of the plan asks again and again; the last has its turn after `LAPS` others."""
+    turns = Turns([A, B, C])
+    turns.handle(Asked(A, "comp"), 0.0)
+    turns.handle(Asked(C, "comp"), 0.0)
+    turns.handle(Asked(B, "comp"), 0.0)
+    began = []
+    for _ in range(3 * LAPS):
+        holder = turns.holds["comp"]
+        for run in turns.handle(Finished(holder), 0.0):
+            began.append(run.job)
+        turns.handle(Asked(holder, "comp"), 0.0)
+        turns.check()
+    assert C in began[: 2 * LAPS] and began.index(B) < began.index(C)
 
 
 def test_hosts_of_a_group_whose_last_job_ended_go_to_others() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.core import JobId
-from plugins.interleave.policy import assign, model, regroup, spill
+from plugins.interleave.policy import assign, model, order, regroup, spill
 from plugins.interleave.policy.exhaustive import exhaustive
 from plugins.interleave.policy.model import Group, Profile, Weights
 from plugins.interleave.policy.schedule import arranged, schedule
@@ -200,6 +200,45 @@ def test_a_new_job_joins_the_group_it_helps_or_waits() -> None:
     assert change is not None and change.groups[0].jobs[-1] == new
     full = Group(tuple(jobs_of([(80, 10), (80, 10)])), 8)
     assert regroup.arrival([full], Profile(JobId("n"), 400, 50), 8, W) is None
+
+
+# ---- who goes first --------------------------------------------------------------------------------------------------
+
+
+def test_the_least_left_goes_first_and_the_late_before_all() -> None:
+    short, middle, long = jobs_of([(160, 10), (160, 10), (160, 10)])
+    each = [order.Waiting(long, 900), order.Waiting(middle, 60), order.Waiting(short, 20)]
+    found = order.ordered(each, 32, 16)
+    assert found.late == (long.job,)
+    assert found.rest == (short.job, middle.job)
+
+
+def test_nobody_is_late_among_many_like_jobs() -> None:
+    found = order.ordered([order.Waiting(job, 100) for job in made(60, 3)], 100, 16)
+    assert found.late == () and len(found.rest) == 60
+
+
+def test_what_is_left_is_what_was_said_or_what_ended_jobs_did_beyond() -> None:
+    assert order.left_of(150, 30, []) == 120
+    assert order.left_of(10, 30, []) == 1, "it said too little"
+    assert order.left_of(None, 300, []) == 300, "as many again"
+    many = [120] * 50
+    assert order.left_of(None, 20, many) == pytest.approx(100, rel=0.05)
+    assert order.left_of(None, 200, many) == 200, "nobody went so far"
+
+
+@given(
+    jobs=st.lists(st.tuples(st.floats(1, 2000), st.floats(0.5, 60), st.floats(1, 500)), min_size=1, max_size=20),
+    seed=st.integers(0, 1000),
+)
+def test_every_job_has_one_place_whatever_order_they_are_named_in(
+    jobs: list[tuple[float, float, float]], seed: int
+) -> None:
+    each = [order.Waiting(Profile(JobId(f"j{n}"), work, net), left) for n, (work, net, left) in enumerate(jobs)]
+    found = order.ordered(each, 50, 16)
+    assert sorted([*found.late, *found.rest]) == sorted(job.profile.job for job in each)
+    random.Random(seed).shuffle(each)
+    assert order.ordered(each, 50, 16) == found
 
 
 # ---- spilling --------------------------------------------------------------------------------------------------------
