@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence, Set
 import msgspec
 
 from covey.core import HostId, JobId
-from plugins.scheduler.machine.ground import Ground, held_by
+from plugins.scheduler.machine.ground import Ground, held_by, takes
 from plugins.scheduler.machine.jobs import Job, row_of
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import AboutJob, GpusReserved, Granted, TakenBack
@@ -102,7 +102,7 @@ class Admission:
 
     def _fits(self, job: Job) -> bool:
         free = self.ground.free_for(job)
-        return job.spec.gpus <= max(0, sum(free.values()) - self.ground.placing) and _takes(job, free)
+        return job.spec.gpus <= max(0, sum(free.values()) - self.ground.placing) and takes(job, free)
 
     def _plan(self, job: Job, free: Mapping[HostId, int]) -> dict[HostId, int]:
         """GPUs by host where its home would put it; empty when it does not fit whole."""
@@ -127,7 +127,7 @@ class Admission:
         ground, spec = self.ground, job.spec
         open_gpus = ground.open_for(job)
         coming = {host: ground.open[host] - ground.staying[host] for host in open_gpus}
-        stop = classes.victims(coming, ground.guests, lambda free: _takes(job, _least(free, open_gpus)))
+        stop = classes.victims(coming, ground.guests, lambda free: takes(job, _least(free, open_gpus)))
         if stop is None:
             mine = ground.reserved if ground.reserving == job.id else {}
             self._reserve(job, classes.grown(mine, open_gpus, ground.totals, spec.workers, spec.gpus_per_worker))
@@ -140,7 +140,7 @@ class Admission:
                 ground.staying[host] -= gpus
         ground.guests = [guest for guest in ground.guests if guest[0] not in stop]
         plan = self._plan(job, _least(coming, open_gpus))
-        if stop or not _takes(job, ground.free_for(job)):
+        if stop or not takes(job, ground.free_for(job)):
             self._reserve(job, plan)
         ground.take(plan, True)
 
@@ -193,12 +193,6 @@ def taken(job: Job, cause: str, reason: str, wall_s: float, lost: tuple[HostId, 
     return msgspec.convert(
         {"wall_s": wall_s, "job": job.id, "epoch": job.epoch, "cause": cause, "reason": reason, "lost": lost}, TakenBack
     )
-
-
-def _takes(job: Job, free: Mapping[HostId, int]) -> bool:
-    """Whether the whole gang fits into this."""
-    each = job.spec.gpus_per_worker
-    return not each or sum(gpus // each for gpus in free.values()) >= job.spec.workers
 
 
 def _least(one: Mapping[HostId, int], other: Mapping[HostId, int]) -> dict[HostId, int]:

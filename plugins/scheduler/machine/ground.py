@@ -99,3 +99,9 @@ def held_by(job: Job, hosts: Mapping[HostId, int]) -> Gpus:
     return {
         place.host: len(place.gpus) for place in places if place.host in hosts and place.gpus and job.awaits(place.host)
     }
+
+
+def takes(job: Job, free: Mapping[HostId, int]) -> bool:
+    """Whether the whole gang fits into this."""
+    each = job.spec.gpus_per_worker
+    return not each or sum(gpus // each for gpus in free.values()) >= job.spec.workers

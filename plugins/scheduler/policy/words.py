@@ -100,8 +100,10 @@ def waits_for(
     thresholds: Sequence[float],
     quotas: Mapping[str, int | None],
     default: int | None,
+    hindrance: str = "",
 ) -> str:
-    """What a waiting job waits for: its place, who is ahead and whose they are, what would let it start."""
+    """What a waiting job waits for: its place, who is ahead and whose they are, what would let it start.
+    `hindrance`: why it does not start on GPUs that are free."""
     at = next(number for number, row in enumerate(order) if row.id == job)
     row = order[at]
     queue = queue_of(row.attained_gpu_s, thresholds)
@@ -119,9 +121,10 @@ def waits_for(
     narrow = ", as gangs of fewer GPUs go first" if passed else ""
     ahead = f"; ahead: {named(waiting)}{narrow}" if waiting else ""
     if row.gpus <= free and not waiting:
-        return f"{place}; {gpus(free)} are free, and it is about to be placed"
+        return f"{place}; {hindrance or f'{are_free(free)}, and it is about to be placed'}"
+    hindrance = f"; {hindrance}" if hindrance else ""
     until = f"; it starts when enough of {named(holders)} end" if holders else ""
-    return f"{place}; it needs {gpus(row.gpus)} and {free} are free{ahead}{until}"
+    return f"{place}; it needs {gpus(row.gpus)} and {free} are free{ahead}{until}{hindrance}"
 
 
 def waits_as_guest(job: JobId, guests: Sequence[Row], guaranteed: Sequence[Row], free: int) -> str:
@@ -144,6 +147,16 @@ def reserved_now(wanted: int, kept: Mapping[HostId, int], holders: Sequence[Row]
     """`2 of 4 GPUs reserved: h1 2, waiting for j3 (alice, 2 GPUs)`."""
     waits = f", waiting for {named(holders)}" if holders else ""
     return f"{reserved(wanted, kept)}{waits}"
+
+
+def are_free(count: int) -> str:
+    return f"{gpus(count)} {'is' if count == 1 else 'are'} free"
+
+
+def scattered(free: Mapping[HostId, int], each: int) -> str:
+    """Enough GPUs, and too few on any one host."""
+    where = ", ".join(f"{host} {count}" for host, count in sorted(free.items()) if count)
+    return f"free GPUs by host are {where}, and each worker needs {gpus(each)} on one host"
 
 
 def demoted_later(after_s: float) -> str:

@@ -6,7 +6,7 @@ import msgspec
 
 from covey.core import HostId
 from plugins.facts import GpusNow, HostView
-from plugins.scheduler.machine.ground import Ground
+from plugins.scheduler.machine.ground import Ground, takes
 from plugins.scheduler.machine.jobs import HOLDING, Job, row_of
 from plugins.scheduler.machine.leader import RackHost
 from plugins.scheduler.machine.queue import Queue
@@ -54,13 +54,17 @@ class Standing:
         self.order = order.ordered(guaranteed, thresholds, queue.quotas, default, settings.narrow_first)
         self.chosen = choose(self.order, self.capacity, queue.quotas, default)
         self.guests = [row for row in rows if row.job_class == "opportunistic"]
-        self.free = sum(Ground(queue, totals).free.values())
+        self.ground = Ground(queue, totals)
 
     def reason(self, job: Job) -> str:
         """Why the job is in its state."""
         if job.state != "queued":
             return job.reason
-        waits = self._waits(job) if job.counts else words.waits_as_guest(job.id, self.guests, self.order, self.free)
+        waits = (
+            self._waits(job)
+            if job.counts
+            else words.waits_as_guest(job.id, self.guests, self.order, sum(self.ground.free.values()))
+        )
         late_s = self.settings.demote_after_s
         if job.job_class == "auto" and self.queue.quota(job.spec.tenant) is not None and late_s is not None:
             waits = f"{waits}; {words.demoted_later(late_s)}"
@@ -68,15 +72,23 @@ class Standing:
 
     def _waits(self, job: Job) -> str:
         queue, thresholds = self.queue, self.settings.queue_thresholds_gpu_s
-        default = queue.quotas.get("*")
-        waits = words.waits_for(job.id, self.order, self.chosen, self.capacity, thresholds, queue.quotas, default)
+        default, hindrance = queue.quotas.get("*"), self._hindrance(job)
+        return words.waits_for(
+            job.id, self.order, self.chosen, self.capacity, thresholds, queue.quotas, default, hindrance
+        )
+
+    def _hindrance(self, job: Job) -> str:
+        """Why a guaranteed job does not start on GPUs that are free, as far as there are any; empty when it may."""
+        queue, free = self.queue, self.ground.free_for(job)
         gang = queue.jobs.get(queue.reserving) if queue.reserving is not None else None
-        if gang is None:
-            return waits
-        if gang.id == job.id:
-            return f"{words.reserved_now(job.spec.gpus, queue.reserved, self._in_the_way(job))}; {waits}"
-        kept = words.reserved(gang.spec.gpus, queue.reserved)
-        return f"{waits}; {gang.id} (tenant {gang.spec.tenant}) keeps what it waits for, {kept}"
+        if gang is not None and gang.id == job.id:
+            return words.reserved_now(job.spec.gpus, queue.reserved, self._in_the_way(job))
+        if takes(job, free):
+            return ""
+        if gang is not None:
+            kept = words.reserved(gang.spec.gpus, queue.reserved)
+            return f"{gang.id} (tenant {gang.spec.tenant}) keeps GPUs for itself, {kept}"
+        return words.scattered(free, job.spec.gpus_per_worker) if sum(free.values()) >= job.spec.gpus else ""
 
     def _in_the_way(self, job: Job) -> list[order.Row]:
         """Who holds GPUs that a gang waits for: opportunistic jobs that stop for it once all the rest is there, or

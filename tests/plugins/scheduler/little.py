@@ -150,11 +150,6 @@ class Little:
         raise AssertionError(f"it never comes to rest: {said[-6:]}")
 
 
-def fits(job: Job, free: Mapping[HostId, int]) -> bool:
-    each = job.spec.gpus_per_worker
-    return sum(gpus // each for gpus in free.values()) >= job.spec.workers
-
-
 def replay(commands: Sequence[Command]) -> bytes:
     """The state that these commands give on a host that hears them for the first time."""
     queue = Queue()

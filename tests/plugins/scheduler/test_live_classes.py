@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from covey.core import HostId
+from plugins.scheduler.machine.ground import takes
 from plugins.scheduler.machine.leader import Leader
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import (
@@ -23,7 +24,7 @@ from plugins.scheduler.messages.commands import (
     TakenBack,
     Upgraded,
 )
-from tests.plugins.scheduler.little import Little, fits, replay
+from tests.plugins.scheduler.little import Little, replay
 
 H1, H2 = HostId("h1"), HostId("h2")
 
@@ -89,6 +90,7 @@ def test_a_gang_that_does_not_fit_keeps_what_there_is_and_starts_when_it_is_whol
     gang = rack.submit(1, "red", each=2)
     assert kinds(rack.settle()) == [("GpusReserved", gang)]
     assert rack.queue.reserved == {H1: 1}
+    rack.restore()
     rack.say(QuotaSet(wall_s=1.0, tenant="green", gpus=2))
     other, guest = rack.submit(2, "green"), rack.submit(1, "green", "opportunistic")
     rack.settle()
@@ -335,7 +337,7 @@ class AnyLife(RuleBasedStateMachine):
             free = queue.free_quota(job.spec.tenant)
             promised = job.counts and free is not None and job.spec.gpus <= free and not job.place_failures
             if promised and queue.reserving in (None, job.id) and self._first_of_tenant(job):
-                assert not fits(job, ground.open), f"{job.id} is kept out by opportunistic jobs"
+                assert not takes(job, ground.open), f"{job.id} is kept out by opportunistic jobs"
                 assert not any(ground.open.values()) or queue.reserving is not None or job.spec.gpus_per_worker > 1
 
     def _first_of_tenant(self, job: Any) -> bool:
