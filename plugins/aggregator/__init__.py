@@ -15,8 +15,8 @@ one that also starts a job.
 
 A job's first iterations are its trial. Then its home knows D and e (`machine/gauge.py`), and its owner promises it a
 part of its cycle or declines (`machine/ledger.py`): exactly, on what it has promised itself. What hurts by measurement
-leaves; the least loaded aggregator empties itself into others (`machine/emptier.py`). `machine/pool.py` decides the same
-for single tensors of many jobs at once, in simulation; a live job has one aggregator (docs/papers/aggregator.md).
+leaves; the least loaded aggregator empties itself into others (`machine/emptier.py`). `machine/pool.py` decides the
+same for single tensors of many jobs at once, in simulation; a live job has one aggregator (docs/papers/aggregator.md).
 """
 
 from covey.wire import AggregatorLost

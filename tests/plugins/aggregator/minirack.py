@@ -69,6 +69,8 @@ class MiniRack:
         self.notes: list[Note] = []
         self.moves: list[tuple[JobId, HostId]] = []
         """Every assignment that ranks were told, in order."""
+        self.gossip: tuple[Candidate, ...] | None = None
+        """What gossip says of aggregators, if it has stopped; None: how they were a second ago at most."""
         self._post: list[tuple[float, Callable[[], None]]] = []
         for name in self.agents:
             self.feed(name, "owner", ProcessUp(f"{name}:1", {}))
@@ -116,9 +118,7 @@ class MiniRack:
             self.run(1.0)
 
     def _second(self) -> None:
-        rack = Rack(
-            frozenset(HostId(host) for host in self.gone), tuple(self._candidate(a) for a in self.agents.values())
-        )
+        rack = Rack(frozenset(HostId(host) for host in self.gone), self.gossip or self.candidates())
         for name, agent in self.agents.items():
             idle = frozenset(job for job, (_, _, iterations) in agent.aggd.items() if not iterations)
             self.feed(name, "owner", LoadChanged(0.0, idle))
@@ -134,6 +134,9 @@ class MiniRack:
             known = self.agents[place.host].directory.current(script.job)
             if known is not None and self.agents[known.owner].aggd.get(script.job, (0, 0, 0))[0] != known.epoch:
                 self.feed(place.host, "directory", RankLost(script.job, known.epoch, "closed the connection"))
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        return tuple(self._candidate(agent) for agent in self.agents.values())
 
     def _candidate(self, agent: Agent) -> Candidate:
         cycle = agent.owner.ledger.cycle
