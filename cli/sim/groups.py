@@ -164,7 +164,7 @@ def report(name: str, outcomes: dict[str, Outcome], jobs: Sequence[Job], setting
     )
     notes = (
         "isolated: first come, first served; first the number of hosts that keeps CPUs busiest, of nine tried",
-        f"naive: two jobs in a set, the best of five sizes of sets; in the same phase both lose {setting.contention:.0%}",
+        f"naive: two jobs in a set, the best of five sizes of sets; in one phase both lose {setting.contention:.0%}",
         f"measured times are up to {setting.error:.0%} wrong; a job that changes hosts pauses {setting.move_s:g} s",
         "gains are over the first row; CPU and network: all hosts, from the first job to the last, start and tail "
         "included; useful: without collecting garbage and reloading",

@@ -138,3 +138,19 @@ def test_the_leaning_ones_are_the_extremes() -> None:
     left_out = [job for job in jobs if job not in computing]
     assert max(job.lean for job in left_out) <= min(job.lean for job in computing)
     assert max(job.lean for job in talking) < max(job.lean for job in jobs)
+
+
+def test_shares_that_walk_beat_the_best_share_for_all() -> None:
+    """Jobs with much data and with little, a disk that is short. Reference: §4.4.8, figure 4.19."""
+    loads = [
+        Load(comp_s, comm_s, input_gb / 32, model_gb / 32)
+        for comp_s, comm_s, input_gb, model_gb in (
+            *((4.0, 5.0, 155.0, 24.0), (5.0, 3.0, 78.4, 12.0), (4.0, 5.0, 155.0, 24.0), (4.0, 3.0, 78.4, 12.0)),
+            *((4.0, 6.0, 91.2, 5.0), (4.0, 5.0, 45.6, 1.0), (5.0, 4.0, 4.3, 2.1), (4.0, 4.0, 0.6, 1.1)),
+        )
+    ]
+    fixed = [group_memory.felt(loads, [part / 20] * 8) for part in range(21)]
+    walked = group_memory.spilling(loads)
+    assert group_memory.iteration_s(loads, walked.comp_s) <= min(
+        group_memory.iteration_s(loads, felt.comp_s) for felt in fixed
+    )
