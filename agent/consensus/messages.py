@@ -58,6 +58,14 @@ class RequestVote(Message, frozen=True, array_like=True):
     pre_vote: bool
     last_index: Count
     last_term: Count
+    handed_over: bool = False
+    """The leader of the term before gave up its office to this candidate: no lease can be hurt (Raft thesis §4.2.3)."""
+
+
+class TimeoutNow(Message, frozen=True, array_like=True):
+    """The leader of `term` has stepped down: stand for election at once (Raft thesis §3.10)."""
+
+    term: Count
 
 
 class VoteReply(Message, frozen=True, array_like=True):
@@ -133,7 +141,7 @@ class ProposeReply(Message, frozen=True, array_like=True):
     result: bytes = b""
 
 
-Words = RequestVote | VoteReply | Append | AppendReply | Snapshot | SnapshotReply
+Words = RequestVote | TimeoutNow | VoteReply | Append | AppendReply | Snapshot | SnapshotReply
 """What travels raw."""
 Asked = Propose | ProposeReply
 """What travels as a question and its answer."""
@@ -202,8 +210,11 @@ def _contradiction(message: Words) -> str:
             return "a snapshot's piece reaches beyond its end"
         if message.entry_term > message.term:
             return "a snapshot is of a term after its leader's"
-    if isinstance(message, RequestVote) and message.last_term > message.term:
-        return "a candidate's log is of a term after its own"
+    if isinstance(message, RequestVote):
+        if message.last_term > message.term:
+            return "a candidate's log is of a term after its own"
+        if message.pre_vote and message.handed_over:
+            return "who was handed the office need not ask whether it may stand"
     return ""
 
 

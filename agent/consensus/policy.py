@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from agent.consensus.messages import CHUNK_BYTES_MAX, ENTRIES_MAX, Entry
+from covey.core import HostId
 
 BATCH_BYTES_MAX = 512 * 1024
 """Command bytes in one Append, unless a single entry is longer; well below a letter's 1 MiB."""
@@ -62,6 +63,16 @@ def commit_index(matches: Sequence[int]) -> int:
 def quorum_time(confirmed_s: Sequence[float]) -> float:
     """The latest time at which a majority stood behind the leader; one number per voter, the leader's own included."""
     return sorted(confirmed_s, reverse=True)[quorum(len(confirmed_s)) - 1]
+
+
+def successor(voters: Iterable[tuple[HostId, int, float]], last_index: int, since_s: float) -> HostId | None:
+    """Who should lead after us, of other voters given as (host, durable up to, last stood behind us): one that has the
+    whole log and has answered a round that began at `since_s` or later, the freshest first; None when there is none
+    (Raft thesis §3.10)."""
+    ready = [
+        (confirmed_s, host) for host, match, confirmed_s in voters if match == last_index and confirmed_s >= since_s
+    ]
+    return max(ready)[1] if ready else None
 
 
 def election_timeout(timing: Timing, rng: random.Random) -> float:

@@ -42,6 +42,8 @@ class Leading:
         self._elected_s = now_s
         self._round = 0
         self._rounds: dict[int, float] = {}
+        self._leaving: tuple[float, float] | None = None
+        """Since when, and until when, the office is offered to others."""
         self.tick_s = now_s
         """When the next round of heartbeats is due."""
         next_index = ledger.log.last_index + 1
@@ -100,6 +102,23 @@ class Leading:
     def deserted(self, now_s: float) -> bool:
         """No majority has answered for `step_down_s`."""
         return now_s - max(self.confirmed_s(now_s), self._elected_s) > self._timing.step_down_s
+
+    # ---- handing over ----
+
+    def hand_over(self, until_s: float, now_s: float) -> None:
+        """Offer the office: take no more commands, and see at once who is there."""
+        self._leaving = (now_s, until_s)
+        self.beat(now_s)
+
+    def leaving(self, now_s: float) -> bool:
+        return self._leaving is not None and now_s < self._leaving[1]
+
+    def successor(self, now_s: float) -> HostId | None:
+        """Who can take over now; None while nobody can, or nobody is asked."""
+        if self._leaving is None or not self.leaving(now_s):
+            return None
+        voters = [(host, each.match, each.confirmed_s) for host, each in self.peers.items() if each.voter]
+        return policy.successor(voters, self._ledger.log.last_index, self._leaving[0])
 
     # ---- entries ----
 

@@ -9,6 +9,11 @@ was cut off or restarts therefore deposes nobody: whoever heard the leader withi
 nobody's term grows by asking. A voter also treats its own start as if it had just heard a leader, because it has
 forgotten whether it did: the old leader's lease may still run.
 
+A leader that is to be stopped hands over (Raft thesis §3.10): it steps down first, so that no lease of its can run, and
+then tells the voter with the whole log to stand at once. That one asks in the next term with `handed_over`, and nobody
+stays loyal to a leader that left: of a later leader the request's term says that it is out of date. The order is for
+the term in which it was given and no other; whoever gets it late ignores it.
+
 A host that is not among the voters is an observer: a follower that never stands for election and whose vote nobody
 asks.
 """
@@ -27,6 +32,7 @@ from agent.consensus.machine.parcel import Parcel
 from agent.consensus.machine.words import (
     Action,
     Event,
+    HandOver,
     Image,
     Led,
     ObserversChanged,
@@ -37,7 +43,16 @@ from agent.consensus.machine.words import (
     Started,
     Woken,
 )
-from agent.consensus.messages import Append, AppendReply, RequestVote, Snapshot, SnapshotReply, VoteReply, Words
+from agent.consensus.messages import (
+    Append,
+    AppendReply,
+    RequestVote,
+    Snapshot,
+    SnapshotReply,
+    TimeoutNow,
+    VoteReply,
+    Words,
+)
 from agent.consensus.policy import Timing
 from covey.core import Heard, HostId
 
@@ -132,22 +147,34 @@ class Raft:
             case Woken():
                 self._woken()
             case Proposed():
-                if self.leading:
+                if self.leading and not self.leading.leaving(now_s):
                     self.leading.propose(event.proposals, now_s)
             case ObserversChanged():
                 self._observers = tuple(host for host in event.hosts if host != self.me and host not in self.voters)
                 if self.leading:
                     self.leading.observe(self._observers)
+            case HandOver():
+                if self.leading:
+                    self.leading.hand_over(event.until_s, now_s)
             case SnapshotTaken():
                 self._ledger.compact(event)
             case Started():
                 self._started()
             case _:
                 assert_never(event)
+        self._hand_over()
         if self._told != (self.term, self.leader):
             self._told = (self.term, self.leader)
             self._ledger.act(Led(self.term, self.leader))
         return self._ledger.finish(now_s)
+
+    def _hand_over(self) -> None:
+        """First down, then the order: from here on nothing of ours counts in this term."""
+        successor = self.leading.successor(self._now_s) if self.leading else None
+        if successor is not None:
+            self.counters["handed over"] += 1
+            self._follow(None)
+            self._ledger.say(successor, TimeoutNow(self.term))
 
     def _started(self) -> None:
         self._ledger.begin()
@@ -173,11 +200,13 @@ class Raft:
             self.leading.advance(self._now_s)
 
     def _heard(self, sender: HostId, message: Words) -> None:
-        if isinstance(message, RequestVote | VoteReply):
+        if isinstance(message, RequestVote | VoteReply | TimeoutNow):
             if sender not in self._others or not self._votes_here:
                 self.counters["votes of strangers"] += 1
             elif isinstance(message, RequestVote):
                 self._vote_asked(sender, message)
+            elif isinstance(message, TimeoutNow):
+                self._told_to_stand(sender, message)
             else:
                 self._vote_heard(sender, message)
         elif isinstance(message, Append | Snapshot):
@@ -212,7 +241,13 @@ class Raft:
             self._ledger.say(host, self._request(self.term + 1, pre_vote=True))
         self._count()
 
-    def _stand(self) -> None:
+    def _told_to_stand(self, sender: HostId, order: TimeoutNow) -> None:
+        if order.term == self.term and self.leader == sender and self.role is Role.FOLLOWER:
+            self._stand(handed_over=True)
+        else:
+            self.counters["orders out of date"] += 1
+
+    def _stand(self, handed_over: bool = False) -> None:
         """Stand for election: a new term, our own vote first, and nobody hears of it before it is durable."""
         self.role, self.leader, self._votes = Role.CANDIDATE, None, {}
         self.counters["elections"] += 1
@@ -220,14 +255,14 @@ class Raft:
         self._own_vote = self._ledger.next_number
         self._wait()
         for host in self._others:
-            self._ledger.promise(host, self._request(self.term, pre_vote=False))
+            self._ledger.promise(host, self._request(self.term, False, handed_over))
 
-    def _request(self, term: int, pre_vote: bool) -> RequestVote:
-        return RequestVote(term, pre_vote, self._ledger.log.last_index, self._ledger.log.last_term)
+    def _request(self, term: int, pre_vote: bool, handed_over: bool = False) -> RequestVote:
+        return RequestVote(term, pre_vote, self._ledger.log.last_index, self._ledger.log.last_term, handed_over)
 
     def _vote_asked(self, sender: HostId, asked: RequestVote) -> None:
         ledger = self._ledger
-        if asked.term > self.term and self._loyal():
+        if asked.term > self.term and not asked.handed_over and self._loyal():
             self.counters["votes refused: a leader lives"] += 1
             return
         fits = policy.up_to_date(asked.last_index, asked.last_term, ledger.log.last_index, ledger.log.last_term)

@@ -78,6 +78,13 @@ class ObserversChanged(msgspec.Struct, frozen=True):
     hosts: tuple[HostId, ...]
 
 
+class HandOver(msgspec.Struct, frozen=True):
+    """This host is to be stopped: if it leads, another voter should, as soon as one has the whole log (Raft thesis
+    §3.10). Until `until_s` no command is appended; if nobody was ready by then, it leads on."""
+
+    until_s: float
+
+
 class SnapshotTaken(msgspec.Struct, frozen=True):
     """The applied state after `index`; the log below it may be forgotten."""
 
@@ -85,7 +92,7 @@ class SnapshotTaken(msgspec.Struct, frozen=True):
     data: bytes
 
 
-Event = Started | Woken | Heard | Persisted | Proposed | ObserversChanged | SnapshotTaken
+Event = Started | Woken | Heard | Persisted | Proposed | ObserversChanged | HandOver | SnapshotTaken
 
 
 # ---- actions ----

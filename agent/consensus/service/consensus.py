@@ -24,6 +24,7 @@ from agent.consensus.machine.words import (
     Action,
     Apply,
     Event,
+    HandOver,
     Image,
     Led,
     ObserversChanged,
@@ -46,6 +47,9 @@ TIMER_S_MIN = 0.002
 """uvloop's timers may fire a millisecond early."""
 SNAPSHOT_LOG_BYTES = 16 * 1024 * 1024
 """Command bytes applied since the last snapshot after which a new one is taken, however few the entries."""
+HAND_OVER_S = 0.7
+"""How long a leader that is stopped looks for a successor, and waits until that one leads: usually some hundredths of
+a second. Shorter than an election timeout; after it the others elect one by themselves."""
 STOP_S = 2.0
 """How long `stop` waits for a write that is under way."""
 
@@ -100,6 +104,8 @@ class Consensus:
         self._timer: asyncio.TimerHandle | None = None
         self._writes: deque[Persist | SaveSnapshot] = deque()
         self._work, self._written = asyncio.Event(), asyncio.Event()
+        self._turned = asyncio.Event()
+        """The leader changed."""
         self._broken: BaseException | None = None
 
     # ---- what is known ----
@@ -181,7 +187,8 @@ class Consensus:
             raise self._broken
 
     async def stop(self) -> None:
-        """Finish what is being written, and let every waiting proposal go."""
+        """Hand over, finish what is being written, and let every waiting proposal go."""
+        await self._hand_over()
         self._stopping = True
         if self._timer:
             self._timer.cancel()
@@ -193,6 +200,19 @@ class Consensus:
                     await self._written.wait()
         self._leader = None
         self._proposals.leader_changed()
+
+    async def _hand_over(self) -> None:
+        """If we lead, until another voter does, so that a planned stop costs less than an election timeout."""
+        if self._leader != self._me or not self.open or len(self.voters) == 1:
+            return
+        end_s = self._env.clock.now_s() + HAND_OVER_S
+        self.feed(HandOver(end_s))
+        others = [voter for voter in self.voters if voter != self._me]
+        while self._broken is None and self.leader not in others and (left_s := end_s - self._env.clock.now_s()) > 0:
+            self._turned.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._turned.wait()
 
     def observers(self, hosts: Sequence[HostId]) -> None:
         """The living hosts; those that vote, and this one, are not observers."""
@@ -280,6 +300,7 @@ class Consensus:
 
     def _led(self, led: Led) -> None:
         self._leader, self._leader_since_s = led.leader, self._env.clock.now_s()
+        self._turned.set()
         self._proposals.leader_changed()
         self._changed(led.term, led.leader)
 

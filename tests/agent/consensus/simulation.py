@@ -30,6 +30,7 @@ from agent.consensus.machine.once import Kept
 from agent.consensus.machine.words import (
     Apply,
     Event,
+    HandOver,
     Image,
     Led,
     ObserversChanged,
@@ -44,7 +45,7 @@ from agent.consensus.machine.words import (
     Started,
     Woken,
 )
-from agent.consensus.messages import Entry, VoteReply, Words, decode, encode, log_id
+from agent.consensus.messages import Entry, TimeoutNow, VoteReply, Words, decode, encode, log_id
 from agent.consensus.policy import Timing
 from covey.core import Heard, HostId
 from tests.agent.consensus.fakes import MemoryDisk, PowerLost, run
@@ -164,6 +165,8 @@ class World:
         self.last_chosen = 0
         self.chosen_in: dict[int, int] = {}
         """Term -> the last entry that was known to be committed in it."""
+        self.handed_over = 0
+        """Orders to stand at once."""
         self.seen = 0
         """Crashes, elections, snapshots installed: that a run was worth it."""
         for node in self.nodes.values():
@@ -214,6 +217,7 @@ class World:
             for action in node.raft.handle(events.popleft(), node.clock(self.now_s)):
                 if isinstance(action, Say):
                     self.carry(node, action.to, action.message)
+                    self.handed_over += isinstance(action.message, TimeoutNow)
                     if isinstance(action.message, VoteReply) and action.message.granted:
                         self.after_a_vote(node)
                 elif isinstance(action, Persist):
@@ -317,11 +321,15 @@ class World:
         self.later(rng.expovariate(1 / self.weather.fault_every_s), "fault")
         node = self.nodes[rng.choice(sorted(self.nodes))]
         kind = rng.choice(
-            ("crash", "crash", "cut", "cut", "pair", "isolate", "half", "heal", "heal", "pause", "all down")
+            ("crash", "crash", "cut", "cut", "pair", "isolate", "half", "heal", "heal", "pause", "all down", "office")
         )
         if kind == "crash" and node.up:
             self.crash(node)
             self.later(rng.choice((0.01, 0.3, 3.0)), "begin", node)
+        elif kind == "office" and (leading := [each for each in self.nodes.values() if each.up and each.raft.leading]):
+            leaving = rng.choice(leading)
+            if leaving.paused_until_s <= self.now_s:
+                self.feed(leaving, HandOver(leaving.clock(self.now_s) + rng.choice((0.05, 0.7, 5.0))))
         elif kind == "cut":
             self.cut.add((node.name, rng.choice(sorted(self.nodes))))
         elif kind == "pair":

@@ -19,6 +19,7 @@ from agent.consensus.messages import (
     RequestVote,
     Snapshot,
     SnapshotReply,
+    TimeoutNow,
     VoteReply,
     Words,
     decode,
@@ -33,6 +34,8 @@ from tests.agent.consensus.stage import entry
 LOG = log_id(["a", "b", "c"])
 WORDS: list[Words] = [
     RequestVote(3, True, 9, 2),
+    RequestVote(3, False, 9, 2, handed_over=True),
+    TimeoutNow(3),
     VoteReply(3, False, True),
     Append(3, 7, 2, 6, 41, (entry(2, "x"), entry(3), entry(3, "y"))),
     AppendReply(3, 41, False, 7, 5, 2),
@@ -101,6 +104,8 @@ def raw(*fields: object) -> bytes:
     [
         raw("RequestVote", -1, True, 9, 2),
         raw("RequestVote", 3, True, 9, 4),
+        raw("RequestVote", 3, True, 9, 2, True),
+        raw("TimeoutNow", -1),
         raw("RequestVote", 3, 1, 9, 2),
         raw("RequestVote", 1 << 60, True, 9, 2),
         raw("Append", 3, 7, 2, 6, 41, [[4, b"", 0, b""]]),
@@ -152,3 +157,9 @@ def test_a_batch_is_never_empty_and_never_too_long(sizes: list[int]) -> None:
     length = batch_length(entries)
     assert (length > 0) == bool(entries)
     assert length == 1 or sum(sizes[:length]) <= BATCH_BYTES_MAX
+
+
+def test_a_request_of_an_agent_that_does_not_know_of_handing_over_is_understood() -> None:
+    plain = decode(encode(LOG, RequestVote(3, False, 9, 2)))
+    older = msgspec.msgpack.encode([LOG, ["RequestVote", 3, False, 9, 2]])
+    assert decode(older) == plain

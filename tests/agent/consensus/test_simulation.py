@@ -8,7 +8,7 @@ import pytest
 from agent.consensus import policy
 from agent.consensus.machine import Once, Outcome, Raft
 from agent.consensus.machine.ledger import Ledger
-from agent.consensus.messages import Entry
+from agent.consensus.messages import Entry, TimeoutNow
 from tests.agent.consensus.simulation import Violation, run_seed, run_seeds
 
 SLICES = [(first, 50) for first in range(0, 200, 50)]
@@ -76,6 +76,21 @@ def apply_every_copy(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Once, "apply", apply)
 
 
+def lead_on_after_the_order(patch: pytest.MonkeyPatch) -> None:
+    """The office is handed over and kept: a lease runs on beside the new leader's."""
+
+    def hand_over(self: Raft) -> None:
+        successor = self.leading.successor(self._now_s) if self.leading else None
+        if successor is not None:
+            self._ledger.say(successor, TimeoutNow(self.term))
+
+    patch.setattr(Raft, "_hand_over", hand_over)
+
+
+def obey_an_order_of_long_ago(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Raft, "_told_to_stand", lambda self, sender, order: self._stand(handed_over=True))
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -85,6 +100,8 @@ def apply_every_copy(patch: pytest.MonkeyPatch) -> None:
         help_to_replace_a_leader_that_lives,
         take_half_for_a_majority,
         apply_every_copy,
+        lead_on_after_the_order,
+        obey_an_order_of_long_ago,
     ],
 )
 def test_a_planted_bug_is_noticed(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
