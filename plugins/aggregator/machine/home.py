@@ -293,8 +293,8 @@ class Home:
     def _weighed(self, job: Homed, work: Work, now_s: float) -> Sequence[Action]:
         """The owner's counters; a home that is new takes over what the owner was told by the one before."""
         assert job.assigned is not None
-        if work.demand is not None:
-            job.gauge.demand, job.promised = job.gauge.demand or work.demand, True
+        if work.demand is not None and job.gauge.demand in (None, work.demand):
+            job.gauge.demand, job.promised = work.demand, True
         told: list[Action] = []
         if work.total_bytes and job.seen != (work.largest_bytes, work.total_bytes):
             job.seen = (work.largest_bytes, work.total_bytes)
