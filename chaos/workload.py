@@ -4,25 +4,21 @@
     trainer ROUNDS FLOATS      joins its agent, pushes integer gradients, checks every sum to the bit
     (a tool) pager             attaches a volume, writes and reads pages, checks that no acknowledged write is lost
 
-The trainer's job side is the sans-IO core that real scripts use (`covey.rounds`), on ports instead of threads.
+The trainer's job side is `covey.tensorstream`: the rounds that real scripts use, on ports instead of threads.
 """
 
 import asyncio
 import struct
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 
 from covey.core import JobId
 from covey.frames import pack, read_frame
 from covey.ports import ByteStream, Command, Env
-from covey.rounds import Rounds, Stale, Superseded
-from covey.tensorwire import HEADER_BYTES, Frame, Op, WireError, parse, verify
+from covey.rounds import Superseded
+from covey.tensorstream import TensorStream
 from covey.wire import AggregatorAt, AggregatorLost, Join, Joined, Refusal, Stepped, decoder
 
 BACKOFF_S = (0.1, 2.0)
-RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-SILENT_S, DEAD_S = 2.0, 6.0
-"""Quiet time before a ping, and before a tensor connection is given up."""
 LINGER_S = 60.0
 COMPUTE_S = (0.1, 0.6)
 """Seconds of one mini-batch, least and most."""
@@ -45,7 +41,8 @@ class AgentLink:
         self._token, self._path = given["COVEY_TOKEN"], given["COVEY_SOCKET"]
         self._stream: ByteStream | None = None
         self.aggregator: AggregatorAt | None = None
-        self.changed = asyncio.Event()
+        self.moved: Callable[[AggregatorAt], None] = lambda at: None
+        """Told of every aggregator."""
         self._lost: AggregatorLost | None = None
 
     async def run(self) -> None:
@@ -76,7 +73,11 @@ class AgentLink:
             frame = await read_frame(stream, decoder)
             if isinstance(frame, AggregatorAt) and (self.aggregator is None or frame.epoch > self.aggregator.epoch):
                 self.aggregator, self._lost = frame, None
-                self.changed.set()
+                self.moved(frame)
+
+    def lost(self, epoch: int, why: str) -> None:
+        """The aggregator of this epoch cannot be used."""
+        self.env.spawn("aggregator lost", self.say(AggregatorLost(epoch, why)))
 
     async def say(self, frame: AggregatorLost | Stepped) -> None:
         """At once if the agent is there; a lost aggregator is said again when it is back."""
@@ -87,135 +88,6 @@ class AgentLink:
                 await self._stream.write(pack(frame))
             except ConnectionError:
                 return
-
-
-class TensorLink:
-    """A rank's connection to its job's aggregator, made again for ever; `Rounds` decides what is said."""
-
-    def __init__(self, env: Env, agent: AgentLink, rounds: Rounds) -> None:
-        self.env, self.agent, self.rounds = env, agent, rounds
-        self.changed = asyncio.Event()
-        self.superseded = False
-        self._outbox: deque[Iterable[Frame]] | None = None
-        self._ready = asyncio.Event()
-
-    def send(self, frames: Iterable[Frame]) -> None:
-        """On the present connection; without one nothing is lost, since `connected` says it all again."""
-        if self._outbox is not None:
-            self._outbox.append(frames)
-            self._ready.set()
-
-    async def run(self) -> None:
-        attempt = 0
-        while not self.superseded:
-            at = self.agent.aggregator
-            if at is None:
-                await self._news(60.0)
-                continue
-            try:
-                if self.rounds.moved(at.epoch):
-                    attempt = 0
-                await self._serve(at)
-            except Superseded:
-                self.superseded = True
-                self.changed.set()
-            except (ConnectionError, TimeoutError) as error:
-                if self.agent.aggregator is at:
-                    why = "stale" if isinstance(error, Stale) else str(error) or "silent"
-                    await self.agent.say(AggregatorLost(at.epoch, why))
-                    await self._news(RETRY_S[min(attempt, len(RETRY_S) - 1)])
-                attempt += 1
-
-    async def _news(self, within_s: float) -> None:
-        self.agent.changed.clear()
-        try:
-            await asyncio.wait_for(self.agent.changed.wait(), within_s)
-        except TimeoutError:
-            return
-
-    async def _serve(self, at: AggregatorAt) -> None:
-        stream = await self.env.bytes.connect(at.address, RETRY_S[-1] * 2)
-        tasks: list[asyncio.Task[None]] = []
-        try:
-            await stream.write(*self.rounds.hello(at.secret))
-            async with asyncio.timeout(DEAD_S):
-                op = await self._take(stream, at)
-            if op is not Op.WELCOME:
-                raise WireError(f"answered {op.name} to our hello")
-            self._outbox = deque([self.rounds.connected()])
-            self._ready.set()
-            loop = asyncio.get_running_loop()
-            tasks = [
-                loop.create_task(self._write(stream)),
-                loop.create_task(self._read(stream, at)),
-                loop.create_task(self._moved(at)),
-            ]
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            self._outbox = None
-            stream.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _moved(self, at: AggregatorAt) -> None:
-        """Ends when the agent names another aggregator."""
-        while self.agent.aggregator is at:
-            await self._news(60.0)
-
-    async def _write(self, stream: ByteStream) -> None:
-        while True:
-            while self._outbox:
-                for head, payload in self._outbox.popleft():
-                    await stream.write(head, payload)
-            self._ready.clear()
-            await self._ready.wait()
-
-    async def _read(self, stream: ByteStream, at: AggregatorAt) -> None:
-        while True:
-            taking = asyncio.get_running_loop().create_task(self._take(stream, at))
-            try:
-                for _ in range(int(DEAD_S / SILENT_S)):
-                    done, _ = await asyncio.wait([taking], timeout=SILENT_S)
-                    if done:
-                        break
-                    self.send((self.rounds.ping(),))
-                else:
-                    raise TimeoutError("silent")
-                taking.result()
-            finally:
-                taking.cancel()
-
-    async def _take(self, stream: ByteStream, at: AggregatorAt) -> Op:
-        head = bytearray(HEADER_BYTES)
-        await stream.read_into(memoryview(head))
-        header = parse(head)
-        if self.agent.aggregator is not at:
-            raise ConnectionAbortedError("is no longer the aggregator")
-        into = self.rounds.destination(header)
-        await stream.read_into(into)
-        verify(head, into)
-        if self.agent.aggregator is not at:
-            raise ConnectionAbortedError("is no longer the aggregator")
-        self.send(self.rounds.heard(header, into))
-        self.changed.set()
-        return header.op
-
-    async def until(self, reached: Callable[[], bool], within_s: float = float("inf")) -> bool:
-        """False when superseded or out of time."""
-        end = self.env.clock.now_s() + within_s
-        while not reached():
-            left_s = end - self.env.clock.now_s()
-            if self.superseded or left_s <= 0:
-                return False
-            self.changed.clear()
-            try:
-                await asyncio.wait_for(self.changed.wait(), min(left_s, 3600.0))
-            except TimeoutError:
-                continue
-        return True
 
 
 def gradient(rank: int, number: int, floats: int) -> list[float]:
@@ -237,32 +109,37 @@ def trainer(wrong: Say) -> Callable[[Env, Command], Awaitable[int]]:
     async def train(env: Env, command: Command) -> int:
         rounds_wanted, floats = int(command.argv[1]), int(command.argv[2])
         agent = AgentLink(env, command)
-        rounds = Rounds(agent.job, agent.rank, agent.world_size, part_bytes=64)
-        link = TensorLink(env, agent, rounds)
+        tensors = TensorStream(env.bytes, env.spawn, agent.job, agent.rank, agent.world_size, agent.lost, part_bytes=64)
+        agent.moved = tensors.moved
         env.spawn("agent link", agent.run())
-        env.spawn("tensor link", link.run())
-        pack_floats = struct.Struct(f"<{floats}f")
-        link.send(rounds.declare("w", "model", (floats,), pack_floats.pack(*[1.0] * floats)))
-        tensor, right = rounds.tensors["w"], [1.0] * floats
-        if not await link.until(lambda: tensor.agreed):
+        try:
+            code = await _train(env, agent, tensors, rounds_wanted, floats, wrong)
+            if code == 0:
+                async with asyncio.timeout(LINGER_S):
+                    await tensors.push_pull("covey/leave", bytes(4))
+        except Superseded:
             return 3
-        for number in range(1, rounds_wanted + 1):
-            took_s = env.rng.uniform(*COMPUTE_S)
-            await asyncio.sleep(took_s)
-            link.send(rounds.push("w", pack_floats.pack(*gradient(agent.rank, number, floats))))
-            if not await link.until(lambda: tensor.unacknowledged is None):
-                return 3
-            rounds.check()
-            found = list(pack_floats.unpack(tensor.state))
-            right = summed(right, agent.world_size, number)
-            if found != right:
-                wrong(f"{agent.job} rank {agent.rank} round {number}: parameters {found[:4]}, expected {right[:4]}")
-                return 4
-            await agent.say(Stepped(number, took_s, took_s, 0.0, {"round": float(number)}))
-        link.send(rounds.declare("covey/leave", "grad", (1,)))
-        link.send(rounds.push("covey/leave", bytes(4)))
-        leave = rounds.tensors["covey/leave"]
-        await link.until(lambda: leave.unacknowledged is None, LINGER_S)
-        return 0
+        except TimeoutError:
+            return 0  # its last word may be lost: the log ends its job all the same
+        return code
 
     return train
+
+
+async def _train(env: Env, agent: AgentLink, tensors: TensorStream, rounds_wanted: int, floats: int, wrong: Say) -> int:
+    """The script's exit status. Superseded when this run of the job was taken back."""
+    pack_floats = struct.Struct(f"<{floats}f")
+    right = [1.0] * floats
+    await tensors.model("w", pack_floats.pack(*right), (floats,))
+    for number in range(1, rounds_wanted + 1):
+        took_s = env.rng.uniform(*COMPUTE_S)
+        await asyncio.sleep(took_s)
+        state = await tensors.push_pull("w", pack_floats.pack(*gradient(agent.rank, number, floats)))
+        tensors.rounds.check()
+        found = list(pack_floats.unpack(state))
+        right = summed(right, agent.world_size, number)
+        if found != right:
+            wrong(f"{agent.job} rank {agent.rank} round {number}: parameters {found[:4]}, expected {right[:4]}")
+            return 4
+        await agent.say(Stepped(number, took_s, took_s, 0.0, {"round": float(number)}))
+    return 0
