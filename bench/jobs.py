@@ -390,6 +390,43 @@ def stopping(progress: Progress) -> Report:
     return Report("jobs-stopping", {"rows": rows}, [Table("cost of stopping", columns, rows, notes)], [figure])
 
 
+# ---- where gangs are ----
+
+HOSTS = (("muri_cluster400", 8), ("muri_trace3", 8), ("muri_trace1", 16), ("chronus_philly_mix1_first_half", 128))
+"""Traces that say the model of a job, and hosts of eight GPUs."""
+
+
+def places(progress: Progress) -> Report:
+    """What packing skewed gangs is worth, by how much they lose when they are spread (Gu 2021, §3.3.3)."""
+    losses, rules = ("0", "0.25", "0.5", "1"), {"skewed packed": "0.3", "never packed": "1"}
+    cases = [(name, hosts, file) for name, hosts in HOSTS for known, _, file in there() if known == name]
+    total, done = len(cases) * len(losses) * len(rules), 0
+    rows: list[list[Cell]] = []
+    data: Found = {}
+    for name, hosts, file in cases:
+        for rule, limit in rules.items():
+            averages: list[Cell] = []
+            found: Found = {}
+            for loss in losses:
+                said = part(progress, done, total, f"{rule}, {loss} on {name}")
+                done += 1
+                plan = plan_of("covey", {"packlimit": limit, "spread_slowdown": loss})
+                found = simulator.simulate(loaded(file), hosts * 8, plan, said, hosts).data
+                data[f"{name}/{rule}/{loss}"] = found
+                averages.append(found["jct_s_mean"] / data[f"{name}/{rule}/0"]["jct_s_mean"])
+            spread = 100 * found["gangs_skewed_spread"] / max(1, found["gangs_skewed"])
+            needed = found["nodes_per_gang_fewest_mean"]
+            rows.append([name, f"{hosts}x8", rule, found["nodes_per_gang_mean"], needed, spread, *averages[1:]])
+    columns = ["trace", "hosts", "rule", "hosts per gang", "needed", "skewed spread (%)"]
+    columns += [f"average, {float(loss):.0%} slower" for loss in losses[1:]]
+    notes = [
+        "covey; average completion time as a multiple of the same without loss; hosts and spread: of the last column",
+        "skewed: skew over 0.3 by the model's name (Gu 2021, table 3.3); a spread gang is on more hosts than it needs",
+        "a gang never waits for better places: it starts where GPUs are free",
+    ]
+    return Report("jobs-places", {"runs": data}, [Table("what packing is worth", columns, rows, notes)])
+
+
 EXPERIMENTS: dict[str, Callable[[Progress], Report]] = {
     "jobs-gain": gain,
     "jobs-table-3-1": table_31,
@@ -398,4 +435,5 @@ EXPERIMENTS: dict[str, Callable[[Progress], Report]] = {
     "jobs-policies": policies,
     "jobs-sensitivity": sensitivity,
     "jobs-stopping": stopping,
+    "jobs-places": places,
 }

@@ -1,7 +1,8 @@
 """Turn the accounting of Slurm into a trace, and see what that month would have been under Covey.
 
     sacct --allusers --allocations --parsable2 --starttime 2025-05-01 --endtime 2025-06-01 \\
-          --format JobID,User,Account,State,Submit,Eligible,Start,End,ElapsedRaw,TimelimitRaw,AllocTRES > may.txt
+          --format JobID,User,Account,State,Submit,Eligible,Start,End,ElapsedRaw,TimelimitRaw,AllocTRES,ReqTRES \\
+          > may.txt
     covey-sim import sacct may.txt --output may.csv --gpus 64x8
 
 Needed columns: JobID, State, Submit, and AllocTRES (or AllocGRES with NNodes), and ElapsedRaw, Elapsed or Start and
@@ -42,7 +43,7 @@ WHY = {
     "cancelled before it started": "it never held a GPU",
     "requeued": "an attempt that began again; the last one counts, from the first submission on",
     "still running": "how long it takes is not known",
-    "still waiting": "it did not start, or is an array with elements that did not",
+    "still waiting": "it did not start, or is an array with elements that did not; with GPUs, or nobody knows",
     "ended at once": "it ran for less than a second",
     "moved to another cluster": "its sibling there counts",
 }
@@ -216,6 +217,8 @@ def _job(row: _Row) -> tuple[str, Found | None]:
         unknown = not any(row.get(column) for column in ("AllocTRES", "ReqTRES", "AllocGRES", "ReqGRES"))
         if unknown and state == "CANCELLED" and _ran(row) == 0:
             return "cancelled before it started", None
+        if unknown and (state in STILL_WAITING or "[" in id):
+            return "still waiting", None
         return "without GPUs", None
     if state in STILL_WAITING or "[" in id:
         return "still waiting", None

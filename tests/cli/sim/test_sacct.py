@@ -88,6 +88,12 @@ def test_everything_left_out_is_counted_and_explained() -> None:
     assert sum(counts.values()) == 14 and set(counts) <= set(WHY)
 
 
+def test_a_job_that_waits_is_not_said_to_want_no_gpus_when_nobody_knows() -> None:
+    waits = line("2", "PENDING", tres="", start="Unknown", elapsed="00:00:00")
+    plain = line("3", "PENDING", tres="cpu=4,node=1", start="Unknown", elapsed="00:00:00")
+    assert read_sacct(text(line("1"), waits, plain))[1] == {"kept": 1, "still waiting": 1, "without GPUs": 1}
+
+
 def test_a_requeued_job_counts_once_with_its_last_run_and_its_first_submission() -> None:
     found, counts = read_sacct(
         text(
