@@ -16,10 +16,16 @@ wait. Order is discretised two-dimensional attained service (`policy/order.py`):
 grow, so short jobs overtake long ones without anybody saying how long they are. Placement packs a gang when its model
 is skewed and fills gaps otherwise (`policy/place.py`). Every no and every wait says why (`policy/words.py`).
 
+Jobs have classes (`policy/classes.py`). Guaranteed ones run within their tenant's quota, and the order of one tenant
+never stops a job of another. Opportunistic ones use what is left and yield (`machine/admission.py`). A job of class
+auto that waits too long becomes opportunistic, and is upgraded where it runs once its tenant's quota has room. Of
+gangs that are within their quota and do not fit yet, one at a time keeps the GPUs that are there.
+
 What the agent decides is one of several published orders (`policy/rules.py`), and `covey-sim jobs` runs all of them
 over a trace with the same walk, made incremental (`machine/order_book.py`). With a history of ended jobs the order can
-follow the Gittins index (`policy/history.py`); the limit above which a gang is packed is fitted from what gangs lost
-(`policy/packing.py`); job classes and reservations of a pool that shares GPUs are `machine/pool.py`.
+follow the Gittins index (`policy/history.py`). How skewed a model is comes from the tensors that its ranks name, and
+the limit above which a gang is packed is fitted from what gangs lost (`machine/models.py`, `policy/packing.py`). The
+same classes on GPUs that jobs share are `machine/pool.py`.
 
 Words: a *gang* is the workers of one job, started whole; a *grant* is the leave to run, fenced by its *epoch*; a *home*
 is the host that looks for a grant's GPUs; *attained service* is GPUs times seconds; a *place* is the part of a gang on
