@@ -207,6 +207,7 @@ def test_whatever_is_killed_the_results_are_the_same(seed: int) -> None:
                 process.signal(9)
             rack.world.at(rack.world.now + chance.uniform(0.1, 8.0), rack.hosts[host].revive)
         job.finish(300)
+        assert [len(rank.results) for rank in job.ranks] == [50, 50, 50]
 
 
 def test_a_host_that_is_told_to_serve_no_more_ends_its_aggd_and_its_jobs_move() -> None:
