@@ -25,6 +25,10 @@ NOT_CARRIED = frozenset(
 the job."""
 NOT_CARRIED_PREFIXES = ("COVEY_", "SSH_", "XDG_SESSION", "XDG_SEAT", "XDG_VTNR", "DBUS_", "BASH_FUNC_", "SUDO_")
 CLASSES = ("guaranteed", "auto", "opportunistic")
+CLASS_HELP = (
+    "guaranteed (default): within the tenant's quota; opportunistic: on GPUs that are left, and yields; "
+    "auto: guaranteed, and opportunistic once it waited long"
+)
 SUBMIT_TRIES = 3
 
 
@@ -33,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes of the gang (default 1)")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs for each worker (default 1)")
     parser.add_argument("--tenant", help="who pays (default: default)")
-    parser.add_argument("--class", dest="job_class", choices=CLASSES, help="default: guaranteed")
+    parser.add_argument("--class", dest="job_class", choices=CLASSES, help=CLASS_HELP)
     parser.add_argument("--env", action="append", default=[], metavar="KEY=VAL", help="one more variable; repeatable")
     parser.add_argument("--no-env", action="store_true", help="do not carry this environment, only PATH and HOME")
     parser.add_argument("--cwd", metavar="DIR", help="default: this directory")

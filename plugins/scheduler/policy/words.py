@@ -66,6 +66,7 @@ def over_quota(spec: JobSpec, quota: int | None, may_demote: bool = False) -> Ne
 
 
 def demoted(spec: JobSpec, waited_s: float) -> str:
+    """What happened to a job of class auto that waited this long."""
     return (
         f"it waited {format_seconds(waited_s)} for the quota of tenant {spec.tenant}: from now on it is opportunistic, "
         f"runs on GPUs that guaranteed jobs leave, and yields to them"
@@ -73,6 +74,7 @@ def demoted(spec: JobSpec, waited_s: float) -> str:
 
 
 def upgraded(spec: JobSpec, used: int, quota: int | None) -> str:
+    """What happened to a demoted job. `used`: GPUs of its tenant, its own among them."""
     limit = "which has no limit" if quota is None else f"of which {used} of {quota} are used now"
     return f"its {gpus(spec.gpus)} count against the quota of tenant {spec.tenant}, {limit}: it is guaranteed"
 
@@ -150,6 +152,7 @@ def reserved_now(wanted: int, kept: Mapping[HostId, int], holders: Sequence[Row]
 
 
 def are_free(count: int) -> str:
+    """`1 GPU is free`, `4 GPUs are free`."""
     return f"{gpus(count)} {'is' if count == 1 else 'are'} free"
 
 
@@ -160,6 +163,7 @@ def scattered(free: Mapping[HostId, int], each: int) -> str:
 
 
 def demoted_later(after_s: float) -> str:
+    """What a waiting job of class auto will come to."""
     return f"it becomes opportunistic after a wait of {format_seconds(after_s)}"
 
 
