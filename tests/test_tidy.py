@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.asserting import File, can_fail, opened
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("covey", "gossip", "plugins", "agent", "cli", "chaos")
 ROOMS = sorted(path.parent for path in (ROOT / "plugins").glob("*/__init__.py"))
@@ -117,48 +119,63 @@ def test_no_package_marker_under_tests_shadows_a_real_package() -> None:
     assert [named(path) for path in (ROOT / "tests").rglob("__init__.py")] == []
 
 
-CHECKS = (
-    "assert",
-    "check",
-    "expect",
-    "raises",
-    "fail",
-    "refused",
-    "verify",
-    "must",
-    "run_",
-    "promise",
-    "soon",
-    "until",
-    "tell",
-    "suppress",
-)
-
-
-def _asserts(function: ast.AST, others: dict[str, ast.AST], depth: int = 3) -> bool:
-    """Whether it asserts, itself or through functions of its own file."""
-    for node in ast.walk(function):
-        if isinstance(node, (ast.Assert, ast.Raise)):
-            return True
-        if isinstance(node, ast.Call):
-            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if name.startswith(CHECKS) or (depth and name in others and _asserts(others[name], others, depth - 1)):
-                return True
-    return False
-
-
 def test_every_test_can_fail() -> None:
-    for path in TEST_FILES:
-        functions = [
-            n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
-        ]
-        others: dict[str, ast.AST] = {node.name: node for node in functions if not node.name.startswith("test_")}
-        for node in functions:
-            if node.name.startswith("test_"):
-                # Fuzzing a decoder: whatever it raises beside its own error fails the test.
-                fuzz = any("given" in ast.unparse(decorator) for decorator in node.decorator_list)
-                own = fuzz and any(isinstance(inner, ast.Try) for inner in ast.walk(node))
-                assert own or _asserts(node, others), f"{named(path)}:{node.lineno} {node.name} asserts nothing"
+    idle = [
+        f"{named(path)}:{test.lineno} {test.name} asserts nothing"
+        for path in TEST_FILES
+        for test in opened(path, ROOT).tests()
+        if not can_fail(test, opened(path, ROOT))
+    ]
+    assert idle == []
+
+
+def test_what_tests_rely_on_as_a_check_is_one() -> None:
+    """Tests count `machine.check()` as an assertion: each `check` of a machine must assert, or ask one that does."""
+    for path in OUR_FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name == "check" and len(node.args.args) == 1:
+                text = ast.unparse(node)
+                if len(node.body) == 1 and isinstance(node.body[0], ast.Expr):
+                    continue  # of a Protocol
+                assert "assert " in text or ".check()" in text, f"{named(path)}:{node.lineno} checks nothing"
+
+
+IDLE = """
+import pytest
+from tests.agent.here import ranks
+
+class Fake:
+    def read(self):
+        raise OSError("a fake that fails is no assertion")
+
+def check_nothing():
+    return 1
+
+def expect(value):
+    assert value
+
+def test_idle(): Fake().read()
+def test_named_like_a_check(): check_nothing()
+def test_only_builds(): ranks("j1")
+def test_direct(): assert True
+def test_by_a_helper(): expect(1)
+def test_raises():
+    with pytest.raises(OSError): Fake().read()
+"""
+
+
+def test_a_test_that_asserts_nothing_is_found_whatever_its_helpers_are_called(tmp_path: Path) -> None:
+    path = tmp_path / "test_x.py"
+    path.write_text(IDLE)
+    file = File(path, ROOT)
+    assert {test.name: can_fail(test, file) for test in file.tests()} == {
+        "test_idle": False,
+        "test_named_like_a_check": False,
+        "test_only_builds": False,
+        "test_direct": True,
+        "test_by_a_helper": True,
+        "test_raises": True,
+    }
 
 
 def test_policies_say_what_they_answer() -> None:
