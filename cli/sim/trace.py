@@ -8,11 +8,7 @@ a gang to be spread. What cannot be used is refused with line, column and what w
 trace that was half understood says nothing.
 """
 
-import csv
-import gzip
-import io
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -20,6 +16,7 @@ from pathlib import Path
 
 from cli.sim.engine import SimJob
 from cli.sim.engine_places import SKEWS
+from cli.sim.files import rows_of
 from cli.sim.report import Wrong
 
 NEEDED = ("job_id", "submit_time_s", "num_gpus", "duration_s")
@@ -28,8 +25,6 @@ SLOWDOWN_MAX = 1000
 ID_MAX = 200
 GPUS_MAX = 1_000_000
 SECONDS_MAX = 10_000_000_000
-BYTES_MAX = 1 << 30
-"""Of the unpacked text; a packed bomb must not fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,7 @@ class Trace:
 
 def read_trace(path: Path) -> Trace:
     """Wrong when a line cannot be used, with where and why."""
-    rows = _rows(path)
+    rows = rows_of(path)
     number, header = next(rows, (1, []))
     names = [name.strip() for name in header]
     for name in NEEDED:
@@ -138,42 +133,9 @@ def _wrong(path: Path, line: int, column: str, found: str, expected: str) -> Wro
 
 def read_services(path: Path) -> list[int]:
     """Total service of past jobs, GPU·s: one column `service_gpu_s`."""
-    rows = _rows(path)
+    rows = rows_of(path)
     number, header = next(rows, (1, []))
     if [name.strip() for name in header] != ["service_gpu_s"]:
         what = f"{path}, line {number}: {','.join(header) or 'nothing'}"
         raise Wrong(what, "expected the one column service_gpu_s", "correct the first line")
     return [_whole(path, line, "service_gpu_s", row[0], 1, SECONDS_MAX * 1000) for line, row in rows]
-
-
-def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line, fields) of every line that is not empty."""
-    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
-    while True:
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            what = f"{path}, line {reader.line_num}: no CSV"
-            raise Wrong(what, f"{error}", "correct the line; quotes come in pairs") from None
-        if row is None:
-            return
-        if row and any(row):
-            yield reader.line_num, row
-
-
-def _text(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            data = file.read(BYTES_MAX + 1)
-            if data[:2] == b"\x1f\x8b":
-                file.seek(0)
-                data = gzip.GzipFile(fileobj=file).read(BYTES_MAX + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise Wrong(f"{path} cannot be read", str(error), "name a CSV file, plain or gzip") from None
-    if len(data) > BYTES_MAX:
-        raise Wrong(f"{path} is too large", f"at most {BYTES_MAX} bytes are read", "split the trace")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise Wrong(f"{path}, line {line}: no text", f"{error.reason}; UTF-8 is expected", "convert the file") from None

@@ -1,6 +1,7 @@
 """Slurm's accounting as a trace: what counts, what does not, and why."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 
 from cli.sim.main import main
 from cli.sim.report import Wrong
-from cli.sim.sacct import WHY, busiest, read_sacct
+from cli.sim.sacct import busiest
+from cli.sim.sacct_lines import WHY, Accounting, Found
+from cli.sim.sacct_lines import read_sacct as read_lines
 from cli.sim.trace import read_trace
 
 HEAD = "JobID|User|Account|State|Submit|Eligible|Start|End|Elapsed|Timelimit|AllocTRES"
@@ -24,6 +27,26 @@ def line(id: str, state: str = "COMPLETED", tres: str = "cpu=8,gres/gpu=2,mem=4G
 
 def text(*lines: str) -> str:
     return "\n".join([HEAD, *lines]) + "\n"
+
+
+def read_sacct(text: str) -> tuple[list[Found], Counter[str]]:
+    read = read_lines(text)
+    assert set(read.counts) <= set(WHY)
+    assert sum(read.counts.values()) == sum(1 for each in text.split("\n")[1:] if each.strip()), "every line is counted"
+    return read.jobs, read.counts
+
+
+RAW = "JobID|Account|Partition|State|Submit|Eligible|Start|End|ElapsedRaw|AllocTRES|ReqTRES"
+
+
+def raw(id: str, state: str = "COMPLETED", submit: str = DAY + "10:00:00", eligible: str = "",
+        start: str = DAY + "10:05:00", end: str = "Unknown", ran: str = "3600", alloc: str = "gres/gpu=2",
+        asked: str = "", of: str = "gpu") -> str:  # fmt: skip
+    return f"{id}|lab|{of}|{state}|{submit}|{eligible or submit}|{start}|{end}|{ran}|{alloc}|{asked}"
+
+
+def read_raw(*lines: str, partitions: tuple[str, ...] = ()) -> Accounting:
+    return read_lines("\n".join([RAW, *lines]) + "\n", partitions=partitions)
 
 
 def test_a_job_with_gpus_becomes_a_job_of_the_trace() -> None:
@@ -117,7 +140,7 @@ def test_the_busiest_moment_is_the_size_of_the_cluster_that_was_used() -> None:
     [
         ([line("1").replace("|lab", "")], "line 2: 10 fields"),
         ([line("1", "Odd")], "line 2, column State"),
-        ([line("1", "SLEEPING")], "line 2, column State"),
+        ([line("1", "SLEEPING")], "no job to simulate"),
         ([line("1"), line("2", submit="25:00:00")], "line 3, column Submit"),
         ([line("1", elapsed="1:2:3:4")], "line 2, column Elapsed"),
         ([line("1", "RUNNING")], "no job to simulate"),
@@ -159,10 +182,124 @@ def test_without_an_output_the_trace_is_what_is_printed(tmp_path: Path, capsys: 
     assert "ended, with GPUs" in said.err
 
 
+def test_only_a_requeued_job_waits_from_its_first_attempt() -> None:
+    dependent = raw("1", eligible=DAY + "20:00:00", start=DAY + "20:05:00")
+    attempts = raw("3", "REQUEUED", ran="60"), raw("3", submit=DAY + "10:30:00", start=DAY + "10:40:00")
+    alone, beside = read_raw(dependent), read_raw(dependent, *attempts)
+    assert (beside.counts["kept"], beside.counts["requeued"]) == (2, 1)
+    again, one = beside.jobs
+    assert one == alone.jobs[0] and one.start_s is not None and one.start_s - one.submit_s == 300
+    assert again.start_s is not None and again.start_s - again.submit_s == 2400
+
+
+def test_a_job_whose_last_attempt_still_runs_or_waits_is_not_over() -> None:
+    read = read_raw(
+        raw("1", "NODE_FAIL"), raw("1", "PENDING", submit=DAY + "11:05:00", start="Unknown", ran="0"), raw("2")
+    )
+    assert [job.id for job in read.jobs] == ["2"]
+    assert read.counts == {"kept": 1, "requeued": 1, "still waiting": 1}
+
+
+def test_a_line_of_an_overlapping_export_counts_once() -> None:
+    read = read_raw(raw("1"), raw("1"), raw("2", "RUNNING", ran="600"), raw("2"), raw("2", "RUNNING", ran="700"))
+    assert [(job.id, job.ran_s) for job in read.jobs] == [("1", 3600), ("2", 3600)]
+    assert read.counts == {"kept": 2, "repeated": 3}
+
+
+def test_parts_of_a_heterogeneous_job_are_one_gang() -> None:
+    read = read_raw(
+        raw("107+0", alloc="gres/gpu=4"), raw("107+1", ran="4000"), raw("107+2", alloc="cpu=64"), raw("108")
+    )
+    assert [(job.id, job.gpus, job.ran_s) for job in read.jobs] == [("107", 6, 4000), ("108", 2, 3600)]
+    assert read.counts == {"kept": 2, "joined": 1, "without GPUs": 1}
+
+
+def test_states_not_known_and_missing_submissions_are_counted_and_named() -> None:
+    read = read_raw(raw("1"), raw("2", "LAUNCH_FAILED"), raw("3", "DREAMING"), raw("4", "EXPEDITING"),
+                    raw("5", submit="Unknown", eligible="Unknown"), raw("6", "OUT_OF_ME+"))  # fmt: skip
+    assert [job.id for job in read.jobs] == ["1", "2", "6"] and read.jobs[2].state == "OUT_OF_MEMORY"
+    assert read.counts == {"kept": 3, "in an unknown state": 1, "still running": 1, "without a submission time": 1}
+    assert any("DREAMING" in note for note in read.notes)
+
+
+def test_gpus_that_slurm_did_not_account_for_are_those_asked_for() -> None:
+    read = read_raw(raw("1", alloc="cpu=8,node=1", asked="cpu=8,gres/gpu=4"), raw("2", asked="gres/gpu=8"))
+    assert [job.gpus for job in read.jobs] == [4, 2]
+    assert any(
+        "1 job with GPUs in what was asked for only" in note and "AccountingStorageTRES" in note for note in read.notes
+    )
+
+
+def test_a_file_without_any_gpu_is_refused_with_what_slurm_lacks() -> None:
+    with pytest.raises(Wrong) as wrong:
+        read_raw(raw("1", alloc="cpu=8,node=1"))
+    assert "AccountingStorageTRES=gres/gpu" in wrong.value.next
+
+
+def test_elements_of_an_array_that_were_cancelled_wait_no_more() -> None:
+    rest = raw("1_[3-5]", "CANCELLED by 5", start="None", ran="0"), raw("2_[3-5]", "PENDING", start="Unknown", ran="0")
+    assert read_raw(raw("1_1"), *rest).counts == {"kept": 1, "cancelled before it started": 1, "still waiting": 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "where"),
+    [
+        (raw("2", ran="999999999999"), "line 3, column ElapsedRaw: '999999999999'"),
+        (raw("2", ran="-5"), "line 3, column ElapsedRaw: '-5'"),
+        (raw("2", submit="1970-01-01T00:00:00"), "line 3, column Submit: '1970-01-01T00:00:00'"),
+        (raw("2", submit=DAY + "13:00:00"), "line 3, column Start"),
+        (raw("2", ran="", end=DAY + "08:00:00"), "line 3, column End"),
+        (raw("2", alloc="gres/gpu=2000000"), "line 3, column AllocTRES"),
+    ],
+)
+def test_what_cannot_be_is_left_out_with_its_line(line: str, where: str) -> None:
+    read = read_raw(raw("1"), line)
+    assert [job.id for job in read.jobs] == ["1"] and read.counts == {"kept": 1, "impossible": 1}
+    assert any(where in note and "expected" in note for note in read.notes)
+
+
+def test_an_hour_of_a_clock_that_was_set_back_is_given_back() -> None:
+    day = "2025-10-26T"
+    read = read_raw(
+        raw("1", submit=day + "02:50:00", start=day + "02:10:00", end=day + "02:30:00", ran="1200"),
+        raw("2", submit=day + "01:00:00", start=day + "02:50:00", end=day + "02:10:00", ran=""),
+    )
+    second, first = read.jobs
+    assert first.start_s is not None and first.start_s - first.submit_s == 20 * 60
+    assert second.ran_s == 20 * 60
+    assert any(note.startswith("2 times lay up to an hour before") and "TZ=UTC" in note for note in read.notes)
+
+
+def test_seconds_since_1970_are_times_of_no_zone() -> None:
+    local, exact = read_raw(raw("1")), read_raw(raw("1", submit="1746093600", start="1746093900"))
+    assert exact.jobs == local.jobs
+    assert any("no time zone" in note for note in local.notes) and exact.notes == []
+
+
+def test_one_partition_of_several_can_be_read() -> None:
+    lines = raw("1", of="a100", alloc="gres/gpu:a100=2,gres/gpu=2"), raw("2", of="v100", alloc="gres/gpu:v100=2")
+    both, one = read_raw(*lines), read_raw(*lines, partitions=("v100",))
+    assert any("a100, v100 are taken for one pool" in note for note in both.notes)
+    assert [job.id for job in one.jobs] == ["2"] and one.counts == {"kept": 1, "in other partitions": 1}
+    with pytest.raises(Wrong, match="no column Partition"):
+        read_lines(text(line("1")), partitions=("v100",))
+
+
+def test_the_command_says_what_it_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "may.txt"
+    source.write_text("\n".join([RAW, raw("1"), raw("2", of="long")]), encoding="utf-8-sig")
+    assert main(["import", "sacct", str(source), "--partition", "long", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["jobs"] == 1 and found["counted"]["in other partitions"] == 1 and found["partitions"] == {"long": 1}
+    with pytest.raises(SystemExit):
+        main(["import", "--help"])
+    assert "--duplicates" in capsys.readouterr().out
+
+
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=80), max_size=5))
 def test_any_lines_are_read_or_refused(lines: list[str]) -> None:
     try:
-        found, _ = read_sacct(text(*lines))
+        found = read_lines(text(*lines)).jobs
     except Wrong as wrong:
         assert wrong.what and wrong.why and wrong.next
     else:
@@ -174,7 +311,7 @@ def test_a_changed_field_is_read_or_refused(at: int, value: str) -> None:
     fields = line("1").split("|")
     fields[at] = value
     try:
-        found, _ = read_sacct(text("|".join(fields)))
+        found = read_lines(text("|".join(fields))).jobs
     except Wrong as wrong:
         assert wrong.what
     else:
