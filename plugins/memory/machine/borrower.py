@@ -244,7 +244,7 @@ class Borrower:
                 assert volume is not None
                 slab.requests_per_s = placement.activity(slab.requests_per_s, measured)
                 if self._wants_place(slab, volume.hot, now_s):
-                    why = f"{slab.requests_per_s:.3g} page requests/s, hot above {volume.hot:.3g}"
+                    why = f"{_rate(slab.requests_per_s)} page requests/s, hot above {_rate(volume.hot)}"
                     actions += self._seek(slab, "hot", why, now_s)
                 elif self._wants_none(slab, volume.hot):
                     actions += self._give_back_cold(slab, volume.hot)
@@ -261,7 +261,7 @@ class Borrower:
 
     def _give_back_cold(self, slab: Slab, hot: float) -> Actions:
         assert slab.place is not None
-        why = f"{slab.requests_per_s:.3g} page requests/s, cold below {self._cold_share * hot:.3g}"
+        why = f"{_rate(slab.requests_per_s)} page requests/s, cold below {_rate(self._cold_share * hot)}"
         return [Note(slab.subject, "cold", f"{why}; {slab.place.lender} gets its memory back"), self._close(slab)]
 
     def _renew(self, now_s: float) -> Actions:
@@ -620,6 +620,10 @@ class Borrower:
 
 def _give_back(to: HostId, message: SlabMessage) -> Send:
     return Send(to, Done(message.volume, message.index, message.epoch))
+
+
+def _rate(requests_per_s: float) -> str:
+    return f"{requests_per_s:.0f}" if requests_per_s >= 10 else f"{requests_per_s:.3g}"
 
 
 def _counted(slabs: int) -> str:

@@ -147,8 +147,9 @@ def test_hosts_that_lend_smaller_slabs_are_not_taken_for_freer_ones() -> None:
 def test_the_threshold_follows_the_size_of_the_volumes_slabs() -> None:
     tale = Tale(hot=None)
     tale.tell(b.VolumeFound("large", 1, GIB, PAGE, ()))
-    asked = sent(tale.tell(b.SecondPassed({"v": [7], "large": [7]}, PEERS), 1.0), QueryMem)
-    assert {query.volume for _, query in asked} == {"v"}, "1.4 requests/s: 1.25 is enough for 64 MiB"
+    actions = tale.tell(b.SecondPassed({"v": [7], "large": [7]}, PEERS), 1.0)
+    assert {query.volume for _, query in sent(actions, QueryMem)} == {"v"}
+    assert only(actions, Note).reason.startswith("1.4 page requests/s, hot above 1.25; asked")
     asked = sent(tale.tell(b.SecondPassed({"v": [0], "large": [100]}, PEERS), 1.0), QueryMem)
     assert {query.volume for _, query in asked} == {"large"}, "21.1: more than 20"
 
