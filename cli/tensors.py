@@ -54,7 +54,7 @@ def milliseconds(us: int | None) -> str:
 
 
 def percent(part: float | None) -> str:
-    return "" if part is None else f"{part:.0%}"
+    return "" if part is None else f"{part:.1%}"
 
 
 def loss(planned: float | None, measured: float | None) -> str:

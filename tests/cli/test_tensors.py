@@ -42,7 +42,7 @@ def test_the_promise_of_a_job_is_shown_with_what_it_measures(shown: Any) -> None
     words = shown(ROW).split()
     assert words[:4] == ["JOB", "AGGREGATOR", "EPOCH", "JOINED"]
     line = shown(ROW).splitlines()[1]
-    assert all(text in line for text in ("204.3 ms", "8.12 ms", "4%", "2.1% (3.1%)", "1.2"))
+    assert all(text in line for text in ("204.3 ms", "8.12 ms", "4.0%", "2.1% (3.1%)", "1.2"))
 
 
 def test_a_job_on_trial_was_promised_nothing_yet(shown: Any) -> None:

@@ -109,6 +109,7 @@ def test_two_jobs_share_one_aggregator_and_a_third_is_refused_there(hosts: list[
     row = living.wait("the third is refused there", lambda: refused_by(living.tensors().get(third), host), 90)
     assert row["host"] != host and row["period_us"] > 1e6 * LONG_S
     assert f"{host}: in a cycle of " in row["refused"] and "of its speed" in row["refused"]
+    living.wait("its story says so", lambda: f"tensors fit nowhere else: {row['refused']}" in living.story(third), 20)
     shown = living.tensors()
     for job in (first, second):
         assert shown[job]["host"] == host

@@ -123,8 +123,11 @@ class Emptier:
             return self._rest()
         found = self._emptied(held, cycles)
         if found is None:
-            self.refused = self._refusals(held, cycles)
-            return self._rest()
+            before, self.refused = self.refused, self._refusals(held, cycles)
+            said = [
+                Note(job, "tensors fit nowhere else", why) for job, why in self.refused.items() if job not in before
+            ]
+            return [*said, *self._rest()]
         self.state, self.refused = "reserving", {}
         self._holding = {work.job: to for work, to in found.moves}
         self._missing = set(self._holding)
