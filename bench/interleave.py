@@ -15,7 +15,7 @@ from cli.sim import group_memory, groups
 from cli.sim.group_cluster import Outcome
 from cli.sim.group_memory import Load
 from cli.sim.group_ways import Setting, alone, grouped, isolated, thrown_best
-from cli.sim.group_workload import PROFILED_ON, SPREAD, Job, arriving, bursting, leaning, workload
+from cli.sim.group_workload import PROFILED_ON, Job, arriving, bursting, leaning, workload
 from cli.sim.report import Cell, Figure, Progress, Report, Series, Table
 from covey.core import JobId
 from plugins.interleave.policy.exhaustive import exhaustive
@@ -25,8 +25,9 @@ from plugins.interleave.policy.schedule import schedule
 WEIGHTS = Weights()
 SEEDS = (201, 202, 203, 204, 205)
 """Never used for tuning."""
-FEW = SEEDS[:2]
+FEW = SEEDS[:1]
 """For sweeps."""
+TWO = SEEDS[:2]
 BARE_S = 40.0
 """Iteration of the paper's 8 jobs on 32 hosts, less than its best with memory (44.3 s)."""
 MEMORY_MAX = 3
@@ -110,9 +111,9 @@ def parts(progress: Progress) -> Report:
     rows: list[list[Cell]] = []
     for at, (name, way) in enumerate(ways.items()):
         progress(at / len(ways), name)
-        found = _mean([_gain(_jobs(seed), Setting(seed=seed), way) for seed in FEW])
+        found = _mean([_gain(_jobs(seed), Setting(seed=seed), way) for seed in TWO])
         rows.append([name, *found, *paper.get(name, (None, None))])
-    notes = (f"without spilling a group has at most {MEMORY_MAX} jobs", _on(FEW))
+    notes = (f"without spilling a group has at most {MEMORY_MAX} jobs", _on(TWO))
     table = Table("One technique after another", (*COLUMNS, "paper: JCT", "paper: makespan"), rows, notes)
     return Report("groups-parts", _data(rows), (table,))
 
@@ -136,7 +137,7 @@ def leans(progress: Progress) -> Report:
 def arrivals(progress: Progress) -> Report:
     """§4.4.5, figure 4.15, and bursts in place of the Google traces."""
     rows: list[list[Cell]] = []
-    cases = ((0.0, 1.0), (240.0, 1.0), (480.0, 1.0), (960.0, 1.0), (480.0, 8.0))
+    cases = ((240.0, 1.0), (480.0, 1.0), (960.0, 1.0), (480.0, 8.0))
     for at, (every_s, burst) in enumerate(cases):
         progress(at / len(cases), f"every {every_s:g} s")
         found = []
@@ -152,7 +153,7 @@ def arrivals(progress: Progress) -> Report:
 def errors(progress: Progress) -> Report:
     """§4.4.6, figure 4.16a: what wrong profiles cost."""
     rows: list[list[Cell]] = []
-    cases = (0.0, 0.05, 0.1, 0.2, 0.4)
+    cases = (0.0, 0.075, 0.2, 0.4)
     for at, error in enumerate(cases):
         progress(at / len(cases), f"{error:.0%} wrong")
         found = [_gain(_jobs(seed), Setting(seed=seed, error=error, declared=True), grouped) for seed in FEW]
@@ -164,7 +165,7 @@ def errors(progress: Progress) -> Report:
 def spreads(progress: Progress) -> Report:
     """What the paper does not tell: how unlike the jobs are in length."""
     rows: list[list[Cell]] = []
-    cases = (0.0, SPREAD, 0.7, 1.0)
+    cases = (0.0, 0.7, 1.0)
     for at, spread in enumerate(cases):
         progress(at / len(cases), f"spread {spread:g}")
         found, bound = [], []
@@ -247,7 +248,7 @@ def _mean(rows: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _on(seeds: Sequence[int]) -> str:
-    return f"80 jobs on 100 hosts, mean of seeds {', '.join(map(str, seeds))}; gains as in `groups`"
+    return f"80 jobs on 100 hosts, held-out seeds {', '.join(map(str, seeds))}; gains as in `groups`"
 
 
 def _data(rows: Sequence[Sequence[Cell]]) -> dict[str, object]:

@@ -39,7 +39,9 @@ class Work:
     """It moves until then."""
     end_s: float | None = None
     comp_s: float = 0.0
-    """Of a COMP subtask in its group, collections and reloading included."""
+    """Of a COMP subtask in its group, collections, reloading and waiting for the disk included."""
+    cpu_s: float = 0.0
+    """The same without waiting."""
     spilled: float = 0.0
 
     @property
@@ -68,7 +70,7 @@ class Shared:
         self.at_s = 0.0
         self.busy = {"comp": 0.0, "comm": 0.0, "useful": 0.0}
         """Host-seconds so far: processors, network, processors without collections and reloading."""
-        self.felt = Felt([], [], 0.0)
+        self.felt = Felt([], [], [], 0.0)
 
     def reorder(self, jobs: Sequence[Work], hosts: int) -> None:
         """These jobs on so many hosts from now on; who comes first has the first turn among equals."""
@@ -83,8 +85,8 @@ class Shared:
             for job in jobs
         ]
         self.felt = (spilling if self.rules.spill else resident)(loads)
-        for job, comp_s, spilled in zip(jobs, self.felt.comp_s, self.felt.spilled, strict=True):
-            job.comp_s, job.spilled = comp_s, spilled
+        for at, job in enumerate(jobs):
+            job.comp_s, job.cpu_s, job.spilled = self.felt.comp_s[at], self.felt.cpu_s[at], self.felt.spilled[at]
         if self.rules.turns:
             self.turns.handle(OrderChanged(tuple(job.job.profile.job for job in jobs)), 0.0)
             self._ask()
@@ -133,12 +135,11 @@ class Shared:
         for job, rate in self.rates():
             went = min(job.left, step * rate)
             job.left -= went
-            used = went * self.length(job) * self.hosts
             if job.need == "comp":
-                self.busy["comp"] += used
+                self.busy["comp"] += went * job.cpu_s * self.hosts
                 self.busy["useful"] += went * job.job.profile.work_s
             else:
-                self.busy["comm"] += used * (1 - self.rules.gap)
+                self.busy["comm"] += went * job.job.profile.net_s * self.hosts * (1 - self.rules.gap)
             if job.left <= EPS:
                 over.append(job)
         self.at_s = to_s

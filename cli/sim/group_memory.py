@@ -48,7 +48,9 @@ class Felt(NamedTuple):
     """What memory makes of a group."""
 
     comp_s: list[float]
-    """COMP of each job, collections and reloading included."""
+    """COMP of each job, collections, reloading and waiting for the disk included."""
+    cpu_s: list[float]
+    """The same without waiting: what processors are busy with, and what a profile is made of."""
     spilled: list[float]
     """Share of each job's input on disk."""
     full: float
@@ -74,8 +76,8 @@ def felt(loads: Sequence[Load], spilled: Sequence[float]) -> Felt:
     if disk_s > took and sum(comp) > 0:
         least = disk_s if len(loads) > 1 else sum(comp) + disk_s - took
         slower = max(1.0, least / sum(comp))
-        comp = [each * slower for each in comp]
-    return Felt(comp, list(spilled), full)
+        return Felt([each * slower for each in comp], comp, list(spilled), full)
+    return Felt(comp, comp, list(spilled), full)
 
 
 def resident(loads: Sequence[Load]) -> Felt:

@@ -3,7 +3,7 @@
 import heapq
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cli.sim.group_cluster import Cluster, Event, Outcome, Rules, Shared, Work
 from cli.sim.group_memory import Load, collecting, hosts_least, resident
@@ -42,6 +42,7 @@ class Setting:
     declared: bool = False
     """Do jobs say how many iterations they will do?"""
     spill: bool = True
+    """Without, only while jobs are tried out."""
     group_max: int | None = None
     """Jobs in a group at most."""
     seed: int = 1
@@ -200,7 +201,7 @@ class _Grouped:
         on = len(self.place[job.name])
         comp, comm = self.wrong[job.job.profile.job]
         return (
-            SubtaskTimed(job.job.profile.job, "comp", job.comp_s * comp, on),
+            SubtaskTimed(job.job.profile.job, "comp", job.cpu_s * comp, on),
             SubtaskTimed(job.job.profile.job, "comm", job.job.profile.net_s * comm, on),
         )
 
@@ -216,6 +217,7 @@ class _Grouped:
             wanted = self.home.groups[at]
             group = self.shared.setdefault(at, Shared([], len(wanted.hosts), self.rules))
             group.at_s = cluster.now_s
+            group.rules = replace(self.rules, spill=self.setting.spill or not self.home.arranged)
             members = [self.works[name] for name in wanted.jobs]
             for job in members:
                 was = self.place.get(job.name)
