@@ -89,8 +89,8 @@ class Paced:
             if not group:
                 continue
             factor = width if self.by_width else 1
-            for code in group[self._at(width, key) :]:
-                found.append(((code >> _RANK_SHIFT) + moved) * factor << _RANK_SHIFT | code & _TIES)
+            later = group[self._at(width, key) :]
+            found += [((code >> _RANK_SHIFT) + moved) * factor << _RANK_SHIFT | code & _TIES for code in later]
         found.sort()
         return found
 
