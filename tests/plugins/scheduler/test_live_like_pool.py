@@ -68,6 +68,7 @@ class Pair:
         waiting = [entry for entry in self.pool.jobs.values() if entry.job.tenant == tenant and not entry.gpus]
         if job_class != "opportunistic" and any(entry.job_class != "opportunistic" for entry in waiting):
             return None
+        same_host = same_host and job_class == "guaranteed"  # the pool spreads an opportunistic job all the same
         workers, each = (1, gpus) if same_host else (gpus, 1)
         id = self.rack.try_submit(workers, tenant, job_class, each)
         if id is None:  # more than its quota: the pool would let it wait for ever
@@ -82,6 +83,9 @@ class Pair:
         said = list(pool.handle(told, now_s))
         idle = [gpu for gpu, holder in enumerate(pool.holder) if holder is None and not pool.guests[gpu]]
         said += pool.handle(Measured(dict.fromkeys(idle, 0.0)), now_s)
+        pool.utilisation = [1.0] * len(pool.holder)
+        while more := pool.handle(Looked(), now_s):  # an upgrade follows a start at the next look
+            said += more
         pool.check()
         starts = {each.job: each.gpus for each in said if isinstance(each, Start)}
         if any(each.guaranteed and any(guests[gpu] for gpu in each.gpus) for each in said if isinstance(each, Start)):
