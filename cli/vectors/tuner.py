@@ -5,7 +5,7 @@ from typing import Any
 
 from cli.vectors.types import Handler, answers, beside, differs, each, measured, whole_number
 from covey.core import HostId
-from plugins.tuner.messages import Add, Delete, Move, Role, Start, Step, Stop, Switch
+from plugins.tuner.messages import Add, Delete, Move, Recover, Role, Start, Step, Stop, Switch
 from plugins.tuner.policy import cost, plan, search
 from plugins.tuner.policy.cost import Host, Load
 
@@ -117,6 +117,8 @@ def _said(step: Step) -> list[Any]:
             return ["move", kind, source, target, len(blocks)]
         case Stop(host) | Start(host):
             return [type(step).__name__.lower(), host]
+        case Recover(kind, host, blocks):
+            return ["recover", kind, host, len(blocks)]
 
 
 KINDS = {"homo": homo, "hetero": hetero, "cost": printed, "plan": planned}

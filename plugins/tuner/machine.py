@@ -8,7 +8,12 @@
 The first mini-batches fluctuate, so a decision waits for `batches_min` of every worker (§3.4.1) and uses moving
 averages. A host that has not worked yet has no time per sample: it is taken for like those of its kind, else for the
 median of all. A step that failed is ordered again; hosts that are to leave are emptied whatever it costs. The owner of
-a block changes when its move is *done*, here and nowhere else, so an owner is known at every instant.
+a block changes when its move is *done*, so an owner is known at every instant.
+
+A host that is lost cannot be emptied. Its blocks change their owner at that instant: they go to whom they were being
+sent, else evenly to hosts of the same role, and the new owners are told to recover them. What is under way between
+other hosts is waited for, the rest of the plan is dropped, and when all is recovered a new plan is made, worth 5 % or
+not if somebody is without the blocks of its role. When nobody is left the blocks wait for the next host.
 """
 
 import statistics
@@ -18,7 +23,7 @@ from typing import assert_never
 import msgspec
 
 from covey.core import HostId, JobId, Note
-from plugins.tuner.messages import Add, Delete, Move, Step, Switch
+from plugins.tuner.messages import Add, Delete, Kind, Move, Recover, Start, Step, Stop, Switch
 from plugins.tuner.policy import plan as planning
 from plugins.tuner.policy.cost import Host, Load, epoch_of_shares
 from plugins.tuner.policy.plan import GAIN_MIN, Configuration, Plan
@@ -27,6 +32,7 @@ from plugins.tuner.policy.search import best
 BATCHES_MIN = 8
 """k: mini-batches of every worker before a decision. The paper waits for "a set" of them (§3.4.1) and names no
 number."""
+KINDS: tuple[Kind, ...] = ("data", "model")
 WEIGHT = 0.2
 """Of the newest measurement in the moving averages (§3.3.1)."""
 
@@ -57,9 +63,16 @@ class NicMeasured(msgspec.Struct, frozen=True):
 
 
 class HostsChanged(msgspec.Struct, frozen=True):
-    """These hosts, and no others, are the job's to use from now on."""
+    """These hosts, and no others, are the job's to use from now on. Those that it works on and that are not named are
+    alive and will be emptied; of dead ones `HostLost` tells."""
 
     hosts: Mapping[HostId, Available]
+
+
+class HostLost(msgspec.Struct, frozen=True):
+    """This host is dead, and what it held is gone."""
+
+    host: HostId
 
 
 class StepDone(msgspec.Struct, frozen=True):
@@ -73,7 +86,7 @@ class StepFailed(msgspec.Struct, frozen=True):
     why: str
 
 
-TunerEvent = BatchTimed | NicMeasured | HostsChanged | StepDone | StepFailed
+TunerEvent = BatchTimed | NicMeasured | HostsChanged | HostLost | StepDone | StepFailed
 
 # ---- actions ---------------------------------------------------------------------------------------------------------
 
@@ -110,6 +123,10 @@ class Tuner:
         self.sample_s: dict[HostId, float] = {}
         self.nic: dict[HostId, float] = {}
         self.batches: dict[HostId, int] = {}
+        self.computing = {host for host, role in now.roles.items() if role == "worker"}
+        """Workers between their start and their stop."""
+        self.orphans: dict[Kind, tuple[int, ...]] = {"data": (), "model": ()}
+        """Blocks of lost hosts while nobody is left to take them."""
         self.plans = 0
         self.plan: Plan | None = None
         self.begun: set[int] = set()
@@ -129,7 +146,11 @@ class Tuner:
             case HostsChanged():
                 self.available = dict(event.hosts)
                 self.batches = {host: count for host, count in self.batches.items() if host in self.available}
-                return self._decide() if self._leaving() or self._measured() else []
+                if any(self.orphans.values()):
+                    return self._recover([])
+                return self._decide() if self._measured() or not self._is_sound() else []
+            case HostLost():
+                return self._lost(event.host)
             case StepDone():
                 return self._step_done(event)
             case StepFailed():
@@ -138,9 +159,13 @@ class Tuner:
                 assert_never(event)
 
     def check(self) -> None:
-        for kind, owned, count in (("data", self.data, self.data_blocks), ("model", self.model, self.model_blocks)):
-            blocks = [block for each in owned.values() for block in each]
+        for kind, count in zip(KINDS, (self.data_blocks, self.model_blocks), strict=True):
+            blocks = [block for each in self._owned(kind).values() for block in each] + list(self.orphans[kind])
             assert len(blocks) == count == len(set(blocks)), f"{kind}: each block has exactly one owner"
+            holding = {host for host, owned in self._owned(kind).items() if owned}
+            assert holding <= set(self.roles), f"{kind}: who owns a block is there"
+        heirs = self._heirs("data") if self.roles else []
+        assert not (heirs and any(self.orphans.values())), "no block is without an owner while somebody can take it"
         assert self.done <= self.begun, "what is done was begun"
         if self.plan is not None:
             waiting = {after for before, after in self.plan.edges if before not in self.done}
@@ -165,15 +190,16 @@ class Tuner:
         return sorted(host for host in self.roles if host not in self.available)
 
     def hosts(self) -> list[Host]:
-        """The hosts that may be used, as the cost model sees them; empty before the first measurement."""
+        """The hosts that may be used, as the cost model sees them. Before the first measurement computing is taken for
+        as slow as the network, which makes half of the hosts workers."""
         known = {host: value for host, value in sorted(self.sample_s.items()) if value > 0}
-        if not known:
-            return []
         found = []
         for host, of in sorted(self.available.items()):
+            nic = self.nic.get(host, of.nic_bytes_per_s)
             alike = [value for each, value in known.items() if each in self.available and self._kind(each) == of.kind]
-            typical = statistics.median(alike or list(known.values()))
-            found.append(Host(host, known.get(host, typical), self.nic.get(host, of.nic_bytes_per_s)))
+            as_network = max(1e-12, self.load.model_bytes / nic / self.load.batch)
+            typical = statistics.median(alike or list(known.values()) or [as_network])
+            found.append(Host(host, known.get(host, typical), nic))
         return found
 
     def _kind(self, host: HostId) -> str:
@@ -183,20 +209,22 @@ class Tuner:
 
     def _decide(self) -> Sequence[TunerAction]:
         hosts = self.hosts()
-        if self.plan is not None or len(hosts) < 2:
+        if self.plan is not None or len(hosts) < 2 or any(self.orphans.values()):
             return []
         working = [host for host, role in self.roles.items() if role == "worker"]
         split = best(self.load, hosts, working)
         leaving = self._leaving()
         epoch_s = self.epoch_s(hosts)
         self.batches = {}
-        if not leaving and not planning.is_worth_it(epoch_s, split.epoch_s, self.gain_min):
+        if self._is_sound() and not planning.is_worth_it(epoch_s, split.epoch_s, self.gain_min):
             return [self._note("Kept", f"{_short(epoch_s)} an epoch; the best would be {_short(split.epoch_s)}")]
         wanted = planning.target(split, self.data_blocks, self.model_blocks)
-        self.plan = planning.compiled(self.now, wanted)
+        self.plan = planning.compiled(self.now, wanted, self.computing)
         self.plans += 1
         self.begun, self.done = set(), set()
         because = f"{', '.join(leaving)} must leave" if leaving else f"was {_short(epoch_s)}"
+        if not leaving and not self._is_sound():
+            because = "a role or its blocks are missing"
         roles = f"{len(split.workers)} workers and {len(split.servers)} servers"
         text = f"{roles}: {_short(split.epoch_s)} an epoch; {because}"
         if not self.plan.steps:
@@ -227,13 +255,17 @@ class Tuner:
             return []
         self.done.add(event.at)
         self._apply(self.plan.steps[event.at])
+        if any(self.orphans.values()):
+            return self._recover([])
         if len(self.done) < len(self.plan.steps):
             return self._order()
+        return self._finished()
+
+    def _finished(self) -> list[TunerAction]:
         self.plan = None
         self.begun, self.done = set(), set()
-        if self._leaving():
-            return self._decide()
-        return [self._note("Settled", f"plan {self.plans} is done")]
+        settled = self._note("Settled", f"plan {self.plans} is done")
+        return [settled] if self._is_sound() else [settled, *self._decide()]
 
     def _step_failed(self, event: StepFailed) -> Sequence[TunerAction]:
         if self.plan is None or event.plan != self.plans or event.at not in self.begun - self.done:
@@ -250,14 +282,100 @@ class Tuner:
             del self.roles[step.host]
             self.data.pop(step.host, None)
             self.model.pop(step.host, None)
+        elif isinstance(step, Start):
+            self.computing.add(step.host)
+        elif isinstance(step, Stop):
+            self.computing.discard(step.host)
         elif isinstance(step, Move):
-            owned = self.data if step.kind == "data" else self.model
+            owned = self._owned(step.kind)
             going = set(step.blocks)
             owned[step.source] = tuple(block for block in owned[step.source] if block not in going)
             owned[step.target] = tuple(sorted((*owned.get(step.target, ()), *step.blocks)))
 
+    # ---- losing ------------------------------------------------------------------------------------------------------
+
+    def _lost(self, host: HostId) -> list[TunerAction]:
+        self.available.pop(host, None)
+        self.batches.pop(host, None)
+        self.computing.discard(host)
+        role = self.roles.pop(host, None)
+        concerned = self.plan is not None and any(_concerns(step, host) for step in self.plan.steps)
+        if role is None and not concerned:
+            return []
+        under_way = [] if self.plan is None else [self.plan.steps[at] for at in sorted(self.begun - self.done)]
+        moving = [step for step in under_way if isinstance(step, Move)]
+        for kind in KINDS:
+            self.orphans[kind] += self._owned(kind).pop(host, ())
+        if self.plan is not None:
+            steps = self.plan.steps
+            dropped = {at for at in range(len(steps)) if at not in self.begun or _concerns(steps[at], host)}
+            self.begun |= dropped
+            self.done |= dropped
+            self.plan = Plan(steps, ())
+        taken_back = [Recover(each.kind, each.source, each.blocks) for each in moving if each.target == host]
+        note = self._note("HostLost", f"{host}, {role or 'about to join'}")
+        return [note, *self._recover([each for each in moving if each.source == host], taken_back)]
+
+    def _recover(self, moving: Sequence[Move], taken_back: Sequence[Recover] = ()) -> list[TunerAction]:
+        """Orphans get owners, who recover them, beside what is under way."""
+        steps: list[Step] = list(taken_back)
+        waits = self.plan is not None and bool(self.begun - self.done)
+        if any(self.orphans.values()) and not self.roles and self.available and not waits:
+            first = min(self.available)
+            self.roles[first] = "server"  # the one host that is left, until there is a second
+            steps.append(Add(first, "server"))
+        for kind in KINDS:
+            of_it = [move for move in moving if move.target in self.roles]
+            taken = planning.after_loss(kind, self.orphans[kind], of_it, self._heirs(kind))
+            given = {block for blocks in taken.values() for block in blocks}
+            for heir, blocks in taken.items():
+                self._owned(kind)[heir] = tuple(sorted((*self._owned(kind).get(heir, ()), *blocks)))
+                steps.append(Recover(kind, heir, blocks))
+            self.orphans[kind] = tuple(block for block in self.orphans[kind] if block not in given)
+        if self.plan is None:
+            if not steps:
+                return list(self._decide()) if self.roles and not self._is_sound() else []
+            self.plans += 1
+            self.plan, self.begun, self.done = Plan((), ()), set(), set()
+        before = len(self.plan.steps)
+        added = [at for at, step in enumerate(steps, before) if isinstance(step, Add)]
+        edges = [(add, at) for add in added for at in range(before, before + len(steps)) if at != add]
+        self.plan = Plan((*self.plan.steps, *steps), tuple(edges))
+        return self._order() if len(self.done) < len(self.plan.steps) else self._finished()
+
+    def _heirs(self, kind: Kind) -> list[HostId]:
+        """Who may take blocks of a lost host: hosts of the role, not on their way out; else whoever is there."""
+        deleting = [self.plan.steps[at] for at in self.begun - self.done] if self.plan is not None else []
+        there = [host for host in sorted(self.roles) if not _is_deleted(host, deleting)]
+        staying = [host for host in there if host in self.available]
+        role = "worker" if kind == "data" else "server"
+        return [host for host in staying if self.roles[host] == role] or staying or there
+
+    def _is_sound(self) -> bool:
+        """Does every host that is here do what its role says, with the blocks of its role, and may it stay?"""
+        workers = {host for host, role in self.roles.items() if role == "worker"}
+        servers = set(self.roles) - workers
+        return (
+            bool(workers and servers)
+            and workers == self.computing
+            and {host for host, owned in self.data.items() if owned} <= workers
+            and {host for host, owned in self.model.items() if owned} <= servers
+            and not self._leaving()
+        )
+
+    def _owned(self, kind: Kind) -> dict[HostId, tuple[int, ...]]:
+        return self.data if kind == "data" else self.model
+
     def _note(self, event: str, reason: str) -> Note:
         return Note(subject=self.job, event=event, reason=reason)
+
+
+def _is_deleted(host: HostId, steps: Sequence[Step]) -> bool:
+    return any(isinstance(step, Delete) and step.host == host for step in steps)
+
+
+def _concerns(step: Step, host: HostId) -> bool:
+    return host in (step.source, step.target) if isinstance(step, Move) else step.host == host
 
 
 def _averaged(old: float | None, measured: float, weight: float = WEIGHT) -> float:

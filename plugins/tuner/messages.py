@@ -65,9 +65,19 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     host: HostId
 
 
+class Recover(msgspec.Struct, frozen=True, tag="recover"):
+    """Hold these blocks, which a lost host owned or was to get: read training data again from where it came from, take
+    the newest version of the model that any host or checkpoint has."""
+
+    kind: Kind
+    host: HostId
+    blocks: tuple[int, ...]
+    """Ids, ascending."""
+
+
 Operation = Add | Delete | Switch | Move
 """The four operations of the paper's Table 3.2."""
-Step = Operation | Stop | Start
+Step = Operation | Stop | Start | Recover
 """What hosts really do."""
 
 

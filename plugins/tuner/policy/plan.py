@@ -8,6 +8,10 @@ A plan is a directed graph without cycles. What must wait for what:
 Everything else is independent and runs together; `switch` waits for nothing, since its executor is there already. At
 any instant, after any set of steps that the graph allows, every block has exactly one owner: a `move` hands over
 ownership in one instant, and no other step changes it.
+
+A host that dies ends the plan: what is under way between others is waited for, the rest is dropped, and what the dead
+host owned is given to those that are left, who `recover` it (`after_loss`). Then a new plan is made from where things
+are. The paper has no words for this; its successor restarts from data that can be read again and from the newest model.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -83,11 +87,14 @@ def plan(now: Configuration, wanted: Target) -> Plan:
     return Plan(steps, _edges(steps))
 
 
-def compiled(now: Configuration, wanted: Target) -> Plan:
-    """The plan in full: who leaves the workers stops first, who joins them starts last."""
+def compiled(now: Configuration, wanted: Target, computing: Collection[HostId] | None = None) -> Plan:
+    """The plan in full: who leaves the workers stops first, who joins them starts last. `computing` are the hosts that
+    compute now, by default all workers; after a plan that broke off they may be others."""
     changes, moving = operations(now, wanted)
-    stops = [Stop(change.host) for change in changes if _role_before(change) == "worker"]
-    starts = [Start(change.host) for change in changes if _role_after(change) == "worker"]
+    if computing is None:
+        computing = [host for host, role in now.roles.items() if role == "worker"]
+    stops = [Stop(host) for host in sorted(computing) if wanted.roles.get(host) != "worker"]
+    starts = [Start(host) for host in sorted(wanted.roles) if wanted.roles[host] == "worker" and host not in computing]
     steps: tuple[Step, ...] = (*changes, *stops, *moving, *starts)
     return Plan(steps, _edges(steps))
 
@@ -117,16 +124,22 @@ def owners(now: Configuration, done: Sequence[Step]) -> dict[tuple[Kind, int], H
     return held
 
 
-def _role_before(change: Change) -> Role | None:
-    if isinstance(change, Delete):
-        return change.role
-    return change.before if isinstance(change, Switch) else None
-
-
-def _role_after(change: Change) -> Role | None:
-    if isinstance(change, Add):
-        return change.role
-    return change.after if isinstance(change, Switch) else None
+def after_loss(
+    kind: Kind, lost: Sequence[int], under_way: Sequence[Move], heirs: Sequence[HostId]
+) -> dict[HostId, tuple[int, ...]]:
+    """Who takes which of the blocks that a lost host owned: whoever was being sent a block takes it, the others are
+    spread evenly over `heirs`. Without heirs they are nobody's."""
+    taken: dict[HostId, list[int]] = {}
+    rest = sorted(lost)
+    for move in under_way:
+        if move.kind == kind:
+            found = sorted(set(move.blocks) & set(rest))
+            rest = [block for block in rest if block not in found]
+            taken.setdefault(move.target, []).extend(found)
+    for host, count in zip(heirs, whole(len(rest), [1.0] * len(heirs)) if heirs else (), strict=True):
+        taken.setdefault(host, []).extend(rest[:count])
+        rest = rest[count:]
+    return {host: tuple(sorted(blocks)) for host, blocks in sorted(taken.items()) if blocks}
 
 
 def _edges(steps: Sequence[Step]) -> tuple[tuple[int, int], ...]:

@@ -1,7 +1,9 @@
 """The tuner of one job, as a story."""
 
 import random
+from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,6 +11,7 @@ from covey.core import HostId, JobId, Note
 from plugins.tuner.machine import (
     Available,
     BatchTimed,
+    HostLost,
     HostsChanged,
     NicMeasured,
     Perform,
@@ -17,11 +20,13 @@ from plugins.tuner.machine import (
     Tuner,
     TunerAction,
 )
+from plugins.tuner.messages import Add, Move, Recover, Start
 from plugins.tuner.policy.cost import Load
 from plugins.tuner.policy.plan import Configuration
 
 H = [HostId(f"h{n}") for n in range(8)]
 FAST = Available("fast", 1.25e8)
+SLOW = Available("slow", 1.25e8)
 
 
 def tuner(workers: int = 2, hosts: int = 6) -> Tuner:
@@ -94,6 +99,143 @@ def test_answers_to_another_plan_or_twice_change_nothing() -> None:
     assert of.now == before
 
 
+def test_a_measurement_moves_the_average_by_a_fifth() -> None:
+    """Reference: §3.3.1, metric collection."""
+    of = tuner()
+    for seconds in range(1, 9):
+        of.handle(BatchTimed(H[0], 1, float(seconds)), 0.0)
+    assert of.sample_s[H[0]] == pytest.approx(4.8388608)
+    for rate in (1e8, 2e8):
+        of.handle(NicMeasured(H[5], rate), 0.0)
+    assert {host.host: host.nic_bytes_per_s for host in of.hosts()} == {**dict.fromkeys(H[:6], 1.25e8), H[5]: 1.2e8}
+
+
+def test_a_host_that_has_not_worked_is_like_those_of_its_kind_else_like_the_median() -> None:
+    of = tuner(3)
+    of.handle(
+        HostsChanged({H[0]: FAST, H[1]: SLOW, H[2]: SLOW, H[3]: FAST, H[4]: SLOW, H[5]: Available("new", 1e8)}), 0
+    )
+    for host, seconds in ((H[0], 1.0), (H[1], 10.0), (H[2], 30.0)):
+        of.handle(BatchTimed(host, 1, seconds), 0.0)
+    assert [host.sample_s for host in of.hosts()] == [1.0, 10.0, 30.0, 1.0, 20.0, 10.0]
+
+
+def test_after_a_decision_every_worker_measures_anew() -> None:
+    of = tuner()
+    finish(of, timed(of, 3), random.Random(1))
+    assert [each.event for each in timed(of, 3) if isinstance(each, Note)] == ["Kept"]
+    assert timed(of, 2) == []
+    assert [each.event for each in timed(of, 1) if isinstance(each, Note)] == ["Kept"]
+
+
+# ---- lost hosts ------------------------------------------------------------------------------------------------------
+
+
+def performs(actions: Sequence[TunerAction]) -> list[Perform]:
+    return [each for each in actions if isinstance(each, Perform)]
+
+
+def test_what_a_lost_host_owned_is_recovered_by_hosts_of_its_role() -> None:
+    of = tuner(3)
+    found = list(of.handle(HostLost(H[0]), 0.0))
+    assert [each.step for each in performs(found)] == [
+        Recover("data", H[1], (0, 1, 2)),
+        Recover("data", H[2], (3, 4, 5)),
+    ]
+    of.check()
+    assert of.now.data[H[1]] == (0, 1, 2, 6, 7, 8, 9, 10, 11), "it owns them at once"
+    finish(of, found, random.Random(1))
+    assert of.plan is None and H[0] not in of.roles and H[0] not in of.available
+    assert of.handle(HostLost(H[0]), 0.0) == []
+
+
+def test_without_a_server_a_worker_takes_the_model_and_a_new_plan_is_made_at_once() -> None:
+    of = tuner(2, 3)
+    found = list(of.handle(HostLost(H[2]), 0.0))
+    assert [each.step for each in performs(found)] == [Recover("model", H[0], (2,))]
+    finish(of, found, random.Random(1))
+    assert sorted(of.roles.values()) == ["server", "worker"]
+    (server,) = (host for host, role in of.roles.items() if role == "server")
+    assert of.now.model[server] == (2,) and len(of.computing) == 1
+
+
+def test_a_move_from_or_to_a_lost_host_is_not_ordered_again() -> None:
+    """What was on its way goes to whom it was sent; what went to a dead host stays, and is read again."""
+    for lost_end in ("source", "target"):
+        of = tuner()
+        plan = performs(timed(of, 3))
+        while not (moves := [each for each in plan if isinstance(each.step, Move)]):
+            plan += performs(of.handle(StepDone(plan[0].plan, plan.pop(0).at), 0.0))
+        order = moves[0]
+        assert isinstance(order.step, Move)
+        lost = order.step.source if lost_end == "source" else order.step.target
+        stays = order.step.target if lost_end == "source" else order.step.source
+        found = performs(of.handle(HostLost(lost), 0.0))
+        of.check()
+        kept = [each.step for each in found if isinstance(each.step, Recover) and each.step.host == stays]
+        assert any(set(order.step.blocks) <= set(each.blocks) for each in kept)
+        assert of.handle(StepFailed(order.plan, order.at, "dead"), 0.0) == []
+        assert of.handle(StepDone(order.plan, order.at), 0.0) == []
+        of.check()
+
+
+def test_who_broke_off_before_its_start_is_started_by_the_next_plan() -> None:
+    of = tuner()
+    plan = performs(timed(of, 3))
+    joining = sorted(host for host in H[:6] if of.plan is not None and Start(host) in of.plan.steps)
+    plan += performs(of.handle(HostLost(H[0]), 0.0))
+    finish(of, list(plan), random.Random(3))
+    assert set(joining) & of.computing == {host for host in joining if of.roles.get(host) == "worker"} != set()
+
+
+def test_when_all_are_lost_the_blocks_wait_for_the_next_hosts() -> None:
+    of = tuner(1, 2)
+    assert list(of.handle(HostLost(H[0]), 0.0))
+    of.handle(HostLost(H[1]), 0.0)
+    of.check()
+    assert of.roles == {} and (len(of.orphans["data"]), len(of.orphans["model"])) == (6, 1)
+    found = list(of.handle(HostsChanged(dict.fromkeys(H[2:4], FAST)), 0.0))
+    assert [type(each.step) for each in performs(found)] == [Add], "first it must be there"
+    finish(of, found, random.Random(1))
+    assert sorted(of.roles) == H[2:4] and sorted(of.roles.values()) == ["server", "worker"]
+    assert of.orphans == {"data": (), "model": ()}
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 1 << 30))
+def test_every_prefix_of_a_plan_with_a_loss_at_any_point_leaves_one_owner_per_block(seed: int) -> None:
+    rng = random.Random(seed)
+    hosts = rng.randrange(3, 7)
+    of = tuner(rng.randrange(1, hosts), hosts)
+    orders = performs(timed(of, 3, rng.uniform(1e-5, 1e-2)))
+    losses = rng.randrange(1, hosts + 1)
+    for _ in range(400):
+        if losses and rng.random() < 0.15:
+            losses -= 1
+            lost = rng.choice(sorted({*of.available, *of.roles}) or H)
+            orders += performs(of.handle(HostLost(lost), 0.0))
+            orders = [each for each in orders if of.plan is not None and each.at not in of.done]
+        elif len(of.available) < 2 or rng.random() < 0.02:
+            back = sorted({*of.available, *rng.sample(H, 3)})
+            orders += performs(of.handle(HostsChanged(dict.fromkeys(back, FAST)), 0.0))
+        elif orders:
+            order = orders.pop(rng.randrange(len(orders)))
+            if rng.random() < 0.1:
+                orders += performs(of.handle(StepFailed(order.plan, order.at, "busy"), 0.0))
+            else:
+                orders += performs(of.handle(StepDone(order.plan, order.at), 0.0))
+        elif not losses:
+            break
+        of.check()
+    assert of.plan is None and not orders, "it comes to an end"
+    workers = {host for host, role in of.roles.items() if role == "worker"}
+    assert workers == of.computing and 0 < len(workers) < len(of.roles)
+    assert set(of.roles) <= set(of.available), "who is lost has no part in it"
+    assert {host for host, owned in of.data.items() if owned} <= workers
+    assert not workers & {host for host, owned in of.model.items() if owned}
+    assert not any(of.orphans.values())
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_whatever_happens_every_block_has_one_owner(seed: int) -> None:
@@ -101,8 +243,10 @@ def test_whatever_happens_every_block_has_one_owner(seed: int) -> None:
     of = tuner(rng.randrange(1, 5))
     orders: list[Perform] = []
     for _ in range(60):
-        kind = rng.randrange(5)
-        if kind == 0 and orders:
+        kind = rng.randrange(6)
+        if kind == 5:
+            found = of.handle(HostLost(rng.choice(H)), 0.0)
+        elif kind == 0 and orders:
             order = orders.pop(rng.randrange(len(orders)))
             found = of.handle(StepDone(order.plan, order.at), 0.0)
         elif kind == 1:

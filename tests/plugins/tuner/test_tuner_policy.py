@@ -47,6 +47,25 @@ def test_both_searches_find_the_optimum_of_all_assignments(
     assert search.best(load, hosts, counts_max=0).epoch_s <= truth * 1.001
 
 
+@pytest.mark.parametrize(
+    ("seed", "why"),
+    [
+        (3931, "flips alone end 2 % above the optimum: two roles must be exchanged at once"),
+        (2824, "the descent from the best start alone ends 5 % above it"),
+        (3305, "the descent from the best start alone ends 1 % above it"),
+    ],
+)
+def test_descent_needs_exchanges_and_several_starts(seed: int, why: str) -> None:
+    rng = random.Random(seed)
+    hosts = [
+        Host(HostId(f"h{at}"), 10 ** rng.uniform(-4.5, -2.5), 10 ** rng.uniform(7.5, 9.2))
+        for at in range(rng.randrange(4, 11))
+    ]
+    load = Load(2e6, 10 ** rng.uniform(6, 9.5), 10 ** rng.uniform(2.5, 4.5))
+    found = search.best(load, hosts, counts_max=0)
+    assert not found.exact and found.epoch_s <= search.exhaustive(load, hosts) * 1.001, why
+
+
 @settings(max_examples=60, deadline=None)
 @given(figures=clusters, shares=st.lists(st.floats(0.01, 1), min_size=18, max_size=18))
 def test_no_other_shares_for_the_same_roles_are_faster(figures: list[tuple[float, float]], shares: list[float]) -> None:
@@ -189,6 +208,32 @@ def test_a_plan_moves_the_largest_change_first_and_waits_for_what_it_must() -> N
     edges = set(found.edges)
     for before, after in (("Add", "Move"), ("Stop", "Move"), ("Move", "Start"), ("Move", "Delete")):
         assert (order[before], order[after]) in edges
+
+
+def test_a_host_without_blocks_still_joins_before_it_starts_and_stops_before_it_leaves() -> None:
+    a, b, c, d = (HostId(each) for each in "abcd")
+    now = plan.Configuration({a: "worker", b: "server", c: "worker"}, {a: (0,), c: ()}, {b: (0,)})
+    found = plan.compiled(now, plan.Target({a: "worker", b: "server", d: "worker"}, {a: 1, d: 0}, {b: 1}))
+    assert not any(isinstance(step, Move) for step in found.steps)
+    edges = {(found.steps[before], found.steps[after]) for before, after in found.edges}
+    assert edges == {(Add(d, "worker"), Start(d)), (Stop(c), Delete(c, "worker"))}
+    assert {type(found.steps[at]) for at in plan.ready(found, (), ())} == {Add, Stop}
+
+
+def test_who_computes_is_stopped_and_who_does_not_is_started_whatever_its_role_was() -> None:
+    a, b = HostId("a"), HostId("b")
+    now = plan.Configuration({a: "worker", b: "server"}, {a: (0,)}, {b: (0,)})
+    stays = plan.Target({a: "worker", b: "server"}, {a: 1}, {b: 1})
+    assert plan.compiled(now, stays).steps == ()
+    assert plan.compiled(now, stays, computing=()).steps == (Start(a),)
+    assert plan.compiled(now, stays, computing=(a, b)).steps == (Stop(b),)
+
+
+def test_blocks_of_a_lost_host_go_to_whom_they_were_sent_and_the_rest_evenly() -> None:
+    sent = [Move("data", HostId("x"), HostId("c"), (3, 4)), Move("model", HostId("x"), HostId("a"), (0,))]
+    found = plan.after_loss("data", (0, 1, 2, 3, 4), sent, [HostId("a"), HostId("b")])
+    assert found == {"a": (0, 1), "b": (2,), "c": (3, 4)}
+    assert plan.after_loss("data", (0, 3), sent, []) == {"c": (3,)}
 
 
 def test_a_switch_needs_no_new_executor() -> None:
