@@ -6,7 +6,7 @@ orders in which a sensible person would hand out the role (fast processors work,
 between), and its steps flip the role of one host or exchange the roles of two, always the best of them all.
 
 Nothing here depends on the order in which the hosts are given, except which of several equal hosts gets a role: then
-those that have it already keep it, and the others follow in the order of their names.
+those that have it already keep it, hosts that have none come next, and each by the order of their names.
 """
 
 import math
@@ -61,12 +61,19 @@ def equal_split_continuous(load: Load, sample_s: float, nic_bytes_per_s: float, 
     return n * r / (1 + r) if r >= 1 else n / 2
 
 
-def best(load: Load, hosts: Sequence[Host], working: Collection[HostId] = (), counts_max: int = COUNTS_MAX) -> Split:
-    """The split with the shortest epoch. `working` work already: of equal hosts they are taken first. ValueError for
-    less than two hosts."""
+def best(
+    load: Load,
+    hosts: Sequence[Host],
+    working: Collection[HostId] = (),
+    counts_max: int = COUNTS_MAX,
+    serving: Collection[HostId] = (),
+) -> Split:
+    """The split with the shortest epoch. `working` work already: of equal hosts they are taken first, and those that
+    serve already last. ValueError for less than two hosts."""
     if len(hosts) < 2:
         raise ValueError("a split needs at least two hosts")
-    ordered = sorted(hosts, key=lambda h: (h.sample_s, h.nic_bytes_per_s, h.host not in working, h.host))
+    of_equals = {h.host: (h.host not in working, h.host in serving, h.host) for h in hosts}
+    ordered = sorted(hosts, key=lambda h: (h.sample_s, h.nic_bytes_per_s, of_equals[h.host]))
     kinds = _kinds(ordered)
     possible = math.prod(count + 1 for _, count in kinds)
     if possible <= counts_max:

@@ -104,10 +104,13 @@ def test_a_measurement_moves_the_average_by_a_fifth() -> None:
     of = tuner()
     for seconds in range(1, 9):
         of.handle(BatchTimed(H[0], 1, float(seconds)), 0.0)
-    assert of.sample_s[H[0]] == pytest.approx(4.8388608)
-    for rate in (1e8, 2e8):
+    assert of.sample_s[H[0]].mean == pytest.approx(4.8388608)
+    for rate in (1e8, 1e8, 2e8, 1e8, 1e8):
         of.handle(NicMeasured(H[5], rate), 0.0)
-    assert {host.host: host.nic_bytes_per_s for host in of.hosts()} == {**dict.fromkeys(H[:6], 1.25e8), H[5]: 1.2e8}
+    assert of.nic[H[5]].mean == pytest.approx(1.128e8)
+    assert {host.nic_bytes_per_s for host in of.hosts()} == {of.nic[H[5]].mean}, (
+        "the only one of its kind that is known"
+    )
 
 
 def test_a_host_that_has_not_worked_is_like_those_of_its_kind_else_like_the_median() -> None:
@@ -116,8 +119,31 @@ def test_a_host_that_has_not_worked_is_like_those_of_its_kind_else_like_the_medi
         HostsChanged({H[0]: FAST, H[1]: SLOW, H[2]: SLOW, H[3]: FAST, H[4]: SLOW, H[5]: Available("new", 1e8)}), 0
     )
     for host, seconds in ((H[0], 1.0), (H[1], 10.0), (H[2], 30.0)):
-        of.handle(BatchTimed(host, 1, seconds), 0.0)
+        for _ in range(3):
+            of.handle(BatchTimed(host, 1, seconds), 0.0)
     assert [host.sample_s for host in of.hosts()] == [1.0, 10.0, 30.0, 1.0, 20.0, 10.0]
+
+
+def test_hosts_of_a_kind_that_differ_by_chance_count_as_equal_and_a_slow_one_does_not() -> None:
+    rng = random.Random(5)
+    of = tuner(5)
+    for _ in range(40):
+        for host in H[:5]:
+            slower = 1.5 if host == H[4] else 1.0
+            of._timed(BatchTimed(host, 1, slower * rng.lognormvariate(0, 0.1)))
+    sample_s = {host.host: host.sample_s for host in of.hosts()}
+    assert len({sample_s[host] for host in (*H[:4], H[5])}) == 1
+    assert sample_s[H[4]] > 1.3 * sample_s[H[0]]
+
+
+def test_measurements_that_fluctuate_do_not_move_blocks_for_ever() -> None:
+    """Reference: §3.3.1, a threshold against oscillating."""
+    rng = random.Random(7)
+    of = tuner()
+    for _ in range(300):
+        for host in sorted(of.computing):
+            finish(of, list(of.handle(BatchTimed(host, 10_000, 20 * rng.lognormvariate(0, 0.1)), 0.0)), rng)
+    assert of.plans <= 2
 
 
 def test_after_a_decision_every_worker_measures_anew() -> None:
@@ -199,6 +225,19 @@ def test_when_all_are_lost_the_blocks_wait_for_the_next_hosts() -> None:
     finish(of, found, random.Random(1))
     assert sorted(of.roles) == H[2:4] and sorted(of.roles.values()) == ["server", "worker"]
     assert of.orphans == {"data": (), "model": ()}
+
+
+def test_a_host_that_is_being_added_is_not_added_twice() -> None:
+    of = tuner(1, 2)
+    of.handle(HostsChanged(dict.fromkeys(H[:3], FAST)), 0.0)
+    added = [each for each in performs(timed(of, 3)) if each.step == Add(H[2], "worker")]
+    assert len(added) == 1
+    assert performs(of.handle(HostLost(H[0]), 0.0)) and performs(of.handle(HostLost(H[1]), 0.0)) == []
+    of.check()
+    found = list(of.handle(StepDone(added[0].plan, added[0].at), 0.0))
+    assert {type(each.step) for each in performs(found)} == {Recover}
+    finish(of, found, random.Random(1))
+    assert (len(of.data[H[2]]), len(of.model[H[2]])) == (6, 1)
 
 
 @settings(max_examples=150, deadline=None)

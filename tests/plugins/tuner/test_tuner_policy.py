@@ -107,6 +107,8 @@ def test_of_equal_hosts_those_that_work_already_go_on_working() -> None:
     hosts = hosts_of([(1e-3, 1e9)] * 6)
     working = {HostId("h4"), HostId("h5")}
     assert working <= set(search.best(LOAD, hosts, working).workers)
+    serving = {HostId("h0")}
+    assert serving <= set(search.best(LOAD, hosts, working, serving=serving).servers)
 
 
 def test_one_host_alone_has_no_split() -> None:
