@@ -128,7 +128,8 @@ class TensorsSeen(Fact, frozen=True):
 
 
 class TensorsAssigned(Fact, frozen=True):
-    """Who sums a job's tensors from now on, as the ranks of this host are told. The higher `assignment` is the newer."""
+    """Who sums a job's tensors from now on, as the ranks of this host are told. The higher `assignment` is the
+    newer."""
 
     job: JobId
     epoch: int
