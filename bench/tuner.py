@@ -1,17 +1,34 @@
-"""The tuner's tables: Cruise's four applications, unequal hosts against all assignments, and the time of a search."""
+"""The tuner's tables: Cruise's four applications on equal hosts, hosts of two kinds, hosts that change, and the search
+of unequal hosts against all assignments, with its time."""
 
 from collections.abc import Callable
 
 from cli.sim import tuner
 from cli.sim.report import Progress, Report
+from plugins.tuner.machine import BATCHES_MIN
+
+NOISE = 0.1
 
 
 def applications(progress: Progress) -> Report:
-    return tuner.equal_hosts(32, 0.1, 8, tuner.SEED, progress)
+    return tuner.equal_hosts(32, NOISE, BATCHES_MIN, tuner.EPOCHS, tuner.SEED, progress)
+
+
+def mixed(progress: Progress) -> Report:
+    return tuner.mixed_hosts(NOISE, BATCHES_MIN, tuner.EPOCHS, tuner.SEED, progress)
+
+
+def changing(progress: Progress) -> Report:
+    return tuner.changing_hosts(NOISE, BATCHES_MIN, tuner.SEED, progress)
 
 
 def unequal(progress: Progress) -> Report:
     return tuner.unequal_hosts(tuner.SEED, 200, progress)
 
 
-EXPERIMENTS: dict[str, Callable[[Progress], Report]] = {"tuner": applications, "tuner-unequal": unequal}
+EXPERIMENTS: dict[str, Callable[[Progress], Report]] = {
+    "tuner": applications,
+    "tuner-mixed": mixed,
+    "tuner-changing": changing,
+    "tuner-unequal": unequal,
+}

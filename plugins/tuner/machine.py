@@ -21,6 +21,7 @@ other hosts is waited for, the rest of the plan is dropped, and when all is reco
 not if somebody is without the blocks of its role. When nobody is left the blocks wait for the next host.
 """
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import assert_never
@@ -65,7 +66,7 @@ class Figure(msgspec.Struct, frozen=True):
 
     def differs(self, other: float) -> bool:
         """By more than chance?"""
-        error = (self.variance * WEIGHT / (2 - WEIGHT)) ** 0.5
+        error = math.sqrt(self.variance * WEIGHT / (2 - WEIGHT))
         return abs(self.mean - other) > max(DEVIATION_MIN * other, ERRORS_MIN * error)
 
 
@@ -267,7 +268,9 @@ class Tuner:
             return [self._note("Kept", f"{_short(now_s)} an epoch; the best would be {_short(then_s)}")]
         because = f"was {_short(now_s)}" if is_sound else "a role or its blocks are missing"
         if leaving:
-            because = f"{', '.join(leaving)} must leave"
+            because = (
+                f"{', '.join(leaving[:3])}{f' and {len(leaving) - 3} more' if len(leaving) > 3 else ''} must leave"
+            )
         text = f"{len(split.workers)} workers and {len(split.servers)} servers: {_short(then_s)} an epoch; {because}"
         plan = planning.compiled(self.now, wanted, self.computing)
         if not plan.steps:
