@@ -128,6 +128,8 @@ def plan_of(policy: str, settings: dict[str, str]) -> Plan:
     unusable = sorted(set(settings) & SHARING_ONLY) if settings.get("sharing") != "on" else []
     if unusable:
         raise Wrong(f"--set {unusable[0]}", "it describes sharing, which is off", "add --set sharing=on")
+    for key in settings:
+        _check_meaning(policy, key, settings.get("sharing") == "on")
     plan = Plan(policy, rules)
     for key, value in settings.items():
         try:
@@ -137,6 +139,17 @@ def plan_of(policy: str, settings: dict[str, str]) -> Plan:
     if plan.sharing is not None and policy != "covey":
         raise Wrong(f"--set sharing=on with --policy {policy}", "only covey shares GPUs", "--policy covey")
     return plan
+
+
+def _check_meaning(policy: str, key: str, shares: bool) -> None:
+    if key in SHARING_ONLY or key in HOSTS_ONLY or key == "sharing":
+        return
+    meant = MEANT[policy] - ({"quantum", "knob"} if shares else set())
+    if key not in meant:
+        who = f"--policy {policy}{' with sharing=on' if shares else ''}"
+        known = f"it looks at {', '.join(sorted(meant))}" if meant else "it has no such settings"
+        others = [each for each in POLICIES if key in MEANT[each]]
+        raise Wrong(f"--set {key} with {who}", f"it means nothing there; {known}", f"{key} is for {', '.join(others)}")
 
 
 Setting = Callable[[Plan, str], Plan]
@@ -237,6 +250,24 @@ SETTINGS: dict[str, Setting] = {
     "spread_slowdown": _placing("slowdown", Fraction, SLOWDOWN_MAX),
 }
 SHARING_ONLY = {"interference", "busy_low", "busy_high", "memory_large", "draw"}
+_STOPS = {"quantum", "preempt", "restore"}
+_QUEUES = {*_STOPS, "thresholds", "inside", "knob", "starve"}
+MEANT: dict[str, set[str]] = {
+    "covey": {*_QUEUES, "narrow"},
+    "las-published": {*_QUEUES, "narrow"},
+    "dlas": {*_QUEUES, "narrow"},
+    "dgittins": {*_QUEUES, "samples"},
+    "las": {*_STOPS, "starve"},
+    "gittins": {*_STOPS, "starve", "samples"},
+    "srsf": _STOPS,
+    "srtf": _STOPS,
+    "sjf": _STOPS,
+    "gandiva": _STOPS,
+    "backfill": {"quantum", "limit_factor"},
+    "fjf": set(),
+    "fifo": set(),
+}
+"""What each policy looks at; the settings of sharing and of hosts are checked apart."""
 HOSTS_ONLY = {"skew", "packlimit", "spread_slowdown"}
 EXPECTED = {
     "thresholds": "whole GPU-s, ascending, such as 3200/51200; none for one queue",
