@@ -1,11 +1,13 @@
 """`covey-sim`: what would the six systems decide for this workload, why, and how much would it gain?
 
-Virtual time, on the policies that agents call. Exit codes: 0 done, 1 error, 2 wrong usage or unusable input.
+Virtual time, on the policies that agents call. Exit codes: 0 done, 1 error, 2 wrong usage or unusable input, 130
+interrupted.
 """
 
 import argparse
 import importlib
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
 
-from cli.client import USAGE, AgentctlError
+from cli.client import FAILED, USAGE, AgentctlError
 from cli.main import Parser, say_error
 from cli.sim import output
 from cli.sim.report import Progress, Report, Wrong
@@ -52,23 +54,32 @@ class Shown:
         self.last_s = now_s
         line = f"{100 * min(1.0, max(0.0, share)):3.0f} %  {now_s - self.began_s:5.1f} s  {text}"
         if self.terminal:
-            self.out.write("\r" + line[:110].ljust(self.width))
-            self.width = max(self.width, len(line[:110]))
+            line = line[: self._columns() - 1]  # a full line would scroll
+            self.out.write("\r" + line.ljust(min(self.width, self._columns() - 1)))
+            self.width = max(self.width, len(line))
         else:
             self.out.write(line + "\n")
         self.out.flush()
 
+    def _columns(self) -> int:
+        try:
+            return max(2, os.get_terminal_size(self.out.fileno()).columns)
+        except (OSError, ValueError):
+            return max(2, shutil.get_terminal_size().columns)
+
     def done(self) -> None:
         """Takes the line away again."""
         if self.terminal and self.width:
-            self.out.write("\r" + " " * self.width + "\r")
+            self.out.write("\r" + " " * min(self.width, self._columns() - 1) + "\r")
             self.out.flush()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     try:
-        return run(given)
+        code = run(given)
+        sys.stdout.flush()
+        return code
     except AgentctlError as error:
         say_error(error, "--json" in given, "covey-sim")
         return error.code
@@ -78,6 +89,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.filename is not None:
+            raise  # files are checked where they are opened; what has no name is standard output
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        said = AgentctlError(FAILED, "standard output cannot be written", str(error), "write somewhere else")
+        say_error(said, "--json" in given, "covey-sim")
+        return FAILED
     except KeyboardInterrupt:
         return 130
 
@@ -94,6 +112,7 @@ def run(argv: Sequence[str]) -> int:
         raise AgentctlError(USAGE, f"covey-sim has no word {name!r}", f"known: {', '.join(COMMANDS)}", next_step)
     module = load(name)
     options = options_of(name, module, argv[1:])
+    check_plot(options.plot)
     shown = Shown(on=not options.quiet)
     progress: Progress = shown
     try:
@@ -139,15 +158,20 @@ def options_of(name: str, module: ModuleType, argv: Sequence[str]) -> argparse.N
     return parser.parse_args(argv)
 
 
+def check_plot(path: Path | None) -> None:
+    """Before minutes of simulation: can the figures be written there?"""
+    if path is None:
+        return
+    folder = path.parent
+    if not folder.is_dir():
+        raise AgentctlError(USAGE, f"--plot {path}: no folder {folder}", "it must be there before the run", "make it")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise AgentctlError(USAGE, f"--plot {path} cannot be written", "a folder, or not allowed", "name another file")
+
+
 def write(report: Report, options: argparse.Namespace) -> None:
-    """The report on stdout, on stderr when the command itself has written to stdout (`options.report_aside`)."""
-    if options.plot is not None:
-        if not report.figures:
-            raise AgentctlError(USAGE, f"{options.plot} was not drawn", "this run has no figure", "leave --plot out")
-        try:
-            options.plot.write_text(output.svg(report.figures), encoding="utf-8")
-        except OSError as error:
-            raise AgentctlError(USAGE, f"{options.plot} cannot be written", str(error), "name another file") from None
+    """The report on stdout, on stderr when the command itself has written to stdout (`options.report_aside`); then the
+    figures, so that what goes wrong with them does not lose the report."""
     aside = getattr(options, "report_aside", False)
     out = sys.stderr if aside else sys.stdout
     if options.json:
@@ -157,13 +181,29 @@ def write(report: Report, options: argparse.Namespace) -> None:
         print(output.text(report, paint), file=out)
         for warning in report.warnings:
             print(f"{Paint(out=sys.stderr)('note:', YELLOW)} {warning}", file=sys.stderr)
-        if options.plot is not None:
-            print(f"drawn: {options.plot}", file=sys.stderr)
+    if options.plot is None:
+        return
+    if not report.figures:
+        raise AgentctlError(USAGE, f"{options.plot} was not drawn", "this run has no figure", "leave --plot out")
+    try:
+        options.plot.write_text(output.svg(report.figures), encoding="utf-8")
+    except OSError as error:
+        raise AgentctlError(USAGE, f"{options.plot} cannot be written", str(error), "name another file") from None
+    if not options.json:
+        print(f"drawn: {options.plot}", file=sys.stderr)
 
 
 def help_text(paint: Paint) -> str:
     lines = ["covey-sim: what would the six systems decide for this workload, and how much would it gain?", ""]
     lines += [paint("commands", BOLD)] + [f"  {name:<12} {text}" for name, (_, text) in COMMANDS.items()]
-    lines += ["", paint("everywhere", BOLD), "  --json  for programs", "  --plot FILE.svg  draw the figures", ""]
+    lines += ["", paint("everywhere", BOLD), "  --json           for programs; errors too"]
+    lines += ["  --plot FILE.svg  draw the figures", "  --quiet          no progress on stderr"]
+    lines += ["  --seed N         of chance, where a command draws lots"]
+    lines += [
+        "",
+        paint("exit codes", BOLD),
+        "  0 done   1 error   2 wrong usage or unusable input   130 interrupted",
+        "",
+    ]
     lines.append(paint("covey-sim COMMAND --help says more.", DIM))
     return "\n".join(lines)

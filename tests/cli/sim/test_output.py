@@ -4,14 +4,17 @@ import csv
 import io
 import json
 import math
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cli.sim import main as command
-from cli.sim import output
+from cli.sim import output, tuner
 from cli.sim.plot import Axis, mark
 from cli.sim.report import Figure, Report, Series, Table
 from cli.table import Paint
@@ -93,3 +96,61 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--help"]) == 0
     said = capsys.readouterr().out
     assert all(f"  {name} " in said for name in command.COMMANDS)
+
+
+# ---- the command itself ----------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_never_fills_a_line_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "SHOW_EVERY_S", 0.0)
+    monkeypatch.setenv("COLUMNS", "60")
+    out = Terminal()
+    shown = command.Shown(out)
+    for text in ("x" * 200, "short", "y" * 70):
+        shown(0.5, text)
+    shown.done()
+    assert out.getvalue().count("x") > 30
+    assert all(len(part) <= 59 for part in out.getvalue().split("\r"))
+
+
+def test_a_figure_that_cannot_be_written_is_refused_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuner, "run", lambda options, progress: pytest.fail("it ran"))
+    for plot, said in ((tmp_path / "no" / "x.svg", "no folder"), (tmp_path, "cannot be written")):
+        assert command.main(["tuner", "--plot", str(plot)]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_report_is_shown_although_its_figure_cannot_be_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuner, "run", lambda options, progress: Report("r", {}, (TABLE,)))
+    assert command.main(["tuner", "--plot", str(tmp_path / "x.svg")]) == 2
+    said = capsys.readouterr()
+    assert "12,345" in said.out and "no figure" in said.err
+
+
+def test_a_full_disk_behind_standard_output_is_an_error_of_three_lines() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "import sys; from cli.sim.main import main; sys.exit(main(['--help']))"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1 and "standard output cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+def test_help_names_what_every_command_takes_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(word in said for word in ("--json", "--plot", "--quiet", "--seed", "exit codes"))
