@@ -1,6 +1,6 @@
 """Who starts and who stops, at one look of the leader: 2DAS within quotas, then GPUs that are really there.
 
-First the order says who should run (`policy/classes.py: choose`): guaranteed jobs, each tenant within its quota. Then,
+First the order says who should run (`machine/lines.py`): guaranteed jobs, each tenant within its quota. Then,
 down that order, each of them that waits
 
 - is granted, when a place for it is free;
@@ -17,73 +17,69 @@ import msgspec
 
 from covey.core import HostId, JobId
 from plugins.scheduler.machine.ground import Ground, held_by, takes
-from plugins.scheduler.machine.jobs import Job, row_of
+from plugins.scheduler.machine.jobs import Job
+from plugins.scheduler.machine.lines import Lines
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import AboutJob, GpusReserved, Granted, TakenBack
-from plugins.scheduler.policy import classes, order, words
+from plugins.scheduler.policy import classes, words
 from plugins.scheduler.policy.place import place
 from plugins.scheduler.policy.settings import Settings
 
 
 class Admission:
-    """One look. `pausing`: jobs that sit this decision out and hold nothing up."""
+    """One look. `lines`: jobs that may run; `apart`: running ones that wait for a host; `ground`: a draft."""
 
     def __init__(
-        self, queue: Queue, settings: Settings, totals: Mapping[HostId, int], pausing: Set[JobId], wall_s: float
+        self,
+        queue: Queue,
+        settings: Settings,
+        lines: Lines,
+        apart: Sequence[Job],
+        pausing: Set[JobId],
+        ground: Ground,
+        homes: Mapping[HostId, int],
+        wall_s: float,
     ) -> None:
+        """`pausing`: jobs that sit this decision out and hold nothing up; `homes`: gangs that each host looks for a
+        place for."""
         self.queue, self.settings, self.wall_s = queue, settings, wall_s
-        self.ground = Ground(queue, totals)
-        self.pausing = pausing
-        self.packlimit = packlimit(queue, settings)
-        self.homes = dict.fromkeys(totals, 0)
-        """Gangs that each host looks for a place for."""
+        self.lines, self.ground, self.apart, self.pausing = lines, ground, apart, pausing
+        self.homes = {host: count for host, count in homes.items() if host in ground.totals}
         self.spent: dict[str, int] = {}
         """Quota given away in this look, per tenant."""
         self.commands: list[AboutJob] = []
         self.short: list[Job] = []
         """Chosen, and not granted for want of GPUs or quota."""
-        self.lacks_gpus: list[Job] = []
+        self.lacks_gpus: dict[JobId, None] = {}
         """Those of them that are within their quota."""
-        for job in queue.live():
-            if job.state == "placing" and job.home in self.homes:
-                self.homes[job.home] += 1
 
-    def decide(self, live: Sequence[Job]) -> list[AboutJob]:
-        """`live`: jobs that are not over and that nothing else was decided about."""
-        jobs = {job.id: job for job in live}
-        apart = [job for job in live if _away(job, self.ground.totals)]
-        fixed = {job.id for job in apart} | {job.id for job in live if job.state == "stopping"}
-        may_run = [job for job in live if job.id not in fixed and job.id not in self.pausing]
-        guaranteed = [job for job in may_run if job.counts]
-        chosen = self._choose(guaranteed, apart, live)
-        if self.homes:
-            self._give_back_if_stale(chosen.run)
-            for id in chosen.run:
-                if jobs[id].state == "queued":
-                    self._admit(jobs[id])
-            self._preempt(chosen.preempt, jobs)
-            for job in may_run:
-                if not job.counts and job.state == "queued" and self._fits(job):
-                    self._grant(job)
+    def decide(self) -> list[AboutJob]:
+        """Grants, reservations and stops, in this order for each job."""
+        if not self.ground.totals:
+            return []
+        jobs = self.queue.jobs
+        run, stop = self._choose()
+        self._give_back_if_stale(run)
+        for id in run:
+            self._admit(jobs[id])
+        self._preempt(stop)
+        for id in self.lines.oldest_guests(lambda id: self._fits(jobs[id])):
+            self._grant(jobs[id])
         return self.commands
 
-    def _choose(self, guaranteed: Sequence[Job], apart: Sequence[Job], live: Sequence[Job]) -> order.Selection:
-        queue, thresholds = self.queue, self.settings.queue_thresholds_gpu_s
-        default = queue.quotas.get("*")
-        totals = self.ground.totals
-        within = sum(totals.values()) - sum(sum(held_by(job, totals).values()) for job in apart if job.counts)
-        rows = [row_of(job, thresholds) for job in guaranteed]
-        rows = order.ordered(rows, thresholds, queue.quotas, default, self.settings.narrow_first)
-        return classes.choose(rows, within, self._quotas_beside(apart, live), default)
+    def _choose(self) -> tuple[list[JobId], list[JobId]]:
+        totals, beside = self.ground.totals, dict[str, int]()
+        within = self.ground.size
+        for job in self.apart:
+            if job.counts:
+                within -= sum(held_by(job, totals).values())
+                beside[job.spec.tenant] = beside.get(job.spec.tenant, 0) + job.spec.gpus
 
-    def _quotas_beside(self, apart: Sequence[Job], live: Sequence[Job]) -> dict[str, int | None]:
-        """What is left of each tenant's quota beside its jobs that wait for a host."""
-        quotas = {job.spec.tenant: self.queue.quota(job.spec.tenant) for job in live}
-        for job in apart:
-            quota = quotas[job.spec.tenant]
-            if quota is not None and job.counts:
-                quotas[job.spec.tenant] = max(0, quota - job.spec.gpus)
-        return quotas
+        def left(tenant: str) -> int:
+            """What is left of its quota beside its jobs that wait for a host."""
+            return max(0, (self.queue.quota(tenant) or 0) - beside.get(tenant, 0))
+
+        return self.lines.choose(within, left)
 
     # ---- one job ----
 
@@ -97,7 +93,7 @@ class Admission:
             self._grant(job)
         else:
             self.short.append(job)
-            self.lacks_gpus.append(job)
+            self.lacks_gpus[job.id] = None
             self._clear_the_way(job)
 
     def _fits(self, job: Job) -> bool:
@@ -110,24 +106,35 @@ class Admission:
         if not spec.gpus_per_worker:
             return {}
         skew = self.queue.models.skew(spec, job.tensors)
-        workers = place(free, spec.workers, spec.gpus_per_worker, skew, self.packlimit) or {}
+        limit = packlimit(self.queue, self.settings)
+        workers = place(free, spec.workers, spec.gpus_per_worker, skew, limit) or {}
         return {host: count * spec.gpus_per_worker for host, count in workers.items()}
 
     def _grant(self, job: Job) -> None:
         self.ground.take(self._plan(job, self.ground.free_for(job)), job.counts)
         if job.counts:
             self.spent[job.spec.tenant] = self.spent.get(job.spec.tenant, 0) + job.spec.gpus
-        home = min((count, host) for host, count in self.homes.items())[1]
-        self.homes[home] += 1
+        home = self._home()
+        self.homes[home] = self.homes.get(home, 0) + 1
         self.commands.append(Granted(wall_s=self.wall_s, job=job.id, epoch=job.epoch + 1, home=home))
+
+    def _home(self) -> HostId:
+        """The host that looks for the fewest gangs' places."""
+        totals = self.ground.totals
+        if len(self.homes) < len(totals):
+            return next(host for host in totals if not self.homes.get(host))
+        return min((self.homes[host], host) for host in totals)[1]
 
     def _clear_the_way(self, job: Job) -> None:
         """It is within its quota, and no place is free: stop opportunistic jobs when that helps, or keep what is
         there."""
         ground, spec = self.ground, job.spec
         open_gpus = ground.open_for(job)
-        coming = {host: ground.open[host] - ground.staying[host] for host in open_gpus}
-        stop = classes.victims(coming, ground.guests, lambda free: takes(job, _least(free, open_gpus)))
+        if takes(job, open_gpus):
+            coming = {host: ground.open[host] - ground.staying.get(host, 0) for host in open_gpus}
+            stop = classes.victims(coming, ground.guests, open_gpus, spec.workers, spec.gpus_per_worker)
+        else:
+            coming, stop = {}, None
         if stop is None:
             mine = ground.reserved if ground.reserving == job.id else {}
             self._reserve(job, classes.grown(mine, open_gpus, ground.totals, spec.workers, spec.gpus_per_worker))
@@ -136,8 +143,8 @@ class Admission:
             said = f"{job.id} (tenant {spec.tenant}, {words.gpus(spec.gpus)}) is guaranteed and comes first"
             self.commands.append(taken(self.queue.jobs[id], "preempted", said, self.wall_s))
             for host, gpus in held.items():
-                coming[host] += gpus
-                ground.staying[host] -= gpus
+                coming[host] = coming.get(host, 0) + gpus
+                ground.staying[host] = ground.staying.get(host, 0) - gpus
         ground.guests = [guest for guest in ground.guests if guest[0] not in stop]
         plan = self._plan(job, _least(coming, open_gpus))
         if stop or not takes(job, ground.free_for(job)):
@@ -168,12 +175,13 @@ class Admission:
     def _promised(self, job: Job) -> bool:
         return self.queue.quota(job.spec.tenant) is not None
 
-    def _preempt(self, unchosen: Sequence[JobId], jobs: Mapping[JobId, Job]) -> None:
+    def _preempt(self, unchosen: Sequence[JobId]) -> None:
         """Guaranteed jobs that the order passed over stop for those it chose: of the same tenant, or, without a quota,
         for anybody's. Not for one that could not be placed before: what it lacks is not GPUs."""
         able = [job for job in self.short if not job.place_failures]
         if not self.settings.preemption:
             return
+        jobs = self.queue.jobs
         for other in [jobs[id] for id in unchosen if jobs[id].state == "running"]:
             first = next((job for job in able if self._may_displace(job, other)), None)
             if first is not None:
@@ -181,7 +189,7 @@ class Admission:
                 self.commands.append(taken(other, "preempted", said, self.wall_s))
 
     def _may_displace(self, job: Job, other: Job) -> bool:
-        return job.spec.tenant == other.spec.tenant or (job in self.lacks_gpus and not self._promised(other))
+        return job.spec.tenant == other.spec.tenant or (job.id in self.lacks_gpus and not self._promised(other))
 
 
 def packlimit(queue: Queue, settings: Settings) -> float:
@@ -197,8 +205,3 @@ def taken(job: Job, cause: str, reason: str, wall_s: float, lost: tuple[HostId, 
 
 def _least(one: Mapping[HostId, int], other: Mapping[HostId, int]) -> dict[HostId, int]:
     return {host: max(0, min(gpus, other.get(host, 0))) for host, gpus in one.items()}
-
-
-def _away(job: Job, alive: Mapping[HostId, int]) -> bool:
-    """Whether a running gang waits for a host that is not alive."""
-    return job.state == "running" and any(place.host not in alive for place in job.places if job.awaits(place.host))

@@ -6,9 +6,14 @@
 GPUs are not shared between jobs yet, so an opportunistic job on an open GPU has to stop before a guaranteed one starts
 there. A reservation says how many open GPUs of a host are kept, not which: opportunistic jobs run on them until the
 gang is complete. Counted from the log: gangs that are being placed hold GPUs that nobody knows yet.
+
+A job is put in again whenever it changed, so this map is never drawn anew. Hosts where nothing is free, open or
+staying are not in those maps: in a full rack a decision looks at the few where something is.
 """
 
-from collections.abc import Mapping
+import bisect
+import copy
+from collections.abc import Iterable, Mapping
 
 from covey.core import HostId, JobId
 from plugins.scheduler.machine.jobs import Job
@@ -19,16 +24,17 @@ Gpus = dict[HostId, int]
 
 
 class Ground:
-    """At one look. `totals`: GPUs of each host that is alive."""
+    """`totals`: GPUs of each host that is alive. `jobs`: those that are not over, if they are known already."""
 
-    def __init__(self, queue: Queue, totals: Mapping[HostId, int]) -> None:
+    def __init__(self, queue: Queue, totals: Mapping[HostId, int], jobs: Iterable[Job] | None = None) -> None:
         self.queue = queue
         self.totals = dict(sorted(totals.items()))
-        self.free: Gpus = dict(self.totals)
+        self.size = sum(self.totals.values())
+        self.free: Gpus = {host: gpus for host, gpus in self.totals.items() if gpus > 0}
         """Nobody's."""
-        self.open: Gpus = dict(self.totals)
+        self.open: Gpus = dict(self.free)
         """No guaranteed job's."""
-        self.staying: Gpus = dict.fromkeys(self.totals, 0)
+        self.staying: Gpus = {}
         """Held by opportunistic jobs that nobody told to stop."""
         self.guests: list[tuple[JobId, Gpus]] = []
         """Opportunistic jobs that run, newest first, and the GPUs of each."""
@@ -36,24 +42,59 @@ class Ground:
         self.reserved = dict(queue.reserved)
         self.placing = 0
         """GPUs of gangs that are being placed, wherever."""
-        for job in queue.live():
-            self._count(job)
-        self.guests.reverse()
-        for gpus in (self.free, self.open):
-            gpus.update({host: 0 for host, count in gpus.items() if count < 0})  # a host whose GPU broke
+        self._ages: list[int] = []
+        """Of `guests`: their numbers, negative, so that they ascend."""
+        self._held: Gpus = {}
+        self._guaranteed: Gpus = {}
+        self._marks: dict[JobId, tuple[Gpus, bool, int | None, int]] = {}
+        """What each job holds: GPUs by host, whether they count, its place among the guests, GPUs being placed."""
+        for job in queue.live() if jobs is None else jobs:
+            self.put(job)
 
-    def _count(self, job: Job) -> None:
-        if job.state == "placing":
-            self.placing += job.spec.gpus
+    def put(self, job: Job) -> None:
+        """This job is as it is now."""
+        self.drop(job.id)
+        placing = job.spec.gpus if job.state == "placing" else 0
         held = held_by(job, self.totals)
+        if not held and not placing:
+            return
+        age = -job.number if held and not job.counts and job.state == "running" else None
+        self.placing += placing
+        self._marks[job.id] = held, job.counts, age, placing
+        if age is not None:
+            at = bisect.bisect_left(self._ages, age)
+            self._ages.insert(at, age)
+            self.guests.insert(at, (job.id, held))
+        self._hold(held, job.counts, age is not None, 1)
+
+    def drop(self, id: JobId) -> None:
+        """This job holds nothing."""
+        if id not in self._marks:
+            return
+        held, counts, age, placing = self._marks.pop(id)
+        self.placing -= placing
+        if age is not None:
+            at = bisect.bisect_left(self._ages, age)
+            del self._ages[at], self.guests[at]
+        self._hold(held, counts, age is not None, -1)
+
+    def _hold(self, held: Gpus, counts: bool, stays: bool, sign: int) -> None:
         for host, gpus in held.items():
-            self.free[host] -= gpus
-            if job.counts:
-                self.open[host] -= gpus
-            elif job.state == "running":
-                self.staying[host] += gpus
-        if held and not job.counts and job.state == "running":
-            self.guests.append((job.id, held))
+            self._held[host] = self._held.get(host, 0) + sign * gpus
+            _set(self.free, host, self.totals[host] - self._held[host])
+            if counts:
+                self._guaranteed[host] = self._guaranteed.get(host, 0) + sign * gpus
+                _set(self.open, host, self.totals[host] - self._guaranteed[host])
+            elif stays:
+                _set(self.staying, host, self.staying.get(host, 0) + sign * gpus)
+
+    def draft(self) -> "Ground":
+        """A copy for one look, in which GPUs may be given away."""
+        other = copy.copy(self)
+        other.free, other.open, other.staying = dict(self.free), dict(self.open), dict(self.staying)
+        other.guests = list(self.guests)
+        other.reserving, other.reserved = self.queue.reserving, dict(self.queue.reserved)
+        return other
 
     @property
     def kept(self) -> bool:
@@ -65,8 +106,13 @@ class Ground:
         """GPUs that this job may start on now."""
         if classes.may_reserve(job.id, self.reserving) or (not job.counts and not self.kept):
             return self.free
-        after = {host: self.open[host] - (self.staying[host] if self.kept else 0) for host in self.open}
-        return {host: max(0, min(free, after[host] - self.reserved.get(host, 0))) for host, free in self.free.items()}
+        staying = self.staying if self.kept else {}
+        found: Gpus = {}
+        for host, free in self.free.items():
+            left = self.open.get(host, 0) - staying.get(host, 0) - self.reserved.get(host, 0)
+            if left > 0:
+                found[host] = min(free, left)
+        return found
 
     def open_for(self, job: Job) -> Gpus:
         """GPUs that a guaranteed job may wait for: opportunistic ones would stop for it."""
@@ -77,20 +123,33 @@ class Ground:
     def closed(self, job: Job) -> bool:
         """Whether a job that runs holds a GPU that is kept for a gang: counting it would break the reservation."""
         held = held_by(job, self.totals)
-        return any(self.open[host] - gpus < self.reserved.get(host, 0) for host, gpus in held.items())
+        return any(self.open.get(host, 0) - gpus < self.reserved.get(host, 0) for host, gpus in held.items())
 
     def count(self, job: Job) -> None:
         """An opportunistic job that runs is guaranteed from now on."""
         for host, gpus in held_by(job, self.totals).items():
-            self.open[host] -= gpus
-            self.staying[host] -= gpus
+            self.open[host] = self.open.get(host, 0) - gpus
+            self.staying[host] = self.staying.get(host, 0) - gpus
 
     def take(self, gpus: Mapping[HostId, int], counts: bool) -> None:
         """From now on these are somebody's."""
         for host, count in gpus.items():
-            self.free[host] = max(0, self.free[host] - count)
+            _set(self.free, host, self.free.get(host, 0) - count)
             if counts:
-                self.open[host] = max(0, self.open[host] - count)
+                _set(self.open, host, self.open.get(host, 0) - count)
+
+    def check(self) -> None:
+        """It is what it would be if it were drawn anew."""
+        anew = Ground(self.queue, self.totals)
+        for name in ("free", "open", "staying", "guests", "placing"):
+            assert getattr(self, name) == getattr(anew, name), f"{name}: {getattr(self, name)}, {getattr(anew, name)}"
+
+
+def _set(gpus: Gpus, host: HostId, count: int) -> None:
+    if count > 0:
+        gpus[host] = count
+    else:
+        gpus.pop(host, None)
 
 
 def held_by(job: Job, hosts: Mapping[HostId, int]) -> Gpus:

@@ -6,7 +6,7 @@ with the next leader, which only makes that one a little slower to act. It propo
 still holds. Who starts, and on whose GPUs, is `machine/admission.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import msgspec
 
@@ -14,8 +14,11 @@ from covey.core import HostId, JobId
 from covey.units import format_seconds
 from plugins.scheduler.machine.admission import Admission, taken
 from plugins.scheduler.machine.ground import Ground
-from plugins.scheduler.machine.jobs import Job, row_of
+from plugins.scheduler.machine.jobs import OVER, Job
+from plugins.scheduler.machine.lines import Lines
 from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.roll import Roll
+from plugins.scheduler.machine.waits import Waits
 from plugins.scheduler.messages.commands import (
     AboutJob,
     Command,
@@ -27,9 +30,8 @@ from plugins.scheduler.messages.commands import (
     TimeUp,
     Upgraded,
 )
-from plugins.scheduler.policy import classes, order
+from plugins.scheduler.policy import classes
 from plugins.scheduler.policy.settings import Settings
-from plugins.scheduler.policy.starve import promoted_after
 
 RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Wait after the 1st, 2nd, ... failure to place a job, or after it asked to be started again."""
@@ -58,71 +60,148 @@ class Propose(msgspec.Struct, frozen=True):
 
 
 class Leader:
-    """The soft state of whoever leads."""
+    """The soft state of whoever leads. `handle` reads which jobs changed since the last look and looks at those, at
+    whoever's time has come, and at those who may start or must stop: never at everybody, except after `forget`."""
 
     def __init__(self, queue: Queue, settings: Settings) -> None:
         self.queue = queue
         self.settings = settings
-        self.placing_since: dict[tuple[JobId, int], float] = {}
-        self.waiting_since: dict[JobId, float] = {}
+        self.feed = queue.follow()
+        self.forget()
+
+    def forget(self) -> None:
+        """This host leads no more, or only now."""
+        self.feed.everything()
+        self.waits = Waits(self.queue, self.settings)
+        self.placing_since: dict[JobId, tuple[int, float]] = {}
+        """Epoch and since when."""
         self.missing_since: dict[HostId, float] = {}
         self.failures: dict[JobId, int] = {}
         self.retry_at: dict[JobId, float] = {}
         self.clock_s = 0.0
         """The log's clock, counted on since `clock_at`."""
         self.clock_at: float | None = None
+        self._begin()
 
-    def forget(self) -> None:
-        """This host leads no more, or only now."""
-        self.placing_since, self.waiting_since, self.missing_since = {}, {}, {}
-        self.failures, self.retry_at = {}, {}
-        self.clock_s, self.clock_at = 0.0, None
+    def _begin(self) -> None:
+        """What follows from the queue and the rack, before anything is known of them."""
+        self.roll = Roll(self.queue)
+        self.lines = Lines(self.settings)
+        self.ground = Ground(self.queue, {}, ())
+        self.away: dict[JobId, None] = {}
+        """Running gangs that wait for a host that is not alive."""
+        self.rack: Sequence[RackHost] = ()
+        self.gone: dict[HostId, float] = {}
+        """Of those hosts, the ones that are gone, and for how many seconds."""
+        self.quotas = dict(self.queue.quotas)
 
     def handle(self, event: Look, now_s: float) -> Sequence[Propose]:
-        live = self.queue.live()
-        self._remember(live, now_s)
-        gone = self._gone(event.rack, live, now_s)
-        about: list[AboutJob] = [*self._lost(live, gone, event.wall_s, now_s), *self._timed_out(live, event.wall_s)]
-        about += self._starved(live, event.wall_s, now_s)
+        self._read(event.rack, now_s)
+        gone = self._gone(now_s)
+        about: list[AboutJob] = [*self._lost(gone, event.wall_s, now_s), *self._timed_out(event.wall_s)]
+        about += self._starved(event.wall_s, now_s)
         settled = {command.job for command in about}
-        rest = [job for job in live if job.id not in settled]
-        moved = self._moved(rest, event.rack, event.wall_s, now_s)
-        starts = self._order(rest, event.rack, event.wall_s) if not moved else []
-        commands = [*self._initial_quotas(event.wall_s), *self._elapsed(live, event.wall_s, now_s), *about]
+        for id in settled:
+            self.lines.drop(id)
+        moved = self._moved(settled, event.wall_s, now_s)
+        starts = self._order(settled, event.wall_s) if not moved else []
+        for id in settled:
+            self._seat(self.queue.jobs[id])
+        commands = [*self._initial_quotas(event.wall_s), *self._elapsed(event.wall_s, now_s), *about]
         return [Propose(command) for command in [*commands, *moved, *starts]]
 
     def check(self) -> None:
-        """Nothing is remembered about jobs that are over."""
-        for id in [*self.waiting_since, *self.retry_at, *self.failures]:
+        """Nothing is remembered about jobs that are unknown, and what is kept up to date is what there is."""
+        for id in [*self.waits.since, *self.retry_at, *self.failures]:
             job = self.queue.jobs.get(id)
             assert job is not None, f"{id} is remembered and unknown"
+        self.lines.check()
+        self.ground.check()
 
     # ---- what it remembers ----
 
-    def _remember(self, live: list[Job], now_s: float) -> None:
-        placing = {(job.id, job.epoch) for job in live if job.state == "placing"}
-        self.placing_since = {key: self.placing_since.get(key, now_s) for key in sorted(placing)}
-        waiting = [job for job in live if job.state in ("queued", "placing")]
-        known_s = {job.id: self.queue.clock_s - job.queued_s if self.clock_at is None else 0.0 for job in waiting}
-        self.waiting_since = {id: self.waiting_since.get(id, now_s - max(0.0, s)) for id, s in known_s.items()}
-        for job in live:
-            failures = job.place_failures + job.requeues
-            if failures > self.failures.get(job.id, 0):
-                self.retry_at[job.id] = now_s + RETRY_S[min(failures, len(RETRY_S)) - 1]
-            self.failures[job.id] = failures
-        known = {job.id for job in live}
-        self.failures = {id: count for id, count in self.failures.items() if id in known}
-        self.retry_at = {id: at for id, at in self.retry_at.items() if id in known and at > now_s}
+    def _read(self, rack: Sequence[RackHost], now_s: float) -> None:
+        """Bring everything up to date."""
+        changed = self.feed.take()
+        if changed is None:
+            self._begin()
+            known = dict.fromkeys([*self.waits.since, *self.placing_since, *self.failures, *self.retry_at])
+            changed = list(dict.fromkeys([*self.queue.jobs, *known]))
+        if self.quotas != self.queue.quotas:
+            changed += self._whose_promise_changed()
+            self.quotas = dict(self.queue.quotas)
+        if rack is not self.rack and rack != self.rack:
+            changed += self._heard(rack)
+        for id in changed:
+            job = self.queue.jobs.get(id)
+            if job is None or job.state in OVER:
+                self._drop(id)
+            else:
+                self._put(job, now_s)
+        for id in [id for id, at in self.retry_at.items() if at <= now_s]:
+            del self.retry_at[id]
+            self._seat(self.queue.jobs[id])
 
-    def _gone(self, rack: Sequence[RackHost], live: list[Job], now_s: float) -> dict[HostId, float]:
+    def _whose_promise_changed(self) -> list[JobId]:
+        """Jobs whose tenant got its first quota, or lost it: they change the book."""
+        seats = self.lines.seats
+        now = {job: self.queue.quota(self.queue.jobs[job].spec.tenant) is not None for job in seats}
+        return [job for job, promised in now.items() if promised != (seats[job].tenant is not None)]
+
+    def _heard(self, rack: Sequence[RackHost]) -> list[JobId]:
+        """Gossip says something else of the rack. Jobs on hosts that came or went."""
+        self.rack = rack
+        self.gone = {host.host: host.gone_s for host in rack if host.gone_s is not None}
+        self.roll.heard({host.host: host.gone_s for host in rack})
+        totals = {host.host: host.gpus for host in rack if host.gone_s is None}
+        if totals == self.ground.totals:
+            return []
+        moved = totals.keys() ^ self.ground.totals.keys()
+        held = {**self.roll.placing, **_all_of(self.roll.awaited)}
+        jobs = [self.queue.jobs[id] for id in held if id in self.queue.jobs]
+        self.ground = Ground(self.queue, totals, jobs)
+        return [id for host in sorted(moved) for id in self.roll.awaited.get(host, ())]
+
+    def _put(self, job: Job, now_s: float) -> None:
+        id = job.id
+        if job.state != "placing":
+            self.placing_since.pop(id, None)
+        elif self.placing_since.get(id, (0, 0.0))[0] != job.epoch:
+            self.placing_since[id] = job.epoch, now_s
+        self.waits.put(job, now_s, self.queue.clock_s - job.queued_s if self.clock_at is None else 0.0)
+        failures = job.place_failures + job.requeues
+        if failures > self.failures.get(id, 0):
+            self.retry_at[id] = now_s + RETRY_S[min(failures, len(RETRY_S)) - 1]
+        if failures or id in self.failures:
+            self.failures[id] = failures
+        self.roll.put(job)
+        self.ground.put(job)
+        self._seat(job)
+
+    def _drop(self, id: JobId) -> None:
+        for remembered in (self.placing_since, self.failures, self.retry_at, self.away):
+            remembered.pop(id, None)
+        self.waits.drop(id)
+        self.roll.drop(id)
+        self.ground.drop(id)
+        self.lines.drop(id)
+
+    def _seat(self, job: Job) -> None:
+        """Whether it may run now, and where it stands then."""
+        self.away.pop(job.id, None)
+        totals = self.ground.totals
+        if job.state == "running" and any(at.host not in totals for at in job.places if job.awaits(at.host)):
+            self.away[job.id] = None
+        if job.state == "stopping" or job.id in self.away or job.id in self.retry_at:
+            self.lines.drop(job.id)
+        else:
+            self.lines.put(job, self.queue.quota(job.spec.tenant) is not None)
+
+    def _gone(self, now_s: float) -> dict[HostId, float]:
         """Seconds for which each host that matters is gone; one that gossip never named counts from now."""
-        named = {host.host: host.gone_s for host in rack}
-        wanted = {place.host for job in live if job.placed for place in job.places if job.awaits(place.host)}
-        wanted |= {job.home for job in live if job.state == "placing" and job.home is not None}
-        missing = sorted(wanted - set(named))
+        missing = sorted(self.roll.unnamed)
         self.missing_since = {host: self.missing_since.get(host, now_s) for host in missing}
-        gone = {host: gone_s for host, gone_s in named.items() if gone_s is not None}
-        return gone | {host: now_s - since_s for host, since_s in self.missing_since.items()}
+        return self.gone | {host: now_s - since_s for host, since_s in self.missing_since.items()}
 
     # ---- what it decides ----
 
@@ -133,84 +212,78 @@ class Leader:
         absent = [(tenant, gpus) for tenant, gpus in sorted(wanted.items()) if tenant not in self.queue.quotas]
         return [QuotaSet(wall_s=wall_s, tenant=tenant, gpus=gpus, if_absent=True) for tenant, gpus in absent]
 
-    def _lost(self, live: list[Job], gone: dict[HostId, float], wall_s: float, now_s: float) -> list[TakenBack]:
+    def _lost(self, gone: dict[HostId, float], wall_s: float, now_s: float) -> list[TakenBack]:
         commands: list[TakenBack] = []
-        for job in live:
+        long_gone = [host for host, gone_s in gone.items() if gone_s >= self.settings.host_lost_after_s]
+        on_them = dict.fromkeys(id for host in long_gone for id in self.roll.awaited.get(host, ()))
+        for job in self.roll.by_age({**on_them, **self.roll.placing}):
             if job.placed:
                 lost = [place.host for place in job.places if job.awaits(place.host)]
                 lost = [host for host in lost if gone.get(host, -1.0) >= self.settings.host_lost_after_s]
-                if lost:
-                    said = ", ".join(f"{host} is gone for {format_seconds(gone[host])}" for host in lost)
-                    commands.append(taken(job, "host lost", said, wall_s, tuple(lost)))
-            elif job.state == "placing" and job.home is not None:
+                said = ", ".join(f"{host} is gone for {format_seconds(gone[host])}" for host in lost)
+                commands.append(taken(job, "host lost", said, wall_s, tuple(lost)))
+            elif job.home is not None:
                 if gone.get(job.home, -1.0) >= self.settings.home_lost_after_s:
                     said = f"{job.home}, which looked for its GPUs, is gone"
                     commands.append(taken(job, "home lost", said, wall_s))
-                elif now_s - self.placing_since[job.id, job.epoch] > self.settings.placing_limit_s:
+                elif now_s - self.placing_since[job.id][1] > self.settings.placing_limit_s:
                     commands.append(taken(job, "placing took too long", f"{job.home} did not place it", wall_s))
         return commands
 
-    def _timed_out(self, live: list[Job], wall_s: float) -> list[TimeUp]:
+    def _timed_out(self, wall_s: float) -> list[TimeUp]:
         """Running time is attained service over the gang's width, so it counts across attempts and leaders."""
-        over = [
-            job
-            for job in live
-            if job.state == "running"
-            and job.spec.time_limit_s is not None
-            and job.attained_gpu_s / job.spec.width >= job.spec.time_limit_s
-        ]
+        over = self.roll.by_age(self.roll.over_limit)
         return [TimeUp(wall_s=wall_s, job=job.id, epoch=job.epoch) for job in over]
 
-    def _starved(self, live: list[Job], wall_s: float, now_s: float) -> list[Promoted]:
+    def _starved(self, wall_s: float, now_s: float) -> list[Promoted]:
         """STARVELIMIT and PROMOTEKNOB, for guaranteed jobs: the others have no place in the order."""
-        waiting = [job for job in live if job.state == "queued" and job.counts]
-        starved = [job for job in waiting if self._is_starved(job, now_s - self.waiting_since[job.id])]
+        starved = self.waits.starved(now_s)
         return [Promoted(wall_s=wall_s, job=job.id, epoch=job.epoch) for job in starved]
 
-    def _is_starved(self, job: Job, wait_s: float) -> bool:
-        thresholds = self.settings.queue_thresholds_gpu_s
-        row = row_of(job, thresholds)
-        ran_s = row.attained_gpu_s / job.spec.width
-        queue = order.queue_of(row.attained_gpu_s, thresholds)
-        after_s = promoted_after(queue, ran_s, job.waited_s, self.settings.knob, self.settings.starve_limit_s)
-        return row.promoted is None and after_s is not None and wait_s >= after_s
-
-    def _moved(
-        self, live: list[Job], rack: Sequence[RackHost], wall_s: float, now_s: float
-    ) -> list[Demoted | Upgraded]:
+    def _moved(self, settled: Set[JobId], wall_s: float, now_s: float) -> list[Demoted | Upgraded]:
         """Jobs of class auto that waited too long for their quota, and demoted ones whose quota has room by now. They
         come before any start, so nothing else is decided in the same look. A tenant without a quota has none to wait
         for: its jobs stay what they are."""
-        moved: list[Demoted | Upgraded] = []
-        for job in live:
-            waited_s = now_s - self.waiting_since.get(job.id, now_s)
-            late = classes.is_late(job.job_class, waited_s, self.settings.demote_after_s)
-            if job.state == "queued" and late and self.queue.quota(job.spec.tenant) is not None:
-                moved.append(Demoted(wall_s=wall_s, job=job.id, epoch=job.epoch, waited_s=round(waited_s, 3)))
-        guests = [job for job in live if job.state == "running" and job.demoted is not None and not job.counts]
-        ground = Ground(self.queue, {host.host: host.gpus for host in rack if host.gone_s is None}) if guests else None
+        late = [(job, waited_s) for job, waited_s in self.waits.late(now_s) if job.id not in settled]
+        moved: list[Demoted | Upgraded] = [
+            Demoted(wall_s=wall_s, job=job.id, epoch=job.epoch, waited_s=round(waited_s, 3)) for job, waited_s in late
+        ]
+        guests = [job for job in self.roll.by_age(self._with_quota()) if job.id not in settled]
+        ground = self.ground.draft() if guests else self.ground
         spent: dict[str, int] = {}
         for job in guests:
             tenant, gpus = job.spec.tenant, job.spec.gpus
             free = self.queue.free_quota(tenant)
             left = None if free is None else free - spent.get(tenant, 0)
-            if ground is not None and classes.may_upgrade(gpus, left, ground.closed(job)):
+            if classes.may_upgrade(gpus, left, ground.closed(job)):
                 spent[tenant] = spent.get(tenant, 0) + gpus
                 ground.count(job)
                 moved.append(Upgraded(wall_s=wall_s, job=job.id, epoch=job.epoch))
         return moved
 
-    def _elapsed(self, live: list[Job], wall_s: float, now_s: float) -> list[Elapsed]:
+    def _with_quota(self) -> list[JobId]:
+        """Demoted jobs that run and whose tenant's free quota is wide enough for each of them alone."""
+        found: list[JobId] = []
+        for tenant, widths in self.roll.demoted.items():
+            free = self.queue.free_quota(tenant)
+            found += [id for width, ids in widths.items() if free is None or width <= free for id in ids]
+        return found
+
+    def _elapsed(self, wall_s: float, now_s: float) -> list[Elapsed]:
         """Tell the log from time to time for how long somebody has been waiting, so that the next leader knows."""
         passed_s = 0.0 if self.clock_at is None else now_s - self.clock_at
-        waits = any(job.state in ("queued", "placing") for job in live)
-        self.clock_s = max(self.clock_s, self.queue.clock_s) + (passed_s if waits else 0.0)
+        self.clock_s = max(self.clock_s, self.queue.clock_s) + (passed_s if self.waits.since else 0.0)
         self.clock_at = now_s
         if self.clock_s - self.queue.clock_s < self.settings.checkpoint_s:
             return []
         return [Elapsed(wall_s=wall_s, clock_s=round(self.clock_s, 3))]
 
-    def _order(self, live: list[Job], rack: Sequence[RackHost], wall_s: float) -> list[AboutJob]:
+    def _order(self, settled: Set[JobId], wall_s: float) -> list[AboutJob]:
         """Who starts and who stops. A job that just failed to be placed sits some decisions out."""
-        totals = {host.host: host.gpus for host in rack if host.gone_s is None}
-        return Admission(self.queue, self.settings, totals, set(self.retry_at), wall_s).decide(live)
+        apart = [job for job in self.roll.by_age(self.away) if job.id not in settled]
+        ground, homes, pausing = self.ground.draft(), self.roll.homes, set(self.retry_at)
+        return Admission(self.queue, self.settings, self.lines, apart, pausing, ground, homes, wall_s).decide()
+
+
+def _all_of(awaited: Mapping[HostId, Mapping[JobId, None]]) -> dict[JobId, None]:
+    return {id: None for ids in awaited.values() for id in ids}

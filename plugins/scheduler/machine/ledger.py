@@ -3,6 +3,9 @@
 `machine/queue.py` is the part that changes it.
 """
 
+import weakref
+from collections.abc import Iterable
+
 import msgspec
 
 from covey.core import HostId, JobId
@@ -32,6 +35,35 @@ class Snapshot(msgspec.Struct, frozen=True):
     steps: dict[str, Steps] = {}
 
 
+FEED_MAX = 200_000
+"""Changes that wait to be read; after more of them reading everything anew costs no more."""
+
+
+class Feed:
+    """Jobs that changed since somebody last asked: what is derived from the queue need not look at all of it."""
+
+    def __init__(self) -> None:
+        self._ids: dict[JobId, None] = {}
+        self._all = True
+
+    def note(self, ids: Iterable[JobId]) -> None:
+        if self._all:
+            return
+        self._ids.update(dict.fromkeys(ids))
+        if len(self._ids) > FEED_MAX:
+            self.everything()
+
+    def everything(self) -> None:
+        """Whoever reads this has to begin again."""
+        self._ids, self._all = {}, True
+
+    def take(self) -> list[JobId] | None:
+        """Each once, in no order that means anything; None: everything may have changed."""
+        ids, whole = self._ids, self._all
+        self._ids, self._all = {}, False
+        return None if whole else list(ids)
+
+
 _snapshots = msgspec.msgpack.Decoder(Snapshot)
 
 
@@ -53,6 +85,7 @@ class Ledger:
         """GPUs that no other guaranteed job gets."""
         self.models = Models()
         self._changed: dict[JobId, None] = {}
+        self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         self._rebuild()
 
     def _rebuild(self) -> None:
@@ -61,6 +94,8 @@ class Ledger:
         self.holders: dict[HostId, dict[str, JobId]] = {}
         self._used: dict[str, int] = {}
         self._changed |= dict.fromkeys(self.jobs)
+        for feed in self._feeds:
+            feed.everything()
         for job in self.jobs.values():
             if job.state in HOLDING:
                 self._add(job, 1)
@@ -105,6 +140,12 @@ class Ledger:
         found = list(self._changed)
         self._changed = {}
         return found
+
+    def follow(self) -> Feed:
+        """Every change from now on, for as long as somebody keeps this."""
+        feed = Feed()
+        self._feeds.add(feed)
+        return feed
 
     # ---- what follows from it ----
 

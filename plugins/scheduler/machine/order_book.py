@@ -16,7 +16,7 @@ behind the first that waits and fits, since all before them stay.
 
 import bisect
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 JOB_BITS = 32
@@ -34,12 +34,12 @@ class Moving(Protocol):
 
 
 class OrderBook:
-    """Everything that runs or waits. `widths[job]`: GPUs that the job takes, at least 1."""
+    """Everything that runs or waits. `widths[job]`: GPUs that the job takes."""
 
     def __init__(
         self,
         queues: int,
-        widths: Sequence[int],
+        widths: Sequence[int] | Mapping[int, int],
         *,
         merged: bool = False,
         blocking: bool = False,
@@ -80,11 +80,12 @@ class OrderBook:
         """A waiting job goes away without having been chosen."""
         width = self.widths[key & JOB_MASK]
         if self.waiting[queue][width][0] == key:
-            self._pop(queue, width)
+            self.pop(queue, width)
         else:
             self.left[queue].add(key)
 
-    def _pop(self, queue: int, width: int) -> int:
+    def pop(self, queue: int, width: int) -> int:
+        """The first of those of this width that wait, who waits no longer."""
         heap = self.waiting[queue][width]
         key = heapq.heappop(heap)
         left = self.left[queue]
@@ -115,6 +116,10 @@ class OrderBook:
     def demote(self, key: int) -> None:
         """A promoted job is promoted no more; the caller says where it goes."""
         del self.promoted[bisect.bisect_left(self.promoted, (key, 0, False))]
+
+    def first(self, queue: int, most: int) -> tuple[int, int]:
+        """The first waiting job of at most so many GPUs, and its width; (-1, 0) when there is none."""
+        return self._best(self.narrow[queue], self.waiting[queue], most)
 
     # ---- the walk ----
 
@@ -155,7 +160,7 @@ class OrderBook:
                         best, width = key, each
                 if self.blocking and self._blocked(queue, best):
                     break
-                self._pop(queue, width)
+                self.pop(queue, width)
                 free -= width
                 if width <= vacant:
                     vacant -= width
@@ -215,7 +220,7 @@ class OrderBook:
                     continue
                 if width > free:
                     break
-                self._pop(queue, width)
+                self.pop(queue, width)
                 free -= width
                 if width <= vacant:
                     vacant -= width
@@ -239,7 +244,7 @@ class OrderBook:
                 continue
             if best < 0:
                 return free, vacant
-            self._pop(queue, width)
+            self.pop(queue, width)
             free -= width
             if width <= vacant:
                 vacant -= width

@@ -14,7 +14,7 @@ waits (`Elapsed`), and a job remembers what that clock showed when its wait bega
 Ended jobs are kept for the list, the newest `ENDED_MAX` of them; their keys and environments go with them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 import msgspec
@@ -64,6 +64,9 @@ class Queue(Ledger):
         self.index = index
         self._notes = []
         result = self._dispatch(command)
+        touched = _touched(command, result)
+        for feed in self._feeds:
+            feed.note(touched)
         return result, self._notes
 
     def _dispatch(self, command: Command) -> Result:
@@ -395,6 +398,19 @@ class Queue(Ledger):
     def _note(self, job: JobId, event: str, reason: str) -> None:
         key = f"log/{self.index}.{len(self._notes)}" if self._notes else f"log/{self.index}"
         self._notes.append(Note(job, event, reason, key))
+
+
+def _touched(command: Command, result: Result) -> Iterable[JobId]:
+    """Jobs that this command may have changed."""
+    match command:
+        case Attained():
+            return {**command.service_gpu_s, **command.tensors}
+        case QuotaSet() | Elapsed():
+            return ()
+        case Submitted():
+            return (result.job,) if isinstance(result, Applied) and result.job is not None else ()
+        case _:
+            return (command.job,)
 
 
 def _all(ranks: int) -> str:

@@ -8,7 +8,7 @@ These functions decide that for the replicated queue of a rack (`machine/leader.
 shared (`machine/pool.py`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from covey.core import JobId
@@ -59,27 +59,83 @@ def grown(
 def victims(
     free: Mapping[Host, int],
     guests: Sequence[tuple[Guest, Mapping[Host, int]]],
-    fits: Callable[[Mapping[Host, int]], bool],
+    most: Mapping[Host, int],
+    workers: int,
+    each: int,
 ) -> list[Guest] | None:
-    """Which opportunistic jobs stop so that a gang fits: none of the older ones that need not, and nobody when all of
-    them would not be enough (None). `guests`: newest first, with the GPUs that each holds by host."""
-    have, stopped = dict(free), 0
-    while not fits(have):
+    """Which opportunistic jobs stop so that a gang of `workers` times `each` GPUs fits: none of the older ones that
+    need not, and nobody when all of them would not be enough (None). `guests`: newest first, with the GPUs that each
+    holds by host; `most`: GPUs per host that the gang may take at all. Every GPU is looked at twice at most."""
+    have = dict(free)
+    fits = sum(_workers(have, most, host, each) for host in have)
+
+    def change(guest: tuple[Guest, Mapping[Host, int]], sign: int) -> None:
+        nonlocal fits
+        for host, gpus in guest[1].items():
+            fits -= _workers(have, most, host, each)
+            have[host] = have.get(host, 0) + sign * gpus
+            fits += _workers(have, most, host, each)
+
+    stopped = 0
+    while fits < workers:
         if stopped == len(guests):
             return None
-        have = _plus(have, guests[stopped][1], 1)
+        change(guests[stopped], 1)
         stopped += 1
-    chosen = list(guests[:stopped])
+    needed = []
     for guest in reversed(guests[:stopped]):
-        without = _plus(have, guest[1], -1)
-        if fits(without):
-            have = without
-            chosen.remove(guest)
-    return [guest for guest, _ in chosen]
+        change(guest, -1)
+        if fits < workers:
+            change(guest, 1)
+            needed.append(guest[0])
+    return needed[::-1]
 
 
-def _plus(free: Mapping[Host, int], more: Mapping[Host, int], sign: int) -> dict[Host, int]:
-    return dict(free) | {host: free.get(host, 0) + sign * gpus for host, gpus in more.items()}
+def _workers(have: Mapping[Host, int], most: Mapping[Host, int], host: Host, each: int) -> int:
+    return max(0, min(have.get(host, 0), most.get(host, 0))) // each
+
+
+class Promises:
+    """What tenants with quotas get, as a walk down the order gives it out. A tenant's jobs take from its quota; what
+    they take of GPUs comes from those that no tenant with a quota holds, or from its own jobs later in the order."""
+
+    def __init__(self, capacity: int, held: Mapping[str, int], quotas: Mapping[str, int]) -> None:
+        """`held`: GPUs of each tenant's running jobs; `quotas` names the same tenants."""
+        self.own = dict(held)
+        self.pool = max(0, capacity - sum(self.own.values()))
+        self.left = dict(quotas)
+        self.debt = dict.fromkeys(self.own, 0)
+        """What a tenant's chosen jobs take from its own jobs that come later in the order."""
+
+    def most(self, tenant: str) -> int:
+        """GPUs that this tenant's next job may have."""
+        return min(self.left[tenant], self.pool + self.own[tenant] - self.debt[tenant])
+
+    def all_stay(self, tenant: str, gpus: int) -> bool:
+        """Whether its running jobs of so many GPUs, whose turn it is now, all stay; if so they are counted."""
+        if self.debt[tenant] or gpus > self.left[tenant]:
+            return False
+        self.left[tenant] -= gpus
+        self.own[tenant] -= gpus
+        return True
+
+    def see(self, tenant: str, gpus: int, running: bool) -> bool:
+        """The next job of the order: whether it is chosen."""
+        if gpus > self.most(tenant):
+            if running:
+                self.own[tenant] -= gpus
+                self.pool += max(0, gpus - self.debt[tenant])
+                self.debt[tenant] = max(0, self.debt[tenant] - gpus)
+            return False
+        self.left[tenant] -= gpus
+        if running:
+            self.own[tenant] -= gpus
+            paid = max(0, self.debt[tenant] - self.own[tenant])
+        else:
+            self.debt[tenant] += gpus
+            paid = min(self.pool, gpus)
+        self.pool, self.debt[tenant] = self.pool - paid, self.debt[tenant] - paid
+        return True
 
 
 def choose(
@@ -89,41 +145,27 @@ def choose(
 
     Each tenant's jobs are walked with its quota as the capacity, so a job is preempted only by one of its own tenant.
     GPUs that other tenants' jobs run on are out of reach, also when quotas promise more than there is. Tenants without
-    a quota share what is left, in one order, and yield to a promise.
+    a quota share what is left, in one order, and yield to a promise. `machine/lines.py` decides the same without
+    looking at everybody.
     """
     promised = [row for row in rows if quotas.get(row.tenant, default) is not None]
     shared = [row for row in rows if quotas.get(row.tenant, default) is None]
     own: dict[str, int] = {}
     for row in promised:
         own[row.tenant] = own.get(row.tenant, 0) + (row.gpus if row.running else 0)
-    pool = max(0, capacity - sum(own.values()))
-    left = {tenant: quotas.get(tenant, default) or 0 for tenant in own}
-    debt = dict.fromkeys(own, 0)
-    """What a tenant's chosen jobs take from its own jobs that come later in the order."""
+    promises = Promises(capacity, own, {tenant: quotas.get(tenant, default) or 0 for tenant in own})
     run: list[JobId] = []
     preempt: list[JobId] = []
     over_quota: list[JobId] = []
     for row in promised:
-        tenant, gpus = row.tenant, row.gpus
-        fits = gpus <= left[tenant] and gpus <= pool + own[tenant] - debt[tenant]
-        if not fits:
-            if row.running:
-                preempt.append(row.id)
-                own[tenant] -= gpus
-                pool += max(0, gpus - debt[tenant])
-                debt[tenant] = max(0, debt[tenant] - gpus)
-            elif gpus > left[tenant]:
-                over_quota.append(row.id)
-            continue
-        run.append(row.id)
-        left[tenant] -= gpus
-        if row.running:
-            own[tenant] -= gpus
-            paid = max(0, debt[tenant] - own[tenant])
-        else:
-            debt[tenant] += gpus
-            paid = min(pool, gpus)
-        pool, debt[tenant] = pool - paid, debt[tenant] - paid
+        left = promises.left[row.tenant]
+        if promises.see(row.tenant, row.gpus, row.running):
+            run.append(row.id)
+        elif row.running:
+            preempt.append(row.id)
+        elif row.gpus > left:
+            over_quota.append(row.id)
+    pool = promises.pool
     for row in shared:
         if row.gpus <= pool:
             pool -= row.gpus

@@ -27,6 +27,7 @@ from plugins.scheduler.messages.commands import (
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.place import place
 from plugins.scheduler.policy.settings import Settings
+from tests.plugins.scheduler.plain_leader import PlainLeader
 
 
 class Little:
@@ -38,6 +39,7 @@ class Little:
         self.settings = Settings(**given)
         self.queue, self.copy = Queue(), Queue()
         self.leader = Leader(self.queue, self.settings)
+        self._leads, self._plain = self.leader, PlainLeader(self.queue, self.settings)
         self.totals = {HostId(f"h{number}"): count for number, count in enumerate(gpus, 1)}
         self.now_s = 1000.0
         self.heard: list[Command] = []
@@ -76,9 +78,17 @@ class Little:
         """What the leader proposes, and the log takes."""
         self.now_s += after_s
         rack = tuple(RackHost(host, gpus) for host, gpus in self.totals.items())
-        proposed = [action.command for action in self.leader.handle(Look(rack, 1.0), self.now_s)]
-        self.leader.check()
+        proposed = self.proposed(Look(rack, 1.0))
         return [each for each in proposed if isinstance(self.say(each), Applied) and not isinstance(each, Elapsed)]
+
+    def proposed(self, look: Look) -> list[Command]:
+        """What the leader says, which is what the plain one says."""
+        proposed = [action.command for action in self.leader.handle(look, self.now_s)]
+        self.leader.check()
+        if self._leads is not self.leader:
+            self._leads, self._plain = self.leader, PlainLeader(self.queue, self.settings)
+        assert proposed == [action.command for action in self._plain.handle(look, self.now_s)]
+        return proposed
 
     def jobs(self, *states: str) -> list[Job]:
         return [job for job in self.queue.live() if job.state in states]

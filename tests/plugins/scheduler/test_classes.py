@@ -1,6 +1,6 @@
 """What a class may do: policies by example and by hypothesis."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pytest
 from hypothesis import given
@@ -124,28 +124,29 @@ def test_a_reservation_only_grows_and_never_beyond_the_gang(
 
 
 def test_the_fewest_and_newest_guests_stop() -> None:
-    def fits(free: Mapping[str, int]) -> bool:
-        return any(gpus >= 3 for gpus in free.values())
-
+    most = {"h1": 9, "h2": 9}
     guests = [("new", {"h1": 1}), ("mid", {"h2": 2}), ("old", {"h1": 2})]
-    assert victims({"h1": 0, "h2": 1}, guests, fits) == ["mid"], "the newest alone would not have helped"
-    assert victims({"h1": 0, "h2": 3}, guests, fits) == []
-    assert victims({"h1": 0, "h2": 0}, guests, fits) == ["new", "old"]
-    assert victims({"h1": -9, "h2": -9}, guests, fits) is None
+    assert victims({"h1": 0, "h2": 1}, guests, most, 1, 3) == ["mid"], "the newest alone would not have helped"
+    assert victims({"h1": 0, "h2": 3}, guests, most, 1, 3) == []
+    assert victims({"h1": 0, "h2": 0}, guests, most, 1, 3) == ["new", "old"]
+    assert victims({"h1": -9, "h2": -9}, guests, most, 1, 3) is None
+    assert victims({"h1": 0, "h2": 0}, guests, {"h1": 2, "h2": 9}, 1, 3) is None, "one GPU there is kept for others"
 
 
-@given(BY_HOST, st.lists(BY_HOST, max_size=5), st.integers(1, 12))
-def test_nobody_stops_in_vain(free: dict[str, int], held: list[dict[str, int]], wanted: int) -> None:
-    def fits(have: Mapping[str, int]) -> bool:
-        return sum(have.values()) >= wanted
+@given(BY_HOST, st.lists(BY_HOST, max_size=5), BY_HOST, st.integers(1, 6), st.integers(1, 3))
+def test_nobody_stops_in_vain(
+    free: dict[str, int], held: list[dict[str, int]], most: dict[str, int], workers: int, each: int
+) -> None:
+    def fits(stopped: Iterable[int]) -> bool:
+        have = {host: gpus + sum(held[one][host] for one in stopped) for host, gpus in free.items()}
+        return sum(min(gpus, most[host]) // each for host, gpus in have.items()) >= workers
 
     guests = list(enumerate(held))
-    stop = victims(free, guests, fits)
-    everything = sum(free.values()) + sum(sum(gpus.values()) for gpus in held)
-    assert (stop is None) == (everything < wanted)
+    stop = victims(free, guests, most, workers, each)
+    assert (stop is None) == (not fits(range(len(held))))
+    assert stop is None or fits(stop)
     for one in stop or []:
-        kept = sum(sum(held[other].values()) for other in stop or [] if other != one)
-        assert sum(free.values()) + kept < wanted, "without this one it would fit too"
+        assert not fits([other for other in stop or [] if other != one]), "without this one it would fit too"
 
 
 def test_the_knob_and_the_limit_promote_after_what_the_rules_say() -> None:

@@ -23,6 +23,7 @@ from plugins.scheduler.messages.commands import (
 )
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.settings import Settings
+from tests.plugins.scheduler.plain_leader import PlainLeader
 
 H1, H2 = HostId("h1"), HostId("h2")
 RACK = (RackHost(H1, 4), RackHost(H2, 4))
@@ -34,6 +35,7 @@ class Led:
     def __init__(self, **settings: Any) -> None:
         self.queue = Queue()
         self.leader = Leader(self.queue, Settings(**{"queue_thresholds_gpu_s": (10.0,), **settings}))
+        self.plain = PlainLeader(self.queue, self.leader.settings)
         self.now_s = 100.0
         self.gpus = 0
 
@@ -50,6 +52,8 @@ class Led:
         self.now_s += after_s
         proposed = [action.command for action in self.leader.handle(Look(rack, 1.0), self.now_s)]
         self.leader.check()
+        self.plain.settings = self.leader.settings
+        assert proposed == [action.command for action in self.plain.handle(Look(rack, 1.0), self.now_s)]
         for command in proposed:
             if isinstance(command, Elapsed):
                 self.say(command)
