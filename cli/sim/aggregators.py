@@ -28,6 +28,9 @@ from plugins.aggregator.policy.pools import POOL_HOSTS
 HELP = __doc__ or ""
 SEED = 1
 PARTS = ("sharing", "measured", "trace", "pools")
+MOST = {"jobs": 2000, "seeds": 100, "tensors": 20_000, "aggregators": 20_000, "pool": 20_000}
+"""What can be asked for. 1,000 jobs take about a minute for each seed."""
+LOOKED_AT_MAX = 20_000_000
 ITERATIONS = 450
 """Of a shared run: four times over, the 100 iterations after which a job's speed is judged."""
 AS_PUBLISHED = Rules()
@@ -47,9 +50,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, progress: Progress) -> Report:
-    for name in ("jobs", "seeds", "tensors", "aggregators", "pool"):
-        if getattr(options, name) < 1:
-            raise Wrong(f"--{name} {getattr(options, name)}", "it must be 1 or more", f"give --{name} another number")
+    for name, high in MOST.items():
+        given = getattr(options, name)
+        if not 1 <= given <= high:
+            why = "it must be 1 or more" if given < 1 else f"at most {high} are simulated; more would take hours"
+            raise Wrong(f"--{name} {given}", why, f"give --{name} another number")
+    if options.tensors * options.aggregators > LOOKED_AT_MAX:
+        what = f"--tensors {options.tensors} on --aggregators {options.aggregators}"
+        why = f"the printed loop looks at each for each, and at most {LOOKED_AT_MAX} times here"
+        raise Wrong(what, why, "give less of one")
     limit = options.loss_limit
     if limit is not None and not 0 < limit < 0.5:
         raise Wrong(f"--loss-limit {limit}", "it must lie between 0 and 0.5", "give a part of a job's speed, as 0.07")
@@ -355,10 +364,10 @@ def pools(seed: int, tensors: int, aggregators: int, size: int, progress: Progre
         rows.append([one.how, one.looked_at, one.seconds, one.used, one.new, _percent(one.loss), one.others])
         found.append({"how": one.how, "seconds": one.seconds, "used": one.used, "new": one.new, "loss": one.loss,
                       "others": one.others})  # fmt: skip
-    columns = ("looks at", "aggregators", "s", "used", "new", "loss %", "jobs beside it")
+    columns = ("looks at", "aggregators", "CPU s", "used", "new", "loss %", "jobs beside it")
     table = Table(f"One job of {tensors} tensors over {aggregators} busy aggregators", columns, rows, (
         "The index gives the answer of the printed loop. Pools bound what a decision may touch: the jobs beside it.",
-        "Seconds are of this machine and vary; the rest is the same for a seed.",
+        "Seconds are CPU time on this machine and vary; the rest is the same for a seed.",
     ))  # fmt: skip
     progress(1.0, "pools")
     return Report("aggregators-pools", {"pools": found}, (table,))

@@ -38,6 +38,7 @@ def test_as_published_sharing_saves_about_what_the_thesis_says_and_no_job_reache
 
 
 def test_longer_cycles_save_more_than_sixty_percent_at_half_the_loss_limit() -> None:
+    """Longer cycles are ours. Reference: §4.5.2.4."""
     jobs = Workload(limit=Fraction(1, 20), window=True).drawn(random.Random(1))
     ours, published = Trace(Rules(times=4)).run(jobs), Trace(Rules()).run(jobs)
     assert ours.over_limit == 0 and ours.loss_max < 0.05
@@ -126,7 +127,18 @@ def test_arrivals_come_from_a_trace_whose_jobs_of_one_gpu_have_no_servers(
     assert "two or more GPUs" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("wrong", [["--seeds", "0"], ["--loss-limit", "0.6"], ["--part", "none"], ["--pool", "-1"]])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--seeds", "0"],
+        ["--loss-limit", "0.6"],
+        ["--part", "none"],
+        ["--pool", "-1"],
+        ["--jobs", "1000000"],
+        ["--aggregators", "1000000000"],
+        ["--tensors", "20000", "--aggregators", "20000"],
+    ],
+)
 def test_wrong_options_are_refused_with_a_reason(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:
         code = main(["aggregators", *wrong])
