@@ -299,6 +299,8 @@ def compared(
     """What the tuner does from this start, told; beside the start kept, and every fixed number of workers."""
     found = setting.run(workers, epochs, _within(progress, 0.0, 0.4, "tuned"))
     kept = setting.run(workers, epochs, _within(progress, 0.4, 0.3, "start kept"), tunes=False)
+    if not found.epochs or not kept.epochs:
+        raise Wrong(f"{title}: no epoch comes to its end", "all hosts are lost before", "let hosts join, or lose fewer")
     at_start = [machine for machine in setting.machines if machine.joins_s <= 0]
     rows: list[list[Cell]] = [_told("start kept", f"({len(workers)}, {len(at_start) - len(workers)})", kept, 0.0)]
     tuned_s, kept_s = found.epoch_s(found.settled_s), kept.epoch_s(found.settled_s)
@@ -321,13 +323,18 @@ def compared(
         data |= {"epoch_s_best_fixed": best_s, "workers_best_fixed": w,
                  "gain_percent_over_best_fixed": 100 * (1 - tuned_s / best_s)}  # fmt: skip
     rows.append(_told("tuned", _ended(found), found, found.settled_s))
+    changes = any(each.lost_s or each.leaves_s or each.slows_s or each.joins_s for each in setting.machines)
+    gains = [f"{data['gain_percent_over_start']:.1f} % shorter epochs than the start kept"]
+    if fixed and not changes:
+        gains.append(f"{data['gain_percent_over_best_fixed']:.1f} % than the best fixed split")
     notes = [
-        f"epoch: mean after the tuner's last plan, {found.settled_s:.4g} s in; all run with times that spread by "
-        f"{setting.noise:.0%}, seed {setting.seed}",
-        f"tuned: {data['gain_percent_over_start']:.1f} % shorter epochs than the start kept"
-        + (f", {data['gain_percent_over_best_fixed']:.1f} % than the best fixed split" if fixed else ""),
+        f"epoch: mean of those begun after the tuner's last plan, {found.settled_s:.4g} s in; all run with times that "
+        f"spread by {setting.noise:.0%}, seed {setting.seed}",
+        f"tuned: {', '.join(gains)}",
     ]
-    if fixed and any(each.lost_s or each.leaves_s or each.slows_s or each.joins_s for each in setting.machines):
+    if found.epochs and found.epochs[-1][0] - found.epochs[-1][1] < found.settled_s:
+        notes.append("no epoch began after the last plan, so it is the last one, plan and all: give more --epochs")
+    if fixed and changes:
         notes.append("the fixed splits are of the hosts that are there at the start, before anything happens to them")
     columns = ("how", "(W, S)", "epoch s", f"{len(found.epochs)} epochs s", "moves", "blocks moved", "moving s")
     story: list[list[Cell]] = [[at_s, event, reason] for at_s, event, reason in found.story]

@@ -120,6 +120,10 @@ def test_what_cannot_be_simulated_is_refused(tmp_path: Path) -> None:
     file.write_text(f"{HEAD}\na,1e-3,1e8\nb,1e-3,1e8\n")
     with pytest.raises(Wrong, match="a worker and a server"):
         tuner.run(options("--cluster", str(file), "--workers", "2"), silent)
+    with pytest.raises(Wrong, match="no epoch"):
+        lost = tmp_path / "lost.csv"
+        lost.write_text(f"{HEAD},lost_s\na,1e-3,1e8,1\nb,1e-3,1e8,2\n")
+        tuner.run(options("--cluster", str(lost)), silent)
     with pytest.raises(Wrong, match="too long"):
         tuner.run(options("--cluster", str(file), "--batch", "1", "--samples", "1e9"), silent)
 
