@@ -13,7 +13,7 @@ TRACES = [Path(__file__).parent / "traces" / f"tiresias480r_seed{seed}.csv.gz" f
 
 def controllers(progress: Progress) -> Report:
     seeds = range(sharing.SEED, sharing.SEED + sharing.SEEDS)
-    return sharing.compare(sharing.SCENARIOS, list(sharing.CONTROLLERS), TOLERANCE, seeds, sharing.SECONDS, progress)
+    return sharing.compare(sharing.SCENARIOS, sharing.COMPARED, TOLERANCE, seeds, sharing.SECONDS, progress)
 
 
 EXPERIMENTS: dict[str, Callable[[Progress], Report]] = {

@@ -10,7 +10,7 @@ from cli.sim.memory_cluster import Outcome, Rack, Way, by_lot, ours, published
 from cli.sim.memory_views import WAYS, herd
 from cli.sim.memory_workload import APPS, KEPT, SECONDS, SPARK, App, Container, containers_by_seed, local_and_swapped
 from cli.sim.report import Cell, Figure, Progress, Report, Series, Table
-from covey.units import GIB, MIB, format_size
+from covey.units import GIB, MIB
 from plugins.memory.policy import eviction, placement
 from plugins.memory.policy.lending import Headroom
 
@@ -429,7 +429,3 @@ def together(name: str, reports: Sequence[Report]) -> Report:
         [figure for report in reports for figure in report.figures],
         [warning for report in reports for warning in report.warnings],
     )
-
-
-def described(setting: Setting) -> str:
-    return f"{setting.hosts} hosts of {format_size(setting.host_bytes)}, slabs of {format_size(setting.slab_bytes)}"

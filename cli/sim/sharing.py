@@ -16,7 +16,7 @@ from cli.sim.report import Figure, Progress, Report, Series, Table, Wrong
 from cli.sim.sharing_cluster import Sharing
 from cli.sim.sharing_reports import GPUS, trace
 from plugins.sharing.machine.ladder import Ladder
-from plugins.sharing.machine.rivals import Naive, SpreadLadder, Throttle
+from plugins.sharing.machine.rivals import Naive, Orphaned, SpreadLadder, Throttle
 from plugins.sharing.policy.interference import TOLERANCE
 from plugins.sharing.policy.rivals import Aimd, Pi, StepUp, Tgs
 
@@ -37,7 +37,6 @@ SCENARIOS: tuple[Scenario, ...] = (
 """The first six: a mini-batch of the guaranteed job is 10 ms of work on the device and 12 ms of waiting; the same
 beside operations of 8 ms; no wait at all; no wait, but most of the device unused; work growing by half at 15 s; 10 and
 32 ms that vary by a quarter. Two more: a phase of 5 s without the device (AntMan figure 12), two opportunistic jobs."""
-SIX = tuple(scenario.name for scenario in SCENARIOS[:6])
 
 CONTROLLERS: dict[str, Callable[[float], Controller]] = {
     "naive": lambda tolerance: Naive(),
@@ -47,7 +46,10 @@ CONTROLLERS: dict[str, Callable[[float], Controller]] = {
     "tgs": lambda tolerance: Throttle(Tgs(), tolerance, ticks=True),
     "ladder-spread": lambda tolerance: SpreadLadder(tolerance),
     "ladder": lambda tolerance: Ladder(tolerance),
+    "orphaned": lambda tolerance: Orphaned(tolerance),
 }
+COMPARED = tuple(name for name in CONTROLLERS if name != "orphaned")
+"""Whom the tables show; the other one is asked for by name."""
 MEANING = {
     "naive": "no control: packing",
     "step-up": "AntMan: up by one percent while the guaranteed job is not affected",
@@ -56,6 +58,7 @@ MEANING = {
     "tgs": "TGS's law with this tolerance",
     "ladder-spread": "ours without its head: below 1 a rate spread over idle phases",
     "ladder": "ours",
+    "orphaned": "ours, whose agent dies while the others are stopped: they go by their lease",
 }
 
 
@@ -92,7 +95,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Report:
         return trace(options.trace, progress, options.gpus, sharing)
     return compare(
         [scenario for scenario in SCENARIOS if not options.scenario or scenario.name in options.scenario],
-        [name for name in CONTROLLERS if not options.controller or name in options.controller],
+        [name for name in CONTROLLERS if name in (options.controller or COMPARED)],
         options.tolerance,
         range(options.seed, options.seed + options.seeds),
         options.seconds,

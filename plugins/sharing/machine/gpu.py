@@ -47,20 +47,9 @@ from plugins.sharing.policy.interference import TOLERANCE, Steps
 from plugins.sharing.policy.ladder import FREE, STOPPED, Rates
 
 State = Literal[
-    "empty",
-    "alone",
-    "together",
-    "arrival",
-    "init",
-    "baseline",
-    "run",
-    "verify",
-    "idle",
-    "surge",
-    "stuck",
-    "drain",
-    "lost",
-]
+    "empty", "alone", "together", "arrival", "init", "baseline", "run",
+    "verify", "idle", "surge", "stuck", "drain", "lost",
+]  # fmt: skip
 INIT_S_MAX = 120.0
 """A guaranteed job that never runs steadily is taken as it is after this long."""
 STUCK_S, STUCK_STEPS = 30.0, 20.0
@@ -449,7 +438,10 @@ class Gpu:
             return self.trial.targets(room, others, now_s) if len(others) > 1 else {m.job: room for m in others}
         first = min(room, guaranteed.wanted_bytes)
         stable = [m.stable_bytes or m.wanted_bytes for m in others]
-        parts = memory.beside(room - first, stable, [min(room, m.wanted_bytes) for m in others])
+        if self._surge:
+            parts = memory.shrunk(room - first, [self.ledger.accounts[m.job].told_bytes for m in others], stable)
+        else:
+            parts = memory.beside(room - first, stable, [min(room, m.wanted_bytes) for m in others])
         return {guaranteed.job: first, **{m.job: part for m, part in zip(others, parts, strict=True)}}
 
     def _fits_again(self, member: Member) -> bool:

@@ -5,7 +5,7 @@ from collections import deque
 from typing import Generic, Protocol, Self, TypeVar
 
 from plugins.sharing.machine.ladder import Ladder
-from plugins.sharing.policy import ladder
+from plugins.sharing.policy import ladder, lease
 from plugins.sharing.policy.interference import TOLERANCE, Steps
 from plugins.sharing.policy.ladder import FREE, STOPPED, Rates
 
@@ -84,3 +84,25 @@ class SpreadLadder(Ladder):
         if self.phase != "run" or not 0 < self.u < 1:
             return rates
         return Rates(self.u, math.inf, 0.0)
+
+
+class Orphaned(Ladder):
+    """The ladder of an agent that falls silent at `dies_s`, as a rule in its baseline, with the others stopped. They go
+    by what their last limits say for that case from then on (`policy.lease`)."""
+
+    def __init__(self, tolerance: float = TOLERANCE, dies_s: float = 0.1) -> None:
+        super().__init__(tolerance)
+        self.dies_s = dies_s
+        self._now_s = 0.0
+
+    @property
+    def rates(self) -> Rates:
+        return lease.effective(super().rates, lease.failsafe(beside_guaranteed=True), self._now_s - self.dies_s)
+
+    def stepped(self, step_s: float, idle_s: float, now_s: float) -> str | None:
+        self._now_s = now_s
+        return super().stepped(step_s, idle_s, now_s) if now_s < self.dies_s else None
+
+    def passed(self, now_s: float, busy: bool) -> str | None:
+        self._now_s = now_s
+        return super().passed(now_s, busy) if now_s < self.dies_s else None

@@ -50,6 +50,29 @@ def beside(room: int, stable: Sequence[int], peak: Sequence[int]) -> tuple[int, 
     return tuple(low + plus for low, plus in zip(least, more, strict=True))
 
 
+def shrunk(room: int, held: Sequence[int], stable: Sequence[int]) -> tuple[int, ...]:
+    """Limits after a surge of the guaranteed job left `room` bytes for those who may hold `held`: the largest give
+    first, down to the next largest, then both, so that as few as possible are disturbed; nobody below what it cannot
+    give back (`stable`), unless there is no other way (AntMan §3.3, figure 7a; who gives first is ours)."""
+    if sum(held) <= room:
+        return tuple(held)
+    least = [min(low, has) for low, has in zip(stable, held, strict=True)]
+    if sum(least) >= room:
+        return divided(max(0, room), least)
+    level = _level(room, held, least)
+    return tuple(max(low, min(has, level)) for has, low in zip(held, least, strict=True))
+
+
+def _level(room: int, held: Sequence[int], least: Sequence[int]) -> int:
+    """The largest limit, a multiple of `QUANTUM`, at which all of them fit when nobody has more, but for `least`."""
+    low, high = 0, max(held) // QUANTUM + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        total = sum(max(floor, min(has, middle * QUANTUM)) for has, floor in zip(held, least, strict=True))
+        low, high = (middle, high) if total <= room else (low, middle)
+    return low * QUANTUM
+
+
 class Search(msgspec.Struct, frozen=True):
     """The search for a split among opportunistic jobs: what is tried now, what was best."""
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -142,6 +143,7 @@ def test_a_guaranteed_job_starts_only_when_the_others_have_stopped_and_given_roo
 
 
 def test_after_the_baseline_the_others_get_idle_phases_and_the_guaranteed_job_no_limit() -> None:
+    """Reference: §3.3: what is left, step by step."""
     rack = Rack()
     rack.steady()
     assert rack.limits["g"].busy == 1 and rack.limits["g"].head_s is None
@@ -178,6 +180,33 @@ def test_a_surge_of_memory_takes_from_the_others_and_gives_to_the_guaranteed_job
     assert rack.gib("g") == 20
 
 
+def test_a_surge_takes_from_the_largest_first_and_spares_what_the_others_cannot_give_back() -> None:
+    """Introspective scaling makes the opportunistic jobs give way; that the largest does first is ours. Reference: §3.3
+    and figure 7a."""
+    rack = Rack()
+    for job, gib in (("small", 4), ("large", 16), ("middle", 4)):
+        rack.arrive(job, "opportunistic", gib)
+        rack.step(job, peak=gib * GIB)
+    rack.arrive("g", "guaranteed", 8)
+    everybody = ("small", "middle", "large")
+    for _ in range(200):
+        for job in everybody:
+            rack.step(job, peak=int(rack.gib(job) * GIB))
+        if "g" in rack.limits:
+            rack.step("g", peak=8 * GIB)
+        if state(rack) == "run":
+            break
+    assert state(rack) == "run"
+    assert [rack.gib(job) for job in everybody] == [4, 4, 16]
+    rack.step("g", peak=8 * GIB, spill=6 * GIB)
+    assert state(rack) == "surge" and rack.gib("g") == 8, "not before the other has let go"
+    assert [rack.gib(job) for job in everybody] == [4, 4, 10], "one job is disturbed, not three"
+    rack.step("large", peak=10 * GIB)
+    assert rack.gib("g") == 14
+    rack.step("g", peak=14 * GIB, spill=9 * GIB)
+    assert [rack.gib(job) for job in everybody] == [3, 3, 3]
+
+
 def test_a_job_that_wants_more_than_the_device_has_goes_on_with_what_there_is() -> None:
     rack = Rack()
     rack.steady()
@@ -204,9 +233,22 @@ def test_a_stuck_guaranteed_job_leaves_the_failsafe_to_the_others() -> None:
     rack.steady()
     rack.tell(TimePassed(busy=True), 31)
     assert state(rack) == "stuck"
-    assert rack.limits["o"].busy == lease.FAILSAFE_BESIDE
+    assert rack.limits["o"].busy == rack.limits["o"].idle == rack.limits["o"].failsafe == 0.1
     rack.step("g", peak=8 * GIB)
     assert state(rack) == "baseline"
+
+
+def test_a_job_of_long_mini_batches_is_stuck_after_twenty_of_them_and_not_before() -> None:
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 20)
+    rack.step("o", peak=20 * GIB)
+    rack.arrive("g", "guaranteed", 8)
+    rack.step("o", peak=20 * GIB)
+    rack.steps(12, "g", step_s=3.0, peak=8 * GIB)
+    rack.tell(TimePassed(busy=True), 57)
+    assert state(rack) != "stuck", "half a minute, and 19 of its mini-batches"
+    rack.tell(TimePassed(busy=True), 4)
+    assert state(rack) == "stuck"
 
 
 def test_a_job_that_never_runs_steadily_is_taken_as_it_is() -> None:
@@ -242,6 +284,20 @@ def test_a_job_that_does_not_let_go_is_pressed_harder_each_time_and_only_an_oppo
     rack.tell(Ended(JobId("o")))
     assert state(rack) == "arrival", "its memory is not free before the device shows it"
     assert Start in kinds(rack.tell(Freed(JobId("o"))))
+
+
+def test_each_way_of_pressing_has_its_time_before_the_next_and_killing_is_repeated() -> None:
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 30)
+    rack.step("o", peak=30 * GIB)
+    rack.deaf.add("o")
+    rack.arrive("g", "guaranteed", 20)
+    begun_s, pressed = rack.now_s, []
+    for _ in range(120):
+        pressed += [(round(rack.now_s - begun_s, 1), kind) for kind in kinds(rack.tell(TimePassed(True), 0.5))]
+    assert [kind for _, kind in pressed[:5]] == [HardLimit, Suspend, Terminate, Kill, Kill]
+    assert [round(at_s - before_s) for (before_s, _), (at_s, _) in pairwise(pressed[:5])] == [1, 10, 10, 10]
+    assert 5 <= pressed[0][0] <= 6, "a limit may take 5 s to be applied"
 
 
 def test_a_limit_that_the_driver_enforces_counts_as_applied() -> None:
@@ -342,6 +398,7 @@ def test_a_device_to_be_emptied_lets_its_guaranteed_job_end_and_takes_nobody() -
 
 
 def test_allocations_that_fail_take_memory_from_the_others_before_anything_spills() -> None:
+    """Reference: §3.3."""
     rack = Rack()
     rack.steady()
     rack.step("g", peak=8 * GIB, retries=3)
@@ -504,6 +561,37 @@ def test_a_limit_on_its_way_is_charged_with_the_larger_of_old_and_new() -> None:
     assert ledger.free_bytes == 6
     assert not ledger.open(JobId("c"), 7)
     ledger.check()
+
+
+def test_what_a_job_has_not_given_back_yet_may_be_given_back_to_it() -> None:
+    ledger = Ledger(10, 1)
+    ledger.open(JobId("a"), 8)
+    ledger.open(JobId("b"))
+    ledger.send(JobId("a"), 1, 3, 0.0)
+    assert ledger.changes({JobId("a"): 10, JobId("b"): 10}) == {JobId("a"): 9}, "it is charged with 8, and 1 is free"
+    assert ledger.changes({JobId("b"): 10, JobId("a"): 10}) == {JobId("b"): 1, JobId("a"): 8}
+    assert ledger.changes({JobId("a"): 2, JobId("b"): 10}) == {JobId("a"): 2, JobId("b"): 1}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=4),
+    st.lists(st.integers(0, 60), min_size=4, max_size=4),
+)
+def test_as_much_is_granted_as_there_is_room_for_and_no_more(
+    held_and_sent: list[tuple[int, int]], wanted: list[int]
+) -> None:
+    ledger = Ledger(100, 0)
+    for at, (held, sent) in enumerate(held_and_sent):
+        if ledger.open(JobId(f"j{at}"), held) and sent < held:
+            ledger.send(JobId(f"j{at}"), 1, sent, 0.0)
+    targets = dict(zip(ledger.accounts, wanted, strict=False))
+    changes = ledger.changes(targets)
+    lacking = [job for job, want in targets.items() if changes.get(job, ledger.accounts[job].told_bytes) < want]
+    for job, bytes_ in changes.items():
+        ledger.send(job, 2, bytes_, 1.0)
+        ledger.check()
+    assert not lacking or ledger.free_bytes == 0, "somebody got less than he may"
+    assert all(ledger.accounts[job].told_bytes <= max(want, 0) for job, want in targets.items())
 
 
 def test_more_than_there_is_cannot_be_sent() -> None:

@@ -50,6 +50,7 @@ def test_an_old_baseline_weighs_no_more_than_its_limit_and_keeps_its_spread() ->
 
 
 def test_a_slowdown_counts_the_errors_of_both_sides() -> None:
+    """Mini-batches repeat the same work, so their duration measures interference. Reference: §2.3."""
     found = interference.slowdown(Steps(100, 0.1, 99 * 0.01**2), Steps(100, 0.11, 99 * 0.01**2))
     assert found.excess == pytest.approx(0.1)
     assert found.error == pytest.approx(math.sqrt(2) * 0.001 / 0.1)
@@ -109,6 +110,20 @@ def test_without_an_idle_flag_there_is_one_rate_for_all_times() -> None:
     assert ladder.freed(1.1).busy == pytest.approx(0.1) and ladder.freed(0.5).busy == 0
 
 
+def test_the_rung_after_one_that_was_too_much_is_as_far_down_as_the_page_says() -> None:
+    assert ladder.descended(1.5) == pytest.approx(1.3), "60 % of the busy share"
+    assert ladder.descended(1.02) == 1.0, "the first rung above the idle phases"
+    assert ladder.descended(0.8) == pytest.approx(0.6), "three quarters of the idle phase"
+    assert ladder.descended(0.001) == 0.0
+
+
+@given(st.floats(0, 2))
+def test_descending_gives_back_a_good_part_of_what_hurt_and_never_all_of_much(u: float) -> None:
+    down = ladder.descended(u)
+    assert down <= 0.75 * u or 0 <= down - 1 <= 0.6 * (u - 1) + 1e-9
+    assert u < 2 * ladder.U_LEAST or down > 0
+
+
 @given(st.floats(0, 2), st.floats(-0.5, 0.5), st.none() | st.floats(0, 2))
 def test_climbing_never_goes_down_nor_past_what_was_too_much(u: float, excess: float, too_much: float | None) -> None:
     up = ladder.climbed(u, excess, 0.0375, too_much)
@@ -150,6 +165,11 @@ def test_rates_are_said_in_words() -> None:
 # ---- leases ----
 
 
+def test_the_failsafe_is_a_tenth_beside_a_guaranteed_job_and_everything_without_one() -> None:
+    assert lease.failsafe(beside_guaranteed=True) == 0.1
+    assert lease.failsafe(beside_guaranteed=False) == 1.0
+
+
 @given(st.floats(0, 2), st.floats(0, 1), st.booleans(), st.floats(2.001, 1e6))
 def test_a_dead_coordinator_never_leaves_a_job_stopped(u: float, idle_s: float, beside: bool, age_s: float) -> None:
     """The published job side of AntMan waits at a limit of 0 for ever."""
@@ -175,6 +195,32 @@ def test_what_is_divided_is_never_more_than_there_is(room: int, wanted: list[int
     assert all(0 <= part <= want for part, want in zip(parts, wanted, strict=True))
     if sum(wanted) <= room:
         assert parts == tuple(wanted)
+
+
+HELD = st.lists(st.tuples(st.integers(0, 40 * GIB), st.integers(0, 40 * GIB)), max_size=6)
+
+
+@given(HELD, st.integers(0, 100 * GIB), st.randoms(use_true_random=False))
+def test_what_is_shrunk_fits_and_nobody_is_cut_below_a_smaller_one(
+    jobs: list[tuple[int, int]], room: int, chance: random.Random
+) -> None:
+    """Who gives first is ours. Reference: §3.3, figure 7a."""
+    held, stable = [one for one, _ in jobs], [low for _, low in jobs]
+    found = memory.shrunk(room, held, stable)
+    assert sum(found) <= max(room, 0) and all(0 <= after <= before for after, before in zip(found, held, strict=True))
+    if sum(held) <= room:
+        assert list(found) == held
+    elif sum(min(pair) for pair in jobs) <= room:
+        assert all(after >= min(pair) for after, pair in zip(found, jobs, strict=True)), "what cannot be given back"
+        cut = [after for after, before in zip(found, held, strict=True) if after < before]
+        assert all(after <= max(min(cut) + memory.QUANTUM, low) for after, low in zip(found, stable, strict=True))
+        assert room - sum(found) <= max(1, len(jobs)) * memory.QUANTUM, "and no more was taken than must be"
+    order = list(range(len(jobs)))
+    chance.shuffle(order)
+    other = memory.shrunk(room, [held[at] for at in order], [stable[at] for at in order])
+    assert sorted(zip(held, stable, found, strict=True)) == sorted(
+        (held[at], stable[at], after) for at, after in zip(order, other, strict=True)
+    )
 
 
 @given(amounts, st.lists(st.tuples(amounts, amounts), max_size=8), st.randoms())
@@ -245,6 +291,7 @@ def test_step_up_goes_up_by_a_percent_and_is_pessimistic_when_it_hurts() -> None
 
 
 def test_the_other_laws_go_up_when_there_is_room_and_down_when_there_is_none() -> None:
+    """Reference: §3.3, and the published code of the others."""
     assert Aimd(0.2).after(0.0, 0.05).rate == pytest.approx(0.21)
     assert Aimd(0.2).after(0.06, 0.05).rate == pytest.approx(0.15)
     assert Pi(0.2, 0.0).after(0.0, 0.05).rate > 0.2 > Pi(0.2, 0.0).after(0.2, 0.05).rate

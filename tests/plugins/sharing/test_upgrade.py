@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from covey.core import HostId, JobId, Send
 from plugins.sharing.machine.gpu import PROMISE_S
-from plugins.sharing.machine.upgrade import ASK_S, Answered, Done, SecondPassed, UpgradeEvent, Upgrades, Wanted
+from plugins.sharing.machine.upgrade import ASK_S, UNDO_S, Answered, Done, SecondPassed, UpgradeEvent, Upgrades, Wanted
 from plugins.sharing.messages import AskUpgrade, CanUpgrade, Kind, Retag
 
 JOB = JobId("j")
@@ -49,6 +49,20 @@ def test_nobody_is_upgraded_before_everybody_can() -> None:
     home.say("b")
     assert home.tags == {"a": "guaranteed", "b": "guaranteed"}
     assert done(home.tell(SecondPassed(), 16)) == [""] and home.machine.asked == {}
+
+
+def test_silence_is_waited_out_to_the_end_and_so_is_a_no_that_comes_late() -> None:
+    home = Home()
+    home.want()
+    home.say("a")
+    assert home.tell(SecondPassed(), ASK_S) == [], "the others may still answer"
+    assert done(home.tell(SecondPassed(), 0.1)) == ["no answer from b within 5 s"]
+    home.want(2)
+    home.say("a", epoch=2)
+    home.say("b", epoch=2)
+    assert home.tell(SecondPassed(), UNDO_S) == [] and list(home.machine.asked) == [JOB]
+    home.say("b", "its device is gone", epoch=2)
+    assert home.tags == {"a": "opportunistic", "b": "opportunistic"} and home.machine.asked == {}
 
 
 def test_one_no_is_enough_and_silence_is_a_no() -> None:
