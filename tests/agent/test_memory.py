@@ -75,7 +75,8 @@ def test_a_group_of_the_first_version_counts_too(tmp_path: Path) -> None:
 
 
 def test_limit_and_pressure_of_a_group_decide_what_its_host_lends(tmp_path: Path) -> None:
-    """From the files to the offer: 4 GiB of limit, 3 in use, an eighth kept; then somebody waits for memory."""
+    """From the files to the offer: 4 GiB of limit, 3 in use, an eighth kept; then somebody waits for memory.
+    Reference: Infiniswap §2.5.1."""
     root = machine(tmp_path, proc__self__cgroup="0::/covey\n")
     group = tmp_path / "sys/fs/cgroup/covey"
     group.mkdir(parents=True)

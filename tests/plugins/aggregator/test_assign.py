@@ -51,6 +51,7 @@ def play(jobs: list[Profile], empty: Cycle = Cycle()) -> list[Cycle]:
 def test_no_accepted_assignment_hurts_anyone_or_overfills_an_aggregator(
     jobs: list[Profile], lanes: int, times: int
 ) -> None:
+    """Reference: §4.3.3.2, IV.1 and IV.2."""
     cycles: list[Cycle] = []
     for job in jobs:
         found = assign(job, cycles, None, Cycle({}, lanes, times))
@@ -64,6 +65,7 @@ def test_no_accepted_assignment_hurts_anyone_or_overfills_an_aggregator(
 
 @given(jobs=profiles(), lanes=st.integers(1, 2), times=st.integers(1, 3))
 def test_the_index_and_the_scan_agree(jobs: list[Profile], lanes: int, times: int) -> None:
+    """The index is ours. Reference: Pseudocode 3."""
     empty = Cycle({}, lanes, times)
     cycles: list[Cycle] = []
     for job in jobs:
@@ -125,6 +127,7 @@ def minimum(jobs: list[Profile]) -> int:
 @given(jobs=profiles(most=3, tensors=2))
 @settings(max_examples=40, deadline=None)
 def test_at_most_one_aggregator_more_than_exhaustive_search_on_small_cases(jobs: list[Profile]) -> None:
+    """Reference: §4.3.3.2, the integer program."""
     ordered = [profile(job.job, job.period_us, *sorted((t.work_us for t in job.tensors), reverse=True)) for job in jobs]
     assert minimum(ordered) <= len(play(ordered)) <= minimum(ordered) + 1
 
@@ -172,6 +175,7 @@ def test_tensors_come_largest_first_and_then_by_name() -> None:
 
 @given(jobs=profiles())
 def test_an_aggregator_is_emptied_as_a_whole_or_not_at_all(jobs: list[Profile]) -> None:
+    """Reference: §4.3.3.3, job exit."""
     cycles = {HostId(f"h{at}"): cycle for at, cycle in enumerate(play(jobs))}
     known = {job.job: job for job in jobs}
     host = least_loaded(cycles, {host: at for at, host in enumerate(cycles)})

@@ -30,6 +30,7 @@ def promised(rack: MiniRack, job: str) -> bool:
 
 
 def test_a_job_is_summed_on_trial_then_promised_what_it_was_measured_to_need() -> None:
+    """Reference: §4.3.3.1."""
     rack = MiniRack(1, 3)
     rack.start("j1", 100_000, 20_000)
     rack.until(lambda: promised(rack, "j1"), 20)
@@ -55,6 +56,7 @@ def test_two_jobs_that_fit_end_on_one_aggregator_and_a_third_that_does_not_is_re
 
 
 def test_a_third_job_that_would_overfill_is_refused_with_the_figures() -> None:
+    """Reference: Pseudocode 3."""
     rack = MiniRack(3, 4)
     for at, work_us in enumerate((40_000, 35_000, 30_000), 1):
         rack.start(f"j{at}", 100_000, work_us, (f"h{at}",))
@@ -66,6 +68,7 @@ def test_a_third_job_that_would_overfill_is_refused_with_the_figures() -> None:
 
 
 def test_a_job_that_is_slower_than_alone_makes_the_newest_beside_it_leave() -> None:
+    """Reference: §4.3.3.2, §4.5.2.3."""
     rack = MiniRack(4, 3, scale_s=1e6)
     first = rack.start("j1", 50_000, 1_000)
     rack.until(lambda: promised(rack, "j1"))
@@ -83,6 +86,7 @@ def test_a_job_that_is_slower_than_alone_makes_the_newest_beside_it_leave() -> N
 
 
 def test_an_end_lets_the_least_loaded_aggregator_empty_itself() -> None:
+    """Reference: §4.3.3.3, job exit."""
     rack = MiniRack(5, 4, scale_s=1e6)
     for at, work_us in enumerate((60_000, 50_000, 20_000), 1):
         rack.start(f"j{at}", 100_000, work_us, (f"h{at}",))
@@ -111,6 +115,7 @@ def test_a_job_that_nobody_has_room_for_is_summed_all_the_same_and_promised_noth
 
 
 def test_a_lost_aggregators_job_is_checked_before_it_is_taken_over() -> None:
+    """Reference: §4.6."""
     rack = MiniRack(7, 3, scale_s=1e6)
     rack.start("j1", 100_000, 60_000)
     rack.start("j2", 100_000, 60_000, ("h2",))

@@ -13,6 +13,7 @@ from plugins.aggregator.machine.events import Answered, Ask, Keep, Placed, Rack,
 from plugins.aggregator.machine.held import Held
 from plugins.aggregator.machine.home import COMPLAINTS_S, Expired, Home
 from plugins.aggregator.machine.owner import (
+    LEAVE_S,
     ForgetJob,
     LoadChanged,
     Owner,
@@ -25,8 +26,10 @@ from plugins.aggregator.messages import (
     Accepted,
     Assigned,
     Declined,
+    Demand,
     DoYouServe,
     Dropped,
+    Judged,
     Known,
     Lost,
     Offer,
@@ -296,6 +299,53 @@ def test_a_run_that_is_over_or_taken_back_is_forgotten() -> None:
     assert ForgetJob(JOB, G1 + 2, 2 << 32) in play(Placed(JOB, 2, 2, PLACES))
     play = owner(HELD)
     assert ForgetJob(JOB, G1 + 2, 0) in play(Unplaced(JOB, 1, True))
+
+
+def promising(*jobs: str) -> Play:
+    """An aggregator that sums these jobs and has promised each what it needs, in this order."""
+    play = Play(Owner(Settings(), me=C))
+    play(ProcessUp("10.0.0.3:9", {}))
+    for job in jobs:
+        offer = Offer(JobId(job), G1 + 1, 2, SECRET, Demand(100_000, 10_000))
+        (serve,) = play(Heard(A, offer))
+        assert isinstance(serve, ServeJob)
+        play(Served(JobId(job), G1 + 1))
+    return play
+
+
+def again(play: Play, job: str, epoch: int = G1 + 3) -> Any:
+    """What becomes of the same job when it is offered once more with its demand: why not, or that it is served."""
+    (answer,) = play(Heard(A, Offer(JobId(job), epoch, 2, SECRET, Demand(100_000, 10_000))))
+    if isinstance(answer, Send):
+        assert isinstance(answer.message, Declined)
+        return answer.message.reason
+    return type(answer)
+
+
+def test_who_hurt_another_may_come_back_when_one_that_was_there_has_left_and_not_before() -> None:
+    """The newest assignment is taken back. Reference: §4.5.2.3."""
+    play = promising("j1", "j2", "j3")
+    asked = sends(play(Heard(A, Judged(JobId("j1"), G1 + 1, 100, 150, True))))
+    assert [(to, message.job, message.to) for to, message in asked] == [(A, "j3", None)]
+    play(Heard(A, Retire(JobId("j3"), G1 + 1, G1 + 2, "d sums it now")))
+    assert sorted(play.machine.jobs) == ["j1", "j2"]
+    assert play.machine.promised().barred == ["j3"], "it is told to whoever wants to empty itself into this one"
+    assert again(play, "j3") == "it was hurt or hurt others here"
+    play(Unplaced(JobId("j2"), 1, True))
+    assert play.machine.promised().barred == []
+    assert again(play, "j3") is ServeJob
+
+
+def test_only_one_job_is_asked_to_leave_at_a_time_and_a_loss_below_the_limit_asks_nobody() -> None:
+    """Reference: §4.5.2.3."""
+    play = promising("j1", "j2", "j3")
+    assert play(Heard(A, Judged(JobId("j1"), G1 + 1, 100, 90, False))) == []
+    assert play.machine.judged == {"j1": 0.09}
+    assert len(sends(play(Heard(A, Judged(JobId("j1"), G1 + 1, 100, 150, True))))) == 1
+    assert play(Heard(A, Judged(JobId("j2"), G1 + 1, 100, 150, True))) == []
+    play.now_s += LEAVE_S
+    play(rack())
+    assert len(sends(play(Heard(A, Judged(JobId("j2"), G1 + 1, 100, 150, True))))) == 1
 
 
 # ---- Directory -------------------------------------------------------------------------------------------------------

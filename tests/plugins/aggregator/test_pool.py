@@ -138,9 +138,46 @@ def test_what_left_because_it_hurt_comes_back_only_after_one_that_it_hurt_has_le
     play.run("old", 14)
     play.arrive("c", 10, 1)
     assert play(Exited(JobId("c"))) == [Stop(HostId("a3"))], "a2 is nearly empty, and its job is barred from a1"
-    play.arrive("d", 12, 2)
+    play.arrive("d", 12, 5)
     play(Exited(JobId("old")))
-    assert len(play.pool.cycles) == 1 and play.hosts("new") == play.hosts("d")
+    assert list(play.pool.cycles) == ["a1"], "not because the rest came to it: it has come back"
+    assert play.hosts("new") == play.hosts("d") == {"a1"}
+
+
+def test_who_was_barred_from_an_aggregator_that_stopped_may_use_its_host_again() -> None:
+    play = Play(hosts=[HostId("x"), HostId("y"), HostId("z")])
+    play.arrive("old", 12, 3)
+    play.arrive("new", 6, 1)
+    play.run("old", 14)
+    assert play.hosts("new") == {"y"}
+    play(Gone(HostId("x")))
+    assert play.hosts("old") == {"y"}, "it fits beside the other, which was barred from x only"
+    play(Back(HostId("x")))
+    play.run("old", 14)
+    assert play.hosts("old") == {"x"} and play.hosts("new") == {"y"}, "the newest leaves, whoever that is now"
+
+
+@pytest.mark.parametrize(("work", "host"), [(4, "a1"), (5, "a3")])
+def test_what_hurts_goes_to_an_aggregator_up_to_a_third_full_and_else_to_a_new_one(work: int, host: str) -> None:
+    """The third is ours; a new aggregator is the thesis's. Reference: §4.5.2.3."""
+    play = Play()
+    play.arrive("beside", 12, work)
+    play.arrive("old", 12, 9)
+    play.arrive("new", 12, 1)
+    assert play.hosts("new") == play.hosts("old") == {"a2"}
+    play.run("old", 14)
+    assert play.hosts("new") == {host}
+
+
+def test_the_aggregators_of_a_job_that_needs_as_many_as_it_has_are_not_emptied() -> None:
+    """Reference: §4.3.3.3, job arrival (one aggregator more) and job exit (the least loaded is emptied)."""
+    play = Play()
+    play(Arrived(Profile(JobId("a"), 10, (Tensor("t0", 2), Tensor("t1", 2)), 2)))
+    play.run("a", 12)
+    assert play.hosts("a") == {"a1", "a2"}, "slow on one, it got another"
+    play.arrive("b", 10, 9)
+    play(Exited(JobId("b")))
+    assert play.hosts("a") == {"a1", "a2"} and list(play.pool.cycles) == ["a1", "a2"]
 
 
 def test_a_job_that_is_slow_alone_moves_nowhere() -> None:

@@ -48,6 +48,7 @@ def test_nobody_needs_more_of_a_lane_than_all_of_it_and_nothing_is_known_of_no_i
 
 
 def test_only_what_was_measured_alone_changes_the_pace_that_losses_are_judged_by() -> None:
+    """Reference: §4.3.3.1, calibrated while the job runs."""
     old, new = Demand(100_000, 1_000), Demand(140_000, 2_000)
     assert calibrated(old, new, alone=False) == Demand(100_000, 2_000)
     assert calibrated(old, new, alone=True) == Demand(120_000, 2_000)
@@ -64,6 +65,7 @@ def seen(host: str, used_us: int, cycle_us: int = 100_000, **changes: bool) -> C
 
 
 def test_best_fit_comes_first_then_one_without_jobs_and_the_full_ones_are_no_room() -> None:
+    """Reference: Pseudocode 3, lines 16-24."""
     hosts = [seen("idle", 0, 0), seen("half", 50_000), seen("tight", 69_000), seen("full", 80_000)]
     assert policy.ranked_for(JobId("j1"), DEMAND, hosts) == (["tight", "half", "idle"], ["full"])
 
@@ -78,6 +80,7 @@ def test_a_host_that_may_be_gone_is_not_asked_to_hold_room() -> None:
 
 
 def test_a_job_looks_in_the_pool_with_the_least_room_that_suffices_first() -> None:
+    """Reference: §4.3.3.4."""
     first = [seen(f"a{at:02}", 60_000) for at in range(40)]
     second = [seen(f"b{at:02}", 65_000) for at in range(40)]
     likely, _ = policy.ranked_for(JobId("j1"), DEMAND, [*first, *second])
@@ -153,6 +156,7 @@ class Watched:
 
 
 def test_a_trial_ends_with_what_the_job_needs() -> None:
+    """Reference: §4.3.3.1."""
     watched = Watched()
     assert watched.run(30, 200_000, 7_000) == ["profiled"]
     assert watched.gauge.demand == Demand(200_000, 7_000, 100)

@@ -56,6 +56,7 @@ def test_under_pressure_an_eighth_goes_even_with_headroom_intact() -> None:
 
 @given(activities=slabs, evict=st.integers(0, 50))
 def test_of_slabs_of_one_size_the_e_least_active_of_those_asked_go(activities: dict[int, float], evict: int) -> None:
+    """Reference: §2.5.2."""
     sizes = dict.fromkeys(activities, SLAB)
     gone = eviction.slabs_to_evict(activities, sizes, evict * SLAB)
     assert gone == sorted(activities, key=lambda slab: activities[slab])[:evict]
@@ -87,6 +88,15 @@ def test_a_small_idle_slab_is_spared_when_the_large_one_is_needed_anyway() -> No
     assert eviction.slabs_to_evict({"small": 1.0, "large": 2.0, "busy": 3.0}, sizes, 2 * SLAB) == ["large"]
 
 
+def test_of_two_slabs_of_which_one_can_be_spared_the_more_active_is() -> None:
+    """Ours, where slabs differ in size; of one size nothing can be spared. Reference: §2.5.2, the E least active go."""
+    sizes = {"idle": 4 * SLAB, "busier": 4 * SLAB, "busiest": 12 * SLAB}
+    activities = {"idle": 1.0, "busier": 2.0, "busiest": 3.0}
+    assert eviction.slabs_to_evict(activities, sizes, 16 * SLAB) == ["idle", "busiest"]
+    assert eviction.slabs_to_evict(activities, sizes, 17 * SLAB) == ["idle", "busier", "busiest"]
+    assert eviction.slabs_to_evict(activities, sizes, 12 * SLAB) == ["busiest"]
+
+
 @given(
     sizes=st.dictionaries(st.integers(0, 60), st.sampled_from([SLAB, 16 * SLAB]), max_size=40),
     needed=st.integers(0, 300 * SLAB),
@@ -108,6 +118,7 @@ def test_slabs_are_asked_about_that_hold_what_is_needed_and_at_most_as_many_agai
 def test_of_slabs_of_one_size_e_and_at_most_e_more_are_asked_about(
     lent: int, evict: int, extra: int, seed: int
 ) -> None:
+    """E' <= E. Reference: §2.5.2."""
     asked = eviction.candidates_for(dict.fromkeys(range(lent), SLAB), evict * SLAB, random.Random(seed), extra)
     assert len(asked) == min(lent, min(lent, evict) + min(extra, lent, evict))
 
@@ -141,6 +152,7 @@ def test_asking_one_more_never_makes_it_worse_and_the_answer_is_a_chance(evict: 
 
 @given(evict=st.integers(1, 20), busy=st.floats(0, 1), wanted=st.floats(0.01, 0.999))
 def test_no_more_are_asked_about_than_the_chance_wanted_needs(evict: int, busy: float, wanted: float) -> None:
+    """The formula turned round. Reference: §2.5.2, Figure 2.7."""
     extra = eviction.extra_for(evict, busy, wanted)
     assert 0 <= extra <= evict
     assert extra == evict or eviction.chance_all_lightly_active(evict, extra, busy) >= wanted

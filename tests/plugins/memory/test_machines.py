@@ -125,6 +125,7 @@ def test_slabs_that_turn_hot_in_the_same_second_ask_different_hosts() -> None:
 
 
 def test_the_two_freest_by_gossip_of_those_drawn_are_asked() -> None:
+    """The look at gossip is ours, the two that are asked the paper's. Reference: §2.4.2."""
     peers = tuple(Peer(host, "alive", free) for host, free in zip(OTHERS, (3, 9, 1, 7), strict=True))
     asked = [host for host, _ in sent(Tale(drawn=4).second(1000, peers=peers), QueryMem)]
     assert asked == [OTHERS[1], OTHERS[3]]
@@ -139,12 +140,14 @@ def test_of_a_larger_rack_the_story_says_how_many_were_drawn() -> None:
 
 
 def test_hosts_that_lend_smaller_slabs_are_not_taken_for_freer_ones() -> None:
+    """Slabs of several sizes are ours. Reference: §2.4.2."""
     peers = (Peer(OTHERS[0], "alive", 40, MIB), Peer(OTHERS[1], "alive", 200, MIB), Peer(OTHERS[2], "alive", 2, SLAB))
     actions = Tale(drawn=6).second(1000, peers=peers)
     assert [host for host, _ in sent(actions, QueryMem)] == [OTHERS[1], OTHERS[2]], "3 and 2 slabs; 40 MiB are none"
 
 
 def test_the_threshold_follows_the_size_of_the_volumes_slabs() -> None:
+    """HotSlab per byte is ours. Reference: §2.4.1."""
     tale = Tale(hot=None)
     tale.tell(b.VolumeFound("large", 1, GIB, PAGE, ()))
     actions = tale.tell(b.SecondPassed({"v": [7], "large": [7]}, PEERS), 1.0)
@@ -155,6 +158,7 @@ def test_the_threshold_follows_the_size_of_the_volumes_slabs() -> None:
 
 
 def test_a_slab_that_turned_cold_is_given_back_unasked_if_that_is_wished() -> None:
+    """ColdSlab. Reference: §2.4.1."""
     tale = Tale(cold_share=0.25)
     lender, epoch = tale.mapped()
     seconds = 0
@@ -251,6 +255,7 @@ def test_a_host_that_is_gone_loses_its_slabs_even_if_nobody_reads_them() -> None
 
 
 def test_an_evicted_slab_that_is_not_hot_goes_to_disk_and_done_follows_the_closing() -> None:
+    """Reference: §2.4.4."""
     tale = Tale()
     lender, epoch = tale.mapped()
     for _ in range(20):
@@ -264,6 +269,7 @@ def test_an_evicted_slab_that_is_not_hot_goes_to_disk_and_done_follows_the_closi
 
 
 def test_an_evicted_slab_that_is_hot_moves_to_another_host_and_only_then_leaves() -> None:
+    """Remapped while hot; that its content moves along is ours. Reference: §2.4.4."""
     tale = Tale()
     lender, epoch = tale.mapped()
     asked = sent(tale.hear(lender, Evict("v", 0, epoch, 10.0)), QueryMem)
@@ -283,7 +289,7 @@ def test_an_evicted_slab_that_is_hot_moves_to_another_host_and_only_then_leaves(
 
 
 def test_an_evicted_slab_asks_hosts_where_it_will_not_be_evicted_again_at_once() -> None:
-    """Two slabs leave one lender: who has room for four is asked, or else who has any."""
+    """Two slabs leave one lender: who has room for four is asked, or else who has any. Reference: §2.4.4."""
     for free, asked in (((1, 3, 4), [2]), ((1, 3, 3), [0, 1, 2])):
         tale = Tale(slabs=2, drawn=3)
         places = [Place(epoch, OTHERS[3], "10.0.0.5:7", SECRET) for epoch in (5, 6)]
@@ -498,7 +504,7 @@ def test_short_of_memory_the_least_active_of_those_asked_are_evicted() -> None:
 
 
 def test_of_slabs_of_several_sizes_no_more_go_than_must() -> None:
-    """A large and a small slab are the least active; the large one alone is enough."""
+    """A large and a small slab are the least active; the large one alone is enough. Reference: §2.5.2."""
     loan = Loan(spare=40)
     large = loan.lend(0, size=8 * SLAB)
     refs = [large, *(loan.lend(index) for index in range(1, 9))]
@@ -512,6 +518,7 @@ def test_of_slabs_of_several_sizes_no_more_go_than_must() -> None:
 
 
 def test_while_tasks_wait_for_memory_an_eighth_of_what_is_lent_goes_with_headroom_intact() -> None:
+    """Ours, beside what restores headroom. Reference: §2.5.2."""
     loan = Loan(spare=40)
     for index in range(16):
         loan.lend(index)

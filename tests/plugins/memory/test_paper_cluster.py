@@ -177,7 +177,7 @@ def test_old_views_cost_the_two_that_are_asked_nothing() -> None:
 
 
 def test_the_simulation_decides_with_the_functions_of_the_live_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change of a policy is a change of both: there is no second implementation."""
+    """A change of a policy is a change of both: there is no second implementation. Reference: §2.4.2, §2.5.2."""
     called: dict[str, int] = {}
 
     def counted(module: object, name: str) -> None:

@@ -126,6 +126,7 @@ def test_headroom_is_a_size_or_a_share() -> None:
 
 
 def test_memory_in_use_starts_at_the_first_measurement_and_is_smoothed_after() -> None:
+    """EWMA, beta 0.2; the start is ours. Reference: §2.5.1."""
     assert lending.memory_used(None, 100.0) == 100.0
     assert lending.memory_used(100.0, 200.0) == pytest.approx(120.0)
 
@@ -149,6 +150,7 @@ def test_auto_lends_half_of_what_is_free_above_headroom() -> None:
 
 
 def test_what_restores_headroom_is_taken_back() -> None:
+    """Reference: §2.5.2."""
     assert eviction.bytes_to_free(budget(free=8 * GIB, lent=GIB)) == 0
     assert eviction.bytes_to_free(budget(free=8 * GIB - 1, lent=GIB)) == 1
     assert eviction.bytes_to_free(budget(free=8 * GIB - 65 * MIB, lent=GIB)) == 65 * MIB

@@ -193,6 +193,7 @@ def test_a_quiet_host_keeps_the_floor() -> None:
 
 
 def test_a_host_that_grows_keeps_what_it_would_take_while_slabs_come_back_and_half_again() -> None:
+    """Headroom that follows the host is future work of the paper. Reference: §2.5.1."""
     growth = after([second * 200.0 * MIB for second in range(30)])
     assert growth.peak_bytes_per_s == pytest.approx(200 * MIB)
     assert headroom.headroom_auto(memory(40 * GIB), growth, 14.0) == pytest.approx(1.5 * 14 * 200 * MIB, rel=1e-6)
@@ -240,7 +241,7 @@ def test_what_is_lent_is_not_growth_of_the_host_itself() -> None:
     pressure=st.floats(0, 100),
 )
 def test_spare_is_never_more_than_the_limit_leaves(limit: int, used: int, lent: int, pressure: float) -> None:
-    """A cgroup's limit reaches the lender as a smaller total, so nothing beyond it is ever lent."""
+    """A cgroup's limit reaches the lender as a smaller total, so nothing beyond it is ever lent. Reference: §2.5.1."""
     kept = Headroom(fraction=0.125).of(limit)
     now = Budget(limit, float(used), used, pressure, kept, 1 << 50, lent * 64 * MIB, 0)
     spare = lending.spare_bytes(now)

@@ -160,7 +160,7 @@ def test_a_lender_short_of_memory_gets_it_back_and_a_hot_slab_moves_on() -> None
 
 
 def test_a_lender_that_measures_its_headroom_lends_more_and_gives_way_when_its_programs_grow() -> None:
-    """A tenth of the memory is free; the paper's eighth of headroom would leave nothing to lend."""
+    """A tenth of the memory is free; the paper's eighth of headroom would leave nothing to lend. Reference: §2.5.1."""
     settings = msgspec.structs.replace(SETTINGS, headroom="auto", lend="64 MiB")
     with World(1) as world:
         rack = MemoryRack(world, 3, settings)

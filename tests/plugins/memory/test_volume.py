@@ -268,6 +268,7 @@ async def test_a_volume_of_another_size_on_disk_is_refused() -> None:
 
 
 async def test_a_full_queue_holds_up_writers_and_reads_go_on() -> None:
+    """Reference: §2.4.3."""
     async with a_bench() as bench:
         volume = await bench.volume(queue_pages=16)
         await volume.open_place(bench.register(0))
