@@ -216,11 +216,98 @@ def test_the_map_shows_every_room_and_package() -> None:
     assert missing == []
 
 
-def test_the_papers_page_names_functions_and_tests_that_exist() -> None:
-    text = (ROOT / "docs/PAPERS.md").read_text()
-    named_paths = set(re.findall(r"`((?:covey|gossip|plugins|agent|cli|chaos|tests)/[\w/]+\.py)(?:::(\w+))?`", text))
-    assert len(named_paths) >= 10, "the page maps sections to functions and tests"
-    for path, symbol in sorted(named_paths):
-        assert (ROOT / path).is_file(), f"docs/PAPERS.md names {path}, which does not exist"
-        if symbol:
-            assert re.search(rf"\b{symbol}\b", (ROOT / path).read_text()), f"docs/PAPERS.md: no {symbol} in {path}"
+PAPERS = [ROOT / "docs/PAPERS.md", *sorted((ROOT / "docs/papers").glob("*.md"))]
+PATH = re.compile(r"`([\w./-]+/[\w.-]*\w\.py)(?:::([\w.]+))?`")
+"""`path.py` or `path.py::name` or `path.py::Class.method`; a bare `name.py` is prose."""
+
+
+def led_to(path: str, page: Path) -> Path:
+    """From the root, or from the room that the page is of."""
+    return next((at for at in (ROOT / path, ROOT / "plugins" / page.stem / path) if at.is_file()), ROOT / path)
+
+
+def defined(path: Path) -> dict[str, str]:
+    """What a file defines, with its docstring: functions, classes, methods as `Class.method`, constants."""
+    found: dict[str, str] = {}
+
+    def walk(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                found[prefix + node.name] = ast.get_docstring(node) or ""
+            if isinstance(node, ast.ClassDef):
+                walk(node.body, f"{prefix}{node.name}.")
+            if isinstance(node, (ast.Assign, ast.AnnAssign)):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                found.update({prefix + target.id: "" for target in targets if isinstance(target, ast.Name)})
+
+    walk(ast.parse(path.read_text()).body, "")
+    return found
+
+
+def wrong_names(text: str, page: Path = PAPERS[0]) -> list[str]:
+    """Paths that lead nowhere, and names that the very file does not define."""
+    wrong = []
+    for path, name in sorted(set(PATH.findall(text))):
+        at = led_to(path, page)
+        if not at.is_file():
+            wrong.append(f"{path} does not exist")
+        elif name and name not in defined(at):
+            wrong.append(f"{path} defines no {name}")
+    return wrong
+
+
+def claims_without_reference(text: str) -> list[str]:
+    """Rows of a table that begin with a section of a paper, and whose test does not name one."""
+    wrong = []
+    for row in text.splitlines():
+        section = row.split("|")[1].strip() if row.startswith("|") and row.count("|") >= 4 else "none"
+        if section.startswith("none") or section in ("section", "source") or set(section) == {"-"}:
+            continue
+        for path, name in PATH.findall(row):
+            if path.startswith("tests/") and name and "Reference:" not in defined(ROOT / path).get(name, "Reference:"):
+                wrong.append(f"[{section}] {path}::{name} names no section")
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAPERS, ids=named)
+def test_pages_of_papers_name_functions_and_tests_that_exist(page: Path) -> None:
+    text = page.read_text()
+    assert len(PATH.findall(text)) >= 10, "the page maps sections to functions and tests"
+    assert wrong_names(text, page) == []
+
+
+@pytest.mark.parametrize("page", PAPERS, ids=named)
+def test_each_claim_of_a_paper_is_a_test_that_names_its_section(page: Path) -> None:
+    assert claims_without_reference(page.read_text()) == []
+
+
+def test_every_page_of_a_paper_is_a_rooms() -> None:
+    assert {page.stem for page in PAPERS[1:]} == {room.name for room in ROOMS}
+
+
+def test_a_name_that_is_only_mentioned_or_lives_in_another_file_is_found_out() -> None:
+    here = "tests/test_tidy.py"
+    assert wrong_names(f"| 1 | `{here}::wrong_names` | `{here}::File` |") == [f"{here} defines no File"]
+    assert wrong_names("`tests/test_nobody.py::test_x`") == ["tests/test_nobody.py does not exist"]
+    assert claims_without_reference(f"| 2.1 | it | `x/y.py` | `{here}::test_every_test_can_fail` |") != []
+    assert claims_without_reference(f"| none | it | `x/y.py` | `{here}::test_every_test_can_fail` |") == []
+
+
+def places(page: Path) -> list[str]:
+    """What looks like a path on a page: in code that begins with a folder of ours, or, on a page that lists its own
+    folder, names a file; and what the drawing of the tree names at the beginning of a line."""
+    text = page.read_text()
+    tops = "|".join([*PACKAGES, "systemd", "tests", "bench", "examples", "docs"])
+    found = re.findall(rf"`((?:{tops})/[\w./-]*)(?:::\w+)?`", text)
+    if page.name == "README.md":
+        found += re.findall(r"`([\w-]+\.(?:py|md|toml))`", text)
+    for block in re.findall(r"```\n(.*?)```", text, re.DOTALL):
+        found += re.findall(rf"^ *((?:{tops})/[\w./-]*)", block, re.MULTILINE)
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("page", [ROOT / "docs/MAP.md", ROOT / "bench/README.md"], ids=named)
+def test_paths_of_the_map_and_of_the_list_of_experiments_exist(page: Path) -> None:
+    found = places(page)
+    assert len(found) >= 5
+    assert [p for p in found if not (ROOT / p).exists() and not (page.parent / p).exists()] == []

@@ -206,6 +206,7 @@ def test_a_new_job_joins_the_group_it_helps_or_waits() -> None:
 
 
 def test_the_least_left_goes_first_and_the_late_before_all() -> None:
+    """Reference: Algorithm 1, line 5."""
     short, middle, long = jobs_of([(160, 10), (160, 10), (160, 10)])
     each = [order.Waiting(long, 900), order.Waiting(middle, 60), order.Waiting(short, 20)]
     found = order.ordered(each, 32, 16)

@@ -139,6 +139,7 @@ def live(name: str) -> JobId:
 @settings(max_examples=100, deadline=None)
 @given(STEPS)
 def test_the_live_queue_says_what_the_pool_says(steps: list[tuple[str, int, int, Any, bool, float]]) -> None:
+    """Reference: AntMan §3.3."""
     pair = Pair()
     for step in steps:
         pair.step(*step)

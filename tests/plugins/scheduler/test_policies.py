@@ -84,6 +84,7 @@ SEEN = st.lists(st.builds(Spread, st.floats(0, 1), st.floats(0, 2)), max_size=20
 
 @given(SEEN, st.floats(0, 1))
 def test_no_limit_would_have_cost_less_than_the_fitted_one(seen: list[Spread], now: float) -> None:
+    """Reference: §3.3.3.3, PACKLIMIT."""
     fitted = refit(seen, now)
     assert cost(seen, fitted) <= cost(seen, now)
     if any(one.slowdown > 0.05 for one in seen) and any(one.slowdown <= 0.05 for one in seen):
@@ -104,6 +105,7 @@ def test_placement_does_not_care_in_what_order_it_hears_of_hosts(
 
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=8), st.integers(1, 20), st.floats(0, 1), st.randoms())
 def test_equal_hosts_are_alike_to_placement(counts: list[int], gpus: int, skewed: float, dice: Any) -> None:
+    """Reference: §3.3.3.3."""
     mixed = list(counts)
     dice.shuffle(mixed)
 

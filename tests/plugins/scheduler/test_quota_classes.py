@@ -50,6 +50,7 @@ def test_two_gangs_that_wait_for_the_same_gpus_never_hold_half_each() -> None:
 
 
 def test_only_one_reservation_grows_at_a_time_and_an_opportunistic_job_may_use_it() -> None:
+    """Reference: AntMan §3.3."""
     pool = Pool(4, 2, {"a": 2, "b": 2})
     for id, tenant in (("s0", "a"), ("s1", "b"), ("s2", "a"), ("s3", "b")):
         pool.handle(job(id, tenant=tenant), 0)

@@ -41,6 +41,7 @@ def test_the_slowest_server_or_the_own_card_holds_up_a_worker() -> None:
 def test_both_searches_find_the_optimum_of_all_assignments(
     figures: list[tuple[float, float]], model: float, batch: float
 ) -> None:
+    """Reference: §3.2.3."""
     load, hosts = Load(1e6, model, batch), hosts_of(figures)
     truth = search.exhaustive(load, hosts)
     assert search.best(load, hosts).epoch_s == pytest.approx(truth, rel=1e-9)
@@ -169,6 +170,7 @@ def wanted_by(roles: list[Role | None], now: plan.Configuration, rng: random.Ran
 def test_every_prefix_of_every_order_of_a_plan_leaves_each_block_with_one_owner(
     state: list[tuple[Role | None, int, int]], roles: list[Role | None], seed: int
 ) -> None:
+    """Reference: §3.3.1."""
     rng = random.Random(seed)
     now = configured(state)
     if not any(roles) or not now.roles:
