@@ -22,10 +22,6 @@ class Trial:
         self.jobs: tuple[JobId, ...] = ()
         self.since_s = 0.0
 
-    @property
-    def running(self) -> bool:
-        return self.search is not None and not self.search.over
-
     def stop(self) -> None:
         self.search, self.jobs = None, ()
 

@@ -348,6 +348,30 @@ def test_only_one_job_is_asked_to_leave_at_a_time_and_a_loss_below_the_limit_ask
     assert len(sends(play(Heard(A, Judged(JobId("j2"), G1 + 1, 100, 150, True))))) == 1
 
 
+def test_what_was_promised_before_a_restart_of_the_agent_is_promised_after_it() -> None:
+    promised = [msgspec.structs.replace(HELD, job=JobId(f"j{at}"), demand=Demand(100_000, 60_000)) for at in (1, 2)]
+    owner = Owner(Settings(), promised, C)
+    owner.check()
+    assert owner.ledger.cycle.used_us == 60_000 and owner.jobs[JobId("j1")].demand == Demand(100_000, 60_000)
+    assert owner.jobs[JobId("j2")].demand is None, "what does not fit any more is not promised, and summed all the same"
+
+
+def loaded(host: HostId, used_us: int, suspect: bool = False) -> Candidate:
+    return Candidate(host, suspect, 0.0, 1, 0.0, 100_000, used_us)
+
+
+def test_the_least_loaded_asks_only_hosts_that_are_there_whether_it_may_empty_itself() -> None:
+    """Reference: §4.3.3.3."""
+    for suspect, gone, asked in ((False, (), [B, D]), (True, (), [D]), (False, (B,), [D])):
+        play = promising("j1")
+        seen = Rack(frozenset(gone), (loaded(B, 60_000, suspect), loaded(C, 10_000), loaded(D, 70_000)))
+        found = []
+        for _ in range(200):
+            play.now_s += 1
+            found += [action for action in play(seen) if isinstance(action, Ask)]
+        assert [action.to for action in found[: len(asked)]] == asked
+
+
 # ---- Directory -------------------------------------------------------------------------------------------------------
 
 LOW, HIGH = (Assigned(JOB, G1 + n, host, "10.0.0.3:9", SECRET) for n, host in ((2, C), (4, D)))

@@ -348,6 +348,43 @@ def test_after_a_restart_the_volumes_process_is_believed() -> None:
     assert tale.machine.volumes["v"].slabs[1].place == place
 
 
+def test_a_slab_granted_and_not_opened_before_a_restart_is_given_back_and_one_that_is_open_is_not() -> None:
+    for opened in (False, True):
+        tale = Tale()
+        asked = sent(tale.second(1000), QueryMem)
+        epoch = asked[0][1].epoch
+        for host, _ in asked:
+            actions = tale.hear(host, FreeMem("v", 0, epoch, 5))
+        ((lender, _),) = sent(actions, Map)
+        tale.hear(lender, MrInfo("v", 0, epoch, "10.0.0.2:7", SECRET))
+        found = ((0, Place(epoch, lender, "10.0.0.2:7", SECRET)),) if opened else ()
+        given_back = sent(tale.tell(b.VolumeFound("v", 1, SLAB, PAGE, found)), Done)
+        assert given_back == ([] if opened else [(lender, Done("v", 0, epoch))])
+        assert tale.state() == ("mapped" if opened else "cold")
+
+
+def test_of_two_hosts_with_equal_room_the_one_with_fewer_slabs_of_this_volume_is_taken() -> None:
+    """Spread over as many hosts as there are. Reference: §2.4.2."""
+    tale = Tale(slabs=2)
+    lender, _ = tale.mapped()
+    other = next(host for host in OTHERS if host != lender)
+    two = (Peer(lender, "alive", 9), Peer(other, "alive", 9))
+    asked = sent(tale.second(1000, 1000, peers=two), QueryMem)
+    assert {host for host, _ in asked} == {lender, other}
+    actions: Sequence[Any] = ()
+    for host in (lender, other):
+        actions = tale.hear(host, FreeMem("v", 1, asked[0][1].epoch, 5))
+    assert [host for host, _ in sent(actions, Map)] == [other]
+
+
+def test_words_of_another_epoch_or_of_no_slab_change_nothing() -> None:
+    tale = Tale()
+    lender, epoch = tale.mapped()
+    assert tale.tell(b.SlabClosed("v", 0, epoch - 1)) == [] and tale.state() == "mapped"
+    assert tale.hear(lender, FreeMem("v", 1, epoch, 5)) == []
+    assert tale.tell(b.SlabClosed("v", 1, epoch)) == [], "the volume has one slab, number 0"
+
+
 def test_a_move_that_a_restart_cut_short_is_finished() -> None:
     tale = Tale()
     old, new = Place(5, OTHERS[0], "10.0.0.2:7", SECRET), Place(6, OTHERS[1], "10.0.0.3:7", SECRET)
@@ -427,6 +464,21 @@ def test_a_map_registers_memory_and_only_then_says_where() -> None:
     register = only(actions, le.RegisterSlab)
     actions = loan.tell(le.SlabRegistered(ME, register.slab, "10.0.0.2:7"))
     assert sent(actions, MrInfo) == [(ME, MrInfo("v", 0, 1, "10.0.0.2:7", register.secret))]
+
+
+def test_a_map_heard_again_while_memory_is_registered_is_answered_once() -> None:
+    loan = Loan()
+    register = only(loan.hear(ME, Map("v", 0, 1, SLAB, PAGE)), le.RegisterSlab)
+    assert loan.hear(ME, Map("v", 0, 1, SLAB, PAGE)) == [], "the answer is on its way"
+    assert len(sent(loan.tell(le.SlabRegistered(ME, register.slab, "10.0.0.2:7")), MrInfo)) == 1
+
+
+def test_a_map_of_a_slab_that_is_taken_back_is_refused() -> None:
+    loan = Loan(spare=4)
+    loan.lend()
+    assert len(sent(loan.short(1), Evict)) == 1, "there is only this one: nobody is asked"
+    ((_, said),) = sent(loan.hear(ME, Map("v", 0, 1, SLAB, PAGE)), MrInfo)
+    assert said.refused == "this mapping is being taken back"
 
 
 def test_a_map_heard_twice_is_answered_the_same_and_registers_once() -> None:

@@ -526,6 +526,24 @@ def test_acknowledged_limits_never_exceed_the_device_and_no_job_can_stop_for_eve
         assert sum(account.acked_bytes for account in accounts) <= 32 * GIB
 
 
+def test_each_trial_of_a_job_that_finishes_nothing_lasts_a_minute() -> None:
+    rack = Rack()
+    for job in ("a", "b"):
+        rack.arrive(job, "opportunistic", 24)
+        rack.step(job, peak=0, stable=0)
+    ended = []
+    rack.steps(3, "a", "b", peak=0, stable=0)
+    for _ in range(250):
+        rack.step("a", 0.9, peak=0, stable=0)
+        rack.acked["b"] = rack.limits["b"].epoch
+        rack.gpu.ledger.acked(JobId("b"), rack.acked["b"])
+        if any(isinstance(note, Note) and note.event == "trial" for note in rack.out):
+            ended.append(rack.now_s)
+            rack.out.clear()
+    assert len(ended) >= 2
+    assert all(59 < later - before < 63 for before, later in pairwise(ended)), ended
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.permutations(["a", "b", "c"]), st.integers(1, 20), st.integers(0, 2))
 def test_equal_jobs_in_another_order_get_the_same_limits(order: list[str], gib: int, guaranteed_first: int) -> None:

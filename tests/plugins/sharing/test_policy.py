@@ -71,6 +71,15 @@ def test_a_baseline_is_as_long_as_its_noise_needs_and_not_for_ever() -> None:
     assert interference.is_precise(Steps(64, 0.02, 63 * 0.02**2))
 
 
+def test_a_baseline_is_known_at_a_twentieth_of_the_tolerance_and_good_for_busy_time_at_a_third() -> None:
+    def known_to(share_of_tolerance: float, count: int = 40) -> Steps:
+        error_s = share_of_tolerance * interference.TOLERANCE * 0.02
+        return Steps(count, 0.02, error_s**2 * count * (count - 1))
+
+    assert interference.is_precise(known_to(0.9 / 20)) and not interference.is_precise(known_to(1.1 / 20))
+    assert interference.is_known(known_to(0.9 / 3)) and not interference.is_known(known_to(1.1 / 3))
+
+
 def test_windows_are_looked_at_seldom() -> None:
     assert [count for count in range(100) if interference.is_look(count)] == [6, 9, 13, 19, 28, 42, 63, 94]
 
@@ -197,6 +206,13 @@ def test_what_is_divided_is_never_more_than_there_is(room: int, wanted: list[int
         assert parts == tuple(wanted)
 
 
+def test_small_demands_are_met_first_up_to_half_of_the_room() -> None:
+    quantum = memory.QUANTUM
+    assert memory.divided(8 * quantum, [4 * quantum, 96 * quantum]) == (4 * quantum, 4 * quantum)
+    assert memory.divided(7 * quantum, [4 * quantum, 96 * quantum]) == (0, 6 * quantum), "more than half of it"
+    assert memory.divided(200 * quantum, [4 * quantum, 96 * quantum]) == (4 * quantum, 96 * quantum)
+
+
 HELD = st.lists(st.tuples(st.integers(0, 40 * GIB), st.integers(0, 40 * GIB)), max_size=6)
 
 
@@ -263,6 +279,8 @@ def test_every_trial_fits_and_the_best_is_no_worse_than_the_first(room: int, job
     while not search.over:
         assert sum(search.trial) <= room * GIB
         assert all(0 <= held <= want for held, want in zip(search.trial, wanted, strict=True))
+        moved = [abs(now - best) for now, best in zip(search.trial, search.best, strict=False) if now != best]
+        assert not moved or min(moved) >= memory.CHUNK_MIN, "less than a chunk proves nothing"
         search = memory.measured(search, speeds(search.trial))
         assert search.trials <= memory.TRIALS_MAX
     assert sum(search.trial) <= room * GIB
