@@ -25,10 +25,13 @@ from plugins.aggregator.machine.owner import (
 from plugins.aggregator.messages import (
     Accepted,
     Assigned,
+    CycleHere,
+    CycleNow,
     Declined,
     Demand,
     DoYouServe,
     Dropped,
+    JobDemand,
     Judged,
     Known,
     Lost,
@@ -370,6 +373,25 @@ def test_the_least_loaded_asks_only_hosts_that_are_there_whether_it_may_empty_it
             play.now_s += 1
             found += [action for action in play(seen) if isinstance(action, Ask)]
         assert [action.to for action in found[: len(asked)]] == asked
+
+
+def test_why_nothing_moved_is_told_in_the_words_of_who_refused_and_answers_count_once() -> None:
+    """Nothing moves when any of it does not fit. Reference: §4.3.3.3."""
+    play = promising("j1", "j2")
+    asked: list[Any] = []
+    while not asked:
+        play.now_s += 1
+        asked = play(Rack(frozenset(), (loaded(B, 85_000), loaded(D, 60_000))))
+    said = {
+        B: CycleNow(True, 100_000, 1, 1, [JobDemand(JobId("x"), Demand(100_000, 85_000))]),
+        D: CycleNow(True, 100_000, 1, 1, [JobDemand(JobId("y"), Demand(100_000, 60_000))], [JobId("j1"), JobId("j2")]),
+    }
+    assert play(Answered(B, CycleHere(), said[B])) == []
+    assert play(Answered(B, CycleHere(), said[B])) == [], "said twice"
+    assert play(Answered(A, CycleHere(), said[B])) == [], "not asked"
+    notes = play(Answered(D, CycleHere(), said[D]))
+    assert [note.reason for note in notes] == ["d: it was hurt or hurt others there"] * 2
+    assert play(Answered(D, CycleHere(), said[D])) == [] and not play.machine.emptier.busy
 
 
 # ---- Directory -------------------------------------------------------------------------------------------------------
