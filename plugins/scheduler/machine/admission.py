@@ -11,6 +11,7 @@ Opportunistic jobs come last, oldest first, on what is left. Nobody is stopped f
 another: they lose their GPUs to guaranteed jobs only, as often as it takes (there is no sharing of a GPU yet).
 """
 
+import heapq
 from collections.abc import Mapping, Sequence, Set
 
 import msgspec
@@ -45,6 +46,8 @@ class Admission:
         self.queue, self.settings, self.wall_s = queue, settings, wall_s
         self.lines, self.ground, self.apart, self.pausing = lines, ground, apart, pausing
         self.homes = {host: count for host, count in homes.items() if host in ground.totals}
+        self._fewest: list[tuple[int, HostId]] = []
+        """Heap of the same, once every host looks for some."""
         self.spent: dict[str, int] = {}
         """Quota given away in this look, per tenant."""
         self.commands: list[AboutJob] = []
@@ -97,6 +100,8 @@ class Admission:
             self._clear_the_way(job)
 
     def _fits(self, job: Job) -> bool:
+        if job.spec.gpus and not self.ground.free:
+            return False
         free = self.ground.free_for(job)
         return job.spec.gpus <= max(0, sum(free.values()) - self.ground.placing) and takes(job, free)
 
@@ -115,15 +120,20 @@ class Admission:
         if job.counts:
             self.spent[job.spec.tenant] = self.spent.get(job.spec.tenant, 0) + job.spec.gpus
         home = self._home()
-        self.homes[home] = self.homes.get(home, 0) + 1
         self.commands.append(Granted(wall_s=self.wall_s, job=job.id, epoch=job.epoch + 1, home=home))
 
     def _home(self) -> HostId:
         """The host that looks for the fewest gangs' places."""
         totals = self.ground.totals
-        if len(self.homes) < len(totals):
-            return next(host for host in totals if not self.homes.get(host))
-        return min((self.homes[host], host) for host in totals)[1]
+        if not self._fewest and len(self.homes) < len(totals):
+            host = next(host for host in totals if not self.homes.get(host))
+            self.homes[host] = 1
+            return host
+        if not self._fewest:
+            self._fewest = sorted((self.homes[host], host) for host in totals)
+        count, host = self._fewest[0]
+        heapq.heapreplace(self._fewest, (count + 1, host))
+        return host
 
     def _clear_the_way(self, job: Job) -> None:
         """It is within its quota, and no place is free: stop opportunistic jobs when that helps, or keep what is

@@ -89,10 +89,9 @@ class Ground:
                 _set(self.staying, host, self.staying.get(host, 0) + sign * gpus)
 
     def draft(self) -> "Ground":
-        """A copy for one look, in which GPUs may be given away."""
+        """A copy for one look, in which GPUs may be given away; no job is put into it."""
         other = copy.copy(self)
         other.free, other.open, other.staying = dict(self.free), dict(self.open), dict(self.staying)
-        other.guests = list(self.guests)
         other.reserving, other.reserved = self.queue.reserving, dict(self.queue.reserved)
         return other
 

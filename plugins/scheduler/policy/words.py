@@ -103,9 +103,10 @@ def waits_for(
     quotas: Mapping[str, int | None],
     default: int | None,
     hindrance: str = "",
+    preempts: bool = True,
 ) -> str:
     """What a waiting job waits for: its place, who is ahead and whose they are, what would let it start.
-    `hindrance`: why it does not start on GPUs that are free."""
+    `hindrance`: why it does not start on GPUs that are free; `preempts`: whether jobs of a lower queue are stopped."""
     at = next(number for number, row in enumerate(order) if row.id == job)
     row = order[at]
     queue = queue_of(row.attained_gpu_s, thresholds)
@@ -126,7 +127,50 @@ def waits_for(
         return f"{place}; {hindrance or f'{are_free(free)}, and it is about to be placed'}"
     hindrance = f"; {hindrance}" if hindrance else ""
     until = f"; it starts when enough of {named(holders)} end" if holders else ""
-    return f"{place}; it needs {gpus(row.gpus)} and {free} are free{ahead}{until}{hindrance}"
+    sinks = preempts and bool(holders) and not waiting
+    sooner = _when_others_sink(row, queue, holders, free, thresholds, quotas, default) if sinks else ""
+    return f"{place}; it needs {gpus(row.gpus)} and {free} are free{ahead}{until}{sooner}{hindrance}"
+
+
+def _when_others_sink(
+    row: Row,
+    queue: int,
+    holders: Sequence[Row],
+    free: int,
+    thresholds: Sequence[float],
+    quotas: Mapping[str, int | None],
+    default: int | None,
+) -> str:
+    """Running jobs that this one would stop once they attained so much service that they sink below it: the first few
+    that suffice. Only jobs of the same order: of its tenant, or, without a quota, of all tenants without one."""
+    limited = quotas.get(row.tenant, default) is not None
+    mine = [
+        other
+        for other in holders
+        if (other.tenant == row.tenant if limited else quotas.get(other.tenant, default) is None)
+        and other.promoted is None
+    ]
+    sinking: list[tuple[float, Row]] = []
+    for other in mine:
+        at = queue_of(other.attained_gpu_s, thresholds)
+        if at <= queue < len(thresholds):
+            width = other.gpus or 1
+            sinking.append(((thresholds[queue] - other.attained_gpu_s) / width, other))
+    sinking.sort(key=lambda each: (each[0], each[1].number))
+    below = sum(other.gpus for other in mine if queue_of(other.attained_gpu_s, thresholds) > queue)
+    have, said = free + below, []
+    for left_s, other in sinking:
+        if have >= row.gpus:
+            break
+        have += other.gpus
+        said.append((left_s, other))
+    if have < row.gpus or not said:
+        return ""
+    shown = ", ".join(
+        f"{other.id} sinks below it in about {format_seconds(left_s)} of running" for left_s, other in said[:NAMED_MAX]
+    )
+    more = f" and {len(said) - NAMED_MAX} more later" if len(said) > NAMED_MAX else ""
+    return f", or when {shown}{more}"
 
 
 def waits_as_guest(job: JobId, guests: Sequence[Row], guaranteed: Sequence[Row], free: int) -> str:

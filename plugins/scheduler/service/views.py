@@ -74,7 +74,15 @@ class Standing:
         queue, thresholds = self.queue, self.settings.queue_thresholds_gpu_s
         default, hindrance = queue.quotas.get("*"), self._hindrance(job)
         return words.waits_for(
-            job.id, self.order, self.chosen, self.capacity, thresholds, queue.quotas, default, hindrance
+            job.id,
+            self.order,
+            self.chosen,
+            self.capacity,
+            thresholds,
+            queue.quotas,
+            default,
+            hindrance,
+            self.settings.preemption,
         )
 
     def _hindrance(self, job: Job) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from covey.core import HostId, JobId
+from covey.core import HostId
 from plugins.facts import Place
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.leader import Leader, Look, RackHost

@@ -232,6 +232,23 @@ def test_a_waiting_job_hears_its_place_who_is_ahead_and_what_would_let_it_start(
     )
 
 
+def test_a_job_is_told_who_sinks_below_it_soon_and_is_stopped_for_it_then() -> None:
+    def said(*others: order.Row, mine: order.Row, **more: Any) -> str:
+        rows = order.ordered([*others, mine], (3200.0,), {})
+        return words.waits_for(mine.id, rows, select(rows, 4, {}), 4, (3200.0,), {}, None, **more)
+
+    young, wide = row(2, gpus=2), row(1, gpus=4, running=True, first=1.0, attained_gpu_s=3160.0)
+    assert said(wide, mine=young).endswith("(t, 4 GPUs) end, or when j1 sinks below it in about 10 s of running")
+    assert "sinks" not in said(wide, mine=young, preempts=False), "nobody is stopped for anybody"
+    assert "sinks" not in said(wide, row(0, gpus=1), mine=young), "somebody else comes first"
+    old = row(2, gpus=2, attained_gpu_s=4000.0, first=2.0)
+    assert "sinks" not in said(wide, mine=old), "there is no queue below its own"
+    halves = [row(n, gpus=2, running=True, first=1.0, attained_gpu_s=3200.0 - 100 * n) for n in (1, 3)]
+    assert said(*halves, mine=young).endswith("j1 sinks below it in about 50 s of running"), "the first suffices"
+    both = "j1 sinks below it in about 50 s of running, j3 sinks below it in about 2 min 30 s of running"
+    assert said(*halves, mine=row(2, gpus=4)).endswith(both)
+
+
 def test_a_job_larger_than_what_is_alive_waits_for_hosts() -> None:
     rows = [row(1, gpus=9)]
     said = words.waits_for(JobId("j1"), rows, select(rows, 4, {}), 4, (10.0,), {}, None)
