@@ -145,16 +145,17 @@ def test_what_left_because_it_hurt_comes_back_only_after_one_that_it_hurt_has_le
 
 
 def test_who_was_barred_from_an_aggregator_that_stopped_may_use_its_host_again() -> None:
-    play = Play(hosts=[HostId("x"), HostId("y"), HostId("z")])
+    play = Play(hosts=[HostId("x"), HostId("y")])
     play.arrive("old", 12, 3)
     play.arrive("new", 6, 1)
     play.run("old", 14)
-    assert play.hosts("new") == {"y"}
+    assert play.hosts("new") == {"y"}, "barred from x"
     play(Gone(HostId("x")))
-    assert play.hosts("old") == {"y"}, "it fits beside the other, which was barred from x only"
     play(Back(HostId("x")))
-    play.run("old", 14)
-    assert play.hosts("old") == {"x"} and play.hosts("new") == {"y"}, "the newest leaves, whoever that is now"
+    play.arrive("c", 12, 9)
+    assert play.hosts("c") == {"x"}
+    play(Refused(HostId("y"), JobId("new"), "it is fuller than you think"))
+    assert play.hosts("new") == {"x"}, "what was hurt there went with the aggregator"
 
 
 @pytest.mark.parametrize(("work", "host"), [(4, "a1"), (5, "a3")])

@@ -365,16 +365,17 @@ def test_a_slab_granted_and_not_opened_before_a_restart_is_given_back_and_one_th
 
 def test_of_two_hosts_with_equal_room_the_one_with_fewer_slabs_of_this_volume_is_taken() -> None:
     """Spread over as many hosts as there are. Reference: §2.4.2."""
-    tale = Tale(slabs=2)
-    lender, _ = tale.mapped()
-    other = next(host for host in OTHERS if host != lender)
-    two = (Peer(lender, "alive", 9), Peer(other, "alive", 9))
-    asked = sent(tale.second(1000, 1000, peers=two), QueryMem)
-    assert {host for host, _ in asked} == {lender, other}
-    actions: Sequence[Any] = ()
-    for host in (lender, other):
-        actions = tale.hear(host, FreeMem("v", 1, asked[0][1].epoch, 5))
-    assert [host for host, _ in sent(actions, Map)] == [other]
+    many, few = OTHERS[0], OTHERS[1]
+    places = [(at, Place(at + 1, host, "10.0.0.2:7", SECRET)) for at, host in enumerate((many, many, few))]
+    for seed in range(6):
+        tale = Tale(slabs=4, seed=seed)
+        tale.tell(b.VolumeFound("v", 4, SLAB, PAGE, tuple(places)))
+        asked = sent(tale.second(0, 0, 0, 1000, peers=PEERS[:2]), QueryMem)
+        actions: Sequence[Any] = ()
+        for host, query in asked:
+            actions = tale.hear(host, FreeMem("v", 3, query.epoch, 5))
+        assert {host for host, _ in asked} == {many, few}
+        assert [host for host, _ in sent(actions, Map)] == [few]
 
 
 def test_words_of_another_epoch_or_of_no_slab_change_nothing() -> None:
