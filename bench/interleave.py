@@ -1,7 +1,7 @@
 """Interleaving's tables: 80 jobs on 100 hosts against two ways without groups, what each part gives, other workloads,
 wrong profiles, spilling, thousands of jobs, and all groupings.
 
-Policies were tuned on seeds 101 to 108. Everything here is run on others (`SEEDS`).
+The workload was chosen, and policies were tuned, on seeds 101 to 108. Everything here is run on others (`SEEDS`).
 """
 
 import argparse
@@ -23,7 +23,7 @@ from plugins.interleave.policy.model import Profile, Weights, iteration_s
 from plugins.interleave.policy.schedule import schedule
 
 WEIGHTS = Weights()
-SEEDS = (201, 202, 203, 204, 205)
+SEEDS = (301, 302, 303, 304, 305)
 """Never used for tuning."""
 FEW = SEEDS[:1]
 """For sweeps."""
@@ -46,7 +46,7 @@ def eighty(progress: Progress) -> Report:
         data[f"seed_{seed}"] = report.data
         jobs = groups.made(options)
         at_best, on_16 = report.data["isolated"], report.data.get("isolated_16", report.data["isolated"])
-        for way in ("isolated", "isolated_16", "naive", "groups", "groups_said"):
+        for way in ("isolated", "isolated_16", "naive", "printed", "groups", "groups_said"):
             one = report.data.get(way)
             if one is not None:
                 rows.append(
@@ -59,7 +59,7 @@ def eighty(progress: Progress) -> Report:
                 )
         ideal = at_best["jct_s_mean"] / shortest_first_s(jobs, options.hosts)
         rows.append([seed, "no schedule can", ideal, *[None] * 8])
-    for way in ("naive", "groups", "groups_said"):
+    for way in ("naive", "printed", "groups", "groups_said"):
         those = [row[2:] for row in rows if row[1] == way]
         rows.append(
             [
@@ -77,6 +77,7 @@ def eighty(progress: Progress) -> Report:
     notes = (
         "gains are over isolated jobs on as many hosts each as keep CPUs busiest, tried out for each seed; '16': over "
         "isolated jobs on 16 hosts each",
+        "printed: the paper's algorithms, repaired, and its rules: jobs as they came, turns one by one, CPU 2 : 1",
         "groups_said: jobs say how many iterations they will do",
         "no schedule can: all hosts compute without a pause, the job with the least computing first",
     )
@@ -165,17 +166,17 @@ def errors(progress: Progress) -> Report:
 def spreads(progress: Progress) -> Report:
     """What the paper does not tell: how unlike the jobs are in length."""
     rows: list[list[Cell]] = []
-    cases = (0.0, 0.7, 1.0)
-    for at, spread in enumerate(cases):
-        progress(at / len(cases), f"spread {spread:g}")
+    cases = (1.0, 5.0, 50.0)
+    for at, ratio in enumerate(cases):
+        progress(at / len(cases), f"ratio {ratio:g}")
         found, bound = [], []
         for seed in FEW:
-            jobs = workload(80, random.Random(seed), spread)
+            jobs = workload(80, random.Random(seed), ratio=ratio)
             found.append(_gain(jobs, Setting(seed=seed, declared=True), grouped))
             base = isolated(jobs, Setting(seed=seed))[0]
             bound.append(statistics.fmean(base.jct_s) / shortest_first_s(jobs, 100))
-        rows.append([f"{spread:g}", *_mean(found), statistics.fmean(bound)])
-    notes = ("spread: standard deviation of the logarithm of the number of iterations; lengths said", _on(FEW))
+        rows.append([f"{ratio:g}", *_mean(found), statistics.fmean(bound)])
+    notes = ("how: work of a long job (30 of 80) to that of a short one; elsewhere 20; lengths said", _on(FEW))
     table = Table("How unlike jobs are in length", (*COLUMNS, "JCT gain that no schedule can beat"), rows, notes)
     return Report("groups-spread", _data(rows), (table,))
 
@@ -285,14 +286,16 @@ def many(progress: Progress) -> Report:
 def against_all(progress: Progress) -> Report:
     rng = random.Random(5)
     rows: list[list[Cell]] = []
-    for count, hosts, cases in ((7, 14, 40), (9, 8, 40), (9, 14, 40), (10, 12, 20)):
+    for count, hosts, cases in ((9, 14, 40), (10, 12, 40), (10, 20, 20), (11, 8, 20)):
         progress(len(rows) / 4, f"{count} jobs on {hosts} hosts")
         ratios = []
         for _ in range(cases):
             jobs = made(count, rng, on=4)
             ratios.append(schedule(jobs, hosts, WEIGHTS).score / exhaustive(jobs, hosts, WEIGHTS)[0])
         rows.append([count, hosts, cases, 100 * sum(ratios) / cases, 100 * min(ratios)])
-    notes = ("up to 8 jobs on 32 hosts the policy itself looks at all; the paper: about 2 % below (§4.4.7)",)
+    notes = (
+        "the first row: so few that the policy itself looks at all, as up to 3^jobs hosts^2 = 7 million; the paper: about 2 % below (§4.4.7)",
+    )
     table = Table(
         "Score against the best of all groupings", ("jobs", "hosts", "cases", "mean %", "least %"), rows, notes
     )

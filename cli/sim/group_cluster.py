@@ -18,7 +18,7 @@ from typing import Literal
 
 from cli.sim.group_memory import Felt, Load, resident, spilling
 from cli.sim.group_workload import Job
-from plugins.interleave.machine.turns import Asked, Finished, OrderChanged, Turns
+from plugins.interleave.machine.turns import LAPS, Asked, Finished, OrderChanged, Turns
 from plugins.interleave.messages import Need
 
 EPS = 1e-9
@@ -59,6 +59,8 @@ class Rules:
     gap: float = 0.0
     """Share of a COMM in which it waits for others and leaves the network to a secondary one."""
     spill: bool = True
+    laps: int = LAPS
+    """Turns of others after which a job is next (`Turns`)."""
 
 
 class Shared:
@@ -66,7 +68,7 @@ class Shared:
 
     def __init__(self, jobs: Sequence[Work], hosts: int, rules: Rules) -> None:
         self.jobs, self.hosts, self.rules = list(jobs), hosts, rules
-        self.turns = Turns()
+        self.turns = Turns(laps=rules.laps)
         self.at_s = 0.0
         self.busy = {"comp": 0.0, "comm": 0.0, "useful": 0.0}
         """Host-seconds so far: processors, network, processors without collections and reloading."""

@@ -10,16 +10,17 @@ from cli.sim.group_memory import Load, collecting, hosts_least, resident
 from cli.sim.group_workload import Job
 from covey.core import HostId
 from plugins.interleave.machine.groups import (
-    WEIGHTS,
+    OURS,
     Groups,
     GroupsAction,
     JobEnded,
     JobSubmitted,
+    Manner,
     Progressed,
     SetGroup,
     SubtaskTimed,
 )
-from plugins.interleave.policy.model import Weights
+from plugins.interleave.machine.turns import LAPS
 
 ALONE_ON = (4, 6, 8, 10, 12, 16, 20, 25, 33)
 """Hosts a job that are tried for isolated jobs."""
@@ -32,7 +33,7 @@ class Setting:
     """What is assumed."""
 
     hosts: int = 100
-    weights: Weights = WEIGHTS
+    manner: Manner = OURS
     error: float = 0.05
     """Measured times are wrong by up to this share, each job's always by the same."""
     move_s: float = 30.0
@@ -51,7 +52,8 @@ class Setting:
 def isolated(jobs: Sequence[Job], setting: Setting) -> tuple[Outcome, int]:
     """First come, first served, each job on hosts of its own, as many as keep the processors busiest over the whole run
     (§4.4.1), and that number. It is found by trying all of `ALONE_ON`; nobody could on a real cluster."""
-    tried = [(alone(jobs, setting, each), each) for each in ALONE_ON if each <= setting.hosts]
+    sizes = [each for each in ALONE_ON if each <= setting.hosts] or [setting.hosts]
+    tried = [(alone(jobs, setting, each), each) for each in sizes]
     return max(tried, key=lambda each: each[0].cpu)
 
 
@@ -156,9 +158,10 @@ class _Grouped:
         self.setting, self.all = setting, list(jobs)
         self.rng = random.Random(setting.seed)
         self.home = Groups(
-            [HostId(f"h{n:04}") for n in range(setting.hosts)], setting.weights, TIMINGS, setting.group_max
+            [HostId(f"h{n:04}") for n in range(setting.hosts)], setting.manner, TIMINGS, setting.group_max
         )
-        self.rules = Rules(gap=setting.gap, spill=setting.spill)
+        laps = LAPS if setting.manner.by_left else 1
+        self.rules = Rules(gap=setting.gap, spill=setting.spill, laps=laps)
         self.shared: dict[int, Shared] = {}
         self.place: dict[str, tuple[HostId, ...]] = {}
         self.wrong = {

@@ -19,10 +19,10 @@ import msgspec
 
 from cli.sim.group_cluster import Outcome
 from cli.sim.group_ways import Setting, alone, grouped, isolated, thrown_best
-from cli.sim.group_workload import PROFILED_ON, SPREAD, Job, arriving, bursting, leaning, workload
+from cli.sim.group_workload import PROFILED_ON, RATIO, SPREAD, Job, arriving, bursting, leaning, workload
 from cli.sim.report import Cell, Figure, Progress, Report, Series, Table, Wrong
 from covey.core import JobId
-from plugins.interleave.machine.groups import WEIGHTS
+from plugins.interleave.machine.groups import OURS, PRINTED, WEIGHTS
 from plugins.interleave.policy.model import Profile, Weights
 from plugins.interleave.policy.schedule import Grouping, schedule
 
@@ -40,7 +40,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--jobs", type=int, default=80, help="jobs that are made (default 80)")
     add("--hosts", type=int, default=100, help="hosts (default 100)")
     add("--file", type=Path, help="jobs from a JSON file instead")
-    add("--spread", type=float, default=SPREAD, help=f"of the logarithm of iterations (default {SPREAD})")
+    add("--spread", type=float, default=SPREAD, help=f"of the logarithm of lengths in a class (default {SPREAD})")
+    add("--ratio", type=float, default=RATIO, help=f"of long jobs to short ones (default {RATIO:g})")
     add("--lean", choices=("comp", "comm"), help="only the three quarters that compute, or communicate, most")
     add("--arrival-s", type=float, default=0.0, help="mean time between jobs (default 0: all at once)")
     add("--burst", type=float, default=1.0, help="jobs that arrive in one moment, in the mean (default 1)")
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Report:
         return _decided(schedule([job.profile for job in jobs], options.hosts, weights), options.hosts)
     setting = Setting(
         hosts=options.hosts,
-        weights=weights,
+        manner=msgspec.structs.replace(OURS, weights=weights),
         error=options.error,
         move_s=options.move_s,
         gap=options.gap,
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Report:
 def made(options: argparse.Namespace) -> list[Job]:
     """The jobs of these options."""
     rng = random.Random(options.seed)
-    jobs = read(options.file) if options.file else workload(options.jobs, rng, options.spread)
+    jobs = read(options.file) if options.file else workload(options.jobs, rng, options.spread, options.ratio)
     if options.lean:
         jobs = leaning(jobs, max(1, round(0.75 * len(jobs))), options.lean == "comp")
     if options.burst > 1:
@@ -94,6 +95,7 @@ def compared(jobs: Sequence[Job], setting: Setting, progress: Progress) -> dict[
     naive, size = thrown_best(jobs, setting)
     found[f"naive, two on {size}"] = naive
     ways: tuple[tuple[str, Callable[[], Outcome]], ...] = (
+        ("as printed", lambda: grouped(jobs, replace(setting, manner=PRINTED))),
         ("groups", lambda: grouped(jobs, setting, lambda share: progress(0.2 + 0.4 * share, "groups"))),
         (
             "groups, lengths said",
@@ -152,7 +154,7 @@ def report(name: str, outcomes: dict[str, Outcome], jobs: Sequence[Job], setting
             100 * each.net,
             each.running,
             each.groups,
-            100 * each.spilled if way.startswith("groups") else None,
+            100 * each.spilled if way.startswith(("groups", "as printed")) else None,
             each.moves,
         ]
         for way, each in outcomes.items()
@@ -166,6 +168,7 @@ def report(name: str, outcomes: dict[str, Outcome], jobs: Sequence[Job], setting
         "isolated: first come, first served; first the number of hosts that keeps CPUs busiest, of nine tried",
         f"naive: two jobs in a set, the best of five sizes of sets; in one phase both lose {setting.contention:.0%}",
         f"measured times are up to {setting.error:.0%} wrong; a job that changes hosts pauses {setting.move_s:g} s",
+        "as printed: the paper's algorithms, repaired, and its rules: jobs as they came, turns one by one, CPU 2 : 1",
         "gains are over the first row; CPU and network: all hosts, from the first job to the last, start and tail "
         "included; useful: without collecting garbage and reloading",
     )
@@ -199,10 +202,12 @@ def report(name: str, outcomes: dict[str, Outcome], jobs: Sequence[Job], setting
 
 
 def _key(way: str, taken: dict[str, Any]) -> str:
-    """The name of a way in the JSON: isolated, isolated_16, naive, groups, groups_said."""
+    """The name of a way in the JSON: isolated, isolated_16, naive, printed, groups, groups_said."""
     first, _, rest = way.partition(",")
     if first == "groups":
         return "groups_said" if rest else "groups"
+    if first == "as printed":
+        return "printed"
     return f"{first}_{PROFILED_ON}" if first in taken else first
 
 
@@ -227,6 +232,7 @@ def _check(options: argparse.Namespace) -> None:
         "--jobs": (options.jobs, 1, 100_000),
         "--hosts": (options.hosts, 1, 100_000),
         "--spread": (options.spread, 0, 3),
+        "--ratio": (options.ratio, 1, 1000),
         "--arrival-s": (options.arrival_s, 0, 1e9),
         "--burst": (options.burst, 1, 1e6),
         "--contention": (options.contention, 0, 10),

@@ -42,6 +42,24 @@ PATIENCE_S = 6 * 3600.0
 WEIGHT = 0.2
 """Of the newest timing in the moving averages (§4.3.2)."""
 
+
+class Manner(msgspec.Struct, frozen=True):
+    """By which rules jobs are chosen."""
+
+    weights: Weights = WEIGHTS
+    look: int | None = LOOK
+    """Jobs that a decision looks at; None: all."""
+    by_left: bool = True
+    """Who has least left first, late ones before all (`policy/order`); else as they came."""
+    polish: bool = True
+    """Is a grouping polished, or that of few jobs searched for among all? (`policy/schedule`)"""
+
+
+OURS = Manner()
+PRINTED = Manner(Weights(2 / 3, 1 / 3), None, by_left=False, polish=False)
+"""As the paper prints it, its two algorithms repaired (`policy/schedule`): all jobs in the order in which they came,
+nothing known of lengths (Algorithm 1, lines 2 to 5). It says only that CPU counts more; twice is our reading."""
+
 # ---- events ----------------------------------------------------------------------------------------------------------
 
 
@@ -119,12 +137,12 @@ class Groups:
     def __init__(
         self,
         hosts: Sequence[HostId],
-        weights: Weights | None = None,
+        manner: Manner = OURS,
         timings_min: int = TIMINGS_MIN,
         group_max: int | None = None,
     ) -> None:
         self.hosts = tuple(sorted(hosts))
-        self.weights = weights or WEIGHTS
+        self.manner, self.weights = manner, manner.weights
         self.timings_min, self.group_max = timings_min, group_max
         self.jobs: dict[JobId, Timed] = {}
         """All that have not ended, in the order in which they came."""
@@ -194,6 +212,8 @@ class Groups:
 
     def _ordered(self) -> list[JobId]:
         """All that are profiled: who has waited too long first, then as `policy/order` says."""
+        if not self.manner.by_left:
+            return [job for job in self.jobs if self.is_profiled(job)]
         order = self._order()
         return sorted([*order.late, *order.rest], key=lambda job: not self._is_impatient(job))
 
@@ -211,7 +231,7 @@ class Groups:
 
     @property
     def _look(self) -> int:
-        return max(LOOK, len(self.hosts) // 5)
+        return len(self.jobs) if self.manner.look is None else max(self.manner.look, len(self.hosts) // 5)
 
     def _placed(self) -> dict[JobId, int]:
         return {job: at for at, group in self.groups.items() for job in group.jobs}
@@ -297,7 +317,7 @@ class Groups:
         self.groups[at].jobs = left
         if not self.arranged:
             return self._after_loss(at)
-        if set(self._order().late) - set(self._placed()):
+        if self.manner.by_left and set(self._order().late) - set(self._placed()):
             return self._arrange_all()
         groups = self._known(set())
         places = list(groups)
@@ -310,6 +330,7 @@ class Groups:
             len(self.hosts),
             self.weights,
             self.group_max,
+            regroup.STARTS if self.manner.polish else 0,
         )
         if change is None:
             return self._after_loss(at)
@@ -358,7 +379,13 @@ class Groups:
 
     def _arrange_all(self) -> list[GroupsAction]:
         order = self._ordered()[: self._look]
-        found = schedule([self.profile(job) for job in order], len(self.hosts), self.weights, group_max=self.group_max)
+        found = schedule(
+            [self.profile(job) for job in order],
+            len(self.hosts),
+            self.weights,
+            group_max=self.group_max,
+            starts_max=None if self.manner.polish else 0,
+        )
         self.arranged = True
         return self._replace(list(self.groups), found.groups, found.score)
 

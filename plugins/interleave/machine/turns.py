@@ -57,7 +57,8 @@ TurnsEvent = Asked | Finished | OrderChanged
 class Turns:
     """The tokens of one host."""
 
-    def __init__(self, jobs: Sequence[JobId] = ()) -> None:
+    def __init__(self, jobs: Sequence[JobId] = (), laps: int = LAPS) -> None:
+        self.laps = laps
         self.order = {job: at for at, job in enumerate(jobs)}
         self.waiting: dict[JobId, Need] = {}
         self.holds: dict[Lane, JobId] = {}
@@ -98,7 +99,7 @@ class Turns:
     def _place(self, job: JobId) -> tuple[int, int]:
         """Least first: who was passed over too often, most often first; then the plan's order."""
         passed = self.passed[job]
-        return -passed if passed >= LAPS else 0, self.order[job]
+        return -passed if passed >= self.laps else 0, self.order[job]
 
     def _reorder(self, jobs: Sequence[JobId]) -> None:
         for job in [job for job in self.order if job not in set(jobs)]:

@@ -1,15 +1,14 @@
 """Jobs into a given number of groups, and hosts to the groups (Harmony, Algorithm 2, and its text).
 
-As printed, line 6 fills a group with one job more than the text says (`<=` for `<`), and line 14 takes the least of an
-empty set when every group has been excluded. Here: `<`, and a job that no group takes goes to the one that it suits
-best.
+As printed, line 6 fills a group with one job more than the text says (`<=` for `<`). Here: `<`. Every group is then
+begun with the longest job left, so none of those left over at the end is longer than all of a group: lines 15 to 21,
+which keep such a job out of it, have nothing to do and are left out.
 
 All by arrays: `work` is T_cpu times hosts, `net` is T_net, shape (jobs,). On `per` hosts a job's balance is
 work / per - net: above 0 it wants processors, below 0 the network.
 """
 
 import heapq
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -84,7 +83,11 @@ def assign(work: Floats, net: Floats, count: int, hosts: int, refine: bool = Tru
             total += leans[job]
         sums[at] = total
     rest = sorted([*wants_cpu[first:], *wants_net[second:]], key=lambda j: (-abs(leans[j]), j))
-    _place_rest(rest, group, balance, length, np.array(sums), work / per, net)
+    totals = np.array(sums)
+    for job in rest:  # lines 12 to 22: where it balances best
+        at = int(np.argmin(np.abs(totals + leans[job])))
+        group[job] = at
+        totals[at] += leans[job]
     if refine and count > 1:
         _swap(group, balance, count)
     return group
@@ -137,28 +140,6 @@ def score_of(work: Floats, net: Floats, group: Ints, given: Ints, weights: Weigh
     """One number, 0..1, for a whole grouping (equation 4.4)."""
     cpu, talk = uses(work, net, group, given)
     return float(((weights.cpu * cpu + weights.net * talk) * given).sum() / given.sum())
-
-
-def _place_rest(
-    rest: Sequence[int], group: Ints, balance: Floats, length: Floats, sums: Floats, cpu: Floats, net: Floats
-) -> None:
-    """Jobs left over by whole division go where they balance best, unless a job would make that group job-bound; if it
-    would make every group so, where it balances best (Algorithm 2, lines 12-22)."""
-    count = len(sums)
-    placed = group >= 0
-    longest = np.zeros(count)
-    np.maximum.at(longest, group[placed], length[placed])
-    busy = np.bincount(group[placed], weights=cpu[placed], minlength=count)
-    talk = np.bincount(group[placed], weights=net[placed], minlength=count)
-    for job in rest:
-        bound = (length[job] > longest) & (length[job] > np.maximum(busy + cpu[job], talk + net[job]))
-        after = np.abs(sums + balance[job])
-        at = int(np.argmin(np.where(bound, np.inf, after))) if not bound.all() else int(np.argmin(after))
-        group[job] = at
-        sums[at] += balance[job]
-        longest[at] = max(longest[at], length[job])
-        busy[at] += cpu[job]
-        talk[at] += net[job]
 
 
 def _swap(group: Ints, balance: Floats, count: int) -> None:

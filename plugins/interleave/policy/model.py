@@ -71,9 +71,3 @@ def use_of_all(groups: Iterable[Group], hosts: int | None = None) -> Use:
     if total == 0:
         return NOTHING
     return Use(sum(n * u.cpu for n, u in each) / total, sum(n * u.net for n, u in each) / total)
-
-
-def is_job_bound(jobs: Sequence[Profile], hosts: float) -> bool:
-    """Does one job take longer than the computing of all and the communication of all? (§4.3.2, figure 4.7b)"""
-    longest = max((job.work_s / hosts + job.net_s for job in jobs), default=0.0)
-    return longest > max(sum(job.work_s for job in jobs) / hosts, sum(job.net_s for job in jobs))

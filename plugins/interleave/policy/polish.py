@@ -142,18 +142,9 @@ class _Polish:
                     joined = tuple(sorted((*mine, *theirs)))
                     if self._fits(joined):
                         yield (one, other), ((joined, my_hosts + their_hosts),)
-                    yield (
-                        (one, other),
-                        ((mine, my_hosts + their_hosts),)
-                        if self._may_end(theirs)
-                        else (
-                            (mine, my_hosts),
-                            (theirs, their_hosts),
-                        ),
-                    )
                     if exchanges:
                         yield from self._exchanged(one, other)
-                elif self._may_end(theirs):
+                if self._may_end(theirs):
                     yield (one, other), ((mine, my_hosts + their_hosts),)
 
     def _may_end(self, members: Indices) -> bool:

@@ -17,8 +17,8 @@ from plugins.interleave.policy.model import Group, Profile, Weights, use_of_all
 from plugins.interleave.policy.schedule import schedule
 
 ALIKE = 0.05
-"""Relative difference of iteration time and of computing to communicating, within which jobs are alike (§4.3.2: 5
-%)."""
+"""Relative difference of iteration time and of computing to communicating, within which jobs are alike: 5 %
+(§4.3.2)."""
 WORTH = 0.05
 """Relative gain in score below which nothing is changed (§4.3.2: 5 %)."""
 STARTS = 2
@@ -85,6 +85,7 @@ def repaired(
     hosts: int,
     weights: Weights,
     group_max: int | None = None,
+    starts_max: int = STARTS,
 ) -> Change | None:
     """What to do about group `broken`, from which `ended` has gone: None when nothing is worth it.
 
@@ -109,7 +110,7 @@ def repaired(
         if not candidates:
             continue
         given = sum(groups[at].hosts for at in taken) + idle
-        found = schedule(candidates, given, weights, group_max=group_max, starts_max=STARTS)
+        found = schedule(candidates, given, weights, group_max=group_max, starts_max=starts_max)
         score = score_of(_with(groups, taken, found.groups), hosts, weights)
         if best is None or score >= best.score * (1 + WORTH):
             best = Change(taken, found.groups, score)

@@ -5,8 +5,8 @@ the last grouping, not the best. With two jobs on many hosts one resource or the
 1, and nothing that a third job does at once is better: it stops at two jobs out of thousands. Repaired:
 
 - the number of jobs is searched from all of them downwards by a factor, and the best grouping found is kept; of
-groupings
-  that are equally good within `ENOUGH`, the one with fewer jobs, since fewer jobs in a group end sooner (§4.3.2);
+  groupings that are equally good within `ENOUGH`, the one with fewer jobs, since fewer jobs in a group end sooner
+  (§4.3.2);
 - besides n_G, which may be the number of jobs and so leave every job alone, some smaller numbers of groups are tried;
 - small sets are polished at the end: one job added, dropped, replaced or moved, one host moved (`polish`).
 """
@@ -29,8 +29,8 @@ POLISHED_MAX = 160
 """Jobs in a grouping, or hosts, up to which it is polished: beyond, there is nothing left to gain."""
 STARTS = 4
 """Groupings polished, the best first; of few jobs eight times as many, since they have few good neighbours."""
-EXACT_JOBS, EXACT_HOSTS = 8, 32
-"""Up to so many, the best of all groupings is found: tens of milliseconds."""
+EXACT_JOBS, EXACT_STEPS = 11, 7_000_000
+"""Up to so many jobs, and 3^jobs hosts^2, the best of all groupings is found: 0.1 s."""
 FEW = 16
 """Jobs."""
 DEFAULT = Weights()
@@ -72,11 +72,12 @@ def schedule(
     starts_max: int | None = None,
 ) -> Grouping:
     """The grouping with the highest score found. Jobs that come first in `jobs` are preferred; at least `jobs_min` run;
-    no group has more than `group_max` jobs; of all groupings tried the `starts_max` best are polished. Each host is in
-    exactly one group."""
+    no group has more than `group_max` jobs; of all groupings tried the `starts_max` best are polished, with 0 it is
+    Algorithm 1 and nothing more. Each host is in exactly one group."""
     if not jobs or hosts < 1:
         return grouping((), hosts, weights)
-    if len(jobs) <= EXACT_JOBS and hosts <= EXACT_HOSTS and jobs_min <= 1 and group_max is None:
+    is_few = len(jobs) <= EXACT_JOBS and 3 ** len(jobs) * hosts**2 <= EXACT_STEPS
+    if is_few and jobs_min <= 1 and group_max is None and starts_max != 0:
         return grouping(exhaustive(jobs, hosts, weights)[1], hosts, weights)
     work = np.array([job.work_s for job in jobs])
     net = np.array([job.net_s for job in jobs])
@@ -90,10 +91,11 @@ def schedule(
     if not found:
         return grouping((), hosts, weights)
     best = _preferred(found)
-    if min(len(jobs), best.jobs) > POLISHED_MAX or hosts > 4 * POLISHED_MAX:
+    if starts_max == 0 or min(len(jobs), best.jobs) > POLISHED_MAX or hosts > 4 * POLISHED_MAX:
         return grouping(_groups(jobs, best), hosts, weights)
     limits = polish.Limits(jobs_min=jobs_min, group_max=group_max)
-    starts_max = starts_max or (STARTS if len(jobs) > FEW else 8 * STARTS)
+    if starts_max is None:
+        starts_max = STARTS if len(jobs) > FEW else 8 * STARTS
     ranked = sorted(found, key=lambda each: (-each.score, each.jobs))
     starts = [best, *[each for each in ranked if each is not best][: starts_max - 1]]
     polished = [

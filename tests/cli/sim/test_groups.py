@@ -11,7 +11,7 @@ from cli.sim import group_memory, groups
 from cli.sim.group_cluster import Cluster, Event, Rules, Shared, Work
 from cli.sim.group_memory import Load
 from cli.sim.group_ways import ALONE_ON, Setting, alone, grouped, isolated, thrown
-from cli.sim.group_workload import Job, arriving, bursting, leaning, workload
+from cli.sim.group_workload import LENGTH_S, PROFILED_ON, Job, arriving, bursting, leaning, workload
 from cli.sim.report import Wrong
 from covey.core import JobId
 from plugins.interleave.policy import model
@@ -47,6 +47,7 @@ def test_groups_use_hosts_better_and_end_sooner_than_jobs_on_their_own() -> None
     assert report.data["makespan_gain"] > 1.2
     assert report.data["groups"]["cpu_utilization"] > report.data["isolated"]["cpu_utilization"]
     assert report.data["groups"]["network_utilization"] > report.data["naive"]["network_utilization"]
+    assert report.data["groups_said"]["jct_gain"] > report.data["printed"]["jct_gain"]
 
 
 def test_jobs_in_turns_take_what_the_model_says() -> None:
@@ -114,6 +115,25 @@ def test_jobs_come_from_a_file_and_a_broken_one_is_refused(tmp_path: Path) -> No
     path.write_text('[{"name": "a", "work_s": -1, "net_s": 20, "iterations": 5}]')
     with pytest.raises(Wrong, match="holds no jobs"):
         groups.read(path)
+
+
+def test_a_job_cannot_come_before_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.json"
+    path.write_text(json.dumps([{"work_s": 640, "net_s": 20, "iterations": 5, "submit_s": -5}]))
+    with pytest.raises(Wrong, match="holds no jobs"):
+        groups.read(path)
+
+
+def test_three_hosts_are_enough_to_compare() -> None:
+    report = groups.run(options("--jobs", "2", "--hosts", "3"), lambda share, text: None)
+    assert report.data["isolated"]["jct_gain"] == 1.0
+
+
+def test_three_jobs_in_eight_are_long() -> None:
+    jobs = workload(80, random.Random(4), spread=0.0)
+    lengths = [job.iterations * (job.profile.work_s / PROFILED_ON + job.profile.net_s) for job in jobs]
+    assert sum(1 for length in lengths if length > 10_000) == 30
+    assert sum(lengths) / 80 == pytest.approx(LENGTH_S, rel=0.05)
 
 
 def test_the_same_seed_makes_the_same_jobs() -> None:

@@ -7,10 +7,14 @@ from hypothesis import strategies as st
 
 from covey.core import HostId, JobId
 from plugins.interleave.machine.groups import (
+    OURS,
+    PATIENCE_S,
+    PRINTED,
     Groups,
     HostsChanged,
     JobEnded,
     JobSubmitted,
+    Manner,
     Progressed,
     SetGroup,
     SubtaskTimed,
@@ -18,7 +22,8 @@ from plugins.interleave.machine.groups import (
 from plugins.interleave.machine.turns import LAPS, Asked, Finished, OrderChanged, Run, Turns
 
 A, B, C = JobId("a"), JobId("b"), JobId("c")
-HOSTS = [HostId(f"h{n}") for n in range(12)]
+HOSTS = [HostId(f"h{n:02}") for n in range(12)]
+NAMES = [JobId(f"j{n}") for n in range(4)]
 
 
 def profiled(of: Groups, job: JobId, work_s: float, net_s: float) -> None:
@@ -103,6 +108,52 @@ def test_a_late_job_does_not_wait() -> None:
     assert any(names[5] in group.jobs for group in of.groups.values())
 
 
+def waiting_on_one_host(manner: Manner = OURS) -> Groups:
+    """Four jobs of which one runs; they say 400, 300, 200 and 100 iterations."""
+    of = Groups(HOSTS[:1], manner, timings_min=1, group_max=1)
+    for n, job in enumerate(NAMES):
+        of.handle(JobSubmitted(job, 400 - 100 * n), 0.0)
+    for job in NAMES:
+        profiled(of, job, 80, 20)
+    return of
+
+
+def test_who_waited_for_hours_goes_before_all_others() -> None:
+    of = waiting_on_one_host()
+    of.handle(JobSubmitted(A, 5), PATIENCE_S - 60)
+    for need in ("comp", "comm"):
+        of.handle(SubtaskTimed(A, need, 20, 4), PATIENCE_S - 60)
+    assert of.waiting()[0] == A, "it has least left"
+    of.handle(Progressed(A, 0), PATIENCE_S + 1)
+    assert of.waiting()[-1] == A, "all others have waited too long"
+
+
+def test_as_printed_jobs_go_in_the_order_in_which_they_came() -> None:
+    """Reference: Algorithm 1, lines 2 and 5."""
+    of = waiting_on_one_host(PRINTED)
+    assert of.waiting() == [job for job in NAMES if job in of.waiting()] and len(of.waiting()) == 3
+    ours = waiting_on_one_host().waiting()
+    assert ours == [job for job in reversed(NAMES) if job in ours]
+
+
+def test_a_job_keeps_the_hosts_that_it_has() -> None:
+    """All is arranged anew when a host is lost; a job moves only as far as it must."""
+    of = Groups(HOSTS, timings_min=1, group_max=1)
+    for job in (A, B, C):
+        of.handle(JobSubmitted(job), 0.0)
+    for job, work_s in ((A, 60.0), (B, 240.0), (C, 120.0)):
+        profiled(of, job, work_s, 10)
+    before = {job: set(group.hosts) for group in of.groups.values() for job in group.jobs}
+    assert len(before) > 1
+    lost = min(min(before.values(), key=min))
+    of.handle(HostsChanged(tuple(host for host in HOSTS if host != lost)), 1.0)
+    of.check()
+    for group in of.groups.values():
+        for job in group.jobs:
+            kept = len(before[job] & set(group.hosts))
+            assert kept >= min(len(before[job]), len(group.hosts)) - 1
+
+
 def test_nobody_is_passed_over_for_ever() -> None:
     """The first job of the plan asks again and again; the last has its turn after `LAPS` others."""
     turns = Turns([A, B, C])
@@ -154,3 +205,32 @@ def test_no_host_is_in_two_groups_whatever_happens_and_epochs_only_grow(seed: in
             if isinstance(each, SetGroup):
                 assert each.epoch > epochs.get(each.group, 0)
                 epochs[each.group] = each.epoch
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 1 << 30))
+def test_permutation_of_equal_hosts_changes_nothing(seed: int) -> None:
+    """The same jobs share as many hosts, whatever hosts are called."""
+    rng = random.Random(seed)
+    other = dict(zip(HOSTS, rng.sample(HOSTS, len(HOSTS)), strict=True))
+    one, two = Groups(HOSTS, timings_min=1), Groups([other[host] for host in HOSTS], timings_min=1)
+    names = [JobId(f"j{n}") for n in range(6)]
+    for at in range(40):
+        job, kind = rng.choice(names), rng.randrange(10)
+        if kind == 0:
+            there = tuple(rng.sample(HOSTS, rng.randrange(1, 13)))
+            one.handle(HostsChanged(there), float(at))
+            two.handle(HostsChanged(tuple(other[host] for host in there)), float(at))
+        else:
+            event: JobSubmitted | JobEnded | SubtaskTimed = JobSubmitted(job)
+            if kind == 1:
+                event = JobEnded(job)
+            elif kind > 3:
+                event = SubtaskTimed(job, rng.choice(["comp", "comm"]), rng.uniform(1, 60), 4)
+            one.handle(event, float(at))
+            two.handle(event, float(at))
+        assert shape(one) == shape(two)
+
+
+def shape(of: Groups) -> list[tuple[tuple[JobId, ...], int]]:
+    return sorted((group.jobs, len(group.hosts)) for group in of.groups.values())
