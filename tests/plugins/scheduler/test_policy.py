@@ -189,6 +189,7 @@ def test_a_gang_is_placed_whole_or_not_at_all() -> None:
     st.sampled_from([0.0, 0.2, 0.5, 1.0]),
 )
 def test_placement_uses_what_is_free_and_nothing_else(counts: list[int], workers: int, each: int, skew: float) -> None:
+    """Few hosts above PACKLIMIT, any gaps below it. Reference: Gu 2021 §3.3.3.3 (NSDI'19 §3.4)."""
     there = free(*counts)
     chosen = place(there, workers, each, skew, 0.3)
     slots = sum(count // each for count in counts)
