@@ -1,7 +1,7 @@
 """What the log remembers of models after their jobs: how skewed they are, and what a gang lost when it was spread.
 
 A job is known by its tenant and name, so the second run of `resnet` is placed by what the first one showed. PACKLIMIT
-is fitted anew from the gangs that ran both on one host and on several (Tiresias §3.3.3).
+is fitted anew from the gangs that ran both on one host and on several (Gu 2021 §3.3.3).
 """
 
 from collections.abc import Mapping

@@ -107,7 +107,7 @@ class TakenBack(Entry, frozen=True, kw_only=True):
 
 
 class Promoted(Entry, frozen=True, kw_only=True):
-    """Leader: this job starved; it begins again in the highest queue (Tiresias §3.3)."""
+    """Leader: this job starved; it begins again in the highest queue (NSDI'19 §3.3)."""
 
     job: JobId
     epoch: Epoch

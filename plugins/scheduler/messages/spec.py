@@ -48,7 +48,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     cwd: Annotated[str, Meta(pattern=r"^/[^\x00\ud800-\udfff]*$", max_length=4096)] = "/"
     env: Annotated[dict[Variable, Argument], Meta(max_length=1024)] = {}
     skew: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Bytes of the largest tensor over bytes of all tensors (Tiresias §3.2); over `packlimit` the gang is packed. 0: as
+    """Bytes of the largest tensor over bytes of all tensors (NSDI'19 §3.2); over `packlimit` the gang is packed. 0: as
     seen when a job of this name ran before."""
     time_limit_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     """Seconds of running, all attempts together; None: no limit."""

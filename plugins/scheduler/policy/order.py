@@ -1,4 +1,4 @@
-"""Who runs next: discretised two-dimensional attained service (2DAS; Tiresias §3.3).
+"""Who runs next: discretised two-dimensional attained service (2DAS; NSDI'19 §3.3).
 
 A job's attained service is its GPUs times the seconds it ran. Jobs start in queue 0 and sink as they attain service;
 inside a queue it is first come, first served. The walk goes down the order and skips a gang that does not fit whole

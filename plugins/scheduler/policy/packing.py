@@ -1,4 +1,4 @@
-"""How much a model wants its workers together: its skew, and the limit above which a gang is packed (Tiresias §3.3.3).
+"""How much a model wants its workers together: its skew, and the limit above which a gang is packed (Gu 2021 §3.3.3).
 
 Models with one huge tensor lose most to the network when their workers are spread; *skew* is that tensor's share of all
 bytes. PACKLIMIT is the skew above which packing is worth waiting for; it is fitted anew from what jobs really lost.

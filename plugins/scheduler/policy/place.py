@@ -1,4 +1,4 @@
-"""Where a gang goes: packed onto few hosts when its model is skewed, into the gaps otherwise (Tiresias §3.4).
+"""Where a gang goes: packed onto few hosts when its model is skewed, into the gaps otherwise (NSDI'19 §3.4).
 
 A model with one huge tensor loses most to the network, so its workers stay together; the others are used to fill what
 is left over, which keeps whole hosts free for those that need them. Functions work in slots: a slot is what one worker

@@ -30,7 +30,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     quantum_s: int | None = None
     """Decide only at multiples of this; None: at every event. Never for fifo and fjf."""
     knob: tuple[int, int] | None = None
-    """PROMOTEKNOB as a fraction; None: infinite (Tiresias §3.3.2.3)."""
+    """PROMOTEKNOB as a fraction; None: infinite (Gu 2021 §3.3.2.3)."""
     starve_limit_s: int | None = None
     """STARVELIMIT; None: infinite."""
     preempt_s: int = 0
@@ -58,7 +58,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LAS_PUBLISHED = Rules(thresholds_gpu_s=(3200,), inside="first")
-"""2D-LAS as in the paper's testbed: two queues, FIFO by first start inside a queue, no promotion (Tiresias §3.5.2)."""
+"""2D-LAS as in the paper's testbed: two queues, FIFO by first start inside a queue, no promotion (Gu 2021 §3.5.2)."""
 
 COVEY = Rules(thresholds_gpu_s=(3200, 51200), narrow_first=True, starve_limit_s=7 * 86400)
 """Ours, from the same information (GPUs asked for and service attained): the paper's threshold and a second one 16

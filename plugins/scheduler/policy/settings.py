@@ -14,14 +14,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     queue_thresholds_gpu_s: tuple[float, ...] = tuple(float(limit) for limit in COVEY.thresholds_gpu_s)
     """Attained service at which a job leaves a queue for the next lower one, GPU·s; n thresholds make n + 1 queues
-    (Tiresias §5.3: 3200 GPU·s; the second one keeps jobs of hours apart from jobs of weeks, see `policy/rules.py`)."""
+    (NSDI'19 §5.3: 3200 GPU·s; the second one keeps jobs of hours apart from jobs of weeks, see `policy/rules.py`)."""
     narrow_first: bool = COVEY.narrow_first
     """Of those that wait in a queue, gangs of fewer GPUs go first; by age among equals (measured: `make tables`)."""
     packlimit: float = 0.3
-    """Skew above which a gang is packed onto few hosts (Tiresias §3.4; published models lie at 0.04-0.15 or
+    """Skew above which a gang is packed onto few hosts (NSDI'19 §3.4; published models lie at 0.04-0.15 or
     0.61-0.77)."""
     packlimit_refit: bool = True
-    """Fit `packlimit` anew from gangs that ran both on one host and on several (Tiresias §3.4)."""
+    """Fit `packlimit` anew from gangs that ran both on one host and on several (NSDI'19 §3.4)."""
     preemption: bool = True
     """Stop a job of a lower queue for one of a higher queue. Off: a started job keeps its GPUs, except that an
     opportunistic one always yields to guaranteed ones."""
@@ -29,11 +29,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A job of class auto that waited this long for its tenant's quota becomes opportunistic; None or inf: never
     (AntMan §3.3 names no time. Ours: long beside the seconds that placing takes, short beside the hours of a job)."""
     starve_limit_s: float | None = COVEY.starve_limit_s
-    """A job that waited this long goes to the head of everything; None: never (Tiresias §3.3, STARVELIMIT; a week, so
+    """A job that waited this long goes to the head of everything; None: never (NSDI'19 §3.3, STARVELIMIT; a week, so
     that nobody is passed for ever)."""
     promote_knob: float | None = None
     """A job below the highest queue that waited this many times as long as it ran goes to the head of everything; None
-    or inf: never (Tiresias §3.3, PROMOTEKNOB, which the paper's testbed leaves off too)."""
+    or inf: never (NSDI'19 §3.3, PROMOTEKNOB, which the paper's testbed leaves off too)."""
     host_lost_after_s: float = 60.0
     """A host gone for longer loses its jobs; one that comes back sooner keeps them (chosen: an agent's restart and a
     switch's reboot fit in)."""

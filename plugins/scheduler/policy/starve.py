@@ -1,4 +1,4 @@
-"""When a job that waits goes to the head of everything (Tiresias §3.3, STARVELIMIT and PROMOTEKNOB).
+"""When a job that waits goes to the head of everything (NSDI'19 §3.3, STARVELIMIT and PROMOTEKNOB).
 
 The simulator asks when that will be, the leader whether it is so by now: both ask here.
 """
