@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import importlib.metadata
 import os
 import random
@@ -34,6 +35,8 @@ FORCED_EXIT_S = 5.0
 """SIGTERM to exit, at most; what takes longer is cut off."""
 LAG_PERIOD_S = 0.1
 STATUS_PERIOD_S = 5.0
+COLLECT_AFTER = (50_000, 20, 100)
+"""Of `gc.set_threshold`. Ours: reference counts free nearly everything here, cycles are few."""
 
 
 class Daemon:
@@ -70,6 +73,7 @@ class Daemon:
         except OSError as error:
             _complain("cannot start", str(error), f"see who holds it, or change {self._config.source}")
             return 1
+        settle_collector()
         self._watching = self._tasks.spawn("agent: lag", self._watch(agent))
         self._notifier.tell(READY=1, STATUS=await self._status(agent))
         await self._stop.wait()
@@ -126,6 +130,14 @@ class Daemon:
         return f"{alive} {'host' if alive == 1 else 'hosts'} alive, {leader}" + (
             f", FAILED rooms: {', '.join(failed)}" if failed else ""
         )
+
+
+def settle_collector() -> None:
+    """What is there now stays: it is left out of garbage collections, which then stop the loop for less long, and less
+    often. With 100,000 jobs in the log one full collection took 40 to 160 ms."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 def check_own(run_dir: str) -> None:
