@@ -294,7 +294,8 @@ def against_all(progress: Progress) -> Report:
             ratios.append(schedule(jobs, hosts, WEIGHTS).score / exhaustive(jobs, hosts, WEIGHTS)[0])
         rows.append([count, hosts, cases, 100 * sum(ratios) / cases, 100 * min(ratios)])
     notes = (
-        "the first row: so few that the policy itself looks at all, as up to 3^jobs hosts^2 = 7 million; the paper: about 2 % below (§4.4.7)",
+        "the first row: so few that the policy itself looks at all, as up to 3^jobs hosts^2 = 7 million",
+        "the paper: about 2 % below (§4.4.7)",
     )
     table = Table(
         "Score against the best of all groupings", ("jobs", "hosts", "cases", "mean %", "least %"), rows, notes

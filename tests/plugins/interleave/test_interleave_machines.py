@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from covey.core import HostId, JobId
 from plugins.interleave.machine.groups import (
     OURS,
-    PATIENCE_S,
     PRINTED,
     Groups,
     HostsChanged,
@@ -17,12 +16,16 @@ from plugins.interleave.machine.groups import (
     Manner,
     Progressed,
     SetGroup,
+    Shared,
     SubtaskTimed,
+    Timed,
 )
 from plugins.interleave.machine.turns import LAPS, Asked, Finished, OrderChanged, Run, Turns
+from plugins.interleave.policy.model import Group, Profile
 
 A, B, C = JobId("a"), JobId("b"), JobId("c")
 HOSTS = [HostId(f"h{n:02}") for n in range(12)]
+HOURS_S = 5.5 * 3600
 NAMES = [JobId(f"j{n}") for n in range(4)]
 
 
@@ -120,11 +123,11 @@ def waiting_on_one_host(manner: Manner = OURS) -> Groups:
 
 def test_who_waited_for_hours_goes_before_all_others() -> None:
     of = waiting_on_one_host()
-    of.handle(JobSubmitted(A, 5), PATIENCE_S - 60)
+    of.handle(JobSubmitted(A, 5), HOURS_S)
     for need in ("comp", "comm"):
-        of.handle(SubtaskTimed(A, need, 20, 4), PATIENCE_S - 60)
+        of.handle(SubtaskTimed(A, need, 20, 4), HOURS_S)
     assert of.waiting()[0] == A, "it has least left"
-    of.handle(Progressed(A, 0), PATIENCE_S + 1)
+    of.handle(Progressed(A, 0), HOURS_S + 3600)
     assert of.waiting()[-1] == A, "all others have waited too long"
 
 
@@ -137,21 +140,14 @@ def test_as_printed_jobs_go_in_the_order_in_which_they_came() -> None:
 
 
 def test_a_job_keeps_the_hosts_that_it_has() -> None:
-    """All is arranged anew when a host is lost; a job moves only as far as it must."""
-    of = Groups(HOSTS, timings_min=1, group_max=1)
-    for job in (A, B, C):
-        of.handle(JobSubmitted(job), 0.0)
-    for job, work_s in ((A, 60.0), (B, 240.0), (C, 120.0)):
-        profiled(of, job, work_s, 10)
-    before = {job: set(group.hosts) for group in of.groups.values() for job in group.jobs}
-    assert len(before) > 1
-    lost = min(min(before.values(), key=min))
-    of.handle(HostsChanged(tuple(host for host in HOSTS if host != lost)), 1.0)
+    """A had the last four hosts and gets eight: its own, and four of those that B gives back."""
+    of = Groups(HOSTS)
+    of.groups = {1: Shared((B,), tuple(HOSTS[:8])), 2: Shared((A,), tuple(HOSTS[8:]))}
+    of.jobs = {A: Timed(), B: Timed()}
+    of._replace([1, 2], [Group((Profile(A, 1, 1),), 8), Group((Profile(B, 1, 1),), 4)], 1.0)
     of.check()
-    for group in of.groups.values():
-        for job in group.jobs:
-            kept = len(before[job] & set(group.hosts))
-            assert kept >= min(len(before[job]), len(group.hosts)) - 1
+    now = {job: set(group.hosts) for group in of.groups.values() for job in group.jobs}
+    assert now[A] > set(HOSTS[8:]) and now[B] < set(HOSTS[:8])
 
 
 def test_nobody_is_passed_over_for_ever() -> None:

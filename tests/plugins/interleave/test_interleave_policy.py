@@ -222,12 +222,12 @@ def test_an_emptied_group_takes_who_waits_and_touches_no_other() -> None:
 
 def test_one_group_more_is_taken_only_for_five_percent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reference: §4.3.2: of several decisions the one with fewer groups, unless one with more is 5 % better."""
-    jobs = made(9, 24)
-    groups = [Group((), 10), Group(tuple(jobs[:2]), 12), Group(tuple(jobs[2:4]), 10)]
-    change = regroup.repaired(groups, 0, None, jobs[4:], 32, W)
+    jobs = made(6, 289)
+    groups = [Group((), 4), Group((jobs[0],), 4), Group((jobs[1],), 4)]
+    change = regroup.repaired(groups, 0, None, jobs[2:3], 12, W)
     assert change is not None and set(change.replaces) == {0, 1}
     monkeypatch.setattr(regroup, "WORTH", 0.0)
-    more = regroup.repaired(groups, 0, None, jobs[4:], 32, W)
+    more = regroup.repaired(groups, 0, None, jobs[2:3], 12, W)
     assert more is not None and set(more.replaces) == {0, 1, 2}
     assert change.score < more.score < change.score * 1.05
 
