@@ -74,11 +74,19 @@ class Paced:
 
     def behind(self, queue: int, key: int) -> int:
         """GPUs of the running jobs that come after `key`."""
-        widths = self.widths
-        gpus = sum([widths[each & JOB_MASK] for each in self.still[bisect.bisect_right(self.still, key) :]])
+        widths, gpus = self.widths, 0
+        still = self.still
+        if still and still[-1] > key:
+            gpus = sum([widths[each & JOB_MASK] for each in still[bisect.bisect_right(still, key) :]])
+        if self.by_width:
+            for width, group in self.groups.items():
+                if group:
+                    gpus += width * (len(group) - self._at(width, key))
+            return gpus
+        code = key - (self.direction * self.now << _RANK_SHIFT)
         for width, group in self.groups.items():
-            if group:
-                gpus += width * (len(group) - self._at(width, key))
+            if group and group[-1] > code:
+                gpus += width * (len(group) - bisect.bisect_right(group, code))
         return gpus
 
     def after(self, queue: int, key: int) -> list[int]:
