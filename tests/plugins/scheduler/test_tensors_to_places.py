@@ -1,0 +1,46 @@
+"""From a script's tensors to where the next run of its name goes: whole simulated agents, every process real."""
+
+from typing import Any
+
+from chaos.rackworld import SimRack
+from covey.core import JobId
+from plugins.aggregator import ROOM as AGGREGATOR
+from plugins.scheduler import ROOM as SCHEDULER
+
+
+def job(rack: SimRack, id: str) -> Any:
+    """The record in some host's copy of the log; None while it is not there."""
+    return rack.room(rack.alive()[0], "scheduler").queue.jobs.get(JobId(id))
+
+
+def is_over(rack: SimRack, id: str) -> bool:
+    return bool(job(rack, id) is not None and job(rack, id).state in ("done", "failed", "cancelled"))
+
+
+def run_once(rack: SimRack, key: str) -> Any:
+    """A run of the same script: two workers and one tensor of 4 KiB. The record of the job, once it is over."""
+    spec = {"argv": ["trainer", "40", "1024"], "name": "bert", "workers": 2, "cwd": "/"}
+    id = rack.submit(spec, key)
+    rack.until(lambda: is_over(rack, id), 180, f"{id} is over")
+    return job(rack, id)
+
+
+def test_tensors_that_were_summed_decide_where_the_next_run_of_that_name_goes() -> None:
+    """Nobody says that the model is skewed: the aggregator's process counts bytes, the home of the job asks it, tells
+    the scheduler of its host, and that one the log. Reference: Tiresias §3.2, §3.4."""
+    with SimRack(61, hosts=3, rooms=(SCHEDULER, AGGREGATOR)) as rack:
+        rack.start().settle()
+        filler = rack.submit({"argv": ["sleeper", "900"], "workers": 1, "cwd": "/"}, "filler-0")
+        rack.until(lambda: job(rack, filler) is not None and job(rack, filler).state == "running", 60, "a filler runs")
+        first = run_once(rack, "bert-run-1")
+        assert first.state == "done"
+        assert first.tensors in ((4096, 4096), (4096, 4100)), "one tensor; at the end there is a word of four bytes too"
+        assert len(first.places) == 2, "nothing was known of it: the gap beside the filler is used"
+        assert not rack.wrong
+        rack.run(2.0)
+        for name in rack.alive():
+            queue = rack.room(name, "scheduler").queue
+            assert queue.models.skew(first.spec) > 0.9, f"{name} does not know that it is skewed"
+        second = run_once(rack, "bert-run-2")
+        assert second.state == "done" and len(second.places) == 1, "it is skewed, so it is packed"
+        assert job(rack, filler).state == "running", "the gap was there for it to take"
