@@ -22,7 +22,7 @@ def text_of(path: Path) -> str:
                 file.seek(0)
                 data = gzip.GzipFile(fileobj=file).read(BYTES_MAX + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise Wrong(f"{path} cannot be read", str(error), "name a CSV file, plain or gzip") from None
+        raise Wrong(f"{path} cannot be read", str(error), "name a file that is there, plain or gzip") from None
     if len(data) > BYTES_MAX:
         raise Wrong(f"{path} is too large", f"at most {BYTES_MAX} bytes are read", "split the file")
     try:

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from cli.sim.files import text_of
 from cli.sim.group_cluster import Outcome
 from cli.sim.group_ways import Setting, alone, grouped, isolated, thrown_best
 from cli.sim.group_workload import PROFILED_ON, RATIO, SPREAD, Job, arriving, bursting, leaning, workload
@@ -118,9 +119,7 @@ def read(path: Path) -> list[Job]:
     """Jobs from a file. Wrong when it cannot be used."""
     want = 'a JSON list like [{"name": "a", "work_s": 640, "net_s": 20, "iterations": 100}]'
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=list[_Row])
-    except OSError as error:
-        raise Wrong(f"{path} cannot be read", str(error), "name a file that is there") from None
+        found = msgspec.json.decode(text_of(path), type=list[_Row])
     except msgspec.DecodeError as error:
         raise Wrong(f"{path} holds no jobs", str(error), f"expected: {want}") from None
     names = [row.name or f"j{n + 1}" for n, row in enumerate(found)]

@@ -11,15 +11,16 @@ not fit, since a page that was read back keeps its place there until it is writt
 swap is half full). The share of resident pages that do so is `kept`, the one number here that the paper does not give.
 """
 
-import csv
 import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 
+from cli.sim.files import rows_of
 from cli.sim.report import Wrong
 from covey.units import GIB, TIB, format_size, parse_size
 
@@ -100,17 +101,17 @@ def containers_from(path: Path) -> tuple[list[str], list[Container]]:
     """Host names and containers of a CSV file with the columns `host`, `limit`, `working_set` (sizes such as 12 GiB).
 
     Raises `Wrong` with line and column."""
-    try:
-        with path.open(newline="", encoding="utf-8") as text:
-            rows = list(csv.DictReader(text))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise Wrong(f"{path} cannot be read", str(error), "name a CSV file: host,limit,working_set") from None
     columns = ("host", "limit", "working_set")
-    if not rows or any(column not in rows[0] for column in columns):
+    lines = rows_of(path)
+    _, head = next(lines, (1, []))
+    if any(column not in head for column in columns):
         raise Wrong(f"{path}:1", "expected the columns host, limit, working_set", "write them as its first line")
-    names = sorted({row["host"] or "" for row in rows})
+    rows = [(line, dict(zip_longest(head, row[: len(head)], fillvalue=""))) for line, row in lines]
+    if not rows:
+        raise Wrong(f"{path}:2", "no container follows the line of columns", "write one line for each container")
+    names = sorted({row["host"] for _, row in rows})
     found: list[Container] = []
-    for line, row in enumerate(rows, start=2):
+    for line, row in rows:
         if not row["host"]:
             raise Wrong(f"{path}:{line}, column host", "it is empty", "every container lies on a host")
         sizes = [_size(path, line, column, row[column]) for column in columns[1:]]
@@ -118,9 +119,9 @@ def containers_from(path: Path) -> tuple[list[str], list[Container]]:
     return names, found
 
 
-def _size(path: Path, line: int, column: str, text: str | None) -> int:
+def _size(path: Path, line: int, column: str, text: str) -> int:
     try:
-        size = parse_size(text or "")
+        size = parse_size(text)
     except (ValueError, OverflowError) as error:
         raise Wrong(f"{path}:{line}, column {column}", str(error), "write a size such as 12 GiB") from None
     if not 0 < size <= SIZE_MAX:

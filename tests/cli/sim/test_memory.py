@@ -1,5 +1,6 @@
 """`covey-sim memory`: what it prints, what it refuses, and that a seed repeats it."""
 
+import gzip
 import json
 import random
 from pathlib import Path
@@ -106,6 +107,7 @@ def test_your_own_rack_is_read_from_a_file(tmp_path: Path, capsys: pytest.Captur
     [
         ("host,limit\na,1 GiB\n", "expected the columns"),
         ("", "expected the columns"),
+        ("host,limit,working_set\n", ":2.*no container follows"),
         ("host,limit,working_set\n,1 GiB,2 GiB\n", ":2, column host"),
         ("host,limit,working_set\na,1 GiB,2 GiB\nb,lots,2 GiB\n", ":3, column limit"),
         ("host,limit,working_set\na,1 GiB\n", ":2, column working_set"),
@@ -119,6 +121,16 @@ def test_a_broken_file_is_refused_with_line_and_column(tmp_path: Path, text: str
     rack.write_text(text)
     with pytest.raises(Wrong, match=says):
         memory_workload.containers_from(rack)
+
+
+def test_a_byte_order_mark_and_gzip_change_nothing(tmp_path: Path) -> None:
+    text = b"host,limit,working_set\na,1 GiB,2 GiB\n\nb,512 MiB,2 GiB\n"
+    found = []
+    for name, data in (("plain", text), ("marked", b"\xef\xbb\xbf" + text), ("packed.gz", gzip.compress(text))):
+        (tmp_path / name).write_bytes(data)
+        found.append(memory_workload.containers_from(tmp_path / name))
+    assert found[0] == found[1] == found[2]
+    assert found[0][0] == ["a", "b"]
 
 
 def test_a_host_that_cannot_hold_its_containers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
