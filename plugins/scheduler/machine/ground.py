@@ -162,4 +162,9 @@ def held_by(job: Job, hosts: Mapping[HostId, int]) -> Gpus:
 def takes(job: Job, free: Mapping[HostId, int]) -> bool:
     """Whether the whole gang fits into this."""
     each = job.spec.gpus_per_worker
-    return not each or sum(gpus // each for gpus in free.values()) >= job.spec.workers
+    return not each or workers_in(free, each) >= job.spec.workers
+
+
+def workers_in(free: Mapping[HostId, int], each: int) -> int:
+    """How many workers of `each` GPUs fit into this."""
+    return sum(gpus // each for gpus in free.values())

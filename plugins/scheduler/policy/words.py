@@ -3,14 +3,15 @@
 People ask who is ahead of them, whose jobs these are and what would change it; so every answer says that.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import msgspec
 
 from covey.core import HostId, JobId
 from covey.units import format_seconds
 from plugins.scheduler.messages.spec import JobSpec
-from plugins.scheduler.policy.order import Row, Selection, queue_of
+from plugins.scheduler.policy.order import Row, queue_of
+from plugins.scheduler.policy.walk import Walk
 
 NAMED_MAX = 3
 """Jobs named one by one before the rest becomes a number."""
@@ -87,17 +88,17 @@ def reserved(wanted: int, kept: Mapping[HostId, int]) -> str:
     return f"{sum(kept.values())} of {gpus(wanted)} reserved: {where}"
 
 
-def named(rows: Sequence[Row]) -> str:
-    """`j1 (alice, 2 GPUs), j2 (bob, 1 GPU) and 4 more`."""
+def named(rows: Sequence[Row], count: int | None = None) -> str:
+    """`j1 (alice, 2 GPUs), j2 (bob, 1 GPU) and 4 more`. `count`: how many there are, if `rows` are the first few."""
     shown = ", ".join(f"{row.id} ({row.tenant}, {gpus(row.gpus)})" for row in rows[:NAMED_MAX])
-    rest = len(rows) - NAMED_MAX
+    rest = (len(rows) if count is None else count) - NAMED_MAX
     return f"{shown} and {rest} more" if rest > 0 else shown
 
 
 def waits_for(
     job: JobId,
-    order: Sequence[Row],
-    chosen: Selection,
+    walk: Walk,
+    over_quota: Container[JobId],
     capacity: int,
     thresholds: Sequence[float],
     quotas: Mapping[str, int | None],
@@ -105,24 +106,24 @@ def waits_for(
     hindrance: str = "",
     preempts: bool = True,
 ) -> str:
-    """What a waiting job waits for: its place, who is ahead and whose they are, what would let it start.
-    `hindrance`: why it does not start on GPUs that are free; `preempts`: whether jobs of a lower queue are stopped."""
-    at = next(number for number, row in enumerate(order) if row.id == job)
-    row = order[at]
+    """What a waiting job waits for: its place, who is ahead and whose they are, what would let it start. `walk`: all
+    guaranteed jobs; `over_quota`: those that wait only for their tenant's quota; `hindrance`: why it does not start on
+    GPUs that are free; `preempts`: whether jobs of a lower queue are stopped."""
+    spot = walk.spots[job]
+    row, waiting = spot.row, spot.ahead
     queue = queue_of(row.attained_gpu_s, thresholds)
-    waiting = [other for other in order[:at] if not other.running]
-    place = f"{ordinal(len(waiting) + 1)} of those waiting, in queue {queue}"
-    if job in chosen.over_quota:
-        return f"{place}; {_quota_words(row, order, quotas.get(row.tenant, default))}"
+    place = f"{ordinal(waiting + 1)} of those waiting, in queue {queue}"
+    if job in over_quota:
+        return f"{place}; {_quota_words(row, walk, quotas.get(row.tenant, default))}"
     if row.gpus > capacity:
         return (
             f"{place}; it needs {gpus(row.gpus)} and the hosts that are alive have {capacity}: it starts when more join"
         )
-    holders = [other for other in order if other.running]
-    free = max(0, capacity - sum(other.gpus for other in holders))
-    passed = any(other.number > row.number and other.gpus < row.gpus for other in waiting)
-    narrow = ", as gangs of fewer GPUs go first" if passed else ""
-    ahead = f"; ahead: {named(waiting)}{narrow}" if waiting else ""
+    holders = walk.holders
+    free = max(0, capacity - walk.held)
+    narrow = ", as gangs of fewer GPUs go first" if spot.passed else ""
+    first = walk.waiting[: min(waiting, NAMED_MAX)]
+    ahead = f"; ahead: {named(first, waiting)}{narrow}" if waiting else ""
     if row.gpus <= free and not waiting:
         return f"{place}; {hindrance or f'{are_free(free)}, and it is about to be placed'}"
     hindrance = f"; {hindrance}" if hindrance else ""
@@ -173,19 +174,19 @@ def _when_others_sink(
     return f", or when {shown}{more}"
 
 
-def waits_as_guest(job: JobId, guests: Sequence[Row], guaranteed: Sequence[Row], free: int) -> str:
+def waits_as_guest(job: JobId, guests: Walk, guaranteed: Walk, free: int) -> str:
     """What an opportunistic job waits for. `guests`: all opportunistic jobs, oldest first; `free`: GPUs that are
     nobody's."""
-    at = next(number for number, row in enumerate(guests) if row.id == job)
-    row = guests[at]
-    ahead = [other for other in guests[:at] if not other.running]
-    place = f"{ordinal(len(ahead) + 1)} of the opportunistic jobs waiting"
-    older = f"; ahead: {named(ahead)}" if ahead else ""
+    spot = guests.spots[job]
+    row, ahead = spot.row, spot.ahead
+    place = f"{ordinal(ahead + 1)} of the opportunistic jobs waiting"
+    older = f"; ahead: {named(guests.waiting[: min(ahead, NAMED_MAX)], ahead)}" if ahead else ""
     if row.gpus <= free:
-        held = ", and guaranteed jobs come first" if any(not other.running for other in guaranteed) else ""
+        held = ", and guaranteed jobs come first" if guaranteed.waiting else ""
         return f"{place}; it needs {gpus(row.gpus)} that guaranteed jobs leave, {free} are free{held}{older}"
-    holders = [other for other in [*guaranteed, *guests] if other.running]
-    until = f"; it starts when enough of {named(holders)} end" if holders else ""
+    holders = [*guaranteed.holders[:NAMED_MAX], *guests.holders[:NAMED_MAX]]
+    count = len(guaranteed.holders) + len(guests.holders)
+    until = f"; it starts when enough of {named(holders, count)} end" if holders else ""
     return f"{place}; it needs {gpus(row.gpus)} that guaranteed jobs leave and {free} are free{older}{until}"
 
 
@@ -211,9 +212,8 @@ def demoted_later(after_s: float) -> str:
     return f"it becomes opportunistic after a wait of {format_seconds(after_s)}"
 
 
-def _quota_words(row: Row, order: Sequence[Row], quota: int | None) -> str:
-    mine = [other for other in order if other.tenant == row.tenant and other.running]
-    used = sum(other.gpus for other in mine if other.job_class != "opportunistic")
+def _quota_words(row: Row, walk: Walk, quota: int | None) -> str:
+    mine, used = walk.holders_of.get(row.tenant, []), walk.used.get(row.tenant, 0)
     if quota is not None and row.gpus > quota:
         now = f"the quota of tenant {row.tenant} is now {quota}: raise it, or cancel the job"
         return f"it needs {gpus(row.gpus)} and {now}"

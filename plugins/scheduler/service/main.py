@@ -72,6 +72,7 @@ class SchedulerService(RoomService):
         self._lead = asyncio.Event()
         self._second = asyncio.Event()
         self._published: GpusNow | None = None
+        self._stood: views.Standing | None = None
         self._unseen: dict[JobId, None] = {}
         """Jobs that changed while the copy of the log was old."""
 
@@ -220,7 +221,7 @@ class SchedulerService(RoomService):
     def _feed_gangs(self, event: gang.Event) -> None:
         now_s = self.env.clock.now_s()
         if isinstance(event, gang.GrantSeen | gang.TryAgain):
-            free = views.free_for(self.host.hosts(), self.queue, self.queue.jobs.get(event.job))
+            free = views.free_for(self.host.hosts(), self._standing(), self.queue.jobs.get(event.job))
             ranks = views.ranks_of(self.queue)
             limit = packlimit(self.queue, self.settings)
             self.gangs.handle(gang.RackSeen(free, {host: ranks.get(host, 0) for host in free}, limit), now_s)
@@ -315,8 +316,12 @@ class SchedulerService(RoomService):
         return after_s is not None and math.isfinite(after_s)
 
     def _standing(self) -> views.Standing:
+        """Of this moment. Nothing is sorted again before the log or the rack changes."""
         rack = views.rack_of(self.host.hosts(), self.env.clock.now_s())
-        return views.Standing(self.queue, self.settings, {host.host: host.gpus for host in rack if host.gone_s is None})
+        totals = {host.host: host.gpus for host in rack if host.gone_s is None}
+        if self._stood is None or not self._stood.holds(totals):
+            self._stood = views.Standing(self.queue, self.settings, totals)
+        return self._stood
 
     async def _jobs(self, given: Mapping[str, Any]) -> list[JobView]:
         """Jobs that wait or run, in order of admission; with `all` also the ended ones that are remembered."""

@@ -1,12 +1,14 @@
 """What people and programs see of jobs and quotas, from this host's copy of the log and what gossip says."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 
-from covey.core import HostId
+from covey.core import HostId, JobId
 from plugins.facts import GpusNow, HostView
-from plugins.scheduler.machine.ground import Ground, takes
+from plugins.scheduler.machine.ground import Ground, workers_in
 from plugins.scheduler.machine.jobs import HOLDING, Job, row_of
 from plugins.scheduler.machine.leader import RackHost
 from plugins.scheduler.machine.queue import Queue
@@ -14,6 +16,7 @@ from plugins.scheduler.messages.wire import JobNowAnswer
 from plugins.scheduler.policy import order, words
 from plugins.scheduler.policy.classes import choose
 from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.walk import Walk
 from plugins.views import JobView, QuotaView, RankView
 
 
@@ -40,21 +43,65 @@ class RackView(msgspec.Struct, frozen=True):
 
 
 class Standing:
-    """The order of all jobs at one moment, for saying what each of them waits for."""
+    """The order of all jobs at one moment, for saying what each of them waits for. Each part of it is computed once,
+    when somebody asks, and only as long as the queue has the same `index`."""
 
     def __init__(self, queue: Queue, settings: Settings, totals: Mapping[HostId, int]) -> None:
         """`totals`: GPUs of each host that is alive."""
-        self.queue, self.settings = queue, settings
+        self.queue, self.settings, self.totals, self.index = queue, settings, totals, queue.index
+        self._fits: dict[int, int] = {}
+        """GPUs of each worker -> workers for which there is room now."""
+        self._scattered: dict[int, str] = {}
+        """The same -> words."""
+
+    def holds(self, totals: Mapping[HostId, int]) -> bool:
+        """Whether nothing changed since: neither the queue nor the rack."""
+        return self.index == self.queue.index and self.totals == totals
+
+    @cached_property
+    def _rows(self) -> list[order.Row]:
+        return [row_of(job, self.settings.queue_thresholds_gpu_s) for job in self.queue.live()]
+
+    @cached_property
+    def capacity(self) -> int:
+        """GPUs of hosts that are alive, or more where guaranteed jobs hold more."""
+        held = sum(job.spec.gpus for job in self.queue.live() if job.state in HOLDING and job.counts)
+        return max(sum(self.totals.values()), held)
+
+    @cached_property
+    def guaranteed(self) -> list[order.Row]:
+        """Guaranteed jobs, whoever may run first at the front."""
+        queue, settings = self.queue, self.settings
+        rows = [row for row in self._rows if row.job_class != "opportunistic"]
         thresholds, default = settings.queue_thresholds_gpu_s, queue.quotas.get("*")
-        live = queue.live()
-        rows = [row_of(job, thresholds) for job in live]
-        held = sum(job.spec.gpus for job in live if job.state in HOLDING and job.counts)
-        self.capacity = max(sum(totals.values()), held)
-        guaranteed = [row for row in rows if row.job_class != "opportunistic"]
-        self.order = order.ordered(guaranteed, thresholds, queue.quotas, default, settings.narrow_first)
-        self.chosen = choose(self.order, self.capacity, queue.quotas, default)
-        self.guests = [row for row in rows if row.job_class == "opportunistic"]
-        self.ground = Ground(queue, totals)
+        return order.ordered(rows, thresholds, queue.quotas, default, settings.narrow_first)
+
+    @cached_property
+    def guests(self) -> list[order.Row]:
+        """Opportunistic jobs, oldest first."""
+        return [row for row in self._rows if row.job_class == "opportunistic"]
+
+    @cached_property
+    def ground(self) -> Ground:
+        """GPUs by host."""
+        return Ground(self.queue, self.totals)
+
+    @cached_property
+    def _walk(self) -> Walk:
+        return Walk(self.guaranteed)
+
+    @cached_property
+    def _guests_walk(self) -> Walk:
+        return Walk(self.guests)
+
+    @cached_property
+    def _over_quota(self) -> frozenset[JobId]:
+        queue = self.queue
+        return frozenset(choose(self.guaranteed, self.capacity, queue.quotas, queue.quotas.get("*")).over_quota)
+
+    @cached_property
+    def _nobodys(self) -> int:
+        return sum(self.ground.free.values())
 
     def reason(self, job: Job) -> str:
         """Why the job is in its state."""
@@ -63,7 +110,7 @@ class Standing:
         waits = (
             self._waits(job)
             if job.counts
-            else words.waits_as_guest(job.id, self.guests, self.order, sum(self.ground.free.values()))
+            else words.waits_as_guest(job.id, self._guests_walk, self._walk, self._nobodys)
         )
         late_s = self.settings.demote_after_s
         if job.job_class == "auto" and self.queue.quota(job.spec.tenant) is not None and late_s is not None:
@@ -72,38 +119,49 @@ class Standing:
 
     def _waits(self, job: Job) -> str:
         queue, thresholds = self.queue, self.settings.queue_thresholds_gpu_s
-        default, hindrance = queue.quotas.get("*"), self._hindrance(job)
         return words.waits_for(
             job.id,
-            self.order,
-            self.chosen,
+            self._walk,
+            self._over_quota,
             self.capacity,
             thresholds,
             queue.quotas,
-            default,
-            hindrance,
+            queue.quotas.get("*"),
+            self._hindrance(job),
             self.settings.preemption,
         )
 
     def _hindrance(self, job: Job) -> str:
         """Why a guaranteed job does not start on GPUs that are free, as far as there are any; empty when it may."""
-        queue, free = self.queue, self.ground.free_for(job)
+        queue = self.queue
         gang = queue.jobs.get(queue.reserving) if queue.reserving is not None else None
         if gang is not None and gang.id == job.id:
             return words.reserved_now(job.spec.gpus, queue.reserved, self._in_the_way(job))
-        if takes(job, free):
+        if self._may_start(job):
             return ""
         if gang is not None:
             kept = words.reserved(gang.spec.gpus, queue.reserved)
             return f"{gang.id} (tenant {gang.spec.tenant}) keeps GPUs for itself, {kept}"
-        return words.scattered(free, job.spec.gpus_per_worker) if sum(free.values()) >= job.spec.gpus else ""
+        return self._scatter(job.spec.gpus_per_worker) if self._nobodys >= job.spec.gpus else ""
+
+    def _may_start(self, job: Job) -> bool:
+        """Whether there is room for a guaranteed job, other than the gang that reserves: the same for all of them."""
+        each = job.spec.gpus_per_worker
+        if each and each not in self._fits:
+            self._fits[each] = workers_in(self.ground.free_for(job), each)
+        return not each or self._fits[each] >= job.spec.workers
+
+    def _scatter(self, each: int) -> str:
+        if each not in self._scattered:
+            self._scattered[each] = words.scattered(self.ground.free, each)
+        return self._scattered[each]
 
     def _in_the_way(self, job: Job) -> list[order.Row]:
         """Who holds GPUs that a gang waits for: opportunistic jobs that stop for it once all the rest is there, or
         everybody whose end would help."""
         queue = self.queue
         complete = sum(queue.reserved.values()) == job.spec.gpus
-        rows = {row.id: row for row in (self.guests if complete else self.order)}
+        rows = {row.id: row for row in (self.guests if complete else self.guaranteed)}
         return [rows[other.id] for other in queue.live() if other.id in rows and other.placed]
 
 
@@ -174,19 +232,21 @@ def progress(parts: Sequence[tuple[int | None, Mapping[str, float]]]) -> tuple[i
 
 def quota_views(queue: Queue) -> list[QuotaView]:
     """Every tenant that has a quota or jobs."""
-    live = queue.live()
-    tenants = sorted({*queue.quotas, *(job.spec.tenant for job in live)})
+    queued, beyond, tenants = Counter[str](), Counter[str](), set(queue.quotas)
+    for job in queue.live():
+        tenant = job.spec.tenant
+        tenants.add(tenant)
+        queued[tenant] += job.state == "queued"
+        beyond[tenant] += job.spec.gpus if job.state in HOLDING and not job.counts else 0
     return [
         QuotaView(
             tenant=tenant,
             gpus=queue.quota(tenant),
             used=queue.used(tenant),
-            queued_jobs=sum(job.spec.tenant == tenant and job.state == "queued" for job in live),
-            opportunistic=sum(
-                job.spec.gpus for job in live if job.spec.tenant == tenant and job.state in HOLDING and not job.counts
-            ),
+            queued_jobs=queued[tenant],
+            opportunistic=beyond[tenant],
         )
-        for tenant in tenants
+        for tenant in sorted(tenants)
     ]
 
 
@@ -212,13 +272,12 @@ def free_of(hosts: Sequence[HostView], queue: Queue) -> dict[HostId, int]:
     return found
 
 
-def free_for(hosts: Sequence[HostView], queue: Queue, job: Job | None) -> dict[HostId, int]:
+def free_for(hosts: Sequence[HostView], standing: Standing, job: Job | None) -> dict[HostId, int]:
     """The same without GPUs that are kept for another gang than `job`."""
-    free = free_of(hosts, queue)
-    if job is None or queue.reserving in (None, job.id):
+    free = free_of(hosts, standing.queue)
+    if job is None or standing.queue.reserving in (None, job.id):
         return free
-    totals = {host.host: host.gpus for host in rack_of(hosts, 0.0) if host.host in free}
-    allowed = Ground(queue, totals).free_for(job)
+    allowed = standing.ground.free_for(job)
     return {host: min(gpus, allowed.get(host, 0)) for host, gpus in free.items()}
 
 

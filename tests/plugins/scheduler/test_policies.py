@@ -13,6 +13,7 @@ from plugins.scheduler.policy.packing import PACKLIMIT, Spread, cost, refit, ske
 from plugins.scheduler.policy.place import place
 from plugins.scheduler.policy.rules import COVEY, LAS_PUBLISHED, Rules
 from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.walk import Walk
 from plugins.scheduler.policy.words import waits_for
 
 MODELS = {
@@ -132,6 +133,6 @@ def test_the_agent_orders_by_the_rules_that_the_simulator_calls_covey() -> None:
 
 def test_a_job_that_is_passed_by_a_narrower_one_is_told_why() -> None:
     rows = ordered([row(1, gpus=8), row(2, gpus=2), row(3, gpus=7, running=True)], (3200.0,), {}, None, True)
-    said = waits_for(JobId("j1"), rows, select(rows, 8, {}), 8, (3200.0,), {}, None)
+    said = waits_for(JobId("j1"), Walk(rows), select(rows, 8, {}).over_quota, 8, (3200.0,), {}, None)
     assert "ahead: j2 (t, 2 GPUs), as gangs of fewer GPUs go first" in said
     assert said.startswith("2nd of those waiting, in queue 0") and "it starts when enough of j3 (t, 7 GPUs) end" in said
