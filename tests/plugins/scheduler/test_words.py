@@ -1,0 +1,124 @@
+"""The figures and turns in what people are told, to the last one."""
+
+from covey.core import HostId, JobId
+from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.policy import words
+from plugins.scheduler.policy.order import Row
+from plugins.scheduler.policy.walk import Walk
+
+
+def spec(workers: int, each: int = 1, **fields: object) -> JobSpec:
+    return JobSpec.parse({"argv": ["x"], "name": "bert", "workers": workers, "gpus_per_worker": each, **fields})
+
+
+def row(number: int, gpus: int = 1, running: bool = False, attained_gpu_s: float = 0.0) -> Row:
+    id = JobId(f"j{number}")
+    first = 1.0 if running else None
+    return Row(
+        id=id, number=number, tenant="t", job_class="guaranteed", gpus=gpus, submitted=number, running=running,
+        attained_gpu_s=attained_gpu_s, first=first,
+    )  # fmt: skip
+
+
+def waits(rows: list[Row], job: str, capacity: int, thresholds: tuple[float, ...] = (1000.0,)) -> str:
+    return words.waits_for(JobId(job), Walk(rows), (), capacity, thresholds, {}, None)
+
+
+def test_three_jobs_are_named_and_a_fourth_becomes_a_number() -> None:
+    rows = [row(number) for number in range(1, 6)]
+    three = "j1 (t, 1 GPU), j2 (t, 1 GPU), j3 (t, 1 GPU)"
+    assert words.named(rows[:3]) == three
+    assert words.named(rows[:4]) == f"{three} and 1 more"
+    assert words.named(rows[:3], 5) == f"{three} and 2 more"
+
+
+def test_a_worker_as_large_as_the_largest_host_is_possible_and_a_larger_one_is_not() -> None:
+    totals = {HostId("h1"): 4, HostId("h2"): 2}
+    assert words.over_rack(spec(1, 4), totals) is None
+    assert words.over_rack(spec(3, 2), totals) is None
+    never = words.over_rack(spec(1, 5), totals)
+    assert never is not None and "the largest host has 4" in never.why
+    never = words.over_rack(spec(2, 3), totals)
+    assert never is not None and never.why == ("this rack's hosts take 1 workers with 3 GPUs each, and it has 2"), (
+        "there are as many GPUs as it needs, and they are scattered"
+    )
+    never = words.over_rack(spec(7), totals)
+    assert never is not None and never.why == "it needs 7 GPUs, and this rack has 6 on 2 hosts"
+
+
+def test_a_job_of_exactly_the_quota_is_possible() -> None:
+    assert words.over_quota(spec(4), 4) is None
+    never = words.over_quota(spec(5), 4)
+    assert never is not None and never.code == 4
+    assert words.over_quota(spec(5), None) is None
+    assert words.over_quota(spec(5, **{"class": "opportunistic"}), 4) is None
+    assert words.over_quota(spec(5, **{"class": "auto"}), 4) is not None
+    assert words.over_quota(spec(5, **{"class": "auto"}), 4, may_demote=True) is None
+    assert words.over_quota(spec(5), 4, may_demote=True) is not None
+
+
+def test_an_upgrade_says_the_limit_or_that_there_is_none() -> None:
+    job = spec(2, tenant="red")
+    said = "its 2 GPUs count against the quota of tenant red, "
+    assert words.upgraded(job, 3, None) == f"{said}which has no limit: it is guaranteed"
+    assert words.upgraded(job, 3, 4) == f"{said}of which 3 of 4 are used now: it is guaranteed"
+
+
+def test_ordinals() -> None:
+    numbers = (1, 2, 3, 4, 9, 10, 11, 13, 20, 21, 22, 30, 31, 110, 111, 121)
+    said = "1st 2nd 3rd 4th 9th 10th 11th 13th 20th 21st 22nd 30th 31st 110th 111th 121st"
+    assert " ".join(words.ordinal(number) for number in numbers) == said
+
+
+def test_a_job_as_wide_as_all_that_is_free_is_about_to_be_placed() -> None:
+    running = row(1, gpus=2, running=True)
+    assert "2 GPUs are free, and it is about to be placed" in waits([running, row(2, gpus=2)], "j2", 4)
+    assert "it needs 3 GPUs and 2 are free" in waits([running, row(2, gpus=3)], "j2", 4)
+    assert "the hosts that are alive have 4" in waits([row(1, gpus=5)], "j1", 4)
+    assert "about to be placed" in waits([row(1, gpus=4)], "j1", 4)
+
+
+def test_at_most_three_that_sink_are_named_and_the_rest_counted() -> None:
+    holders = [row(n, running=True, attained_gpu_s=1000.0 - 10 * n) for n in range(1, 6)]
+    three = ", or when " + ", ".join(f"j{n} sinks below it in about {10 * n} s of running" for n in (1, 2, 3))
+    assert waits([*holders, row(6, gpus=3)], "j6", 5).endswith(three)
+    assert waits([*holders, row(6, gpus=4)], "j6", 5).endswith(f"{three} and 1 more later")
+    assert waits([*holders, row(6, gpus=5)], "j6", 5).endswith(f"{three} and 2 more later")
+
+
+def test_those_that_sank_already_need_not_sink() -> None:
+    below = row(1, gpus=2, running=True, attained_gpu_s=1000.0)
+    soon = row(2, gpus=2, running=True, attained_gpu_s=980.0)
+    assert waits([soon, row(3, gpus=4), below], "j3", 4).endswith("or when j2 sinks below it in about 10 s of running")
+    assert "sinks" not in waits([soon, row(3, gpus=2), below], "j3", 4), "that one is stopped for it now"
+
+
+def test_guests_are_told_who_is_ahead_and_whether_guaranteed_jobs_wait() -> None:
+    guests = Walk([row(1, gpus=2, running=True), row(2), row(3, gpus=2)])
+    idle, busy = Walk([row(8, running=True)]), Walk([row(8, running=True), row(9)])
+    place = "2nd of the opportunistic jobs waiting; it needs 2 GPUs that guaranteed jobs leave"
+    ahead = "; ahead: j2 (t, 1 GPU)"
+    assert words.waits_as_guest(JobId("j3"), guests, idle, 2) == f"{place}, 2 are free{ahead}"
+    held = ", and guaranteed jobs come first"
+    assert words.waits_as_guest(JobId("j3"), guests, busy, 2) == f"{place}, 2 are free{held}{ahead}"
+    until = "; it starts when enough of j8 (t, 1 GPU), j1 (t, 2 GPUs) end"
+    assert words.waits_as_guest(JobId("j3"), guests, busy, 1) == f"{place} and 1 are free{ahead}{until}"
+    many = Walk([row(number, running=True) for number in range(4, 8)])
+    assert "j4 (t, 1 GPU), j5 (t, 1 GPU), j6 (t, 1 GPU) and 2 more end" in words.waits_as_guest(
+        JobId("j3"), guests, many, 1
+    )
+
+
+def test_only_hosts_with_something_free_are_listed() -> None:
+    free = {HostId("h2"): 1, HostId("h1"): 1, HostId("h3"): 0}
+    assert words.scattered(free, 2) == "free GPUs by host are h1 1, h2 1, and each worker needs 2 GPUs on one host"
+
+
+def test_a_rank_is_blamed_unless_it_was_asked_to_stop() -> None:
+    assert words.first_failure({0: 0, 1: 0}) is None
+    assert words.first_failure({0: -15, 1: 143, 2: 3, 3: 4}) == (2, 3)
+    assert words.first_failure({0: -15, 1: 143}) == (0, -15)
+    assert (words.job_code(3), words.job_code(0), words.job_code(-9)) == (3, 0, 137)
+    assert words.ended_words(1, HostId("h1"), 0, None) == "rank 1 on h1 exited with 0"
+    assert words.ended_words(1, HostId("h1"), -9, "SIGKILL") == "rank 1 on h1 was killed by SIGKILL (9)"
+    assert words.ended_words(1, HostId("h1"), -40, None) == "rank 1 on h1 was killed by signal (40)"
