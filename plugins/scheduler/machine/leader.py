@@ -111,11 +111,14 @@ class Leader:
         return [Propose(command) for command in [*commands, *moved, *starts]]
 
     def check(self) -> None:
-        """Nothing is remembered about jobs that are unknown, and what is kept up to date is what there is."""
+        """Nothing is remembered about jobs that are unknown, and what is kept up to date is what there is. What was
+        applied after the last look is read at the next one: until then only the order is checked, against itself."""
+        self.lines.check()
+        if self.feed.pending:
+            return
         for id in [*self.waits.since, *self.retry_at, *self.failures]:
             job = self.queue.jobs.get(id)
             assert job is not None, f"{id} is remembered and unknown"
-        self.lines.check()
         self.ground.check()
 
     # ---- what it remembers ----

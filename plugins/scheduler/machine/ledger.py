@@ -57,6 +57,11 @@ class Feed:
         """Whoever reads this has to begin again."""
         self._ids, self._all = {}, True
 
+    @property
+    def pending(self) -> bool:
+        """Whether something changed that nobody asked for yet."""
+        return self._all or bool(self._ids)
+
     def take(self) -> list[JobId] | None:
         """Each once, in no order that means anything; None: everything may have changed."""
         ids, whole = self._ids, self._all

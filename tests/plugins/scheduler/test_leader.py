@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from covey.core import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.leader import RETRY_S, Leader, Look, RackHost
@@ -256,3 +258,15 @@ def test_without_a_living_host_nothing_is_granted() -> None:
     led.submit(1, gpus_per_worker=0)
     assert led.look(()) == []
     assert granted(led.look()) == ["j1"]
+
+
+def test_between_two_looks_the_log_may_be_ahead_and_after_one_nothing_may_be_wrong() -> None:
+    led = Led()
+    led.run(2)
+    led.leader.check()
+    led.submit(3)
+    led.leader.check()
+    led.look()
+    led.leader.ground.placing += 1
+    with pytest.raises(AssertionError, match="placing"):
+        led.leader.check()
