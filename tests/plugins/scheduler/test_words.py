@@ -1,5 +1,7 @@
 """The figures and turns in what people are told, to the last one."""
 
+import msgspec
+
 from covey.core import HostId, JobId
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy import words
@@ -7,8 +9,9 @@ from plugins.scheduler.policy.order import Row
 from plugins.scheduler.policy.walk import Walk
 
 
-def spec(workers: int, each: int = 1, **fields: object) -> JobSpec:
-    return JobSpec.parse({"argv": ["x"], "name": "bert", "workers": workers, "gpus_per_worker": each, **fields})
+def spec(workers: int, each: int = 1, kind: str = "guaranteed", tenant: str = "t") -> JobSpec:
+    given = {"argv": ["x"], "name": "bert", "workers": workers, "gpus_per_worker": each}
+    return JobSpec.parse({**given, "class": kind, "tenant": tenant})
 
 
 def row(number: int, gpus: int = 1, running: bool = False, attained_gpu_s: float = 0.0) -> Row:
@@ -51,9 +54,9 @@ def test_a_job_of_exactly_the_quota_is_possible() -> None:
     never = words.over_quota(spec(5), 4)
     assert never is not None and never.code == 4
     assert words.over_quota(spec(5), None) is None
-    assert words.over_quota(spec(5, **{"class": "opportunistic"}), 4) is None
-    assert words.over_quota(spec(5, **{"class": "auto"}), 4) is not None
-    assert words.over_quota(spec(5, **{"class": "auto"}), 4, may_demote=True) is None
+    assert words.over_quota(spec(5, kind="opportunistic"), 4) is None
+    assert words.over_quota(spec(5, kind="auto"), 4) is not None
+    assert words.over_quota(spec(5, kind="auto"), 4, may_demote=True) is None
     assert words.over_quota(spec(5), 4, may_demote=True) is not None
 
 
@@ -76,6 +79,37 @@ def test_a_job_as_wide_as_all_that_is_free_is_about_to_be_placed() -> None:
     assert "it needs 3 GPUs and 2 are free" in waits([running, row(2, gpus=3)], "j2", 4)
     assert "the hosts that are alive have 4" in waits([row(1, gpus=5)], "j1", 4)
     assert "about to be placed" in waits([row(1, gpus=4)], "j1", 4)
+
+
+def test_the_whole_of_what_a_waiting_job_is_told() -> None:
+    first, second = row(2, gpus=4), row(3, gpus=1)
+    place = "2nd of those waiting, in queue 0; it needs 1 GPU and"
+    ahead = "ahead: j2 (t, 4 GPUs)"
+    assert waits([first, second], "j3", 4) == f"{place} 4 are free; {ahead}", "nobody runs, and somebody is first"
+    running = row(1, gpus=3, running=True, attained_gpu_s=2000.0)
+    until = "it starts when enough of j1 (t, 3 GPUs) end"
+    assert waits([running, first, second], "j3", 4) == f"{place} 1 are free; {ahead}; {until}"
+    alone = "1st of those waiting, in queue 0; it needs 4 GPUs and 1 are free"
+    assert waits([running, first], "j2", 4) == f"{alone}; {until}"
+    assert words.waits_for(JobId("j2"), Walk([running, first]), (), 4, (1000.0,), {}, None, "because") == (
+        f"{alone}; {until}; because"
+    )
+
+
+def test_only_jobs_of_its_own_order_sink_below_a_job() -> None:
+    mine, other = row(1, running=True, attained_gpu_s=990.0), row(2, running=True, attained_gpu_s=980.0)
+    other = msgspec.structs.replace(other, tenant="u")
+    order = Walk([mine, other, row(3)])
+
+    def sooner(quotas: dict[str, int | None]) -> str:
+        said = words.waits_for(JobId("j3"), order, (), 2, (1000.0,), quotas, None)
+        return said.partition("end, or when ")[2]
+
+    assert sooner({"t": 4}) == sooner({"u": 4}) == sooner({}) == "j1 sinks below it in about 10 s of running"
+    order = Walk([other, row(3)])
+    assert sooner({"t": 4, "u": 4}) == sooner({"t": 4}) == sooner({"u": 4}) == ""
+    said = words.waits_for(JobId("j3"), order, (), 1, (1000.0,), {}, None)
+    assert said.endswith("j2 sinks below it in about 20 s of running"), "tenants without a quota share one order"
 
 
 def test_at_most_three_that_sink_are_named_and_the_rest_counted() -> None:
@@ -103,6 +137,10 @@ def test_guests_are_told_who_is_ahead_and_whether_guaranteed_jobs_wait() -> None
     assert words.waits_as_guest(JobId("j3"), guests, busy, 2) == f"{place}, 2 are free{held}{ahead}"
     until = "; it starts when enough of j8 (t, 1 GPU), j1 (t, 2 GPUs) end"
     assert words.waits_as_guest(JobId("j3"), guests, busy, 1) == f"{place} and 1 are free{ahead}{until}"
+    alone = words.waits_as_guest(JobId("j2"), Walk([row(2)]), Walk([]), 0)
+    assert alone == (
+        "1st of the opportunistic jobs waiting; it needs 1 GPU that guaranteed jobs leave and 0 are free"
+    ), "nobody is ahead and nobody runs"
     many = Walk([row(number, running=True) for number in range(4, 8)])
     assert "j4 (t, 1 GPU), j5 (t, 1 GPU), j6 (t, 1 GPU) and 2 more end" in words.waits_as_guest(
         JobId("j3"), guests, many, 1
