@@ -112,6 +112,13 @@ def test_only_jobs_of_its_own_order_sink_below_a_job() -> None:
     assert said.endswith("j2 sinks below it in about 20 s of running"), "tenants without a quota share one order"
 
 
+def test_nothing_is_said_of_jobs_that_sink_when_they_are_too_few() -> None:
+    soon, never = row(1, running=True, attained_gpu_s=990.0), row(2, gpus=3, running=True)
+    never = msgspec.structs.replace(never, tenant="u")
+    said = words.waits_for(JobId("j3"), Walk([soon, never, row(3, gpus=4)]), (), 4, (1000.0,), {"u": 4}, None)
+    assert said.endswith("enough of j1 (t, 1 GPU), j2 (u, 3 GPUs) end")
+
+
 def test_at_most_three_that_sink_are_named_and_the_rest_counted() -> None:
     holders = [row(n, running=True, attained_gpu_s=1000.0 - 10 * n) for n in range(1, 6)]
     three = ", or when " + ", ".join(f"j{n} sinks below it in about {10 * n} s of running" for n in (1, 2, 3))
