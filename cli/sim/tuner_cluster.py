@@ -151,7 +151,6 @@ class Cluster:
         self.moving: dict[tuple[int, int], Move | Recover] = {}
         self.away: set[int] = set()
         """Data blocks on their way."""
-        self.wire_s = 0.0
         self.outcome = Outcome()
 
     @property

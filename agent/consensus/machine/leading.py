@@ -38,7 +38,6 @@ class Leading:
     ) -> None:
         """`voters` are the other ones."""
         self._ledger, self._timing = ledger, timing
-        self._voters = len(voters) + 1
         self._elected_s = now_s
         self._round = 0
         self._rounds: dict[int, float] = {}

@@ -219,7 +219,7 @@ class Membership:
             case m.SyncAsk():
                 return self._meeting.heard_sync(source, message.checksum)
             case m.SyncSame():
-                self._same_s = now_s
+                pass
             case m.SyncPull():
                 self._meeting.send_records(source)
             case m.Record():

@@ -10,8 +10,6 @@ import msgspec
 from covey.core import JobId
 from covey.tensorwire import RANKS_MAX, SECRET_BYTES
 
-JOB_TENSORS_MAX = 1 << 16
-
 
 class Serve(msgspec.Struct, frozen=True, tag=True):
     """Sum this job under this epoch, from nothing. A lower epoch of the job ends."""

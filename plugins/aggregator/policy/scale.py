@@ -8,9 +8,6 @@ from covey.core import HostId, JobId
 from plugins.aggregator.policy.assign import Packing, Profile
 from plugins.aggregator.policy.cycle import Cycle
 
-Holding = Mapping[tuple[JobId, str], HostId]
-"""(job, tensor) -> its aggregator."""
-
 
 class Work(msgspec.Struct, frozen=True):
     """One tensor that must find another aggregator."""

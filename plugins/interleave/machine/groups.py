@@ -1,7 +1,7 @@
 """Which jobs share which hosts: the home's side (Harmony §4.3.2).
 
-    submitted -> profiling -> running <----> paused -> ended
-                                                          \\------> paused        (profiled, and waits for a place)
+    submitted -> profiling -> running -> ended
+                     `------> paused <-> running        (profiled, and waits for a place)
 
 Nothing is known of a job when it comes, so it runs first and is timed: its COMP and COMM subtasks are alone in their
 lanes, so their times mean something even in company. With `timings_min` of each it is profiled. While jobs are

@@ -150,14 +150,7 @@ class OrderBook:
             else:
                 free = self._squeeze(queue, free, stop)
             while narrow and narrow[0] <= free:
-                best = -1
-                width = 0
-                for each in narrow:
-                    if each > free:
-                        break
-                    key = heaps[each][0]
-                    if key < best or best < 0:
-                        best, width = key, each
+                best, width = self._best(narrow, heaps, free)
                 if self.blocking and self._blocked(queue, best):
                     break
                 self.pop(queue, width)

@@ -12,9 +12,7 @@ class Roll:
 
     def __init__(self, queue: Ledger) -> None:
         self.queue = queue
-        self.placing: dict[JobId, int] = {}
-        """With the epoch."""
-        self.stopping: dict[JobId, None] = {}
+        self.placing: dict[JobId, None] = {}
         self.over_limit: dict[JobId, None] = {}
         """They run and used up their time."""
         self.demoted: dict[str, dict[int, dict[JobId, None]]] = {}
@@ -39,9 +37,7 @@ class Roll:
         limit_s = spec.time_limit_s
         demoted = job.state == "running" and job.demoted is not None and not job.counts
         if job.state == "placing":
-            self.placing[id] = job.epoch
-        elif job.state == "stopping":
-            self.stopping[id] = None
+            self.placing[id] = None
         elif job.state == "running" and limit_s is not None and job.attained_gpu_s / spec.width >= limit_s:
             self.over_limit[id] = None
         for host in hosts:
@@ -57,7 +53,6 @@ class Roll:
     def drop(self, id: JobId) -> None:
         """This job is over, or about to be put in again."""
         self.placing.pop(id, None)
-        self.stopping.pop(id, None)
         self.over_limit.pop(id, None)
         if id not in self._marks:
             return
