@@ -229,9 +229,17 @@ class ZmqLinks:
 def _turn_away(file: int, bound: Address) -> None:
     """End a connection that ZeroMQ accepted. The number may be another file's by now: only what is connected to our
     own TCP port is touched, and whoever is hit by mistake connects again."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(file)) as connection:
-        if str(connection.getsockname()[1]) == bound.rpartition(":")[2]:
-            connection.shutdown(socket.SHUT_RDWR)
+    with contextlib.suppress(OSError):
+        copy = os.dup(file)
+        try:
+            connection = socket.socket(fileno=copy)
+        except OSError:  # no socket at all
+            os.close(copy)
+            return
+        with connection:
+            tcp = connection.family in (socket.AF_INET, socket.AF_INET6)
+            if tcp and str(connection.getsockname()[1]) == bound.rpartition(":")[2]:
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def _user_id(frame: zmq.Frame) -> bytes:

@@ -108,7 +108,8 @@ class RoomLife:
         if waited:
             await asyncio.wait(waited, timeout=STOP_S)
         with contextlib.suppress(Exception):
-            await self.service.stop()
+            async with asyncio.timeout(STOP_S):
+                await self.service.stop()
 
 
 class Rooms:
@@ -138,7 +139,11 @@ class Rooms:
         """It hears of the world once it has found again what survived."""
         name = life.room.name
         await self.guarded_life(life, life.service.start())
-        if not life.open or self._stopping:
+        if not life.open:
+            return
+        if self._stopping:  # the agent leaves meanwhile, and knows nothing of this life
+            life.end()
+            await life.over()
             return
         restarts = self.restarts.get(name, 0)
         why = self.health[name].why if restarts else ""
@@ -223,6 +228,8 @@ class Rooms:
         await life.over()
         while again_s is not None and not self._stopping:
             await asyncio.sleep(again_s)
+            if self._stopping:
+                return
             try:
                 boot = await self._agent.next_boot()
             except OSError as error:
@@ -236,7 +243,13 @@ class Rooms:
         name, room = life.room.name, life.room
         self.restarts[name] = self.restarts.get(name, 0) + 1
         self._agent.env.log.info("room starts again", room=name, boot=boot, restarts=self.restarts[name])
-        await self._begin(RoomLife(self._agent, room, self._agent.config.rooms[name], boot))
+        try:
+            another = RoomLife(self._agent, room, self._agent.config.rooms[name], boot)
+        except Exception as error:
+            self.health[name] = RoomHealth("failed", f"{type(error).__name__}: {error}", self.restarts[name])
+            self._publish()
+            return
+        await self._begin(another)
         if name in self.services:
             self._agent.journal.note(f"host/{self._agent.id}", f"room {name} is on again", self.health[name].why)
             self._publish()

@@ -3,7 +3,17 @@
 from collections.abc import Iterable, Sequence
 
 from covey.core import Fact, JobId
-from plugins.facts import HostGone, HostSeen, HostSuspected, HostView, JobPlaced, JobUnplaced, SpareChanged, TensorsSeen
+from plugins.facts import (
+    HostGone,
+    HostSeen,
+    HostSuspected,
+    HostView,
+    JobPlaced,
+    JobUnplaced,
+    SpareChanged,
+    TensorsAssigned,
+    TensorsSeen,
+)
 
 
 class Standing:
@@ -12,6 +22,7 @@ class Standing:
     def __init__(self) -> None:
         self._placed: dict[JobId, JobPlaced] = {}
         self._tensors: dict[JobId, TensorsSeen] = {}
+        self._assigned: dict[JobId, TensorsAssigned] = {}
         self._spare: SpareChanged | None = None
 
     def hear(self, fact: Fact) -> None:
@@ -21,8 +32,11 @@ class Standing:
             case JobUnplaced():
                 self._placed.pop(fact.job, None)
                 self._tensors.pop(fact.job, None)
-            case TensorsSeen():
+                self._assigned.pop(fact.job, None)
+            case TensorsSeen() if fact.job in self._placed:
                 self._tensors[fact.job] = fact
+            case TensorsAssigned() if fact.job in self._placed:
+                self._assigned[fact.job] = fact
             case SpareChanged():
                 self._spare = fact
             case _:
@@ -31,7 +45,7 @@ class Standing:
     def facts(self) -> Sequence[Fact]:
         """In an order in which they may have come about: a job is placed before its tensors are seen."""
         spare = [] if self._spare is None else [self._spare]
-        return [*self._placed.values(), *self._tensors.values(), *spare]
+        return [*self._placed.values(), *self._tensors.values(), *self._assigned.values(), *spare]
 
 
 def facts_of_hosts(views: Iterable[HostView]) -> Sequence[Fact]:

@@ -62,6 +62,8 @@ class Emptier:
         self._tried_s = 0.0
         self._promises: frozenset[tuple[HostId, int, int]] | None = None
         """Of every aggregator, as gossip showed them last."""
+        self._idle: frozenset[JobId] = frozenset()
+        """Jobs held here that had not pushed anything yet at the last look."""
         self._asked: list[HostId] = []
         self._said: dict[HostId, CycleNow] = {}
         self._holding: dict[JobId, HostId] = {}
@@ -90,13 +92,18 @@ class Emptier:
             return ()
         self._due_s = now_s + self.scale_s
         others = self._others(rack)
-        on_trial = [job for job, one in held.items() if one.demand is None and job not in idle]
-        if not held or not others or ledger.reserved or on_trial or not self._is_least(ledger.cycle, others):
+        self._idle = idle
+        if not others or not self._may_go(held, ledger) or not self._is_least(ledger.cycle, others):
             return ()
         self._attempt += 1
         self._tried_s = now_s
         self.state, self._said, self._asked = "asking", {}, [one.host for one in others]
         return [Ask(host, CycleHere(), ASK_S) for host in self._asked]
+
+    def _may_go(self, held: Mapping[JobId, Held], ledger: Ledger) -> bool:
+        """Whether there is something to move, nobody holds room here, and no job is on trial."""
+        measured = all(one.demand is not None or job in self._idle for job, one in held.items())
+        return bool(held) and not ledger.reserved and measured
 
     def _others(self, rack: Rack) -> list[policy.Candidate]:
         """Those of our pool that sum something."""
@@ -119,7 +126,7 @@ class Emptier:
 
     def _plan(self, held: Mapping[JobId, Held], ledger: Ledger) -> Sequence[Action]:
         cycles = {host: _cycle_said(said) for host, said in sorted(self._said.items())} | {self.me: ledger.cycle}
-        if len(cycles) < 2 or ledger.reserved or scale.least_loaded(cycles, _by_name(cycles)) != self.me:
+        if len(cycles) < 2 or not self._may_go(held, ledger) or scale.least_loaded(cycles, _by_name(cycles)) != self.me:
             return self._rest()
         found = self._emptied(held, cycles)
         if found is None:

@@ -377,12 +377,11 @@ class Home:
             case Accepted():
                 return self._accepted(job, sender, message, now_s)
             case Declined():
+                asked = job.state == "offering" and (sender, message.epoch) == (job.offered_to, job.epoch)
                 job.epoch = max(job.epoch, message.known) if self._ours(job, message.known) else job.epoch
                 if self._current(job, message.epoch):
                     return self._not_kept(job, sender, message.reason, now_s)
-                if job.state != "offering" or sender != job.offered_to:
-                    return ()
-                return self._next(job, message.reason)
+                return self._next(job, message.reason) if asked else ()
             case Kept():
                 job.promised = job.promised or self._current(job, message.epoch)
                 return ()

@@ -23,6 +23,7 @@ from plugins.aggregator.policy import assign, scale
 from plugins.aggregator.policy.assign import Profile
 from plugins.aggregator.policy.cycle import Cycle, grown, loss, sound, used, without
 from plugins.aggregator.policy.measured import ITERATIONS, Measured, is_hurt, loss_measured, reverted
+from plugins.aggregator.policy.owners import QUIET
 from plugins.aggregator.policy.scale import Work, least_loaded
 
 
@@ -36,7 +37,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """Sums an aggregator runs at a time."""
     times: int = 1
     """How many of its longest iterations a cycle may cover, where one would hurt somebody (1: the thesis)."""
-    quiet: Fraction = Fraction(1, 3)
+    quiet: Fraction = QUIET
     """Load, W / C, up to which an aggregator may get what hurt elsewhere; 0: new ones only (the thesis). With a third,
     12 jobs whose sums run in order of arrival settle on 17 aggregators instead of 21 (docs/results/aggregator.md)."""
     hold_cycles: bool = True

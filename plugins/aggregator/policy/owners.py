@@ -136,6 +136,6 @@ def of_run(epoch: int, grant: int) -> bool:
 
 
 def load_now(old: float, busy_s: float, elapsed_s: float) -> float:
-    """Part of the time that went into sums, 0..1, averaged over about 5 measurements."""
+    """Part of the time that its process worked, 0..1, averaged over about 5 measurements."""
     measured = min(1.0, max(0.0, busy_s / elapsed_s)) if elapsed_s > 0 else old
     return 0.8 * old + 0.2 * measured

@@ -256,7 +256,7 @@ class Borrower:
 
     def _wants_none(self, slab: Slab, hot: float) -> bool:
         """Mapped, on its way nowhere, and colder than its place is worth (§2.4.1, ColdSlab)."""
-        cold = self._cold_share * hot if self._cold_share else None
+        cold = self._cold_share * hot or None
         return slab.state == "mapped" and placement.is_cold(slab.requests_per_s, cold, hot)
 
     def _give_back_cold(self, slab: Slab, hot: float) -> Actions:

@@ -114,6 +114,13 @@ def test_a_declined_offer_goes_to_the_next_under_an_epoch_above_any_that_was_see
     assert sends(found) == [(D, Offer(JOB, G1 + 8, 2, SECRET, refused="c: full"))]
 
 
+def test_a_refusal_of_an_earlier_epoch_does_not_refuse_the_offer_that_is_open() -> None:
+    play = at_home()
+    assert play(Heard(C, Declined(JOB, G1 + 1, "not kept"))) == []
+    found = play(Heard(C, Accepted(JOB, G1 + 2, "10.0.0.3:9")))
+    assert any(isinstance(message, Assigned) for _, message in sends(found))
+
+
 def test_an_offer_that_nobody_answers_goes_to_the_next() -> None:
     play = at_home()
     ((to, offer),) = sends(play.actions)

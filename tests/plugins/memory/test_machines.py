@@ -172,6 +172,13 @@ def test_a_slab_that_turned_cold_is_given_back_unasked_if_that_is_wished() -> No
     assert tale.state() == "cold"
 
 
+def test_where_every_asked_for_slab_is_hot_none_is_cold() -> None:
+    tale = Tale(hot=0.0, cold_share=0.25)
+    tale.mapped()
+    tale.second(0)
+    assert tale.state() == "mapped"
+
+
 def test_by_default_a_cold_slab_keeps_its_place() -> None:
     tale = Tale()
     tale.mapped()
