@@ -1,4 +1,4 @@
-"""How long the live leader takes for one look: 100,000 jobs wait, 10,000 GPUs run, tenants have quotas."""
+"""How long the live leader takes for one look: some 98,000 jobs wait, 10,000 GPUs run, tenants have quotas."""
 
 import math
 import random

@@ -57,7 +57,6 @@ class Hall:
         self.rng = random.Random(seed)
         self.names = [HostId(f"h{n:04d}") for n in range(hosts)]
         self.rack_of = {name: f"r{n % racks}" for n, name in enumerate(self.names)}
-        self.racks = racks
         self.free = dict.fromkeys(self.names, SLABS_PER_HOST)
 
     def group(self, borrower: HostId, members: int, apart: bool) -> list[HostId]:
