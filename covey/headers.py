@@ -42,6 +42,8 @@ class Status(IntEnum):
     """The request is out of range; the connection ends."""
     FAILED = 3
     """Neither lender nor disk could do it."""
+    VERSION = 4
+    """The hello is of another version of its protocol; the connection ends."""
 
 
 class Welcome(NamedTuple):

@@ -28,7 +28,8 @@ from covey import frames, headers, wire
 from covey.headers import Op, Request, Status, Welcome, WireError
 from covey.units import format_size, parse_size
 
-MAGIC = b"coveyvl1"
+MAGIC = b"coveyvl2"
+"""The last byte is the version of the protocol. Version 1 had a WELCOME of its own and no word for other versions."""
 TOKEN_BYTES = 32
 _HELLO = struct.Struct(f"<8s{TOKEN_BYTES}s")
 HELLO_BYTES = _HELLO.size
@@ -36,6 +37,7 @@ REQUEST_PAGES_MAX = 256
 """Pages in one request."""
 OPERATIONS = {Op.READ: REQUEST_PAGES_MAX, Op.WRITE: REQUEST_PAGES_MAX, Op.DISCARD: REQUEST_PAGES_MAX, Op.FLUSH: 0}
 """What a volume does, and of how many pages at once. The pages follow a WRITE, and the reply to a READ."""
+_SPOKEN = f"version {MAGIC[-1:].decode()} of the protocol is spoken here"
 ANSWER_S = 60.0
 """Longest wait for one answer; a volume whose process just started first asks its lenders what they hold."""
 RECONNECT_S = 60.0
@@ -45,17 +47,29 @@ PAUSE_S = 0.1
 F = TypeVar("F", bound=wire.Frame)
 
 
+class OtherVersion(WireError):
+    """A hello of this protocol in another version. The text says what to do, for `agentctl why`."""
+
+
 def pack_hello(token: bytes) -> bytes:
     return _HELLO.pack(MAGIC, token)
 
 
 def hello(data: bytes | bytearray) -> bytes:
-    """The token. WireError when it is no hello."""
+    """The token. OtherVersion when it is the hello of another version, WireError when it is none."""
     headers.expect("hello", data, HELLO_BYTES)
     magic, token = _HELLO.unpack(data)
-    if magic != MAGIC:
+    if magic == MAGIC:
+        return bytes(token)
+    if magic[:-1] != MAGIC[:-1]:
         raise WireError("not a volume connection")
-    return bytes(token)
+    theirs, ours = magic[-1:].decode("ascii", "replace"), MAGIC[-1:].decode()
+    step = (
+        "install the covey-job of this agent where it runs"
+        if magic < MAGIC
+        else "end this process (SIGTERM): the agent starts its own"
+    )
+    raise OtherVersion(f"it speaks version {theirs} of the volume protocol, this process {ours}; {step}")
 
 
 # ---- the job's end ---------------------------------------------------------------------------------------------------
@@ -67,6 +81,10 @@ class RemoteMemoryError(Exception):
     def __init__(self, what: str, why: str, next: str) -> None:
         super().__init__(f"{what}: {why}; next: {next}")
         self.what, self.why, self.next = what, why, next
+
+
+class _HungUp(ConnectionResetError):
+    """No word came back: what a volume's process of version 1 does to us, and any that is just ending."""
 
 
 class RemoteMemory:
@@ -223,31 +241,36 @@ class RemoteMemory:
     def _connect(self, give_up_s: float) -> socket.socket:
         if self._closed:
             raise ValueError(f"volume {self._at.volume} was closed here")
-        refused = "it does not answer"
         while self._stream is None:
             try:
                 self._stream = self._greet()
                 break
             except OSError as error:
-                refused = str(error)
+                refused = error
             if time.monotonic() >= give_up_s:
-                next_step = f"see agentctl why volume/{self._at.volume}"
-                raise RemoteMemoryError(f"cannot reach volume {self._at.volume}", refused, next_step)
+                volume, next_step = self._at.volume, f"see agentctl why volume/{self._at.volume}"
+                if isinstance(refused, _HungUp):
+                    next_step += f"; if it is older, end its process vold-{volume} (SIGTERM): the agent starts its own"
+                raise RemoteMemoryError(f"cannot reach volume {volume}", str(refused), next_step)
             time.sleep(PAUSE_S)
             self._find_again()
         return self._stream
 
     def _greet(self) -> socket.socket:
-        """OSError when the volume's process is not there or does not know us."""
+        """OSError when the volume's process is not there or does not know us; RemoteMemoryError when it is of a later
+        version than this module, which trying again does not change."""
         stream = _dial(self._at.path)
         try:
             stream.sendall(pack_hello(self._at.token))
-            data = bytearray(headers.WELCOME_BYTES)
-            _receive(stream, memoryview(data))
-            found = headers.welcome(data)
+            found = _hear_welcome(stream)
+            if found.status is Status.VERSION:
+                what, why = f"cannot use volume {self._at.volume}", f"its process is newer than this script: {_SPOKEN}"
+                raise RemoteMemoryError(
+                    what, why, "install the covey-job of this host's agent and start the script again"
+                )
             if found != Welcome(Status.OK, self.page, self.size):
                 raise WireError(f"the volume answered {found}")
-        except OSError:
+        except (OSError, RemoteMemoryError):
             stream.close()
             raise
         return stream
@@ -262,6 +285,15 @@ class RemoteMemory:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+
+
+def _hear_welcome(stream: socket.socket) -> Welcome:
+    data = bytearray(headers.WELCOME_BYTES)
+    try:
+        _receive(stream, memoryview(data))
+    except ConnectionError as error:
+        raise _HungUp(f"its process hangs up on us: it is just ending, or older than this script: {_SPOKEN}") from error
+    return headers.welcome(data)
 
 
 def _exchange(stream: socket.socket, request: Request, data: memoryview | None, into: memoryview | None) -> Status:

@@ -14,8 +14,9 @@ from covey.core import HostId
 from covey.frames import read_frame, write_frame
 from covey.ports import ByteStream
 from covey.remote import RemoteMemory, RemoteMemoryError
+from plugins.memory.datapath.control import ClientRefused, ControlClient, ListPlaces, Told
 from plugins.memory.datapath.vold import VoldConfig, run_vold
-from tests.plugins.memory.ports import SHAPE, Bench, a_bench
+from tests.plugins.memory.ports import SHAPE, Bench, a_bench, soon
 
 T = TypeVar("T")
 TOKEN = b"t" * 32
@@ -217,3 +218,97 @@ async def test_a_volume_tells_nothing_to_who_lacks_its_token_and_survives_nonsen
         await in_a_thread(lambda: memory.write(0, b"still here"))
         assert await in_a_thread(lambda: memory.read(0, 10)) == b"still here"
         memory.close()
+
+
+# ---- versions --------------------------------------------------------------------------------------------------------
+
+
+async def heard(bench: Bench, hello: bytes) -> headers.Welcome:
+    """What a new connection to the volume is told; then it is closed."""
+    stream = await bench.env.bytes.connect(f"unix:{bench.env.run_dir}/vol-data.sock")
+    await stream.write(hello)
+    answer = bytearray(headers.WELCOME_BYTES)
+    await stream.read_into(memoryview(answer))
+    with pytest.raises(ConnectionError):
+        await stream.read_into(memoryview(bytearray(1)))
+    return headers.welcome(answer)
+
+
+async def agent_of(bench: Bench, told: list[Told]) -> ControlClient:
+    client = await ControlClient.connect(bench.env, "vold-data", CONFIG.secret, told.append)
+    await client.ask(ListPlaces(client.next_id), 5.0)
+    return client
+
+
+@pytest.mark.parametrize(
+    ("magic", "speaks", "step"),
+    [
+        (b"coveyvl1", "it speaks version 1", "install the covey-job of this agent"),
+        (b"coveyvl3", "it speaks version 3", "end this process"),
+    ],
+)
+async def test_a_process_of_another_version_is_told_so_and_the_agent_hears_what_to_do_once_a_minute(
+    magic: bytes, speaks: str, step: str
+) -> None:
+    async with an_agent() as agent:
+        memory = await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path))
+        told: list[Told] = []
+        control = await agent_of(agent.bench, told)
+        for _ in range(3):
+            answer = await heard(agent.bench, magic + TOKEN)
+            assert answer == headers.Welcome(headers.Status.VERSION, 0, 0)
+        await soon(lambda: bool(told))
+        await control.ask(ListPlaces(control.next_id), 5.0)
+        assert len(told) == 1
+        assert isinstance(told[0], ClientRefused)
+        assert told[0].why.startswith(f"{speaks} of the volume protocol, this process 2; {step}")
+        await in_a_thread(lambda: memory.write(0, b"served as before"))
+        memory.close()
+        control.close()
+
+
+class Other:
+    """In the place of a volume's process: hears a hello, gives `answer` and hangs up."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+        self.hellos: list[bytes] = []
+
+    async def serve(self, stream: ByteStream) -> None:
+        hello = bytearray(remote.HELLO_BYTES)
+        await stream.read_into(memoryview(hello))
+        self.hellos.append(bytes(hello))
+        if self.answer:
+            await stream.write(self.answer)
+
+
+@asynccontextmanager
+async def instead_of_the_volume(agent: Agent, answer: bytes) -> AsyncIterator[Other]:
+    await agent.stop_vold()
+    other = Other(answer)
+    listener = await agent.bench.env.bytes.listen(f"unix:{agent.bench.env.run_dir}/vol-data.sock", other.serve)
+    try:
+        yield other
+    finally:
+        await listener.close()
+
+
+async def test_a_script_older_than_the_volume_fails_at_once_and_says_what_to_install() -> None:
+    newer = headers.pack_welcome(headers.Welcome(headers.Status.VERSION, 0, 0))
+    async with an_agent() as agent, instead_of_the_volume(agent, newer) as other:
+        with pytest.raises(
+            RemoteMemoryError, match=r"newer than this script.*next: install the covey-job of this host"
+        ):
+            await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path))
+        assert other.hellos == [b"coveyvl2" + TOKEN]
+
+
+async def test_a_volume_of_version_1_that_only_hangs_up_is_named_with_what_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote, "RECONNECT_S", 0.05)
+    monkeypatch.setattr(remote, "PAUSE_S", 0.01)
+    async with an_agent() as agent, instead_of_the_volume(agent, b"") as other:
+        with pytest.raises(RemoteMemoryError, match=r"older than this script.*end its process vold-data \(SIGTERM\)"):
+            await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path))
+        assert len(other.hellos) > 1  # it may as well have been one that was just ending

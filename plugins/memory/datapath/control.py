@@ -190,7 +190,13 @@ class SlabCopied(Control, frozen=True):
     epoch: Count
 
 
-Told = SlabLost | SlabCopied
+class ClientRefused(Control, frozen=True):
+    """Volume's process -> agent: one of this host's processes speaks another version, and what to do about it."""
+
+    why: Text
+
+
+Told = SlabLost | SlabCopied | ClientRefused
 Answer = Yes | No | SlabList | PageCounts | PlaceList
 Asked = Hello | Stop | RegisterSlab | FreeSlab | ListSlabs | OpenSlab | CloseSlab | CountPages | ListPlaces
 asked_decoder: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(Asked)
@@ -299,7 +305,7 @@ class ControlClient:
         try:
             while True:
                 frame = await read_frame(self._stream, answer_decoder)
-                if isinstance(frame, SlabLost | SlabCopied):
+                if isinstance(frame, Told):
                     self._told(frame)
                     continue
                 waiting = self._waiting.get(frame.id)

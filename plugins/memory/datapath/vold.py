@@ -8,18 +8,22 @@ side. A request is at most 256 pages, in a buffer that the connection keeps, so 
 import asyncio
 import contextlib
 import hmac
+from collections.abc import Callable
 
 import msgspec
 
 from covey import headers, remote
 from covey.headers import Op, Reply, Request, Status, Welcome, WireError
 from covey.ports import ByteStream, Env
+from covey.remote import OtherVersion
 from plugins.memory.datapath import control
 from plugins.memory.datapath.control import Answer, ControlServer, No, OpenPlace, PlaceList, Question, Yes
 from plugins.memory.datapath.volume import Shape, Volume
 
 HELLO_S = 5.0
 """How long a new connection may take to present its token."""
+TELL_S = 60.0
+"""Between two words to the agent about clients of another version: they try again all the time."""
 FLUSH_S = 3.0
 """How long an orderly end may take to bring the queue to the disk."""
 
@@ -57,8 +61,11 @@ def prefix(volume: str) -> str:
 class Front:
     """The unix socket that processes of this host read and write through."""
 
-    def __init__(self, env: Env, config: VoldConfig, volume: Volume) -> None:
-        self._env, self._config, self._volume = env, config, volume
+    def __init__(
+        self, env: Env, config: VoldConfig, volume: Volume, tell: Callable[[control.ClientRefused], None]
+    ) -> None:
+        self._env, self._config, self._volume, self._tell = env, config, volume, tell
+        self._told_s = float("-inf")
         self.refused = 0
 
     async def serve(self, stream: ByteStream) -> None:
@@ -76,12 +83,24 @@ class Front:
                 await stream.read_into(memoryview(data))
         except TimeoutError as error:
             raise WireError(f"no hello within {HELLO_S:g} s") from error
-        known = hmac.compare_digest(remote.hello(data), self._config.token)
+        try:
+            token = remote.hello(data)
+        except OtherVersion as error:
+            await self._refuse_version(stream, str(error))
+            raise
+        known = hmac.compare_digest(token, self._config.token)
         shape = self._volume.shape
         answer = Welcome(Status.OK, shape.page_bytes, shape.size_bytes) if known else Welcome(Status.REFUSED, 0, 0)
         await stream.write(headers.pack_welcome(answer))
         self.refused += not known
         return known
+
+    async def _refuse_version(self, stream: ByteStream, why: str) -> None:
+        now_s = self._env.clock.now_s()
+        if now_s >= self._told_s + TELL_S:
+            self._told_s = now_s
+            self._tell(control.ClientRefused(why))
+        await stream.write(headers.pack_welcome(Welcome(Status.VERSION, 0, 0)))
 
     async def _requests(self, stream: ByteStream) -> None:
         header = bytearray(headers.REQUEST_BYTES)
@@ -173,7 +192,7 @@ async def run_vold(env: Env, config: VoldConfig) -> None:
     try:
         await volume.open()
         front = await env.bytes.listen(
-            f"unix:{env.run_dir}/{front_name(config.volume)}.sock", Front(env, config, volume).serve
+            f"unix:{env.run_dir}/{front_name(config.volume)}.sock", Front(env, config, volume, tell).serve
         )
         asked.opened.set()
         env.log.info("volume serves", volume=config.volume, size_bytes=config.size_bytes)

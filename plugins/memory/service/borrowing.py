@@ -13,7 +13,17 @@ from covey.units import format_size
 from plugins.base import Host, Refused
 from plugins.facts import Spare
 from plugins.memory.datapath import control, vold
-from plugins.memory.datapath.control import OpenPlace, PageCounts, PlaceList, SlabCounts, SlabLost, Told, Yes
+from plugins.memory.datapath.control import (
+    ClientRefused,
+    OpenPlace,
+    PageCounts,
+    PlaceList,
+    SlabCopied,
+    SlabCounts,
+    SlabLost,
+    Told,
+    Yes,
+)
 from plugins.memory.datapath.vold import VoldConfig
 from plugins.memory.machine import borrower as machine
 from plugins.memory.machine.borrower import OPEN_S, Borrower, BorrowerEvent, CloseSlab, OpenSlab
@@ -203,10 +213,13 @@ class Borrowing:
         self._host.note(f"volume/{name}", "process gone", f"{why}; it is started again")
 
     def _told(self, name: str, told: Told) -> None:
-        if isinstance(told, SlabLost):
-            self.feed(machine.SlabFailed(name, told.index, told.epoch, told.why))
-        else:
-            self.feed(machine.SlabCopied(name, told.index, told.epoch))
+        match told:
+            case SlabLost():
+                self.feed(machine.SlabFailed(name, told.index, told.epoch, told.why))
+            case SlabCopied():
+                self.feed(machine.SlabCopied(name, told.index, told.epoch))
+            case ClientRefused():
+                self._host.note(f"volume/{name}", "client refused", told.why)
 
     # ---- events and actions ----
 

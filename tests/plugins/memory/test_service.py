@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from chaos.world import World
+from covey import headers
 from plugins.base import Refused
 from plugins.facts import Spare
 from plugins.memory.policy.settings import MemorySettings
@@ -246,6 +247,23 @@ def test_nothing_is_lent_with_lend_0_and_no_slab_process_runs() -> None:
         until_done(rack, rack.client("h1", write_all, "data"))
         until_done(rack, rack.client("h1", read_all, "data"))
         assert rack.mapped("h1", "data") == []
+
+
+def test_why_of_a_volume_says_once_a_minute_that_a_script_of_another_version_was_refused() -> None:
+    with a_rack(2) as rack:
+        rack.attach("h1", "data", "64 KiB")
+
+        async def older(client: SimClient) -> None:
+            for _ in range(4):
+                stream = await client.env.bytes.connect(f"unix:{client.path}")
+                await stream.write(b"coveyvl1" + client.token)
+                await stream.read_into(memoryview(bytearray(headers.WELCOME_BYTES)))
+                await asyncio.sleep(25.0)  # at 0, 25, 50 and 75 s
+
+        until_done(rack, rack.client("h1", older, "data"))
+        told = [reason for event, reason in rack.story("volume/data") if event == "client refused"]
+        assert len(told) == 2
+        assert told[0].endswith("install the covey-job of this agent where it runs")
 
 
 def test_volumes_are_refused_with_a_reason_and_a_next_step() -> None:

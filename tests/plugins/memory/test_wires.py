@@ -65,6 +65,7 @@ ANSWERS: list[control.Control] = [
     control.PlaceList(5, (control.OpenPlace(3, 9, "h2", "10.0.0.1:1", b"s" * 16),)),
     control.SlabLost(3, 9, "why"),
     control.SlabCopied(3, 9),
+    control.ClientRefused("another version"),
 ]
 message_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Messages)
 encode = msgspec.msgpack.encode
