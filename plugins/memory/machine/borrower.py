@@ -12,12 +12,29 @@ this machine takes its word. Epochs come from `boot << 32`, so those of a later 
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
-
-import msgspec
+from collections.abc import Sequence
 
 from covey.core import Heard, HostId, Note, Send, SetTimer, Undelivered
-from plugins.memory.machine.slab import Place, Search, Slab
+from plugins.memory.machine.borrower_events import (
+    Actions,
+    BorrowerAction,
+    BorrowerEvent,
+    CloseSlab,
+    GraceOver,
+    HostLost,
+    OpenSlab,
+    SearchOver,
+    SecondPassed,
+    SlabClosed,
+    SlabCopied,
+    SlabEvent,
+    SlabFailed,
+    SlabNotOpened,
+    SlabOpened,
+    VolumeDetached,
+    VolumeFound,
+)
+from plugins.memory.machine.slab import Place, Search, Slab, Volume
 from plugins.memory.messages import (
     Activity,
     CheckActivity,
@@ -43,119 +60,6 @@ RETRY_S, RETRY_MAX_S = 2.0, 60.0
 """Pause after nobody had room; doubles up to the maximum."""
 CLOSE_AT = 0.8
 """Part of the grace after which a slab that is still moving is closed, so that `Done` arrives in time."""
-
-# ---- events ----------------------------------------------------------------------------------------------------------
-
-
-class SecondPassed(msgspec.Struct, frozen=True):
-    requests: Mapping[str, Sequence[int]]
-    """Volume -> pages requested of each slab since the last second. A volume whose process did not answer is absent."""
-    peers: tuple[Peer, ...]
-
-
-class VolumeFound(msgspec.Struct, frozen=True):
-    """A volume's process answers (first start, restart of it or of this agent) and says which places it has open."""
-
-    volume: str
-    slabs: int
-    slab_bytes: int
-    page_bytes: int
-    places: tuple[tuple[int, Place], ...]
-
-
-class VolumeDetached(msgspec.Struct, frozen=True):
-    volume: str
-
-
-class SlabEvent(msgspec.Struct, frozen=True):
-    """The volume's process, about one slab under one epoch."""
-
-    volume: str
-    index: int
-    epoch: int
-
-
-class SlabOpened(SlabEvent, frozen=True):
-    """From now on pages go there."""
-
-
-class SlabNotOpened(SlabEvent, frozen=True):
-    why: str
-
-
-class SlabCopied(SlabEvent, frozen=True):
-    """All pages that were written before it was opened are there as well."""
-
-
-class SlabFailed(SlabEvent, frozen=True):
-    """Its connection broke or missed a deadline; reads go to the disk already."""
-
-    why: str
-
-
-class SlabClosed(SlabEvent, frozen=True):
-    """Nothing is in flight and nothing acknowledged depends on it."""
-
-
-class HostLost(msgspec.Struct, frozen=True):
-    host: HostId
-
-
-class SearchOver(SlabEvent, frozen=True):
-    """Timer: answers that are not here by now do not count."""
-
-    step: str
-
-
-class GraceOver(SlabEvent, frozen=True):
-    """Timer: the lender's patience ends."""
-
-
-BorrowerEvent = (
-    SecondPassed
-    | VolumeFound
-    | VolumeDetached
-    | SlabOpened
-    | SlabNotOpened
-    | SlabCopied
-    | SlabFailed
-    | SlabClosed
-    | HostLost
-    | SearchOver
-    | GraceOver
-    | Heard
-    | Undelivered
-)
-
-# ---- actions ---------------------------------------------------------------------------------------------------------
-
-
-class OpenSlab(msgspec.Struct, frozen=True):
-    """Tell the volume's process; comes back as `SlabOpened` or `SlabNotOpened`."""
-
-    volume: str
-    index: int
-    place: Place
-
-
-class CloseSlab(msgspec.Struct, frozen=True):
-    """Tell the volume's process; comes back as `SlabClosed`."""
-
-    volume: str
-    index: int
-    epoch: int
-
-
-BorrowerAction = Send | SetTimer[SearchOver | GraceOver] | Note | OpenSlab | CloseSlab
-Actions = list[BorrowerAction]
-
-
-class Volume(msgspec.Struct):
-    slab_bytes: int
-    page_bytes: int
-    slabs: list[Slab]
-    hot: float
-    """Page requests per second above which a slab is placed."""
 
 
 class Borrower:

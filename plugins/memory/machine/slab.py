@@ -12,6 +12,8 @@ cold -------------> asking ------------------> asking --------> asking ---------
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from covey.core import HostId
 from plugins.memory.messages import SlabRef
 
@@ -77,3 +79,11 @@ class Slab:
         """Every host that holds this slab or is being asked for it."""
         places = [place.lender for place in (self.place, self.next) if place is not None]
         return [*places, *(self.search.asked if self.search is not None else ())]
+
+
+class Volume(msgspec.Struct):
+    slab_bytes: int
+    page_bytes: int
+    slabs: list[Slab]
+    hot: float
+    """Page requests per second above which a slab is placed."""

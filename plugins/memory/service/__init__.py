@@ -15,7 +15,7 @@ from covey.units import parse_size
 from covey.wire import Attach, Detach, Detached, Frame, Refusal, VolumeAt
 from plugins.base import Command, Host, JobPeer, Refused, RoomService
 from plugins.facts import HostGone, SecondPassed
-from plugins.memory.machine.borrower import HostLost
+from plugins.memory.machine.borrower_events import HostLost
 from plugins.memory.messages import (
     Activity,
     CheckActivity,

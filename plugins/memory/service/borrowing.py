@@ -25,8 +25,9 @@ from plugins.memory.datapath.control import (
     Yes,
 )
 from plugins.memory.datapath.vold import VoldConfig
-from plugins.memory.machine import borrower as machine
-from plugins.memory.machine.borrower import OPEN_S, Borrower, BorrowerEvent, CloseSlab, OpenSlab
+from plugins.memory.machine import borrower_events as events
+from plugins.memory.machine.borrower import OPEN_S, Borrower
+from plugins.memory.machine.borrower_events import BorrowerEvent, CloseSlab, OpenSlab
 from plugins.memory.machine.slab import Place, Slab
 from plugins.memory.policy.placement import Peer
 from plugins.memory.policy.settings import SLABS_MAX, MemorySettings
@@ -154,7 +155,7 @@ class Borrowing:
             self._check_owner(found.known, uid, f"cannot detach volume {name}")
             del self.volumes[name]
             await found.process.stop(forget=True)
-            self.feed(machine.VolumeDetached(name))
+            self.feed(events.VolumeDetached(name))
             for file in await self._env.disk.names(f"{vold.prefix(name)}/"):
                 await self._env.disk.delete(file)
             await self._record.forget_volume(name)
@@ -206,7 +207,7 @@ class Borrowing:
         places = tuple((place.index, _place(place)) for place in answer.places if place.index < slabs)
         if process.starts > 1:
             self._host.note(f"volume/{known.volume}", "started again", "its process is back")
-        self.feed(machine.VolumeFound(known.volume, slabs, known.slab_bytes, known.page_bytes, places))
+        self.feed(events.VolumeFound(known.volume, slabs, known.slab_bytes, known.page_bytes, places))
 
     def _volume_down(self, name: str, why: str) -> None:
         self._env.log.warning("a volume's process is gone", volume=name, why=why)
@@ -215,9 +216,9 @@ class Borrowing:
     def _told(self, name: str, told: Told) -> None:
         match told:
             case SlabLost():
-                self.feed(machine.SlabFailed(name, told.index, told.epoch, told.why))
+                self.feed(events.SlabFailed(name, told.index, told.epoch, told.why))
             case SlabCopied():
-                self.feed(machine.SlabCopied(name, told.index, told.epoch))
+                self.feed(events.SlabCopied(name, told.index, told.epoch))
             case ClientRefused():
                 self._host.note(f"volume/{name}", "client refused", told.why)
 
@@ -240,7 +241,7 @@ class Borrowing:
             counts = await self._count(volume)
             if counts is not None:
                 requests[name] = volume.requests(counts)
-        self.feed(machine.SecondPassed(requests, self._peers()))
+        self.feed(events.SecondPassed(requests, self._peers()))
 
     async def _count(self, volume: OpenVolume) -> PageCounts | None:
         if not volume.process.ready.is_set():
@@ -272,13 +273,13 @@ class Borrowing:
             )
         except (ConnectionError, TimeoutError) as error:
             why = f"the volume's process does not answer: {error}"
-            self.feed(machine.SlabNotOpened(action.volume, action.index, place.epoch, why))
+            self.feed(events.SlabNotOpened(action.volume, action.index, place.epoch, why))
             return
         if isinstance(answer, Yes):
-            self.feed(machine.SlabOpened(action.volume, action.index, place.epoch))
+            self.feed(events.SlabOpened(action.volume, action.index, place.epoch))
         else:
             why = getattr(answer, "why", str(answer))
-            self.feed(machine.SlabNotOpened(action.volume, action.index, place.epoch, why))
+            self.feed(events.SlabNotOpened(action.volume, action.index, place.epoch, why))
 
     async def _close(self, action: CloseSlab) -> None:
         """Until it is certain. A process that died is asked what it has when it is back."""
@@ -292,7 +293,7 @@ class Borrowing:
                 continue
             except ConnectionError:
                 return
-            self.feed(machine.SlabClosed(action.volume, action.index, action.epoch))
+            self.feed(events.SlabClosed(action.volume, action.index, action.epoch))
             return
 
     # ---- what people see ----

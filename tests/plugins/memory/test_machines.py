@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from covey.core import Heard, HostId, Message, Note, Send, SetTimer, Undelivered
 from covey.ports import MemoryNow
 from covey.units import GIB, MIB
-from plugins.memory.machine import borrower as b
+from plugins.memory.machine import borrower_events as b
 from plugins.memory.machine import lender as le
 from plugins.memory.machine.borrower import Borrower
 from plugins.memory.machine.lender import Lender
