@@ -11,7 +11,6 @@ this machine takes its word. Epochs come from `boot << 32`, so those of a later 
 """
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 
 from covey.core import Heard, HostId, Note, Send, SetTimer, Undelivered
@@ -34,7 +33,7 @@ from plugins.memory.machine.borrower_events import (
     VolumeDetached,
     VolumeFound,
 )
-from plugins.memory.machine.slab import Place, Search, Slab, Volume
+from plugins.memory.machine.slab import Place, Search, Slab, Volume, counted, names
 from plugins.memory.messages import (
     Activity,
     CheckActivity,
@@ -128,10 +127,7 @@ class Borrower:
         for name, volume in self.volumes.items():
             for index, slab in enumerate(volume.slabs):
                 assert (slab.volume, slab.index) == (name, index), f"{slab.subject} is out of place"
-                assert slab.place is not None or not slab.closing, f"{slab.subject} closes nothing"
-                assert slab.place is not None or not slab.evicted, f"{slab.subject} is evicted from nowhere"
-                assert slab.place is not None or slab.next is None, f"{slab.subject} moves from nowhere"
-                assert slab.next is None or slab.search is None, f"{slab.subject} searches twice"
+                slab.check()
                 for used in (slab.place, slab.next, slab.search):
                     assert used is None or used.epoch not in epochs, f"epoch {used.epoch} is used twice"
                     if used is not None:
@@ -143,29 +139,25 @@ class Borrower:
         self._peers = event.peers
         actions: Actions = []
         for name, requests in event.requests.items():
-            volume = self.volumes.get(name)
-            for slab, measured in zip(volume.slabs if volume else (), requests, strict=False):
-                assert volume is not None
-                slab.requests_per_s = placement.activity(slab.requests_per_s, measured)
-                if self._wants_place(slab, volume.hot, now_s):
-                    why = f"{_rate(slab.requests_per_s)} page requests/s, hot above {_rate(volume.hot)}"
-                    actions += self._seek(slab, "hot", why, now_s)
-                elif self._wants_none(slab, volume.hot):
-                    actions += self._give_back_cold(slab, volume.hot)
+            if name in self.volumes:
+                actions += self._measured(self.volumes[name], requests, now_s)
         return actions + self._renew(now_s)
 
-    def _wants_place(self, slab: Slab, hot: float, now_s: float) -> bool:
-        settled = slab.place is not None or slab.search is not None
-        return not settled and now_s >= slab.retry_at_s and placement.is_hot(slab.requests_per_s, hot)
+    def _measured(self, volume: Volume, requests: Sequence[int], now_s: float) -> Actions:
+        actions: Actions = []
+        for slab, measured in zip(volume.slabs, requests, strict=False):
+            slab.requests_per_s = placement.activity(slab.requests_per_s, measured)
+            if slab.state == "cold" and now_s >= slab.retry_at_s and placement.is_hot(slab.requests_per_s, volume.hot):
+                why = f"{_rate(slab.requests_per_s)} page requests/s, hot above {_rate(volume.hot)}"
+                actions += self._seek(slab, "hot", why, now_s)
+            elif slab.state == "mapped" and placement.is_cold(slab.requests_per_s, volume.cold, volume.hot):
+                actions += self._give_back_cold(slab, volume)
+        return actions
 
-    def _wants_none(self, slab: Slab, hot: float) -> bool:
-        """Mapped, on its way nowhere, and colder than its place is worth (§2.4.1, ColdSlab)."""
-        cold = self._cold_share * hot or None
-        return slab.state == "mapped" and placement.is_cold(slab.requests_per_s, cold, hot)
-
-    def _give_back_cold(self, slab: Slab, hot: float) -> Actions:
+    def _give_back_cold(self, slab: Slab, volume: Volume) -> Actions:
         assert slab.place is not None
-        why = f"{_rate(slab.requests_per_s)} page requests/s, cold below {_rate(self._cold_share * hot)}"
+        assert volume.cold is not None
+        why = f"{_rate(slab.requests_per_s)} page requests/s, cold below {_rate(volume.cold)}"
         return [Note(slab.subject, "cold", f"{why}; {slab.place.lender} gets its memory back"), self._close(slab)]
 
     def _renew(self, now_s: float) -> Actions:
@@ -186,7 +178,8 @@ class Borrower:
         """Ask two hosts. Nobody to ask: say so, and try again later. `without`: the lender that it has to leave."""
         volume = self.volumes[slab.volume]
         holding = {host for other in volume.slabs for host in other.hosts()}
-        free = self._free_at_others(volume.slab_bytes, without)
+        leaving = sum(other.leaves(without) for other in self._all()) if without is not None else 0
+        free = eviction.free_at_others(self._peers, volume.slab_bytes, self.me, without, leaving)
         asked = placement.hosts_to_ask_by_view(free, holding, self._rng, drawn=self._drawn)
         if not asked:
             return self._retry_later(slab, "nobody asked", f"{why}; no other host says that it has room", now_s)
@@ -195,25 +188,11 @@ class Borrower:
         fresh = [host for host in asked if host not in holding]
         chosen = f", freest of {self._drawn} drawn," if placement.CHOICES < self._drawn < len(free) else ""
         reason = (
-            f"{why}; asked {_names(asked)}{chosen} of {len(free)} with room; no slab of {slab.volume}: {_names(fresh)}"
+            f"{why}; asked {names(asked)}{chosen} of {len(free)} with room; no slab of {slab.volume}: {names(fresh)}"
         )
         query = QueryMem(slab.volume, slab.index, self._epoch, volume.slab_bytes)
         sends: Actions = [Send(host, query, ANSWER_S) for host in asked]
         return [Note(slab.subject, event, reason), *sends, self._search_timer(slab, "answers", 1.5 * ANSWER_S)]
-
-    def _free_at_others(self, slab_bytes: int, without: HostId | None) -> dict[HostId, int]:
-        """Hosts that may be asked -> slabs of this size that gossip says they could lend. To leave a lender, those
-        where it would not be evicted again at once come first: all that leave it now count (`movable_to`)."""
-        peers = placement.in_slabs_of(self._peers, slab_bytes)
-        if without is None:
-            hosts = placement.askable(peers)
-        else:
-            leaving = sum(
-                slab.evicted and slab.place is not None and slab.place.lender == without for slab in self._all()
-            )
-            hosts = eviction.movable_to(peers, without, self.me, max(1, leaving))
-        slabs_free = {peer.host: peer.slabs_free or 0 for peer in peers}
-        return {host: slabs_free[host] for host in hosts if host != self.me}
 
     def _search_timer(self, slab: Slab, step: str, after_s: float) -> SetTimer[SearchOver | GraceOver]:
         assert slab.search is not None
@@ -236,17 +215,14 @@ class Borrower:
 
     def _take(self, slab: Slab, search: Search, now_s: float) -> Actions:
         """The freer of those that answered; what each said goes into the story."""
-        said = ", ".join(f"{host} offers {search.offers[host]}" for host in search.asked if host in search.offers)
-        silent = [host for host in search.asked if host not in search.offers]
-        said += f"{', ' if said and silent else ''}{_names(silent)} silent" if silent else ""
-        ours = self._chosen_of(slab.volume)
+        ours, said = self.volumes[slab.volume].lenders(), search.said
         search.chosen = placement.freest(search.asked, search.offers, ours)
         if search.chosen is None:
             return self._retry_later(slab, "nobody has room", said, now_s)
         volume = self.volumes[slab.volume]
         taken = Map(slab.volume, slab.index, search.epoch, volume.slab_bytes, volume.page_bytes)
         equal = sorted(search.offers.values())[-2:] == [search.offers[search.chosen]] * 2
-        best = f"no less room, and {_counted(ours[search.chosen])} of {slab.volume}" if equal else "the most room"
+        best = f"no less room, and {counted(ours[search.chosen])} of {slab.volume}" if equal else "the most room"
         note = Note(slab.subject, "taken", f"{said}; {search.chosen} has {best}")
         return [note, Send(search.chosen, taken, ANSWER_S), self._search_timer(slab, "map", 1.5 * ANSWER_S)]
 
@@ -463,7 +439,8 @@ class Borrower:
         if known is None:
             slabs = [Slab(event.volume, index) for index in range(event.slabs)]
             hot = placement.hot_for(event.slab_bytes) if self.hot is None else self.hot
-            known = self.volumes[event.volume] = Volume(event.slab_bytes, event.page_bytes, slabs, hot)
+            cold = self._cold_share * hot or None
+            known = self.volumes[event.volume] = Volume(event.slab_bytes, event.page_bytes, slabs, hot, cold)
         open_now: dict[int, list[Place]] = {}
         for index, place in event.places:
             open_now.setdefault(index, []).append(place)
@@ -505,15 +482,6 @@ class Borrower:
 
     # ---- looking ----
 
-    def _chosen_of(self, volume: str) -> Counter[HostId]:
-        """How many slabs of a volume each host holds or was chosen for."""
-        chosen: Counter[HostId] = Counter()
-        for slab in self.volumes[volume].slabs:
-            chosen.update(place.lender for place in (slab.place, slab.next) if place is not None)
-            if slab.search is not None and slab.search.chosen is not None:
-                chosen[slab.search.chosen] += 1
-        return chosen
-
     def _slab(self, volume: str, index: int) -> Slab | None:
         found = self.volumes.get(volume)
         return found.slabs[index] if found is not None and index < len(found.slabs) else None
@@ -528,11 +496,3 @@ def _give_back(to: HostId, message: SlabMessage) -> Send:
 
 def _rate(requests_per_s: float) -> str:
     return f"{requests_per_s:.0f}" if requests_per_s >= 10 else f"{requests_per_s:.3g}"
-
-
-def _counted(slabs: int) -> str:
-    return "1 slab" if slabs == 1 else f"{slabs} slabs"
-
-
-def _names(hosts: Sequence[HostId]) -> str:
-    return " and ".join(hosts) if hosts else "none"

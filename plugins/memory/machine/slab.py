@@ -10,6 +10,8 @@ cold -------------> asking ------------------> asking --------> asking ---------
                                     '- copied to the new place, old one closed, `Done` -> mapped
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -41,6 +43,14 @@ class Search:
     """Granted by `chosen`, being opened by the volume's process."""
     copied: bool = False
     """Filled already: we heard that before we heard that it is open."""
+
+    @property
+    def said(self) -> str:
+        """What each of the hosts asked said, for people."""
+        answered = [host for host in self.asked if host in self.offers]
+        said = [f"{host} offers {self.offers[host]}" for host in answered]
+        silent = [host for host in self.asked if host not in self.offers]
+        return ", ".join([*said, f"{names(silent)} silent"] if silent else said)
 
 
 @dataclass
@@ -80,6 +90,16 @@ class Slab:
         places = [place.lender for place in (self.place, self.next) if place is not None]
         return [*places, *(self.search.asked if self.search is not None else ())]
 
+    def leaves(self, lender: HostId) -> bool:
+        """Is it to go away from there?"""
+        return self.evicted and self.place is not None and self.place.lender == lender
+
+    def check(self) -> None:
+        assert self.place is not None or not self.closing, f"{self.subject} closes nothing"
+        assert self.place is not None or not self.evicted, f"{self.subject} is evicted from nowhere"
+        assert self.place is not None or self.next is None, f"{self.subject} moves from nowhere"
+        assert self.next is None or self.search is None, f"{self.subject} searches twice"
+
 
 class Volume(msgspec.Struct):
     slab_bytes: int
@@ -87,3 +107,23 @@ class Volume(msgspec.Struct):
     slabs: list[Slab]
     hot: float
     """Page requests per second above which a slab is placed."""
+    cold: float | None
+    """Page requests per second below which a placed slab is given back unasked (§2.4.1, ColdSlab); None: never."""
+
+    def lenders(self) -> Counter[HostId]:
+        """How many of its slabs each host holds or was chosen for."""
+        chosen: Counter[HostId] = Counter()
+        for slab in self.slabs:
+            chosen.update(place.lender for place in (slab.place, slab.next) if place is not None)
+            if slab.search is not None and slab.search.chosen is not None:
+                chosen[slab.search.chosen] += 1
+        return chosen
+
+
+def names(hosts: Sequence[HostId]) -> str:
+    """For people."""
+    return " and ".join(hosts) if hosts else "none"
+
+
+def counted(slabs: int) -> str:
+    return "1 slab" if slabs == 1 else f"{slabs} slabs"
