@@ -66,7 +66,7 @@ class Admission:
         for id in run:
             self._admit(jobs[id])
         self._preempt(stop)
-        for id in self.lines.oldest_guests(lambda id: self._fits(jobs[id])):
+        for id in self.lines.oldest_guests(self.ground.vacant, lambda id: self._fits(jobs[id])):
             self._grant(jobs[id])
         return self.commands
 

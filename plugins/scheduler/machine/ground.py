@@ -12,7 +12,6 @@ staying are not in those maps: in a full rack a decision looks at the few where 
 """
 
 import bisect
-import copy
 from collections.abc import Iterable, Mapping
 
 from covey.core import HostId, JobId
@@ -53,14 +52,17 @@ class Ground:
 
     def put(self, job: Job) -> None:
         """This job is as it is now."""
-        self.drop(job.id)
         placing = job.spec.gpus if job.state == "placing" else 0
         held = held_by(job, self.totals)
+        age = -job.number if held and not job.counts and job.state == "running" else None
+        mark = held, job.counts, age, placing
+        if self._marks.get(job.id) == mark:
+            return
+        self.drop(job.id)
         if not held and not placing:
             return
-        age = -job.number if held and not job.counts and job.state == "running" else None
         self.placing += placing
-        self._marks[job.id] = held, job.counts, age, placing
+        self._marks[job.id] = mark
         if age is not None:
             at = bisect.bisect_left(self._ages, age)
             self._ages.insert(at, age)
@@ -88,12 +90,10 @@ class Ground:
             elif stays:
                 _set(self.staying, host, self.staying.get(host, 0) + sign * gpus)
 
-    def draft(self) -> "Ground":
-        """A copy for one look, in which GPUs may be given away; no job is put into it."""
-        other = copy.copy(self)
-        other.free, other.open, other.staying = dict(self.free), dict(self.open), dict(self.staying)
-        other.reserving, other.reserved = self.queue.reserving, dict(self.queue.reserved)
-        return other
+    @property
+    def vacant(self) -> int:
+        """GPUs that are nobody's, also when every gang that is being placed has found its own."""
+        return max(0, sum(self.free.values()) - self.placing)
 
     @property
     def kept(self) -> bool:
@@ -137,11 +137,26 @@ class Ground:
             if counts:
                 _set(self.open, host, self.open.get(host, 0) - count)
 
+    def draft(self) -> "Draft":
+        """What one look gives away, it gives away from this."""
+        return Draft(self)
+
     def check(self) -> None:
         """It is what it would be if it were drawn anew."""
         anew = Ground(self.queue, self.totals)
         for name in ("free", "open", "staying", "guests", "placing"):
             assert getattr(self, name) == getattr(anew, name), f"{name}: {getattr(self, name)}, {getattr(anew, name)}"
+
+
+class Draft(Ground):
+    """A copy for one look, in which GPUs may be given away; no job is put into it."""
+
+    def __init__(self, ground: Ground) -> None:
+        queue = self.queue = ground.queue
+        self.totals, self.size, self.placing = ground.totals, ground.size, ground.placing
+        self.free, self.open, self.staying = dict(ground.free), dict(ground.open), dict(ground.staying)
+        self.guests = ground.guests
+        self.reserving, self.reserved = queue.reserving, dict(queue.reserved)
 
 
 def _set(gpus: Gpus, host: HostId, count: int) -> None:
@@ -153,10 +168,7 @@ def _set(gpus: Gpus, host: HostId, count: int) -> None:
 
 def held_by(job: Job, hosts: Mapping[HostId, int]) -> Gpus:
     """GPUs of these hosts that a gang holds, by host."""
-    places = job.places if job.placed else ()
-    return {
-        place.host: len(place.gpus) for place in places if place.host in hosts and place.gpus and job.awaits(place.host)
-    }
+    return {place.host: len(place.gpus) for place in job.awaited if place.host in hosts and place.gpus}
 
 
 def takes(job: Job, free: Mapping[HostId, int]) -> bool:

@@ -123,6 +123,13 @@ class Job(msgspec.Struct, kw_only=True):
         there = any(place.host == host for place in self.places)
         return self.placed and there and host not in self.codes and host not in self.lost
 
+    @property
+    def awaited(self) -> list[Place]:
+        """Places of the hosts that still have to report the end of their ranks."""
+        if not self.placed:
+            return []
+        return [place for place in self.places if place.host not in self.codes and place.host not in self.lost]
+
     def place_on(self, host: HostId) -> Place | None:
         return next((place for place in self.places if place.host == host), None)
 

@@ -66,6 +66,9 @@ class Leader:
     def __init__(self, queue: Queue, settings: Settings) -> None:
         self.queue = queue
         self.settings = settings
+        default = {} if settings.default_quota is None else {"*": settings.default_quota}
+        self.initial_quotas = sorted((default | settings.quotas).items())
+        """(tenant, GPUs) for the log of a rack that has none yet."""
         self.feed = queue.follow()
         self.forget()
 
@@ -193,7 +196,7 @@ class Leader:
         """Whether it may run now, and where it stands then."""
         self.away.pop(job.id, None)
         totals = self.ground.totals
-        if job.state == "running" and any(at.host not in totals for at in job.places if job.awaits(at.host)):
+        if job.state == "running" and any(at.host not in totals for at in job.awaited):
             self.away[job.id] = None
         if job.state == "stopping" or job.id in self.away or job.id in self.retry_at:
             self.lines.drop(job.id)
@@ -209,11 +212,12 @@ class Leader:
     # ---- what it decides ----
 
     def _initial_quotas(self, wall_s: float) -> list[QuotaSet]:
-        wanted: dict[str, int] = dict(self.settings.quotas)
-        if self.settings.default_quota is not None:
-            wanted.setdefault("*", self.settings.default_quota)
-        absent = [(tenant, gpus) for tenant, gpus in sorted(wanted.items()) if tenant not in self.queue.quotas]
-        return [QuotaSet(wall_s=wall_s, tenant=tenant, gpus=gpus, if_absent=True) for tenant, gpus in absent]
+        known = self.queue.quotas
+        return [
+            QuotaSet(wall_s=wall_s, tenant=tenant, gpus=gpus, if_absent=True)
+            for tenant, gpus in self.initial_quotas
+            if tenant not in known
+        ]
 
     def _lost(self, gone: dict[HostId, float], wall_s: float, now_s: float) -> list[TakenBack]:
         commands: list[TakenBack] = []
@@ -221,7 +225,7 @@ class Leader:
         on_them = dict.fromkeys(id for host in long_gone for id in self.roll.awaited.get(host, ()))
         for job in self.roll.by_age({**on_them, **self.roll.placing}):
             if job.placed:
-                lost = [place.host for place in job.places if job.awaits(place.host)]
+                lost = [place.host for place in job.awaited]
                 lost = [host for host in lost if gone.get(host, -1.0) >= self.settings.host_lost_after_s]
                 said = ", ".join(f"{host} is gone for {format_seconds(gone[host])}" for host in lost)
                 commands.append(taken(job, "host lost", said, wall_s, tuple(lost)))

@@ -1,10 +1,11 @@
 """Whose turn it is, for jobs of several tenants, without looking at everybody (`policy/classes.py: choose`, fast).
 
 Each tenant with a quota has an order of its own, all others share one: one `OrderBook` each, in which a job moves only
-when it changed. The walk down all of them at once rests on what makes one book fast, and on two facts about quotas. A
-tenant whose chosen jobs owe nothing keeps all its running jobs of a queue when their sum is within its quota, whatever
-the others do. And while those that wait are walked, what a tenant may have only shrinks, so that whoever was passed
-over stays passed over, and the next one chosen is the first of the heads that fit.
+when it changed. The walk down all of them at once rests on what makes one book fast, and on three facts about quotas. A
+tenant whose quota suffices for its running jobs and for none of the others rests: nothing that the others do changes
+it, and in a full rack most do. One whose chosen jobs owe nothing keeps all its running jobs of a queue when their sum
+is within its quota, whatever the others do. And while those that wait are walked, what a tenant may have only shrinks,
+so that whoever was passed over stays passed over, and the next one chosen is the first of the heads that fit.
 """
 
 import bisect
@@ -53,18 +54,23 @@ class Lines:
         """(workers, GPUs of each) -> numbers of the opportunistic jobs that wait, oldest first."""
         self.shapes: dict[JobId, tuple[tuple[int, int], int]] = {}
         """Where each of them stands there, and its number."""
+        self._chosen: tuple[tuple[int, dict[str, int]], tuple[list[JobId], list[JobId]]] | None = None
+        """What the newest walk was asked and answered; None when somebody moved since."""
 
     def put(self, job: Job, promised: bool) -> None:
         """A job that is queued, being placed or running."""
+        seat = self._seat(job, job.spec.tenant if promised else None) if job.counts else None
+        if seat is not None and self.seats.get(job.id) == seat:
+            return
         self.drop(job.id)
         number = job.number
-        if not job.counts:
+        if seat is None:
             if job.state == "queued":
                 shape = job.spec.workers, job.spec.gpus_per_worker
                 self.ids[number], self.shapes[job.id] = job.id, (shape, number)
                 bisect.insort(self.guests.setdefault(shape, []), number)
             return
-        seat = self._seat(job, job.spec.tenant if promised else None)
+        self._chosen = None
         self.ids[number], self.widths[number], self.seats[job.id] = job.id, job.spec.gpus, seat
         book = self.books.get(seat.tenant)
         if book is None:
@@ -100,6 +106,7 @@ class Lines:
         seat = self.seats.pop(id, None)
         if seat is None:
             return
+        self._chosen = None
         book, number = self.books[seat.tenant], seat.key & JOB_MASK
         if seat.promoted:
             book.demote(seat.key)
@@ -116,20 +123,25 @@ class Lines:
 
     def choose(self, capacity: int, left: Callable[[str], int]) -> tuple[list[JobId], list[JobId]]:
         """Jobs that wait and should run, and jobs that run and should not, both in order. `left`: GPUs of a tenant's
-        quota."""
+        quota. Asked the same again before anybody moved, it answers without walking."""
         promised = {tenant: book for tenant, book in self.books.items() if tenant is not None}
-        held = {
-            tenant: sum(book.held) + sum(width for _, width, running in book.promoted if running)
-            for tenant, book in promised.items()
-        }
-        promises = Promises(capacity, held, {tenant: left(tenant) for tenant in promised})
+        asked = capacity, {tenant: left(tenant) for tenant in promised}
+        if self._chosen is None or self._chosen[0] != asked:
+            self._chosen = asked, self._walk(*asked, promised)
+        return self._chosen[1]
+
+    def _walk(
+        self, capacity: int, quotas: dict[str, int], promised: dict[str, OrderBook]
+    ) -> tuple[list[JobId], list[JobId]]:
+        promises = Promises(capacity, {tenant: book.taken() for tenant, book in promised.items()}, quotas)
         run: list[int] = []
         stop: list[int] = []
-        self._promoted(promised, promises, run, stop)
+        awake = {tenant: book for tenant, book in promised.items() if not _rests(book, quotas[tenant])}
+        self._promoted(awake, promises, run, stop)
         taken: list[tuple[OrderBook, int, int]] = []
-        for queue in range(len(self.settings.queue_thresholds_gpu_s) + 1):
-            self._running(queue, promised, promises, stop)
-            self._waiting(queue, promised, promises, run, taken)
+        for queue in range(len(self.settings.queue_thresholds_gpu_s) + 1) if awake else ():
+            self._running(queue, awake, promises, stop)
+            self._waiting(queue, awake, promises, run, taken)
         for book, queue, key in taken:
             book.wait(queue, key)
         others = self.books.get(None)
@@ -144,9 +156,8 @@ class Lines:
         return [self.ids[number] for number in run], [self.ids[number] for number in stop]
 
     def _promoted(self, books: dict[str, OrderBook], promises: Promises, run: list[int], stop: list[int]) -> None:
-        for key, width, running, tenant in sorted(
-            (*each, tenant) for tenant, book in books.items() for each in book.promoted
-        ):
+        everybody = [(*each, tenant) for tenant, book in books.items() for each in book.promoted]
+        for key, width, running, tenant in sorted(everybody):
             chosen = promises.see(tenant, width, running)
             if chosen != running:
                 (run if chosen else stop).append(key & JOB_MASK)
@@ -158,7 +169,7 @@ class Lines:
             for tenant, book in books.items()
             if book.held[queue] and not promises.all_stay(tenant, book.held[queue])
         ]
-        for key, tenant in sorted((key, name) for name in tight for key in books[name].running[queue]):
+        for key, tenant in sorted([(key, name) for name in tight for key in books[name].running[queue]]):
             if not promises.see(tenant, self.widths[key & JOB_MASK], True):
                 stop.append(key & JOB_MASK)
 
@@ -188,9 +199,14 @@ class Lines:
                 run.append(key & JOB_MASK)
             look_at(tenant)
 
-    def oldest_guests(self, fits: Callable[[JobId], bool]) -> Iterator[JobId]:
-        """Opportunistic jobs that wait and fit, oldest first; what is free only shrinks meanwhile."""
-        heads = [(numbers[0], 0, shape) for shape, numbers in self.guests.items()]
+    def oldest_guests(self, most: int, fits: Callable[[JobId], bool]) -> Iterator[JobId]:
+        """Opportunistic jobs of at most so many GPUs that wait and fit, oldest first; what is free only shrinks
+        meanwhile."""
+        heads = [
+            (numbers[0], 0, (workers, each))
+            for (workers, each), numbers in self.guests.items()
+            if workers * each <= most
+        ]
         heapq.heapify(heads)
         while heads:
             number, at, shape = heapq.heappop(heads)
@@ -205,3 +221,13 @@ class Lines:
             book.check()
         assert sorted(self.ids.values()) == sorted([*self.seats, *self.shapes])
         assert sum(self.sizes.values()) == len(self.seats) == len(self.widths)
+
+
+def _rests(book: OrderBook, quota: int) -> bool:
+    """Whether all of a tenant's running jobs stay, and none of its others is chosen, whatever the other tenants do:
+    the quota suffices for those and not for one more."""
+    for held, narrow in zip(book.held, book.narrow, strict=True):
+        quota -= held
+        if quota < 0 or (narrow and narrow[0] <= quota):
+            return False
+    return not book.promoted

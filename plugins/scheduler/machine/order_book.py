@@ -121,6 +121,10 @@ class OrderBook:
         """The first waiting job of at most so many GPUs, and its width; (-1, 0) when there is none."""
         return self._best(self.narrow[queue], self.waiting[queue], most)
 
+    def taken(self) -> int:
+        """GPUs of all its running jobs."""
+        return sum(self.held) + sum([width for _, width, running in self.promoted if running])
+
     # ---- the walk ----
 
     def decide(self, capacity: int, vacant: int) -> tuple[list[int], list[int]]:

@@ -355,7 +355,7 @@ class Queue(Ledger):
         self._enter(job, "stopping", "stopping", reason)
 
     def _end_when_all_reported(self, job: Job, wall_s: float) -> None:
-        if any(job.awaits(place.host) for place in job.places):
+        if job.awaited:
             return
         if job.step_s is not None:
             self.models.saw_steps(job.spec, len(job.places), job.step_s)

@@ -1,6 +1,6 @@
 """Who is in which state and on which host, brought up to date with each job that changed."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from covey.core import HostId, JobId
 from plugins.scheduler.machine.jobs import Job
@@ -32,7 +32,7 @@ class Roll:
         """This job is as it is now."""
         self.drop(job.id)
         id, spec = job.id, job.spec
-        hosts = tuple(place.host for place in job.places if job.awaits(place.host)) if job.placed else ()
+        hosts = tuple(place.host for place in job.awaited)
         home = job.home if job.state == "placing" else None
         limit_s = spec.time_limit_s
         demoted = job.state == "running" and job.demoted is not None and not job.counts
@@ -86,6 +86,6 @@ class Roll:
             else:
                 self.unnamed.pop(host, None)
 
-    def by_age(self, ids: Iterable[JobId]) -> list[Job]:
+    def by_age(self, ids: Collection[JobId]) -> list[Job]:
         """These jobs in order of admission."""
-        return sorted((self.queue.jobs[id] for id in ids), key=lambda job: job.number)
+        return sorted([self.queue.jobs[id] for id in ids], key=lambda job: job.number) if ids else []

@@ -75,7 +75,7 @@ class Waits:
                 self._starved[id] = None
             else:
                 heapq.heappush(self._promotions, (self.since[id] + after_s, id))
-        return self._jobs(self._starved)
+        return self._jobs(self._starved) if self._starved else []
 
     def late(self, now_s: float) -> list[tuple[Job, float]]:
         """Jobs of class auto whose tenant has a quota that they waited for too long, and the seconds."""
@@ -88,6 +88,8 @@ class Waits:
                 self._late.setdefault(job.spec.tenant, {})[id] = None
             elif job.job_class == "auto" and late_s is not None:
                 heapq.heappush(self._demotions, (self.since[id] + late_s, id))
+        if not self._late:
+            return []
         bound = [ids for tenant, ids in self._late.items() if self.queue.quota(tenant) is not None]
         return [(job, now_s - self.since[job.id]) for job in self._jobs(id for ids in bound for id in ids)]
 
