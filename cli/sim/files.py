@@ -1,8 +1,10 @@
 """Files that people give `covey-sim`: plain or gzip, UTF-8 with or without a byte-order mark, of a bounded size."""
 
+import contextlib
 import csv
 import gzip
 import io
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,20 +13,28 @@ from cli.sim.report import Wrong
 
 BYTES_MAX = 1 << 30
 """Of the unpacked text; a packed bomb must not fill the memory."""
+GZIP = b"\x1f\x8b"
+"""How a packed file begins."""
+
+
+def bytes_of(file: Path | str) -> bytes:
+    """What is in a file, or in standard input (`-`), unpacked. Never holds more than `BYTES_MAX` of it, or twice that
+    of a packed one. Wrong when it cannot be read, unpacks to nothing sensible or is larger."""
+    try:
+        with contextlib.nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as stream:
+            data = stream.read(BYTES_MAX + 1)
+        if data[:2] == GZIP and len(data) <= BYTES_MAX:
+            data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(BYTES_MAX + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise Wrong(f"{file} cannot be read", str(error), "name a file that is there, plain or gzip") from None
+    if len(data) > BYTES_MAX:
+        raise Wrong(f"{file} is too large", f"at most {BYTES_MAX} bytes are read, unpacked", "split the file")
+    return data
 
 
 def text_of(path: Path) -> str:
-    """Wrong when it cannot be read, is larger than `BYTES_MAX` or is not UTF-8."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(BYTES_MAX + 1)
-            if data[:2] == b"\x1f\x8b":
-                file.seek(0)
-                data = gzip.GzipFile(fileobj=file).read(BYTES_MAX + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise Wrong(f"{path} cannot be read", str(error), "name a file that is there, plain or gzip") from None
-    if len(data) > BYTES_MAX:
-        raise Wrong(f"{path} is too large", f"at most {BYTES_MAX} bytes are read", "split the file")
+    """As `bytes_of`; Wrong also when it is not UTF-8."""
+    data = bytes_of(path)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -15,6 +15,7 @@ TZ=UTC, SLURM_TIME_FORMAT=%s
                spans are right, but for those over the hour in which the clock is set.
 one pool       all partitions and all types of GPU are taken for one pool of equal GPUs; --partition P,Q reads the jobs
                of those partitions only.
+FILE           plain or gzip, 1 GiB unpacked at most.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from typing import Any
 
 from cli.sim import jobs as simulator
 from cli.sim.engine import SimJob
-from cli.sim.files import BYTES_MAX
+from cli.sim.files import bytes_of
 from cli.sim.report import Cell, Figure, Progress, Report, Series, Table, Wrong
 from cli.sim.sacct_lines import WHY, Accounting, Found, read_sacct
 from cli.sim.trace import Trace
@@ -69,13 +70,8 @@ def _stem(file: str) -> str:
 
 
 def _read(file: str) -> str:
-    try:
-        data = sys.stdin.buffer.read(BYTES_MAX + 1) if file == "-" else Path(file).read_bytes()
-    except OSError as error:
-        raise Wrong(f"{file} cannot be read", str(error), "name the file that sacct --parsable2 wrote") from None
-    if len(data) > BYTES_MAX:
-        raise Wrong(f"{file} is too large", f"at most {BYTES_MAX} bytes are read", "export fewer days")
-    return data.decode("utf-8-sig", errors="replace")
+    """Names of people and jobs may be in any encoding; nothing that is counted is."""
+    return bytes_of(file).decode("utf-8-sig", errors="replace")
 
 
 # ---- writing ----

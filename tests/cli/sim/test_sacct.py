@@ -1,13 +1,20 @@
 """Slurm's accounting as a trace: what counts, what does not, and why."""
 
+import gzip
+import io
 import json
+import random
+import tracemalloc
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli.sim import files
 from cli.sim.main import main
 from cli.sim.report import Wrong
 from cli.sim.sacct import busiest
@@ -168,6 +175,88 @@ def test_the_trace_runs_and_is_compared_with_backfill(tmp_path: Path, capsys: py
     found = json.loads(capsys.readouterr().out)
     assert found["counted"]["kept"] == 20 and set(found["compared"]) == {"backfill", "covey"}
     assert len(read_trace(trace).jobs) == 20 and read_trace(trace).limits == 20
+
+
+class Stdin:
+    """Standard input as a pipe: it cannot be read twice."""
+
+    def __init__(self, data: bytes) -> None:
+        self.buffer = io.BufferedReader(Pipe(data))
+
+
+class Pipe(io.RawIOBase):
+    """Comes in pieces: one byte, then up to seven at a time."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self.data[self.at : self.at + min(len(buffer), 7 if self.at else 1)]
+        buffer[: len(piece)] = piece
+        self.at += len(piece)
+        return len(piece)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize("piped", [False, True])
+def test_accounting_is_read_plain_or_packed_from_a_file_or_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes], piped: bool
+) -> None:
+    data, out = pack(text(line("1"), line("2")).encode()), tmp_path / "out.csv"
+    (tmp_path / "may").write_bytes(data)
+    monkeypatch.setattr("sys.stdin", Stdin(data))
+    assert main(["import", "sacct", "-" if piped else str(tmp_path / "may"), "-o", str(out), "--quiet"]) == 0
+    assert len(read_trace(out).jobs) == 2
+
+
+@pytest.mark.parametrize("piped", [False, True])
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"J" * 5001, "is too large"),
+        (gzip.compress(b"J" * 5001), "is too large"),
+        (random.Random(1).randbytes(6000), "is too large"),
+        (b"\x1f\x8b" + random.Random(1).randbytes(6000), "is too large"),
+        (gzip.compress(b"J" * 4000)[:-9], "cannot be read"),
+        (b"\x1f\x8b", "cannot be read"),
+    ],
+)
+def test_accounting_that_is_too_large_or_torn_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, says: str, piped: bool
+) -> None:
+    monkeypatch.setattr(files, "BYTES_MAX", 5000)
+    (tmp_path / "may").write_bytes(data)
+    monkeypatch.setattr("sys.stdin", Stdin(data))
+    with pytest.raises(Wrong) as wrong:
+        files.bytes_of("-" if piped else tmp_path / "may")
+    assert says in wrong.value.what
+    assert wrong.value.next
+
+
+def test_no_more_is_read_or_unpacked_than_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bomb: a thousandth of its size on the disk."""
+    monkeypatch.setattr(files, "BYTES_MAX", 100_000)
+    (tmp_path / "bomb").write_bytes(gzip.compress(bytes(50_000_000)))
+    pipe = Stdin(b"J" * 500_000)
+    monkeypatch.setattr("sys.stdin", pipe)
+    tracemalloc.start()
+    try:
+        for file in (tmp_path / "bomb", "-"):
+            with pytest.raises(Wrong, match="is too large"):
+                files.bytes_of(file)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+    assert len(pipe.buffer.read()) > 300_000, "the rest was left in the pipe"
+
+
+def test_bytes_that_are_no_text_are_read_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "may").write_bytes(text(line("1")).encode().replace(b"ann", b"\xe4nn"))
+    assert main(["import", "sacct", str(tmp_path / "may")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 def test_without_an_output_the_trace_is_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
