@@ -87,12 +87,10 @@ def plan(now: Configuration, wanted: Target) -> Plan:
     return Plan(steps, _edges(steps))
 
 
-def compiled(now: Configuration, wanted: Target, computing: Collection[HostId] | None = None) -> Plan:
+def compiled(now: Configuration, wanted: Target, computing: Collection[HostId]) -> Plan:
     """The plan in full: who leaves the workers stops first, who joins them starts last. `computing` are the hosts that
-    compute now, by default all workers; after a plan that broke off they may be others."""
+    compute now: all workers, or others after a plan that broke off."""
     changes, moving = operations(now, wanted)
-    if computing is None:
-        computing = [host for host, role in now.roles.items() if role == "worker"]
     stops = [Stop(host) for host in sorted(computing) if wanted.roles.get(host) != "worker"]
     starts = [Start(host) for host in sorted(wanted.roles) if wanted.roles[host] == "worker" and host not in computing]
     steps: tuple[Step, ...] = (*changes, *stops, *moving, *starts)

@@ -138,6 +138,10 @@ states = st.lists(
 )
 
 
+def workers(now: plan.Configuration) -> list[HostId]:
+    return [host for host, role in now.roles.items() if role == "worker"]
+
+
 def configured(state: list[tuple[Role | None, int, int]]) -> plan.Configuration:
     roles: dict[HostId, Role] = {}
     owned: tuple[dict[HostId, tuple[int, ...]], dict[HostId, tuple[int, ...]]] = ({}, {})
@@ -176,7 +180,7 @@ def test_every_prefix_of_every_order_of_a_plan_leaves_each_block_with_one_owner(
     if not any(roles) or not now.roles:
         return
     wanted = wanted_by(roles, now, rng)
-    steps = plan.compiled(now, wanted)
+    steps = plan.compiled(now, wanted, workers(now))
     blocks_all = set(plan.owners(now, []))
     there, done, made = set(now.roles), set[int](), list[Step]()
     while len(done) < len(steps.steps):
@@ -207,7 +211,7 @@ def test_a_plan_moves_the_largest_change_first_and_waits_for_what_it_must() -> N
     """Reference: §3.3.1, optimization execution."""
     now = plan.Configuration({HostId("a"): "worker", HostId("b"): "server"}, {HostId("a"): (0, 1)}, {HostId("b"): (0,)})
     wanted = plan.Target({HostId("b"): "server", HostId("c"): "worker"}, {HostId("c"): 2}, {HostId("b"): 1})
-    found = plan.compiled(now, wanted)
+    found = plan.compiled(now, wanted, workers(now))
     order = {type(step).__name__: at for at, step in enumerate(found.steps)}
     edges = set(found.edges)
     for before, after in (("Add", "Move"), ("Stop", "Move"), ("Move", "Start"), ("Move", "Delete")):
@@ -217,7 +221,7 @@ def test_a_plan_moves_the_largest_change_first_and_waits_for_what_it_must() -> N
 def test_a_host_without_blocks_still_joins_before_it_starts_and_stops_before_it_leaves() -> None:
     a, b, c, d = (HostId(each) for each in "abcd")
     now = plan.Configuration({a: "worker", b: "server", c: "worker"}, {a: (0,), c: ()}, {b: (0,)})
-    found = plan.compiled(now, plan.Target({a: "worker", b: "server", d: "worker"}, {a: 1, d: 0}, {b: 1}))
+    found = plan.compiled(now, plan.Target({a: "worker", b: "server", d: "worker"}, {a: 1, d: 0}, {b: 1}), (a, c))
     assert not any(isinstance(step, Move) for step in found.steps)
     edges = {(found.steps[before], found.steps[after]) for before, after in found.edges}
     assert edges == {(Add(d, "worker"), Start(d)), (Stop(c), Delete(c, "worker"))}
@@ -228,9 +232,9 @@ def test_who_computes_is_stopped_and_who_does_not_is_started_whatever_its_role_w
     a, b = HostId("a"), HostId("b")
     now = plan.Configuration({a: "worker", b: "server"}, {a: (0,)}, {b: (0,)})
     stays = plan.Target({a: "worker", b: "server"}, {a: 1}, {b: 1})
-    assert plan.compiled(now, stays).steps == ()
-    assert plan.compiled(now, stays, computing=()).steps == (Start(a),)
-    assert plan.compiled(now, stays, computing=(a, b)).steps == (Stop(b),)
+    assert plan.compiled(now, stays, (a,)).steps == ()
+    assert plan.compiled(now, stays, ()).steps == (Start(a),)
+    assert plan.compiled(now, stays, (a, b)).steps == (Stop(b),)
 
 
 def test_blocks_of_a_lost_host_go_to_whom_they_were_sent_and_the_rest_evenly() -> None:
