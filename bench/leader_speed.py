@@ -188,12 +188,12 @@ def steady(waiting: int, looks: int, dice: random.Random, progress: Callable[[fl
         anew = time.process_time() - began
     times = rack.times
     found = {"all": [spent for part in times.values() for spent in part], **times}
-    held = sum(len(gpus) for gpus in rack.free.values())
+    free = sum(len(gpus) for gpus in rack.free.values())
     return {
         "waiting": len(rack.queue.live()) - len(rack.running),
         "running": len(rack.running),
         "gpus": HOSTS * EACH,
-        "gpus_free": held,
+        "gpus_free": free,
         "first_look_s": anew,
         **{
             what: {

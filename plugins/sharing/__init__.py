@@ -33,5 +33,8 @@ handed on only after the old holder acknowledged.
     policy     interference, ladder, memory, lease; rivals: the laws of other systems
     machine    gpu, ladder, ledger, upgrade; rivals: those laws as controllers
 
-There is no service yet: the job side of the memory limit needs PyTorch on a GPU.
+There is no service yet: the job side of the memory limit needs PyTorch on a GPU. `covey-sim sharing` runs the ladder,
+its rivals and the search for memory. The states of a GPU (`machine.gpu`), and what comes from outside it, the upgrade
+of a gang (`Upgrades`, which asks each GPU with `Asked`) and a device to be emptied (`DeviceDraining`), are driven by
+tests only.
 """

@@ -147,6 +147,9 @@ async def test_a_second_connection_of_the_same_mapping_ends_the_first() -> None:
         second = await link(bench, place)
         await soon(lambda: bool(first.why))
         await second.write(0, versions(1), memoryview(page(1)))
+        with pytest.raises(SlabGone):
+            await first.write(0, versions(2), memoryview(page(2)))
+        assert hosted(bench.store).has(0, 1) == page(1)
 
 
 async def test_many_requests_may_be_under_way_at_once() -> None:
