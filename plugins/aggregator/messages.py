@@ -14,7 +14,7 @@
            |-- Retire ----------------------->|  (another one sums it now, or the job is over)
 
 An aggregator that empties itself asks the others first, all or nothing: Reserve, then Reserved or NotReserved; then
-`Handover` to the homes, or Release.
+`Handover` to the homes, or Release. Each attempt has a number; what is said of another attempt is too late.
 
 An assignment's epoch orders it among all of its job (`covey.tensorwire`); the higher one wins wherever two meet, and
 whoever hears a lower one answers with the higher.
@@ -37,6 +37,22 @@ Reason = Annotated[str, Meta(max_length=300)]
 Address = Annotated[str, Meta(min_length=3, max_length=80)]
 Micros = Annotated[int, Meta(ge=1, le=1 << 50)]
 Secret = Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
+Attempt = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+"""When an aggregator began to empty itself, microseconds of its clock: no two attempts of a host are the same one."""
+
+
+class JobMessage(Message, frozen=True):
+    """About one job, under one epoch of its assignments."""
+
+    job: Job
+    epoch: Epoch
+
+
+class HoldMessage(Message, frozen=True):
+    """About the room that one aggregator holds for one job of another, for one attempt of that one to empty itself."""
+
+    job: Job
+    attempt: Attempt
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -50,11 +66,9 @@ class Demand(msgspec.Struct, frozen=True):
     """It may lose less than this part of its speed."""
 
 
-class Offer(Message, frozen=True):
+class Offer(JobMessage, frozen=True):
     """Home -> aggregator: will you sum this job? Its ranks will present `secret`."""
 
-    job: Job
-    epoch: Epoch
     workers: Workers
     secret: Secret
     demand: Demand | None = None
@@ -63,124 +77,93 @@ class Offer(Message, frozen=True):
     """The last refusal that the home heard, for people."""
 
 
-class Accepted(Message, frozen=True):
+class Accepted(JobMessage, frozen=True):
     """Aggregator -> home: yes, its process serves it at `address` by now."""
 
-    job: Job
-    epoch: Epoch
     address: Address
 
 
-class Declined(Message, frozen=True):
+class Declined(JobMessage, frozen=True):
     """Aggregator -> home: no. `known` is the highest epoch of the job it has seen: a new offer must be above it."""
 
-    job: Job
-    epoch: Epoch
     reason: Reason
     known: Epoch = 0
 
 
-class Profiled(Message, frozen=True):
+class Profiled(JobMessage, frozen=True):
     """Home -> aggregator: this is what the job you sum needs; will you keep it? Answer: `Kept` or `Declined`."""
 
-    job: Job
-    epoch: Epoch
     demand: Demand
 
 
-class Kept(Message, frozen=True):
+class Kept(JobMessage, frozen=True):
     """Aggregator -> home: yes."""
 
-    job: Job
-    epoch: Epoch
 
-
-class Judged(Message, frozen=True):
+class Judged(JobMessage, frozen=True):
     """Home -> aggregator: what the job measured over a window of iterations here. With `hurt` the newest assignment
     beside it goes."""
 
-    job: Job
-    epoch: Epoch
     iterations: Annotated[int, Meta(ge=1, le=1 << 40)]
     lost_permille: Annotated[int, Meta(ge=0, le=1000)]
     hurt: bool
 
 
-class Handover(Message, frozen=True):
+class Handover(JobMessage, frozen=True):
     """Aggregator -> home: find the job another aggregator; `to` holds room for it, None: choose."""
 
-    job: Job
-    epoch: Epoch
     to: Host | None
     reason: Reason
 
 
-class Reserve(Message, frozen=True):
-    """Aggregator that empties itself -> another: hold room for this job of mine."""
+class Reserve(JobMessage, frozen=True):
+    """Aggregator that empties itself -> another: hold room for this job of mine. Answer: `Reserved`, `NotReserved`."""
 
-    job: Job
-    epoch: Epoch
+    attempt: Attempt
     demand: Demand | None
 
 
-class Reserved(Message, frozen=True):
-    job: Job
-    epoch: Epoch
+class Reserved(HoldMessage, frozen=True):
+    """It is held until a higher epoch of the job comes to use it, `Release`, or for some seconds."""
 
 
-class NotReserved(Message, frozen=True):
-    job: Job
-    epoch: Epoch
+class NotReserved(HoldMessage, frozen=True):
     reason: Reason
 
 
-class Release(Message, frozen=True):
-    """The room held for this job is not needed."""
-
-    job: Job
-    epoch: Epoch
+class Release(HoldMessage, frozen=True):
+    """What is held for this job by this attempt is not needed."""
 
 
-class Assigned(Message, frozen=True):
+class Assigned(JobMessage, frozen=True):
     """Home -> hosts of the job's ranks: push and pull there. Also the answer to one that knows only a lower epoch."""
 
-    job: Job
-    epoch: Epoch
     owner: Host
     address: Address
     secret: Secret
 
 
-class Retire(Message, frozen=True):
+class Retire(JobMessage, frozen=True):
     """Home -> aggregator: do not sum this job under `epoch` or lower; `instead` is the epoch that holds now."""
 
-    job: Job
-    epoch: Epoch
     instead: Epoch
     reason: Reason
 
 
-class Dropped(Message, frozen=True):
+class Dropped(JobMessage, frozen=True):
     """Aggregator -> home: I no longer sum it."""
 
-    job: Job
-    epoch: Epoch
     reason: Reason
 
 
-class Lost(Message, frozen=True):
+class Lost(JobMessage, frozen=True):
     """Host of ranks -> home: a rank cannot use the aggregator of `epoch`."""
 
-    job: Job
-    epoch: Epoch
     reason: Reason
 
 
-class Wanted(Message, frozen=True):
+class Wanted(JobMessage, frozen=True):
     """Host of ranks -> home: I know `epoch` (0: nothing) of this job; tell me if there is a higher one."""
-
-    job: Job
-    epoch: Epoch
 
 
 # ---- questions and answers -------------------------------------------------------------------------------------------
@@ -196,22 +179,16 @@ class Known(Message, frozen=True):
     assigned: Assigned | None
 
 
-class DoYouServe(Message, frozen=True):
+class DoYouServe(JobMessage, frozen=True):
     """Does your process sum this job under this epoch right now? Answer: `Serving`."""
-
-    job: Job
-    epoch: Epoch
 
 
 class Serving(Message, frozen=True):
     yes: bool
 
 
-class WorkOf(Message, frozen=True):
+class WorkOf(JobMessage, frozen=True):
     """How much have you worked for this job under this epoch? Answer: `Work`."""
-
-    job: Job
-    epoch: Epoch
 
 
 class Work(Message, frozen=True):
@@ -261,10 +238,9 @@ class Tensors(Message, frozen=True):
     jobs: Annotated[list[AggregatorJobView], Meta(max_length=4096)]
 
 
-Reservation = Reserve | Reserved | NotReserved | Release
 Heard = (
-    Offer | Accepted | Declined | Profiled | Kept | Judged | Handover | Reservation | Assigned | Retire | Dropped | Lost
-    | Wanted
+    Offer | Accepted | Declined | Profiled | Kept | Judged | Handover | Reserve | Reserved | NotReserved | Release
+    | Assigned | Retire | Dropped | Lost | Wanted
 )  # fmt: skip
 Question = WhoSums | DoYouServe | WorkOf | CycleHere | TensorsHere
 Answer = Known | Serving | Work | CycleNow | Tensors

@@ -21,10 +21,21 @@ from plugins.aggregator import policy
 from plugins.aggregator.machine.events import Answered, Ask, Rack
 from plugins.aggregator.machine.held import Held
 from plugins.aggregator.machine.ledger import Ledger
-from plugins.aggregator.messages import CycleHere, CycleNow, Demand, Handover, NotReserved, Release, Reserve, Reserved
+from plugins.aggregator.messages import (
+    CycleHere,
+    CycleNow,
+    Demand,
+    Handover,
+    HoldMessage,
+    NotReserved,
+    Release,
+    Reserve,
+    Reserved,
+)
 from plugins.aggregator.policy import pools, scale
 from plugins.aggregator.policy.assign import refusal_of
 from plugins.aggregator.policy.cycle import Cycle, cycle_of
+from plugins.aggregator.policy.measured import BARRED
 from plugins.aggregator.policy.profile import profile_of, share_of
 from plugins.aggregator.policy.scale import Emptied, Work
 
@@ -58,6 +69,7 @@ class Emptier:
         """Job -> why it could not go elsewhere at the last attempt."""
         self._jitter = hashlib.blake2b(me.encode(), digest_size=2).digest()[0] / 256
         self._attempt = 0
+        """When the last one began, microseconds."""
         self._due_s: float | None = None
         self._tried_s = 0.0
         self._promises: frozenset[tuple[HostId, int, int]] | None = None
@@ -68,6 +80,8 @@ class Emptier:
         self._said: dict[HostId, CycleNow] = {}
         self._holding: dict[JobId, HostId] = {}
         """Job -> who was asked to hold room for it."""
+        self._planned: dict[JobId, Held] = {}
+        """What this host held when they were asked."""
         self._missing: set[JobId] = set()
 
     @property
@@ -82,6 +96,7 @@ class Emptier:
         self, rack: Rack, held: Mapping[JobId, Held], idle: frozenset[JobId], ledger: Ledger, now_s: float
     ) -> Sequence[Action]:
         """Once a second. `idle`: jobs held here that have not pushed anything yet."""
+        self._idle = idle
         promises = frozenset((one.host, one.cycle_us, one.used_us) for one in rack.candidates)
         if self._due_s is None:
             self._due_s = now_s + self.scale_s * (0.5 + self._jitter)
@@ -92,11 +107,9 @@ class Emptier:
             return ()
         self._due_s = now_s + self.scale_s
         others = self._others(rack)
-        self._idle = idle
         if not others or not self._may_go(held, ledger) or not self._is_least(ledger.cycle, others):
             return ()
-        self._attempt += 1
-        self._tried_s = now_s
+        self._attempt, self._tried_s = int(now_s * 1e6), now_s
         self.state, self._said, self._asked = "asking", {}, [one.host for one in others]
         return [Ask(host, CycleHere(), ASK_S) for host in self._asked]
 
@@ -113,7 +126,7 @@ class Emptier:
         return [usable[host] for host in pool if host != self.me and usable[host].jobs]
 
     def _is_least(self, cycle: Cycle, others: Sequence[policy.Candidate]) -> bool:
-        loads = {one.host: cycle_of_hint(one) for one in others} | {self.me: cycle}
+        loads = {one.host: one.cycle for one in others} | {self.me: cycle}
         return scale.least_loaded(loads, _by_name(loads)) == self.me
 
     def answered(self, event: Answered, held: Mapping[JobId, Held], ledger: Ledger) -> Sequence[Action]:
@@ -137,23 +150,26 @@ class Emptier:
             return [*said, *self._rest()]
         self.state, self.refused = "reserving", {}
         self._holding = {work.job: to for work, to in found.moves}
-        self._missing = set(self._holding)
+        self._planned, self._missing = dict(held), set(self._holding)
         asks = [
-            Send(to, Reserve(job, held[job].epoch, held[job].demand), RESERVE_S) for job, to in self._holding.items()
+            Send(to, Reserve(job, held[job].epoch, self._attempt, held[job].demand), RESERVE_S)
+            for job, to in self._holding.items()
         ]
         return [*asks, SetTimer(RESERVE_S, EmptyingEnds(self._attempt, self.state))]
 
     def _emptied(self, held: Mapping[JobId, Held], cycles: Mapping[HostId, Cycle]) -> Emptied | None:
-        """All jobs, those with a known demand where they fit best; the others need no room."""
+        """All jobs, those with a known demand where they fit best; the others need no room, but may be barred."""
         known = {job: one.demand for job, one in sorted(held.items()) if one.demand is not None}
         barred = {job: frozenset(host for host, said in self._said.items() if job in said.barred) for job in held}
+        free_to = {job: sorted(self._said.keys() - barred[job]) for job in sorted(held.keys() - known.keys())}
+        if not all(free_to.values()):
+            return None
         works = [Work(job, "all", demand.work_us) for job, demand in known.items()]
         profiles = {job: profile_of(job, demand) for job, demand in known.items()}
         found = scale.emptied(self.me, works, cycles, profiles, barred)
         if found is None:
             return None
-        to = min(host for host in cycles if host != self.me)
-        rest = tuple((Work(job, "all", 0), to) for job in sorted(held.keys() - known.keys()))
+        rest = tuple((Work(job, "all", 0), hosts[0]) for job, hosts in free_to.items())
         return msgspec.structs.replace(found, moves=(*found.moves, *rest))
 
     def _refusals(self, held: Mapping[JobId, Held], cycles: Mapping[HostId, Cycle]) -> dict[JobId, str]:
@@ -168,13 +184,15 @@ class Emptier:
         return said
 
     def reserved(self, sender: HostId, message: Reserved, held: Mapping[JobId, Held]) -> Sequence[Action]:
-        if self.state != "reserving" or self._holding.get(message.job) != sender:
-            return ()
+        if not self._is_asked(sender, message):
+            return (Send(sender, Release(message.job, message.attempt)),)  # that attempt is over
+        if self.state != "reserving":
+            return ()  # said twice
         self._missing.discard(message.job)
         if self._missing:
             return ()
-        if any(job not in held for job in self._holding):
-            return self._give_up("a job left meanwhile")
+        if held != self._planned:
+            return self._give_up("its jobs changed meanwhile")
         self.state = "handing over"
         why = f"{self.me} was the least loaded aggregator and gave all its jobs away"
         handed = [
@@ -187,11 +205,16 @@ class Emptier:
             SetTimer(HAND_S, EmptyingEnds(self._attempt, self.state)),
         ]
 
-    def not_reserved(self, sender: HostId, message: NotReserved) -> Sequence[Action]:
-        if self.state != "reserving" or self._holding.get(message.job) != sender:
+    def not_reserved(self, sender: HostId, message: NotReserved, held: Mapping[JobId, Held]) -> Sequence[Action]:
+        if self.state != "reserving" or not self._is_asked(sender, message):
             return ()
-        self.refused[message.job] = f"{sender}: {message.reason}"
+        if message.job in held:
+            self.refused[message.job] = f"{sender}: {message.reason}"
         return self._give_up(f"{sender} holds no room for {message.job}: {message.reason}")
+
+    def _is_asked(self, sender: HostId, message: HoldMessage) -> bool:
+        """Whether this attempt asked the sender to hold room for the job."""
+        return (message.attempt, self._holding.get(message.job)) == (self._attempt, sender)
 
     def ended(self, event: EmptyingEnds) -> Sequence[Action]:
         if (event.attempt, event.state) != (self._attempt, self.state):
@@ -204,18 +227,14 @@ class Emptier:
 
     def _give_up(self, why: str) -> Sequence[Action]:
         """All or nothing: this time nothing."""
-        released = [Send(to, Release(job, 0)) for job, to in sorted(self._holding.items())]
+        released = [Send(to, Release(job, self._attempt)) for job, to in sorted(self._holding.items())]
         self._rest()
         return [*released, Note(self.me, "aggregator not emptied", why)]
 
     def _rest(self) -> Sequence[Action]:
-        self.state, self._holding, self._missing, self._asked = "resting", {}, set(), []
+        self.state, self._asked = "resting", []
+        self._holding, self._planned, self._missing = {}, {}, set()
         return ()
-
-
-def cycle_of_hint(candidate: policy.Candidate) -> Cycle:
-    """As much of an aggregator's cycle as gossip tells."""
-    return Cycle({}, candidate.lanes, 1, candidate.cycle_us, candidate.used_us)
 
 
 def _by_name(hosts: Mapping[HostId, Cycle]) -> dict[HostId, int]:
@@ -230,5 +249,5 @@ def _cycle_said(said: CycleNow) -> Cycle:
 
 def _refusal(said: CycleNow, cycle: Cycle, job: JobId, demand: Demand | None) -> str:
     if job in said.barred:
-        return "it was hurt or hurt others there"
+        return BARRED
     return refusal_of(cycle, job, share_of(demand)) if demand is not None else ""

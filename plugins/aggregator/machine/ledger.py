@@ -22,10 +22,22 @@ RESERVE_S = 20.0
 
 
 class Reservation(msgspec.Struct, frozen=True):
+    """Room for a job that another aggregator wants to hand over.
+
+    Of two for one job the one with the higher epoch counts, and of one epoch that of the later attempt: the other was
+    ordered by a former owner, or by an attempt that is over, and comes too late.
+    """
+
     by: HostId
     epoch: int
-    """Of the assignment that would end."""
+    """Of the assignment that would end; who comes to use the room has a higher one."""
+    attempt: int
+    """Of `by` to empty itself."""
     until_s: float
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.epoch, self.attempt
 
 
 class Ledger:
@@ -56,15 +68,24 @@ class Ledger:
             self.cycle = without(self.cycle, job)
 
     def reserve(self, job: JobId, demand: Demand | None, reservation: Reservation) -> str:
-        """Hold room; or why not."""
+        """Hold room in place of what was held for it; or why not, and nothing happens."""
+        held = self.reserved.get(job)
+        if held is not None and reservation.order < held.order:
+            return f"it holds room for it already, asked for later by {held.by}"
         why = self.take(job, demand) if demand is not None else ""
         if not why:
             self.reserved[job] = reservation
         return why
 
-    def release(self, job: JobId, by: HostId | None = None) -> None:
+    def release(self, job: JobId, by: HostId, attempt: int) -> None:
+        """This attempt does not need it; what is held for another one stays."""
         held = self.reserved.get(job)
-        if held is not None and by in (None, held.by):
+        if held is not None and (held.by, held.attempt) == (by, attempt):
+            self.leave(job)
+
+    def let_go(self, job: JobId) -> None:
+        """Whatever is held for a job that may come; what was promised to one that is here stays."""
+        if job in self.reserved:
             self.leave(job)
 
     def expire(self, now_s: float) -> None:

@@ -40,11 +40,11 @@ from plugins.aggregator.messages import (
     Retire,
     Settings,
 )
-from plugins.aggregator.policy.measured import reverted
+from plugins.aggregator.policy.measured import BARRED, reverted
 
 OVER_MAX = 4096
 """Jobs whose end is remembered, so that a late offer is refused."""
-
+RUN_OVER = "that run of the job is over"
 
 LEAVE_S = 15.0
 """How long a job that was asked to leave may take before another one is asked, seconds."""
@@ -163,6 +163,8 @@ class Owner:
         assert promised <= self.ledger.demands.keys() <= promised | self.ledger.reserved.keys()
         assert all(self.jobs[job].demand == self.ledger.demands[job] for job in promised)
         assert not self.ledger.reserved.keys() & self.jobs.keys()
+        assert not any(self._is_over(job, held.epoch) for job, held in self.ledger.reserved.items())
+        assert self.refused.keys() <= self.jobs.keys() and self.emptier.refused.keys() <= self.jobs.keys()
 
     # ---- what it has promised ----
 
@@ -183,18 +185,20 @@ class Owner:
     def _reserve(self, sender: HostId, message: Reserve, now_s: float) -> Sequence[Action]:
         why = self._no_room(sender, message, now_s)
         if why:
-            return (Send(sender, NotReserved(message.job, message.epoch, why[:300])),)
-        return (Send(sender, Reserved(message.job, message.epoch)),)
+            return (Send(sender, NotReserved(message.job, message.attempt, why[:300])),)
+        return (Send(sender, Reserved(message.job, message.attempt)),)
 
     def _no_room(self, sender: HostId, message: Reserve, now_s: float) -> str:
         if self.emptier.busy:
             return "it empties itself"
         if message.job in self._barred:
-            return "it was hurt or hurt others there"
+            return BARRED
         if message.job in self.jobs:
             return "it sums that job itself"
+        if self._is_over(message.job, message.epoch):
+            return RUN_OVER
         why = self._closed() or self._full(len(self.ledger.reserved.keys() - {message.job}))
-        reservation = Reservation(sender, message.epoch, now_s + RESERVE_S)
+        reservation = Reservation(sender, message.epoch, message.attempt, now_s + RESERVE_S)
         return why or self.ledger.reserve(message.job, message.demand, reservation)
 
     def _closed(self) -> str:
@@ -211,7 +215,8 @@ class Owner:
         message = event.message
         match message:
             case Reserve():
-                return self.emptier.not_reserved(event.to, NotReserved(message.job, message.epoch, "no answer"))
+                said = NotReserved(message.job, message.attempt, "no answer")
+                return self.emptier.not_reserved(event.to, said, self.jobs)
             case Accepted() if self.serves(message.job, message.epoch):
                 return (Send(event.to, message),)
             case _:
@@ -224,17 +229,20 @@ class Owner:
             return ()
         why = self.ledger.take(held.job, message.demand)
         if why:
-            if held.demand is None:
-                self.refused[held.job] = why
-                return (Send(sender, Declined(held.job, held.epoch, why[:300], held.epoch)),)
-            self.ledger.leave(held.job)  # what it was promised is not what it needs
-            self.jobs[held.job] = msgspec.structs.replace(held, demand=None)
-            self.refused[held.job] = why
-            return (Send(sender, Declined(held.job, held.epoch, why[:300], held.epoch)), Keep())
+            return self._not_kept(sender, held, why)
         self.refused.pop(held.job, None)
         self.jobs[held.job] = msgspec.structs.replace(held, demand=message.demand)
         said = Note(held.job, "tensors keep their place", f"on {self.me}: {self._plan_words(message.demand, held.job)}")
         return (Send(sender, Kept(held.job, held.epoch)), said, Keep())
+
+    def _not_kept(self, sender: HostId, held: Held, why: str) -> Sequence[Action]:
+        self.refused[held.job] = why
+        declined = Send(sender, Declined(held.job, held.epoch, why[:300], held.epoch))
+        if held.demand is None:
+            return (declined,)
+        self.ledger.leave(held.job)  # what it was promised is not what it needs
+        self.jobs[held.job] = msgspec.structs.replace(held, demand=None)
+        return (declined, Keep())
 
     def _plan_words(self, demand: Demand, job: JobId) -> str:
         cycle = self.ledger.cycle
@@ -277,12 +285,12 @@ class Owner:
             case Reserve():
                 return self._reserve(sender, message, now_s)
             case Release():
-                self.ledger.release(message.job, sender)
+                self.ledger.release(message.job, sender, message.attempt)
                 return ()
             case Reserved():
                 return self.emptier.reserved(sender, message, self.jobs)
             case NotReserved():
-                return self.emptier.not_reserved(sender, message)
+                return self.emptier.not_reserved(sender, message, self.jobs)
             case _:
                 return ()
 
@@ -290,9 +298,10 @@ class Owner:
         known = self.jobs.get(offer.job)
         if known is not None and (known.epoch, known.secret, known.home) == (offer.epoch, offer.secret, sender):
             return (Send(sender, Accepted(offer.job, offer.epoch, self.address)),) if self._is_served(known) else ()
+        above = known.epoch if known is not None else self._awaited(offer.job)
         refusal = self._refusal(known, offer)
         if refusal:
-            return (Send(sender, Declined(offer.job, offer.epoch, refusal[:300], known.epoch if known else 0)),)
+            return (Send(sender, Declined(offer.job, offer.epoch, refusal[:300], above)),)
         if known is not None:
             self._serving.discard((known.job, known.epoch))
         if offer.demand is None:
@@ -310,22 +319,32 @@ class Owner:
         """Empty when it is taken: what it needs is promised then."""
         if closed := self._closed():
             return closed
-        if grant_of(offer.epoch) <= self._over.get(offer.job, 0):
-            return "that run of the job is over"
+        if self._is_over(offer.job, offer.epoch):
+            return RUN_OVER
         if known is not None and known.epoch >= offer.epoch:
             return f"it knows epoch {epoch_text(known.epoch)}"
+        if self._awaited(offer.job) >= offer.epoch:
+            return f"it holds room for what comes after epoch {epoch_text(self._awaited(offer.job))}"
         if known is None and (full := self._full(len(self.ledger.reserved.keys() - {offer.job}))):
             return full
         if offer.demand is not None:
-            return "it was hurt or hurt others here" if offer.job in self._barred else self._promise(offer)
+            return BARRED if offer.job in self._barred else self._promise(offer)
         return policy.refusal(0, 1, self.load, self.settings.load_max) if known is None else ""
 
     def _promise(self, offer: Offer) -> str:
         assert offer.demand is not None
         why = self.ledger.take(offer.job, offer.demand)
         if why:
-            self.ledger.release(offer.job)
+            self.ledger.let_go(offer.job)
         return why
+
+    def _is_over(self, job: JobId, epoch: int) -> bool:
+        return grant_of(epoch) <= self._over.get(job, 0)
+
+    def _awaited(self, job: JobId) -> int:
+        """The epoch that room is held for the successor of; 0 without."""
+        reserved = self.ledger.reserved.get(job)
+        return reserved.epoch if reserved is not None else 0
 
     def _changed(self, job: JobId) -> None:
         self.changes += 1  # before `order` is taken from it
@@ -361,6 +380,8 @@ class Owner:
             self._over[job] = grant
             while len(self._over) > OVER_MAX:
                 del self._over[next(iter(self._over))]
+        if grant_of(self._awaited(job)) <= grant:
+            self.ledger.let_go(job)
         held = self.jobs.get(job)
         if held is None or grant_of(held.epoch) > grant:
             return ()
@@ -398,5 +419,6 @@ class Owner:
         self.ledger.leave(held.job)
         self._barred = self._barred & {held.job}
         self._leaving.pop(held.job, None)
+        self.emptier.refused.pop(held.job, None)
         self._changed(held.job)
         self._serving.discard((held.job, held.epoch))

@@ -13,6 +13,8 @@ from covey.core import JobId
 
 ITERATIONS = 100
 """Iterations after which a job's speed is judged (AutoPS §4.5.2.3)."""
+BARRED = "it was hurt or hurt others there"
+"""Why an aggregator does not take a job back before one that was there has left, for people."""
 
 
 class Measured(msgspec.Struct, frozen=True):

@@ -18,7 +18,8 @@ import msgspec
 from covey.core import HostId, JobId
 from covey.tensorwire import grant_of
 from plugins.aggregator.messages import Demand
-from plugins.aggregator.policy.pools import best_pool, pools_of
+from plugins.aggregator.policy.cycle import Cycle
+from plugins.aggregator.policy.pools import best_pool, free_of, pools_of
 from plugins.facts import Place
 
 
@@ -36,6 +37,11 @@ class Candidate(msgspec.Struct, frozen=True):
     used_us: int = 0
     """W in it."""
     lanes: int = 1
+
+    @property
+    def cycle(self) -> Cycle:
+        """As much of its cycle as gossip tells: not whose it is."""
+        return Cycle({}, self.lanes, 1, self.cycle_us, self.used_us)
 
 
 AGE_S = 10.0
@@ -75,7 +81,7 @@ def ranked_for(
         return doubtful, candidate.host not in pool, not candidate.cycle_us, room or 0, _spread(job, candidate.host)
 
     def has_room(candidate: Candidate) -> bool:
-        if quiet and Fraction(candidate.used_us, candidate.lanes * max(1, candidate.cycle_us)) > QUIET:
+        if quiet and candidate.cycle.load > QUIET:
             return False
         return not candidate.suspect and _free_with(demand, candidate) is not None
 
@@ -88,19 +94,16 @@ def _free_with(demand: Demand, candidate: Candidate) -> int | None:
     """What would be free for the job, microseconds, as far as C and W tell; None when that does not suffice.
 
     Its own loss is not judged here: in a longer cycle, which only the aggregator can compute, it may vanish."""
-    us = max(candidate.cycle_us, demand.period_us)
-    used_us = candidate.used_us * us // candidate.cycle_us if candidate.cycle_us else 0
-    free_us = candidate.lanes * us - used_us
+    now = candidate.cycle
+    us = max(now.us, demand.period_us)
+    free_us = now.lanes * us - (now.used_us * us // now.us if now.us else 0)
     return free_us if free_us >= us // demand.period_us * demand.work_us else None
 
 
 def _pool_of(demand: Demand, candidates: Sequence[Candidate]) -> frozenset[HostId]:
     known = {one.host: one for one in candidates}
     groups = {str(at): hosts for at, hosts in enumerate(pools_of(sorted(known)))} if known else {}
-    free = {
-        name: sum((known[h].lanes - Fraction(known[h].used_us, max(1, known[h].cycle_us)) for h in hosts), Fraction(0))
-        for name, hosts in groups.items()
-    }
+    free = {name: free_of(known[host].cycle for host in hosts) for name, hosts in groups.items()}
     best = best_pool(free, Fraction(demand.work_us, demand.period_us))
     return frozenset(groups[best]) if best is not None else frozenset(known)
 

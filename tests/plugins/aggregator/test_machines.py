@@ -25,13 +25,10 @@ from plugins.aggregator.machine.owner import (
 from plugins.aggregator.messages import (
     Accepted,
     Assigned,
-    CycleHere,
-    CycleNow,
     Declined,
     Demand,
     DoYouServe,
     Dropped,
-    JobDemand,
     Judged,
     Known,
     Lost,
@@ -42,38 +39,21 @@ from plugins.aggregator.messages import (
     Wanted,
     WhoSums,
 )
-from plugins.aggregator.policy import Candidate
-from plugins.facts import Place
-
-JOB = JobId("j1")
-A, B, C, D = HostId("a"), HostId("b"), HostId("c"), HostId("d")
-PLACES = (Place(A, (0,), ()), Place(B, (1,), ()))
-PLACED = Placed(JOB, 1, 2, PLACES)
-SECRET = bytes(16)
-G1 = 1 << 32
-
-
-def rack(*gone: HostId, sums: Sequence[HostId] = (C, D)) -> Rack:
-    loads = {C: 0.1, D: 0.5}
-    return Rack(frozenset(gone), tuple(Candidate(host, False, loads.get(host, 0.9), 0, 0.0) for host in sums))
-
-
-class Play:
-    """A machine, its clock, and what it did."""
-
-    def __init__(self, machine: Any) -> None:
-        self.machine, self.now_s = machine, 100.0
-        self.actions: list[Any] = []
-
-    def __call__(self, event: Any) -> list[Any]:
-        found = list(self.machine.handle(event, self.now_s))
-        self.machine.check()
-        self.actions += found
-        return found
-
-
-def sends(actions: Sequence[Any]) -> list[tuple[HostId, Any]]:
-    return [(action.to, action.message) for action in actions if isinstance(action, Send)]
+from tests.plugins.aggregator.play import (
+    G1,
+    JOB,
+    PLACED,
+    PLACES,
+    SECRET,
+    A,
+    B,
+    C,
+    D,
+    Play,
+    promising,
+    rack,
+    sends,
+)
 
 
 def at_home(sums: Sequence[HostId] = (C, D)) -> Play:
@@ -311,18 +291,6 @@ def test_a_run_that_is_over_or_taken_back_is_forgotten() -> None:
     assert ForgetJob(JOB, G1 + 2, 0) in play(Unplaced(JOB, 1, True))
 
 
-def promising(*jobs: str) -> Play:
-    """An aggregator that sums these jobs and has promised each what it needs, in this order."""
-    play = Play(Owner(Settings(), me=C))
-    play(ProcessUp("10.0.0.3:9", {}))
-    for job in jobs:
-        offer = Offer(JobId(job), G1 + 1, 2, SECRET, Demand(100_000, 10_000))
-        (serve,) = play(Heard(A, offer))
-        assert isinstance(serve, ServeJob)
-        play(Served(JobId(job), G1 + 1))
-    return play
-
-
 def again(play: Play, job: str, epoch: int = G1 + 3) -> Any:
     """What becomes of the same job when it is offered once more with its demand: why not, or that it is served."""
     (answer,) = play(Heard(A, Offer(JobId(job), epoch, 2, SECRET, Demand(100_000, 10_000))))
@@ -340,7 +308,7 @@ def test_who_hurt_another_may_come_back_when_one_that_was_there_has_left_and_not
     play(Heard(A, Retire(JobId("j3"), G1 + 1, G1 + 2, "d sums it now")))
     assert sorted(play.machine.jobs) == ["j1", "j2"]
     assert play.machine.promised().barred == ["j3"], "it is told to whoever wants to empty itself into this one"
-    assert again(play, "j3") == "it was hurt or hurt others here"
+    assert again(play, "j3") == "it was hurt or hurt others there"
     play(Unplaced(JobId("j2"), 1, True))
     assert play.machine.promised().barred == []
     assert again(play, "j3") is ServeJob
@@ -364,41 +332,6 @@ def test_what_was_promised_before_a_restart_of_the_agent_is_promised_after_it() 
     owner.check()
     assert owner.ledger.cycle.used_us == 60_000 and owner.jobs[JobId("j1")].demand == Demand(100_000, 60_000)
     assert owner.jobs[JobId("j2")].demand is None, "what does not fit any more is not promised, and summed all the same"
-
-
-def loaded(host: HostId, used_us: int, suspect: bool = False) -> Candidate:
-    return Candidate(host, suspect, 0.0, 1, 0.0, 100_000, used_us)
-
-
-def test_the_least_loaded_asks_only_hosts_that_are_there_whether_it_may_empty_itself() -> None:
-    """Reference: §4.3.3.3."""
-    for suspect, gone, asked in ((False, (), [B, D]), (True, (), [D]), (False, (B,), [D])):
-        play = promising("j1")
-        seen = Rack(frozenset(gone), (loaded(B, 60_000, suspect), loaded(C, 10_000), loaded(D, 70_000)))
-        found = []
-        for _ in range(200):
-            play.now_s += 1
-            found += [action for action in play(seen) if isinstance(action, Ask)]
-        assert [action.to for action in found[: len(asked)]] == asked
-
-
-def test_why_nothing_moved_is_told_in_the_words_of_who_refused_and_answers_count_once() -> None:
-    """Nothing moves when any of it does not fit. Reference: §4.3.3.3."""
-    play = promising("j1", "j2")
-    asked: list[Any] = []
-    while not asked:
-        play.now_s += 1
-        asked = play(Rack(frozenset(), (loaded(B, 85_000), loaded(D, 60_000))))
-    said = {
-        B: CycleNow(True, 100_000, 1, 1, [JobDemand(JobId("x"), Demand(100_000, 85_000))]),
-        D: CycleNow(True, 100_000, 1, 1, [JobDemand(JobId("y"), Demand(100_000, 60_000))], [JobId("j1"), JobId("j2")]),
-    }
-    assert play(Answered(B, CycleHere(), said[B])) == []
-    assert play(Answered(B, CycleHere(), said[B])) == [], "said twice"
-    assert play(Answered(A, CycleHere(), said[B])) == [], "not asked"
-    notes = play(Answered(D, CycleHere(), said[D]))
-    assert [note.reason for note in notes] == ["d: it was hurt or hurt others there"] * 2
-    assert play(Answered(D, CycleHere(), said[D])) == [] and not play.machine.emptier.busy
 
 
 # ---- Directory -------------------------------------------------------------------------------------------------------

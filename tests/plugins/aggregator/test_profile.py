@@ -105,7 +105,7 @@ def test_whatever_is_asked_what_is_promised_fits_and_hurts_nobody(
             case "t":
                 refused = ledger.take(job, demand)
             case "r":
-                refused = ledger.reserve(job, demand, Reservation(HostId("h"), 1, at + 3.0))
+                refused = ledger.reserve(job, demand, Reservation(HostId("h"), 1, at, at + 3.0))
             case "l":
                 ledger.leave(job)
                 refused = ""
@@ -124,10 +124,12 @@ def test_whatever_is_asked_what_is_promised_fits_and_hurts_nobody(
 
 def test_room_that_is_held_counts_and_is_given_back_when_nobody_comes() -> None:
     ledger = Ledger()
-    assert ledger.reserve(JobId("j1"), Demand(100, 60), Reservation(HostId("a"), 1, 20.0)) == ""
+    assert ledger.reserve(JobId("j1"), Demand(100, 60), Reservation(HostId("a"), 1, 7, 20.0)) == ""
     assert "us free" in ledger.take(JobId("j2"), Demand(100, 60))
-    ledger.release(JobId("j1"), HostId("b"))
+    ledger.release(JobId("j1"), HostId("b"), 7)
     assert JobId("j1") in ledger.demands, "another cannot release it"
+    ledger.release(JobId("j1"), HostId("a"), 6)
+    assert JobId("j1") in ledger.demands, "nor does an attempt that is over"
     ledger.expire(20.0)
     assert ledger.take(JobId("j2"), Demand(100, 60)) == ""
 

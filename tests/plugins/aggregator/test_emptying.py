@@ -1,0 +1,350 @@
+"""An aggregator that empties itself, and those that hold room for its jobs: event by event. (With homes: test_live.)"""
+
+from typing import Any
+
+import pytest
+
+from covey.core import Heard, HostId, JobId, Note, SetTimer, Undelivered
+from plugins.aggregator.machine.emptier import EmptyingEnds
+from plugins.aggregator.machine.events import Answered, Ask, Placed, Rack, Unplaced
+from plugins.aggregator.machine.ledger import RESERVE_S
+from plugins.aggregator.machine.owner import LoadChanged, Owner, ProcessDown, ProcessUp, Served, ServeJob
+from plugins.aggregator.messages import (
+    CycleHere,
+    CycleNow,
+    Declined,
+    Demand,
+    Handover,
+    JobDemand,
+    NotReserved,
+    Offer,
+    Profiled,
+    Release,
+    Reserve,
+    Reserved,
+    Retire,
+    Settings,
+)
+from plugins.aggregator.policy import Candidate
+from tests.plugins.aggregator.play import G1, PLACES, SECRET, A, B, C, D, Play, loaded, promising, sends
+
+ROOMY = CycleNow(True, 100_000, 1, 1, [JobDemand(JobId("x"), Demand(100_000, 60_000))])
+DEMAND = Demand(100_000, 10_000)
+J1, J2, IDLE = JobId("j1"), JobId("j2"), JobId("idle")
+
+
+def begin(play: Play, *others: Candidate) -> list[HostId]:
+    """Seconds pass until it asks the others what they promised; whom it asks."""
+    for _ in range(200):
+        play.now_s += 1
+        asked = [action.to for action in play(Rack(frozenset(), others)) if isinstance(action, Ask)]
+        if asked:
+            return asked
+    raise AssertionError("it does not try")
+
+
+def reserving(play: Play, *others: HostId) -> dict[JobId, tuple[HostId, Reserve]]:
+    """It has asked those with room to hold it; whom it asked for each job."""
+    for host in begin(play, *(loaded(host, 60_000) for host in others or (D,))):
+        found = play(Answered(host, CycleHere(), ROOMY))
+    return {message.job: (to, message) for to, message in sends(found)}
+
+
+def comes(play: Play, job: JobId, epoch: int = G1 + 1, demand: Demand | None = None) -> None:
+    """The job is summed here from now on."""
+    assert any(isinstance(action, ServeJob) for action in play(Heard(A, Offer(job, epoch, 2, SECRET, demand))))
+    play(Served(job, epoch))
+
+
+def events(actions: list[Any]) -> list[str]:
+    return [action.event for action in actions if isinstance(action, Note)]
+
+
+# ---- whether, and to whom --------------------------------------------------------------------------------------------
+
+
+def test_the_least_loaded_asks_only_hosts_that_are_there_whether_it_may_empty_itself() -> None:
+    """Reference: §4.3.3.3."""
+    for suspect, gone, asked in ((False, (), [B, D]), (True, (), [D]), (False, (B,), [D])):
+        play = promising("j1")
+        seen = Rack(frozenset(gone), (loaded(B, 60_000, suspect), loaded(C, 10_000), loaded(D, 70_000)))
+        found = []
+        for _ in range(200):
+            play.now_s += 1
+            found += [action for action in play(seen) if isinstance(action, Ask)]
+        assert [action.to for action in found[: len(asked)]] == asked
+
+
+def test_why_nothing_moved_is_told_in_the_words_of_who_refused_and_answers_count_once() -> None:
+    """Nothing moves when any of it does not fit. Reference: §4.3.3.3."""
+    play = promising("j1", "j2")
+    begin(play, loaded(B, 85_000), loaded(D, 60_000))
+    said = {
+        B: CycleNow(True, 100_000, 1, 1, [JobDemand(JobId("x"), Demand(100_000, 85_000))]),
+        D: CycleNow(True, 100_000, 1, 1, [JobDemand(JobId("y"), Demand(100_000, 60_000))], [JobId("j1"), JobId("j2")]),
+    }
+    assert play(Answered(B, CycleHere(), said[B])) == []
+    assert play(Answered(B, CycleHere(), said[B])) == [], "said twice"
+    assert play(Answered(A, CycleHere(), said[B])) == [], "not asked"
+    notes = play(Answered(D, CycleHere(), said[D]))
+    assert [note.reason for note in notes] == ["d: it was hurt or hurt others there"] * 2
+    assert play(Answered(D, CycleHere(), said[D])) == [] and not play.machine.emptier.busy
+
+
+def test_a_job_that_has_not_pushed_yet_goes_to_one_that_does_not_bar_it() -> None:
+    barring = CycleNow(True, 100_000, 1, 1, ROOMY.jobs, [IDLE])
+    for said, to in (({B: ROOMY, D: ROOMY}, B), ({B: barring, D: ROOMY}, D)):
+        play = promising("j1")
+        comes(play, IDLE)
+        play(LoadChanged(0.0, frozenset({IDLE})))
+        assert begin(play, loaded(B, 60_000), loaded(D, 60_000)) == [B, D]
+        play(Answered(B, CycleHere(), said[B]))
+        asked = {message.job: host for host, message in sends(play(Answered(D, CycleHere(), said[D])))}
+        assert asked == {J1: B, IDLE: to}
+
+
+def test_a_job_that_has_not_pushed_yet_and_is_barred_everywhere_keeps_all_where_they_are() -> None:
+    play = promising("j1")
+    comes(play, IDLE)
+    play(LoadChanged(0.0, frozenset({IDLE})))
+    begin(play, loaded(D, 60_000))
+    (note,) = play(Answered(D, CycleHere(), CycleNow(True, 100_000, 1, 1, ROOMY.jobs, [IDLE])))
+    assert (note.subject, note.reason) == (IDLE, "d: it was hurt or hurt others there")
+    assert not play.machine.emptier.busy
+
+
+def test_a_job_whose_trial_began_after_the_others_were_asked_keeps_all_where_they_are() -> None:
+    """What is not measured yet cannot be promised a place: a plan made a moment ago is looked at again."""
+    play = promising("j1")
+    begin(play, loaded(D, 60_000))
+    comes(play, J2)
+    assert play(Answered(D, CycleHere(), ROOMY)) == [] and not play.machine.emptier.busy
+
+
+def test_a_job_that_pushed_for_the_first_time_while_the_others_were_asked_is_on_trial() -> None:
+    play = promising("j1")
+    comes(play, IDLE)
+    play(LoadChanged(0.0, frozenset({IDLE})))
+    begin(play, loaded(D, 60_000))
+    play(LoadChanged(0.0, frozenset()))
+    play(Rack(frozenset(), (loaded(D, 60_000),)))
+    assert play(Answered(D, CycleHere(), ROOMY)) == [] and not play.machine.emptier.busy
+
+
+def test_one_that_became_the_fuller_since_it_asked_does_not_empty_itself() -> None:
+    play = promising("j1")
+    begin(play, loaded(D, 60_000))
+    less = CycleNow(True, 100_000, 1, 1, [JobDemand(JobId("x"), Demand(100_000, 5_000))])
+    assert play(Answered(D, CycleHere(), less)) == [] and not play.machine.emptier.busy
+
+
+def test_jobs_that_change_while_room_is_asked_for_go_nowhere_and_the_room_is_given_back() -> None:
+    """What was reserved was for what they were. A job more, one less, another epoch, another demand."""
+    changes: list[list[Any]] = [
+        [Heard(A, Offer(JobId("j3"), G1 + 1, 2, SECRET)), Served(JobId("j3"), G1 + 1)],
+        [Heard(A, Retire(J2, G1 + 1, G1 + 2, "d sums it now"))],
+        [Heard(A, Offer(J1, G1 + 3, 2, SECRET, DEMAND)), Served(J1, G1 + 3)],
+        [Heard(A, Profiled(J1, G1 + 1, Demand(100_000, 20_000)))],
+    ]
+    for change in changes:
+        play = promising("j1", "j2")
+        attempt = reserving(play)[J1][1].attempt
+        for event in change:
+            play(event)
+        assert play(Heard(D, Reserved(J1, attempt))) == []
+        found = play(Heard(D, Reserved(J2, attempt)))
+        assert sends(found) == [(D, Release(J1, attempt)), (D, Release(J2, attempt))]
+        assert events(found) == ["aggregator not emptied"] and not play.machine.emptier.busy
+
+
+# ---- what was said of another attempt --------------------------------------------------------------------------------
+
+
+def test_all_hold_room_then_each_home_is_told_once_however_often_they_say_so() -> None:
+    play = promising("j1", "j2")
+    asked = reserving(play)
+    attempt = asked[J1][1].attempt
+    assert [message for _, message in asked.values()] == [Reserve(job, G1 + 1, attempt, DEMAND) for job in (J1, J2)]
+    for _ in range(2):
+        assert play(Heard(D, Reserved(J1, attempt))) == []
+    found = play(Heard(D, Reserved(J2, attempt)))
+    assert [(to, message.job, message.epoch, message.to) for to, message in sends(found)] == [
+        (A, J1, G1 + 1, D),
+        (A, J2, G1 + 1, D),
+    ]
+    for job in (J1, J2):
+        assert play(Heard(D, Reserved(job, attempt))) == [], "said twice"
+
+
+def test_room_held_for_an_attempt_that_is_over_is_given_back_and_does_not_count() -> None:
+    play = promising("j1")
+    before = reserving(play)[J1][1].attempt
+    (released,) = sends(play(Heard(D, NotReserved(J1, before, "no"))))
+    assert released == (D, Release(J1, before))
+    assert sends(play(Heard(D, Reserved(J1, before)))) == [(D, Release(J1, before))], "while it rests"
+    now = reserving(play)[J1][1].attempt
+    assert now > before
+    assert sends(play(Heard(D, Reserved(J1, before)))) == [(D, Release(J1, before))], "while the next one waits"
+    assert [type(message) for _, message in sends(play(Heard(D, Reserved(J1, now))))] == [Handover]
+
+
+def test_only_who_was_asked_can_hold_room_or_refuse_it() -> None:
+    play = promising("j1")
+    attempt = reserving(play)[J1][1].attempt
+    assert sends(play(Heard(B, Reserved(J1, attempt)))) == [(B, Release(J1, attempt))]
+    assert play(Heard(B, NotReserved(J1, attempt, "no"))) == [] and play.machine.emptier.busy
+
+
+def test_a_refusal_of_an_attempt_that_is_over_does_not_end_the_next() -> None:
+    play = promising("j1")
+    before = reserving(play)[J1][1]
+    play(Undelivered(D, before))
+    assert play.machine.emptier.refused == {J1: "d: no answer"}
+    now = reserving(play)[J1][1]
+    assert play(Heard(D, NotReserved(J1, before.attempt, "it empties itself"))) == []
+    assert play(Undelivered(D, before)) == []
+    assert play.machine.emptier.busy and play.machine.emptier.refused == {}
+    assert [type(message) for _, message in sends(play(Heard(D, Reserved(J1, now.attempt))))] == [Handover]
+
+
+def test_the_timer_of_an_attempt_that_is_over_does_not_end_the_next() -> None:
+    play = promising("j1")
+    reserving(play)
+    (timer,) = [action for action in play.actions if isinstance(action, SetTimer)]
+    found = play(timer.event)
+    assert events(found) == ["aggregator not emptied"] and not play.machine.emptier.busy
+    reserving(play)
+    assert play(timer.event) == [] and play.machine.emptier.busy
+
+
+def test_what_was_said_of_a_job_here_is_forgotten_when_it_leaves() -> None:
+    play = promising("j1", "j2")
+    attempt = reserving(play)[J1][1].attempt
+    play(Heard(D, NotReserved(J1, attempt, "it empties itself")))
+    assert play.machine.emptier.refused == {J1: "d: it empties itself"}
+    play(Heard(A, Retire(J1, G1 + 1, G1 + 2, "d sums it now")))
+    assert play.machine.emptier.refused == {}
+    attempt = reserving(play)[J2][1].attempt
+    play(Heard(A, Retire(J2, G1 + 1, G1 + 2, "d sums it now")))
+    play(Heard(D, NotReserved(J2, attempt, "it empties itself")))
+    assert play.machine.emptier.refused == {}, "nor is it told of one that has left"
+
+
+# ---- who holds room --------------------------------------------------------------------------------------------------
+
+NEED = Demand(100_000, 60_000)
+
+
+def holder(epoch: int = G1 + 5, attempt: int = 50) -> Play:
+    """It holds room for j1, asked for by c."""
+    play = Play(Owner(Settings(), me=D))
+    play(ProcessUp("10.0.0.4:9", {}))
+    assert sends(play(Heard(C, Reserve(J1, epoch, attempt, NEED)))) == [(C, Reserved(J1, attempt))]
+    return play
+
+
+def held(play: Play) -> tuple[HostId, int, int] | None:
+    found = play.machine.ledger.reserved.get(J1)
+    return (found.by, found.epoch, found.attempt) if found is not None else None
+
+
+def test_room_is_held_for_the_latest_order_and_an_earlier_one_that_comes_late_changes_nothing() -> None:
+    """By a former owner of the job (a lower epoch), or by an attempt of the same one that is over."""
+    for late in (Heard(B, Reserve(J1, G1 + 4, 99, NEED)), Heard(C, Reserve(J1, G1 + 5, 49, NEED))):
+        play = holder()
+        until_s = play.machine.ledger.reserved[J1].until_s
+        play.now_s += 1
+        ((to, refused),) = sends(play(late))
+        assert isinstance(refused, NotReserved) and (to, refused.attempt) == (late.sender, late.message.attempt)
+        assert refused.reason == "it holds room for it already, asked for later by c"
+        assert held(play) == (C, G1 + 5, 50) and play.machine.ledger.reserved[J1].until_s == until_s
+    for later in (Heard(B, Reserve(J1, G1 + 6, 2, NEED)), Heard(C, Reserve(J1, G1 + 5, 51, NEED))):
+        play = holder()
+        assert sends(play(later)) == [(later.sender, Reserved(J1, later.message.attempt))]
+        assert held(play) == (later.sender, later.message.epoch, later.message.attempt)
+
+
+def test_the_same_order_twice_holds_room_once() -> None:
+    play = holder()
+    assert sends(play(Heard(C, Reserve(J1, G1 + 5, 50, NEED)))) == [(C, Reserved(J1, 50))]
+    assert play.machine.ledger.cycle.used_us == NEED.work_us
+
+
+def test_only_the_attempt_that_asked_for_room_can_release_it() -> None:
+    play = holder()
+    for sender, attempt in ((B, 50), (C, 49), (C, 51)):
+        assert play(Heard(sender, Release(J1, attempt))) == []
+        assert held(play) == (C, G1 + 5, 50)
+    play(Heard(C, Release(J1, 50)))
+    assert held(play) is None and play.machine.ledger.cycle.used_us == 0
+
+
+def test_an_offer_older_than_what_room_is_held_for_is_declined_and_the_room_stays() -> None:
+    for epoch in (G1 + 3, G1 + 5):
+        play = holder()
+        ((_, declined),) = sends(play(Heard(A, Offer(J1, epoch, 2, SECRET, NEED))))
+        assert isinstance(declined, Declined) and declined.known == G1 + 5
+        assert declined.reason == "it holds room for what comes after epoch 1.5"
+        assert held(play) == (C, G1 + 5, 50)
+    play = holder()
+    comes(play, J1, G1 + 6, NEED)
+    assert held(play) is None and play.machine.ledger.cycle.used_us == NEED.work_us
+
+
+def test_an_offer_that_does_not_fit_the_room_held_for_it_ends_that() -> None:
+    play = holder()
+    ((_, declined),) = sends(play(Heard(A, Offer(J1, G1 + 6, 2, SECRET, Demand(100_000, 100_001)))))
+    assert "us free" in declined.reason and held(play) is None
+
+
+def test_an_offer_of_a_job_that_is_here_and_does_not_fit_leaves_it_what_it_was_promised() -> None:
+    play = promising("j1")
+    ((_, declined),) = sends(play(Heard(A, Offer(J1, G1 + 3, 2, SECRET, Demand(100_000, 100_001)))))
+    assert "us free" in declined.reason and play.machine.ledger.demands == {J1: DEMAND}
+
+
+@pytest.mark.parametrize("over", [Unplaced(J1, 1, True), Placed(J1, 2, 2, PLACES)])
+def test_no_room_is_held_for_a_run_that_is_over(over: Any) -> None:
+    play = holder()
+    play(over)
+    assert held(play) is None
+    ((_, refused),) = sends(play(Heard(C, Reserve(J1, G1 + 5, 51, NEED))))
+    assert refused == NotReserved(J1, 51, "that run of the job is over")
+    assert sends(play(Heard(C, Reserve(J1, (2 << 32) + 1, 52, NEED)))) == [(C, Reserved(J1, 52))], "a later run"
+
+
+def test_an_earlier_run_that_is_over_does_not_end_what_is_held_for_a_later_one() -> None:
+    play = holder(epoch=(2 << 32) + 1)
+    play(Unplaced(J1, 1, False))
+    assert held(play) == (C, (2 << 32) + 1, 50)
+
+
+def test_room_that_nobody_comes_for_is_given_back_after_a_while() -> None:
+    play = holder()
+    play.now_s += RESERVE_S - 1
+    play(Rack(frozenset(), ()))
+    assert held(play) is not None
+    play.now_s += 1
+    play(Rack(frozenset(), ()))
+    assert held(play) is None
+
+
+def test_who_empties_itself_holds_no_room_and_who_holds_room_does_not_empty_itself() -> None:
+    play = promising("j1")
+    reserving(play)
+    ((_, refused),) = sends(play(Heard(B, Reserve(JobId("x"), G1 + 1, 9, None))))
+    assert refused == NotReserved(JobId("x"), 9, "it empties itself")
+    assert not play.machine.promised().takes
+    play = promising("j1")
+    play(Heard(B, Reserve(JobId("x"), G1 + 1, 9, None)))
+    for _ in range(19):
+        play.now_s += 1
+        assert play(Rack(frozenset(), (loaded(D, 60_000),))) == []
+
+
+def test_an_aggregator_whose_process_died_gives_back_the_room_held_for_its_jobs() -> None:
+    play = promising("j1")
+    attempt = reserving(play)[J1][1].attempt
+    found = play(ProcessDown("killed"))
+    assert (D, Release(J1, attempt)) in sends(found) and not play.machine.emptier.busy
+    assert play(EmptyingEnds(attempt, "reserving")) == []
