@@ -2,13 +2,14 @@
 
 A link loses messages silently, so whatever changes state travels as a letter:
 
-    send   -> delivered at least once until its deadline, handled at most once   -> ack
+    send   -> delivered at least once until its deadline, handled at most once   -> ack: it was handled
     ask    -> a question that changes nothing; asked again until answered        -> answer | refused
     raw    -> one try, no acknowledgement (the replicated log has its own)
 
 Each letter names the sender's boot and the boot of the receiver it was meant for. A receiver that restarted has
 forgotten its table of duplicates, therefore it refuses letters meant for its former self (`stale`) instead of handling
-one of them twice; the sender then reports "not acknowledged", which its room must be able to bear anyway.
+one of them twice; the sender then reports "not acknowledged", which its room must be able to bear anyway. A letter for
+a room that is not on now is not acknowledged either: it comes again, and may find the room on.
 """
 
 import asyncio
@@ -64,26 +65,28 @@ class Duplicates:
         self.settled = 0
         self.handled: set[int] = set()
         self.handling: set[int] = set()
+        """Also those whose handling failed half way: they are neither handled again nor acknowledged."""
 
     def settle(self, below: int) -> None:
         if below > self.settled:
             self.settled = below
             self.handled = {known for known in self.handled if known >= below}
+            self.handling = {known for known in self.handling if known >= below}
 
     def seen(self, letter_id: int) -> bool:
         return letter_id < self.settled or letter_id in self.handled
 
 
 class Courier:
-    """One per agent. `hear(sender, room, body)` handles a send, `answer(sender, room, body) -> bytes` a question,
-    `raw(sender, room, body)` the rest."""
+    """One per agent. `hear(sender, room, body) -> bool` handles a send, or says that it cannot now (False), or that it
+    failed (Refused); `answer(sender, room, body) -> bytes` handles a question, `raw(sender, room, body)` the rest."""
 
     def __init__(
         self,
         env: Env,
         boot: int,
         boot_of: Callable[[HostId], int],
-        hear: Callable[[HostId, str, bytes], Awaitable[None]],
+        hear: Callable[[HostId, str, bytes], Awaitable[bool]],
         answer: Callable[[HostId, str, bytes], Awaitable[bytes]],
         raw: Callable[[HostId, str, bytes], None],
     ) -> None:
@@ -185,11 +188,14 @@ class Courier:
 
     async def _handle(self, sender: HostId, letter: Letter, known: Duplicates) -> None:
         try:
-            await self._hear(sender, letter.room, letter.body)
-        finally:
-            known.handling.discard(letter.id)
-        known.handled.add(letter.id)
-        self._acknowledge(sender, letter)
+            handled = await self._hear(sender, letter.room, letter.body)
+        except Refused as failure:
+            self._env.log.warning("letter not handled", sender=sender, room=letter.room, why=str(failure))
+            return
+        known.handling.discard(letter.id)
+        if handled:
+            known.handled.add(letter.id)
+            self._acknowledge(sender, letter)
 
     def _acknowledge(self, sender: HostId, letter: Letter) -> None:
         self._post(sender, Letter("ack", letter.id, letter.boot, 0, 0, letter.room, b""))

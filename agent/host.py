@@ -172,13 +172,15 @@ class HostAgent:
 
     # ---- letters ----
 
-    async def hear(self, sender: HostId, room: str, body: bytes) -> None:
-        """A letter for a room. What is malformed or for nobody is dropped and counted."""
-        service, message = self.rooms.get(room), self._decoded(room, body)
-        if service is None or message is None:
+    async def hear(self, sender: HostId, room: str, body: bytes) -> bool:
+        """A letter for a room: whether it was handled. What is malformed or for nobody now is dropped and counted; it
+        may come again, to a room that is on by then. Refused when the room failed at it."""
+        message = self._decoded(room, body)
+        if room not in self.rooms or message is None:
             self.counters["letters for nobody"] += 1
-            return
-        await self.rooms_at_work.guarded(room, service.hear(sender, message))
+            return False
+        await self.rooms_at_work.ask(room, lambda service: service.hear(sender, message))
+        return True
 
     async def _answer(self, sender: HostId, room: str, body: bytes) -> bytes:
         if room == AGENT:
@@ -188,18 +190,13 @@ class HostAgent:
             return _encode(await self.rackview.answer(question))
         if room == LOG:
             return await self.log.answer(sender, body)
-        service, message = self.rooms.get(room), self._decoded(room, body)
-        if service is None or message is None:
+        message = self._decoded(room, body)
+        if message is None:
             raise self._not_understood(room)
-        answer = await self.rooms_at_work.guarded(room, service.answer(sender, message))
-        if answer is None:
-            raise self._not_understood(room)
-        return _encode(answer)
+        return _encode(await self.rooms_at_work.ask(room, lambda service: service.answer(sender, message)))
 
     def _not_understood(self, room: str) -> Refused:
-        return Refused(
-            1, f"{self.id} cannot answer", f"its room {room!r} is off, failed, or of another version", "agentctl hosts"
-        )
+        return Refused(1, f"{self.id} cannot answer", f"its room {room!r} is of another version", "agentctl hosts")
 
     def _decoded(self, room: str, body: bytes) -> Any:
         decoder = self._decoders.get(room)
@@ -291,8 +288,8 @@ class HostAgent:
 
     async def _frame(self, peer: JobPeer, frame: Frame) -> None:
         for name, room in self.rooms_at_work.known.items():
-            if type(frame) in room.frames and name in self.rooms:
-                await self.rooms_at_work.guarded(name, self.rooms[name].frame(peer, frame))
+            if type(frame) in room.frames:
+                await self.rooms_at_work.ask(name, lambda service: service.frame(peer, frame))
 
     # ---- what HTTP and agentctl ask ----
 
@@ -306,18 +303,14 @@ class HostAgent:
 
     def room_commands(self) -> Mapping[str, Command]:
         return {
-            f"{name}.{command}": self._guarded_command(name, call)
+            f"{name}.{command}": self._guarded_command(name, command)
             for name, service in self.rooms.items()
-            for command, call in service.commands().items()
+            for command in service.commands()
         }
 
-    def _guarded_command(self, name: str, call: Command) -> Command:
+    def _guarded_command(self, name: str, command: str) -> Command:
         async def guarded(arguments: Mapping[str, Any]) -> Any:
-            failed_before = self.health[name].state == "failed"
-            result = await self.rooms_at_work.guarded(name, call(arguments))  # type: ignore[arg-type]
-            if result is None and self.health[name].state == "failed" and not failed_before:
-                raise Refused(1, f"the {name} room of {self.id} failed", self.health[name].why, "see the agent's log")
-            return result
+            return await self.rooms_at_work.ask(name, lambda service: service.commands()[command](arguments))
 
         return guarded
 

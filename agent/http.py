@@ -49,6 +49,9 @@ ID_CHARACTERS_MAX = 200
 ANSWER_S_MAX = 20.0
 """How long a room may take before the caller is told so: the scheduler tries a change three times for 5 s each, and its
 own words are better than ours."""
+STOP_S = 0.5
+"""How long the doors may take to close; a part of `agent.main.LEAVE_S`. aiohttp waits for requests under way for half
+of it, then cuts them off and waits as long again."""
 LAG_S_MAX = 2.0
 """Event loop lag above which `/livez` says no; far above a garbage collection, below a watchdog's patience."""
 
@@ -122,7 +125,7 @@ class HttpApi:
             access_log=None,
             logger=_counting_logger(self),
             keepalive_timeout=30,
-            shutdown_timeout=1.0,
+            shutdown_timeout=STOP_S / 2,
             handle_signals=False,
         )
         await runner.setup()
@@ -139,7 +142,7 @@ class HttpApi:
         self._runner = runner
 
     async def stop(self) -> None:
-        """Idempotent. Requests under way get a second to finish."""
+        """Idempotent. Requests under way get a moment to finish."""
         runner, self._runner = self._runner, None
         tcp, self._tcp = self._tcp, None
         if runner is None:

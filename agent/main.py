@@ -33,6 +33,10 @@ from covey.units import parse_size
 
 FORCED_EXIT_S = 5.0
 """SIGTERM to exit, at most; what takes longer is cut off."""
+LEAVE_S = FORCED_EXIT_S - 1
+"""Of that, to say goodbye, one after the other: the HTTP doors (`agent.http`), the rooms (`agent.rooms`), the log
+(`agent.consensus.service`: a successor, then a write under way), gossip. Each has a limit of its own, so that a room
+that hangs does not keep the others from being told that this host leaves."""
 LAG_PERIOD_S = 0.1
 STATUS_PERIOD_S = 5.0
 COLLECT_AFTER = (50_000, 20, 100)
@@ -80,7 +84,7 @@ class Daemon:
         self._notifier.tell(STOPPING=1)
         self._log.info("leaving", why=self._failure or "asked to")
         try:
-            async with asyncio.timeout(FORCED_EXIT_S - 1):
+            async with asyncio.timeout(LEAVE_S):
                 await http.stop()
                 await agent.stop(leave=True)
                 await self._tasks.cancel_all()

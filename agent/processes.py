@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from agent.procfs import environment, is_alive, is_ours, live_ticks, pids, start_ticks, stat
 from covey.ports import Command, Process, ProcessId
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -300,35 +301,12 @@ def _poll(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> Callable
     return lambda: handle[0].cancel()
 
 
-def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the third on (state, ppid, ...); None when there is no such process. The name in
-    the second field may hold anything, also blanks and parentheses."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read().decode(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return text[text.rindex(")") + 2 :].split()
-
-
-def start_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat: clock ticks since boot."""
-    fields = _stat(pid)
-    return None if fields is None else int(fields[19])
-
-
-def is_alive(process: ProcessId) -> bool:
-    """Running or stopped, and the very same; a zombie has ended."""
-    fields = _stat(process.pid)
-    return fields is not None and int(fields[19]) == process.started and fields[0] not in ("Z", "X")
-
-
 def descendants(root: int) -> list[ProcessId]:
     """Children, grandchildren and so on, zombies included, by pid."""
     children: dict[int, list[ProcessId]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (fields := _stat(int(entry))) is not None:
-            children.setdefault(int(fields[1]), []).append(ProcessId(int(entry), int(fields[19])))
+    for pid in pids():
+        if (fields := stat(pid)) is not None:
+            children.setdefault(int(fields[1]), []).append(ProcessId(pid, int(fields[19])))
     found: list[ProcessId] = []
     layer = children.get(root, [])
     while layer:
@@ -339,15 +317,12 @@ def descendants(root: int) -> list[ProcessId]:
 
 def holding(variables: Mapping[str, str]) -> list[ProcessId]:
     """Processes of our user, other than this one, whose environment held all of these when they began; by pid."""
-    wanted = {f"{name}={value}".encode() for name, value in variables.items()}
     found: list[ProcessId] = []
-    for pid in sorted(int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
+    for pid in pids():
         with contextlib.suppress(OSError):  # it ended, or is somebody else's
-            if pid == os.getpid() or os.stat(f"/proc/{pid}").st_uid != os.geteuid():
+            if pid == os.getpid() or not is_ours(pid):
                 continue
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                held = set(file.read().split(b"\0"))
-            started = start_ticks(pid)
-            if wanted <= held and started is not None and is_alive(ProcessId(pid, started)):
+            started = live_ticks(pid)
+            if started is not None and variables.items() <= environment(pid).items():
                 found.append(ProcessId(pid, started))
     return found

@@ -4,15 +4,15 @@
     on --OSError----> failed --1, 2, 4 .. 30 s--> on  a full or sick disk: until it works
 
 A room has one *life* at a time: a service, its tasks, and a boot number of its own, so that ids and epochs of one life
-never come again in the next. What is left of a life that ended reaches nobody. A new one begins as after a restart of
-the agent, from disk and from the programs that went on; it is then told the facts that hold now. A room that fails does
-not take the others down.
+never come again in the next. What is left of a life that ended (a command half way, a timer) reaches no other room and
+no other host. A new one begins as after a restart of the agent, from disk and from the programs that went on; it is
+then told the facts that hold now. A room that fails does not take the others down.
 """
 
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from agent.host import HostAgent
 
 S = TypeVar("S", bound=msgspec.Struct)
+A = TypeVar("A")
 _encode = msgspec.msgpack.Encoder().encode
-STOP_S = 3.0
-"""How long rooms may take to say goodbye, all together; SIGTERM must end within 5 s."""
+STOP_S = 1.5
+"""How long rooms may take to say goodbye, all together; a part of `agent.main.LEAVE_S`."""
 PAUSE_S, PAUSE_MAX_S = 1.0, 30.0
 """Before a room that the world failed is started again; doubles while it fails at once."""
 STEADY_S = 60.0
@@ -38,7 +39,9 @@ STEADY_S = 60.0
 
 class RoomLife:
     """`plugins.base.Host` as one life of one room sees it: the agent, this room's settings, tasks that fail this
-    room. Once it is over, what is left of it can neither say nor start anything."""
+    room. Once it is over its tasks are cancelled, and what is left of it starts none, tells no fact, gossips nothing
+    and sends and asks in vain. It may still write the story, and use what is the whole agent's: the log, the runner,
+    the other ports of `env`."""
 
     def __init__(self, agent: "HostAgent", room: Room, settings: msgspec.Struct, boot: int) -> None:
         self._agent, self.room, self._settings = agent, room, settings
@@ -49,7 +52,16 @@ class RoomLife:
         self.open = True
         self.began_s = agent.env.clock.now_s()
         self._tasks: dict[asyncio.Task[Any], None] = {}
-        self.service: RoomService = room.service(self)
+        self._service: RoomService | None = None
+
+    async def begin(self) -> None:
+        self._service = self.room.service(self)
+        await self._service.start()
+
+    @property
+    def service(self) -> RoomService:
+        assert self._service is not None, "it has begun"
+        return self._service
 
     def settings(self, kind: type[S]) -> S:
         assert isinstance(self._settings, kind)
@@ -70,8 +82,7 @@ class RoomLife:
         if not self.open:
             return False
         if to == self.id:
-            await self._agent.hear(to, room, _encode(message))
-            return True
+            return await self._agent.hear(to, room, _encode(message))
         return await self._agent.courier.send(room, to, _encode(message), deadline_s)
 
     async def ask(self, room: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
@@ -107,24 +118,31 @@ class RoomLife:
         waited = [task for task in self._tasks if task is not asyncio.current_task()]
         if waited:
             await asyncio.wait(waited, timeout=STOP_S)
+        if self._service is None:
+            return
         with contextlib.suppress(Exception):
             async with asyncio.timeout(STOP_S):
-                await self.service.stop()
+                await self._service.stop()
 
 
 class Rooms:
-    """All rooms of an agent. `services` holds those that are on."""
+    """All rooms of an agent."""
 
     def __init__(self, agent: "HostAgent", rooms: Sequence[Room]) -> None:
         self._agent = agent
         self.known = {room.name: room for room in rooms}
-        self.services: dict[str, RoomService] = {}
         self.health: dict[str, RoomHealth] = {}
         self.restarts: dict[str, int] = {}
         self._lives: dict[str, RoomLife] = {}
+        """Of the rooms that are on."""
         self._pauses: dict[str, float] = {}
         """Before the next try of a room that failed."""
         self._stopping = False
+
+    @property
+    def services(self) -> Mapping[str, RoomService]:
+        """Those that are on."""
+        return {name: life.service for name, life in self._lives.items()}
 
     async def start(self) -> None:
         """Every room that agent.toml has; one that fails is reported and does not matter here."""
@@ -138,7 +156,7 @@ class Rooms:
     async def _begin(self, life: RoomLife) -> None:
         """It hears of the world once it has found again what survived."""
         name = life.room.name
-        await self.guarded_life(life, life.service.start())
+        await self.guarded_life(life, life.begin())
         if not life.open:
             return
         if self._stopping:  # the agent leaves meanwhile, and knows nothing of this life
@@ -148,7 +166,7 @@ class Rooms:
         restarts = self.restarts.get(name, 0)
         why = self.health[name].why if restarts else ""
         self.health[name] = RoomHealth("on", f"{restarts} restarts, the last after {why}" if restarts else "", restarts)
-        self._lives[name], self.services[name] = life, life.service
+        self._lives[name] = life
         for fact in self._agent.standing_facts():
             if life.open:
                 self._take(life, fact)
@@ -158,29 +176,37 @@ class Rooms:
         self._stopping = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
-                await asyncio.gather(*(self._stop_one(name) for name in list(self.services)))
+                await asyncio.gather(*(self._stop_one(life) for life in list(self._lives.values())))
 
-    async def _stop_one(self, name: str) -> None:
+    async def _stop_one(self, life: RoomLife) -> None:
         try:
-            await self.services[name].stop()
+            await life.service.stop()
         except Exception as error:
-            self._agent.env.log.error("room failed while stopping", room=name, why=repr(error))
+            self._agent.env.log.error("room failed while stopping", room=life.room.name, why=repr(error))
 
     # ---- guarded ----
 
-    async def guarded(self, name: str, work: Coroutine[Any, Any, Any]) -> Any:
-        """Await work of a room that is on; see `guarded_life`. Refused when it went off meanwhile."""
-        life = self._lives.get(name)
+    async def ask(self, name: str, question: Callable[[RoomService], Awaitable[A]]) -> A:
+        """What a room that is on answers. Refused by itself, when it is not on, or when it fails at this: an exception
+        stops that room and is reported."""
+        life, agent = self._lives.get(name), self._agent.id
         if life is None:
-            work.close()
-            raise Refused(1, f"room {name} of {self._agent.id} is not on", self.health[name].why, "agentctl status")
-        return await self.guarded_life(life, work)
+            health = self.health.get(name)
+            why = "this host has no such room" if health is None else health.why
+            raise Refused(1, f"room {name} of {agent} is not on", why, "agentctl status")
+        try:
+            return await question(life.service)
+        except (asyncio.CancelledError, Refused):
+            raise
+        except Exception as error:
+            self._failed(life, error)
+            raise Refused(1, f"room {name} of {agent} failed", _words(error), "see the agent's log") from error
 
     async def guarded_life(self, life: RoomLife, work: Coroutine[Any, Any, Any]) -> Any:
-        """Await a room's work; an exception stops that room and is reported. Refused passes: it is an answer."""
+        """Await a room's own work; an exception stops that room and is reported."""
         try:
             return await work
-        except (asyncio.CancelledError, Refused):
+        except asyncio.CancelledError:
             raise
         except Exception as error:
             self._failed(life, error)
@@ -201,12 +227,11 @@ class Rooms:
 
     def _failed(self, life: RoomLife, error: Exception) -> None:
         agent, name = self._agent, life.room.name
-        why = f"{type(error).__name__}: {error}"
+        why = _words(error)
         agent.env.log.error("room failed", room=name, why=why, exc_info=error)
         if not life.open:
             return  # what is left of a life that is over
         life.end()
-        self.services.pop(name, None)
         self._lives.pop(name, None)
         steady = agent.env.clock.now_s() - life.began_s >= STEADY_S
         again_s = self._pause(name, steady) if isinstance(error, OSError) else None
@@ -233,24 +258,18 @@ class Rooms:
             try:
                 boot = await self._agent.next_boot()
             except OSError as error:
-                again_s, why = self._pause(name, steady=False), f"{type(error).__name__}: {error}"
-                self.health[name] = RoomHealth("failed", why, self.restarts.get(name, 0), again_s)
+                again_s = self._pause(name, steady=False)
+                self.health[name] = RoomHealth("failed", _words(error), self.restarts.get(name, 0), again_s)
                 continue
             await self._again(life, boot)
             return
 
     async def _again(self, life: RoomLife, boot: int) -> None:
-        name, room = life.room.name, life.room
+        name = life.room.name
         self.restarts[name] = self.restarts.get(name, 0) + 1
         self._agent.env.log.info("room starts again", room=name, boot=boot, restarts=self.restarts[name])
-        try:
-            another = RoomLife(self._agent, room, self._agent.config.rooms[name], boot)
-        except Exception as error:
-            self.health[name] = RoomHealth("failed", f"{type(error).__name__}: {error}", self.restarts[name])
-            self._publish()
-            return
-        await self._begin(another)
-        if name in self.services:
+        await self._begin(RoomLife(self._agent, life.room, self._agent.config.rooms[name], boot))
+        if name in self._lives:
             self._agent.journal.note(f"host/{self._agent.id}", f"room {name} is on again", self.health[name].why)
             self._publish()
 
@@ -260,3 +279,7 @@ class Rooms:
 
     def metrics(self) -> Mapping[str, float]:
         return {f'covey_room_restarts_total{{room="{name}"}}': float(self.restarts.get(name, 0)) for name in self.known}
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

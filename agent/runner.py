@@ -387,8 +387,8 @@ class SupervisedRunner:
             process = self._env.processes.find(pid)
             if process is not None:
                 process.signal(SIGKILL)
-        first = [self._command(epoch.record, rank) for rank in epoch.record.spec.ranks[:1]]
-        await supervisor.end_marked(self._env, first)
+        for rank in epoch.record.spec.ranks[:1]:
+            await supervisor.end_marked(self._env, self._command(epoch.record, rank).env)
         name = f"logs/{_instance(key)}.log"
         why = f"its supervisor does not start on {self._env.host}; see {self._env.disk.path(name)}"
         codes = dict(state.codes)

@@ -17,7 +17,7 @@ it for ever; codes are kept in the order in which the ranks ended, so the first 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol, runtime_checkable
 
@@ -122,16 +122,14 @@ MARKS = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN")
 """Variables that only the ranks of one epoch, and what they start, hold together."""
 
 
-async def end_marked(env: Env, ranks: Iterable[Command]) -> int:
-    """SIGKILL to what is left of these ranks, known or not: a supervisor that was killed between the start of a rank
-    and writing its number down leaves one that nobody knows. How many there were."""
-    count = 0
-    if isinstance(env.processes, Marked):
-        for command in ranks:
-            marks = {name: command.env[name] for name in MARKS if name in command.env}
-            if len(marks) == len(MARKS):
-                count += await env.processes.end_holding(marks)
-    return count
+async def end_marked(env: Env, variables: Mapping[str, str]) -> int:
+    """SIGKILL to what is left of the ranks of an epoch, known or not: a supervisor that was killed between the start of
+    a rank and writing its number down leaves one that nobody knows. `variables`: of any one rank. How many there were.
+    """
+    marks = {name: variables[name] for name in MARKS if name in variables}
+    if len(marks) < len(MARKS) or not isinstance(env.processes, Marked):
+        return 0
+    return await env.processes.end_holding(marks)
 
 
 def read_state(data: bytes | None) -> State | None:
@@ -352,7 +350,7 @@ class Supervisor:
             process.signal(SIGKILL)
             await process.wait()
             self._ended(start.rank, -SIGKILL)
-        if unknown := await end_marked(self._env, [start.command for start in self._config.ranks[:1]]):
+        if unknown := await end_marked(self._env, self._config.ranks[0].command.env if self._config.ranks else {}):
             self._env.log.warning("ended what no supervisor knew", processes=unknown)
         why = "the supervisor of these ranks died, and what it left running was killed; 255: exit status not known"
         self._state = msgspec.structs.replace(self._state, reason=state.reason or why, lost=True)

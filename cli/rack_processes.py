@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent import procfs
+
 POLL_S = 0.05
 
 
@@ -40,8 +42,7 @@ def find(directory: Path, run_dirs: Sequence[Path]) -> list[Ours]:
     """Every process of the rack in `directory` whose sockets are in `run_dirs` or below, by pid. Never this one or its
     ancestors."""
     spared = set(ancestors(os.getpid()))
-    pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
-    found = [look(pid, directory, run_dirs) for pid in pids if pid not in spared]
+    found = [look(pid, directory, run_dirs) for pid in procfs.pids() if pid not in spared]
     return [ours for ours in found if ours is not None]
 
 
@@ -49,11 +50,9 @@ def look(pid: int, directory: Path, run_dirs: Sequence[Path]) -> Ours | None:
     """That process, if it is one of the rack's and alive."""
     try:
         started = start_ticks(pid)
-        if started is None or os.stat(f"/proc/{pid}").st_uid != os.geteuid():
+        if started is None or not procfs.is_ours(pid):
             return None
-        argv = _words(f"/proc/{pid}/cmdline")
-        pairs = (word.partition("=") for word in _words(f"/proc/{pid}/environ"))
-        environ = {name: value for name, _, value in pairs}
+        argv, environ = procfs.words(pid, "cmdline"), procfs.environment(pid)
         cwd = os.readlink(f"/proc/{pid}/cwd")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
@@ -76,23 +75,14 @@ def kind_of(argv: Sequence[str], environ: Mapping[str, str], cwd: str, directory
 
 def start_ticks(pid: int) -> int | None:
     """When that process started; None when there is none, or only its zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    return procfs.live_ticks(pid)
 
 
 def ancestors(pid: int) -> Iterator[int]:
     """`pid`, its parent, and so on."""
     while pid > 0:
         yield pid
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                pid = int(file.read().rpartition(b")")[2].split()[1])
-        except (FileNotFoundError, ProcessLookupError):
-            return
+        pid = procfs.parent(pid) or 0
 
 
 def lock_holder(state_dir: Path) -> int | None:
@@ -150,11 +140,6 @@ def wait_gone(processes: Sequence[Ours], timeout_s: float) -> list[Ours]:
         if not left or time.monotonic() >= until_s:
             return left
         time.sleep(POLL_S)
-
-
-def _words(path: str) -> list[str]:
-    with open(path, "rb") as file:
-        return [os.fsdecode(word) for word in file.read().split(b"\0") if word]
 
 
 def remove_leftovers(roots: Sequence[Path], run_dirs: Sequence[Path], state_dirs: Sequence[Path]) -> int:

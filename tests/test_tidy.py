@@ -127,15 +127,77 @@ def test_every_test_can_fail() -> None:
     assert idle == []
 
 
+def is_protocol(node: ast.ClassDef) -> bool:
+    return any(ast.unparse(base).partition("[")[0].rpartition(".")[2] == "Protocol" for base in node.bases)
+
+
+def may_raise(method: ast.FunctionDef, of: dict[str, ast.FunctionDef], seen: set[str]) -> bool:
+    """Whether it asserts something that could be false, asks the `check` of something else, or calls a method of its
+    own class that does."""
+    seen.add(method.name)
+    for node in ast.walk(method):
+        if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant):
+            return True
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            own = isinstance(node.func.value, ast.Name) and node.func.value.id == "self"
+            name = node.func.attr
+            if (name == "check" and not own) or (
+                own and name in of and name not in seen and may_raise(of[name], of, seen)
+            ):
+                return True
+    return False
+
+
+def idle_checks(tree: ast.Module) -> list[int]:
+    """Lines of `check(self)` methods that can never fail. A Protocol's is only a shape."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and not is_protocol(node):
+            methods = {method.name: method for method in node.body if isinstance(method, ast.FunctionDef)}
+            check = methods.get("check")
+            if check is not None and len(check.args.args) == 1 and not may_raise(check, methods, set()):
+                found.append(check.lineno)
+    return found
+
+
 def test_what_tests_rely_on_as_a_check_is_one() -> None:
     """Tests count `machine.check()` as an assertion: each `check` of a machine must assert, or ask one that does."""
-    for path in OUR_FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and node.name == "check" and len(node.args.args) == 1:
-                text = ast.unparse(node)
-                if len(node.body) == 1 and isinstance(node.body[0], ast.Expr):
-                    continue  # of a Protocol
-                assert "assert " in text or ".check()" in text, f"{named(path)}:{node.lineno} checks nothing"
+    idle = {named(path): idle_checks(ast.parse(path.read_text())) for path in OUR_FILES}
+    assert {name: lines for name, lines in idle.items() if lines} == {}
+
+
+CHECKS = '''
+class Shape(Protocol[T]):
+    def check(self): ...
+class Documented:
+    def check(self):
+        """Says that it will assert something, one day, by part.check()."""
+class Dots:
+    def check(self): ...
+class Passes:
+    def check(self): pass
+class Constant:
+    def check(self): assert True, "always"
+class Itself:
+    def check(self): self.check()
+class Helped:
+    def check(self): self._sums()
+    def _sums(self): return sum(self.held)
+class Asserts:
+    def check(self): assert self.held <= self.capacity
+class Asks:
+    def check(self):
+        for part in self.parts: part.check()
+class AsksItself:
+    def check(self): self._sums()
+    def _sums(self): assert sum(self.held) <= self.capacity
+'''
+
+
+def test_a_check_that_checks_nothing_is_found_whatever_it_says() -> None:
+    lines = CHECKS.splitlines()
+    names = [lines[number - 2] for number in idle_checks(ast.parse(CHECKS))]
+    assert names == [f"class {name}:" for name in ("Documented", "Dots", "Passes", "Constant", "Itself", "Helped")]
 
 
 IDLE = """

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agent.courier
+from agent import log as logs
 from agent.courier import Courier, Letter
 from covey.core import HostId
 from plugins.base import Refused
@@ -23,6 +24,8 @@ class Wire:
         self.couriers: dict[HostId, Courier] = {}
         self.lose = 0
         self.repeat = 1
+        self.off = self.fails = False
+        """Whether the room there is off, or fails at what it hears."""
         self.boots = {GPU1: 1, GPU2: 1}
         self.heard: list[bytes] = []
         self.tasks: list[asyncio.Task[Any]] = []
@@ -49,12 +52,18 @@ class Wire:
                 def now_s() -> float:
                     return asyncio.get_running_loop().time()
 
+            log = logs.for_host("test")
+
             @staticmethod
             def spawn(_name: str, work: Any) -> None:
                 wire.tasks.append(asyncio.get_running_loop().create_task(work))
 
-        async def hear(_sender: HostId, _room: str, body: bytes) -> None:
-            self.heard.append(body)
+        async def hear(_sender: HostId, _room: str, body: bytes) -> bool:
+            if self.fails:
+                raise Refused(1, "room memory failed", "no space left", "")
+            if not self.off:
+                self.heard.append(body)
+            return not self.off
 
         async def answer(_sender: HostId, _room: str, body: bytes) -> bytes:
             if body == b"no":
@@ -126,6 +135,27 @@ async def test_a_replayed_letter_is_not_handled_again(wire: Wire) -> None:
         wire.couriers[GPU2].received(GPU1, data)
     await asyncio.sleep(0.01)
     assert wire.heard == [b"%d" % number for number in range(20)]
+
+
+async def test_a_letter_for_a_room_that_is_off_is_not_acknowledged_and_finds_it_once_it_is_on(wire: Wire) -> None:
+    wire.off = True
+    assert not await wire.couriers[GPU1].send("memory", GPU2, b"map", 0.03)
+    sending = asyncio.create_task(wire.couriers[GPU1].send("memory", GPU2, b"evict", 1.0))
+    await asyncio.sleep(0.03)
+    assert wire.heard == [] and not sending.done()
+    wire.off = False
+    assert await sending
+    assert wire.heard == [b"evict"], "the one whose sender gave up is not handled late"
+
+
+async def test_a_letter_at_which_the_room_failed_is_neither_acknowledged_nor_handled_again(wire: Wire) -> None:
+    wire.fails = True
+    sending = asyncio.create_task(wire.couriers[GPU1].send("memory", GPU2, b"map", 0.1))
+    await asyncio.sleep(0.02)
+    wire.fails = False
+    assert not await sending
+    assert wire.heard == [], "it may have been handled half way"
+    assert await wire.couriers[GPU1].send("memory", GPU2, b"next", 1.0)
 
 
 async def test_a_question_is_answered_or_refused_with_its_reason(wire: Wire) -> None:

@@ -114,8 +114,9 @@ def test_letters_for_nobody_and_malformed_ones_are_dropped_and_counted() -> None
             letter(rack, room, body)
         rack.run(5)
         agent = rack.agents["h1"]
-        assert agent.counters["letters for nobody"] == 3
-        assert agent.counters["malformed letters"] == 2
+        tries = 3
+        assert agent.counters["letters for nobody"] >= 3 * tries, "not acknowledged, so each came again"
+        assert agent.counters["malformed letters"] == agent.counters["letters for nobody"] * 2 // 3
         assert agent.health["fragile"].state == agent.health["memory"].state == "on"
 
 
@@ -240,13 +241,17 @@ def test_a_scheduler_that_starts_again_has_the_whole_queue_and_its_jobs_go_on() 
 
         rack.until(lambda: all(state(job, "h1") == "running" for job in (ends, lasts)), 30.0, "both run")
 
-        async def full() -> None:
+        async def full(_room: RoomService) -> None:
             raise OSError(28, "no space left")
+
+        async def fills(name: str) -> None:
+            with pytest.raises(Refused, match="no space left"):
+                await rack.agents[name].rooms_at_work.ask("scheduler", full)
 
         for name in rack.hosts:
             process = rack.hosts[name].agent
             assert process is not None
-            process.spawn("test: full", rack.agents[name].rooms_at_work.guarded("scheduler", full()))
+            process.spawn("test: full", fills(name))
         rack.run(0.3)
         assert {rack.agents[name].health["scheduler"].state for name in rack.hosts} == {"failed"}
         boots = {name: rack.agents[name].boot for name in rack.hosts}

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from aiohttp import ClientSession, UnixConnector
+from aiohttp import ClientError, ClientSession, UnixConnector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -240,6 +240,34 @@ async def test_a_command_that_hangs_is_given_up(rig: Rig, monkeypatch: pytest.Mo
     rig.api.commands["agent.rack_slabs"] = hang
     status, body = await rig.ask("GET", "/v1/slabs")
     assert (status, body["code"]) == (504, 6)
+
+
+async def test_closing_the_doors_waits_for_answers_under_way_but_not_for_one_that_hangs(rig: Rig) -> None:
+    closing = asyncio.Event()
+
+    async def hang(_given: Mapping[str, Any]) -> Any:
+        await asyncio.Event().wait()
+
+    async def soon(_given: Mapping[str, Any]) -> Any:
+        await closing.wait()
+        await asyncio.sleep(0.05)
+        return ["in time"]
+
+    rig.api.commands |= {"agent.rack_slabs": hang, "agent.rack_volumes": soon}
+    hanging = asyncio.create_task(rig.ask("GET", "/v1/slabs"))
+    waiting = asyncio.create_task(rig.ask("GET", "/v1/volumes", tcp=True))
+    await asyncio.sleep(0.1)
+    closing.set()
+    async with asyncio.timeout(http.STOP_S + 1.0):  # without a limit it takes as long as the command may
+        await rig.http.stop()
+    assert (await waiting)[1]["data"] == ["in time"]
+    with pytest.raises(ClientError):
+        await hanging
+    with pytest.raises(ClientError):
+        await rig.ask("GET", "/v1/hosts", tcp=True)
+    with pytest.raises(FileNotFoundError):
+        os.stat(rig.path)
+    await rig.http.stop()
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 import asyncio
+import os
 import socket
+from pathlib import Path
 
 import pytest
 import zmq
 
 from agent import log as logs
 from agent import visitors
-from agent.links import MESSAGE_BYTES_MAX, ZmqLinks
+from agent.links import MESSAGE_BYTES_MAX, ZmqLinks, _turn_away
 from covey.core import HostId
 from tests.agent.here import until
 
@@ -134,6 +136,65 @@ async def test_an_address_in_use_is_an_error_that_names_it() -> None:
     finally:
         await one.links.close()
         await two.close()
+
+
+class Connected:
+    """A TCP connection: `here` was accepted on `address`, `there` made it."""
+
+    def __init__(self, ip: str) -> None:
+        self._listener = socket.create_server((ip, 0), family=socket.AF_INET6 if ":" in ip else socket.AF_INET)
+        self.there = socket.create_connection(self._listener.getsockname()[:2])
+        self.here, _ = self._listener.accept()
+        port = self._listener.getsockname()[1]
+        self.address = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+    def cut(self) -> bool:
+        """Whether the other end hears that it is over."""
+        self.there.settimeout(0.05)
+        try:
+            return self.there.recv(1) == b""
+        except TimeoutError:
+            return False
+
+    def close(self) -> None:
+        for end in (self.there, self.here, self._listener):
+            end.close()
+
+
+@pytest.mark.parametrize("ip", ["127.0.0.1", "::1"])
+def test_who_is_turned_away_is_connected_to_our_own_port(ip: str) -> None:
+    try:
+        ours, other = Connected(ip), Connected(ip)
+    except OSError:
+        pytest.skip(f"no {ip} here")
+    try:
+        _turn_away(other.here.fileno(), ours.address)
+        assert not other.cut(), "the number was another connection's by now"
+        _turn_away(ours.there.fileno(), ours.address)
+        assert not ours.cut(), "one that we made, to whomever"
+        _turn_away(ours.here.fileno(), ours.address)
+        assert ours.cut()
+        assert ours.here.fileno() >= 0, "closing it is left to ZeroMQ"
+    finally:
+        for connection in (ours, other):
+            connection.close()
+
+
+def test_a_number_that_is_no_tcp_connection_by_now_is_left_alone(tmp_path: Path) -> None:
+    """ZeroMQ may have closed the file and another one may have got its number before we hear of it."""
+    near, far = socket.socketpair()
+    with near, far, socket.socket(socket.AF_UNIX) as bound, (tmp_path / "file").open("wb") as file:
+        bound.bind(str(tmp_path / "s7"))
+        reader, writer = os.pipe()
+        before = set(os.listdir("/proc/self/fd"))
+        for number in (near.fileno(), bound.fileno(), file.fileno(), reader, 1 << 19):
+            for port in ("t", "7", "0"):
+                _turn_away(number, f"127.0.0.1:{port}")
+        assert set(os.listdir("/proc/self/fd")) == before, "none is left open, none is closed"
+        far.sendall(b"still")
+        assert near.recv(5) == b"still"
+        os.close(reader)
+        os.close(writer)
 
 
 async def test_who_connects_and_says_nothing_is_counted_and_a_crowd_of_them_is_turned_away(

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from agent import keys
+from agent import http, keys, main, rooms
 from agent.config import ConfigError
+from agent.consensus.service import consensus
 from agent.main import check_own
+from gossip import service as gossip
 
 AGENTD = Path(sys.executable).with_name("agentd")
 
@@ -84,6 +86,33 @@ def test_systemd_is_told_ready_status_watchdog_and_stopping_and_sigterm_ends_it_
         process.communicate()
         systemd.close()
     assert list((place / "run").iterdir()) == [], "no socket is left"
+
+
+def test_all_goodbyes_together_take_less_than_an_agent_has_to_leave() -> None:
+    doors_and_rooms = http.STOP_S + rooms.STOP_S
+    log_and_gossip = consensus.HAND_OVER_S + consensus.STOP_S + gossip.GOODBYES * gossip.GOODBYE_INTERVAL_S
+    assert doors_and_rooms + log_and_gossip <= main.LEAVE_S < main.FORCED_EXIT_S
+    unit = (Path(__file__).parent.parent.parent / "systemd/covey.service").read_text()
+    assert "TimeoutStopSec=10\n" in unit and main.FORCED_EXIT_S < 10, "systemd kills later than we cut off"
+
+
+def test_a_request_that_hangs_keeps_nobody_from_leaving_in_time(place: Path) -> None:
+    """Its body never comes whole."""
+    process = subprocess.Popen([AGENTD, "--config", write_config(place)], stderr=subprocess.PIPE)
+    try:
+        with socket.socket(socket.AF_UNIX) as asking:
+            end_s = time.monotonic() + 20
+            while asking.connect_ex(str(place / "run/agent.sock")):
+                assert time.monotonic() < end_s
+                time.sleep(0.02)
+            asking.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            time.sleep(0.2)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=10) == 0
+            assert process.stderr is not None and b"did not leave in time" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_wrong_setting_is_refused_at_start_in_three_lines(place: Path) -> None:

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from agent import processes as processes_module
-from agent.processes import ProgramBase, RealProcesses, descendants, holding, is_alive, start_ticks
+from agent.processes import ProgramBase, RealProcesses, descendants, holding
+from agent.procfs import is_alive, start_ticks
 from covey.ports import Command, ProcessId
 from tests.agent.here import both_loops, run_on, until
 

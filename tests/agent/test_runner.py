@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent import supervisor
-from agent.processes import is_alive, start_ticks
+from agent.procfs import is_alive, start_ticks
 from agent.runner import LOG_BYTES_MAX, PORTS, Record, SupervisedRunner
 from chaos.host import SimHost
 from chaos.world import World

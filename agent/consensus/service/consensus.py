@@ -50,8 +50,8 @@ SNAPSHOT_LOG_BYTES = 16 * 1024 * 1024
 HAND_OVER_S = 0.7
 """How long a leader that is stopped looks for a successor, and waits until that one leads: usually some hundredths of
 a second. Shorter than an election timeout; after it the others elect one by themselves."""
-STOP_S = 2.0
-"""How long `stop` waits for a write that is under way."""
+STOP_S = 1.0
+"""How long `stop` waits for a write that is under way; with `HAND_OVER_S` a part of `agent.main.LEAVE_S`."""
 
 
 class StateBody(msgspec.Struct, frozen=True, array_like=True):
