@@ -52,9 +52,8 @@ def test_a_zombie_began_but_is_not_alive(sleeper: "subprocess.Popen[bytes]") -> 
 
 
 def test_of_a_process_that_is_gone_nothing_is_told() -> None:
-    assert (
-        procfs.stat(NOBODY) is procfs.start_ticks(NOBODY) is procfs.live_ticks(NOBODY) is procfs.parent(NOBODY) is None
-    )
+    assert procfs.stat(NOBODY) is None and procfs.parent(NOBODY) is None
+    assert procfs.start_ticks(NOBODY) is None and procfs.live_ticks(NOBODY) is None
     assert not procfs.is_alive(ProcessId(NOBODY, 1))
     for asked in (procfs.environment, procfs.is_ours):
         with pytest.raises(FileNotFoundError):
