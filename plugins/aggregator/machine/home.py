@@ -295,6 +295,8 @@ class Home:
         assert job.assigned is not None
         if work.demand is not None and job.gauge.demand in (None, work.demand):
             job.gauge.demand, job.promised = work.demand, True
+        if work.demand is None:
+            job.promised = False  # a `Kept` that came late may have said otherwise
         told: list[Action] = []
         if work.total_bytes and job.seen != (work.largest_bytes, work.total_bytes):
             job.seen = (work.largest_bytes, work.total_bytes)

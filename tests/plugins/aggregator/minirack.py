@@ -1,5 +1,5 @@
 """The three machines of the room on several hosts, without bytes: messages in an order that a seed chooses, some
-lost, and jobs whose iterations and work are numbers."""
+lost, late or twice, and jobs whose iterations and work are numbers."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -59,8 +59,10 @@ class Agent:
 
 
 class MiniRack:
-    def __init__(self, seed: int, hosts: int, loss: float = 0.0, **settings: Any) -> None:
+    def __init__(self, seed: int, hosts: int, loss: float = 0.0, disorder: float = 0.0, **settings: Any) -> None:
         self.rng, self.now_s, self.loss = random.Random(seed), 0.0, loss
+        self.disorder = disorder
+        """The part of all messages that arrives again, and the part that is many seconds late."""
         self.settings = msgspec.structs.replace(Settings(), **settings)
         self.agents = {f"h{n}": Agent(f"h{n}", self.settings, self.rng.randbytes) for n in range(1, hosts + 1)}
         self.gone: set[str] = set()
@@ -204,7 +206,9 @@ class MiniRack:
                     )
                 else:
                     message = msgspec.msgpack.decode(msgspec.msgpack.encode(action.message), type=Word)
-                    self.later(delay_s, lambda: self._hear(action.to, agent.name, message))
+                    for _ in range(1 + (self.rng.random() < self.disorder)):
+                        late_s = 12.0 * self.rng.random() if self.rng.random() < self.disorder else delay_s
+                        self.later(late_s, lambda: self._hear(action.to, agent.name, message))
             case Ask():
                 self.later(delay_s, lambda: self.feed(name, machine, self._answered(action)))
             case SetTimer():

@@ -176,17 +176,17 @@ def play(rack: MiniRack, acts: list[tuple[str, int, int, int]]) -> None:
         rack.run(1.0)
 
 
-@pytest.mark.parametrize("loss", [0.0, 0.15])
+@pytest.mark.parametrize(("loss", "disorder"), [(0.0, 0.0), (0.15, 0.0), (0.1, 0.2)])
 @given(seed=st.integers(0, 1 << 16), acts=st.lists(ACTS, max_size=12))
 @settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.generate])
 def test_after_any_sequence_of_offers_ends_and_kills_every_job_has_exactly_one_owner(
-    loss: float, seed: int, acts: list[Any]
+    loss: float, disorder: float, seed: int, acts: list[Any]
 ) -> None:
     """`MiniRack.check` runs after every event: no job on two owners under one epoch, no promise above a cycle, nobody
     promised a loss at its limit."""
-    rack = MiniRack(seed, 4, loss=loss, scale_s=15.0, trial_iterations=10)
+    rack = MiniRack(seed, 4, loss=loss, disorder=disorder, scale_s=15.0, trial_iterations=10)
     play(rack, acts)
-    rack.loss = 0.0
+    rack.loss = rack.disorder = 0.0
     rack.until(lambda: all(len(rack.owners(job)) == 1 and rack.owner_of(job) for job in rack.scripts), 90)
     rack.run(40)
     for job in rack.scripts:

@@ -11,7 +11,7 @@ from covey.core import Heard, HostId, JobId, Note, Send, SetTimer, Undelivered
 from plugins.aggregator.machine.directory import Directory, Joined, RankLost
 from plugins.aggregator.machine.events import Answered, Ask, Keep, Placed, Rack, TellRanks, Unplaced
 from plugins.aggregator.machine.held import Held
-from plugins.aggregator.machine.home import COMPLAINTS_S, Expired, Home
+from plugins.aggregator.machine.home import AGAIN_S, COMPLAINTS_S, Expired, Home
 from plugins.aggregator.machine.owner import (
     LEAVE_S,
     ForgetJob,
@@ -30,14 +30,18 @@ from plugins.aggregator.messages import (
     DoYouServe,
     Dropped,
     Judged,
+    Kept,
     Known,
     Lost,
     Offer,
+    Profiled,
     Retire,
     Serving,
     Settings,
     Wanted,
     WhoSums,
+    Work,
+    WorkOf,
 )
 from tests.plugins.aggregator.play import (
     G1,
@@ -210,6 +214,22 @@ def test_a_job_that_runs_again_is_offered_under_epochs_of_its_new_grant() -> Non
     assert JOB in play.machine.jobs
     play(Unplaced(JOB, 2, True))
     assert not play.machine.jobs
+
+
+def test_an_owner_that_does_not_know_of_a_promise_is_told_again_what_the_job_needs() -> None:
+    """A `Kept` may have been overtaken by what became of the next demand."""
+    play, assigned = assigned_home()
+    demand, asked = Demand(100_000, 10_000), WorkOf(JOB, assigned.epoch)
+    play(Answered(C, asked, Work(True, demand=demand)))
+    assert play.machine.jobs[JOB].promised
+    play(Answered(C, asked, Work(True)))
+    play.now_s += AGAIN_S
+    assert (C, Profiled(JOB, assigned.epoch, demand)) in sends(play(rack()))
+    play(Heard(C, Kept(JOB, assigned.epoch - 2)))
+    assert not play.machine.jobs[JOB].promised, "of an epoch that is over"
+    play(Heard(C, Kept(JOB, assigned.epoch)))
+    play.now_s += AGAIN_S
+    assert not sends(play(rack()))
 
 
 # ---- Owner -----------------------------------------------------------------------------------------------------------
