@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from covey.core import Heard, HostId, JobId, Send
+from plugins.aggregator.machine.directory import Directory
 from plugins.aggregator.machine.events import Placed, Rack
 from plugins.aggregator.machine.owner import Owner, ProcessUp, Served, ServeJob
-from plugins.aggregator.messages import Demand, Offer, Settings
+from plugins.aggregator.messages import Assigned, Demand, Offer, Settings
 from plugins.aggregator.policy import Candidate
 from plugins.facts import Place
 
@@ -55,3 +56,13 @@ def promising(*jobs: str) -> Play:
 
 def loaded(host: HostId, used_us: int, suspect: bool = False) -> Candidate:
     return Candidate(host, suspect, 0.0, 1, 0.0, 100_000, used_us)
+
+
+LOW, HIGH = (Assigned(JOB, G1 + n, host, "10.0.0.3:9", SECRET) for n, host in ((2, C), (4, D)))
+
+
+def directory(*known: Assigned) -> Play:
+    play = Play(Directory(B, known))
+    play(PLACED)
+    play.now_s += 10
+    return play

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from covey.core import Heard, HostId, JobId, Note, SetTimer, Undelivered
-from plugins.aggregator.machine.emptier import EmptyingEnds
+from plugins.aggregator.machine.emptier import PAUSE_S, SOON_S, EmptyingEnds
 from plugins.aggregator.machine.events import Answered, Ask, Placed, Rack, Unplaced
 from plugins.aggregator.machine.ledger import RESERVE_S
 from plugins.aggregator.machine.owner import LoadChanged, Owner, ProcessDown, ProcessUp, Served, ServeJob
@@ -16,6 +17,7 @@ from plugins.aggregator.messages import (
     Demand,
     Handover,
     JobDemand,
+    Judged,
     NotReserved,
     Offer,
     Profiled,
@@ -26,6 +28,7 @@ from plugins.aggregator.messages import (
     Settings,
 )
 from plugins.aggregator.policy import Candidate
+from plugins.aggregator.policy.measured import BARRED
 from tests.plugins.aggregator.play import G1, PLACES, SECRET, A, B, C, D, Play, loaded, promising, sends
 
 ROOMY = CycleNow(True, 100_000, 1, 1, [JobDemand(JobId("x"), Demand(100_000, 60_000))])
@@ -73,6 +76,61 @@ def test_the_least_loaded_asks_only_hosts_that_are_there_whether_it_may_empty_it
             play.now_s += 1
             found += [action for action in play(seen) if isinstance(action, Ask)]
         assert [action.to for action in found[: len(asked)]] == asked
+
+
+def until_asked(play: Play, *others: Candidate, step_s: float = 0.25) -> float:
+    """Seconds until it asks the others."""
+    began_s = play.now_s
+    while not any(isinstance(action, Ask) for action in play(Rack(frozenset(), others))):
+        play.now_s += step_s
+        assert play.now_s < began_s + 1000
+    return play.now_s - began_s
+
+
+def test_it_tries_once_a_period_and_soon_after_promises_changed_but_not_at_once_again() -> None:
+    """Hosts do not all try in the same moment, and one that just tried lets others be heard first."""
+    period_s, soon_s = Settings().scale_s, (SOON_S[0], SOON_S[0] + SOON_S[1])
+    firsts = set()
+    for name in ("c", "e", "f", "g"):
+        play = Play(Owner(Settings(), me=HostId(name)))
+        play(ProcessUp("10.0.0.3:9", {}))
+        comes(play, J1, G1 + 1, DEMAND)
+        first_s = until_asked(play, loaded(D, 60_000))
+        assert 0.5 * period_s <= first_s <= 1.5 * period_s + 0.25
+        firsts.add(first_s)
+        play(Answered(D, CycleHere(), None))
+        assert until_asked(play, loaded(D, 60_000)) == period_s
+        play(Answered(D, CycleHere(), None))
+        assert PAUSE_S + soon_s[0] <= until_asked(play, loaded(D, 61_000)) <= PAUSE_S + soon_s[1] + 0.25
+        play(Answered(D, CycleHere(), None))
+        for _ in range(40):
+            play.now_s += 1
+            assert play(Rack(frozenset(), (loaded(D, 61_000),))) == []
+        assert soon_s[0] <= until_asked(play, loaded(D, 62_000)) <= soon_s[1] + 0.25
+    assert len(firsts) == 4
+
+
+def test_only_those_of_its_own_pool_that_sum_something_are_asked() -> None:
+    """Reference: §4.3.3.4."""
+    hosts = [HostId(f"a{at:03}") for at in range(100)]
+    me, unused = hosts[70], hosts[71]
+    play = Play(Owner(Settings(), me=me))
+    play(ProcessUp("10.0.0.3:9", {}))
+    comes(play, J1, G1 + 1, DEMAND)
+    seen = [loaded(host, 60_000) for host in hosts if host not in (me, unused)]
+    asked = begin(play, *seen, Candidate(unused, False, 0.0, 0, 0.0))
+    assert asked == [host for host in hosts[50:] if host not in (me, unused)], "two pools of 50"
+
+
+def test_one_that_takes_no_jobs_now_gets_none() -> None:
+    for said in (msgspec.structs.replace(ROOMY, takes=False), None):
+        play = promising("j1")
+        begin(play, loaded(B, 60_000), loaded(D, 60_000))
+        play(Answered(B, CycleHere(), said))
+        assert [host for host, _ in sends(play(Answered(D, CycleHere(), ROOMY)))] == [D]
+        play = promising("j1")
+        begin(play, loaded(B, 60_000))
+        assert play(Answered(B, CycleHere(), said)) == [] and not play.machine.emptier.busy
 
 
 def test_why_nothing_moved_is_told_in_the_words_of_who_refused_and_answers_count_once() -> None:
@@ -348,3 +406,35 @@ def test_an_aggregator_whose_process_died_gives_back_the_room_held_for_its_jobs(
     found = play(ProcessDown("killed"))
     assert (D, Release(J1, attempt)) in sends(found) and not play.machine.emptier.busy
     assert play(EmptyingEnds(attempt, "reserving")) == []
+
+
+def answer(play: Play, job: JobId, attempt: int = 1) -> str:
+    """Why no room is held for a job that needs none; empty when it is."""
+    ((_, message),) = sends(play(Heard(C, Reserve(job, G1 + 1, attempt, None))))
+    return message.reason if isinstance(message, NotReserved) else ""
+
+
+def test_one_that_does_not_serve_or_is_down_or_full_holds_no_room() -> None:
+    closed = Play(Owner(Settings(serve=False), me=D))
+    closed(ProcessUp("10.0.0.4:9", {}))
+    assert "serve = false" in answer(closed, J1) and not closed.machine.promised().takes
+    down = Play(Owner(Settings(), me=D))
+    assert answer(down, J1) == "its process is not up" and not down.machine.promised().takes
+    full = Play(Owner(Settings(jobs_max=2), me=D))
+    full(ProcessUp("10.0.0.4:9", {}))
+    comes(full, J1)
+    assert answer(full, J1) == "it sums that job itself"
+    assert [answer(full, J2), answer(full, J2)] == ["", ""], "asked twice for one job"
+    assert "jobs_max" in answer(full, IDLE), "room that is held counts"
+    for play in (closed, down):
+        assert not play.machine.ledger.reserved
+    ((_, declined),) = sends(full(Heard(A, Offer(IDLE, G1 + 1, 2, SECRET))))
+    assert "jobs_max" in declined.reason
+    comes(full, J2, G1 + 2)
+
+
+def test_one_that_a_job_was_asked_to_leave_holds_no_room_for_it() -> None:
+    play = promising("j1", "j2")
+    play(Heard(A, Judged(J1, G1 + 1, 100, 150, True)))
+    play(Heard(A, Retire(J2, G1 + 1, G1 + 2, "d sums it now")))
+    assert answer(play, J2) == BARRED

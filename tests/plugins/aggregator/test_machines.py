@@ -1,4 +1,4 @@
-"""Home, Owner and Directory by story: events in, actions out."""
+"""Home and Owner by story: events in, actions out. (What ranks are told: test_directory.)"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.core import Heard, HostId, JobId, Note, Send, SetTimer, Undelivered
-from plugins.aggregator.machine.directory import Directory, Joined, RankLost
+from plugins.aggregator.machine.directory import Joined, RankLost
 from plugins.aggregator.machine.events import Answered, Ask, Keep, Placed, Rack, TellRanks, Unplaced
 from plugins.aggregator.machine.held import Held
 from plugins.aggregator.machine.home import AGAIN_S, COMPLAINTS_S, Expired, Home
 from plugins.aggregator.machine.owner import (
     LEAVE_S,
+    OVER_MAX,
     ForgetJob,
     LoadChanged,
     Owner,
@@ -45,7 +46,9 @@ from plugins.aggregator.messages import (
 )
 from tests.plugins.aggregator.play import (
     G1,
+    HIGH,
     JOB,
+    LOW,
     PLACED,
     PLACES,
     SECRET,
@@ -54,6 +57,7 @@ from tests.plugins.aggregator.play import (
     C,
     D,
     Play,
+    directory,
     promising,
     rack,
     sends,
@@ -275,6 +279,20 @@ def test_an_offer_is_declined_with_a_reason() -> None:
     assert isinstance(message, Declined) and message.known == G1 + 5
 
 
+def test_one_epoch_is_never_two_assignments() -> None:
+    """Not even when another home or another secret comes with it."""
+    for other in (Heard(B, OFFER), Heard(A, msgspec.structs.replace(OFFER, secret=b"x" * 16))):
+        assert declined(owner(HELD)(other)) == "it knows epoch 1.2"
+
+
+def test_ends_of_many_jobs_are_remembered_and_not_of_all_there_ever_were() -> None:
+    play = owner()
+    for at in range(1, OVER_MAX + 2):
+        play(Unplaced(JobId(f"j{at}"), 1, True))
+    assert "over" in declined(play(Heard(A, msgspec.structs.replace(OFFER, job=JobId("j2")))))
+    assert isinstance(play(Heard(A, OFFER))[0], ServeJob), "the oldest is forgotten"
+
+
 def test_a_job_offered_again_under_a_higher_epoch_is_begun_anew_even_when_full() -> None:
     play = owner(HELD, jobs_max=1)
     higher = Offer(JOB, G1 + 4, 2, SECRET)
@@ -346,75 +364,32 @@ def test_only_one_job_is_asked_to_leave_at_a_time_and_a_loss_below_the_limit_ask
     assert len(sends(play(Heard(A, Judged(JobId("j2"), G1 + 1, 100, 150, True))))) == 1
 
 
+def test_a_job_that_needs_more_than_it_was_promised_goes_on_without_a_promise_until_it_fits() -> None:
+    """The exact check of what is here already; what it was promised is not what it needs. Reference: §4.3.3.1."""
+    play, job = promising("j1", "j2"), JobId("j2")
+
+    def profiled(work_us: int) -> list[Any]:
+        return play(Heard(A, Profiled(job, G1 + 1, Demand(100_000, work_us))))
+
+    assert play(Heard(A, Profiled(job, G1, Demand(100_000, 20_000)))) == [], "another epoch"
+    for found in (profiled(95_000), profiled(95_000)):
+        assert "us free" in declined(found[:1])
+        assert play.machine.jobs[job].demand is None and play.machine.ledger.demands.keys() == {"j1"}
+        assert "us free" in play.machine.refused[job]
+    assert Keep() not in found, "nothing changed the second time"
+    found = profiled(30_000)
+    assert sends(found) == [(A, Kept(job, G1 + 1))] and Keep() in found
+    assert play.machine.jobs[job].demand == play.machine.ledger.demands[job] == Demand(100_000, 30_000)
+    assert play.machine.refused == {}
+    assert Keep() in profiled(95_000), "that it is promised nothing any more"
+
+
 def test_what_was_promised_before_a_restart_of_the_agent_is_promised_after_it() -> None:
     promised = [msgspec.structs.replace(HELD, job=JobId(f"j{at}"), demand=Demand(100_000, 60_000)) for at in (1, 2)]
     owner = Owner(Settings(), promised, C)
     owner.check()
     assert owner.ledger.cycle.used_us == 60_000 and owner.jobs[JobId("j1")].demand == Demand(100_000, 60_000)
     assert owner.jobs[JobId("j2")].demand is None, "what does not fit any more is not promised, and summed all the same"
-
-
-# ---- Directory -------------------------------------------------------------------------------------------------------
-
-LOW, HIGH = (Assigned(JOB, G1 + n, host, "10.0.0.3:9", SECRET) for n, host in ((2, C), (4, D)))
-
-
-def directory(*known: Assigned) -> Play:
-    play = Play(Directory(B, known))
-    play(PLACED)
-    play.now_s += 10
-    return play
-
-
-def test_ranks_are_told_of_a_higher_epoch_and_the_sender_of_a_lower_one_is_put_right() -> None:
-    play = directory()
-    assert play(Heard(A, LOW)) == [Keep(), TellRanks(LOW)]
-    assert play(Heard(A, HIGH)) == [Keep(), TellRanks(HIGH)]
-    assert sends(play(Heard(A, LOW))) == [(A, HIGH)]
-    assert play(Heard(A, HIGH)) == []
-
-
-def test_a_rank_that_joins_is_told_or_the_home_is_asked() -> None:
-    assert directory(LOW)(Joined(JOB)) == [TellRanks(LOW)]
-    assert sends(directory()(Joined(JOB))) == [(A, Wanted(JOB, 0))]
-
-
-def test_while_nothing_is_known_the_home_is_asked_every_two_seconds() -> None:
-    play = directory()
-    asked = 0
-    for _ in range(20):
-        asked += len(sends(play(rack())))
-        play.now_s += 0.5
-    assert asked == 5
-
-
-def test_a_rank_that_lost_an_older_aggregator_is_told_the_newer_and_otherwise_the_home_hears_of_it() -> None:
-    play = directory(HIGH)
-    assert play(RankLost(JOB, LOW.epoch, "reset")) == [TellRanks(HIGH)]
-    assert sends(play(RankLost(JOB, HIGH.epoch, "reset"))) == [(A, Lost(JOB, HIGH.epoch, "reset"))]
-    play(rack(A))
-    assert sends(play(RankLost(JOB, HIGH.epoch, "reset"))) == [(B, Lost(JOB, HIGH.epoch, "reset"))]
-
-
-def test_whoever_knows_less_is_told() -> None:
-    play = directory(HIGH)
-    assert sends(play(Heard(A, Wanted(JOB, LOW.epoch)))) == [(A, HIGH)]
-    assert sends(play(Heard(A, Lost(JOB, LOW.epoch, "reset")))) == [(A, HIGH)]
-    assert not play(Heard(A, Wanted(JOB, HIGH.epoch)))
-
-
-def test_assignments_of_an_earlier_run_are_not_told_to_a_later_one() -> None:
-    play = directory(LOW)
-    play(Placed(JOB, 2, 2, PLACES))
-    assert play.machine.current(JOB) is None
-    assert play(Heard(A, HIGH)) == []
-    assert sends(play(Joined(JOB))) == [(A, Wanted(JOB, 0))]
-
-
-def test_the_end_of_a_job_is_the_end_of_what_is_known_of_it() -> None:
-    play = directory(LOW)
-    assert play(Unplaced(JOB, 1, True)) == [Keep()]
-    assert not play.machine.known and not play(Joined(JOB))
 
 
 # ---- all three, in any order -----------------------------------------------------------------------------------------

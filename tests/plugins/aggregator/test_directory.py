@@ -1,0 +1,58 @@
+"""Directory by story: what the ranks of a host are told of who sums their tensors."""
+
+from covey.core import Heard
+from plugins.aggregator.machine.directory import Joined, RankLost
+from plugins.aggregator.machine.events import Keep, Placed, TellRanks, Unplaced
+from plugins.aggregator.messages import Lost, Wanted
+from tests.plugins.aggregator.play import HIGH, JOB, LOW, PLACES, A, B, directory, rack, sends
+
+
+def test_ranks_are_told_of_a_higher_epoch_and_the_sender_of_a_lower_one_is_put_right() -> None:
+    play = directory()
+    assert play(Heard(A, LOW)) == [Keep(), TellRanks(LOW)]
+    assert play(Heard(A, HIGH)) == [Keep(), TellRanks(HIGH)]
+    assert sends(play(Heard(A, LOW))) == [(A, HIGH)]
+    assert play(Heard(A, HIGH)) == []
+
+
+def test_a_rank_that_joins_is_told_or_the_home_is_asked() -> None:
+    assert directory(LOW)(Joined(JOB)) == [TellRanks(LOW)]
+    assert sends(directory()(Joined(JOB))) == [(A, Wanted(JOB, 0))]
+
+
+def test_while_nothing_is_known_the_home_is_asked_every_two_seconds() -> None:
+    play = directory()
+    asked = 0
+    for _ in range(20):
+        asked += len(sends(play(rack())))
+        play.now_s += 0.5
+    assert asked == 5
+
+
+def test_a_rank_that_lost_an_older_aggregator_is_told_the_newer_and_otherwise_the_home_hears_of_it() -> None:
+    play = directory(HIGH)
+    assert play(RankLost(JOB, LOW.epoch, "reset")) == [TellRanks(HIGH)]
+    assert sends(play(RankLost(JOB, HIGH.epoch, "reset"))) == [(A, Lost(JOB, HIGH.epoch, "reset"))]
+    play(rack(A))
+    assert sends(play(RankLost(JOB, HIGH.epoch, "reset"))) == [(B, Lost(JOB, HIGH.epoch, "reset"))]
+
+
+def test_whoever_knows_less_is_told() -> None:
+    play = directory(HIGH)
+    assert sends(play(Heard(A, Wanted(JOB, LOW.epoch)))) == [(A, HIGH)]
+    assert sends(play(Heard(A, Lost(JOB, LOW.epoch, "reset")))) == [(A, HIGH)]
+    assert not play(Heard(A, Wanted(JOB, HIGH.epoch)))
+
+
+def test_assignments_of_an_earlier_run_are_not_told_to_a_later_one() -> None:
+    play = directory(LOW)
+    play(Placed(JOB, 2, 2, PLACES))
+    assert play.machine.current(JOB) is None
+    assert play(Heard(A, HIGH)) == []
+    assert sends(play(Joined(JOB))) == [(A, Wanted(JOB, 0))]
+
+
+def test_the_end_of_a_job_is_the_end_of_what_is_known_of_it() -> None:
+    play = directory(LOW)
+    assert play(Unplaced(JOB, 1, True)) == [Keep()]
+    assert not play.machine.known and not play(Joined(JOB))
