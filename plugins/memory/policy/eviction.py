@@ -64,18 +64,14 @@ def slabs_to_evict(activities: Mapping[Slab, float], sizes: Mapping[Slab, int], 
     """The least active slabs that together hold the bytes needed, or all of them; the least active first, between
     equals the one that was drawn first. Of slabs of one size these are the E least active of E + E' (Infiniswap
     §2.5.2). Of several sizes none is taken that can be spared: the most active of those is spared first."""
-    taken: list[Slab] = []
-    held_bytes = 0
-    for slab in sorted(activities, key=lambda slab: activities[slab]):
-        if held_bytes >= needed_bytes:
-            break
-        taken.append(slab)
-        held_bytes += sizes[slab]
-    for slab in reversed(taken.copy()):
+    order = sorted(activities, key=lambda slab: activities[slab])
+    held_bytes = sum(sizes[slab] for slab in order)
+    spared: set[Slab] = set()
+    for slab in reversed(order):
         if held_bytes - sizes[slab] >= needed_bytes:
-            taken.remove(slab)
+            spared.add(slab)
             held_bytes -= sizes[slab]
-    return taken
+    return [slab for slab in order if slab not in spared]
 
 
 def movable_to(peers: Sequence[Peer], leaving: HostId, me: HostId, slabs: int = 1) -> list[HostId]:

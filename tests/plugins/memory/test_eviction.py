@@ -49,6 +49,7 @@ def test_under_pressure_an_eighth_goes_even_with_headroom_intact() -> None:
     assert eviction.bytes_to_free(budget(20 * GIB, 8 * GIB, pressure=30.0)) == GIB
     assert eviction.bytes_to_free(budget(20 * GIB, 3, pressure=30.0)) == 1
     assert eviction.bytes_to_free(budget(20 * GIB, 0, pressure=30.0)) == 0
+    assert eviction.bytes_to_free(budget(20 * GIB, 8 * GIB, pressure=lending.PRESSURE_MAX)) == 0, "above it, not at it"
 
 
 # ---- which -----------------------------------------------------------------------------------------------------------
@@ -159,6 +160,12 @@ def test_no_more_are_asked_about_than_the_chance_wanted_needs(evict: int, busy: 
     assert extra == 0 or eviction.chance_all_lightly_active(evict, extra - 1, busy) < wanted
 
 
+def test_with_a_tenth_of_all_slabs_busy_three_more_are_enough_for_nineteen_times_in_twenty() -> None:
+    """The formula turned round. Reference: §2.5.2, Figure 2.7."""
+    assert eviction.extra_for(10, 0.1) == 3
+    assert eviction.chance_all_lightly_active(10, 2, 0.1) < 0.95 < eviction.chance_all_lightly_active(10, 3, 0.1)
+
+
 # ---- where to --------------------------------------------------------------------------------------------------------
 
 
@@ -175,6 +182,26 @@ def test_a_slab_moves_to_where_it_is_not_evicted_again_at_once() -> None:
     assert eviction.movable_to(peers, leaving=H[0], me=H[6]) == [H[2]]
     assert eviction.movable_to(peers, leaving=H[0], me=H[6], slabs=2) == [H[1], H[2]], "better one slab than none"
     assert eviction.movable_to(peers[3:6], leaving=H[0], me=H[6]) == []
+    peers += [Peer(H[7], "alive", 4)]
+    assert eviction.movable_to(peers, leaving=H[0], me=H[6], slabs=2) == [H[7]], "room for two for each"
+    assert eviction.movable_to(peers, leaving=H[0], me=H[6], slabs=3) == [H[1], H[2], H[7]]
+
+
+def test_whom_to_ask_is_everybody_with_room_or_who_is_fit_for_a_move_counted_in_slabs_of_this_size() -> None:
+    """Two choices among hosts with room; an evicted slab is mapped elsewhere. Reference: §2.4.2, §2.4.4."""
+    peers = [
+        Peer(H[3], "alive", 1, 4 * SLAB),
+        Peer(H[0], "alive", 9, SLAB),
+        Peer(H[1], "alive", 1, SLAB),
+        Peer(H[2], "alive", 3, SLAB // 4),
+        Peer(H[6], "alive", 9, SLAB),
+        Peer(H[5], "suspect", 9, SLAB),
+    ]
+    found = eviction.free_at_others(peers, SLAB, me=H[6])
+    assert list(found.items()) == [(H[0], 9), (H[1], 1), (H[3], 4)], "not home; three quarters are no slab"
+    assert eviction.free_at_others(peers, SLAB, H[6], leaving=H[0]) == {H[3]: 4}
+    assert eviction.free_at_others(peers, SLAB, H[6], leaving=H[0], slabs=2) == {H[3]: 4}
+    assert eviction.free_at_others(peers, SLAB, H[6], leaving=H[0], slabs=3) == {H[1]: 1, H[3]: 4}
 
 
 @given(
@@ -186,7 +213,7 @@ def test_a_slab_moves_to_where_it_is_not_evicted_again_at_once() -> None:
 def test_an_evicted_slab_never_goes_to_where_it_came_from_nor_home(
     free: list[int | None], leaving: HostId, me: HostId, slabs: int
 ) -> None:
-    peers = [Peer(host, "alive", room) for host, room in zip(H, free, strict=False)]
+    peers = [Peer(host, "alive", room) for host, room in zip(reversed(H), free, strict=False)]
     found = eviction.movable_to(peers, leaving, me, slabs)
     assert leaving not in found
     assert me not in found

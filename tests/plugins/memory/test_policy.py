@@ -57,13 +57,13 @@ def test_what_a_host_could_lend_is_counted_in_slabs_of_the_one_who_asks() -> Non
         Peer(H[0], "alive", 16, 64 * MIB),
         Peer(H[1], "alive", 15, 64 * MIB),
         Peer(H[2], "alive", 2, GIB),
-        Peer(H[3], "alive", None),
+        Peer(H[3], "alive", None, 64 * MIB),
         Peer(H[4], "gone", 3, 2 * GIB),
     ]
     counted = placement.in_slabs_of(peers, GIB)
     assert [peer.slabs_free for peer in counted] == [1, 0, 2, None, 6]
     assert [(peer.host, peer.state) for peer in counted] == [(peer.host, peer.state) for peer in peers]
-    assert placement.askable(counted) == [H[0], H[2]], "fifteen small ones are no large one"
+    assert placement.askable(counted[::-1]) == [H[0], H[2]], "fifteen small ones are no large one"
     assert placement.in_slabs_of(peers, 64 * MIB)[2].slabs_free == 32
 
 
@@ -142,6 +142,7 @@ def test_nothing_is_spare_below_headroom_above_the_cap_or_under_pressure() -> No
     assert lending.spare_bytes(budget(free=1 * GIB)) == 0
     assert lending.spare_bytes(budget(free=20 * GIB, lent=GIB, cap=GIB)) == 0
     assert lending.spare_bytes(budget(free=20 * GIB, pressure=11.0)) == 0
+    assert lending.spare_bytes(budget(free=20 * GIB, pressure=lending.PRESSURE_MAX)) == 12 * GIB, "above it, not at it"
 
 
 def test_auto_lends_half_of_what_is_free_above_headroom() -> None:

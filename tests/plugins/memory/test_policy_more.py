@@ -12,7 +12,7 @@ from covey.ports import MemoryNow
 from covey.units import GIB, MIB
 from plugins.memory.policy import headroom, lending, placement
 from plugins.memory.policy.headroom import Growth
-from plugins.memory.policy.lending import Budget, Headroom
+from plugins.memory.policy.lending import PRESSURE_MAX, Budget, Headroom
 from plugins.memory.policy.placement import Peer
 from plugins.memory.policy.settings import MemorySettings
 
@@ -196,6 +196,7 @@ def test_a_host_that_grows_keeps_what_it_would_take_while_slabs_come_back_and_ha
     """Headroom that follows the host is future work of the paper. Reference: §2.5.1."""
     growth = after([second * 200.0 * MIB for second in range(30)])
     assert growth.peak_bytes_per_s == pytest.approx(200 * MIB)
+    assert after([0.0, 200.0 * MIB]).peak_bytes_per_s == 200 * MIB, "seen after the first second"
     assert headroom.headroom_auto(memory(40 * GIB), growth, 14.0) == pytest.approx(1.5 * 14 * 200 * MIB, rel=1e-6)
 
 
@@ -214,6 +215,9 @@ def test_a_burst_of_a_second_counts_as_what_it_is_over_the_spell() -> None:
 
 def test_while_tasks_wait_for_memory_twice_as_much_is_kept() -> None:
     calm = headroom.headroom_auto(memory(40 * GIB), Growth(), 14.0)
+    assert headroom.headroom_auto(memory(40 * GIB, pressure=PRESSURE_MAX), Growth(), 14.0) == calm, (
+        "above it, not at it"
+    )
     assert headroom.headroom_auto(memory(40 * GIB, pressure=50.0), Growth(), 14.0) == pytest.approx(2 * calm, abs=1)
 
 
