@@ -316,9 +316,10 @@ def descendants(root: int) -> list[ProcessId]:
 
 
 def holding(variables: Mapping[str, str]) -> list[ProcessId]:
-    """Processes of our user, other than this one, whose environment held all of these when they began; by pid."""
+    """Processes of our user, other than this one, whose environment held all of these when they began; by pid. None
+    when there are no variables to tell them by."""
     found: list[ProcessId] = []
-    for pid in pids():
+    for pid in pids() if variables else ():
         with contextlib.suppress(OSError):  # it ended, or is somebody else's
             if pid == os.getpid() or not is_ours(pid):
                 continue

@@ -8,7 +8,7 @@ import zmq
 
 from agent import log as logs
 from agent import visitors
-from agent.links import MESSAGE_BYTES_MAX, ZmqLinks, _turn_away
+from agent.links import MESSAGE_BYTES_MAX, RECONNECT_S, ZmqLinks, _turn_away
 from covey.core import HostId
 from tests.agent.here import until
 
@@ -94,6 +94,57 @@ async def test_a_peer_that_refused_us_before_it_knew_our_key_is_reached_once_it_
     finally:
         for end in (one, two):
             await end.links.close()
+
+
+async def test_a_host_told_of_again_keeps_its_connection_and_one_with_a_new_key_loses_the_old() -> None:
+    one, two, three = [await End().open() for _ in range(3)]
+    try:
+        one.links.know(GPU2, two.links.address, two.links.public_key)
+        two.links.know(GPU1, one.links.address, one.links.public_key)
+        await send_until_heard(one, GPU2, b"hello", two)
+        for _ in range(20):
+            one.links.know(GPU2, two.links.address, two.links.public_key)
+        assert one.links.send(GPU2, b"at once"), "gossip tells the same four times a second"
+        while await two.next() != (GPU1, b"at once"):
+            pass
+
+        three.links.know(GPU2, two.links.address, two.links.public_key)
+        two.links.know(GPU1, three.links.address, three.links.public_key)
+        assert await send_until_heard(three, GPU2, b"restarted", two) == (GPU1, b"restarted")
+        dropped = two.links.counters["dropped"]
+        one.links.send(GPU2, b"my former self")
+        await until(lambda: two.links.counters["dropped"] > dropped)
+        assert two.heard.empty()
+    finally:
+        for end in (one, two, three):
+            await end.links.close()
+
+
+async def test_a_peer_that_cannot_be_reached_is_tried_anew_but_not_at_every_message() -> None:
+    one = await End().open()
+    try:
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            one.links.know(GPU2, f"127.0.0.1:{closed.getsockname()[1]}", one.links.public_key)
+            began_s = asyncio.get_running_loop().time()
+            while (passed_s := asyncio.get_running_loop().time() - began_s) < 1.2:
+                assert not one.links.send(GPU2, b"hello")
+                await asyncio.sleep(0.005)
+        tries = one.links.counters["not connected or full"]
+        assert 1 <= one.links.counters["renewed"] <= 1 + passed_s / RECONNECT_S[0] / 2, "pauses double"
+        assert tries > 10 * one.links.counters["renewed"]
+        assert one.links.counters["sent"] == 0
+    finally:
+        await one.links.close()
+
+
+async def test_an_address_that_is_none_is_logged_and_the_host_is_not_known() -> None:
+    one = await End().open()
+    try:
+        one.links.know(GPU2, "no port here", one.links.public_key)
+        assert not one.links.send(GPU2, b"hello") and one.links.counters["not connected or full"] == 0
+    finally:
+        await one.links.close()
 
 
 async def test_plain_and_oversized_input_is_dropped() -> None:

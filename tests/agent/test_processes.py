@@ -211,6 +211,7 @@ async def test_processes_are_ended_by_what_their_environment_holds_whoevers_chil
     other = await port.start(command(tmp_path, "/bin/sleep", "600", MARK="thisthat"))
     await until(lambda: len(holding({"MARK": "this"})) == 2)
     assert holding({"MARK": "this", "MORE": "2"}) == []
+    assert holding({}) == [], "to hold nothing in particular is no mark"
     assert await port.end_holding({"MARK": "this", "MORE": "1"}) >= 2
     assert holding({"MARK": "this"}) == []
     assert await ours.wait() == -signal.SIGKILL

@@ -3,6 +3,7 @@ and what others are told meanwhile. (Which failures end a life: see test_host.py
 
 import asyncio
 import inspect
+import itertools
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -108,7 +109,7 @@ def on(rack: SimRack, life: int = 1) -> Pet:
         now = rack.room("h1", "pet")
         return [pet for pet in Pet.lives if pet.host.id == H1 and pet is now]
 
-    rack.until(lambda: len([pet for pet in Pet.lives if pet.host.id == H1]) >= life and bool(found()), 10.0, "it is on")
+    rack.until(lambda: len([pet for pet in Pet.lives if pet.host.id == H1]) >= life and bool(found()), 20.0, "it is on")
     return found()[0]
 
 
@@ -329,6 +330,29 @@ def test_pauses_grow_while_a_room_fails_at_once_and_begin_anew_after_a_steady_li
     one.run(rooms.STEADY_S)
     fill(one)
     assert one.agents["h1"].health["pet"].again_s == 1.0
+
+
+def test_a_room_waits_longer_and_longer_while_not_even_its_boot_number_can_be_written(
+    rack: Callable[..., SimRack],
+) -> None:
+    one = rack().start()
+    on(one)
+    agent, real, tries = one.agents["h1"], one.agents["h1"].next_boot, list[float]()
+
+    async def sick() -> int:
+        tries.append(agent.env.clock.now_s())
+        if len(tries) < 4:
+            raise OSError(30, "read-only file system")
+        return await real()
+
+    agent.next_boot = sick  # type: ignore[method-assign]
+    fill(one)
+    one.until(lambda: len(tries) == 2, 10.0, "it was tried twice")
+    one.run(0.1)
+    health = agent.health["pet"]
+    assert (health.state, health.again_s) == ("failed", 4.0) and "read-only file system" in health.why
+    assert on(one, life=2).host.boot > agent.boot
+    assert [round(later - before) for before, later in itertools.pairwise(tries)] == [2, 4, 8]
 
 
 # ---- how a life ends ----

@@ -152,6 +152,7 @@ def test_whoever_connects_while_a_rank_is_being_written_down_hears_of_it_only_af
             assert isinstance(heard, Status)
             on_disk = await stored(env, told) or State()
             assert on_disk.pids.keys() >= heard.state.pids.keys()
+            assert not (heard.state.ended or heard.state.lost), "an agent would take them for ended"
             early.append(len(heard.state.pids))
             stream.close()
             if running(heard.state):
@@ -318,6 +319,76 @@ def test_taking_over_kills_what_is_left_and_tells_what_is_not_known() -> None:
 
     with World(11) as world:
         story = Story(world)
+        story.play(talk)
+
+
+def ranked(told: SupervisorConfig, *commands: Command) -> SupervisorConfig:
+    """The same with these commands."""
+    starts = tuple(RankStart(rank, command) for rank, command in enumerate(commands))
+    return msgspec.structs.replace(told, ranks=starts, socket=f"{told.socket}2", state="jobs/j1/2.state")
+
+
+def command(program: str, **env: str) -> Command:
+    return Command(argv=(program,), cwd="/", env=env, output="/log")
+
+
+def test_a_rank_that_cannot_start_keeps_the_others_from_running_alone() -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        told = ranked(told, command("train", RANK="0"), command("missing"), command("train", RANK="2"))
+        await env.processes.start_program("supervisor", "broken", told)
+        ended = await status(await meet(env, told), lambda state: state.ended)
+        assert ended.codes == {0: -signal.SIGKILL, 1: CANNOT_START, 2: CANNOT_START}
+        assert ended.reason.startswith("rank 1 cannot start: ")
+
+    with World(12) as world:
+        story = Story(world)
+        story.play(talk)
+
+
+def test_what_ended_before_its_siblings_is_said_at_once_and_known_after_the_supervisor_died() -> None:
+    async def quick(_env: Env, _command: Command) -> int:
+        return 0
+
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        told = ranked(told, command("quick", RANK="0"), command("train", RANK="1"))
+        await env.processes.start_program("supervisor", "mixed", told)
+        stream = await meet(env, told)
+        early = await status(stream, lambda state: 0 in state.codes)
+        assert early.codes == {0: 0} and not early.ended
+        for process in story.host.find("mixed"):
+            process.signal(signal.SIGKILL)
+        await env.processes.start_program("supervisor", "mixed", told)
+        ended = await status(await meet(env, told), lambda state: state.ended)
+        assert ended.codes == {0: 0, 1: -signal.SIGKILL} and ended.lost
+
+    with World(13) as world:
+        story = Story(world)
+        world.user_programs["quick"] = quick
+        story.play(talk)
+
+
+MARKED = {"COVEY_JOB_ID": "j1", "COVEY_EPOCH": "1", "COVEY_TOKEN": "t"}
+
+
+@pytest.mark.parametrize("marks", [MARKED, {"COVEY_JOB_ID": "j1"}, {}], ids=["marked", "half", "none"])
+def test_taking_over_ends_a_rank_that_nobody_wrote_down_and_nothing_else(marks: dict[str, str]) -> None:
+    """The supervisor was killed between the start of a rank and writing its number down."""
+
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        told = ranked(told, command("train", **marks))
+        for others in (MARKED | {"COVEY_TOKEN": "u"}, MARKED | {"COVEY_EPOCH": "2"}, {"COVEY_JOB_ID": "j1"}, {}):
+            await env.processes.start(command("sleeper", **others))
+        unknown = await env.processes.start(command("sleeper", **MARKED))
+        await env.disk.replace(told.state, msgspec.msgpack.encode(State()))
+        await env.processes.start_program("supervisor", "second", told)
+        ended = await status(await meet(env, told), lambda state: state.ended)
+        assert ended.codes == {0: UNKNOWN} and ended.lost
+        assert len(story.host.find("sleeper")) == (4 if marks == MARKED else 5)
+        assert (env.processes.find(unknown.id) is None) == (marks == MARKED)
+
+    with World(14) as world:
+        story = Story(world)
+        world.user_programs["sleeper"] = story._train
         story.play(talk)
 
 
