@@ -210,6 +210,7 @@ def test_a_higher_assignment_of_another_home_is_taken_over() -> None:
 
 def test_a_job_that_runs_again_is_offered_under_epochs_of_its_new_grant() -> None:
     play, assigned = assigned_home()
+    assert play(PLACED) == [] and play.machine.jobs[JOB].assigned == assigned, "the same run, said again"
     play(Placed(JOB, 2, 2, PLACES))
     play(Answered(A, WhoSums(JOB), Known(assigned)))
     ((_, offer),) = sends(play(Answered(B, WhoSums(JOB), Known(assigned))))
@@ -304,6 +305,7 @@ def test_when_its_process_dies_every_home_is_told_and_nothing_is_kept() -> None:
     play = owner(HELD)
     found = play(ProcessDown("killed"))
     assert sends(found) == [(A, Dropped(JOB, G1 + 2, "killed"))] and Keep() in found
+    assert Note(JOB, "tensors dropped", "killed") in found
     assert not play.machine.jobs and "not up" in declined(play(Heard(A, OFFER)))
 
 

@@ -1,0 +1,191 @@
+"""A home moves a job from an owner that can go on to another one: event by event. (Whole racks: test_live.)"""
+
+from typing import Any
+
+from covey.core import Heard, HostId, Note, SetTimer, Undelivered
+from plugins.aggregator.machine.events import Answered, Rack
+from plugins.aggregator.machine.home import AGAIN_S, OFFER_S, Expired, Home
+from plugins.aggregator.messages import (
+    Accepted,
+    Assigned,
+    Declined,
+    Demand,
+    Dropped,
+    Handover,
+    Known,
+    Offer,
+    Profiled,
+    Retire,
+    WhoSums,
+    Work,
+    WorkOf,
+)
+from plugins.aggregator.policy import Candidate
+from tests.plugins.aggregator.play import JOB, PLACED, SECRET, A, B, C, D, Play, sends
+
+E = HostId("e")
+DEMAND = Demand(100_000, 30_000)
+
+
+def seen(*gone: HostId, **used_us: int) -> Rack:
+    """c, d and e sum, each with a cycle of 100 ms of which it uses so much; without a figure they are idle."""
+    hosts = [host for host in (C, D, E) if host not in gone]
+    return Rack(
+        frozenset(gone),
+        tuple(
+            Candidate(host, False, 0.0, 1, 0.0, 100_000 if host in used_us else 0, used_us.get(host, 0))
+            for host in hosts
+        ),
+    )
+
+
+def summed(profiled: bool = True) -> tuple[Play, Assigned]:
+    """Host a is the home of a job that c sums, and has promised what it needs."""
+    play = Play(Home(A, lambda size: bytes(size)))
+    play(Rack(frozenset(), (Candidate(C, False, 0.0, 0, 0.0),)))
+    play(PLACED)
+    play(Answered(A, WhoSums(JOB), Known(None)))
+    ((_, offer),) = sends(play(Answered(B, WhoSums(JOB), Known(None))))
+    assigned = next(message for _, message in sends(play(Heard(C, Accepted(JOB, offer.epoch, "10.0.0.3:9")))))
+    if profiled:
+        play(Answered(C, WorkOf(JOB, assigned.epoch), Work(True, demand=DEMAND)))
+    play(seen())
+    return play, assigned
+
+
+def offered(actions: list[Any]) -> tuple[HostId, Offer]:
+    ((to, offer),) = [(to, message) for to, message in sends(actions) if isinstance(message, Offer)]
+    return to, offer
+
+
+def notes(actions: list[Any]) -> list[tuple[str, str]]:
+    return [(action.event, action.reason) for action in actions if isinstance(action, Note)]
+
+
+def given_away(to: HostId | None, play: Play, assigned: Assigned, why: str = "c empties itself") -> list[Any]:
+    return play(Heard(C, Handover(JOB, assigned.epoch, to, why)))
+
+
+def test_a_job_is_handed_to_the_host_that_holds_room_and_the_old_owner_ends_after_the_new_one_accepted() -> None:
+    """Reference: §4.3.3.3."""
+    play, assigned = summed()
+    found = given_away(E, play, assigned)
+    to, offer = offered(found)
+    assert (to, offer.demand) == (E, DEMAND) and offer.epoch > assigned.epoch and len(sends(found)) == 1
+    assert [action for action in found if isinstance(action, SetTimer)] == [
+        SetTimer(OFFER_S, Expired(JOB, offer.epoch))
+    ]
+    told = sends(play(Heard(E, Accepted(JOB, offer.epoch, "10.0.0.5:9"))))
+    now = Assigned(JOB, offer.epoch, E, "10.0.0.5:9", SECRET)
+    assert told == [(A, now), (B, now), (C, Retire(JOB, assigned.epoch, offer.epoch, "e sums it now"))]
+    assert play.machine.jobs[JOB].promised
+
+
+def test_an_order_to_move_under_an_epoch_that_is_over_moves_nothing() -> None:
+    play, assigned = summed()
+    _, offer = offered(given_away(E, play, assigned))
+    assert given_away(D, play, assigned) == [], "it moves already"
+    play(Heard(E, Accepted(JOB, offer.epoch, "10.0.0.5:9")))
+    assert given_away(D, play, assigned) == [], "c is its former owner"
+
+
+def test_when_the_only_host_that_holds_room_declines_the_job_stays_and_room_is_looked_for_later() -> None:
+    play, assigned = summed()
+    _, offer = offered(given_away(E, play, assigned))
+    found = play(Heard(E, Declined(JOB, offer.epoch, "it is full")))
+    assert ("tensors stay", "on c: e: it is full") in notes(found) and sends(found) == []
+    assert play.machine.jobs[JOB].assigned == assigned and not play.machine.jobs[JOB].promised
+    play.now_s += AGAIN_S
+    assert (C, Profiled(JOB, assigned.epoch, DEMAND)) in sends(play(seen()))
+
+
+def test_a_host_that_is_gone_is_not_offered_what_it_held_room_for() -> None:
+    for rack in (seen(E), Rack(frozenset(), seen(E).candidates)):
+        play, assigned = summed()
+        play(rack)
+        assert given_away(E, play, assigned) == [], "and nothing is said: nobody was asked"
+        assert play.machine.jobs[JOB].state == "assigned"
+
+
+def test_a_host_that_goes_while_it_is_asked_leaves_the_job_where_it_was() -> None:
+    for lost in (seen(E), None):
+        play, assigned = summed()
+        to, offer = offered(given_away(E, play, assigned))
+        found = play(lost) if lost is not None else play(Undelivered(to, offer))
+        why = "it is gone" if lost is not None else f"no answer within {OFFER_S:g} s"
+        assert ("tensors stay", f"on c: e: {why}") in notes(found)
+        assert play.machine.jobs[JOB].assigned == assigned and play.machine.jobs[JOB].state == "assigned"
+
+
+def test_one_that_accepts_too_late_is_told_that_the_job_stayed() -> None:
+    play, assigned = summed()
+    _, offer = offered(given_away(E, play, assigned))
+    found = play(Expired(JOB, offer.epoch))
+    assert (E, Retire(JOB, offer.epoch, assigned.epoch, "c sums it now")) in sends(found)
+    late = sends(play(Heard(E, Accepted(JOB, offer.epoch, "10.0.0.5:9"))))
+    assert late == [(E, Retire(JOB, offer.epoch, assigned.epoch, "another was found meanwhile"))]
+
+
+def test_an_owner_that_goes_or_drops_the_job_while_it_moves_is_replaced_by_anybody() -> None:
+    for lost in (lambda epoch: seen(C), lambda epoch: Heard(C, Dropped(JOB, epoch, "its process died"))):
+        play, assigned = summed()
+        _, offer = offered(given_away(E, play, assigned))
+        to, again = offered(play(lost(assigned.epoch)))
+        assert to != C and again.epoch > offer.epoch and again.demand == DEMAND
+        job = play.machine.jobs[JOB]
+        assert not job.moving and job.wanted is None, "nobody goes on with it, and nobody holds room"
+
+
+def test_who_is_asked_to_leave_goes_to_an_aggregator_with_little_to_do() -> None:
+    """Reference: §4.5.2.3."""
+    play, assigned = summed()
+    play(seen(c=60_000, d=50_000, e=20_000))
+    to, _ = offered(given_away(None, play, assigned, "j2 lost 15 % of its speed"))
+    assert to == E
+    play, assigned = summed()
+    play(seen(c=60_000, d=50_000, e=40_000))
+    assert given_away(None, play, assigned) == [] and play.machine.jobs[JOB].state == "assigned"
+    assert play.machine.jobs[JOB].promised, "nothing has become of it: its owner still keeps its promise"
+
+
+def test_a_job_on_trial_goes_only_where_room_is_held_for_it() -> None:
+    play, assigned = summed(profiled=False)
+    assert given_away(None, play, assigned) == []
+    to, offer = offered(given_away(E, play, assigned))
+    assert to == E and offer.demand is None
+
+
+def test_an_owner_without_room_for_what_was_measured_is_left_for_one_that_by_gossip_has_it() -> None:
+    """Best fit first; nobody is asked who has none. Reference: Pseudocode 3, 16-24."""
+    play, assigned = summed()
+    play(seen(c=90_000, d=80_000, e=60_000))
+    refused = Declined(JOB, assigned.epoch, "30000 us of work and 10000 us free", assigned.epoch)
+    found = play(Heard(C, refused))
+    to, offer = offered(found)
+    assert (to, offer.demand, offer.refused) == (E, DEMAND, "c: 30000 us of work and 10000 us free")
+    assert ("tensors have no promised place", "c: 30000 us of work and 10000 us free") in notes(found)
+    found = play(Heard(E, Declined(JOB, offer.epoch, "full by now")))
+    assert ("tensors stay", "on c: e: full by now") in notes(found)
+    play(seen(c=90_000, d=80_000, e=80_000))
+    first, second = (play(Heard(C, refused)) for _ in range(2))
+    assert notes(first) == [("tensors have no promised place", "c: 30000 us of work and 10000 us free")]
+    assert second == [], "the same words once"
+
+
+def test_a_job_that_lost_its_owner_and_fits_nowhere_is_summed_without_a_promise_and_it_is_told_why() -> None:
+    play, assigned = summed()
+    play(seen(c=90_000, d=80_000, e=80_000))
+    found = play(Heard(C, Dropped(JOB, assigned.epoch, "its process died")))
+    asked = []
+    for _ in range(3):
+        to, offer = offered(found)
+        asked.append((to, offer.demand))
+        found = play(Heard(to, Declined(JOB, offer.epoch, "full")))
+    assert sorted(asked) == [(C, DEMAND), (D, DEMAND), (E, DEMAND)] and asked[-1][0] == C, "who dropped it comes last"
+    to, offer = offered(found)
+    assert offer.demand is None and offer.refused == "c: full"
+    assert any(
+        reason.endswith("nobody has room for it (c: full), and somebody must sum it") for _, reason in notes(found)
+    )
+    play(Heard(to, Accepted(JOB, offer.epoch, "10.0.0.9:9")))
+    assert not play.machine.jobs[JOB].promised
