@@ -198,7 +198,8 @@ class Gpu:
 
     def _cannot_come(self, event: Arrived | Found) -> str:
         guaranteed, room = self.guaranteed, self.ledger.room_bytes
-        if self.lost or (self.draining and isinstance(event, Arrived)):
+        leaves = isinstance(event, Arrived) or event.kind == "opportunistic"
+        if self.lost or (self.draining and leaves):
             return f"{self.uuid} is out of use: {self.lost or self.draining}"
         if event.job in self.members:
             return f"{event.job} is on {self.uuid} already"
@@ -299,14 +300,14 @@ class Gpu:
         return [Terminate(member.job, why) for member in self.members.values() if member.stage != "ended"]
 
     def _device_draining(self, reason: str) -> Actions:
-        """Nobody comes and opportunistic jobs go; a guaranteed one may end in peace."""
+        """Nobody comes or starts any more and opportunistic jobs go; a guaranteed one that runs may end in peace."""
         if self.lost or self.draining:
             return []
         self.draining = self._why = reason
         self.trial.stop()
         why = f"{self.uuid} is to be emptied: {reason}"
-        leaving = [m for m in self.members.values() if not m.guaranteed and m.stage != "ended"]
-        return [Terminate(member.job, why) for member in leaving]
+        there = [member for member in self.members.values() if member.stage != "ended"]
+        return [Terminate(m.job, why) for m in there if not m.guaranteed or m.stage == "waiting"]
 
     # ---- mini-batches ----
 
@@ -478,6 +479,8 @@ class Gpu:
     def _starts(self, targets: dict[JobId, int], now_s: float) -> Actions:
         """Who waited for memory and has it: a guaranteed job all it asked for, an opportunistic one anything."""
         actions: Actions = []
+        if self.draining:
+            return actions
         for job, target in targets.items():
             member = self.members[job]
             held = self.ledger.accounts[job].acked_bytes

@@ -2,7 +2,8 @@
 
     Wanted --> AskUpgrade to each host --> all yes --> Retag(guaranteed) to each --> over
                         |                                      |
-                        '-- a no, or silence: over             '-- a no after all: Retag(opportunistic) to each
+                        '-- a no, or silence                   '-- a no after all
+                                     '--> Retag(opportunistic) <--'
 
 A synchronous job is as fast as its slowest rank, so an upgrade of some would help nobody. Hosts keep a yes for longer
 (`gpu.PROMISE_S`) than the home waits; a host that broke its promise all the same, because its agent or its device went
@@ -115,8 +116,9 @@ class Upgrades:
         return [*self._retag(job, asked.epoch, asked.gpus, "guaranteed"), Note(f"job/{job}", "upgrade", why)]
 
     def _refused(self, job: JobId, asked: _Asked, why: str) -> Sequence[UpgradeAction]:
+        """Told to all, also before anybody was upgraded: they may have been under an older epoch, and promises end."""
         del self.asked[job]
-        undone = self._retag(job, asked.epoch, asked.gpus, "opportunistic") if asked.tagged else []
+        undone = self._retag(job, asked.epoch, asked.gpus, "opportunistic")
         return [*undone, Done(job, asked.epoch, why), Note(f"job/{job}", "not upgraded", why)]
 
     def _second_passed(self, now_s: float) -> Sequence[UpgradeAction]:

@@ -1,7 +1,6 @@
 """One GPU as a story: jobs arrive, report, grow, end; limits, starts and reasons come out."""
 
 import math
-import random
 from itertools import pairwise
 from typing import Any
 
@@ -35,90 +34,11 @@ from plugins.sharing.machine.events import (
     Terminate,
     TimePassed,
 )
-from plugins.sharing.machine.gpu import Gpu
 from plugins.sharing.machine.ledger import Ledger
-from plugins.sharing.messages import Kind, Limits, Report
+from plugins.sharing.messages import Report
 from plugins.sharing.policy import lease
 from plugins.sharing.policy.ladder import Rates
-
-
-class Rack:
-    """A GPU with obedient jobs: they apply limits with their next mini-batch."""
-
-    def __init__(self, gib: int = 32) -> None:
-        self.gpu = Gpu("GPU-0", gib * GIB, 0)
-        self.now_s, self.busy = 0.0, True
-        self.limits: dict[str, Limits] = {}
-        self.deaf: set[str] = set()
-        self.acked: dict[str, int] = {}
-        self.out: list[Any] = []
-        self.rng = random.Random(2)
-
-    def tell(self, event: GpuEvent, after_s: float = 0.0) -> list[Any]:
-        self.now_s += after_s
-        before = self.gpu.state
-        actions = list(self.gpu.handle(event, self.now_s))
-        self.gpu.check()
-        for action in actions:
-            if isinstance(action, SetLimits):
-                self.limits[action.limits.job] = action.limits
-        notes = [action for action in actions if isinstance(action, Note)]
-        assert all(note.reason for note in notes)
-        if self.gpu.state != before:
-            assert any(note.subject == "gpu/GPU-0" and note.event == self.gpu.state for note in notes)
-        self.out += actions
-        return actions
-
-    def arrive(self, job: str, kind: Kind, gib: int, weight: float = 1.0) -> list[Any]:
-        return self.tell(Arrived(JobId(job), kind, gib * GIB, weight))
-
-    def step(
-        self,
-        job: str,
-        step_s: float = 0.02,
-        peak: int | None = None,
-        stable: int = GIB,
-        spill: int = 0,
-        retries: int = 0,
-    ) -> list[Any]:
-        if job not in self.deaf and job in self.limits:
-            self.acked[job] = self.limits[job].epoch
-        held = self.limits[job].memory_bytes if peak is None else peak
-        took_s = step_s * self.rng.uniform(0.99, 1.01)
-        report = Report(job, self.acked.get(job, 0), 1, took_s, took_s / 2, held, min(stable, held), spill, retries)
-        return self.tell(Reported(report), took_s)
-
-    def steps(self, count: int, *jobs: str, **how: Any) -> None:
-        for _ in range(count):
-            for job in jobs:
-                self.step(job, **how)
-
-    def gib(self, job: str) -> float:
-        return self.limits[job].memory_bytes / GIB
-
-    def stopped(self, job: str) -> bool:
-        return self.limits[job].idle == 0 and self.limits[job].busy == 0
-
-    def steady(self) -> None:
-        """A guaranteed job `g` with 8 GiB beside an opportunistic `o`, measured and running."""
-        self.arrive("o", "opportunistic", 20)
-        self.step("o", peak=20 * GIB)
-        self.arrive("g", "guaranteed", 8)
-        self.step("o", peak=20 * GIB)
-        for _ in range(200):
-            self.step("g", peak=8 * GIB)
-            self.step("o", peak=20 * GIB)
-            if state(self) == "run":
-                return
-        raise AssertionError(f"never steady: {self.gpu.state}")
-
-
-def state(rack: Rack) -> str:
-    return rack.gpu.state
-
-
-def kinds(actions: list[Any]) -> list[type]:
-    return [type(action) for action in actions if not isinstance(action, (Note, SetLimits))]
+from tests.plugins.sharing.gpu_rack import Rack, kinds, state
 
 
 def test_a_lone_opportunistic_job_has_the_gpu_without_any_constraint() -> None:
@@ -395,6 +315,31 @@ def test_a_device_to_be_emptied_lets_its_guaranteed_job_end_and_takes_nobody() -
     assert kinds(rack.arrive("x", "opportunistic", 1)) == [Refuse]
     rack.step("g", peak=8 * GIB)
     assert kinds(rack.tell(DeviceLost("XID 79")))[0] is Terminate and state(rack) == "lost"
+
+
+def test_nobody_starts_on_a_device_that_is_to_be_emptied_and_who_waited_is_sent_away() -> None:
+    """No admission any more, also of those who were let in and wait for memory."""
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 30)
+    rack.step("o", peak=30 * GIB)
+    rack.arrive("p", "opportunistic", 8)
+    rack.arrive("g", "guaranteed", 20)
+    assert state(rack) == "arrival"
+    told = rack.tell(DeviceDraining("rows to remap"))
+    assert [a.job for a in told if isinstance(a, Terminate)] == ["o", "p", "g"]
+    rack.tell(Ended(JobId("o")))
+    assert Start not in kinds(rack.tell(Freed(JobId("o")))), "its memory is free, and nobody may have it"
+    found = rack.tell(Found(JobId("q"), "opportunistic", GIB, GIB, 3))
+    assert kinds(found) == [Terminate], "one that ran before the agent started goes as well"
+    assert state(rack) == "drain"
+
+
+def test_a_guaranteed_job_that_is_found_on_a_device_to_be_emptied_may_end_in_peace() -> None:
+    rack = Rack()
+    rack.tell(DeviceDraining("rows to remap"))
+    assert kinds(rack.tell(Found(JobId("g"), "guaranteed", 8 * GIB, 8 * GIB, 41))) == []
+    assert rack.gib("g") == 8 and rack.limits["g"].busy == 1
+    assert kinds(rack.tell(DeviceDraining("again"))) == []
 
 
 def test_allocations_that_fail_take_memory_from_the_others_before_anything_spills() -> None:

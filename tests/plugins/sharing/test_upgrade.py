@@ -74,7 +74,20 @@ def test_one_no_is_enough_and_silence_is_a_no() -> None:
     home.say("a", epoch=2)
     assert done(home.tell(SecondPassed(), ASK_S + 1)) == ["no answer from b within 5 s"]
     home.say("b", epoch=2)
-    assert home.tags == {} and home.machine.asked == {}
+    assert home.tags == {"a": "opportunistic", "b": "opportunistic"} and home.machine.asked == {}
+
+
+def test_who_was_guaranteed_under_an_older_epoch_is_not_any_more_when_the_next_is_refused() -> None:
+    """All ranks or none: `Done` says that all are opportunistic, so they are. Reference: AntMan §3.3, Job upgrade."""
+    home = Home()
+    home.want()
+    home.say("a")
+    home.say("b")
+    assert home.tags == {"a": "guaranteed", "b": "guaranteed"}
+    home.want(2)
+    home.say("a", epoch=2)
+    assert done(home.say("b", "no room", epoch=2)) == ["b: no room"]
+    assert home.tags == {"a": "opportunistic", "b": "opportunistic"}
 
 
 def test_a_promise_that_was_broken_takes_all_back() -> None:

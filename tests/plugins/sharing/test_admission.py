@@ -1,0 +1,137 @@
+"""Who may come to a GPU, who may become guaranteed there, and what the story says of it."""
+
+from typing import Any
+
+from covey.core import JobId, Note
+from covey.units import GIB
+from plugins.sharing.machine.events import (
+    Answer,
+    Asked,
+    DeviceLost,
+    Ended,
+    Found,
+    Freed,
+    Refuse,
+    Retagged,
+    Start,
+    Suspended,
+    Terminate,
+    TimePassed,
+)
+from tests.plugins.sharing.gpu_rack import Rack, kinds, state
+
+OTHER, MORE, G = JobId("o"), JobId("p"), JobId("g")
+
+
+def answers(actions: list[Any]) -> list[str]:
+    return [action.answer.refused for action in actions if isinstance(action, Answer)]
+
+
+def test_when_a_guaranteed_job_ends_the_others_are_free_at_once_and_the_next_may_come() -> None:
+    """Its memory is handed on later, when the device shows it free. Reference: §3.3, Local coordinator."""
+    rack = Rack()
+    rack.steady()
+    rack.tell(Ended(G))
+    assert state(rack) == "alone"
+    assert rack.limits["o"].busy == 1 and rack.limits["o"].head_s is None and rack.gib("o") == 24
+    assert kinds(rack.arrive("h", "guaranteed", 16)) == []
+    assert state(rack) == "arrival" and rack.gib("o") == 16
+    rack.step("o", peak=16 * GIB)
+    assert state(rack) == "arrival", "8 of the 16 are still charged to the one that ended"
+    assert Start in kinds(rack.tell(Freed(G)))
+
+
+def test_an_opportunistic_job_comes_beside_a_guaranteed_one_without_disturbing_its_measurement() -> None:
+    rack = Rack()
+    rack.steady()
+    ladder = rack.gpu.ladder
+    rack.arrive("p", "opportunistic", 4)
+    assert state(rack) == "run" and rack.gpu.ladder is ladder
+
+
+def test_a_guaranteed_job_ends_the_trial_of_memory_among_the_others() -> None:
+    """Reference: §3.3: it comes first."""
+    rack = Rack(gib=24)
+    for job in ("o", "p"):
+        rack.arrive(job, "opportunistic", 16)
+    rack.steps(3, "o", "p", peak=8 * GIB, stable=0)
+    assert rack.gpu.trial.search is not None
+    rack.arrive("g", "guaranteed", 4)
+    assert rack.gpu.trial.search is None
+    assert state(rack) == "arrival"
+
+
+def test_only_a_guaranteed_job_needs_to_fit_whole() -> None:
+    """An opportunistic one lives with what there is; what exceeds its limit goes to host memory. Reference: §3.1."""
+    rack = Rack()
+    assert kinds(rack.arrive("big", "guaranteed", 33)) == [Refuse]
+    assert kinds(rack.arrive("o", "opportunistic", 40)) == [Start] and rack.gib("o") == 32
+    rack = Rack()
+    assert kinds(rack.arrive("g", "guaranteed", 32)) == [Start] and rack.gib("g") == 32
+
+
+def test_nobody_comes_twice_and_nobody_comes_to_a_lost_device() -> None:
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 8)
+    assert "on GPU-0 already" in str(rack.arrive("o", "opportunistic", 8))
+    assert kinds(rack.tell(Found(OTHER, "opportunistic", GIB, GIB, 3))) == [Terminate]
+    assert state(rack) == "alone"
+    rack.tell(DeviceLost("XID 79"))
+    assert kinds(rack.arrive("p", "opportunistic", 8)) == [Refuse]
+    assert kinds(rack.tell(Found(MORE, "opportunistic", GIB, GIB, 3))) == [Terminate]
+    assert list(rack.gpu.members) == [OTHER]
+
+
+def test_a_promise_keeps_a_guaranteed_job_away_but_no_opportunistic_one_nor_one_that_is_there() -> None:
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 8)
+    rack.step("o", peak=8 * GIB)
+    assert answers(rack.tell(Asked(OTHER, 7))) == [""]
+    assert answers(rack.tell(Asked(OTHER, 8))) == [""], "the same job may ask again"
+    assert kinds(rack.arrive("g", "guaranteed", 8)) == [Refuse]
+    assert kinds(rack.arrive("p", "opportunistic", 8)) != [Refuse]
+    rack.step("o", peak=8 * GIB)
+    assert kinds(rack.tell(Found(JobId("f"), "guaranteed", GIB, 0, 3))) == []
+    assert "guaranteed job already, f" in answers(rack.tell(Retagged(OTHER, "guaranteed", 8)))[0]
+
+
+def test_who_does_not_run_or_wants_more_than_there_is_cannot_become_guaranteed() -> None:
+    """All ranks must be ready. Reference: §3.3, Job upgrade."""
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 32)
+    assert rack.gpu.can_upgrade(OTHER) == ""
+    rack.step("o", peak=20 * GIB, spill=13 * GIB)
+    assert "it wants 33 GiB of 32 GiB" in rack.gpu.can_upgrade(OTHER)
+    rack.arrive("p", "opportunistic", 8)
+    assert "does not run" in rack.gpu.can_upgrade(MORE), "it waits for memory"
+    rack.tell(Ended(OTHER))
+    assert "does not run" in rack.gpu.can_upgrade(OTHER)
+    assert "does not run" in rack.gpu.can_upgrade(JobId("x"))
+
+
+def test_a_guaranteed_job_that_is_asked_whether_it_could_be_says_yes() -> None:
+    rack = Rack()
+    rack.steady()
+    assert answers(rack.tell(Asked(G, 1))) == [""]
+    assert rack.tell(Retagged(G, "guaranteed", 1)) == [] and state(rack) == "run"
+
+
+def test_a_suspended_job_is_not_asked_for_an_upgrade() -> None:
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 30)
+    rack.step("o", peak=30 * GIB, stable=30 * GIB)
+    rack.deaf.add("o")
+    rack.arrive("g", "guaranteed", 20)
+    rack.tell(TimePassed(True), 6)
+    rack.tell(TimePassed(True), 2)
+    rack.tell(Suspended(OTHER, ok=True))
+    assert "does not run" in rack.gpu.can_upgrade(OTHER)
+
+
+def test_the_story_says_who_came_for_how_much_and_why_the_others_stop() -> None:
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 30)
+    rack.step("o", peak=30 * GIB)
+    (note,) = [each for each in rack.arrive("g", "guaranteed", 8) if isinstance(each, Note)]
+    assert (note.subject, note.event) == ("gpu/GPU-0", "arrival")
+    assert note.reason.startswith("guaranteed job g arrived, asking for 8 GiB: the others stop and make room")
