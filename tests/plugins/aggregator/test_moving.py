@@ -3,7 +3,7 @@
 from typing import Any
 
 from covey.core import Heard, HostId, Note, SetTimer, Undelivered
-from plugins.aggregator.machine.events import Answered, Rack
+from plugins.aggregator.machine.events import Answered, Placed, Rack
 from plugins.aggregator.machine.home import AGAIN_S, OFFER_S, Expired, Home
 from plugins.aggregator.messages import (
     Accepted,
@@ -21,6 +21,7 @@ from plugins.aggregator.messages import (
     WorkOf,
 )
 from plugins.aggregator.policy import Candidate
+from plugins.facts import Place
 from tests.plugins.aggregator.play import JOB, PLACED, SECRET, A, B, C, D, Play, sends
 
 E = HostId("e")
@@ -189,3 +190,38 @@ def test_a_job_that_lost_its_owner_and_fits_nowhere_is_summed_without_a_promise_
     )
     play(Heard(to, Accepted(JOB, offer.epoch, "10.0.0.9:9")))
     assert not play.machine.jobs[JOB].promised
+
+
+def test_a_job_that_runs_again_needs_what_it_needed_if_it_has_as_many_ranks() -> None:
+    for size, needs in ((2, DEMAND), (3, None)):
+        play, _ = summed()
+        places = (Place(A, tuple(range(size - 1)), ()), Place(B, (size - 1,), ()))
+        play(Placed(JOB, 2, size, places))
+        play(Answered(A, WhoSums(JOB), Known(None)))
+        _, offer = offered(play(Answered(B, WhoSums(JOB), Known(None))))
+        assert (offer.workers, offer.demand) == (size, needs)
+
+
+def test_what_another_home_assigned_is_not_taken_for_promised_before_its_owner_says_so() -> None:
+    play, assigned = summed()
+    higher = Assigned(JOB, assigned.epoch + 1, D, "10.0.0.4:9", SECRET)
+    play(Heard(B, higher))
+    play.now_s += AGAIN_S
+    assert (D, Profiled(JOB, higher.epoch, DEMAND)) in sends(play(seen()))
+    play(Answered(D, WorkOf(JOB, higher.epoch), Work(True, demand=DEMAND)))
+    play.now_s += AGAIN_S
+    assert not any(isinstance(message, Profiled) for _, message in sends(play(seen())))
+
+
+def test_counters_of_two_owners_are_never_one_window() -> None:
+    play, assigned = summed(profiled=False)
+    play(Answered(C, WorkOf(JOB, assigned.epoch), Work(True, 1_000, 10)))
+    higher = Assigned(JOB, assigned.epoch + 1, D, "10.0.0.4:9", SECRET)
+    play(Heard(B, higher))
+    play.now_s += 100
+    found = play(Answered(D, WorkOf(JOB, higher.epoch), Work(True, 900_000, 500)))
+    assert sends(found) == [] and play.machine.jobs[JOB].gauge.demand is None
+    assert play(Answered(C, WorkOf(JOB, assigned.epoch), Work(True, 950_000, 600))) == [], "what a former owner counted"
+    play.now_s += 100
+    found = play(Answered(D, WorkOf(JOB, higher.epoch), Work(True, 1_400_000, 1_000)))
+    assert sends(found) == [(D, Profiled(JOB, higher.epoch, Demand(200_000, 1_000)))]

@@ -122,6 +122,15 @@ def test_whatever_is_asked_what_is_promised_fits_and_hurts_nobody(
             assert (dict(ledger.demands), ledger.cycle) == before
 
 
+def test_a_short_job_takes_its_part_of_the_cycle_each_time_that_it_runs_in_it() -> None:
+    """Reference: §4.3.3.2."""
+    ledger = Ledger()
+    assert ledger.take(JobId("j1"), Demand(100, 30)) == ledger.take(JobId("j2"), Demand(50, 10)) == ""
+    assert (ledger.load(JobId("j1")), ledger.load(JobId("j2"))) == (0.3, 0.2)
+    assert ledger.take(JobId("j3"), Demand(96, 1, 500)) == ""
+    assert ledger.loss(JobId("j3")) == 0.04 and ledger.loss(JobId("j2")) == 0.0
+
+
 def test_room_that_is_held_counts_and_is_given_back_when_nobody_comes() -> None:
     ledger = Ledger()
     assert ledger.reserve(JobId("j1"), Demand(100, 60), Reservation(HostId("a"), 1, 7, 20.0)) == ""
