@@ -288,7 +288,10 @@ class Gpu:
         if member.guaranteed:
             member.steps = Steps()
             member.started_s = member.last_step_s = now_s
-        return [Note(f"job/{event.job}", "upgraded" if member.guaranteed else "downgraded", self._why)]
+        note = Note(f"job/{event.job}", "upgraded" if member.guaranteed else "downgraded", self._why)
+        return (
+            [Terminate(event.job, f"{self.uuid} is to be emptied: {self.draining}"), note] if self.draining else [note]
+        )
 
     def _device_lost(self, reason: str) -> Actions:
         if self.lost:

@@ -7,6 +7,7 @@ from covey.units import GIB
 from plugins.sharing.machine.events import (
     Answer,
     Asked,
+    DeviceDraining,
     DeviceLost,
     Ended,
     Found,
@@ -135,3 +136,118 @@ def test_the_story_says_who_came_for_how_much_and_why_the_others_stop() -> None:
     (note,) = [each for each in rack.arrive("g", "guaranteed", 8) if isinstance(each, Note)]
     assert (note.subject, note.event) == ("gpu/GPU-0", "arrival")
     assert note.reason.startswith("guaranteed job g arrived, asking for 8 GiB: the others stop and make room")
+
+
+# ---- found, ended, gone ----------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_is_found_is_watched_from_then_on_and_measured_like_one_that_came() -> None:
+    """Neither stuck nor taken as it is, however long the device's clock has run."""
+    rack = Rack()
+    rack.now_s = 1000.0
+    (note,) = [each for each in rack.tell(Found(G, "guaranteed", 8 * GIB, 8 * GIB, 41)) if isinstance(each, Note)]
+    assert note.reason == "guaranteed job g was here before the agent; it keeps its limit"
+    rack.tell(TimePassed(busy=True), 1)
+    assert state(rack) == "init"
+    rack.step("g", peak=8 * GIB)
+    assert state(rack) == "init", "one mini-batch says nothing"
+    rack.steps(40, "g", peak=8 * GIB)
+    assert state(rack) in ("baseline", "run")
+
+
+def test_an_opportunistic_job_that_is_found_changes_nothing_for_a_guaranteed_one() -> None:
+    rack = Rack()
+    rack.steady()
+    ladder = rack.gpu.ladder
+    rack.tell(Ended(OTHER))
+    rack.tell(Freed(OTHER))
+    rack.tell(Found(MORE, "opportunistic", GIB, GIB, 3))
+    assert state(rack) == "run" and rack.gpu.ladder is ladder
+
+
+def test_only_who_has_ended_is_gone_and_nobody_ends_twice() -> None:
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 8)
+    assert rack.tell(Freed(OTHER)) == [] and state(rack) == "alone"
+    assert "o ended" in str(rack.tell(Ended(OTHER)))
+    assert rack.tell(Ended(OTHER)) == []
+    assert rack.step("o", peak=8 * GIB) == [], "a report that was under way"
+    assert "o is gone" in str(rack.tell(Freed(OTHER)))
+    assert rack.gpu.members == {}
+
+
+def test_a_lost_device_asks_nobody_to_end_who_has_ended_and_is_not_emptied_any_more() -> None:
+    rack = Rack()
+    rack.steady()
+    rack.tell(Ended(OTHER))
+    assert [a.job for a in rack.tell(DeviceLost("XID 79")) if isinstance(a, Terminate)] == ["g"]
+    assert rack.tell(DeviceDraining("rows to remap")) == [] and state(rack) == "lost"
+
+
+def test_an_opportunistic_job_that_has_ended_is_not_asked_to_leave_a_device_to_be_emptied() -> None:
+    rack = Rack()
+    rack.steady()
+    rack.tell(Ended(OTHER))
+    assert not any(isinstance(a, Terminate) for a in rack.tell(DeviceDraining("rows to remap")))
+
+
+# ---- up and down -----------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_was_upgraded_is_measured_anew_and_its_silence_counts_from_then() -> None:
+    """Reference: §3.3, Job upgrade."""
+    rack = Rack()
+    for job in ("o", "p"):
+        rack.arrive(job, "opportunistic", 8)
+    rack.steps(40, "o", "p", peak=8 * GIB)
+    rack.steps(40, "p", peak=8 * GIB, step_s=2.0)
+    rack.tell(Retagged(OTHER, "guaranteed", 3))
+    rack.tell(TimePassed(busy=True), 29)
+    assert state(rack) == "init", "not stuck: it has half a minute from its upgrade"
+    rack.step("o", peak=8 * GIB)
+    assert state(rack) == "init", "what it did before does not count"
+    assert rack.gpu.members[MORE].steps.count > 0
+
+
+def test_a_job_that_was_downgraded_shares_with_the_others_at_once() -> None:
+    rack = Rack()
+    rack.steady()
+    told = rack.tell(Retagged(G, "opportunistic", 1))
+    assert ("job/g", "downgraded") in [(each.subject, each.event) for each in told if isinstance(each, Note)]
+    assert state(rack) == "together" and rack.limits["o"].busy == rack.limits["g"].busy == 1
+    assert rack.gpu.members[G].steps.count > 0
+
+
+def test_a_downgrade_on_a_device_to_be_emptied_is_done_and_the_job_goes() -> None:
+    rack = Rack()
+    rack.steady()
+    rack.tell(DeviceDraining("rows to remap"))
+    told = rack.tell(Retagged(G, "opportunistic", 1))
+    assert answers(told) == [] and kinds(told) == [Terminate]
+    assert rack.gpu.members[G].kind == "opportunistic"
+
+
+def test_a_promise_lasts_until_its_job_is_told_what_it_is_and_nobody_elses_fate_ends_it() -> None:
+    rack = Rack()
+    for job in ("o", "p", "q"):
+        rack.arrive(job, "opportunistic", 8)
+    rack.steps(5, "o", "p", "q", peak=8 * GIB)
+    rack.tell(Asked(OTHER, 7))
+    rack.tell(Retagged(MORE, "opportunistic", 1))
+    rack.tell(Ended(JobId("q")))
+    assert "promised to o" in answers(rack.tell(Asked(MORE, 1)))[0]
+    rack.tell(Retagged(OTHER, "opportunistic", 7))
+    assert answers(rack.tell(Asked(MORE, 2))) == [""]
+
+
+def test_an_order_under_an_older_epoch_is_not_obeyed_whether_or_not_somebody_asked_before() -> None:
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 8)
+    rack.step("o", peak=8 * GIB)
+    rack.tell(Retagged(OTHER, "guaranteed", 5))
+    rack.tell(Retagged(OTHER, "opportunistic", 4))
+    assert rack.gpu.members[OTHER].guaranteed
+    rack.tell(Retagged(OTHER, "opportunistic", 5))
+    assert not rack.gpu.members[OTHER].guaranteed
+    rack.tell(Retagged(OTHER, "guaranteed", 4))
+    assert not rack.gpu.members[OTHER].guaranteed

@@ -154,7 +154,7 @@ def test_a_stuck_guaranteed_job_leaves_the_failsafe_to_the_others() -> None:
     rack.tell(TimePassed(busy=True), 31)
     assert state(rack) == "stuck"
     assert rack.limits["o"].busy == rack.limits["o"].idle == rack.limits["o"].failsafe == 0.1
-    rack.step("g", peak=8 * GIB)
+    assert "g finishes mini-batches again" in str(rack.step("g", peak=8 * GIB))
     assert state(rack) == "baseline"
 
 
@@ -218,6 +218,20 @@ def test_each_way_of_pressing_has_its_time_before_the_next_and_killing_is_repeat
     assert [kind for _, kind in pressed[:5]] == [HardLimit, Suspend, Terminate, Kill, Kill]
     assert [round(at_s - before_s) for (before_s, _), (at_s, _) in pairwise(pressed[:5])] == [1, 10, 10, 10]
     assert 5 <= pressed[0][0] <= 6, "a limit may take 5 s to be applied"
+
+
+def test_who_has_let_go_once_is_asked_gently_the_next_time() -> None:
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 30)
+    rack.step("o", peak=30 * GIB)
+    rack.arrive("g", "guaranteed", 8)
+    assert kinds(rack.tell(TimePassed(True), 6)) == [HardLimit]
+    assert Start in kinds(rack.step("o", peak=24 * GIB)), "late, but it has applied its limit"
+    rack.tell(Ended(JobId("g")))
+    rack.tell(Freed(JobId("g")))
+    rack.step("o", peak=30 * GIB)
+    rack.arrive("h", "guaranteed", 8)
+    assert kinds(rack.tell(TimePassed(True), 6)) == [HardLimit]
 
 
 def test_a_limit_that_the_driver_enforces_counts_as_applied() -> None:
