@@ -167,6 +167,7 @@ class Supervisor:
             try:
                 stored = await self._stored()
             except OSError as error:
+                await self._end_unknown()
                 await self._end_unstarted(f"the state directory cannot be read: {error}")
             else:
                 if stored is None:
@@ -350,11 +351,15 @@ class Supervisor:
             process.signal(SIGKILL)
             await process.wait()
             self._ended(start.rank, -SIGKILL)
-        if unknown := await end_marked(self._env, self._config.ranks[0].command.env if self._config.ranks else {}):
-            self._env.log.warning("ended what no supervisor knew", processes=unknown)
+        await self._end_unknown()
         why = "the supervisor of these ranks died, and what it left running was killed; 255: exit status not known"
         self._state = msgspec.structs.replace(self._state, reason=state.reason or why, lost=True)
         await self._save(ended=True)
+
+    async def _end_unknown(self) -> None:
+        variables = self._config.ranks[0].command.env if self._config.ranks else {}
+        if unknown := await end_marked(self._env, variables):
+            self._env.log.warning("ended what no supervisor knew", processes=unknown)
 
     # ---- what is known, on disk before it is said ----
 

@@ -156,6 +156,8 @@ def test_what_is_left_of_a_life_sends_asks_gossips_and_tells_in_vain(rack: Calla
     silence = done(two, old.host.ask("pet", H2, Word("who is there"), 2.0))
     assert isinstance(silence, TimeoutError) and "room pet is over" in str(silence)
     old.host.tell(SecondPassed(-1.0))
+    new.host.tell(SecondPassed(-2.0))
+    assert SecondPassed(-2.0) in new.heard, "a life that goes on is heard, by itself too"
 
     async def publish() -> None:
         new.host.publish("pet", Word("alive"))
@@ -377,6 +379,44 @@ def test_a_room_that_hangs_while_it_lets_go_is_started_again_all_the_same(rack: 
     fill(one)
     took = one.until(lambda: len(Pet.lives) == 2, 20.0, "it is started again")
     assert old.stopped == 1 and took < 2 * rooms.STOP_S + rooms.PAUSE_S + 0.5
+
+
+def test_a_room_lets_go_after_its_tasks_have_ended_and_before_its_next_life_begins(
+    rack: Callable[..., SimRack],
+) -> None:
+    one = rack().start()
+    old = on(one)
+    events: list[str] = []
+
+    async def tidies() -> None:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            await asyncio.sleep(rooms.STOP_S / 2)
+            events.append("its task has ended")
+
+    async def lets_go(_pet: Pet) -> None:
+        await asyncio.sleep(rooms.STOP_S / 2)
+        events.append("it let go")
+
+    async def begins(_pet: Pet) -> None:
+        events.append("the next begins")
+
+    Pet.stopping, Pet.starting = lets_go, begins
+    old.env.spawn("tidies", tidies())
+    one.run(0.1)
+    fill(one)
+    on(one, life=2)
+    assert events == ["its task has ended", "it let go", "the next begins"]
+
+
+def test_what_a_room_started_and_what_ended_since_is_not_kept(rack: Callable[..., SimRack]) -> None:
+    one = rack().start()
+    pet = on(one)
+    for number in range(100):
+        pet.env.spawn(f"short {number}", asyncio.sleep(0.1))
+    one.run(1)
+    assert not pet.host._tasks  # type: ignore[attr-defined]
 
 
 def test_a_room_that_fails_while_it_lets_go_is_started_again_all_the_same(rack: Callable[..., SimRack]) -> None:

@@ -287,6 +287,36 @@ def test_a_sick_disk_may_be_forgotten() -> None:
         story.play(talk)
 
 
+def test_a_disk_that_is_sick_for_a_moment_delays_the_start_and_no_more() -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        stream = await meet(env, told)
+        await asyncio.sleep(1.5 * DISK_RETRY_S)
+        assert story.starts == 0
+        story.host.disk.sick = 0.0
+        assert running(await status(stream, running)) and story.starts == 2
+
+    with World(15) as world:
+        story = Story(world)
+        story.host.disk.sick = 1.0
+        story.play(talk)
+
+
+def test_ranks_of_a_supervisor_that_died_do_not_run_on_where_its_record_cannot_be_read() -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        told = ranked(told, command("train", **MARKED))
+        await env.processes.start(command("left", **MARKED))
+        story.host.disk.sick = 1.0
+        await env.processes.start_program("supervisor", "second", told)
+        ended = await status(await meet(env, told), lambda state: state.ended)
+        assert ended.codes == {0: CANNOT_START} and "cannot be read" in ended.reason
+        assert story.host.find("left") == []
+
+    with World(16) as world:
+        story = Story(world)
+        world.user_programs["left"] = story._train
+        story.play(talk)
+
+
 @pytest.mark.parametrize("fails", ["read", "written"])
 def test_nothing_starts_on_a_disk_that_cannot_hold_the_record(fails: str) -> None:
     async def talk(env: Env, told: SupervisorConfig) -> None:
@@ -294,7 +324,10 @@ def test_nothing_starts_on_a_disk_that_cannot_hold_the_record(fails: str) -> Non
         ended = await status(stream, lambda state: state.ended)
         assert ended.codes == {0: CANNOT_START, 1: CANNOT_START}
         assert f"state directory cannot be {fails}" in ended.reason
-        assert story.starts == 0
+        story.host.disk.sick, story.host.disk.capacity_bytes = 0.0, 1 << 40
+        await asyncio.sleep(3 * DISK_RETRY_S)
+        assert story.starts == 0, "what was said to have ended does not begin when the disk is well again"
+        assert story.host.find("sup") == []
 
     with World(10) as world:
         story = Story(world)
