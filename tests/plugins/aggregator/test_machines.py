@@ -122,14 +122,32 @@ def test_an_acceptance_that_comes_too_late_is_given_back() -> None:
     play = at_home()
     play(Expired(JOB, G1 + 2))
     ((to, message),) = sends(play(Heard(C, Accepted(JOB, G1 + 2, "10.0.0.3:9"))))
-    assert to == C and isinstance(message, Retire) and message.epoch == G1 + 2
+    assert (to, message) == (C, Retire(JOB, G1 + 2, 0, "another was found meanwhile"))
+
+
+def test_an_acceptance_that_is_said_twice_does_not_end_what_it_began() -> None:
+    play, assigned = assigned_home()
+    assert play(Heard(C, Accepted(JOB, assigned.epoch, "10.0.0.3:9"))) == []
+    assert play.machine.jobs[JOB].assigned == assigned
 
 
 def test_when_nobody_takes_it_this_is_said_once_and_tried_again_each_second() -> None:
     play = at_home(sums=())
-    assert [a.event for a in play.actions if isinstance(a, Note)] == ["nobody sums its tensors"]
+    (note,) = [action for action in play.actions if isinstance(action, Note)]
+    assert (note.event, note.reason) == ("nobody sums its tensors", "no host offers to; asking again each second")
     assert play(rack(sums=())) == []
     assert [host for host, _ in sends(play(rack(sums=(D,))))] == [D]
+
+
+def test_when_all_declined_each_of_them_is_quoted_and_then_asked_again() -> None:
+    play = at_home()
+    ((to, offer),) = sends(play.actions)
+    ((then, again),) = sends(play(Heard(to, Declined(JOB, offer.epoch, "full"))))
+    found = play(Heard(then, Declined(JOB, again.epoch, "busy")))
+    assert sends(found) == []
+    said = [action.reason for action in found if isinstance(action, Note)]
+    assert said == ["by d: busy", "c: full; d: busy; asking again each second"]
+    assert [host for host, _ in sends(play(rack()))] == [C]
 
 
 def test_a_home_that_starts_again_takes_the_highest_epoch_that_a_host_knows() -> None:

@@ -98,6 +98,8 @@ def test_when_the_only_host_that_holds_room_declines_the_job_stays_and_room_is_l
     assert play.machine.jobs[JOB].assigned == assigned and not play.machine.jobs[JOB].promised
     play.now_s += AGAIN_S
     assert (C, Profiled(JOB, assigned.epoch, DEMAND)) in sends(play(seen()))
+    _, offer = offered(play(Heard(C, Dropped(JOB, assigned.epoch, "its process died"))))
+    assert offer.demand == DEMAND, "who has lost its owner asks for what it needs first"
 
 
 def test_a_host_that_is_gone_is_not_offered_what_it_held_room_for() -> None:
