@@ -1,0 +1,100 @@
+"""Who does not let go of memory that others wait for: pressed by the driver, suspended, and taken back."""
+
+from typing import Any
+
+from covey.core import JobId
+from covey.units import GIB
+from plugins.sharing.machine.events import (
+    Ended,
+    Freed,
+    HardLimit,
+    HardLimited,
+    Resume,
+    SetLimits,
+    Start,
+    Suspend,
+    Suspended,
+    TimePassed,
+)
+from tests.plugins.sharing.gpu_rack import Rack, kinds, state
+
+OTHER, G = JobId("o"), JobId("g")
+
+
+def deaf(wanted: int = 20) -> Rack:
+    """`o` holds 30 of 32 GiB and does not listen; `g` waits for `wanted`."""
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 30)
+    rack.step("o", peak=30 * GIB, stable=30 * GIB)
+    rack.deaf.add("o")
+    rack.arrive("g", "guaranteed", wanted)
+    return rack
+
+
+def suspended() -> Rack:
+    rack = deaf()
+    rack.tell(TimePassed(True), 6)
+    rack.tell(TimePassed(True), 2)
+    told = rack.tell(Suspended(OTHER, ok=True))
+    assert "o is suspended to host memory" in str(told) and Start in kinds(told)
+    return rack
+
+
+def told_limits(actions: list[Any]) -> list[str]:
+    return [each.limits.job for each in actions if isinstance(each, SetLimits)]
+
+
+def test_a_word_of_the_driver_counts_only_for_who_is_being_pressed_and_for_no_more_than_he_has() -> None:
+    rack = deaf()
+    assert rack.gpu.ledger.accounts[OTHER].charged_bytes == 32 * GIB
+    rack.tell(HardLimited(OTHER, 12 * GIB, ok=True))
+    assert state(rack) == "arrival", "nobody asked the driver yet"
+    assert kinds(rack.tell(TimePassed(True), 6)) == [HardLimit]
+    rack.tell(HardLimited(OTHER, 33 * GIB, ok=True))
+    assert rack.gpu.ledger.accounts[OTHER].charged_bytes == 32 * GIB
+    assert Suspend in kinds(rack.tell(TimePassed(True), 2))
+    rack.tell(HardLimited(OTHER, 12 * GIB, ok=True))
+    assert state(rack) == "arrival", "too late: it is being suspended"
+
+
+def test_who_was_limited_by_the_driver_is_limited_by_it_again_the_next_time() -> None:
+    rack = deaf()
+    rack.tell(TimePassed(True), 6)
+    assert Start in kinds(rack.tell(HardLimited(OTHER, 12 * GIB, ok=True)))
+    rack.step("g", peak=20 * GIB, spill=4 * GIB)
+    assert kinds(rack.tell(TimePassed(True), 6)) == [HardLimit]
+
+
+def test_a_suspension_that_failed_or_that_nobody_asked_for_frees_nothing() -> None:
+    rack = deaf()
+    rack.tell(Suspended(OTHER, ok=True))
+    rack.tell(TimePassed(True), 6)
+    rack.tell(Suspended(OTHER, ok=True))
+    assert rack.gpu.members[OTHER].stage == "running", "the driver is asked first"
+    rack.tell(TimePassed(True), 2)
+    rack.tell(Suspended(OTHER, ok=False))
+    assert state(rack) == "arrival" and rack.gpu.members[OTHER].stage == "running"
+
+
+def test_nothing_is_sent_to_who_is_suspended_or_has_ended() -> None:
+    rack = suspended()
+    for _ in range(8):
+        assert "o" not in told_limits(rack.tell(TimePassed(True), 1))
+    rack.tell(Ended(G))
+    for _ in range(8):
+        assert told_limits(rack.tell(TimePassed(True), 1)) == []
+
+
+def test_who_is_suspended_comes_back_as_soon_as_what_it_cannot_do_without_fits_and_no_sooner() -> None:
+    rack = suspended()
+    rack.tell(Ended(G))
+    assert Resume not in kinds(rack.tell(TimePassed(True), 1)), "12 GiB are free; it needs 30"
+    rack.tell(Freed(G))
+    assert rack.gpu.members[OTHER].stage == "running" and rack.gib("o") == 32
+
+
+def test_limits_are_sent_anew_only_when_their_lease_is_half_over() -> None:
+    rack = Rack()
+    rack.steady()
+    sent = [told_limits(rack.tell(TimePassed(True), 0.25)) for _ in range(40)]
+    assert 9 <= sum("o" in each for each in sent) <= 11, "every second, not every event"
