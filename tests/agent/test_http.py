@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from aiohttp import ClientError, ClientSession, UnixConnector
+from aiohttp import ClientConnectorError, ClientError, ClientSession, UnixConnector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +25,7 @@ from agent import doors, http
 from agent.http import HttpApi
 from covey.core import HostId
 from covey.ports import Env
-from plugins.base import Command, NoLeader, Refused
+from plugins.base import Command, NoLeader, OutcomeUnknown, Refused
 from plugins.views import ErrorView, HostRow, LeaderView, RoomHealth
 from tests.agent.test_metrics import parsed
 
@@ -216,6 +216,35 @@ async def test_no_leader_is_a_try_again(rig: Rig) -> None:
     assert (status, body["code"]) == (503, 75)
 
 
+async def test_an_outcome_that_is_not_known_is_said_to_be_so_and_not_that_nothing_was_changed(rig: Rig) -> None:
+    rig.api.refuse("scheduler.submit", OutcomeUnknown())
+    status, body = await rig.ask("POST", "/v1/jobs", json={})
+    assert (status, body["code"], body["what"]) == (503, 75, "the outcome is not known")
+    assert body["next"] == "look: agentctl jobs -a" and rig.api.log.lines == []
+    rig.api.refuse("scheduler.submit", NoLeader())
+    assert (await rig.ask("POST", "/v1/jobs", json={}))[1]["what"] == "nothing was changed"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "data", "what", "why"),
+    [
+        ("GET", "/v1/nothing", None, "there is no /v1/nothing", "this agent does not know that path"),
+        ("PUT", "/v1/jobs", None, "/v1/jobs does not take PUT", "wrong method"),
+        ("POST", "/v1/jobs", b"[" + b" " * http.BODY_BYTES_MAX, "the request is too long", "at most 1048576 bytes"),
+        ("POST", "/v1/jobs", b"[1]", "the body is not a JSON object", "it is a list"),
+        ("GET", "/v1/jobs/j1/logs?offset=-1", None, "offset='-1' cannot be used", "a whole number, 0 or more"),
+        ("GET", "/v1/jobs/" + "a" * 201, None, "that is not an id", "1 to 200 printable characters"),
+    ],
+)
+async def test_what_is_malformed_is_refused_with_what_is_wrong_and_why(
+    rig: Rig, method: str, path: str, data: bytes | None, what: str, why: str
+) -> None:
+    _, body = await rig.ask(method, path, data=None if data is None else io.BytesIO(data))
+    assert body["what"] == what and why in body["why"]
+    status, _ = await rig.ask("GET", "/v1/jobs/" + "a" * 200)
+    assert status == 200, "the longest id there may be"
+
+
 async def test_a_room_that_is_off_is_named(rig: Rig) -> None:
     del rig.api.commands["memory.attach"]
     status, body = await rig.ask("POST", "/v1/volumes", json={})
@@ -263,7 +292,7 @@ async def test_closing_the_doors_waits_for_answers_under_way_but_not_for_one_tha
     assert (await waiting)[1]["data"] == ["in time"]
     with pytest.raises(ClientError):
         await hanging
-    with pytest.raises(ClientError):
+    with pytest.raises(ClientConnectorError):
         await rig.ask("GET", "/v1/hosts", tcp=True)
     with pytest.raises(FileNotFoundError):
         os.stat(rig.path)

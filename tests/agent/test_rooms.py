@@ -12,7 +12,9 @@ import pytest
 
 from agent import main, rooms
 from chaos.rackworld import SimRack
+from covey import wire
 from covey.core import Fact, HostId, JobId, Message
+from covey.frames import pack, read_frame
 from plugins import memory
 from plugins.base import Command, Host, Refused, Room, RoomService
 from plugins.facts import JobPlaced, JobUnplaced, SecondPassed, TensorsSeen
@@ -260,6 +262,29 @@ def test_what_is_asked_of_a_room_that_is_away_or_unknown_is_refused_with_the_rea
     assert isinstance(unknown, Refused) and "no such room" in unknown.why
 
 
+def test_a_process_that_asks_a_room_that_is_away_is_told_so_at_once(rack: Callable[..., SimRack]) -> None:
+    """Instead of nothing, until it gives up."""
+    one = rack().start()
+    on(one)
+
+    async def full(_memory: RoomService) -> None:
+        raise OSError(28, "no space left")
+
+    async def attach() -> list[wire.FrameUnion]:
+        process = one.hosts["h1"].agent
+        assert process is not None
+        stream = await process.env.bytes.connect(f"unix:{one.hosts['h1'].run_dir}/jobs.sock")
+        await stream.write(pack(wire.Join(pid=77)) + pack(wire.Attach("v1", 1 << 20)))
+        heard = [await read_frame(stream, wire.decoder) for _ in range(2)]
+        stream.close()
+        return heard
+
+    done(one, one.agents["h1"].rooms_at_work.ask("memory", full))
+    joined, refused = done(one, attach(), within_s=0.5)
+    assert isinstance(joined, wire.Joined) and isinstance(refused, wire.Refusal)
+    assert "room memory of h1 is not on" in refused.what and "no space left" in refused.why
+
+
 def test_a_room_that_refuses_answers_and_goes_on(rack: Callable[..., SimRack]) -> None:
     one = rack().start()
     pet = on(one)
@@ -298,6 +323,11 @@ def test_a_room_that_cannot_even_be_made_fails_alone_and_is_named_to_every_host(
     two.settle()
     two.run(2)
     assert two.agents["h1"].health["memory"].state == "on" and rooms_failed(two, "h2") == ("pet",)
+    story = [(line.event, line.reason) for line in two.ask("h1", "agent.why", {"id": "h1"})]
+    why = "ZeroDivisionError: while it was made; restart the agent when it is mended"
+    assert ("room pet failed", why) in story
+    full = ("room pet failed", "OSError: [Errno 28] no space left; starts again in 1 s")
+    assert (full in story) == (life == 2)
 
 
 def test_a_room_that_begins_late_is_told_what_holds_and_not_what_is_over(rack: Callable[..., SimRack]) -> None:

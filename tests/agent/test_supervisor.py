@@ -229,6 +229,62 @@ def test_a_stop_that_comes_before_the_ranks_do_is_obeyed() -> None:
             story.play(talk)
 
 
+def test_a_stop_between_two_ranks_starts_no_further_one() -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        told = ranked(told, *(command("train", RANK=str(rank)) for rank in range(30)))
+        await env.processes.start_program("supervisor", "many", told)
+        stream = await meet(env, told)
+        await status(stream, lambda state: bool(state.pids))
+        await stream.write(pack(Stop(60.0, "changed my mind")))
+        ended = await status(stream, lambda state: state.ended)
+        assert 1 <= len(ended.pids) < 30 and story.starts <= len(ended.pids) + 2, "the two of another supervisor"
+        assert ended.codes == dict.fromkeys(range(30), -signal.SIGTERM)
+        assert ended.reason == "changed my mind"
+
+    with World(17) as world:
+        story = Story(world)
+        story.play(talk)
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_supervisor_that_is_told_to_end_gives_its_ranks_their_grace_unless_it_is_told_twice(twice: bool) -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        stream = await meet(env, told)
+        await status(stream, running)
+        (process,) = story.host.find("sup")
+        began_s = env.clock.now_s()
+        process.signal(signal.SIGTERM)
+        await asyncio.sleep(told.grace_s - 1)
+        assert sorted(story.asked) == ["0", "1"] and len(story.host.find("stubborn")) == 2
+        if twice:
+            process.signal(signal.SIGTERM)
+        ended = await status(stream, lambda state: state.ended)
+        passed_s = env.clock.now_s() - began_s
+        assert passed_s < told.grace_s - 0.5 if twice else told.grace_s <= passed_s < told.grace_s + 1
+        assert ended.codes == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+        assert ended.reason == "their supervisor was told to end"
+
+    with World(18) as world:
+        story = Story(world)
+        story.play(talk, program="stubborn")
+
+
+def test_siblings_of_a_rank_that_was_killed_are_stopped_and_told_by_what() -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        stream = await meet(env, told)
+        state = await status(stream, running)
+        began_s = env.clock.now_s()
+        story.host.processes[state.pids[1].pid].signal(signal.SIGKILL)
+        ended = await status(stream, lambda state: state.ended)
+        assert supervisor.SIBLINGS_S <= env.clock.now_s() - began_s < supervisor.SIBLINGS_S + 1
+        assert list(ended.codes.items()) == [(1, -signal.SIGKILL), (0, -signal.SIGTERM)], "in the order they ended"
+        assert ended.reason == "rank 1 was killed by signal 9; its siblings on this host were stopped"
+
+    with World(19) as world:
+        story = Story(world)
+        story.play(talk)
+
+
 def test_a_control_socket_that_was_removed_comes_back() -> None:
     async def talk(env: Env, told: SupervisorConfig) -> None:
         stream = await meet(env, told)
