@@ -12,7 +12,7 @@ another: they lose their GPUs to guaranteed jobs only, as often as it takes (the
 """
 
 import heapq
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import msgspec
 
@@ -37,13 +37,15 @@ class Admission:
         lines: Lines,
         apart: Sequence[Job],
         pausing: Set[JobId],
+        placing: Iterable[JobId],
         ground: Ground,
         homes: Mapping[HostId, int],
         wall_s: float,
     ) -> None:
-        """`pausing`: jobs that sit this decision out and hold nothing up; `homes`: gangs that each host looks for a
-        place for."""
+        """`pausing`: jobs that sit this decision out and hold nothing up; `placing`: gangs that are being placed;
+        `homes`: how many of them each host looks for a place for."""
         self.queue, self.settings, self.wall_s = queue, settings, wall_s
+        self.placing = placing
         self.lines, self.ground, self.apart, self.pausing = lines, ground, apart, pausing
         self.homes = {host: count for host, count in homes.items() if host in ground.totals}
         self._fewest: list[tuple[int, HostId]] = []
@@ -139,6 +141,7 @@ class Admission:
         """It is within its quota, and no place is free: stop opportunistic jobs when that helps, or keep what is
         there."""
         ground, spec = self.ground, job.spec
+        self._set_aside()
         open_gpus = ground.open_for(job)
         if takes(job, open_gpus):
             coming = {host: ground.open[host] - ground.staying.get(host, 0) for host in open_gpus}
@@ -160,6 +163,16 @@ class Admission:
         if stop or not takes(job, ground.free_for(job)):
             self._reserve(job, plan)
         ground.take(plan, True)
+
+    def _set_aside(self) -> None:
+        """From now on gangs that are being placed hold GPUs where their homes would put them, in the order of their
+        grants: nobody keeps, or stops others for, what they are about to take. One that fits nowhere is counted on."""
+        jobs, ground = [self.queue.jobs[id] for id in self.placing], self.ground
+        for job in sorted(jobs, key=lambda job: job.granted):
+            plan = self._plan(job, ground.free_for(job))
+            ground.take(plan, job.counts)
+            ground.placing -= sum(plan.values())
+        self.placing = ()
 
     def _reserve(self, job: Job, gpus: Mapping[HostId, int]) -> None:
         """Keep these, all that the gang has, unless another gang keeps some. A promise outdoes a tenant without."""

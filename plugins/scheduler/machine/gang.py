@@ -5,8 +5,8 @@
                       +-- Release all, wait --------+ a no, or silence        (after n attempts: PlaceFailed)
 
 The view is hearsay, so each host is asked live and a no says how many GPUs are free there in truth; the next attempt
-plans with that. Nothing starts here: committing Placed is the start, and a host that said yes keeps its GPUs until the
-log says what became of the grant.
+plans with that. GPUs that the log keeps for another gang meanwhile are closed to the plan too. Nothing starts here:
+committing Placed is the start, and a host that said yes keeps its GPUs until the log says what became of the grant.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,6 +54,16 @@ class RackSeen(msgspec.Struct, frozen=True):
     """Fitted from history; None: as set."""
 
 
+class GpusKept(msgspec.Struct, frozen=True):
+    """Event: the log keeps GPUs for another gang since this one was granted."""
+
+    job: JobId
+    epoch: int
+    by: JobId
+    free: dict[HostId, int]
+    """GPUs that this one may still start on, by the log, of each host where some are kept."""
+
+
 class AttemptOver(msgspec.Struct, frozen=True):
     """Event (timer): the hosts had their time to answer."""
 
@@ -83,7 +93,7 @@ class Propose(msgspec.Struct, frozen=True):
     command: Placed | PlaceFailed
 
 
-Event = GrantSeen | GrantOver | RackSeen | AttemptOver | TryAgain | Proposed | Heard | Undelivered
+Event = GrantSeen | GrantOver | RackSeen | GpusKept | AttemptOver | TryAgain | Proposed | Heard | Undelivered
 Action = Send | SetTimer[AttemptOver | TryAgain] | Propose
 
 
@@ -124,6 +134,8 @@ class Gangs:
                 return self._seen(event, now_s)
             case GrantOver():
                 return self._grant_over(event)
+            case GpusKept():
+                return self._gpus_kept(event)
             case AttemptOver():
                 search = self._find(event.job, event.epoch, event.attempt)
                 if search is None or not search.plan or search.proposed is not None:
@@ -166,6 +178,15 @@ class Gangs:
             return ()
         del self.searches[event.job]
         return [] if event.placed else self._release(search)
+
+    def _gpus_kept(self, event: GpusKept) -> Sequence[Action]:
+        """A plan that needs them is given up, unless it is proposed already: then it comes first."""
+        search = self.searches.get(event.job)
+        if search is None or search.epoch != event.epoch or search.proposed is not None:
+            return ()
+        each = search.spec.gpus_per_worker
+        closed = [host for host, free in event.free.items() if search.plan.get(host, 0) * each > free]
+        return self._fail(search, f"GPUs on {', '.join(closed)} are kept for {event.by} now") if closed else ()
 
     def _attempt(self, search: Search, now_s: float) -> Sequence[Action]:
         search.attempt += 1

@@ -288,8 +288,11 @@ class Leader:
     def _order(self, settled: Set[JobId], wall_s: float) -> list[AboutJob]:
         """Who starts and who stops. A job that just failed to be placed sits some decisions out."""
         apart = [job for job in self.roll.by_age(self.away) if job.id not in settled]
-        ground, homes, pausing = self.ground.draft(), self.roll.homes, set(self.retry_at)
-        return Admission(self.queue, self.settings, self.lines, apart, pausing, ground, homes, wall_s).decide()
+        ground, roll, pausing = self.ground.draft(), self.roll, set(self.retry_at)
+        look = Admission(
+            self.queue, self.settings, self.lines, apart, pausing, roll.placing, ground, roll.homes, wall_s
+        )
+        return look.decide()
 
 
 def _all_of(awaited: Mapping[HostId, Mapping[JobId, None]]) -> dict[JobId, None]:

@@ -75,6 +75,8 @@ class SchedulerService(RoomService):
         self._stood: views.Standing | None = None
         self._unseen: dict[JobId, None] = {}
         """Jobs that changed while the copy of the log was old."""
+        self._kept: dict[HostId, int] = {}
+        """GPUs that were kept for a gang when this was last looked at."""
 
     async def start(self) -> None:
         await self.ranks.load()
@@ -217,6 +219,19 @@ class SchedulerService(RoomService):
             if job is not None and job.state == "placing" and job.home == self.host.id:
                 skew = self.queue.models.skew(job.spec, job.tensors)
                 self._feed_gangs(gang.GrantSeen(id, job.epoch, msgspec.structs.replace(job.spec, skew=skew)))
+        self._look_at_what_is_kept()
+
+    def _look_at_what_is_kept(self) -> None:
+        """Gangs that look for GPUs here hear of a reservation that is newer than their plans."""
+        by, kept = self.queue.reserving, self.queue.reserved
+        if kept == self._kept:
+            return
+        self._kept = dict(kept)
+        for id, search in sorted(self.gangs.searches.items()):
+            job = self.queue.jobs.get(id)
+            if by is not None and by != id and job is not None:
+                free = self._standing().ground.free_for(job)
+                self._feed_gangs(gang.GpusKept(id, search.epoch, by, {host: free.get(host, 0) for host in kept}))
 
     def _feed_gangs(self, event: gang.Event) -> None:
         now_s = self.env.clock.now_s()

@@ -208,6 +208,7 @@ class PlainAdmission:
         """Chosen, and not granted for want of GPUs or quota."""
         self.lacks_gpus: list[Job] = []
         """Those of them that are within their quota."""
+        self.placing = [job for job in queue.live() if job.state == "placing"]
         for job in queue.live():
             if job.state == "placing" and job.home in self.homes:
                 self.homes[job.home] += 1
@@ -289,6 +290,11 @@ class PlainAdmission:
         """It is within its quota, and no place is free: stop opportunistic jobs when that helps, or keep what is
         there."""
         ground, spec = self.ground, job.spec
+        for other in sorted(self.placing, key=lambda other: other.granted):
+            plan = self._plan(other, ground.free_for(other))
+            ground.take(plan, other.counts)
+            ground.placing -= sum(plan.values())
+        self.placing = []
         open_gpus = ground.open_for(job)
         coming = {host: ground.open[host] - ground.staying[host] for host in open_gpus}
         stop = victims(coming, ground.guests, lambda free: takes(job, _least(free, open_gpus)))

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from plugins.scheduler.machine.gang import (
     AttemptOver,
     Event,
     Gangs,
+    GpusKept,
     GrantOver,
     GrantSeen,
     Propose,
@@ -179,6 +181,25 @@ def test_a_grant_taken_back_releases_and_one_that_was_placed_does_not() -> None:
     assert home.feed(GrantOver(J1, 1, placed=False)) == [], "news of an older grant"
     assert home.feed(GrantOver(J1, 2, placed=True)) == []
     assert home.gangs.searches == {}
+
+
+def test_gpus_kept_for_another_gang_meanwhile_are_closed_to_a_plan_and_not_to_a_proposal() -> None:
+    home = Home()
+    asked = home.grant(workers=4)
+    assert set(asked) == {H1, H2}
+    kept = GpusKept(J1, 1, JobId("j2"), {H2: 2, H3: 0})
+    assert home.feed(kept) == [], "there is still room for two workers on h2"
+    assert home.feed(msgspec.structs.replace(kept, epoch=2, free={H2: 1})) == [], "it is about another grant"
+    actions = home.feed(msgspec.structs.replace(kept, free={H2: 1}))
+    assert sorted(released(actions)) == [H1, H2] and len(timers(actions)) == 1
+    assert home.gangs.searches[J1].trouble == "GPUs on h2 are kept for j2 now"
+    home.free = {H1: 2, H2: 1, H3: 2}
+    asked = asks(home.feed(timers(actions)[0]))
+    assert {host: ask.workers for host, ask in asked.items()} == {H1: 2, H2: 1, H3: 1}
+    for host in (H1, H2, H3):
+        said = home.yes(host, asked[host])
+    assert len(proposals(said)) == 1
+    assert home.feed(msgspec.structs.replace(kept, free={H3: 0})) == []
 
 
 def test_a_newer_grant_replaces_an_older_search_and_seeing_one_twice_is_once() -> None:

@@ -101,6 +101,33 @@ def test_a_gang_that_does_not_fit_keeps_what_there_is_and_starts_when_it_is_whol
     assert rack.queue.jobs[gang].state == "running" and rack.queue.reserving != gang
 
 
+def test_nothing_is_kept_that_a_gang_being_placed_is_about_to_take() -> None:
+    rack = Little([2, 2, 2], {"red": 4, "blue": 2})
+    for host in ("h1", "h2", "h3"):
+        rack.submit(1, "red")
+        rack.look()
+        rack.place(rack.jobs("placing")[0], {HostId(host): [f"{host}.0"]})
+    first = rack.submit(1, "red")
+    assert kinds(rack.look()) == [("Granted", first)]
+    wide = rack.submit(1, "blue", each=2)
+    assert kinds(rack.look()) == [("GpusReserved", wide)]
+    assert rack.queue.reserved == {H2: 1}, "the home of the first will take the GPU of h1"
+    rack.place(rack.queue.jobs[first], {H1: ["h1.1"]})
+    assert rack.settle() == [], "what is kept is there"
+
+
+def test_nobody_is_stopped_for_gpus_that_a_gang_being_placed_is_about_to_take() -> None:
+    rack = Little([2, 2], {"red": 2, "blue": 2})
+    guest = rack.submit(1, "green", "opportunistic", each=2)
+    rack.look()
+    rack.place(rack.queue.jobs[guest], {H1: ["h1.0", "h1.1"]})
+    first = rack.submit(1, "red", each=2)
+    assert kinds(rack.look()) == [("Granted", first)]
+    second = rack.submit(1, "blue", each=2)
+    assert kinds(rack.look()) == [("TakenBack", guest), ("GpusReserved", second)]
+    assert rack.queue.reserved == {H1: 2}, "h2 is where the home of the first will put it"
+
+
 def test_two_gangs_never_hold_half_each() -> None:
     rack = Little([2, 2], {"red": 2, "blue": 2})
     ones = [rack.submit(1, tenant) for tenant in ("red", "blue", "red", "blue")]

@@ -2,9 +2,10 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
-from covey.core import JobId
+from covey.core import HostId, JobId
 from plugins.facts import GpusNow, JobPlaced, JobUnplaced, StepTimed
 from plugins.scheduler.messages.commands import Attained, open_command
 from plugins.scheduler.policy.settings import Settings
@@ -316,3 +317,30 @@ def test_what_the_log_knows_to_be_held_is_not_planned_with() -> None:
         assert "gpu3" not in views.free_of(host.hosts(), host.service.queue)
 
     on_a_rack(story)
+
+
+def test_a_gang_being_placed_makes_way_for_gpus_that_are_kept_since_its_grant() -> None:
+    async def story(rack: Rack) -> None:
+        for _ in range(6):
+            await submit(rack, workers=1)
+        await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 6)
+        ended = [next(iter(host.machine.ranks))[0] for host in rack.hosts.values()]
+        for job in ended:
+            rack.finish(job)
+        await until(lambda: {rack.job(job).state for job in ended} == {"done"})
+        await asyncio.sleep(2)
+        gossip = msgspec.msgpack.decode(rack.values[HostId("gpu1")]["gpus"], type=GpusNow)
+        rack.values[HostId("gpu1")]["gpus"] = msgspec.msgpack.encode(msgspec.structs.replace(gossip, free=0))
+        rack.delay_s = 1.0  # its home hears no answer yet
+        await submit(rack, workers=1)
+        await until(lambda: any(list(host.service.gangs.searches) == ["j7"] for host in rack.hosts.values()))
+        home = next(host for host in rack.hosts.values() if host.service.gangs.searches)
+        assert list(home.service.gangs.searches[JobId("j7")].plan) == ["gpu2"], "gossip says that gpu1 is full"
+        await submit(rack, workers=1, gpus_per_worker=2)
+        await until(lambda: home.service.queue.reserving == "j8")
+        assert home.service.queue.reserved == {"gpu2": 1}, "the leader thinks that j7 takes the GPU of gpu1"
+        await until(lambda: rack.job("j7").state == "running")
+        assert [place.host for place in rack.job("j7").places] == ["gpu3"]
+        assert rack.job("j7").place_failures == 0 and home.service.queue.reserved == {"gpu2": 1}
+
+    on_a_rack(story, gpus={"gpu1": 2, "gpu2": 2, "gpu3": 2})
