@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from covey.core import Heard, HostId, Note, SetTimer, Undelivered
-from plugins.aggregator.machine.events import Answered, Placed, Rack
-from plugins.aggregator.machine.home import AGAIN_S, OFFER_S, Expired, Home
+from covey.core import Heard, HostId, JobId, Note, SetTimer, Undelivered
+from plugins.aggregator.machine.events import Answered, Ask, Placed, Rack
+from plugins.aggregator.machine.home import AGAIN_S, OFFER_S, Expired, Home, Stepped
 from plugins.aggregator.messages import (
     Accepted,
     Assigned,
@@ -215,6 +215,12 @@ def test_what_another_home_assigned_is_not_taken_for_promised_before_its_owner_s
     assert not any(isinstance(message, Profiled) for _, message in sends(play(seen())))
 
 
+def test_what_an_owner_was_told_before_is_not_taken_for_what_the_job_needs_now() -> None:
+    play, assigned = summed()
+    play(Answered(C, WorkOf(JOB, assigned.epoch), Work(True, demand=Demand(100_000, 20_000))))
+    assert play.machine.jobs[JOB].gauge.demand == DEMAND
+
+
 def test_counters_of_two_owners_are_never_one_window() -> None:
     play, assigned = summed(profiled=False)
     play(Answered(C, WorkOf(JOB, assigned.epoch), Work(True, 1_000, 10)))
@@ -227,3 +233,29 @@ def test_counters_of_two_owners_are_never_one_window() -> None:
     play.now_s += 100
     found = play(Answered(D, WorkOf(JOB, higher.epoch), Work(True, 1_400_000, 1_000)))
     assert sends(found) == [(D, Profiled(JOB, higher.epoch, Demand(200_000, 1_000)))]
+
+
+def test_only_steps_of_the_present_run_while_somebody_sums_it_are_counted() -> None:
+    def step(play: Play, job: JobId = JOB, grant: int = 1) -> list[HostId]:
+        return [action.to for action in play(Stepped(job, grant, 1, 100_000)) if isinstance(action, Ask)]
+
+    play, assigned = summed()
+    play.now_s += 100
+    assert step(play, JobId("j9")) == step(play, grant=2) == []
+    assert step(play) == [C], "its counters are where a window begins"
+    play.now_s += 100
+    given_away(E, play, assigned)
+    assert step(play) == [], "while it moves"
+    play.now_s += AGAIN_S
+    assert play(seen()) == []
+
+
+def test_a_former_owner_that_gets_the_job_back_is_not_told_to_end_it() -> None:
+    play, _ = summed()
+    to, offer = offered(play(seen(C, E)))
+    assert to == D
+    play(Heard(D, Accepted(JOB, offer.epoch, "10.0.0.4:9")))
+    to, again = offered(play(Rack(frozenset({D, E}), (Candidate(C, False, 0.0, 1, 0.0),))))
+    told = sends(play(Heard(C, Accepted(JOB, again.epoch, "10.0.0.3:9"))))
+    assert [(host, type(message)) for host, message in told] == [(A, Assigned), (B, Assigned)]
+    assert sends(play(seen())) == [(D, Retire(JOB, offer.epoch, again.epoch, "c sums it now"))], "when d is back"
