@@ -465,6 +465,19 @@ def test_without_a_slab_process_nothing_is_offered_or_lent() -> None:
     assert "lends nothing" in sent(loan.hear(ME, Map("v", 0, 1, SLAB, PAGE)), MrInfo)[0][1].refused
 
 
+def test_before_the_first_measurement_and_before_the_slab_process_answers_nothing_is_offered() -> None:
+    asks, memory = Heard(ME, QueryMem("v", 0, 1, SLAB)), MemoryNow(64 * GIB, 40 * GIB, 0.0)
+    for first, then in (
+        (le.StoreFound("10.0.0.2:7", ()), le.SecondPassed(memory, 0)),
+        (le.SecondPassed(memory, 0), le.StoreFound("10.0.0.2:7", ())),
+    ):
+        machine = Lender(random.Random(1), lambda n: b"s" * n, Headroom(fraction=0.125), 64 * GIB, 10.0, 60.0)
+        for event, offered in ((None, 0), (first, 0), (then, 32 * GIB // SLAB)):
+            if event is not None:
+                machine.handle(event, 1.0)
+            assert sent(machine.handle(asks, 1.0), FreeMem)[0][1].slabs == offered
+
+
 def test_a_map_registers_memory_and_only_then_says_where() -> None:
     loan = Loan()
     actions = loan.hear(ME, Map("v", 0, 1, SLAB, PAGE))
@@ -546,6 +559,25 @@ def test_an_orphan_is_freed_when_its_lease_is_over_and_renewal_keeps_it() -> Non
     for _ in range(59):
         assert loan.second() == []
     assert noted([*loan.second(), *loan.second()]) == ["orphan"]
+    assert loan.machine.evictions == {"pressure": 0, "orphan": 1, "forced": 0}
+
+
+def test_who_is_still_short_asks_for_more_only_when_what_was_evicted_is_back() -> None:
+    """One batch after another; the next measurement shows what the last one brought. Reference: §2.5.2."""
+    loan = Loan(spare=6)
+    for index in range(6):
+        loan.lend(index)
+    ((_, check),) = sent(loan.short(2), CheckActivity)
+    gone = [message.ref for _, message in sent(loan.hear(ME, Activity(check.round, ())), Evict)]
+    assert len(gone) == 2 == loan.machine.evictions["pressure"]
+    assert loan.second() == [], "they are on their way"
+    for ref in gone:
+        loan.hear(ME, Done(ref.volume, ref.index, ref.epoch))
+    assert loan.second() == [], "their memory is not back yet"
+    loan.tell(le.SlabFreed(ME, gone[0]))
+    assert loan.second() == []
+    loan.tell(le.SlabFreed(ME, gone[1]))
+    assert sent(loan.second(), CheckActivity), "as short as before: the next two"
 
 
 def test_short_of_memory_the_least_active_of_those_asked_are_evicted() -> None:
@@ -634,6 +666,68 @@ def test_borrowers_that_do_not_answer_count_as_idle() -> None:
     assert [host for host, _ in sent(loan.tell(timer.event, timer.after_s), Evict)] == [OTHERS[0]]
 
 
+def test_only_answers_of_those_asked_in_this_round_count() -> None:
+    """Least active of those asked, by what their borrowers say now. Reference: §2.5.2."""
+    loan = Loan(spare=6)
+    for host in (ME, OTHERS[0]):
+        loan.lend(0, 1, host)
+    check = sent(loan.short(1), CheckActivity)[0][1]
+    busy = (SlabActivity(SlabRef("v", 0, 1), 9.0),)
+    assert loan.hear(ME, Activity(check.round - 1, busy)) == []
+    assert loan.hear(OTHERS[1], Activity(check.round, ())) == [], "nobody asked it"
+    assert loan.tell(le.AnswersOver(check.round - 1)) == [], "a timer of the round before"
+    assert loan.hear(ME, Activity(check.round, (*busy, SlabActivity(SlabRef("w", 3, 1), 1.0)))) == []
+    assert loan.hear(ME, Activity(check.round, ())) == [], "told twice"
+    found = loan.hear(OTHERS[0], Activity(check.round, (SlabActivity(SlabRef("v", 0, 1), 1.0),)))
+    assert [host for host, _ in sent(found, Evict)] == [OTHERS[0]]
+    assert loan.hear(OTHERS[0], Activity(check.round, ())) == [], "there is no round any more"
+    assert loan.tell(le.AnswersOver(check.round)) == []
+
+
+def test_what_was_given_back_while_borrowers_were_asked_is_not_evicted() -> None:
+    loan = Loan(spare=6)
+    for host in (ME, OTHERS[0]):
+        loan.lend(0, 1, host)
+    timer = only(loan.short(1), SetTimer)
+    loan.hear(ME, Done("v", 0, 1))
+    assert [host for host, _ in sent(loan.tell(timer.event, timer.after_s), Evict)] == [OTHERS[0]]
+    loan = Loan(spare=6)
+    for host in (ME, OTHERS[0]):
+        loan.lend(0, 1, host)
+    timer = only(loan.short(1), SetTimer)
+    loan.hear(ME, Done("v", 0, 1))
+    loan.tell(le.SlabFreed(ME, SlabRef("v", 0, 1)))
+    assert [host for host, _ in sent(loan.tell(timer.event, timer.after_s), Evict)] == [OTHERS[0]]
+
+
+def test_a_slab_that_is_only_being_registered_is_not_evicted() -> None:
+    loan = Loan(spare=2)
+    only(loan.hear(ME, Map("v", 0, 1, SLAB, PAGE)), le.RegisterSlab)
+    assert loan.short(1) == []
+
+
+def test_a_borrower_that_started_anew_has_its_old_mapping_freed_and_asks_again() -> None:
+    loan = Loan(spare=4)
+    old = loan.lend(0, epoch=1)
+    found = loan.hear(ME, Map("v", 0, 2, SLAB, PAGE))
+    assert only(found, le.FreeSlab).slab == old and noted(found) == ["replaced"]
+    assert "ask again" in sent(found, MrInfo)[0][1].refused
+    loan.tell(le.SlabFreed(ME, old))
+    assert loan.lend(0, epoch=2) == SlabRef("v", 0, 2)
+
+
+def test_an_evicted_slab_keeps_its_grace_also_when_its_lease_ends_before() -> None:
+    """Reference: §2.5.2."""
+    loan = Loan(spare=1)
+    loan.lend()
+    for _ in range(55):
+        loan.second()
+    assert sent(loan.short(1), Evict)
+    for _ in range(9):
+        assert loan.second() == []
+    assert noted(loan.second()) == ["forced"]
+
+
 def test_an_evicted_slab_is_freed_without_done_only_after_grace_and_lease() -> None:
     loan = Loan(spare=1)
     ref = loan.lend()
@@ -643,6 +737,7 @@ def test_an_evicted_slab_is_freed_without_done_only_after_grace_and_lease() -> N
     while not (actions := loan.second()):
         pass
     assert noted(actions) == ["forced"]
+    assert loan.machine.evictions == {"pressure": 1, "orphan": 0, "forced": 1}
     assert only(actions, le.FreeSlab).slab == ref
     assert 50 < loan.now_s - began_s <= 60
 

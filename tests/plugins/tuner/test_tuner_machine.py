@@ -11,6 +11,7 @@ from covey.core import HostId, JobId, Note
 from plugins.tuner.machine import (
     Available,
     BatchTimed,
+    Figure,
     HostLost,
     HostsChanged,
     NicMeasured,
@@ -154,6 +155,99 @@ def test_after_a_decision_every_worker_measures_anew() -> None:
     assert [each.event for each in timed(of, 1) if isinstance(each, Note)] == ["Kept"]
 
 
+def test_what_is_timed_while_blocks_move_does_not_count_for_the_next_decision() -> None:
+    """A set of batches of the configuration that is to be judged. Reference: §3.4.1, optimizer setup."""
+    of = tuner()
+    orders = timed(of, 3)
+    assert of.plan is not None
+    assert timed(of, 3) == []
+    finish(of, orders, random.Random(1))
+    assert timed(of, 2) == []
+    assert [each.event for each in timed(of, 1) if isinstance(each, Note)] == ["Kept"]
+
+
+def test_what_was_timed_is_kept_when_hosts_join() -> None:
+    of = tuner()
+    assert timed(of, 2) == []
+    assert of.handle(HostsChanged(dict.fromkeys(H, FAST)), 0.0) == []
+    found = timed(of, 1)
+    assert [each.event for each in found if isinstance(each, Note)] == ["Reconfigured"]
+
+
+def test_a_timing_of_nothing_in_no_time_or_by_who_has_no_part_in_it_is_dropped() -> None:
+    of = tuner()
+    for host, samples, seconds in ((H[7], 10, 1.0), (H[0], 0, 1.0), (H[0], -1, 1.0), (H[0], 10, 0.0), (H[0], 10, -1.0)):
+        for _ in range(9):
+            assert of.handle(BatchTimed(host, samples, seconds), 0.0) == []
+    assert of.sample_s == {} and of.batches == {}
+    assert timed(of, 2) == [] and timed(of, 1)
+
+
+def test_a_server_that_computes_is_measured_but_not_waited_for() -> None:
+    of = tuner()
+    for _ in range(3):
+        assert of.handle(BatchTimed(H[5], 10_000, 20.0), 0.0) == []
+    assert of.sample_s[H[5]].mean == pytest.approx(2e-3), "seconds of one sample"
+    assert of.batches == {}
+
+
+def test_before_anything_is_measured_computing_is_taken_for_as_slow_as_the_network() -> None:
+    found = tuner().hosts()
+    assert [host.sample_s for host in found] == [pytest.approx(1e7 / 1.25e8 / 1e4)] * 6
+    assert [host.nic_bytes_per_s for host in found] == [1.25e8] * 6
+
+
+def test_a_host_is_like_its_kind_until_it_was_measured_often_enough() -> None:
+    of = tuner(5)
+    for count, expected in ((2, 1.0), (1, 3.0)):
+        for _ in range(count):
+            for host in H[:5]:
+                of._timed(BatchTimed(host, 1, 3.0 if host == H[4] else 1.0))
+        assert {host.host: host.sample_s for host in of.hosts()}[H[4]] == expected
+
+
+def test_what_is_not_worth_a_change_is_kept_and_the_story_says_what_could_be_had() -> None:
+    """Reference: §3.3.1, a threshold."""
+    of = tuner()
+    of.gain_min = 0.9
+    (note,) = timed(of, 3)
+    assert isinstance(note, Note) and note.event == "Kept" and "the best would be" in note.reason
+    assert of.plan is None and sum(role == "worker" for role in of.roles.values()) == 2
+
+
+def test_hosts_that_come_while_blocks_move_wait_until_these_are_there() -> None:
+    of = tuner()
+    orders = timed(of, 3)
+    before = of.plan
+    assert of.handle(HostsChanged(dict.fromkeys(H, FAST)), 0.0) == []
+    assert of.plan is before and of.plans == 1
+    finish(of, orders, random.Random(1))
+    assert set(of.roles) == set(H[:6])
+    finish(of, timed(of, 3), random.Random(1))
+    assert set(of.roles) == set(H)
+
+
+def test_of_equal_hosts_those_keep_their_role_that_have_it() -> None:
+    """No block moves for the sake of a name (ours)."""
+    now = Configuration(
+        {host: "worker" if n >= 4 else "server" for n, host in enumerate(H[:6])},
+        {H[n]: tuple(range(n * 6 - 24, n * 6 - 18)) for n in (4, 5)},
+        {H[n]: (n,) for n in range(4)},
+    )
+    of = Tuner(JobId("j1"), Load(1e6, 1e7, 1e4), now, dict.fromkeys(H[:6], FAST), batches_min=3)
+    finish(of, timed(of, 3), random.Random(1))
+    assert sorted(of.roles.values()) == ["server", *["worker"] * 5]
+    assert of.roles[H[4]] == of.roles[H[5]] == "worker"
+
+
+def test_a_host_differs_from_its_kind_by_a_twentieth_and_by_more_than_chance() -> None:
+    """The error of an average with weights that fall by a fifth is a third of a single measurement's. Ours."""
+    for kind, own, differs in ((1.0, 1.04, False), (1.0, 1.06, True), (10.0, 10.4, False), (10.0, 9.4, True)):
+        assert Figure(own, 0.0, 10).differs(kind) is differs
+    assert not Figure(1.19, 0.01, 10).differs(1.0)
+    assert Figure(1.21, 0.01, 10).differs(1.0)
+
+
 # ---- lost hosts ------------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +319,16 @@ def test_when_all_are_lost_the_blocks_wait_for_the_next_hosts() -> None:
     finish(of, found, random.Random(1))
     assert sorted(of.roles) == H[2:4] and sorted(of.roles.values()) == ["server", "worker"]
     assert of.orphans == {"data": (), "model": ()}
+
+
+def test_data_without_an_owner_waits_for_the_next_hosts_also_when_no_model_is_lost() -> None:
+    now = Configuration({H[0]: "worker"}, {H[0]: (0, 1)}, {})
+    of = Tuner(JobId("j1"), Load(1e6, 1e7, 1e4), now, {H[0]: FAST}, batches_min=3)
+    of.handle(HostLost(H[0]), 0.0)
+    assert of.orphans == {"data": (0, 1), "model": ()}
+    finish(of, list(of.handle(HostsChanged(dict.fromkeys(H[2:4], FAST)), 0.0)), random.Random(1))
+    assert of.orphans == {"data": (), "model": ()} and sum(map(len, of.data.values())) == 2
+    assert sorted(of.roles) == H[2:4]
 
 
 def test_a_host_that_is_being_added_is_not_added_twice() -> None:
