@@ -22,7 +22,7 @@ from covey.core import HostId, JobId, Note
 from plugins.interleave.messages import Need
 from plugins.interleave.policy import regroup
 from plugins.interleave.policy.model import Group, Profile, Weights
-from plugins.interleave.policy.order import Order, Waiting, left_of, ordered
+from plugins.interleave.policy.order import ALONE_ON, Order, Waiting, alone_s, are_held_up, left_of, ordered, urged
 from plugins.interleave.policy.schedule import schedule
 
 TIMINGS_MIN = 3
@@ -147,8 +147,8 @@ class Groups:
         self.jobs: dict[JobId, Timed] = {}
         """All that have not ended, in the order in which they came."""
         self.groups: dict[int, Shared] = {}
-        self.lengths: list[int] = []
-        """Iterations of the jobs that ended."""
+        self.ran_s: list[float] = []
+        """How long the jobs that ended ran, alone on `ALONE_ON` hosts."""
         self.made = 0
         self.now_s = 0.0
         self.waits_from_s: dict[JobId, float] = {}
@@ -219,15 +219,24 @@ class Groups:
 
     def _order(self) -> Order:
         per = len(self.hosts) / max(1, len(self.groups)) if self.arranged else min(TRY_ON, len(self.hosts))
-        known = [self._left(job) for job in self.jobs if self.is_profiled(job)]
-        return ordered(known, max(1, len(self.hosts)), max(1.0, per))
+        return ordered(self._lefts(), max(1, len(self.hosts)), max(1.0, per))
+
+    def _urged(self) -> dict[JobId, Profile]:
+        """All that are profiled, each with its urge, where our rules hold."""
+        if self.manner.by_left:
+            return urged(self._lefts(), len(self.hosts))
+        return {job: self.profile(job) for job in self.jobs if self.is_profiled(job)}
 
     def _is_impatient(self, job: JobId) -> bool:
         return self.now_s - self.waits_from_s.get(job, self.now_s) >= PATIENCE_S
 
+    def _lefts(self) -> list[Waiting]:
+        return [self._left(job) for job in self.jobs if self.is_profiled(job)]
+
     def _left(self, job: JobId) -> Waiting:
-        timed = self.jobs[job]
-        return Waiting(self.profile(job), left_of(timed.declared, timed.done, self.lengths))
+        timed, profile = self.jobs[job], self.profile(job)
+        left = left_of(timed.declared, timed.done, alone_s(profile, ALONE_ON), self.ran_s)
+        return Waiting(profile, left)
 
     @property
     def _look(self) -> int:
@@ -281,11 +290,12 @@ class Groups:
         if not self.arranged:
             return [] if self._unprofiled() else self._arrange_all()
         at = self._placed().get(job)
-        rest = self._known({job})
+        urges = self._urged()
+        rest = self._known(urges, {job})
         places = list(rest)
         hosts = len(self.hosts)
         others = [other for other in self.waiting() if other != job]
-        change = None if others else regroup.arrival([rest[g] for g in places], self.profile(job), hosts, self.weights)
+        change = None if others else regroup.arrival([rest[g] for g in places], urges[job], hosts, self.weights)
         if change is None:
             if at is None or len(self.groups[at].jobs) == 1:
                 return []
@@ -309,7 +319,8 @@ class Groups:
             return []
         at = self._placed().get(job)
         known = self.profile(job) if self.is_profiled(job) else None
-        self.lengths.append(self.jobs[job].done + 1)
+        if known is not None:
+            self.ran_s.append((self.jobs[job].done + 1) * alone_s(known, ALONE_ON))
         del self.jobs[job]
         if at is None:
             return []
@@ -317,11 +328,13 @@ class Groups:
         self.groups[at].jobs = left
         if not self.arranged:
             return self._after_loss(at)
-        if self.manner.by_left and set(self._order().late) - set(self._placed()):
+        urges = self._urged()
+        groups = self._known(urges, set())
+        late = [urges[other] for other in self._order().late] if self.manner.by_left else []
+        if are_held_up(late, list(groups.values()), len(self.hosts)):
             return self._arrange_all()
-        groups = self._known(set())
         places = list(groups)
-        waiting = [self.profile(other) for other in self.waiting()]
+        waiting = [urges[other] for other in self.waiting()]
         change = regroup.repaired(
             [groups[g] for g in places],
             places.index(at),
@@ -378,9 +391,9 @@ class Groups:
         return self._put(list(self.groups), [(tuple(jobs[n::count]), self.hosts[n::count]) for n in range(count)])
 
     def _arrange_all(self) -> list[GroupsAction]:
-        order = self._ordered()[: self._look]
+        urges = self._urged()
         found = schedule(
-            [self.profile(job) for job in order],
+            [urges[job] for job in self._ordered()[: self._look]],
             len(self.hosts),
             self.weights,
             group_max=self.group_max,
@@ -389,9 +402,13 @@ class Groups:
         self.arranged = True
         return self._replace(list(self.groups), found.groups, found.score)
 
-    def _known(self, without: set[JobId]) -> dict[int, Group]:
+    def _known(self, profiles: Mapping[JobId, Profile], without: set[JobId]) -> dict[int, Group]:
+        """The groups, with these profiles of their jobs where there are any."""
         return {
-            at: Group(tuple(self.profile(job) for job in group.jobs if job not in without), len(group.hosts))
+            at: Group(
+                tuple(profiles.get(job) or self.profile(job) for job in group.jobs if job not in without),
+                len(group.hosts),
+            )
             for at, group in self.groups.items()
         }
 

@@ -8,13 +8,16 @@ from covey.core import JobId
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """One job, as measured."""
+    """One job, as measured, and how much it matters that it goes on."""
 
     job: JobId
     work_s: float
     """Host-seconds of computing in one iteration: T_cpu times the hosts it was measured on (equation 4.2)."""
     net_s: float
     """Seconds of communication in one iteration, T_net; more hosts do not change it."""
+    urge: float = 0.0
+    """How much it matters that it goes on, ours: a grouping in which its group's iteration takes T seconds gains urge/T
+    (`policy/order.urged`). 0: only busy hosts count, as in the paper."""
 
     def cpu_s(self, hosts: float) -> float:
         """T_cpu on so many hosts (equation 4.2)."""
@@ -71,3 +74,18 @@ def use_of_all(groups: Iterable[Group], hosts: int | None = None) -> Use:
     if total == 0:
         return NOTHING
     return Use(sum(n * u.cpu for n, u in each) / total, sum(n * u.net for n, u in each) / total)
+
+
+def pushed(groups: Iterable[Group]) -> float:
+    """What a grouping gains by the jobs that it lets go on: urge / T of each, T its group's iteration. Ours."""
+    total = 0.0
+    for group in groups:
+        took = iteration_s(group.jobs, group.hosts) if group.hosts > 0 else 0.0
+        total += sum(job.urge for job in group.jobs) / took if took > 0 else 0.0
+    return total
+
+
+def score_of(groups: Sequence[Group], hosts: int, weights: Weights) -> float:
+    """One number for all groups on `hosts` hosts, idle ones counted: how busy they are (equation 4.4), and who goes
+    on."""
+    return use_of_all(groups, hosts).score(weights) + pushed(groups)

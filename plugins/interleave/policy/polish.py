@@ -47,6 +47,7 @@ class _Polish:
         self.jobs, self.hosts, self.weights, self.limits = jobs, hosts, weights, limits
         self.work = [job.work_s for job in jobs]
         self.net = [job.net_s for job in jobs]
+        self.urge = [job.urge * hosts for job in jobs]
         place = {job.job: at for at, job in enumerate(jobs)}
         self.cells: list[Cell] = [
             (tuple(sorted(place[job.job] for job in group.jobs)), group.hosts) for group in groups if group.jobs
@@ -88,19 +89,20 @@ class _Polish:
         self.cells = [cell for at, cell in enumerate(self.cells) if at not in touched] + new
 
     def _worth(self, cell: Cell) -> float:
-        """hosts x score of one group, exactly equations 4.1 and 4.3."""
+        """hosts x score of one group, exactly equations 4.1 and 4.3, and what its jobs gain by going on."""
         known = self.known.get(cell)
         if known is not None:
             return known
         members, hosts = cell
-        cpu = talk = longest = 0.0
+        cpu = talk = longest = urge = 0.0
         for at in members:
             own, said = self.work[at] / hosts, self.net[at]
             cpu += own
             talk += said
+            urge += self.urge[at]
             longest = max(longest, own + said)
         took = max(cpu, talk, longest)
-        worth = hosts * (self.weights.cpu * cpu + self.weights.net * talk) / took if took > 0 else 0.0
+        worth = (hosts * (self.weights.cpu * cpu + self.weights.net * talk) + urge) / took if took > 0 else 0.0
         self.known[cell] = worth
         return worth
 

@@ -13,7 +13,7 @@ from itertools import combinations
 
 import msgspec
 
-from plugins.interleave.policy.model import Group, Profile, Weights, use_of_all
+from plugins.interleave.policy.model import Group, Profile, Weights, score_of, use_of_all
 from plugins.interleave.policy.schedule import schedule
 
 ALIKE = 0.05
@@ -36,11 +36,6 @@ class Change(msgspec.Struct, frozen=True):
     groups: tuple[Group, ...]
     score: float
     """Of all groups afterwards."""
-
-
-def score_of(groups: Sequence[Group], hosts: int, weights: Weights) -> float:
-    """One number for all groups on `hosts` hosts, idle ones counted."""
-    return use_of_all(groups, hosts).score(weights)
 
 
 def are_alike(one: Sequence[Profile], other: Sequence[Profile], hosts: int, within: float = ALIKE) -> bool:
@@ -98,7 +93,7 @@ def repaired(
             group = Group(jobs, groups[broken].hosts)
             return Change((broken,), (group,), score_of(_with(groups, (broken,), (group,)), hosts, weights))
     most = weights.cpu + weights.net
-    if now * (1 + WORTH) > most:
+    if use_of_all(groups, hosts).score(weights) * (1 + WORTH) > most:
         return None
     idle = hosts - sum(group.hosts for group in groups)
     others = sorted((at for at in range(len(groups)) if at != broken), key=lambda at: (len(groups[at].jobs), at))
@@ -114,7 +109,7 @@ def repaired(
         score = score_of(_with(groups, taken, found.groups), hosts, weights)
         if best is None or score >= best.score * (1 + WORTH):
             best = Change(taken, found.groups, score)
-        if best.score * (1 + WORTH) > most:
+        if use_of_all(_with(groups, best.replaces, best.groups), hosts).score(weights) * (1 + WORTH) > most:
             break
     if best is None or best.score < now * (1 + WORTH):
         return None

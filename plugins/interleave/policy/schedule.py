@@ -8,7 +8,8 @@ the last grouping, not the best. With two jobs on many hosts one resource or the
   groupings that are equally good within `ENOUGH`, the one with fewer jobs, since fewer jobs in a group end sooner
   (§4.3.2);
 - besides n_G, which may be the number of jobs and so leave every job alone, some smaller numbers of groups are tried;
-- small sets are polished at the end: one job added, dropped, replaced or moved, one host moved (`polish`).
+- small sets are polished at the end: one job added, dropped, replaced or moved, one host moved (`polish`). Only there,
+  and where all groupings are looked at, do urges of jobs count.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from plugins.interleave.policy import polish
+from plugins.interleave.policy import model, polish
 from plugins.interleave.policy.assign import Floats, Ints, allocate, assign, groups_best, score_of
 from plugins.interleave.policy.exhaustive import exhaustive
 from plugins.interleave.policy.model import Group, Profile, Use, Weights, use_of_all
@@ -42,6 +43,7 @@ class Grouping(msgspec.Struct, frozen=True):
     groups: tuple[Group, ...]
     use: Use
     score: float
+    """How busy, and who goes on (`model.score_of`)."""
 
     @property
     def jobs(self) -> int:
@@ -59,8 +61,7 @@ class _Found(msgspec.Struct, frozen=True):
 
 def grouping(groups: Sequence[Group], hosts: int, weights: Weights = DEFAULT) -> Grouping:
     """Groups and what they achieve on `hosts` hosts, idle ones counted."""
-    used = use_of_all(groups, hosts)
-    return Grouping(tuple(groups), used, used.score(weights))
+    return Grouping(tuple(groups), use_of_all(groups, hosts), model.score_of(groups, hosts, weights))
 
 
 def schedule(

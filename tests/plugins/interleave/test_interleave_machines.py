@@ -139,6 +139,28 @@ def test_as_printed_jobs_go_in_the_order_in_which_they_came() -> None:
     assert ours == [job for job in reversed(NAMES) if job in ours]
 
 
+def test_a_late_job_that_was_put_aside_is_brought_back_when_another_ends() -> None:
+    """It holds one host of twelve, where an iteration takes a minute and a half; alone it would take 35 s."""
+    of = Groups(HOSTS, timings_min=1)
+    for job, said in ((A, 1000), (B, 20), (C, 30)):
+        of.handle(JobSubmitted(job, said), 0.0)
+    for job in (A, B, C):
+        profiled(of, job, 80, 10)
+    of.groups = {1: Shared((A,), tuple(HOSTS[:1])), 2: Shared((B, C), tuple(HOSTS[1:]))}
+    of.handle(JobEnded(B), 10.0)
+    of.check()
+    (its,) = [group for group in of.groups.values() if A in group.jobs]
+    assert len(its.hosts) > 1
+
+
+def test_as_printed_nobody_urges() -> None:
+    """Reference: Algorithm 1: a grouping is as good as its hosts are busy."""
+    for manner, expected in ((PRINTED, {0.0}), (OURS, None)):
+        of = waiting_on_one_host(manner)
+        urges = {profile.urge for profile in of._urged().values()}
+        assert urges == expected if expected else min(urges) > 0
+
+
 def test_a_job_keeps_the_hosts_that_it_has() -> None:
     """A had the last four hosts and gets eight: its own, and four of those that B gives back."""
     of = Groups(HOSTS)

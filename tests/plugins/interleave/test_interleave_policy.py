@@ -2,7 +2,9 @@
 
 import itertools
 import random
+from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -259,13 +261,111 @@ def test_nobody_is_late_among_many_like_jobs() -> None:
     assert found.late == () and len(found.rest) == 60
 
 
-def test_what_is_left_is_what_was_said_or_what_ended_jobs_did_beyond() -> None:
-    assert order.left_of(150, 30, []) == 120
-    assert order.left_of(10, 30, []) == 1, "it said too little"
-    assert order.left_of(None, 300, []) == 300, "as many again"
-    many = [120] * 50
-    assert order.left_of(None, 20, many) == pytest.approx(100, rel=0.05)
-    assert order.left_of(None, 200, many) == 200, "nobody went so far"
+def test_what_is_left_is_what_was_said_or_what_ended_jobs_ran_beyond() -> None:
+    assert order.left_of(150, 30, 20, []) == 120
+    assert order.left_of(10, 30, 20, []) == 1, "it said too little"
+    assert order.left_of(None, 300, 20, []) == 300, "as long again"
+    assert order.left_of(None, 0, 20, []) * 20 == order.left_of(None, 0, 5, []) * 5, "as long, whatever its iterations"
+    many = [2400.0] * 50
+    assert order.left_of(None, 20, 20, many) == pytest.approx(100, rel=0.05)
+    assert order.left_of(None, 40, 10, many) == pytest.approx(200, rel=0.05), "the same time, in shorter iterations"
+    assert order.left_of(None, 200, 20, many) == 200, "nobody went so far"
+
+
+def test_of_jobs_that_say_nothing_who_ran_least_is_first() -> None:
+    """Among two long ones and two short ones that ended: who is past the short ones' length is taken for long."""
+    ended = [1000.0, 1000.0, 20_000.0, 20_000.0]
+    young, old = jobs_of([(160, 10), (160, 10)])
+    each = [order.Waiting(job, order.left_of(None, done, 20, ended)) for job, done in ((old, 60), (young, 10))]
+    assert order.ordered(each, 4, 16).rest == (young.job, old.job)
+
+
+def test_urges_are_shared_and_who_has_less_left_has_more() -> None:
+    jobs = made(20, 5)
+    each = [order.Waiting(job, 10.0 * (n + 1)) for n, job in enumerate(jobs)]
+    found = order.urged(each, 10)
+    alone = [Group((found[job.job],), 10) for job in jobs]
+    assert order.ordered(each, 10, 16).late == ()
+    assert model.pushed(alone) == pytest.approx(order.URGE), "all of it when each goes on as if it were alone"
+    like = [order.Waiting(job, left) for job, left in zip(jobs_of([(1600, 20)] * 4), (100, 25, 100, 100), strict=True)]
+    long, short, *_ = order.urged(like, 10).values()
+    assert short.urge == pytest.approx(2 * long.urge), "a quarter left: twice as much"
+
+
+def test_a_late_job_urges_more_the_later_it_is() -> None:
+    long, *others = jobs_of([(160, 10)] * 30)
+
+    def weight(left: float) -> float:
+        return order.urged([order.Waiting(long, left), *(order.Waiting(job, 100) for job in others)], 100)[
+            long.job
+        ].urge
+
+    # The others' computing takes 100 hosts 4,640 s, and `long` alone on 16 hosts needs 20 s an iteration.
+    assert weight(180) < order.URGE * 20
+    assert order.URGE_LATE * 20 * 0.8 < weight(250) < weight(400) < (order.URGE + 2 * order.URGE_LATE) * 20
+    assert weight(5000) == pytest.approx(weight(50_000), rel=0.02), "at most twice"
+
+
+def test_a_late_job_in_a_slow_group_is_held_up() -> None:
+    long, other, slow = jobs_of([(160, 10), (160, 10), (3200, 30)])
+    assert order.are_held_up([long], [Group((other,), 16)], 16), "it waits"
+    assert not order.are_held_up([long], [Group((long, other), 16)], 16), "20 s an iteration, and 20 s alone"
+    assert order.are_held_up([long], [Group((long, slow), 16)], 16), "230 s an iteration"
+    assert order.are_held_up([long], [Group((other,), 15), Group((long,), 1)], 16), "put aside on one host: 170 s"
+    assert not order.are_held_up([], [Group((slow,), 16)], 16)
+
+
+def test_short_iterations_do_not_wait_for_long_ones_when_it_matters() -> None:
+    """Two jobs of long iterations and two of short ones keep 32 hosts busy however they are paired; with urges the
+    short ones share hosts, and do ten times the iterations."""
+    jobs = jobs_of([(1600, 100), (1600, 100), (160, 10), (160, 10)])
+    urging = [msgspec.structs.replace(job, urge=0.05 * 20) for job in jobs]
+    score, groups_found = exhaustive(urging, 32, W)
+    short = [group for group in groups_found if jobs[2].job in {job.job for job in group.jobs}]
+    assert {job.job for job in short[0].jobs} == {jobs[2].job, jobs[3].job}
+    assert model.iteration_s(short[0].jobs, short[0].hosts) <= 25
+    assert score == pytest.approx(model.score_of(groups_found, 32, W))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    figures=st.lists(st.tuples(st.floats(1, 2000), st.floats(0.5, 60), st.floats(0, 5)), min_size=1, max_size=4),
+    hosts=st.integers(1, 6),
+)
+def test_urges_count_in_the_best_of_all_groupings(figures: list[tuple[float, float, float]], hosts: int) -> None:
+    """Against trying every set of groups and every way to give them hosts, one by one."""
+    jobs = [Profile(JobId(f"j{n}"), work, net, urge) for n, (work, net, urge) in enumerate(figures)]
+    best = max(model.score_of(groups, hosts, W) for groups in all_groupings(tuple(jobs), hosts))
+    assert exhaustive(jobs, hosts, W)[0] == pytest.approx(best)
+    found = schedule(jobs, hosts, W)
+    assert found.score == pytest.approx(best) and found.use.score(W) <= 1 + 1e-9
+
+
+def all_groupings(jobs: tuple[Profile, ...], hosts: int) -> Iterator[tuple[Group, ...]]:
+    """Every way to put some of these jobs into groups on some of the hosts."""
+    yield ()
+    for at, first in enumerate(jobs):
+        later = jobs[at + 1 :]
+        for size in range(len(later) + 1):
+            for others in itertools.combinations(later, size):
+                rest = tuple(job for job in later if job not in others)
+                for given_hosts in range(1, hosts + 1):
+                    group = Group((first, *others), given_hosts)
+                    for groups in all_groupings(rest, hosts - given_hosts):
+                        yield (group, *groups)
+
+
+def test_a_polished_grouping_is_worth_what_it_says_with_urges() -> None:
+    """Beyond the sets that are searched: as the polish adds it up, and as the model does."""
+    rng = random.Random(4)
+    jobs = [msgspec.structs.replace(job, urge=rng.uniform(0, 2)) for job in made(16, 4)]
+    found = schedule(jobs, 40, W)
+    assert found.score == pytest.approx(model.score_of(found.groups, 40, W))
+    without = schedule(made(16, 4), 40, W)
+    same = {job.job: job for job in jobs}
+    urging = [Group(tuple(same[job.job] for job in group.jobs), group.hosts) for group in without.groups]
+    assert found.score >= model.score_of(urging, 40, W) - 1e-3, "at least as good as when urges are not looked at"
+    assert found.use.score(W) <= without.use.score(W) + 1e-2
 
 
 @given(
