@@ -69,7 +69,9 @@ def eighty(progress: Progress) -> Report:
             ]
         )
     rows.append(["paper", "naive", 1.11, 1.09, *[None] * 7])
-    rows.append(["paper", "groups", 2.11, 1.60, None, None, 93.2, None, 83.1, 27.2, 6.7])
+    paper = groups.PAPER
+    rows.append(["paper", "groups", paper["jct"], paper["makespan"], None, None])
+    rows[-1] += [paper["cpu"], None, paper["net"], paper["jobs"], paper["groups"]]
     columns = (
         *("seed", "how", "JCT gain", "makespan gain", "JCT gain, 16", "makespan gain, 16"),
         *("CPU %", "useful CPU %", "network %", "jobs at once", "groups"),

@@ -25,6 +25,7 @@ from plugins.interleave.machine.turns import LAPS
 ALONE_ON = (4, 6, 8, 10, 12, 16, 20, 25, 33)
 """Hosts a job that are tried for isolated jobs."""
 TIMINGS = 1
+"""Iterations after which a job counts as profiled: in virtual time all of a job's are alike."""
 CURVE_S = 600.0
 
 
@@ -183,22 +184,21 @@ class _Grouped:
             declared = job.job.iterations if self.setting.declared else None
             self._follow(self.home.handle(JobSubmitted(name, declared), now_s), touched)
         elif event == "ended":
-            self._tell_progress(now_s)
+            self._tell_progress(now_s, touched)
             self._follow(self.home.handle(JobEnded(name), now_s), touched)
         else:
-            for _ in range(TIMINGS):
-                for timed in self._timed(job):
-                    self._follow(self.home.handle(timed, now_s), touched)
+            for timed in self._timed(job):
+                self._follow(self.home.handle(timed, now_s), touched)
         self.home.check()
         self._settle(cluster, touched)
 
-    def _tell_progress(self, now_s: float) -> None:
+    def _tell_progress(self, now_s: float, touched: set[int]) -> None:
         for group in self.shared.values():
             for job in group.jobs:
                 if job.done > self.told.get(job.name, 0):
                     self.told[job.name] = job.done
                     for event in (Progressed(job.job.profile.job, job.done), *self._timed(job)):
-                        self.home.handle(event, now_s)
+                        self._follow(self.home.handle(event, now_s), touched)
 
     def _timed(self, job: Work) -> tuple[SubtaskTimed, SubtaskTimed]:
         on = len(self.place[job.name])
@@ -232,3 +232,4 @@ class _Grouped:
             if self.home.arranged:
                 cluster.spilled += group.felt.spilled
         cluster.groups = [self.shared[at] for at in sorted(self.shared)]
+        assert set(self.shared) == set(self.home.groups), "what runs is what the machine says"
