@@ -526,6 +526,28 @@ def test_a_failed_registration_is_a_refusal() -> None:
     assert loan.machine.lent == {}
 
 
+def test_a_slab_process_found_again_keeps_what_both_know_and_what_is_being_registered() -> None:
+    loan = Loan()
+    ref = loan.lend(0)
+    for _ in range(30):
+        loan.second()
+    coming = only(loan.hear(ME, Map("v", 1, 2, SLAB, PAGE)), le.RegisterSlab).slab
+    assert loan.tell(le.StoreFound("10.0.0.2:7", (Held(ME, ref, SLAB, SECRET),))) == []
+    assert [lent.slab for lent in loan.machine.lent.values()] == [ref, coming]
+    for _ in range(28):
+        assert loan.second() == []
+    assert noted([*loan.second(), *loan.second()]) == ["orphan"], "no new lease for the first"
+
+
+def test_a_borrower_that_cannot_be_asked_counts_as_idle_at_once() -> None:
+    loan = Loan(spare=6)
+    for host in (ME, OTHERS[0]):
+        loan.lend(0, 1, host)
+    ((_, check), _) = sent(loan.short(1), CheckActivity)
+    loan.hear(ME, Activity(check.round, (SlabActivity(SlabRef("v", 0, 1), 3.0),)))
+    assert [host for host, _ in sent(loan.tell(Undelivered(OTHERS[0], check)), Evict)] == [OTHERS[0]]
+
+
 def test_two_borrowers_may_use_the_same_volume_name() -> None:
     loan = Loan()
     loan.lend(0, 1, ME)
@@ -539,8 +561,13 @@ def test_a_slab_is_freed_after_done_and_gone_when_its_memory_is() -> None:
     actions = loan.hear(ME, Done("v", 0, 1))
     assert only(actions, le.FreeSlab).slab == ref
     assert len(loan.machine.lent) == 1
+    assert loan.hear(ME, Done("v", 0, 1)) == [], "told twice"
+    assert loan.tell(le.SlabRegistered(ME, ref, "10.0.0.2:7")) == [], "too late"
+    assert loan.tell(le.SlabNotRegistered(ME, ref, "out of memory")) == [], "too late"
     loan.tell(le.SlabFreed(ME, ref))
     assert loan.machine.lent == {}
+    assert loan.tell(le.SlabFreed(ME, ref)) == loan.tell(le.SlabNotRegistered(ME, ref, "no")) == []
+    assert only(loan.tell(le.SlabRegistered(ME, ref, "10.0.0.2:7")), le.FreeSlab).slab == ref, "nobody wants it"
 
 
 def test_done_of_another_host_or_epoch_frees_nothing() -> None:
@@ -723,6 +750,7 @@ def test_an_evicted_slab_keeps_its_grace_also_when_its_lease_ends_before() -> No
     for _ in range(55):
         loan.second()
     assert sent(loan.short(1), Evict)
+    loan.hear(ME, Renew((SlabRef("v", 0, 1), SlabRef("w", 9, 9))))  # does not put it off
     for _ in range(9):
         assert loan.second() == []
     assert noted(loan.second()) == ["forced"]

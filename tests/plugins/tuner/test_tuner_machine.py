@@ -94,10 +94,15 @@ def test_answers_to_another_plan_or_twice_change_nothing() -> None:
     of = tuner()
     orders = [each for each in timed(of, 3) if isinstance(each, Perform)]
     assert of.handle(StepDone(orders[0].plan + 1, orders[0].at), 0.0) == []
+    assert of.handle(StepFailed(orders[0].plan + 1, orders[0].at, "late"), 0.0) == []
+    assert of.done == set()
     of.handle(StepDone(orders[0].plan, orders[0].at), 0.0)
     before = of.now
     assert of.handle(StepDone(orders[0].plan, orders[0].at), 0.0) == []
     assert of.now == before
+    finish(of, list(orders[1:]), random.Random(1))
+    for event in (StepDone(1, 0), StepFailed(1, 0, "late")):
+        assert of.handle(event, 0.0) == [] and of.plan is None
 
 
 def test_a_measurement_moves_the_average_by_a_fifth() -> None:
@@ -204,6 +209,18 @@ def test_a_host_is_like_its_kind_until_it_was_measured_often_enough() -> None:
             for host in H[:5]:
                 of._timed(BatchTimed(host, 1, 3.0 if host == H[4] else 1.0))
         assert {host.host: host.sample_s for host in of.hosts()}[H[4]] == expected
+
+
+def test_the_story_says_what_an_epoch_was_and_will_be_and_why_blocks_move() -> None:
+    """Six of twelve blocks for each worker, then three at most for each of five. Reference: §3.2.2, equation 3.1."""
+    of = tuner()
+    found = timed(of, 3)
+    assert of.epoch_s(of.hosts()) == pytest.approx(5e5 * (2e-3 + 0.08 / 1e4))
+    (note,) = [each for each in found if isinstance(each, Note)]
+    assert note.reason == "5 workers and 1 servers: 510 s an epoch; was 1e+03 s"
+    finish(of, found, random.Random(1))
+    told = [each for each in of.handle(HostsChanged(dict.fromkeys(H[1:], FAST)), 0.0) if isinstance(each, Note)]
+    assert told[0].reason.endswith("; h0 must leave")
 
 
 def test_what_is_not_worth_a_change_is_kept_and_the_story_says_what_could_be_had() -> None:
