@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from covey.core import Heard, HostId, JobId, Note, SetTimer, Undelivered
+from covey.core import Heard, HostId, JobId, Note, SetTimer, Tell, Undelivered
 from plugins.aggregator.machine.events import Answered, Ask, Placed, Rack
 from plugins.aggregator.machine.home import AGAIN_S, OFFER_S, Expired, Home, Stepped
 from plugins.aggregator.messages import (
@@ -21,7 +21,7 @@ from plugins.aggregator.messages import (
     WorkOf,
 )
 from plugins.aggregator.policy import Candidate
-from plugins.facts import Place
+from plugins.facts import Place, TensorsSeen
 from tests.plugins.aggregator.play import JOB, PLACED, SECRET, A, B, C, D, Play, sends
 
 E = HostId("e")
@@ -259,3 +259,17 @@ def test_a_former_owner_that_gets_the_job_back_is_not_told_to_end_it() -> None:
     told = sends(play(Heard(C, Accepted(JOB, again.epoch, "10.0.0.3:9"))))
     assert [(host, type(message)) for host, message in told] == [(A, Assigned), (B, Assigned)]
     assert sends(play(seen())) == [(D, Retire(JOB, offer.epoch, again.epoch, "c sums it now"))], "when d is back"
+
+
+def test_other_rooms_are_told_of_the_tensors_sizes_once_and_again_when_they_changed() -> None:
+    play, assigned = summed()
+
+    def told(largest: int, total: int) -> list[Any]:
+        work = Work(True, largest_bytes=largest, total_bytes=total, demand=DEMAND)
+        found = play(Answered(C, WorkOf(JOB, assigned.epoch), work))
+        return [action.fact for action in found if isinstance(action, Tell)]
+
+    assert told(0, 0) == [], "no tensor was pushed yet"
+    assert told(4, 8) == [TensorsSeen(JOB, 1, 4, 8)]
+    assert told(4, 8) == []
+    assert told(4, 12) == [TensorsSeen(JOB, 1, 4, 12)]

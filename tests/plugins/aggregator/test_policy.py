@@ -1,5 +1,7 @@
 """Who sums a job and who decides it."""
 
+from typing import get_args
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from covey.core import HostId, JobId
 from covey.frames import FrameError, unpack
 from covey.tensorwire import grant_of
-from plugins.aggregator import policy
+from plugins.aggregator import messages, policy
 from plugins.aggregator.datapath import control
 from plugins.aggregator.messages import Any as AnyMessage
 from plugins.aggregator.messages import Assigned, Known, Offer, Settings
@@ -78,10 +80,35 @@ def test_load_stays_between_0_and_1(old: float, busy: float, elapsed: float) -> 
 
 # ---- decoders --------------------------------------------------------------------------------------------------------
 
+E = 1 << 32
+NEED = messages.Demand(100_000, 10_000)
 MESSAGES: list[msgspec.Struct] = [
-    Offer(JOB, 1 << 32, 4, bytes(16)),
-    Assigned(JOB, 1 << 32, A, "127.0.0.1:1", bytes(16)),
+    Offer(JOB, E, 4, bytes(16), NEED, "c: full"),
+    messages.Accepted(JOB, E, "127.0.0.1:1"),
+    messages.Declined(JOB, E, "full", E),
+    messages.Profiled(JOB, E, NEED),
+    messages.Kept(JOB, E),
+    messages.Judged(JOB, E, 100, 120, True),
+    messages.Handover(JOB, E, A, "it empties itself"),
+    messages.Reserve(JOB, E, 7, NEED),
+    messages.Reserved(JOB, 7),
+    messages.NotReserved(JOB, 7, "full"),
+    messages.Release(JOB, 7),
+    Assigned(JOB, E, A, "127.0.0.1:1", bytes(16)),
+    messages.Retire(JOB, E, E + 1, "moved"),
+    messages.Dropped(JOB, E, "killed"),
+    messages.Lost(JOB, E, "reset"),
+    messages.Wanted(JOB, E),
+    messages.WhoSums(JOB),
     Known(None),
+    messages.DoYouServe(JOB, E),
+    messages.Serving(True),
+    messages.WorkOf(JOB, E),
+    messages.Work(True, 1, 2, 4, 8, 1, 3, NEED),
+    messages.CycleHere(),
+    messages.CycleNow(True, 100_000, 1, 1, [messages.JobDemand(JOB, NEED)], [JOB]),
+    messages.TensorsHere(),
+    messages.Tensors([]),
 ]
 decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 
@@ -89,6 +116,10 @@ decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessag
 @pytest.mark.parametrize("message", MESSAGES)
 def test_messages_come_through(message: msgspec.Struct) -> None:
     assert decoder.decode(msgspec.msgpack.encode(message)) == message
+
+
+def test_each_message_is_among_those_that_are_tried() -> None:
+    assert {type(message) for message in MESSAGES} == set(get_args(AnyMessage))
 
 
 @given(st.binary(max_size=120))

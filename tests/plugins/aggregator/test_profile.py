@@ -208,6 +208,22 @@ def test_a_window_in_which_somebody_came_or_left_is_begun_anew() -> None:
         assert watched.run(19, 300_000) == []
 
 
+def test_an_owner_is_asked_soon_after_it_was_assigned_then_now_and_then() -> None:
+    gauge = Gauge(RULES)
+    assert gauge.lost == gauge.iterations == 0
+    gauge.begin(100.0)
+    asked = [at for at in range(100, 140) if gauge.due(float(at))]
+    assert asked == [103, 113, 123, 133]
+
+
+def test_a_step_with_the_number_of_the_last_begins_a_window_anew() -> None:
+    watched = Watched()
+    watched.run(8, 200_000)
+    for _ in range(4):
+        watched.step -= 1
+        assert watched.run(8, 200_000) == []
+
+
 def test_a_script_that_counts_its_steps_anew_begins_a_window_anew() -> None:
     watched = Watched()
     watched.run(8, 200_000)
