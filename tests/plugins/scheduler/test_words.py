@@ -68,8 +68,8 @@ def test_an_upgrade_says_the_limit_or_that_there_is_none() -> None:
 
 
 def test_ordinals() -> None:
-    numbers = (1, 2, 3, 4, 9, 10, 11, 13, 20, 21, 22, 30, 31, 110, 111, 121)
-    said = "1st 2nd 3rd 4th 9th 10th 11th 13th 20th 21st 22nd 30th 31st 110th 111th 121st"
+    numbers = (1, 2, 3, 4, 9, 10, 11, 13, 20, 21, 22, 30, 31, 110, 111, 121, 1011)
+    said = "1st 2nd 3rd 4th 9th 10th 11th 13th 20th 21st 22nd 30th 31st 110th 111th 121st 1011th"
     assert " ".join(words.ordinal(number) for number in numbers) == said
 
 
