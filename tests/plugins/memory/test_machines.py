@@ -32,68 +32,7 @@ from plugins.memory.messages import (
 )
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.placement import Peer
-
-ME = HostId("h1")
-OTHERS = [HostId(f"h{n}") for n in range(2, 6)]
-SLAB, PAGE = 64 * MIB, 4096
-PEERS = tuple(Peer(host, "alive", 9) for host in OTHERS)
-SECRET = b"s" * 16
-
-
-def sent(actions: Sequence[Any], kind: type[Message]) -> list[tuple[HostId, Any]]:
-    return [(a.to, a.message) for a in actions if isinstance(a, Send) and isinstance(a.message, kind)]
-
-
-def noted(actions: Sequence[Any]) -> list[str]:
-    return [action.event for action in actions if isinstance(action, Note)]
-
-
-def only(actions: Sequence[Any], kind: type) -> Any:
-    found = [action for action in actions if isinstance(action, kind)]
-    assert len(found) == 1, actions
-    return found[0]
-
-
-class Tale:
-    """One borrower and what it did; `check` runs after every event."""
-
-    def __init__(
-        self, slabs: int = 1, seed: int = 1, hot: float | None = 20.0, cold_share: float = 0.0, drawn: int = 2
-    ) -> None:
-        rng = random.Random(seed)
-        self.machine = Borrower(ME, rng, boot=3, hot=hot, lease_s=60.0, cold_share=cold_share, drawn=drawn)
-        self.now_s = 100.0
-        self.slabs = slabs
-        self.tell(b.VolumeFound("v", slabs, SLAB, PAGE, ()))
-
-    def tell(self, event: b.BorrowerEvent, after_s: float = 0.0) -> Sequence[Any]:
-        self.now_s += after_s
-        actions = self.machine.handle(event, self.now_s)
-        self.machine.check()
-        return actions
-
-    def second(self, *requests: int, peers: tuple[Peer, ...] = PEERS) -> Sequence[Any]:
-        return self.tell(b.SecondPassed({"v": requests}, peers), 1.0)
-
-    def hear(self, sender: HostId, message: Message) -> Sequence[Any]:
-        return self.tell(Heard(sender, message))
-
-    def state(self, index: int = 0) -> str:
-        return self.machine.volumes["v"].slabs[index].state
-
-    def mapped(self, offers: tuple[int, int] = (5, 4)) -> tuple[HostId, int]:
-        """Bring slab 0 to `mapped`; its lender and epoch."""
-        asked = sent(self.second(1000), QueryMem)
-        epoch = asked[0][1].epoch
-        actions: Sequence[Any] = ()
-        for (host, _), slabs in zip(asked, offers, strict=True):
-            actions = self.hear(host, FreeMem("v", 0, epoch, slabs))
-        ((lender, _),) = sent(actions, Map)
-        self.hear(lender, MrInfo("v", 0, epoch, "10.0.0.2:7", SECRET))
-        self.tell(b.SlabOpened("v", 0, epoch))
-        assert self.state() == "mapped"
-        return lender, epoch
-
+from tests.plugins.memory.tale import ME, OTHERS, PAGE, PEERS, SECRET, SLAB, Tale, noted, only, sent
 
 # ---- borrower --------------------------------------------------------------------------------------------------------
 
