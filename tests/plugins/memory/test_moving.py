@@ -1,0 +1,116 @@
+"""A slab between two places: whichever of them is lost, the other serves, and nothing is left behind."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from covey.core import HostId
+from plugins.memory.machine import borrower_events as b
+from plugins.memory.messages import Done, Evict, FreeMem, Map, MrInfo, QueryMem
+from tests.plugins.memory.tale import SECRET, Tale, noted, only, sent
+
+
+class Move(Tale):
+    """Slab 0 was evicted from `old` while hot and is open at `new`, being filled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.old, self.old_epoch = self.mapped()
+        asked = sent(self.hear(self.old, Evict("v", 0, self.old_epoch, 10.0)), QueryMem)
+        self.epoch = asked[0][1].epoch
+        found: Sequence[Any] = ()
+        for host, _ in asked:
+            found = self.hear(host, FreeMem("v", 0, self.epoch, 5))
+        ((self.new, _),) = sent(found, Map)
+        only(self.hear(self.new, MrInfo("v", 0, self.epoch, "10.0.0.3:7", SECRET)), b.OpenSlab)
+        assert noted(self.tell(b.SlabOpened("v", 0, self.epoch))) == ["moving"]
+
+    @property
+    def places(self) -> list[HostId | None]:
+        slab = self.machine.volumes["v"].slabs[0]
+        return [place.lender if place is not None else None for place in (slab.place, slab.next)]
+
+
+def test_while_it_is_filled_both_places_are_known() -> None:
+    """The old one still serves reads. Reference: §2.4.4."""
+    tale = Move()
+    assert tale.places == [tale.old, tale.new] and tale.state() == "moving"
+    assert tale.tell(b.SlabCopied("v", 0, tale.epoch - 1)) == []
+    assert tale.tell(b.SlabFailed("v", 0, tale.epoch + 7, "late")) == []
+
+
+def test_when_the_new_place_fails_the_slab_leaves_the_old_one_for_the_disk() -> None:
+    tale = Move()
+    found = tale.tell(b.SlabFailed("v", 0, tale.epoch, "reset"))
+    assert sent(found, Done) == [(tale.new, Done("v", 0, tale.epoch))]
+    assert only(found, b.CloseSlab).epoch == tale.old_epoch, "it was asked to leave: there is nothing to wait for"
+    assert tale.places == [tale.old, None]
+    assert sent(tale.tell(b.SlabClosed("v", 0, tale.old_epoch)), Done) == [(tale.old, Done("v", 0, tale.old_epoch))]
+    assert tale.state() == "cold"
+
+
+def test_when_the_old_place_fails_the_new_one_is_its_place() -> None:
+    tale = Move()
+    found = tale.tell(b.SlabFailed("v", 0, tale.old_epoch, "reset"))
+    assert sent(found, Done) == [(tale.old, Done("v", 0, tale.old_epoch))]
+    assert tale.places == [tale.new, None] and tale.state() == "mapped"
+    assert tale.tell(b.SlabFailed("v", 0, tale.old_epoch, "reset")) == [], "told twice"
+    assert tale.tell(b.SlabClosed("v", 0, tale.old_epoch)) == []
+    assert tale.state() == "mapped"
+
+
+def test_when_the_new_host_is_gone_only_that_place_is_closed() -> None:
+    """Reference: §2.1, losing a lender touches its slabs only."""
+    tale = Move()
+    assert only(tale.tell(b.HostLost(tale.new)), b.CloseSlab).epoch == tale.epoch
+    assert tale.places == [tale.old, tale.new], "until it is closed"
+    found = tale.tell(b.SlabClosed("v", 0, tale.epoch))
+    assert sent(found, Done) == [(tale.new, Done("v", 0, tale.epoch))]
+    assert only(found, b.CloseSlab).epoch == tale.old_epoch
+    assert tale.places == [tale.old, None]
+
+
+def test_when_the_old_host_is_gone_its_place_is_closed_once() -> None:
+    tale = Move()
+    assert only(tale.tell(b.HostLost(tale.old)), b.CloseSlab).epoch == tale.old_epoch
+    assert tale.tell(b.HostLost(tale.old)) == [], "told twice"
+    tale.tell(b.SlabClosed("v", 0, tale.old_epoch))
+    assert tale.places == [tale.new, None] and tale.state() == "mapped"
+
+
+def test_a_host_that_holds_nothing_of_it_may_go() -> None:
+    tale = Move()
+    assert tale.tell(b.HostLost(HostId("h9"))) == []
+
+
+def test_a_new_place_that_wants_it_back_before_it_is_filled_is_given_up() -> None:
+    tale = Move()
+    assert only(tale.hear(tale.new, Evict("v", 0, tale.epoch, 10.0)), b.CloseSlab).epoch == tale.epoch
+    tale.tell(b.SlabClosed("v", 0, tale.epoch))
+    assert tale.places == [tale.old, None]
+
+
+def test_a_place_that_fails_before_we_hear_that_it_is_open_is_given_back_and_the_other_is_asked() -> None:
+    """What the process tells by itself overtakes its answers."""
+    tale = Tale()
+    asked = sent(tale.second(1000), QueryMem)
+    epoch = asked[0][1].epoch
+    for host, _ in asked:
+        found = tale.hear(host, FreeMem("v", 0, epoch, 5))
+    ((taken, _),) = sent(found, Map)
+    tale.hear(taken, MrInfo("v", 0, epoch, "10.0.0.3:7", SECRET))
+    found = tale.tell(b.SlabFailed("v", 0, epoch, "reset"))
+    assert only(found, b.CloseSlab).epoch == epoch
+    assert sent(found, Done) == [(taken, Done("v", 0, epoch))] and len(sent(found, Map)) == 1
+
+
+def test_a_place_that_was_filled_before_we_heard_that_it_is_open_is_moved_to_at_once() -> None:
+    tale = Tale()
+    old, old_epoch = tale.mapped()
+    asked = sent(tale.hear(old, Evict("v", 0, old_epoch, 10.0)), QueryMem)
+    epoch = asked[0][1].epoch
+    for host, _ in asked:
+        found = tale.hear(host, FreeMem("v", 0, epoch, 5))
+    ((new, _),) = sent(found, Map)
+    tale.hear(new, MrInfo("v", 0, epoch, "10.0.0.3:7", SECRET))
+    assert tale.tell(b.SlabCopied("v", 0, epoch)) == []
+    assert only(tale.tell(b.SlabOpened("v", 0, epoch)), b.CloseSlab).epoch == old_epoch
