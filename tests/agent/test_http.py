@@ -424,8 +424,10 @@ async def test_liveness_readiness_and_health_tell_three_different_things(rig: Ri
 
 async def test_metrics_are_prometheus_text_with_each_family_once(rig: Rig) -> None:
     await rig.ask("GET", "/v1/hosts")
+    await rig.ask("GET", "/v1/nothing")
     status, text = await rig.ask("GET", "/metrics")
     assert status == 200
+    assert 'covey_http_refused_total{why="http_404"} 1' in text.splitlines()
     lines = text.splitlines()
     assert lines.index("# TYPE covey_slabs gauge") + 1 == lines.index('covey_slabs{role="borrowed"} 0.5')
     assert 'covey_slabs{role="lent"} 4' in lines

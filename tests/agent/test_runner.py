@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 
 from agent import supervisor
 from agent.procfs import is_alive, start_ticks
-from agent.runner import LOG_BYTES_MAX, PORTS, Record, SupervisedRunner
+from agent.runner import BOOT_S, LAUNCHES_MAX, LOG_BYTES_MAX, PORTS, Record, SupervisedRunner
 from chaos.host import SimHost
 from chaos.world import World
 from covey.core import Fact, JobId
 from covey.ports import Command, Disk, Env, ProcessId
-from plugins.base import RanksSpec
+from plugins.base import Program, RanksSpec
 from plugins.facts import RanksEnded, RanksStarted
 from tests.agent.here import Here, here, ranks, until
 
@@ -396,6 +396,53 @@ def test_a_rank_that_fails_comes_first_and_takes_its_siblings_with_it() -> None:
         assert next(iter(end.codes.items())) == (1, 3)
         assert end.codes == {0: -signal.SIGTERM, 1: 3, 2: -signal.SIGTERM}
         assert end.reason == "rank 1 exited with 3; its siblings on this host were stopped"
+
+
+def test_a_newer_epoch_does_not_wait_for_one_that_was_written_down_and_never_started() -> None:
+    """The agent died between the record of epoch 1 and its supervisor; meanwhile the job was placed anew."""
+    with World(21) as world:
+        rack = SimRack(world, seconds=1.0, code=30)
+
+        async def agent(env: Env) -> int:
+            await env.disk.replace("jobs/j1/1.start", msgspec.msgpack.encode(Record(rack.wanted, "token")))
+            rack.wanted = msgspec.structs.replace(rack.wanted, epoch=2)
+            return await rack._agent(env)
+
+        rack.host.main = agent
+        rack.host.start_agent()
+        assert world.run(BOOT_S + 10, stop=lambda: bool(rack.ends()))
+        assert [(end.epoch, sorted(end.codes.values())) for end in rack.ends()] == [(2, [30, 31, 32])]
+        assert {epoch for epoch, _ in rack.starts} == {"2"}
+        assert "jobs/j1/1.start" not in rack.host.disk.files, "it is not found again after every restart"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_where_supervisors_do_not_start_the_ranks_end_in_words_and_nothing_of_them_runs_on(known: bool) -> None:
+    """Also when the one that died had not written down which they are."""
+    launched: list[float] = []
+
+    async def dies(env: Env, _config: Any) -> None:
+        launched.append(env.clock.now_s())
+        raise OSError(8, "Exec format error")
+
+    with World(22) as world:
+        rack = SimRack(world, seconds=600.0)
+        rack.host.start_agent()
+        assert world.run(30, stop=lambda: len(rack.starts) == 3)
+        (process,) = rack.host.find("sup-j1-1")
+        world.programs = lambda: {"supervisor": Program("supervisor", supervisor.SupervisorConfig, dies)}
+        process.signal(signal.SIGKILL)
+        if not known:
+            rack.host.disk.files["jobs/j1/1.state"].data[:] = msgspec.msgpack.encode(supervisor.State())
+        assert len(rack.host.find("train")) == 3
+        assert world.run(world.now + 120, stop=lambda: bool(rack.ends()))
+        (end,) = rack.ends()
+        assert end.lost and "its supervisor does not start on h1; see " in end.reason
+        assert end.reason.endswith("logs/sup-j1-1.log")
+        assert set(end.codes) == {0, 1, 2} and set(end.codes.values()) <= {-signal.SIGKILL, 127}
+        assert rack.host.find("train") == [] and len(launched) == LAUNCHES_MAX
+        world.run(world.now + 60)
+        assert len(launched) == LAUNCHES_MAX, "it is not tried for ever"
 
 
 # ---- sick disks ------------------------------------------------------------------------------------------------------
