@@ -200,6 +200,7 @@ async def test_ranks_that_end_while_the_agent_is_away_are_told_until_they_are_ac
         runner = host.runner()
         await runner.start_up()
         await runner.start(ranks("j1", "/bin/true", count=2))
+        assert runner.spec(J1, 1) is None and runner.token(J1, 1) is None, "a forgotten epoch begins no more"
         await asyncio.sleep(0.05)
         assert host.facts == []
         assert runner.running() == {}
@@ -235,6 +236,28 @@ async def test_a_newer_epoch_ends_the_older_one_before_it_starts(host: Here) -> 
     await runner.start(ranks("j1", "/bin/sh", "-c", "exit 6", epoch=1))
     await until(lambda: len(host.told(RanksEnded)) == 2)
     assert [(told.epoch, told.codes) for told in host.told(RanksEnded)] == [(1, {0: -9}), (2, {0: 5})]
+
+
+async def test_an_epoch_older_than_one_that_is_known_is_not_started_though_it_was_never_seen(host: Here) -> None:
+    runner = host.runner()
+    await runner.start(ranks("j1", "/bin/sh", "-c", "exit 5", epoch=3))
+    await runner.start(ranks("j1", "/bin/sh", "-c", "exit 6", epoch=2))
+    assert runner.spec(J1, 2) is None and runner.spec(J1, 3) is not None
+    await until(lambda: host.told(RanksEnded))
+    assert [(told.epoch, told.codes) for told in host.told(RanksEnded)] == [(3, {0: 5})]
+
+
+async def test_a_record_that_outlived_its_forgetting_is_told_to_nobody_and_removed(host: Here) -> None:
+    """The agent died between writing what is forgotten and deleting the record."""
+    record, state = Record(ranks("j1", "/bin/true"), "token"), supervisor.State(codes={0: 0}, ended=True)
+    await host.env.disk.replace("jobs/j1/1.start", msgspec.msgpack.encode(record))
+    await host.env.disk.replace("jobs/j1/1.state", msgspec.msgpack.encode(state))
+    await host.env.disk.replace("jobs/j1/forgotten", b"1")
+    runner = host.runner()
+    await runner.start_up()
+    assert runner.spec(J1, 1) is None
+    await until(lambda: os.listdir(f"{host.base.state_dir}/jobs/j1") == ["forgotten"])
+    assert host.facts == []
 
 
 async def test_a_reserved_port_is_kept_and_then_free_for_the_job(host: Here) -> None:
