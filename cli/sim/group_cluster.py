@@ -58,6 +58,8 @@ class Rules:
     """Lost per other job in the same phase when there are no turns."""
     gap: float = 0.0
     """Share of a COMM in which it waits for others and leaves the network to a secondary one."""
+    talking: float = 0.0
+    """Share of processors that a COMM takes: a COMP beside it is so much slower."""
     spill: bool = True
     laps: int = LAPS
     """Turns of others after which a job is next (`Turns`)."""
@@ -71,7 +73,7 @@ class Shared:
         self.turns = Turns(laps=rules.laps)
         self.at_s = 0.0
         self.busy = {"comp": 0.0, "comm": 0.0, "useful": 0.0}
-        """Host-seconds so far: processors, network, processors without collections and reloading."""
+        """Host-seconds so far: processors, network, processors at what jobs compute."""
         self.felt = Felt([], [], [], 0.0)
 
     def reorder(self, jobs: Sequence[Work], hosts: int) -> None:
@@ -104,7 +106,7 @@ class Shared:
             return self._crowd()
         holds = self.turns.holds
         speed = {
-            holds.get("comp"): 1.0,
+            holds.get("comp"): 1.0 - self.rules.talking if "primary" in holds else 1.0,
             holds.get("primary"): 1.0,
             holds.get("secondary"): self.rules.gap,
         }
@@ -115,10 +117,9 @@ class Shared:
     def _crowd(self) -> list[tuple[Work, float]]:
         active = [job for job in self.jobs if job.from_s <= self.at_s + EPS and job.end_s is None]
         same = {need: sum(1 for job in active if job.need == need) for need in ("comp", "comm")}
-        return [
-            (job, 1 / (same[job.need] * (1 + self.rules.contention * (same[job.need] - 1))) / self.length(job))
-            for job in active
-        ]
+        speed = {"comp": 1.0 - self.rules.talking if same["comm"] else 1.0, "comm": 1.0}
+        share = {need: speed[need] / max(1, n) / (1 + self.rules.contention * (n - 1)) for need, n in same.items()}
+        return [(job, share[job.need] / self.length(job)) for job in active]
 
     def length(self, job: Work) -> float:
         """Seconds of the subtask at hand when it is alone."""
@@ -134,7 +135,10 @@ class Shared:
         """Time passes. The jobs whose subtask is over."""
         step = to_s - self.at_s
         over = []
-        for job, rate in self.rates():
+        rates = self.rates()
+        if any(job.need == "comm" for job, _ in rates):
+            self.busy["comp"] += step * self.rules.talking * self.hosts
+        for job, rate in rates:
             went = min(job.left, step * rate)
             job.left -= went
             if job.need == "comp":
@@ -168,10 +172,10 @@ class Outcome:
     makespan_s: float
     """From the first job to the end of the last."""
     cpu: float
-    """Busy share of all hosts over the makespan, 0..1, collections and reloading included."""
+    """Busy share of all hosts over the makespan, 0..1; collections, reloading and what COMMs take included."""
     net: float
     useful: float
-    """As `cpu` without collections and reloading."""
+    """As `cpu` without collections, reloading and COMMs."""
     running: float
     """Jobs at once, mean over time."""
     groups: float

@@ -41,6 +41,8 @@ class Setting:
     """Pause of a job that changes its hosts."""
     gap: float = 0.1
     contention: float = 0.1
+    talking: float = 0.0
+    """Share of processors that a COMM takes; the model of the paper (equations 4.1 to 4.4) has none."""
     declared: bool = False
     """Do jobs say how many iterations they will do?"""
     spill: bool = True
@@ -85,6 +87,7 @@ def alone(jobs: Sequence[Job], setting: Setting, each: int) -> Outcome:
     total = (last - first) * setting.hosts
     talked = sum((end - start) * given * (1 - cpu) for start, end, given, cpu in spans) * (1 - setting.gap)
     at_once = sum(end - start for start, end, _, _ in spans) / (last - first)
+    busy += setting.talking * talked
     return Outcome(
         jct, last - first, busy / total, talked / total, useful / total, at_once, at_once, curve=_curve(spans, setting)
     )
@@ -95,7 +98,7 @@ def thrown(jobs: Sequence[Job], setting: Setting, each: int, together: int = 2, 
     memory goes; with subtasks in turns or without."""
     count = max(1, setting.hosts // each)
     sizes = [setting.hosts // count + (1 if n < setting.hosts % count else 0) for n in range(count)]
-    rules = Rules(turns, setting.contention, setting.gap, spill=False)
+    rules = Rules(turns, setting.contention, setting.gap, setting.talking, spill=False)
     waiting: list[Work] = []
 
     def arrange(cluster: Cluster, event: Event, job: Work) -> None:
@@ -162,7 +165,7 @@ class _Grouped:
             [HostId(f"h{n:04}") for n in range(setting.hosts)], setting.manner, TIMINGS, setting.group_max
         )
         laps = LAPS if setting.manner.by_left else 1
-        self.rules = Rules(gap=setting.gap, spill=setting.spill, laps=laps)
+        self.rules = Rules(gap=setting.gap, talking=setting.talking, spill=setting.spill, laps=laps)
         self.shared: dict[int, Shared] = {}
         self.place: dict[str, tuple[HostId, ...]] = {}
         self.wrong = {
@@ -203,6 +206,9 @@ class _Grouped:
     def _timed(self, job: Work) -> tuple[SubtaskTimed, SubtaskTimed]:
         on = len(self.place[job.name])
         comp, comm = self.wrong[job.job.profile.job]
+        in_company = any(len(group.jobs) > 1 and job.name in group.jobs for group in self.home.groups.values())
+        if in_company:  # others communicate beside nearly all of its COMPs
+            comp /= 1 - self.setting.talking
         return (
             SubtaskTimed(job.job.profile.job, "comp", job.cpu_s * comp, on),
             SubtaskTimed(job.job.profile.job, "comm", job.job.profile.net_s * comm, on),

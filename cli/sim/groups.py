@@ -49,6 +49,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--burst", type=float, default=1.0, help="jobs that arrive in one moment, in the mean (default 1)")
     add("--contention", type=float, default=0.1, help="naive: lost per other job in the same phase (default 0.1)")
     add("--gap", type=float, default=0.1, help="share of a COMM that a secondary one can use (default 0.1)")
+    add(
+        "--comm-cpu", type=float, default=0.0, help="share of processors that a COMM takes (default 0, as in the paper)"
+    )
     add("--error", type=float, default=0.05, help="relative error of measured times (default 0.05)")
     add("--move-s", type=float, default=30.0, help="pause of a job that changes groups (default 30)")
     add("--no-spill", action="store_true", help="keep all input data in memory")
@@ -69,6 +72,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Report:
         move_s=options.move_s,
         gap=options.gap,
         contention=options.contention,
+        talking=options.comm_cpu,
         spill=not options.no_spill,
         seed=options.seed,
     )
@@ -238,6 +242,7 @@ def _check(options: argparse.Namespace) -> None:
         "--burst": (options.burst, 1, 1e6),
         "--contention": (options.contention, 0, 10),
         "--gap": (options.gap, 0, 0.9),
+        "--comm-cpu": (options.comm_cpu, 0, 0.9),
         "--error": (options.error, 0, 0.9),
         "--move-s": (options.move_s, 0, 1e6),
         "--cpu-weight": (options.cpu_weight, 0, 1),

@@ -66,6 +66,39 @@ def test_a_secondary_comm_fills_the_gaps_of_the_primary() -> None:
     assert filled.net <= 1.0
 
 
+def test_a_comm_that_takes_processors_makes_comps_beside_it_slower() -> None:
+    """A COMP of 10 s beside a COMM that takes half of the processors needs 20 s; alone a job loses nothing."""
+    free, half = (
+        together(alike(2, work_s=80.0, net_s=10.0, iterations=50), 8, Rules(talking=f)).run() for f in (0, 0.5)
+    )
+    assert free.makespan_s == pytest.approx(50 * 20 + 10, rel=0.01), "one computes while the other communicates"
+    assert half.makespan_s == pytest.approx(50 * 30, rel=0.02), "20 s of each 30 a COMP stands beside a COMM, or is one"
+    assert half.useful * half.makespan_s == pytest.approx(free.useful * free.makespan_s, rel=1e-6), "the same work"
+    assert half.cpu > half.useful and free.cpu == pytest.approx(free.useful)
+    jobs = alike(3)
+    plain, taking = (alone(jobs, Setting(hosts=16, talking=f), 16) for f in (0.0, 0.2))
+    assert taking.makespan_s == plain.makespan_s
+    assert taking.cpu == pytest.approx(plain.cpu + 0.2 * plain.net)
+
+
+def test_jobs_thrown_together_lose_as_much_to_comms() -> None:
+    jobs = workload(8, random.Random(3))
+    plain, taking = (thrown(jobs, Setting(hosts=16, talking=f), 16, together=4) for f in (0.0, 0.3))
+    assert 1.02 * plain.makespan_s < taking.makespan_s < plain.makespan_s / 0.7
+    assert taking.cpu <= 1 + 1e-9
+
+
+def test_a_share_of_processors_is_a_share() -> None:
+    with pytest.raises(Wrong, match=r"--comm-cpu 1\.5"):
+        groups.run(options("--comm-cpu", "1.5"), lambda share, text: None)
+    found = groups.run(options("--jobs", "6", "--hosts", "20", "--comm-cpu", "0.1"), lambda share, text: None).data
+    free = groups.run(options("--jobs", "6", "--hosts", "20"), lambda share, text: None).data
+    for way in ("naive", "printed", "groups", "groups_said"):
+        assert found[way]["makespan_s"] != free[way]["makespan_s"]
+    assert found["isolated_16"]["makespan_s"] == free["isolated_16"]["makespan_s"]
+    assert found["isolated_16"]["cpu_utilization"] > free["isolated_16"]["cpu_utilization"]
+
+
 def test_the_work_done_is_the_work_there_was_whatever_the_way() -> None:
     jobs = workload(12, random.Random(6))
     work = sum(job.profile.work_s * job.iterations for job in jobs)
