@@ -216,6 +216,16 @@ def test_an_owner_is_asked_soon_after_it_was_assigned_then_now_and_then() -> Non
     assert asked == [103, 113, 123, 133]
 
 
+def test_within_a_window_counters_are_asked_for_at_its_end_only() -> None:
+    """After as many iterations as a trial has, and not before two seconds."""
+    for period_us, steps in ((1_000_000, 10), (62_500, 32)):
+        watched = Watched()
+        watched.run(1, 100_000_000)
+        for at in range(1, steps + 1):
+            watched.now_s, watched.iterations = watched.now_s + period_us / 1e6, watched.iterations + 1
+            assert watched.gauge.stepped(1 + at, period_us, watched.now_s) == (at == steps)
+
+
 def test_a_step_with_the_number_of_the_last_begins_a_window_anew() -> None:
     watched = Watched()
     watched.run(8, 200_000)
