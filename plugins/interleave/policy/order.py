@@ -33,6 +33,8 @@ URGE = 0.05
 """What it is worth, against hosts that are all busy, if all jobs went on as if each were alone."""
 URGE_LATE = 0.04
 """The same for each late job alone, as its share of the time that is left."""
+URGE_LATE_ALL = 0.25
+"""For all late ones together: many that are thought late are no reason to leave hosts idle."""
 HELD_UP = 2.0
 """A late job whose group takes so many times as long for an iteration as it would alone goes on too slowly."""
 
@@ -89,12 +91,12 @@ def urged(jobs: Sequence[Waiting], hosts: int) -> dict[JobId, Profile]:
     left_s = {job.profile.job: max(1e-9, job.left * alone_s(job.profile, on)) for job in jobs}
     span_s = max(1e-9, sum(job.left * job.profile.work_s for job in jobs) / max(1, hosts))
     total = sum(took_s**-0.5 for took_s in left_s.values())
+    late = {name: min(2.0, took_s / span_s) for name, took_s in left_s.items() if took_s > LATE_AT * span_s}
+    each = min(URGE_LATE, URGE_LATE_ALL / max(1.0, sum(late.values())))
     found: dict[JobId, Profile] = {}
     for job in jobs:
-        name, share = job.profile.job, left_s[job.profile.job] / span_s
-        weight = URGE * left_s[name] ** -0.5 / total
-        if share > LATE_AT:
-            weight += URGE_LATE * min(2.0, share)
+        name = job.profile.job
+        weight = URGE * left_s[name] ** -0.5 / total + each * late.get(name, 0.0)
         found[name] = msgspec.structs.replace(job.profile, urge=weight * alone_s(job.profile, on))
     return found
 

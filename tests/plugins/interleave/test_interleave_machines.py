@@ -153,6 +153,52 @@ def test_a_late_job_that_was_put_aside_is_brought_back_when_another_ends() -> No
     assert len(its.hosts) > 1
 
 
+def two_groups(manner: Manner) -> Groups:
+    """A alone on one host, where an iteration takes 90 s; B and C on eleven, in 20 s."""
+    of = Groups(HOSTS, manner, timings_min=1)
+    for job in (A, B, C):
+        of.handle(JobSubmitted(job, 100), 0.0)
+    for job in (A, B, C):
+        profiled(of, job, 80, 10)
+    of.groups = {1: Shared((A,), tuple(HOSTS[:1])), 2: Shared((B, C), tuple(HOSTS[1:]))}
+    return of
+
+
+def test_new_jobs_are_tried_out_where_turns_come_soonest_and_not_all_in_one_place() -> None:
+    of = two_groups(OURS)
+    found = []
+    for n in range(4):
+        job = JobId(f"new{n}")
+        of.handle(JobSubmitted(job), 1.0)
+        of.check()
+        found.append(next(at for at, group in of.groups.items() if job in group.jobs))
+    assert found == [2, 1, 2, 1]
+
+
+def test_as_printed_new_jobs_are_tried_out_together_on_the_fewest_hosts() -> None:
+    """Reference: §4.3.2: a group that profiles already, or that with the smallest number of machines."""
+    of = two_groups(PRINTED)
+    for n in range(3):
+        of.handle(JobSubmitted(JobId(f"new{n}")), 1.0)
+    assert [len(group.jobs) for _, group in sorted(of.groups.items())] == [4, 2]
+
+
+def test_when_no_group_is_busier_with_a_new_job_all_are_arranged_anew_if_it_is_worth_it() -> None:
+    """Two jobs keep the network of all hosts busy and processors three fifths of the time; a third in their group
+    changes nothing, but in fewer hosts each all compute more. As printed it waits until something ends."""
+    for manner, runs in ((OURS, True), (PRINTED, False)):
+        of = Groups(HOSTS, manner, timings_min=1)
+        for job in (A, B, C):
+            of.handle(JobSubmitted(job, 1000), 0.0)
+            if job == B:
+                for known in (A, B):
+                    profiled(of, known, 72, 10)
+                of.groups = {1: Shared((A, B), tuple(HOSTS))}
+        profiled(of, C, 72, 10)
+        running = {job for group in of.groups.values() for job in group.jobs}
+        assert {A, B} <= running and (C in running) == runs
+
+
 def test_as_printed_nobody_urges() -> None:
     """Reference: Algorithm 1: a grouping is as good as its hosts are busy."""
     for manner, expected in ((PRINTED, {0.0}), (OURS, None)):

@@ -306,6 +306,16 @@ def test_a_late_job_urges_more_the_later_it_is() -> None:
     assert weight(5000) == pytest.approx(weight(50_000), rel=0.02), "at most twice"
 
 
+def test_many_late_jobs_share_what_urges_are_worth() -> None:
+    late = [order.Waiting(job, 400) for job in jobs_of([(160, 10)] * 12)]
+    assert len(order.ordered(late[:1], 100, 16).late) == 1
+    few, many = (
+        model.pushed([Group((job,), 16) for job in order.urged(late[:count], 100).values()]) for count in (2, 12)
+    )
+    assert few == pytest.approx(order.URGE + 2 * 2 * order.URGE_LATE)
+    assert many == pytest.approx(order.URGE + order.URGE_LATE_ALL)
+
+
 def test_a_late_job_in_a_slow_group_is_held_up() -> None:
     long, other, slow = jobs_of([(160, 10), (160, 10), (3200, 30)])
     assert order.are_held_up([long], [Group((other,), 16)], 16), "it waits"
