@@ -233,7 +233,7 @@ class RoomService:
         """Find again what survived (journal, processes), then begin. An exception stops this room, not the host."""
 
     async def stop(self) -> None:
-        """The agent leaves: tell those who must know, within a second or two. Data-path processes stay."""
+        """The agent leaves: tell those who must know, within a second. Data-path processes stay."""
 
     def take(self, fact: Fact) -> None:
         """A fact from the bus, this room's own included."""
