@@ -197,7 +197,8 @@ def test_one_that_became_the_fuller_since_it_asked_does_not_empty_itself() -> No
 
 
 def test_jobs_that_change_while_room_is_asked_for_go_nowhere_and_the_room_is_given_back() -> None:
-    """What was reserved was for what they were. A job more, one less, another epoch, another demand."""
+    """What was reserved was for what they were. A job more, one less, another epoch, another demand.
+    Reference: §4.3.3.3."""
     changes: list[list[Any]] = [
         [Heard(A, Offer(JobId("j3"), G1 + 1, 2, SECRET)), Served(JobId("j3"), G1 + 1)],
         [Heard(A, Retire(J2, G1 + 1, G1 + 2, "d sums it now"))],
