@@ -223,6 +223,7 @@ def test_accounting_is_read_plain_or_packed_from_a_file_or_a_pipe(
         (gzip.compress(b"J" * 4000)[:-9], "cannot be read"),
         (b"\x1f\x8b", "cannot be read"),
     ],
+    ids=["text", "packed", "noise", "noise after the mark of gzip", "torn", "the mark alone"],
 )
 def test_accounting_that_is_too_large_or_torn_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, says: str, piped: bool
