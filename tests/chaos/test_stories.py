@@ -44,6 +44,11 @@ def test_hosts_that_were_cut_off_while_their_job_moved_learn_of_it(story: str, s
     tell(story, seed)
 
 
+def test_ranks_whose_agent_starts_again_before_it_knows_their_run_are_told_who_sums() -> None:
+    """One had joined as its agent was killed, and again before the new one had read the log: it waited for ever."""
+    tell("agent_killed", 90030)
+
+
 @pytest.mark.parametrize("seed", [2004, 2078])
 def test_ranks_that_started_are_not_said_to_have_ended_when_the_disk_fails_just_then(seed: int) -> None:
     """Their GPUs were given to the next job while they still ran on them."""

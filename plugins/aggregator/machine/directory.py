@@ -91,7 +91,12 @@ class Directory:
         known = self.known.get(event.job)
         if known is not None and grant_of(known.epoch) < event.grant:
             del self.known[event.job]
-        return self._ask(event, now_s) if self._is_here(event) else ()
+        if not self._is_here(event):
+            return ()
+        current = self.current(event.job)
+        # From disk: ranks may have joined before the log told this host of their run.
+        told = (TellRanks(current),) if current is not None else ()
+        return (*told, *self._ask(event, now_s))
 
     def _unplace(self, event: Unplaced) -> Sequence[Action]:
         placed = self._placed.get(event.job)

@@ -1,10 +1,10 @@
 """Directory by story: what the ranks of a host are told of who sums their tensors."""
 
-from covey.core import Heard
-from plugins.aggregator.machine.directory import Joined, RankLost
+from covey.core import Heard, Send
+from plugins.aggregator.machine.directory import ASK_S, Directory, Joined, RankLost
 from plugins.aggregator.machine.events import Keep, Placed, TellRanks, Unplaced
 from plugins.aggregator.messages import Lost, Wanted
-from tests.plugins.aggregator.play import HIGH, JOB, LOW, PLACES, A, B, directory, rack, sends
+from tests.plugins.aggregator.play import HIGH, JOB, LOW, PLACED, PLACES, A, B, Play, directory, rack, sends
 
 
 def test_ranks_are_told_of_a_higher_epoch_and_the_sender_of_a_lower_one_is_put_right() -> None:
@@ -18,6 +18,16 @@ def test_ranks_are_told_of_a_higher_epoch_and_the_sender_of_a_lower_one_is_put_r
 def test_a_rank_that_joins_is_told_or_the_home_is_asked() -> None:
     assert directory(LOW)(Joined(JOB)) == [TellRanks(LOW)]
     assert sends(directory()(Joined(JOB))) == [(A, Wanted(JOB, 0))]
+
+
+def test_ranks_that_join_before_the_log_tells_of_their_run_are_told_when_it_does() -> None:
+    """An agent that starts again knows from its disk who sums; its ranks come back before its log does."""
+    home, other = Play(Directory(A, [LOW])), Play(Directory(B, [LOW]))
+    for play in (home, other):
+        assert play(Joined(JOB)) == [], "which run they are of is not known yet"
+    assert home(PLACED) == [TellRanks(LOW)]
+    assert other(PLACED) == [TellRanks(LOW), Send(A, Wanted(JOB, LOW.epoch), ASK_S)], "and there may be a newer one"
+    assert home(PLACED) == other(PLACED) == []
 
 
 def test_while_nothing_is_known_the_home_is_asked_every_two_seconds() -> None:
