@@ -188,7 +188,8 @@ class Outcome:
 
 class Cluster:
     """Groups side by side. `arrange(cluster, event, job)` is called when a job came, ended an iteration (only if
-    `watched` says so) or ended, and may change `groups`; groups that it changes are brought to the present before."""
+    `watched` says so) or ended, `review(cluster)` every `review_s` seconds. Both may change `groups`; groups that they
+    change are brought to the present before."""
 
     def __init__(
         self,
@@ -196,9 +197,12 @@ class Cluster:
         hosts: int,
         arrange: "Callable[[Cluster, Event, Work], None]",
         watched: Callable[[Work], bool] = lambda job: False,
+        review: "Callable[[Cluster], None] | None" = None,
+        review_s: float = math.inf,
     ) -> None:
         self.jobs = [Work(job) for job in jobs]
         self.hosts, self.arrange, self.watched = hosts, arrange, watched
+        self.review, self.review_s = review, review_s if review else math.inf
         self.groups: list[Shared] = []
         self.now_s = 0.0
         self.moves = 0
@@ -212,11 +216,14 @@ class Cluster:
 
     def run(self, progress: Callable[[float], None] = lambda share: None) -> Outcome:
         coming = sorted(self.jobs, key=lambda job: job.job.submit_s, reverse=True)
-        ended = 0
+        ended, review_s = 0, self.review_s
         while ended < len(self.jobs):
             while coming and coming[-1].job.submit_s <= self.now_s + EPS:
                 self._tell("came", coming.pop())
-            found = self._until(coming[-1].job.submit_s if coming else math.inf)
+            if self.now_s >= review_s - EPS:
+                review_s = self.now_s + self.review_s
+                self._change(self.review)
+            found = self._until(min(review_s, coming[-1].job.submit_s if coming else math.inf))
             if found is None:
                 continue
             if found.end_s is None:
@@ -228,8 +235,12 @@ class Cluster:
         return self._outcome()
 
     def _tell(self, event: Event, job: Work) -> None:
+        self._change(lambda cluster: cluster.arrange(cluster, event, job))
+
+    def _change(self, how: "Callable[[Cluster], None] | None") -> None:
         before = list(self.groups)
-        self.arrange(self, event, job)
+        if how is not None:
+            how(self)
         there = set(map(id, self.groups))
         for group in before:
             if id(group) not in there:

@@ -11,12 +11,14 @@ from cli.sim.group_workload import Job
 from covey.core import HostId
 from plugins.interleave.machine.groups import (
     OURS,
+    REVIEW_S,
     Groups,
     GroupsAction,
     JobEnded,
     JobSubmitted,
     Manner,
     Progressed,
+    Reviewed,
     SetGroup,
     SubtaskTimed,
 )
@@ -176,7 +178,9 @@ class _Grouped:
         self.told: dict[str, int] = {}
 
     def run(self, progress: Callable[[float], None]) -> Outcome:
-        cluster = Cluster(self.all, self.setting.hosts, self._arrange, lambda job: job.done == TIMINGS)
+        cluster = Cluster(
+            self.all, self.setting.hosts, self._arrange, lambda job: job.done == TIMINGS, self._review, REVIEW_S
+        )
         self.works = {job.name: job for job in cluster.jobs}
         return cluster.run(progress)
 
@@ -192,6 +196,13 @@ class _Grouped:
         else:
             for timed in self._timed(job):
                 self._follow(self.home.handle(timed, now_s), touched)
+        self.home.check()
+        self._settle(cluster, touched)
+
+    def _review(self, cluster: Cluster) -> None:
+        touched: set[int] = set()
+        self._tell_progress(cluster.now_s, touched)
+        self._follow(self.home.handle(Reviewed(), cluster.now_s), touched)
         self.home.check()
         self._settle(cluster, touched)
 

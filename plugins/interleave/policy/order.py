@@ -1,23 +1,29 @@
 """Which jobs go first, and how much it matters that a job goes on. Ours.
 
 The paper takes jobs in the order of its lists (Algorithm 1, line 5), and of groupings asks only how busy they keep the
-hosts. The mean completion time is least when the job with the least left goes first; the hosts stay busy to the end
-only when no long job is left over for it. So a job that could not be done in time if it waited is *late* and goes
-before all others; the rest go by what they have left. And since a job does one iteration while its group does one of
-each, a job of short iterations among long ones hardly goes on, though the hosts are busy: so each job has an *urge*,
-which a grouping is paid for as it lets the job go on (`policy/model.Profile.urge`).
+hosts. Ours: the mean completion time is least when the job with the least left goes first, so jobs are looked at in
+that order. And since a job does one iteration while its group does one of each, a job of short iterations among long
+ones hardly goes on, though the hosts are busy: so each job has an *urge*, which a grouping is paid for as it lets the
+job go on (`policy/model.Profile.urge`). It has two parts:
+
+    for the mean       more, the less the job has left
+    for the end        hosts stay busy to the end only when no long job is left over for it. A job's *share* is what it
+                       needs alone, of the time in which all hosts, busy, can do what all have left. Who has the largest
+                       shares is paid to go on, the more the nearer the largest comes to 1: its share falls behind
+                       those of others then, so that in the end all long jobs end together
 
 How much is left is known where a job says how many iterations it will do. Elsewhere it is what jobs that ended here ran
 beyond as long, in the mean; and while none did, as long again as it has run. So, of those that say nothing, who has run
 least goes first, as by attained service in `plugins/scheduler`.
 """
 
+import math
 from collections.abc import Sequence
 
 import msgspec
 
 from covey.core import JobId
-from plugins.interleave.policy.model import Group, Profile, iteration_s
+from plugins.interleave.policy.model import Profile
 
 PRIOR = 2.0
 """Ended jobs that the rule "as long again" counts as."""
@@ -25,18 +31,16 @@ TYPICAL_S = 600.0
 """Seconds expected of a job of which nothing is known; only their order matters, and it is the same for all."""
 ALONE_ON = 16
 """Hosts on which lengths of jobs are compared: those of the paper's profiles (§4.4.2)."""
-LATE_AT = 0.8
-"""Of all the time that is left: a job that needs more of it alone is late. In a group it is not alone, and several late
-ones cannot all be last; but with 0.35 on tuning seed 101 all long jobs were late from the start, and the short ones
-waited for them (completion time 1.35x for 2.12x)."""
-URGE = 0.05
+URGE = 0.15
 """What it is worth, against hosts that are all busy, if all jobs went on as if each were alone."""
-URGE_LATE = 0.04
-"""The same for each late job alone, as its share of the time that is left."""
-URGE_LATE_ALL = 0.25
-"""For all late ones together: many that are thought late are no reason to leave hosts idle."""
-HELD_UP = 2.0
-"""A late job whose group takes so many times as long for an iteration as it would alone goes on too slowly."""
+END = 0.2
+"""The same for those that may be left over at the end, all together."""
+FAR, NEAR = 0.4, 0.8
+"""Largest share of a job up to which nothing is paid for the end, and from which on all of `END` is. A job alone is
+about twice as fast as in a group."""
+STEEP = 6.0
+"""A job whose share is larger than another's by 1/6 has e times as much of `END`. With less, jobs that can wait are
+paid too; with more the largest alone is hurried, and idles hosts."""
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -44,15 +48,6 @@ class Waiting(msgspec.Struct, frozen=True):
 
     profile: Profile
     left: float
-
-
-class Order(msgspec.Struct, frozen=True):
-    """Who goes before whom."""
-
-    late: tuple[JobId, ...]
-    """The latest first."""
-    rest: tuple[JobId, ...]
-    """The least left first."""
 
 
 def alone_s(job: Profile, hosts: float) -> float:
@@ -71,38 +66,41 @@ def left_of(declared: int | None, done: int, each_s: float, ended_s: Sequence[fl
     return max(1.0, left_s / each_s) if each_s > 0 else 1.0
 
 
-def ordered(jobs: Sequence[Waiting], hosts: int, group_hosts: float, late_at: float = LATE_AT) -> Order:
-    """The late jobs and the others. Late: its iterations, alone on `group_hosts` hosts, take more than `late_at` of the
-    time in which `hosts` hosts, all busy, can do all that these jobs have left."""
-    cpu = sum(job.left * job.profile.work_s for job in jobs)
-    net = sum(job.left * job.profile.net_s * group_hosts for job in jobs)
-    span_s = max(cpu, net) / hosts
-    alone = {job.profile.job: job.left * alone_s(job.profile, group_hosts) for job in jobs}
-    late = sorted((job for job, took_s in alone.items() if took_s > late_at * span_s), key=lambda j: (-alone[j], j))
-    rest = sorted((job for job, took_s in alone.items() if took_s <= late_at * span_s), key=lambda j: (alone[j], j))
-    return Order(tuple(late), tuple(rest))
+def ordered(jobs: Sequence[Waiting], hosts: int) -> tuple[JobId, ...]:
+    """The jobs, the one with the least left first: seconds alone on the hosts of a profile, or on `hosts` if these are
+    fewer."""
+    left_s = _left_s(jobs, hosts)
+    return tuple(sorted(left_s, key=lambda job: (left_s[job], job)))
+
+
+def shares(jobs: Sequence[Waiting], hosts: int) -> dict[JobId, float]:
+    """What each job needs alone, of the time in which `hosts` hosts, all computing, do all that these jobs have
+    left."""
+    span_s = max(1e-9, sum(job.left * job.profile.work_s for job in jobs) / max(1, hosts))
+    return {job: took_s / span_s for job, took_s in _left_s(jobs, hosts).items()}
 
 
 def urged(jobs: Sequence[Waiting], hosts: int) -> dict[JobId, Profile]:
-    """The profiles of these jobs, each with its urge. All urges share `URGE`, more of it the less a job has left: as
-    the root of one over it, since what is gained for the mean by speed is one over it, and for the makespan nothing.
-    A late job has `URGE_LATE` on top, times its share of the time that is left, at most twice."""
-    on = max(1, min(ALONE_ON, hosts))
-    left_s = {job.profile.job: max(1e-9, job.left * alone_s(job.profile, on)) for job in jobs}
-    span_s = max(1e-9, sum(job.left * job.profile.work_s for job in jobs) / max(1, hosts))
-    total = sum(took_s**-0.5 for took_s in left_s.values())
-    late = {name: min(2.0, took_s / span_s) for name, took_s in left_s.items() if took_s > LATE_AT * span_s}
-    each = min(URGE_LATE, URGE_LATE_ALL / max(1.0, sum(late.values())))
+    """The profiles of these jobs, each with its urge. All share `URGE`, more of it the less a job has left: as the root
+    of one over it, since what is gained for the mean by speed is one over it, and for the end nothing. And all share as
+    much of `END` as the largest share of a job demands, nearly all of it those that have the largest."""
+    left_s, share = _left_s(jobs, hosts), shares(jobs, hosts)
+    soon = {job: took_s**-0.5 for job, took_s in left_s.items()}
+    largest = max(share.values(), default=0.0)
+    threat = min(1.0, max(0.0, (largest - FAR) / (NEAR - FAR)))
+    late = {job: math.exp(STEEP * (each - largest)) for job, each in share.items()}
+    all_soon, all_late = sum(soon.values()), sum(late.values())
     found: dict[JobId, Profile] = {}
     for job in jobs:
         name = job.profile.job
-        weight = URGE * left_s[name] ** -0.5 / total + each * late.get(name, 0.0)
-        found[name] = msgspec.structs.replace(job.profile, urge=weight * alone_s(job.profile, on))
+        weight = URGE * soon[name] / all_soon + END * threat * late[name] / all_late
+        found[name] = msgspec.structs.replace(job.profile, urge=weight * alone_s(job.profile, _alone_on(hosts)))
     return found
 
 
-def are_held_up(late: Sequence[Profile], groups: Sequence[Group], hosts: int) -> bool:
-    """Does one of these late jobs wait, or go on too slowly where it is?"""
-    took = {job.job: iteration_s(group.jobs, group.hosts) for group in groups for job in group.jobs}
-    on = max(1, min(ALONE_ON, hosts))
-    return any(job.job not in took or took[job.job] > HELD_UP * alone_s(job, on) for job in late)
+def _alone_on(hosts: int) -> int:
+    return max(1, min(ALONE_ON, hosts))
+
+
+def _left_s(jobs: Sequence[Waiting], hosts: int) -> dict[JobId, float]:
+    return {job.profile.job: max(1e-9, job.left * alone_s(job.profile, _alone_on(hosts))) for job in jobs}

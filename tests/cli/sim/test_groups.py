@@ -57,6 +57,26 @@ def test_jobs_in_turns_take_what_the_model_says() -> None:
     assert out.makespan_s == pytest.approx(60 * model.iteration_s([job.profile for job in jobs], 8), rel=0.05)
 
 
+def test_reviews_come_on_time_until_the_last_job_ends_and_may_change_groups() -> None:
+    """Two jobs of 1,000 s on 8 hosts; the second review gives both to 16, where computing takes half as long."""
+    at_s: list[float] = []
+
+    def review(cluster: Cluster) -> None:
+        at_s.append(cluster.now_s)
+        if len(at_s) == 2:
+            old = cluster.groups[0]
+            cluster.groups = [Shared([], 16, old.rules)]
+            cluster.groups[0].at_s = cluster.now_s
+            cluster.groups[0].reorder(old.jobs, 16)
+
+    jobs = alike(2, work_s=80, net_s=10, iterations=50)
+    made = together(jobs, 8, Rules())
+    out = Cluster(jobs, 16, made.arrange, review=review, review_s=300.0).run()
+    assert at_s == pytest.approx([300.0 * (n + 1) for n in range(len(at_s))]) and at_s[-1] <= out.makespan_s
+    assert out.makespan_s == pytest.approx(1010, rel=0.02) and len(at_s) == 3, "10 s of network a job, with either"
+    assert out.useful == pytest.approx(2 * 50 * 80 / (16 * out.makespan_s)), "nothing done before is forgotten"
+
+
 def test_a_secondary_comm_fills_the_gaps_of_the_primary() -> None:
     """Two jobs that hardly compute: without gaps their COMMs take turns. Reference: §4.3.1."""
     jobs = alike(2, work_s=0.8, net_s=20.0, iterations=50)

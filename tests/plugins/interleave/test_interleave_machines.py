@@ -2,11 +2,13 @@
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.core import HostId, JobId
 from plugins.interleave.machine.groups import (
+    LEAN,
     OURS,
     PRINTED,
     Groups,
@@ -15,12 +17,14 @@ from plugins.interleave.machine.groups import (
     JobSubmitted,
     Manner,
     Progressed,
+    Reviewed,
     SetGroup,
     Shared,
     SubtaskTimed,
-    Timed,
 )
+from plugins.interleave.machine.timed import Timed
 from plugins.interleave.machine.turns import LAPS, Asked, Finished, OrderChanged, Run, Turns
+from plugins.interleave.policy import model
 from plugins.interleave.policy.model import Group, Profile
 
 A, B, C = JobId("a"), JobId("b"), JobId("c")
@@ -97,20 +101,6 @@ def test_who_has_least_left_of_what_it_said_is_next() -> None:
     assert of.waiting()[0] == names[7]
 
 
-def test_a_late_job_does_not_wait() -> None:
-    """Five short jobs and one that takes as long as all: when a place is free it is taken by the long one."""
-    of = Groups(HOSTS[:4], timings_min=1, group_max=2)
-    names = [JobId(f"j{n}") for n in range(6)]
-    for n, job in enumerate(names):
-        of.handle(JobSubmitted(job, 1000 if n == 5 else 50), 0.0)
-    for job in names:
-        profiled(of, job, 80, 20)
-    assert any(names[5] in group.jobs for group in of.groups.values())
-    of.handle(JobEnded(names[0]), 10.0)
-    of.check()
-    assert any(names[5] in group.jobs for group in of.groups.values())
-
-
 def waiting_on_one_host(manner: Manner = OURS) -> Groups:
     """Four jobs of which one runs; they say 400, 300, 200 and 100 iterations."""
     of = Groups(HOSTS[:1], manner, timings_min=1, group_max=1)
@@ -139,7 +129,7 @@ def test_as_printed_jobs_go_in_the_order_in_which_they_came() -> None:
     assert ours == [job for job in reversed(NAMES) if job in ours]
 
 
-def test_a_late_job_that_was_put_aside_is_brought_back_when_another_ends() -> None:
+def test_a_long_job_that_was_put_aside_is_brought_back_when_another_ends() -> None:
     """It holds one host of twelve, where an iteration takes a minute and a half; alone it would take 35 s."""
     of = Groups(HOSTS, timings_min=1)
     for job, said in ((A, 1000), (B, 20), (C, 30)):
@@ -197,6 +187,42 @@ def test_when_no_group_is_busier_with_a_new_job_all_are_arranged_anew_if_it_is_w
         profiled(of, C, 72, 10)
         running = {job for group in of.groups.values() for job in group.jobs}
         assert {A, B} <= running and (C in running) == runs
+
+
+def put_aside(manner: Manner = OURS) -> Groups:
+    """A, by far the longest, holds one host of twelve, where an iteration takes 90 s and alone 17; B and C have the
+    rest."""
+    of = two_groups(manner)
+    of.arranged = True
+    of.jobs[A].declared = 5000
+    return of
+
+
+def test_a_review_brings_back_who_would_be_left_over_at_the_end() -> None:
+    of = put_aside()
+    was = model.iteration_s([of.profile(A)], 1)
+    actions = of.handle(Reviewed(), 1800.0)
+    of.check()
+    (its,) = [group for group in of.groups.values() if A in group.jobs]
+    assert model.iteration_s([of.profile(job) for job in its.jobs], len(its.hosts)) < was / 2
+    assert any(isinstance(each, SetGroup) and A in each.jobs for each in actions)
+    assert of.handle(Reviewed(), 3600.0) == [], "nothing is better now"
+
+
+def test_a_review_changes_nothing_as_printed_nor_while_a_job_is_tried_out() -> None:
+    """Reference: §4.3.2: groups change when a job comes or ends."""
+    assert put_aside(PRINTED).handle(Reviewed(), 1800.0) == []
+    of = put_aside()
+    of.handle(JobSubmitted(JobId("new")), 1.0)
+    assert of.handle(Reviewed(), 1800.0) == []
+    assert Groups(HOSTS).handle(Reviewed(), 1800.0) == [], "nobody is there"
+
+
+def test_plans_lean_to_computing_and_printed_ones_take_times_as_measured() -> None:
+    assert two_groups(PRINTED).profile(A).net_s == pytest.approx(10)
+    assert two_groups(OURS).profile(A).net_s == pytest.approx(10 * LEAN)
+    assert [job.net_s for job in two_groups(OURS)._urged().values()] == pytest.approx([10 * LEAN] * 3)
+    assert two_groups(OURS).profile(A).work_s == pytest.approx(two_groups(PRINTED).profile(A).work_s)
 
 
 def test_as_printed_nobody_urges() -> None:
@@ -262,6 +288,8 @@ def test_no_host_is_in_two_groups_whatever_happens_and_epochs_only_grow(seed: in
             found = of.handle(JobEnded(job), float(at))
         elif kind == 3:
             found = of.handle(HostsChanged(tuple(rng.sample(HOSTS, rng.randrange(13)))), float(at))
+        elif kind == 4:
+            found = of.handle(Reviewed(), float(at))
         else:
             found = of.handle(SubtaskTimed(job, rng.choice(["comp", "comm"]), rng.uniform(1, 60), 4), float(at))
         of.check()

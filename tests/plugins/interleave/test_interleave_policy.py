@@ -1,8 +1,9 @@
 """Groups of jobs: model, assignment, schedule, regrouping and spilling."""
 
 import itertools
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -247,18 +248,20 @@ def test_a_new_job_joins_the_group_it_helps_or_waits() -> None:
 # ---- who goes first --------------------------------------------------------------------------------------------------
 
 
-def test_the_least_left_goes_first_and_the_late_before_all() -> None:
+def test_the_least_left_goes_first() -> None:
     """Reference: Algorithm 1, line 5."""
-    short, middle, long = jobs_of([(160, 10), (160, 10), (160, 10)])
-    each = [order.Waiting(long, 900), order.Waiting(middle, 60), order.Waiting(short, 20)]
-    found = order.ordered(each, 32, 16)
-    assert found.late == (long.job,)
-    assert found.rest == (short.job, middle.job)
+    short, quick, long = jobs_of([(160, 10), (16, 1), (160, 10)])
+    each = [order.Waiting(long, 900), order.Waiting(short, 20), order.Waiting(quick, 60)]
+    assert order.ordered(each, 32) == (quick.job, short.job, long.job), "in seconds: 120, 400, 18,000"
 
 
-def test_nobody_is_late_among_many_like_jobs() -> None:
-    found = order.ordered([order.Waiting(job, 100) for job in made(60, 3)], 100, 16)
-    assert found.late == () and len(found.rest) == 60
+def test_a_share_is_what_a_job_needs_alone_of_what_all_take_on_all_hosts() -> None:
+    one, other = jobs_of([(160, 10), (320, 5)])
+    each = [order.Waiting(one, 100), order.Waiting(other, 50)]
+    # All computing: 32,000 host-seconds. Alone on 16 hosts: 100 x 20 s, and 50 x 25 s.
+    assert order.shares(each, 20) == pytest.approx({one.job: 2000 / 1600, other.job: 1250 / 1600})
+    # On 4 hosts: 100 x 50 s and 50 x 85 s of 8,000 s.
+    assert order.shares(each, 4) == pytest.approx({one.job: 5000 / 8000, other.job: 4250 / 8000})
 
 
 def test_what_is_left_is_what_was_said_or_what_ended_jobs_ran_beyond() -> None:
@@ -277,7 +280,7 @@ def test_of_jobs_that_say_nothing_who_ran_least_is_first() -> None:
     ended = [1000.0, 1000.0, 20_000.0, 20_000.0]
     young, old = jobs_of([(160, 10), (160, 10)])
     each = [order.Waiting(job, order.left_of(None, done, 20, ended)) for job, done in ((old, 60), (young, 10))]
-    assert order.ordered(each, 4, 16).rest == (young.job, old.job)
+    assert order.ordered(each, 4) == (young.job, old.job)
 
 
 def test_urges_are_shared_and_who_has_less_left_has_more() -> None:
@@ -285,44 +288,35 @@ def test_urges_are_shared_and_who_has_less_left_has_more() -> None:
     each = [order.Waiting(job, 10.0 * (n + 1)) for n, job in enumerate(jobs)]
     found = order.urged(each, 10)
     alone = [Group((found[job.job],), 10) for job in jobs]
-    assert order.ordered(each, 10, 16).late == ()
+    assert max(order.shares(each, 10).values()) < order.FAR, "nobody will be left over"
     assert model.pushed(alone) == pytest.approx(order.URGE), "all of it when each goes on as if it were alone"
     like = [order.Waiting(job, left) for job, left in zip(jobs_of([(1600, 20)] * 4), (100, 25, 100, 100), strict=True)]
     long, short, *_ = order.urged(like, 10).values()
     assert short.urge == pytest.approx(2 * long.urge), "a quarter left: twice as much"
 
 
-def test_a_late_job_urges_more_the_later_it_is() -> None:
-    long, *others = jobs_of([(160, 10)] * 30)
-
-    def weight(left: float) -> float:
-        return order.urged([order.Waiting(long, left), *(order.Waiting(job, 100) for job in others)], 100)[
-            long.job
-        ].urge
-
-    # The others' computing takes 100 hosts 4,640 s, and `long` alone on 16 hosts needs 20 s an iteration.
-    assert weight(180) < order.URGE * 20
-    assert order.URGE_LATE * 20 * 0.8 < weight(250) < weight(400) < (order.URGE + 2 * order.URGE_LATE) * 20
-    assert weight(5000) == pytest.approx(weight(50_000), rel=0.02), "at most twice"
+def paid_for_the_end(lefts: Sequence[float]) -> list[float]:
+    """What like jobs with so many iterations left are paid for the end, on 100 hosts, if each went on as if alone."""
+    each = [order.Waiting(job, left) for job, left in zip(jobs_of([(160, 10)] * len(lefts)), lefts, strict=True)]
+    soon = [left**-0.5 for left in lefts]
+    urges = [job.urge / 20 for job in order.urged(each, 100).values()]
+    return [urge - order.URGE * mine / sum(soon) for urge, mine in zip(urges, soon, strict=True)]
 
 
-def test_many_late_jobs_share_what_urges_are_worth() -> None:
-    late = [order.Waiting(job, 400) for job in jobs_of([(160, 10)] * 12)]
-    assert len(order.ordered(late[:1], 100, 16).late) == 1
-    few, many = (
-        model.pushed([Group((job,), 16) for job in order.urged(late[:count], 100).values()]) for count in (2, 12)
-    )
-    assert few == pytest.approx(order.URGE + 2 * 2 * order.URGE_LATE)
-    assert many == pytest.approx(order.URGE + order.URGE_LATE_ALL)
+def test_who_may_be_left_over_is_paid_the_more_the_nearer_the_end() -> None:
+    """Jobs of 20 s an iteration that have 100 left: computing of 30 takes 100 hosts 4,800 s, of 40 6,400 s."""
+    assert sum(paid_for_the_end([100] * 40)) == pytest.approx(0), "shares of 0.31: nobody will be left over"
+    some, more, all_of_it = (paid_for_the_end([left, *[100] * 29]) for left in (110, 150, 400))
+    assert 0 < sum(some) < sum(more) < sum(all_of_it) == pytest.approx(order.END)
+    assert more[0] > 3 * more[1] and all_of_it[0] > 0.8 * order.END
 
 
-def test_a_late_job_in_a_slow_group_is_held_up() -> None:
-    long, other, slow = jobs_of([(160, 10), (160, 10), (3200, 30)])
-    assert order.are_held_up([long], [Group((other,), 16)], 16), "it waits"
-    assert not order.are_held_up([long], [Group((long, other), 16)], 16), "20 s an iteration, and 20 s alone"
-    assert order.are_held_up([long], [Group((long, slow), 16)], 16), "230 s an iteration"
-    assert order.are_held_up([long], [Group((other,), 15), Group((long,), 1)], 16), "put aside on one host: 170 s"
-    assert not order.are_held_up([], [Group((slow,), 16)], 16)
+def test_a_share_larger_by_a_sixth_is_paid_e_times_as_much() -> None:
+    each = [order.Waiting(job, left) for job, left in zip(jobs_of([(160, 10)] * 12), [400, 300] * 6, strict=True)]
+    share = list(order.shares(each, 100).values())
+    paid = paid_for_the_end([400, 300] * 6)
+    assert paid[0] / paid[1] == pytest.approx(math.exp(order.STEEP * (share[0] - share[1])))
+    assert sum(paid) == pytest.approx(order.END), "together, however many they are"
 
 
 def test_short_iterations_do_not_wait_for_long_ones_when_it_matters() -> None:
@@ -386,10 +380,10 @@ def test_every_job_has_one_place_whatever_order_they_are_named_in(
     jobs: list[tuple[float, float, float]], seed: int
 ) -> None:
     each = [order.Waiting(Profile(JobId(f"j{n}"), work, net), left) for n, (work, net, left) in enumerate(jobs)]
-    found = order.ordered(each, 50, 16)
-    assert sorted([*found.late, *found.rest]) == sorted(job.profile.job for job in each)
+    found = order.ordered(each, 50)
+    assert sorted(found) == sorted(job.profile.job for job in each)
     random.Random(seed).shuffle(each)
-    assert order.ordered(each, 50, 16) == found
+    assert order.ordered(each, 50) == found
 
 
 # ---- spilling --------------------------------------------------------------------------------------------------------
