@@ -409,7 +409,7 @@ class Groups:
         """Everything as it would be best, if that is better by so much; else nothing."""
         found = self._scheduled(urges)
         now = score_of(list(self._known(urges, set()).values()), len(self.hosts), self.weights)
-        return self._replace(list(self.groups), found.groups, found.score) if found.score >= (1 + worth) * now else []
+        return self._replace(list(self.groups), found.groups, found.score) if found.score > (1 + worth) * now else []
 
     def _arrange_all(self) -> list[GroupsAction]:
         found = self._scheduled(self._urged())

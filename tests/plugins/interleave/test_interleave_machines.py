@@ -218,6 +218,18 @@ def test_a_review_changes_nothing_as_printed_nor_while_a_job_is_tried_out() -> N
     assert Groups(HOSTS).handle(Reviewed(), 1800.0) == [], "nobody is there"
 
 
+def test_jobs_that_need_no_time_at_all_keep_their_hosts_through_a_review() -> None:
+    """No grouping of them is worth anything, so none is better than the one that is."""
+    of = Groups(HOSTS, timings_min=1)
+    for job in (A, B):
+        of.handle(JobSubmitted(job, 10), 0.0)
+    of.groups, of.arranged = {1: Shared((A, B), tuple(HOSTS))}, True
+    for job in (A, B):
+        of.jobs[job] = Timed(comp=1, comm=1)
+    assert of.handle(Reviewed(), 1800.0) == []
+    of.check()
+
+
 def test_plans_lean_to_computing_and_printed_ones_take_times_as_measured() -> None:
     assert two_groups(PRINTED).profile(A).net_s == pytest.approx(10)
     assert two_groups(OURS).profile(A).net_s == pytest.approx(10 * LEAN)
