@@ -197,12 +197,12 @@ class Cluster:
         hosts: int,
         arrange: "Callable[[Cluster, Event, Work], None]",
         watched: Callable[[Work], bool] = lambda job: False,
-        review: "Callable[[Cluster], None] | None" = None,
+        review: "Callable[[Cluster], None]" = lambda cluster: None,
         review_s: float = math.inf,
     ) -> None:
         self.jobs = [Work(job) for job in jobs]
         self.hosts, self.arrange, self.watched = hosts, arrange, watched
-        self.review, self.review_s = review, review_s if review else math.inf
+        self.review, self.review_s = review, review_s
         self.groups: list[Shared] = []
         self.now_s = 0.0
         self.moves = 0
@@ -237,10 +237,9 @@ class Cluster:
     def _tell(self, event: Event, job: Work) -> None:
         self._change(lambda cluster: cluster.arrange(cluster, event, job))
 
-    def _change(self, how: "Callable[[Cluster], None] | None") -> None:
+    def _change(self, how: "Callable[[Cluster], None]") -> None:
         before = list(self.groups)
-        if how is not None:
-            how(self)
+        how(self)
         there = set(map(id, self.groups))
         for group in before:
             if id(group) not in there:

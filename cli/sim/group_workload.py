@@ -17,7 +17,7 @@ say.
   printed rules 1.70x with 0.34 and 0.40 of the makespan.
 - *Order* of submission: by chance. In the order of table 4.1, or long ones first, naive sharing gains 1.3x to 2.5x.
 
-The printed rules do not reach the paper's makespan and CPU here (`docs/results/interleave.md`): the tail of this
+The printed rules stay below the paper's completion time and CPU here (`docs/results/interleave.md`): the tail of this
 workload is longer than that of figure 4.11, so it is not the paper's workload, only the nearest that was found.
 """
 

@@ -50,7 +50,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--contention", type=float, default=0.1, help="naive: lost per other job in the same phase (default 0.1)")
     add("--gap", type=float, default=0.1, help="share of a COMM that a secondary one can use (default 0.1)")
     add(
-        "--comm-cpu", type=float, default=0.0, help="share of processors that a COMM takes (default 0, as in the paper)"
+        "--comm-cpu",
+        type=float,
+        default=0.0,
+        help="share of processors that a COMM takes (default 0, as in the paper's model)",
     )
     add("--error", type=float, default=0.05, help="relative error of measured times (default 0.05)")
     add("--move-s", type=float, default=30.0, help="pause of a job that changes groups (default 30)")

@@ -62,6 +62,7 @@ class Manner(msgspec.Struct, frozen=True):
     by_left: bool = True
     """Who has least left first, each with its urge, and reviews (`policy/order`); else as they came."""
     lean: float = LEAN
+    """Communication is planned with as if it took so many times as long."""
     polish: bool = True
     """Is a grouping polished, or that of few jobs searched for among all? (`policy/schedule`)"""
 

@@ -36,8 +36,7 @@ URGE = 0.15
 END = 0.2
 """The same for those that may be left over at the end, all together."""
 FAR, NEAR = 0.4, 0.8
-"""Largest share of a job up to which nothing is paid for the end, and from which on all of `END` is. A job alone is
-about twice as fast as in a group."""
+"""Largest share of a job up to which nothing is paid for the end, and from which on all of `END` is."""
 STEEP = 6.0
 """A job whose share is larger than another's by 1/6 has e times as much of `END`. With less, jobs that can wait are
 paid too; with more the largest alone is hurried, and idles hosts."""
