@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types house test rack-test sim soak tables clean
+.PHONY: help setup run stop check lint types house test rack-test sim soak mutants tables clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -51,6 +51,9 @@ tables: $(READY) ## every experiment of the papers: bench/results/ (ONLY=jobs-ga
 
 soak: $(READY) ## play failure stories by seed for a while: make soak SEEDS=1-10000 SECONDS=3600
 	@$(BIN)/covey-chaos soak --seeds $(or $(SEEDS),1-2000) --cpu-seconds $(or $(SECONDS),600)
+
+mutants: $(READY) ## plant bugs one by one: do the checks notice? (AREA=memory ONLY=slug SECONDS=300)
+	@$(BIN)/covey-chaos mutants $(if $(AREA),--area $(AREA)) $(if $(ONLY),--only $(ONLY)) --cpu-seconds $(or $(SECONDS),300)
 
 rack-test: $(READY) ## kill real agents and byte processes under a job and remote memory
 	@$(BIN)/pytest tests/rack

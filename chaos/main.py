@@ -5,6 +5,7 @@
     covey-chaos hash --seed 7                only the hash: equal seeds have equal hashes, under any PYTHONHASHSEED
     covey-chaos crowd --hosts 1000 --seed 7  machines only
     covey-chaos soak --seeds 1-1000 --cpu-seconds 600
+    covey-chaos mutants --area memory        do the checks notice planted bugs?
 
 Exit status: 0 all held, 1 something did not (the line that repeats it is printed), 2 usage.
 """
@@ -21,6 +22,8 @@ import msgspec
 
 from chaos.crowd import gossip_story
 from chaos.memory_crowd import memory_story
+from chaos.planted import known_mutants, range_of
+from chaos.proving import WORKERS_MAX, prove
 from chaos.story import known_stories, tell
 
 SHOWN = re.compile(r"^ *[\d.]+ \S+ +(fault|healed|failover|power|agent started|process ended|warning|error)")
@@ -66,15 +69,27 @@ def _parser() -> argparse.ArgumentParser:
     soak.add_argument("--seeds", type=_range, default=range(1, 10_001), metavar="A-B")
     soak.add_argument("--cpu-seconds", type=float, default=300.0)
     soak.add_argument("--story", choices=names, metavar="NAME", help="only this one")
+    soak.add_argument("--first", action="store_true", help="stop at the first that breaks; nothing is played twice")
     soak.set_defaults(run=_soak)
+    mutants = commands.add_parser("mutants", help="plant small bugs in a copy of the tree: does their check notice?")
+    mutants.add_argument("--area", metavar="AREA", help="only those of this folder of chaos/mutants")
+    mutants.add_argument("--only", metavar="SLUG", help="only this one")
+    mutants.add_argument(
+        "--cpu-seconds",
+        type=float,
+        default=300.0,
+        help="for the simulator, per mutant that concerns several hosts (default 300; 0: only stories it names)",
+    )
+    mutants.add_argument("--workers", type=int, default=WORKERS_MAX, choices=range(1, WORKERS_MAX + 1))
+    mutants.set_defaults(run=_mutants)
     return parser
 
 
 def _range(text: str) -> range:
-    first, _, last = text.partition("-")
-    if not first.isdigit() or not (last or first).isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a range of seeds: write 1-100")
-    return range(int(first), int(last or first) + 1)
+    try:
+        return range_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _sim(options: argparse.Namespace) -> int:
@@ -128,9 +143,11 @@ def _soak(options: argparse.Namespace) -> int:
             except Exception as error:
                 broken += 1
                 print(f"BROKEN: {name} seed {seed}: {type(error).__name__}: {error}", flush=True)
+                if options.first:
+                    return _soaked(played, broken, faults, seconds, began)
                 continue
             played, faults, seconds = played + 1, faults + told.faults, seconds + told.seconds
-            if seed % REPEATED == 0 and not _same_again(name, seed, told.story_hash):
+            if seed % REPEATED == 0 and not options.first and not _same_again(name, seed, told.story_hash):
                 broken += 1
     return _soaked(played, broken, faults, seconds, began)
 
@@ -153,6 +170,20 @@ def _soaked(played: int, broken: int, faults: int, seconds: float, began: float)
         f"{cpu_s:.0f} s of CPU"
     )
     return 1 if broken else 0
+
+
+def _mutants(options: argparse.Namespace) -> int:
+    every = known_mutants()
+    chosen = [
+        mutant
+        for mutant in every
+        if options.area in (None, mutant.area) and options.only in (None, mutant.slug, mutant.name)
+    ]
+    if not chosen:
+        areas = ", ".join(sorted({mutant.area for mutant in every}))
+        print(f"covey-chaos: no such mutant; areas are {areas}, see chaos/mutants", file=sys.stderr)
+        return 2
+    return 0 if prove(chosen, options.cpu_seconds, options.workers) else 1
 
 
 if __name__ == "__main__":

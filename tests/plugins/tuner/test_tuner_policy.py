@@ -36,6 +36,18 @@ def test_the_slowest_server_or_the_own_card_holds_up_a_worker() -> None:
     assert cost.communication_s(25, 10, [50.0, 50.0], [10.0, 10.0], 1) == 30.0
 
 
+def test_an_epoch_of_given_shares_waits_for_the_slowest_server_and_the_slowest_worker() -> None:
+    """Reference: §3.2.2, equations 3.1 and 3.4."""
+    load = Load(samples=100.0, model_bytes=100.0, batch=10.0)
+    worker, other, fast, slow = hosts_of([(1.0, 1000.0), (2.0, 1000.0), (1.0, 50.0), (1.0, 10.0)])
+    halves = cost.epoch_of_shares(load, [worker], [fast, slow], [100.0], [50.0, 50.0])
+    assert halves == pytest.approx(100 * (1.0 + (50 / 10) / 10)), "the slow server needs 5 s, the mean is 3 s"
+    alike = cost.epoch_of_shares(load, [worker], [fast, slow], [100.0], [83.0, 17.0])
+    assert alike == pytest.approx(100 * (1.0 + (17 / 10) / 10))
+    two = cost.epoch_of_shares(load, [worker, other], [fast, slow], [50.0, 50.0], [50.0, 50.0])
+    assert two == pytest.approx(50 * (2.0 + 2 * (50 / 10) / 10)), "each server serves two, and the slow worker is later"
+
+
 @settings(max_examples=60, deadline=None)
 @given(figures=clusters, model=st.floats(1e6, 3e9), batch=st.floats(100, 1e5))
 def test_both_searches_find_the_optimum_of_all_assignments(
