@@ -18,16 +18,23 @@ NOT_CARRIED = frozenset(
     """_ OLDPWD SHLVL PWD TERM COLORTERM COLUMNS LINES LS_COLORS PS1 PS2 PROMPT_COMMAND TERM_PROGRAM TMUX STY WINDOWID
     DISPLAY WAYLAND_DISPLAY XAUTHORITY INVOCATION_ID JOURNAL_STREAM NOTIFY_SOCKET WATCHDOG_USEC WATCHDOG_PID LISTEN_FDS
     LISTEN_PID MAIL MAILCHECK HISTFILE LESSOPEN LESSCLOSE MAKEFLAGS MFLAGS MAKELEVEL MAKE_TERMOUT MAKE_TERMERR
-    RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK NNODES MASTER_ADDR MASTER_PORT
+    RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE
+    NNODES MASTER_ADDR MASTER_PORT
     CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES""".split()  # noqa: SIM905
 )
 """Variables of the terminal, the session, the make or the rank that submits: they mean nothing or the wrong thing in
 the job."""
-NOT_CARRIED_PREFIXES = ("COVEY_", "SSH_", "XDG_SESSION", "XDG_SEAT", "XDG_VTNR", "DBUS_", "BASH_FUNC_", "SUDO_")
+NOT_CARRIED_PREFIXES = tuple(
+    "COVEY_ PET_ TORCHELASTIC_ SSH_ XDG_SESSION XDG_SEAT XDG_VTNR DBUS_ BASH_FUNC_ SUDO_".split()  # noqa: SIM905
+)
 CLASSES = ("guaranteed", "auto", "opportunistic")
 CLASS_HELP = (
     "guaranteed (default): within the tenant's quota; opportunistic: on GPUs that are left, and yields; "
     "auto: guaranteed, and opportunistic once it waited long"
+)
+BIND_HELP = (
+    "each worker sees its own GPUs only, as device 0 and up (for programs that take every GPU they see); default: it "
+    "sees all of the job's on its host, and LOCAL_RANK is its own"
 )
 SUBMIT_TRIES = 3
 
@@ -36,6 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="default: the script's")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes of the gang (default 1)")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs for each worker (default 1)")
+    parser.add_argument("--bind-gpus", action="store_true", help=BIND_HELP)
     parser.add_argument("--tenant", help="who pays (default: default)")
     parser.add_argument("--class", dest="job_class", choices=CLASSES, help=CLASS_HELP)
     parser.add_argument("--env", action="append", default=[], metavar="KEY=VAL", help="one more variable; repeatable")
@@ -85,6 +93,8 @@ def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[s
         "workers": args.workers,
         "gpus_per_worker": args.gpus,
     }
+    if args.bind_gpus:
+        spec["bind_gpus"] = True
     for field, value in (("name", args.name), ("tenant", args.tenant), ("class", args.job_class)):
         if value is not None:
             spec[field] = value

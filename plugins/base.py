@@ -74,8 +74,9 @@ class ReplicatedLog(Protocol):
 class RankSpec(msgspec.Struct, frozen=True):
     rank: int
     local_rank: int
+    """Among the ranks on its host."""
     gpus: tuple[str, ...]
-    """UUIDs for CUDA_VISIBLE_DEVICES."""
+    """UUIDs of its own."""
 
 
 class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +94,7 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankSpec, ...]
     world_size: int
     node_rank: int
+    """Index of this host in `nodes`."""
     nodes: tuple[HostId, ...]
     master_addr: str
     """An IP the peers reach."""
@@ -100,6 +102,8 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 1
     grace_s: float = 10.0
     """Between SIGTERM and SIGKILL."""
+    bind_gpus: bool = False
+    """Each rank sees its own GPUs only, not those of its siblings here."""
 
 
 class Runner(Protocol):

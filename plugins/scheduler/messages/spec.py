@@ -54,6 +54,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     """Seconds of running, all attempts together; None: no limit."""
     grace_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
     """Between SIGTERM and SIGKILL."""
+    bind_gpus: bool = False
+    """Each rank sees its own GPUs only; otherwise all that the job has on its host (`agent/rankenv.py`)."""
 
     @property
     def gpus(self) -> int:
@@ -103,6 +105,7 @@ EXPECTED: dict[str, str] = {
     "skew": "a number from 0 to 1: bytes of the largest tensor over bytes of all",
     "time_limit_s": "a number of seconds over 0, or nothing for no limit",
     "grace_s": "a number of seconds from 0 to 3600",
+    "bind_gpus": "true or false",
 }
 _TYPES: dict[str, Any] = {field.encode_name: field.type for field in msgspec.structs.fields(JobSpec)}
 

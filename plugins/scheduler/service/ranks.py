@@ -434,4 +434,5 @@ def ranks_spec(job: Job, place: Place) -> RanksSpec:
         master_port=job.master_port,
         attempt=job.attempt,
         grace_s=job.spec.grace_s,
+        bind_gpus=job.spec.bind_gpus,
     )

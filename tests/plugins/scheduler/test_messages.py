@@ -24,6 +24,7 @@ GOOD: dict[str, Any] = {
     "skew": 0.5,
     "time_limit_s": 60,
     "grace_s": 5,
+    "bind_gpus": True,
 }
 
 
@@ -50,7 +51,7 @@ def test_only_a_command_is_needed_and_the_name_comes_from_it() -> None:
         ("env", {"A=B": "1"}), ("env", {"": "1"}),
         ("env", {"A": 1}), ("env", ["A"]), ("skew", -0.1), ("skew", 1.1), ("skew", float("nan")),
         ("time_limit_s", 0), ("time_limit_s", float("nan")), ("time_limit_s", float("inf")), ("grace_s", -1),
-        ("grace_s", float("nan")), ("grace_s", 10**9),
+        ("grace_s", float("nan")), ("grace_s", 10**9), ("bind_gpus", 1),
     ],
 )  # fmt: skip
 def test_every_error_names_the_field_what_was_found_and_what_was_expected(field: str, value: Any) -> None:
@@ -70,7 +71,7 @@ def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:
         assert caught.value.next == f"did you mean {right}?"
     with pytest.raises(SpecError) as caught:
         JobSpec.parse({**GOOD, "zzzzzz": 1})
-    assert caught.value.next.startswith("use one of argv, class, cwd")
+    assert caught.value.next.startswith("use one of argv, bind_gpus, class, cwd")
 
 
 def test_a_job_that_carries_too_much_is_refused() -> None:
