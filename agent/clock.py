@@ -12,5 +12,8 @@ class RealClock:
     def wall_s(self) -> float:
         return time.time()
 
+    def boot_s(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
     def cpu_s(self) -> float:
         return time.thread_time()

@@ -20,11 +20,22 @@ import msgspec
 
 from agent import supervisor
 from agent.rankenv import RankDoor, environment
-from agent.supervisor import CANNOT_START, SIGKILL, UNKNOWN, Forget, RankStart, State, Status, Stop, SupervisorConfig
+from agent.supervisor import (
+    CANNOT_START,
+    SIGKILL,
+    UNKNOWN,
+    Forget,
+    RankStart,
+    Renewed,
+    State,
+    Status,
+    Stop,
+    SupervisorConfig,
+)
 from covey.core import Fact, JobId
 from covey.frames import pack, read_frame
 from covey.ports import Address, ByteStream, Command, Env, HeldPort, ProcessId
-from plugins.base import RankSpec, RanksSpec
+from plugins.base import RankLease, RankSpec, RanksSpec
 from plugins.facts import RanksEnded, RanksStarted
 
 TOKEN_BYTES = 16
@@ -35,6 +46,8 @@ BOOT_S = 10.0
 LAUNCHES_MAX = 3
 """Supervisors that die before they say a word; then the ranks cannot start here."""
 RETRY_S = 0.1
+AGAIN_LEASE_S = 10.0
+"""Lease of ranks whose supervisor and agent both died: what was left of theirs nobody knows."""
 LOG_BYTES_MAX = 1 << 20
 """Most that one `read_log` returns."""
 _FILE = re.compile(r"^jobs/([a-z0-9][a-z0-9.-]{0,62})/(?:(\d{1,18})\.start|forgotten)$")
@@ -71,6 +84,8 @@ class Epoch:
         self.launched = False
         """This agent started its supervisor."""
         self.stop: Stop | None = None
+        self.lease: RankLease | None = None
+        """The newest that this agent was told to give."""
         self.stream: ByteStream | None = None
         self.started = self.ended = self.forgotten = False
         """What was told."""
@@ -183,6 +198,7 @@ class SupervisedRunner:
             known.found = False
             return
         epoch = self._epochs[key] = Epoch(Record(spec, self._env.entropy(TOKEN_BYTES).hex()), found=False)
+        epoch.lease = spec.lease
         older = [e for (j, n), e in sorted(self._epochs.items()) if j == spec.job and n < spec.epoch]
         for fenced in older:
             await self._stop(fenced, Stop(0.0, f"epoch {spec.epoch} of this job starts here"))
@@ -201,6 +217,17 @@ class SupervisedRunner:
         if epoch.stream is not None:
             with contextlib.suppress(ConnectionError):
                 await epoch.stream.write(pack(stop))
+
+    async def renew(self, leases: Mapping[Key, RankLease]) -> None:
+        """Said now to each supervisor that is there, and again whenever one is met."""
+        for key, lease in sorted(leases.items()):
+            epoch = self._epochs.get(key)
+            if epoch is None or epoch.ended:
+                continue
+            epoch.lease = lease
+            if epoch.stream is not None:
+                with contextlib.suppress(ConnectionError):
+                    await epoch.stream.write(pack(Renewed(lease)))
 
     def running(self) -> Mapping[Key, Mapping[int, int]]:
         found: dict[Key, Mapping[int, int]] = {}
@@ -315,6 +342,7 @@ class SupervisedRunner:
             state=_file(key, "state"),
             preempt=_file(key, "preempt"),
             socket=self._socket(key),
+            lease=self._lease(epoch),
         )
         process = await self._env.processes.start_program("supervisor", _instance(key), config)
         epoch.launched = True
@@ -323,6 +351,12 @@ class SupervisedRunner:
             await self._write(key, epoch)
         except OSError as error:  # it lives, and is found at its socket: these ranks did start
             self._env.log.warning("a supervisor's id is not written", job=key[0], epoch=key[1], why=str(error))
+
+    def _lease(self, epoch: Epoch) -> RankLease | None:
+        first = epoch.record.spec.lease
+        if epoch.lease is not None or first is None:
+            return epoch.lease
+        return RankLease(self._env.clock.boot_s(), AGAIN_LEASE_S, first.grace_s)
 
     def _command(self, record: Record, rank: RankSpec) -> Command:
         spec = record.spec
@@ -415,6 +449,8 @@ class SupervisedRunner:
         try:
             if epoch.stop is not None:
                 await stream.write(pack(epoch.stop))
+            if epoch.lease is not None:
+                await stream.write(pack(Renewed(epoch.lease)))
             while not epoch.ended:
                 heard = await read_frame(stream, supervisor.decoder)
                 if isinstance(heard, Status) and (heard.job, heard.epoch) == key:

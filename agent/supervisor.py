@@ -8,6 +8,11 @@ What it may be asked: how things stand (`Status`, sent on connecting and at ever
 ranks' groups, SIGKILL after a grace), and to go away. What it knows is on disk before it says so, and it ends by itself
 once the last exit status is there: an agent that was away reads the file.
 
+It holds the ranks' lease (`plugins.base.RankLease`), which its agent renews (`Renewed`) with what the log's leader
+says. One that runs out means that this host may be cut off and that another is about to run these ranks, so they get
+the notice, SIGTERM and SIGKILL from here, whatever the agent does: it may be dead or stopped. They count as lost. Time
+is `Clock.boot_s`, one reading for both processes, and no renewal reaches into the future.
+
 Started once. The unix socket is the claim: two supervisors for the same epoch cannot both listen. One that finds a
 state file took over from a supervisor that died; it starts nothing, ends what the other left behind and says that the
 exit statuses are not known. So an agent that does not know how far it got simply starts a supervisor again.
@@ -26,7 +31,8 @@ import msgspec
 from covey.core import JobId
 from covey.frames import FrameError, pack, read_frame
 from covey.ports import ByteStream, Command, Env, Listener, Process, ProcessId
-from plugins.base import Outbox, Program
+from covey.units import format_seconds
+from plugins.base import Outbox, Program, RankLease
 
 SIGTERM, SIGKILL = 15, 9
 CANNOT_START = 127
@@ -41,6 +47,8 @@ STRAYS_GRACE_S = 0.5
 DISK_RETRY_S = 1.0
 READS_MAX = 5
 SOCKET_CHECK_S = 2.0
+LEASE_CHECK_S = 1.0
+"""Longest sleep until the lease is looked at again: timers stand still while a machine sleeps, its lease does not."""
 
 
 class RankStart(msgspec.Struct, frozen=True):
@@ -61,6 +69,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Disk name of the file that appears when the ranks are asked to stop (COVEY_PREEMPT_FILE)."""
     socket: str
     """Address of the control socket."""
+    lease: RankLease | None = None
+    """The first one; None: none before one is told."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +83,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """All ranks ended and nothing of them is left."""
     reason: str = ""
     lost: bool = False
-    """No supervisor saw their end: the machine restarted, or the supervisor was killed."""
+    """They did not end by themselves: no supervisor saw their end (the machine restarted, or it was killed), or their
+    lease ran out."""
 
 
 class Control(msgspec.Struct, frozen=True, tag=True):
@@ -95,11 +106,19 @@ class Stop(Control, frozen=True):
     why: str
 
 
+class Renewed(Control, frozen=True):
+    """Agent -> supervisor: the leader confirmed these ranks. The one that was asked for last counts."""
+
+    lease: RankLease
+
+
 class Forget(Control, frozen=True):
     """Agent -> supervisor: nobody will ask any more. Ends at once if all ranks ended."""
 
 
-decoder: msgspec.msgpack.Decoder[Status | Stop | Forget] = msgspec.msgpack.Decoder(Status | Stop | Forget)
+decoder: msgspec.msgpack.Decoder[Status | Stop | Renewed | Forget] = msgspec.msgpack.Decoder(
+    Status | Stop | Renewed | Forget
+)
 state_decoder: msgspec.msgpack.Decoder[State] = msgspec.msgpack.Decoder(State)
 
 
@@ -152,6 +171,7 @@ class Supervisor:
         self._processes: dict[int, Process] = {}
         self._stop_at_s: float | None = None
         self._kill_at_s = float("inf")
+        self._lease = config.lease
         self._over = False
         self._stopping = asyncio.Event()
         self._forgotten = asyncio.Event()
@@ -239,6 +259,7 @@ class Supervisor:
 
     async def _ranks(self) -> None:
         self._env.spawn("stopper", self._stopper())
+        self._env.spawn("lease", self._keep_lease())
         try:
             await self._env.disk.replace(self._config.state, msgspec.msgpack.encode(self._state))
         except OSError as error:
@@ -297,6 +318,34 @@ class Supervisor:
             strays = await self._env.processes.end_strays(STRAYS_GRACE_S if self._stop_at_s is None else 0.0)
             if strays:
                 self._env.log.info("ended what ranks left behind", processes=strays)
+
+    # ---- the lease ----
+
+    def _renewed(self, lease: RankLease) -> None:
+        asked_s = min(lease.asked_s, self._env.clock.boot_s())
+        if self._lease is None or asked_s >= self._lease.asked_s:
+            self._lease = msgspec.structs.replace(lease, asked_s=asked_s)
+
+    async def _keep_lease(self) -> None:
+        """Until the ranks are over, or their lease is. A lease that is over stays so: other ranks may be about to start
+        under the next grant, and a renewal that comes now was asked for before."""
+        while not self._over:
+            lease, now_s = self._lease, self._env.clock.boot_s()
+            if lease is not None and now_s >= lease.until_s:
+                self._lease_ran_out(lease, now_s)
+                return
+            left_s = LEASE_CHECK_S if lease is None else lease.until_s - now_s
+            await asyncio.sleep(min(left_s, LEASE_CHECK_S))
+
+    def _lease_ran_out(self, lease: RankLease, now_s: float) -> None:
+        """Ranks that are being stopped for another reason keep it, and get no more grace than is left here."""
+        if self._stop_at_s is None:
+            self._state = msgspec.structs.replace(self._state, lost=True)
+        why = (
+            f"no leader has confirmed these ranks for {format_seconds(now_s - lease.asked_s)}: {self._env.host} may be "
+            f"cut off, and another host is to run them"
+        )
+        self._ask_to_stop(min(lease.grace_s, self._config.grace_s), why)
 
     # ---- stopping ----
 
@@ -398,6 +447,8 @@ class Supervisor:
                 match await read_frame(stream, decoder):
                     case Stop(grace_s, why):
                         self._ask_to_stop(grace_s, why)
+                    case Renewed(lease):
+                        self._renewed(lease)
                     case Forget():
                         self._forgotten.set()
                     case Status():

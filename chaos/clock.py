@@ -26,6 +26,9 @@ class SimClock:
     def wall_s(self) -> float:
         return WALL_START_S + self._world_now() + self.wall_error_s
 
+    def boot_s(self) -> float:
+        return self.now_s()
+
     def cpu_s(self) -> float:
         return 0.0
 

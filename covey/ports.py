@@ -19,13 +19,17 @@ Address = str
 
 
 class Clock(Protocol):
-    """Two clocks: one that never goes back, for decisions, and one for people; and what this thread has worked."""
+    """Clocks that never go back, for decisions; one for people; and what this thread has worked."""
 
     def now_s(self) -> float:
         """Monotonic seconds, microsecond resolution, never the event loop's cached time."""
 
     def wall_s(self) -> float:
         """Seconds since 1970, for display only."""
+
+    def boot_s(self) -> float:
+        """Seconds since this machine started, the time it slept included: one reading for all processes of the machine.
+        Leases are counted by it, since a machine that was suspended must find that its leases are over."""
 
     def cpu_s(self) -> float:
         """Seconds of a core that the calling thread has used; always 0 in the simulator, where work takes no time."""

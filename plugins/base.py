@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -79,6 +80,22 @@ class RankSpec(msgspec.Struct, frozen=True):
     """UUIDs of its own."""
 
 
+class RankLease(msgspec.Struct, frozen=True):
+    """For how long ranks may run without news from the log's leader. Whoever holds it ends them by itself, so that they
+    are certainly gone before the leader grants their GPUs' quota again, also when this host is cut off."""
+
+    asked_s: float
+    """`Clock.boot_s` when the leader was asked: what it said is counted from there, not from when the answer came."""
+    lease_s: float | None
+    """None: without end; nobody else could grant anything."""
+    grace_s: float
+    """Most that lies between SIGTERM and SIGKILL once it is over."""
+
+    @property
+    def until_s(self) -> float:
+        return math.inf if self.lease_s is None else self.asked_s + self.lease_s
+
+
 class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the runner starts on one host: some ranks of one gang under one epoch."""
 
@@ -104,6 +121,8 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Between SIGTERM and SIGKILL."""
     bind_gpus: bool = False
     """Each rank sees its own GPUs only, not those of its siblings here."""
+    lease: RankLease | None = None
+    """The first one; None: these ranks run for as long as they like, until one is given (`Runner.renew`)."""
 
 
 class Runner(Protocol):
@@ -119,6 +138,10 @@ class Runner(Protocol):
 
     async def stop(self, job: JobId, epoch: int, grace_s: float, why: str) -> None:
         """SIGTERM to the ranks' groups, SIGKILL after `grace_s`. Idempotent; `RanksEnded` follows."""
+
+    async def renew(self, leases: Mapping[tuple[JobId, int], RankLease]) -> None:
+        """The ranks of these (job, epoch) may go on for so long. When a lease runs out they are told, ended, and
+        `RanksEnded` says `lost`; that happens also while this agent is dead or stopped."""
 
     def running(self) -> Mapping[tuple[JobId, int], Mapping[int, int]]:
         """(job, epoch) -> rank -> pid of what runs here now."""

@@ -39,6 +39,9 @@ class FakeClock:
     def wall_s(self) -> float:
         return 1_800_000_000.0
 
+    def boot_s(self) -> float:
+        return self.now_s()
+
     def cpu_s(self) -> float:
         return 0.0
 

@@ -21,6 +21,9 @@ class Wall:
         self.at += 1.0
         return self.at
 
+    def boot_s(self) -> float:
+        return self.now_s()
+
     def cpu_s(self) -> float:
         return 0.0
 

@@ -81,6 +81,9 @@ class Clock:
     def wall_s(self) -> float:
         return 0.0
 
+    def boot_s(self) -> float:
+        return self.now_s()
+
     def cpu_s(self) -> float:
         return 0.0
 

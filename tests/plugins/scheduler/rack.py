@@ -14,7 +14,7 @@ import structlog
 
 from covey.core import Fact, HostId, JobId, Message
 from covey.ports import Env, Gpu, MemoryNow
-from plugins.base import NoLeader, RanksSpec, Refused
+from plugins.base import NoLeader, RankLease, RanksSpec, Refused
 from plugins.facts import HostState, HostView, RanksEnded, RanksStarted, SecondPassed
 from plugins.scheduler.messages.wire import decoder
 from plugins.scheduler.policy.settings import Settings
@@ -67,6 +67,9 @@ class FakeClock:
     def wall_s(self) -> float:
         return 1_700_000_000.0 + asyncio.get_running_loop().time()
 
+    def boot_s(self) -> float:
+        return self.now_s()
+
     def cpu_s(self) -> float:
         return 0.0
 
@@ -111,6 +114,7 @@ class Machine:
         self.forgotten: dict[JobId, int] = {}
         self.starts: list[tuple[JobId, int]] = []
         """Every real start of ranks, ever."""
+        self.leases: dict[tuple[JobId, int], RankLease] = {}
         self.outputs: dict[tuple[JobId, int], bytes] = {}
         self.saves_and_exits = False
         """Its ranks answer SIGTERM with exit 0, and the runner gives no reason."""
@@ -144,6 +148,9 @@ class FakeRunner:
         if spec is not None:
             saves = self.machine.saves_and_exits
             self.end(job, epoch, {rank.rank: 0 if saves else -15 for rank in spec.ranks}, "" if saves else why)
+
+    async def renew(self, leases: Mapping[tuple[JobId, int], RankLease]) -> None:
+        self.machine.leases |= {key: lease for key, lease in leases.items() if key in self.machine.ranks}
 
     def end(self, job: JobId, epoch: int, codes: dict[int, int], reason: str = "", lost: bool = False) -> None:
         del self.machine.ranks[job, epoch]
