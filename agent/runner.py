@@ -12,7 +12,6 @@ up to it is refused: a grant's epoch is the fencing token.
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -20,6 +19,8 @@ import msgspec
 
 from agent import supervisor
 from agent.rankenv import RankDoor, environment
+from agent.records import START_OR_FORGOTTEN, Key, Record, file_of, instance_of, log_of
+from agent.records import decoder as record_decoder
 from agent.supervisor import (
     CANNOT_START,
     SIGKILL,
@@ -34,7 +35,7 @@ from agent.supervisor import (
 )
 from covey.core import Fact, JobId
 from covey.frames import pack, read_frame
-from covey.ports import Address, ByteStream, Command, Env, HeldPort, ProcessId
+from covey.ports import Address, ByteStream, Command, Env, HeldPort
 from plugins.base import RankLease, RankSpec, RanksSpec
 from plugins.facts import RanksEnded, RanksStarted
 
@@ -50,20 +51,6 @@ AGAIN_LEASE_S = 10.0
 """Lease of ranks whose supervisor and agent both died: what was left of theirs nobody knows."""
 LOG_BYTES_MAX = 1 << 20
 """Most that one `read_log` returns."""
-_FILE = re.compile(r"^jobs/([a-z0-9][a-z0-9.-]{0,62})/(?:(\d{1,18})\.start|forgotten)$")
-Key = tuple[JobId, int]
-
-
-class Record(msgspec.Struct, frozen=True):
-    """`jobs/JOB/EPOCH.start`."""
-
-    spec: RanksSpec
-    token: str
-    supervisor: ProcessId | None = None
-    """None until it is started, or when the agent died in between."""
-
-
-_record_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 
 
 @runtime_checkable
@@ -141,7 +128,7 @@ class SupervisedRunner:
 
     async def _load(self) -> None:
         for name in await self._env.disk.names("jobs/"):
-            found = _FILE.match(name)
+            found = START_OR_FORGOTTEN.match(name)
             if found is None:
                 continue
             data, job = await self._env.disk.read(name) or b"", JobId(found[1])
@@ -149,7 +136,7 @@ class SupervisedRunner:
                 self._forgotten[job] = int(data) if data.isdigit() and len(data) < 19 else 0
                 continue
             try:
-                record = _record_decoder.decode(data)
+                record = record_decoder.decode(data)
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
                 self._env.log.error("a job's record is damaged", file=self._env.disk.path(name), why=str(error))
                 continue
@@ -257,17 +244,17 @@ class SupervisedRunner:
         return None if known is None else known.record.spec
 
     def log_path(self, job: JobId, rank: int) -> str:
-        return self._env.disk.path(_log(job, rank))
+        return self._env.disk.path(log_of(job, rank))
 
     async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> tuple[bytes, int]:
         """Reads at most `LOG_BYTES_MAX`. A negative offset counts from the end."""
         try:
-            size = await self._size(_log(job, rank))
+            size = await self._size(log_of(job, rank))
         except OSError:
             return b"", 0
         start = max(0, size + offset) if offset < 0 else min(offset, size)
         length = max(0, min(limit, LOG_BYTES_MAX, size - start))
-        return await self._env.disk.read_at(_log(job, rank), start, length) if length else b"", size
+        return await self._env.disk.read_at(log_of(job, rank), start, length) if length else b"", size
 
     async def _size(self, name: str) -> int:
         if isinstance(self._env.disk, Sized):
@@ -289,7 +276,7 @@ class SupervisedRunner:
         try:
             await self._env.disk.replace(f"jobs/{key[0]}/forgotten", str(self._forgotten[key[0]]).encode())
             if epoch.state.pids:
-                await self._env.disk.delete(f"logs/{_instance(key)}.log")  # kept where nothing ever ran: it says why
+                await self._env.disk.delete(f"logs/{instance_of(key)}.log")  # kept where nothing ever ran: it says why
             await self._delete(key)
         except OSError as error:
             self._env.log.error("a job's record cannot be removed", job=key[0], epoch=key[1], why=str(error))
@@ -298,7 +285,7 @@ class SupervisedRunner:
     async def _delete(self, key: Key) -> None:
         """The record goes last: while it is there, the rest is looked for."""
         for ending in ("state", "preempt", "start"):
-            await self._env.disk.delete(_file(key, ending))
+            await self._env.disk.delete(file_of(key, ending))
 
     async def _delete_if_possible(self, key: Key) -> None:
         """What a sick disk keeps is found, and deleted, after the next restart."""
@@ -329,7 +316,7 @@ class SupervisedRunner:
         await self._follow(key, epoch)
 
     async def _write(self, key: Key, epoch: Epoch) -> None:
-        await self._env.disk.replace(_file(key, "start"), msgspec.msgpack.encode(epoch.record))
+        await self._env.disk.replace(file_of(key, "start"), msgspec.msgpack.encode(epoch.record))
 
     async def _launch(self, key: Key, epoch: Epoch) -> None:
         """OSError when our own program cannot be started."""
@@ -339,12 +326,12 @@ class SupervisedRunner:
             epoch=spec.epoch,
             ranks=tuple(RankStart(rank.rank, self._command(epoch.record, rank)) for rank in spec.ranks),
             grace_s=spec.grace_s,
-            state=_file(key, "state"),
-            preempt=_file(key, "preempt"),
+            state=file_of(key, "state"),
+            preempt=file_of(key, "preempt"),
             socket=self._socket(key),
             lease=self._lease(epoch),
         )
-        process = await self._env.processes.start_program("supervisor", _instance(key), config)
+        process = await self._env.processes.start_program("supervisor", instance_of(key), config)
         epoch.launched = True
         epoch.record = msgspec.structs.replace(epoch.record, supervisor=process.id)
         try:
@@ -364,13 +351,13 @@ class SupervisedRunner:
             host=self._env.host,
             token=record.token,
             socket=self._socket_path,
-            preempt_file=self._env.disk.path(_file((spec.job, spec.epoch), "preempt")),
+            preempt_file=self._env.disk.path(file_of((spec.job, spec.epoch), "preempt")),
         )
         variables = environment(spec, rank, door, self._hide_gpus)
         return Command(argv=spec.argv, cwd=spec.cwd, env=variables, output=self.log_path(spec.job, rank.rank))
 
     def _socket(self, key: Key) -> Address:
-        return f"unix:{self._env.run_dir}/{_instance(key)}.sock"
+        return f"unix:{self._env.run_dir}/{instance_of(key)}.sock"
 
     async def _follow(self, key: Key, epoch: Epoch) -> None:
         """Until its end is known. The supervisor may be booting, alive, gone with a last word on disk, or dead."""
@@ -403,7 +390,7 @@ class SupervisedRunner:
 
     async def _read_state(self, key: Key) -> bytes | None:
         try:
-            return await self._env.disk.read(_file(key, "state"))
+            return await self._env.disk.read(file_of(key, "state"))
         except OSError as error:
             self._env.log.error("state cannot be read", job=key[0], epoch=key[1], why=str(error))
             return None
@@ -423,7 +410,7 @@ class SupervisedRunner:
                 process.signal(SIGKILL)
         for rank in epoch.record.spec.ranks[:1]:
             await supervisor.end_marked(self._env, self._command(epoch.record, rank).env)
-        name = f"logs/{_instance(key)}.log"
+        name = f"logs/{instance_of(key)}.log"
         why = f"its supervisor does not start on {self._env.host}; see {self._env.disk.path(name)}"
         codes = dict(state.codes)
         for rank in epoch.record.spec.ranks:
@@ -488,7 +475,7 @@ class SupervisedRunner:
         """An end that no supervisor wrote down: like any other it is told again after a restart."""
         try:
             await self._write(key, epoch)
-            await self._env.disk.replace(_file(key, "state"), msgspec.msgpack.encode(state))
+            await self._env.disk.replace(file_of(key, "state"), msgspec.msgpack.encode(state))
         except OSError as error:
             self._env.log.error("an end cannot be written", job=key[0], epoch=key[1], why=str(error))
         await self._end(key, epoch, state)
@@ -503,15 +490,3 @@ def _ended(key: Key, epoch: Epoch) -> RanksEnded:
     for rank in epoch.record.spec.ranks:
         codes.setdefault(rank.rank, UNKNOWN)
     return RanksEnded(key[0], key[1], codes, epoch.state.reason, epoch.state.lost)
-
-
-def _instance(key: Key) -> str:
-    return f"sup-{key[0]}-{key[1]}"
-
-
-def _file(key: Key, ending: str) -> str:
-    return f"jobs/{key[0]}/{key[1]}.{ending}"
-
-
-def _log(job: JobId, rank: int) -> str:
-    return f"jobs/{job}/rank{rank}.log"

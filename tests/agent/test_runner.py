@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from agent import supervisor
 from agent.procfs import is_alive, start_ticks
-from agent.runner import BOOT_S, LAUNCHES_MAX, LOG_BYTES_MAX, PORTS, Record, SupervisedRunner
+from agent.records import Record
+from agent.runner import BOOT_S, LAUNCHES_MAX, LOG_BYTES_MAX, PORTS, SupervisedRunner
 from chaos.host import SimHost
 from chaos.world import World
 from covey.core import Fact, JobId
