@@ -180,6 +180,8 @@ class SimProcess:
         self.host.processes.pop(self.id.pid, None)
         self.world.births += 1
         self.world.mark("process ended", self.name, f"pid {self.id.pid} code {code}", code & 0xFFFF)
+        for told in [] if power else self.world.on_loss:
+            told(self.host, self)
         if self.kind == "agent" and code > 0:
             self.world.at(self.world.now + RESTART_S, self.host.revive)
         for waiter in self.waiters:
@@ -353,6 +355,8 @@ class SimHost:
         for process in list(self.processes.values()):
             process.end(-signal.SIGKILL, power=True)
         self.disk.power_failed()
+        for told in self.world.on_loss:
+            told(self, None)
         self.world.network.changed()
 
     def power_on(self) -> None:

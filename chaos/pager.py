@@ -5,7 +5,8 @@ stops being possible. A read must return the acknowledged version or a later pos
 page and version it is and carries a checksum, so a page of somebody else, a mixture of two or a torn one is noticed.
 
 Two verdicts: `wrong` must never be, whatever failed (bytes that nobody wrote there); `stale` is an older version
-of the right page, which one failure must not cause, but two at once (the volume's process and a lender) may.
+of the right page, which one failure must not cause, but two at once (the volume's process and a lender) may:
+`chaos.custody` says of which pages.
 """
 
 import asyncio
@@ -44,8 +45,14 @@ def version_of(volume: str, page: int, data: bytes) -> int | None:
 class Oracle:
     """What each page of one volume may hold."""
 
-    def __init__(self, volume: str, wrong: Say, stale: Say) -> None:
-        self.volume, self._wrong, self._stale = volume, wrong, stale
+    def __init__(self, volume: str, size_bytes: int, wrong: Say, stale: Say) -> None:
+        self.volume, self.size_bytes, self._wrong, self._stale = volume, size_bytes, wrong, stale
+        self.page_bytes = 0
+        """Known once somebody attached the volume."""
+        self.forgives: Callable[[int], bool] = lambda page: False
+        """May this page be older than it was acknowledged?"""
+        self.on_acknowledged: Callable[[int, int], None] = lambda page, version: None
+        """Told of every page and version that is acknowledged, or read, which is as good."""
         self.acknowledged: dict[int, int] = {}
         self.possible: dict[int, int] = {}
         """Newest version ever sent."""
@@ -58,6 +65,7 @@ class Oracle:
 
     def acknowledge(self, page: int, version: int) -> None:
         self.acknowledged[page] = max(version, self.acknowledged.get(page, 0))
+        self.on_acknowledged(page, version)
         self.writes += 1
 
     def check(self, page: int, data: bytes) -> None:
@@ -67,10 +75,11 @@ class Oracle:
         where = f"page {page} of {self.volume}"
         if found is None or found > most:
             self._wrong(f"{where} holds what nobody wrote there: {data[:24].hex()}, at most version {most} was sent")
-        elif found < least:
+        elif found < least and not self.forgives(page):
             self._stale(f"{where} is at version {found}, but {least} was acknowledged")
         else:
             self.acknowledged[page] = found  # once seen it may not go back
+            self.on_acknowledged(page, found)
 
 
 class VolumeClient:
@@ -144,20 +153,18 @@ class VolumeClient:
             self._stream = None
 
 
-def pager(
-    oracle: Oracle, size_bytes: int, seconds: float, pause_s: float = 0.02
-) -> Callable[[Env, Command], Awaitable[int]]:
+def pager(oracle: Oracle, seconds: float, pause_s: float = 0.02) -> Callable[[Env, Command], Awaitable[int]]:
     """Writes and reads pages for so long, most of them in one hot part of the volume, then reads all of it back."""
 
     async def run(env: Env, command: Command) -> int:
-        client = VolumeClient(env, oracle.volume, size_bytes)
+        client = VolumeClient(env, oracle.volume, oracle.size_bytes)
         while client.at is None:
             try:
                 await client._connected()
             except (ConnectionError, TimeoutError, PermissionError):
                 await asyncio.sleep(PAUSE_S)
-        page_bytes = client.at.page_bytes
-        pages = size_bytes // page_bytes
+        page_bytes = oracle.page_bytes = client.at.page_bytes
+        pages = oracle.size_bytes // page_bytes
         end_s = env.clock.now_s() + seconds
         while env.clock.now_s() < end_s:
             await asyncio.sleep(env.rng.uniform(0.5, 1.5) * pause_s)
@@ -175,6 +182,21 @@ def pager(
     return run
 
 
+def reader(oracle: Oracle) -> Callable[[Env, Command], Awaitable[int]]:
+    """Reads every page back, again and again until each came once: what a volume cannot read for ever is lost."""
+
+    async def run(env: Env, command: Command) -> int:
+        client = VolumeClient(env, oracle.volume, oracle.size_bytes)
+        missing = list(range(oracle.size_bytes // oracle.page_bytes if oracle.page_bytes else 0))
+        while missing:
+            missing = [page for page in missing if not await _read(client, oracle, page, 1, oracle.page_bytes)]
+            await asyncio.sleep(PAUSE_S)
+        client.hang_up()
+        return 0
+
+    return run
+
+
 async def _write(client: VolumeClient, oracle: Oracle, first: int, count: int, page_bytes: int) -> None:
     versions = [oracle.sending(page) for page in range(first, first + count)]
     data = [page_of(oracle.volume, first + at, version, page_bytes) for at, version in enumerate(versions)]
@@ -183,8 +205,10 @@ async def _write(client: VolumeClient, oracle: Oracle, first: int, count: int, p
             oracle.acknowledge(first + at, version)
 
 
-async def _read(client: VolumeClient, oracle: Oracle, first: int, count: int, page_bytes: int) -> None:
+async def _read(client: VolumeClient, oracle: Oracle, first: int, count: int, page_bytes: int) -> bool:
+    """Whether the volume answered."""
     found = await client.ask(Op.READ, first, count)
     if found is not None:
         for at in range(count):
             oracle.check(first + at, found[at * page_bytes : (at + 1) * page_bytes])
+    return found is not None

@@ -17,14 +17,16 @@ from agent.consensus.machine.raft import Raft
 from agent.host import HostAgent
 from agent.supervisor import PROGRAM as SUPERVISOR
 from chaos import faults
+from chaos.custody import Custody
 from chaos.host import SimHost, SimProcess
 from chaos.invariants import invariants_for
 from chaos.loop import HostLoop
-from chaos.pager import Oracle, pager
+from chaos.pager import Oracle, pager, reader
 from chaos.workload import sleeper, trainer
 from chaos.world import World
 from covey.core import JobId
 from covey.ports import Env
+from covey.units import parse_size
 from plugins.base import NoLeader, OutcomeUnknown, Program, Refused, Room
 from plugins.registry import ROOMS
 
@@ -67,8 +69,12 @@ class SimRack:
         """What workloads saw that must never be seen."""
         self.stale: list[str] = []
         """Pages that were read older than they were acknowledged: allowed after two failures at once only."""
-        self.oracles: list[Oracle] = []
+        self.oracles: dict[str, list[Oracle]] = {}
+        """By the host of their volumes."""
+        self.custody: Custody | None = None
+        """Set by `forgive`: pages that two failures took may be read older."""
         self.quotas = dict(quotas or {})
+        self._slab = str((SMALL_SLABS | (settings or {}).get("memory", {}))["slab"])
         self._names: dict[HostLoop, str] = {}
         """Loops of agents."""
         names = [f"h{number}" for number in range(1, hosts + 1)]
@@ -117,9 +123,25 @@ class SimRack:
 
     def pager(self, host: str, volume: str, size_bytes: int, seconds: float) -> SimProcess:
         """A process on this host that uses a volume of remote memory and checks every page."""
-        oracle = Oracle(volume, self.wrong.append, self.stale.append)
-        self.oracles.append(oracle)
-        return self.hosts[host].run("pager", pager(oracle, size_bytes, seconds))
+        oracle = Oracle(volume, size_bytes, self.wrong.append, self.stale.append)
+        self.oracles.setdefault(host, []).append(oracle)
+        if self.custody is not None:
+            self.custody.add(oracle, self.hosts[host])
+        return self.hosts[host].run("pager", pager(oracle, seconds))
+
+    def readers(self) -> list[SimProcess]:
+        """Processes that read back every page of every volume, once all is healed; each ends when it has them all."""
+        return [
+            self.hosts[host].run("reader", reader(oracle))
+            for host, oracles in self.oracles.items()
+            for oracle in oracles
+        ]
+
+    def forgive(self) -> None:
+        """From now on a volume may lose the pages whose lender and volume both failed before the disk had them: for
+        stories with more than one fault at a time. Before the first pager."""
+        self.custody = Custody(self, parse_size(self._slab))
+        self.world.watch(self.custody)
 
     # ---- time --------------------------------------------------------------------------------------------------------
 

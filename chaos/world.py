@@ -99,6 +99,8 @@ class World:
         self.complaints: list[Complaint] = []
         self.counts: dict[str, int] = {}
         """How often each kind of event was marked."""
+        self.on_loss: list[Callable[[SimHost, SimProcess | None], None]] = []
+        """Told of every process that ended, and of every host (no process) that lost its power."""
         self.user_programs: dict[str, UserProgram] = {}
         self.programs: Callable[[], Mapping[str, Program]] = programs or dict
         self.births = 0

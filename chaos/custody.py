@@ -1,0 +1,209 @@
+"""Which acknowledged pages may be read older than they were, since two failures took them: never more than those.
+
+An acknowledged page is in two places until the disk has it: at its lender, and in the queue of the volume's process. So
+one failure loses nothing, and this is what `Custody` holds against every older page that a read returns. It forgives a
+page when, after its acknowledgement and before the disk had it, *both* failed:
+
+    its lender     its slab process or its host died, it was out of reach of the volume for long, or it took the slab
+                   back because nobody spoke for the volume any more
+    its volume     its process died; or its host lost power and the disk what was not synced
+
+What the disk has is asked of the real `Backing`, opened on a copy of the files as a new process would find them. A page
+that no lender was asked to hold is acknowledged by the disk alone, unsynced as with any disk: power alone may take it.
+"""
+
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from chaos.disk import SimDisk
+from chaos.host import SimHost, SimProcess
+from chaos.pager import Oracle, version_of
+from chaos.world import World
+from plugins.memory.datapath.backing import Backing
+from plugins.memory.datapath.vold import control_name, prefix
+
+if TYPE_CHECKING:
+    from chaos.rackworld import SimRack
+
+APART_S = 5.0
+"""A lender that the volume's host does not reach for so long has failed (the user timeout of a connection)."""
+
+
+class FrozenDisk:
+    """The files of a simulated disk as they are now, for one reader: its operations take no time and change a copy."""
+
+    def __init__(self, disk: SimDisk, under: str) -> None:
+        self._files = {name: bytearray(file.data) for name, file in disk.files.items() if name.startswith(under)}
+
+    async def read(self, name: str) -> bytes | None:
+        found = self._files.get(name)
+        return None if found is None else bytes(found)
+
+    async def read_at(self, name: str, offset: int, size: int) -> bytes:
+        found = bytes(self._files.get(name, b"")[offset : offset + size])
+        return found + bytes(size - len(found))
+
+    async def write_at(self, name: str, offset: int, data: bytes) -> None:
+        file = self._files.setdefault(name, bytearray())
+        file.extend(bytes(max(0, offset + len(data) - len(file))))
+        file[offset : offset + len(data)] = data
+
+    async def sync(self, name: str) -> None:
+        """Nothing to do: nobody reads this copy after a power failure."""
+
+
+def _now(work: Coroutine[Any, Any, None]) -> None:
+    """Run what waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    raise RuntimeError("a frozen disk made somebody wait")
+
+
+def on_disk(disk: SimDisk, oracle: Oracle) -> dict[int, int]:
+    """Page -> the version that a new process of this volume would find."""
+    found: dict[int, int] = {}
+    size = oracle.page_bytes
+    pages = oracle.size_bytes // size
+    backing = Backing(FrozenDisk(disk, prefix(oracle.volume)), prefix(oracle.volume), pages, size)  # type: ignore[arg-type]
+    content = memoryview(bytearray(size))
+
+    async def look() -> None:
+        await backing.load()
+        for page in oracle.acknowledged:
+            await backing.read(page, content)
+            found[page] = version_of(oracle.volume, page, bytes(content)) or 0
+
+    try:
+        _now(look())
+    except OSError:
+        return found  # what cannot be read is not there
+    return found
+
+
+class Held:
+    """What is known of one acknowledged page."""
+
+    __slots__ = ("lender_failed", "version", "volume_failed")
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.lender_failed = self.volume_failed = False
+
+
+class Volume:
+    """One volume and its pages. `lenders`: slab -> hosts that were asked to hold it, of late."""
+
+    def __init__(self, oracle: Oracle, host: SimHost) -> None:
+        self.oracle, self.host = oracle, host
+        self.held: dict[int, Held] = {}
+        self.lenders: dict[int, frozenset[str]] = {}
+        self.apart: dict[str, float] = {}
+        """Lenders out of reach, since when."""
+        self.process = f"{host.name}/{control_name(oracle.volume)}"
+
+    def acknowledged(self, page: int, version: int) -> None:
+        known = self.held.get(page)
+        if known is None or known.version < version:
+            self.held[page] = Held(version)
+
+    def missing(self) -> list[tuple[int, Held]]:
+        """Pages whose acknowledged version the disk does not have now."""
+        if not self.held or not self.oracle.page_bytes:
+            return []
+        there = on_disk(self.host.disk, self.oracle)
+        return [(page, held) for page, held in self.held.items() if there.get(page, 0) < held.version]
+
+
+class Custody:
+    """Watches failures; `forgives` says whether a page that was read older had lost both of its places."""
+
+    name, every_s = "who holds which page", 0.5
+
+    def __init__(self, rack: "SimRack", slab_bytes: int) -> None:
+        self.rack, self.slab_bytes = rack, slab_bytes
+        self.volumes: list[Volume] = []
+        self.forgiven = 0
+        """Reads of older pages that two failures explain."""
+        rack.world.on_loss.append(self.lost)
+
+    def add(self, oracle: Oracle, host: SimHost) -> None:
+        volume = Volume(oracle, host)
+        oracle.on_acknowledged = volume.acknowledged
+        oracle.forgives = lambda page: self._forgives(volume, page)
+        self.volumes.append(volume)
+
+    def _forgives(self, volume: Volume, page: int) -> bool:
+        held = volume.held.get(page)
+        if held is None or not (held.lender_failed and held.volume_failed):
+            return False
+        self.forgiven += 1
+        self.rack.world.mark("forgiven", volume.host.name, f"page {page} of {volume.oracle.volume}")
+        del volume.held[page]
+        return True
+
+    # ---- what failed -------------------------------------------------------------------------------------------------
+
+    def lost(self, host: SimHost, process: SimProcess | None) -> None:
+        """A process ended, or (None) a host lost its power, a moment ago."""
+        for volume in self.volumes:
+            if process is None:
+                if host is volume.host:
+                    self._volume_failed(volume, power=True)
+                self._lender_failed(volume, host.name)
+            elif process.name.endswith("/slabd"):
+                self._lender_failed(volume, host.name)
+            elif process.name == volume.process:
+                self._volume_failed(volume, power=False)
+
+    def _volume_failed(self, volume: Volume, power: bool) -> None:
+        for page, held in volume.missing():
+            held.volume_failed = True
+            if power and not self._lenders(volume, page):
+                held.lender_failed = True
+
+    def _lender_failed(self, volume: Volume, lender: str) -> None:
+        if any(lender in lenders for lenders in volume.lenders.values()):
+            for page, held in volume.missing():
+                if lender in self._lenders(volume, page):
+                    held.lender_failed = True
+
+    def _lenders(self, volume: Volume, page: int) -> frozenset[str]:
+        return volume.lenders.get(page * volume.oracle.page_bytes // self.slab_bytes, frozenset())
+
+    # ---- who lends ---------------------------------------------------------------------------------------------------
+
+    def check(self, world: World) -> None:
+        for volume in self.volumes:
+            self._look(world, volume)
+
+    def _look(self, world: World, volume: Volume) -> None:
+        """Who holds slabs of this volume now, by the lenders' own word; who took one back; who is out of reach."""
+        now: dict[int, set[str]] = {}
+        for name in self.rack.hosts:
+            memory = self.rack.room(name, "memory")
+            if memory is None:  # its slab process lives on without it
+                for index, lenders in volume.lenders.items():
+                    if name in lenders and self.rack.hosts[name].find("slabd"):
+                        now.setdefault(index, set()).add(name)
+                continue
+            for lent in memory.lending.machine.lent.values():
+                if (lent.borrower, lent.slab.volume) == (volume.host.name, volume.oracle.volume):
+                    now.setdefault(lent.slab.index, set()).add(name)
+        serves = any(p.name == volume.process and not p.loop.paused for p in volume.host.processes.values())
+        speaks = serves and self.rack.room(volume.host.name, "memory") is not None
+        for index, lenders in list(volume.lenders.items()):
+            for lender in lenders - now.get(index, set()):
+                if not speaks or lender in volume.apart:
+                    self._lender_failed(volume, lender)
+        volume.lenders = {index: frozenset(lenders) for index, lenders in now.items()}
+        self._reach(world, volume, {lender for lenders in now.values() for lender in lenders})
+
+    def _reach(self, world: World, volume: Volume, lenders: set[str]) -> None:
+        here = volume.host.name
+        away = {name for name in lenders if not world.network.both_ways(here, name)}
+        volume.apart = {name: volume.apart.get(name, world.now) for name in sorted(away)}
+        for name, since in volume.apart.items():
+            if world.now - since >= APART_S:
+                self._lender_failed(volume, name)

@@ -1,0 +1,71 @@
+"""Pages that two failures took are forgiven, and no others."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from chaos.custody import on_disk
+from chaos.faults import Kill, strike
+from chaos.rackworld import SimRack
+from chaos.stories import lenders
+from plugins.memory.datapath.volume import Volume
+
+
+def played(*killed: str, slow: float = 2_000.0) -> tuple[int, Sequence[str], int]:
+    """A volume is written to while its disk is slow; then these processes die at one instant. How many older pages were
+    forgiven, which were not, and how many acknowledged pages the disk lacked."""
+    with SimRack(11, 3, settings={"memory": {"slab": "256 KiB"}}) as rack:
+        rack.start()
+        rack.settle()
+        rack.forgive()
+        pager = rack.pager("h2", "vol1", 1 << 18, 14.0)  # one slab, lent: no write waits for the disk
+        rack.until(lambda: bool(lenders(rack, "h2")), 20.0, "a slab is lent")
+        rack.run(4.0)
+        rack.hosts["h2"].disk.slow = slow
+        rack.run(1.5)
+        assert rack.custody is not None
+        behind = len(rack.custody.volumes[0].missing())
+        for host in rack.hosts:
+            for name in killed:
+                strike(rack.world, Kill("program", host, 0.0, name))
+        rack.hosts["h2"].disk.slow = 1.0
+        rack.until(lambda: not pager.alive, 120.0, "the pager is done")
+        reading = rack.readers()
+        rack.until(lambda: not any(process.alive for process in reading), 60.0, "all is read back")
+        return rack.custody.forgiven, list(rack.stale), behind
+
+
+def test_pages_whose_lender_and_volume_fail_before_the_disk_has_them_are_forgiven_and_counted() -> None:
+    forgiven, stale, behind = played("slabd", "vold")
+    assert behind > 0, "the slow disk had not everything"
+    assert 0 < forgiven <= behind and not stale
+
+
+def test_nothing_is_lost_nor_forgiven_when_one_of_them_fails() -> None:
+    assert played("vold")[:2] == (0, [])
+    assert played("slabd")[:2] == (0, [])
+
+
+def test_a_volume_that_forgets_its_lenders_is_not_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forgetful(volume: Volume) -> tuple[()]:
+        return ()
+
+    monkeypatch.setattr(Volume, "_load_places", forgetful)
+    forgiven, stale, behind = played("vold")
+    assert behind > 0 and stale and forgiven == 0
+    assert "was acknowledged" in stale[0]
+
+
+def test_what_the_disk_has_is_what_a_new_process_would_find() -> None:
+    with SimRack(12, 3) as rack:
+        rack.start()
+        rack.settle()
+        rack.forgive()
+        rack.pager("h2", "vol1", 1 << 18, 5.0)
+        rack.run(12.0)
+        assert rack.custody is not None
+        volume = rack.custody.volumes[0]
+        there = on_disk(rack.hosts["h2"].disk, volume.oracle)
+        assert there and all(there[page] >= held.version for page, held in volume.held.items())
+        rack.hosts["h2"].disk.files["memory/volumes/vol1/index"].data[:] = b""
+        assert len(volume.missing()) == sum(held.version > 0 for held in volume.held.values())
