@@ -23,7 +23,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from agent.datagrams import ip_port, ip_port_text
+from agent.datagrams import ip_port_text
+from covey.addresses import ip_port
 from covey.ports import Address, ByteStream, HeldPort, Listener, Log
 
 SPILL_BYTES = 64 << 10

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from agent.consensus.service import LeaderSettings
-from agent.datagrams import ip_port
+from covey.addresses import ip_port, is_ip
 from covey.core import ID_PATTERN, HostId
 from covey.units import parse_size
 from gossip.service import GossipSettings
@@ -42,7 +42,7 @@ class Top(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_dir: str = ""
     """Unix sockets; default: $RUNTIME_DIRECTORY, /run/covey for root, $XDG_RUNTIME_DIR/covey or /tmp/covey-UID."""
     advertise: str = ""
-    """IP under which other hosts reach this one; default: the address of the default route."""
+    """IP under which other hosts reach this one; default: this host's address towards the seeds (`agent.advertise`)."""
     rooms: tuple[str, ...] = ()
     """Which rooms are on; empty: all of them."""
 
@@ -91,6 +91,7 @@ class Config:
     state_dir: str
     run_dir: str
     advertise: str
+    """Empty until `agent.advertise.settle` has found it, unless the file says it."""
     gossip: GossipSettings
     control: ControlSettings
     http: HttpSettings
@@ -152,13 +153,16 @@ def parse(
     assert isinstance(gossip, GossipSettings)
     assert isinstance(leader, LeaderSettings)
     binds = {"gossip.bind": gossip.bind, "control.bind": control.bind} | ({"http.bind": http.bind} if http.bind else {})
-    for key, address in [*binds.items(), *(("gossip.seeds", seed) for seed in gossip.seeds)]:
+    for key, address in binds.items():
         _check_address(source, key, address)
+    for seed in gossip.seeds:
+        _check_seed(source, seed)
+    _checked_advertise("gossip.advertise", gossip.advertise, source)
     return Config(
         name=HostId(name),
         state_dir=os.path.abspath(top.state_dir or _state_dir(environ)),
         run_dir=_checked_run_dir(os.path.abspath(top.run_dir or _run_dir(environ)), source),
-        advertise=_checked_advertise(top.advertise, source) if top.advertise else _own_address(),
+        advertise=_checked_advertise("advertise", top.advertise, source),
         gossip=gossip,
         control=control,
         http=http,
@@ -242,31 +246,42 @@ def _checked_run_dir(path: str, source: str) -> str:
 
 
 def _check_address(source: str, key: str, address: str) -> None:
-    """Where a socket listens, or a seed: an IP and a port. Without the IP some sockets would listen everywhere."""
+    """Where a socket listens: an IP and a port. Without the IP some sockets would listen everywhere."""
     try:
-        ip_port(address)
+        host, _ = ip_port(address)
     except OSError as error:
         raise _bad_value(source, key, str(error), "write it such as 127.0.0.1:8470; port 0 takes a free one") from error
+    if not is_ip(host):
+        why = f"{address!r} names a host where this one's own IP is expected: IP:PORT or [IPV6]:PORT"
+        raise _bad_value(source, key, why, "write an IP of this host, or 0.0.0.0 for all of them")
 
 
-def _checked_advertise(text: str, source: str) -> str:
-    """An IP that a peer can connect to: a name may mean another machine there, and 0.0.0.0 means none."""
+NAME_PATTERN = r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?\Z"
+"""Of a host as resolvers know it (RFC 1123, and underscores, which container networks use)."""
+
+
+def _check_seed(source: str, seed: str) -> None:
+    """An IP or a name, and a port that is not 0."""
     try:
-        usable = not ipaddress.ip_address(text).is_unspecified
+        host, port = ip_port(seed)
+        good = port > 0 and (is_ip(host) or (len(host) <= 253 and re.match(NAME_PATTERN, host) is not None))
+    except OSError:
+        good = False
+    if not good:
+        why = f"{seed!r} is no host and port; expected NAME:PORT, IP:PORT or [IPV6]:PORT"
+        raise _bad_value(source, "gossip.seeds", why, "write it such as gpu1:7946, 10.0.0.7:7946 or [fd00::7]:7946")
+
+
+def _checked_advertise(key: str, text: str, source: str) -> str:
+    """An IP that a peer can connect to, or empty: a name may mean another machine there, 0.0.0.0 means none, and a
+    link-local IPv6 address means nothing without an interface."""
+    if not text:
+        return text
+    try:
+        ip = ipaddress.ip_address(text)
+        usable = not ip.is_unspecified and not (ip.version == 6 and ip.is_link_local)
     except ValueError:
         usable = False
     if not usable:
-        raise _bad_value(
-            source, "advertise", f"{text!r} is no IP of one host", "write this host's IP, such as 10.0.0.7"
-        )
+        raise _bad_value(source, key, f"{text!r} is no IP of one host", "write this host's IP, such as 10.0.0.7")
     return text
-
-
-def _own_address() -> str:
-    """The address other hosts would see; loopback when there is no route. Nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # a documentation address (RFC 5737): only the route is looked up
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"

@@ -15,46 +15,22 @@ a room that is not on now is not acknowledged either: it comes again, and may fi
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Literal
 
 import msgspec
 
+from agent.answers import Answers
+from agent.letters import ANSWER_BYTES_MAX, LETTER_BYTES_MAX, Kind, Letter, RefusedBody, decode, encode
 from covey.core import HostId
 from covey.ports import Env
 from plugins.base import Refused
 
-LETTER_BYTES_MAX = 1 << 20
-"""Longest letter, bytes; bulk goes over `Bytes`."""
+__all__ = ["Courier", "Letter"]
+
 RETRY_S = (0.2, 0.4, 0.8, 1.5)
 """Pauses between tries of one letter; the last one repeats."""
 HANDLED_MAX = 4096
-"""Ids remembered per sender beyond what it said it no longer repeats."""
-
-Kind = Literal["send", "ack", "stale", "ask", "answer", "refused", "raw"]
-
-
-class Letter(msgspec.Struct, frozen=True, array_like=True):
-    kind: Kind
-    id: Annotated[int, msgspec.Meta(ge=0)]
-    boot: Annotated[int, msgspec.Meta(ge=0)]
-    """The sender's boot; in an ack, stale, answer or refusal: the boot that asked."""
-    to_boot: Annotated[int, msgspec.Meta(ge=0)]
-    """The receiver's boot as the sender knows it; 0: any."""
-    settled: Annotated[int, msgspec.Meta(ge=0)]
-    """The sender will not repeat any id below this one."""
-    room: Annotated[str, msgspec.Meta(max_length=32)]
-    body: bytes
-
-
-class RefusedBody(msgspec.Struct, frozen=True):
-    code: int
-    what: str
-    why: str
-    next: str
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(Letter)
+"""Letters of one sender that are remembered beyond what it said it no longer repeats, handled or being handled. Beyond
+it a letter is refused as `full`, and comes again."""
 
 
 class Duplicates:
@@ -76,6 +52,10 @@ class Duplicates:
     def seen(self, letter_id: int) -> bool:
         return letter_id < self.settled or letter_id in self.handled
 
+    @property
+    def full(self) -> bool:
+        return len(self.handled) + len(self.handling) >= HANDLED_MAX
+
 
 class Courier:
     """One per agent. `hear(sender, room, body) -> bool` handles a send, or says that it cannot now (False), or that it
@@ -91,43 +71,66 @@ class Courier:
         raw: Callable[[HostId, str, bytes], None],
     ) -> None:
         self._env, self._boot, self._boot_of = env, boot, boot_of
-        self._hear, self._answer, self._raw = hear, answer, raw
+        self._hear, self._raw = hear, raw
         self._next_id = 1
-        self._waiting: dict[int, tuple[HostId, asyncio.Future[Letter]]] = {}
+        self._waiting: dict[int, tuple[HostId, asyncio.Future[Letter], int]] = {}
+        self._unsettled: dict[HostId, dict[int, None]] = {}
+        """Letters that may still be repeated, by receiver; ids ascend."""
         self._senders: dict[HostId, Duplicates] = {}
         self.counters: Counter[str] = Counter()
+        self._answers = Answers(env, answer, self._post, self.counters)
 
     async def send(self, room: str, to: HostId, body: bytes, deadline_s: float) -> bool:
         """True once `to` acknowledged. False: not by the deadline, or it restarted; it may still have been handled."""
-        reply = await self._exchange("send", room, to, body, deadline_s)
+        letter_id = self._new_id()
+        unsettled = self._unsettled.setdefault(to, {})
+        unsettled[letter_id] = None
+        try:
+            reply = await self._exchange("send", letter_id, room, to, body, deadline_s)
+        finally:
+            del unsettled[letter_id]
         return reply is not None and reply.kind == "ack"
 
     async def ask(self, room: str, to: HostId, body: bytes, deadline_s: float) -> bytes:
-        """The answer's body. TimeoutError without one, Refused when the other side refused."""
-        reply = await self._exchange("ask", room, to, body, deadline_s)
-        if reply is None:
-            raise TimeoutError(f"{to} did not answer within {deadline_s:g} s")
-        if reply.kind == "refused":
-            no = msgspec.msgpack.decode(reply.body, type=RefusedBody)
-            raise Refused(no.code, no.what, no.why, no.next)
-        return reply.body
+        """The answer's body, all its pages. TimeoutError without one, Refused when the other side refused."""
+        end_s = self._env.clock.now_s() + deadline_s
+        letter_id = self._new_id()
+        found, pages = bytearray(), 1
+        page = 0
+        while page < pages:
+            left_s = end_s - self._env.clock.now_s()
+            reply = await self._exchange("ask", letter_id, room, to, b"" if page else body, left_s, page)
+            if reply is None:
+                raise TimeoutError(f"{to} did not answer within {deadline_s:g} s")
+            if reply.kind == "refused":
+                raise _refusal(to, reply.body)
+            found += reply.body
+            page, pages = page + 1, reply.pages
+            if (page < pages and not reply.body) or len(found) > ANSWER_BYTES_MAX:
+                raise Refused(1, f"the answer of {to} is malformed", "a page of it is empty or too long", "upgrade it")
+        return bytes(found)
 
     def raw(self, room: str, to: HostId, body: bytes) -> bool:
         """One try; False when it certainly was not sent."""
         return self._post(to, Letter("raw", 0, self._boot, 0, 0, room, body))
 
-    async def _exchange(self, kind: Kind, room: str, to: HostId, body: bytes, deadline_s: float) -> Letter | None:
+    def _new_id(self) -> int:
         letter_id, self._next_id = self._next_id, self._next_id + 1
+        return letter_id
+
+    async def _exchange(
+        self, kind: Kind, letter_id: int, room: str, to: HostId, body: bytes, deadline_s: float, page: int = 0
+    ) -> Letter | None:
         end_s = self._env.clock.now_s() + deadline_s
         reply: asyncio.Future[Letter] = asyncio.get_running_loop().create_future()
-        self._waiting[letter_id] = (to, reply)
+        self._waiting[letter_id] = (to, reply, page)
         to_boot = 0
         tries = 0
         try:
             while (left_s := end_s - self._env.clock.now_s()) > 0:
                 to_boot = to_boot or self._boot_of(to)
                 if to_boot or kind == "ask":
-                    self._post(to, Letter(kind, letter_id, self._boot, to_boot, self._settled(), room, body))
+                    self._post(to, Letter(kind, letter_id, self._boot, to_boot, self._settled(to), room, body, page))
                 pause_s = min(RETRY_S[min(tries, len(RETRY_S) - 1)], left_s)
                 tries += 1
                 await asyncio.wait([reply], timeout=pause_s)
@@ -138,20 +141,19 @@ class Courier:
         finally:
             del self._waiting[letter_id]
 
-    def _settled(self) -> int:
-        return min(self._waiting, default=self._next_id)
+    def _settled(self, to: HostId) -> int:
+        return next(iter(self._unsettled.get(to, ())), self._next_id)
 
     def _post(self, to: HostId, letter: Letter) -> bool:
-        data = _encode(letter)
+        data = encode(letter)
         if len(data) > LETTER_BYTES_MAX:
             raise ValueError(f"a letter of {len(data)} bytes to {to} is over the limit of {LETTER_BYTES_MAX}")
         return self._env.links.send(to, data)
 
     def received(self, sender: HostId, data: bytes) -> None:
         """A message from an authenticated host. Never raises: what is malformed is dropped and counted."""
-        try:
-            letter = _decoder.decode(data)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        letter = decode(data)
+        if letter is None:
             self.counters["malformed"] += 1
             return
         if letter.kind == "raw":
@@ -167,7 +169,7 @@ class Courier:
             if letter.to_boot < self._boot:
                 self._post(sender, Letter("stale", letter.id, letter.boot, 0, 0, letter.room, b""))
         elif letter.kind == "ask":
-            self._env.spawn("answer", self._answer_letter(sender, letter))
+            self._answers.asked(sender, letter)
         else:
             self._handle_once(sender, letter)
 
@@ -182,7 +184,12 @@ class Courier:
         if known.seen(letter.id):
             self.counters["duplicate"] += 1
             self._acknowledge(sender, letter)
-        elif letter.id not in known.handling and len(known.handled) < HANDLED_MAX:
+        elif letter.id in known.handling:
+            pass
+        elif known.full and letter.id != known.settled:  # the oldest one is what all others wait for
+            self.counters["refused: table full"] += 1
+            self._post(sender, Letter("full", letter.id, letter.boot, 0, 0, letter.room, b""))
+        else:
             known.handling.add(letter.id)
             self._env.spawn("hear", self._handle(sender, letter, known))
 
@@ -200,17 +207,21 @@ class Courier:
     def _acknowledge(self, sender: HostId, letter: Letter) -> None:
         self._post(sender, Letter("ack", letter.id, letter.boot, 0, 0, letter.room, b""))
 
-    async def _answer_letter(self, sender: HostId, letter: Letter) -> None:
-        kind: Kind = "answer"
-        try:
-            body = await self._answer(sender, letter.room, letter.body)
-        except Refused as no:
-            kind, body = "refused", _encode(RefusedBody(no.code, no.what, no.why, no.next))
-        self._post(sender, Letter(kind, letter.id, letter.boot, 0, 0, letter.room, body))
-
     def _reply(self, sender: HostId, letter: Letter) -> None:
         waiting = self._waiting.get(letter.id)
         if letter.boot != self._boot or waiting is None or waiting[0] != sender or waiting[1].done():
             self.counters["late reply"] += 1
-            return
-        waiting[1].set_result(letter)
+        elif letter.kind == "full":
+            self.counters["receiver's table full"] += 1  # it certainly was not handled, and comes again
+        elif letter.page != waiting[2]:
+            self.counters["late reply"] += 1
+        else:
+            waiting[1].set_result(letter)
+
+
+def _refusal(by: HostId, body: bytes) -> Refused:
+    try:
+        no = msgspec.msgpack.decode(body, type=RefusedBody)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return Refused(1, f"{by} refused", "why cannot be understood here", "upgrade the older host")
+    return Refused(no.code, no.what, no.why, no.next)

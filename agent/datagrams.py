@@ -1,29 +1,21 @@
-"""UDP on asyncio, and how an address is written."""
+"""UDP on asyncio, and the names of hosts."""
 
 import asyncio
-import contextlib
-from collections.abc import Callable
+import ipaddress
+import socket
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from covey.addresses import ip_port, is_ip, joined
 from covey.ports import Address, DatagramSocket
 
 BACKLOG_BYTES_MAX = 1 << 20
 """Bytes that may wait in user space for the kernel; what comes after is dropped, as a network would."""
 
 
-def ip_port(address: Address) -> tuple[str, int]:
-    """`127.0.0.1:7946` and `[::1]:7946` in parts. OSError when it is neither."""
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or not port.isascii() or int(port) > 65535:
-        raise OSError(f"{address!r} is not an address; expected IP:PORT or [IPV6]:PORT")
-    return host, int(port)
-
-
 def ip_port_text(sockname: Any) -> Address:
     """What `getsockname` returned, as an address."""
-    host, port = sockname[0], sockname[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return joined(sockname[0], sockname[1])
 
 
 class UdpSocket(asyncio.DatagramProtocol):
@@ -32,6 +24,8 @@ class UdpSocket(asyncio.DatagramProtocol):
     def __init__(self, received: Callable[[bytes, Address], None]) -> None:
         self._received = received
         self._transport: asyncio.DatagramTransport | None = None
+        self._refused = False
+        """The kernel would not take the datagram that is being sent."""
         self.address: Address = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -43,14 +37,23 @@ class UdpSocket(asyncio.DatagramProtocol):
         self._received(data, ip_port_text(addr))
 
     def error_received(self, exc: Exception) -> None:
-        """ICMP said that nobody is there: the network's business, membership finds out by itself."""
+        """From within `send`: the kernel refused it (no route, too long). Otherwise ICMP said that nobody is there:
+        the network's business, membership finds out by itself."""
+        self._refused = True
 
-    def send(self, data: bytes, to: Address) -> None:
+    def send(self, data: bytes, to: Address) -> bool:
         transport: Any = self._transport  # typeshed does not know get_write_buffer_size
         if transport is None or transport.is_closing() or transport.get_write_buffer_size() > BACKLOG_BYTES_MAX:
-            return
-        with contextlib.suppress(OSError, ValueError):
-            transport.sendto(data, ip_port(to))
+            return False
+        self._refused = False
+        try:
+            ip, port = ip_port(to)
+            if not is_ip(ip):  # asyncio would look the name up here, and everything would wait for it
+                return False
+            transport.sendto(data, (ip, port))
+        except (OSError, ValueError):  # no address, or one of the other family
+            return False
+        return not self._refused
 
     def close(self) -> None:
         if self._transport is not None:
@@ -64,3 +67,20 @@ class UdpDatagrams:
         loop = asyncio.get_running_loop()
         _, socket = await loop.create_datagram_endpoint(lambda: UdpSocket(received), local_addr=ip_port(bind))
         return socket
+
+    async def resolve(self, address: Address) -> Sequence[Address]:
+        """In the order of the system's resolver (RFC 6724), without IPv6 addresses that name no interface."""
+        host, port = ip_port(address)
+        if is_ip(host):
+            return (address,)
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        ips = dict.fromkeys(str(entry[4][0]) for entry in found)
+        usable = [joined(ip, port) for ip in ips if is_ip(ip) and not _is_link_local_v6(ip)]
+        if not usable:
+            raise OSError(f"{host} has no address that can be used: {', '.join(ips)}")
+        return usable
+
+
+def _is_link_local_v6(ip: str) -> bool:
+    known = ipaddress.ip_address(ip)
+    return known.version == 6 and known.is_link_local

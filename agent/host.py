@@ -24,6 +24,7 @@ from agent.rackview import Answer, Ask, RackView
 from agent.rooms import Rooms
 from agent.runner import SupervisedRunner
 from agent.standing import Standing, facts_of_hosts
+from covey.addresses import reached_at
 from covey.core import Fact, HostId, Message
 from covey.ports import Env
 from covey.wire import Frame
@@ -96,9 +97,7 @@ class HostAgent:
         self.jobs = JobSocket(self.env, self.runner, self.bus.tell, self._frame)
         self.rackview = RackView(self)
         self.bus.listen(self._listen)
-        control = self.env.links.address
-        if control.startswith("0.0.0.0:"):
-            control = f"{self.config.advertise}:{control.rpartition(':')[2]}"
+        control = reached_at(self.env.links.address, self.config.advertise)
         self.gossip.publish(
             "endpoints", _encode(Endpoints(control, self.env.links.public_key, self.boot, self.config.http.bind))
         )
@@ -326,6 +325,7 @@ class HostAgent:
             "leader": self.log.leader,
             "hosts_alive": sum(view.state == "alive" for view in self.hosts()),
             "rooms": dict(self.health),
+            "seeds_unknown": dict(self.gossip.seeds_unknown),
         }
 
     def metrics(self) -> Mapping[str, float]:

@@ -22,6 +22,7 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
 from agent.visitors import HANDSHAKE_S, Kind, Visitors
+from covey.addresses import is_v6
 from covey.core import HostId
 from covey.ports import Address, Log
 
@@ -89,6 +90,7 @@ class ZmqLinks:
         self._authenticator.configure_curve_callback(domain=DOMAIN, credentials_provider=self)
         self._router = router = shadow.socket(zmq.ROUTER)
         self._harden(router)
+        router.setsockopt(zmq.IPV6, int(is_v6(bind)))
         router.curve_server = True
         router.curve_secretkey = self._secret
         router.curve_publickey = self._public
@@ -151,6 +153,7 @@ class ZmqLinks:
     def _connected(self, host: HostId, address: Address, public_key: bytes) -> "zmq.Socket[bytes] | None":
         dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         self._harden(dealer)
+        dealer.setsockopt(zmq.IPV6, int(is_v6(address)))
         dealer.setsockopt(zmq.IMMEDIATE, 1)
         dealer.setsockopt(zmq.CONNECT_TIMEOUT, 2000)
         dealer.setsockopt(zmq.RECONNECT_IVL, 100)

@@ -14,6 +14,7 @@ import uvloop
 
 from agent import keys
 from agent import log as logs
+from agent.advertise import settle
 from agent.bytes import SocketBytes
 from agent.clock import RealClock
 from agent.config import Config, ConfigError, load
@@ -28,6 +29,7 @@ from agent.locks import StateDirectoryTaken, StateLock
 from agent.notify import Notifier
 from agent.processes import ProgramBase, RealProcesses
 from agent.tasks import Tasks
+from covey.addresses import ip_port
 from covey.ports import Env
 from covey.units import parse_size
 
@@ -154,6 +156,16 @@ def check_own(run_dir: str) -> None:
         raise ConfigError(f"cannot use run_dir {run_dir}", why, f"chmod 700 {run_dir}, or set run_dir in agent.toml")
 
 
+def check(config: Config) -> None:
+    """Say what is good, and which names are not known now: they may be when the agent runs. ConfigError."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        settled = runner.run(settle(config, UdpDatagrams()))
+    on = ", ".join(config.rooms)
+    print(f"agentd: {config.source} is good: host {config.name} at {settled.config.advertise}, rooms {on}")
+    for seed, why in settled.unknown.items():
+        print(f"agentd: seed {seed} is not known now\n  why: {why}\n  next: getent hosts {ip_port(seed)[0]}")
+
+
 def _complain(what: str, why: str, next: str) -> None:
     print(f"agentd: {what}\n  why: {why}\n  next: {next}", file=sys.stderr)
 
@@ -167,7 +179,7 @@ def main() -> None:
     try:
         config = load(options.config, os.environ)
         if options.check:
-            print(f"agentd: {config.source} is good: host {config.name}, rooms {', '.join(config.rooms)}")
+            check(config)
             return
         os.makedirs(config.state_dir, mode=0o700, exist_ok=True)
         os.makedirs(config.run_dir, mode=0o700, exist_ok=True)
@@ -184,7 +196,12 @@ def main() -> None:
     logs.configure(config.log.level)
 
     async def live() -> int:
-        return await Daemon(config, gossip_keys, os.environ).run()
+        try:
+            settled = await settle(config, UdpDatagrams())
+        except ConfigError as error:
+            _complain(error.what, error.why, error.next)
+            return 2
+        return await Daemon(settled.config, gossip_keys, os.environ).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(live())

@@ -5,12 +5,14 @@ partitions are one cut) and how long it takes. `SimDatagrams` loses, delays, reo
 `chaos.streams` and `chaos.links` build connections on the same weather.
 """
 
+import asyncio
 import random
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from covey.addresses import is_ip, joined
 from covey.ports import Address
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 LOOPBACK_S = (0.00001, 0.00005)
 """Seconds within a host."""
+RESOLVE_S = (0.001, 0.05)
+"""Seconds that the name server takes."""
 DATAGRAM_BYTES_MAX = 65_507
 SOCKET_PACKETS_MAX = 512
 """Datagrams that wait in a socket whose process is not looking; more are dropped, as a kernel does."""
@@ -51,6 +55,8 @@ class Network:
         """Host -> factor on every delay to and from it."""
         self.sockets: dict[Address, SimSocket] = {}
         self.hosts_by_ip: dict[str, SimHost] = {}
+        self.names: dict[str, tuple[str, ...]] = {}
+        """What the name server knows: name -> IPs. A story may change it."""
         self.sent = self.dropped = 0
         self.on_change: list[Callable[[], None]] = []
         """Called after every cut and heal."""
@@ -137,10 +143,10 @@ class SimSocket:
         self._waiting = 0
         self.closed = False
 
-    def send(self, data: bytes, to: Address) -> None:
+    def send(self, data: bytes, to: Address) -> bool:
         process, network = self._process, self._process.world.network
-        if self.closed or not process.alive or len(data) > DATAGRAM_BYTES_MAX:
-            return
+        if self.closed or not process.alive or len(data) > DATAGRAM_BYTES_MAX or not is_ip(split(to)[0]):
+            return False
         network.sent += 1
         here = process.host.name
         address = _seen_from(network, to, here)
@@ -148,11 +154,12 @@ class SimSocket:
         if host is None or network.lost(here, host.name) or not network.open(here, host.name):
             network.dropped += 1
             process.world.mark("datagram lost", process.name, f"to {to}")
-            return
+            return True
         data = bytes(data)
         for _ in range(2 if network.doubled(here, host.name) else 1):
             arrives = process.world.now + network.delay_s(here, host.name, len(data))
             process.world.at(arrives, lambda: _arrive(network, here, self.address, address, data))
+        return True
 
     def take(self, data: bytes, sender: Address) -> None:
         """The kernel hands over a packet."""
@@ -198,3 +205,14 @@ class SimDatagrams:
         network.sockets[address] = socket
         self._process.resources.append(socket)
         return socket
+
+    async def resolve(self, address: Address) -> Sequence[Address]:
+        name, port = split(address)
+        if is_ip(name):
+            return (address,)
+        world = self._process.world
+        await asyncio.sleep(world.network.rng.uniform(*RESOLVE_S))
+        ips = world.network.names.get(name, ())
+        if not ips:
+            raise OSError(-2, f"Name or service not known: {name}")
+        return tuple(joined(ip, port) for ip in ips)

@@ -125,6 +125,7 @@ class World:
         host = SimHost(self, name, f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}", gpus)
         self.hosts[name] = host
         self.network.hosts_by_ip[host.ip] = host
+        self.network.names[name] = (host.ip,)
         return host
 
     def watch(self, invariant: Invariant) -> None:

@@ -47,8 +47,9 @@ class Log(Protocol):
 class DatagramSocket(Protocol):
     @property
     def address(self) -> Address: ...
-    def send(self, data: bytes, to: Address) -> None:
-        """Best effort, never blocks, never raises for what the network does."""
+    def send(self, data: bytes, to: Address) -> bool:
+        """Best effort, never blocks, never raises for what the network does. False when it certainly did not leave
+        this host (no IP address, no route, full buffers); True promises nothing."""
 
     def close(self) -> None: ...
 
@@ -56,6 +57,10 @@ class DatagramSocket(Protocol):
 class Datagrams(Protocol):
     async def open(self, bind: Address, received: Callable[[bytes, Address], None]) -> DatagramSocket:
         """OSError when the address cannot be bound."""
+
+    async def resolve(self, address: Address) -> Sequence[Address]:
+        """`NAME:PORT` as all addresses of that name, at least one; an IP as it stands. It may take many seconds.
+        OSError when the name is not known now."""
 
 
 class Links(Protocol):

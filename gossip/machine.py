@@ -29,6 +29,8 @@ class Started(msgspec.Struct, frozen=True):
     address: Address
     """What others are told; empty when only they can see it."""
     remembered: tuple[Record, ...] = ()
+    seeds: tuple[Address, ...] = ()
+    """Where to join, as far as it is known yet."""
 
 
 class Heard(msgspec.Struct, frozen=True):
@@ -40,7 +42,7 @@ class Heard(msgspec.Struct, frozen=True):
 
 
 Timer = members.Timer | spread.Timer
-Event = Started | Heard | members.LoopStalled | members.Leaving | spread.Published | Timer
+Event = Started | Heard | members.SeedsFound | members.LoopStalled | members.Leaving | spread.Published | Timer
 Action = Say | SetTimer[members.Timer] | SetTimer[spread.Timer] | Tell
 
 
@@ -59,11 +61,11 @@ class Gossip:
         match event:
             case Started():
                 self._since_s = now_s
-                started = self._members(members.Started(event.address, event.remembered), now_s)
+                started = self._members(members.Started(event.address, event.remembered, event.seeds), now_s)
                 return [*started, *self._spread(spread.SpreadStarted(), now_s)]
             case Heard():
                 return self._heard(event, now_s)
-            case members.Leaving() | members.LoopStalled():
+            case members.Leaving() | members.LoopStalled() | members.SeedsFound():
                 return self._members(event, now_s)
             case spread.Published():
                 return self._spread(event, now_s)

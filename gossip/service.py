@@ -16,12 +16,14 @@ from typing import Literal
 
 import msgspec
 
+from covey.addresses import ip_port, is_everywhere, joined
 from covey.core import HostId, SetTimer, Tell
 from covey.ports import Address, DatagramSocket, Env
 from gossip.machine import Action, Event, Gossip, Heard, Started
-from gossip.membership.machine.events import Leaving, LoopStalled
+from gossip.membership.machine.events import Leaving, LoopStalled, SeedsFound
 from gossip.membership.messages import Record
 from gossip.packet import SALT_BYTES, Dropped, Keyring, Opener, Sealer, budget
+from gossip.seeds import LOOK_AGAIN_ALONE_S, LOOK_AGAIN_S, Seeds
 from gossip.spread.machine import Published
 from gossip.words import (
     GossipEvent,
@@ -96,6 +98,7 @@ class GossipService:
         self._stall_s = min(STALL_S, settings.probe_timeout_s / 4)
         self._saved: tuple[Record, ...] = ()
         self._alone = False
+        self._seeds: Seeds | None = None
 
     # ---- life ----
 
@@ -104,10 +107,14 @@ class GossipService:
         remembered = await self._remembered()
         self._failed = asyncio.get_running_loop().create_future()
         self._socket = await self._env.datagrams.open(self._settings.bind, self._received)
-        self._feed(Started(self._advertised(self._socket.address), remembered))
+        bound = self._socket.address
+        self._seeds = Seeds(self._settings.seeds, bound, self._env.datagrams, self._env.log)
+        self._feed(Started(self._advertised(bound), remembered, self._seeds.addresses))
         self._tick(self._env.clock.now_s())
         self._env.spawn("gossip: peers file", self._keep_peers(self._failed))
         self._env.spawn("gossip: watch", self._watch(self._failed))
+        if self._seeds.names:
+            self._env.spawn("gossip: seeds", self._keep_seeds(self._seeds, self._failed))
 
     async def stop(self, leave: bool = True) -> None:
         """`leave`: tell everybody, so that they see `left` at once."""
@@ -133,11 +140,10 @@ class GossipService:
 
     def _advertised(self, bound: Address) -> Address:
         """What others are told; empty when we are bound to all addresses and were not told which one to name."""
-        ip, _, port = bound.rpartition(":")
+        ip, port = ip_port(bound)
         if self._settings.advertise:
-            wanted = self._settings.advertise
-            return f"[{wanted}]:{port}" if ":" in wanted else f"{wanted}:{port}"
-        return "" if ip in ("0.0.0.0", "[::]", "") else bound
+            return joined(self._settings.advertise, port)
+        return "" if is_everywhere(ip) else bound
 
     # ---- what the agent asks ----
 
@@ -152,6 +158,11 @@ class GossipService:
     def advertised(self) -> Address:
         """What others are told; empty as long as no peer has said where it sees us."""
         return self._gossip.membership.address
+
+    @property
+    def seeds_unknown(self) -> Mapping[Address, str]:
+        """Seed -> why it cannot be called: its name is not known, or it has no address of our kind."""
+        return {} if self._seeds is None else dict(self._seeds.unknown)
 
     def publish(self, key: str, value: bytes | None) -> None:
         """Tell everybody this about this host, in place of what it said under this key; None removes it. ValueError
@@ -180,6 +191,7 @@ class GossipService:
         membership, spread = self._gossip.membership, self._gossip.spread
         found = {**self._counts, **membership.counts}
         found["alone"] = int(self._is_forsaken())
+        found["seeds_unknown"] = len(self.seeds_unknown)
         found["health_score"] = membership.health
         found["facts_ignored"] = spread.ignored
         found["facts_refused"] = self._gossip.refused
@@ -252,9 +264,11 @@ class GossipService:
         datagram = self._sealer.seal(say.messages)
         if len(datagram) > self._settings.datagram_bytes:
             raise ValueError(f"a datagram of {len(datagram)} bytes: {[type(one).__name__ for one in say.messages]}")
-        self._counts["sent"] += 1
-        self._counts["sent_bytes"] += len(datagram)
-        self._socket.send(datagram, say.to)
+        if self._socket.send(datagram, say.to):
+            self._counts["sent"] += 1
+            self._counts["sent_bytes"] += len(datagram)
+        else:
+            self._counts["not_sent"] += 1
 
     def _told(self, tell: Tell) -> None:
         match tell.fact:
@@ -263,6 +277,19 @@ class GossipService:
                 self._tell(tell.fact)
             case _:
                 raise TypeError(f"gossip does not tell {type(tell.fact).__name__}")
+
+    # ---- seeds that are names ----
+
+    async def _keep_seeds(self, seeds: Seeds, ended: "asyncio.Future[None]") -> None:
+        while not ended.done():
+            await seeds.look()
+            self._feed(SeedsFound(seeds.addresses))
+            began_s = self._env.clock.now_s()
+            while not ended.done() and self._env.clock.now_s() - began_s < self._look_again_s():
+                await asyncio.wait([ended], timeout=1.0)
+
+    def _look_again_s(self) -> float:
+        return LOOK_AGAIN_ALONE_S if self._gossip.membership.alone else LOOK_AGAIN_S
 
     # ---- the file of known hosts ----
 
@@ -291,6 +318,7 @@ class GossipService:
             self._env.log.warning(
                 "no other host answers",
                 seeds=self._settings.seeds,
+                seeds_unknown=self.seeds_unknown,
                 dropped={name: count for name, count in self.counters.items() if name.startswith("dropped_")},
                 next="compare gossip port, key file and cluster label with another host's",
             )

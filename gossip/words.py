@@ -129,7 +129,8 @@ class GossipSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     advertise: str = ""
     """IP that others are told; default: the bound one, or, bound to all, the one that the first peer saw."""
     seeds: tuple[str, ...] = ()
-    """`ip:port` of hosts to join through. Asked while alone, and later as long as one of them is missing."""
+    """`name:port`, `ip:port` or `[ipv6]:port` of hosts to join through; a name stands for all its addresses. Asked
+    while alone, and later as long as one of them is missing."""
     cluster: str = "covey"
     """Racks with different labels ignore each other even under one key."""
     key_file: str = ""

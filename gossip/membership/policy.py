@@ -79,6 +79,10 @@ def some(candidates: Sequence[T], count: int, rng: random.Random) -> list[T]:
     return rng.sample(candidates, min(count, len(candidates)))
 
 
+CALL_FIRST_S = 0.5
+"""Pause after the first call of missing hosts."""
+
+
 def call_after_s(last_s: float, alone: bool, longest_s: float) -> float:
     """Time to the next call of missing hosts: doubles each time."""
     return min(last_s * 2, ALONE_INTERVAL_S_MAX if alone else longest_s, longest_s)

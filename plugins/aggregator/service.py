@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from covey.addresses import joined
 from covey.core import Fact, Heard, HostId, JobId
 from covey.frames import read_frame, write_frame
 from covey.ports import ByteStream, Process, ProcessId
@@ -172,7 +173,7 @@ class AggregatorService(RoomService):
                 found.signal(9)
                 await found.wait()
         config = AggdConfig(
-            bind=f"{self.host.advertise}:0", control=CONTROL, memory_bytes_max=self.settings.memory_bytes_max
+            bind=joined(self.host.advertise, 0), control=CONTROL, memory_bytes_max=self.settings.memory_bytes_max
         )
         process = await self.env.processes.start_program("aggd", "aggd", config)
         self._process = process.id

@@ -99,11 +99,26 @@ def test_a_bind_that_is_no_address_is_refused_before_anything_listens(section: s
     assert "IP:PORT" in error.why
 
 
-def test_a_seed_that_is_no_address_is_refused() -> None:
-    assert "gossip.seeds" in refused({"gossip": {"seeds": ["10.0.0.1:7946", "gpu2"]}}).what
+@pytest.mark.parametrize(
+    "seed", ["gpu2", "gpu2:0", "gpu 2:7946", "-gpu2:7946", "gpu2:7946:7946", "::1:7946", "http://gpu2:7946", ":7946"]
+)
+def test_a_seed_that_is_no_address_is_refused(seed: str) -> None:
+    error = refused({"gossip": {"seeds": ["10.0.0.1:7946", seed]}})
+    assert "gossip.seeds" in error.what
+    assert seed in error.why and "NAME:PORT" in error.why
 
 
-@pytest.mark.parametrize("address", ["not an ip", "gpu1", "0.0.0.0", "::"])
+@pytest.mark.parametrize("seed", ["gpu2:7946", "gpu-2.row_1.example.org:7946", "gpu2.:7946", "[fd00::1]:7946"])
+def test_a_seed_may_be_a_name_or_an_ip(seed: str) -> None:
+    assert parse({"gossip": {"seeds": [seed]}}, "agent.toml", ENV).gossip.seeds == (seed,)
+
+
+@pytest.mark.parametrize("section", ["gossip", "control", "http"])
+def test_a_name_is_nothing_to_listen_at(section: str) -> None:
+    assert "names a host" in refused({section: {"bind": "gpu2:7946"}}).why
+
+
+@pytest.mark.parametrize("address", ["not an ip", "gpu1", "0.0.0.0", "::", "fe80::1"])
 def test_an_address_that_no_peer_can_reach_is_not_advertised(address: str) -> None:
     assert "advertise" in refused({"advertise": address}).what
 

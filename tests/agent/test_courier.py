@@ -1,5 +1,7 @@
 import asyncio
+import contextlib
 import itertools
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -8,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import agent.answers
 import agent.courier
 from agent import log as logs
 from agent.courier import Courier, Letter
+from agent.letters import LETTER_BYTES_MAX, PAGE_BYTES
 from covey.core import HostId
 from plugins.base import Refused
 
@@ -26,6 +30,12 @@ class Wire:
         self.repeat = 1
         self.off = self.fails = False
         """Whether the room there is off, or fails at what it hears."""
+        self.slow: asyncio.Event | None = None
+        """What the room there waits for before it handles a letter."""
+        self.silent: set[HostId] = set()
+        """Hosts that hear nothing."""
+        self.answers: dict[str, bytes] = {}
+        """Room -> what it answers; `wrong` raises, `never` never returns, others repeat the question."""
         self.boots = {GPU1: 1, GPU2: 1}
         self.heard: list[bytes] = []
         self.tasks: list[asyncio.Task[Any]] = []
@@ -37,14 +47,15 @@ class Wire:
         class Links:
             def send(self, to: HostId, data: bytes) -> bool:
                 wire.log.append((to, data))
-                if wire.lose:
-                    wire.lose -= 1
+                if wire.lose or to in wire.silent:
+                    wire.lose = max(0, wire.lose - 1)
                     return True
                 for _ in range(wire.repeat):
                     asyncio.get_running_loop().call_soon(lambda: wire.couriers[to].received(host, data))
                 return True
 
         class Env:
+            host = GPU2
             links = Links()
 
             class clock:
@@ -61,11 +72,19 @@ class Wire:
         async def hear(_sender: HostId, _room: str, body: bytes) -> bool:
             if self.fails:
                 raise Refused(1, "room memory failed", "no space left", "")
+            if self.slow is not None:
+                await self.slow.wait()
             if not self.off:
                 self.heard.append(body)
             return not self.off
 
-        async def answer(_sender: HostId, _room: str, body: bytes) -> bytes:
+        async def answer(_sender: HostId, room: str, body: bytes) -> bytes:
+            if room == "wrong":
+                raise KeyError("our mistake")
+            if room == "never":
+                await asyncio.Event().wait()
+            if room in self.answers:
+                return self.answers[room]
             if body == b"no":
                 raise Refused(4, "what", "why", "next")
             return body + b"!"
@@ -221,5 +240,141 @@ def test_a_mutated_letter_never_raises(place: int, value: int) -> None:
         wire.couriers[GPU1].received(GPU2, bytes(data))
         await asyncio.gather(*wire.tasks)
         assert len(wire.heard) <= 1
+
+    asyncio.run(receive())
+
+
+# ---- tables that fill up ---------------------------------------------------------------------------------------------
+
+GPU3 = HostId("gpu3")
+
+
+async def test_a_letter_that_waits_for_a_dead_host_holds_up_nobody_else(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is settled is said to each receiver of its own letters: the table of a healthy one does not fill up."""
+    monkeypatch.setattr(agent.courier, "HANDLED_MAX", 8)
+    wire.boots[GPU3] = 1
+    waiting = asyncio.create_task(wire.couriers[GPU1].send("memory", GPU3, b"to the dead", 0.5))
+    wire.silent.add(GPU3)
+    await asyncio.sleep(0)
+    for number in range(40):
+        assert await wire.couriers[GPU1].send("memory", GPU2, b"%d" % number, 0.2), number
+    assert len(wire.heard) == 40
+    assert not waiting.done() and not await waiting
+    assert wire.couriers[GPU2].counters["refused: table full"] == 0
+
+
+async def test_a_table_that_is_full_refuses_and_counts_and_takes_the_letter_once_there_is_room(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.courier, "HANDLED_MAX", 3)
+    wire.off = True
+    oldest = asyncio.create_task(wire.couriers[GPU1].send("memory", GPU2, b"waits", 0.4))
+    await asyncio.sleep(0.01)
+    wire.off, wire.slow = False, asyncio.Event()
+    others = [asyncio.create_task(wire.couriers[GPU1].send("memory", GPU2, b"%d" % n, 2.0)) for n in range(5)]
+    await asyncio.sleep(0.05)
+    assert wire.couriers[GPU2].counters["refused: table full"] > 0, "it is said aloud"
+    assert wire.couriers[GPU1].counters["receiver's table full"] > 0
+    wire.slow.set()
+    assert await oldest
+    assert all(await asyncio.gather(*others))
+    assert sorted(wire.heard) == [b"0", b"1", b"2", b"3", b"4", b"waits"], "each of them once"
+
+
+# ---- answers that are long, late, wrong, or never come ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, LETTER_BYTES_MAX, LETTER_BYTES_MAX + 1, 3 * PAGE_BYTES]
+)
+async def test_an_answer_of_any_size_comes_whole(wire: Wire, size: int) -> None:
+    wire.lose, wire.repeat = 2, 2
+    wire.answers["big"] = random.Random(size).randbytes(size)
+    assert await wire.couriers[GPU1].ask("big", GPU2, b"how", 2.0) == wire.answers["big"]
+
+
+async def test_an_answer_longer_than_all_pages_is_refused_in_words_and_the_longest_is_not(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.answers, "ANSWER_BYTES_MAX", 2 * PAGE_BYTES)
+    wire.answers["big"] = bytes(2 * PAGE_BYTES)
+    assert len(await wire.couriers[GPU1].ask("big", GPU2, b"how", 2.0)) == 2 * PAGE_BYTES
+    wire.answers["big"] += b"x"
+    with pytest.raises(Refused, match="too long"):
+        await wire.couriers[GPU1].ask("big", GPU2, b"how", 2.0)
+
+
+async def test_pages_that_nobody_fetched_in_time_are_gone_and_said_to_be(wire: Wire) -> None:
+    wire.answers["big"] = bytes(3 * PAGE_BYTES)
+    asked = Letter("ask", 7, 1, 1, 0, "big", b"how")
+    answers = wire.couriers[GPU2]._answers
+    answers.asked(GPU1, asked)
+    await asyncio.sleep(0.01)
+    assert answers._kept_bytes == 3 * PAGE_BYTES
+    for page, said in ((2, "answer"), (3, "refused"), (63, "refused")):
+        answers.asked(GPU1, msgspec.structs.replace(asked, page=page))
+        assert msgspec.msgpack.decode(wire.log[-1][1], type=Letter).kind == said
+    answers._kept[(GPU1, 1, 7)] = (float("-inf"), answers._kept[(GPU1, 1, 7)][1])
+    answers._drop_old()
+    assert (answers._kept_bytes, len(answers._kept)) == (0, 0)
+    answers.asked(GPU1, msgspec.structs.replace(asked, page=1))
+    assert msgspec.msgpack.decode(wire.log[-1][1], type=Letter).kind == "refused"
+
+
+async def test_kept_answers_are_bounded_together(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent.answers, "KEPT_BYTES_MAX", 4 * PAGE_BYTES)
+    wire.answers["big"] = bytes(3 * PAGE_BYTES)
+    for number in range(5):
+        wire.couriers[GPU2]._answers.asked(GPU1, Letter("ask", number, 1, 1, 0, "big", b""))
+        await asyncio.sleep(0.005)
+    assert list(wire.couriers[GPU2]._answers._kept) == [(GPU1, 1, 4)]
+
+
+async def test_a_question_that_fails_is_refused_and_ends_nobody(wire: Wire) -> None:
+    with pytest.raises(Refused, match="our mistake"):
+        await wire.couriers[GPU1].ask("wrong", GPU2, b"how", 1.0)
+    assert wire.couriers[GPU2].counters["answers failed"] == 1
+    assert await wire.couriers[GPU1].ask("memory", GPU2, b"how", 1.0) == b"how!"
+    await asyncio.gather(*wire.tasks)
+
+
+async def test_rooms_that_never_return_cost_a_bounded_number_of_tasks(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.answers, "AT_ONCE_MAX", 4)
+    monkeypatch.setattr(agent.answers, "ANSWER_S_MAX", 0.2)
+    asking = [asyncio.create_task(wire.couriers[GPU1].ask("never", GPU2, b"how", 0.1)) for _ in range(10)]
+    ended = await asyncio.gather(*asking, return_exceptions=True)
+    assert sum(isinstance(end, TimeoutError) for end in ended) == 4
+    assert sum(isinstance(end, Refused) and end.code == 75 for end in ended) == 6
+    assert len(wire.tasks) == 4, "asked again and again, and answered once"
+    await asyncio.gather(*wire.tasks)
+    with pytest.raises(Refused, match="longer than"):
+        await wire.couriers[GPU1].ask("never", GPU2, b"how", 1.0)
+    assert await wire.couriers[GPU1].ask("memory", GPU2, b"how", 1.0) == b"how!"
+
+
+@given(st.sampled_from(["send", "ask", "ack", "stale", "full", "answer", "refused", "raw"]), st.data())
+def test_no_letter_of_a_member_ends_an_agent_whatever_it_holds(kind: str, data: st.DataObject) -> None:
+    """Each kind, with every number at and beyond its bounds and bodies up to and beyond theirs."""
+    number = st.sampled_from([0, 1, 2, 63, 64, 2**32, 2**63, 2**64 - 1, -1])
+    size = st.sampled_from([0, 1, PAGE_BYTES + 1, LETTER_BYTES_MAX - 100, LETTER_BYTES_MAX + 1])
+    room = st.sampled_from(["memory", "wrong", "agent", "log", "", "x" * 33])
+    letter = [kind, *(data.draw(number) for _ in range(4)), data.draw(room), bytes(data.draw(size))]
+    letter += [data.draw(number) for _ in range(data.draw(st.integers(0, 2)))]
+
+    async def receive() -> None:
+        wire = Wire()
+        wire.add(GPU1)
+        wire.add(GPU2)
+        waiting = asyncio.create_task(wire.couriers[GPU2].ask("memory", GPU1, b"how", 0.02))
+        await asyncio.sleep(0)
+        wire.couriers[GPU2].received(GPU1, msgspec.msgpack.encode(letter))
+        with contextlib.suppress(Refused, TimeoutError):
+            await waiting
+        await asyncio.gather(*wire.tasks)
+        assert await wire.couriers[GPU1].ask("memory", GPU2, b"how", 1.0) == b"how!"
 
     asyncio.run(receive())

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.datagrams import UdpDatagrams, ip_port, ip_port_text
+from agent.datagrams import UdpDatagrams, ip_port_text
+from covey.addresses import ip_port
 from tests.agent.here import both_loops, run_on, until
 
 
@@ -69,3 +70,38 @@ def test_an_address_that_is_taken_is_refused(loop: str) -> None:
         first.close()
 
     run_on(loop, story())
+
+
+@both_loops
+def test_a_send_that_the_kernel_did_not_take_says_so(loop: str) -> None:
+    """A name, another family, too long, no route from loopback, a closed socket: none of them left this host."""
+
+    async def story() -> None:
+        here = await UdpDatagrams().open("127.0.0.1:0", lambda data, sender: None)
+        assert here.send(b"kept", here.address) is True
+        for to in ("gpu1:7946", "localhost:7946", "[::1]:7946", "192.0.2.1:7946", "nonsense"):
+            assert here.send(b"lost", to) is False, to
+        assert here.send(bytes(70_000), here.address) is False
+        here.close()
+        assert here.send(b"late", here.address) is False
+
+    run_on(loop, story())
+
+
+@both_loops
+def test_a_name_is_all_its_addresses_with_the_port_and_an_ip_is_itself(loop: str) -> None:
+    async def story() -> None:
+        port = UdpDatagrams()
+        assert list(await port.resolve("[fd00::7]:1")) == ["[fd00::7]:1"]
+        assert "127.0.0.1:7946" in await port.resolve("localhost:7946")
+        with pytest.raises(OSError, match=r"[Nn]ot known|No address"):
+            await port.resolve("no-such-host.invalid:7946")
+
+    run_on(loop, story())
+
+
+@pytest.mark.parametrize("text", ["::1:7946", "fd00::7:7946", "[::1:7946", "::1]:7946", "[gpu1]:7946"])
+def test_an_ipv6_address_without_its_brackets_is_refused(text: str) -> None:
+    """Where the address ends and the port begins could not be told."""
+    with pytest.raises(OSError, match="brackets"):
+        ip_port(text)

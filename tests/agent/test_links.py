@@ -9,6 +9,7 @@ import zmq
 from agent import log as logs
 from agent import visitors
 from agent.links import MESSAGE_BYTES_MAX, RECONNECT_S, ZmqLinks, _turn_away
+from covey.addresses import reached_at
 from covey.core import HostId
 from tests.agent.here import until
 
@@ -272,5 +273,19 @@ async def test_who_connects_and_says_nothing_is_counted_and_a_crowd_of_them_is_t
     finally:
         for connection in silent:
             connection.close()
+        for end in (one, two):
+            await end.links.close()
+
+
+async def test_links_work_on_ipv6_alone() -> None:
+    one, two = End(), End()
+    try:
+        for end in (one, two):
+            await end.links.open("[::]:0", lambda sender, data, end=end: end.heard.put_nowait((sender, data)))  # type: ignore[misc]
+        at = [reached_at(end.links.address, "::1") for end in (one, two)]
+        one.links.know(GPU2, at[1], two.links.public_key)
+        two.links.know(GPU1, at[0], one.links.public_key)
+        assert (await send_until_heard(one, GPU2, b"hello", two))[0] == GPU1
+    finally:
         for end in (one, two):
             await end.links.close()

@@ -127,7 +127,7 @@ def test_a_wrong_setting_is_refused_at_start_in_three_lines(place: Path) -> None
 def test_check_says_that_a_file_is_good_and_starts_nothing(place: Path) -> None:
     checked = run(write_config(place), "--check")
     assert (checked.returncode, checked.stderr) == (0, "")
-    assert "host gpu1, rooms scheduler" in checked.stdout
+    assert "host gpu1 at 127.0.0.1, rooms scheduler" in checked.stdout
     assert not (place / "state").exists()
 
 

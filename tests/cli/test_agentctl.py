@@ -236,6 +236,13 @@ def test_a_failed_room_makes_status_fail(run: Run, agent: FakeAgent) -> None:
     assert "disk is full; starts again every 4 s or so" in out
 
 
+def test_a_seed_that_is_not_known_is_named_by_status(run: Run, agent: FakeAgent) -> None:
+    agent.replies["GET /v1/status"] = {"rooms": {}, "seeds_unknown": {"gpu9:7946": "Name or service not known"}}
+    code, out, _ = run("status")
+    assert code == 0
+    assert "seed not known" in out and "gpu9:7946: Name or service not known" in out
+
+
 # ---- wrong usage -----------------------------------------------------------------------------------------------------
 
 

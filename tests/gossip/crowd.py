@@ -110,7 +110,7 @@ class Crowd:
         settings = GossipSettings(seeds=tuple(f"{seed}:7946" for seed in seeds), **self.settings, **more)
         uuid = uuid or name.encode().ljust(16, b".")[:16]
         member = self.members[place] = Member(self, name, place, key, uuid, boot, settings)
-        member.feed(Started(member.address, remembered))
+        member.feed(Started(member.address, remembered, settings.seeds))
         return member
 
     def rack(self, count: int, **more: Any) -> list[Member]:

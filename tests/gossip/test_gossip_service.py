@@ -10,9 +10,11 @@ from typing import Any, cast
 
 import pytest
 
+from covey.addresses import ip_port, joined
 from covey.core import HostId
 from covey.ports import Address, Env
 from gossip.packet import Keyring, Sealer
+from gossip.seeds import Seeds
 from gossip.service import GossipEvent, GossipService, GossipSettings, HostDown, HostUp
 from gossip.words import Sender
 
@@ -33,9 +35,10 @@ class Udp(asyncio.DatagramProtocol):
     def datagram_received(self, data: bytes, addr: Any) -> None:
         self._received(data, f"{addr[0]}:{addr[1]}")
 
-    def send(self, data: bytes, to: Address) -> None:
-        host, _, port = to.rpartition(":")
-        self.transport.sendto(data, (host, int(port)))
+    def send(self, data: bytes, to: Address) -> bool:
+        host, port = ip_port(to)
+        self.transport.sendto(data, (host, port))
+        return True
 
     def close(self) -> None:
         self.transport.close()
@@ -49,6 +52,7 @@ class Ports:
         self.sick = False
         self.skipped_s = 0.0
         self.warnings: list[str] = []
+        self.names: dict[str, list[str]] = {}
 
     def now_s(self) -> float:
         return time.monotonic() + self.skipped_s
@@ -58,6 +62,12 @@ class Ports:
         loop = asyncio.get_running_loop()
         _, protocol = await loop.create_datagram_endpoint(lambda: Udp(received), local_addr=(host, int(port)))
         return protocol
+
+    async def resolve(self, address: Address) -> Sequence[Address]:
+        name, port = ip_port(address)
+        if name not in self.names:
+            raise OSError(-2, f"Name or service not known: {name}")
+        return [joined(ip, port) for ip in self.names[name]]
 
     async def read(self, name: str) -> bytes | None:
         if self.sick:
@@ -71,6 +81,8 @@ class Ports:
 
     def warning(self, event: str, **_: Any) -> None:
         self.warnings.append(event)
+
+    info = warning
 
 
 class Rack:
@@ -315,3 +327,67 @@ def test_settings_out_of_range_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             GossipSettings(**wrong)
+
+
+# ---- seeds that are names --------------------------------------------------------------------------------------------
+
+
+async def test_a_seed_that_is_a_name_joins_all_its_addresses(rack: Rack) -> None:
+    a = await rack.start("a")
+    port = a.address.rpartition(":")[2]
+    rack.ports["b"] = Ports()
+    rack.ports["b"].names = {"rack": ["127.0.0.9", "127.0.0.1"]}
+    b = await rack.start("b", seeds=(f"rack:{port}",))
+    await until(lambda: states(b) == {"a": "alive", "b": "alive"})
+    assert b.counters.get("not_sent", 0) == 0
+    assert b.seeds_unknown == {}
+
+
+async def test_datagrams_that_did_not_leave_count_as_not_sent(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = await rack.start("a")
+    monkeypatch.setattr(Udp, "send", lambda *_: False)
+    b = await rack.start("b", seeds=(a.address,))
+    await until(lambda: b.counters.get("not_sent", 0) > 0)
+    assert (b.counters.get("sent", 0), b.counters.get("sent_bytes", 0)) == (0, 0)
+
+
+async def test_a_seed_whose_name_is_not_known_is_named_and_found_once_it_is(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gossip.service.LOOK_AGAIN_ALONE_S", 0.05)
+    a = await rack.start("a")
+    port = a.address.rpartition(":")[2]
+    b = await rack.start("b", seeds=(f"gpu9:{port}",))
+    await until(lambda: f"gpu9:{port}" in b.seeds_unknown)
+    assert "not known" in b.seeds_unknown[f"gpu9:{port}"]
+    assert b.counters["seeds_unknown"] == 1
+    assert b.counters.get("sent", 0) == 0, "there is nobody it could be sent to"
+    assert rack.ports["b"].warnings.count("seed not known") == 1
+    rack.ports["b"].names["gpu9"] = ["127.0.0.1"]
+    await until(lambda: states(b) == {"a": "alive", "b": "alive"})
+    assert b.seeds_unknown == {}
+
+
+async def test_a_seed_that_has_only_addresses_of_the_other_family_is_named_with_what_to_change(rack: Rack) -> None:
+    rack.ports["b"] = Ports()
+    rack.ports["b"].names = {"six": ["fd00::1"]}
+    b = await rack.start("b", seeds=("six:7946",))
+    await until(lambda: bool(b.seeds_unknown))
+    assert "bind to [::]" in b.seeds_unknown["six:7946"]
+
+
+async def test_a_name_that_is_no_longer_known_keeps_its_last_addresses() -> None:
+    names = Ports()
+    names.names = {"gpu1": ["10.0.0.1"]}
+    seeds = Seeds(("gpu1:7946", "10.0.0.2:7946"), "0.0.0.0:7946", cast(Any, names), cast(Any, names))
+    assert list(seeds.addresses) == ["10.0.0.2:7946"]
+    await seeds.look()
+    assert list(seeds.addresses) == ["10.0.0.1:7946", "10.0.0.2:7946"]
+    names.names = {}
+    await seeds.look()
+    assert list(seeds.addresses) == ["10.0.0.1:7946", "10.0.0.2:7946"]
+    assert list(seeds.unknown) == ["gpu1:7946"]
+    names.names = {"gpu1": ["10.0.0.9"]}
+    await seeds.look()
+    assert list(seeds.addresses) == ["10.0.0.9:7946", "10.0.0.2:7946"]
+    assert seeds.unknown == {}

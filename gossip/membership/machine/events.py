@@ -15,6 +15,14 @@ class Started(msgspec.Struct, frozen=True):
     """What others are told; empty when only they can see it."""
     remembered: tuple[Record, ...] = ()
     """Hosts that were known before a restart."""
+    seeds: tuple[Address, ...] = ()
+    """Where to join, as far as it is known yet."""
+
+
+class SeedsFound(msgspec.Struct, frozen=True):
+    """Where the seeds are now: their names were looked up. Replaces what was known."""
+
+    seeds: tuple[Address, ...]
 
 
 class PacketHeard(msgspec.Struct, frozen=True):
@@ -74,7 +82,7 @@ class SyncDue(msgspec.Struct, frozen=True):
 
 
 Timer = ProbeDue | ProbeLate | RelayLate | SuspicionDue | GossipDue | CallDue | SyncDue
-Event = Started | PacketHeard | LoopStalled | Leaving | Timer
+Event = Started | SeedsFound | PacketHeard | LoopStalled | Leaving | Timer
 
 
 class Forget(msgspec.Struct, frozen=True):

@@ -25,6 +25,15 @@ class Meeting:
 
     # ---- calls ----
 
+    def seeds_are(self, seeds: tuple[Address, ...]) -> None:
+        """A seed that was not known before is called at once while nobody else is there."""
+        new = set(seeds) - set(self._table.seeds)
+        self._table.seeds = seeds
+        if new and self._table.alone:
+            self._table.call_generation += 1
+            self._table.call_s = policy.CALL_FIRST_S
+            self.call(self._table.call_generation)
+
     def call(self, generation: int) -> None:
         if generation != self._table.call_generation:
             return
@@ -37,7 +46,7 @@ class Meeting:
 
     def _to_call(self) -> list[Address]:
         there = {member.address for member in self._table.members.values() if member.state == "alive"}
-        seeds = [seed for seed in self._table.settings.seeds if seed not in there and seed != self._table.address]
+        seeds = [seed for seed in self._table.seeds if seed not in there and seed != self._table.address]
         missing = [
             member.address
             for member in self._table.by_name()

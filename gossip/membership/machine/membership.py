@@ -41,6 +41,7 @@ from gossip.membership.machine.events import (
     ProbeDue,
     ProbeLate,
     RelayLate,
+    SeedsFound,
     Started,
     SuspicionDue,
     SyncDue,
@@ -118,6 +119,8 @@ class Membership:
                 self._standing.stalled(event)
             case Started():
                 self._start(event, now_s)
+            case SeedsFound():
+                self._meeting.seeds_are(event.seeds)
             case Leaving():
                 self._leave()
             case ProbeDue():
@@ -138,7 +141,7 @@ class Membership:
                 assert_never(event)
 
     def _start(self, event: Started, now_s: float) -> None:
-        self._table.address = event.address
+        self._table.address, self._table.seeds = event.address, event.seeds
         for record in event.remembered:
             self._standing.remember(record, now_s)
         self._table.timer(self._table.rng.uniform(0, self._table.settings.probe_interval_s), ProbeDue())

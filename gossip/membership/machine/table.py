@@ -90,6 +90,8 @@ class Table:
         self.me, self.identity = me, me.identity
         self.address: Address = ""
         """What others are told; empty when only they can see it."""
+        self.seeds: tuple[Address, ...] = ()
+        """Where to join: of `settings.seeds` those that are known, names as all their addresses."""
         self.settings, self.budget, self.rng = settings, budget, rng
         self.incarnation = 0
         self.health = 0
@@ -97,7 +99,7 @@ class Table:
         self.counts = {"probes": 0, "probes_failed": 0, "probes_void": 0, "refutations": 0, "relays": 0, "full": 0}
         self.rumours = Rumours()
         self.out: list[Action] = []
-        self.call_s = 0.5
+        self.call_s = policy.CALL_FIRST_S
         """Pause before the next call of missing hosts."""
         self.call_generation = 0
         self._gossip_set = False

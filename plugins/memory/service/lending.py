@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from covey.addresses import joined, reached_at
 from covey.core import HostId
 from covey.ports import MemoryNow, ProcessId
 from plugins.base import Host
@@ -62,7 +63,7 @@ class Lending:
 
     def _process(self, known: KnownProcess) -> ByteProcess:
         config = SlabdConfig(
-            bind=self._settings.bind or f"{_bracketed(self._host.advertise)}:0",
+            bind=self._settings.bind or joined(self._host.advertise, 0),
             secret=known.secret,
             lend_bytes=self.lend_bytes,
             control=CONTROL,
@@ -100,8 +101,7 @@ class Lending:
 
     def _reached_at(self, address: str) -> str:
         """Bound to all addresses, it is reached at the advertised one."""
-        ip, _, port = address.rpartition(":")
-        return f"{_bracketed(self._host.advertise)}:{port}" if ip in ("0.0.0.0", "[::]") else address
+        return reached_at(address, self._host.advertise)
 
     # ---- events and actions ----
 
@@ -208,7 +208,3 @@ def _worth_telling(old: Spare, new: Spare) -> bool:
     lent_or_size = (old.slab_bytes, old.slabs_lent) != (new.slab_bytes, new.slabs_lent)
     edge = (old.slabs_free == 0) != (new.slabs_free == 0)
     return lent_or_size or edge or abs(new.slabs_free - old.slabs_free) > old.slabs_free // 10
-
-
-def _bracketed(ip: str) -> str:
-    return f"[{ip}]" if ":" in ip else ip

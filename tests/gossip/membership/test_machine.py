@@ -93,7 +93,7 @@ class Solo:
         self.said: list[Say] = []
         self.facts: list[Fact] = []
         self.timers: list[tuple[float, Event]] = []
-        self.feed(Started(address, tuple(remembered)))
+        self.feed(Started(address, tuple(remembered), options.seeds))
         for name in names:
             self.hear(name, alive(name))
         self.clear()

@@ -1,0 +1,132 @@
+"""Questions of other agents, answered whatever they ask and whatever the answer is.
+
+An answer that does not fit into a letter is kept for a moment, and the asker fetches it page by page; one that is
+longer than all pages together is refused in words. A question that is asked again while it is being answered is not
+answered twice. Each asker has so many questions at a time, and each answer so long: a room that never returns costs
+what that asker may cost, and nobody else.
+"""
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
+
+from agent.letters import ANSWER_BYTES_MAX, PAGE_BYTES, Kind, Letter, RefusedBody, encode
+from covey.core import HostId
+from covey.ports import Env
+from plugins.base import Refused
+
+ANSWER_S_MAX = 30.0
+"""Longest that an answer may take; the longest that is waited for is 10 s (`plugins.aggregator.machine.gauge`)."""
+AT_ONCE_MAX = 256
+"""Questions of one asker that are being answered."""
+KEPT_S = 10.0
+"""How long pages wait to be fetched."""
+KEPT_BYTES_MAX = 64 << 20
+"""All kept answers together; the oldest go first."""
+
+Question = tuple[HostId, int, int]
+"""Asker, its boot, and the id it gave."""
+WORDS_MAX = 1000
+"""Characters of each line of a refusal."""
+
+
+class Answers:
+    """`answer(sender, room, body) -> bytes` answers, or raises Refused."""
+
+    def __init__(
+        self,
+        env: Env,
+        answer: Callable[[HostId, str, bytes], Awaitable[bytes]],
+        post: Callable[[HostId, Letter], bool],
+        counters: Counter[str],
+    ) -> None:
+        self._env, self._answer, self._post, self._counters = env, answer, post, counters
+        self._at_work: dict[HostId, set[Question]] = {}
+        self._kept: OrderedDict[Question, tuple[float, bytes]] = OrderedDict()
+        """Long answers: when they were made, oldest first."""
+        self._kept_bytes = 0
+
+    def asked(self, sender: HostId, letter: Letter) -> None:
+        question = (sender, letter.boot, letter.id)
+        at_work = self._at_work.setdefault(sender, set())
+        if letter.page:
+            self._turn_to(sender, letter, question)
+        elif question in at_work:
+            self._counters["asked again"] += 1
+        elif len(at_work) >= AT_ONCE_MAX:
+            self._counters["too many questions"] += 1
+            why = f"{AT_ONCE_MAX} of them are being answered"
+            what = f"{self._env.host} has too many questions of {sender}"
+            self._refuse(sender, letter, Refused(75, what, why, "ask again later"))
+        else:
+            at_work.add(question)
+            self._env.spawn("answer", self._work(sender, letter, question))
+
+    async def _work(self, sender: HostId, letter: Letter, question: Question) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_S_MAX):
+                body = await self._answer(sender, letter.room, letter.body)
+            self._check_length(body)
+        except Refused as no:
+            self._refuse(sender, letter, no)
+        except TimeoutError:
+            self._counters["answers too late"] += 1
+            why = f"it took longer than {ANSWER_S_MAX:g} s"
+            self._refuse(sender, letter, Refused(1, f"{self._env.host} gave no answer", why, "see its agent's log"))
+        except Exception as error:
+            # What another host asks must not end this agent; that it could is our mistake, so all of it is told.
+            self._counters["answers failed"] += 1
+            self._env.log.error("question not answered", sender=sender, room=letter.room, exc_info=error)
+            self._refuse(sender, letter, Refused(1, f"{self._env.host} failed at it", repr(error), "see its log"))
+        else:
+            if len(body) > PAGE_BYTES:
+                self._keep(question, body)
+            self._page(sender, letter, body)
+        finally:
+            self._at_work[sender].discard(question)
+
+    def _check_length(self, body: bytes) -> None:
+        if len(body) > ANSWER_BYTES_MAX:
+            self._counters["answers too long"] += 1
+            why = f"it has {len(body)} bytes, and at most {ANSWER_BYTES_MAX} are sent"
+            raise Refused(1, f"the answer of {self._env.host} is too long", why, f"ask the agent of {self._env.host}")
+
+    # ---- pages ----
+
+    def _keep(self, question: Question, body: bytes) -> None:
+        self._drop(question)
+        self._kept[question] = (self._env.clock.now_s(), body)
+        self._kept_bytes += len(body)
+        while self._kept_bytes > KEPT_BYTES_MAX:
+            self._drop(next(iter(self._kept)))
+        asyncio.get_running_loop().call_later(KEPT_S, self._drop_old)
+
+    def _drop(self, question: Question) -> None:
+        _, body = self._kept.pop(question, (0.0, b""))
+        self._kept_bytes -= len(body)
+
+    def _drop_old(self) -> None:
+        before_s = self._env.clock.now_s() - KEPT_S
+        for question in [question for question, (at_s, _) in self._kept.items() if at_s <= before_s]:
+            self._drop(question)
+
+    def _turn_to(self, sender: HostId, letter: Letter, question: Question) -> None:
+        known = self._kept.get(question)
+        if known is None or letter.page * PAGE_BYTES >= len(known[1]):
+            self._counters["pages not kept"] += 1
+            gone = Refused(75, "the rest of that answer is gone", "it was not fetched in time", "ask again")
+            self._refuse(sender, letter, gone)
+            return
+        self._page(sender, letter, known[1])
+
+    def _page(self, sender: HostId, letter: Letter, body: bytes) -> None:
+        pages = max(1, -(-len(body) // PAGE_BYTES))
+        part = body[letter.page * PAGE_BYTES : (letter.page + 1) * PAGE_BYTES]
+        self._reply("answer", sender, letter, part, pages)
+
+    def _refuse(self, sender: HostId, letter: Letter, no: Refused) -> None:
+        body = RefusedBody(no.code, no.what[:WORDS_MAX], no.why[:WORDS_MAX], no.next[:WORDS_MAX])
+        self._reply("refused", sender, letter, encode(body))
+
+    def _reply(self, kind: Kind, sender: HostId, letter: Letter, body: bytes, pages: int = 1) -> None:
+        self._post(sender, Letter(kind, letter.id, letter.boot, 0, 0, letter.room, body, letter.page, pages))

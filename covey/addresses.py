@@ -1,0 +1,47 @@
+"""Addresses as text: `127.0.0.1:7946`, `[::1]:7946`, and `gpu1:7946` where a name may stand."""
+
+import ipaddress
+
+from covey.ports import Address
+
+
+def ip_port(address: Address) -> tuple[str, int]:
+    """`127.0.0.1:7946` and `[::1]:7946` in parts; what stands before the port may be a name. OSError when it is
+    neither; an IPv6 address without brackets could end anywhere."""
+    host, colon, port = address.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    bracketed = host == f"[{bare}]"
+    if not colon or not bare or not port.isdecimal() or not port.isascii() or int(port) > 65535:
+        raise OSError(f"{address!r} is not an address; expected IP:PORT or [IPV6]:PORT")
+    if (":" in bare) != bracketed or (not bracketed and bare != host):
+        raise OSError(f"{address!r} is not an address; expected IP:PORT or [IPV6]:PORT, an IPv6 address in brackets")
+    return bare, int(port)
+
+
+def joined(ip: str, port: int | str) -> Address:
+    """The two parts as an address, brackets around an IPv6 one."""
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+
+def is_ip(host: str) -> bool:
+    """False for a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_v6(address: Address) -> bool:
+    return address.startswith("[")
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether a socket bound there listens on all addresses, so that this is none that a peer can connect to."""
+    return is_ip(host) and ipaddress.ip_address(host).is_unspecified
+
+
+def reached_at(bound: Address, advertise: str) -> Address:
+    """Where peers reach a socket that is bound there: bound to all addresses, at the advertised one."""
+    host, port = ip_port(bound)
+    return joined(advertise, port) if is_everywhere(host) else bound
