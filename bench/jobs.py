@@ -455,6 +455,8 @@ def stopping(progress: Progress) -> Report:
 
 HOSTS = (("muri_cluster400", 8), ("muri_trace3", 8), ("muri_trace1", 16), ("chronus_philly_mix1_first_half", 128))
 """Traces that say the model of a job, and hosts of eight GPUs."""
+PHILLY_HOSTS = (64, 80, 96, 128)
+"""Hosts of eight GPUs for the trace that says no models: from more work than they can do to room enough."""
 
 
 def places(progress: Progress) -> Report:
@@ -485,7 +487,29 @@ def places(progress: Progress) -> Report:
         "skewed: skew over 0.3 by the model's name (Gu 2021, table 3.3); a spread gang is on more hosts than it needs",
         "a gang never waits for better places: it starts where GPUs are free",
     ]
-    return Report("jobs-places", {"runs": data}, [Table("what packing is worth", columns, rows, notes)])
+    worth = Table("what packing is worth", columns, rows, notes)
+    return Report("jobs-places", {"runs": data}, [worth, _unknown(progress, data)])
+
+
+def _unknown(progress: Progress, data: Found) -> Table:
+    """Gangs whose models nobody knows, by how full the hosts are."""
+    rows: list[list[Cell]] = []
+    for file in [file for name, _, file in there() if name == "philly_2017-09_10"][:1]:
+        for hosts in PHILLY_HOSTS:
+            for rule, given in (("into gaps", {"skew": "0"}), ("packed", {})):
+                plan = plan_of("covey", given)
+                found = simulator.simulate(loaded(file), hosts * 8, plan, progress, hosts).data
+                data[f"philly/{hosts}/{rule}"] = found
+                gangs = found["gang_starts"]
+                spread, needless = 100 * found["gangs_spread"] / gangs, 100 * found["gangs_spread_needlessly"] / gangs
+                of_spread, average = found["nodes_per_spread_gang_mean"], found["jct_s_mean"]
+                held = 100 * found["gpu_held"]
+                rows.append(
+                    [f"{hosts}x8", held, rule, found["nodes_per_gang_mean"], spread, of_spread, needless, average]
+                )
+    columns = ["hosts", "GPUs held (%)", "rule", "hosts per gang", "spread (%)", "hosts of those", "needlessly (%)"]
+    notes = ["philly_2017-09_10, which names no model; needlessly: fewer hosts had room when it started"]
+    return Table("gangs of which nothing is known", [*columns, "average completion (s)"], rows, notes)
 
 
 EXPERIMENTS: dict[str, Callable[[Progress], Report]] = {

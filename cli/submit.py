@@ -36,13 +36,20 @@ BIND_HELP = (
     "each worker sees its own GPUs only, as device 0 and up (for programs that take every GPU they see); default: it "
     "sees all of the job's on its host, and LOCAL_RANK is its own"
 )
+NODES_HELP = "one process on each of N different hosts, for launchers: --nodes 2 --gpus 8 -- torchrun train.py"
+PACK_HELP = (
+    "host: all workers on one host, and wait for one with room; any: wherever GPUs are free, filling gaps; "
+    "default: the fewest hosts that have room now, and gaps once a model has shown that it does not mind"
+)
 SUBMIT_TRIES = 3
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="default: the script's")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes of the gang (default 1)")
-    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs for each worker (default 1)")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes of the gang (default 1)")
+    parser.add_argument("--nodes", type=int, metavar="N", help=NODES_HELP)
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs for each worker or node (default 1)")
+    parser.add_argument("--pack", choices=("host", "any"), help=PACK_HELP)
     parser.add_argument("--bind-gpus", action="store_true", help=BIND_HELP)
     parser.add_argument("--tenant", help="who pays (default: default)")
     parser.add_argument("--class", dest="job_class", choices=CLASSES, help=CLASS_HELP)
@@ -85,16 +92,21 @@ def run(context: Context) -> int:
 
 def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str], here: str) -> dict[str, Any]:
     """The body of POST /v1/jobs. What was not given is left to the agent."""
+    if args.nodes is not None and (args.workers is not None or args.pack is not None):
+        what = f"--nodes and {'--workers' if args.workers is not None else '--pack'} do not go together"
+        raise AgentctlError(USAGE, what, "--nodes N is N workers, each on a host of its own", "leave one of them out")
     env = {name: environ[name] for name in ("PATH", "HOME", "USER", "LANG") if name in environ}
     spec: dict[str, Any] = {
         "argv": list(command),
         "cwd": os.path.abspath(os.path.join(here, args.cwd or "")),
         "env": (env if args.no_env else carried(environ)) | dict(pair(text) for text in args.env),
-        "workers": args.workers,
+        "workers": next((count for count in (args.workers, args.nodes) if count is not None), 1),
         "gpus_per_worker": args.gpus,
     }
     if args.bind_gpus:
         spec["bind_gpus"] = True
+    if args.nodes is not None or args.pack is not None:
+        spec["pack"] = "apart" if args.nodes is not None else args.pack
     for field, value in (("name", args.name), ("tenant", args.tenant), ("class", args.job_class)):
         if value is not None:
             spec[field] = value

@@ -1,12 +1,13 @@
 """Which hosts the GPUs of a gang are on, and what it costs a gang to be spread.
 
 The model. A cluster is `hosts` times `gpus_each`. Whoever starts is placed by the product's own `place`: packed when
-the model is skewed (skew > PACKLIMIT), into the gaps otherwise, a single GPU where it leaves the least. Placement never
-keeps a gang waiting: it starts whenever enough GPUs are free, wherever they are (Tiresias §3.4). So hosts change two
-things only. One is how many of them a gang spans. The other is the pace of a gang whose skew is above PACKLIMIT as
-published (whatever limit packing goes by) and that spans more hosts than the fewest that could hold it: the same work
-takes 1 + `slowdown` times as long until it is placed anew. Nobody migrates; a checkpoint holds its places until it is
-over, and a restart is a new placement.
+the model is skewed (skew > PACKLIMIT) or nothing is known of it, into the gaps otherwise (a trace that gives a skew
+stands for a history that has shown it), a single GPU where it leaves the least. Placement never keeps a gang waiting:
+it starts whenever enough GPUs are free, wherever they are (Tiresias §3.4). So hosts change two things only. One is how
+many of them a gang spans. The other is the pace of a gang whose skew is above PACKLIMIT as published (whatever limit
+packing goes by) and that spans more hosts than the fewest that could hold it: the same work takes 1 + `slowdown` times
+as long until it is placed anew. Nobody migrates; a checkpoint holds its places until it is over, and a restart is a new
+placement.
 """
 
 import math
@@ -16,7 +17,7 @@ from fractions import Fraction
 
 from covey.core import HostId
 from plugins.scheduler.policy.packing import PACKLIMIT
-from plugins.scheduler.policy.place import place
+from plugins.scheduler.policy.place import consolidate, place
 
 SKEWS = {
     "vgg19": 0.715,
@@ -31,8 +32,6 @@ SKEWS = {
     "googlenet": 0.146,
 }
 """Largest tensor over all bytes, by the `model` of a trace (Gu 2021, table 3.3)."""
-UNKNOWN_SKEW = 0.0
-"""Of a job that says nothing of itself, as agents take it."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,9 @@ class Placing:
 
     packlimit: float = PACKLIMIT
     """Above this skew a gang is packed."""
-    skew: float = UNKNOWN_SKEW
-    """Of a job whose trace says neither `skew` nor a `model` of SKEWS."""
+    skew: float | None = None
+    """Of a job whose trace says neither `skew` nor a `model` of SKEWS; None: it has shown nothing, so it is packed, as
+    agents do."""
     slowdown: Fraction = Fraction(0)
     """How much longer a skewed gang takes that is spread, unless its trace says `spread_slowdown`: 1/2 is half as long
     again."""
@@ -60,6 +60,10 @@ class Tally:
     """On which they could have been in an empty cluster, summed up."""
     spread: int = 0
     """Gangs on more hosts than that."""
+    hosts_spread: int = 0
+    """Hosts that those were on, summed up."""
+    needless: int = 0
+    """Those of them for which fewer hosts had room."""
     skewed: int = 0
     skewed_spread: int = 0
     lost_gpu_s: Fraction = field(default_factory=Fraction)
@@ -73,6 +77,8 @@ class Tally:
             "nodes_per_gang_mean": self.hosts / gangs,
             "nodes_per_gang_fewest_mean": self.hosts_fewest / gangs,
             "gangs_spread": self.spread,
+            "nodes_per_spread_gang_mean": self.hosts_spread / max(1, self.spread),
+            "gangs_spread_needlessly": self.needless,
             "gangs_skewed": self.skewed,
             "gangs_skewed_spread": self.skewed_spread,
             "spread_lost_gpu_s": float(self.lost_gpu_s),
@@ -113,12 +119,13 @@ class Floor:
         skew = self.placing.skew if skew is None else skew
         chosen = place(self.free, gpus, 1, skew, self.placing.packlimit)
         assert chosen is not None, "whoever starts has its GPUs somewhere"
+        self.tally.needless += len(chosen) > 1 and len(chosen) > len(consolidate(self.free, gpus))
         for host, count in chosen.items():
             self.free[host] -= count
             if not self.free[host]:
                 del self.free[host]
         pace = Fraction(1)
-        if gpus > 1 and self._count(gpus, len(chosen), skew > PACKLIMIT):
+        if gpus > 1 and self._count(gpus, len(chosen), skew is not None and skew > PACKLIMIT):
             pace += self.placing.slowdown if slowdown is None else slowdown
         work = self.work.get(job, Fraction(remaining_s))
         if pace != 1 or job in self.work:
@@ -135,6 +142,7 @@ class Floor:
         tally.hosts += hosts
         tally.hosts_fewest += fewest
         tally.spread += hosts > fewest
+        tally.hosts_spread += hosts if hosts > fewest else 0
         tally.skewed += skewed
         tally.skewed_spread += skewed and hosts > fewest
         return skewed and hosts > fewest

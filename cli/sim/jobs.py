@@ -17,10 +17,11 @@ settings   thresholds=3200/51200  inside=sticky|first  quantum=60  knob=8 (or 1/
            their GPU for a share of the time between these)  memory_large=0.2 (share of them that need more than half
            of its memory)  draw=1 (the seed of both)
 
-hosts      --gpus 64x8 also places every gang on hosts: packed when its model is skewed, into the gaps otherwise. The
-           columns `skew`, `model` and `spread_slowdown` of a trace say which is which, or --set skew=0.7 (of jobs whose
-           trace says nothing), spread_slowdown=0.5 (a skewed gang on more hosts than needed takes 1.5 times as long)
-           and packlimit=0.3 (the skew above which a gang is packed). Where nobody is slowed, hosts change no time.
+hosts      --gpus 64x8 also places every gang on hosts: packed when its model is skewed or not known, into the gaps
+           otherwise. The columns `skew`, `model` and `spread_slowdown` of a trace say which is which, or --set skew=0.7
+           (of jobs whose trace says nothing; 0: all of them into gaps), spread_slowdown=0.5 (a skewed gang on more
+           hosts than needed takes 1.5 times as long) and packlimit=0.3 (the skew above which a gang is packed). Where
+           nobody is slowed, hosts change no time.
 """
 
 import argparse
@@ -345,12 +346,12 @@ def _with_hosts(found: Report, plan: Plan, hosts: int, gpus_each: int, tally: Ta
         ("... of skewed models", tally.skewed_spread, share),
         ("lost to being spread", duration(float(tally.lost_gpu_s)), "GPU time"),
     ]
-    notes = [f"{key}: {value}" for key, value in said_of_places(plan.placing).items()]
+    notes = [f"{key}: {'packed' if value is None else value}" for key, value in said_of_places(plan.placing).items()]
     table = Table(f"places on {hosts} hosts of {gpus_each} GPUs", ("what", "value", "of which"), rows, notes)
     return replace(found, data=data, tables=(*found.tables, table))
 
 
-def said_of_places(placing: Placing) -> dict[str, float]:
+def said_of_places(placing: Placing) -> dict[str, float | None]:
     """The settings that placement looks at."""
     return {
         "packlimit": placing.packlimit,

@@ -13,8 +13,9 @@ so it needs no message to be right after a restart.
 
 Without a leader everything that runs goes on and every question is answered; only admissions and changes of priority
 wait. Order is discretised two-dimensional attained service (`policy/order.py`): a job sinks as its GPUs times seconds
-grow, so short jobs overtake long ones without anybody saying how long they are. Placement packs a gang when its model
-is skewed and fills gaps otherwise (`policy/place.py`). Every no and every wait says why (`policy/words.py`).
+grow, so short jobs overtake long ones without anybody saying how long they are. Placement packs a gang onto few hosts
+until its model has shown that it does not mind, and fills gaps then (`policy/place.py`). Every no and every wait says
+why (`policy/words.py`).
 
 Jobs have classes (`policy/classes.py`). Guaranteed ones run within their tenant's quota, and the order of one tenant
 never stops a job of another. Opportunistic ones use what is left and yield (`machine/admission.py`). A job of class

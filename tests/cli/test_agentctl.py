@@ -270,6 +270,8 @@ def test_a_seed_that_is_not_known_is_named_by_status(run: Run, agent: FakeAgent)
         ("submit --env X -- python", "--env 'X'", "KEY=VAL"),
         ("submit --time soon -- python", "--time soon", "--help"),
         ("submit --class best -- python", "invalid choice", "--help"),
+        ("submit --nodes 2 --workers 4 -- python", "--nodes and --workers", "leave one of them out"),
+        ("submit --nodes 2 --pack any -- python", "--nodes and --pack", "leave one of them out"),
     ],
 )
 def test_wrong_usage_exits_2_with_what_why_and_next(run: Run, words: str, what: str, next_step: str) -> None:
@@ -368,6 +370,19 @@ def test_submit_carries_command_directory_and_environment(
     assert (env["VIRTUAL_ENV"], env["A"]) == ("/venv", "b=c")
     assert not {"RANK", "COVEY_TOKEN", "COVEY_AGENT", "SSH_AUTH_SOCK", "ODD"} & set(env)
     assert len(key) >= 16
+
+
+def test_a_node_is_a_worker_on_a_host_of_its_own(run: Run, agent: FakeAgent, job: Job) -> None:
+    agent.replies["POST /v1/jobs"] = job()
+    for words, workers, pack in (
+        ("--nodes 3 --gpus 8", 3, "apart"),
+        ("--workers 3 --pack host", 3, "host"),
+        ("--pack any", 1, "any"),
+        ("", 1, None),
+    ):
+        run("submit", *words.split(), "--", "torchrun", "train.py")
+        body = agent.asked[-1][1]
+        assert (body["workers"], body.get("pack")) == (workers, pack), words
 
 
 def test_each_submission_has_its_own_key_and_no_env_carries_little(

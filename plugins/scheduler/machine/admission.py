@@ -96,13 +96,15 @@ class Admission:
             self.short.append(job)
         elif self._fits(job):
             self._grant(job)
-        else:
+        elif job.spec.gpus:  # one without waits for hosts, and nobody who stops makes more of them
             self.short.append(job)
             self.lacks_gpus[job.id] = None
             self._clear_the_way(job)
 
     def _fits(self, job: Job) -> bool:
-        if job.spec.gpus and not self.ground.free:
+        if not job.spec.gpus:
+            return job.spec.pack != "apart" or len(self.ground.totals) >= job.spec.workers
+        if not self.ground.free:
             return False
         free = self.ground.free_for(job)
         return job.spec.gpus <= max(0, sum(free.values()) - self.ground.placing) and takes(job, free)
@@ -112,9 +114,9 @@ class Admission:
         spec = job.spec
         if not spec.gpus_per_worker:
             return {}
-        skew = self.queue.models.skew(spec, job.tensors)
+        skew = self.queue.models.shown_skew(spec, job.tensors)
         limit = packlimit(self.queue, self.settings)
-        workers = place(free, spec.workers, spec.gpus_per_worker, skew, limit) or {}
+        workers = place(free, spec.workers, spec.gpus_per_worker, skew, limit, spec.pack) or {}
         return {host: count * spec.gpus_per_worker for host, count in workers.items()}
 
     def _grant(self, job: Job) -> None:
@@ -145,12 +147,13 @@ class Admission:
         open_gpus = ground.open_for(job)
         if takes(job, open_gpus):
             coming = {host: ground.open[host] - ground.staying.get(host, 0) for host in open_gpus}
-            stop = classes.victims(coming, ground.guests, open_gpus, spec.workers, spec.gpus_per_worker)
+            stop = classes.victims(coming, ground.guests, open_gpus, spec.workers, spec.gpus_per_worker, spec.pack)
         else:
             coming, stop = {}, None
         if stop is None:
             mine = ground.reserved if ground.reserving == job.id else {}
-            self._reserve(job, classes.grown(mine, open_gpus, ground.totals, spec.workers, spec.gpus_per_worker))
+            kept = classes.grown(mine, open_gpus, ground.totals, spec.workers, spec.gpus_per_worker, spec.pack)
+            self._reserve(job, kept)
             return
         for id, held in [guest for guest in ground.guests if guest[0] in stop]:
             said = f"{job.id} (tenant {spec.tenant}, {words.gpus(spec.gpus)}) is guaranteed and comes first"

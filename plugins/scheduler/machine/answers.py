@@ -31,6 +31,10 @@ def wrong_places(job: Job, command: Placed, holders: Mapping[HostId, Mapping[str
     whole = len(hosts) == len(command.places) and all(place.ranks for place in command.places)
     if not whole or ranks != list(range(spec.workers)):
         return "the places do not hold each rank once"
+    if spec.pack == "host" and len(hosts) > 1:
+        return f"it wants one host for all its workers, and these are {len(hosts)}"
+    if spec.pack == "apart" and len(hosts) < spec.workers:
+        return f"it wants a host for each of {spec.workers} workers, and these are {len(hosts)}"
     for place in command.places:
         distinct = len(set(place.gpus))
         if distinct != len(place.gpus) or distinct != len(place.ranks) * spec.gpus_per_worker:

@@ -34,6 +34,8 @@ class GrantSeen(msgspec.Struct, frozen=True):
     job: JobId
     epoch: int
     spec: JobSpec
+    skew: float | None = None
+    """What placement goes by (`machine/models.py`)."""
 
 
 class GrantOver(msgspec.Struct, frozen=True):
@@ -103,6 +105,7 @@ class Search(msgspec.Struct):
     job: JobId
     epoch: int
     spec: JobSpec
+    skew: float | None = None
     attempt: int = 0
     plan: dict[HostId, int] = {}
     """Workers per host, in rank order; empty between attempts."""
@@ -169,7 +172,7 @@ class Gangs:
         if known is not None and known.epoch >= event.epoch:
             return ()
         before = self._release(known) if known is not None else []
-        search = self.searches[event.job] = Search(event.job, event.epoch, event.spec)
+        search = self.searches[event.job] = Search(event.job, event.epoch, event.spec, event.skew)
         return [*before, *self._attempt(search, now_s)]
 
     def _grant_over(self, event: GrantOver) -> Sequence[Action]:
@@ -190,7 +193,7 @@ class Gangs:
 
     def _attempt(self, search: Search, now_s: float) -> Sequence[Action]:
         search.attempt += 1
-        plan = self._plan(search.spec, now_s)
+        plan = self._plan(search, now_s)
         if not plan:
             have = ", ".join(f"{host} {count}" for host, count in sorted(self._known_free(now_s).items()))
             return self._fail(search, f"free GPUs by host are {have or 'none'}: the gang does not fit whole")
@@ -293,10 +296,12 @@ class Gangs:
         self.refusals = {host: word for host, word in self.refusals.items() if word[1] > now_s}
         return {host: min(free, self.refusals.get(host, (free, 0.0))[0]) for host, free in self.free.items()}
 
-    def _plan(self, spec: JobSpec, now_s: float) -> Mapping[HostId, int] | None:
+    def _plan(self, search: Search, now_s: float) -> Mapping[HostId, int] | None:
+        spec = search.spec
         if not spec.gpus_per_worker:
-            return spread(self.ranks, spec.workers)
-        return place(self._known_free(now_s), spec.workers, spec.gpus_per_worker, spec.skew, self.packlimit)
+            return spread(self.ranks, spec.workers, spec.pack)
+        free = self._known_free(now_s)
+        return place(free, spec.workers, spec.gpus_per_worker, search.skew, self.packlimit, spec.pack)
 
     def _placed(self, search: Search) -> Placed:
         places, rank = [], 0

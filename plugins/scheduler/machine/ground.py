@@ -18,6 +18,7 @@ from covey.core import HostId, JobId
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.policy import classes
+from plugins.scheduler.policy.place import fits
 
 Gpus = dict[HostId, int]
 
@@ -172,11 +173,6 @@ def held_by(job: Job, hosts: Mapping[HostId, int]) -> Gpus:
 
 
 def takes(job: Job, free: Mapping[HostId, int]) -> bool:
-    """Whether the whole gang fits into this."""
-    each = job.spec.gpus_per_worker
-    return not each or workers_in(free, each) >= job.spec.workers
-
-
-def workers_in(free: Mapping[HostId, int], each: int) -> int:
-    """How many workers of `each` GPUs fit into this."""
-    return sum(gpus // each for gpus in free.values())
+    """Whether the whole gang fits into this; one without GPUs always does."""
+    spec = job.spec
+    return not spec.gpus_per_worker or fits(free, spec.workers, spec.gpus_per_worker, spec.pack)

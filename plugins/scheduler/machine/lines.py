@@ -17,6 +17,7 @@ import msgspec
 from covey.core import JobId
 from plugins.scheduler.machine.jobs import HOLDING, Job
 from plugins.scheduler.machine.order_book import JOB_BITS, JOB_MASK, OrderBook
+from plugins.scheduler.messages.spec import Pack
 from plugins.scheduler.policy.classes import Promises
 from plugins.scheduler.policy.order import queue_of
 from plugins.scheduler.policy.settings import Settings
@@ -25,6 +26,10 @@ NEVER = 1 << 60
 """Of a job that never started; over every index of the log."""
 PLENTY = 1 << 60
 """More GPUs than there are."""
+
+
+Shape = tuple[int, int, Pack]
+"""Workers, GPUs of each, how they lie on hosts."""
 
 
 class Seat(msgspec.Struct, frozen=True):
@@ -50,9 +55,9 @@ class Lines:
         self.seats: dict[JobId, Seat] = {}
         self.ids: dict[int, JobId] = {}
         self.widths: dict[int, int] = {}
-        self.guests: dict[tuple[int, int], list[int]] = {}
-        """(workers, GPUs of each) -> numbers of the opportunistic jobs that wait, oldest first."""
-        self.shapes: dict[JobId, tuple[tuple[int, int], int]] = {}
+        self.guests: dict[Shape, list[int]] = {}
+        """Shape -> numbers of the opportunistic jobs that wait, oldest first."""
+        self.shapes: dict[JobId, tuple[Shape, int]] = {}
         """Where each of them stands there, and its number."""
         self._chosen: tuple[tuple[int, dict[str, int]], tuple[list[JobId], list[JobId]]] | None = None
         """What the newest walk was asked and answered; None when somebody moved since."""
@@ -66,7 +71,7 @@ class Lines:
         number = job.number
         if seat is None:
             if job.state == "queued":
-                shape = job.spec.workers, job.spec.gpus_per_worker
+                shape = job.spec.workers, job.spec.gpus_per_worker, job.spec.pack
                 self.ids[number], self.shapes[job.id] = job.id, (shape, number)
                 bisect.insort(self.guests.setdefault(shape, []), number)
             return
@@ -202,11 +207,7 @@ class Lines:
     def oldest_guests(self, most: int, fits: Callable[[JobId], bool]) -> Iterator[JobId]:
         """Opportunistic jobs of at most so many GPUs that wait and fit, oldest first; what is free only shrinks
         meanwhile."""
-        heads = [
-            (numbers[0], 0, (workers, each))
-            for (workers, each), numbers in self.guests.items()
-            if workers * each <= most
-        ]
+        heads = [(numbers[0], 0, shape) for shape, numbers in self.guests.items() if shape[0] * shape[1] <= most]
         heapq.heapify(heads)
         while heads:
             number, at, shape = heapq.heappop(heads)

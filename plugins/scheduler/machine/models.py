@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from plugins.scheduler.messages.spec import JobSpec
-from plugins.scheduler.policy.packing import Spread, refit, share
+from plugins.scheduler.policy.packing import Spread, refit, share, shown
 
 MODELS_MAX = 1024
 """Models whose tensors are remembered; the longest unseen goes first."""
@@ -26,6 +26,11 @@ class Steps(msgspec.Struct, frozen=True):
 
     packed_s: float | None = None
     spread_s: float | None = None
+
+    @property
+    def slowdown(self) -> float | None:
+        """As in `packing.Spread`; None: it did not run both ways."""
+        return self.spread_s / self.packed_s - 1 if self.packed_s and self.spread_s else None
 
 
 class Models:
@@ -51,18 +56,24 @@ class Models:
         _newest(self.steps, gang_of(spec), news, GANGS_MAX)
         self._spreads = None
 
-    def skew(self, spec: JobSpec, seen: tuple[int, int] = (0, 0)) -> float:
-        """What placement goes by: what the job says of itself, what was seen of it, or of the last one of its name."""
+    def skew(self, spec: JobSpec, seen: tuple[int, int] = (0, 0)) -> float | None:
+        """What the job says of itself, what was seen of it, or of the last one of its name; None: nothing yet."""
         largest, total = seen if seen[1] else self.tensors.get(model_of(spec), (0, 0))
-        return spec.skew or share(largest, total)
+        return spec.skew or (share(largest, total) if total else None)
+
+    def shown_skew(self, spec: JobSpec, seen: tuple[int, int] = (0, 0)) -> float | None:
+        """What placement goes by: None until tensors were seen, and such a gang ran on one host and on several."""
+        known = self.steps.get(gang_of(spec))
+        was_seen = seen[1] or model_of(spec) in self.tensors
+        return shown(self.skew(spec, seen), known.slowdown) if known is not None and was_seen else None
 
     def packlimit(self, now: float) -> float:
         """PACKLIMIT by what gangs lost; `now`, the one that was set, as long as nothing separates better."""
         if self._spreads is None:
             self._spreads = [
-                Spread(share(*self.tensors[gang.rsplit("/", 1)[0]]), steps.spread_s / steps.packed_s - 1)
+                Spread(share(*self.tensors[gang.rsplit("/", 1)[0]]), steps.slowdown)
                 for gang, steps in self.steps.items()
-                if steps.packed_s and steps.spread_s and gang.rsplit("/", 1)[0] in self.tensors
+                if steps.slowdown is not None and gang.rsplit("/", 1)[0] in self.tensors
             ]
         return refit(self._spreads, now)
 

@@ -20,6 +20,10 @@ JobClass = Literal["guaranteed", "auto", "opportunistic"]
 """AntMan §3.3. `guaranteed` counts against the tenant's quota; `opportunistic` uses what is left and yields. `auto` is
 guaranteed until it waited for long (`demote_after_s`); then opportunistic, until its tenant's quota has room for it."""
 
+Pack = Literal["few", "host", "any", "apart"]
+"""How a gang lies on hosts: on the fewest that have room, on one, in gaps, or one worker on each
+(`policy/place.py`)."""
+
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$", max_length=63)]
 Argument = Annotated[str, Meta(pattern=r"^[^\x00\ud800-\udfff]*$", max_length=32768)]
 """Text that a process can be given: no NUL, and nothing that UTF-8 cannot carry."""
@@ -54,6 +58,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     """Seconds of running, all attempts together; None: no limit."""
     grace_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
     """Between SIGTERM and SIGKILL."""
+    pack: Pack = "few"
     bind_gpus: bool = False
     """Each rank sees its own GPUs only; otherwise all that the job has on its host (`agent/rankenv.py`)."""
 
@@ -105,6 +110,7 @@ EXPECTED: dict[str, str] = {
     "skew": "a number from 0 to 1: bytes of the largest tensor over bytes of all",
     "time_limit_s": "a number of seconds over 0, or nothing for no limit",
     "grace_s": "a number of seconds from 0 to 3600",
+    "pack": "one of few, host, any, apart",
     "bind_gpus": "true or false",
 }
 _TYPES: dict[str, Any] = {field.encode_name: field.type for field in msgspec.structs.fields(JobSpec)}

@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from covey.core import JobId
+from plugins.scheduler.messages.spec import Pack
 from plugins.scheduler.policy.order import Row, Selection
+from plugins.scheduler.policy.place import slots
 
 Host = TypeVar("Host", bound=Any)
 Guest = TypeVar("Guest")
@@ -36,7 +38,12 @@ def may_reserve(job: str, reserving: str | None) -> bool:
 
 
 def grown(
-    mine: Mapping[Host, int], there: Mapping[Host, int], totals: Mapping[Host, int], workers: int, each: int
+    mine: Mapping[Host, int],
+    there: Mapping[Host, int],
+    totals: Mapping[Host, int],
+    workers: int,
+    each: int,
+    pack: Pack = "few",
 ) -> dict[Host, int]:
     """GPUs per host that a gang of `workers` times `each` GPUs keeps while it does not fit: what it has, then more on
     those hosts, then where most is. `there`: GPUs it might take, `mine` among them; `totals`: GPUs of each host, so
@@ -47,8 +54,10 @@ def grown(
     for host, gpus in kept.items():
         kept[host] = min(there[host], -(-gpus // each) * each)
     for host in sorted(there, key=lambda host: (host not in kept, -there[host], host)):
+        if pack == "host" and kept and host not in kept:
+            break
         has = kept.get(host, 0)
-        more = min(left, totals[host] // each - -(-has // each))
+        more = min(left, slots(totals[host], workers, each, pack) - -(-has // each))
         take = min(there[host] - has, more * each)
         if take > 0:
             kept[host] = has + take
@@ -62,19 +71,24 @@ def victims(
     most: Mapping[Host, int],
     workers: int,
     each: int,
+    pack: Pack = "few",
 ) -> list[Guest] | None:
     """Which opportunistic jobs stop so that a gang of `workers` times `each` GPUs fits: none of the older ones that
     need not, and nobody when all of them would not be enough (None). `guests`: newest first, with the GPUs that each
     holds by host; `most`: GPUs per host that the gang may take at all. Every GPU is looked at twice at most."""
     have = dict(free)
-    fits = sum(_workers(have, most, host, each) for host in have)
+
+    def room(host: Host) -> int:
+        return slots(max(0, min(have.get(host, 0), most.get(host, 0))), workers, each, pack)
+
+    fits = sum(room(host) for host in have)
 
     def change(guest: tuple[Guest, Mapping[Host, int]], sign: int) -> None:
         nonlocal fits
         for host, gpus in guest[1].items():
-            fits -= _workers(have, most, host, each)
+            fits -= room(host)
             have[host] = have.get(host, 0) + sign * gpus
-            fits += _workers(have, most, host, each)
+            fits += room(host)
 
     stopped = 0
     while fits < workers:
@@ -89,10 +103,6 @@ def victims(
             change(guest, 1)
             needed.append(guest[0])
     return needed[::-1]
-
-
-def _workers(have: Mapping[Host, int], most: Mapping[Host, int], host: Host, each: int) -> int:
-    return max(0, min(have.get(host, 0), most.get(host, 0))) // each
 
 
 class Promises:

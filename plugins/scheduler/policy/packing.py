@@ -1,7 +1,8 @@
 """How much a model wants its workers together: its skew, and the limit above which a gang is packed (Gu 2021 §3.3.3).
 
 Models with one huge tensor lose most to the network when their workers are spread; *skew* is that tensor's share of all
-bytes. PACKLIMIT is the skew above which packing is worth waiting for; it is fitted anew from what jobs really lost.
+bytes. PACKLIMIT is the skew above which a gang is packed; it is fitted anew from what jobs really lost. The paper runs
+each model on trial first; here a gang is packed until it has run both ways (`shown`).
 """
 
 import itertools
@@ -24,6 +25,12 @@ def skew(tensor_bytes: Iterable[int]) -> float:
 def share(largest_bytes: int, total_bytes: int) -> float:
     """The same from the two sums that matter."""
     return min(1.0, largest_bytes / total_bytes) if total_bytes > 0 else 0.0
+
+
+def shown(skew: float | None, slowdown: float | None, tolerated: float = TOLERATED) -> float | None:
+    """The skew that placement may go by. None, so that the gang is packed, unless both were seen: its tensors, and that
+    its steps took no longer on several hosts. `slowdown` as in `Spread`, None: it did not run both ways."""
+    return skew if slowdown is not None and slowdown <= tolerated else None
 
 
 class Spread(msgspec.Struct, frozen=True):

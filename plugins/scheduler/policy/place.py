@@ -1,25 +1,58 @@
-"""Where a gang goes: packed onto few hosts when its model is skewed, into the gaps otherwise (NSDI'19 §3.4).
+"""Where a gang goes: onto few hosts, unless it has shown that it does not mind (NSDI'19 §3.4).
 
-A model with one huge tensor loses most to the network, so its workers stay together; the others are used to fill what
-is left over, which keeps whole hosts free for those that need them. Functions work in slots: a slot is what one worker
-takes, so with one GPU per worker a slot is a GPU.
+Workers on several hosts talk through the network. Tiresias packs the models that have one huge tensor and spreads all
+others into gaps. Most jobs say nothing of their tensors, so spreading is what has to be earned here: `skew` is None
+until a model was seen to have small tensors and was seen not to get slower when spread (`packing.shown`). What fits
+into a gap whole goes there (best fit), which keeps whole hosts free for those that need them.
+
+Functions work in slots: a slot is what one worker takes, so with one GPU per worker a slot is a GPU. `pack` is what the
+submitter asked for:
+
+    few     the fewest hosts that have room now; it never waits for better ones
+    host    one host, and it waits for one that has room for the whole gang
+    any     into gaps, whatever is known of the model
+    apart   one worker on each host (torchrun and other launchers: `--nodes`)
 """
 
 from collections.abc import Mapping
 
 from covey.core import HostId
+from plugins.scheduler.messages.spec import Pack
+
+
+def slots(gpus: int, workers: int, each: int, pack: Pack = "few") -> int:
+    """How many workers of a gang of `workers` times `each` GPUs a host with so many free GPUs takes."""
+    most = gpus // each
+    if pack == "apart":
+        return min(1, most)
+    if pack == "host":
+        return workers if most >= workers else 0
+    return most
+
+
+def fits(free: Mapping[HostId, int], workers: int, each: int, pack: Pack = "few") -> bool:
+    """Whether the gang fits whole. `free`: free GPUs per host."""
+    return sum(slots(gpus, workers, each, pack) for gpus in free.values()) >= workers
 
 
 def place(
-    free: Mapping[HostId, int], workers: int, gpus_per_worker: int, skew: float, packlimit: float
+    free: Mapping[HostId, int],
+    workers: int,
+    gpus_per_worker: int,
+    skew: float | None,
+    packlimit: float,
+    pack: Pack = "few",
 ) -> dict[HostId, int] | None:
-    """Workers per host, or None when the gang does not fit whole. `free`: free GPUs per host."""
-    slots = {host: gpus // gpus_per_worker for host, gpus in sorted(free.items())}
-    if sum(slots.values()) < workers:
+    """Workers per host, or None when the gang does not fit whole. `free`: free GPUs per host; `skew` None: it has not
+    shown that it may be spread."""
+    if not fits(free, workers, gpus_per_worker, pack):
         return None
-    if workers == 1 or skew > packlimit:
-        return consolidate(slots, workers)
-    return defragment(slots, workers)
+    room = {host: gpus // gpus_per_worker for host, gpus in sorted(free.items())}
+    if pack == "apart":
+        tightest = sorted((free[host], host) for host, count in room.items() if count)
+        return {host: 1 for _, host in tightest[:workers]}
+    scattered = pack == "any" or (pack == "few" and skew is not None and skew <= packlimit)
+    return defragment(room, workers) if scattered and workers > 1 else consolidate(room, workers)
 
 
 def consolidate(slots: Mapping[HostId, int], workers: int) -> dict[HostId, int]:
@@ -49,12 +82,17 @@ def defragment(slots: Mapping[HostId, int], workers: int) -> dict[HostId, int]:
     return chosen
 
 
-def spread(ranks_now: Mapping[HostId, int], workers: int) -> dict[HostId, int]:
-    """For a job without GPUs: each worker to the host that then has the fewest ranks. Empty when there is no host."""
+def spread(ranks_now: Mapping[HostId, int], workers: int, pack: Pack = "few") -> dict[HostId, int]:
+    """For a job without GPUs: each worker to the host that then has the fewest ranks. Empty when there is no host, or
+    too few of them for a gang whose workers lie apart."""
     load = dict(sorted(ranks_now.items()))
+    if not load or (pack == "apart" and len(load) < workers):
+        return {}
+    if pack == "host":
+        return {min(load, key=lambda host: (load[host], host)): workers}
     chosen: dict[HostId, int] = {}
-    for _ in range(workers if load else 0):
-        _, host = min((ranks, host) for host, ranks in load.items())
+    for _ in range(workers):
+        _, host = min((ranks, host) for host, ranks in load.items() if pack != "apart" or host not in chosen)
         load[host] += 1
         chosen[host] = chosen.get(host, 0) + 1
     return chosen

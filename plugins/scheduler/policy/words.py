@@ -4,6 +4,7 @@ People ask who is ahead of them, whose jobs these are and what would change it; 
 """
 
 from collections.abc import Container, Mapping, Sequence
+from typing import assert_never
 
 import msgspec
 
@@ -11,6 +12,7 @@ from covey.core import HostId, JobId
 from covey.units import format_seconds
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.order import Row, queue_of
+from plugins.scheduler.policy.place import slots
 from plugins.scheduler.policy.walk import Walk
 
 NAMED_MAX = 3
@@ -44,15 +46,28 @@ def over_rack(spec: JobSpec, totals: Mapping[HostId, int]) -> Never | None:
     if spec.gpus_per_worker > largest:
         why = f"each worker needs {gpus(spec.gpus_per_worker)} on one host, and the largest host has {largest}"
         return Never(7, f"{spec.name} can never be placed", why, "ask for fewer gpus_per_worker")
-    fits = sum(total // spec.gpus_per_worker for total in totals.values()) if spec.gpus_per_worker else spec.workers
+    fits = _fits_in_empty(spec, totals)
     if fits >= spec.workers:
         return None
     what = f"{spec.name} can never be placed"
+    if spec.pack == "host" and spec.gpus <= have:
+        why = f"all its workers want one host, which needs {gpus(spec.gpus)}, and the largest host has {largest}"
+        return Never(7, what, why, "submit it without --pack host, or ask for fewer workers")
+    if spec.pack == "apart" and spec.gpus <= have:
+        why = f"{_needs(spec)}, and this rack has {fits} such hosts"
+        return Never(7, what, why, f"ask for at most {fits} nodes, or use --workers, which may share a host")
     if spec.gpus > have:
         why = f"it needs {gpus(spec.gpus)}, and this rack has {have} on {len(totals)} hosts"
     else:
         why = f"this rack's hosts take {fits} workers with {gpus(spec.gpus_per_worker)} each, and it has {spec.workers}"
     return Never(7, what, why, f"ask for at most {fits} workers, or add hosts (agentctl gpus shows what there is)")
+
+
+def _fits_in_empty(spec: JobSpec, totals: Mapping[HostId, int]) -> int:
+    """Workers of this gang that the rack could hold if it were empty."""
+    if not spec.gpus_per_worker:
+        return len(totals) if spec.pack == "apart" else spec.workers
+    return sum(slots(total, spec.workers, spec.gpus_per_worker, spec.pack) for total in totals.values())
 
 
 def over_quota(spec: JobSpec, quota: int | None, may_demote: bool = False) -> Never | None:
@@ -201,10 +216,24 @@ def are_free(count: int) -> str:
     return f"{gpus(count)} {'is' if count == 1 else 'are'} free"
 
 
-def scattered(free: Mapping[HostId, int], each: int) -> str:
-    """Enough GPUs, and too few on any one host."""
+def scattered(free: Mapping[HostId, int], spec: JobSpec) -> str:
+    """Enough GPUs, and not where this gang needs them."""
     where = ", ".join(f"{host} {count}" for host, count in sorted(free.items()) if count)
-    return f"free GPUs by host are {where}, and each worker needs {gpus(each)} on one host"
+    return f"free GPUs by host are {where}, and {_needs(spec)}"
+
+
+def _needs(spec: JobSpec) -> str:
+    """What a gang needs of hosts."""
+    match spec.pack:
+        case "host":
+            return f"all its workers want one host (--pack host), with {gpus(spec.gpus)}"
+        case "apart":
+            each = f"{gpus(spec.gpus_per_worker)} on a host" if spec.gpus else "a host"
+            return f"each of its {spec.workers} workers needs {each} of its own (--nodes)"
+        case "few" | "any":
+            return f"each worker needs {gpus(spec.gpus_per_worker)} on one host"
+        case _:
+            assert_never(spec.pack)
 
 
 def demoted_later(after_s: float) -> str:

@@ -217,8 +217,8 @@ class SchedulerService(RoomService):
                 placed = job is not None and job.placed and job.epoch == search.epoch
                 self._feed_gangs(gang.GrantOver(id, search.epoch, placed))
             if job is not None and job.state == "placing" and job.home == self.host.id:
-                skew = self.queue.models.skew(job.spec, job.tensors)
-                self._feed_gangs(gang.GrantSeen(id, job.epoch, msgspec.structs.replace(job.spec, skew=skew)))
+                skew = self.queue.models.shown_skew(job.spec, job.tensors)
+                self._feed_gangs(gang.GrantSeen(id, job.epoch, job.spec, skew))
         self._look_at_what_is_kept()
 
     def _look_at_what_is_kept(self) -> None:

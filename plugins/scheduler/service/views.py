@@ -8,10 +8,11 @@ import msgspec
 
 from covey.core import HostId, JobId
 from plugins.facts import GpusNow, HostView
-from plugins.scheduler.machine.ground import Ground, workers_in
+from plugins.scheduler.machine.ground import Ground, takes
 from plugins.scheduler.machine.jobs import HOLDING, Job, row_of
 from plugins.scheduler.machine.leader import RackHost
 from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.messages.spec import JobSpec, Pack
 from plugins.scheduler.messages.wire import JobNowAnswer
 from plugins.scheduler.policy import order, words
 from plugins.scheduler.policy.classes import choose
@@ -49,9 +50,9 @@ class Standing:
     def __init__(self, queue: Queue, settings: Settings, totals: Mapping[HostId, int]) -> None:
         """`totals`: GPUs of each host that is alive."""
         self.queue, self.settings, self.totals, self.index = queue, settings, totals, queue.index
-        self._fits: dict[int, int] = {}
-        """GPUs of each worker -> workers for which there is room now."""
-        self._scattered: dict[int, str] = {}
+        self._fits: dict[tuple[int, int, Pack], bool] = {}
+        """Workers, GPUs of each and how they lie on hosts -> whether there is room now."""
+        self._scattered: dict[tuple[int, int, Pack], str] = {}
         """The same -> words."""
 
     def holds(self, totals: Mapping[HostId, int]) -> bool:
@@ -142,19 +143,23 @@ class Standing:
         if gang is not None:
             kept = words.reserved(gang.spec.gpus, queue.reserved)
             return f"{gang.id} (tenant {gang.spec.tenant}) keeps GPUs for itself, {kept}"
-        return self._scatter(job.spec.gpus_per_worker) if self._nobodys >= job.spec.gpus else ""
+        return self._scatter(job.spec) if self._nobodys >= job.spec.gpus else ""
 
     def _may_start(self, job: Job) -> bool:
-        """Whether there is room for a guaranteed job, other than the gang that reserves: the same for all of them."""
-        each = job.spec.gpus_per_worker
-        if each and each not in self._fits:
-            self._fits[each] = workers_in(self.ground.free_for(job), each)
-        return not each or self._fits[each] >= job.spec.workers
+        """Whether there is room for a guaranteed job, other than the gang that reserves: the same for all
+        of its shape."""
+        shape = job.spec.workers, job.spec.gpus_per_worker, job.spec.pack
+        if job.spec.pack == "apart" and len(self.totals) < job.spec.workers:
+            return False
+        if shape not in self._fits:
+            self._fits[shape] = takes(job, self.ground.free_for(job))
+        return self._fits[shape]
 
-    def _scatter(self, each: int) -> str:
-        if each not in self._scattered:
-            self._scattered[each] = words.scattered(self.ground.free, each)
-        return self._scattered[each]
+    def _scatter(self, spec: JobSpec) -> str:
+        shape = spec.workers, spec.gpus_per_worker, spec.pack
+        if shape not in self._scattered:
+            self._scattered[shape] = words.scattered(self.ground.free, spec)
+        return self._scattered[shape]
 
     def _in_the_way(self, job: Job) -> list[order.Row]:
         """Who holds GPUs that a gang waits for: opportunistic jobs that stop for it once all the rest is there, or

@@ -49,7 +49,12 @@ def test_a_skewed_gang_that_is_spread_takes_longer_and_others_do_not() -> None:
     # a and b fill the two hosts of two: b cannot be on one host in any case, so it needs two and is not spread
     out = on(2, 2, jobs).run()
     assert out.end_s == [100, 100, 300, 300]
-    gaps = [SimJob("a", 0, 1, 300), SimJob("b", 0, 2, 300), SimJob("c", 1, 2, 100, skew=0.7), SimJob("d", 2, 1, 50)]
+    gaps = [
+        SimJob("a", 0, 1, 300),
+        SimJob("b", 0, 2, 300, skew=0.1),
+        SimJob("c", 1, 2, 100, skew=0.7),
+        SimJob("d", 2, 1, 50),
+    ]
     engine = on(3, 2, gaps)
     out = engine.run()  # a: one of a host; b: the gap beside it and one of the next; c: a whole host is left
     assert out.end_s == [300, 300, 101, 52]
@@ -59,6 +64,20 @@ def test_a_skewed_gang_that_is_spread_takes_longer_and_others_do_not() -> None:
     full = on(2, 3, narrow)
     assert full.run().end_s == [300, 300, 300, 151], "one GPU is left on each host: half as long again"
     assert full.floor is not None and full.floor.tally.lost_gpu_s == 100
+
+
+def test_a_gang_of_which_nothing_is_known_is_packed_and_one_spread_needlessly_is_counted() -> None:
+    jobs = [SimJob(str(at), 0, 7, 100) for at in range(3)] + [SimJob("gang", 1, 8, 100)]
+    engine = on(4, 8, jobs)
+    engine.run()
+    assert engine.floor is not None
+    assert (engine.floor.tally.spread, engine.floor.tally.needless, engine.floor.tally.hosts) == (0, 0, 4)
+    engine = on(4, 8, jobs, placing=Placing(skew=0.0))
+    engine.run()
+    assert engine.floor is not None
+    found = engine.floor.tally.found()
+    assert (found["gangs_spread"], found["nodes_per_spread_gang_mean"]) == (3, 2.0), "each lies across a gap"
+    assert found["gangs_spread_needlessly"] == 3
 
 
 def test_the_trace_says_what_a_gang_loses_and_the_setting_speaks_for_the_others() -> None:

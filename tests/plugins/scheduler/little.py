@@ -24,7 +24,7 @@ from plugins.scheduler.messages.commands import (
     open_command,
     pack,
 )
-from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.messages.spec import JobSpec, Pack
 from plugins.scheduler.policy.place import place
 from plugins.scheduler.policy.settings import Settings
 from tests.plugins.scheduler.plain_leader import PlainLeader
@@ -61,14 +61,16 @@ class Little:
         assert restored.snapshot() == self.copy.snapshot()
         self.copy = restored
 
-    def submit(self, workers: int, tenant: str, kind: str = "guaranteed", each: int = 1) -> JobId:
-        job = self.try_submit(workers, tenant, kind, each)
+    def submit(self, workers: int, tenant: str, kind: str = "guaranteed", each: int = 1, pack: Pack = "few") -> JobId:
+        job = self.try_submit(workers, tenant, kind, each, pack)
         assert job is not None, "it was refused"
         return job
 
-    def try_submit(self, workers: int, tenant: str, kind: str = "guaranteed", each: int = 1) -> JobId | None:
+    def try_submit(
+        self, workers: int, tenant: str, kind: str = "guaranteed", each: int = 1, pack: Pack = "few"
+    ) -> JobId | None:
         """None when the log refuses it."""
-        given = {"argv": ["x"], "workers": workers, "gpus_per_worker": each, "tenant": tenant}
+        given = {"argv": ["x"], "workers": workers, "gpus_per_worker": each, "tenant": tenant, "pack": pack}
         spec = JobSpec.parse({**given, "class": kind})
         key = f"key{self.queue.index:06}"
         result = self.say(Submitted(wall_s=1.0, key=key, spec=spec, may_demote=True))
@@ -100,7 +102,7 @@ class Little:
         """What its home does: on these GPUs by host, or on a place found as homes find it."""
         each = job.spec.gpus_per_worker
         if on is None:
-            workers = place(self.ground().free_for(job), job.spec.workers, each, 0.0, 0.3) or {}
+            workers = place(self.ground().free_for(job), job.spec.workers, each, 0.0, 0.3, job.spec.pack) or {}
             on = {host: self.free(host)[: count * each] for host, count in workers.items()}
         if not on:
             self.say(PlaceFailed(wall_s=1.0, job=job.id, epoch=job.epoch, reason="no room"))

@@ -260,12 +260,14 @@ class PlainAdmission:
             self.short.append(job)
         elif self._fits(job):
             self._grant(job)
-        else:
+        elif job.spec.gpus:
             self.short.append(job)
             self.lacks_gpus.append(job)
             self._clear_the_way(job)
 
     def _fits(self, job: Job) -> bool:
+        if not job.spec.gpus and job.spec.pack == "apart":
+            return len(self.ground.totals) >= job.spec.workers
         free = self.ground.free_for(job)
         return job.spec.gpus <= max(0, sum(free.values()) - self.ground.placing) and takes(job, free)
 
@@ -274,8 +276,8 @@ class PlainAdmission:
         spec = job.spec
         if not spec.gpus_per_worker:
             return {}
-        skew = self.queue.models.skew(spec, job.tensors)
-        workers = place(free, spec.workers, spec.gpus_per_worker, skew, self.packlimit) or {}
+        skew = self.queue.models.shown_skew(spec, job.tensors)
+        workers = place(free, spec.workers, spec.gpus_per_worker, skew, self.packlimit, spec.pack) or {}
         return {host: count * spec.gpus_per_worker for host, count in workers.items()}
 
     def _grant(self, job: Job) -> None:
@@ -300,7 +302,8 @@ class PlainAdmission:
         stop = victims(coming, ground.guests, lambda free: takes(job, _least(free, open_gpus)))
         if stop is None:
             mine = ground.reserved if ground.reserving == job.id else {}
-            self._reserve(job, classes.grown(mine, open_gpus, ground.totals, spec.workers, spec.gpus_per_worker))
+            kept = classes.grown(mine, open_gpus, ground.totals, spec.workers, spec.gpus_per_worker, spec.pack)
+            self._reserve(job, kept)
             return
         for id, held in [guest for guest in ground.guests if guest[0] in stop]:
             said = f"{job.id} (tenant {spec.tenant}, {words.gpus(spec.gpus)}) is guaranteed and comes first"

@@ -164,12 +164,27 @@ def model(name: str = "resnet", workers: int = 2, skew: float = 0.0) -> JobSpec:
 
 def test_the_next_job_of_a_name_is_placed_by_what_the_last_one_showed() -> None:
     models = Models()
-    assert models.skew(model()) == 0.0
+    assert models.skew(model()) is None
     models.saw_tensors(model(), 60, 100)
     assert models.skew(model()) == models.skew(model(workers=8)) == 0.6
-    assert models.skew(model("other")) == 0.0
+    assert models.skew(model("other")) is None
     assert models.skew(model(), seen=(1, 10)) == 0.1, "its own tensors count more"
     assert models.skew(model(skew=0.2), seen=(1, 10)) == 0.2, "and its own word most"
+
+
+def test_a_gang_is_spread_only_after_its_tensors_and_its_steps_on_one_host_and_on_several_were_seen() -> None:
+    """Reference: Tiresias §3.3: the skew is measured, not believed."""
+    models, spec = Models(), model(skew=0.1)
+    assert models.shown_skew(spec) is None, "what it says of itself is not enough"
+    models.saw_tensors(model(), 10, 100)
+    assert models.shown_skew(model()) is None, "no step was timed"
+    models.saw_steps(model(), 2, 1.02)
+    assert models.shown_skew(model()) is None, "and none on one host"
+    models.saw_steps(model(), 1, 1.0)
+    assert models.shown_skew(model()) == 0.1
+    assert models.shown_skew(model(workers=8)) is None, "a gang of another size may mind"
+    models.saw_steps(model(), 2, 1.5)
+    assert models.shown_skew(model()) is None, "its steps took half as long again"
 
 
 def test_packlimit_moves_when_a_model_that_was_thought_to_mind_does_not() -> None:

@@ -101,6 +101,7 @@ class Story:
             "tenant": dice.choice(TENANTS),
             "class": dice.choice(CLASSES),
             "skew": dice.choice((0.0, 0.9)),
+            "pack": dice.choice(("few", "few", "host", "any", "apart")),
         }
         if dice.random() < 0.1:
             given["time_limit_s"] = 20
@@ -121,6 +122,8 @@ class Story:
             held = self.queue.holders.get(host, {})
             free = [gpu for gpu in (f"{host}.{number}" for number in range(self.gpus[host])) if gpu not in held]
             count = min(job.spec.workers - rank, len(free) // each if each else 9)
+            count = min(count, 1) if job.spec.pack == "apart" else count
+            count = 0 if job.spec.pack == "host" and count < job.spec.workers else count
             if count:
                 places.append(Place(host, tuple(range(rank, rank + count)), tuple(free[: count * each])))
                 rank += count

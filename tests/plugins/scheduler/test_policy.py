@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.core import HostId, JobId
-from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.messages.spec import JobSpec, Pack
 from plugins.scheduler.policy import order, words
 from plugins.scheduler.policy.order import Row, gittins, ordered, queue_of, select
 from plugins.scheduler.policy.place import place, spread
@@ -175,6 +175,60 @@ def test_skew_at_the_limit_still_fills_gaps_and_one_worker_takes_the_tightest_ho
     assert place(free(2, 1), 2, 1, 0.3, 0.3) == {"h1": 1, "h0": 1}
     assert place(free(2, 1), 2, 1, 0.31, 0.3) == {"h0": 2}
     assert place(free(4, 2, 3), 1, 2, 0.0, 0.3) == {"h1": 1}
+
+
+def test_a_gang_that_has_shown_nothing_goes_to_the_fewest_hosts() -> None:
+    """Eight workers beside an idle host and three with one free GPU were put on all four."""
+    assert place(free(1, 1, 1, 8), 8, 1, None, 0.3) == {"h3": 8}
+    assert place(free(1, 2, 3, 8), 2, 1, None, 0.3) == {"h1": 2}, "into the gap that it fits into whole"
+    assert place(free(1, 4, 8, 8), 18, 1, None, 0.3) == {"h2": 8, "h3": 8, "h1": 2}
+
+
+def test_a_person_may_ask_for_one_host_for_gaps_or_for_a_host_each() -> None:
+    assert place(free(1, 1, 1, 8), 8, 1, None, 0.3, "any") == {"h0": 1, "h1": 1, "h2": 1, "h3": 5}
+    assert place(free(1, 1, 1, 8), 8, 1, 0.9, 0.3, "any") == {"h0": 1, "h1": 1, "h2": 1, "h3": 5}
+    assert place(free(4, 7), 8, 1, None, 0.3, "host") is None, "it waits for a host with room for all"
+    assert place(free(8, 9, 4), 8, 1, 0.0, 0.3, "host") == {"h0": 8}
+    assert place(free(8, 4, 3, 5), 3, 4, None, 0.3, "apart") == {"h1": 1, "h3": 1, "h0": 1}, "the tightest hosts first"
+    assert place(free(8, 8), 3, 4, None, 0.3, "apart") is None, "two hosts for three nodes"
+
+
+def test_a_job_without_gpus_lies_apart_too() -> None:
+    ranks = {HostId("h1"): 5, HostId("h2"): 0}
+    assert spread(ranks, 2, "apart") == {"h1": 1, "h2": 1}
+    assert spread(ranks, 3, "apart") == {}
+    assert spread(ranks, 3, "host") == {"h2": 3}
+    assert spread(ranks, 3) == {"h2": 3}
+
+
+@given(
+    st.lists(st.integers(0, 9), max_size=6),
+    st.integers(1, 12),
+    st.integers(1, 3),
+    st.sampled_from([None, 0.2, 0.5]),
+    st.sampled_from(["few", "host", "any", "apart"]),
+)
+def test_a_place_is_found_exactly_when_the_gang_fits_and_on_no_more_hosts_than_needed(
+    counts: list[int], workers: int, each: int, skew: float | None, pack: Pack
+) -> None:
+    there = free(*counts)
+    chosen = place(there, workers, each, skew, 0.3, pack)
+    room = sorted((count // each for count in counts), reverse=True)
+    able = {"host": max(room, default=0) >= workers, "apart": sum(map(bool, room)) >= workers}
+    assert (chosen is not None) == able.get(pack, sum(room) >= workers)
+    if chosen is None:
+        return
+    assert sum(chosen.values()) == workers and all(0 < n <= there[host] // each for host, n in chosen.items())
+    if pack == "apart":
+        assert set(chosen.values()) == {1}
+    elif pack == "host" or workers == 1:
+        assert len(chosen) == 1
+    elif pack == "few" and skew is None:
+        fewest = next(n for n in range(len(room) + 1) if sum(room[:n]) >= workers)
+        assert len(chosen) == fewest
+        if fewest == 1:
+            (host,) = chosen
+            assert there[host] // each == min(count for count in room if count >= workers), "not the best fit"
 
 
 def test_a_gang_is_placed_whole_or_not_at_all() -> None:

@@ -1,4 +1,4 @@
-"""From a script's tensors to where the next run of its name goes: whole simulated agents, every process real."""
+"""From a script's tensors to what the log knows of models of its name: whole simulated agents, every process real."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def run_once(rack: SimRack, key: str) -> Any:
     return job(rack, id)
 
 
-def test_tensors_that_were_summed_decide_where_the_next_run_of_that_name_goes() -> None:
+def test_tensors_that_were_summed_tell_every_host_how_skewed_models_of_that_name_are() -> None:
     """Nobody says that the model is skewed: the aggregator's process counts bytes, the home of the job asks it, tells
     the scheduler of its host, and that one the log. Reference: Tiresias §3.2, §3.4."""
     with SimRack(61, hosts=3, rooms=(SCHEDULER, AGGREGATOR)) as rack:
@@ -35,12 +35,10 @@ def test_tensors_that_were_summed_decide_where_the_next_run_of_that_name_goes() 
         first = run_once(rack, "bert-run-1")
         assert first.state == "done"
         assert first.tensors in ((4096, 4096), (4096, 4100)), "one tensor; at the end there is a word of four bytes too"
-        assert len(first.places) == 2, "nothing was known of it: the gap beside the filler is used"
+        assert len(first.places) == 1, "nothing was known of it: it is packed"
         assert not rack.wrong
         rack.run(2.0)
         for name in rack.alive():
             queue = rack.room(name, "scheduler").queue
             assert queue.models.skew(first.spec) > 0.9, f"{name} does not know that it is skewed"
-        second = run_once(rack, "bert-run-2")
-        assert second.state == "done" and len(second.places) == 1, "it is skewed, so it is packed"
-        assert job(rack, filler).state == "running", "the gap was there for it to take"
+            assert queue.models.shown_skew(first.spec) is None, f"{name} would spread it, and nobody saw it spread"

@@ -156,7 +156,37 @@ def test_guests_are_told_who_is_ahead_and_whether_guaranteed_jobs_wait() -> None
 
 def test_only_hosts_with_something_free_are_listed() -> None:
     free = {HostId("h2"): 1, HostId("h1"): 1, HostId("h3"): 0}
-    assert words.scattered(free, 2) == "free GPUs by host are h1 1, h2 1, and each worker needs 2 GPUs on one host"
+    for pack, needs in (
+        ("few", "each worker needs 2 GPUs on one host"),
+        ("host", "all its workers want one host (--pack host), with 6 GPUs"),
+        ("apart", "each of its 3 workers needs 2 GPUs on a host of its own (--nodes)"),
+    ):
+        spec = JobSpec.parse({"argv": ["x"], "workers": 3, "gpus_per_worker": 2, "pack": pack})
+        assert words.scattered(free, spec) == f"free GPUs by host are h1 1, h2 1, and {needs}"
+
+
+def test_a_gang_that_no_host_or_too_few_hosts_could_hold_is_told_so() -> None:
+    totals = {HostId("h1"): 8, HostId("h2"): 4}
+    for shape, why in (
+        (
+            {"workers": 9, "pack": "host"},
+            "all its workers want one host, which needs 9 GPUs, and the largest host has 8",
+        ),
+        ({"workers": 2, "gpus_per_worker": 6, "pack": "apart"}, "and this rack has 1 such hosts"),
+        (
+            {"workers": 3, "gpus_per_worker": 0, "pack": "apart"},
+            "needs a host of its own (--nodes), and this rack has 2",
+        ),
+        ({"workers": 13}, "it needs 13 GPUs, and this rack has 12 on 2 hosts"),
+    ):
+        never = words.over_rack(JobSpec.parse({"argv": ["x"], **shape}), totals)
+        assert never is not None and never.code == 7 and why in never.why, never
+    for shape in (
+        {"workers": 8, "pack": "host"},
+        {"workers": 2, "gpus_per_worker": 4, "pack": "apart"},
+        {"workers": 12},
+    ):
+        assert words.over_rack(JobSpec.parse({"argv": ["x"], **shape}), totals) is None
 
 
 def test_a_rank_is_blamed_unless_it_was_asked_to_stop() -> None:

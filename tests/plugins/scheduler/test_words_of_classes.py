@@ -98,23 +98,31 @@ def test_a_new_start_begins_with_no_step() -> None:
     on_a_rack(story)
 
 
-def test_the_tensors_that_a_rank_names_decide_where_the_next_job_of_its_name_goes() -> None:
+def test_gangs_of_a_name_are_spread_once_their_tensors_and_their_steps_showed_that_they_do_not_mind() -> None:
     """Reference: Tiresias §3.2, §3.4."""
+
+    async def run(rack: Rack, id: str, step_s: float, **more: str) -> int:
+        """On how many hosts it was."""
+        await submit(rack, workers=2, name="resnet", **more)
+        await until(lambda: rack.job(id).state == "running")
+        places = rack.job(id).places
+        host = rack[places[0].host]
+        host.tell(TensorsSeen(rack.job(id).id, 1, 10, 100))
+        host.tell(TensorsAssigned(rack.job(id).id, 1, 3, HostId("gpu4")))
+        for step in range(20):
+            host.tell(StepTimed(rack.job(id).id, 1, 0, step, step_s, step_s, 0.0, {}))
+        await until(lambda: rack.job(id).tensors == (10, 100))
+        assert (await rack["gpu4"].call("job", id=id)).aggregator == "gpu4"
+        rack.finish(id)
+        await until(lambda: rack.job(id).state == "done")
+        return len(places)
 
     async def story(rack: Rack) -> None:
         await submit(rack, workers=1, name="filler")
-        await submit(rack, workers=2, name="resnet")
-        await until(lambda: rack.job("j2").state == "running")
-        assert len(rack.job("j2").places) == 2, "the gap beside the filler is used"
-        host = rack[rack.job("j2").places[0].host]
-        host.tell(TensorsSeen(rack.job("j2").id, 1, 80, 100))
-        host.tell(TensorsAssigned(rack.job("j2").id, 1, 3, HostId("gpu4")))
-        await until(lambda: rack.job("j2").tensors == (80, 100))
-        assert (await rack["gpu4"].call("job", id="j2")).aggregator == "gpu4"
-        rack.finish("j2")
-        await until(lambda: rack.job("j2").state == "done")
-        await submit(rack, workers=2, name="resnet")
-        await until(lambda: rack.job("j3").state == "running")
-        assert len(rack.job("j3").places) == 1, "it is skewed, so it is packed"
+        assert await run(rack, "j2", 0.1) == 1, "nothing is known of it"
+        assert await run(rack, "j3", 0.1) == 1, "its tensors are small, and nobody saw it on several hosts"
+        assert await run(rack, "j4", 0.1, pack="any") == 2, "the gap beside the filler is used"
+        assert await run(rack, "j5", 0.2) == 2, "it does not mind"
+        assert await run(rack, "j6", 0.1) == 1, "its newest steps on two hosts took twice as long"
 
     on_a_rack(story)
