@@ -1,5 +1,6 @@
 """Simulated clocks and probes of one host: monotonic time with its own rate, wall time with its own error."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from covey.ports import Gpu, MemoryNow
@@ -19,6 +20,8 @@ class SimClock:
         self.rate = 1.0
         """Local seconds per true second; 1.01 is a clock that drifts by one percent."""
         self.wall_error_s = 0.0
+        self.skews: dict[int, tuple[float, float]] = {}
+        """What is wrong with it now, by number: seconds of wall time, and a factor on the rate."""
 
     def now_s(self) -> float:
         return self._base_local + (self._world_now() - self._base_world) * self.rate
@@ -35,6 +38,22 @@ class SimClock:
     def world_time(self, local_s: float) -> float:
         """When `now_s` will read `local_s`, in the world's time."""
         return self._base_world + (local_s - self._base_local) / self.rate
+
+    def skew(self, number: int, wall_s: float, rate: float) -> None:
+        """One more thing is wrong with it: the errors of several add up, and each ends for itself."""
+        self.skews[number] = (wall_s, rate)
+        self._apply()
+
+    def mend(self, number: int | None = None) -> None:
+        """This is right again (None: all); nothing when it was mended before."""
+        if number is None:
+            self.skews.clear()
+        self.skews.pop(-1 if number is None else number, None)
+        self._apply()
+
+    def _apply(self) -> None:
+        self.wall_error_s = sum(wall_s for wall_s, _ in self.skews.values())
+        self.drift(math.prod(rate for _, rate in self.skews.values()))
 
     def drift(self, rate: float) -> None:
         """Run at another rate from now on, without a jump."""

@@ -15,6 +15,7 @@ import asyncio
 import errno
 import random
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -77,6 +78,14 @@ def _put(target: bytearray, offset: int, data: bytes) -> None:
     if len(target) < offset:
         target.extend(bytes(offset - len(target)))
     target[offset : offset + len(data)] = data
+
+
+@dataclass(eq=False)
+class Trap:
+    """Springs once, in the middle of the next write to a file whose name contains `name`."""
+
+    name: str
+    spring: "Callable[[SimProcess], None]"
 
 
 class Operation(Protocol):
@@ -211,6 +220,7 @@ class SimDisk:
         self.slow = 1.0
         """Every operation takes so many times longer."""
         self.under_way: list[tuple[SimProcess, Operation]] = []
+        self.traps: list[Trap] = []
 
     @property
     def used_bytes(self) -> int:
@@ -230,6 +240,42 @@ class SimDisk:
             file.tear(self.rng)
             if file.durable is None:
                 del self.files[name]
+
+    def trapped(self, name: str, process: "SimProcess", until: float) -> None:
+        """A write begins that is over at `until`, in the world's time: who set a trap for it is told before."""
+        for trap in [trap for trap in self.traps if trap.name in name]:
+            self.traps.remove(trap)
+            process.world.at(self.rng.uniform(process.world.now, until), lambda trap=trap: trap.spring(process))  # type: ignore[misc]
+
+    # ---- what befalls files that were synced -------------------------------------------------------------------------
+
+    def image(self, name: str) -> dict[str, bytes]:
+        """What a loss of power would leave of the files whose name contains `name`."""
+        return {
+            file: bytes(of.durable)
+            for file, of in sorted(self.files.items())
+            if name in file and of.durable is not None
+        }
+
+    def restore(self, name: str, image: Mapping[str, bytes]) -> None:
+        """Those files are again what they were; others of such names are gone."""
+        for file in [file for file in self.files if name in file]:
+            del self.files[file]
+        for file, data in image.items():
+            self.files[file] = SimFile(data=bytearray(data), durable=bytearray(data))
+
+    def damage(self, name: str, how: Literal["lost", "cut", "rotten"]) -> None:
+        """What was synced of these files is not there any more, or is something else."""
+        image = self.image(name)
+        for file, data in list(image.items()):
+            if how == "lost" or not data:
+                del image[file]
+            elif how == "cut":
+                image[file] = data[: self.rng.randrange(len(data))]
+            else:
+                at = self.rng.randrange(len(data))
+                image[file] = data[:at] + bytes([data[at] ^ 1 << self.rng.randrange(8)]) + data[at + 1 :]
+        self.restore(name, image)
 
     def _interrupt(self, entries: "list[tuple[SimProcess, Operation]]", death: Death) -> None:
         """A process has one disk thread: its first operation was under way, those behind it had not begun."""
@@ -288,7 +334,9 @@ class ProcessDisk:
             else:
                 future.set_exception(error)
 
-        world.at(self._done_at(span, size), finish)
+        done_at = self._done_at(span, size)
+        world.at(done_at, finish)
+        disk.trapped(name, process, done_at)
         await future
 
     async def _pause(self, name: str, size: int = 0) -> None:

@@ -9,17 +9,19 @@ some are all kills, which finds more than an even mixture would (swarm testing).
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from chaos.disk import Trap
 from covey.units import GIB
 
 if TYPE_CHECKING:
+    from chaos.host import SimProcess
     from chaos.world import World
 
-SIGKILL, SIGSTOP, SIGCONT = 9, 19, 18
+SIGKILL, SIGTERM, SIGSTOP, SIGCONT = 9, 15, 19, 18
 
 
 class Fault(msgspec.Struct, frozen=True, tag=True):
@@ -86,7 +88,7 @@ class FillDisk(Fault, frozen=True):
 
 
 class SkewClock(Fault, frozen=True):
-    """The wall clock jumps by `wall_s`, and both clocks run at `rate`."""
+    """The wall clock jumps by `wall_s`, and both clocks run at `rate` times what they do; several add up."""
 
     host: str
     wall_s: float = 0.0
@@ -94,7 +96,69 @@ class SkewClock(Fault, frozen=True):
     for_s: float = 30.0
 
 
-AnyFault = Kill | Pause | Partition | Slow | Lose | FillMemory | FillDisk | SkewClock
+class Restart(Fault, frozen=True):
+    """SIGTERM of an agent, which ends in good order; started again `for_s` later. What it started lives on."""
+
+    host: str
+    for_s: float = 1.5
+
+
+class CutLinks(Fault, frozen=True):
+    """Every connection between a host and the others is reset, also those that nobody uses just now (`ss -K`): byte
+    streams with `share` each, and control links. Both ends hear of it at once and may connect again."""
+
+    host: str
+    share: float = 1.0
+    for_s: float = 0.0
+
+
+class SlowDisk(Fault, frozen=True):
+    """Every operation of a host's disk takes `factor` times longer (an fsync else takes 0.5 to 6 ms)."""
+
+    host: str
+    factor: float = 100.0
+    for_s: float = 8.0
+
+
+class DieWriting(Fault, frozen=True):
+    """The next write to a file whose name contains `name` is the last thing its process does, or (`power`) its host: at
+    some moment between its begin and its end. Back `back_s` later; the trap is taken away after `for_s`."""
+
+    host: str
+    name: str
+    power: bool = False
+    back_s: float = 2.0
+    for_s: float = 20.0
+
+
+class Damage(Fault, frozen=True):
+    """The power of a host fails for two seconds, and then files whose name contains `name` are not what was synced:
+    `lost`, `rolled back` to what they were `for_s` earlier, `cut` somewhere, or `rotten` (one byte is another)."""
+
+    host: str
+    name: str
+    how: Literal["lost", "rolled back", "cut", "rotten"]
+    for_s: float = 5.0
+
+
+DAMAGED_S = 2.0
+"""Seconds without power while files of a host are damaged."""
+
+AnyFault = (
+    Kill
+    | Pause
+    | Partition
+    | Slow
+    | Lose
+    | FillMemory
+    | FillDisk
+    | SkewClock
+    | Restart
+    | CutLinks
+    | SlowDisk
+    | DieWriting
+    | Damage
+)
 Plan = Sequence[tuple[float, AnyFault]]
 
 
@@ -131,10 +195,29 @@ def strike(world: "World", fault: AnyFault) -> None:
             disk.sick, disk.filled_bytes = fault.sick, 0 if fault.sick else disk.capacity_bytes
             world.at(end, lambda: _mend_disk(world, fault.host))
         case SkewClock():
-            clock = world.hosts[fault.host].clock
-            clock.wall_error_s = fault.wall_s
-            clock.drift(fault.rate)
-            world.at(end, lambda: world.hosts[fault.host].clock.drift(1.0))
+            number = world.number()
+            world.hosts[fault.host].clock.skew(number, fault.wall_s, fault.rate)
+            world.at(end, lambda: world.hosts[fault.host].clock.mend(number))
+        case Restart():
+            agent = world.hosts[fault.host].agent
+            if agent is not None:
+                agent.signal(SIGTERM)
+            world.at(end, lambda: _start_again(world, fault.host))
+        case CutLinks():
+            world.wires.reset(fault.host, fault.share)
+            for links in list(world.link_ends.values()):
+                links.reset(fault.host)
+        case SlowDisk():
+            world.hosts[fault.host].disk.slow = fault.factor
+            world.at(end, lambda: _quicken_disk(world, fault.host))
+        case DieWriting():
+            trap = Trap(fault.name, lambda process: _die(world, fault, process))
+            disk = world.hosts[fault.host].disk
+            disk.traps.append(trap)
+            world.at(end, lambda: disk.traps.remove(trap) if trap in disk.traps else None)
+        case Damage():
+            before = world.hosts[fault.host].disk.image(fault.name)
+            world.at(end, lambda: _damage(world, fault, before))
 
 
 def _kill(world: "World", fault: Kill, end: float) -> None:
@@ -155,6 +238,39 @@ def _kill(world: "World", fault: Kill, end: float) -> None:
         others = [others[int(world.chance.random() * len(others))]]
     for process in others:
         process.signal(SIGKILL)
+
+
+def _start_again(world: "World", host: str) -> None:
+    """As soon as its agent has ended."""
+    agent = world.hosts[host].agent
+    if agent is not None and agent.alive:
+        world.at(world.now + 0.5, lambda: _start_again(world, host))
+    else:
+        world.hosts[host].revive()
+
+
+def _die(world: "World", fault: DieWriting, process: "SimProcess") -> None:
+    host = world.hosts[fault.host]
+    if fault.power:
+        host.power_off()
+        world.at(world.now + fault.back_s, host.power_on)
+    else:
+        process.signal(SIGKILL)
+        world.at(world.now + fault.back_s, host.revive)
+
+
+def _damage(world: "World", fault: Damage, before: dict[str, bytes]) -> None:
+    host = world.hosts[fault.host]
+    host.power_off()
+    world.at(world.now + DAMAGED_S, host.power_on)
+    if fault.how == "rolled back":
+        host.disk.restore(fault.name, before)
+    else:
+        host.disk.damage(fault.name, fault.how)
+
+
+def _quicken_disk(world: "World", host: str) -> None:
+    world.hosts[host].disk.slow = 1.0
 
 
 def _quicken(world: "World", host: str) -> None:
@@ -184,7 +300,9 @@ def heal(world: "World") -> None:
         _quicken(world, name)
         _empty_memory(world, name)
         _mend_disk(world, name)
-        host.clock.drift(1.0)
+        _quicken_disk(world, name)
+        host.disk.traps.clear()
+        host.clock.mend()
         for process in list(host.processes.values()):
             process.signal(SIGCONT)
         host.power_on()
@@ -212,7 +330,18 @@ FAMILIES: tuple[str, ...] = (
     "memory",
     "disk",
     "clock",
+    "restart agent",
+    "cut links",
+    "slow disk",
+    "die writing",
+    "away",
 )
+RARE: Mapping[str, float] = {"away": 0.15}
+"""Chance that a family is on, where it is not 0.4: a host that is away longer than every lease makes a story long."""
+AWAY_S = (75.0, 110.0)
+"""Seconds that a host is away in the family of that name: leases and waits end after 60."""
+WRITTEN = ("log-", "snapshot", "state", "places", "volume", "index")
+"""Parts of names of files at whose writing somebody dies."""
 
 
 def swarm(
@@ -222,9 +351,9 @@ def swarm(
     rng = random.Random(f"{seed}/swarm")
     plan: list[tuple[float, AnyFault]] = []
     for family in families:
-        if rng.random() >= 0.4:
+        if rng.random() >= RARE.get(family, 0.4):
             continue
-        pause_s = rng.choice((5.0, 15.0, 40.0))
+        pause_s = 60.0 if family == "away" else rng.choice((5.0, 15.0, 40.0))
         at_s = start_s + rng.expovariate(1 / pause_s)
         while at_s < end_s:
             plan.append((round(at_s, 3), draw(rng, family, hosts)))
@@ -265,6 +394,19 @@ def draw(rng: random.Random, family: str, hosts: Sequence[str]) -> AnyFault:
             return FillDisk(host, rng.choice((0.0, 0.02, 0.3)), for_s / 2)
         case "clock":
             return SkewClock(host, rng.uniform(-60, 60), rng.uniform(0.99, 1.01), for_s)
+        case "restart agent":
+            return Restart(host, for_s)
+        case "cut links":
+            return CutLinks(host, rng.choice((0.3, 1.0)))
+        case "slow disk":
+            return SlowDisk(host, rng.choice((5.0, 50.0, 500.0)), for_s)
+        case "die writing":
+            return DieWriting(host, rng.choice(WRITTEN), rng.random() < 0.3, back_s=for_s)
+        case "away":
+            away_s = round(rng.uniform(*AWAY_S), 3)
+            return rng.choice(
+                (Kill("host", host, away_s), Partition((host,), others, False, away_s), Kill("agent", host, away_s))
+            )
         case _:
             raise ValueError(f"{family!r} is no family of faults; there are {', '.join(FAMILIES)}")
 

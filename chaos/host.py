@@ -366,10 +366,10 @@ class SimHost:
         self.up = True
         self.booted = self.world.now
         self.world.mark("power on", self.name)
-        error, rate = self.clock.wall_error_s, self.clock.rate
+        wrong = self.clock.skews
         self.clock = SimClock(lambda: self.world.now, start_s=self.world.chance.uniform(5, 50))
-        self.clock.wall_error_s = error
-        self.clock.drift(rate)
+        for number, (wall_s, rate) in wrong.items():
+            self.clock.skew(number, wall_s, rate)
         self.world.network.changed()
         self.revive()
 

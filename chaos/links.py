@@ -214,6 +214,12 @@ class SimLinks:
         for connection in self._to.values():
             connection.look()
 
+    def reset(self, host: str) -> None:
+        """Connections to this host, or all if it is this one, break now."""
+        for connection in self._to.values():
+            if connection.target is not None and host in (self.host.name, connection.target.host.name):
+                connection.lose()
+
     async def close(self) -> None:
         self.release()
 

@@ -304,6 +304,13 @@ class Wires:
         listener.take(far)
         return near
 
+    def reset(self, host: str, share: float) -> None:
+        """Connections between this host and others end now, each with chance `share`: both ends hear of it."""
+        for stream in list(self.streams):
+            if host in (stream.host.name, stream.other.host.name) and self.world.chance.random() < share:
+                for end in (stream, stream.other):
+                    end.break_off(ConnectionResetError(f"the connection with {end.peer} was reset"))
+
     def watch(self) -> None:
         """After a cut or a crash: whoever stays apart for the user timeout breaks."""
         for stream in self.streams:

@@ -17,6 +17,7 @@ def play(rack: SimRack) -> None:
     start = rack.world.now
     plan = faults.swarm(rack.world.seed, sorted(rack.hosts), start, start + FAULTS_S)
     faults.schedule(rack.world, plan)
+    end = max([start + FAULTS_S, *(at + fault.for_s + 5.0 for at, fault in plan if fault.for_s >= faults.AWAY_S[0])])
     rack.forgive()
     pager = rack.pager(rack.rng.choice(sorted(rack.hosts)), "vol1", 1 << 18, FAULTS_S)
     over = ("done", "failed", "cancelled")
@@ -33,7 +34,7 @@ def play(rack: SimRack) -> None:
         )
         jobs[job] = over
         rack.run(rack.rng.uniform(0.0, 12.0))
-    rack.run(max(0.0, start + FAULTS_S - rack.world.now))
+    rack.run(max(0.0, end - rack.world.now))
     ended(rack, jobs)
     rack.until(lambda: not pager.alive, READ_S, "the pager is done")
     reading = rack.readers()
