@@ -3,7 +3,7 @@
     messages   what voters and observers say to one another, decoded with bounds
     policy     who may win a vote, what is committed, how long to wait: pure functions
     machine    the Raft core: events in, actions out; it opens nothing and reads no clock
-    disk       the durable log: one generation file of checksummed frames and one snapshot
+    disk       the durable log: one generation file of checksummed frames, one snapshot, and how far it last went
     service    the coroutine around it: timers, group commit, proposals and their results
 
 Three or five hosts vote. Every other living host is an *observer*: it receives what is committed and applies it, so

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import msgspec
 
-from covey.core import Message
+from covey.core import HostId, Message
 
 COMMAND_BYTES_MAX = 256 * 1024
 """Longest command; job records are about 1 KiB."""
@@ -31,13 +31,39 @@ SNAPSHOT_BYTES_MAX = 256 * 1024 * 1024
 ID_BYTES = 16
 """Length of a proposal's id."""
 
+IDENTITY_BYTES = 16
+"""Length of a voter's identity."""
+VOTERS_MAX = 16
+"""Hosts that one configuration names: five that vote, and those on their way in or out."""
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 """A term, an index, a round or an offset."""
 Crc = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
+Identity = Annotated[bytes, msgspec.Meta(max_length=IDENTITY_BYTES)]
+"""Random bytes that a host draws when its log is made; a host that lost its log has another one. Empty: not known."""
 
 
 class Malformed(Exception):
     """The bytes are not a message of ours; they are dropped and counted."""
+
+
+class Voter(msgspec.Struct, frozen=True, array_like=True):
+    """A host that votes: its name *and* the log it votes with. What another log under that name says does not count."""
+
+    host: Annotated[HostId, msgspec.Meta(min_length=1, max_length=64)]
+    identity: Identity = b""
+    """Empty: no leader has heard this host yet, so whatever it says first is the first it ever said."""
+    since: Count = 0
+    """It counts once this entry is committed: the one that put this identity in the place of another one."""
+
+
+class Configuration(msgspec.Struct, frozen=True, array_like=True):
+    """Who votes, from an entry of the log on."""
+
+    voters: Annotated[tuple[Voter, ...], msgspec.Meta(max_length=VOTERS_MAX)] = ()
+
+    def voter(self, host: HostId) -> Voter | None:
+        return next((voter for voter in self.voters if voter.host == host), None)
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -45,7 +71,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
     term: Count
     id: Annotated[bytes, msgspec.Meta(max_length=ID_BYTES)]
-    """Who proposed it, so that a repeated proposal is applied once; empty: the leader's own no-op."""
+    """Who proposed it, so that a repeated proposal is applied once; empty: the leader's own, whose command is nothing,
+    or a Configuration (`configuration_of`)."""
     base: Count
     """An index that was committed before the first try of this proposal (see `machine.once`)."""
     command: Annotated[bytes, msgspec.Meta(max_length=COMMAND_BYTES_MAX)]
@@ -73,6 +100,8 @@ class VoteReply(Message, frozen=True, array_like=True):
     """The asked term when granted, else the voter's own."""
     pre_vote: bool
     granted: bool
+    identity: Identity = b""
+    """Which log votes."""
 
 
 class Append(Message, frozen=True, array_like=True):
@@ -85,6 +114,10 @@ class Append(Message, frozen=True, array_like=True):
     round: Count
     """The leader's heartbeat round, sent back in the reply: the leader's lease counts from when the round began."""
     entries: Annotated[tuple[Entry, ...], msgspec.Meta(max_length=ENTRIES_MAX)]
+    acknowledged: Count = 0
+    """What the receiver has acknowledged to this leader; one that holds less has lost a part of its log."""
+    by: Identity = b""
+    """Which log of the receiver's did so."""
 
 
 class AppendReply(Message, frozen=True, array_like=True):
@@ -98,6 +131,12 @@ class AppendReply(Message, frozen=True, array_like=True):
     hint_index: Count = 0
     hint_term: Count = 0
     """Refused: the last entry here, at or below prev_index, whose term is not above prev_term (Raft §5.3, end)."""
+    identity: Identity = b""
+    """Which log answers."""
+    lost: bool = False
+    """It stands in for a log that voted before and is gone, or holds less than it acknowledged."""
+    last_index: Count = 0
+    """Where the log that answers ends, durable."""
 
 
 class Snapshot(Message, frozen=True, array_like=True):
@@ -112,6 +151,8 @@ class Snapshot(Message, frozen=True, array_like=True):
     """CRC-32 of the whole snapshot."""
     offset: Count
     data: Annotated[bytes, msgspec.Meta(max_length=CHUNK_BYTES_MAX)]
+    configuration: Configuration = Configuration()
+    """Who votes after `index`."""
 
 
 class SnapshotReply(Message, frozen=True, array_like=True):
@@ -121,6 +162,10 @@ class SnapshotReply(Message, frozen=True, array_like=True):
     round: Count
     index: Count
     offset: Count
+    identity: Identity = b""
+    lost: bool = False
+    last_index: Count = 0
+    """The same as in AppendReply."""
 
 
 class Propose(Message, frozen=True, array_like=True):
@@ -153,6 +198,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
+_configuration = msgspec.msgpack.Decoder(Configuration)
 _envelope = msgspec.msgpack.Decoder(Envelope)
 _asked = msgspec.msgpack.Decoder(Asked)
 
@@ -160,6 +206,17 @@ _asked = msgspec.msgpack.Decoder(Asked)
 def log_id(voters: Iterable[str]) -> bytes:
     """Eight bytes that name the log of these voters, in any order."""
     return blake2b("\n".join(sorted(voters)).encode(), digest_size=8).digest()
+
+
+def configuration_entry(term: int, configuration: Configuration) -> Entry:
+    """The entry that says who votes from itself on."""
+    return Entry(term, b"", 0, _encode(configuration))
+
+
+def configuration_of(entry: Entry) -> Configuration | None:
+    """Who votes from this entry on; None when it does not say so. DecodeError for one that cannot be read, which
+    `decode` lets nobody send."""
+    return None if entry.id or not entry.command else _configuration.decode(entry.command)
 
 
 def crc(data: bytes) -> int:
@@ -224,4 +281,9 @@ def _append_contradiction(message: Append) -> str:
         return "terms go back within an append"
     if message.prev_index == 0 and message.prev_term != 0:
         return "the empty log has no term"
+    try:
+        if any((found := configuration_of(entry)) and not found.voters for entry in message.entries):
+            return "a configuration without voters"
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return "an entry of the leader's own that cannot be read"
     return ""

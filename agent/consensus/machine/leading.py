@@ -6,16 +6,33 @@ CheckQuorum and the lease. Each round of heartbeats has a number, every answer n
 round *began*: at that moment the voter had not yet helped anybody else, and for `election_min_s` after it heard us it
 will not (Raft thesis §4.2.3, §6.4.1). So until `lease_s` after the latest round that a majority answered, no other
 leader can exist.
+
+Who counts. A voter is a name and the log that it votes with (`messages.Voter`). The leader writes down which log that
+is before it counts an answer of it: of a host that no leader has heard yet, with the first answer; of one that answers
+with another log than before - the former is gone, and with it what it had acknowledged and whom it had voted for - as
+an entry that the *other* voters have to commit. From that entry on the former log's votes are worth nothing, and once
+it is committed the new one counts. Two majorities that follow one another in this way always share a voter that
+remembers, as when one voter is taken out of a configuration and another one put in (Raft thesis §4.1).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from agent.consensus import policy
 from agent.consensus.machine.ledger import Ledger
 from agent.consensus.machine.progress import Progress, State
 from agent.consensus.machine.words import Image, Proposal
-from agent.consensus.messages import ENTRIES_MAX, Append, AppendReply, Entry, Snapshot, SnapshotReply
+from agent.consensus.messages import (
+    ENTRIES_MAX,
+    Append,
+    AppendReply,
+    Configuration,
+    Entry,
+    Snapshot,
+    SnapshotReply,
+    Voter,
+    configuration_entry,
+)
 from agent.consensus.policy import Timing
 from covey.core import HostId
 
@@ -35,8 +52,9 @@ class Leading:
         voters: Sequence[HostId],
         observers: Sequence[HostId],
         now_s: float,
+        identities: Mapping[HostId, bytes],
     ) -> None:
-        """`voters` are the other ones."""
+        """`voters` are the other ones; `identities`: which logs voted for us, our own among them."""
         self._ledger, self._timing = ledger, timing
         self._elected_s = now_s
         self._round = 0
@@ -50,8 +68,17 @@ class Leading:
         self.observe(observers)
         self.first_index = next_index
         """Our no-op: once it is committed, so is everything before it (Raft §5.4.2, §8)."""
-        ledger.append([Entry(ledger.term, b"", 0, b"")])
+        ledger.append([self._first_entry(identities)])
         self.beat(now_s)
+
+    def _first_entry(self, identities: Mapping[HostId, bytes]) -> Entry:
+        """A no-op, or who votes where that is not written yet."""
+        known = self._ledger.configuration
+        voters = tuple(
+            voter if voter.identity else Voter(voter.host, identities.get(voter.host, b"")) for voter in known.voters
+        )
+        term = self._ledger.term
+        return Entry(term, b"", 0, b"") if voters == known.voters else configuration_entry(term, Configuration(voters))
 
     def observe(self, observers: Sequence[HostId]) -> None:
         """The observers are these now; one that stays keeps its place."""
@@ -95,7 +122,11 @@ class Leading:
 
     def confirmed_s(self, now_s: float) -> float:
         """The latest time at which a majority, ourselves included, stood behind us; -inf before the first answers."""
-        others = [progress.confirmed_s for progress in self.peers.values() if progress.voter]
+        others = [
+            progress.confirmed_s if self._counts(host) else -math.inf
+            for host, progress in self.peers.items()
+            if progress.voter
+        ]
         return policy.quorum_time([now_s, *others])
 
     def deserted(self, now_s: float) -> bool:
@@ -116,8 +147,38 @@ class Leading:
         """Who can take over now; None while nobody can, or nobody is asked."""
         if self._leaving is None or not self.leaving(now_s):
             return None
-        voters = [(host, each.match, each.confirmed_s) for host, each in self.peers.items() if each.voter]
+        voters = [(host, each.match, each.confirmed_s) for host, each in self.peers.items() if self._counts(host)]
         return policy.successor(voters, self._ledger.log.last_index, self._leaving[0])
+
+    # ---- who counts ----
+
+    def _counts(self, host: HostId) -> bool:
+        """Its answers make majorities: it votes, and with the log that answers."""
+        voter, progress = self._ledger.configuration.voter(host), self.peers[host]
+        if voter is None or not progress.voter:
+            return False
+        return voter.identity == progress.identity and voter.since <= self._ledger.commit
+
+    def _answered(self, host: HostId, reply: AppendReply | SnapshotReply) -> bool:
+        """Whether this answer is of the log that stands for its sender now; which one that is is written down."""
+        progress = self.peers[host]
+        if not progress.answered(reply.identity, reply.lost, reply.last_index):
+            return False
+        voter = self._ledger.configuration.voter(host)
+        if progress.voter and voter is not None and voter.identity != reply.identity:
+            self._write_down(voter, progress)
+        return True
+
+    def _write_down(self, voter: Voter, progress: Progress) -> None:
+        """One change at a time, and after our first entry is committed; the next answer comes soon."""
+        ledger, since = self._ledger, 0
+        if voter.identity or progress.lost:
+            since = ledger.log.last_index + 1
+            if max(ledger.configuration_index, self.first_index) > ledger.commit:
+                return
+        now = Voter(voter.host, progress.identity, since)
+        voters = tuple(now if each.host == voter.host else each for each in ledger.configuration.voters)
+        ledger.append([configuration_entry(ledger.term, Configuration(voters))])
 
     # ---- entries ----
 
@@ -131,7 +192,8 @@ class Leading:
     def advance(self, now_s: float) -> None:
         """Commit what a majority holds durably, if it is of our own term (Raft §5.3, §5.4.2), and say so."""
         ledger = self._ledger
-        matches = [progress.match for progress in self.peers.values() if progress.voter]
+        voters = [host for host, progress in self.peers.items() if progress.voter]
+        matches = [self.peers[host].match if self._counts(host) else 0 for host in voters]
         index = policy.commit_index([ledger.durable, *matches])
         if index > ledger.commit and ledger.log.term_at(index) == ledger.term:
             ledger.commit_to(index)
@@ -158,12 +220,15 @@ class Leading:
         ledger = self._ledger
         prev_term = 0 if prev_index == 0 else ledger.log.term_at(prev_index)
         assert prev_term is not None, f"entry {prev_index} is compacted"
-        ledger.say(host, Append(ledger.term, prev_index, prev_term, ledger.commit, self._round, entries))
+        known = (progress.match, progress.identity)
+        ledger.say(host, Append(ledger.term, prev_index, prev_term, ledger.commit, self._round, entries, *known))
         if progress.state is not State.SNAPSHOT:
             progress.sent(prev_index + len(entries), ledger.commit)
 
     def appended(self, sender: HostId, reply: AppendReply, now_s: float) -> None:
         """An answer to an Append, or to a whole snapshot."""
+        if not self._answered(sender, reply):
+            return
         progress = self.peers[sender]
         self._confirm(progress, reply.round)
         if not reply.accepted:
@@ -199,6 +264,8 @@ class Leading:
 
     def wanted(self, sender: HostId, reply: SnapshotReply, now_s: float) -> None:
         """The next piece is asked for."""
+        if not self._answered(sender, reply):
+            return
         progress = self.peers[sender]
         self._confirm(progress, reply.round)
         image = progress.image
@@ -210,4 +277,6 @@ class Leading:
 
 
 def _piece_of(image: Image, term: int, number: int, offset: int, data: bytes) -> Snapshot:
-    return Snapshot(term, image.index, image.term, number, len(image.data), image.crc, offset, data)
+    return Snapshot(
+        term, image.index, image.term, number, len(image.data), image.crc, offset, data, image.configuration
+    )

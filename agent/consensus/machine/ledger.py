@@ -25,7 +25,7 @@ from agent.consensus.machine.words import (
     Say,
     SnapshotTaken,
 )
-from agent.consensus.messages import Entry, Words, crc
+from agent.consensus.messages import Configuration, Entry, Voter, Words, configuration_of, crc
 from agent.consensus.policy import ENTRY_OVERHEAD_BYTES
 from covey.core import HostId
 
@@ -33,9 +33,24 @@ KEEP_BYTES_MAX = 8 * 1024 * 1024
 """Command bytes kept below a snapshot, whatever their number."""
 
 
+class Contradiction(Exception):
+    """A leader's log holds another entry where ours is known to be committed: one of the two forgot what a majority
+    had acknowledged. Nothing that this host could do by itself would be right."""
+
+    def __init__(self, index: int, own_term: int, other_term: int) -> None:
+        super().__init__(f"entry {index} is committed here in term {own_term}, the leader has one of term {other_term}")
+        self.index, self.own_term, self.other_term = index, own_term, other_term
+
+
 class Ledger:
-    def __init__(self, saved: Saved, keep_entries: int, hint_s: float) -> None:
+    def __init__(self, saved: Saved, voters: Sequence[HostId], keep_entries: int, hint_s: float) -> None:
+        """`voters` vote as long as no entry says who does."""
         self.term, self.vote = saved.hard.term, saved.hard.vote
+        self.identity, self.lost = saved.hard.identity, saved.hard.lost
+        first = saved.configuration if saved.configuration.voters else Configuration(tuple(map(Voter, voters)))
+        self._configurations = [(saved.base_index, first)]
+        """(index, who votes from there on), ascending; the first is what holds at the log's base."""
+        self._configure(saved.base_index + 1, saved.entries)
         self.log = Log(saved.base_index, saved.base_term, saved.entries)
         self.image = saved.image
         self.commit = saved.image.index if saved.image else 0
@@ -46,7 +61,8 @@ class Ledger:
         self._changed = False
         self._unsaved: int | None = None
         """The first entry that no write was asked for yet."""
-        self._number = 0
+        self._number = self._identity_number = 0
+        """The last write, and the one that made our identity durable."""
         self._writing: deque[tuple[int, int]] = deque()
         """(number, last index) of writes under way."""
         self._promises: list[tuple[HostId, Words]] = []
@@ -72,19 +88,52 @@ class Ledger:
         if not self.vote:
             self.vote, self._changed = candidate, True
 
+    # ---- who votes, and which log this is ----
+
+    @property
+    def configuration(self) -> Configuration:
+        """Who votes: the newest word of the log, committed or not (Raft §6)."""
+        return self._configurations[-1][1]
+
+    @property
+    def configuration_index(self) -> int:
+        """The entry that says so."""
+        return self._configurations[-1][0]
+
+    def _configure(self, first: int, entries: Sequence[Entry]) -> None:
+        for index, entry in enumerate(entries, first):
+            if found := configuration_of(entry):
+                self._configurations.append((index, found))
+
+    def _configuration_at(self, index: int) -> Configuration:
+        return next(found for since, found in reversed(self._configurations) if since <= index)
+
+    def lose(self, identity: bytes) -> None:
+        """This log holds less than it acknowledged: from here on it is another one."""
+        self.identity, self.lost, self._changed = identity, True, True
+        self._identity_number = self.next_number
+
+    def write_commit(self) -> None:
+        """This log votes since an entry was committed: after a restart it must still know."""
+        self._changed = True
+
     # ---- entries ----
 
     def append(self, entries: Sequence[Entry]) -> None:
         if entries:
             self._touch(self.log.last_index + 1)
+            self._configure(self.log.last_index + 1, entries)
             self.log.append(entries)
 
     def merge(self, prev_index: int, entries: Sequence[Entry]) -> None:
         """Add a leader's entries after `prev_index`. What is here already stays; only where an existing entry has
         another term do it and its successors go (Raft §5.3, step 3 of AppendEntries). A delayed Append therefore never
-        shortens the log."""
+        shortens the log. Contradiction when a committed entry would go."""
         for at, entry in enumerate(entries, prev_index + 1):
-            if self.log.term_at(at) != entry.term:
+            known = self.log.term_at(at)
+            if known != entry.term:
+                if known is not None and at <= self.commit:
+                    raise Contradiction(at, known, entry.term)
                 if at <= self.log.last_index:
                     self._cut(at)
                 self.append(entries[at - prev_index - 1 :])
@@ -93,6 +142,8 @@ class Ledger:
     def _cut(self, first: int) -> None:
         assert first > self.commit, f"entry {first} is committed and cannot be replaced"
         self.log.cut(first)
+        while self._configurations[-1][0] >= first:
+            self._configurations.pop()
         self._undo_durable(first - 1)
         self._touch(first)
 
@@ -118,6 +169,8 @@ class Ledger:
         """A leader's snapshot takes the place of our whole log (Raft §7, step 7)."""
         assert image.index > self.commit, "a snapshot of what is already applied"
         self.log.reset(image.index, image.term)
+        voting = image.configuration if image.configuration.voters else self.configuration
+        self._configurations = [(image.index, voting)]
         self._undo_durable(0)
         self.commit, self.image = image.index, image
         self._actions.append(Restore(image))
@@ -129,8 +182,11 @@ class Ledger:
             return
         term = self.log.term_at(taken.index)
         assert term is not None, f"entry {taken.index} is applied but not in the log"
-        self.image = Image(taken.index, term, taken.data, crc(taken.data))
-        self.log.compact(self._keep_from(taken.index))
+        self.image = Image(taken.index, term, taken.data, crc(taken.data), self._configuration_at(taken.index))
+        base = self._keep_from(taken.index)
+        at_base = self._configuration_at(base)
+        self._configurations = [(base, at_base), *(each for each in self._configurations if each[0] > base)]
+        self.log.compact(base)
         self._save_image(self.image)
 
     def _keep_from(self, index: int) -> int:
@@ -147,7 +203,10 @@ class Ledger:
         log = self.log
         self._number += 1
         entries = log.slice(log.base_index + 1, log.last_index)
-        self._actions.append(SaveSnapshot(self._number, self._hard(), image, log.base_index, log.base_term, entries))
+        at_base = self._configurations[0][1]
+        self._actions.append(
+            SaveSnapshot(self._number, self._hard(), image, log.base_index, log.base_term, entries, at_base)
+        )
         self._writing.append((self._number, log.last_index))
         self._changed, self._unsaved, self._saved_commit = False, None, self.commit
 
@@ -156,6 +215,11 @@ class Ledger:
     def say(self, to: HostId, message: Words) -> None:
         """At once: it promises nothing that a crash could undo."""
         self._actions.append(Say(to, message))
+
+    def answer(self, to: HostId, message: Words) -> None:
+        """At once, unless the disk does not know yet as whom we speak."""
+        named = not self._writing or self._writing[0][0] > self._identity_number
+        (self.say if named and not self._changed else self.promise)(to, message)
 
     def promise(self, to: HostId, message: Words) -> None:
         """Once everything known by the end of this event is durable."""
@@ -205,7 +269,7 @@ class Ledger:
         self._promises.clear()
 
     def _hard(self) -> Hard:
-        return Hard(self.term, self.vote, self.commit)
+        return Hard(self.term, self.vote, self.commit, self.identity, self.lost)
 
     def check(self) -> None:
         log = self.log

@@ -32,4 +32,5 @@ class Parcel:
         data = bytes(self._data)
         self._of = None
         self._data.clear()
-        return Image(piece.index, piece.entry_term, data, piece.crc) if crc(data) == piece.crc else None
+        image = Image(piece.index, piece.entry_term, data, piece.crc, piece.configuration)
+        return image if crc(data) == piece.crc else None

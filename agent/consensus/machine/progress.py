@@ -27,11 +27,15 @@ class Progress:
     __slots__ = (
         "beat_s",
         "confirmed_s",
+        "identity",
         "image",
         "inflight",
+        "last_index",
+        "lost",
         "match",
         "next",
         "offset",
+        "past",
         "sent_s",
         "state",
         "told_commit",
@@ -42,6 +46,14 @@ class Progress:
 
     def __init__(self, voter: bool, next_index: int) -> None:
         self.voter = voter
+        self.identity = b""
+        """Which log answers; empty until it has."""
+        self.past: set[bytes] = set()
+        """Logs that answered under this name before: what they still say, late, is of no use."""
+        self.lost = False
+        """See AppendReply."""
+        self.last_index = 0
+        """Where it said that its log ends."""
         self.window = VOTER_WINDOW if voter else OBSERVER_WINDOW
         self.match = 0
         self.next = next_index
@@ -100,6 +112,20 @@ class Progress:
         self.state, self.waiting = State.PROBE, False
         self.inflight.clear()
         self.next = max(self.match + 1, min(rejected, try_next))
+        return True
+
+    def answered(self, identity: bytes, lost: bool, last_index: int) -> bool:
+        """Whether this answer is of the log that answers now. Another log under this name begins anew: nothing that
+        the former one held is counted on."""
+        if identity in self.past:
+            return False
+        if identity != self.identity and self.identity:
+            self.past.add(self.identity)
+            self.match, self.next = 0, min(self.next, last_index + 1)
+            self.state, self.image, self.waiting = State.PROBE, None, False
+            self.inflight.clear()
+            self.confirmed_s = -math.inf
+        self.identity, self.lost, self.last_index = identity, lost, last_index
         return True
 
     def begin_snapshot(self, image: Image) -> None:

@@ -15,7 +15,10 @@ stays loyal to a leader that left: of a later leader the request's term says tha
 the term in which it was given and no other; whoever gets it late ignores it.
 
 A host that is not among the voters is an observer: a follower that never stands for election and whose vote nobody
-asks.
+asks. So is a voter whose log is not the one that votes under its name (`messages.Voter`): one that lost its log, or
+finds less in it than it acknowledged, has forgotten whom it voted for. It follows, and votes again when a leader has
+written its new identity down and brought it to where the other voters have committed that. It learns of its loss from
+its own second record (`disk`), or from the leader, who says in each Append what this log has acknowledged to it.
 """
 
 import enum
@@ -44,6 +47,7 @@ from agent.consensus.machine.words import (
     Woken,
 )
 from agent.consensus.messages import (
+    IDENTITY_BYTES,
     Append,
     AppendReply,
     RequestVote,
@@ -83,11 +87,14 @@ class Raft:
         self.leading: Leading | None = None
         self.counters: Counter[str] = Counter()
         self._others = tuple(host for host in self.voters if host != me)
-        self._votes_here = me in self.voters
         self._observers: tuple[HostId, ...] = ()
-        self._ledger = Ledger(saved, timing.keep_entries, timing.hint_s)
+        self._ledger = Ledger(saved, self.voters, timing.keep_entries, timing.hint_s)
         self._timing, self._rng, self._now_s = timing, rng, now_s
         self._votes: dict[HostId, bool] = {}
+        self._voted_with: dict[HostId, bytes] = {}
+        """Which logs gave these votes."""
+        self._voted_here = True
+        """Before this event."""
         self._own_vote = 0
         """Candidate: the write that makes our vote for ourselves durable."""
         self._heard_s = now_s
@@ -115,6 +122,26 @@ class Raft:
     @property
     def image(self) -> Image | None:
         return self._ledger.image
+
+    @property
+    def identity(self) -> bytes:
+        """Which log this is."""
+        return self._ledger.identity
+
+    @property
+    def _votes_here(self) -> bool:
+        """This log votes: see the module's essay."""
+        voter = self._ledger.configuration.voter(self.me)
+        if voter is None:
+            return False
+        if not voter.identity:
+            return not self._ledger.lost
+        return voter.identity == self._ledger.identity and voter.since <= self._ledger.commit
+
+    @property
+    def forgotten(self) -> bool:
+        """This host should vote, but its log is not the one that votes."""
+        return self.me in self.voters and not self._votes_here
 
     @property
     def wake_s(self) -> float:
@@ -163,6 +190,9 @@ class Raft:
             case _:
                 assert_never(event)
         self._hand_over()
+        if self._votes_here and not self._voted_here:
+            self._ledger.write_commit()
+        self._voted_here = self._votes_here
         if self._told != (self.term, self.leader):
             self._told = (self.term, self.leader)
             self._ledger.act(Led(self.term, self.leader))
@@ -178,7 +208,7 @@ class Raft:
 
     def _started(self) -> None:
         self._ledger.begin()
-        if self.voters == (self.me,):
+        if self.voters == (self.me,) and self._votes_here:
             self._stand()
 
     def _woken(self) -> None:
@@ -230,12 +260,12 @@ class Raft:
         if term is not None and term > self.term:
             self._ledger.enter(term)
         self.role, self.leader, self.leading = Role.FOLLOWER, leader, None
-        self._votes = {}
+        self._votes, self._voted_with = {}, {}
         self._wait()
 
     def _ask(self) -> None:
         """Would a majority vote for us? No term changes yet."""
-        self.role, self._votes = Role.PRECANDIDATE, {self.me: True}
+        self.role, self._votes, self._voted_with = Role.PRECANDIDATE, {self.me: True}, {}
         self.counters["prevotes asked"] += 1
         for host in self._others:
             self._ledger.say(host, self._request(self.term + 1, pre_vote=True))
@@ -249,7 +279,7 @@ class Raft:
 
     def _stand(self, handed_over: bool = False) -> None:
         """Stand for election: a new term, our own vote first, and nobody hears of it before it is durable."""
-        self.role, self.leader, self._votes = Role.CANDIDATE, None, {}
+        self.role, self.leader, self._votes, self._voted_with = Role.CANDIDATE, None, {}, {}
         self.counters["elections"] += 1
         self._ledger.enter(self.term + 1, self.me)
         self._own_vote = self._ledger.next_number
@@ -268,17 +298,17 @@ class Raft:
         fits = policy.up_to_date(asked.last_index, asked.last_term, ledger.log.last_index, ledger.log.last_term)
         if asked.pre_vote:
             granted = asked.term > self.term and fits
-            ledger.say(sender, VoteReply(asked.term if granted else self.term, True, granted))
+            ledger.say(sender, VoteReply(asked.term if granted else self.term, True, granted, ledger.identity))
             return
         if asked.term > self.term:
             self._follow(None, asked.term)
         granted = asked.term == self.term and ledger.vote in ("", sender) and fits
         if not granted:
-            ledger.say(sender, VoteReply(self.term, False, False))
+            ledger.say(sender, VoteReply(self.term, False, False, ledger.identity))
             return
         ledger.vote_for(sender)
         self._wait()
-        ledger.promise(sender, VoteReply(self.term, False, True))
+        ledger.promise(sender, VoteReply(self.term, False, True, ledger.identity))
 
     def _loyal(self) -> bool:
         """A leader was heard so recently that its lease may still run."""
@@ -294,7 +324,12 @@ class Raft:
             return
         if not reply.granted and not reply.pre_vote and reply.term != self.term:
             return
+        voter = self._ledger.configuration.voter(sender)
+        if voter is None or voter.identity not in (b"", reply.identity):
+            self.counters["votes of another log"] += 1
+            return
         self._votes.setdefault(sender, reply.granted)
+        self._voted_with.setdefault(sender, reply.identity)
         self._count()
 
     def _count(self) -> None:
@@ -310,9 +345,11 @@ class Raft:
             self.role = Role.FOLLOWER
 
     def _lead(self) -> None:
+        identities = {host: self._voted_with.get(host, b"") for host, granted in self._votes.items() if granted}
+        identities[self.me] = self._ledger.identity
         self.role, self.leader, self._votes = Role.LEADER, self.me, {}
         self.counters["elected"] += 1
-        self.leading = Leading(self._ledger, self._timing, self._others, self._observers, self._now_s)
+        self.leading = Leading(self._ledger, self._timing, self._others, self._observers, self._now_s, identities)
 
     # ---- following ----
 
@@ -321,7 +358,7 @@ class Raft:
             self.counters["appends of strangers"] += 1
             return
         if message.term < self.term:
-            self._ledger.say(sender, AppendReply(self.term, message.round, False, 0))
+            self._refuse(sender, message.round, 0, (0, 0))
             return
         if message.term == self.term and self.leader not in (None, sender):
             self.counters["two leaders in one term"] += 1
@@ -337,12 +374,15 @@ class Raft:
 
     def _append(self, sender: HostId, message: Append) -> None:
         ledger, log = self._ledger, self._ledger.log
+        if message.acknowledged > log.last_index and message.by == ledger.identity != b"":
+            self.counters["acknowledged entries lost"] += 1
+            ledger.lose(self._rng.randbytes(IDENTITY_BYTES))
         if message.prev_index < log.base_index:
             self._accept(sender, message.round, min(ledger.commit, ledger.durable), durable=True)
             return
         if log.term_at(message.prev_index) != message.prev_term:
             hint = log.hint(message.prev_index, message.prev_term)
-            ledger.say(sender, AppendReply(self.term, message.round, False, message.prev_index, *hint))
+            self._refuse(sender, message.round, message.prev_index, hint)
             return
         ledger.merge(message.prev_index, message.entries)
         verified = message.prev_index + len(message.entries)
@@ -357,11 +397,15 @@ class Raft:
     def _accept(self, sender: HostId, number: int, match: int, durable: bool) -> None:
         """A heartbeat is answered at once with what is already durable, so that a slow disk does not look like a lost
         host; entries are answered when they are on the disk."""
-        reply = AppendReply(self.term, number, True, match)
-        if durable:
-            self._ledger.say(sender, reply)
-        else:
-            self._ledger.promise(sender, reply)
+        ledger = self._ledger
+        reply = AppendReply(self.term, number, True, match, 0, 0, ledger.identity, ledger.lost, ledger.durable)
+        (ledger.answer if durable else ledger.promise)(sender, reply)
+
+    def _refuse(self, sender: HostId, number: int, prev_index: int, hint: tuple[int, int]) -> None:
+        ledger = self._ledger
+        index, term = hint
+        who = (ledger.identity, ledger.lost, ledger.durable)
+        ledger.answer(sender, AppendReply(self.term, number, False, prev_index, index, term, *who))
 
     def _snapshot(self, sender: HostId, piece: Snapshot) -> None:
         ledger = self._ledger
@@ -374,7 +418,8 @@ class Raft:
             return
         image = self._parcel.add(sender, piece)
         if image is None:
-            ledger.say(sender, SnapshotReply(self.term, piece.round, piece.index, self._parcel.length))
+            who = (ledger.identity, ledger.lost, ledger.durable)
+            ledger.answer(sender, SnapshotReply(self.term, piece.round, piece.index, self._parcel.length, *who))
             return
         self.counters["snapshots installed"] += 1
         ledger.install(image)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from agent.consensus.messages import Entry, Words
+from agent.consensus.messages import Configuration, Entry, Words
 from covey.core import Heard, HostId
 
 
@@ -22,6 +22,10 @@ class Hard(msgspec.Struct, frozen=True, array_like=True):
     """Whom this host voted for in `term`; empty: nobody."""
     commit: int = 0
     """A hint: entries up to here may be applied again after a restart. It may be older than the truth."""
+    identity: bytes = b""
+    """Which log this is: see `messages.Voter`."""
+    lost: bool = False
+    """It stands in for one that is gone, or that holds less than it acknowledged: see `machine.raft`."""
 
 
 class Image(msgspec.Struct, frozen=True):
@@ -31,6 +35,8 @@ class Image(msgspec.Struct, frozen=True):
     term: int
     data: bytes
     crc: int
+    configuration: Configuration = Configuration()
+    """Who votes after that entry."""
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -41,6 +47,8 @@ class Saved(msgspec.Struct, frozen=True):
     base_index: int = 0
     base_term: int = 0
     entries: tuple[Entry, ...] = ()
+    configuration: Configuration = Configuration()
+    """Who votes after `base_index`; nobody: whoever leader.voters names."""
 
 
 # ---- events ----
@@ -123,6 +131,8 @@ class SaveSnapshot(msgspec.Struct, frozen=True):
     base_index: int
     base_term: int
     entries: tuple[Entry, ...]
+    configuration: Configuration = Configuration()
+    """Who votes after `base_index`."""
 
 
 class Apply(msgspec.Struct, frozen=True):

@@ -173,7 +173,7 @@ class Consensus:
     async def start(self) -> None:
         """Read the disk back and apply what was known to be committed. A rack of one leads when this returns. Raises
         DiskRefused for files that cannot be trusted, OSError for a sick disk."""
-        saved = await self._store.load()
+        saved = await self._store.load(alone=self.voters == (self._me,))
         self._started_s = self._leader_since_s = self._env.clock.now_s()
         self._raft = Raft(self._me, self.voters, saved, self._settings.timing(), self._env.rng, self._started_s)
         self._env.spawn("log writer", self._write_all())

@@ -30,6 +30,8 @@ class MemoryDisk:
         self.files: dict[str, bytes] = {}
         self.fail_after: int | None = None
         self.appends = 0
+        self.unsynced: dict[str, bytes] = {}
+        """What the disk itself holds of files that were written since their last sync."""
 
     def _fails(self) -> bool:
         if self.fail_after is None:
@@ -44,6 +46,7 @@ class MemoryDisk:
         fails = self._fails()
         if not fails or self.rng.random() < 0.5:
             self.files[name] = data
+            self.unsynced.pop(name, None)
         if fails:
             raise PowerLost
 
@@ -81,12 +84,22 @@ class MemoryDisk:
         return sorted(name for name in self.files if name.startswith(prefix))
 
     async def write_at(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:
-        raise AssertionError("the log never writes in the middle")
+        whole = self.files.get(name, b"").ljust(offset + len(data), b"\0")
+        self.unsynced.setdefault(name, whole)
+        self.files[name] = whole[:offset] + bytes(data) + whole[offset + len(data) :]
 
     async def read_at(self, name: str, offset: int, size: int) -> bytes:
         return self.files[name][offset : offset + size]
 
-    async def sync(self, name: str) -> None: ...
+    async def sync(self, name: str) -> None:
+        self.unsynced.pop(name, None)
+
+    def lose_power(self) -> None:
+        """Of what was written and not synced, each file has all or nothing."""
+        for name in sorted(self.unsynced):
+            if self.rng.random() < 0.5:
+                self.files[name] = self.unsynced[name]
+        self.unsynced.clear()
 
     def path(self, name: str) -> str:
         return f"/state/{name}"

@@ -2,7 +2,9 @@
 
 Messages are lost, doubled, delayed and reordered; links are cut one way or both; hosts crash in the middle of a write,
 lose what was not durable (torn frames, sectors kept at random), restart, pause, and have clocks that differ in offset
-and rate. Clients propose to whoever believes to lead, and repeat proposals whose answer is missing. After every event:
+and rate. In some worlds a voter also comes back without its log, with an older copy of it, with its end cut off or with
+a byte changed, as long as a majority of others still has its own; who refuses the file has it moved away. Clients
+propose to whoever believes to lead, and repeat proposals whose answer is missing. After every event:
 
     Election Safety        at most one leader per term                                  Raft Figure 3
     Log Matching           same index and term: the same log up to there
@@ -18,13 +20,13 @@ is applied is in it. `run_seeds(first, count)` is for a longer search: `COVEY_CO
 import heapq
 import random
 import zlib
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from agent.consensus.disk import Store
+from agent.consensus.disk import FOLDER, DiskRefused, Store
 from agent.consensus.machine import Once, Raft
 from agent.consensus.machine.once import Kept
 from agent.consensus.machine.words import (
@@ -46,7 +48,7 @@ from agent.consensus.machine.words import (
     Woken,
 )
 from agent.consensus.messages import Entry, TimeoutNow, VoteReply, Words, decode, encode, log_id
-from agent.consensus.policy import Timing
+from agent.consensus.policy import Timing, quorum
 from covey.core import Heard, HostId
 from tests.agent.consensus.fakes import MemoryDisk, PowerLost, run
 
@@ -82,6 +84,8 @@ class Weather:
     slow_disk: float
     codec: bool
     commands_per_s: float
+    files_lost: float
+    """Part of the faults that take a voter's log away, or a part of it."""
 
     @staticmethod
     def draw(rng: random.Random) -> "Weather":
@@ -96,6 +100,7 @@ class Weather:
             slow_disk=rng.choice((0.0, 0.02, 0.2)),
             codec=rng.random() < 0.15,
             commands_per_s=rng.choice((0.3, 12.0, 12.0)),
+            files_lost=rng.choice((0.0, 0.15, 0.5)),
         )
 
 
@@ -127,6 +132,10 @@ class Node:
     writes: deque[Persist | SaveSnapshot] = field(default_factory=deque)
     writing: list[Persist | SaveSnapshot] = field(default_factory=list)
     wake_at_s: float = float("inf")
+    copy: dict[str, bytes] = field(default_factory=dict)
+    """The files of the log as they once were."""
+    forgot: bool = False
+    """Something of its log was taken away, and it does not vote yet."""
     prefix: dict[int, int] = field(default_factory=dict)
     """Index -> digest of this host's log up to there."""
 
@@ -167,6 +176,8 @@ class World:
         """Term -> the last entry that was known to be committed in it."""
         self.handed_over = 0
         """Orders to stand at once."""
+        self.lost: Counter[str] = Counter()
+        """Logs, by what was done to them; and what came of it."""
         self.seen = 0
         """Crashes, elections, snapshots installed: that a run was worth it."""
         for node in self.nodes.values():
@@ -282,8 +293,8 @@ class World:
 
     # ---- faults ----
 
-    def crash(self, node: Node) -> None:
-        """The power fails, perhaps in the middle of the write that is under way."""
+    def crash(self, node: Node, power: bool = True) -> None:
+        """The power fails, or only the process dies, perhaps in the middle of the write that is under way."""
         if node.writing:
             node.disk.fail_after = self.rng.randrange(5)
             try:
@@ -291,6 +302,8 @@ class World:
             except PowerLost:
                 pass
             node.disk.fail_after = None
+        if power:
+            node.disk.lose_power()
         node.up, node.raft = False, None
         node.writes.clear()
         node.writing = []
@@ -306,7 +319,13 @@ class World:
         node.up = True
         node.paused_until_s, node.wake_at_s = 0.0, float("inf")
         node.store = Store(node.disk, self.log, node.disk.rng.randbytes)
-        saved = run(node.store.load())
+        try:
+            saved = run(node.store.load())
+        except DiskRefused:
+            self.lost["refused"] += 1
+            self.move_away(node)
+            node.store = Store(node.disk, self.log, node.disk.rng.randbytes)
+            saved = run(node.store.load())
         node.once, node.state, node.applied = Once(), State([], 0), 0
         node.executed, node.snapshot_due = set(), SNAPSHOT_ENTRIES
         node.prefix = {saved.base_index: self.chosen_prefix[saved.base_index]}
@@ -316,9 +335,45 @@ class World:
         self.feed(node, Started())
         self.feed(node, ObserversChanged(self.observers))
 
+    # ---- files taken away ----
+
+    def move_away(self, node: Node) -> None:
+        node.disk.files = {name: data for name, data in node.disk.files.items() if not name.startswith(FOLDER)}
+
+    def keep_copy(self, node: Node) -> None:
+        node.copy = {name: data for name, data in node.disk.files.items() if name.startswith(FOLDER)}
+
+    def may_forget(self, node: Node) -> bool:
+        """A majority of others has its logs: what one host alone held since is not what everybody relies on."""
+        for each in self.nodes.values():
+            each.forgot = each.forgot and not (each.up and each.raft._votes_here and not each.writing)
+        others = [each for each in self.nodes.values() if each is not node and each.name in self.voters]
+        return node.name in self.voters and sum(not each.forgot for each in others) >= quorum(len(self.voters))
+
+    def take_files(self, node: Node) -> None:
+        """Somebody does something to the log of a host that is down."""
+        rng, files = self.rng, node.disk.files
+        kind = rng.choice(("gone", "older", "cut", "changed"))
+        logs = [name for name in files if name.startswith(f"{FOLDER}/log")]
+        if kind == "gone" or not logs or (kind == "older" and not node.copy):
+            self.move_away(node)
+        elif kind == "older":
+            self.move_away(node)
+            node.disk.files |= node.copy
+        else:
+            newest = max(logs)
+            at = rng.randrange(max(0, len(files[newest]) - 400), len(files[newest]))
+            changed = bytes([files[newest][at] ^ rng.randrange(1, 256)]) + files[newest][at + 1 :]
+            files[newest] = files[newest][:at] + (b"" if kind == "cut" else changed)
+        node.forgot = True
+        self.lost[kind] += 1
+
     def fault(self) -> None:
         rng = self.rng
         self.later(rng.expovariate(1 / self.weather.fault_every_s), "fault")
+        if rng.random() < self.weather.files_lost:
+            self.take_or_copy(self.nodes[rng.choice(sorted(self.nodes))])
+            return
         node = self.nodes[rng.choice(sorted(self.nodes))]
         kind = rng.choice(
             ("crash", "crash", "cut", "cut", "pair", "isolate", "half", "heal", "heal", "pause", "all down", "office")
@@ -349,6 +404,16 @@ class World:
                 if each.up:
                     self.crash(each)
                     self.later(rng.uniform(0.01, 0.5), "begin", each)
+
+    def take_or_copy(self, node: Node) -> None:
+        if self.rng.random() < 0.3 or not node.up or not self.may_forget(node):
+            self.keep_copy(node)
+            return
+        self.crash(
+            node, power=False
+        )  # its second record is not synced (`agent.consensus.acknowledged`): not both at once
+        self.take_files(node)
+        self.later(self.rng.choice((0.01, 0.3, 3.0)), "begin", node)
 
     def heal(self) -> None:
         """From here on nothing fails."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.consensus.disk import FOLDER, VERSION, DiskRefused, Store, write_length
 from agent.consensus.machine.words import Hard, Image, Persist, Saved, SaveSnapshot
-from agent.consensus.messages import Entry, crc, log_id
+from agent.consensus.messages import IDENTITY_BYTES, Entry, crc, log_id
 from tests.agent.consensus.fakes import MemoryDisk, PowerLost, run
 from tests.agent.consensus.stage import entry, log_of
 
@@ -42,7 +42,9 @@ def snapshot(index: int, base: int, entries: Sequence[Entry], data: bytes = b"st
 
 def test_an_empty_disk_is_an_empty_log_and_stays_one() -> None:
     disk = MemoryDisk(random.Random(1))
-    assert reread(disk) == reread(disk) == Saved()
+    saved = reread(disk)
+    assert len(saved.hard.identity) == IDENTITY_BYTES, "a log has an identity from its first moment on"
+    assert reread(disk) == saved == Saved(Hard(identity=saved.hard.identity))
 
 
 def test_what_was_written_is_read_back() -> None:
@@ -61,13 +63,13 @@ def test_a_snapshot_begins_a_new_generation_and_the_old_one_goes() -> None:
     run(files.append([persist(1, *log_of(1, 1, 1, 1, 1))]))
     run(files.checkpoint(snapshot(4, 3, log_of(1, 1, 1, 1, 1)[3:])))
     run(files.append([persist(6, entry(1, "six"))]))
-    assert sorted(disk.files) == [f"{FOLDER}/log-00000002", f"{FOLDER}/snapshot-00000002"]
+    assert sorted(disk.files) == ["acknowledged", f"{FOLDER}/log-00000002", f"{FOLDER}/snapshot-00000002"]
     saved = reread(disk)
     assert (saved.base_index, saved.base_term, len(saved.entries)) == (3, 1, 3)
     assert saved.image == Image(4, 1, b"state", crc(b"state"))
 
 
-@pytest.mark.parametrize("moment", range(6))
+@pytest.mark.parametrize("moment", range(7))
 @pytest.mark.parametrize("seed", range(8))
 def test_a_crash_at_any_moment_of_a_snapshot_leaves_the_old_or_the_new(moment: int, seed: int) -> None:
     disk = MemoryDisk(random.Random(seed))
@@ -85,7 +87,8 @@ def test_a_crash_at_any_moment_of_a_snapshot_leaves_the_old_or_the_new(moment: i
     assert saved.image is not None
     assert (saved.image.data, saved.base_index) in [(b"older", 1), (b"newer", 3)]
     assert saved.entries == entries[saved.base_index :]
-    assert len(disk.files) == 2, "what no longer counts is swept away"
+    assert len(disk.files) == 3, "what no longer counts is swept away"
+    assert not saved.hard.lost, "nothing that was acknowledged is missing"
     assert reread(disk) == saved
 
 
@@ -105,7 +108,9 @@ def test_after_a_torn_write_everything_acknowledged_is_there_and_writing_goes_on
         run(files.append([persist(len(acknowledged) + 1, *pending)]))
     disk.fail_after = None
     again = store(disk)
-    found = list(run(again.load()).entries)
+    recovered = run(again.load())
+    found = list(recovered.entries)
+    assert not recovered.hard.lost, "nobody was told of what was torn"
     assert found in (acknowledged, acknowledged + pending)
     run(again.append([persist(len(found) + 1, entry(2, "after"), term=2)]))
     assert list(reread(disk).entries) == [*found, entry(2, "after")]
@@ -188,11 +193,11 @@ def test_a_command_that_looks_like_a_write_is_not_taken_for_one() -> None:
     run(Store(other, LOG, random.Random(99).randbytes).load())
     disk = MemoryDisk(random.Random(1))
     files = opened(disk)
-    good = len(disk.files[FILE])
-    run(files.append([persist(1, Entry(1, b"", 0, other.files[FILE]), Entry(1, b"", 0, bytes(50)))]))
-    disk.files[FILE] = disk.files[FILE][:-20]
+    before = dict(disk.files)
+    run(files.append([persist(1, Entry(1, b"x", 0, other.files[FILE]), Entry(1, b"x", 0, bytes(50)))]))
+    disk.files = before | {FILE: disk.files[FILE][:-20]}
     assert reread(disk).entries == ()
-    assert len(disk.files[FILE]) == good
+    assert disk.files[FILE] == before[FILE]
 
 
 @pytest.mark.parametrize("kind", ["log", "snapshot"])

@@ -155,7 +155,7 @@ def test_a_snapshot_under_way_does_not_look_like_a_lost_host() -> None:
 def test_a_damaged_snapshot_is_not_installed() -> None:
     stage = led()
     bad = Snapshot(1, 9, 1, 1, 4, 12345, 0, b"lies")
-    assert stage.hear(C, A, bad) == [SnapshotReply(1, 1, 9, 0)]
+    assert stage.hear(C, A, bad) == [SnapshotReply(1, 1, 9, 0, last_index=1)]
     assert (stage.restored[C], stage.rafts[C].commit) == ([], 1)
 
 

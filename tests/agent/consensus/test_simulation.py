@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from agent.consensus import policy
+from agent.consensus.disk import Store
 from agent.consensus.machine import Once, Outcome, Raft
 from agent.consensus.machine.ledger import Ledger
 from agent.consensus.messages import Entry, TimeoutNow
@@ -91,6 +92,16 @@ def obey_an_order_of_long_ago(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Raft, "_told_to_stand", lambda self, sender, order: self._stand(handed_over=True))
 
 
+def vote_with_any_log(patch: pytest.MonkeyPatch) -> None:
+    """A voter whose log is not the one that votes under its name votes on."""
+    patch.setattr(Raft, "_votes_here", property(lambda self: self.me in self.voters))
+
+
+def find_nothing_missing(patch: pytest.MonkeyPatch) -> None:
+    """The second record of what was acknowledged is not looked at."""
+    patch.setattr(Store, "_is_less", lambda self, record: False)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -102,9 +113,11 @@ def obey_an_order_of_long_ago(patch: pytest.MonkeyPatch) -> None:
         apply_every_copy,
         lead_on_after_the_order,
         obey_an_order_of_long_ago,
+        vote_with_any_log,
+        find_nothing_missing,
     ],
 )
 def test_a_planted_bug_is_noticed(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises(Violation):
-        run_seeds(0, 120)
+        run_seeds(0, 250)

@@ -9,9 +9,11 @@
 A write is one frame, appended and durable before it is acknowledged. The next one begins only after that, so whatever
 a crash does to the sectors of the last frame, no complete frame can stand behind a damaged one - unless bytes rotted
 that were acknowledged. That is the difference between a *torn tail*, which is cut off, and a *corrupt middle*, which
-is refused: a voter that silently forgets entries it acknowledged could help to elect a leader without them. (A rotten
-last frame cannot be told from a torn one; a majority of the other disks covers it.) The salt is random, so that no
-command can contain bytes that look like a frame.
+is refused: a voter that silently forgets entries it acknowledged could help to elect a leader without them. The salt is
+random, so that no command can contain bytes that look like a frame.
+
+A log that is shorter than `acknowledged` says, that is an older copy, or that is gone, is used as far as it goes, but
+under a new identity and marked as `lost`: it does not vote until a leader has brought it up to date (`machine.raft`).
 
 A snapshot begins a new generation: the snapshot file, then the log file with all that is left of the log, each
 written whole or not at all; then the old generation is deleted. After a crash in between the newest log file wins.
@@ -25,12 +27,14 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from agent.consensus.disk.acknowledged import FILE as RECORD
+from agent.consensus.disk.acknowledged import Acknowledged, Record
 from agent.consensus.machine.words import Hard, Image, Persist, Saved, SaveSnapshot
-from agent.consensus.messages import Count, Crc, Entry
+from agent.consensus.messages import IDENTITY_BYTES, Configuration, Count, Crc, Entry
 from covey.ports import Disk
 
 FOLDER = "consensus"
-VERSION = 1
+VERSION = 2
 LOG_MAGIC, SNAPSHOT_MAGIC = b"COVEYLOG", b"COVEYSNP"
 WRITE_BYTES_MAX = 4 * 1024 * 1024
 """Command bytes that one write joins (group commit), unless a single request is longer."""
@@ -62,6 +66,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     """The snapshot that belongs to this generation; 0: none."""
     frames: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
     """Frames after this one that were written together with it and cannot be torn."""
+    configuration: Configuration
+    """Who votes after the base."""
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
@@ -77,6 +83,7 @@ class ImageBody(msgspec.Struct, frozen=True, array_like=True):
     term: Count
     crc: Crc
     data: bytes
+    configuration: Configuration
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -98,16 +105,21 @@ class Store:
 
     def __init__(self, disk: Disk, log: bytes, entropy: Callable[[int], bytes]) -> None:
         self._disk, self._log, self._entropy = disk, log, entropy
+        self._acknowledged = Acknowledged(disk)
         self._generation = 0
         self._salt = 0
+        self._size = 0
+        """Of the log file, as far as it is durable."""
+        self._identity = b""
 
-    async def load(self) -> Saved:
-        """What the last run left. DiskRefused when the files are damaged, of a newer version, or of another rack;
-        OSError from a sick disk."""
+    async def load(self, alone: bool = False) -> Saved:
+        """What the last run left. DiskRefused when the files are damaged, of a newer version, or of another rack, and
+        for a host that votes `alone` also when they hold less than it acknowledged; OSError from a sick disk."""
+        record = await self._acknowledged.load()
         names = await self._disk.names(f"{FOLDER}/")
         logs = sorted(int(found[1]) for name in names if (found := re.fullmatch(rf"{FOLDER}/log-(\d{{8}})", name)))
         if not logs:
-            return await self._begin(names)
+            return await self._begin(names, record, alone)
         self._generation = logs[-1]
         name = self._name("log")
         data = await self._disk.read(name) or b""
@@ -116,21 +128,58 @@ class Store:
             await self._disk.truncate(name, size)
         image = await self._load_image(head.image_index)
         await self._sweep(names)
-        if image is not None:
-            return msgspec.structs.replace(saved, image=image)
+        saved = msgspec.structs.replace(saved, image=image)
+        self._size, self._identity = size, saved.hard.identity
+        if self._is_less(record):
+            return await self._lose(saved, alone)
+        await self._acknowledged.begin(self._log, self._identity, self._generation, self._size)
         return saved
 
-    async def _begin(self, names: Sequence[str]) -> Saved:
+    async def _begin(self, names: Sequence[str], record: Record | None, alone: bool) -> Saved:
         orphans = [name for name in names if name.startswith(f"{FOLDER}/snapshot-")]
         if orphans:
             raise self._refused(orphans[-1], "there is a snapshot, but the log that belongs to it is missing")
-        await self.checkpoint(SaveSnapshot(0, Hard(), Image(0, 0, b"", 0), 0, 0, ()))
-        return Saved()
+        self._generation = record.generation if record else 0
+        lost = record is not None and record.log in (self._log, b"")
+        if lost and alone:
+            raise self._nobody_else("is gone")
+        hard = Hard(identity=self._entropy(IDENTITY_BYTES), lost=lost)
+        await self.checkpoint(SaveSnapshot(0, hard, Image(0, 0, b"", 0), 0, 0, ()))
+        return Saved(hard)
+
+    def _is_less(self, record: Record | None) -> bool:
+        """Than what this host said that it holds."""
+        if record is None or record.log != self._log:
+            return False
+        if record.identity != self._identity:
+            return True
+        return (self._generation, self._size) < (record.generation, record.size)
+
+    def _nobody_else(self, what: str) -> DiskRefused:
+        folder, record = self._disk.path(FOLDER), self._disk.path(RECORD)
+        return DiskRefused(
+            f"the log of this host, which alone votes, {what}",
+            f"{record} says that it went further, and no other host has a copy",
+            f"put {folder} back as it was; to go on with less of it, or with nothing, delete {record} as well: what "
+            "was submitted since then is forgotten",
+        )
+
+    async def _lose(self, saved: Saved, alone: bool) -> Saved:
+        """The same log under a new identity, durable before anybody hears of it."""
+        if alone:
+            raise self._nobody_else("holds less than it acknowledged")
+        hard = msgspec.structs.replace(saved.hard, identity=self._entropy(IDENTITY_BYTES), lost=True)
+        base, image = (saved.base_index, saved.base_term), saved.image or Image(0, 0, b"", 0)
+        await self.checkpoint(SaveSnapshot(0, hard, image, *base, saved.entries, saved.configuration))
+        return msgspec.structs.replace(saved, hard=hard)
 
     async def append(self, requests: Sequence[Persist]) -> None:
         """Durable on return: all of these requests, as one frame."""
         blocks = [Block(request.hard, request.first, request.entries) for request in requests]
-        await self._disk.append(self._name("log"), frame(_encode(blocks), self._salt))
+        written = frame(_encode(blocks), self._salt)
+        await self._disk.append(self._name("log"), written)
+        self._size, self._identity = self._size + len(written), requests[-1].hard.identity
+        await self._acknowledged.note(self._log, self._identity, self._generation, self._size)
 
     async def checkpoint(self, request: SaveSnapshot) -> None:
         """Durable on return: the snapshot and what is left of the log, as a new generation."""
@@ -138,14 +187,17 @@ class Store:
         image = request.image
         self._generation += 1
         if image.index:
-            body = ImageBody(image.index, image.term, image.crc, image.data)
+            body = ImageBody(image.index, image.term, image.crc, image.data, image.configuration)
             salt = int.from_bytes(self._entropy(4), "big")
             await self._disk.replace(self._name("snapshot"), header(SNAPSHOT_MAGIC, salt) + frame(_encode(body), salt))
         self._salt = int.from_bytes(self._entropy(4), "big")
-        head = Head(self._log, request.base_index, request.base_term, image.index, 1)
+        head = Head(self._log, request.base_index, request.base_term, image.index, 1, request.configuration)
         block = Block(request.hard, request.base_index + 1, request.entries)
         parts = (frame(_encode(head), self._salt), frame(_encode([block]), self._salt))
-        await self._disk.replace(self._name("log"), header(LOG_MAGIC, self._salt) + b"".join(parts))
+        whole = header(LOG_MAGIC, self._salt) + b"".join(parts)
+        await self._disk.replace(self._name("log"), whole)
+        self._size, self._identity = len(whole), request.hard.identity
+        await self._acknowledged.begin(self._log, self._identity, self._generation, self._size)
         await self._sweep(old)
 
     async def _sweep(self, names: Sequence[str]) -> None:
@@ -204,6 +256,12 @@ class Store:
                 f"this agent reads formats up to {VERSION}",
                 "start the newer agent again",
             )
+        if version < VERSION:
+            raise DiskRefused(
+                f"{name} has format {version}",
+                f"this agent reads format {VERSION} only; that file is of a version before it",
+                f"move {self._disk.path(FOLDER)} away on every host, which forgets all jobs",
+            )
         return int(salt)
 
     def _replay(self, name: str, head: Head, frames: Sequence[bytes]) -> Saved:
@@ -220,7 +278,7 @@ class Store:
             raise self._refused(name, "it holds an entry of a term to come")
         if head.image_index > head.base_index + len(entries) or head.image_index < head.base_index:
             raise self._refused(name, "its snapshot does not meet its entries")
-        return Saved(hard, None, head.base_index, head.base_term, tuple(entries))
+        return Saved(hard, None, head.base_index, head.base_term, tuple(entries), head.configuration)
 
     async def _load_image(self, index: int) -> Image | None:
         if not index:
@@ -236,7 +294,7 @@ class Store:
         body = self._decoded(name, msgspec.msgpack.Decoder(ImageBody), frames[0])
         if body.index != index:
             raise self._refused(name, f"it ends at entry {body.index}, the log expects {index}")
-        return Image(body.index, body.term, body.data, body.crc)
+        return Image(body.index, body.term, body.data, body.crc, body.configuration)
 
     def _decoded(self, name: str, decoder: "msgspec.msgpack.Decoder[S]", payload: bytes) -> S:
         try:
