@@ -32,6 +32,9 @@ REAP_S = 1.0
 NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 """systemd speaks to the agent with these, not to its programs."""
 
+LOADED_FD = "COVEY_LOADED_FD"
+"""Where a program says that its code is loaded: the number of a pipe's end."""
+
 
 class ProgramBase(msgspec.Struct, frozen=True):
     """What every program of ours is told beside its own configuration."""
@@ -62,13 +65,22 @@ class _Detached(subprocess.Popen[bytes]):
 class ChildProcess:
     """A process we started. Reaped as soon as it ends, whoever waits."""
 
-    def __init__(self, popen: _Detached) -> None:
-        self._popen = popen
+    def __init__(self, popen: _Detached, tells: int = -1) -> None:
+        """`tells`: where it will say that it is loaded; closed here."""
+        self._popen, self.loaded = popen, tells < 0
         started = start_ticks(popen.pid)
         self.id = ProcessId(popen.pid, started if started is not None else 0)
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
         self._stop_watching = watch(popen.pid, self._look)
+        if tells >= 0:
+            self._loop.add_reader(tells, self._heard, tells)
+
+    def _heard(self, tells: int) -> None:
+        """It said so, or its end closed what it would have said it with."""
+        self.loaded = True
+        self._loop.remove_reader(tells)
+        os.close(tells)
 
     def _look(self) -> None:
         code = self._popen.poll()
@@ -91,6 +103,7 @@ class FoundProcess:
 
     def __init__(self, process: ProcessId) -> None:
         self.id = process
+        self.loaded = True
 
     async def wait(self) -> int | None:
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -148,6 +161,8 @@ class RealProcesses:
         start = ProgramStart(base, msgspec.Raw(msgspec.msgpack.encode(config)))
         output = _open_output(os.path.join(base.state_dir, "logs", f"{name}.log"))
         handed = os.memfd_create(f"covey-{program}", os.MFD_CLOEXEC)
+        hears, tells = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        environ = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
         try:
             with os.fdopen(os.dup(handed), "wb") as writer:
                 writer.write(msgspec.msgpack.encode(start))
@@ -157,20 +172,26 @@ class RealProcesses:
                     # -P: a folder holding an `agent.py` is never searched. The last two are for people reading `ps`.
                     (sys.executable, "-P", "-m", "agent.program", program, name),
                     cwd=base.state_dir,
-                    env={key: value for key, value in os.environ.items() if key not in NOT_INHERITED},
+                    env=environ | {LOADED_FD: str(tells)},
+                    pass_fds=(tells,),
                     stdin=handed,
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
                     close_fds=True,
-                )
+                ),
+                hears,
             )
+        except OSError:
+            os.close(hears)
+            raise
         finally:
+            os.close(tells)
             os.close(handed)
             os.close(output)
 
-    def _child(self, popen: _Detached) -> ChildProcess:
-        child = ChildProcess(popen)
+    def _child(self, popen: _Detached, tells: int = -1) -> ChildProcess:
+        child = ChildProcess(popen, tells)
         self._children = {pid: known for pid, known in self._children.items() if known._popen.returncode is None}
         self._children[popen.pid] = child
         return child

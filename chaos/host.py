@@ -88,6 +88,7 @@ class SimProcess:
         self.uid = 1000
         self.alive = True
         self.code: int | None = None
+        self.loaded = True
         self.resources: list[Resource] = []
         self.waiters: list[asyncio.Future[None]] = []
         self._main: asyncio.Task[int] | None = None
@@ -237,7 +238,7 @@ class SimProcesses:
         await asyncio.sleep(host.world.chance.uniform(0.02, 0.1))
         child = SimProcess(host, name, "program", self._process)
         host.processes[child.id.pid] = child
-        child.begin(found.run(child.env, passed))
+        child.begin(_loads(child, found.run(child.env, passed)) if host.load_s else found.run(child.env, passed))
         return SeenProcess(self._process, child)
 
     def find(self, process: ProcessId) -> "SeenProcess | None":
@@ -261,6 +262,18 @@ async def _call(program: UserProgram, env: Env, command: Command) -> int:
     return await program(env, command)
 
 
+async def _loads(child: SimProcess, work: Coroutine[Any, Any, None]) -> None:
+    """The program, on a machine that has little time for it."""
+    child.loaded = False
+    try:
+        await asyncio.sleep(child.host.load_s)
+    except BaseException:
+        work.close()
+        raise
+    child.loaded = True
+    await work
+
+
 class SeenProcess:
     """A process as another one sees it: only its parent learns its exit status."""
 
@@ -270,6 +283,10 @@ class SeenProcess:
     @property
     def id(self) -> ProcessId:
         return self.process.id
+
+    @property
+    def loaded(self) -> bool:
+        return self.process.loaded
 
     async def wait(self) -> int | None:
         if self.process.alive:
@@ -290,6 +307,8 @@ class SimHost:
         self.up = True
         self.booted = world.now
         self.callback_s = 0.0
+        self.load_s = 0.0
+        """How long a program of ours takes to load its code."""
         self.run_dir = f"/run/covey/{name}"
         self.clock = SimClock(lambda: world.now, start_s=world.chance.uniform(100, 100_000))
         self.probes = SimProbes(name, gpus)

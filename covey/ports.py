@@ -166,6 +166,10 @@ class ProcessId(msgspec.Struct, frozen=True):
 class Process(Protocol):
     @property
     def id(self) -> ProcessId: ...
+    @property
+    def loaded(self) -> bool:
+        """False while a program of ours that was started here has not said yet that its code is loaded."""
+
     async def wait(self) -> int | None:
         """Exit status once it ended: 0..255, -N when killed by signal N, None when it was not our child (unknown)."""
 

@@ -38,6 +38,7 @@ from plugins.aggregator.machine.owner import (
 from plugins.aggregator.policy import Candidate
 from plugins.base import Command, Host, JobPeer, Refused, RoomService
 from plugins.facts import AggregatorNow, HostView, Place
+from plugins.starting import LOOK_S, Patience, Pauses
 from plugins.views import AggregatorJobView
 
 STATE = "aggregator/state"
@@ -45,12 +46,8 @@ CONTROL = "aggd.sock"
 ORDER_S = 5.0
 """How long aggd may take to obey, seconds."""
 POLL_S = 1.0
-START_S = 10.0
-"""How long a new aggd may take to listen, seconds."""
 SAVE_AGAIN_S = 2.0
 """Between two tries to write on a sick disk."""
-RESTART_S = (0.2, 1.0, 5.0, 15.0)
-"""Pauses between attempts to start aggd; the last one repeats."""
 STRANGER_S = 10.0
 """A host of a job that gossip has never shown since this agent started counts as gone after this time."""
 ASK_ALL_S = 2.0
@@ -147,31 +144,29 @@ class AggregatorService(RoomService):
         await self._keep()
 
     async def _keep_aggd(self) -> None:
-        attempt = 0
+        pauses = Pauses(self.env.rng)
         while True:
-            began_s = self.env.clock.now_s()
+            reached_s = None
             try:
                 await self._reach_aggd()
+                reached_s = self.env.clock.now_s()
                 await self._watch_aggd()
             except (OSError, TimeoutError) as error:
                 why = str(error) or type(error).__name__
                 self._lost_aggd(f"aggd on {self.host.id}: {why}")
-            attempt = attempt + 1 if self.env.clock.now_s() - began_s < START_S else 0
-            await asyncio.sleep(RESTART_S[min(attempt, len(RESTART_S) - 1)])
+            await asyncio.sleep(pauses.after(0.0 if reached_s is None else self.env.clock.now_s() - reached_s))
 
     async def _reach_aggd(self) -> None:
         """Find the one that runs, or start one. OSError, TimeoutError when neither works."""
         found = self.env.processes.find(self._process) if self._process is not None else None
         try:
-            self._control = await self._connect()
+            self._control = await (self._connect() if found is None else self._connect_in_time(found))
             if found is not None:
                 self.env.spawn("aggregator waits for aggd", self._await_end(found))
             self.log.info("aggd found", process=self._process)
             return
         except ConnectionError:
-            if found is not None:  # alive, and deaf
-                found.signal(9)
-                await found.wait()
+            pass  # there is none
         config = AggdConfig(
             bind=joined(self.host.advertise, 0), control=CONTROL, memory_bytes_max=self.settings.memory_bytes_max
         )
@@ -180,8 +175,7 @@ class AggregatorService(RoomService):
         self.env.spawn("aggregator waits for aggd", self._await_end(process))
         self.restarts += 1
         await self._save()
-        async with asyncio.timeout(START_S):
-            self._control = await self._connect_in_time(process.id)
+        self._control = await self._connect_in_time(process)
         self.log.info("aggd started", pid=process.id.pid)
 
     async def _await_end(self, process: Process) -> None:
@@ -191,14 +185,20 @@ class AggregatorService(RoomService):
     async def _connect(self) -> ByteStream:
         return await self.env.bytes.connect(f"unix:{self.env.run_dir}/{CONTROL}")
 
-    async def _connect_in_time(self, process: ProcessId) -> ByteStream:
+    async def _connect_in_time(self, process: Process) -> ByteStream:
+        """ConnectionError once it has ended; one that stays deaf is killed."""
+        patience = Patience()
         while True:
             try:
                 return await self._connect()
             except ConnectionError:
-                if self.env.processes.find(process) is None:
-                    raise ConnectionError("ended at once; see its log") from None
-                await asyncio.sleep(0.02)
+                if self.env.processes.find(process.id) is None:
+                    raise ConnectionError("ended before it listened; see its log") from None
+            if not patience.looked(process.loaded):
+                process.signal(9)
+                await process.wait()
+                raise ConnectionError("lived and did not listen; it was killed")
+            await asyncio.sleep(LOOK_S)
 
     async def _watch_aggd(self) -> None:
         """Ask for its numbers until it no longer answers: always ends by an exception."""

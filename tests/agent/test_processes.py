@@ -179,6 +179,7 @@ async def test_a_program_that_does_not_exist_ends_with_2_and_says_why_in_its_log
     port: RealProcesses, tmp_path: Path
 ) -> None:
     process = await port.start_program("no-such-program", "x-1", Nothing())
+    assert not process.loaded
     assert await process.wait() == 2
     assert "program not started" in (tmp_path / "logs/x-1.log").read_text()
 

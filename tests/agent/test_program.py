@@ -128,6 +128,10 @@ async def main():
                               socket=f"unix:{{d}}/x.sock")
     port = RealProcesses(ProgramBase("h1", d + "/state", d, ""))
     process = await port.start_program("supervisor", "sup-1", config)
+    before, began = process.loaded, asyncio.get_running_loop().time()
+    while not process.loaded and asyncio.get_running_loop().time() - began < 60:
+        await asyncio.sleep(0.01)
+    assert (before, process.loaded) == (False, True), "it says when its code is loaded"
     print(process.id.pid, process.id.started, flush=True)
     await asyncio.sleep(60)
 import os

@@ -31,11 +31,13 @@ from plugins.memory.machine.borrower_events import BorrowerEvent, CloseSlab, Ope
 from plugins.memory.machine.slab import Place, Slab
 from plugins.memory.policy.placement import Peer
 from plugins.memory.policy.settings import SLABS_MAX, MemorySettings
-from plugins.memory.service.process import START_S, ByteProcess, Program
+from plugins.memory.service.process import ByteProcess, Program
 from plugins.memory.service.record import KnownProcess, KnownVolume, Record
 from plugins.views import SlabView, VolumeView
 
 ASK_S = 5.0
+READY_S = 10.0
+"""How long somebody who attaches waits for the volume's process; it goes on starting."""
 CLOSE_S = 60.0
 """How long one question to close a slab waits for the disk; then it is asked again."""
 TOKEN_BYTES = 32
@@ -109,10 +111,13 @@ class Borrowing:
                 size = format_size(known.size_bytes)
                 self._host.note(f"volume/{name}", "attached", f"{size} in slabs of {format_size(known.slab_bytes)}")
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(READY_S):
                 await found.process.ready.wait()
         except TimeoutError:
-            what, why = f"volume {name} is not ready", f"its process did not start within {START_S:g} s"
+            what, why = (
+                f"volume {name} is not ready",
+                f"its process is still starting after {READY_S:g} s",
+            )
             raise Refused(1, what, why, f"see logs/{vold.control_name(name)}.log and try again") from None
         return found
 
@@ -200,7 +205,7 @@ class Borrowing:
         return self.volumes[name]
 
     async def _volume_up(self, known: KnownVolume, process: ByteProcess) -> None:
-        answer = await process.ask(control.ListPlaces, START_S)
+        answer = await process.ask(control.ListPlaces, READY_S)
         if not isinstance(answer, PlaceList):
             raise ConnectionResetError(f"the volume's process answered {answer}")
         slabs = -(-known.size_bytes // known.slab_bytes)

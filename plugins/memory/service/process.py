@@ -4,8 +4,8 @@
                                   -> nobody there: wait for a process that is known to live, else start one
     connected -> `up` -> ... -> the connection ends -> `down` -> again from the start
 
-A process that lives but does not listen within `START_S` is killed first: two of them must never share one volume's
-files. (The control socket guards that too: the second one cannot bind it.)
+A process that lives but does not listen, for longer than `plugins.starting` has patience with it, is killed first: two
+of them must never share one volume's files. (The control socket guards that too: the second one cannot bind it.)
 """
 
 import asyncio
@@ -16,14 +16,8 @@ import msgspec
 
 from covey.ports import Env, ProcessId
 from plugins.memory.datapath.control import Answer, ControlClient, No, Question, Stop, Told
+from plugins.starting import LOOK_S, Patience, Pauses
 
-START_S = 10.0
-"""How long a process may take to listen."""
-POLL_S = 0.05
-PAUSE_S, PAUSE_MAX_S = 0.5, 10.0
-"""Before a process that died is started again; doubles while it dies at once."""
-STEADY_S = 30.0
-"""A process that lived so long is not dying at once."""
 STOP_S = 5.0
 SIGKILL = 9
 
@@ -60,6 +54,8 @@ class ByteProcess:
         self._remember, self._up, self._down, self._told = remember, up, down, told
         self._client: ControlClient | None = None
         self._stopping = False
+        self._lived_s = 0.0
+        """How long the last one was connected; 0 when it never was."""
 
     async def ask(self, question: Callable[[int], Question], timeout_s: float) -> Answer:
         """`question(id)` makes the frame. ConnectionError when it is not there, TimeoutError when it is silent."""
@@ -70,21 +66,20 @@ class ByteProcess:
 
     async def keep(self) -> None:
         """Runs until `stop`."""
-        pause_s = PAUSE_S
+        pauses = Pauses(self._env.rng)
         while not self._stopping:
-            began_s = self._env.clock.now_s()
             why = await self._live()
             if self._stopping:
                 return
             self._down(why)
-            lived_s = self._env.clock.now_s() - began_s
-            pause_s = PAUSE_S if lived_s >= STEADY_S else min(PAUSE_MAX_S, 2 * pause_s)
-            await asyncio.sleep(pause_s / 2)
+            await asyncio.sleep(pauses.after(self._lived_s))
 
     async def _live(self) -> str:
         """One life of the connection; why it ended."""
+        reached_s: float | None = None
         try:
             self._client = await self._connect() or await self._start()
+            reached_s = self._env.clock.now_s()
             await self._up(self)
             self.ready.set()
             await self._client.ended.wait()
@@ -92,6 +87,7 @@ class ByteProcess:
         except (OSError, TimeoutError) as error:
             return str(error) or type(error).__name__
         finally:
+            self._lived_s = 0.0 if reached_s is None else self._env.clock.now_s() - reached_s
             self.ready.clear()
             if self._client is not None:
                 self._client.close()
@@ -99,7 +95,7 @@ class ByteProcess:
 
     async def _connect(self) -> ControlClient | None:
         """To one that listens, or that lives and will; None when there is none."""
-        give_up_s = self._env.clock.now_s() + START_S
+        patience = Patience()
         while True:
             try:
                 return await ControlClient.connect(self._env, self._program.control, self._program.secret, self._told)
@@ -107,11 +103,11 @@ class ByteProcess:
                 alive = None if self._known is None else self._env.processes.find(self._known)
             if alive is None:
                 return None
-            if self._env.clock.now_s() >= give_up_s:
+            if not patience.looked(alive.loaded):
                 alive.signal(SIGKILL)
                 await alive.wait()
                 return None
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(LOOK_S)
 
     async def _start(self) -> ControlClient:
         self.starts += 1

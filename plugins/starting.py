@@ -1,0 +1,50 @@
+"""Starting a program of ours on a machine that has no time for it.
+
+Thirty agents that begin together on two cores need a minute of processor for their programs. Who kills a start after
+10 s and begins another never gets there, and neither does anybody beside him. Therefore:
+
+- Until the program has said that its code is loaded it may take minutes; afterwards it has little left to do.
+- Time is counted in looks that were due, not on a clock: an agent that gets to look every fifth time only waits five
+  times as long, and so does one that was stopped.
+- Pauses between starts grow with every start that failed, whatever it took, and are drawn at random, so that hosts that
+  failed together do not begin together. Only a program that lived for a while sets them back.
+"""
+
+import random
+
+LOOK_S = 0.05
+"""Between two looks whether it listens."""
+LOAD_S_MAX = 120.0
+"""To load its code: about 1 s of processor time."""
+LISTEN_S_MAX = 10.0
+"""From then on until it listens."""
+STEADY_S = 30.0
+"""A program that was reached and lived so long did not fail to start."""
+PAUSE_S, PAUSE_MAX_S = 0.5, 30.0
+
+
+class Patience:
+    """With one program that was started, or that lives and is deaf."""
+
+    def __init__(self) -> None:
+        self._looks = {False: 0, True: 0}
+
+    def looked(self, loaded: bool) -> bool:
+        """One more look found it silent; whether it may still come."""
+        self._looks[loaded] += 1
+        return self._looks[loaded] * LOOK_S < (LISTEN_S_MAX if loaded else LOAD_S_MAX)
+
+
+class Pauses:
+    """Between starts of one program."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._next_s = PAUSE_S
+
+    def after(self, lived_s: float) -> float:
+        """Seconds to wait; `lived_s`: how long it was reached, 0 when it never was."""
+        if lived_s >= STEADY_S:
+            self._next_s = PAUSE_S
+        pause_s, self._next_s = self._next_s, min(2 * self._next_s, PAUSE_MAX_S)
+        return self._rng.uniform(0.5, 1.0) * pause_s

@@ -1,0 +1,58 @@
+"""A read of the whole rack, however long one host's answer is: it ends nobody, and everybody sees it whole."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from agent.rackview import RackView
+from chaos.rackworld import SimRack
+from covey.core import HostId
+from plugins.views import SlabView
+
+
+def slabs(count: int) -> list[SlabView]:
+    """An empty volume, as its borrower tells it."""
+    return [SlabView("data", n, HostId("h1"), "cold", None, 1 << 30, 0, 0, 0.0, 0) for n in range(count)]
+
+
+@pytest.mark.parametrize(("count", "seen"), [(8_192, 8_192), (300_000, 0)])
+def test_agentctl_slabs_beside_a_volume_of_many_slabs_ends_no_agent(
+    monkeypatch: pytest.MonkeyPatch, count: int, seen: int
+) -> None:
+    """8,192 slabs are 1.5 MB of rows; 300,000 are more than is sent, and then this host's part is missing."""
+    here = RackView._here
+
+    async def many(self: RackView, read: str, arguments: Mapping[str, Any]) -> list[Any] | None:
+        if read == "memory.slabs":
+            return slabs(count) if self._agent.id == "h1" else []
+        return await here(self, read, arguments)
+
+    monkeypatch.setattr(RackView, "_here", many)
+    with SimRack(3, hosts=3) as rack:
+        rack.start()
+        rack.settle()
+        agents = {name: host.agent for name, host in rack.hosts.items()}
+        assert len(rack.ask("h2", "agent.rack_slabs", {})) == seen
+        assert {name: host.agent for name, host in rack.hosts.items()} == agents
+        assert all(host.agent is not None and host.agent.alive for host in rack.hosts.values())
+        assert rack.agents["h1"].courier.counters["answers too long"] == (seen == 0)
+
+
+def test_a_read_that_raises_is_refused_and_its_agent_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = RackView._here
+
+    async def wrong(self: RackView, read: str, arguments: Mapping[str, Any]) -> list[Any] | None:
+        if self._agent.id == "h1":
+            raise KeyError("our mistake")
+        return await here(self, read, arguments)
+
+    with SimRack(4, hosts=3) as rack:
+        rack.start()
+        rack.settle()
+        monkeypatch.setattr(RackView, "_here", wrong)
+        agent = rack.hosts["h1"].agent
+        assert {row.host for row in rack.ask("h2", "agent.gpus", {})} <= {"h2", "h3"}
+        rack.run(3.0)
+        assert rack.hosts["h1"].agent is agent and agent is not None and agent.alive
+        assert rack.agents["h1"].courier.counters["answers failed"] >= 1

@@ -1,0 +1,66 @@
+"""A program starts also where there is no time for it: on a busy machine, and beside many others that start."""
+
+import random
+
+import pytest
+
+from chaos.rackworld import SimRack
+from plugins.starting import LISTEN_S_MAX, LOAD_S_MAX, LOOK_S, PAUSE_MAX_S, PAUSE_S, STEADY_S, Patience, Pauses
+
+
+def looks(patience: Patience, loaded: bool) -> int:
+    return next(number for number in range(100_000) if not patience.looked(loaded)) + 1
+
+
+def test_a_start_that_loads_has_minutes_and_one_that_has_loaded_has_seconds() -> None:
+    patience = Patience()
+    assert looks(patience, loaded=False) * LOOK_S == pytest.approx(LOAD_S_MAX)
+    assert looks(patience, loaded=True) * LOOK_S == pytest.approx(LISTEN_S_MAX)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pauses_grow_with_every_failed_start_up_to_half_a_minute_and_only_a_long_life_sets_them_back(seed: int) -> None:
+    pauses = Pauses(random.Random(seed))
+    drawn = [pauses.after(lived_s=0.0 if number % 2 else STEADY_S - 1) for number in range(12)]
+    for number, pause_s in enumerate(drawn):
+        assert 0.5 <= pause_s / min(PAUSE_S * 2**number, PAUSE_MAX_S) <= 1.0
+    assert pauses.after(STEADY_S) <= PAUSE_S < pauses.after(0.0) * 2
+
+
+def test_hosts_whose_starts_failed_together_do_not_start_together() -> None:
+    assert len({Pauses(random.Random(seed)).after(0.0) for seed in range(30)}) == 30
+
+
+@pytest.mark.parametrize("load_s", [25.0, 100.0])
+def test_programs_that_take_long_to_load_are_started_once_and_come_up(load_s: float) -> None:
+    """As thirty agents on two cores: no program is killed while it loads, so all of them arrive."""
+    with SimRack(3, hosts=3) as rack:
+        for host in rack.hosts.values():
+            host.load_s = load_s
+        rack.start()
+        rack.run(load_s / 2)
+        first = {name: there(rack, name) for name in rack.hosts}
+        rack.run(load_s / 2 + 5)
+        for name in rack.hosts:
+            assert len(first[name]) == 2
+            assert there(rack, name) == first[name]
+            assert rack.agents[name].rooms["memory"].lending.process.ready.is_set()  # type: ignore[attr-defined]
+
+
+def there(rack: SimRack, name: str) -> list[int]:
+    """Process ids of the programs of a host."""
+    return [process.id.pid for program in ("aggd", "slabd") for process in rack.hosts[name].find(program)]
+
+
+def test_a_program_that_never_listens_is_killed_and_the_next_tries_are_ever_rarer() -> None:
+    with SimRack(4, hosts=3) as rack:
+        rack.start()
+        rack.run(5.0)
+        rack.hosts["h2"].load_s = 1e6
+        for program in ("aggd", "slabd"):
+            rack.hosts["h2"].find(program)[0].signal(9)
+        pids: set[int] = set()
+        for _ in range(400):
+            rack.run(1.0)
+            pids |= {process.id.pid for process in rack.hosts["h2"].find("slabd")}
+        assert 2 <= len(pids) <= 400 / LOAD_S_MAX + 1
