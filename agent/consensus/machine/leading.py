@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 
 from agent.consensus import policy
 from agent.consensus.machine.ledger import Ledger
+from agent.consensus.machine.patience import LATE_S_MAX, Patience
 from agent.consensus.machine.progress import Progress, State
 from agent.consensus.machine.words import Image, Proposal
 from agent.consensus.messages import (
@@ -59,6 +60,7 @@ class Leading:
         self._elected_s = now_s
         self._round = 0
         self._rounds: dict[int, float] = {}
+        self._patience = Patience()
         self._leaving: tuple[float, float] | None = None
         """Since when, and until when, the office is offered to others."""
         self.tick_s = now_s
@@ -129,9 +131,13 @@ class Leading:
         ]
         return policy.quorum_time([now_s, *others])
 
-    def deserted(self, now_s: float) -> bool:
-        """No majority has answered for `step_down_s`."""
-        return now_s - max(self.confirmed_s(now_s), self._elected_s) > self._timing.step_down_s
+    def deserted(self, now_s: float, stalled: bool = False) -> bool:
+        """No majority has answered for `step_down_s`, or longer where answers were late before. `stalled`: answers
+        that came meanwhile are still to be read."""
+        silence_s = now_s - max(self.confirmed_s(now_s), self._elected_s)
+        if stalled and silence_s <= LATE_S_MAX:
+            return False
+        return silence_s > self._patience.stretched(self._timing.step_down_s, now_s)
 
     # ---- handing over ----
 
@@ -230,7 +236,7 @@ class Leading:
         if not self._answered(sender, reply):
             return
         progress = self.peers[sender]
-        self._confirm(progress, reply.round)
+        self._confirm(progress, reply.round, now_s)
         if not reply.accepted:
             try_next = self._ledger.log.hint(reply.hint_index, reply.hint_term)[0] + 1
             if progress.refused(reply.match, try_next):
@@ -242,8 +248,11 @@ class Leading:
             self.advance(now_s)
         self.feed(sender, progress, now_s)
 
-    def _confirm(self, progress: Progress, number: int) -> None:
+    def _confirm(self, progress: Progress, number: int, now_s: float) -> None:
+        before_s = self.confirmed_s(now_s)
         progress.confirmed_s = max(progress.confirmed_s, self._rounds.get(number, -math.inf))
+        if self.confirmed_s(now_s) > before_s:
+            self._patience.ended(now_s - max(before_s, self._elected_s), now_s)
 
     # ---- snapshots ----
 
@@ -267,7 +276,7 @@ class Leading:
         if not self._answered(sender, reply):
             return
         progress = self.peers[sender]
-        self._confirm(progress, reply.round)
+        self._confirm(progress, reply.round, now_s)
         image = progress.image
         if image is None or reply.index != image.index or reply.offset > len(image.data):
             return

@@ -29,9 +29,11 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from agent.consensus import policy
+from agent.consensus.machine.disk_pace import DiskPace
 from agent.consensus.machine.leading import Leading
 from agent.consensus.machine.ledger import Ledger
 from agent.consensus.machine.parcel import Parcel
+from agent.consensus.machine.patience import Patience, Stall
 from agent.consensus.machine.words import (
     Action,
     Event,
@@ -60,6 +62,8 @@ from agent.consensus.messages import (
 from agent.consensus.policy import Timing
 from covey.core import Heard, HostId
 
+OFFER_S = 5.0
+"""How long a leader with a slow disk waits for a successor before it takes commands again, for a while."""
 OBSERVER_SILENCE = 3.5
 """Heartbeats to observers that must be missed before an observer says that it knows no leader."""
 
@@ -99,9 +103,15 @@ class Raft:
         """Candidate: the write that makes our vote for ourselves durable."""
         self._heard_s = now_s
         """When a leader was last heard; see the module's essay for the start."""
+        self._heard_in: tuple[int, HostId | None] = (0, None)
+        """Term and name of that leader."""
+        self._silences, self._stall = Patience(), Stall(timing.heartbeat_s, now_s)
+        self._excused = False
+        """We were late ourselves when `_deadline_s` came, and listen once more."""
+        self._disk = DiskPace()
+        self._deadline_s = now_s + self._patience()
         self.current_s: float | None = None
         """When a leader last confirmed that all it had committed is applied here."""
-        self._deadline_s = now_s + self._patience()
         self._parcel = Parcel()
         self._told: tuple[int, HostId | None] = (0, None)
 
@@ -163,7 +173,8 @@ class Raft:
 
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
         self._now_s = now_s
-        if self.leading and self.leading.deserted(now_s):
+        self._stall.passed(self.wake_s, now_s)
+        if self.leading and self.leading.deserted(now_s, self._stall.holds(now_s)):
             self.counters["stepped down"] += 1
             self._follow(None)
         match event:
@@ -189,6 +200,7 @@ class Raft:
                 self._started()
             case _:
                 assert_never(event)
+        self._spare_a_slow_disk()
         self._hand_over()
         if self._votes_here and not self._voted_here:
             self._ledger.write_commit()
@@ -196,7 +208,15 @@ class Raft:
         if self._told != (self.term, self.leader):
             self._told = (self.term, self.leader)
             self._ledger.act(Led(self.term, self.leader))
-        return self._ledger.finish(now_s)
+        actions = self._ledger.finish(now_s)
+        self._disk.began(actions, now_s)
+        return actions
+
+    def _spare_a_slow_disk(self) -> None:
+        """A leader whose disk hangs offers its office, again and again while nobody can take it."""
+        if self.leading and self._others and self._disk.hangs(self._now_s) and not self.leading.leaving(self._now_s):
+            self.counters["offices offered for a slow disk"] += 1
+            self.leading.hand_over(self._now_s + OFFER_S, self._now_s)
 
     def _hand_over(self) -> None:
         """First down, then the order: from here on nothing of ours counts in this term."""
@@ -216,12 +236,16 @@ class Raft:
             if self._now_s >= self.leading.tick_s:
                 self.leading.beat(self._now_s)
         elif self._now_s >= self._deadline_s:
+            if self._stall.holds(self._now_s) and not self._excused:
+                self._excused, self._deadline_s = True, self._now_s + self._timing.heartbeat_s
+                return
             self.leader = None
             self._wait()
-            if self._votes_here:
+            if self._votes_here and not self._disk.hangs(self._now_s):
                 self._ask()
 
     def _persisted(self, number: int) -> None:
+        self._disk.done(number, self._now_s)
         self._ledger.persisted(number)
         if self.role is Role.CANDIDATE and number >= self._own_vote:
             self._votes[self.me] = True
@@ -248,11 +272,12 @@ class Raft:
 
     def _patience(self) -> float:
         if self._votes_here:
-            return policy.election_timeout(self._timing, self._rng)
+            least_s = self._silences.stretched(self._timing.election_min_s, self._now_s)
+            return policy.election_timeout(self._timing, self._rng, least_s) * self._disk.reluctance
         return OBSERVER_SILENCE * self._timing.observer_s
 
     def _wait(self) -> None:
-        self._deadline_s = self._now_s + self._patience()
+        self._deadline_s, self._excused = self._now_s + self._patience(), False
 
     def _follow(self, leader: HostId | None, term: int | None = None) -> None:
         if self.leading and (confirmed_s := self.leading.confirmed_s(self._now_s)) > -math.inf:
@@ -272,7 +297,8 @@ class Raft:
         self._count()
 
     def _told_to_stand(self, sender: HostId, order: TimeoutNow) -> None:
-        if order.term == self.term and self.leader == sender and self.role is Role.FOLLOWER:
+        fit = self.role is Role.FOLLOWER and not self._disk.hangs(self._now_s)
+        if fit and order.term == self.term and self.leader == sender:
             self._stand(handed_over=True)
         else:
             self.counters["orders out of date"] += 1
@@ -312,7 +338,8 @@ class Raft:
 
     def _loyal(self) -> bool:
         """A leader was heard so recently that its lease may still run."""
-        return self.leading is not None or self._now_s - self._heard_s < self._timing.election_min_s
+        least_s = self._silences.stretched(self._timing.election_min_s, self._now_s)
+        return self.leading is not None or self._now_s - self._heard_s < least_s
 
     def _vote_heard(self, sender: HostId, reply: VoteReply) -> None:
         if reply.term > self.term and not (reply.pre_vote and reply.granted):
@@ -365,7 +392,9 @@ class Raft:
             return
         if message.term > self.term or self.role is not Role.FOLLOWER or self.leader is None:
             self._follow(sender, message.term)
-        self._heard_s = self._now_s
+        if self._heard_in == (message.term, sender):
+            self._silences.ended(self._now_s - self._heard_s, self._now_s)
+        self._heard_s, self._heard_in = self._now_s, (message.term, sender)
         self._wait()
         if isinstance(message, Append):
             self._append(sender, message)

@@ -18,11 +18,11 @@ class LeaderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Names of one, three or five hosts, the same on every host; empty: this host alone (a rack of one)."""
     heartbeat_s: float = 0.15
     """A leader's heartbeat."""
-    election_min_s: float = 0.9
+    election_min_s: float = 1.2
     """A voter stands for election after a silence between this ..."""
-    election_max_s: float = 1.7
-    """... and this. The defaults give a failover of about 1.2 s in the median."""
-    step_down_s: float = 1.4
+    election_max_s: float = 1.75
+    """... and this. The defaults give a failover of about 1.5 s. Both grow with the silences seen on a busy machine."""
+    step_down_s: float = 1.55
     """A leader that no majority answers steps down after this."""
     observer_s: float = 1.0
     """A heartbeat to hosts that do not vote."""

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from agent.consensus.disk import Store
-from agent.consensus.machine import Raft, Role
+from agent.consensus.machine import Raft
 from agent.consensus.machine.words import (
     Action,
     Apply,
@@ -143,12 +143,13 @@ class Stage:
         self.deliver(lambda sender, to, _: sender in gone or to in gone)
 
     def stand(self, name: HostId) -> None:
-        """Nobody has heard a leader for two seconds; `name` notices."""
-        self.now_s += 2.0
-        self.tell(name, Woken())
-        if self.rafts[name].role is Role.FOLLOWER:  # it led until now
-            self.now_s += 2.0
+        """Nobody has heard a leader for longer than anybody waits; `name` notices."""
+        before = self.rafts[name].counters["prevotes asked"]
+        for _ in range(3):  # it led until now, and was late itself
+            self.now_s += 6.0
             self.tell(name, Woken())
+            if self.rafts[name].counters["prevotes asked"] > before:
+                return
 
     def elect(self, name: HostId, *gone: HostId) -> None:
         self.stand(name)

@@ -84,7 +84,7 @@ def test_an_isolated_leader_stops_acting_as_one_and_tells_nobody_lies() -> None:
             leader = await rack.led()
             rack.apart = {leader.name}
             asking = asyncio.get_running_loop().create_task(leader.log.propose(b"lost?", timeout_s=4))
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(1.2)
             assert not leader.log.is_leader
             await asyncio.sleep(0.6)
             assert leader.log.leader is None
@@ -376,4 +376,4 @@ def test_settings_that_make_no_sense_are_refused(given: dict[str, Any], why: str
 
 
 def test_settings_of_a_rack_are_accepted() -> None:
-    assert msgspec.convert({"voters": ["a", "b", "c"]}, LeaderSettings).timing().lease_s < 0.9
+    assert msgspec.convert({"voters": ["a", "b", "c"]}, LeaderSettings).timing().lease_s < 1.2

@@ -1,0 +1,199 @@
+"""Hosts whose processors or disks are late: who leads stays, as long as nobody is lost.
+
+`Late` plays a few cores on one line of time: while a host is stopped, what comes to it waits, and its timers fire late.
+"""
+
+import heapq
+import itertools
+import random
+from collections import defaultdict
+
+import pytest
+
+from agent.consensus.machine import Raft, Role
+from agent.consensus.machine.disk_pace import RELUCTANCE, SLOW_S, DiskPace
+from agent.consensus.machine.patience import LATE_S_MAX, MEMORY_S, STRETCH, Patience
+from agent.consensus.machine.words import (
+    Event,
+    Hard,
+    Persist,
+    Persisted,
+    Proposed,
+    Saved,
+    SaveSnapshot,
+    Say,
+    Started,
+    Woken,
+)
+from agent.consensus.messages import TimeoutNow
+from agent.consensus.policy import Timing
+from covey.core import Heard, HostId
+from tests.agent.consensus.stage import TIMING, A, B, C, Stage, proposal
+
+HOP_S = 0.002
+AWAKE_S = 0.02
+"""Between two stops of a host."""
+
+
+class Late:
+    """Three voters; `stop` makes one of them late."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.now_s = 0.0
+        self.names = (A, B, C)
+        self.rafts = {
+            name: Raft(name, self.names, Saved(Hard(), None, 0, 0, ()), Timing(), random.Random(f"{seed}{name}"), 0.0)
+            for name in self.names
+        }
+        self.leaders: list[tuple[int, HostId]] = []
+        self._queue: list[tuple[float, int, HostId, Event]] = []
+        self._number = itertools.count()
+        self._busy_until_s: dict[HostId, float] = defaultdict(float)
+        for name in self.names:
+            self._at(0.0, name, Started())
+
+    def _at(self, at_s: float, name: HostId, event: Event) -> None:
+        heapq.heappush(self._queue, (at_s, next(self._number), name, event))
+
+    def stop(self, name: HostId, seconds: float) -> None:
+        """Unless it was stopped just before: then it would be late by the sum of both."""
+        if self.now_s > self._busy_until_s[name] + AWAKE_S:
+            self._busy_until_s[name] = self.now_s + seconds
+
+    def run(self, seconds: float, gone: HostId | None = None) -> None:
+        end_s = self.now_s + seconds
+        while self._queue and self._queue[0][0] <= end_s:
+            at_s, _, name, event = heapq.heappop(self._queue)
+            self.now_s = max(self.now_s, at_s)
+            if name == gone:
+                continue
+            if self._busy_until_s[name] > self.now_s:
+                self._at(self._busy_until_s[name], name, event)
+            else:
+                self._handle(name, event)
+        self.now_s = end_s
+
+    def _handle(self, name: HostId, event: Event) -> None:
+        raft = self.rafts[name]
+        if isinstance(event, Woken) and raft.wake_s > self.now_s:
+            return
+        for action in raft.handle(event, self.now_s):
+            if isinstance(action, Say) and action.to in self.rafts:
+                self._at(self.now_s + HOP_S, action.to, Heard(name, action.message))
+            elif isinstance(action, Persist | SaveSnapshot):
+                self._at(self.now_s + 0.005, name, Persisted(action.number))
+        self._at(max(raft.wake_s, self.now_s + 0.001), name, Woken())
+        if raft.role is Role.LEADER and (raft.term, name) not in self.leaders:
+            self.leaders.append((raft.term, name))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_leader_changes_while_every_host_is_late_by_less_than_a_second(seed: int) -> None:
+    late = Late(seed)
+    late.run(5.0)
+    assert len(late.leaders) == 1
+    for _ in range(400):
+        late.stop(late.rng.choice(late.names), late.rng.uniform(0.1, 0.95))
+        late.run(late.rng.uniform(0.0, 0.8))
+    assert len(late.leaders) == 1, f"seed {seed}: {late.leaders}"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_loss_is_noticed_within_two_seconds_by_hosts_that_are_not_late(seed: int) -> None:
+    late = Late(seed)
+    late.run(5.0)
+    ((_, lost),) = late.leaders
+    late.run(2.0, gone=lost)
+    assert len(late.leaders) == 2, f"seed {seed}: nobody leads two seconds after {lost} was lost"
+
+
+def test_silences_that_ended_are_outlasted_for_a_minute_and_outages_are_not_lateness() -> None:
+    patience = Patience()
+    patience.ended(1.5, 100.0)
+    patience.ended(0.2, 110.0)
+    assert patience.stretched(1.2, 110.0) == STRETCH * 1.5
+    assert patience.stretched(1.2, 100.0 + MEMORY_S + 1) == 1.2
+    patience.ended(LATE_S_MAX + 0.1, 200.0)
+    assert patience.stretched(1.2, 200.0) == 1.2
+
+
+def test_who_was_stopped_itself_reads_what_came_before_it_stands() -> None:
+    stage = Stage(A, B, C)
+    stage.elect(A)
+    stage.beat(A)
+    stage.now_s += 10.0
+    stage.tell(B, Woken())
+    assert stage.rafts[B].role is Role.FOLLOWER and stage.rafts[B].leader == A, "the leader may have spoken meanwhile"
+    stage.now_s += TIMING.heartbeat_s
+    stage.tell(B, Woken())
+    assert stage.rafts[B].role is Role.PRECANDIDATE, "it did not"
+
+
+def test_a_leader_that_was_stopped_reads_the_answers_before_it_steps_down() -> None:
+    stage = Stage(A, B, C)
+    stage.elect(A)
+    stage.beat(A)
+    stage.now_s += TIMING.step_down_s + 0.3
+    stage.tell(A, Woken())
+    assert stage.rafts[A].role is Role.LEADER and not stage.rafts[A].holds_lease(stage.now_s)
+    stage.now_s += TIMING.heartbeat_s
+    stage.letters.clear()
+    stage.tell(A, Woken())
+    assert stage.rafts[A].role is Role.FOLLOWER
+
+
+# ---- disks ----
+
+
+def led_with_a_hanging_disk() -> Stage:
+    """A leads, and its disk does not finish what B and C have."""
+    stage = Stage(A, B, C)
+    stage.elect(A)
+    stage.beat(A)
+    stage.slow.add(A)
+    stage.tell(A, Proposed([proposal("x")]))
+    stage.deliver()
+    return stage
+
+
+def test_a_leader_whose_disk_hangs_commits_through_the_others_and_hands_over_after_two_seconds() -> None:
+    stage = led_with_a_hanging_disk()
+    assert stage.applied[A] == ["x"], "two of three have it"
+    end_s = stage.now_s + SLOW_S + 0.5
+    while stage.now_s < end_s and stage.rafts[A].leading:
+        stage.now_s += TIMING.heartbeat_s
+        stage.tell(A, Woken())
+        stage.deliver()
+    assert stage.leaders() in ([B], [C])
+    assert stage.rafts[A].counters["offices offered for a slow disk"] == 1
+
+
+def test_a_host_whose_disk_hangs_does_not_stand_until_it_is_well() -> None:
+    stage = led_with_a_hanging_disk()
+    stage.letters.clear()
+    stage.now_s += SLOW_S + 20.0
+    for _ in range(4):
+        stage.tell(A, Woken())
+        stage.now_s += 10.0
+    assert stage.rafts[A].role is Role.FOLLOWER
+    assert not [1 for sender, _, message in stage.told if sender == A and isinstance(message, TimeoutNow)]
+    asked = stage.rafts[A].counters["prevotes asked"]
+    stage.slow.clear()
+    stage.finish_writing(A)
+    for _ in range(4):
+        stage.now_s += 10.0
+        stage.tell(A, Woken())
+    assert stage.rafts[A].counters["prevotes asked"] > asked, "it may be the only one left"
+
+
+def test_a_slow_write_makes_reluctant_until_one_was_quick() -> None:
+    pace = DiskPace()
+    pace.began([Persist(1, Hard(), 1, ())], 10.0)
+    assert not pace.hangs(10.0 + SLOW_S)
+    assert pace.hangs(10.1 + SLOW_S)
+    pace.done(1, 20.0)
+    assert (pace.hangs(30.0), pace.reluctance) == (False, RELUCTANCE)
+    pace.began([Persist(2, Hard(), 1, ())], 30.0)
+    pace.done(2, 30.1)
+    assert pace.reluctance == 1.0
