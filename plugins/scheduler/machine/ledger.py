@@ -10,6 +10,7 @@ import msgspec
 
 from covey.core import HostId, JobId
 from plugins.scheduler.machine.jobs import HOLDING, OVER, Job
+from plugins.scheduler.machine.kept_bytes import KeptBytes
 from plugins.scheduler.machine.models import Models, Steps
 
 ENDED_MAX = 1000
@@ -96,6 +97,7 @@ class Ledger:
     def _rebuild(self) -> None:
         """What follows from the rest: keys, usage per tenant, and who holds which GPU."""
         self.keys: dict[str, JobId] = {job.key: job.id for job in self.jobs.values()}
+        self.kept_bytes = KeptBytes(self.jobs.values())
         self.holders: dict[HostId, dict[str, JobId]] = {}
         self._used: dict[str, int] = {}
         self._changed |= dict.fromkeys(self.jobs)
@@ -236,6 +238,8 @@ class Ledger:
             allowed = None if quota is None else max(quota, self.overshoot.get(tenant, 0))
             assert allowed is None or count <= allowed, f"{tenant} holds {count} of {allowed}"
         assert len(self.ended) <= ENDED_MAX
+        counted = KeptBytes(self.jobs.values())
+        assert (self.kept_bytes.live, self.kept_bytes.ended) == (counted.live, counted.ended), "bytes are miscounted"
         assert (self.reserving is None) == (not self.reserved)
         if self.reserving is not None:
             gang = self.jobs[self.reserving]

@@ -22,6 +22,7 @@ import msgspec
 from covey.core import JobId, Note
 from plugins.scheduler.machine import answers
 from plugins.scheduler.machine.jobs import HOLDING, After, Blame, Job, State
+from plugins.scheduler.machine.kept_bytes import ENDED_BYTES_MAX, LIVE_BYTES_MAX, size_of
 from plugins.scheduler.machine.ledger import ENDED_MAX, Ledger
 from plugins.scheduler.messages.commands import (
     Applied,
@@ -113,6 +114,13 @@ class Queue(Ledger):
             why = f"{LIVE_MAX} jobs wait or run already"
             next = "wait until some end (agentctl jobs), then submit again"
             return NotApplied(4, f"{spec.name} was not taken", why, next)
+        live, size = self.kept_bytes.live, size_of(spec)
+        if live + size > LIVE_BYTES_MAX:
+            why = (
+                f"its {size} bytes and the {live} of the jobs that wait or run are over the {LIVE_BYTES_MAX} of the log"
+            )
+            next = "submit with less environment and fewer arguments (--no-env), or wait until some jobs end"
+            return NotApplied(4, f"{spec.name} was not taken", why, next)
         never = words.over_quota(spec, self.quota(spec.tenant), command.may_demote)
         if never is not None:
             return NotApplied(never.code, never.what, never.why, never.next)
@@ -122,6 +130,7 @@ class Queue(Ledger):
         self.next_number += 1
         self.jobs[id] = job
         self.keys[command.key] = id
+        self.kept_bytes.submitted(job)
         asks = f"{spec.workers} x {words.gpus(spec.gpus_per_worker)}" if spec.gpus else f"{spec.workers} without GPUs"
         self._enter(job, "queued", "submitted", f"{spec.name} of tenant {spec.tenant}, {spec.job_class}: {asks}")
         return Applied(id)
@@ -384,9 +393,11 @@ class Queue(Ledger):
         job.spec = msgspec.structs.replace(job.spec, env={})
         self._enter(job, state, state, reason)
         self.ended.append(job.id)
-        while len(self.ended) > ENDED_MAX:
+        self.kept_bytes.over(job)
+        while len(self.ended) > ENDED_MAX or self.kept_bytes.ended > ENDED_BYTES_MAX:
             gone = self.jobs.pop(self.ended.pop(0))
             del self.keys[gone.key]
+            self.kept_bytes.forgotten(gone.id)
 
     def _enter(self, job: Job, state: State, event: str, reason: str) -> None:
         if state == "queued" or state == "placing":

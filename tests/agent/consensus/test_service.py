@@ -188,6 +188,22 @@ def test_snapshots_keep_logs_short_and_bring_a_late_host_up_to_date() -> None:
     play(story)
 
 
+def test_a_long_snapshot_is_not_written_again_for_a_few_short_commands() -> None:
+    """What snapshots write stays in proportion to what commands write."""
+
+    async def story() -> None:
+        async with Rack("a", snapshot_entries=16, keep_entries=4) as rack:
+            leader = await rack.led()
+            for _ in range(20):
+                await leader.log.propose(b"x" * 50_000)
+            before = leader.log.counters["snapshots saved"]
+            for number in range(200):
+                await leader.log.propose(f"{number}".encode())
+            assert 1 <= before and leader.log.counters["snapshots saved"] == before
+
+    play(story)
+
+
 def test_a_repeated_question_is_one_proposal() -> None:
     """The courier asks until it is answered; the leader's disk is slower than that."""
 

@@ -357,6 +357,35 @@ def test_a_full_queue_takes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> Non
     told.submit()
 
 
+def test_jobs_that_are_large_together_are_refused_before_their_snapshot_is_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue_module, "LIVE_BYTES_MAX", 100_000)
+    told = Told()
+    large = JobSpec.parse({"argv": ["train", *["x" * 1000] * 45]})
+    ids = [told.say(Submitted(wall_s=1.0, key=f"{n:08}", spec=large)) for n in range(2)]
+    refused = refusal(told.say(Submitted(wall_s=1.0, key="00000009", spec=large)))
+    assert refused.code == 4 and "100000" in refused.why and "--no-env" in refused.next
+    copy = Queue()
+    copy.restore(told.queue.snapshot())
+    assert copy.kept_bytes.live == told.queue.kept_bytes.live > 90_000
+    told.say(CancelAsked(wall_s=1.0, job=JobId("j1")))
+    told.submit()
+    assert len(ids) == 2
+    told.queue.check()
+
+
+def test_ended_jobs_that_are_large_are_forgotten_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "ENDED_BYTES_MAX", 100_000)
+    told = Told()
+    for number in range(4):
+        spec = JobSpec.parse({"argv": ["train", *["x" * 1000] * 45]})
+        told.say(Submitted(wall_s=1.0, key=f"{number:08}", spec=spec))
+        told.say(CancelAsked(wall_s=1.0, job=JobId(f"j{number + 1}")))
+    assert list(told.queue.jobs) == ["j3", "j4"]
+    told.queue.check()
+
+
 def test_a_promotion_forgets_the_service_attained_so_far() -> None:
     told = Told()
     id = told.submit()
