@@ -95,6 +95,7 @@ class HostAgent:
         socket_path = f"{self.env.run_dir}/jobs.sock"
         self.runner = SupervisedRunner(self.env, self.bus.tell, self.config.advertise, socket_path)
         self.jobs = JobSocket(self.env, self.runner, self.bus.tell, self._frame)
+        self.runner.on_stopping = self.jobs.say_stopping
         self.rackview = RackView(self)
         self.bus.listen(self._listen)
         control = reached_at(self.env.links.address, self.config.advertise)

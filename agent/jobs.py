@@ -3,8 +3,9 @@
     process --Join--> [token of the epoch, or a tool's uid] --Joined--> frames both ways until one side closes
 
 A rank proves with its token that the runner started it under an epoch that still runs here; a tool outside any job is
-known by the uid that the kernel tells. `Stepped` becomes the fact `StepTimed`; every other frame goes to the room that
-hears it, one at a time per process, so a process that asks faster than its room answers waits in its own socket.
+known by the uid that the kernel tells. `Stepped` becomes the fact `StepTimed`, `ExtendGrace` goes to the runner, whose
+answer is `Stopping`, which every rank is told that is asked to end; every other frame goes to the room that hears it,
+one at a time per process, so a process that asks faster than its room answers waits in its own socket.
 Frames to a process stand in a bounded outbox: who does not read is cut off, and joins again when he does. Whatever is
 malformed is counted and ends that connection, nothing else; who does it again and again is shut out (`offences`).
 """
@@ -19,7 +20,7 @@ from agent.offences import Offences
 from covey.core import Fact, JobId
 from covey.frames import FrameError, pack, read_frame
 from covey.ports import ByteStream, Env, Listener
-from covey.wire import Frame, Join, Joined, Refusal, Stepped, decoder
+from covey.wire import ExtendGrace, Frame, Join, Joined, Refusal, Stepped, Stopping, decoder
 from plugins.base import JobPeer, Outbox, RanksSpec, Refused
 from plugins.facts import JobJoined, StepTimed
 
@@ -39,6 +40,8 @@ class Tokens(Protocol):
 
     def token(self, job: JobId, epoch: int) -> str | None: ...
     def spec(self, job: JobId, epoch: int) -> RanksSpec | None: ...
+    def stopping(self, job: JobId, epoch: int) -> Stopping | None: ...
+    async def extend(self, job: JobId, epoch: int, seconds: float) -> None: ...
 
 
 class ConnectedProcess:
@@ -96,6 +99,13 @@ class JobSocket:
     def facts(self) -> Sequence[Fact]:
         """Who is joined now, for a room that has missed it."""
         return [JobJoined(peer.job, peer.epoch, peer.rank) for peer in self._joined if peer.job is not None]
+
+    def say_stopping(self, job: JobId, epoch: int) -> None:
+        """Ranks of this epoch were asked to end, or have got more time."""
+        stopping = self._runner.stopping(job, epoch)
+        for peer in self.peers(job) if stopping is not None else ():
+            if peer.epoch == epoch and stopping is not None:
+                peer.send(stopping)
 
     def metrics(self) -> Mapping[str, float]:
         counted = {f'covey_job_frames_total{{kind="{kind}"}}': float(n) for kind, n in self.counters.items()}
@@ -158,6 +168,8 @@ class JobSocket:
         try:
             if peer.job is not None:
                 self._tell(JobJoined(peer.job, peer.epoch, peer.rank))
+                if (stopping := self._runner.stopping(peer.job, peer.epoch)) is not None:
+                    peer.send(stopping)
             await self._hear(peer, stream)
         except FrameError as error:
             self._malformed(stream, error)
@@ -174,16 +186,24 @@ class JobSocket:
                 await asyncio.sleep(0)
             if isinstance(frame, Stepped):
                 self._stepped(peer, frame)
-            elif isinstance(frame, Join | Joined):
+            elif isinstance(frame, Join | Joined | Stopping):
                 raise FrameError(f"{type(frame).__name__} from a process that has joined")
             else:
-                await self._ask_room(peer, frame)
+                await self._ask(peer, frame)
 
-    async def _ask_room(self, peer: ConnectedProcess, frame: Frame) -> None:
+    async def _ask(self, peer: ConnectedProcess, frame: Frame) -> None:
         try:
-            await self._deliver(peer, frame)
+            if isinstance(frame, ExtendGrace):
+                await self._extend(peer, frame)
+            else:
+                await self._deliver(peer, frame)
         except Refused as refused:
             peer.send(Refusal(refused.what, refused.why, refused.next))
+
+    async def _extend(self, peer: ConnectedProcess, frame: ExtendGrace) -> None:
+        if peer.job is None or not 0 < frame.seconds <= SECONDS_MAX:
+            raise FrameError("ExtendGrace from outside a job, or with a time that cannot be")
+        await self._runner.extend(peer.job, peer.epoch, frame.seconds)
 
     def _stepped(self, peer: ConnectedProcess, frame: Stepped) -> None:
         """FrameError for figures that are none; a metric that is none (a loss that became NaN) is only left out."""

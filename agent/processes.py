@@ -92,10 +92,15 @@ class ChildProcess:
         return await asyncio.shield(self._ended)
 
     def signal(self, number: int) -> None:
-        """To the group, as long as the process that leads it has not been reaped: until then its number is taken."""
+        """As long as it has not been reaped: until then its number is taken."""
         if self._popen.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.id.pid, number)
+                os.kill(self.id.pid, number)
+
+    def kill(self) -> None:
+        if self._popen.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.id.pid, signals.SIGKILL)
 
 
 class FoundProcess:
@@ -123,7 +128,12 @@ class FoundProcess:
     def signal(self, number: int) -> None:
         if is_alive(self.id):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.id.pid, number)
+                os.kill(self.id.pid, number)
+
+    def kill(self) -> None:
+        if is_alive(self.id):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.id.pid, signals.SIGKILL)
 
 
 class RealProcesses:
@@ -132,6 +142,8 @@ class RealProcesses:
     def __init__(self, base: ProgramBase) -> None:
         self._base = base
         self._children: dict[int, ChildProcess] = {}
+        self._asked: dict[ProcessId, None] = {}
+        """Strays that got their SIGTERM."""
 
     async def start(self, command: Command) -> Process:
         """Blocks for the one or two milliseconds between fork and exec. OSError names the file that is at fault."""
@@ -221,6 +233,20 @@ class RealProcesses:
                 else:
                     os.waitpid(dead.si_pid, os.WNOHANG)
         asyncio.get_running_loop().call_later(REAP_S, self._reap)
+
+    def ask_strays(self) -> int:
+        """SIGTERM, once, to every adopted process: what a process that we started, and that ended, had left running,
+        but not what that has started in its turn. How many adopted processes there are."""
+        children = (
+            ProcessId(pid, int(fields[19])) for pid in pids() if (fields := stat(pid)) and int(fields[1]) == os.getpid()
+        )
+        strays = [child for child in children if self._unreaped(child.pid) is None and not self._reaped(child)]
+        for stray in strays:
+            if stray not in self._asked:
+                self._asked[stray] = None
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(stray.pid, signals.SIGTERM)
+        return len(strays)
 
     async def end_strays(self, grace_s: float, timeout_s: float = 5.0) -> int:
         """SIGTERM to every descendant, SIGKILL to what is left after `grace_s`, until there is none: how many there

@@ -13,18 +13,19 @@ up to it is refused: a grant's epoch is the fencing token.
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from agent import supervisor
+from agent.heldports import HeldPorts
+from agent.output import read_log
 from agent.rankenv import RankDoor, environment
 from agent.records import START_OR_FORGOTTEN, Key, Record, file_of, instance_of, log_of
 from agent.records import decoder as record_decoder
-from agent.supervisor import (
+from agent.supervision import (
     CANNOT_START,
     SIGKILL,
     UNKNOWN,
+    Extend,
     Forget,
     RankStart,
     Renewed,
@@ -32,16 +33,18 @@ from agent.supervisor import (
     Status,
     Stop,
     SupervisorConfig,
+    decoder,
+    end_marked,
+    read_state,
 )
 from covey.core import Fact, JobId
 from covey.frames import pack, read_frame
-from covey.ports import Address, ByteStream, Command, Env, HeldPort
-from plugins.base import RankLease, RankSpec, RanksSpec
+from covey.ports import Address, ByteStream, Command, Env
+from covey.wire import GRACE_KEPT, Stopping
+from plugins.base import RankLease, RankSpec, RanksSpec, Refused
 from plugins.facts import RanksEnded, RanksStarted
 
 TOKEN_BYTES = 16
-PORTS = range(20_000, 32_000)
-"""Where MASTER_PORT is looked for: below Linux's ephemeral ports, so that no outgoing connection takes it meanwhile."""
 BOOT_S = 10.0
 """A supervisor that has not opened its socket this long after its start is taken for dead."""
 LAUNCHES_MAX = 3
@@ -49,15 +52,6 @@ LAUNCHES_MAX = 3
 RETRY_S = 0.1
 AGAIN_LEASE_S = 10.0
 """Lease of ranks whose supervisor and agent both died: what was left of theirs nobody knows."""
-LOG_BYTES_MAX = 1 << 20
-"""Most that one `read_log` returns."""
-
-
-@runtime_checkable
-class Sized(Protocol):
-    """A disk that tells a file's size without reading it: the real one."""
-
-    async def size(self, name: str) -> int: ...
 
 
 class Epoch:
@@ -92,10 +86,12 @@ class SupervisedRunner:
         """Ranks without a GPU of their own see none, instead of all."""
         self._epochs: dict[Key, Epoch] = {}
         self._forgotten: dict[JobId, int] = {}
-        self._ports: dict[Key, HeldPort] = {}
+        self._ports = HeldPorts(env, advertise)
         self._loading: asyncio.Future[None] | None = None
         self._known = False
         """The records have been read."""
+        self.on_stopping: Callable[[JobId, int], None] = lambda job, epoch: None
+        """Told whenever `stopping` has changed."""
 
     # ---- life ----
 
@@ -105,8 +101,7 @@ class SupervisedRunner:
 
     async def stop_up(self) -> None:
         """The agent leaves. Ranks and supervisors stay."""
-        for key in list(self._ports):
-            self.release_port(*key)
+        self._ports.release_all()
         for epoch in self._epochs.values():
             if epoch.stream is not None:
                 epoch.stream.close()
@@ -152,26 +147,10 @@ class SupervisedRunner:
     # ---- what rooms ask for ----
 
     async def reserve_port(self, job: JobId, epoch: int) -> int:
-        held = self._ports.get((job, epoch))
-        if held is None:
-            held = self._ports[job, epoch] = self._hold()
-        return held.port
-
-    def _hold(self) -> HeldPort:
-        ports = [*self._env.rng.sample(PORTS, 64), 0]
-        for port in ports:
-            try:
-                return self._env.bytes.hold(self._advertise, port)
-            except OSError as error:
-                if port == 0:
-                    raise
-                self._env.log.debug("port taken", port=port, why=str(error))
-        raise AssertionError("port 0 was tried")
+        return self._ports.hold(job, epoch)
 
     def release_port(self, job: JobId, epoch: int) -> None:
-        held = self._ports.pop((job, epoch), None)
-        if held is not None:
-            held.release()
+        self._ports.release(job, epoch)
 
     async def start(self, spec: RanksSpec) -> None:
         await self._loaded()
@@ -216,6 +195,28 @@ class SupervisedRunner:
                 with contextlib.suppress(ConnectionError):
                     await epoch.stream.write(pack(Renewed(lease)))
 
+    def stopping(self, job: JobId, epoch: int) -> Stopping | None:
+        """What ranks of this epoch are told that were asked to end; None when they were not."""
+        known = self._epochs.get((job, epoch))
+        ending = None if known is None or known.ended else known.state.ending
+        if known is None or ending is None:
+            return None
+        left_s = max(0.0, ending.kill_at_s - self._env.clock.boot_s())
+        return Stopping(left_s, known.state.reason, may_extend=not (ending.extended or ending.firm))
+
+    async def extend(self, job: JobId, epoch: int, seconds: float) -> None:
+        """A rank wants more time than its grace. Refused says why not; otherwise `on_stopping` follows."""
+        known, stopping = self._epochs.get((job, epoch)), self.stopping(job, epoch)
+        if known is None or known.stream is None or stopping is None:
+            why = "nobody has asked this job to end" if stopping is None else "its supervisor is being started again"
+            raise Refused(4, GRACE_KEPT, why, "ask while job.stopping is true")
+        if not stopping.may_extend:
+            raise Refused(
+                4, GRACE_KEPT, "it was extended before, or may not be", f"save within {stopping.left_s:.0f} s"
+            )
+        with contextlib.suppress(ConnectionError):
+            await known.stream.write(pack(Extend(seconds)))
+
     def running(self) -> Mapping[Key, Mapping[int, int]]:
         found: dict[Key, Mapping[int, int]] = {}
         for key, epoch in sorted(self._epochs.items()):
@@ -247,19 +248,7 @@ class SupervisedRunner:
         return self._env.disk.path(log_of(job, rank))
 
     async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> tuple[bytes, int]:
-        """Reads at most `LOG_BYTES_MAX`. A negative offset counts from the end."""
-        try:
-            size = await self._size(log_of(job, rank))
-        except OSError:
-            return b"", 0
-        start = max(0, size + offset) if offset < 0 else min(offset, size)
-        length = max(0, min(limit, LOG_BYTES_MAX, size - start))
-        return await self._env.disk.read_at(log_of(job, rank), start, length) if length else b"", size
-
-    async def _size(self, name: str) -> int:
-        if isinstance(self._env.disk, Sized):
-            return await self._env.disk.size(name)
-        return len(await self._env.disk.read(name) or b"")
+        return await read_log(self._env.disk, log_of(job, rank), offset, limit)
 
     def forget(self, job: JobId, epoch: int) -> None:
         known = self._epochs.get((job, epoch))
@@ -367,7 +356,7 @@ class SupervisedRunner:
                 epoch.launches = 0
             if epoch.ended:
                 return
-            state = supervisor.read_state(await self._read_state(key))
+            state = read_state(await self._read_state(key))
             if state is not None and state.ended:
                 await self._end(key, epoch, state)
             elif self._may_live(epoch, deadline_s):
@@ -407,9 +396,9 @@ class SupervisedRunner:
         for pid in (pid for rank, pid in state.pids.items() if rank not in state.codes):
             process = self._env.processes.find(pid)
             if process is not None:
-                process.signal(SIGKILL)
+                process.kill()
         for rank in epoch.record.spec.ranks[:1]:
-            await supervisor.end_marked(self._env, self._command(epoch.record, rank).env)
+            await end_marked(self._env, self._command(epoch.record, rank).env)
         name = f"logs/{instance_of(key)}.log"
         why = f"its supervisor does not start on {self._env.host}; see {self._env.disk.path(name)}"
         codes = dict(state.codes)
@@ -439,7 +428,7 @@ class SupervisedRunner:
             if epoch.lease is not None:
                 await stream.write(pack(Renewed(epoch.lease)))
             while not epoch.ended:
-                heard = await read_frame(stream, supervisor.decoder)
+                heard = await read_frame(stream, decoder)
                 if isinstance(heard, Status) and (heard.job, heard.epoch) == key:
                     await self._heard(key, epoch, heard.state)
         except ConnectionError:
@@ -450,7 +439,9 @@ class SupervisedRunner:
         return True
 
     async def _heard(self, key: Key, epoch: Epoch, state: State) -> None:
-        epoch.state = state
+        before, epoch.state = epoch.state.ending, state
+        if state.ending != before:
+            self.on_stopping(*key)
         if state.ended:
             await self._end(key, epoch, state)
         else:

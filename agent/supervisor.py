@@ -4,9 +4,15 @@
       |                  |
       +--- unix socket --+----> disk: EPOCH.state, replaced whole at every step
 
-What it may be asked: how things stand (`Status`, sent on connecting and at every change), to stop (SIGTERM to the
-ranks' groups, SIGKILL after a grace), and to go away. What it knows is on disk before it says so, and it ends by itself
-once the last exit status is there: an agent that was away reads the file.
+What it may be asked: how things stand (`Status`, sent on connecting and at every change), to stop, and to go away. What
+it knows is on disk before it says so, and it ends by itself once the last exit status is there: an agent that was away
+reads the file.
+
+    Stop --> notice: the file COVEY_PREEMPT_FILE, Status to the agent, which tells the ranks that joined it
+         --> SIGTERM to each rank's main process, and to no other: the workers of a data loader live until it has saved
+             a main process that ended and left others (a shell, say): SIGTERM to those that it had started itself
+         --> the grace; once, a rank may ask for more (`Extend`)
+         --> SIGKILL to all that is left of the ranks
 
 It holds the ranks' lease (`plugins.base.RankLease`), which its agent renews (`Renewed`) with what the log's leader
 says. One that runs out means that this host may be cut off and that another is about to run these ranks, so they get
@@ -22,143 +28,51 @@ it for ever; codes are kept in the order in which the ranks ended, so the first 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import contextlib
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from covey.core import JobId
+from agent.supervision import (
+    CANNOT_START,
+    SIGKILL,
+    SIGTERM,
+    UNKNOWN,
+    Adopting,
+    Ending,
+    Extend,
+    Forget,
+    Renewed,
+    State,
+    Status,
+    Stop,
+    SupervisorConfig,
+    decoder,
+    end_marked,
+    read_state,
+)
 from covey.frames import FrameError, pack, read_frame
-from covey.ports import ByteStream, Command, Env, Listener, Process, ProcessId
+from covey.ports import ByteStream, Env, Listener, Process
 from covey.units import format_seconds
 from plugins.base import Outbox, Program, RankLease
 
-SIGTERM, SIGKILL = 15, 9
-CANNOT_START = 127
-"""Exit status of a rank whose command could not be started, as a shell reports it."""
-UNKNOWN = 255
-"""Exit status of a rank that ended while nobody watched; the reason says so."""
 SIBLINGS_S = 3.0
 """Seconds between a rank's failure and SIGTERM to its siblings: they usually fail by themselves, with codes that say
 more than -15."""
 STRAYS_GRACE_S = 0.5
 """Seconds between SIGTERM and SIGKILL for what ranks left behind."""
+EXTENSION_MAX_S = 600.0
+"""Most seconds that a job's ranks may ask for beyond their grace, once: the time to write a large checkpoint."""
+NOTICE_S = 1.0
+"""Longest wait for the disk between a Stop and SIGTERM."""
+LOOK_S = 0.1
+"""How often it is looked whether something lives on of a rank whose main process ended while it was being stopped."""
 DISK_RETRY_S = 1.0
 READS_MAX = 5
 SOCKET_CHECK_S = 2.0
 LEASE_CHECK_S = 1.0
 """Longest sleep until the lease is looked at again: timers stand still while a machine sleeps, its lease does not."""
-
-
-class RankStart(msgspec.Struct, frozen=True):
-    rank: int
-    command: Command
-
-
-class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a supervisor needs; it decides nothing about jobs."""
-
-    job: JobId
-    epoch: int
-    ranks: tuple[RankStart, ...]
-    grace_s: float
-    state: str
-    """Disk name of the state file."""
-    preempt: str
-    """Disk name of the file that appears when the ranks are asked to stop (COVEY_PREEMPT_FILE)."""
-    socket: str
-    """Address of the control socket."""
-    lease: RankLease | None = None
-    """The first one; None: none before one is told."""
-
-
-class State(msgspec.Struct, frozen=True, kw_only=True):
-    """The state file: written before the first rank starts, then at every change."""
-
-    pids: dict[int, ProcessId] = {}
-    codes: dict[int, int] = {}
-    """In the order in which they ended."""
-    ended: bool = False
-    """All ranks ended and nothing of them is left."""
-    reason: str = ""
-    lost: bool = False
-    """They did not end by themselves: no supervisor saw their end (the machine restarted, or it was killed), or their
-    lease ran out."""
-
-
-class Control(msgspec.Struct, frozen=True, tag=True):
-    """A frame on the control socket."""
-
-
-class Status(Control, frozen=True):
-    """Supervisor -> agent."""
-
-    job: JobId
-    epoch: int
-    state: State
-
-
-class Stop(Control, frozen=True):
-    """Agent -> supervisor: SIGTERM now, SIGKILL after `grace_s`. A second one can only shorten the grace."""
-
-    grace_s: float
-    why: str
-
-
-class Renewed(Control, frozen=True):
-    """Agent -> supervisor: the leader confirmed these ranks. The one that was asked for last counts."""
-
-    lease: RankLease
-
-
-class Forget(Control, frozen=True):
-    """Agent -> supervisor: nobody will ask any more. Ends at once if all ranks ended."""
-
-
-decoder: msgspec.msgpack.Decoder[Status | Stop | Renewed | Forget] = msgspec.msgpack.Decoder(
-    Status | Stop | Renewed | Forget
-)
-state_decoder: msgspec.msgpack.Decoder[State] = msgspec.msgpack.Decoder(State)
-
-
-@runtime_checkable
-class Adopting(Protocol):
-    """Processes whose descendants can be adopted: the real ones. Simulated processes have no descendants."""
-
-    def adopt(self) -> None: ...
-    async def end_strays(self, grace_s: float, timeout_s: float = 5.0) -> int: ...
-
-
-@runtime_checkable
-class Marked(Protocol):
-    """Processes that can be found by what their environment holds."""
-
-    async def end_holding(self, variables: Mapping[str, str], timeout_s: float = 5.0) -> int: ...
-
-
-MARKS = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN")
-"""Variables that only the ranks of one epoch, and what they start, hold together."""
-
-
-async def end_marked(env: Env, variables: Mapping[str, str]) -> int:
-    """SIGKILL to what is left of the ranks of an epoch, known or not: a supervisor that was killed between the start of
-    a rank and writing its number down leaves one that nobody knows. `variables`: of any one rank. How many there were.
-    """
-    marks = {name: variables[name] for name in MARKS if name in variables}
-    if len(marks) < len(MARKS) or not isinstance(env.processes, Marked):
-        return 0
-    return await env.processes.end_holding(marks)
-
-
-def read_state(data: bytes | None) -> State | None:
-    """What a state file says; None when it is absent or damaged."""
-    if data is None:
-        return None
-    try:
-        return state_decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None
 
 
 class Supervisor:
@@ -169,8 +83,6 @@ class Supervisor:
         self._state = self._said = State()
         """What is so, and what of it is on disk (or cannot be written): only that is said."""
         self._processes: dict[int, Process] = {}
-        self._stop_at_s: float | None = None
-        self._kill_at_s = float("inf")
         self._lease = config.lease
         self._over = False
         self._stopping = asyncio.Event()
@@ -254,7 +166,7 @@ class Supervisor:
                 await asyncio.shield(work)
             except asyncio.CancelledError:
                 # SIGTERM: ranks without a supervisor would be orphans. A second one does not wait for the grace.
-                grace_s = self._config.grace_s if self._stop_at_s is None else 0.0
+                grace_s = self._config.grace_s if self._state.ending is None else 0.0
                 self._ask_to_stop(grace_s, "their supervisor was told to end")
 
     async def _ranks(self) -> None:
@@ -279,7 +191,7 @@ class Supervisor:
         """Why a rank could not be started; empty when all run, or when they were told to stop before."""
         reason = ""
         for start in self._config.ranks:
-            if self._stop_at_s is not None or reason:
+            if self._state.ending is not None or reason:
                 self._ended(start.rank, CANNOT_START if reason else -SIGTERM)
                 continue
             try:
@@ -291,7 +203,7 @@ class Supervisor:
                 continue
             self._processes[start.rank] = process
             self._state = msgspec.structs.replace(self._state, pids={**self._state.pids, start.rank: process.id})
-            if self._stop_at_s is not None:
+            if self._state.ending is not None:
                 process.signal(SIGTERM)
             await self._save()
         return reason
@@ -300,9 +212,10 @@ class Supervisor:
         code = await process.wait()
         del self._processes[rank]
         self._ended(rank, UNKNOWN if code is None else code)
-        if code != 0 and self._processes and self._stop_at_s is None:
+        if code != 0 and self._processes and self._state.ending is None:
             self._env.spawn("siblings", self._stop_siblings(rank, UNKNOWN if code is None else code))
         await self._save()
+        await self._ask_strays()
 
     async def _stop_siblings(self, rank: int, code: int) -> None:
         await asyncio.sleep(SIBLINGS_S)
@@ -313,9 +226,19 @@ class Supervisor:
     def _ended(self, rank: int, code: int) -> None:
         self._state = msgspec.structs.replace(self._state, codes={**self._state.codes, rank: code})
 
+    async def _ask_strays(self) -> None:
+        """While ranks are being stopped: what a main process left running has the rest of the grace, and is asked as
+        it was."""
+        processes = self._env.processes
+        while self._left_s() > 0:
+            if not isinstance(processes, Adopting) or not processes.ask_strays():
+                return
+            await asyncio.sleep(LOOK_S)
+
     async def _end_strays(self) -> None:
         if isinstance(self._env.processes, Adopting):
-            strays = await self._env.processes.end_strays(STRAYS_GRACE_S if self._stop_at_s is None else 0.0)
+            await self._ask_strays()
+            strays = await self._env.processes.end_strays(STRAYS_GRACE_S if self._state.ending is None else 0.0)
             if strays:
                 self._env.log.info("ended what ranks left behind", processes=strays)
 
@@ -339,47 +262,71 @@ class Supervisor:
 
     def _lease_ran_out(self, lease: RankLease, now_s: float) -> None:
         """Ranks that are being stopped for another reason keep it, and get no more grace than is left here."""
-        if self._stop_at_s is None:
+        if self._state.ending is None:
             self._state = msgspec.structs.replace(self._state, lost=True)
         why = (
             f"no leader has confirmed these ranks for {format_seconds(now_s - lease.asked_s)}: {self._env.host} may be "
             f"cut off, and another host is to run them"
         )
-        self._ask_to_stop(min(lease.grace_s, self._config.grace_s), why)
+        self._ask_to_stop(min(lease.grace_s, self._config.grace_s), why, firm=True)
 
     # ---- stopping ----
 
-    def _ask_to_stop(self, grace_s: float, why: str) -> None:
-        now_s = self._env.clock.now_s()
-        if self._stop_at_s is None:
-            self._stop_at_s = now_s
-            self._state = msgspec.structs.replace(self._state, reason=why)
-        self._kill_at_s = min(self._kill_at_s, now_s + max(0.0, grace_s))
+    def _ask_to_stop(self, grace_s: float, why: str, firm: bool = False) -> None:
+        """`firm`: no rank may ask for more time. Said again with the same grace it changes nothing."""
+        kill_at_s, ending = self._env.clock.boot_s() + max(0.0, grace_s), self._state.ending
+        if ending is None:
+            ending = Ending(grace_s, kill_at_s, firm=firm)
+            self._state = msgspec.structs.replace(self._state, reason=why, ending=ending)
+        elif grace_s < ending.grace_s or firm > ending.firm:
+            least_s = min(kill_at_s, ending.kill_at_s)
+            ending = Ending(min(grace_s, ending.grace_s), least_s, ending.extended, firm or ending.firm)
+            self._state = msgspec.structs.replace(self._state, ending=ending)
         self._stopping.set()
+
+    def _extend(self, seconds: float) -> None:
+        """A rank asked for more time. Its agent has told it already when that cannot be."""
+        ending = self._state.ending
+        if ending is None or ending.extended or ending.firm or not self._left_s() > 0 or not seconds > 0:
+            return
+        kill_at_s = ending.kill_at_s + min(seconds, EXTENSION_MAX_S)
+        self._env.log.info("a rank asked for more time", seconds=kill_at_s - ending.kill_at_s)
+        self._state = msgspec.structs.replace(self._state, ending=Ending(ending.grace_s, kill_at_s, extended=True))
+        self._stopping.set()
+        self._env.spawn("extended", self._save())
+
+    def _left_s(self) -> float:
+        """Of the grace; 0 too for ranks that nobody asked to stop."""
+        ending = self._state.ending
+        return 0.0 if ending is None else max(0.0, ending.kill_at_s - self._env.clock.boot_s())
 
     async def _stopper(self) -> None:
         await self._stopping.wait()
         self._env.log.info("stopping", why=self._state.reason)
-        if self._kill_at_s > self._env.clock.now_s():
-            try:
-                await self._env.disk.replace(self._config.preempt, self._state.reason.encode())
-            except OSError as error:
-                self._env.log.warning("no preemption file", why=str(error))
-            self._signal(SIGTERM)
-        while (left_s := self._kill_at_s - self._env.clock.now_s()) > 0:
+        if self._left_s() > 0:
+            await self._give_notice()
+            for _, process in sorted(self._processes.items()):
+                process.signal(SIGTERM)
+        while (left_s := self._left_s()) > 0:
             self._stopping.clear()
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._stopping.wait()
-            except TimeoutError:
-                break
         while not self._over:
-            self._signal(SIGKILL)
+            for _, process in sorted(self._processes.items()):
+                process.kill()
             await asyncio.sleep(0.2)
 
-    def _signal(self, number: int) -> None:
-        for _, process in sorted(self._processes.items()):
-            process.signal(number)
+    async def _give_notice(self) -> None:
+        """Before SIGTERM: whoever is asked finds out at once what for, and how long it has. A disk that hangs does not
+        keep SIGTERM back."""
+        try:
+            async with asyncio.timeout(NOTICE_S):
+                await self._env.disk.replace(self._config.preempt, self._state.reason.encode())
+                await self._save()
+        except OSError as error:  # a TimeoutError too
+            self._env.log.warning("no preemption file", why=str(error) or "the disk is slow")
+            self._tell(self._state)
 
     # ---- after a supervisor that died ----
 
@@ -388,7 +335,7 @@ class Supervisor:
         if state.ended:
             return
         self._env.log.warning("an earlier supervisor died", pids=[process.pid for process in state.pids.values()])
-        self._stop_at_s = self._env.clock.now_s()
+        self._state = msgspec.structs.replace(state, ending=Ending(0.0, self._env.clock.boot_s()))
         for start in self._config.ranks:
             if start.rank in state.codes:
                 continue
@@ -397,7 +344,7 @@ class Supervisor:
             if process is None:
                 self._ended(start.rank, UNKNOWN)
                 continue
-            process.signal(SIGKILL)
+            process.kill()
             await process.wait()
             self._ended(start.rank, -SIGKILL)
         await self._end_unknown()
@@ -415,7 +362,7 @@ class Supervisor:
     async def _save(self, ended: bool = False) -> None:
         """On a sick disk it is said all the same. The next change writes everything again; the last one is tried again
         until it works, or until the agent has heard it and says Forget."""
-        self._state = state = msgspec.structs.replace(self._state, ended=ended)
+        self._state = state = msgspec.structs.replace(self._state, ended=ended or self._state.ended)
         while True:
             try:
                 await self._env.disk.replace(self._config.state, msgspec.msgpack.encode(state))
@@ -445,8 +392,10 @@ class Supervisor:
         try:
             while True:
                 match await read_frame(stream, decoder):
-                    case Stop(grace_s, why):
-                        self._ask_to_stop(grace_s, why)
+                    case Stop(grace_s, why, firm):
+                        self._ask_to_stop(grace_s, why, firm)
+                    case Extend(seconds):
+                        self._extend(seconds)
                     case Renewed(lease):
                         self._renewed(lease)
                     case Forget():

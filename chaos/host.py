@@ -298,6 +298,9 @@ class SeenProcess:
     def signal(self, number: int) -> None:
         self.process.signal(number)
 
+    def kill(self) -> None:
+        self.process.signal(signal.SIGKILL)
+
 
 class SimHost:
     """One simulated machine."""

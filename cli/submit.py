@@ -57,7 +57,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-env", action="store_true", help="do not carry this environment, only PATH and HOME")
     parser.add_argument("--cwd", metavar="DIR", help="default: this directory")
     parser.add_argument("--time", metavar="TIME", help="longest time to run, such as 2h")
-    parser.add_argument("--grace", metavar="TIME", help="between SIGTERM and SIGKILL (default 10s)")
+    parser.add_argument("--grace", metavar="TIME", help="between SIGTERM and SIGKILL (default 60s)")
     parser.add_argument("--wait", action="store_true", help="until it has ended; return its exit code")
     parser.add_argument("--follow", action="store_true", help="show what it writes; return its exit code")
     parser.add_argument("word", nargs="*", help=argparse.SUPPRESS)

@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -24,7 +25,19 @@ from typing import TYPE_CHECKING
 
 from covey.core import HostId, JobId
 from covey.frames import FrameError, body_size, pack, unpack
-from covey.wire import AggregatorAt, AggregatorLost, Frame, Join, Joined, Refusal, Stepped, decoder
+from covey.wire import (
+    GRACE_KEPT,
+    AggregatorAt,
+    AggregatorLost,
+    ExtendGrace,
+    Frame,
+    Join,
+    Joined,
+    Refusal,
+    Stepped,
+    Stopping,
+    decoder,
+)
 
 if TYPE_CHECKING:
     from covey.tensors import TensorClient
@@ -69,6 +82,11 @@ class JobClient:
             raise CoveyError(what, why, "start it with agentctl submit, and keep its environment") from error
         self.host = HostId(environ.get("COVEY_HOST", ""))
         self._path = path
+        self._preempt_file = environ.get("COVEY_PREEMPT_FILE", "")
+        self._stopping: Stopping | None = None
+        self._killed_at_s = float("inf")
+        self._extended = threading.Event()
+        self._grace_kept: Refusal | None = None
         self._hello = Join(os.getpid(), self.id, self.rank, self.epoch, token)
         self._lock = threading.Lock()
         self._steps: deque[bytes] = deque(maxlen=STEPS_WAITING_MAX)
@@ -122,6 +140,43 @@ class JobClient:
             shown = {name: float(value) for name, value in metrics.items()}
             self._steps.append(pack(Stepped(number, took_s, computed_s, talked_s, shown)))
         self._nudge()
+
+    @property
+    def stopping(self) -> bool:
+        """This job is asked to end: save what was done, and end. Look at it after each mini-batch, and keep SIGTERM
+        from ending the script before (`defer_stop`). True also while the agent is away: a file says so too."""
+        return self._stopping is not None or (bool(self._preempt_file) and os.path.exists(self._preempt_file))
+
+    @property
+    def grace_left_s(self) -> float:
+        """Seconds until what is left of this rank is killed, as far as the agent has said; infinite when it has not."""
+        return max(0.0, self._killed_at_s - time.monotonic())
+
+    def defer_stop(self) -> None:
+        """From now on SIGTERM does no more than make `stopping` true, so that the step under way is finished and saved.
+        Call it in the main thread."""
+        stopped = Stopping(0.0, "SIGTERM")
+
+        def deferred(_number: int, _frame: object) -> None:
+            self._stopping = self._stopping or stopped
+
+        signal.signal(signal.SIGTERM, deferred)
+
+    def extend_grace(self, seconds: float, timeout_s: float = 5.0) -> float:
+        """Ask, once, for more time to save: how many seconds are left now, at most 600 more than before. The ranks of
+        the job on this host share what is granted. CoveyError when the job is not stopping, has asked before, may not
+        ask, or the agent does not answer."""
+        self._extended.clear()
+        self._grace_kept = None
+        with self._lock:
+            self._urgent.append(pack(ExtendGrace(float(seconds))))
+        self._nudge()
+        if not self._extended.wait(timeout_s):
+            why = "the agent did not answer" if self._joined else "the agent is away"
+            raise CoveyError(GRACE_KEPT, why, f"save within {self.grace_left_s:.0f} s")
+        if (kept := self._grace_kept) is not None:
+            raise CoveyError(kept.what, kept.why, kept.next)
+        return self.grace_left_s
 
     @property
     def tensors(self) -> "TensorClient":
@@ -279,6 +334,8 @@ class JobClient:
             raise FrameError(f"{type(frame).__name__} before Joined")
         elif isinstance(frame, AggregatorAt):
             self._moved(frame)
+        elif isinstance(frame, Stopping):
+            self._stop_asked(frame)
 
     def _welcome(self, joined: Joined) -> None:
         with self._lock:
@@ -291,12 +348,21 @@ class JobClient:
         self._answered.set()
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Before Joined: not admitted. After it: a room's answer to our question; its next word comes by itself."""
+        """Before Joined: not admitted. After it: an answer to our question; a room's next word comes by itself."""
         if self._joined:
+            if refusal.what == GRACE_KEPT:
+                self._grace_kept = refusal
+                self._extended.set()
             return
         self._refusal = refusal
         self._answered.set()
         raise _Refused(refusal.what)
+
+    def _stop_asked(self, stopping: Stopping) -> None:
+        self._killed_at_s = time.monotonic() + stopping.left_s
+        self._stopping = stopping
+        if not stopping.may_extend:
+            self._extended.set()
 
     def _moved(self, at: AggregatorAt) -> None:
         with self._lock:

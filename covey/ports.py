@@ -174,7 +174,10 @@ class Process(Protocol):
         """Exit status once it ended: 0..255, -N when killed by signal N, None when it was not our child (unknown)."""
 
     def signal(self, number: int) -> None:
-        """To the process's whole group. Nothing happens when it is gone."""
+        """To this process alone: what it started hears of it by itself. Nothing happens when it is gone."""
+
+    def kill(self) -> None:
+        """SIGKILL to its whole group. Nothing happens when it is gone."""
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):

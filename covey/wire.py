@@ -73,6 +73,25 @@ class Stepped(Frame, frozen=True):
     """What the script wants seen in `agentctl job` (loss, accuracy), at most 16 names of at most 64 characters."""
 
 
+class Stopping(Frame, frozen=True):
+    """Agent -> rank: this job is asked to end here. SIGTERM goes to the rank's main process right after this, SIGKILL
+    to all that is left of the rank when the time is over. Said again when the time has changed."""
+
+    left_s: float
+    why: str
+    may_extend: bool = True
+
+
+class ExtendGrace(Frame, frozen=True):
+    """Rank -> agent, once, after `Stopping`: so many seconds more are needed. Answer: `Stopping` to all ranks of the
+    job on this host, or `Refusal` with what = `GRACE_KEPT`."""
+
+    seconds: float
+
+
+GRACE_KEPT = "the time to end was not extended"
+
+
 class Attach(Frame, frozen=True):
     """Process -> agent: open (or make) the remote memory volume of this name. Answer: `VolumeAt` or `Refusal`."""
 
@@ -100,5 +119,8 @@ class Detached(Frame, frozen=True):
     volume: str
 
 
-FrameUnion = Join | Joined | Refusal | AggregatorAt | AggregatorLost | Stepped | Attach | VolumeAt | Detach | Detached
+FrameUnion = (
+    Join | Joined | Refusal | AggregatorAt | AggregatorLost | Stepped
+    | Stopping | ExtendGrace | Attach | VolumeAt | Detach | Detached
+)  # fmt: skip
 decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnion)

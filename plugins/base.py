@@ -117,7 +117,7 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """An IP the peers reach."""
     master_port: int
     attempt: int = 1
-    grace_s: float = 10.0
+    grace_s: float = 60.0
     """Between SIGTERM and SIGKILL."""
     bind_gpus: bool = False
     """Each rank sees its own GPUs only, not those of its siblings here."""
@@ -137,7 +137,8 @@ class Runner(Protocol):
         """Idempotent: the same job and epoch is started once, also across restarts of the agent."""
 
     async def stop(self, job: JobId, epoch: int, grace_s: float, why: str) -> None:
-        """SIGTERM to the ranks' groups, SIGKILL after `grace_s`. Idempotent; `RanksEnded` follows."""
+        """SIGTERM to the ranks' main processes, SIGKILL to all of them after `grace_s`. Idempotent; `RanksEnded`
+        follows."""
 
     async def renew(self, leases: Mapping[tuple[JobId, int], RankLease]) -> None:
         """The ranks of these (job, epoch) may go on for so long. When a lease runs out they are told, ended, and

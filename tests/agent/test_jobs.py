@@ -22,7 +22,20 @@ from agent.offences import FORGIVE_S, OFFENCES_MAX
 from covey.core import Fact, HostId, JobId
 from covey.frames import FRAME_BYTES_MAX, pack, read_frame
 from covey.ports import ByteStream
-from covey.wire import AggregatorAt, AggregatorLost, Attach, Frame, Join, Joined, Refusal, Stepped, decoder
+from covey.wire import (
+    GRACE_KEPT,
+    AggregatorAt,
+    AggregatorLost,
+    Attach,
+    ExtendGrace,
+    Frame,
+    Join,
+    Joined,
+    Refusal,
+    Stepped,
+    Stopping,
+    decoder,
+)
 from plugins.base import JobPeer, RanksSpec, Refused
 from plugins.facts import JobJoined, StepTimed
 from tests.agent.here import Here, here, ranks, until
@@ -40,12 +53,23 @@ def short() -> Iterator[str]:
 class Known:
     """A runner that knows epoch 3 of j1 with ranks 0 and 1 of 4 here."""
 
+    def __init__(self) -> None:
+        self.asked: Stopping | None = None
+
     def token(self, job: JobId, epoch: int) -> str | None:
         return "secret" if (job, epoch) == (J1, 3) else None
 
     def spec(self, job: JobId, epoch: int) -> RanksSpec | None:
         known = msgspec.structs.replace(ranks("j1", "x", count=2, epoch=3), world_size=4)
         return known if (job, epoch) == (J1, 3) else None
+
+    def stopping(self, job: JobId, epoch: int) -> Stopping | None:
+        return self.asked
+
+    async def extend(self, job: JobId, epoch: int, seconds: float) -> None:
+        if self.asked is None:
+            raise Refused(4, GRACE_KEPT, "nobody asked", "wait")
+        self.asked = Stopping(self.asked.left_s + seconds, self.asked.why, may_extend=False)
 
 
 class Door:
@@ -56,7 +80,8 @@ class Door:
         self.facts: list[Fact] = []
         self.heard: list[tuple[JobPeer, Frame]] = []
         self.answer: Callable[[JobPeer, Frame], None] = lambda peer, frame: None
-        self.socket = JobSocket(host.env, Known(), self.facts.append, self._deliver)
+        self.runner = Known()
+        self.socket = JobSocket(host.env, self.runner, self.facts.append, self._deliver)
         self.address = f"unix:{host.env.run_dir}/jobs.sock"
 
     async def _deliver(self, peer: JobPeer, frame: Frame) -> None:
@@ -129,6 +154,33 @@ async def test_who_is_no_rank_of_this_epoch_here_is_refused_with_the_next_step(
             await read_frame(stream, decoder)
         assert (found.facts, found.socket.peers(J1)) == ([], [])
         assert found.socket.counters["refused"] == 1
+
+
+async def test_a_rank_is_told_that_it_is_asked_to_end_also_when_it_joins_late_and_may_ask_for_time(short: str) -> None:
+    async with door(short) as found:
+        early, _ = await found.say(GOOD)
+        await early.write(pack(ExtendGrace(5.0)))
+        refusal = await read_frame(early, decoder)
+        assert isinstance(refusal, Refusal) and refusal.what == GRACE_KEPT
+        asked = found.runner.asked = Stopping(60.0, "preempted")
+        found.socket.say_stopping(J1, 2)
+        found.socket.say_stopping(J1, 3)
+        assert await read_frame(early, decoder) == asked
+        late, _ = await found.say(GOOD, ExtendGrace(5.0))
+        assert await read_frame(late, decoder) == asked
+        await until(lambda: found.runner.asked == Stopping(65.0, "preempted", may_extend=False))
+        assert found.heard == []
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 0.0])
+async def test_a_time_that_cannot_be_is_not_asked_for(short: str, seconds: float) -> None:
+    async with door(short) as found:
+        found.runner.asked = Stopping(60.0, "preempted")
+        stream, _ = await found.say(GOOD, ExtendGrace(seconds))
+        with pytest.raises(ConnectionError):
+            while True:
+                await read_frame(stream, decoder)
+        assert found.socket.counters["malformed"] == 1 and found.runner.asked.left_s == 60.0
 
 
 async def test_a_step_becomes_a_fact_with_finite_and_few_metrics(short: str) -> None:

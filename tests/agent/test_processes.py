@@ -98,16 +98,27 @@ def _unknown_call(_pid: int) -> int:
     raise OSError(38, "Function not implemented")
 
 
-async def test_a_signal_reaches_the_whole_group_and_then_nobody(port: RealProcesses, tmp_path: Path) -> None:
-    process = await port.start(command(tmp_path, "/bin/sh", "-c", "sleep 600 & echo $!; wait"))
+@pytest.mark.parametrize("found", [False, True])
+async def test_a_signal_reaches_one_process_and_kill_its_group_and_then_nobody(
+    port: RealProcesses, tmp_path: Path, found: bool
+) -> None:
+    script = "trap 'echo asked' TERM; sleep 600 & echo $!; while :; do wait; done"
+    started = await port.start(command(tmp_path, "/bin/sh", "-c", script))
     await until(lambda: (tmp_path / "out/log").read_text().strip())
     sleeping = int((tmp_path / "out/log").read_text())
     ticks = start_ticks(sleeping)
     assert ticks is not None
+    other = RealProcesses(ProgramBase("h1", str(tmp_path), str(tmp_path), "127.0.0.1"))
+    process = other.find(started.id) if found else started
+    assert process is not None
     process.signal(signal.SIGTERM)
-    assert await process.wait() == -signal.SIGTERM
+    await until(lambda: "asked" in (tmp_path / "out/log").read_text())
+    assert is_alive(ProcessId(sleeping, ticks))
+    process.kill()
+    assert await started.wait() == -signal.SIGKILL
     await until(lambda: not is_alive(ProcessId(sleeping, ticks)))
     process.signal(signal.SIGTERM)
+    process.kill()
     assert port.find(process.id) is None
 
 

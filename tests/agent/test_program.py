@@ -118,7 +118,7 @@ def starting_a_supervisor(tmp_path: Path) -> tuple["subprocess.Popen[bytes]", Pr
     code = f"""
 import asyncio, sys
 from agent.processes import ProgramBase, RealProcesses
-from agent.supervisor import RankStart, SupervisorConfig
+from agent.supervision import RankStart, SupervisorConfig
 from covey.ports import Command
 import msgspec
 async def main():

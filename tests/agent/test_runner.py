@@ -20,9 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent import supervisor
+from agent.heldports import PORTS
+from agent.output import LOG_BYTES_MAX
 from agent.procfs import is_alive, start_ticks
 from agent.records import Record
-from agent.runner import BOOT_S, LAUNCHES_MAX, LOG_BYTES_MAX, PORTS, SupervisedRunner
+from agent.runner import BOOT_S, LAUNCHES_MAX, SupervisedRunner
+from agent.supervision import State, SupervisorConfig
 from chaos.host import SimHost
 from chaos.world import World
 from covey.core import Fact, JobId
@@ -246,7 +249,7 @@ async def test_an_epoch_older_than_one_that_is_known_is_not_started_though_it_wa
 
 async def test_a_record_that_outlived_its_forgetting_is_told_to_nobody_and_removed(host: Here) -> None:
     """The agent died between writing what is forgotten and deleting the record."""
-    record, state = Record(ranks("j1", "/bin/true"), "token"), supervisor.State(codes={0: 0}, ended=True)
+    record, state = Record(ranks("j1", "/bin/true"), "token"), State(codes={0: 0}, ended=True)
     await host.env.disk.replace("jobs/j1/1.start", msgspec.msgpack.encode(record))
     await host.env.disk.replace("jobs/j1/1.state", msgspec.msgpack.encode(state))
     await host.env.disk.replace("jobs/j1/forgotten", b"1")
@@ -450,10 +453,10 @@ def test_where_supervisors_do_not_start_the_ranks_end_in_words_and_nothing_of_th
         rack.host.start_agent()
         assert world.run(30, stop=lambda: len(rack.starts) == 3)
         (process,) = rack.host.find("sup-j1-1")
-        world.programs = lambda: {"supervisor": Program("supervisor", supervisor.SupervisorConfig, dies)}
+        world.programs = lambda: {"supervisor": Program("supervisor", SupervisorConfig, dies)}
         process.signal(signal.SIGKILL)
         if not known:
-            rack.host.disk.files["jobs/j1/1.state"].data[:] = msgspec.msgpack.encode(supervisor.State())
+            rack.host.disk.files["jobs/j1/1.state"].data[:] = msgspec.msgpack.encode(State())
         assert len(rack.host.find("train")) == 3
         assert world.run(world.now + 120, stop=lambda: bool(rack.ends()))
         (end,) = rack.ends()

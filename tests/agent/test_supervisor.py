@@ -13,19 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent import supervisor
-from agent.supervisor import (
+from agent.supervision import (
     CANNOT_START,
-    DISK_RETRY_S,
-    SOCKET_CHECK_S,
     UNKNOWN,
+    Extend,
     Forget,
     RankStart,
     State,
     Status,
     Stop,
     SupervisorConfig,
+    decoder,
     read_state,
 )
+from agent.supervisor import DISK_RETRY_S, EXTENSION_MAX_S, NOTICE_S, SOCKET_CHECK_S
 from chaos.host import SimHost
 from chaos.world import World
 from covey.core import JobId
@@ -103,7 +104,7 @@ async def meet(env: Env, told: SupervisorConfig) -> ByteStream:
 
 async def status(stream: ByteStream, wanted: Callable[[State], bool]) -> State:
     while True:
-        heard = await read_frame(stream, supervisor.decoder)
+        heard = await read_frame(stream, decoder)
         assert isinstance(heard, Status)
         if wanted(heard.state):
             return heard.state
@@ -121,7 +122,7 @@ def test_what_it_says_is_on_disk_first_and_it_ends_after_the_last_word() -> None
     async def talk(env: Env, told: SupervisorConfig) -> None:
         stream = await meet(env, told)
         while True:
-            heard = await read_frame(stream, supervisor.decoder)
+            heard = await read_frame(stream, decoder)
             assert isinstance(heard, Status)
             on_disk = await stored(env, told)
             if heard.state.pids:
@@ -148,7 +149,7 @@ def test_whoever_connects_while_a_rank_is_being_written_down_hears_of_it_only_af
         (await meet(env, told)).close()
         while len(early) < 40:
             stream = await env.bytes.connect(told.socket)
-            heard = await read_frame(stream, supervisor.decoder)
+            heard = await read_frame(stream, decoder)
             assert isinstance(heard, Status)
             on_disk = await stored(env, told) or State()
             assert on_disk.pids.keys() >= heard.state.pids.keys()
@@ -212,6 +213,74 @@ def test_who_ignores_sigterm_is_killed_after_the_grace_and_a_second_stop_can_onl
     with World(6) as world:
         story = Story(world)
         story.play(talk, program="stubborn")
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "frames", "killed_s"),
+    [
+        (5.0, [Extend(20.0)], 25.0),
+        (5.0, [Extend(20.0), Extend(20.0)], 25.0),
+        (5.0, [Extend(1e9)], 5.0 + EXTENSION_MAX_S),
+        (5.0, [Extend(float("nan")), Extend(-3.0)], 5.0),
+        (5.0, [Extend(20.0), Stop(5.0, "said again after a restart of the agent")], 25.0),
+        (5.0, [Extend(20.0), Stop(2.0, "now in a hurry")], 3.0),
+        (5.0, [Stop(5.0, "the lease is over", firm=True), Extend(20.0)], 5.0),
+        (5.0, [Extend(20.0), Stop(5.0, "the lease is over", firm=True), Extend(20.0)], 6.0),
+    ],
+)
+def test_ranks_get_more_time_once_within_bounds_and_only_as_long_as_nobody_is_firm(
+    grace_s: float, frames: list[Stop | Extend], killed_s: float
+) -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        stream = await meet(env, told)
+        await status(stream, running)
+        began_s = env.clock.now_s()
+        await stream.write(pack(Extend(500.0)))  # before anybody was asked to stop: nothing
+        await stream.write(pack(Stop(grace_s, "first")))
+        await asyncio.sleep(1)
+        for frame in frames:
+            await stream.write(pack(frame))
+        ended = await status(stream, lambda state: state.ended)
+        assert killed_s <= env.clock.now_s() - began_s < killed_s + 0.5
+        assert ended.reason == "first"
+
+    with World(20) as world:
+        story = Story(world)
+        story.play(talk, program="stubborn")
+
+
+def test_the_notice_is_there_before_anybody_is_signalled_and_a_disk_that_hangs_delays_no_signal() -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    async def careful(env: Env, command: Command) -> int:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            on_disk = await stored(env, config(story.host))
+            seen.append((await env.disk.read("jobs/j1/1.preempt") == b"why", bool(on_disk and on_disk.ending)))
+        return 0
+
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        stream = await meet(env, told)
+        await status(stream, running)
+        if slow:
+            story.host.disk.slow = 1e6
+        began_s = env.clock.now_s()
+        await stream.write(pack(Stop(60.0, "why")))
+        if slow:
+            await asyncio.sleep(2 * NOTICE_S)
+            assert sorted(story.asked) == ["0", "1"]
+            story.host.disk.slow = 1.0
+            return
+        await status(stream, lambda state: state.ended)
+        assert env.clock.now_s() - began_s < 1.0
+        assert seen == [(True, True)] * 2
+
+    for slow in (False, True):
+        with World(21) as world:
+            story = Story(world)
+            world.user_programs["careful"] = careful
+            story.play(talk, program="stubborn" if slow else "careful")
 
 
 def test_a_stop_that_comes_before_the_ranks_do_is_obeyed() -> None:
@@ -513,7 +582,7 @@ def test_a_damaged_state_file_or_frame_is_never_a_crash(attack: bytes | int) -> 
     state = read_state(attack)
     assert state is None or isinstance(state, State)
     try:
-        frame = unpack(attack, supervisor.decoder)
+        frame = unpack(attack, decoder)
     except FrameError:
         return
-    assert isinstance(frame, Status | Stop | Forget)
+    assert isinstance(frame, Status | Stop | Extend | Forget)

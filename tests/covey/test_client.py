@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +18,8 @@ from agent.jobs import JobSocket
 from covey.client import STEPS_WAITING_MAX, CoveyError, JobClient, join
 from covey.core import Fact, HostId, JobId
 from covey.frames import pack
-from covey.wire import AggregatorAt, AggregatorLost, Frame, Joined
-from plugins.base import JobPeer, RanksSpec
+from covey.wire import GRACE_KEPT, AggregatorAt, AggregatorLost, Frame, Joined, Stopping
+from plugins.base import JobPeer, RanksSpec, Refused
 from plugins.facts import JobJoined, StepTimed
 from tests.agent.here import Here, here, ranks, until
 
@@ -28,11 +29,22 @@ J1 = JobId("j1")
 class Known:
     """A runner that knows two ranks of epoch 1 of j1."""
 
+    def __init__(self) -> None:
+        self.asked: Stopping | None = None
+
     def token(self, job: JobId, epoch: int) -> str | None:
         return "secret" if (job, epoch) == (J1, 1) else None
 
     def spec(self, job: JobId, epoch: int) -> RanksSpec | None:
         return ranks("j1", "x", count=2)
+
+    def stopping(self, job: JobId, epoch: int) -> Stopping | None:
+        return self.asked
+
+    async def extend(self, job: JobId, epoch: int, seconds: float) -> None:
+        if self.asked is None:
+            raise Refused(4, GRACE_KEPT, "nobody asked", "wait")
+        self.asked = Stopping(self.asked.left_s + seconds, self.asked.why, may_extend=False)
 
 
 class Agent:
@@ -42,13 +54,14 @@ class Agent:
         self.host = host
         self.facts: list[Fact] = []
         self.heard: list[Frame] = []
+        self.runner = Known()
         self.socket = self._made()
 
     def _made(self) -> JobSocket:
         async def deliver(peer: JobPeer, frame: Frame) -> None:
             self.heard.append(frame)
 
-        return JobSocket(self.host.env, Known(), self.facts.append, deliver)
+        return JobSocket(self.host.env, self.runner, self.facts.append, deliver)
 
     async def restart(self) -> None:
         await self.socket.stop()
@@ -312,3 +325,32 @@ async def test_the_last_figures_leave_when_a_script_just_ends(agent: Agent, pyth
     assert await script.wait() == 0
     await until(lambda: agent.steps())
     assert agent.steps()[-1].metrics == {"accuracy": 0.97}
+
+
+# ---- asked to end ----
+
+
+async def test_a_script_sees_that_it_is_asked_to_end_by_its_agent_or_else_by_a_file(
+    agent: Agent, tmp_path: Path
+) -> None:
+    with await agent.client(COVEY_PREEMPT_FILE=f"{tmp_path}/preempt") as job:
+        assert (job.stopping, job.grace_left_s) == (False, float("inf"))
+        agent.runner.asked = Stopping(30.0, "preempted")
+        agent.socket.say_stopping(J1, 1)
+        await until(lambda: job.stopping)
+        assert 25.0 < job.grace_left_s <= 30.0
+    with await agent.client(COVEY_PREEMPT_FILE=f"{tmp_path}/preempt", COVEY_RANK="0") as other:
+        await until(lambda: other.grace_left_s < 31.0)
+    agent.runner.asked = None
+    with await agent.client(COVEY_PREEMPT_FILE=f"{tmp_path}/preempt") as alone:
+        await agent.socket.stop()
+        assert not alone.stopping
+        os.close(os.open(f"{tmp_path}/preempt", os.O_CREAT))
+        assert alone.stopping
+        with pytest.raises(CoveyError, match=r"did not answer|is away"):
+            await asyncio.to_thread(alone.extend_grace, 5.0, 0.05)
+
+
+async def test_more_time_is_refused_in_words(agent: Agent) -> None:
+    with await agent.client() as job, pytest.raises(CoveyError, match="nobody asked"):
+        await asyncio.to_thread(job.extend_grace, 5.0)

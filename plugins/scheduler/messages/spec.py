@@ -16,6 +16,8 @@ from msgspec import Meta
 SPEC_BYTES_MAX = 64 * 1024
 """Longest encoded spec, bytes: it is kept by every host while the job lives."""
 
+GRACE_S = 60.0
+"""Seconds that a job gets to write a checkpoint when it does not say."""
 JobClass = Literal["guaranteed", "auto", "opportunistic"]
 """AntMan §3.3. `guaranteed` counts against the tenant's quota; `opportunistic` uses what is left and yields. `auto` is
 guaranteed until it waited for long (`demote_after_s`); then opportunistic, until its tenant's quota has room for it."""
@@ -56,8 +58,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     seen when a job of this name ran before."""
     time_limit_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     """Seconds of running, all attempts together; None: no limit."""
-    grace_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
-    """Between SIGTERM and SIGKILL."""
+    grace_s: Annotated[float, Meta(ge=0, le=3600)] = GRACE_S
+    """Between SIGTERM and SIGKILL: to write a checkpoint."""
     pack: Pack = "few"
     bind_gpus: bool = False
     """Each rank sees its own GPUs only; otherwise all that the job has on its host (`agent/rankenv.py`)."""

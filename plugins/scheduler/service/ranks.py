@@ -34,6 +34,7 @@ from plugins.scheduler.machine.reservations import (
     Starting,
 )
 from plugins.scheduler.messages.commands import Attained, RanksReported, TakenBack
+from plugins.scheduler.messages.spec import GRACE_S
 from plugins.scheduler.messages.wire import JobNowAnswer, NotReserved, Release, Reserve, Reserved
 from plugins.scheduler.policy.settings import Settings
 from plugins.scheduler.service.journal import Journal, Remembered
@@ -206,7 +207,7 @@ class LocalRanks:
             self.asked[id, epoch] = None
             await self.save()
         why = job.reason if job is not None and job.epoch == epoch else "its grant is over"
-        await self.host.runner.stop(id, epoch, job.spec.grace_s if job is not None else 10.0, why)
+        await self.host.runner.stop(id, epoch, job.spec.grace_s if job is not None else GRACE_S, why)
 
     async def _tell(self, id: JobId, job: Job | None) -> None:
         """Other rooms hear of every gang in the rack: when it is placed, and once it is over."""
