@@ -6,18 +6,29 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.config import ConfigError
+from agent.config import Config, ConfigError
 
 KEYS_MAX = 3
+NAME = "gossip.key"
 _LINE = re.compile(r"^[0-9a-f]{64}$")
 
 
-def find(key_file: str, state_dir: str, environ: Mapping[str, str]) -> Path:
-    """The file named in agent.toml, else systemd's credential, else the state directory's own."""
-    if key_file:
-        return Path(key_file)
-    credential = Path(environ.get("CREDENTIALS_DIRECTORY", "/nonexistent")) / "gossip.key"
-    return credential if credential.exists() else Path(state_dir) / "gossip.key"
+def find(config: Config, environ: Mapping[str, str]) -> Path:
+    """The file named in agent.toml, else systemd's credential, else the one beside agent.toml, else the state
+    directory's own, which need not exist. ConfigError when none is there and the seeds are other hosts: a key that is
+    made here opens nothing of theirs."""
+    if config.gossip.key_file:
+        return Path(config.gossip.key_file)
+    credential = Path(environ.get("CREDENTIALS_DIRECTORY", "/nonexistent")) / NAME
+    beside, own = Path(config.source).parent / NAME, Path(config.state_dir) / NAME
+    found = next((path for path in (credential, beside) if path.is_file()), own)
+    if config.gossip.seeds and not found.exists():
+        raise ConfigError(
+            "there is no gossip key",
+            f"{', '.join(config.gossip.seeds)} are seeds, but neither {beside} nor {own} exists",
+            f"copy the key of another host to {beside}; for the first host of a rack: agentd --make-key {beside}",
+        )
+    return found
 
 
 def load(path: Path, make: bool) -> list[bytes]:
@@ -40,7 +51,7 @@ def load(path: Path, make: bool) -> list[bytes]:
 
 
 def generate(path: Path) -> None:
-    """A new key, readable by its owner alone; the file must not exist."""
+    """A new key, readable by its owner alone. FileExistsError when there is one: it may be in use."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(file, "w") as out:

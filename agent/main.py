@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import uvloop
 
@@ -170,12 +171,28 @@ def _complain(what: str, why: str, next: str) -> None:
     print(f"agentd: {what}\n  why: {why}\n  next: {next}", file=sys.stderr)
 
 
+def make_key(path: Path) -> int:
+    """Exit status."""
+    try:
+        keys.generate(path)
+    except OSError as error:
+        _complain(
+            f"cannot write {path}", error.strerror or str(error), "name another file; a key in use stays as it is"
+        )
+        return 2
+    print(f"agentd: {path} is new; copy it to every host of the rack, and to nobody else")
+    return 0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser("agentd", description="Covey's agent: one per GPU host.")
     parser.add_argument("--config", metavar="FILE", help="agent.toml; without it every setting has its default")
     parser.add_argument("--check", action="store_true", help="check the configuration and exit")
+    parser.add_argument("--make-key", metavar="FILE", help="write a new gossip key, the same for all hosts, and exit")
     parser.add_argument("--version", action="version", version=importlib.metadata.version("covey-agent"))
     options = parser.parse_args()
+    if options.make_key:
+        sys.exit(make_key(Path(options.make_key)))
     try:
         config = load(options.config, os.environ)
         if options.check:
@@ -184,7 +201,7 @@ def main() -> None:
         os.makedirs(config.state_dir, mode=0o700, exist_ok=True)
         os.makedirs(config.run_dir, mode=0o700, exist_ok=True)
         check_own(config.run_dir)
-        key_path = keys.find(config.gossip.key_file, config.state_dir, os.environ)
+        key_path = keys.find(config, os.environ)
         gossip_keys = keys.load(key_path, make=not config.gossip.key_file)
         lock = StateLock(config.state_dir)
     except (ConfigError, StateDirectoryTaken) as error:

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from agent import http, keys, main, rooms
-from agent.config import ConfigError
+from agent.config import Config, ConfigError, load
 from agent.consensus.service import consensus
-from agent.main import check_own
+from agent.main import check_own, make_key
 from gossip import service as gossip
 
 AGENTD = Path(sys.executable).with_name("agentd")
@@ -145,7 +145,8 @@ def test_an_address_in_use_ends_it_with_the_address(place: Path) -> None:
 
 
 def test_a_key_file_is_made_once_and_kept_from_others(tmp_path: Path) -> None:
-    path = keys.find("", str(tmp_path), {})
+    path = keys.find(config_of(tmp_path), {})
+    assert path == tmp_path / "state" / "gossip.key"
     made = keys.load(path, make=True)
     assert [len(key) for key in made] == [32]
     assert keys.load(path, make=True) == made
@@ -168,10 +169,31 @@ def test_a_key_file_that_is_absent_or_none_is_refused_with_the_next_step(tmp_pat
             keys.load(path, make=False)
 
 
-def test_systemds_credential_is_found(tmp_path: Path) -> None:
-    (tmp_path / "gossip.key").write_text("ab" * 32)
-    assert keys.find("", "/state", {"CREDENTIALS_DIRECTORY": str(tmp_path)}) == tmp_path / "gossip.key"
-    assert keys.find("/etc/key", "/state", {"CREDENTIALS_DIRECTORY": str(tmp_path)}) == Path("/etc/key")
+def config_of(tmp_path: Path, text: str = "") -> Config:
+    (tmp_path / "agent.toml").write_text(f'state_dir = "{tmp_path}/state"\n{text}')
+    return load(str(tmp_path / "agent.toml"), {})
+
+
+def test_a_key_is_found_as_named_then_as_systemds_credential_then_beside_agent_toml(tmp_path: Path) -> None:
+    credentials = tmp_path / "credentials"
+    environ = {"CREDENTIALS_DIRECTORY": str(credentials)}
+    for folder in (tmp_path, credentials):
+        folder.mkdir(exist_ok=True)
+        (folder / "gossip.key").write_text("ab" * 32)
+    assert keys.find(config_of(tmp_path, '[gossip]\nkey_file = "/etc/key"'), environ) == Path("/etc/key")
+    assert keys.find(config_of(tmp_path), environ) == credentials / "gossip.key"
+    assert keys.find(config_of(tmp_path), {}) == tmp_path / "gossip.key"
+
+
+def test_a_host_with_seeds_makes_no_key_that_nobody_else_has(tmp_path: Path) -> None:
+    config = config_of(tmp_path, '[gossip]\nseeds = ["127.0.0.1:7946"]')
+    with pytest.raises(ConfigError, match="no gossip key") as error:
+        keys.find(config, {})
+    beside = tmp_path / "gossip.key"
+    assert f"agentd --make-key {beside}" in error.value.next
+    assert (make_key(beside), make_key(beside)) == (0, 2), "one that may be in use is never written over"
+    assert keys.find(config, {}) == beside
+    assert len(keys.load(beside, make=False)) == 1
 
 
 def test_a_run_dir_that_others_can_write_to_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
