@@ -6,6 +6,7 @@
     covey-chaos crowd --hosts 1000 --seed 7  machines only
     covey-chaos soak --seeds 1-1000 --cpu-seconds 600
     covey-chaos mutants --area memory        do the checks notice planted bugs?
+    covey-chaos storm --seed 1 --seconds 1800   real agents in network namespaces, a fault every 10 s
 
 Exit status: 0 all held, 1 something did not (the line that repeats it is printed), 2 usage.
 """
@@ -82,6 +83,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     mutants.add_argument("--workers", type=int, default=WORKERS_MAX, choices=range(1, WORKERS_MAX + 1))
     mutants.set_defaults(run=_mutants)
+    storm = commands.add_parser(
+        "storm", help="real agents on hosts of their own (network namespaces), harmed for a while"
+    )
+    storm.add_argument("--hosts", type=int, default=6)
+    storm.add_argument("--seconds", type=float, default=1800.0)
+    storm.add_argument("--every", type=float, default=10.0, metavar="S", help="seconds between two faults")
+    storm.add_argument("--seed", type=int, required=True)
+    storm.add_argument("--faults", default="", metavar="A,B", help="only these; --faults ? names all")
+    storm.set_defaults(run=_storm)
     return parser
 
 
@@ -128,6 +138,23 @@ def _crowd(options: argparse.Namespace) -> int:
     for result in results:
         print(type(result).__name__, *(f"{key}={value}" for key, value in msgspec.structs.asdict(result).items()))
     return 0
+
+
+def _storm(options: argparse.Namespace) -> int:
+    from chaos.rack.faults import KINDS
+    from chaos.rack.hosts import why_not
+    from chaos.rack.storm import play
+
+    if trouble := why_not():
+        print(f"no hosts can be made here: {trouble}", file=sys.stderr)
+        return 2
+    kinds = [name for name in options.faults.split(",") if name]
+    if unknown := [name for name in kinds if name not in KINDS]:
+        print(f"{unknown[0]!r} is no fault; faults are {', '.join(KINDS)}", file=sys.stderr)
+        return 2
+    return play(
+        options.hosts, options.seconds, options.seed, options.every, lambda line: print(line, flush=True), kinds
+    )
 
 
 def _soak(options: argparse.Namespace) -> int:

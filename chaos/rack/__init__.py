@@ -1,0 +1,8 @@
+"""Real agents on hosts of their own: network, process, mount and host-name namespaces on this machine.
+
+    switch      one namespace with a bridge per network; made by unshare, without root too where users may
+    host        its own addresses, name, /etc/hosts, /etc/covey, /run/covey, /var/lib/covey, and process tree
+
+So what documents tell people to type is run as it stands there, and a host can be cut off, or lose its power, alone.
+`hosts.py` makes the hosts, `faults.py` harms them, `load.py` is what users do meanwhile, `storm.py` plays all of it.
+"""
