@@ -21,11 +21,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from chaos import handlers
 from chaos.crowd import gossip_story
 from chaos.memory_crowd import memory_story
 from chaos.planted import known_mutants, range_of
 from chaos.proving import WORKERS_MAX, prove
-from chaos.story import known_stories, tell
+from chaos.story import held_stories, known_stories, tell
 
 SHOWN = re.compile(r"^ *[\d.]+ \S+ +(fault|healed|failover|power|agent started|process ended|warning|error)")
 """Lines of a story that are printed without --log."""
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     soak.add_argument("--cpu-seconds", type=float, default=300.0)
     soak.add_argument("--story", choices=names, metavar="NAME", help="only this one")
     soak.add_argument("--first", action="store_true", help="stop at the first that breaks; nothing is played twice")
+    soak.add_argument("--handlers", action="store_true", help="say at the end which except handlers were never entered")
     soak.set_defaults(run=_soak)
     mutants = commands.add_parser("mutants", help="plant small bugs in a copy of the tree: does their check notice?")
     mutants.add_argument("--area", metavar="AREA", help="only those of this folder of chaos/mutants")
@@ -159,24 +161,27 @@ def _storm(options: argparse.Namespace) -> int:
 
 def _soak(options: argparse.Namespace) -> int:
     """Each seed plays the swarm and one directed story, the next seed the next one."""
-    names = [options.story] if options.story else [name for name in sorted(known_stories()) if name != "swarm"]
+    if options.handlers and not handlers.installed():
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "chaos.handlers", *sys.argv[1:]])
+    names = [options.story] if options.story else [name for name in held_stories() if name != "swarm"]
     played, broken, faults, seconds, began = 0, 0, 0, 0.0, time.process_time()
     for seed in options.seeds:
         for name in [names[seed % len(names)]] + ([] if options.story else ["swarm"]):
             if time.process_time() - began > options.cpu_seconds:
-                return _soaked(played, broken, faults, seconds, began)
+                return _soaked(options, played, broken, faults, seconds, began)
             try:
                 told = tell(name, seed)
             except Exception as error:
                 broken += 1
                 print(f"BROKEN: {name} seed {seed}: {type(error).__name__}: {error}", flush=True)
                 if options.first:
-                    return _soaked(played, broken, faults, seconds, began)
+                    return _soaked(options, played, broken, faults, seconds, began)
                 continue
             played, faults, seconds = played + 1, faults + told.faults, seconds + told.seconds
             if seed % REPEATED == 0 and not options.first and not _same_again(name, seed, told.story_hash):
                 broken += 1
-    return _soaked(played, broken, faults, seconds, began)
+    return _soaked(options, played, broken, faults, seconds, began)
 
 
 def _same_again(name: str, seed: int, story_hash: int) -> bool:
@@ -190,13 +195,17 @@ def _same_again(name: str, seed: int, story_hash: int) -> bool:
     return True
 
 
-def _soaked(played: int, broken: int, faults: int, seconds: float, began: float) -> int:
+def _soaked(options: argparse.Namespace, played: int, broken: int, faults: int, seconds: float, began: float) -> int:
     cpu_s = time.process_time() - began
     print(
         f"{played} stories held, {broken} broke; {seconds / 3600 * 4:.1f} simulated host-hours, {faults} faults, "
         f"{cpu_s:.0f} s of CPU"
     )
-    return 1 if broken else 0
+    enough = True
+    if options.handlers:
+        words, enough = handlers.report()
+        print(words)
+    return 1 if broken or not enough else 0
 
 
 def _mutants(options: argparse.Namespace) -> int:

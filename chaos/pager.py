@@ -45,8 +45,9 @@ def version_of(volume: str, page: int, data: bytes) -> int | None:
 class Oracle:
     """What each page of one volume may hold."""
 
-    def __init__(self, volume: str, size_bytes: int, wrong: Say, stale: Say) -> None:
+    def __init__(self, volume: str, size_bytes: int, wrong: Say, stale: Say, used_bytes: int | None = None) -> None:
         self.volume, self.size_bytes, self._wrong, self._stale = volume, size_bytes, wrong, stale
+        self._used_bytes = size_bytes if used_bytes is None else used_bytes
         self.page_bytes = 0
         """Known once somebody attached the volume."""
         self.forgives: Callable[[int], bool] = lambda page: False
@@ -57,6 +58,11 @@ class Oracle:
         self.possible: dict[int, int] = {}
         """Newest version ever sent."""
         self.reads = self.writes = 0
+
+    @property
+    def pages(self) -> int:
+        """How many pages, from the first one on, anybody uses; 0 before the volume was ever attached."""
+        return self._used_bytes // self.page_bytes if self.page_bytes else 0
 
     def sending(self, page: int) -> int:
         version = self.possible.get(page, 0) + 1
@@ -164,7 +170,7 @@ def pager(oracle: Oracle, seconds: float, pause_s: float = 0.02) -> Callable[[En
             except (ConnectionError, TimeoutError, PermissionError):
                 await asyncio.sleep(PAUSE_S)
         page_bytes = oracle.page_bytes = client.at.page_bytes
-        pages = oracle.size_bytes // page_bytes
+        pages = oracle.pages
         end_s = env.clock.now_s() + seconds
         while env.clock.now_s() < end_s:
             await asyncio.sleep(env.rng.uniform(0.5, 1.5) * pause_s)
@@ -187,7 +193,7 @@ def reader(oracle: Oracle) -> Callable[[Env, Command], Awaitable[int]]:
 
     async def run(env: Env, command: Command) -> int:
         client = VolumeClient(env, oracle.volume, oracle.size_bytes)
-        missing = list(range(oracle.size_bytes // oracle.page_bytes if oracle.page_bytes else 0))
+        missing = list(range(oracle.pages))
         while missing:
             missing = [page for page in missing if not await _read(client, oracle, page, 1, oracle.page_bytes)]
             await asyncio.sleep(PAUSE_S)

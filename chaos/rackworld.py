@@ -121,9 +121,11 @@ class SimRack:
 
         return main
 
-    def pager(self, host: str, volume: str, size_bytes: int, seconds: float) -> SimProcess:
-        """A process on this host that uses a volume of remote memory and checks every page."""
-        oracle = Oracle(volume, size_bytes, self.wrong.append, self.stale.append)
+    def pager(
+        self, host: str, volume: str, size_bytes: int, seconds: float, used_bytes: int | None = None
+    ) -> SimProcess:
+        """A process on this host that uses a volume of remote memory, or the beginning of it, and checks every page."""
+        oracle = Oracle(volume, size_bytes, self.wrong.append, self.stale.append, used_bytes)
         self.oracles.setdefault(host, []).append(oracle)
         if self.custody is not None:
             self.custody.add(oracle, self.hosts[host])
@@ -166,6 +168,10 @@ class SimRack:
                 raise self.world.broken(f"not within {within_s:g} s: {what}")
             self.world.run(self.world.now + 0.25)
         return self.world.now - start
+
+    def run_until(self, reached: Callable[[], bool], most_s: float) -> None:
+        """Run until `reached()`, looked at after every callback, but no longer than that."""
+        self.world.run(self.world.now + most_s, stop=reached)
 
     def settle(self, within_s: float = SETTLE_S) -> float:
         """Until every host sees every other and all know the same leader."""

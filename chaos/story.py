@@ -8,6 +8,7 @@ every job is over and known alike everywhere, nothing of it is left behind.
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
+from types import ModuleType
 
 import msgspec
 
@@ -52,8 +53,17 @@ def known_stories() -> dict[str, Story]:
     """Name -> function: every module of `chaos.stories` has a `play`, and maybe `SETTINGS`, sections of agent.toml."""
     found: dict[str, Story] = {}
     for module in sorted(pkgutil.iter_modules(stories.__path__), key=lambda module: module.name):
-        found[module.name] = importlib.import_module(f"chaos.stories.{module.name}").play
+        found[module.name] = _module(module.name).play
     return found
+
+
+def held_stories() -> list[str]:
+    """Those that must hold today. A module of a story may say `KNOWN_BROKEN`, and why, until that is mended."""
+    return [name for name in known_stories() if not hasattr(_module(name), "KNOWN_BROKEN")]
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"chaos.stories.{name}")
 
 
 def tell(
@@ -62,7 +72,7 @@ def tell(
     """Play one story. `Broken` with the line that repeats it when something does not hold; KeyError: no such story."""
     play = known_stories()[name]
     quotas: Mapping[str, int] = {"red": hosts, "blue": max(1, hosts // 2)}
-    settings = getattr(importlib.import_module(f"chaos.stories.{name}"), "SETTINGS", None)
+    settings = getattr(_module(name), "SETTINGS", None)
     with SimRack(seed, hosts, log=log, story=name, quotas=quotas, settings=settings) as rack:
         if until is not None:
             rack.world.stop_at = until

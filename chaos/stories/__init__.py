@@ -1,5 +1,7 @@
 """One failure story per file, each with a `play(rack)`; here what they share."""
 
+from collections import Counter
+
 from chaos.rackworld import SimRack
 from covey.core import JobId
 
@@ -36,6 +38,25 @@ def lenders(rack: SimRack, borrower: str) -> list[str]:
     if memory is None:
         return []
     return sorted({str(slab.place.lender) for slab in memory.borrowing.machine._all() if slab.place is not None})
+
+
+def unconnected(rack: SimRack, borrower: str) -> list[str]:
+    """Slabs that this host calls mapped, where its volume's process has no connection with their lender."""
+    memory = rack.room(borrower, "memory")
+    if memory is None:
+        return []
+    joined = Counter(
+        end.other.process.name.partition("/")[0]
+        for stream in rack.world.wires.streams
+        for end in (stream, stream.other)
+        if end.process.name.startswith(f"{borrower}/vold-")
+        and not any(one.closed or one.broken or not one.process.alive for one in (end, end.other))
+    )
+    mapped = [slab for slab in memory.borrowing.machine._all() if slab.state == "mapped" and slab.place is not None]
+    needed = Counter(str(slab.place.lender) for slab in mapped)
+    return [
+        f"{count} slabs of {borrower} are mapped at {host}" for host, count in needed.items() if joined[host] < count
+    ]
 
 
 def leaked(rack: SimRack) -> list[str]:
