@@ -190,6 +190,7 @@ class HttpApi:
         post("/v1/jobs", self._ask("scheduler.submit", _body))
         post("/v1/jobs/{id}/cancel", self._ask("scheduler.cancel", _path_id))
         post("/v1/volumes", self._ask("memory.attach", _body))
+        post("/v1/volumes/{id}/give-up", self._ask("memory.give_up", _path_volume))
         app.router.add_delete("/v1/volumes/{id}", self._ask("memory.detach", _path_volume))
         post("/v1/quotas", self._ask("scheduler.quota_set", _body))
         get("/livez", self._livez)

@@ -43,11 +43,14 @@ HELP: Mapping[str, str] = {
     "covey_slab_connections_refused_total": "Connections that slabd refused.",
     "covey_slab_evictions_total": "Slabs taken back from their borrowers.",
     "covey_slab_lent_bytes": "Bytes of slabs lent to others.",
+    "covey_slab_links_reopened_total": "Links to lenders that ended and were opened again.",
     "covey_slab_touched_bytes": "Bytes of lent slabs that hold pages.",
-    "covey_slabs": "Slabs this host lends, borrows, or has on disk.",
+    "covey_slabs": "Slabs this host lends, borrows over a working link, has on disk, or waits for.",
+    "covey_slabs_unrecovered_total": "Slabs whose lender had lost them, or was given up, when a process began anew.",
     "covey_spare_bytes": "Memory above headroom, which may be lent.",
     "covey_start_time_seconds": "When this agent was started, seconds since 1970.",
     "covey_volumes": "Volumes of remote memory attached on this host.",
+    "covey_volumes_in_trouble": "Volumes whose disk refuses pages now.",
 }
 """Family -> what it counts, one line."""
 

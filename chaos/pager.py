@@ -23,6 +23,8 @@ from covey.wire import Attach, Join, Refusal, VolumeAt, decoder
 _HEAD = struct.Struct("<IIII")
 ANSWER_S = 60.0
 PAUSE_S = 0.1
+REFUSED_S = 1.0
+"""Before a page that the volume could not read is read again."""
 Say = Callable[[str], None]
 
 
@@ -181,7 +183,7 @@ def pager(oracle: Oracle, seconds: float, pause_s: float = 0.02) -> Callable[[En
             else:
                 await _read(client, oracle, first, count, page_bytes)
         for first in range(0, pages, 16):
-            await _read(client, oracle, first, min(16, pages - first), page_bytes)
+            await _read_in_the_end(client, oracle, first, min(16, pages - first), page_bytes)
         client.hang_up()
         return 0
 
@@ -218,3 +220,11 @@ async def _read(client: VolumeClient, oracle: Oracle, first: int, count: int, pa
         for at in range(count):
             oracle.check(first + at, found[at * page_bytes : (at + 1) * page_bytes])
     return found is not None
+
+
+async def _read_in_the_end(client: VolumeClient, oracle: Oracle, first: int, count: int, page_bytes: int) -> None:
+    """However often the volume refuses, since a lender that may hold something newer has not answered yet."""
+    while True:
+        if await _read(client, oracle, first, count, page_bytes):
+            return
+        await asyncio.sleep(REFUSED_S)

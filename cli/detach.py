@@ -17,7 +17,7 @@ def run(context: Context) -> int:
         answer = agent.delete("volumes", context.args.volume)
     except AgentctlError as error:
         if error.code == NOT_FOUND and context.args.host is None:
-            say_where(context, error)
+            say_where(context, error, f"agentctl detach {context.args.volume}")
         raise
     if context.json:
         return context.say_json(answer.whole)
@@ -25,8 +25,8 @@ def run(context: Context) -> int:
     return 0
 
 
-def say_where(context: Context, error: AgentctlError) -> None:
-    """When other hosts have a volume of that name, the error says so, and how to forget theirs."""
+def say_where(context: Context, error: AgentctlError, command: str) -> None:
+    """When other hosts have a volume of that name, the error says so, and how to do this to theirs."""
     try:
         answer = context.agent.get("volumes")
     except AgentctlError:
@@ -36,4 +36,4 @@ def say_where(context: Context, error: AgentctlError) -> None:
         error.why = (
             f"{answer.host} has none of that name; {' and '.join(owners)} {'has' if len(owners) == 1 else 'have'}"
         )
-        error.next = f"agentctl detach {context.args.volume} --host {owners[0]}"
+        error.next = f"{command} --host {owners[0]}"

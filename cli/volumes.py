@@ -1,8 +1,14 @@
-"""Remote memory volumes: where they are attached, how much of each is mapped, and what went through it."""
+"""Remote memory volumes: where they are attached, how much of each is mapped, and what went through it.
+
+`agentctl volumes give-up NAME` is for a volume whose process began anew and waits for a lender that does not answer.
+That lender may hold the newest content of pages which were written last; given up, they read as this host's disk has
+them, which may be older. Waiting costs nothing but time; a host that comes back answers by itself."""
 
 import argparse
 
-from cli.context import Context
+from cli.client import NOT_FOUND, USAGE, AgentctlError
+from cli.context import Context, on_host
+from cli.detach import say_where
 from cli.table import of, plural, table
 from covey.units import format_size
 
@@ -10,10 +16,14 @@ TITLES = ("VOLUME", "HOST", "SIZE", "SLABS MAPPED", "WRITTEN", "READ", "OF IT RE
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    del parser
+    parser.add_argument("action", nargs="?", choices=("give-up",), help="wait no longer for lenders that do not answer")
+    parser.add_argument("volume", nargs="?", metavar="NAME", help="of the volume whose lenders are given up")
+    parser.add_argument("--host", metavar="HOST", help="whose volume it is (default: of the agent that answers)")
 
 
 def run(context: Context) -> int:
+    if context.args.action == "give-up":
+        return give_up(context)
     answer = context.agent.get("volumes")
     if context.json:
         return context.say_json(answer.whole)
@@ -32,5 +42,45 @@ def run(context: Context) -> int:
         for volume in answer.data
     ]
     context.say(table(TITLES, rows, TITLES[2:8], context.paint))
+    for volume in answer.data:
+        say_trouble(context, volume)
     context.as_of(answer, plural(len(rows), "volume"))
+    return 0
+
+
+def say_trouble(context: Context, volume: dict[str, object]) -> None:
+    """What keeps this volume from being read or written, and what to do about it."""
+    name, host = volume["volume"], volume["host"]
+    waits_for = volume.get("waits_for") or ()
+    assert isinstance(waits_for, list | tuple)
+    for wait in waits_for:
+        slabs = plural(len(wait["slabs"]), "slab")
+        context.say(
+            f"{name} on {host}: {slabs} may be newer at {wait['lender']}, which has not answered: {wait['why']}"
+        )
+    if waits_for:
+        context.say(f"next: bring those hosts back, or read older pages: agentctl volumes give-up {name} --host {host}")
+    if volume.get("trouble"):
+        context.say(f"{name} on {host}: {volume['trouble']}")
+
+
+def give_up(context: Context) -> int:
+    name = context.args.volume
+    if name is None:
+        raise AgentctlError(USAGE, "give-up of which volume?", "its name is missing", "agentctl volumes give-up NAME")
+    try:
+        answer = on_host(context, context.args.host).post("volumes", name, "give-up")
+    except AgentctlError as error:
+        if error.code == NOT_FOUND and context.args.host is None:
+            say_where(context, error, f"agentctl volumes give-up {name}")
+        raise
+    if context.json:
+        return context.say_json(answer.whole)
+    slabs, lenders = answer.data["slabs"], answer.data["lenders"]
+    if slabs:
+        which = ", ".join(str(index) for index in slabs[:20]) + (" ..." if len(slabs) > 20 else "")
+        gone = " and ".join(lenders)
+        context.say(f"{name} waits no longer for {gone}: pages of slab {which} that were written last may read older")
+    else:
+        context.say(f"{name} waits for nobody")
     return 0

@@ -20,6 +20,10 @@ _REPLY = struct.Struct("<BxxxIQ")
 WELCOME_BYTES, REQUEST_BYTES, REPLY_BYTES = _WELCOME.size, _REQUEST.size, _REPLY.size
 
 
+REASON_BYTES_MAX = 1024
+"""Longest text that follows a FAILED."""
+
+
 class WireError(ConnectionError):
     """The peer sent something else; the connection is of no more use."""
 
@@ -41,7 +45,7 @@ class Status(IntEnum):
     BAD = 2
     """The request is out of range; the connection ends."""
     FAILED = 3
-    """Neither lender nor disk could do it."""
+    """It could not be done now; why, in words, follows: as many bytes of UTF-8 as the reply has pages."""
     VERSION = 4
     """The hello is of another version of its protocol; the connection ends."""
 
@@ -101,6 +105,21 @@ def request(data: bytes | bytearray, pages: int, pages_max: Mapping[Op, int]) ->
 
 def pack_reply(reply: Reply) -> bytes:
     return _REPLY.pack(reply.status, reply.pages, reply.tag)
+
+
+def pack_failed(tag: int, why: str) -> bytes:
+    """A FAILED with its reason."""
+    text = why.encode(errors="replace")[:REASON_BYTES_MAX]
+    return _REPLY.pack(Status.FAILED, len(text), tag) + text
+
+
+def reason_bytes(reply: Reply) -> int:
+    """How many bytes of a reason follow this reply. WireError when they are too many."""
+    if reply.status is not Status.FAILED:
+        return 0
+    if reply.pages > REASON_BYTES_MAX:
+        raise WireError(f"a reason of {reply.pages} bytes")
+    return reply.pages
 
 
 def reply(data: bytes | bytearray) -> Reply:

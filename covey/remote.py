@@ -28,8 +28,9 @@ from covey import frames, headers, wire
 from covey.headers import Op, Request, Status, Welcome, WireError
 from covey.units import format_size, parse_size
 
-MAGIC = b"coveyvl2"
-"""The last byte is the version of the protocol. Version 1 had a WELCOME of its own and no word for other versions."""
+MAGIC = b"coveyvl3"
+"""The last byte is the version of the protocol. Version 1 had a WELCOME of its own and no word for other versions;
+version 2 gave no reason for what failed."""
 TOKEN_BYTES = 32
 _HELLO = struct.Struct(f"<8s{TOKEN_BYTES}s")
 HELLO_BYTES = _HELLO.size
@@ -39,7 +40,8 @@ OPERATIONS = {Op.READ: REQUEST_PAGES_MAX, Op.WRITE: REQUEST_PAGES_MAX, Op.DISCAR
 """What a volume does, and of how many pages at once. The pages follow a WRITE, and the reply to a READ."""
 _SPOKEN = f"version {MAGIC[-1:].decode()} of the protocol is spoken here"
 ANSWER_S = 60.0
-"""Longest wait for one answer; a volume whose process just started first asks its lenders what they hold."""
+"""Longest wait for one answer; a volume whose process just started first asks its lenders what they hold, and says
+after half of this time that one does not answer."""
 RECONNECT_S = 60.0
 """How long a call goes on trying to reach the volume before it gives up."""
 PAUSE_S = 0.1
@@ -221,7 +223,7 @@ class RemoteMemory:
             self._tag += 1
             request = Request(op, page, count, self._tag)
             try:
-                status = _exchange(stream, request, data, into)
+                status, why = _exchange(stream, request, data, into)
             except OSError:
                 self._hang_up()
                 continue
@@ -229,14 +231,8 @@ class RemoteMemory:
                 return
             self._hang_up()
             what = f"{op.name.lower()} of {count} pages at page {page} of {self._at.volume} failed"
-            why = (
-                "neither a lender nor the disk could do it"
-                if status is Status.FAILED
-                else f"the volume said {status.name}"
-            )
-            raise RemoteMemoryError(
-                what, why, f"look at the disk of this host and at: agentctl why volume/{self._at.volume}"
-            )
+            next_step = f"see agentctl volumes and agentctl why volume/{self._at.volume}, and try again"
+            raise RemoteMemoryError(what, why or f"the volume said {status.name}", next_step)
 
     def _connect(self, give_up_s: float) -> socket.socket:
         if self._closed:
@@ -296,8 +292,10 @@ def _hear_welcome(stream: socket.socket) -> Welcome:
     return headers.welcome(data)
 
 
-def _exchange(stream: socket.socket, request: Request, data: memoryview | None, into: memoryview | None) -> Status:
-    """OSError when the connection ends before the answer is whole."""
+def _exchange(
+    stream: socket.socket, request: Request, data: memoryview | None, into: memoryview | None
+) -> tuple[Status, str]:
+    """The status, and why it failed. OSError when the connection ends before the answer is whole."""
     stream.sendall(headers.pack_request(request))
     if data is not None:
         stream.sendall(data)
@@ -309,7 +307,9 @@ def _exchange(stream: socket.socket, request: Request, data: memoryview | None, 
             raise WireError(f"{answer} to {request}")
         if into is not None:
             _receive(stream, into)
-    return answer.status
+    reason = bytearray(headers.reason_bytes(answer))
+    _receive(stream, memoryview(reason))
+    return answer.status, reason.decode(errors="replace")
 
 
 def _ask_agent(path: str, question: wire.Frame, kind: type[F]) -> F:

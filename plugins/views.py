@@ -143,7 +143,9 @@ class SlabView(msgspec.Struct, frozen=True):
     index: int
     borrower: HostId
     state: str
-    """`cold` (on disk only), `asking`, `mapped`, `moving`."""
+    """`cold` (on disk only), `asking`, `mapped` (a lender serves it), `moving`; `reopening`: its link ended, and is
+    tried again; `recovering`: its volume's process began anew, and its lender has not said yet what it holds; `lost`:
+    no link any more, the disk is being brought up to date."""
     lender: HostId | None
     size_bytes: int
     pages_written: int
@@ -153,6 +155,14 @@ class SlabView(msgspec.Struct, frozen=True):
     """EWMA of page activity (Infiniswap 2.4.1)."""
     epoch: int
     age_s: float = 0.0
+
+
+class WaitView(msgspec.Struct, frozen=True):
+    """A lender that may hold pages which nobody else has, and has not answered since the volume's process began."""
+
+    lender: HostId
+    slabs: tuple[int, ...]
+    why: str
 
 
 class VolumeView(msgspec.Struct, frozen=True):
@@ -169,6 +179,10 @@ class VolumeView(msgspec.Struct, frozen=True):
     disk_read_bytes: int
     process_alive: bool
     path: str = ""
+    waits_for: tuple[WaitView, ...] = ()
+    """Reads of what these may hold newer wait, then fail."""
+    trouble: str = ""
+    """What its disk refuses now, in words."""
 
 
 class AggregatorJobView(msgspec.Struct, frozen=True):

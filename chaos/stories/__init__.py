@@ -68,6 +68,7 @@ def leaked(rack: SimRack) -> list[str]:
             for place in (slab.place, slab.next, slab.search):
                 if place is not None:
                     used.add((name, slab.volume, slab.index, place.epoch))
+            used.update((name, slab.volume, slab.index, epoch) for epoch in slab.left)
     found: list[str] = []
     for name in rack.hosts:
         memory = rack.room(name, "memory")

@@ -11,8 +11,9 @@ Every message about one slab names it by volume and index, and by the epoch unde
 grow, so an answer to an older question is recognised and dropped. A `Done` that nobody asked for gives the slab back as
 well: a borrower says it when a volume is detached or when a `Map` came to nothing.
 
-Ours: `Renew`, since a borrower may vanish without a word (the paper's daemon then keeps the memory for ever), and the
-question `SlabsHere` with its answer, so that any agent can list the slabs of all.
+Ours: `Renew`, since a borrower may vanish without a word (the paper's daemon then keeps the memory for ever); the
+question `SlabsHere` with its answer, so that any agent can list the slabs of all; and `SlabsHeld`, since a lender that
+has lost a slab for certain is not waited for.
 """
 
 from typing import Annotated
@@ -129,6 +130,21 @@ class Renew(Message, frozen=True):
     slabs: SlabRefs
 
 
+class SlabsHeld(Message, frozen=True):
+    """Question of a borrower whose volume's process began anew: do you still hold these of mine?"""
+
+    slabs: SlabRefs
+
+
+class SlabsAreHeld(Message, frozen=True):
+    """Answer to `SlabsHeld`."""
+
+    known: bool
+    """False: the slab process is not there or has not said yet what it holds. Then nothing follows from the rest."""
+    slabs: SlabRefs = ()
+    """Those of the question that it holds."""
+
+
 class SlabsHere(Message, frozen=True):
     """Question: which slabs do the volumes of your host have?"""
 
@@ -141,4 +157,4 @@ class SlabsAre(Message, frozen=True):
 
 ToLender = QueryMem | Map | Activity | Done | Renew
 ToBorrower = FreeMem | MrInfo | CheckActivity | Evict
-Messages = ToLender | ToBorrower | SlabsHere | SlabsAre
+Messages = ToLender | ToBorrower | SlabsHeld | SlabsAreHeld | SlabsHere | SlabsAre

@@ -85,6 +85,7 @@ class FakeApi:
                 "scheduler.quota_set": {},
                 "memory.attach": {},
                 "memory.detach": {},
+                "memory.give_up": {},
             }.items()
         }
         self.commands["agent.health"] = self.health
@@ -183,6 +184,7 @@ async def test_an_answer_says_who_spoke_and_when(rig: Rig) -> None:
         ("GET", "/v1/quotas", None, "scheduler.quotas", {}),
         ("POST", "/v1/jobs", {"argv": ["true"]}, "scheduler.submit", {"argv": ["true"]}),
         ("POST", "/v1/jobs/j1/cancel", None, "scheduler.cancel", {"id": "j1"}),
+        ("POST", "/v1/volumes/demo/give-up", None, "memory.give_up", {"volume": "demo"}),
         (
             "POST",
             "/v1/volumes",

@@ -461,6 +461,37 @@ def test_a_volume_of_another_host_is_not_forgotten_but_found(run: Run, agent: Fa
     assert "next: agentctl detach demo --host gpu4" in err
 
 
+WAITS = {"lender": "gpu3", "slabs": [0, 2], "why": "cannot connect to gpu3"}
+
+
+def test_a_volume_that_waits_for_a_lender_says_for_whom_and_what_may_be_done(run: Run, agent: FakeAgent) -> None:
+    agent.replies["GET /v1/volumes"] = [VOLUME | {"waits_for": [WAITS], "trouble": "read-only: no space left"}]
+    said = run("volumes")[1]
+    assert "2 slabs may be newer at gpu3, which has not answered: cannot connect to gpu3" in said
+    assert "agentctl volumes give-up demo --host gpu1" in said
+    assert "demo on gpu1: read-only: no space left" in said
+
+
+def test_lenders_that_do_not_answer_may_be_given_up(run: Run, agent: FakeAgent) -> None:
+    agent.replies["POST /v1/volumes/demo/give-up"] = {"volume": "demo", "slabs": [0, 2], "lenders": ["gpu3"]}
+    code, said, _ = run("volumes", "give-up", "demo")
+    assert (code, said) == (
+        0,
+        "demo waits no longer for gpu3: pages of slab 0, 2 that were written last may read older\n",
+    )
+    agent.replies["POST /v1/volumes/demo/give-up"] = {"volume": "demo", "slabs": [], "lenders": []}
+    assert run("volumes", "give-up", "demo")[1] == "demo waits for nobody\n"
+    assert run("volumes", "give-up")[0] == 2
+    assert run("volumes", "forget")[0] == 2
+
+
+def test_giving_up_a_volume_of_another_host_says_whose_it_is(run: Run, agent: FakeAgent) -> None:
+    agent.replies |= {"GET /v1/volumes": [VOLUME | {"volume": "demo", "host": "gpu4"}]}
+    code, _, err = run("volumes", "give-up", "demo")
+    assert code == 3
+    assert "next: agentctl volumes give-up demo --host gpu4" in err
+
+
 def test_a_host_that_was_named_is_the_one_that_is_asked(
     run: Run, agents: Callable[[], FakeAgent], agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:

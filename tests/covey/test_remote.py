@@ -244,7 +244,7 @@ async def agent_of(bench: Bench, told: list[Told]) -> ControlClient:
     ("magic", "speaks", "step"),
     [
         (b"coveyvl1", "it speaks version 1", "install the covey-job of this agent"),
-        (b"coveyvl3", "it speaks version 3", "end this process"),
+        (b"coveyvl4", "it speaks version 4", "end this process"),
     ],
 )
 async def test_a_process_of_another_version_is_told_so_and_the_agent_hears_what_to_do_once_a_minute(
@@ -261,7 +261,7 @@ async def test_a_process_of_another_version_is_told_so_and_the_agent_hears_what_
         await control.ask(ListPlaces(control.next_id), 5.0)
         assert len(told) == 1
         assert isinstance(told[0], ClientRefused)
-        assert told[0].why.startswith(f"{speaks} of the volume protocol, this process 2; {step}")
+        assert told[0].why.startswith(f"{speaks} of the volume protocol, this process 3; {step}")
         await in_a_thread(lambda: memory.write(0, b"served as before"))
         memory.close()
         control.close()
@@ -300,7 +300,7 @@ async def test_a_script_older_than_the_volume_fails_at_once_and_says_what_to_ins
             RemoteMemoryError, match=r"newer than this script.*next: install the covey-job of this host"
         ):
             await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path))
-        assert other.hellos == [b"coveyvl2" + TOKEN]
+        assert other.hellos == [b"coveyvl3" + TOKEN]
 
 
 async def test_a_volume_of_version_1_that_only_hangs_up_is_named_with_what_to_end(

@@ -76,10 +76,15 @@ class Backing:
         self._batch = self._mark = 0
         self._doubted = False
         """A sync failed: what is unsynced is written again before the next one."""
+        self._unsettled = False
+        """Pages were found that no mark covers."""
+        self._torn_at: list[int] = []
+        """Where in the index the entries of torn pages stand."""
         self._lock = asyncio.Lock()
 
     async def load(self) -> None:
-        """Read the index. Entries that are no entries (torn, never written) count as never written."""
+        """Read the index, and write nothing: `settle` comes before the first write. Entries that are no entries (torn,
+        never written) count as never written."""
         mark, signature = _MARK.unpack(await self._disk.read_at(self._index_name, self._mark_at, _MARK.size))
         self._mark = self._batch = mark if signature == _signature(_Entry(mark, 0, 0), 0, 0) else 0
         unmarked: set[int] = set()
@@ -89,7 +94,7 @@ class Backing:
                 data = await self._disk.read_at(self._index_name, self._entry_at(place, first), count * ENTRY_BYTES)
                 if data.count(0) != len(data):
                     self._load(place, first, data, unmarked)
-        await self._settle(unmarked)
+        await self._check(unmarked)
 
     def _load(self, place: int, first: int, data: bytes, unmarked: set[int]) -> None:
         """`unmarked`: pages whose newest entry is of a batch after the mark."""
@@ -102,26 +107,38 @@ class Backing:
                 self.version[page], self._checksum[page], self._place[page] = entry.version, entry.checksum, place
                 (unmarked.add if entry.batch > self._mark else unmarked.discard)(page)
 
-    async def _settle(self, unmarked: set[int]) -> None:
-        """Take back what is torn; then all that is left is durable, and marked so. OSError: load it again."""
-        if not unmarked:
-            return
+    async def _check(self, unmarked: set[int]) -> None:
+        """Pages whose newest content is torn read as the older one from now on."""
+        self._unsettled = bool(unmarked)
         for page in sorted(unmarked):
             data = await self._disk.read_at(self._data_name, self._page_at(self._place[page], page), self.page_bytes)
             if _checksum(self.version[page], page, memoryview(data)) != self._checksum[page]:
                 await self._take_other(page)
-        await self._sync()
 
     async def _take_other(self, page: int) -> None:
         """The newest content is torn; the older one takes its place, or none if there was none."""
         place = self._place[page]
-        await self._disk.write_at(self._index_name, self._entry_at(place, page), bytes(ENTRY_BYTES))
+        self._torn_at.append(self._entry_at(place, page))
         entry_at = self._entry_at(1 - place, page)
         older = _parsed(await self._disk.read_at(self._index_name, entry_at, ENTRY_BYTES), page, 1 - place)
         self.torn += 1
         self.version[page], self._checksum[page], self._place[page] = (
             (0, 0, 1) if older is None else (older.version, older.checksum, 1 - place)
         )
+
+    async def settle(self) -> None:
+        """Take back what is torn; then all that is left is durable, and marked so. Idempotent. OSError: try again."""
+        async with self._lock:
+            await self._settle()
+
+    async def _settle(self) -> None:
+        if not self._unsettled:
+            return
+        for entry_at in self._torn_at:
+            await self._disk.write_at(self._index_name, entry_at, bytes(ENTRY_BYTES))
+        await self._sync()
+        self._torn_at.clear()
+        self._unsettled = False
 
     # ---- reading ----
 
@@ -186,6 +203,7 @@ class Backing:
         """On return a later read, also of another process, finds these pages; durable after `sync`. OSError: some may
         be written and some not; write them again."""
         async with self._lock:
+            await self._settle()
             if len(self._unsynced) >= UNSYNCED_MAX or not self._unsynced.keys().isdisjoint(batch):
                 await self._sync()
             self._batch += 1

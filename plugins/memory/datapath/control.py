@@ -8,7 +8,7 @@ by itself (`SlabLost`, `SlabCopied`) is told to every agent that is connected. A
 import asyncio
 import hmac
 from collections.abc import Awaitable, Callable
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -20,6 +20,9 @@ Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Name = Annotated[str, Meta(max_length=63)]
 Text = Annotated[str, Meta(max_length=400)]
+PlaceState = Literal["open", "reopening", "recovering", "leaving"]
+"""Has a working link; its link ended and is being opened again; its lender may hold what the disk does not, and has not
+answered since this process began; the disk is being brought up to date with what it held."""
 Secret = Annotated[bytes, Meta(max_length=64)]
 
 
@@ -143,6 +146,16 @@ class SlabCounts(msgspec.Struct, frozen=True, array_like=True):
     """Pages whose newest content the lender holds."""
 
 
+class PlaceNow(msgspec.Struct, frozen=True, array_like=True):
+    """One place, as it is at this moment."""
+
+    index: Count
+    epoch: Count
+    state: PlaceState
+    why: Text = ""
+    """Why nobody knows yet what a `recovering` one holds; of the first few only."""
+
+
 class PageCounts(Control, frozen=True):
     id: Id
     slabs: tuple[SlabCounts, ...]
@@ -154,6 +167,27 @@ class PageCounts(Control, frozen=True):
     """Pages that wait for the disk."""
     torn_pages: Count
     """Pages whose newest copy on disk was torn by a loss of power, and whose older one was taken."""
+    places: tuple[PlaceNow, ...] = ()
+    """Every place that this process has in use, or that may hold what the disk does not."""
+    links_reopened: Count = 0
+    """Links to lenders that ended and were opened again under their epoch."""
+    unrecovered: Count = 0
+    """Places of an earlier process whose lender had lost them, or that were given up: pages there may be older."""
+    trouble: Text = ""
+    """What the disk refuses now; empty: nothing."""
+
+
+class PlaceDead(Question, frozen=True):
+    """The lender's own agent says that it does not hold this place any more. Answer: `Yes`."""
+
+    index: Count
+    epoch: Count
+    why: Text
+
+
+class GiveUp(Question, frozen=True):
+    """A person says: wait no longer for lenders that do not answer, the disk's word counts. Answer: `PlaceList` of the
+    places given up."""
 
 
 class ListPlaces(Question, frozen=True):
@@ -169,14 +203,15 @@ class OpenPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PlaceList(Control, frozen=True):
-    """Every place in use, and those still being found again after a restart of the process."""
+    """Every place in use, and those that may hold what the disk does not have yet."""
 
     id: Id
     places: tuple[OpenPlace, ...]
 
 
 class SlabLost(Control, frozen=True):
-    """Process -> agent: this place failed; the disk serves what it held."""
+    """Process -> agent: this place is lost; the queue or the disk serves what it held. It must be closed before its
+    lender may free it: the disk may not have everything yet."""
 
     index: Count
     epoch: Count
@@ -198,7 +233,19 @@ class ClientRefused(Control, frozen=True):
 
 Told = SlabLost | SlabCopied | ClientRefused
 Answer = Yes | No | SlabList | PageCounts | PlaceList
-Asked = Hello | Stop | RegisterSlab | FreeSlab | ListSlabs | OpenSlab | CloseSlab | CountPages | ListPlaces
+Asked = (
+    Hello
+    | Stop
+    | RegisterSlab
+    | FreeSlab
+    | ListSlabs
+    | OpenSlab
+    | CloseSlab
+    | CountPages
+    | PlaceDead
+    | GiveUp
+    | ListPlaces
+)
 asked_decoder: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(Asked)
 answer_decoder: msgspec.msgpack.Decoder[Answer | Told] = msgspec.msgpack.Decoder(Answer | Told)
 

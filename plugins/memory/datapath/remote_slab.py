@@ -8,6 +8,7 @@ outlives the mapping and is cleared by hand).
 
 import asyncio
 from array import array
+from collections.abc import Callable
 from typing import NamedTuple
 
 from covey import headers
@@ -33,13 +34,18 @@ class _Waiting(NamedTuple):
 
 
 class RemoteSlab:
-    """Every method raises SlabGone once the place failed; `why` says how."""
+    """Every method raises SlabGone once the place failed; `why` says how. `ended` hears of that at once, also when no
+    request is under way."""
+
+    ended: Callable[["RemoteSlab"], None] | None = None
 
     def __init__(self, env: Env, stream: ByteStream, place: OpenPlace, pages: int, page_bytes: int, deadline_s: float):
         self.place, self.pages, self.page_bytes = place, pages, page_bytes
         self.held = array("Q", bytes(8 * pages))
         """Version of each page that the lender is known to hold; 0: none."""
         self.why = ""
+        self.lied = False
+        """The lender does not hold what it acknowledged: it is not asked again."""
         self.retiring = False
         """No new requests; those under way may finish."""
         self._env, self._stream, self._deadline_s = env, stream, deadline_s
@@ -51,16 +57,25 @@ class RemoteSlab:
 
     @classmethod
     async def open(
-        cls, env: Env, volume: str, place: OpenPlace, pages: int, page_bytes: int, deadline_s: float
+        cls,
+        env: Env,
+        volume: str,
+        place: OpenPlace,
+        pages: int,
+        page_bytes: int,
+        deadline_s: float,
+        within_s: float | None = None,
     ) -> "RemoteSlab":
-        """SlabStale when the lender refuses, SlabGone when it cannot be reached or is of another size."""
+        """SlabStale when the lender refuses, SlabGone when it cannot be reached or is of another size. `within_s`: for
+        each step of opening, when it is less than the deadline of requests."""
+        step_s = deadline_s if within_s is None else min(deadline_s, within_s)
         try:
-            async with asyncio.timeout(deadline_s):
-                stream = await env.bytes.connect(place.address, deadline_s)
+            async with asyncio.timeout(step_s):
+                stream = await env.bytes.connect(place.address, step_s)
         except (TimeoutError, OSError) as error:
             raise SlabGone(f"cannot connect to {place.lender} at {place.address}: {error}") from error
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(step_s):
                 found = await _greet(env, stream, volume, place)
         except (TimeoutError, ConnectionError) as error:
             stream.close()
@@ -118,6 +133,8 @@ class RemoteSlab:
                 waiting.done.set_exception(SlabGone(why))
         self._waiting.clear()
         self._idle.set()
+        if self.ended is not None:
+            self.ended(self)
 
     async def _ask(
         self,

@@ -29,6 +29,8 @@ class SpillQueue:
 
     def __init__(self, env: Env, backing: Backing, pages_max: int) -> None:
         self._env, self._backing, self.pages_max = env, backing, pages_max
+        self.refused = ""
+        """Why the disk did not take the last batch; empty: it took it."""
         self._waiting: dict[int, Entry] = {}
         self._writing: dict[int, Entry] = {}
         self._ticket = 0
@@ -107,6 +109,7 @@ class SpillQueue:
             self._writing = {}
             done, self._round = self._round, asyncio.get_running_loop().create_future()
             done.set_result(error)
+            self.refused = "" if error is None else str(error)
             if error is not None:
                 self._env.log.warning("the disk refused pages", pages=len(self), why=str(error))
                 await asyncio.sleep(RETRY_S)

@@ -122,7 +122,7 @@ class Front:
             await self._do(request, pages)
         except OSError as error:
             self._env.log.error("a request failed", op=request.op.name, page=request.page, why=str(error))
-            await stream.write(headers.pack_reply(Reply(Status.FAILED, 0, request.tag)))
+            await stream.write(headers.pack_failed(request.tag, error.strerror or str(error)))
             return
         reply = headers.pack_reply(Reply(Status.OK, request.pages, request.tag))
         if request.op is Op.READ:
@@ -165,7 +165,13 @@ class VolumeControl:
             case control.CountPages():
                 return self._volume.counts(question.id)
             case control.ListPlaces():
-                return PlaceList(question.id, self._volume.places())
+                return PlaceList(question.id, self._volume.places.all())
+            case control.PlaceDead():
+                slab = self._volume.slab(question.index)
+                await self._volume.lenders.give_up(slab, question.epoch, question.why)
+            case control.GiveUp():
+                given_up = await self._volume.lenders.give_up_all("a person gave it up")
+                return PlaceList(question.id, given_up)
             case control.Stop():
                 self.forget = question.forget
                 asyncio.get_running_loop().call_later(0.05, self.stopped.set)
@@ -202,5 +208,6 @@ async def run_vold(env: Env, config: VoldConfig) -> None:
             await front.close()
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(FLUSH_S):
-                await (volume.forget() if asked.forget else volume.flush())
+                await (volume.forget() if asked.forget else volume.end())
+        volume.lenders.shut()
         await server.close()

@@ -7,7 +7,9 @@
 
 So at any moment the newest content of a page is in the queue or on disk, and the lender's copy is a faster one of the
 same version. Losing the lender loses nothing; losing this process loses only the queue, and what was acknowledged of it
-is at the lenders: `recover` asks each of them which versions it holds and brings home what is newer than the disk.
+is at the lenders: the next process asks each of them which versions it holds and brings home what is newer than the
+disk (`lenders`). Until a lender has answered, reads of pages that it may hold newer wait; they never take the disk's
+word for it.
 
 The five holes of Infiniswap's released code are closed by this shape: (1) a page's version changes when a write
 begins, so the lender's older copy is not valid from then on, whether or not the write succeeds; (2) the queue is read
@@ -16,8 +18,10 @@ and go with it, the queue stays; (4) `flush`; (5) every slab has its own state, 
 """
 
 import asyncio
+import contextlib
+import errno
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import eq
 from typing import NamedTuple
 
@@ -25,17 +29,16 @@ import msgspec
 
 from covey.ports import Env
 from plugins.memory.datapath.backing import Backing, Page
-from plugins.memory.datapath.control import OpenPlace, PageCounts, SlabCopied, SlabCounts, SlabLost, Told
-from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
+from plugins.memory.datapath.control import OpenPlace, PageCounts, SlabCounts, Told
+from plugins.memory.datapath.lenders import Lenders
+from plugins.memory.datapath.places import Places
+from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone
+from plugins.memory.datapath.slab import Slab
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.spill import SpillQueue
-from plugins.memory.policy.settings import REQUEST_PAGES_MAX
 
-COPY_PAGES = 32
-"""Pages sent at once when a slab is filled in the background: little enough that requests get their turn."""
-RECOVER_S = 10.0
-"""How long a lender may be away while this process finds its slabs again; after that the disk's content counts."""
-RECOVER_PAUSE_S = 0.25
+WRITABLE_S = 1.0
+"""Pause before a volume that cannot be written looks at its disk again."""
 GENERATION_BITS = 20
 """Upper bits of a version: how often this volume's process has started. The rest counts writes."""
 
@@ -48,12 +51,6 @@ class VolumeRecord(msgspec.Struct, frozen=True):
     slab_bytes: int
     generation: int
     """Counts starts of its process."""
-
-
-class PlacesRecord(msgspec.Struct, frozen=True):
-    """Which lenders may hold pages that the disk does not have yet; file `places`."""
-
-    places: tuple[OpenPlace, ...]
 
 
 class Shape(NamedTuple):
@@ -77,33 +74,6 @@ class Shape(NamedTuple):
         return -(-self.pages // self.slab_pages)
 
 
-class Slab:
-    """One slab of the volume: its places and its counters."""
-
-    def __init__(self, index: int, first: int, pages: int) -> None:
-        self.index, self.first, self.pages = index, first, pages
-        self.link: RemoteSlab | None = None
-        """Where writes go."""
-        self.source: RemoteSlab | None = None
-        """The place being left: still good for reading what has not been copied or rewritten."""
-        self.requests = self.written = self.remote = 0
-        self.changed = False
-        """`remote` must be counted again."""
-        self.ready = asyncio.Event()
-        """Set once its lenders have been asked what they hold."""
-        self.ready.set()
-
-    def links(self) -> list[RemoteSlab]:
-        return [link for link in (self.link, self.source) if link is not None]
-
-    def holder(self, page: int, version: int) -> RemoteSlab | None:
-        """Whoever holds `version` of this page of the volume."""
-        for link in (self.link, self.source):
-            if link is not None and link.usable and link.held[page - self.first] == version:
-                return link
-        return None
-
-
 class Volume:
     """Reads, writes and places of one volume. Its files start with `prefix`; `tell` hears of slabs lost and copied."""
 
@@ -117,31 +87,34 @@ class Volume:
             Slab(index, index * shape.slab_pages, min(shape.slab_pages, shape.pages - index * shape.slab_pages))
             for index in range(shape.slabs)
         ]
-        self._env, self._prefix, self._deadline_s, self._tell = env, prefix, deadline_s, tell
-        self._version = 0
-        self._places: dict[tuple[int, int], OpenPlace] = {}
-        """By slab and epoch: every lender that may hold what the disk does not."""
-        self._recording = asyncio.Lock()
+        self.places = Places(env.disk, env.log, prefix)
+        self.lenders = Lenders(
+            env, self.places, self.queue, self.slabs, shape.page_bytes, self._connect, self._fetch, tell
+        )
+        self.read_only = ""
+        """Why nothing can be written, for people; empty: it can."""
+        self._env, self._prefix, self._deadline_s = env, prefix, deadline_s
+        self._version = self._ours = 0
         self._read_bytes = self._written_bytes = self._remote_read_bytes = self._disk_read_bytes = 0
 
     # ---- life ----
 
     async def open(self) -> None:
-        """Load what the disk knows, and begin to ask the lenders. ValueError when the files are of another size."""
+        """Load what the disk knows, and begin to ask the lenders. ValueError when the files are of another size. A disk
+        that can be read but not written is no reason not to serve reads."""
         record = await self._load_record()
-        await self._env.disk.replace(f"{self._prefix}/volume", msgspec.msgpack.encode(record))
-        self._version = record.generation << (64 - GENERATION_BITS)
+        self._version = self._ours = record.generation << (64 - GENERATION_BITS)
         await self.backing.load()
         for slab in self.slabs:
             versions = self.backing.version[slab.first : slab.first + slab.pages]
             slab.written = slab.pages - versions.count(0)
-        places = await self._load_places()
-        self._places = {(place.index, place.epoch): place for place in places}
+        await self.places.load(len(self.slabs))
+        try:
+            await self._make_writable(record)
+        except OSError as error:
+            self._refuse_writes(record, error)
         self._env.spawn("spill", self.queue.run())
-        for index in sorted({place.index for place in places}):
-            self.slabs[index].ready.clear()
-            mine = sorted((place for place in places if place.index == index), key=lambda place: place.epoch)
-            self._env.spawn(f"recover slab {index}", self._recover(self.slabs[index], mine))
+        self.lenders.find_again(self.places.all(), self.places.clean)
 
     async def _load_record(self) -> VolumeRecord:
         shape = self.shape
@@ -154,28 +127,51 @@ class Volume:
             generation = known.generation + 1
         return VolumeRecord(shape.size_bytes, shape.page_bytes, shape.slab_bytes, generation)
 
-    async def _load_places(self) -> tuple[OpenPlace, ...]:
-        found = await self._env.disk.read(f"{self._prefix}/places")
-        if found is None:
-            return ()
-        places = msgspec.msgpack.decode(found, type=PlacesRecord).places
-        return tuple(place for place in places if place.index < len(self.slabs))
+    async def _make_writable(self, record: VolumeRecord) -> None:
+        """Before the first write its versions must be above all earlier ones, what a loss of power left torn must be
+        settled, and the file of places must not say any more that the last process ended in good order."""
+        await self._env.disk.replace(f"{self._prefix}/volume", msgspec.msgpack.encode(record))
+        await self.backing.settle()
+        if self.places.clean:
+            await self.places.write()
+        self.read_only = ""
+
+    def _refuse_writes(self, record: VolumeRecord, error: OSError) -> None:
+        self.read_only = f"its files cannot be written: {error}"
+        self._env.log.error("the volume is read-only for now", why=str(error))
+        self._env.spawn("make the volume writable", self._wait_writable(record))
+
+    async def _wait_writable(self, record: VolumeRecord) -> None:
+        while self.read_only:
+            await asyncio.sleep(WRITABLE_S)
+            try:
+                await self._make_writable(record)
+            except OSError as error:
+                self.read_only = f"its files cannot be written: {error}"
+        self._env.log.info("the volume can be written again")
+
+    async def end(self) -> None:
+        """In good order: everything is on disk, and the file of places says so. Nobody writes any more. OSError when
+        it is not."""
+        await self.queue.flush()
+        if not self.read_only and all(slab.sure.is_set() for slab in self.slabs):
+            await self.places.write(clean=True)
 
     async def forget(self) -> None:
         """Delete everything durable."""
         await self.queue.drop()
-        for slab in self.slabs:
-            for link in slab.links():
-                link.fail("the volume is forgotten")
+        self.lenders.shut()
         await self.backing.delete()
-        for name in ("places", "volume"):
-            await self._env.disk.delete(f"{self._prefix}/{name}")
+        await self.places.delete()
+        await self._env.disk.delete(f"{self._prefix}/volume")
 
     # ---- reading and writing ----
 
     async def write(self, first: int, count: int, pages: memoryview | None) -> None:
         """Write a run of pages; None: zeros. Returns when acknowledged by the rules above. OSError when neither lender
         nor disk took it: then it may or may not be what later reads find, until it is written again."""
+        if self.read_only:
+            raise OSError(errno.EROFS, f"volume {self.shape.name} is read-only: {self.read_only}")
         size = self.shape.page_bytes
         for slab, start, run in self._parts(first, count):
             part = None if pages is None else pages[(start - first) * size : (start - first + run) * size]
@@ -183,16 +179,14 @@ class Volume:
         self._written_bytes += count * size
 
     async def _write_part(self, slab: Slab, first: int, count: int, pages: memoryview | None) -> None:
-        await slab.ready.wait()
+        """Newer than whatever a lender that has not answered yet may hold: it need not wait for that."""
         await self.queue.room(count)
         version = self._begin(slab, first, count, pages)
         link = slab.link
         if link is not None and link.usable:
-            try:
+            with contextlib.suppress(SlabGone):  # an event of its own: `lenders` hears of it
                 await link.write(first - slab.first, array("Q", (version,)) * count, pages)
                 return
-            except SlabGone as gone:
-                self._lost(slab, link, str(gone))
         await self.queue.written(first, count, version)
 
     def _begin(self, slab: Slab, first: int, count: int, pages: memoryview | None) -> int:
@@ -210,18 +204,20 @@ class Volume:
         return self._version
 
     async def read(self, first: int, into: memoryview) -> None:
-        """Fill `into` with a run of pages. OSError when a page cannot be had from anywhere."""
+        """Fill `into` with a run of pages. OSError when a page cannot be had from anywhere, or when a lender that may
+        hold a newer one has not answered since this process began."""
         size = self.shape.page_bytes
         count = len(into) // size
         for slab, start, run in self._parts(first, count):
-            await slab.ready.wait()
             slab.requests += run
+            if slab.unsure and any(self.queue.version(page) < self._ours for page in range(start, start + run)):
+                await self.lenders.known(slab)
             await self._fetch(slab, start, into[(start - first) * size : (start - first + run) * size])
         self._read_bytes += count * size
 
     async def _fetch(self, slab: Slab, first: int, into: memoryview) -> Versions:
-        """Fill `into` from wherever the newest content is; the versions of what is in it. A lender that fails on the
-        way is given up, and the rest comes from elsewhere."""
+        """Fill `into` from wherever the newest content is; the versions of what is in it. When a link ends on the way,
+        the rest comes from elsewhere."""
         size = self.shape.page_bytes
         versions = array("Q")
         while len(versions) < len(into) // size:
@@ -237,10 +233,8 @@ class Volume:
                 versions.extend(await self.backing.read(page, rest[: run * size]))
                 self._disk_read_bytes += run * size
                 continue
-            try:
+            with contextlib.suppress(SlabGone):
                 versions.extend(await self._fetch_remote(slab, holder, page, rest[: run * size]))
-            except SlabGone as gone:
-                self._lost(slab, holder, str(gone))
         return versions
 
     def _same_holder(self, slab: Slab, page: int, most: int) -> tuple[RemoteSlab | None, int]:
@@ -260,13 +254,17 @@ class Volume:
         wanted = self.backing.version[first : first + count]
         versions = await holder.read(first - slab.first, into)
         if any(got < want for got, want in zip(versions, wanted, strict=True)):
+            holder.lied = True
             holder.fail(f"{holder.place.lender} answered with older content than it acknowledged")
             raise SlabGone(holder.why)
         self._remote_read_bytes += len(into)
         return versions
 
     async def flush(self) -> None:
-        """Every write acknowledged before is on disk and synced. OSError when it is not."""
+        """Every write acknowledged before, also to an earlier process, is on disk and synced. OSError: it is not."""
+        for slab in self.slabs:
+            if slab.unsure:
+                await self.lenders.known(slab)
         await self.queue.flush()
 
     def _parts(self, first: int, count: int) -> list[tuple[Slab, int, int]]:
@@ -283,171 +281,24 @@ class Volume:
 
     async def open_place(self, place: OpenPlace) -> None:
         """Writes go there from now on; what was written before is copied in the background. ValueError says why not."""
-        slab = self._slab(place.index)
-        await slab.ready.wait()
-        if any(link.place.epoch == place.epoch and link.usable for link in slab.links()):
-            return
-        if slab.link is not None and slab.link.place.epoch > place.epoch:
-            raise ValueError(f"slab {place.index} is open under the newer epoch {slab.link.place.epoch}")
-        try:
-            link = await self._connect(place)
-        except SlabGone as gone:
-            raise ValueError(str(gone)) from gone
-        await self._record(add=place)
-        if slab.source is not None:
-            slab.source.fail("left for good")
-        slab.source, slab.link = slab.link, link
-        slab.changed = True
-        self._env.spawn(f"copy slab {slab.index}", self._copy_up(slab, link))
+        await self.lenders.open(self.slab(place.index), place)
 
     async def close_place(self, index: int, epoch: int) -> None:
         """Returns when no request uses it and every page it holds is on disk as well."""
-        slab = self._slab(index)
-        await slab.ready.wait()
-        link = next((link for link in slab.links() if link.place.epoch == epoch), None)
-        if link is not None:
-            await link.retire()
-            self._drop(slab, link)
-        await self.queue.drained(slab.first, slab.pages)
-        await self._record(remove=(index, epoch))
+        await self.lenders.close(self.slab(index), epoch)
 
-    def places(self) -> tuple[OpenPlace, ...]:
-        """Those in use, and those of slabs whose lenders are still being asked."""
-        asking = [place for place in self._places.values() if not self.slabs[place.index].ready.is_set()]
-        return (*asking, *(link.place for slab in self.slabs for link in slab.links() if slab.ready.is_set()))
-
-    def _slab(self, index: int) -> Slab:
+    def slab(self, index: int) -> Slab:
+        """ValueError when there is none."""
         if not 0 <= index < len(self.slabs):
             raise ValueError(f"{self.shape.name} has slabs 0 to {len(self.slabs) - 1}, none with index {index}")
         return self.slabs[index]
 
-    async def _connect(self, place: OpenPlace) -> RemoteSlab:
+    async def _connect(self, place: OpenPlace, within_s: float | None) -> RemoteSlab:
         """A slab at a lender has its full size, also the last one of a volume that is smaller."""
         shape = self.shape
-        return await RemoteSlab.open(self._env, shape.name, place, shape.slab_pages, shape.page_bytes, self._deadline_s)
-
-    def _drop(self, slab: Slab, link: RemoteSlab) -> None:
-        slab.changed = True
-        if slab.link is link:
-            # An older place that is still open becomes the place again: it may serve what it holds, and take writes.
-            slab.link, slab.source = slab.source, None
-        elif slab.source is link:
-            slab.source = None
-
-    def _lost(self, slab: Slab, link: RemoteSlab, why: str) -> None:
-        """Reads go to queue and disk from now on, and the agent hears of it; forgotten when the disk has all."""
-        link.fail(why)
-        if link in slab.links() and not link.retiring:  # while it retires, `close_place` sees to the rest
-            self._drop(slab, link)
-            self._env.log.warning("lost a slab", slab=slab.index, lender=link.place.lender, why=why)
-            self._tell(SlabLost(slab.index, link.place.epoch, why[:400]))
-            self._env.spawn(f"settle slab {slab.index}", self._settle(slab, link.place.epoch))
-
-    async def _settle(self, slab: Slab, epoch: int) -> None:
-        await self.queue.drained(slab.first, slab.pages)
-        await self._record(remove=(slab.index, epoch))
-
-    async def _record(self, add: OpenPlace | None = None, remove: tuple[int, int] | None = None) -> None:
-        """Durable before the first page goes to a new place, and until the last page of an old one is on disk."""
-        async with self._recording:
-            if add is not None:
-                self._places[add.index, add.epoch] = add
-            if remove is not None and self._places.pop(remove, None) is None:
-                return
-            record = PlacesRecord(tuple(self._places.values()))
-            await self._env.disk.replace(f"{self._prefix}/places", msgspec.msgpack.encode(record))
-
-    async def _copy_up(self, slab: Slab, link: RemoteSlab) -> None:
-        """What was written before the slab was mapped goes up too, so that reads find it there. The paper waits for the
-        next page-out instead (Infiniswap §2.4.1); a slab read more than written would stay on disk for ever."""
-        size = self.shape.page_bytes
-        buffer = memoryview(bytearray(COPY_PAGES * size))
-        try:
-            page = slab.first
-            while page < slab.first + slab.pages and link.usable:
-                run = self._missing(slab, link, page)
-                if run:
-                    versions = await self._fetch(slab, page, buffer[: run * size])
-                    await link.write(page - slab.first, versions, buffer[: run * size])
-                    slab.changed = True
-                page += run or 1
-        except SlabGone as gone:
-            self._lost(slab, link, str(gone))
-            return
-        except OSError as error:
-            self._env.log.warning("cannot copy a slab to its lender", slab=slab.index, why=str(error))
-            return
-        if link.usable:
-            self._tell(SlabCopied(slab.index, link.place.epoch))
-
-    def _missing(self, slab: Slab, link: RemoteSlab, page: int) -> int:
-        """How many pages from `page` on were written and are not at `link` in their newest version."""
-        run = 0
-        while run < COPY_PAGES and page + run < slab.first + slab.pages:
-            version = self.queue.version(page + run)
-            if version == 0 or link.held[page + run - slab.first] == version:
-                break
-            run += 1
-        return run
-
-    # ---- after a restart ----
-
-    async def _recover(self, slab: Slab, places: Sequence[OpenPlace]) -> None:
-        """Bring home what the lenders of a slab hold and the disk does not; then it is ready. Oldest place first, so
-        that the newest ends up as the place for writing."""
-        for place in places:
-            try:
-                link = await self._reconnect(place)
-                await self._bring_home(slab, link)
-                slab.source, slab.link = slab.link, link
-            except SlabGone as gone:
-                self._env.log.warning("a lender did not come back", slab=slab.index, lender=place.lender, why=str(gone))
-                self._tell(SlabLost(slab.index, place.epoch, str(gone)[:400]))
-                await self._record(remove=(slab.index, place.epoch))
-        slab.changed = True
-        slab.ready.set()
-        if slab.link is not None:
-            await self._copy_up(slab, slab.link)
-
-    async def _reconnect(self, place: OpenPlace) -> RemoteSlab:
-        """A lender that says no means it, and so does its machine when nothing listens there any more: that process and
-        what it held are gone. One that is silent gets `RECOVER_S`."""
-        give_up_s = self._env.clock.now_s() + RECOVER_S
-        while True:
-            try:
-                return await self._connect(place)
-            except SlabStale:
-                raise
-            except SlabGone as gone:
-                if isinstance(gone.__cause__, ConnectionRefusedError) or self._env.clock.now_s() >= give_up_s:
-                    raise
-            await asyncio.sleep(RECOVER_PAUSE_S)
-
-    async def _bring_home(self, slab: Slab, link: RemoteSlab) -> None:
-        versions = await link.versions()
-        size = self.shape.page_bytes
-        buffer = memoryview(bytearray(REQUEST_PAGES_MAX * size))
-        page = 0
-        while page < slab.pages:
-            run = 0
-            while (
-                page + run < slab.pages
-                and run < REQUEST_PAGES_MAX
-                and versions[page + run] > self._here(slab, page + run)
-            ):
-                run += 1
-            if run:
-                got = await link.read(page, buffer[: run * size])
-                await self.queue.room(run)
-                for at, version in enumerate(got):
-                    content = Page(version, bytes(buffer[at * size : (at + 1) * size]))
-                    self.queue.put(slab.first + page + at, content)
-            page += run or 1
-        await self.queue.drained(slab.first, slab.pages)
-        link.held[:] = versions
-
-    def _here(self, slab: Slab, page: int) -> int:
-        return self.queue.version(slab.first + page)
+        return await RemoteSlab.open(
+            self._env, shape.name, place, shape.slab_pages, shape.page_bytes, self._deadline_s, within_s
+        )
 
     # ---- counting ----
 
@@ -463,7 +314,18 @@ class Volume:
             disk_read_bytes=self._disk_read_bytes,
             queued_pages=len(self.queue),
             torn_pages=self.backing.torn,
+            places=self.lenders.now(),
+            links_reopened=self.lenders.reopened,
+            unrecovered=self.lenders.unrecovered,
+            trouble=self.trouble[:400],
         )
+
+    @property
+    def trouble(self) -> str:
+        """What the disk refuses now, for people."""
+        if self.read_only:
+            return f"read-only: {self.read_only}"
+        return f"pages wait for the disk, which refuses them: {self.queue.refused}" if self.queue.refused else ""
 
     def _count(self, slab: Slab) -> SlabCounts:
         if slab.changed:

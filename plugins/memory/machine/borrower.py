@@ -11,7 +11,7 @@ this machine takes its word. Epochs come from `boot << 32`, so those of a later 
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from covey.core import Heard, HostId, Note, Send, SetTimer, Undelivered
 from plugins.memory.machine.borrower_events import (
@@ -33,7 +33,8 @@ from plugins.memory.machine.borrower_events import (
     VolumeDetached,
     VolumeFound,
 )
-from plugins.memory.machine.slab import Place, Search, Slab, Volume, counted, names
+from plugins.memory.machine.leaving import close, closed, leave_if_evicted, lost_note, reconcile
+from plugins.memory.machine.slab import Link, Place, Search, Slab, Volume, counted, names
 from plugins.memory.messages import (
     Activity,
     CheckActivity,
@@ -57,6 +58,8 @@ OPEN_S = 10.0
 """How long the volume's process may take to open a slab."""
 RETRY_S, RETRY_MAX_S = 2.0, 60.0
 """Pause after nobody had room; doubles up to the maximum."""
+DOUBTED_S = 2
+"""For how many seconds the volume's process may not know a place that we believe in: our view of it may be older."""
 CLOSE_AT = 0.8
 """Part of the grace after which a slab that is still moving is closed, so that `Done` arrives in time."""
 
@@ -114,7 +117,7 @@ class Borrower:
             case SlabFailed():
                 return self._failed(slab, event.epoch, event.why, now_s)
             case SlabClosed():
-                return self._closed(slab, event.epoch)
+                return closed(slab, event.epoch)
             case SearchOver():
                 return self._search_over(slab, event, now_s)
             case GraceOver():
@@ -128,20 +131,36 @@ class Borrower:
             for index, slab in enumerate(volume.slabs):
                 assert (slab.volume, slab.index) == (name, index), f"{slab.subject} is out of place"
                 slab.check()
-                for used in (slab.place, slab.next, slab.search):
-                    assert used is None or used.epoch not in epochs, f"epoch {used.epoch} is used twice"
-                    if used is not None:
-                        epochs.add(used.epoch)
+                places = [place.epoch for place in (slab.place, slab.next, slab.search) if place is not None]
+                for epoch in (*places, *slab.left):
+                    assert epoch not in epochs, f"epoch {epoch} is used twice"
+                    epochs.add(epoch)
 
     # ---- the second ----
 
     def _second_passed(self, event: SecondPassed, now_s: float) -> Actions:
         self._peers = event.peers
         actions: Actions = []
+        if event.links is not None:
+            for name, volume in self.volumes.items():
+                links = event.links.get(name)
+                actions += [action for slab in volume.slabs for action in self._looked(slab, links, now_s)]
         for name, requests in event.requests.items():
             if name in self.volumes:
                 actions += self._measured(self.volumes[name], requests, now_s)
         return actions + self._renew(now_s)
+
+    def _looked(self, slab: Slab, links: Mapping[int, Link] | None, now_s: float) -> Actions:
+        """What the volume's process says of its places each second. What it tells by itself comes sooner, but may be
+        lost or overtaken: a place that it does not have, twice in a row, is lost. None: it does not answer."""
+        slab.link = links.get(slab.place.epoch, "") if links and slab.place is not None else ""
+        places = [place for place in (slab.place, slab.next) if place is not None]
+        gone = [place for place in places if links is not None and links.get(place.epoch, "leaving") == "leaving"]
+        slab.doubted = slab.doubted + 1 if gone and not slab.closing else 0
+        if slab.doubted < DOUBTED_S:
+            return []
+        slab.doubted = 0
+        return [action for place in gone for action in self._failed(slab, place.epoch, "it has no link", now_s)]
 
     def _measured(self, volume: Volume, requests: Sequence[int], now_s: float) -> Actions:
         actions: Actions = []
@@ -158,7 +177,7 @@ class Borrower:
         assert slab.place is not None
         assert volume.cold is not None
         why = f"{_rate(slab.requests_per_s)} page requests/s, cold below {_rate(volume.cold)}"
-        return [Note(slab.subject, "cold", f"{why}; {slab.place.lender} gets its memory back"), self._close(slab)]
+        return [Note(slab.subject, "cold", f"{why}; {slab.place.lender} gets its memory back"), close(slab)]
 
     def _renew(self, now_s: float) -> Actions:
         """Every third of a lease: one message per lender."""
@@ -170,6 +189,8 @@ class Borrower:
             for place in (slab.place, slab.next):
                 if place is not None:
                     by_lender.setdefault(place.lender, []).append(slab.ref(place.epoch))
+            for epoch, lender in slab.left.items():
+                by_lender.setdefault(lender, []).append(slab.ref(epoch))
         return [Send(lender, Renew(tuple(slabs)), self.lease_s / 3) for lender, slabs in sorted(by_lender.items())]
 
     # ---- finding a place ----
@@ -204,7 +225,7 @@ class Borrower:
         pause_s = min(RETRY_MAX_S, RETRY_S * 2 ** min(slab.retries - 1, 10))
         slab.retry_at_s = now_s + pause_s
         actions: Actions = [Note(slab.subject, event, f"{reason}; stays on disk, next try in {pause_s:g} s")]
-        return actions + self._leave_if_evicted(slab)
+        return actions + leave_if_evicted(slab)
 
     def _offered(self, slab: Slab, host: HostId, slabs: int, now_s: float) -> Actions:
         search = slab.search
@@ -227,13 +248,17 @@ class Borrower:
         return [note, Send(search.chosen, taken, ANSWER_S), self._search_timer(slab, "map", 1.5 * ANSWER_S)]
 
     def _next_best(self, slab: Slab, search: Search, why: str, now_s: float) -> Actions:
-        """The chosen host is out; take the other one, if it has room."""
+        """The chosen host is out; take the other one, if it has room. What the volume's process was told to open is
+        closed first: it may be open, with pages that nobody else has."""
         assert search.chosen is not None
-        lost = search.chosen
+        lost, granted, old = search.chosen, search.place, search.epoch
         search.offers[lost], search.chosen, search.place = 0, None, None
-        old, self._epoch = search.epoch, self._epoch + 1
+        self._epoch += 1
         search.epoch = self._epoch
-        back = Send(lost, Done(slab.volume, slab.index, old))
+        back: BorrowerAction = Send(lost, Done(slab.volume, slab.index, old))
+        if granted is not None:
+            slab.left[old] = lost
+            back = CloseSlab(slab.volume, slab.index, old)
         return [Note(slab.subject, "refused", f"{lost}: {why}"), back, *self._take(slab, search, now_s)]
 
     def _granted(self, slab: Slab, search: Search, info: MrInfo) -> Actions:
@@ -261,7 +286,7 @@ class Borrower:
             return [CloseSlab(slab.volume, slab.index, epoch)]
         slab.search, slab.retries = None, 0
         if slab.place is None:
-            slab.place = search.place
+            slab.place, slab.link = search.place, "open"
         else:
             slab.next = search.place
         event = "mapped" if slab.next is None else "moving"
@@ -272,32 +297,27 @@ class Borrower:
         search = slab.search
         if search is None or search.place is None or search.epoch != epoch:
             return []
-        return [CloseSlab(slab.volume, slab.index, epoch), *self._next_best(slab, search, why, now_s)]
+        return self._next_best(slab, search, why, now_s)
 
     # ---- losing a place ----
 
     def _failed(self, slab: Slab, epoch: int, why: str, now_s: float) -> Actions:
-        """Nothing is lost: what it held is on disk or in the volume's queue. A place may fail before we hear that it
-        was opened: what the process tells by itself overtakes its answers."""
-        if slab.search is not None and slab.search.epoch == epoch:
-            return self._not_opened(slab, epoch, why, now_s)
+        """Nothing is lost: what it held is on disk or in the volume's queue. Only when all of it is on disk may the
+        lender free it, and another place be looked for. A place may fail before we hear that it was opened: what the
+        process tells by itself overtakes its answers."""
+        search = slab.search
+        if search is not None and search.epoch == epoch and search.place is not None:
+            return [*self._opened(slab, epoch), *self._failed(slab, epoch, why, now_s)]
         if slab.next is not None and slab.next.epoch == epoch:
             lost, slab.next = slab.next, None
-            return [*self._lost(slab, lost, why, "the place it was leaving"), *self._leave_if_evicted(slab)]
-        if slab.place is None or slab.place.epoch != epoch:
+            slab.left[epoch] = lost.lender
+            note = lost_note(slab, lost, why, "the place it was leaving serves it")
+            return [note, CloseSlab(slab.volume, slab.index, epoch), *leave_if_evicted(slab)]
+        if slab.place is None or slab.place.epoch != epoch or slab.closing:
             return []
-        lost = slab.place
-        return self._lost(slab, lost, why, self._promote(slab))
-
-    def _lost(self, slab: Slab, place: Place, why: str, instead: str) -> Actions:
-        note = Note(slab.subject, "lost", f"{place.lender}, epoch {place.epoch}: {why}; {instead} serves it")
-        return [note, Send(place.lender, Done(slab.volume, slab.index, place.epoch))]
-
-    def _promote(self, slab: Slab) -> str:
-        """The place it was moving to, if any, is its place now. Who serves it, for people."""
-        slab.place, slab.next = slab.next, None
-        slab.evicted = slab.closing = False
-        return "the disk" if slab.place is None else slab.place.lender
+        slab.lost = True
+        note = lost_note(slab, slab.place, why, "the disk serves it, until another place is found")
+        return [note, close(slab)]
 
     def _host_lost(self, host: HostId) -> Actions:
         """Its places are closed at once, also those that nobody reads now; a search does not wait for its answer."""
@@ -306,27 +326,8 @@ class Borrower:
             if slab.next is not None and slab.next.lender == host:
                 actions.append(CloseSlab(slab.volume, slab.index, slab.next.epoch))
             if slab.place is not None and slab.place.lender == host and not slab.closing:
-                actions += [
-                    Note(slab.subject, "lender gone", f"{host} is gone from the rack"),
-                    self._close(slab),
-                ]
+                actions += [Note(slab.subject, "lender gone", f"{host} is gone from the rack"), close(slab)]
         return actions
-
-    def _close(self, slab: Slab) -> CloseSlab:
-        assert slab.place is not None
-        slab.closing = True
-        return CloseSlab(slab.volume, slab.index, slab.place.epoch)
-
-    def _closed(self, slab: Slab, epoch: int) -> Actions:
-        done = Done(slab.volume, slab.index, epoch)
-        if slab.next is not None and slab.next.epoch == epoch:
-            lender, slab.next = slab.next.lender, None
-            return [Send(lender, done), *self._leave_if_evicted(slab)]
-        if slab.place is None or slab.place.epoch != epoch:
-            return []
-        lender = slab.place.lender
-        where = self._promote(slab)
-        return [Note(slab.subject, "done", f"{lender} may free it, {where} holds it now"), Send(lender, done)]
 
     # ---- eviction ----
 
@@ -341,7 +342,7 @@ class Borrower:
         why = f"{sender} needs its memory back within {message.grace_s:g} s"
         if not placement.is_hot(slab.requests_per_s, self.volumes[slab.volume].hot):
             cool = f"{why}; {slab.requests_per_s:.1f} page requests/s is not hot, the disk will do"
-            return [Note(slab.subject, "evicted", cool), self._close(slab)]
+            return [Note(slab.subject, "evicted", cool), close(slab)]
         timer: SetTimer[SearchOver | GraceOver] = SetTimer(
             CLOSE_AT * message.grace_s, GraceOver(slab.volume, slab.index, place.epoch)
         )
@@ -353,24 +354,18 @@ class Borrower:
             return [CloseSlab(slab.volume, slab.index, message.epoch)]
         search = slab.search
         if search is not None and search.epoch == message.epoch and search.chosen == sender:
-            close = CloseSlab(slab.volume, slab.index, message.epoch)
-            return [close, *self._next_best(slab, search, "wants it back already", now_s)]
+            return self._next_best(slab, search, "wants it back already", now_s)
         return [Send(sender, Done(slab.volume, slab.index, message.epoch))]
 
     def _copied(self, slab: Slab, epoch: int) -> Actions:
         if slab.search is not None and slab.search.epoch == epoch:
             slab.search.copied = True
         moved = slab.next is not None and slab.next.epoch == epoch and not slab.closing
-        return [self._close(slab)] if moved else []
+        return [close(slab)] if moved else []
 
     def _grace_over(self, slab: Slab, epoch: int) -> Actions:
         late = slab.place is not None and slab.place.epoch == epoch and not slab.closing
-        return [self._close(slab)] if late else []
-
-    def _leave_if_evicted(self, slab: Slab) -> Actions:
-        """An evicted slab that found no new place leaves the old one now: there is nothing to wait for."""
-        leaves = slab.evicted and slab.place is not None and not slab.closing
-        return [self._close(slab)] if leaves else []
+        return [close(slab)] if late else []
 
     # ---- messages ----
 
@@ -447,27 +442,7 @@ class Borrower:
         actions: Actions = []
         for slab in known.slabs:
             found = sorted(open_now.get(slab.index, []), key=lambda place: place.epoch)
-            actions += self._reconcile(slab, found, now_s)
-        return actions
-
-    def _reconcile(self, slab: Slab, found: list[Place], now_s: float) -> Actions:
-        """`found` oldest first. With two, a move was under way: the older one is closed, the newer one stays."""
-        epochs = {place.epoch for place in found}
-        actions: Actions = []
-        for place in (slab.place, slab.next):
-            if place is not None and place.epoch not in epochs:
-                actions += self._failed(slab, place.epoch, "the volume's process lost it", now_s)
-        if slab.search is not None and slab.search.place is not None:
-            search, slab.search = slab.search, None
-            if search.epoch not in epochs:
-                assert search.chosen is not None
-                actions.append(Send(search.chosen, Done(slab.volume, slab.index, search.epoch)))
-        if epochs - {place.epoch for place in (slab.place, slab.next) if place is not None}:
-            actions.append(Note(slab.subject, "found again", f"on {found[-1].lender}, epoch {found[-1].epoch}"))
-        slab.place = found[0] if found else None
-        slab.next = found[-1] if len(found) > 1 else None
-        if found and (slab.closing or slab.next is not None):
-            actions.append(self._close(slab))  # the process died before it had closed it
+            actions += reconcile(slab, found)
         return actions
 
     def _volume_detached(self, name: str) -> Actions:
@@ -477,6 +452,7 @@ class Borrower:
             held = [(place.lender, place.epoch) for place in (slab.place, slab.next) if place is not None]
             if slab.search is not None and slab.search.chosen is not None:
                 held.append((slab.search.chosen, slab.search.epoch))
+            held += [(lender, epoch) for epoch, lender in slab.left.items()]
             actions += [Send(lender, Done(name, slab.index, epoch)) for lender, epoch in held]
         return actions
 

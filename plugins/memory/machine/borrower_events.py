@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from covey.core import Heard, HostId, Note, Send, SetTimer, Undelivered
-from plugins.memory.machine.slab import Place
+from plugins.memory.machine.slab import Link, Place
 from plugins.memory.policy.placement import Peer
 
 # ---- events ----------------------------------------------------------------------------------------------------------
@@ -15,6 +15,8 @@ class SecondPassed(msgspec.Struct, frozen=True):
     requests: Mapping[str, Sequence[int]]
     """Volume -> pages requested of each slab since the last second. A volume whose process did not answer is absent."""
     peers: tuple[Peer, ...]
+    links: Mapping[str, Mapping[int, Link]] | None = None
+    """Volume -> epoch -> how the link to that place is; None when nobody looked."""
 
 
 class VolumeFound(msgspec.Struct, frozen=True):
@@ -52,7 +54,7 @@ class SlabCopied(SlabEvent, frozen=True):
 
 
 class SlabFailed(SlabEvent, frozen=True):
-    """Its connection broke or missed a deadline; reads go to the disk already."""
+    """Its link ended and could not be opened again; reads go to the queue or the disk already."""
 
     why: str
 

@@ -38,6 +38,7 @@ from plugins.memory.messages import (
     Renew,
     SlabMessage,
     SlabRef,
+    SlabsAreHeld,
 )
 from plugins.memory.policy import eviction, headroom, lending
 from plugins.memory.policy.headroom import Growth
@@ -192,6 +193,12 @@ class Lender:
             return 0
         lent = sum(lent.size_bytes for lent in self.lent.values())
         return lending.spare_bytes(msgspec.structs.replace(self.budget, lent_bytes=lent))
+
+    def held(self, borrower: HostId, asked: Sequence[SlabRef]) -> SlabsAreHeld:
+        """Which of these the slab process has for that borrower. Before it has said so, nobody knows."""
+        if not self.address:
+            return SlabsAreHeld(known=False)
+        return SlabsAreHeld(known=True, slabs=tuple(ref for ref in asked if self._find(borrower, ref) is not None))
 
     # ---- the second ----
 

@@ -1,23 +1,32 @@
 """One slab of a volume, as its borrower knows it.
 
            hot                  two answered            MrInfo              vold opened it
-cold -------------> asking ------------------> asking --------> asking ----------------------> mapped
+cold -------------> asking ------------------> asking --------> asking ----------------------> mapped <--> reopening
  ^  <- nobody has room -'     (Map to the freest)                                               |   |
  |                                                                                              |   |
- |<------------------- lender lost, or its connection failed -----------------------------------'   | Evict
+ |<- closed, `Done` --- lost: its link ended for good, or its lender is gone <------------------'   | Evict
  |                                                                                                  v
  '<- closed, `Done` -------------- moving: asks again while the old place still serves reads -------'
                                     '- copied to the new place, old one closed, `Done` -> mapped
+
+`mapped` is what has a working link, by the word of the volume's process a second ago at most. Without one it is
+`reopening` (the link ended, and is tried again under its epoch) or `recovering` (the process began anew, and the lender
+has not said yet what it holds). A lender hears `Done` only when the process says that the place is closed: until then
+its pages may be the only copy, should the process die.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
 from covey.core import HostId
 from plugins.memory.messages import SlabRef
+
+Link = Literal["", "open", "reopening", "recovering", "leaving"]
+"""What the volume's process says of the link to a place."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,14 @@ class Slab:
     """The lender of `place` wants it back."""
     closing: bool = False
     """`place` is being closed."""
+    lost: bool = False
+    """Since its link ended for good."""
+    link: Link = ""
+    """To `place`, as its volume's process says; empty while that does not answer."""
+    doubted: int = 0
+    """Seconds for which the process has not known a place that we believe in."""
+    left: dict[int, HostId] = field(default_factory=dict)
+    """Epoch -> lender of places that came to nothing and are being closed."""
     retry_at_s: float = 0.0
     """Nobody had room: do not ask before."""
     retries: int = 0
@@ -77,10 +94,21 @@ class Slab:
 
     @property
     def state(self) -> str:
-        """`cold`, `asking`, `mapped` or `moving`."""
-        if self.place is not None:
-            return "moving" if self.evicted or self.closing else "mapped"
-        return "cold" if self.search is None else "asking"
+        """`cold`, `asking`, `mapped`, `reopening`, `recovering`, `lost` or `moving`."""
+        if self.place is None:
+            return "cold" if self.search is None else "asking"
+        if self.link == "recovering":
+            return self.link
+        if self.lost:
+            return "lost"
+        if self.evicted or self.closing:
+            return "moving"
+        return "mapped" if self.link == "open" else "reopening"
+
+    @property
+    def is_served(self) -> bool:
+        """Has it a lender that serves its pages now?"""
+        return self.place is not None and self.link == "open" and not self.lost
 
     def ref(self, epoch: int) -> SlabRef:
         return SlabRef(self.volume, self.index, epoch)
@@ -96,6 +124,7 @@ class Slab:
 
     def check(self) -> None:
         assert self.place is not None or not self.closing, f"{self.subject} closes nothing"
+        assert self.closing or not self.lost, f"{self.subject} is lost and not being closed"
         assert self.place is not None or not self.evicted, f"{self.subject} is evicted from nowhere"
         assert self.place is not None or self.next is None, f"{self.subject} moves from nowhere"
         assert self.next is None or self.search is None, f"{self.subject} searches twice"

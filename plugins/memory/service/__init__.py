@@ -27,6 +27,7 @@ from plugins.memory.messages import (
     QueryMem,
     Renew,
     SlabsAre,
+    SlabsHeld,
     SlabsHere,
 )
 from plugins.memory.policy.settings import MemorySettings
@@ -91,6 +92,8 @@ class MemoryService(RoomService):
     async def answer(self, sender: HostId, question: Any) -> msgspec.Struct:
         if isinstance(question, SlabsHere):
             return SlabsAre(tuple(self.borrowing.slab_views()))
+        if isinstance(question, SlabsHeld):
+            return self.lending.machine.held(sender, question.slabs)
         return await super().answer(sender, question)
 
     # ---- processes of this host ----
@@ -120,6 +123,7 @@ class MemoryService(RoomService):
         return {
             "attach": self._attach,
             "detach": self._detach,
+            "give_up": self._give_up,
             "volumes": self._volumes,
             "slabs": self._slabs,
         }
@@ -135,6 +139,13 @@ class MemoryService(RoomService):
         name = _volume_name(arguments.get("volume"))
         await self.borrowing.detach(name, -1)
         return {"volume": name}
+
+    async def _give_up(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`volume`."""
+        name = _volume_name(arguments.get("volume"))
+        given_up = await self.borrowing.give_up(name)
+        return {"volume": name, "slabs": [place.index for place in given_up],
+                "lenders": sorted({place.lender for place in given_up})}  # fmt: skip
 
     async def _volumes(self, arguments: Mapping[str, Any]) -> list[VolumeView]:
         return self.borrowing.volume_views()

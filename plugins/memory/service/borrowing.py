@@ -26,20 +26,25 @@ from plugins.memory.datapath.control import (
 )
 from plugins.memory.datapath.vold import VoldConfig
 from plugins.memory.machine import borrower_events as events
-from plugins.memory.machine.borrower import OPEN_S, Borrower
+from plugins.memory.machine.borrower import ANSWER_S, OPEN_S, Borrower
 from plugins.memory.machine.borrower_events import BorrowerEvent, CloseSlab, OpenSlab
-from plugins.memory.machine.slab import Place, Slab
+from plugins.memory.machine.slab import Link, Place, Slab
+from plugins.memory.messages import SlabRef, SlabsAreHeld, SlabsHeld
 from plugins.memory.policy.placement import Peer
 from plugins.memory.policy.settings import SLABS_MAX, MemorySettings
 from plugins.memory.service.process import ByteProcess, Program
 from plugins.memory.service.record import KnownProcess, KnownVolume, Record
-from plugins.views import SlabView, VolumeView
+from plugins.views import SlabView, VolumeView, WaitView
 
 ASK_S = 5.0
 READY_S = 10.0
 """How long somebody who attaches waits for the volume's process; it goes on starting."""
 CLOSE_S = 60.0
 """How long one question to close a slab waits for the disk; then it is asked again."""
+AGAIN_S = 1.0
+"""Pause before a process that could not close a slab is asked again."""
+REFS_MAX = 4096
+"""Slabs in one question to a lender."""
 TOKEN_BYTES = 32
 
 
@@ -52,6 +57,8 @@ class OpenVolume:
     counts: PageCounts | None = None
     counted: dict[int, int] = field(default_factory=dict)
     """Slab -> requests at the last second, to tell what is new."""
+    trouble: str = ""
+    """What its story says now about reading and writing it; empty: nothing is wrong."""
 
     @property
     def slabs(self) -> int:
@@ -92,6 +99,8 @@ class Borrowing:
         )
         self.volumes: dict[str, OpenVolume] = {}
         self._changing = asyncio.Lock()
+        self._asked: set[HostId] = set()
+        """Lenders who are being asked what they hold."""
 
     async def start(self) -> None:
         """Every volume's process is found again, or started again."""
@@ -242,11 +251,15 @@ class Borrowing:
     async def second(self) -> None:
         """Once a second: how busy is each slab, and who could be asked."""
         requests: dict[str, Sequence[int]] = {}
+        links: dict[str, dict[int, Link]] = {}
         for name, volume in list(self.volumes.items()):
             counts = await self._count(volume)
             if counts is not None:
                 requests[name] = volume.requests(counts)
-        self.feed(events.SecondPassed(requests, self._peers()))
+                links[name] = {place.epoch: place.state for place in counts.places}
+                self._tell_trouble(volume, counts)
+        self.feed(events.SecondPassed(requests, self._peers(), links))
+        self._ask_about_slabs()
 
     async def _count(self, volume: OpenVolume) -> PageCounts | None:
         if not volume.process.ready.is_set():
@@ -257,6 +270,68 @@ class Borrowing:
             self._env.log.warning("a volume's process does not answer", volume=volume.known.volume, why=str(error))
             return None
         return answer if isinstance(answer, PageCounts) else None
+
+    def _tell_trouble(self, volume: OpenVolume, counts: PageCounts) -> None:
+        """In its story, when it begins, changes and ends."""
+        if counts.trouble != volume.trouble:
+            what = ("disk refuses", counts.trouble) if counts.trouble else ("disk well again", "it takes pages")
+            volume.trouble = counts.trouble
+            self._host.note(f"volume/{volume.known.volume}", *what)
+
+    # ---- lenders that have not said what they hold ----
+
+    def _recovering(self) -> dict[HostId, list[SlabRef]]:
+        """By lender: places of which a volume's process does not know what they hold, since it began anew."""
+        found: dict[HostId, list[SlabRef]] = {}
+        for name, volume in self.volumes.items():
+            epochs = {now.epoch for now in volume.counts.places if now.state == "recovering"} if volume.counts else ()
+            for slab in self._slabs(name) if epochs else ():
+                held = {place.epoch: place.lender for place in (slab.place, slab.next) if place is not None}
+                for epoch, lender in (held | slab.left).items():
+                    if epoch in epochs:
+                        found.setdefault(lender, []).append(slab.ref(epoch))
+        return found
+
+    def _ask_about_slabs(self) -> None:
+        """Whoever has lost them for certain is not waited for. One question at a time to each lender."""
+        for lender, slabs in sorted(self._recovering().items()):
+            if lender not in self._asked:
+                self._asked.add(lender)
+                self._env.spawn(f"ask {lender} about slabs", self._ask_lender(lender, slabs[:REFS_MAX]))
+
+    async def _ask_lender(self, lender: HostId, slabs: Sequence[SlabRef]) -> None:
+        try:
+            answer = await self._host.ask("memory", lender, SlabsHeld(tuple(slabs)), ANSWER_S)
+            if isinstance(answer, SlabsAreHeld) and answer.known:
+                for slab in slabs:
+                    if slab not in answer.slabs:
+                        await self._tell_dead(lender, slab)
+        except (TimeoutError, ConnectionError, Refused):
+            pass  # asked again in a second
+        finally:
+            self._asked.discard(lender)
+
+    async def _tell_dead(self, lender: HostId, slab: SlabRef) -> None:
+        volume = self.volumes.get(slab.volume)
+        if volume is not None:
+            why = f"{lender} says that it does not hold it any more"
+            await volume.process.ask(lambda id: control.PlaceDead(id, slab.index, slab.epoch, why), ASK_S)
+
+    async def give_up(self, name: str) -> tuple[OpenPlace, ...]:
+        """Wait no longer for lenders of this volume that have not said what they hold; the places given up."""
+        volume = self.volumes.get(name)
+        if volume is None:
+            raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volumes")
+        try:
+            answer = await volume.process.ask(control.GiveUp, ASK_S)
+        except (ConnectionError, TimeoutError) as error:
+            what = f"volume {name} cannot be asked"
+            raise Refused(1, what, f"its process does not answer: {error}", "try again in a few seconds") from error
+        given_up = answer.places if isinstance(answer, PlaceList) else ()
+        for place in given_up:
+            why = f"slab {place.index} waits no longer for {place.lender}; pages written there last may read older"
+            self._host.note(f"volume/{name}", "given up", why)
+        return given_up
 
     def _peers(self) -> tuple[Peer, ...]:
         peers: list[Peer] = []
@@ -293,11 +368,15 @@ class Borrowing:
             if volume is None:
                 return
             try:
-                await volume.process.ask(lambda id: control.CloseSlab(id, action.index, action.epoch), CLOSE_S)
+                answer = await volume.process.ask(lambda id: control.CloseSlab(id, action.index, action.epoch), CLOSE_S)
             except TimeoutError:
                 continue
             except ConnectionError:
                 return
+            if not isinstance(answer, Yes):
+                self._env.log.warning("a slab is not closed yet", volume=action.volume, why=str(answer))
+                await asyncio.sleep(AGAIN_S)
+                continue
             self.feed(events.SlabClosed(action.volume, action.index, action.epoch))
             return
 
@@ -315,7 +394,7 @@ class Borrowing:
             size_bytes=known.size_bytes,
             page_bytes=known.page_bytes,
             slab_bytes=known.slab_bytes,
-            slabs_mapped=sum(slab.place is not None for slab in slabs),
+            slabs_mapped=sum(slab.is_served for slab in slabs),
             slabs=volume.slabs,
             read_bytes=counts.read_bytes if counts else 0,
             written_bytes=counts.written_bytes if counts else 0,
@@ -323,6 +402,20 @@ class Borrowing:
             disk_read_bytes=counts.disk_read_bytes if counts else 0,
             process_alive=volume.process.ready.is_set(),
             path=self.path(known.volume),
+            waits_for=self._waits_for(volume),
+            trouble=volume.trouble,
+        )
+
+    def _waits_for(self, volume: OpenVolume) -> tuple[WaitView, ...]:
+        why = {place.epoch: place.why for place in volume.counts.places} if volume.counts else {}
+        return tuple(
+            WaitView(
+                lender,
+                tuple(slab.index for slab in mine),
+                next((why[slab.epoch] for slab in mine if why.get(slab.epoch)), ""),
+            )
+            for lender, slabs in sorted(self._recovering().items())
+            if (mine := [slab for slab in slabs if slab.volume == volume.known.volume])
         )
 
     def path(self, name: str) -> str:
@@ -358,8 +451,9 @@ class Borrowing:
         slabs = [slab for name in self.volumes for slab in self._slabs(name)]
         counted = [volume.counts for volume in self.volumes.values() if volume.counts is not None]
         return {
-            'covey_slabs{role="borrowed"}': sum(slab.place is not None for slab in slabs),
-            'covey_slabs{role="on_disk"}': sum(slab.place is None for slab in slabs),
+            'covey_slabs{role="borrowed"}': sum(slab.is_served for slab in slabs),
+            'covey_slabs{role="on_disk"}': sum(not slab.is_served for slab in slabs),
+            'covey_slabs{role="recovering"}': sum(map(len, self._recovering().values())),
             "covey_volumes": len(self.volumes),
             'covey_page_bytes_total{op="read",from="remote"}': sum(counts.remote_read_bytes for counts in counted),
             'covey_page_bytes_total{op="read",from="disk"}': sum(counts.disk_read_bytes for counts in counted),
@@ -367,6 +461,9 @@ class Borrowing:
             'covey_page_bytes_total{op="write",from="all"}': sum(counts.written_bytes for counts in counted),
             "covey_page_queue_pages": sum(counts.queued_pages for counts in counted),
             "covey_pages_torn_total": sum(counts.torn_pages for counts in counted),
+            "covey_slab_links_reopened_total": sum(counts.links_reopened for counts in counted),
+            "covey_slabs_unrecovered_total": sum(counts.unrecovered for counts in counted),
+            "covey_volumes_in_trouble": sum(bool(counts.trouble) for counts in counted),
         }
 
 

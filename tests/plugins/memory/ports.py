@@ -13,7 +13,7 @@ from agent.clock import RealClock
 from agent.disk import DirectoryDisk
 from agent.tasks import Tasks
 from covey.core import HostId
-from covey.ports import Datagrams, Disk, Env, Links, Probes, Processes
+from covey.ports import ByteStream, Datagrams, Disk, Env, Links, Probes, Processes
 from plugins.memory.datapath.control import OpenPlace, RegisterSlab, Told
 from plugins.memory.datapath.slabd import SlabServer, SlabStore
 from plugins.memory.datapath.volume import Shape, Volume
@@ -93,6 +93,19 @@ class Bench:
     async def cut_lender(self) -> None:
         """Every connection breaks and nobody listens any more; the memory stays."""
         await self._listener.close()
+
+    async def mute_lender(self) -> None:
+        """Every connection breaks; whoever connects anew is accepted and hears nothing: a stopped process."""
+        await self.cut_lender()
+
+        async def silence(stream: ByteStream) -> None:
+            await asyncio.Event().wait()
+
+        self._listener = await self.env.bytes.listen(self.address, silence)
+
+    async def wake_lender(self) -> None:
+        await self.cut_lender()
+        await self.lend()
 
     def register(self, index: int, epoch: int = 1, secret: bytes = SECRET) -> OpenPlace:
         size = SHAPE.slab_bytes

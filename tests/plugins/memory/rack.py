@@ -261,7 +261,8 @@ class SimClient:
         self.done = False
         self.error = ""
         """What it found wrong."""
-        self.failed = 0
+        self.failed, self.why = 0, ""
+        """Requests that failed, and why the last one did."""
         self._stream: Any = None
         self._tag = 0
 
@@ -288,7 +289,9 @@ class SimClient:
                 await self._stream.read_into(memoryview(header))
                 reply = headers.reply(header)
                 if reply.status is not Status.OK:
-                    self.failed += 1
+                    reason = bytearray(headers.reason_bytes(reply))
+                    await self._stream.read_into(memoryview(reason))
+                    self.failed, self.why = self.failed + 1, reason.decode()
                     await asyncio.sleep(0.2)
                     continue
                 assert (reply.tag, reply.pages) == (self._tag, count)

@@ -1,7 +1,7 @@
 """Borrower and lender by story: events in, actions out; and together, with letters lost, doubled and late."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from plugins.memory.machine import lender as le
 from plugins.memory.machine.borrower import Borrower
 from plugins.memory.machine.lender import Lender
 from plugins.memory.machine.loan import Held
-from plugins.memory.machine.slab import Place
+from plugins.memory.machine.slab import Link, Place
 from plugins.memory.messages import (
     Activity,
     CheckActivity,
@@ -29,6 +29,7 @@ from plugins.memory.messages import (
     Renew,
     SlabActivity,
     SlabRef,
+    SlabsAreHeld,
 )
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.placement import Peer
@@ -183,13 +184,61 @@ def test_epochs_of_a_later_start_are_higher() -> None:
     assert sent(Tale().second(1000), QueryMem)[0][1].epoch > 3 << 32
 
 
-def test_a_slab_whose_connection_failed_is_cold_and_looks_again_while_it_is_hot() -> None:
+def test_a_slab_whose_link_ended_is_closed_first_and_looks_again_while_it_is_hot() -> None:
     tale = Tale()
     lender, epoch = tale.mapped()
     actions = tale.tell(b.SlabFailed("v", 0, epoch, "reset"))
-    assert sent(actions, Done) == [(lender, Done("v", 0, epoch))]
+    assert only(actions, b.CloseSlab).epoch == epoch
+    assert sent(actions, Done) == [], "the disk may not have everything yet"
+    assert tale.state() == "lost"
+    assert tale.tell(b.SlabFailed("v", 0, epoch, "reset")) == [], "told twice"
+    assert sent(tale.second(1000), QueryMem) == []
+    assert sent(tale.tell(b.SlabClosed("v", 0, epoch)), Done) == [(lender, Done("v", 0, epoch))]
     assert tale.state() == "cold"
     assert sent(tale.second(1000), QueryMem)
+
+
+def looked(tale: Tale, links: Mapping[int, Link]) -> Sequence[Any]:
+    """A second in which the volume's process says how its links are, by epoch."""
+    return tale.tell(b.SecondPassed({}, PEERS, {"v": links}), 1.0)
+
+
+def test_mapped_is_only_what_has_a_working_link() -> None:
+    tale = Tale()
+    _, epoch = tale.mapped()
+    said: list[tuple[Link, str]] = [("open", "mapped"), ("reopening",) * 2, ("recovering",) * 2, ("open", "mapped")]
+    for link, state in said:
+        assert looked(tale, {epoch: link}) == []
+        assert tale.state() == state
+    tale.tell(b.SecondPassed({}, PEERS, {}), 1.0)
+    assert tale.state() == "reopening", "its process does not answer"
+    assert not tale.machine.volumes["v"].slabs[0].is_served
+
+
+def test_a_place_that_the_volumes_process_does_not_know_twice_in_a_row_is_lost() -> None:
+    """What the process tells by itself may be overtaken by its older answer to what it has."""
+    tale = Tale()
+    lender, epoch = tale.mapped()
+    assert only(tale.tell(b.SlabFailed("v", 0, epoch, "reset")), b.CloseSlab)
+    tale.tell(b.SlabClosed("v", 0, epoch))
+    tale.tell(b.VolumeFound("v", 1, SLAB, PAGE, ((0, Place(epoch, lender, "10.0.0.2:7", SECRET)),)))
+    assert looked(tale, {}) == [], "our view may be a moment older than its answer"
+    assert only(looked(tale, {}), b.CloseSlab).epoch == epoch
+    assert sent(tale.tell(b.SlabClosed("v", 0, epoch)), Done) == [(lender, Done("v", 0, epoch))]
+    assert tale.state() == "cold"
+
+
+def test_a_lender_tells_what_it_holds_once_its_slab_process_has_said_so() -> None:
+    lender = Lender(random.Random(1), lambda n: b"s" * n, Headroom(fraction=0.125), 64 * GIB, 10.0, 60.0)
+    known = SlabRef("v", 0, 7)
+    assert not lender.held(ME, [known]).known
+    held = Held(ME, known, SLAB, SECRET)
+    lender.handle(le.StoreFound("10.0.0.2:7", (held,)), 1.0)
+    answer = lender.held(ME, [known, SlabRef("v", 0, 6), SlabRef("v", 1, 7)])
+    assert answer == SlabsAreHeld(known=True, slabs=(known,))
+    assert lender.held(HostId("h9"), [known]).slabs == (), "another's"
+    lender.handle(le.StoreLost("killed"), 2.0)
+    assert not lender.held(ME, [known]).known
 
 
 def test_a_host_that_is_gone_loses_its_slabs_even_if_nobody_reads_them() -> None:
@@ -290,8 +339,10 @@ def test_after_a_restart_the_volumes_process_is_believed() -> None:
     place = Place(9, OTHERS[1], "10.0.0.3:7", SECRET)
     actions = tale.tell(b.VolumeFound("v", 2, SLAB, PAGE, ((1, place),)))
     assert sent(actions, Done) == [(lender, Done("v", 0, epoch))], "it does not have this one any more"
-    assert (tale.state(0), tale.state(1)) == ("cold", "mapped")
+    assert (tale.state(0), tale.state(1)) == ("cold", "reopening")
     assert tale.machine.volumes["v"].slabs[1].place == place
+    looked(tale, {9: "open"})
+    assert (tale.state(0), tale.state(1)) == ("cold", "mapped")
 
 
 def test_a_slab_granted_and_not_opened_before_a_restart_is_given_back_and_one_that_is_open_is_not() -> None:
@@ -306,6 +357,7 @@ def test_a_slab_granted_and_not_opened_before_a_restart_is_given_back_and_one_th
         found = ((0, Place(epoch, lender, "10.0.0.2:7", SECRET)),) if opened else ()
         given_back = sent(tale.tell(b.VolumeFound("v", 1, SLAB, PAGE, found)), Done)
         assert given_back == ([] if opened else [(lender, Done("v", 0, epoch))])
+        looked(tale, {epoch: "open"} if opened else {})
         assert tale.state() == ("mapped" if opened else "cold")
 
 

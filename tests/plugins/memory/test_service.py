@@ -289,3 +289,129 @@ def test_slabs_of_all_hosts_are_listed_by_any_of_them() -> None:
         assert [slab.volume for slab in rack.command("h1", "slabs")] == ["one"]
         listed = rack.command("h1", "slabs", all=True)
         assert [(slab.borrower, slab.volume) for slab in listed] == [("h1", "one"), ("h2", "two")]
+
+
+# ---- lenders that do not answer --------------------------------------------------------------------------------------
+
+
+def killed_with_stopped_lenders(rack: MemoryRack) -> None:
+    """Version 2 of every page is at the lenders alone; the volume's process is killed, the lenders are stopped."""
+    rack.attach("h1", "data", "128 KiB")
+    keep_hot(rack, "h1", "data", slabs=2)
+    until_done(rack, rack.client("h1", write_all, "data"))
+    rack.run(3)
+    rack.host("h1").disk.slow = 5000.0
+
+    async def write(client: SimClient) -> None:
+        await write_all(client, 2)
+        rack.vold("h1", "data").signal(9)
+        for host in ("h2", "h3"):
+            rack.slabd(host).signal(19)
+
+    until_done(rack, rack.client("h1", write, "data"))
+    rack.host("h1").disk.slow = 1.0
+
+
+async def read_new(client: SimClient) -> None:
+    await read_all(client, 2)
+
+
+def test_acknowledged_pages_are_waited_for_while_their_lenders_are_stopped() -> None:
+    with a_rack(3) as rack:
+        killed_with_stopped_lenders(rack)
+        reader = rack.client("h1", read_new, "data")
+        rack.run(18)
+        assert not reader.done
+        assert {slab.state for slab in rack.slabs("h1")} == {"recovering"}
+        (volume,) = rack.command("h1", "volumes")
+        assert {wait.lender for wait in volume.waits_for} == {"h2", "h3"}
+        assert volume.slabs_mapped == 0
+        rack.run(20)
+        assert reader.failed > 0, "30 s after the start of its process"
+        assert "may hold newer pages" in reader.why
+        for host in ("h2", "h3"):
+            rack.slabd(host).signal(18)
+        until_done(rack, reader)
+        rack.run(2)
+        assert rack.command("h1", "volumes")[0].waits_for == ()
+        assert rack.agents["h1"].borrowing.metrics()["covey_slabs_unrecovered_total"] == 0
+
+
+def test_a_lender_that_is_only_gossiped_gone_is_waited_for() -> None:
+    """Cut off from us it still has the pages."""
+    with a_rack(3) as rack:
+        killed_with_stopped_lenders(rack)
+        reader = rack.client("h1", read_new, "data")
+        for host in ("h2", "h3"):
+            rack.declare(host, "gone")
+        rack.run(25)
+        assert not reader.done and reader.process.alive
+        for host in ("h2", "h3"):
+            rack.slabd(host).signal(18)
+            rack.states[host] = "alive"
+        until_done(rack, reader)
+
+
+def test_a_lender_whose_slab_process_began_anew_has_lost_it_for_certain() -> None:
+    with a_rack(3) as rack:
+        killed_with_stopped_lenders(rack)
+        for host in ("h2", "h3"):
+            rack.slabd(host).signal(9)
+        rack.until(lambda: {slab.state for slab in rack.slabs("h1")} == {"cold"}, 25.0)
+        rack.run(2)
+        assert rack.agents["h1"].borrowing.metrics()["covey_slabs_unrecovered_total"] == 2
+        lost = [reason for event, reason in rack.story("slab/data/0") if event == "lost"]
+        assert any("may read back older" in reason for reason in lost)
+
+
+def test_a_person_gives_up_lenders_that_will_not_come_back() -> None:
+    with a_rack(3) as rack:
+        killed_with_stopped_lenders(rack)
+        rack.until(lambda: {slab.state for slab in rack.slabs("h1")} == {"recovering"}, 20.0)
+        assert rack.command("h1", "give_up", volume="data") == {
+            "volume": "data",
+            "slabs": [0, 1],
+            "lenders": sorted({rack.lender("h1", "data", index) for index in (0, 1)}),
+        }
+        older: list[bool] = []
+
+        async def read(client: SimClient) -> None:
+            for page in range(32):
+                older.append(await client.read(page, 1) == pattern(page, 1))
+
+        until_done(rack, rack.client("h1", read, "data"), 5.0)
+        assert any(older), "the disk's word"
+        assert "given up" in [event for event, _ in rack.story("volume/data")]
+        assert rack.command("h1", "give_up", volume="data")["slabs"] == []
+        with pytest.raises(Refused, match="no volume other"):
+            rack.command("h1", "give_up", volume="other")
+
+
+# ---- links that end --------------------------------------------------------------------------------------------------
+
+
+def test_idle_slabs_of_a_killed_slab_process_are_not_called_mapped_and_nothing_stays_lent() -> None:
+    with a_rack(3) as rack:
+        rack.attach("h1", "data", "128 KiB")
+        keep_hot(rack, "h1", "data", slabs=2)
+        rack.run(60)
+        for host in ("h2", "h3"):
+            rack.slabd(host).signal(9)
+        rack.run(5)
+        assert rack.mapped("h1", "data") == []
+        assert rack.agents["h1"].borrowing.metrics()['covey_slabs{role="borrowed"}'] == 0
+        assert sum(len(rack.agents[host].lending.machine.lent) for host in ("h2", "h3")) == 0
+
+
+def test_idle_slabs_whose_links_are_reset_are_mapped_under_the_same_epoch_seconds_later() -> None:
+    with a_rack(3) as rack:
+        rack.attach("h1", "data", "128 KiB")
+        keep_hot(rack, "h1", "data", slabs=2)
+        rack.run(60)
+        before = [slab.epoch for slab in rack.slabs("h1")]
+        for lender in ("h2", "h3"):
+            rack.world.wires.reset(lender, 1.0)
+        rack.run(5)
+        assert rack.mapped("h1", "data") == [0, 1]
+        assert [slab.epoch for slab in rack.slabs("h1")] == before
+        assert rack.agents["h1"].borrowing.metrics()["covey_slab_links_reopened_total"] == 2

@@ -2,9 +2,14 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from plugins.memory.datapath.control import OpenPlace, SlabCopied, SlabLost
+from plugins.memory.datapath.places import PlacesRecord
+from plugins.memory.datapath.remote_slab import RemoteSlab
+from plugins.memory.datapath.slabwire import Versions
+from plugins.memory.datapath.volume import Volume
 from tests.plugins.memory.ports import PAGE, Bench, a_bench, page, read, soon, write
 
 
@@ -185,7 +190,7 @@ async def test_while_a_slab_moves_the_old_place_still_serves_what_it_holds() -> 
         await volume.close_place(0, 1)
         assert await read(volume, 0, 16) == list(range(1, 17))
         assert volume.counts(1).disk_read_bytes == before, "copied from the old place, read from the new one"
-        assert [place.epoch for place in volume.places()] == [2]
+        assert [place.epoch for place in volume.places.all()] == [2]
         await other.close()
 
 
@@ -207,8 +212,101 @@ async def test_a_place_that_cannot_be_opened_changes_nothing() -> None:
             await volume.open_place(OpenPlace(0, 4, "h2", "127.0.0.1:1", b"s" * 16))
         with pytest.raises(ValueError, match="none with index 9"):
             await volume.open_place(OpenPlace(9, 4, "h2", bench.address, b"s" * 16))
-        assert volume.places() == ()
+        assert volume.places.all() == ()
         assert await read(volume, 0, 1) == [1]
+
+
+# ---- links that end --------------------------------------------------------------------------------------------------
+
+
+async def test_a_link_that_breaks_while_nobody_asks_anything_is_opened_again_under_its_epoch() -> None:
+    async with a_bench() as bench:
+        volume = await bench.volume()
+        await volume.open_place(bench.register(0))
+        await write(volume, 0, *range(1, 17))
+        await volume.flush()
+        await copied(bench)
+        for stream in bench.store.slabs["h1", "data", 0].streams:
+            stream.close()
+        await soon(lambda: volume.lenders.reopened == 1)
+        assert [place.state for place in volume.counts(1).places] == ["open"]
+        assert volume.counts(1).slabs[0].remote == 16, "and what it holds is known"
+        assert await read(volume, 0, 16) == list(range(1, 17))
+        assert volume.counts(1).disk_read_bytes == 0
+        assert not any(isinstance(told, SlabLost) for told in bench.told)
+
+
+async def test_a_link_that_breaks_while_nobody_asks_anything_and_stays_broken_is_told() -> None:
+    async with a_bench() as bench:
+        volume = await bench.volume()
+        await volume.open_place(bench.register(0))
+        await write(volume, 0, 1)
+        await bench.cut_lender()
+        await soon(lambda: any(isinstance(told, SlabLost) for told in bench.told))
+        await soon(lambda: volume.places.all() == ())
+        assert volume.counts(1).places == ()
+        assert await read(volume, 0, 1) == [1]
+
+
+async def test_a_link_to_a_silent_lender_is_tried_for_a_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plugins.memory.datapath.lenders.REOPEN_S", 0.3)
+    async with a_bench() as bench:
+        volume = await bench.volume()
+        await volume.open_place(bench.register(0))
+        await bench.mute_lender()
+        await soon(lambda: [place.state for place in volume.counts(1).places] == ["reopening"])
+        await write(volume, 0, 5)
+        await soon(lambda: any(isinstance(told, SlabLost) for told in bench.told))
+        assert await read(volume, 0, 1) == [5]
+
+
+async def test_a_place_of_a_newer_epoch_ends_the_search_for_the_older_one() -> None:
+    async with a_bench() as bench:
+        volume = await bench.volume()
+        await volume.open_place(bench.register(0))
+        await bench.mute_lender()
+        await soon(lambda: volume.slabs[0].reopening is not None)
+        other = Bench(bench.env.run_dir)
+        await other.lend()
+        await volume.open_place(other.register(0, epoch=2))
+        assert volume.slabs[0].reopening is None
+        await soon(lambda: [place.epoch for place in volume.places.all()] == [2])
+        await other.close()
+
+
+async def lenders_on_record(bench: Bench) -> list[int]:
+    """Epochs of the places that a process would ask after a crash now."""
+    record = await bench.directory.read("memory/volumes/data/places")
+    return [] if record is None else [place.epoch for place in msgspec.msgpack.decode(record, type=PlacesRecord).places]
+
+
+async def test_a_place_being_closed_stays_on_record_until_its_pages_are_on_disk() -> None:
+    """Or the process that comes after a crash between the two would not ask whoever still has them."""
+    async with a_bench() as bench:
+        volume = await bench.volume()
+        await volume.open_place(bench.register(0))
+        bench.disk.gate.clear()
+        await write(volume, 0, 7)
+        closing = asyncio.ensure_future(volume.close_place(0, 1))
+        await asyncio.sleep(0.02)
+        assert await lenders_on_record(bench) == [1]
+        bench.disk.gate.set()
+        await closing
+        assert await lenders_on_record(bench) == []
+
+
+async def test_a_lost_lender_stays_on_record_until_its_pages_are_on_disk() -> None:
+    async with a_bench() as bench:
+        volume = await bench.volume()
+        await volume.open_place(bench.register(0))
+        bench.disk.gate.clear()
+        await write(volume, 0, 7)
+        await bench.cut_lender()
+        await soon(lambda: any(isinstance(told, SlabLost) for told in bench.told))
+        await asyncio.sleep(0.02)
+        assert await lenders_on_record(bench) == [1]
+        bench.disk.gate.set()
+        await soon(lambda: volume.places.all() == ())
 
 
 # ---- crashes and full queues -----------------------------------------------------------------------------------------
@@ -226,7 +324,7 @@ async def test_after_a_crash_what_only_the_lender_had_comes_home() -> None:
         bench.disk.gate.set()
         again = await bench.volume()
         assert await read(again, 0, 3) == [1, 2, 1]
-        assert [place.epoch for place in again.places()] == [1]
+        assert [place.epoch for place in again.places.all()] == [1]
         await bench.cut_lender()
         assert await read(again, 0, 3) == [1, 2, 1], "and it is on the disk now"
 
@@ -241,8 +339,127 @@ async def test_after_a_crash_a_lender_that_says_no_is_forgotten_at_once() -> Non
         bench.store.free("h1", "data", 0, 1)
         again = await bench.volume()
         assert await read(again, 0, 1) == [1]
-        assert again.places() == ()
         assert any(isinstance(told, SlabLost) for told in bench.told)
+        await soon(lambda: again.places.all() == ())
+        assert again.lenders.unrecovered == 1
+
+
+async def crashed_with_a_silent_lender(bench: Bench) -> Volume:
+    """Page 1 is newest at the lender alone, page 2 everywhere; the process was killed and the lender is stopped."""
+    volume = await bench.volume()
+    await volume.open_place(bench.register(0))
+    await write(volume, 0, 1, 1, 1)
+    await volume.flush()
+    bench.disk.gate.clear()
+    await write(volume, 1, 2)
+    await bench.die(volume)
+    bench.disk.gate.set()
+    await bench.mute_lender()
+    return await bench.volume(deadline_s=0.2)
+
+
+async def test_a_read_waits_for_a_lender_that_may_hold_a_newer_page_however_long_that_takes() -> None:
+    async with a_bench() as bench:
+        again = await crashed_with_a_silent_lender(bench)
+        reading = asyncio.ensure_future(read(again, 0, 3))
+        await asyncio.sleep(0.5)
+        assert not reading.done()
+        assert again.counts(1).places[0].state == "recovering"
+        assert "no welcome from h2" in again.counts(1).places[0].why
+        await bench.wake_lender()
+        assert await reading == [1, 2, 1]
+        assert again.lenders.unrecovered == 0
+
+
+async def test_what_is_written_anew_need_not_wait_for_a_silent_lender() -> None:
+    async with a_bench() as bench:
+        again = await crashed_with_a_silent_lender(bench)
+        await write(again, 1, 3)
+        assert await read(again, 1, 1) == [3]
+        assert await read(again, 16, 1) == [0], "nor slabs that no lender held"
+        await bench.wake_lender()
+        assert await read(again, 0, 3) == [1, 3, 1], "and is not overwritten by what comes home"
+        await again.flush()
+        assert await read(again, 0, 3) == [1, 3, 1]
+
+
+async def test_a_write_during_recovery_is_not_overwritten_by_what_was_under_way_home(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with a_bench() as bench:
+        again = await crashed_with_a_silent_lender(bench)
+        read_there, on_its_way = RemoteSlab.read, asyncio.Event()
+
+        async def read_slowly(link: RemoteSlab, first: int, into: memoryview) -> Versions:
+            found = await read_there(link, first, into)
+            on_its_way.set()
+            await asyncio.sleep(0.05)
+            return found
+
+        monkeypatch.setattr(RemoteSlab, "read", read_slowly)
+        await bench.wake_lender()
+        await on_its_way.wait()
+        await write(again, 1, 3)
+        await again.slabs[0].sure.wait()
+        assert await read(again, 1, 1) == [3]
+
+
+async def test_a_read_that_waited_long_enough_fails_and_says_for_whom(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plugins.memory.datapath.lenders.UNSURE_S", 0.3)
+    async with a_bench() as bench:
+        again = await crashed_with_a_silent_lender(bench)
+        with pytest.raises(OSError, match=r"slab 0 waits for its lender.*h2 may hold newer pages"):
+            await read(again, 0, 1)
+        with pytest.raises(OSError, match="h2 may hold newer pages"):
+            await again.flush()
+        with pytest.raises(ValueError, match="h2 may hold newer pages"):
+            await again.open_place(bench.register(0, epoch=2))
+
+
+async def test_a_refused_connection_is_no_proof_that_the_lender_lost_it() -> None:
+    """A firewall refuses too; its own agent knows."""
+    async with a_bench() as bench:
+        again = await crashed_with_a_silent_lender(bench)
+        await bench.cut_lender()
+        reading = asyncio.ensure_future(read(again, 1, 1))
+        await asyncio.sleep(0.4)
+        assert not reading.done()
+        await again.lenders.give_up(again.slabs[0], 1, "h2 says that it does not hold it any more")
+        assert await reading == [1], "the disk's word: the newer one is lost with two processes"
+        lost = [told for told in bench.told if isinstance(told, SlabLost)]
+        assert "may read back older" in lost[-1].why
+
+
+async def test_a_person_may_give_a_silent_lender_up() -> None:
+    async with a_bench() as bench:
+        again = await crashed_with_a_silent_lender(bench)
+        reading = asyncio.ensure_future(read(again, 1, 1))
+        await asyncio.sleep(0.05)
+        given_up = await again.lenders.give_up_all("a person gave it up")
+        assert [(place.index, place.lender) for place in given_up] == [(0, "h2")]
+        assert await reading == [1]
+        assert again.lenders.unrecovered == 1
+        await soon(lambda: again.places.all() == ())
+        assert await again.lenders.give_up_all("again") == ()
+
+
+async def test_after_an_end_in_good_order_no_lender_is_waited_for() -> None:
+    async with a_bench() as bench:
+        volume = await bench.volume()
+        await volume.open_place(bench.register(0))
+        await write(volume, 0, 1, 2)
+        await volume.end()
+        await bench.die(volume)
+        await bench.mute_lender()
+        again = await bench.volume(deadline_s=0.2)
+        assert await read(again, 0, 2) == [1, 2]
+        await bench.wake_lender()
+        await soon(lambda: again.slabs[0].link is not None)
+        bench.disk.gate.clear()
+        await write(again, 0, 9)
+        await bench.die(again)
+        bench.disk.gate.set()
+        assert await read(await bench.volume(), 0, 2) == [9, 2], "good order holds until the next start only"
 
 
 async def test_versions_of_a_later_process_are_higher_than_any_before() -> None:
@@ -320,7 +537,7 @@ async def test_a_disk_that_refuses_fails_unmapped_writes_and_loses_nothing_of_ma
         assert await read(volume, 0, 1) == [1]
 
 
-async def test_a_silent_lender_is_given_up_at_the_deadline_and_the_write_is_acknowledged_by_the_disk() -> None:
+async def test_a_silent_lender_is_left_at_the_deadline_and_the_write_is_acknowledged_by_the_disk() -> None:
     async with a_bench() as bench:
         volume = await bench.volume(deadline_s=0.05)
         await volume.open_place(bench.register(0))
@@ -330,8 +547,9 @@ async def test_a_silent_lender_is_given_up_at_the_deadline_and_the_write_is_ackn
         await write(volume, 0, 4)
         assert await read(volume, 0, 1) == [4]
         assert volume.backing.version[0] > 0
-        assert isinstance(bench.told[-1], SlabLost)
-        assert "did not answer within" in bench.told[-1].why
+        assert "did not answer within" in link.why
+        await soon(lambda: volume.slabs[0].link is not None)
+        assert volume.lenders.reopened == 1
 
 
 async def _swallow(reply: object) -> None:

@@ -26,6 +26,8 @@ from plugins.memory.messages import (
     SlabActivity,
     SlabRef,
     SlabsAre,
+    SlabsAreHeld,
+    SlabsHeld,
     SlabsHere,
 )
 from plugins.views import SlabView
@@ -43,6 +45,8 @@ SAID: list[Messages] = [
     Evict("data", 3, 9, grace_s=10.0),
     Done("data", 3, 9),
     Renew((REF,)),
+    SlabsHeld((REF,)),
+    SlabsAreHeld(True, (REF,)),
     SlabsHere(),
     SlabsAre((VIEW,)),
 ]
@@ -56,12 +60,15 @@ QUESTIONS: list[control.Control] = [
     control.CloseSlab(6, 3, 9),
     control.CountPages(7),
     control.ListPlaces(8),
+    control.PlaceDead(9, 3, 9, "why"),
+    control.GiveUp(10),
 ]
 ANSWERS: list[control.Control] = [
     control.Yes(1),
     control.No(2, "why"),
     control.SlabList(3, "10.0.0.1:1", (control.HeldSlab("h1", "data", 3, 9, 1 << 20, b"s" * 16, 4096),), 0),
     control.PageCounts(4, (control.SlabCounts(1, 2, 3, 4),), 1, 2, 3, 4, 5, 6),
+    control.PageCounts(4, (), 1, 2, 3, 4, 5, 6, (control.PlaceNow(3, 9, "recovering", "why"),), 1, 2, "full"),
     control.PlaceList(5, (control.OpenPlace(3, 9, "h2", "10.0.0.1:1", b"s" * 16),)),
     control.SlabLost(3, 9, "why"),
     control.SlabCopied(3, 9),

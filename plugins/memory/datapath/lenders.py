@@ -1,0 +1,348 @@
+"""A volume's lenders: places opened, closed, opened again when their link ends, and asked what they hold after a crash.
+
+While this process lives a lender holds nothing but copies: the newest content of every page is in the queue or on disk.
+So a link that ends costs no page. It is opened again under its epoch for `REOPEN_S`, since a connection may break where
+nothing else did; then the place is given up, and the agent hears of it.
+
+After a crash it is otherwise: what was only in the queue is at the lenders alone. Each place of the earlier process is
+*unsure* until its lender has answered, has lost it for certain, or a person gives it up. For certain means: its slab
+process says so itself, or its agent does (`PlaceDead`), over a link that proves who speaks. Not for certain: a
+connection refused (a firewall does that too), silence, or gossip that calls the host gone, which it also does with one
+that is only cut off, pages and all.
+"""
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any
+
+from covey.ports import Env
+from plugins.memory.datapath.backing import Page
+from plugins.memory.datapath.control import OpenPlace, PlaceNow, SlabCopied, SlabLost, Told
+from plugins.memory.datapath.places import Places
+from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
+from plugins.memory.datapath.slab import Slab, Unsure
+from plugins.memory.datapath.slabwire import Versions
+from plugins.memory.datapath.spill import SpillQueue
+from plugins.memory.policy.settings import REQUEST_PAGES_MAX
+
+COPY_PAGES = 32
+"""Pages sent at once when a slab is filled in the background: little enough that requests get their turn."""
+REOPEN_S = 4.0
+"""How long a link that ended is tried again under its epoch; what is called mapped has a working link within 5 s."""
+UNSURE_S = 30.0
+"""How long after its start a process lets a read wait for a lender that may hold newer pages; then it fails."""
+PAUSE_S, PAUSE_MAX_S = 0.1, 1.0
+"""Between two tries to reach a lender."""
+TROUBLE_MAX_S = 60.0
+"""Longest pause before a task of a slab that failed is tried again."""
+TOLD_PLACES = 64
+"""Places of which it is said why they do not answer; the others are like them."""
+
+Fetch = Callable[[Slab, int, memoryview], Awaitable[Versions]]
+
+
+class Lenders:
+    """`connect` opens a link, `fetch` reads pages from wherever they are newest, `tell` hears of slabs lost and copied.
+    The first version that this process gives is `ours`: what is as new was written since it began."""
+
+    def __init__(
+        self,
+        env: Env,
+        places: Places,
+        queue: SpillQueue,
+        slabs: list[Slab],
+        page_bytes: int,
+        connect: Callable[[OpenPlace, float | None], Awaitable[RemoteSlab]],
+        fetch: Fetch,
+        tell: Callable[[Told], None],
+    ) -> None:
+        self.reopened = self.unrecovered = 0
+        self.closed = False
+        """The process is ending: links that end are no event any more."""
+        self._env, self._places, self._queue, self._slabs = env, places, queue, slabs
+        self._page_bytes = page_bytes
+        self._connect, self._fetch, self._tell = connect, fetch, tell
+        self._began_s = env.clock.now_s()
+
+    # ---- opening and closing ----
+
+    async def open(self, slab: Slab, place: OpenPlace) -> None:
+        """Writes go there from now on; what was written before is copied in the background. ValueError says why not,
+        OSError that the disk cannot remember the place."""
+        if any(link.place.epoch == place.epoch and link.usable for link in slab.links()):
+            return
+        if slab.unsure:
+            raise ValueError(self.doubts(slab))
+        if slab.link is not None and slab.link.place.epoch > place.epoch:
+            raise ValueError(f"slab {place.index} is open under the newer epoch {slab.link.place.epoch}")
+        try:
+            link = await self._connect(place, None)
+        except SlabGone as gone:
+            raise ValueError(str(gone)) from gone
+        try:
+            await self._places.add(place)
+            self._take(slab, place, link)
+        except (OSError, ValueError) as error:
+            link.fail(f"not opened: {error}")
+            raise
+
+    def _take(self, slab: Slab, place: OpenPlace, link: RemoteSlab) -> None:
+        """ValueError when it is too late for it. Nothing awaits in here."""
+        if slab.link is not None and slab.link.place.epoch > place.epoch:
+            self._guard(slab, "forget", self._places.remove, place.index, place.epoch)
+            raise ValueError(f"slab {place.index} is open under the newer epoch {slab.link.place.epoch}")
+        older, slab.reopening = slab.reopening, None
+        if older is not None and older.epoch != place.epoch:
+            self._lost(slab, older, "its link had ended when a newer place was opened")
+        self._use(slab, link)
+
+    def _use(self, slab: Slab, link: RemoteSlab) -> None:
+        link.ended = lambda ended: self._ended(slab, ended)
+        oldest = slab.adopt(link)
+        if oldest is not None:
+            oldest.fail("there are two newer ones")
+            self._lost(slab, oldest.place, oldest.why)
+        if link.why:
+            self._ended(slab, link)  # it ended while nobody listened
+        elif slab.link is link:
+            self._guard(slab, "copy", self._copy_up, slab, link)
+
+    async def close(self, slab: Slab, epoch: int) -> None:
+        """Returns when no request uses it and every page it holds is on disk as well."""
+        if slab.reopening is not None and slab.reopening.epoch == epoch:
+            slab.reopening = None
+        while epoch in slab.unsure:
+            await slab.sure.wait()
+        link = next((link for link in slab.links() if link.place.epoch == epoch), None)
+        if link is not None:
+            await link.retire()
+            slab.drop(link)
+        await self._leave(slab, epoch)
+
+    async def _leave(self, slab: Slab, epoch: int) -> None:
+        await self._queue.drained(slab.first, slab.pages)
+        await self._places.remove(slab.index, epoch)
+
+    def shut(self) -> None:
+        """No link is of use any more."""
+        self.closed = True
+        for slab in self._slabs:
+            for link in slab.links():
+                link.fail("the volume's process ends")
+
+    # ---- a link ends ----
+
+    def _ended(self, slab: Slab, link: RemoteSlab) -> None:
+        """Reads go to queue and disk from now on, and writes wait for the disk, until it is open again."""
+        if self.closed or link.retiring or link not in slab.links():
+            return  # while it retires, `close` sees to the rest
+        slab.drop(link)
+        lender = link.place.lender
+        self._env.log.warning("a link to a lender ended", slab=slab.index, lender=lender, why=link.why)
+        if link.lied or slab.link is not None or slab.reopening is not None:
+            self._lost(slab, link.place, link.why)
+            return
+        slab.reopening = link.place
+        self._guard(slab, "reopen", self._reopen, slab, link.place, link.why)
+
+    def _lost(self, slab: Slab, place: OpenPlace, why: str) -> None:
+        """The agent hears of it; the place is forgotten when the disk has all that it held."""
+        self._env.log.warning("lost a slab", slab=slab.index, lender=place.lender, why=why)
+        self._tell(SlabLost(slab.index, place.epoch, why[:400]))
+        self._guard(slab, "leave", self._leave, slab, place.epoch)
+
+    async def _reopen(self, slab: Slab, place: OpenPlace, why: str) -> None:
+        """Nothing is at stake: a refused connection is reason enough to look for another place."""
+        give_up_s = self._env.clock.now_s() + REOPEN_S
+        pause_s = PAUSE_S
+        while slab.reopening is place:
+            left_s = give_up_s - self._env.clock.now_s()
+            try:
+                link = await self._connect(place, max(left_s / 2, PAUSE_S))
+                versions = await link.versions()
+            except SlabGone as gone:
+                final = isinstance(gone, SlabStale) or isinstance(gone.__cause__, ConnectionRefusedError)
+                if slab.reopening is place and (final or left_s <= pause_s):
+                    slab.reopening = None
+                    self._lost(slab, place, f"{why}; not opened again: {gone}")
+                await asyncio.sleep(pause_s)
+                pause_s = min(PAUSE_MAX_S, 2 * pause_s)
+            else:
+                self._reopened(slab, place, link, versions)
+                return
+
+    def _reopened(self, slab: Slab, place: OpenPlace, link: RemoteSlab, versions: Versions) -> None:
+        if slab.reopening is not place:
+            link.fail("closed while it was opened again")
+            return
+        slab.reopening = None
+        link.held[:] = versions
+        self.reopened += 1
+        self._env.log.info("a link is open again", slab=slab.index, lender=place.lender, epoch=place.epoch)
+        self._use(slab, link)
+
+    # ---- filling ----
+
+    async def _copy_up(self, slab: Slab, link: RemoteSlab) -> None:
+        """What was written before the slab was mapped goes up too, so that reads find it there. The paper waits for the
+        next page-out instead (Infiniswap §2.4.1); a slab read more than written would stay on disk for ever."""
+        size = self._page_bytes
+        buffer = memoryview(bytearray(COPY_PAGES * size))
+        page = slab.first
+        try:
+            while page < slab.first + slab.pages and link.usable:
+                run = self._missing(slab, link, page)
+                if run:
+                    versions = await self._fetch(slab, page, buffer[: run * size])
+                    await link.write(page - slab.first, versions, buffer[: run * size])
+                    slab.changed = True
+                page += run or 1
+        except SlabGone:
+            return  # that is an event already
+        except OSError as error:
+            self._env.log.warning("cannot copy a slab to its lender", slab=slab.index, why=str(error))
+            return
+        if link.usable:
+            self._tell(SlabCopied(slab.index, link.place.epoch))
+
+    def _missing(self, slab: Slab, link: RemoteSlab, page: int) -> int:
+        """How many pages from `page` on were written and are not at `link` in their newest version."""
+        run = 0
+        while run < COPY_PAGES and page + run < slab.first + slab.pages:
+            version = self._queue.version(page + run)
+            if version == 0 or link.held[page + run - slab.first] == version:
+                break
+            run += 1
+        return run
+
+    # ---- after a restart ----
+
+    def find_again(self, places: Iterable[OpenPlace], clean: bool) -> None:
+        """Places of an earlier process. `clean`: it ended in good order, the disk has what they hold."""
+        for place in sorted(places, key=lambda place: (place.index, -place.epoch)):
+            slab = self._slabs[place.index]
+            if not clean:
+                slab.doubt(place)
+                self._guard(slab, "recover", self._recover, slab, place)
+            elif slab.reopening is None:
+                slab.reopening = place
+                self._guard(slab, "reopen", self._reopen, slab, place, "this process began anew")
+            else:
+                self._lost(slab, place, "it was being left when the process ended")
+
+    async def _recover(self, slab: Slab, place: OpenPlace) -> None:
+        """Bring home what the lender holds and the disk does not; then the place is in use again."""
+        pause_s = PAUSE_S
+        while (unsure := slab.unsure.get(place.epoch)) is not None:
+            try:
+                link = await self._connect(place, None)
+                await self._bring_home(slab, link)
+            except SlabStale as stale:
+                await self.give_up(slab, place.epoch, str(stale))
+            except (SlabGone, OSError) as error:
+                unsure.why = str(error)
+            else:
+                if place.epoch not in slab.unsure:
+                    link.fail("given up meanwhile")
+                    return
+                slab.settle(place.epoch)
+                self._use(slab, link)
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(PAUSE_MAX_S, 2 * pause_s)
+
+    async def _bring_home(self, slab: Slab, link: RemoteSlab) -> None:
+        """Into the queue, which is read before the disk. OSError when it is full and the disk takes nothing."""
+        try:
+            versions = await link.versions()
+            size = self._page_bytes
+            buffer = memoryview(bytearray(REQUEST_PAGES_MAX * size))
+            page = 0
+            while page < slab.pages:
+                run = self._newer(slab, versions, page)
+                if run:
+                    got = await link.read(page, buffer[: run * size])
+                    await self._queue.room(run)
+                    self._put_home(slab.first + page, got, buffer)
+                page += run or 1
+        except OSError as error:
+            link.fail(str(error))
+            raise
+        link.held[:] = versions
+
+    def _newer(self, slab: Slab, versions: Versions, page: int) -> int:
+        """How many pages of the slab from `page` on the lender holds in a newer version than anybody here."""
+        run = 0
+        while page + run < slab.pages and run < REQUEST_PAGES_MAX:
+            if versions[page + run] <= self._queue.version(slab.first + page + run):
+                break
+            run += 1
+        return run
+
+    def _put_home(self, first: int, versions: Versions, pages: memoryview) -> None:
+        """A page that was written here meanwhile is newer. Nothing awaits in here."""
+        size = self._page_bytes
+        for at, version in enumerate(versions):
+            if version > self._queue.version(first + at):
+                self._queue.put(first + at, Page(version, bytes(pages[at * size : (at + 1) * size])))
+
+    async def give_up(self, slab: Slab, epoch: int, why: str) -> OpenPlace | None:
+        """The disk's word counts from now on: what that lender held is lost, or a person does not want to wait. The
+        place, if it was one that nobody was sure of."""
+        unsure = slab.unsure.get(epoch)
+        if unsure is None:
+            return None
+        self.unrecovered += 1
+        slab.settle(epoch)
+        self._lost(slab, unsure.place, f"{why}; pages written there last may read back older")
+        return unsure.place
+
+    async def give_up_all(self, why: str) -> tuple[OpenPlace, ...]:
+        found = [await self.give_up(slab, epoch, why) for slab in self._slabs for epoch in sorted(slab.unsure)]
+        return tuple(place for place in found if place is not None)
+
+    async def known(self, slab: Slab) -> None:
+        """Wait until every lender of the slab has answered or is known to have lost it. OSError says whom it waits for
+        when that takes too long."""
+        left_s = self._began_s + UNSURE_S - self._env.clock.now_s()
+        try:
+            async with asyncio.timeout(max(0.0, left_s)):
+                await slab.sure.wait()
+        except TimeoutError as error:
+            raise OSError(errno.EIO, self.doubts(slab)) from error
+
+    def doubts(self, slab: Slab) -> str:
+        """Whose answer is missing, for people."""
+        age_s = self._env.clock.now_s() - self._began_s
+        said = [f"{unsure.place.lender} may hold newer pages ({unsure.why})" for unsure in slab.unsure.values()]
+        return f"slab {slab.index} waits for its lender, {age_s:.0f} s now: {'; '.join(said)}"[:400]
+
+    # ---- looking ----
+
+    def now(self) -> tuple[PlaceNow, ...]:
+        """Every place, and how it is."""
+        found: list[PlaceNow] = []
+        told = 0
+        for place in self._places.all():
+            slab = self._slabs[place.index]
+            unsure: Unsure | None = slab.unsure.get(place.epoch)
+            why = unsure.why[:200] if unsure is not None and told < TOLD_PLACES else ""
+            told += bool(why)
+            found.append(PlaceNow(place.index, place.epoch, slab.state(place.epoch), why))
+        return tuple(found)
+
+    def _guard(self, slab: Slab, name: str, work: Callable[..., Coroutine[Any, Any, None]], *what: Any) -> None:
+        """Run `work(*what)` as a task whose failure is this slab's trouble, and no other's."""
+        self._env.spawn(f"{name} slab {slab.index}", self._guarded(slab, name, work, *what))
+
+    async def _guarded(self, slab: Slab, name: str, work: Callable[..., Coroutine[Any, Any, None]], *what: Any) -> None:
+        pause_s = PAUSE_MAX_S
+        while not self.closed:
+            try:
+                await work(*what)
+                return
+            except Exception as error:  # whatever it is: the other slabs go on, and this one is tried again
+                self._env.log.error("a slab is in trouble", task=name, slab=slab.index, why=repr(error), exc_info=error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(TROUBLE_MAX_S, 2 * pause_s)

@@ -1,0 +1,72 @@
+"""Which lenders may hold pages that this host's disk does not have yet: file `places` of a volume.
+
+A place is in it before the first page goes there, and until the last page of it is on disk; so a process that starts
+after a crash knows whom to ask. Taking a place out never fails: one that stays too long only makes a later process ask
+a lender more than it had to.
+"""
+
+import asyncio
+
+import msgspec
+
+from covey.ports import Disk, Log
+from plugins.memory.datapath.control import OpenPlace
+
+
+class PlacesRecord(msgspec.Struct, frozen=True):
+    places: tuple[OpenPlace, ...]
+    clean: bool = False
+    """The last process ended in good order: the disk has everything that these lenders hold."""
+
+
+class Places:
+    """By slab and epoch. Files start with `prefix`."""
+
+    def __init__(self, disk: Disk, log: Log, prefix: str) -> None:
+        self.clean = False
+        """As the last process left it."""
+        self.late = False
+        """The file names a place that is not one any more, since the disk refused the change."""
+        self._disk, self._log, self._name = disk, log, f"{prefix}/places"
+        self._places: dict[tuple[int, int], OpenPlace] = {}
+        self._writing = asyncio.Lock()
+
+    def all(self) -> tuple[OpenPlace, ...]:
+        return tuple(self._places.values())
+
+    async def load(self, slabs: int) -> None:
+        """Those of slabs 0 to `slabs` - 1."""
+        found = await self._disk.read(self._name)
+        if found is None:
+            return
+        record = msgspec.msgpack.decode(found, type=PlacesRecord)
+        self.clean = record.clean
+        self._places = {(place.index, place.epoch): place for place in record.places if place.index < slabs}
+
+    async def add(self, place: OpenPlace) -> None:
+        """Durable on return. OSError: it is not, and no page may go there."""
+        self._places[place.index, place.epoch] = place
+        try:
+            await self.write()
+        except OSError:
+            self._places.pop((place.index, place.epoch), None)
+            raise
+
+    async def remove(self, index: int, epoch: int) -> None:
+        if self._places.pop((index, epoch), None) is None:
+            return
+        try:
+            await self.write()
+        except OSError as error:
+            self.late = True
+            self._log.warning("a place is not taken out of the file yet", slab=index, epoch=epoch, why=str(error))
+
+    async def write(self, clean: bool = False) -> None:
+        """What is true now, durable on return. OSError when the disk refuses."""
+        async with self._writing:
+            record = PlacesRecord(self.all(), clean)
+            await self._disk.replace(self._name, msgspec.msgpack.encode(record))
+            self.late = False
+
+    async def delete(self) -> None:
+        await self._disk.delete(self._name)
