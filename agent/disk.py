@@ -10,6 +10,7 @@ never overtake one another. A name is checked before it becomes a path; links ar
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 from collections import OrderedDict
@@ -158,12 +159,19 @@ class DirectoryDisk:
             file = self._file(path, make=False)
         except FileNotFoundError:
             return bytes(size)
-        parts: list[bytes] = []
-        missing = size
-        while missing and (part := os.pread(file, missing, offset + size - missing)):
-            parts.append(part)
-            missing -= len(part)
-        return b"".join([*parts, bytes(missing)]) if missing or len(parts) != 1 else parts[0]
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES):
+                raise
+            return self._read_only(path, offset, size)
+        return _read_from(file, offset, size)
+
+    def _read_only(self, path: str, offset: int, size: int) -> bytes:
+        """A file that may be read and not written; not kept open, since that may change."""
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            return _read_from(file, offset, size)
+        finally:
+            os.close(file)
 
     def _sync(self, path: str) -> None:
         try:
@@ -210,3 +218,13 @@ def _sync_directory(directory: str) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def _read_from(file: int, offset: int, size: int) -> bytes:
+    """Exactly `size` bytes; holes and what lies beyond the end are zeros."""
+    parts: list[bytes] = []
+    missing = size
+    while missing and (part := os.pread(file, missing, offset + size - missing)):
+        parts.append(part)
+        missing -= len(part)
+    return b"".join([*parts, bytes(missing)]) if missing or len(parts) != 1 else parts[0]

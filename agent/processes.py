@@ -171,7 +171,10 @@ class RealProcesses:
     async def start_program(self, program: str, name: str, config: msgspec.Struct) -> Process:
         base = msgspec.structs.replace(self._base, program=program, instance=name)
         start = ProgramStart(base, msgspec.Raw(msgspec.msgpack.encode(config)))
-        output = _open_output(os.path.join(base.state_dir, "logs", f"{name}.log"))
+        try:
+            output = _open_output(os.path.join(base.state_dir, "logs", f"{name}.log"))
+        except OSError:
+            output = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)  # a disk that takes no log takes no program down
         handed = os.memfd_create(f"covey-{program}", os.MFD_CLOEXEC)
         hears, tells = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         environ = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}

@@ -217,6 +217,8 @@ class SimDisk:
         """Taken by `faults.FillDisk`."""
         self.sick = 0.0
         """Chance that an operation ends with EIO."""
+        self.read_only = False
+        """Whatever would change a file ends with EROFS."""
         self.slow = 1.0
         """Every operation takes so many times longer."""
         self.under_way: list[tuple[SimProcess, Operation]] = []
@@ -306,6 +308,9 @@ class ProcessDisk:
     async def _run(self, operation: Operation, name: str, size: int, span: tuple[float, float], grows: int) -> None:
         disk, process, world = self._disk, self._process, self._process.world
         _checked(name)
+        if disk.read_only:
+            await asyncio.sleep(CACHED_S[0])
+            raise OSError(errno.EROFS, "the simulated disk is read-only", name)
         if grows > 0 and grows > disk.free_bytes:
             await asyncio.sleep(CACHED_S[0])
             raise OSError(errno.ENOSPC, "no space left on the simulated disk", name)
@@ -359,8 +364,8 @@ class ProcessDisk:
         return None if file is None else bytes(file.data)
 
     async def replace(self, name: str, data: bytes) -> None:
-        grows = len(data) - self._size(name)
-        await self._run(Replace(self._disk, name, bytes(data)), name, len(data), FSYNC_S, grows)
+        """The old file is there until the new one is: a full disk has no room for it."""
+        await self._run(Replace(self._disk, name, bytes(data)), name, len(data), FSYNC_S, len(data))
 
     async def append(self, name: str, data: bytes) -> None:
         await self._run(Append(self._disk, name, bytes(data)), name, len(data), FSYNC_S, len(data))

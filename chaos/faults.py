@@ -80,11 +80,12 @@ class FillMemory(Fault, frozen=True):
 
 
 class FillDisk(Fault, frozen=True):
-    """No room is left (`sick` 0), or every operation fails with this chance."""
+    """No room is left (`sick` 0), or every operation fails with this chance; or nothing can be changed any more."""
 
     host: str
     sick: float = 0.0
     for_s: float = 5.0
+    read_only: bool = False
 
 
 class SkewClock(Fault, frozen=True):
@@ -192,7 +193,8 @@ def strike(world: "World", fault: AnyFault) -> None:
             world.at(end, lambda: _empty_memory(world, fault.host))
         case FillDisk():
             disk = world.hosts[fault.host].disk
-            disk.sick, disk.filled_bytes = fault.sick, 0 if fault.sick else disk.capacity_bytes
+            disk.sick, disk.read_only = fault.sick, fault.read_only
+            disk.filled_bytes = 0 if fault.sick or fault.read_only else disk.capacity_bytes
             world.at(end, lambda: _mend_disk(world, fault.host))
         case SkewClock():
             number = world.number()
@@ -288,7 +290,8 @@ def _empty_memory(world: "World", host: str) -> None:
 
 
 def _mend_disk(world: "World", host: str) -> None:
-    world.hosts[host].disk.sick, world.hosts[host].disk.filled_bytes = 0.0, 0
+    disk = world.hosts[host].disk
+    disk.sick, disk.filled_bytes, disk.read_only = 0.0, 0, False
 
 
 def heal(world: "World") -> None:

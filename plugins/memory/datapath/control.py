@@ -304,6 +304,8 @@ class ControlServer:
     async def _send(self, stream: ByteStream, frame: Control) -> None:
         try:
             await stream.write(pack(frame))
+        except ValueError as error:  # longer than a frame may be: the agent counts it as no answer
+            self._env.log.error("an answer is too long", frame=type(frame).__name__, why=str(error))
         except ConnectionError:
             stream.close()  # the agent is gone, or will ask again
 

@@ -123,6 +123,8 @@ class Lenders:
     async def _leave(self, slab: Slab, epoch: int) -> None:
         await self._queue.drained(slab.first, slab.pages)
         await self._places.remove(slab.index, epoch)
+        if self._places.late:
+            self._guard(slab, "places", self._places.catch_up)
 
     def shut(self) -> None:
         """No link is of use any more."""

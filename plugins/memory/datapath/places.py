@@ -6,11 +6,15 @@ a lender more than it had to.
 """
 
 import asyncio
+import contextlib
 
 import msgspec
 
 from covey.ports import Disk, Log
 from plugins.memory.datapath.control import OpenPlace
+
+CATCH_UP_S = 1.0
+"""Pause before a change that the disk refused is written again."""
 
 
 class PlacesRecord(msgspec.Struct, frozen=True):
@@ -60,6 +64,13 @@ class Places:
         except OSError as error:
             self.late = True
             self._log.warning("a place is not taken out of the file yet", slab=index, epoch=epoch, why=str(error))
+
+    async def catch_up(self) -> None:
+        """Returns when the file names the places that are ones, however often the disk refuses."""
+        while self.late:
+            await asyncio.sleep(CATCH_UP_S)
+            with contextlib.suppress(OSError):
+                await self.write()
 
     async def write(self, clean: bool = False) -> None:
         """What is true now, durable on return. OSError when the disk refuses."""

@@ -38,13 +38,18 @@ class GateDisk:
         self.gate = asyncio.Event()
         self.gate.set()
         self.syncs = 0
-        self.fail = self.sync_fail = False
+        self.fail = self.sync_fail = self.replace_fail = False
 
     async def write_at(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:
         await self.gate.wait()
         if self.fail:
             raise OSError(28, "no space left in this test")
         await self._disk.write_at(name, offset, data)
+
+    async def replace(self, name: str, data: bytes) -> None:
+        if self.replace_fail:
+            raise OSError(30, "read-only in this test")
+        await self._disk.replace(name, data)
 
     async def sync(self, name: str) -> None:
         self.syncs += 1

@@ -11,6 +11,9 @@ from chaos.world import World
 from covey import headers
 from plugins.base import Refused
 from plugins.facts import Spare
+from plugins.memory.datapath.lenders import Lenders
+from plugins.memory.datapath.remote_slab import RemoteSlab
+from plugins.memory.datapath.slab import Slab
 from plugins.memory.policy.settings import MemorySettings
 from tests.plugins.memory.rack import PAGE, SETTINGS, SLAB_PAGES, MemoryRack, SimClient, pattern
 
@@ -415,3 +418,99 @@ def test_idle_slabs_whose_links_are_reset_are_mapped_under_the_same_epoch_second
         assert rack.mapped("h1", "data") == [0, 1]
         assert [slab.epoch for slab in rack.slabs("h1")] == before
         assert rack.agents["h1"].borrowing.metrics()["covey_slab_links_reopened_total"] == 2
+
+
+# ---- a disk that takes nothing ---------------------------------------------------------------------------------------
+
+
+def refuse_writes(rack: MemoryRack, host: str, how: str) -> None:
+    disk = rack.host(host).disk
+    disk.filled_bytes = disk.capacity_bytes if how == "full" else 0
+    disk.read_only = how == "read-only"
+
+
+def test_a_volume_outlives_the_loss_of_its_lenders_on_a_disk_that_takes_nothing() -> None:
+    with a_rack(3) as rack:
+        rack.attach("h1", "data", "128 KiB")
+        keep_hot(rack, "h1", "data", slabs=2)
+        until_done(rack, rack.client("h1", write_all, "data"))
+        rack.run(5)
+        process = rack.vold("h1", "data").id
+        refuse_writes(rack, "h1", "read-only")
+
+        async def rewrite(client: SimClient) -> None:
+            await write_all(client, 2)  # acknowledged by the lenders: the queue holds what the disk does not take
+
+        until_done(rack, rack.client("h1", rewrite, "data"))
+        for host in ("h2", "h3"):
+            rack.slabd(host).signal(9)
+        rack.run(20)
+        assert rack.vold("h1", "data").id == process
+        until_done(rack, rack.client("h1", read_new, "data"))
+        (volume,) = rack.command("h1", "volumes")
+        assert "pages wait for the disk" in volume.trouble
+        assert "disk refuses" in [event for event, _ in rack.story("volume/data")]
+        refuse_writes(rack, "h1", "no more")
+        rack.run(10)
+        assert rack.command("h1", "volumes")[0].trouble == ""
+        assert {slab.state for slab in rack.slabs("h1")} <= {"cold", "asking", "mapped"}, "and they are closed then"
+        until_done(rack, rack.client("h1", read_new, "data"))
+
+
+@pytest.mark.parametrize("how", ["full", "read-only"])
+def test_a_volume_starts_on_a_disk_that_takes_nothing_and_serves_what_it_can(how: str) -> None:
+    with a_rack(3) as rack:
+        rack.attach("h1", "data", "128 KiB")
+        keep_hot(rack, "h1", "data", slabs=2)
+        until_done(rack, rack.client("h1", write_all, "data"))
+        refuse_writes(rack, "h1", how)
+
+        async def rewrite(client: SimClient) -> None:
+            for page in range(16):
+                await client.write(page, pattern(page, 2))
+
+        until_done(rack, rack.client("h1", rewrite, "data"))
+        rack.vold("h1", "data").signal(9)
+
+        async def read(client: SimClient) -> None:
+            for page in range(32):
+                assert await client.read(page, 1) == pattern(page, 2 if page < 16 else 1), f"page {page}"
+
+        until_done(rack, rack.client("h1", read, "data"))
+        writer = rack.client("h1", rewrite, "data")
+        rack.run(5)
+        assert not writer.done and writer.process.alive
+        assert "volume data is read-only: its files cannot be written" in writer.why
+        (volume,) = rack.command("h1", "volumes")
+        assert volume.process_alive and volume.trouble.startswith("read-only")
+        assert rack.agents["h1"].borrowing.metrics()["covey_volumes_in_trouble"] == 1
+        rack.slabd("h2").signal(9)
+        rack.slabd("h3").signal(9)
+        rack.run(10)
+        until_done(rack, rack.client("h1", read, "data"))
+        refuse_writes(rack, "h1", "no more")
+        until_done(rack, writer)
+        until_done(rack, rack.client("h1", read, "data"))
+
+
+def test_the_trouble_of_one_slab_is_no_other_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a task of it raises: the process goes on, and the slab is tried again."""
+    with a_rack(3) as rack:
+        rack.attach("h1", "data", "128 KiB")
+        keep_hot(rack, "h1", "data", slabs=2)
+        until_done(rack, rack.client("h1", write_all, "data"))
+        rack.run(5)
+        bring_home, failed = Lenders._bring_home, list[int]()
+
+        async def falls_over(lenders: Lenders, slab: Slab, link: RemoteSlab) -> None:
+            if slab.index == 0 and len(failed) < 3:
+                failed.append(slab.index)
+                link.fail("a bug")
+                raise KeyError("a bug in one slab's task")
+            await bring_home(lenders, slab, link)
+
+        monkeypatch.setattr(Lenders, "_bring_home", falls_over)
+        rack.vold("h1", "data").signal(9)
+        until_done(rack, rack.client("h1", read_all, "data"))
+        assert failed == [0, 0, 0]
+        assert rack.agents["h1"].borrowing.volumes["data"].process.starts == 2, "started again once, after the kill"

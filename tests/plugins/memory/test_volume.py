@@ -309,6 +309,25 @@ async def test_a_lost_lender_stays_on_record_until_its_pages_are_on_disk() -> No
         await soon(lambda: volume.places.all() == ())
 
 
+async def test_a_place_that_cannot_be_taken_out_of_the_record_is_taken_out_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("plugins.memory.datapath.places.CATCH_UP_S", 0.01)
+    async with a_bench() as bench:
+        volume = await bench.volume()
+        await volume.open_place(bench.register(0))
+        await write(volume, 0, 7)
+        bench.disk.replace_fail = True
+        await volume.close_place(0, 1)
+        assert volume.places.all() == () and await lenders_on_record(bench) == [1]
+        with pytest.raises(OSError, match="read-only"):
+            await volume.open_place(bench.register(1, epoch=2))
+        assert volume.places.all() == () and volume.slabs[1].link is None, "nobody would ask it after a crash"
+        bench.disk.replace_fail = False
+        await soon(lambda: not volume.places.late)
+        assert await lenders_on_record(bench) == []
+
+
 # ---- crashes and full queues -----------------------------------------------------------------------------------------
 
 
