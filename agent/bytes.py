@@ -29,6 +29,8 @@ from covey.ports import Address, ByteStream, HeldPort, Listener, Log
 
 SPILL_BYTES = 64 << 10
 """What one connection may hold that nobody has read yet."""
+SPILL_BYTES_FIRST = 4 << 10
+"""The same of one that has not been read from much: what has not proven whose it is costs little memory."""
 DIRECT_BYTES = 16 << 10
 """A read with at least this much missing is filled by the kernel itself."""
 SILENCE_MS = 5000
@@ -49,7 +51,7 @@ class SocketStream(asyncio.BufferedProtocol):
         self._connected = connected
         self._transport: asyncio.Transport | None = None
         self._ended: ConnectionError | None = None
-        self._spill = memoryview(bytearray(SPILL_BYTES))
+        self._spill = memoryview(bytearray(SPILL_BYTES_FIRST))
         self._start = self._end = 0
         self._target: memoryview | None = None
         self._filled = 0
@@ -86,6 +88,8 @@ class SocketStream(asyncio.BufferedProtocol):
         target[:count] = self._spill[self._start : self._start + count]
         self._start += count
         if self._start == self._end:
+            if self._end == SPILL_BYTES_FIRST == len(self._spill):
+                self._spill = memoryview(bytearray(SPILL_BYTES))  # it was filled, and somebody wanted all of it
             self._start = self._end = 0
         return count
 
@@ -94,7 +98,7 @@ class SocketStream(asyncio.BufferedProtocol):
         if self._direct:
             assert self._target is not None
             return self._target[self._filled :]
-        if self._end == SPILL_BYTES:
+        if self._end == len(self._spill):
             kept = self._end - self._start
             self._spill[:kept] = bytes(self._spill[self._start : self._end])
             self._start, self._end = 0, kept
@@ -111,7 +115,7 @@ class SocketStream(asyncio.BufferedProtocol):
             self._target = None
             if self._reader is not None and not self._reader.done():
                 self._reader.set_result(None)
-        if self._target is None and self._end - self._start == SPILL_BYTES and self._transport is not None:
+        if self._target is None and self._end - self._start == len(self._spill) and self._transport is not None:
             self._reading_paused = True
             self._transport.pause_reading()
 

@@ -5,10 +5,10 @@ So a link that ends costs no page. It is opened again under its epoch for `REOPE
 nothing else did; then the place is given up, and the agent hears of it.
 
 After a crash it is otherwise: what was only in the queue is at the lenders alone. Each place of the earlier process is
-*unsure* until its lender has answered, has lost it for certain, or a person gives it up. For certain means: its slab
-process says so itself, or its agent does (`PlaceDead`), over a link that proves who speaks. Not for certain: a
-connection refused (a firewall does that too), silence, or gossip that calls the host gone, which it also does with one
-that is only cut off, pages and all.
+*unsure* until its lender has answered, has lost it for certain, or a person gives it up. For certain means: its agent
+says so (`PlaceDead`), over a link that proves who speaks. Not for certain: a connection refused (a firewall does that
+too), a no from whoever listens at that port now, silence, or gossip that calls the host gone, which it also does with
+one that is only cut off, pages and all.
 """
 
 import asyncio
@@ -34,6 +34,8 @@ UNSURE_S = 30.0
 """How long after its start a process lets a read wait for a lender that may hold newer pages; then it fails."""
 PAUSE_S, PAUSE_MAX_S = 0.1, 1.0
 """Between two tries to reach a lender."""
+OPENING_MAX = 16
+"""Links that one volume opens at once; a host with several volumes stays below `covey.handshake.PER_ADDRESS_MAX`."""
 TROUBLE_MAX_S = 60.0
 """Longest pause before a task of a slab that failed is tried again."""
 TOLD_PLACES = 64
@@ -62,8 +64,15 @@ class Lenders:
         """The process is ending: links that end are no event any more."""
         self._env, self._places, self._queue, self._slabs = env, places, queue, slabs
         self._page_bytes = page_bytes
-        self._connect, self._fetch, self._tell = connect, fetch, tell
+        self._connect_to, self._fetch, self._tell = connect, fetch, tell
         self._began_s = env.clock.now_s()
+        self._opening = asyncio.Semaphore(OPENING_MAX)
+
+    async def _connect(self, place: OpenPlace, within_s: float | None) -> RemoteSlab:
+        """SlabGone when that fails. A few at a time: a lender lets few connections wait that have not proven yet whose
+        they are."""
+        async with self._opening:
+            return await self._connect_to(place, within_s)
 
     # ---- opening and closing ----
 
@@ -240,9 +249,7 @@ class Lenders:
             try:
                 link = await self._connect(place, None)
                 await self._bring_home(slab, link)
-            except SlabStale as stale:
-                await self.give_up(slab, place.epoch, str(stale))
-            except (SlabGone, OSError) as error:
+            except (SlabGone, OSError) as error:  # also a no: whoever says it has not proven to be the lender
                 unsure.why = str(error)
             else:
                 if place.epoch not in slab.unsure:

@@ -11,7 +11,8 @@ from array import array
 from collections.abc import Callable
 from typing import NamedTuple
 
-from covey import headers
+from covey import handshake, headers
+from covey.handshake import CHALLENGE_BYTES, NONCE_BYTES
 from covey.headers import Op, Request, Status, WireError
 from covey.ports import ByteStream, Env
 from plugins.memory.datapath import slabwire
@@ -203,8 +204,18 @@ class RemoteSlab:
 
 
 async def _greet(env: Env, stream: ByteStream, volume: str, place: OpenPlace) -> headers.Welcome:
-    hello = Hello(env.host, volume, place.index, place.epoch, place.secret)
-    await stream.write(slabwire.pack_hello(hello))
+    """Both ends prove that they know the secret of the slab. SlabGone when the lender does not."""
+    hello = slabwire.pack_hello(Hello(env.host, volume, place.index, place.epoch, env.entropy(NONCE_BYTES)))
+    await stream.write(hello)
+    data = bytearray(CHALLENGE_BYTES)
+    await stream.read_into(memoryview(data))
+    challenge = handshake.parse_challenge(data)
+    await stream.write(handshake.proof_of_client(place.secret, hello, challenge.nonce))
     data = bytearray(headers.WELCOME_BYTES)
     await stream.read_into(memoryview(data))
-    return headers.welcome(data)
+    found = headers.welcome(data)
+    expected = handshake.proof_of_server(place.secret, hello, challenge.nonce)
+    if found.status is Status.OK and not handshake.is_proof(challenge.proof, expected):
+        stream.close()
+        raise SlabGone(f"whoever answers at {place.address} does not know the secret of this slab")
+    return found

@@ -4,28 +4,28 @@ It outlives the agent, and does what the agent's `Lender` tells it on `slabd.soc
 is an anonymous mapping, so the kernel hands it out zeroed and takes it back whole; no borrower ever sees what another
 wrote.
 
+Whoever connects proves first that it knows the slab's secret (`covey.handshake`); until then it costs a task and a few
+hundred bytes, and there may be few of its kind.
+
 A page arrives in a buffer of the connection first and is moved into the slab only when it is there whole: a borrower
 that dies in the middle of a write leaves the older page, complete, under its older version.
 """
 
 import asyncio
-import hmac
 import mmap
 from array import array
 from dataclasses import dataclass, field
 
 import msgspec
 
-from covey import headers
+from covey import handshake, headers
+from covey.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Strangers
 from covey.headers import Op, Reply, Request, Status, Welcome, WireError
 from covey.ports import Address, ByteStream, Env
 from plugins.memory.datapath import control, slabwire
 from plugins.memory.datapath.control import Answer, ControlServer, HeldSlab, No, Question, SlabList, Yes
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.policy.settings import REQUEST_PAGES_MAX
-
-HELLO_S = 5.0
-"""How long a new connection may take to say who it is."""
 
 Key = tuple[str, str, int]
 """Borrower, volume, index."""
@@ -125,11 +125,9 @@ class SlabStore:
             stream.close()
 
     def find(self, hello: slabwire.Hello) -> HostedSlab | None:
-        """None for an unknown slab, a stale epoch or a wrong secret; the caller says no more than that."""
+        """None for an unknown slab and for a stale epoch."""
         slab = self.slabs.get((hello.borrower, hello.volume, hello.slab))
-        if slab is None or slab.epoch != hello.epoch or not hmac.compare_digest(slab.secret, hello.secret):
-            return None
-        return slab
+        return slab if slab is not None and slab.epoch == hello.epoch else None
 
 
 class SlabServer:
@@ -137,10 +135,18 @@ class SlabServer:
 
     def __init__(self, env: Env, store: SlabStore) -> None:
         self._env, self._store = env, store
+        self.strangers: Strangers[ByteStream] = Strangers()
+        self._nobodys = env.entropy(NONCE_BYTES)
+        """The key of slabs that are not here: strangers cannot tell them from others."""
 
     async def serve(self, stream: ByteStream) -> None:
+        crowded_out = self.strangers.come(stream, stream.peer.rpartition(":")[0])
+        if crowded_out is not None:
+            self._store.refused += 1
+            crowded_out.close()
         try:
             slab = await self._welcome(stream)
+            self.strangers.go(stream)
             if slab is None:
                 return
             for older in slab.streams:
@@ -150,21 +156,38 @@ class SlabServer:
         except WireError as error:
             self._store.refused += 1
             self._env.log.debug("dropped a slab connection", peer=stream.peer, why=str(error))
+        finally:
+            self.strangers.go(stream)
 
     async def _welcome(self, stream: ByteStream) -> HostedSlab | None:
-        data = bytearray(slabwire.HELLO_BYTES)
+        """The slab that this connection has proven to know the secret of. An unknown slab, a stale epoch and a wrong
+        proof get the same no."""
         try:
-            async with asyncio.timeout(HELLO_S):
-                await stream.read_into(memoryview(data))
+            async with asyncio.timeout(HANDSHAKE_S):
+                slab = await self._proven(stream)
+        except slabwire.OtherVersion:
+            await stream.write(headers.pack_welcome(Welcome(Status.VERSION, 0, 0)))
+            raise
         except TimeoutError as error:
-            raise WireError(f"no hello within {HELLO_S:g} s") from error
-        slab = self._store.find(slabwire.hello(data))
-        if slab is None:
+            raise WireError(f"it did not prove who it is within {HANDSHAKE_S:g} s") from error
+        if slab is None or not slab.live:
             self._store.refused += 1
             await stream.write(headers.pack_welcome(Welcome(Status.REFUSED, 0, 0)))
             return None
         await stream.write(headers.pack_welcome(Welcome(Status.OK, slab.page_bytes, len(slab.memory))))
         return slab
+
+    async def _proven(self, stream: ByteStream) -> HostedSlab | None:
+        data = bytearray(slabwire.HELLO_BYTES)
+        await stream.read_into(memoryview(data))
+        hello = bytes(data)
+        slab = self._store.find(slabwire.hello(hello))
+        key = self._nobodys if slab is None else slab.secret
+        nonce = self._env.entropy(NONCE_BYTES)
+        await stream.write(handshake.challenge(key, hello, nonce))
+        found = bytearray(PROOF_BYTES)
+        await stream.read_into(memoryview(found))
+        return slab if handshake.is_proof(bytes(found), handshake.proof_of_client(key, hello, nonce)) else None
 
     async def _requests(self, stream: ByteStream, slab: HostedSlab) -> None:
         header = bytearray(headers.REQUEST_BYTES)

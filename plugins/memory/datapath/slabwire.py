@@ -1,6 +1,7 @@
 """What a volume's process and a slab process say to one another, over TCP: `covey.headers`, and versions of pages.
 
-    volume -> slab   HELLO, once: who I am, which slab, under which epoch, and its secret
+    volume -> slab   HELLO, once: who I am, which slab, under which epoch, and a nonce
+    slab -> volume   CHALLENGE, then volume -> slab PROOF (`covey.handshake`), then slab -> volume WELCOME: yes or no
     volume -> slab   REQUEST, then for a write: `pages` versions of u64, then the pages; for a discard: versions
     slab -> volume   REPLY in the order of the requests, then for a read: versions, pages;
                      for VERSIONS: versions
@@ -15,12 +16,13 @@ from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 from covey import headers
+from covey.handshake import NONCE_BYTES
 from covey.headers import Op, WireError
-from plugins.memory.messages import SECRET_BYTES
 from plugins.memory.policy.settings import REQUEST_PAGES_MAX
 
-MAGIC = b"coveysl2"
-_HELLO = struct.Struct(f"<8s64s64sIQ{SECRET_BYTES}s")
+MAGIC = b"coveysl3"
+"""The last byte is the version of the protocol. Version 2 sent the secret of the slab itself."""
+_HELLO = struct.Struct(f"<8s64s64sIQ{NONCE_BYTES}s")
 HELLO_BYTES = _HELLO.size
 
 if TYPE_CHECKING:
@@ -39,26 +41,33 @@ OPERATIONS = {
 """What a slab does, and of how many pages at once."""
 
 
+class OtherVersion(WireError):
+    """A hello of this protocol in another version."""
+
+
 class Hello(NamedTuple):
     borrower: str
     volume: str
     slab: int
     epoch: int
-    secret: bytes
+    nonce: bytes
 
 
 def pack_hello(hello: Hello) -> bytes:
     borrower, volume = hello.borrower.encode(), hello.volume.encode()
-    return _HELLO.pack(MAGIC, borrower, volume, hello.slab, hello.epoch, hello.secret)
+    return _HELLO.pack(MAGIC, borrower, volume, hello.slab, hello.epoch, hello.nonce)
 
 
 def hello(data: bytes | bytearray) -> Hello:
     """WireError when it is none."""
     headers.expect("hello", data, HELLO_BYTES)
-    magic, borrower, volume, index, epoch, secret = _HELLO.unpack(data)
+    magic, borrower, volume, index, epoch, nonce = _HELLO.unpack(data)
+    if magic[:-1] == MAGIC[:-1] and magic != MAGIC:
+        theirs, ours = magic[-1:].decode("ascii", "replace"), MAGIC[-1:].decode()
+        raise OtherVersion(f"it speaks version {theirs} of the slab protocol, this process {ours}")
     if magic != MAGIC:
         raise WireError("not a slab connection")
-    return Hello(_name(borrower), _name(volume), index, epoch, secret)
+    return Hello(_name(borrower), _name(volume), index, epoch, nonce)
 
 
 def _name(field: bytes) -> str:

@@ -85,6 +85,7 @@ class Bench:
             run_dir=directory,
         )
         self.store = SlabStore(1 << 30)
+        self.server = SlabServer(self.env, self.store)
         self.address = ""
         self.told: list[Told] = []
         self._listener: Any = None
@@ -92,7 +93,7 @@ class Bench:
 
     async def lend(self) -> None:
         bind = self.address or "127.0.0.1:0"  # the second time: at the same place
-        self._listener = await self.env.bytes.listen(bind, SlabServer(self.env, self.store).serve)
+        self._listener = await self.env.bytes.listen(bind, self.server.serve)
         self.address = self._listener.address
 
     async def cut_lender(self) -> None:

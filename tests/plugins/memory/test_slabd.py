@@ -5,8 +5,9 @@ from array import array
 
 import pytest
 
-from covey import headers
-from covey.headers import Op, Request
+from covey import handshake, headers
+from covey.handshake import CHALLENGE_BYTES, Challenge
+from covey.headers import Op, Request, Status
 from covey.ports import ByteStream
 from plugins.memory.datapath import slabwire
 from plugins.memory.datapath.control import OpenPlace, RegisterSlab
@@ -34,11 +35,27 @@ async def link(bench: Bench, place: OpenPlace) -> RemoteSlab:
     return await RemoteSlab.open(bench.env, "data", place, 16, PAGE, 2.0)
 
 
-async def greeted(bench: Bench, place: OpenPlace) -> ByteStream:
-    """A raw connection that has said hello."""
+async def knocked(bench: Bench, place: OpenPlace, nonce: bytes = b"n" * 16) -> tuple[ByteStream, bytes, Challenge]:
+    """A raw connection that has said hello and was challenged; what it said."""
     stream = await bench.env.bytes.connect(bench.address)
-    await stream.write(slabwire.pack_hello(Hello("h1", "data", place.index, place.epoch, place.secret)))
-    await stream.read_into(memoryview(bytearray(headers.WELCOME_BYTES)))
+    hello = slabwire.pack_hello(Hello("h1", "data", place.index, place.epoch, nonce))
+    await stream.write(hello)
+    data = bytearray(CHALLENGE_BYTES)
+    await stream.read_into(memoryview(data))
+    return stream, hello, handshake.parse_challenge(data)
+
+
+async def welcome(stream: ByteStream, proof: bytes) -> Status:
+    await stream.write(proof)
+    data = bytearray(headers.WELCOME_BYTES)
+    await stream.read_into(memoryview(data))
+    return headers.welcome(data).status
+
+
+async def greeted(bench: Bench, place: OpenPlace) -> ByteStream:
+    """A raw connection that has proven whose it is."""
+    stream, hello, challenge = await knocked(bench, place)
+    assert await welcome(stream, handshake.proof_of_client(place.secret, hello, challenge.nonce)) is Status.OK
     return stream
 
 
@@ -128,6 +145,96 @@ async def test_a_stale_epoch_a_wrong_secret_and_an_unknown_slab_get_the_same_no(
                 await link(bench, wrong)
         assert bench.store.refused == 4
         assert (await link(bench, place)).usable
+
+
+async def test_nothing_that_was_heard_on_the_wire_opens_another_connection() -> None:
+    async with a_bench() as bench:
+        place = bench.register(0)
+        stream, hello, challenge = await knocked(bench, place)
+        proof = handshake.proof_of_client(SECRET, hello, challenge.nonce)
+        assert SECRET not in hello + challenge.nonce + challenge.proof + proof
+        assert challenge.proof == handshake.proof_of_server(SECRET, hello, challenge.nonce), (
+            "and the lender proves itself"
+        )
+        assert await welcome(stream, proof) is Status.OK
+        for said in (proof, challenge.proof):
+            again, _, other = await knocked(bench, place)
+            assert other.nonce != challenge.nonce
+            assert await welcome(again, said) is Status.REFUSED
+        assert hosted(bench.store).streams[0].peer, "and the owner is not cut off"
+        await stream.write(headers.pack_request(Request(Op.READ, 0, 1, 1)))
+        reply = bytearray(headers.REPLY_BYTES)
+        await stream.read_into(memoryview(reply))
+        assert headers.reply(reply).status is Status.OK
+
+
+async def test_a_volume_says_hello_without_the_secret_of_the_slab() -> None:
+    async with a_bench() as bench:
+        place = bench.register(0)
+        await bench.cut_lender()
+        heard = bytearray(slabwire.HELLO_BYTES)
+
+        async def listens(stream: ByteStream) -> None:
+            await stream.read_into(memoryview(heard))
+
+        listener = await bench.env.bytes.listen(bench.address, listens)
+        with pytest.raises(SlabGone):
+            await link(bench, place)
+        assert slabwire.hello(heard).volume == "data"
+        assert SECRET not in heard
+        await listener.close()
+
+
+async def test_a_borrower_does_not_use_a_lender_that_cannot_prove_itself() -> None:
+    async with a_bench() as bench:
+        place = bench.register(0)
+        await bench.cut_lender()
+
+        async def impostor(stream: ByteStream) -> None:
+            await stream.read_into(memoryview(bytearray(slabwire.HELLO_BYTES)))
+            await stream.write(bytes(CHALLENGE_BYTES))
+            await stream.read_into(memoryview(bytearray(handshake.PROOF_BYTES)))
+            await stream.write(headers.pack_welcome(headers.Welcome(Status.OK, PAGE, SIZE)))
+
+        listener = await bench.env.bytes.listen(bench.address, impostor)
+        with pytest.raises(SlabGone, match="does not know the secret"):
+            await link(bench, place)
+        await listener.close()
+
+
+async def test_a_volume_of_the_older_version_is_refused_in_words() -> None:
+    async with a_bench() as bench:
+        stream = await bench.env.bytes.connect(bench.address)
+        hello = slabwire.pack_hello(Hello("h1", "data", 0, 1, SECRET))
+        await stream.write(b"coveysl2" + hello[8:])
+        data = bytearray(headers.WELCOME_BYTES)
+        await stream.read_into(memoryview(data))
+        assert headers.welcome(data).status is Status.VERSION
+        assert bench.store.refused == 1
+
+
+async def test_silent_connections_are_few_cost_little_and_keep_nobody_out() -> None:
+    async with a_bench() as bench:
+        place = bench.register(0)
+        owner = await link(bench, place)
+        silent = [await bench.env.bytes.connect(bench.address) for _ in range(3 * handshake.PER_ADDRESS_MAX)]
+        await soon(lambda: bench.store.refused >= 2 * handshake.PER_ADDRESS_MAX)
+        assert len(bench.server.strangers) == handshake.PER_ADDRESS_MAX
+        await owner.write(0, versions(1), memoryview(page(1)))
+        bench.register(1)
+        other = await link(bench, OpenPlace(1, 1, "h2", bench.address, SECRET))
+        await other.write(0, versions(1), memoryview(page(1)))
+        for stream in silent:
+            stream.close()
+
+
+async def test_a_connection_that_does_not_prove_itself_in_time_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plugins.memory.datapath.slabd.HANDSHAKE_S", 0.05)
+    async with a_bench() as bench:
+        stream, _, _ = await knocked(bench, bench.register(0))
+        with pytest.raises(ConnectionError):
+            await stream.read_into(memoryview(bytearray(1)))
+        assert len(bench.server.strangers) == 0
 
 
 async def test_a_freed_slab_cuts_its_borrower_off() -> None:

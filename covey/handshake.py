@@ -1,0 +1,104 @@
+"""Who speaks on a bulk link: both ends prove that they know a key, and neither ever sends it.
+
+    client                                                  server
+      HELLO: what it wants, and a nonce of its own ->
+                                                        <-  CHALLENGE: a nonce, and the server's proof
+      PROOF: the client's ->
+                                                        <-  the protocol's own yes or no
+
+The key is told to both over a link that is encrypted and proves who speaks (CURVE). A proof covers the whole hello and
+both nonces, so it is of use on this connection alone: whoever hears it learns nothing that opens another. A server that
+does not know what the hello names answers with a proof under a key of its own, so that strangers learn nothing from
+the answer either.
+
+Until a connection has proven itself it is a stranger. `Strangers` says which of them may stay: few of one address, and
+not many in all. A new one takes the place of the oldest, which had more time to prove itself, so that a crowd of silent
+connections keeps nobody out for longer than it takes to say two words; and those that have proven themselves are none
+of its business.
+"""
+
+import hashlib
+import hmac
+from typing import Generic, NamedTuple, TypeVar
+
+NONCE_BYTES = 16
+PROOF_BYTES = 32
+CHALLENGE_BYTES = NONCE_BYTES + PROOF_BYTES
+HANDSHAKE_S = 5.0
+"""How long a connection may take to prove itself."""
+PER_ADDRESS_MAX = 64
+"""Strangers of one address at once: a host whose volumes all open their slabs again in one moment has about so many."""
+STRANGERS_MAX = 256
+"""Strangers at once in all."""
+
+Visitor = TypeVar("Visitor")
+
+
+class Challenge(NamedTuple):
+    nonce: bytes
+    proof: bytes
+    """The server's."""
+
+
+def proof_of_server(key: bytes, hello: bytes, nonce: bytes) -> bytes:
+    return _proof(key, b"covey server", hello, nonce)
+
+
+def proof_of_client(key: bytes, hello: bytes, nonce: bytes) -> bytes:
+    return _proof(key, b"covey client", hello, nonce)
+
+
+def is_proof(found: bytes, expected: bytes) -> bool:
+    """In constant time."""
+    return hmac.compare_digest(found, expected)
+
+
+def challenge(key: bytes, hello: bytes, nonce: bytes) -> bytes:
+    """What a server that knows `key` answers."""
+    return nonce + proof_of_server(key, hello, nonce)
+
+
+def parse_challenge(data: bytes | bytearray) -> Challenge:
+    """Of `CHALLENGE_BYTES` bytes."""
+    return Challenge(bytes(data[:NONCE_BYTES]), bytes(data[NONCE_BYTES:]))
+
+
+def _proof(key: bytes, role: bytes, hello: bytes, nonce: bytes) -> bytes:
+    """`hello` has one length in each protocol, so where it ends is clear."""
+    return hashlib.blake2b(hello + nonce, digest_size=PROOF_BYTES, key=key, person=role).digest()
+
+
+class Strangers(Generic[Visitor]):
+    """Connections that have not proven themselves, oldest first."""
+
+    def __init__(self, per_address_max: int = PER_ADDRESS_MAX, all_max: int = STRANGERS_MAX) -> None:
+        self._per_address_max, self._all_max = per_address_max, all_max
+        self._from: dict[Visitor, str] = {}
+        self.turned_away = 0
+        """That had to make room for a newer one."""
+
+    def __len__(self) -> int:
+        return len(self._from)
+
+    def come(self, visitor: Visitor, address: str) -> Visitor | None:
+        """A new one. Who has to go instead, if they are too many: the oldest of its address, else the oldest of the
+        address with most."""
+        same = self._of(address)
+        goes: Visitor | None = None
+        if len(same) >= self._per_address_max:
+            goes = same[0]
+        elif len(self._from) >= self._all_max:
+            crowd = max(dict.fromkeys(self._from.values()), key=lambda each: len(self._of(each)))
+            goes = self._of(crowd)[0]
+        self._from[visitor] = address
+        if goes is not None:
+            del self._from[goes]
+            self.turned_away += 1
+        return goes
+
+    def go(self, visitor: Visitor) -> None:
+        """It has proven itself, or is gone."""
+        self._from.pop(visitor, None)
+
+    def _of(self, address: str) -> list[Visitor]:
+        return [visitor for visitor, each in self._from.items() if each == address]
