@@ -7,7 +7,6 @@ from chaos.rackworld import SimRack
 from chaos.stories import lenders, unconnected
 from chaos.story import ended, not_stale
 
-KNOWN_BROKEN = "a connection that ends while nobody uses it is no event of the volume yet"
 SETTINGS = {"memory": {"slab": "64 MiB", "hot_requests_per_s": "auto"}}
 CONNECTED_S = 10.0
 """After a fault is over, within which what is called mapped is connected: the agent may have to come back first."""
