@@ -189,6 +189,7 @@ class HttpApi:
         get("/v1/why/{id:.*}", self._ask("agent.why", _path_id))
         post("/v1/jobs", self._ask("scheduler.submit", _body))
         post("/v1/jobs/{id}/cancel", self._ask("scheduler.cancel", _path_id))
+        post("/v1/hosts/{id}/give-up", self._ask("scheduler.give_up", _path_id))
         post("/v1/volumes", self._ask("memory.attach", _body))
         post("/v1/volumes/{id}/give-up", self._ask("memory.give_up", _path_volume))
         app.router.add_delete("/v1/volumes/{id}", self._ask("memory.detach", _path_volume))

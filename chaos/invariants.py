@@ -13,13 +13,15 @@ from agent.consensus.machine.raft import Role
 from chaos.host import SimProcess
 from chaos.loop import HostLoop
 from chaos.world import Invariant, World
+from covey.core import JobId
 from covey.ports import Command
 
 if TYPE_CHECKING:
     from chaos.rackworld import SimRack
 
 FENCE_S = 30.0
-"""How long ranks of a grant may still run where the log is known to have ended it: their own grace and its sequel."""
+"""How long ranks of a grant may still run once the log has ended it: their own grace and its sequel. A host that was
+given up has none left by then (`RanksOnce`)."""
 GANG_S = 150.0
 """Within which a gang that began to start is whole or gone: a lost host is noticed, waited for and given up."""
 
@@ -178,10 +180,32 @@ class GpusExclusive:
                 )
 
 
+class RanksOnce:
+    """A rank of a job lives once, under one epoch, wherever that is: also on hosts that nobody reaches. A job that is
+    to be kept (`on_lost`) is not placed elsewhere, so this holds for it too."""
+
+    name, every_s = "a rank lives once", 0.0
+
+    def __init__(self, rack: "SimRack") -> None:
+        self._births = -1
+
+    def check(self, world: World) -> None:
+        if world.births == self._births:
+            return
+        self._births = world.births
+        alive: dict[tuple[str, int], Rank] = {}
+        for rank in ranks_of(world):
+            other = alive.setdefault((rank.job, rank.rank), rank)
+            assert other is rank, (
+                f"rank {rank.rank} of {rank.job} lives on {other.host} under epoch {other.epoch} and on {rank.host} "
+                f"under epoch {rank.epoch}"
+            )
+
+
 class QuotaHeld:
-    """What really runs of a tenant against its quota never exceeds it. A job counts once, with what its largest epoch
-    uses: ranks of an older one on a host that nobody reaches are somebody else's business (`FencedRanksEnd`). One that
-    started as opportunistic counts as soon as some host knows that it was upgraded."""
+    """What really runs of a tenant against its quota never exceeds it, wherever it runs and under whatever epoch, also
+    on hosts that nobody reaches. A job that started as opportunistic counts as soon as some host knows that it was
+    upgraded."""
 
     name, every_s = "no tenant runs more than its quota", 0.0
 
@@ -193,15 +217,10 @@ class QuotaHeld:
         if world.births == self._births:
             return
         self._births = world.births
-        by_job: dict[tuple[str, str], dict[int, int]] = {}
-        for rank in ranks_of(world):
-            if rank.job_class == "opportunistic" and not self._upgraded(rank.job):
-                continue
-            epochs = by_job.setdefault((rank.tenant, rank.job), {})
-            epochs[rank.epoch] = epochs.get(rank.epoch, 0) + len(rank.gpus)
         used: dict[str, int] = {}
-        for (tenant, _), epochs in by_job.items():
-            used[tenant] = used.get(tenant, 0) + max(epochs.values())
+        for rank in ranks_of(world):
+            if rank.job_class != "opportunistic" or self._upgraded(rank.job):
+                used[rank.tenant] = used.get(rank.tenant, 0) + len(rank.gpus)
         for tenant, gpus in used.items():
             quota = self.quotas.get(tenant)
             assert quota is None or gpus <= quota, f"tenant {tenant} runs {gpus} GPUs, its quota is {quota}"
@@ -213,7 +232,8 @@ class QuotaHeld:
 
 
 class FencedRanksEnd:
-    """Ranks of a grant that this host's own log knows to be over end within a bound, if its agent runs meanwhile."""
+    """Ranks of a grant that anybody's log knows to be over end within a bound, wherever they are and whatever became of
+    their agent: it stops them, or their lease runs out."""
 
     name, every_s = "ranks of an ended grant end", 1.0
 
@@ -222,20 +242,19 @@ class FencedRanksEnd:
         self._since: dict[tuple[str, int], float] = {}
 
     def check(self, world: World) -> None:
+        rooms = [self.rack.room(name, "scheduler") for name in self.rack.alive()]
+        newest = max((room.queue for room in rooms if room is not None), key=lambda queue: queue.index, default=None)
+        if newest is None:
+            return
         still: dict[tuple[str, int], float] = {}
         for rank in ranks_of(world):
-            scheduler = self.rack.room(rank.host, "scheduler")
-            if scheduler is None or rank.process.loop.paused:
-                continue
-            job = scheduler.queue.jobs.get(rank.job)
-            over = job is not None and (job.epoch > rank.epoch or job.state in ("done", "failed", "cancelled"))
-            if over:
+            if newest.over(JobId(rank.job), rank.epoch):
                 key = (rank.host, rank.process.id.pid)
                 still[key] = since = self._since.get(key, world.now)
                 age_s = world.now - since
                 assert age_s < FENCE_S, (
                     f"rank {rank.rank} of {rank.job} still runs on {rank.host} under epoch {rank.epoch}, "
-                    f"{age_s:.0f} s after its log said that epoch {job.epoch} is {job.state}"
+                    f"{age_s:.0f} s after the log said that this is over"
                 )
         self._since = still
 
@@ -294,7 +313,13 @@ def invariants_for(rack: "SimRack") -> list[Invariant]:
     ]
     rooms = {room.name for room in rack.rooms}
     if "scheduler" in rooms:
-        found += [GpusExclusive(rack), QuotaHeld(rack, rack.quotas), FencedRanksEnd(rack), GangsWhole(rack)]
+        found += [
+            GpusExclusive(rack),
+            RanksOnce(rack),
+            QuotaHeld(rack, rack.quotas),
+            FencedRanksEnd(rack),
+            GangsWhole(rack),
+        ]
     if "memory" in rooms:
         found.append(SlabsExclusive(rack))
     return found

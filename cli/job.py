@@ -7,7 +7,7 @@ from typing import Any
 from cli.client import AgentctlError
 from cli.context import Context, not_found
 from cli.jobs import class_of, how_long
-from cli.table import clock, pairs, table
+from cli.table import clock, pairs, plural, table
 from covey.units import format_seconds
 
 RANK_TITLES = ("RANK", "HOST", "STATE", "PID", "ENDED", "GPUS")
@@ -62,9 +62,22 @@ def facts(job: dict[str, Any], now_wall_s: float) -> list[tuple[str, object]]:
         ("home", job["home"]),
         ("sums at", job["aggregator"]),
         ("attempt", f"{job['attempt']} (epoch {job['epoch']})" if job["attempt"] else ""),
-        ("preempted", f"{job['preemptions']} times" if job["preemptions"] else ""),
+        ("started again", started_again(job)),
+        ("on lost host", "its ranks go on there (keep)" if job.get("on_lost") == "keep" else ""),
         ("knowledge", f"{format_seconds(job['age_s'])} old" if job["age_s"] > 5 else ""),
     ]
+
+
+def started_again(job: dict[str, Any]) -> str:
+    """`preempted 2 times, host lost 1 time of 5`: what happened to it, and how often it is started again for that."""
+    counts = {"preempted": "preemptions", "host lost": "hosts_lost", "exit 75": "requeues", "failed": "failures"}
+    limits = job.get("retries", {})
+    happened = [(cause, job.get(field, 0), limits.get(cause)) for cause, field in counts.items()]
+    return ", ".join(
+        f"{cause} {plural(count, 'time')}{f' ({limit} allowed)' if limit is not None else ''}"
+        for cause, count, limit in happened
+        if count or (cause == "failed" and limit)
+    )
 
 
 def ranks_of(ranks: list[int]) -> str:

@@ -41,6 +41,10 @@ PACK_HELP = (
     "host: all workers on one host, and wait for one with room; any: wherever GPUs are free, filling gaps; "
     "default: the fewest hosts that have room now, and gaps once a model has shown that it does not mind"
 )
+ON_LOST_HELP = (
+    "on a host that is cut off, stop (default): ranks end there and the job goes on elsewhere; keep: they go on, and "
+    "the job waits until the host is back or somebody gives it up"
+)
 SUBMIT_TRIES = 3
 
 
@@ -57,6 +61,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-env", action="store_true", help="do not carry this environment, only PATH and HOME")
     parser.add_argument("--cwd", metavar="DIR", help="default: this directory")
     parser.add_argument("--time", metavar="TIME", help="longest time to run, such as 2h")
+    parser.add_argument("--retries", type=int, metavar="N", help="starts again after a failure (default 0)")
+    parser.add_argument("--on-lost", choices=("stop", "keep"), help=ON_LOST_HELP)
     parser.add_argument("--grace", metavar="TIME", help="between SIGTERM and SIGKILL (default 60s)")
     parser.add_argument("--wait", action="store_true", help="until it has ended; return its exit code")
     parser.add_argument("--follow", action="store_true", help="show what it writes; return its exit code")
@@ -107,7 +113,14 @@ def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[s
         spec["bind_gpus"] = True
     if args.nodes is not None or args.pack is not None:
         spec["pack"] = "apart" if args.nodes is not None else args.pack
-    for field, value in (("name", args.name), ("tenant", args.tenant), ("class", args.job_class)):
+    given = (
+        ("name", args.name),
+        ("tenant", args.tenant),
+        ("class", args.job_class),
+        ("retries", args.retries),
+        ("on_lost", args.on_lost),
+    )
+    for field, value in given:
         if value is not None:
             spec[field] = value
     for field, flag, text in (("time_limit_s", "--time", args.time), ("grace_s", "--grace", args.grace)):

@@ -74,7 +74,7 @@ class RankView(msgspec.Struct, frozen=True):
     host: HostId
     gpus: tuple[str, ...]
     state: str
-    """`waiting`, `running`, `ended`."""
+    """`waiting`, `running`, `away` (its host is gone), `ended`."""
     pid: int | None = None
     code: int | None = None
     """0..255, or -N when killed by signal N."""
@@ -105,7 +105,21 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     attained_gpu_s: float = 0.0
     epoch: int = 0
     attempt: int = 0
+    """Starts so far."""
     preemptions: int = 0
+    hosts_lost: int = 0
+    """Times that a host lost its ranks."""
+    requeues: int = 0
+    """Times that it asked to be started again (exit 75)."""
+    failures: int = 0
+    """Times that it failed by itself."""
+    retries: dict[str, int | None] = {}
+    """How often it is started again after each of these: `preempted`, `host lost`, `exit 75`, `failed`;
+    None: always."""
+    on_lost: str = "stop"
+    """What becomes of its ranks on a host that is cut off: `stop` or `keep`."""
+    away: dict[HostId, float] = {}
+    """Hosts of it that are gone, and for how many seconds."""
     home: HostId | None = None
     exit_code: int | None = None
     """The job's own: 0, the first failing rank's status, or 128+N for signal N; None until it ended."""

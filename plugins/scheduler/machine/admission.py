@@ -223,10 +223,9 @@ def packlimit(queue: Queue, settings: Settings) -> float:
     return queue.models.packlimit(settings.packlimit) if settings.packlimit_refit else settings.packlimit
 
 
-def taken(job: Job, cause: str, reason: str, wall_s: float, lost: tuple[HostId, ...] = ()) -> TakenBack:
-    return msgspec.convert(
-        {"wall_s": wall_s, "job": job.id, "epoch": job.epoch, "cause": cause, "reason": reason, "lost": lost}, TakenBack
-    )
+def taken(job: Job, cause: str, reason: str, wall_s: float, lost: tuple[HostId, ...] = (), term: int = 0) -> TakenBack:
+    told = {"wall_s": wall_s, "job": job.id, "epoch": job.epoch, "cause": cause, "reason": reason}
+    return msgspec.convert({**told, "lost": lost, "term": term}, TakenBack)
 
 
 def _least(one: Mapping[HostId, int], other: Mapping[HostId, int]) -> dict[HostId, int]:

@@ -9,7 +9,7 @@ passes through `stopping`, and the job is over only when each of its hosts has s
 more, or is lost.
 """
 
-from typing import Literal
+from typing import Literal, assert_never
 
 import msgspec
 
@@ -20,6 +20,8 @@ from plugins.scheduler.policy.order import Row, queue_of
 
 State = Literal["queued", "placing", "running", "stopping", "done", "failed", "cancelled"]
 After = Literal["queued", "failed", "cancelled"]
+Cause = Literal["preempted", "host lost", "exit 75", "failed"]
+"""Why a job that ran is to run again: each is counted by itself, and has a limit of its own."""
 HOLDING: tuple[State, ...] = ("placing", "running", "stopping")
 """States that count against the tenant's quota."""
 OVER: tuple[State, ...] = ("done", "failed", "cancelled")
@@ -58,6 +60,10 @@ class Job(msgspec.Struct, kw_only=True):
     preemptions: int = 0
     requeues: int = 0
     """Times that it asked to be started again (exit 75)."""
+    hosts_lost: int = 0
+    """Times that a host lost its ranks."""
+    failures: int = 0
+    """Times that it failed by itself."""
     place_failures: int = 0
     """In a row, since it last started."""
     promoted: int | None = None
@@ -117,6 +123,21 @@ class Job(msgspec.Struct, kw_only=True):
     def placed(self) -> bool:
         """Its ranks run, or are being stopped, under `epoch`."""
         return self.state in ("running", "stopping")
+
+    def happened(self, cause: Cause) -> tuple[int, int | None]:
+        """How often it was stopped for this, and how often it is started again for it (None: always)."""
+        spec = self.spec
+        match cause:
+            case "preempted":
+                return self.preemptions, spec.retries_preempted
+            case "host lost":
+                return self.hosts_lost, spec.retries_lost
+            case "exit 75":
+                return self.requeues, spec.retries_again
+            case "failed":
+                return self.failures, spec.retries
+            case _:
+                assert_never(cause)
 
     def awaits(self, host: HostId) -> bool:
         """Whether this host still has to report the end of its ranks."""

@@ -15,6 +15,7 @@ from covey.units import format_seconds
 from plugins.scheduler.machine.admission import Admission, taken
 from plugins.scheduler.machine.ground import Ground
 from plugins.scheduler.machine.jobs import OVER, Job
+from plugins.scheduler.machine.leases import Leases
 from plugins.scheduler.machine.lines import Lines
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.machine.roll import Roll
@@ -24,6 +25,7 @@ from plugins.scheduler.messages.commands import (
     Command,
     Demoted,
     Elapsed,
+    Leads,
     Promoted,
     QuotaSet,
     TakenBack,
@@ -31,6 +33,7 @@ from plugins.scheduler.messages.commands import (
     Upgraded,
 )
 from plugins.scheduler.policy import classes
+from plugins.scheduler.policy.leases import terms
 from plugins.scheduler.policy.settings import Settings
 
 RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -51,6 +54,8 @@ class Look(msgspec.Struct, frozen=True):
 
     rack: tuple[RackHost, ...]
     wall_s: float
+    term: int = 0
+    """In which this host leads."""
 
 
 class Propose(msgspec.Struct, frozen=True):
@@ -69,6 +74,7 @@ class Leader:
         default = {} if settings.default_quota is None else {"*": settings.default_quota}
         self.initial_quotas = sorted((default | settings.quotas).items())
         """(tenant, GPUs) for the log of a rack that has none yet."""
+        self.terms = terms(settings.host_lost_after_s)
         self.feed = queue.follow()
         self.forget()
 
@@ -79,6 +85,7 @@ class Leader:
         self.placing_since: dict[JobId, tuple[int, float]] = {}
         """Epoch and since when."""
         self.missing_since: dict[HostId, float] = {}
+        self.leases = Leases(self.queue, self.terms)
         self.failures: dict[JobId, int] = {}
         self.retry_at: dict[JobId, float] = {}
         self.clock_s = 0.0
@@ -99,9 +106,10 @@ class Leader:
         self.quotas = dict(self.queue.quotas)
 
     def handle(self, event: Look, now_s: float) -> Sequence[Propose]:
+        self.leases.begin(now_s)
         self._read(event.rack, now_s)
         gone = self._gone(now_s)
-        about: list[AboutJob] = [*self._lost(gone, event.wall_s, now_s), *self._timed_out(event.wall_s)]
+        about: list[AboutJob] = [*self._lost(gone, event, now_s), *self._timed_out(event.wall_s)]
         about += self._starved(event.wall_s, now_s)
         settled = {command.job for command in about}
         for id in settled:
@@ -110,7 +118,8 @@ class Leader:
         starts = self._order(settled, event.wall_s) if not moved else []
         for id in settled:
             self._seat(self.queue.jobs[id])
-        commands = [*self._initial_quotas(event.wall_s), *self._elapsed(event.wall_s, now_s), *about]
+        commands: list[Command] = [*self._initial_quotas(event.wall_s), *self._elapsed(event.wall_s, now_s)]
+        commands += [*self._shorter_leases(event, now_s), *about]
         return [Propose(command) for command in [*commands, *moved, *starts]]
 
     def check(self) -> None:
@@ -175,7 +184,7 @@ class Leader:
         elif self.placing_since.get(id, (0, 0.0))[0] != job.epoch:
             self.placing_since[id] = job.epoch, now_s
         self.waits.put(job, now_s, self.queue.clock_s - job.queued_s if self.clock_at is None else 0.0)
-        failures = job.place_failures + job.requeues
+        failures = job.place_failures + job.requeues + job.failures
         if failures > self.failures.get(id, 0):
             self.retry_at[id] = now_s + RETRY_S[min(failures, len(RETRY_S)) - 1]
         if failures or id in self.failures:
@@ -219,16 +228,16 @@ class Leader:
             if tenant not in known
         ]
 
-    def _lost(self, gone: dict[HostId, float], wall_s: float, now_s: float) -> list[TakenBack]:
+    def _lost(self, gone: dict[HostId, float], event: Look, now_s: float) -> list[TakenBack]:
+        """Gangs on hosts that are gone and where, by the leases, nothing can be left of them; gangs without a home."""
         commands: list[TakenBack] = []
-        long_gone = [host for host, gone_s in gone.items() if gone_s >= self.settings.host_lost_after_s]
-        on_them = dict.fromkeys(id for host in long_gone for id in self.roll.awaited.get(host, ()))
-        for job in self.roll.by_age({**on_them, **self.roll.placing}):
+        wall_s, lost_on = event.wall_s, self._lost_on(gone, now_s)
+        for job in self.roll.by_age({**lost_on, **self.roll.placing}):
             if job.placed:
-                lost = [place.host for place in job.awaited]
-                lost = [host for host in lost if gone.get(host, -1.0) >= self.settings.host_lost_after_s]
-                said = ", ".join(f"{host} is gone for {format_seconds(gone[host])}" for host in lost)
-                commands.append(taken(job, "host lost", said, wall_s, tuple(lost)))
+                lost = [place.host for place in job.awaited if place.host in lost_on[job.id]]
+                said = ", ".join(f"{host} is gone for {format_seconds(gone.get(host, 0.0))}" for host in lost)
+                self.leases.close(lost, (job.id, job.epoch))
+                commands.append(taken(job, "host lost", said, wall_s, tuple(lost), event.term))
             elif job.home is not None:
                 if gone.get(job.home, -1.0) >= self.settings.home_lost_after_s:
                     said = f"{job.home}, which looked for its GPUs, is gone"
@@ -236,6 +245,25 @@ class Leader:
                 elif now_s - self.placing_since[job.id][1] > self.settings.placing_limit_s:
                     commands.append(taken(job, "placing took too long", f"{job.home} did not place it", wall_s))
         return commands
+
+    def _lost_on(self, gone: dict[HostId, float], now_s: float) -> dict[JobId, dict[HostId, None]]:
+        """Job -> hosts on which it is lost. What was decided once stays so until the log has it."""
+        after_s = self.settings.host_lost_after_s
+        over = [host for host, s in gone.items() if s >= after_s and not self.leases.over_in_s(host, now_s)]
+        on_them = [(host, id) for host in over for id in self.roll.awaited.get(host, ())]
+        ends = [(host, id) for host, id in on_them if self.queue.jobs[id].spec.on_lost == "stop"]
+        found: dict[JobId, dict[HostId, None]] = {}
+        for host, id in [*ends, *self.leases.about_to_close()]:
+            found.setdefault(id, {})[host] = None
+        return found
+
+    def _shorter_leases(self, event: Look, now_s: float) -> list[Leads]:
+        """Earlier leaders gave longer leases than this one does: once these are over, the next leader need not wait for
+        them."""
+        led_s = now_s if self.leases.led_s is None else self.leases.led_s
+        if self.queue.leases_over_s <= self.terms.over_s or now_s - led_s < self.leases.earlier_s:
+            return []
+        return [Leads(wall_s=event.wall_s, term=event.term, leases_over_s=self.terms.over_s)]
 
     def _timed_out(self, wall_s: float) -> list[TimeUp]:
         """Running time is attained service over the gang's width, so it counts across attempts and leaders."""

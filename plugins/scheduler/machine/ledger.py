@@ -34,6 +34,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     reserved: dict[HostId, int] = {}
     tensors: dict[str, tuple[int, int]] = {}
     steps: dict[str, Steps] = {}
+    leading_term: int = 0
+    leases_over_s: float = 0.0
 
 
 FEED_MAX = 200_000
@@ -90,6 +92,10 @@ class Ledger:
         self.reserved: dict[HostId, int] = {}
         """GPUs that no other guaranteed job gets."""
         self.models = Models()
+        self.leading_term = 0
+        """Of the newest leader that decides."""
+        self.leases_over_s = 0.0
+        """Within which the leases of leaders up to that one are certainly over."""
         self._changed: dict[JobId, None] = {}
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         self._rebuild()
@@ -204,6 +210,8 @@ class Ledger:
             self.reserved,
             self.models.tensors,
             self.models.steps,
+            self.leading_term,
+            self.leases_over_s,
         )
         return msgspec.msgpack.encode(state)
 
@@ -217,6 +225,7 @@ class Ledger:
         self.jobs = {job.id: job for job in state.jobs}
         self.clock_s, self.reserving, self.reserved = state.clock_s, state.reserving, dict(state.reserved)
         self.models = Models(state.tensors, state.steps)
+        self.leading_term, self.leases_over_s = state.leading_term, state.leases_over_s
         self._rebuild()
 
     def check(self) -> None:

@@ -21,7 +21,7 @@ import msgspec
 
 from covey.core import JobId, Note
 from plugins.scheduler.machine import answers
-from plugins.scheduler.machine.jobs import HOLDING, After, Blame, Job, State
+from plugins.scheduler.machine.jobs import HOLDING, After, Blame, Cause, Job, State
 from plugins.scheduler.machine.kept_bytes import ENDED_BYTES_MAX, LIVE_BYTES_MAX, size_of
 from plugins.scheduler.machine.ledger import ENDED_MAX, Ledger
 from plugins.scheduler.messages.commands import (
@@ -33,6 +33,7 @@ from plugins.scheduler.messages.commands import (
     Elapsed,
     GpusReserved,
     Granted,
+    Leads,
     NotApplied,
     Placed,
     PlaceFailed,
@@ -103,6 +104,8 @@ class Queue(Ledger):
             case Elapsed():
                 self.clock_s = max(self.clock_s, command.clock_s)
                 return Applied()
+            case Leads():
+                return self._leads(command)
             case _:
                 assert_never(command)
 
@@ -197,7 +200,7 @@ class Queue(Ledger):
         if not job.awaits(command.host):
             return Applied(job.id)
         job.codes = {**job.codes, command.host: dict(command.codes)}
-        job.asked = job.asked or command.asked
+        job.asked = job.asked or command.asked or command.lost
         if command.step is not None and (job.step is None or command.step >= job.step):
             job.step = command.step
             job.metrics = dict(list({**job.metrics, **command.metrics}.items())[-16:])
@@ -212,6 +215,9 @@ class Queue(Ledger):
     def _weigh(self, job: Job, command: RanksReported) -> None:
         """What one host's report means for the job: the first failure decides, unless something decided before."""
         failure = words.first_failure(command.codes)
+        if command.lost:
+            self._weigh_loss(job, command, failure)
+            return
         if failure is None:
             self._note(job.id, "ranks ended", f"{_all(len(command.codes))} on {command.host} exited with 0")
             return
@@ -223,9 +229,25 @@ class Queue(Ledger):
         if job.after is not None:
             self._note(job.id, "ranks ended", said)
             return
-        again = code == words.EXIT_AGAIN
-        job.requeues += again
-        self._stop(job, "queued" if again else "failed", f"{said}; it wants to be started again" if again else said)
+        if code == words.EXIT_AGAIN:
+            job.requeues += 1
+            self._again(job, "exit 75", f"{said}; it wants to be started again")
+        else:
+            job.failures += 1
+            self._again(job, "failed", said)
+
+    def _weigh_loss(self, job: Job, command: RanksReported, failure: tuple[int, int] | None) -> None:
+        """Ranks that a host lost did not fail, whatever their codes, and a gang that lost some of its ranks is not
+        done. Decided here: the host itself may know too little of the job to tell."""
+        said = f"{command.host} lost its ranks"
+        said = f"{said}: {command.reason}" if command.reason else said
+        if failure is not None and job.blame is None:
+            job.blame = Blame(command.host, *failure, said)
+        if job.after is not None:
+            self._note(job.id, "ranks ended", said)
+            return
+        job.hosts_lost += 1
+        self._again(job, "host lost", said)
 
     def _cancel_asked(self, command: CancelAsked) -> Result:
         job = self.jobs.get(command.job)
@@ -251,7 +273,7 @@ class Queue(Ledger):
         job = self.jobs.get(command.job)
         if job is None:
             return answers.unknown(command.job, self.was(command.job))
-        if job.state not in HOLDING or job.epoch != command.epoch:
+        if job.state not in HOLDING or job.epoch != command.epoch or command.term not in (0, self.leading_term):
             return answers.stale(job, command.epoch)
         if job.state == "placing":
             self._use(job, -1)
@@ -262,8 +284,10 @@ class Queue(Ledger):
         for host in lost:
             self._free(job, host)
         if job.state == "running":
-            job.preemptions += command.cause == "preempted"
-            self._stop(job, "queued", f"taken back ({command.cause}): {command.reason}")
+            cause: Cause = "preempted" if command.cause == "preempted" else "host lost"
+            job.preemptions += cause == "preempted"
+            job.hosts_lost += cause == "host lost"
+            self._again(job, cause, f"taken back ({command.cause}): {command.reason}")
         elif lost:
             self._note(job.id, "hosts lost", command.reason)
         self._end_when_all_reported(job, command.wall_s)
@@ -357,7 +381,22 @@ class Queue(Ledger):
                 self.models.saw_tensors(job.spec, largest, total)
         return Applied()
 
+    def _leads(self, command: Leads) -> Result:
+        if command.term < self.leading_term:
+            why = f"the leader of term {self.leading_term} decides by now"
+            return NotApplied(75, f"the leader of term {command.term} decides nothing", why, "nothing: it steps down")
+        self.leading_term, self.leases_over_s = command.term, command.leases_over_s
+        return Applied()
+
     # ---- steps that several commands share ----
+
+    def _again(self, job: Job, cause: Cause, said: str) -> None:
+        """It stops because of this, which is counted, and is queued again unless that happened too often."""
+        count, allowed = job.happened(cause)
+        if allowed is None or count <= allowed:
+            self._stop(job, "queued", said)
+        else:
+            self._stop(job, "failed", f"{said}{words.too_often(cause, count, allowed)}")
 
     def _stop(self, job: Job, after: After, reason: str) -> None:
         job.after = after
@@ -372,7 +411,7 @@ class Queue(Ledger):
         if (not job.lost and not job.asked and not any(codes)) or job.after is None:
             self._end(job, "done", f"{_all(job.spec.workers)} exited with 0", wall_s, 0)
             return
-        code = words.job_code(job.blame.code) if job.blame else words.EXIT_CANCELLED
+        code = words.job_code(job.blame.code) if job.blame else words.EXIT_LOST if job.lost else words.EXIT_CANCELLED
         match job.after:
             case "failed":
                 self._end(job, "failed", job.reason, wall_s, code)
@@ -416,7 +455,7 @@ def _touched(command: Command, result: Result) -> Iterable[JobId]:
     match command:
         case Attained():
             return {**command.service_gpu_s, **command.tensors}
-        case QuotaSet() | Elapsed():
+        case QuotaSet() | Elapsed() | Leads():
             return ()
         case Submitted():
             return (result.job,) if isinstance(result, Applied) and result.job is not None else ()

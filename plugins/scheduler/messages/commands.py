@@ -79,6 +79,8 @@ class RanksReported(Entry, frozen=True, kw_only=True):
     """This host had told them to stop before they ended."""
     step: Count | None = None
     metrics: Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=16)] = {}
+    lost: bool = False
+    """They did not end by themselves: the machine restarted, their supervisor died, or their lease ran out."""
     step_s: Seconds | None = None
     """Median time of its newest steps; None when there were few."""
 
@@ -103,7 +105,18 @@ class TakenBack(Entry, frozen=True, kw_only=True):
     cause: Literal["preempted", "host lost", "home lost", "placing took too long"]
     reason: Text
     lost: Annotated[tuple[HostId, ...], Meta(max_length=4096)] = ()
-    """Hosts that cannot report any more."""
+    """Hosts that cannot report any more, and where nothing of this grant is left."""
+    term: Count = 0
+    """Of the leader that judged so by the leases it gave: void once another one leads (`Leads`). 0: somebody who
+    knows."""
+
+
+class Leads(Entry, frozen=True, kw_only=True):
+    """A new leader, before its first decision and the first lease that it gives."""
+
+    term: Count
+    leases_over_s: Seconds
+    """Within which every lease given by it, or still by an earlier one, is certainly over."""
 
 
 class Promoted(Entry, frozen=True, kw_only=True):
@@ -166,7 +179,7 @@ class Attained(Entry, frozen=True, kw_only=True):
 AboutGrant = Granted | Placed | PlaceFailed | RanksReported | CancelAsked | TimeUp | TakenBack
 AboutClass = Promoted | Demoted | Upgraded | GpusReserved
 AboutJob = AboutGrant | AboutClass
-Command = Submitted | AboutJob | QuotaSet | Attained | Elapsed
+Command = Submitted | AboutJob | QuotaSet | Attained | Elapsed | Leads
 
 
 class Applied(msgspec.Struct, frozen=True, tag=True):

@@ -18,6 +18,10 @@ SPEC_BYTES_MAX = 64 * 1024
 
 GRACE_S = 60.0
 """Seconds that a job gets to write a checkpoint when it does not say."""
+
+OnLost = Literal["stop", "keep"]
+"""What becomes of ranks on a host that no leader reaches: `stop` ends them there and the job is placed again; `keep`
+lets them run, and the job waits for that host."""
 JobClass = Literal["guaranteed", "auto", "opportunistic"]
 """AntMan §3.3. `guaranteed` counts against the tenant's quota; `opportunistic` uses what is left and yields. `auto` is
 guaranteed until it waited for long (`demote_after_s`); then opportunistic, until its tenant's quota has room for it."""
@@ -63,6 +67,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     pack: Pack = "few"
     bind_gpus: bool = False
     """Each rank sees its own GPUs only; otherwise all that the job has on its host (`agent/rankenv.py`)."""
+    on_lost: OnLost = "stop"
+    retries: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """Starts that it gets again after a failure of its own."""
+    retries_lost: Annotated[int, Meta(ge=0, le=1_000_000)] = 5
+    """The same after a host lost its ranks (chosen: a job that takes its hosts along should not take all)."""
+    retries_again: Annotated[int, Meta(ge=0, le=1_000_000)] = 1000
+    """The same after exit 75 (chosen: a job that saves and asks again every hour for weeks)."""
+    retries_preempted: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    """The same after it had to yield; None: always, since that is not its fault."""
 
     @property
     def gpus(self) -> int:
@@ -113,6 +126,11 @@ EXPECTED: dict[str, str] = {
     "time_limit_s": "a number of seconds over 0, or nothing for no limit",
     "grace_s": "a number of seconds from 0 to 3600",
     "pack": "one of few, host, any, apart",
+    "on_lost": "one of stop, keep",
+    "retries": "a whole number from 0 to 1000000",
+    "retries_lost": "a whole number from 0 to 1000000",
+    "retries_again": "a whole number from 0 to 1000000",
+    "retries_preempted": "a whole number from 0 to 1000000, or nothing for no limit",
     "bind_gpus": "true or false",
 }
 _TYPES: dict[str, Any] = {field.encode_name: field.type for field in msgspec.structs.fields(JobSpec)}

@@ -17,6 +17,8 @@ from covey.core import HostId, JobId, Message
 from plugins.scheduler.messages.commands import Count, Epoch, Id, Text
 
 Uuid = Annotated[str, Meta(max_length=128)]
+GRANTS_MAX = 4096
+"""Grants in one question about leases."""
 Job = Annotated[JobId, Meta(max_length=63)]
 
 
@@ -96,7 +98,35 @@ class LogTailAnswer(Message, frozen=True):
     host: HostId
 
 
-Talk = Reserve | Reserved | NotReserved | Release | JobNow | JobNowAnswer | LogTail | LogTailAnswer
+class RenewLeases(Message, frozen=True):
+    """Question to the leader, or to somebody who asks it for us: may these ranks of `host` go on?"""
+
+    host: HostId
+    grants: Annotated[tuple[tuple[Job, Epoch], ...], Meta(max_length=GRANTS_MAX)]
+    relayed: bool = False
+
+
+class LeasesRenewed(Message, frozen=True):
+    """These may, for so long from when it was asked."""
+
+    grants: Annotated[tuple[tuple[Job, Epoch], ...], Meta(max_length=GRANTS_MAX)]
+    lease_s: Annotated[float, Meta(gt=0, le=1e9)] | None
+    """None: without end, as `host` is the only voter and nobody else can ever lead."""
+    grace_s: Annotated[float, Meta(ge=0, le=1e9)]
+
+
+Talk = (
+    Reserve
+    | Reserved
+    | NotReserved
+    | Release
+    | JobNow
+    | JobNowAnswer
+    | LogTail
+    | LogTailAnswer
+    | RenewLeases
+    | LeasesRenewed
+)
 """Everything the room hears and answers with (`Room.messages`)."""
 
 decoder: msgspec.msgpack.Decoder[Talk] = msgspec.msgpack.Decoder(Talk)

@@ -35,8 +35,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A job below the highest queue that waited this many times as long as it ran goes to the head of everything; None
     or inf: never (NSDI'19 §3.3, PROMOTEKNOB, which the paper's testbed leaves off too)."""
     host_lost_after_s: float = 60.0
-    """A host gone for longer loses its jobs; one that comes back sooner keeps them (chosen: an agent's restart and a
-    switch's reboot fit in)."""
+    """A host gone for longer loses its jobs (chosen: an agent's restart and a switch's reboot fit in). Ranks that no
+    leader confirms are asked to end after half of it, and are gone after three quarters (`policy/leases.py`)."""
     home_lost_after_s: float = 3.0
     """The same for the host that looks for a gang's GPUs: nothing runs yet, so waiting gains nothing."""
     placing_limit_s: float = 60.0

@@ -268,8 +268,37 @@ SIGNALS = {
 """Linux's numbers on x86-64 and arm64; written down because a simulated rack must say the same everywhere."""
 EXIT_AGAIN = 75
 """EX_TEMPFAIL: a job that ends so wants to be started again."""
+EXIT_LOST = 255
+"""A job whose hosts were lost once too often: no rank could say how it ended."""
 EXIT_CANCELLED = 143
 """128 + SIGTERM: a job cancelled before any of its ranks said otherwise."""
+
+
+def too_often(cause: str, count: int, allowed: int) -> str:
+    """Why it is not started again, behind what happened; empty where nobody would expect it to be."""
+    if not allowed:
+        return ""
+    times = {
+        "preempted": f"it had to yield {count} times",
+        "host lost": f"hosts lost it {count} times",
+        "exit 75": f"it asked {count} times",
+        "failed": f"it failed {count} times",
+    }[cause]
+    return f"; {times}, and is started again {allowed} times at most for that"
+
+
+def away(gone_s: Mapping[HostId, float], lost_after_s: float, keeps: bool, leads: bool) -> str:
+    """What a gang waits for whose hosts are gone, each for so many seconds: `waits for gpu2, gone for 12 s; taken back
+    in 48 s`. `keeps`: its ranks are not ended; `leads`: somebody leads, who could take it back."""
+    where = ", ".join(f"{host}, gone for {format_seconds(s)}" for host, s in sorted(gone_s.items()))
+    left_s = lost_after_s - max(gone_s.values())
+    if keeps:
+        hosts = ", ".join(f"agentctl hosts give-up {host}" for host in sorted(gone_s))
+        return f"waits for {where}; its ranks go on there (--on-lost keep) until it is back, or somebody says {hosts}"
+    if not leads:
+        return f"waits for {where}; nobody leads now, so it is not taken back"
+    soon = f"in {format_seconds(left_s)}" if left_s > 0 else "as soon as its ranks there are certainly over"
+    return f"waits for {where}; taken back {soon}"
 
 
 def job_code(code: int) -> int:

@@ -23,9 +23,8 @@ from plugins.facts import (
     TensorsSeen,
 )
 from plugins.scheduler.machine import gang
-from plugins.scheduler.machine.admission import packlimit
+from plugins.scheduler.machine.admission import packlimit, taken
 from plugins.scheduler.machine.jobs import OVER, Job
-from plugins.scheduler.machine.leader import Leader, Look
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import Applied, CancelAsked, Placed, PlaceFailed, QuotaSet, Submitted
 from plugins.scheduler.messages.spec import JobSpec, SpecError
@@ -36,12 +35,15 @@ from plugins.scheduler.messages.wire import (
     LogTailAnswer,
     NotReserved,
     Release,
+    RenewLeases,
     Reserve,
     Reserved,
 )
 from plugins.scheduler.policy import words
 from plugins.scheduler.policy.settings import Settings
 from plugins.scheduler.service import views
+from plugins.scheduler.service.leadership import Leadership, set_within
+from plugins.scheduler.service.leases import HostLeases, relay
 from plugins.scheduler.service.log import RETRY_S, QueueLog
 from plugins.scheduler.service.ranks import LocalRanks
 from plugins.views import JobView, QuotaView
@@ -64,12 +66,13 @@ class SchedulerService(RoomService):
         self.settings = host.settings(Settings)
         self.queue = Queue()
         self.queue_log = QueueLog(host, self.queue, self.settings.current_s)
-        self.leader = Leader(self.queue, self.settings)
+        self.leadership = Leadership(host, self.queue, self.queue_log, self.settings)
         self.gangs = gang.Gangs(self.settings)
-        self.ranks = LocalRanks(host, self.queue, self.queue_log, self.settings, self._send_for_ranks)
-        self.counters = {"grants": 0, "preemptions": 0, "malformed": 0}
-        self._look = asyncio.Event()
-        self._lead = asyncio.Event()
+        self.leases = HostLeases(host, self.queue, self.leadership.renew)
+        self.ranks = LocalRanks(host, self.queue, self.queue_log, self.settings, self.leases, self._send_for_ranks)
+        self.counters = {"malformed": 0}
+        self._look = self.leases.news
+        self._lead = self.leadership.look
         self._second = asyncio.Event()
         self._published: GpusNow | None = None
         self._stood: views.Standing | None = None
@@ -84,7 +87,8 @@ class SchedulerService(RoomService):
         self.queue_log.listeners += [self._look, self._lead]
         self.env.spawn("catch up", self._catch_up())
         self.env.spawn("look", self._look_on())
-        self.env.spawn("lead", self._lead_on())
+        self.env.spawn("lead", self.leadership.lead_on())
+        self.env.spawn("leases", self.leases.keep())
         self.env.spawn("seconds", self._count_seconds())
         self.env.spawn("checkpoints", self._checkpoints())
 
@@ -97,7 +101,7 @@ class SchedulerService(RoomService):
 
     async def _look_on(self) -> None:
         while True:
-            await _set_within(self._look, 1.0)
+            await set_within(self._look, 1.0)
             changed = self.queue.changed()
             self._look_at_grants(changed)
             await self.ranks.look(changed)
@@ -113,45 +117,6 @@ class SchedulerService(RoomService):
         while True:
             await asyncio.sleep(self.settings.checkpoint_s)
             await self.ranks.checkpoint()
-
-    async def _lead_on(self) -> None:
-        led_term = 0
-        while True:
-            await _set_within(self._lead, 1.0)
-            if not self.host.log.is_leader:
-                led_term = 0
-                continue
-            if led_term != self.host.log.term:
-                led_term = self.host.log.term
-                self.leader.forget()
-                if not await self._know_everything():
-                    led_term = 0
-                    continue
-            await self._decide()
-
-    async def _know_everything(self) -> bool:
-        """Whether this copy holds all that was decided under earlier leaders, within 5 s."""
-        try:
-            async with asyncio.timeout(5.0):
-                await self.queue_log.barrier()
-        except TimeoutError:
-            return False
-        return True
-
-    async def _decide(self) -> None:
-        now_s = self.env.clock.now_s()
-        look = Look(views.rack_of(self.host.hosts(), now_s), max(0.0, self.env.clock.wall_s()))
-        for action in self.leader.handle(look, now_s):
-            if not self.host.log.is_leader:
-                return
-            try:
-                result = await self.queue_log.propose(action.command)
-            except (NoLeader, OutcomeUnknown) as error:
-                self.log.debug("a decision did not reach the log", why=str(error))
-                return
-            name = type(action.command).__name__
-            self.counters["grants"] += name == "Granted" and isinstance(result, Applied)
-            self.counters["preemptions"] += getattr(action.command, "cause", "") == "preempted"
 
     # ---- what is heard ----
 
@@ -193,6 +158,8 @@ class SchedulerService(RoomService):
             return self.ranks.job_now(question.job)
         if isinstance(question, LogTail):
             return await self._log_tail(question)
+        if isinstance(question, RenewLeases):
+            return self.leadership.renew(question) or await relay(self.host, question)
         return await super().answer(sender, question)
 
     async def _log_tail(self, ask: LogTail) -> LogTailAnswer:
@@ -276,6 +243,7 @@ class SchedulerService(RoomService):
             "jobs": self._jobs,
             "job": self._job,
             "cancel": self._cancel,
+            "give_up": self._give_up,
             "logs": self._logs,
             "quotas": self._quotas,
             "quota_set": self._quota_set,
@@ -287,8 +255,8 @@ class SchedulerService(RoomService):
         for state in ("queued", "placing", "running", "stopping", *OVER):
             found[f'covey_jobs{{state="{state}"}}'] = sum(job.state == state for job in self.queue.jobs.values())
         found["covey_gpus_free"] = len(self.ranks.reservations.free())
-        found["covey_grants_total"] = self.counters["grants"]
-        found["covey_preemptions_total"] = self.counters["preemptions"]
+        found["covey_grants_total"] = self.leadership.counters["grants"]
+        found["covey_preemptions_total"] = self.leadership.counters["preemptions"]
         found["covey_log_malformed_commands_total"] = self.queue_log.malformed
         return found
 
@@ -338,20 +306,25 @@ class SchedulerService(RoomService):
             self._stood = views.Standing(self.queue, self.settings, totals)
         return self._stood
 
+    def _seen(self) -> views.Seen:
+        rack = views.rack_of(self.host.hosts(), self.env.clock.now_s())
+        gone = {host.host: host.gone_s for host in rack if host.gone_s is not None}
+        return views.Seen(gone, self.host.log.leader is not None)
+
     async def _jobs(self, given: Mapping[str, Any]) -> list[JobView]:
         """Jobs that wait or run, in order of admission; with `all` also the ended ones that are remembered."""
-        standing, age_s = self._standing(), self.host.log.age_s
+        standing, age_s, seen = self._standing(), self.host.log.age_s, self._seen()
         jobs = list(self.queue.jobs.values()) if given.get("all") else self.queue.live()
         mine = {job.id: self.ranks.job_now(job.id) for job in jobs if job.placed and job.place_on(self.host.id)}
         return [
-            views.job_view(job, standing, age_s, {self.host.id: mine[job.id]} if job.id in mine else None)
+            views.job_view(job, standing, age_s, seen, {self.host.id: mine[job.id]} if job.id in mine else None)
             for job in jobs
         ]
 
     async def _job(self, given: Mapping[str, Any]) -> JobView:
         job = self._find(given)
         heard = await self._ask_places(job) if job.placed else {}
-        return views.job_view(self._find(given), self._standing(), self.host.log.age_s, heard)
+        return views.job_view(self._find(given), self._standing(), self.host.log.age_s, self._seen(), heard)
 
     async def _ask_places(self, job: Job) -> dict[HostId, JobNowAnswer]:
         """What each host of the gang says about its ranks; those that do not answer in time are left out."""
@@ -375,6 +348,23 @@ class SchedulerService(RoomService):
             await self.queue_log.change(CancelAsked(wall_s=0.0, job=job.id, by=by), f"cancel {job.id}")
             await self.queue_log.until(lambda: job.after == "cancelled" or job.state in OVER, SHOWN_S)
         return await self._job(given)
+
+    async def _give_up(self, given: Mapping[str, Any]) -> list[JobView]:
+        """A person says that nothing runs on a host that is gone: its jobs are taken back now. Those jobs."""
+        host = HostId(str(given.get("id", "")))
+        view = next((view for view in self.host.hosts() if view.host == host), None)
+        on_it = [job for job in self.queue.live() if job.awaits(host)]
+        if view is None and not on_it:
+            raise Refused(3, f"there is no host {str(host)[:80]!r}", "nobody has heard of it", "agentctl hosts")
+        if view is not None and view.state in ("alive", "suspect"):
+            why = f"it is {view.state}, and {len(on_it)} jobs have ranks on it"
+            raise Refused(4, f"{host} was not given up", why, "stop its agent first, or agentctl cancel its jobs")
+        by = str(given.get("by", ""))[:100] or "a person"
+        for job in on_it:
+            command = taken(job, "host lost", f"{host} was given up by {by}", 0.0, (host,))
+            await self.queue_log.change(command, f"give up {host}")
+        jobs = [self.queue.jobs[job.id] for job in on_it if job.id in self.queue.jobs]
+        return [views.job_view(job, self._standing(), self.host.log.age_s, self._seen()) for job in jobs]
 
     async def _logs(self, given: Mapping[str, Any]) -> views.LogPart:
         """A part of a rank's output, from whichever host has it. JSON carries `data` in base64."""
@@ -450,13 +440,3 @@ def _whole(given: Mapping[str, Any], field: str, default: int) -> int:
     except (TypeError, ValueError) as error:
         why = f"{str(value)[:40]!r} is no whole number"
         raise Refused(2, f"{field} cannot be used", why, "give a whole number") from error
-
-
-async def _set_within(event: asyncio.Event, timeout_s: float) -> None:
-    """Return when `event` is set, or after the timeout; it is clear then."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        pass
-    event.clear()

@@ -33,15 +33,14 @@ from plugins.scheduler.machine.reservations import (
     SecondWent,
     Starting,
 )
-from plugins.scheduler.messages.commands import Attained, RanksReported, TakenBack
+from plugins.scheduler.messages.commands import Attained, RanksReported
 from plugins.scheduler.messages.spec import GRACE_S
 from plugins.scheduler.messages.wire import JobNowAnswer, NotReserved, Release, Reserve, Reserved
 from plugins.scheduler.policy.settings import Settings
 from plugins.scheduler.service.journal import Journal, Remembered
+from plugins.scheduler.service.leases import HostLeases
 from plugins.scheduler.service.log import QueueLog
 
-LOST_RETRIES = 3
-"""Starts that a job gets again because a host lost its ranks; after that the loss is a failure."""
 LAG_S = 1.0
 """Between two looks whether this copy of the log caught up with a report."""
 PROGRESS_MAX = 2000
@@ -63,9 +62,16 @@ class LocalRanks:
     """What this host holds, runs and reports."""
 
     def __init__(
-        self, host: Host, queue: Queue, log: QueueLog, settings: Settings, send: Callable[[Send], None]
+        self,
+        host: Host,
+        queue: Queue,
+        log: QueueLog,
+        settings: Settings,
+        leases: HostLeases,
+        send: Callable[[Send], None],
     ) -> None:
         self.host, self.queue, self.log, self.settings, self._send = host, queue, log, settings, send
+        self.leases = leases
         self.journal = Journal(host.env)
         self.fences: dict[JobId, int] = {}
         self.told: dict[JobId, int] = {}
@@ -249,10 +255,20 @@ class LocalRanks:
             return
         if self.queue.over(job.id, job.epoch) or (job.id, job.epoch) in self.ends:
             return
-        if (job.id, job.epoch) not in self.host.runner.running():
-            await self.host.runner.start(ranks_spec(job, place))
+        if (job.id, job.epoch) not in self.host.runner.running() and not await self._start(job, place):
+            return
         if job.state == "stopping":
             await self._stop(job.id, job.epoch, job)
+
+    async def _start(self, job: Job, place: Place) -> bool:
+        """Whether its ranks may start now: under a lease, unless it wants to be kept whatever happens."""
+        lease = None
+        if job.spec.on_lost == "stop":
+            lease = self.leases.valid((job.id, job.epoch))
+            if lease is None:
+                return False
+        await self.host.runner.start(msgspec.structs.replace(ranks_spec(job, place), lease=lease))
+        return True
 
     async def _unfence(self, id: JobId) -> None:
         job = self.queue.jobs.get(id)
@@ -366,7 +382,7 @@ class LocalRanks:
         """Until the log knows this end, however long nobody leads; then the runner may forget it."""
         key = (fact.job, fact.epoch)
         await self.checkpoint(fact.job)
-        await self.log.insist(self._loss_of(fact) or self._report_of(fact))
+        await self.log.insist(self._report_of(fact))
         while not await self.log.until(lambda: not self.log.behind and not self._awaited(*key), LAG_S):
             self.host.env.log.debug("the report is not in this copy of the log yet", job=fact.job, epoch=fact.epoch)
         self.ends.pop(key, None)
@@ -375,16 +391,6 @@ class LocalRanks:
         self.host.runner.forget(*key)
         await self.feed(RanksGone(*key))
         self.dirty[fact.job] = None
-
-    def _loss_of(self, fact: RanksEnded) -> TakenBack | None:
-        """Ranks that this machine lost did not fail: their job is taken back and placed again, a few times."""
-        job = self.queue.jobs.get(fact.job)
-        running = job is not None and job.state == "running" and job.epoch == fact.epoch
-        if not fact.lost or not running or job is None or job.attempt > LOST_RETRIES:
-            return None
-        reason = f"{self.host.id} lost its ranks: {fact.reason}"[:1000]
-        lost = (self.host.id,)
-        return TakenBack(wall_s=0.0, job=fact.job, epoch=fact.epoch, cause="host lost", reason=reason, lost=lost)
 
     def _report_of(self, fact: RanksEnded) -> RanksReported:
         known = self.progress.get(fact.job)
@@ -397,6 +403,7 @@ class LocalRanks:
             codes=fact.codes,
             reason=fact.reason[:1000],
             asked=(fact.job, fact.epoch) in self.asked or bool(fact.reason),
+            lost=fact.lost,
             step=newest.step if newest else None,
             metrics=newest.metrics if newest else {},
             step_s=self._step_s(fact.job, fact.epoch),

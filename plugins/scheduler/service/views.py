@@ -9,7 +9,7 @@ import msgspec
 from covey.core import HostId, JobId
 from plugins.facts import GpusNow, HostView
 from plugins.scheduler.machine.ground import Ground, takes
-from plugins.scheduler.machine.jobs import HOLDING, Job, row_of
+from plugins.scheduler.machine.jobs import HOLDING, Cause, Job, row_of
 from plugins.scheduler.machine.leader import RackHost
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.spec import JobSpec, Pack
@@ -170,9 +170,24 @@ class Standing:
         return [rows[other.id] for other in queue.live() if other.id in rows and other.placed]
 
 
-def job_view(job: Job, standing: Standing, age_s: float, heard: Mapping[HostId, JobNowAnswer] | None = None) -> JobView:
+class Seen(msgspec.Struct, frozen=True):
+    """What this host sees of the rack just now."""
+
+    gone: Mapping[HostId, float]
+    """Hosts that are gone, and for how many seconds."""
+    leads: bool
+    """Somebody leads."""
+
+
+CAUSES: tuple[Cause, ...] = ("preempted", "host lost", "exit 75", "failed")
+
+
+def job_view(
+    job: Job, standing: Standing, age_s: float, seen: Seen, heard: Mapping[HostId, JobNowAnswer] | None = None
+) -> JobView:
     """One job. `heard`: what hosts of its places said about their ranks just now."""
     heard = heard or {}
+    away = {place.host: seen.gone[place.host] for place in job.awaited if place.host in seen.gone}
     now = [answer for answer in heard.values() if answer.epoch == job.epoch]
     step, metrics = progress([(job.step, job.metrics), *((answer.step, answer.metrics) for answer in now)])
     sums = sorted({answer.aggregator for answer in now if answer.aggregator is not None}) if job.placed else []
@@ -185,7 +200,7 @@ def job_view(job: Job, standing: Standing, age_s: float, heard: Mapping[HostId, 
         job_class=job.spec.job_class,
         runs_as=job.job_class,
         state=job.state,
-        reason=standing.reason(job),
+        reason=_reason(job, standing, away, seen.leads),
         workers=job.spec.workers,
         gpus=job.spec.gpus,
         argv=job.spec.argv,
@@ -198,10 +213,16 @@ def job_view(job: Job, standing: Standing, age_s: float, heard: Mapping[HostId, 
         epoch=job.epoch,
         attempt=job.attempt,
         preemptions=job.preemptions,
+        hosts_lost=job.hosts_lost,
+        requeues=job.requeues,
+        failures=job.failures,
+        retries={cause: job.happened(cause)[1] for cause in CAUSES},
+        on_lost=job.spec.on_lost,
+        away=away,
         home=job.home,
         exit_code=job.exit_code,
         places=shown,
-        ranks=tuple(rank for place in shown for rank in _ranks(job, place.host, heard.get(place.host))),
+        ranks=tuple(rank for place in shown for rank in _ranks(job, place.host, place.host in away, heard)),
         step=step,
         metrics=metrics,
         aggregator=sums[0] if sums else None,
@@ -210,8 +231,17 @@ def job_view(job: Job, standing: Standing, age_s: float, heard: Mapping[HostId, 
     )
 
 
-def _ranks(job: Job, host: HostId, heard: JobNowAnswer | None) -> list[RankView]:
-    place = job.place_on(host)
+def _reason(job: Job, standing: Standing, away: Mapping[HostId, float], leads: bool) -> str:
+    """Why the job is in its state; of one whose hosts are gone, what it waits for."""
+    reason = standing.reason(job)
+    if not away:
+        return reason
+    waits = words.away(away, standing.settings.host_lost_after_s, job.spec.on_lost == "keep", leads)
+    return waits if job.state == "running" else f"{reason}; {waits}"
+
+
+def _ranks(job: Job, host: HostId, away: bool, answers: Mapping[HostId, JobNowAnswer]) -> list[RankView]:
+    place, heard = job.place_on(host), answers.get(host)
     if place is None:
         return []
     each = len(place.gpus) // len(place.ranks)
@@ -221,7 +251,8 @@ def _ranks(job: Job, host: HostId, heard: JobNowAnswer | None) -> list[RankView]
         gpus = place.gpus[local * each : (local + 1) * each]
         code = job.codes.get(host, {}).get(rank)
         gone = host in job.codes or host in job.lost
-        state = "ended" if gone else "running" if rank in pids or heard is None else "waiting"
+        runs = "away" if away else "running"
+        state = "ended" if gone else runs if rank in pids or heard is None else "waiting"
         found.append(RankView(rank, host, gpus, state, pids.get(rank), code))
     return found
 

@@ -12,10 +12,12 @@ from plugins.scheduler.machine.leader import RETRY_S, Look, Propose, RackHost
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import (
     AboutJob,
+    Command,
     Demoted,
     Elapsed,
     GpusReserved,
     Granted,
+    Leads,
     Promoted,
     QuotaSet,
     TakenBack,
@@ -23,6 +25,7 @@ from plugins.scheduler.messages.commands import (
     Upgraded,
 )
 from plugins.scheduler.policy import classes, order, words
+from plugins.scheduler.policy.leases import terms
 from plugins.scheduler.policy.place import place
 from plugins.scheduler.policy.settings import Settings
 from plugins.scheduler.policy.starve import promoted_after
@@ -42,14 +45,42 @@ class PlainLeader:
         self.clock_s = 0.0
         """The log's clock, counted on since `clock_at`."""
         self.clock_at: float | None = None
+        self.over_s = terms(settings.host_lost_after_s).over_s
+        self.led_s: float | None = None
+        self.earlier_s = 0.0
+        self.confirmed_s: dict[HostId, float] = {}
+        """When the leases of each host's ranks were last confirmed."""
+        self.closed: set[tuple[HostId, JobId, int]] = set()
+        """What is being taken back."""
 
     def forget(self) -> None:
         """This host leads no more, or only now."""
         self.placing_since, self.waiting_since, self.missing_since = {}, {}, {}
         self.failures, self.retry_at = {}, {}
         self.clock_s, self.clock_at = 0.0, None
+        self.led_s = None
+        self.confirmed_s, self.closed = {}, set()
+
+    def confirm(self, host: HostId, grants: Sequence[tuple[JobId, int]], now_s: float) -> list[tuple[JobId, int]]:
+        """Leases of this host's ranks."""
+        if self.led_s is None:
+            self.led_s, self.earlier_s = now_s, max(self.queue.leases_over_s, self.over_s)
+        found = [grant for grant in grants if (host, *grant) not in self.closed and self._on(host, *grant)]
+        if found:
+            self.confirmed_s[host] = now_s
+        return found
+
+    def _on(self, host: HostId, id: JobId, epoch: int) -> bool:
+        job = self.queue.jobs.get(id)
+        return job is not None and job.epoch == epoch and job.awaits(host)
+
+    def _over(self, host: HostId, now_s: float) -> bool:
+        assert self.led_s is not None
+        until_s = max(self.led_s + self.earlier_s, self.confirmed_s.get(host, -1e9) + self.over_s)
+        return now_s >= until_s
 
     def handle(self, event: Look, now_s: float) -> Sequence[Propose]:
+        self.confirm(HostId("nobody"), (), now_s)
         live = self.queue.live()
         self._remember(live, now_s)
         gone = self._gone(event.rack, live, now_s)
@@ -59,7 +90,8 @@ class PlainLeader:
         rest = [job for job in live if job.id not in settled]
         moved = self._moved(rest, event.rack, event.wall_s, now_s)
         starts = self._order(rest, event.rack, event.wall_s) if not moved else []
-        commands = [*self._initial_quotas(event.wall_s), *self._elapsed(live, event.wall_s, now_s), *about]
+        commands: list[Command] = [*self._initial_quotas(event.wall_s), *self._elapsed(live, event.wall_s, now_s)]
+        commands += [*self._shorter_leases(event, now_s), *about]
         return [Propose(command) for command in [*commands, *moved, *starts]]
 
     def check(self) -> None:
@@ -77,7 +109,7 @@ class PlainLeader:
         known_s = {job.id: self.queue.clock_s - job.queued_s if self.clock_at is None else 0.0 for job in waiting}
         self.waiting_since = {id: self.waiting_since.get(id, now_s - max(0.0, s)) for id, s in known_s.items()}
         for job in live:
-            failures = job.place_failures + job.requeues
+            failures = job.place_failures + job.requeues + job.failures
             if failures > self.failures.get(job.id, 0):
                 self.retry_at[job.id] = now_s + RETRY_S[min(failures, len(RETRY_S)) - 1]
             self.failures[job.id] = failures
@@ -109,9 +141,10 @@ class PlainLeader:
         for job in live:
             if job.placed:
                 lost = [place.host for place in job.places if job.awaits(place.host)]
-                lost = [host for host in lost if gone.get(host, -1.0) >= self.settings.host_lost_after_s]
+                lost = [host for host in lost if self._is_lost(job, host, gone.get(host, -1.0), now_s)]
                 if lost:
-                    said = ", ".join(f"{host} is gone for {format_seconds(gone[host])}" for host in lost)
+                    self.closed |= {(host, job.id, job.epoch) for host in lost}
+                    said = ", ".join(f"{host} is gone for {format_seconds(gone.get(host, 0.0))}" for host in lost)
                     commands.append(taken(job, "host lost", said, wall_s, tuple(lost)))
             elif job.state == "placing" and job.home is not None:
                 if gone.get(job.home, -1.0) >= self.settings.home_lost_after_s:
@@ -120,6 +153,19 @@ class PlainLeader:
                 elif now_s - self.placing_since[job.id, job.epoch] > self.settings.placing_limit_s:
                     commands.append(taken(job, "placing took too long", f"{job.home} did not place it", wall_s))
         return commands
+
+    def _shorter_leases(self, event: Look, now_s: float) -> list[Leads]:
+        assert self.led_s is not None
+        over = now_s >= self.led_s + self.earlier_s
+        if not over or self.queue.leases_over_s <= self.over_s:
+            return []
+        return [Leads(wall_s=event.wall_s, term=event.term, leases_over_s=self.over_s)]
+
+    def _is_lost(self, job: Job, host: HostId, gone_s: float, now_s: float) -> bool:
+        if (host, job.id, job.epoch) in self.closed:
+            return True
+        gone = gone_s >= self.settings.host_lost_after_s
+        return gone and job.spec.on_lost == "stop" and self._over(host, now_s)
 
     def _timed_out(self, live: list[Job], wall_s: float) -> list[TimeUp]:
         """Running time is attained service over the gang's width, so it counts across attempts and leaders."""

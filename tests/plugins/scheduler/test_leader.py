@@ -181,7 +181,7 @@ def test_opportunistic_jobs_yield_to_promised_ones() -> None:
 def test_jobs_of_a_host_gone_long_enough_are_taken_back_and_once_more_for_each_host_that_follows() -> None:
     led = Led()
     id = led.run(2, host=H2)
-    assert led.look((RackHost(H1, 4), RackHost(H2, 4, gone_s=59.0))) == []
+    assert led.look((RackHost(H1, 4), RackHost(H2, 4, gone_s=59.0)), after_s=58.0) == []
     proposed = led.act((RackHost(H1, 4), RackHost(H2, 4, gone_s=61.0)))
     assert taken(proposed) == [(id, "host lost")] and led.queue.jobs[id].state == "queued"
 

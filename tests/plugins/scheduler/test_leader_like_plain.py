@@ -11,6 +11,7 @@ from covey.core import HostId
 from plugins.facts import Place
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.leader import Leader, Look, RackHost
+from plugins.scheduler.machine.leases import Asked
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import (
     Applied,
@@ -58,7 +59,7 @@ class Story:
         self.queue = Queue()
         self.leader, self.plain = Leader(self.queue, self.settings), PlainLeader(self.queue, self.settings)
         self.now_s = 100.0
-        self.looks = 0
+        self.looks = self.confirmed = 0
         self.said: collections.Counter[str] = collections.Counter()
         """What the leaders proposed, by name, and why for what was taken back."""
 
@@ -88,7 +89,7 @@ class Story:
         dice = self.dice
         what = dice.choice(
             ("submit",) * 6 + ("look",) * 8 + ("place",) * 6 + ("end",) * 4 + ("serve",) * 4
-            + ("fail", "cancel", "quota", "host", "host", "take", "wild", "lead", "restore")
+            + ("renew", "renew", "fail", "cancel", "quota", "host", "host", "take", "wild", "lead", "restore")
         )  # fmt: skip
         getattr(self, f"do_{what}")() if what != "look" else self.look()
 
@@ -102,11 +103,21 @@ class Story:
             "class": dice.choice(CLASSES),
             "skew": dice.choice((0.0, 0.9)),
             "pack": dice.choice(("few", "few", "host", "any", "apart")),
+            "on_lost": dice.choice(("stop", "stop", "stop", "keep")),
+            "retries": dice.choice((0, 0, 1)),
         }
         if dice.random() < 0.1:
             given["time_limit_s"] = 20
         key = f"key-{self.queue.index:08}"
         self.say(Submitted(wall_s=1.0, key=key, spec=JobSpec.parse(given), may_demote=True))
+
+    def do_renew(self) -> None:
+        """A host asks for its ranks, and sometimes for some that are over."""
+        host = self.dice.choice(list(self.gpus))
+        grants = [(job.id, job.epoch - (self.dice.random() < 0.1)) for job in self.queue.live() if job.awaits(host)]
+        (given,) = self.leader.leases.handle(Asked(host, tuple(grants)), self.now_s)
+        assert list(given.grants) == self.plain.confirm(host, grants, self.now_s)
+        self.confirmed += bool(given.grants)
 
     def do_place(self) -> None:
         """Anywhere where GPUs are free by the log, or nowhere."""

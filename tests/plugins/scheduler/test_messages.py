@@ -25,12 +25,18 @@ GOOD: dict[str, Any] = {
     "time_limit_s": 60,
     "grace_s": 5,
     "pack": "host",
+    "on_lost": "keep",
+    "retries": 3,
+    "retries_lost": 2,
+    "retries_again": 7,
+    "retries_preempted": 9,
     "bind_gpus": True,
 }
 
 
 def test_a_full_job_is_taken_as_given() -> None:
     spec = JobSpec.parse(GOOD)
+    assert EXPECTED.keys() == GOOD.keys()
     assert msgspec.to_builtins(spec) == {**GOOD, "argv": ("python", "digits.py"), "time_limit_s": 60.0, "grace_s": 5.0}
     assert (spec.gpus, spec.width) == (8, 8)
 

@@ -274,7 +274,7 @@ def test_a_job_whose_ranks_a_host_lost_is_placed_again_and_not_failed() -> None:
 
 def test_a_job_whose_ranks_are_lost_again_and_again_fails_in_the_end() -> None:
     async def story(rack: Rack) -> None:
-        await submit(rack)
+        await submit(rack, retries_lost=3)
         for attempt in range(1, 5):
             await until(lambda now=attempt: (rack.job("j1").attempt, rack.job("j1").state) == (now, "running"))  # type: ignore[misc]
             await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)

@@ -1,0 +1,82 @@
+"""A host that runs jobs is cut off for longer than every lease, in one of many ways: with its agent stopped or killed
+besides, with clocks that drift against one another, in one direction only, or its agent alone is stopped; now and then
+it is the leader. Its ranks end there before anybody starts them elsewhere (`RanksOnce`, `QuotaHeld`), its jobs go on on
+other hosts while it is still away, and what is to be kept waits for it."""
+
+from chaos import faults
+from chaos.faults import Kill, Partition, Pause, SkewClock
+from chaos.rackworld import SimRack
+from chaos.stories import train
+from chaos.stories.classes import known, state
+from chaos.story import ended
+from covey.core import JobId
+from plugins.scheduler.policy.leases import DRIFT
+
+AWAY_S = 150.0
+TROUBLES = ("cut", "agent stopped", "agent killed", "slow clock", "fast clock", "deaf", "dumb", "only stopped")
+
+
+def play(rack: SimRack) -> None:
+    rack.settle()
+    first = train(rack, rounds=150, tenant="blue", workers=2)
+    jobs = [first, *(sleep(rack, n, on_lost) for n, on_lost in enumerate(("stop", rack.rng.choice(("stop", "keep")))))]
+    rack.until(lambda: all(len(ranks(rack, job)) == 2 for job in jobs), 30.0, "all ranks run")
+    rack.run(rack.rng.uniform(0.0, 8.0))
+    leader, at_work = rack.leader(), sorted({host for job in jobs for host in ranks(rack, job)})
+    host = leader if leader in at_work and rack.rng.random() < 0.4 else rack.rng.choice(at_work)
+    theirs = [job for job in jobs if host in ranks(rack, job)]
+    began_s = rack.world.now
+    for fault in troubles(rack, host, rack.rng.choice(TROUBLES)):
+        faults.strike(rack.world, fault)
+    kept = [job for job in theirs if known(rack, job).spec.on_lost == "keep"]
+    moved = [job for job in theirs if job not in kept]
+    rack.until(lambda: all(again(rack, job, host) for job in moved), AWAY_S, f"{moved} go on without {host}")
+    assert rack.world.now < began_s + AWAY_S, f"{host} is back, and nothing was shown"
+    for job in kept:
+        assert host in ranks(rack, job), "it was to be kept"
+    ended(rack, dict.fromkeys(jobs, ("done",)))
+    for job in theirs:
+        assert known(rack, job).attempt == 1 + (job in moved), f"{job} was started {known(rack, job).attempt} times"
+
+
+def troubles(rack: SimRack, host: str, kind: str) -> list[faults.AnyFault]:
+    others = tuple(name for name in rack.hosts if name != host)
+    cut = Partition((host,), others, False, AWAY_S)
+    match kind:
+        case "agent stopped":
+            return [cut, Pause(host, AWAY_S)]
+        case "agent killed":
+            return [cut, Kill("agent", host, AWAY_S)]
+        case "slow clock" | "fast clock":
+            sign = -1 if kind == "slow clock" else 1
+            theirs = [SkewClock(name, 0.0, 1 - sign * DRIFT, AWAY_S) for name in others]
+            return [SkewClock(host, 0.0, 1 + sign * DRIFT, AWAY_S), *theirs, cut]
+        case "deaf":
+            return [Partition(others, (host,), True, AWAY_S)]
+        case "dumb":
+            return [Partition((host,), others, True, AWAY_S)]
+        case "only stopped":
+            return [Pause(host, AWAY_S)]
+        case _:
+            return [cut]
+
+
+def sleep(rack: SimRack, number: int, on_lost: str) -> JobId:
+    spec = {"argv": ["sleeper", "170"], "tenant": "red", "workers": 2, "cwd": "/", "on_lost": on_lost}
+    return rack.submit(spec, f"sleeper-{rack.world.seed}-{number}")
+
+
+def ranks(rack: SimRack, job: JobId) -> list[str]:
+    """The host of each rank of this job that lives."""
+    return [
+        name
+        for name, host in rack.hosts.items()
+        for pid in host.processes
+        if pid in host.commands and host.commands[pid].env.get("COVEY_JOB_ID") == job
+    ]
+
+
+def again(rack: SimRack, job: JobId, without: str) -> bool:
+    """Started again, and whole, on other hosts."""
+    where = ranks(rack, job)
+    return known(rack, job).attempt == 2 and state(rack, job) == "running" and len(where) == 2 and without not in where

@@ -1,0 +1,93 @@
+"""What a host does while it leads: it decides, proposes, and confirms the leases of every host's ranks.
+
+Before the first of these its copy of the log must hold all that was decided under earlier leaders, and the log must
+know that nothing more is decided under them (`Leads`).
+"""
+
+import asyncio
+
+from plugins.base import Host, NoLeader, OutcomeUnknown
+from plugins.scheduler.machine.leader import Leader, Look
+from plugins.scheduler.machine.leases import Asked
+from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.messages.commands import Applied, Leads
+from plugins.scheduler.messages.wire import LeasesRenewed, RenewLeases
+from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.service import views
+from plugins.scheduler.service.log import QueueLog
+
+KNOW_S = 5.0
+"""How long a new leader tries to learn everything before it begins anew."""
+
+
+class Leadership:
+    def __init__(self, host: Host, queue: Queue, log: QueueLog, settings: Settings) -> None:
+        self.host, self.queue, self.log = host, queue, log
+        self.leader = Leader(queue, settings)
+        self.counters = {"grants": 0, "preemptions": 0}
+        self.look = asyncio.Event()
+        self._led_term = 0
+        """The term in which this host leads and knows all that was decided before; 0: none."""
+
+    async def lead_on(self) -> None:
+        while True:
+            await set_within(self.look, 1.0)
+            term = self.host.log.term
+            if not self.host.log.is_leader:
+                self._led_term = 0
+                continue
+            if self._led_term != term:
+                self._led_term = 0
+                self.leader.forget()
+                if not await self._know_everything(term):
+                    continue
+                self._led_term = term
+            await self._decide()
+
+    async def _know_everything(self, term: int) -> bool:
+        """Whether this copy holds all that was decided under earlier leaders, and the log takes no more of it."""
+        try:
+            async with asyncio.timeout(KNOW_S):
+                await self.log.barrier()
+                over_s = max(self.queue.leases_over_s, self.leader.terms.over_s)
+                result = await self.log.propose(Leads(wall_s=0.0, term=term, leases_over_s=over_s))
+        except (TimeoutError, NoLeader, OutcomeUnknown):
+            return False
+        return isinstance(result, Applied)
+
+    async def _decide(self) -> None:
+        env = self.host.env
+        now_s = env.clock.now_s()
+        look = Look(views.rack_of(self.host.hosts(), now_s), max(0.0, env.clock.wall_s()), self._led_term)
+        for action in self.leader.handle(look, now_s):
+            if not self.host.log.is_leader:
+                return
+            try:
+                result = await self.log.propose(action.command)
+            except (NoLeader, OutcomeUnknown) as error:
+                env.log.debug("a decision did not reach the log", why=str(error))
+                return
+            name = type(action.command).__name__
+            self.counters["grants"] += name == "Granted" and isinstance(result, Applied)
+            self.counters["preemptions"] += getattr(action.command, "cause", "") == "preempted"
+
+    def renew(self, question: RenewLeases) -> LeasesRenewed | None:
+        """What the leader says; None when this host does not lead. A host that is the only voter gives itself leases
+        without end: while its agent is away nobody can lead."""
+        log = self.host.log
+        if not self._led_term or self._led_term != log.term or not log.is_leader:
+            return None
+        (given,) = self.leader.leases.handle(Asked(question.host, question.grants), self.host.env.clock.now_s())
+        alone = tuple(log.voters) == (question.host,)
+        terms = self.leader.terms
+        return LeasesRenewed(given.grants, None if alone else terms.lease_s, terms.grace_s)
+
+
+async def set_within(event: asyncio.Event, timeout_s: float) -> None:
+    """Return when `event` is set, or after the timeout; it is clear then."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        pass
+    event.clear()

@@ -1,0 +1,124 @@
+"""This host's leases: what its ranks may rely on, renewed with the log's leader while they run.
+
+    ranks to start, ranks that run --> RenewLeases --> the leader, or any other host that reaches it
+    LeasesRenewed: these, for so long --> runner.renew --> their supervisors
+
+Ranks of a job that is submitted with `--on-lost keep` need none. Nothing else starts here without one: a host that
+receives the log but is heard by nobody would otherwise begin what is being taken back.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from covey.core import HostId, JobId
+from plugins.base import Host, RankLease, Refused
+from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.messages.wire import GRANTS_MAX, LeasesRenewed, RenewLeases
+from plugins.scheduler.policy.leases import RENEWALS
+
+ASK_S = 2.0
+"""How long the leader may take to answer; a relayed question twice as long."""
+RELAYS = 3
+"""Other hosts that are asked when the leader does not answer us: the way to it may be cut for us alone."""
+AGAIN_S = 1.0
+"""After a renewal that nobody answered."""
+Key = tuple[JobId, int]
+
+
+class HostLeases:
+    """Asks, and tells the runner. `here(question)`: what this host says to it, None when it does not lead."""
+
+    def __init__(self, host: Host, queue: Queue, here: Callable[[RenewLeases], LeasesRenewed | None]) -> None:
+        self.host, self.queue, self._here = host, queue, here
+        self.leases: dict[Key, RankLease] = {}
+        """The newest of everything that runs here or is about to."""
+        self._wanted: dict[Key, None] = {}
+        """About to start."""
+        self.news = asyncio.Event()
+        """Set when something that was wanted has its lease."""
+        self._wake = asyncio.Event()
+
+    def valid(self, key: Key) -> RankLease | None:
+        """A lease under which these ranks may start now; None when there is none yet: it is being asked for."""
+        lease = self.leases.get(key)
+        if lease is not None and self.host.env.clock.boot_s() < lease.until_s:
+            return lease
+        self._wanted[key] = None
+        self._wake.set()
+        return None
+
+    async def keep(self) -> None:
+        """For as long as the room lives."""
+        while True:
+            pause_s = await self._renew()
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _renew(self) -> float:
+        """Once, for everything; the seconds until the next time."""
+        self._wake.clear()
+        keys = [key for key in dict.fromkeys([*self.host.runner.running(), *self._wanted]) if self._needs(*key)]
+        self._wanted = {}
+        self.leases = {key: lease for key, lease in self.leases.items() if key in keys}
+        if not keys:
+            return AGAIN_S
+        pauses_s = [await self._renew_some(tuple(keys[at : at + GRANTS_MAX])) for at in range(0, len(keys), GRANTS_MAX)]
+        return min(pauses_s)
+
+    def _needs(self, id: JobId, epoch: int) -> bool:
+        job = self.queue.jobs.get(id)
+        return job is None or job.epoch != epoch or job.spec.on_lost == "stop"
+
+    async def _renew_some(self, keys: tuple[Key, ...]) -> float:
+        asked_s = self.host.env.clock.boot_s()
+        answer = await self._ask(RenewLeases(self.host.id, keys))
+        if answer is None:
+            self._wanted |= dict.fromkeys(keys)
+            return AGAIN_S
+        lease = RankLease(asked_s, answer.lease_s, answer.grace_s)
+        given = {key: lease for key in answer.grants if key in keys}
+        self.leases |= given
+        await self.host.runner.renew(given)
+        if given:
+            self.news.set()
+        return AGAIN_S if answer.lease_s is None else answer.lease_s / RENEWALS
+
+    async def _ask(self, question: RenewLeases) -> LeasesRenewed | None:
+        """The leader's answer, on whichever way; None when there is none now."""
+        own = self._here(question)
+        if own is not None:
+            return own
+        leader = self.host.log.leader
+        if leader is not None and leader != self.host.id:
+            answer = await self._ask_one(leader, question, ASK_S)
+            if answer is not None:
+                return answer
+        others = [view.host for view in self.host.hosts() if view.state == "alive"]
+        others = [host for host in others if host not in (self.host.id, leader)]
+        relays = self.host.env.rng.sample(others, min(RELAYS, len(others)))
+        answers = await asyncio.gather(*(self._ask_one(relay, question, 2 * ASK_S) for relay in relays))
+        return next((answer for answer in answers if answer is not None), None)
+
+    async def _ask_one(self, to: HostId, question: RenewLeases, deadline_s: float) -> LeasesRenewed | None:
+        try:
+            answer = await self.host.ask("scheduler", to, question, deadline_s)
+        except (TimeoutError, Refused):
+            return None
+        return answer if isinstance(answer, LeasesRenewed) else None
+
+
+async def relay(host: Host, question: RenewLeases) -> msgspec.Struct:
+    """Somebody else's question, taken to the leader that this host knows. Refused when there is none."""
+    what, next = f"{host.id} cannot confirm ranks of {question.host}", "ask the leader (agentctl leader)"
+    leader = host.log.leader
+    if question.relayed or leader is None or leader == host.id:
+        raise Refused(75, what, "it does not lead", next)
+    try:
+        return await host.ask("scheduler", leader, msgspec.structs.replace(question, relayed=True), ASK_S)
+    except TimeoutError as error:
+        raise Refused(75, what, f"{leader}, which leads, does not answer it", next) from error

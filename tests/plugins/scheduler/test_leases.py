@@ -1,0 +1,343 @@
+"""Leases of ranks: what a leader promises, when it may take a job back, and how a host asks for them."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from covey.core import HostId, JobId
+from plugins.base import Refused
+from plugins.scheduler.machine.leader import RackHost
+from plugins.scheduler.machine.leases import Asked
+from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.messages.commands import Applied, Leads, NotApplied, TakenBack
+from plugins.scheduler.messages.wire import LeasesRenewed, RenewLeases
+from plugins.scheduler.policy.leases import DRIFT, RENEWALS, SLACK_S, terms
+from plugins.scheduler.policy.settings import Settings
+from tests.plugins.scheduler.rack import FOUR, Rack, on_a_rack, play, submit, until
+from tests.plugins.scheduler.test_leader import H1, H2, Led, taken
+from tests.plugins.scheduler.test_queue import Told
+
+OVER_S = terms(60.0).over_s
+H3 = HostId("h3")
+
+
+def gone(for_s: float) -> tuple[RackHost, ...]:
+    return (RackHost(H1, 4), RackHost(H2, 4, gone_s=for_s))
+
+
+def ask(led: Led, host: HostId, *jobs: JobId) -> list[JobId]:
+    grants = tuple((id, led.queue.jobs[id].epoch) for id in jobs)
+    (given,) = led.leader.leases.handle(Asked(host, grants), led.now_s)
+    led.plain.confirm(host, grants, led.now_s)
+    return [id for id, _ in given.grants]
+
+
+@given(st.floats(0.1, 1e6))
+def test_ranks_are_gone_before_a_leader_may_grant_again_whatever_two_clocks_do(lost_after_s: float) -> None:
+    told = terms(lost_after_s)
+    true_s = (told.lease_s + told.grace_s) / (1 - DRIFT)  # by a host whose clock is slow
+    assert true_s * (1 + DRIFT) + SLACK_S <= told.over_s * (1 + 1e-9), "by a leader whose clock is fast"
+
+
+def test_with_the_defaults_an_agent_may_be_away_for_half_a_minute_and_a_leader_waits_for_one() -> None:
+    told = terms(Settings().host_lost_after_s)
+    assert told.lease_s - told.lease_s / RENEWALS >= 25.0, "its last renewal may be one interval old"
+    assert told.over_s < Settings().host_lost_after_s
+
+
+# ---- the leader ------------------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_was_confirmed_since_gossip_lost_it_keeps_its_jobs_until_that_lease_is_over() -> None:
+    led = Led()
+    id = led.run(2, host=H2)
+    led.look(after_s=200.0)
+    assert ask(led, H2, id) == [id]
+    assert taken(led.look(gone(100.0), after_s=OVER_S - 1)) == []
+    assert taken(led.act(gone(102.0), after_s=2.0)) == [(id, "host lost")]
+
+
+def test_a_new_leader_takes_no_host_for_lost_before_the_leases_of_earlier_ones_are_over() -> None:
+    led = Led()
+    id = led.run(2, host=H2)
+    led.look(after_s=200.0)
+    led.leader.forget()
+    led.plain.forget()
+    assert taken(led.look(gone(500.0))) == []
+    assert taken(led.look(gone(500.0), after_s=OVER_S - 1)) == []
+    assert taken(led.look(gone(500.0), after_s=2.0)) == [(id, "host lost")]
+
+
+def test_a_new_leader_with_shorter_leases_waits_for_the_longer_ones_of_the_one_before() -> None:
+    led = Led(host_lost_after_s=20.0)
+    id = led.run(2, host=H2)
+    led.say(Leads(wall_s=1.0, term=3, leases_over_s=100.0))
+    led.leader.forget()
+    led.plain.forget()
+    assert taken(led.act(gone(500.0))) == [] and taken(led.act(gone(500.0), after_s=99.0)) == []
+    proposed = led.look(gone(500.0), after_s=2.0)
+    assert taken(proposed) == [(id, "host lost")]
+    assert [command.leases_over_s for command in proposed if isinstance(command, Leads)] == [terms(20.0).over_s]
+
+
+def test_a_grant_that_is_about_to_be_taken_back_is_confirmed_no_more_until_the_log_has_decided() -> None:
+    led = Led()
+    id, other = led.run(2, host=H2), led.run(1, host=H2, on_lost="keep")
+    led.look(after_s=200.0)
+    assert taken(led.look(gone(61.0))) == [(id, "host lost")]
+    assert ask(led, H2, id, other) == [other], "its ranks there had not begun, and must not begin any more"
+    assert taken(led.look()) == [(id, "host lost")], "also when the host is back: that it is lost was not refused yet"
+    assert taken(led.act()) == [(id, "host lost")] and led.queue.jobs[id].state == "queued"
+    assert taken(led.look()) == []
+
+
+def test_a_job_that_is_to_be_kept_is_not_taken_back_however_long_its_host_is_away() -> None:
+    led = Led()
+    id = led.run(2, host=H2, on_lost="keep")
+    assert taken(led.look(gone(60.0), after_s=61.0)) == [] and taken(led.look(gone(1e6), after_s=1e6)) == []
+    assert led.queue.jobs[id].state == "running"
+
+
+def test_only_ranks_that_the_log_still_awaits_on_that_host_are_confirmed() -> None:
+    led = Led()
+    id = led.run(2, host=H2)
+    assert ask(led, H1, id) == [] and ask(led, H3, id) == [] and ask(led, H2, id) == [id]
+    (given,) = led.leader.leases.handle(Asked(H2, ((id, 0), (id, 2), (JobId("j9"), 1))), led.now_s)
+    assert given.grants == ()
+
+
+# ---- the log ---------------------------------------------------------------------------------------------------------
+
+
+def lost(told: Told, id: JobId, term: int = 0) -> Any:
+    epoch = told[id].epoch
+    return told.say(
+        TakenBack(wall_s=5.0, job=id, epoch=epoch, cause="host lost", reason="gone", lost=(H1, H2), term=term)
+    )
+
+
+def test_what_an_earlier_leader_judged_by_its_leases_is_void_once_another_one_leads() -> None:
+    told = Told()
+    id = told.run()
+    told.say(Leads(wall_s=1.0, term=4, leases_over_s=50.0))
+    assert isinstance(told.say(Leads(wall_s=1.0, term=3, leases_over_s=9.0)), NotApplied)
+    assert isinstance(lost(told, id, 3), NotApplied) and told[id].state == "running"
+    again = Queue()
+    again.restore(told.queue.snapshot())
+    assert (again.leading_term, again.leases_over_s) == (4, 50.0)
+    assert isinstance(lost(told, id, 4), Applied) and told[id].state == "queued"
+
+
+def test_each_cause_of_another_start_has_a_count_and_a_limit_of_its_own() -> None:
+    told = Told()
+    id = told.run(retries=1, retries_lost=1, retries_again=1)
+
+    def start() -> None:
+        assert told[id].state == "queued", told[id].reason
+        told.grant(id)
+        told.place(id, *told[id].places)
+
+    def taken_back(cause: Any, hosts: tuple[HostId, ...] = ()) -> None:
+        epoch = told[id].epoch
+        told.say(TakenBack(wall_s=5.0, job=id, epoch=epoch, cause=cause, reason="r", lost=hosts))
+
+    for _ in range(6):
+        taken_back("preempted")
+        told.report(id, H1, {0: -15}, asked=True)
+        told.report(id, H2, {1: -15}, asked=True)
+        start()
+    told.report(id, H1, {0: 75})
+    told.report(id, H2, {1: 0})
+    start()
+    taken_back("host lost", (H1, H2))
+    start()
+    told.report(id, H1, {0: 3})
+    told.report(id, H2, {1: -15}, asked=True)
+    start()
+    job = told[id]
+    assert (job.preemptions, job.requeues, job.hosts_lost, job.failures, job.attempt) == (6, 1, 1, 1, 10)
+    told.report(id, H1, {0: 255}, lost=True, reason="the machine restarted")
+    told.report(id, H2, {1: -15}, asked=True)
+    assert (told[id].state, told[id].exit_code) == ("failed", 255)
+    assert told[id].reason.endswith("hosts lost it 2 times, and is started again 1 times at most for that")
+
+
+def test_a_job_without_retries_fails_at_its_first_failure_and_says_only_that() -> None:
+    told = Told()
+    id = told.run()
+    told.report(id, H1, {0: 3})
+    told.report(id, H2, {1: -15}, asked=True)
+    assert (told[id].state, told[id].exit_code, told[id].reason) == ("failed", 3, "rank 0 on h1 exited with 3")
+
+
+def test_ranks_whose_lease_ran_out_and_that_saved_and_exited_with_0_are_started_again() -> None:
+    told = Told()
+    id = told.run()
+    told.report(id, H1, {0: 0}, lost=True, reason="no leader has confirmed these ranks for 30 s")
+    told.report(id, H2, {1: 0}, lost=True, reason="no leader has confirmed these ranks for 30 s")
+    assert (told[id].state, told[id].hosts_lost, told[id].failures) == ("queued", 1, 0)
+
+
+# ---- hosts -----------------------------------------------------------------------------------------------------------
+
+
+def at_work(rack: Rack) -> int:
+    return sum(len(spec.ranks) for host in rack.hosts.values() for spec in host.machine.ranks.values())
+
+
+def test_ranks_start_under_a_lease_that_is_renewed_while_they_run() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack)
+        await until(lambda: at_work(rack) == 4)
+        host = rack.hosts[rack.job("j1").places[0].host]
+        first = host.machine.ranks[JobId("j1"), 1].lease
+        assert first is not None and (first.lease_s, first.grace_s) == (30.0, 15.0)
+        await asyncio.sleep(100)
+        assert host.env.clock.boot_s() - host.machine.leases[JobId("j1"), 1].asked_s <= 30.0 / RENEWALS + 1
+
+    on_a_rack(story)
+
+
+def test_a_job_that_is_to_be_kept_gets_no_lease() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, on_lost="keep")
+        await until(lambda: at_work(rack) == 4)
+        await asyncio.sleep(20)
+        for host in rack.hosts.values():
+            assert all(spec.lease is None for spec in host.machine.ranks.values()) and not host.machine.leases
+
+    on_a_rack(story)
+
+
+def test_a_host_that_is_the_only_voter_gives_its_ranks_leases_without_end() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=2)
+        await until(lambda: at_work(rack) == 2)
+        lease = rack["gpu1"].machine.ranks[JobId("j1"), 1].lease
+        assert lease is not None and lease.lease_s is None
+
+    on_a_rack(story, gpus={"gpu1": 2})
+
+
+def test_a_host_that_hears_the_log_and_is_heard_by_nobody_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(rack: Rack) -> None:
+        async def unheard(*_: Any) -> Any:
+            raise TimeoutError
+
+        monkeypatch.setattr(rack["gpu3"], "ask", unheard)
+        rack["gpu3"].service.leases._here = lambda _: None
+        await submit(rack, workers=8)
+        await until(lambda: at_work(rack) == 6)
+        await asyncio.sleep(30)
+        assert not rack["gpu3"].machine.ranks and rack.job("j1", "gpu3").state == "running"
+        monkeypatch.undo()
+        await until(lambda: at_work(rack) == 8)
+
+    on_a_rack(story)
+
+
+def test_a_host_that_the_leader_does_not_answer_asks_through_others() -> None:
+    async def story(rack: Rack) -> None:
+        rack.lead("gpu1")
+        await submit(rack, workers=8)
+        await until(lambda: at_work(rack) == 8)
+        connected = rack.connected
+        rack.connected = lambda one, other: {one, other} != {"gpu1", "gpu4"} and connected(one, other)  # type: ignore[method-assign]
+        await asyncio.sleep(120)
+        now_s = rack["gpu4"].env.clock.boot_s()
+        assert now_s - rack["gpu4"].machine.leases[JobId("j1"), 1].asked_s < 20.0
+
+    on_a_rack(story)
+
+
+def test_only_who_leads_confirms_and_a_relayed_question_is_not_relayed_again() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=8)
+        await until(lambda: at_work(rack) == 8)
+        question = RenewLeases(HostId("gpu4"), ((JobId("j1"), 1),))
+        answer = await rack["gpu2"].service.answer(HostId("gpu4"), question)
+        assert isinstance(answer, LeasesRenewed) and answer.grants == question.grants
+        with pytest.raises(Refused, match="it does not lead"):
+            await rack["gpu2"].service.answer(HostId("gpu4"), RenewLeases(question.host, question.grants, True))
+        rack.lead(None)
+        with pytest.raises(Refused):
+            await rack["gpu1"].service.answer(HostId("gpu4"), question)
+
+    on_a_rack(story)
+
+
+def test_a_host_that_knows_too_little_of_the_log_does_not_make_a_loss_a_failure() -> None:
+    """After a reboot it decided by a copy that did not show the job as running: `failed`, exit 255."""
+
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=4)
+        await until(lambda: at_work(rack) == 4)
+        place = rack.job("j1").places[0]
+        host = rack.hosts[place.host]
+        host.service.queue.jobs[JobId("j1")].state = "placing"
+        host.runner.end(JobId("j1"), 1, dict.fromkeys(place.ranks, 255), "the machine restarted", lost=True)
+        other = next(name for name in rack.hosts if name != place.host)
+        await until(lambda: rack.job("j1", other).hosts_lost == 1)
+        assert rack.job("j1", other).failures == 0
+        host.service.queue.jobs[JobId("j1")] = rack.job("j1", other)
+        await until(lambda: (rack.job("j1", other).attempt, rack.job("j1", other).state) == (2, "running"))
+
+    async def alone() -> None:
+        rack = Rack(FOUR)
+        await rack.start()
+        try:
+            await story(rack)
+        finally:
+            rack.stop()
+            await asyncio.sleep(0)
+
+    play(alone())
+
+
+# ---- what people see -------------------------------------------------------------------------------------------------
+
+
+def test_a_job_whose_host_is_away_says_for_whom_it_waits_and_when_it_is_taken_back() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=8)
+        await until(lambda: at_work(rack) == 8)
+        rack.cut_off("gpu3")
+        await asyncio.sleep(11)  # and a second for which gpu3 is asked
+        view = await rack["gpu1"].call("job", id="j1")
+        assert view.reason == "waits for gpu3, gone for 12 s; taken back in 48 s"
+        assert {rank.state for rank in view.ranks if rank.host == "gpu3"} == {"away"}
+        (row,) = await rack["gpu1"].call("jobs")
+        assert row.reason.startswith("waits for gpu3, gone for") and set(row.away) == {"gpu3"}
+        rack.heal("gpu3")
+        await asyncio.sleep(2)
+        assert "waits for" not in (await rack["gpu1"].call("job", id="j1")).reason
+
+    on_a_rack(story)
+
+
+def test_a_kept_job_waits_until_a_person_gives_its_host_up() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=7, on_lost="keep", gpus_per_worker=0)
+        await until(lambda: at_work(rack) == 7)
+        name = str(rack.job("j1").places[-1].host)
+        ask = next(str(host) for host in rack.hosts if host != name)
+        rack.lead(ask)
+        with pytest.raises(Refused, match="was not given up"):
+            await rack[ask].call("give_up", id=name)
+        with pytest.raises(Refused, match="no host"):
+            await rack[ask].call("give_up", id="gpu9")
+        rack.cut_off(name)
+        await asyncio.sleep(200)
+        view = await rack[ask].call("job", id="j1")
+        assert view.state == "running" and f"agentctl hosts give-up {name}" in view.reason
+        rack.hosts[HostId(name)].die()
+        rack.hosts[HostId(name)].machine.ranks.clear()
+        (taken_back,) = await rack[ask].call("give_up", id=name, by="alice")
+        assert taken_back.id == "j1" and taken_back.hosts_lost == 1
+        await until(lambda: (rack.job("j1", ask).attempt, rack.job("j1", ask).state) == (2, "running"))
+        assert name not in [place.host for place in rack.job("j1", ask).places]
+
+    on_a_rack(story)
