@@ -15,8 +15,9 @@ from plugins.scheduler.machine.models import Models, Steps
 
 ENDED_MAX = 1000
 """Ended jobs kept."""
-SNAPSHOT_VERSION = 2
-"""Version 1 knew no classes, reservation, clock or models; it is read as a state without them."""
+SNAPSHOT_VERSION = 3
+"""Version 1 knew no classes, reservation, clock or models, version 2 no leases; they are read as states without them.
+"""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
