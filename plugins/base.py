@@ -46,6 +46,11 @@ class ReplicatedLog(Protocol):
     @property
     def term(self) -> int: ...
     @property
+    def leaderless_s(self) -> float:
+        """Seconds for which this host has known no leader, after the time that one which lost its majority may take to
+        notice: while a majority of voters says more than 0, nobody leads, and whoever leads next was elected later."""
+
+    @property
     def is_leader(self) -> bool:
         """True only while this host holds a majority's confirmation (CheckQuorum)."""
 

@@ -11,6 +11,14 @@ gets is agreed between the hosts that own them, asked by the job's home (`machin
 whole or not at all. Each host then makes itself be what the log says (`service/ranks.py`) and looks again every second,
 so it needs no message to be right after a restart.
 
+A host that is cut off must not run what is placed again elsewhere, and cannot know that it is. So ranks run under
+leases (`policy/leases.py`): their supervisor, which outlives the agent, ends them when no leader has confirmed them for
+half of `host_lost_after_s`, and the leader takes a job back only when the last lease that it, or any leader before it,
+may have given is certainly over (`machine/leases.py`). A lease is long beside the restart of an agent or an election,
+and short beside the time until a host counts as lost. What it costs is said in `service/leases.py`: ranks on a host
+that reaches neither a leader nor a majority of voters end, for nobody there can tell dead voters from a cut wire.
+`--on-lost keep` decides the other way: such ranks go on, and their job waits.
+
 Without a leader everything that runs goes on and every question is answered; only admissions and changes of priority
 wait. Order is discretised two-dimensional attained service (`policy/order.py`): a job sinks as its GPUs times seconds
 grow, so short jobs overtake long ones without anybody saying how long they are. Placement packs a gang onto few hosts

@@ -103,7 +103,7 @@ class Consensus:
         self._snapshot_due, self._bytes_since_snapshot = settings.snapshot_entries, 0
         self._snapshot_bytes = 0
         """Of the last one."""
-        self._started_s = self._leader_since_s = 0.0
+        self._started_s = self._leader_since_s = self._leaderless_since_s = 0.0
         self._leader: HostId | None = None
         self._observers: tuple[HostId, ...] = ()
         self._events: deque[Event] = deque()
@@ -129,6 +129,13 @@ class Consensus:
     @property
     def term(self) -> int:
         return self._raft.term if self._raft else 0
+
+    @property
+    def leaderless_s(self) -> float:
+        """See ReplicatedLog."""
+        if self._raft is None or self._leader is not None:
+            return 0.0
+        return max(0.0, self._env.clock.now_s() - self._leaderless_since_s - self._settings.step_down_s)
 
     @property
     def open(self) -> bool:
@@ -181,7 +188,7 @@ class Consensus:
         """Read the disk back and apply what was known to be committed. A rack of one leads when this returns. Raises
         DiskRefused for files that cannot be trusted, OSError for a sick disk."""
         saved = await self._store.load(alone=self.voters == (self._me,))
-        self._started_s = self._leader_since_s = self._env.clock.now_s()
+        self._started_s = self._leader_since_s = self._leaderless_since_s = self._env.clock.now_s()
         self._raft = Raft(self._me, self.voters, saved, self._settings.timing(), self._env.rng, self._started_s)
         self._env.spawn("log writer", self._write_all())
         self.feed(Started())
@@ -306,6 +313,8 @@ class Consensus:
         self.feed(Woken())
 
     def _led(self, led: Led) -> None:
+        if self._leader is not None:
+            self._leaderless_since_s = self._env.clock.now_s()
         self._leader, self._leader_since_s = led.leader, self._env.clock.now_s()
         self._turned.set()
         self._proposals.leader_changed()
@@ -314,6 +323,8 @@ class Consensus:
     def _break(self, error: BaseException) -> None:
         """This host takes no further part: neither its state nor its disk can be relied on until a restart."""
         if self._broken is None:
+            if self._leader is not None:
+                self._leaderless_since_s = self._env.clock.now_s()
             self._broken, self._leader = error, None
             self._env.log.error("the log stopped on this host", why=repr(error), next="mend it, then restart the agent")
             self._written.set()

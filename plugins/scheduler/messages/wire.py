@@ -115,6 +115,10 @@ class LeasesRenewed(Message, frozen=True):
     grace_s: Annotated[float, Meta(ge=0, le=1e9)]
 
 
+class Leaderless(Message, frozen=True):
+    """A voter to `RenewLeases`: I have known no leader for so long that none can have lived on my voice."""
+
+
 Talk = (
     Reserve
     | Reserved
@@ -126,6 +130,7 @@ Talk = (
     | LogTailAnswer
     | RenewLeases
     | LeasesRenewed
+    | Leaderless
 )
 """Everything the room hears and answers with (`Room.messages`)."""
 

@@ -3,6 +3,11 @@
     ranks to start, ranks that run --> RenewLeases --> the leader, or any other host that reaches it
     LeasesRenewed: these, for so long --> runner.renew --> their supervisors
 
+While nobody leads, nobody can grant anything elsewhere either, and whoever is elected next waits for one whole lease.
+So ranks that run go on as long as a majority of voters answers, each for itself, that it knows no leader
+(`Leaderless`). A host that reaches neither a leader nor that majority cannot tell whether the voters are dead or it is
+cut off: its ranks end.
+
 Ranks of a job that is submitted with `--on-lost keep` need none. Nothing else starts here without one: a host that
 receives the log but is heard by nobody would otherwise begin what is being taken back.
 """
@@ -15,8 +20,8 @@ import msgspec
 from covey.core import HostId, JobId
 from plugins.base import Host, RankLease, Refused
 from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.messages.wire import GRANTS_MAX, LeasesRenewed, RenewLeases
-from plugins.scheduler.policy.leases import RENEWALS
+from plugins.scheduler.messages.wire import GRANTS_MAX, Leaderless, LeasesRenewed, RenewLeases
+from plugins.scheduler.policy.leases import RENEWALS, Terms
 
 ASK_S = 2.0
 """How long the leader may take to answer; a relayed question twice as long."""
@@ -30,8 +35,10 @@ Key = tuple[JobId, int]
 class HostLeases:
     """Asks, and tells the runner. `here(question)`: what this host says to it, None when it does not lead."""
 
-    def __init__(self, host: Host, queue: Queue, here: Callable[[RenewLeases], LeasesRenewed | None]) -> None:
-        self.host, self.queue, self._here = host, queue, here
+    def __init__(
+        self, host: Host, queue: Queue, terms: Terms, here: Callable[[RenewLeases], LeasesRenewed | None]
+    ) -> None:
+        self.host, self.queue, self.terms, self._here = host, queue, terms, here
         self.leases: dict[Key, RankLease] = {}
         """The newest of everything that runs here or is about to."""
         self._wanted: dict[Key, None] = {}
@@ -75,8 +82,8 @@ class HostLeases:
         return job is None or job.epoch != epoch or job.spec.on_lost == "stop"
 
     async def _renew_some(self, keys: tuple[Key, ...]) -> float:
-        asked_s = self.host.env.clock.boot_s()
-        answer = await self._ask(RenewLeases(self.host.id, keys))
+        asked_s, question = self.host.env.clock.boot_s(), RenewLeases(self.host.id, keys)
+        answer = await self._ask(question) or await self._while_nobody_leads(question)
         if answer is None:
             self._wanted |= dict.fromkeys(keys)
             return AGAIN_S
@@ -105,17 +112,42 @@ class HostLeases:
         return next((answer for answer in answers if answer is not None), None)
 
     async def _ask_one(self, to: HostId, question: RenewLeases, deadline_s: float) -> LeasesRenewed | None:
+        answer = await self._answer(to, question, deadline_s)
+        return answer if isinstance(answer, LeasesRenewed) else None
+
+    async def _answer(self, to: HostId, question: RenewLeases, deadline_s: float) -> msgspec.Struct | None:
         try:
-            answer = await self.host.ask("scheduler", to, question, deadline_s)
+            return await self.host.ask("scheduler", to, question, deadline_s)
         except (TimeoutError, Refused):
             return None
-        return answer if isinstance(answer, LeasesRenewed) else None
+
+    async def _while_nobody_leads(self, question: RenewLeases) -> LeasesRenewed | None:
+        """The terms of old for what runs, when a majority of voters knows no leader."""
+        voters, me = self.host.log.voters, self.host.id
+        direct = msgspec.structs.replace(question, relayed=True)
+        answers = await asyncio.gather(*(self._answer(voter, direct, ASK_S) for voter in voters if voter != me))
+        confirmed = next((answer for answer in answers if isinstance(answer, LeasesRenewed)), None)
+        if confirmed is not None:
+            return confirmed
+        leaderless = sum(isinstance(answer, Leaderless) for answer in answers) + knows_no_leader(self.host)
+        if leaderless <= len(voters) // 2:
+            return None
+        running = self.host.runner.running()
+        grants = tuple(grant for grant in question.grants if grant in running)
+        return LeasesRenewed(grants, self.terms.lease_s, self.terms.grace_s)
+
+
+def knows_no_leader(host: Host) -> bool:
+    """Whether this host is a voter without which no majority stands behind anybody now."""
+    return host.id in host.log.voters and host.log.leaderless_s > 0
 
 
 async def relay(host: Host, question: RenewLeases) -> msgspec.Struct:
     """Somebody else's question, taken to the leader that this host knows. Refused when there is none."""
     what, next = f"{host.id} cannot confirm ranks of {question.host}", "ask the leader (agentctl leader)"
     leader = host.log.leader
+    if knows_no_leader(host):
+        return Leaderless()
     if question.relayed or leader is None or leader == host.id:
         raise Refused(75, what, "it does not lead", next)
     try:

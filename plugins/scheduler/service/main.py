@@ -68,7 +68,7 @@ class SchedulerService(RoomService):
         self.queue_log = QueueLog(host, self.queue, self.settings.current_s)
         self.leadership = Leadership(host, self.queue, self.queue_log, self.settings)
         self.gangs = gang.Gangs(self.settings)
-        self.leases = HostLeases(host, self.queue, self.leadership.renew)
+        self.leases = HostLeases(host, self.queue, self.leadership.leader.terms, self.leadership.renew)
         self.ranks = LocalRanks(host, self.queue, self.queue_log, self.settings, self.leases, self._send_for_ranks)
         self.counters = {"malformed": 0}
         self._look = self.leases.news

@@ -196,6 +196,10 @@ class FakeLog:
         return self.rack.term
 
     @property
+    def leaderless_s(self) -> float:
+        return 0.0 if self.rack.leader is not None else 5.0
+
+    @property
     def is_leader(self) -> bool:
         return self.rack.leader == self.host
 

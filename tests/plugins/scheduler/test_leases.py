@@ -13,7 +13,7 @@ from plugins.scheduler.machine.leader import RackHost
 from plugins.scheduler.machine.leases import Asked
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import Applied, Leads, NotApplied, TakenBack
-from plugins.scheduler.messages.wire import LeasesRenewed, RenewLeases
+from plugins.scheduler.messages.wire import Leaderless, LeasesRenewed, RenewLeases
 from plugins.scheduler.policy.leases import DRIFT, RENEWALS, SLACK_S, terms
 from plugins.scheduler.policy.settings import Settings
 from tests.plugins.scheduler.rack import FOUR, Rack, on_a_rack, play, submit, until
@@ -263,8 +263,44 @@ def test_only_who_leads_confirms_and_a_relayed_question_is_not_relayed_again() -
         with pytest.raises(Refused, match="it does not lead"):
             await rack["gpu2"].service.answer(HostId("gpu4"), RenewLeases(question.host, question.grants, True))
         rack.lead(None)
+        assert await rack["gpu1"].service.answer(HostId("gpu4"), question) == Leaderless()
         with pytest.raises(Refused):
-            await rack["gpu1"].service.answer(HostId("gpu4"), question)
+            await rack["gpu4"].service.answer(HostId("gpu1"), question)  # which does not vote
+
+    on_a_rack(story)
+
+
+def test_while_a_majority_of_voters_knows_no_leader_ranks_go_on_and_a_minority_proves_nothing() -> None:
+    async def story(rack: Rack) -> None:
+        rack.voters = ["gpu1", "gpu2", "gpu3"]
+        await submit(rack, workers=8)
+        await until(lambda: at_work(rack) == 8)
+        rack.lead(None)
+
+        def confirmed_s() -> float:
+            return rack["gpu4"].env.clock.boot_s() - rack["gpu4"].machine.leases[JobId("j1"), 1].asked_s
+
+        await asyncio.sleep(100)
+        assert confirmed_s() < 20.0, "nobody leads, and all three say so"
+        rack["gpu1"].die()
+        await asyncio.sleep(100)
+        assert confirmed_s() < 20.0, "two of three are enough"
+        rack.cut_off("gpu2")
+        await asyncio.sleep(100)
+        assert confirmed_s() > 80.0, "the other two may have elected one of them"
+        assert await rack["gpu3"].service.answer(HostId("gpu4"), RenewLeases(HostId("gpu4"), ())) == Leaderless()
+
+    on_a_rack(story)
+
+
+def test_a_grant_is_not_begun_while_nobody_leads() -> None:
+    async def story(rack: Rack) -> None:
+        rack.voters = ["gpu1", "gpu2", "gpu3"]
+        leases = rack["gpu4"].service.leases
+        rack.lead(None)
+        assert leases.valid((JobId("j1"), 1)) is None
+        await asyncio.sleep(30)
+        assert leases.valid((JobId("j1"), 1)) is None
 
     on_a_rack(story)
 
