@@ -12,13 +12,13 @@ from chaos.story import ended
 from covey.core import JobId
 from plugins.scheduler.policy.leases import DRIFT
 
-AWAY_S = 150.0
+AWAY_S = 100.0
 TROUBLES = ("cut", "agent stopped", "agent killed", "slow clock", "fast clock", "deaf", "dumb", "only stopped")
 
 
 def play(rack: SimRack) -> None:
     rack.settle()
-    first = train(rack, rounds=150, tenant="blue", workers=2)
+    first = train(rack, rounds=130, tenant="blue", workers=2)
     jobs = [first, *(sleep(rack, n, on_lost) for n, on_lost in enumerate(("stop", rack.rng.choice(("stop", "keep")))))]
     rack.until(lambda: all(len(ranks(rack, job)) == 2 for job in jobs), 30.0, "all ranks run")
     rack.run(rack.rng.uniform(0.0, 8.0))
@@ -62,7 +62,7 @@ def troubles(rack: SimRack, host: str, kind: str) -> list[faults.AnyFault]:
 
 
 def sleep(rack: SimRack, number: int, on_lost: str) -> JobId:
-    spec = {"argv": ["sleeper", "170"], "tenant": "red", "workers": 2, "cwd": "/", "on_lost": on_lost}
+    spec = {"argv": ["sleeper", "110"], "tenant": "red", "workers": 2, "cwd": "/", "on_lost": on_lost}
     return rack.submit(spec, f"sleeper-{rack.world.seed}-{number}")
 
 

@@ -11,12 +11,12 @@ from chaos.stories.classes import known
 from chaos.stories.cut_off import ranks
 from chaos.story import ended
 
-APART_S = 120.0
+APART_S = 70.0
 
 
 def play(rack: SimRack) -> None:
     rack.settle()
-    spec = {"argv": ["sleeper", "200"], "workers": 2, "class": "opportunistic", "pack": "host", "cwd": "/"}
+    spec = {"argv": ["sleeper", "90"], "workers": 2, "class": "opportunistic", "pack": "host", "cwd": "/"}
     jobs = [rack.submit(spec, f"full-{rack.world.seed}-{number}") for number in range(len(rack.hosts))]
     rack.until(lambda: all(len(ranks(rack, job)) == 2 for job in jobs), 60.0, "every host runs a job")
     rack.run(rack.rng.uniform(0.0, 10.0))
