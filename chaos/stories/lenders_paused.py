@@ -11,9 +11,9 @@ PAUSED_S = 18.0
 
 def play(rack: SimRack) -> None:
     rack.settle()
-    rack.hosts["h3"].disk.slow = rack.rng.choice((1.0, 50.0, 500.0))
     pager = rack.pager("h3", "vol1", 1 << 20, 20.0)
     rack.until(lambda: bool(lenders(rack, "h3")), 20.0, "a slab is lent")
+    rack.hosts["h3"].disk.slow = rack.rng.choice((1.0, 50.0, 500.0))
     rack.run(rack.rng.uniform(1.0, 8.0))
     faults.strike(rack.world, faults.Kill("program", "h3", 0.0, "vol"))
     for lender in lenders(rack, "h3"):
