@@ -316,13 +316,17 @@ class ProcessDisk:
             raise OSError(errno.ENOSPC, "no space left on the simulated disk", name)
         future = process.loop.create_future()
         entry = (process, operation)
+        struck = world.mischief.strikes("disk")
+        if struck and world.mischief.rng.random() < 0.5:
+            struck = False  # it only takes long
+            self._busy_until = max(world.now, self._busy_until) + world.mischief.pause_s()
         disk.under_way.append(entry)
 
         def finish() -> None:
             if entry not in disk.under_way:
                 return
             disk.under_way.remove(entry)
-            if disk.sick and disk.rng.random() < disk.sick:
+            if struck or (disk.sick and disk.rng.random() < disk.sick):
                 if disk.rng.random() < 0.5:
                     operation.interrupt(disk.rng, "process")
                 error: OSError | None = OSError(errno.EIO, "the simulated disk is sick", name)
@@ -348,10 +352,11 @@ class ProcessDisk:
         """A read: short, and may fail."""
         disk, world = self._disk, self._process.world
         _checked(name)
+        struck = world.mischief.strikes("disk")
         future = self._process.loop.create_future()
         world.at(self._done_at(CACHED_S, size), lambda: future.done() or future.set_result(None))
         await future
-        if disk.sick and disk.rng.random() < disk.sick:
+        if struck or (disk.sick and disk.rng.random() < disk.sick):
             raise OSError(errno.EIO, "the simulated disk is sick", name)
 
     def _size(self, name: str) -> int:

@@ -297,6 +297,7 @@ def _mend_disk(world: "World", host: str) -> None:
 def heal(world: "World") -> None:
     """Undo everything: power on, agents started, stopped processes continued, the network calm and whole."""
     world.mark("healed", "chaos")
+    world.mischief.on = False
     world.network.heal()
     _calm(world)
     for name, host in world.hosts.items():

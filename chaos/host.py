@@ -7,6 +7,7 @@ own, so each may be killed, stopped and continued alone, and only the loss of po
 
 import asyncio
 import contextvars
+import errno
 import random
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -211,6 +212,15 @@ class SimProcess:
             self._main.cancel()
 
 
+async def _fork(host: "SimHost") -> None:
+    """Perhaps there is no room for one more process, or it takes long."""
+    mischief = host.world.mischief
+    if mischief.strikes("start"):
+        if mischief.rng.random() < 0.5:
+            raise OSError(errno.EAGAIN, "no process can be started now")
+        await asyncio.sleep(mischief.pause_s())
+
+
 class SimProcesses:
     """The `Processes` port of one process."""
 
@@ -219,6 +229,7 @@ class SimProcesses:
 
     async def start(self, command: Command) -> "SeenProcess":
         host = self._process.host
+        await _fork(host)
         program = host.world.user_program(command.argv)
         if program is None:
             raise FileNotFoundError(2, "no such simulated program", command.argv[0] if command.argv else "")
@@ -231,6 +242,7 @@ class SimProcesses:
 
     async def start_program(self, program: str, name: str, config: msgspec.Struct) -> "SeenProcess":
         host = self._process.host
+        await _fork(host)
         found = host.world.programs().get(program)
         if found is None:
             raise FileNotFoundError(2, "no such program of ours", program)

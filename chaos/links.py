@@ -196,7 +196,7 @@ class SimLinks:
         return None if found is None else found.name
 
     def send(self, to: HostId, data: bytes) -> bool:
-        if self.closed or not self.process.alive or to not in self._to:
+        if self.closed or not self.process.alive or to not in self._to or self.world.mischief.strikes("link"):
             return False
         return self._to[to].send(bytes(data))
 

@@ -156,6 +156,8 @@ class SimSocket:
             process.world.mark("datagram lost", process.name, f"to {to}")
             return True
         data = bytes(data)
+        if process.world.mischief.strikes("datagram"):
+            data = data[: process.world.mischief.rng.randrange(len(data))]
         for _ in range(2 if network.doubled(here, host.name) else 1):
             arrives = process.world.now + network.delay_s(here, host.name, len(data))
             process.world.at(arrives, lambda: _arrive(network, here, self.address, address, data))

@@ -243,6 +243,8 @@ class SimRack:
     def ask(self, name: str, command: str, arguments: Mapping[str, Any], within_s: float = 30.0) -> Any:
         """What `agentctl` would get from this host: runs the world until the answer is there. Refused, NoLeader,
         OutcomeUnknown pass; TimeoutError when there is none."""
+        if command not in self.agents[name].commands:
+            raise TimeoutError(f"the room that answers {command} does not run on {name} now")
         answered: list[Any] = []
         agent, process = self.agents[name], self.hosts[name].agent
         assert process is not None

@@ -109,6 +109,7 @@ class SimStream:
     # ---- the port ----------------------------------------------------------------------------------------------------
 
     async def read_into(self, view: memoryview) -> None:
+        await self._mischief("read")
         target = view.cast("B") if view.format != "B" or view.ndim != 1 else view
         at = 0
         while at < len(target):
@@ -132,6 +133,7 @@ class SimStream:
 
     async def write(self, *parts: bytes | bytearray | memoryview) -> None:
         data = b"".join(bytes(part) for part in parts)
+        await self._mischief("write", data)
         while self._writing is not None:
             await asyncio.shield(self._writing)
         self._usable()
@@ -155,6 +157,18 @@ class SimStream:
             self._writing = None
             if not turn.done():
                 turn.set_result(None)
+
+    async def _mischief(self, port: str, data: bytes = b"") -> None:
+        """Perhaps it takes long, or the connection breaks after some of the bytes."""
+        mischief = self.world.mischief
+        if not mischief.strikes(port) or self.broken is not None or self.closed:
+            return
+        if mischief.rng.random() < 0.5:
+            await asyncio.sleep(mischief.pause_s())
+            return
+        if data:
+            self.out.put(data[: mischief.rng.randrange(len(data))])
+        self.abort(ConnectionResetError(f"the connection with {self.peer} was reset"))
 
     async def _wait_for_room(self) -> None:
         waiter: asyncio.Future[None] = self.process.loop.create_future()
@@ -342,6 +356,8 @@ class SimBytes:
     async def listen(self, bind: Address, accept: Callable[[Any], Coroutine[Any, Any, None]]) -> SimListener:
         process, wires = self._process, self._process.world.wires
         address = bind
+        if process.world.mischief.strikes("listen"):
+            raise OSError(98, f"somebody listens on {bind} already")
         if bind.startswith("unix:"):
             if wires.key(process.host, bind) in wires.listeners:
                 raise OSError(98, f"somebody listens on {bind} already")
@@ -354,6 +370,9 @@ class SimBytes:
 
     async def connect(self, to: Address, timeout_s: float = 2.0) -> SimStream:
         process, world = self._process, self._process.world
+        if world.mischief.strikes("connect"):
+            await asyncio.sleep(world.mischief.rng.choice((0.0, timeout_s)))
+            raise ConnectionError(f"no answer from {to} within {timeout_s:g} s")
         host, wires, network = process.host, world.wires, world.network
         here = f"{host.ip}:{host.ephemeral_port()}"
         if to.startswith("unix:"):

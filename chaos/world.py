@@ -27,6 +27,7 @@ from chaos.guard import escape_guard
 from chaos.host import SimHost, SimProcess, UserProgram
 from chaos.links import SimLinks
 from chaos.loop import HostLoop, trace_of
+from chaos.mischief import Mischief
 from chaos.net import Network
 from chaos.streams import Wires
 from covey.ports import Address
@@ -108,6 +109,7 @@ class World:
         self.last: HostLoop | None = None
         """The loop that ran last."""
         self.graveyard: list[asyncio.Task[Any]] = []
+        self.mischief = Mischief(seed)
         self.network = Network(self, random.Random(f"{seed}/network"))
         self.wires = Wires(self)
         self._order = random.Random(f"{seed}/order")

@@ -12,8 +12,9 @@ READ_S = 120.0
 """After all is healed, within which every page of a volume is read back."""
 
 
-def play(rack: SimRack) -> None:
+def play(rack: SimRack, mischief: bool = False) -> None:
     rack.settle()
+    rack.world.mischief.on = mischief
     start = rack.world.now
     plan = faults.swarm(rack.world.seed, sorted(rack.hosts), start, start + FAULTS_S)
     faults.schedule(rack.world, plan)

@@ -74,6 +74,9 @@ class Backing:
         self._unsynced: dict[int, Page] = {}
         """Pages whose newest content may not be durable yet; at most `UNSYNCED_MAX` and one batch."""
         self._batch = self._mark = 0
+        self._torn: dict[int, int] = {}
+        """Pages whose place for the next content may hold half of a write that failed -> the batch of that write. Until
+        it is written again, no mark covers that batch."""
         self._doubted = False
         """A sync failed: what is unsynced is written again before the next one."""
         self._unsettled = False
@@ -207,8 +210,12 @@ class Backing:
             if len(self._unsynced) >= UNSYNCED_MAX or not self._unsynced.keys().isdisjoint(batch):
                 await self._sync()
             self._batch += 1
-            for run in _runs(sorted(batch), self._place):
-                await self._write_run(run, batch)
+            try:
+                for run in _runs(sorted(batch), self._place):
+                    await self._write_run(run, batch)
+            except OSError:
+                self._torn = dict.fromkeys(batch, self._batch) | self._torn
+                raise
 
     async def _write_run(self, run: Sequence[int], batch: Mapping[int, Page]) -> None:
         place = 1 - self._place[run[0]]
@@ -217,6 +224,7 @@ class Backing:
         for page, checksum in zip(run, sums, strict=True):
             self.version[page], self._checksum[page], self._place[page] = batch[page].version, checksum, place
             self._unsynced[page] = batch[page]
+            self._torn.pop(page, None)
 
     async def _put(self, run: Sequence[int], place: int, batch: Mapping[int, Page], sums: Sequence[int]) -> None:
         """Content first, then the entries: a process killed between the two has written nothing."""
@@ -244,7 +252,7 @@ class Backing:
             raise
         self._doubted = False
         self._unsynced.clear()
-        self._mark = self._batch
+        self._mark = min([self._batch, *(batch - 1 for batch in self._torn.values())])
         mark = _MARK.pack(self._mark, _signature(_Entry(self._mark, 0, 0), 0, 0))
         await self._disk.write_at(self._index_name, self._mark_at, mark)  # lost, it only makes us more careful
 

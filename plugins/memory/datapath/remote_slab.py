@@ -132,6 +132,7 @@ class RemoteSlab:
         for waiting in self._waiting.values():
             if not waiting.done.done():
                 waiting.done.set_exception(SlabGone(why))
+                waiting.done.exception()  # a request that could not be written has nobody who waits for its answer
         self._waiting.clear()
         self._idle.set()
         if self.ended is not None:

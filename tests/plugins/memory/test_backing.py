@@ -132,6 +132,33 @@ async def test_what_a_failed_sync_may_have_dropped_is_written_again_before_the_n
         assert await content(await loaded(bench), 3, 2) == [3, 7]
 
 
+async def test_what_refused_writes_left_behind_is_checked_although_a_later_write_was_synced() -> None:
+    """A disk may have done what it says it refused: here the entry of a page, and then half of its next content."""
+    async with a_bench() as bench:
+        backing = await loaded(bench)
+        await backing.write(batch(1, p3=10))
+        await backing.sync()
+        write_at = bench.disk.write_at
+
+        for version, refused in ((2, "v/index"), (3, "v/pages")):
+
+            async def refusing(name: str, offset: int, data: bytes, refused: str = refused) -> None:
+                await write_at(name, offset, data[: len(data) // 2] if refused == name == "v/pages" else data)
+                if name == refused:
+                    raise OSError(5, "refused")
+
+            bench.disk.write_at = refusing  # type: ignore[method-assign, assignment]
+            with pytest.raises(OSError, match="refused"):
+                await backing.write(batch(version, p3=10 * version))
+        bench.disk.write_at = write_at  # type: ignore[method-assign]
+        await backing.write(batch(4, p5=50))
+        await backing.sync()
+        assert await content(await loaded(bench), 3, 3) == [10, 0, 50]
+        await backing.write(batch(5, p3=60))
+        await backing.sync()
+        assert await content(await loaded(bench), 3, 3) == [60, 0, 50]
+
+
 @given(seed=st.integers(0, 10**6), deaths=st.lists(st.sampled_from(["kill", "power"]), min_size=1, max_size=4))
 @settings(max_examples=60, deadline=None)
 def test_deaths_at_any_moment_lose_nothing_that_was_promised(seed: int, deaths: list[str]) -> None:

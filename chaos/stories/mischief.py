@@ -1,0 +1,9 @@
+"""As `swarm`; and besides, single calls of the outside fail, break off, or take long, at a quarter of the places of the
+code that make one (`chaos.mischief`)."""
+
+from chaos.rackworld import SimRack
+from chaos.stories import swarm
+
+
+def play(rack: SimRack) -> None:
+    swarm.play(rack, mischief=True)
