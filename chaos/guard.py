@@ -81,6 +81,9 @@ def _guarded_open(original: Callable[..., Any]) -> Callable[..., Any]:
 
 _active = 0
 _undo: list[tuple[Any, str, Any]] = []
+_found: tuple[int, list[tuple[Any, str, Any]]] = (0, [])
+"""How many modules there were when we looked last, and what was replaced then: a story begins and ends to run several
+hundred times, and looking through all modules each time took a fifth of it."""
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:
@@ -89,6 +92,16 @@ def _replace(owner: Any, name: str, value: Any) -> None:
 
 
 def _install() -> None:
+    global _found
+    if _found[0] == len(sys.modules):
+        for owner, name, value in _found[1]:
+            _replace(owner, name, value)
+        return
+    _look_for_ways_out()
+    _found = (len(sys.modules), [(owner, name, getattr(owner, name)) for owner, name, _ in _undo])
+
+
+def _look_for_ways_out() -> None:
     originals: dict[int, Callable[..., Any]] = {}
 
     def patch(owner: Any, name: str, what: str, instead: str) -> None:

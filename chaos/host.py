@@ -84,6 +84,7 @@ class SimProcess:
         self.name = f"{host.name}/{name}"
         self.loop = HostLoop(self.world, self.name, host.clock)
         self.loop.callback_s = host.callback_s
+        self.loop.is_agent = kind == "agent"
         self.loop.failed = self._failed
         self.id = ProcessId(pid=host.next_pid(), started=int((self.world.now - host.booted) * 100) + 1)
         self.uid = 1000
@@ -158,7 +159,7 @@ class SimProcess:
                 self.world.complain(self, error, "main")
         if not self.alive:
             return
-        others = [task for task in sorted(asyncio.all_tasks(), key=hash) if task is not asyncio.current_task()]
+        others = [task for task in self.loop.tasks() if task is not asyncio.current_task()]
         for task in others:
             task.cancel()
         if others:

@@ -1,12 +1,13 @@
 """What must hold whatever happens, looked at over the whole simulated rack.
 
 Each invariant is a small class with a name. `every_s = 0` ones are looked at after every single callback and are made
-so cheap that this costs little: they begin with "did this concern me?". The others are looked at from time to time.
-They see everything at once, as no host can: what every agent believes, and what really runs.
+so cheap that this costs little: they begin with "did this concern me?", or `after` says so. The others are looked at
+from time to time. They see everything at once, as no host can: what every agent believes, and what really runs.
 """
 
 import zlib
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from agent.consensus.machine.raft import Role
@@ -30,6 +31,7 @@ class OneLeaderPerTerm:
     """Raft's election safety: at most one host leads in a term."""
 
     name, every_s = "at most one leader per term", 0.0
+    after = "agents"
 
     def __init__(self, rack: "SimRack") -> None:
         self.rack = rack
@@ -46,6 +48,7 @@ class LogsAgree:
     """State machine safety: whatever is committed at an index is the same everywhere, for ever, also after restarts."""
 
     name, every_s = "logs agree on what is committed", 0.0
+    after = "agents"
 
     def __init__(self, rack: "SimRack") -> None:
         self.rack = rack
@@ -100,8 +103,13 @@ def machines_of(agent: Any) -> Iterator[Any]:
                     else ()
                 ),
             ):
-                if callable(getattr(machine, "check", None)) and callable(getattr(machine, "handle", None)):
+                if _is_machine(type(machine)):  # type: ignore[arg-type]  # classes are hashable
                     yield machine
+
+
+@cache
+def _is_machine(kind: type) -> bool:
+    return callable(getattr(kind, "check", None)) and callable(getattr(kind, "handle", None))
 
 
 class RoomsLive:
@@ -123,6 +131,7 @@ class WorkloadsRight:
     """What the users' programs check by themselves: exact sums, no acknowledged page lost."""
 
     name, every_s = "workloads saw nothing wrong", 0.0
+    after = "births"
 
     def __init__(self, rack: "SimRack") -> None:
         self.rack = rack
@@ -159,6 +168,7 @@ class GpusExclusive:
     """A GPU never runs ranks of two grants at once, and a rank never runs twice under one grant."""
 
     name, every_s = "a GPU belongs to one grant", 0.0
+    after = "births"
 
     def __init__(self, rack: "SimRack") -> None:
         self._births = -1
@@ -208,6 +218,7 @@ class QuotaHeld:
     upgraded."""
 
     name, every_s = "no tenant runs more than its quota", 0.0
+    after = "births"
 
     def __init__(self, rack: "SimRack", quotas: dict[str, int]) -> None:
         self.rack, self.quotas = rack, quotas

@@ -16,6 +16,7 @@ Tasks and futures hash to a counter instead of their address: the done set of `a
 import asyncio
 import contextvars
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -64,6 +65,7 @@ class HostLoop(asyncio.BaseEventLoop):
         self.world, self.name, self.clock = world, name, clock
         self.tag = name.encode()
         self.ready: deque[asyncio.Handle] = deque()
+        self.is_agent = False
         self.paused = False
         self.dead = False
         self.queued = False
@@ -74,6 +76,7 @@ class HostLoop(asyncio.BaseEventLoop):
         """Virtual seconds that every callback costs here (a slow host); 0: none."""
         self.failed: Callable[[BaseException, str], None] | None = None
         """Called for an exception that no code caught."""
+        self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self.set_exception_handler(self._uncaught)
 
     # ---- what asyncio calls ------------------------------------------------------------------------------------------
@@ -107,7 +110,9 @@ class HostLoop(asyncio.BaseEventLoop):
     def create_task(self, coro: Any, **options: Any) -> Any:
         number = self.world.number()
         options["name"] = options.get("name") or f"task-{number}"
-        return SimTask(number, coro, loop=self, **options)
+        task = SimTask(number, coro, loop=self, **options)
+        self._tasks.add(task)
+        return task
 
     def create_future(self) -> Any:
         return SimFuture(self.world.number(), loop=self)
@@ -161,11 +166,15 @@ class HostLoop(asyncio.BaseEventLoop):
         self.paused = False
         self.world.offer(self)
 
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """Those of this loop that are not done, oldest first. (`asyncio.all_tasks` looks at those of all loops.)"""
+        return sorted((task for task in self._tasks if not task.done()), key=hash)
+
     def kill(self) -> list[asyncio.Task[Any]]:
         """Never step this loop again. The tasks it leaves behind, oldest first, for the graveyard."""
         self.dead = True
         self.ready.clear()
-        left: list[asyncio.Task[Any]] = sorted(asyncio.all_tasks(self), key=hash)
+        left = self.tasks()
         for task in left:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         return left

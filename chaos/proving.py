@@ -138,7 +138,7 @@ class Workbench:
 
 def _tests(bench: Workbench, tests: Sequence[str], cpu_s: float, first: bool = True) -> Ran:
     stop = ("-x",) if first else ()
-    quiet = ("-q", "--no-header", "-rfE", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout=1200")
+    quiet = ("-q", "--no-header", "-rfE", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout=300")
     return bench.run("-m", "pytest", *stop, *quiet, *tests, cpu_s=cpu_s)
 
 

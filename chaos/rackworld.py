@@ -99,7 +99,7 @@ class SimRack:
             if self.quotas and any(room.name == "scheduler" for room in rooms):
                 tree["scheduler"] = {"quotas": self.quotas} | tree.get("scheduler", {})
             host.main = self._main(host, parse(tree, name, {}, tuple(rooms)), keys)
-        self.world.user_programs |= {"sleeper": sleeper, "trainer": trainer(self.wrong.append)}
+        self.world.user_programs |= {"sleeper": sleeper, "trainer": trainer(self.saw_wrong)}
         for invariant in invariants_for(self) if watched else ():
             self.world.watch(invariant)
 
@@ -125,11 +125,15 @@ class SimRack:
         self, host: str, volume: str, size_bytes: int, seconds: float, used_bytes: int | None = None
     ) -> SimProcess:
         """A process on this host that uses a volume of remote memory, or the beginning of it, and checks every page."""
-        oracle = Oracle(volume, size_bytes, self.wrong.append, self.stale.append, used_bytes)
+        oracle = Oracle(volume, size_bytes, self.saw_wrong, self.stale.append, used_bytes)
         self.oracles.setdefault(host, []).append(oracle)
         if self.custody is not None:
             self.custody.add(oracle, self.hosts[host])
         return self.hosts[host].run("pager", pager(oracle, seconds))
+
+    def saw_wrong(self, what: str) -> None:
+        self.wrong.append(what)
+        self.world.births += 1
 
     def readers(self) -> list[SimProcess]:
         """Processes that read back every page of every volume, once all is healed; each ends when it has them all."""

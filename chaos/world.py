@@ -53,7 +53,7 @@ class Invariant(Protocol):
 
     name: str
     every_s: float
-    """Virtual seconds between two looks; 0: after every callback (must be cheap)."""
+    """Virtual seconds between two looks; 0: after every callback (must be cheap), or those that `after` names."""
 
     def check(self, world: "World") -> None:
         """AssertionError when it does not hold."""
@@ -105,7 +105,7 @@ class World:
         self.user_programs: dict[str, UserProgram] = {}
         self.programs: Callable[[], Mapping[str, Program]] = programs or dict
         self.births = 0
-        """Counts processes that began or ended."""
+        """Counts processes that began or ended, and what users' programs saw that must never be."""
         self.last: HostLoop | None = None
         """The loop that ran last."""
         self.graveyard: list[asyncio.Task[Any]] = []
@@ -117,7 +117,10 @@ class World:
         self._sequence = itertools.count()
         self._numbers = itertools.count(1)
         self._runnable: list[HostLoop] = []
-        self._cheap: list[Callable[[World], None]] = []
+        self._after: dict[str, list[Invariant]] = {"any": [], "agents": [], "births": []}
+        """Invariants that are looked at after every callback, or every one of an agent, or those in which a process
+        began or ended or a user's program saw something wrong: whatever else happens cannot have changed them."""
+        self._births_seen = -1
         self._broken: Broken | None = None
 
     # ---- building ----------------------------------------------------------------------------------------------------
@@ -134,7 +137,7 @@ class World:
         """Look at this invariant from now on."""
         self.invariants.append(invariant)
         if invariant.every_s <= 0:
-            self._cheap.append(lambda world: self._look(invariant))
+            self._after[getattr(invariant, "after", "any")].append(invariant)
         else:
             self.at(self.now + invariant.every_s, lambda: self._again(invariant))
 
@@ -280,8 +283,15 @@ class World:
         if loop.callback_s and not loop.dead:
             loop.busy = True
             self.at(self.now + loop.callback_s, lambda: self._paid(loop))
-        for look in self._cheap:
-            look(self)
+        for invariant in self._after["any"]:
+            self._look(invariant)
+        if loop.is_agent:
+            for invariant in self._after["agents"]:
+                self._look(invariant)
+        if self.births != self._births_seen:
+            self._births_seen = self.births
+            for invariant in self._after["births"]:
+                self._look(invariant)
         if self.steps % COLLECT_EVERY == 0:
             gc.collect()
 
