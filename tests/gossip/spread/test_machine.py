@@ -116,6 +116,22 @@ def test_facts_of_a_gone_host_are_kept_but_not_told_on_until_it_is_back() -> Non
     assert told == {who("a").identity, who("c").identity}
 
 
+def test_facts_of_a_gone_host_are_not_told_to_who_asks_for_them_either() -> None:
+    a = spread("a", "b", "c")
+    hear(a, "b", Delta(who("c").identity, 1, 0, 5, 0, 0, (Entry("x", 5, b"1"),)))
+    want = Want((Known(who("c").identity, 0, 0),))
+    assert [type(word) for word in hear(a, "b", want)] == [Delta]
+    a.handle(PeerDown(HostId("c")), 1.0)
+    assert hear(a, "b", want) == []
+
+
+def test_what_is_published_is_pushed_to_several_hosts_at_once() -> None:
+    a = spread("a", *(f"b{number}" for number in range(10)))
+    a.handle(Published("x", b"1"), 0.0)
+    told = [action.to for action in a.handle(PushDue(), 0.0) if isinstance(action, SayTo)]
+    assert len(told) == len(set(told)) == GossipSettings().gossip_fanout > 1
+
+
 def test_a_reinstalled_host_has_no_facts_of_the_one_before() -> None:
     a = spread("a", "b")
     hear(a, "b", Delta(who("b").identity, 9, 0, 5, 0, 0, (Entry("x", 5, b"1"),)))

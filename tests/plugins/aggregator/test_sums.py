@@ -201,6 +201,37 @@ def test_an_array_that_is_being_sent_is_not_written_again() -> None:
     assert [float(array[0]) for array in lent] == [1.0, 2.0, 3.0, 4.0]
 
 
+def test_an_array_that_two_workers_are_sent_stays_until_both_have_it() -> None:
+    tensor = TensorSum(Declared("g", "grad", (1,)), 1)
+    tensor.open(0, 0, False)
+
+    def play(round: int) -> None:
+        tensor.push(0, round, 0, np.float32(round).tobytes())
+        tensor.work()
+
+    play(1)
+    first, again = tensor.lend()[1], tensor.lend()[1]
+    assert first is again
+    tensor.give_back(first)
+    play(2)
+    play(3)
+    assert float(again[0]) == 1.0, "the second worker is still being sent it"
+    tensor.give_back(again)
+
+
+def test_the_headers_of_a_round_are_not_those_of_the_round_before() -> None:
+    """They hold checksums of the parts."""
+    tensor = TensorSum(Declared("g", "grad", (1,)), 1)
+    tensor.open(0, 0, False)
+    for round in (1, 2):
+        tensor.push(0, round, 0, np.float32(round).tobytes())
+        tensor.work()
+        version, array, heads = tensor.lend()
+        assert (version, heads) == (round, {})
+        heads[0] = b"a header of this round"
+        tensor.give_back(array)
+
+
 def test_contributions_are_such_that_another_order_would_show() -> None:
     """Otherwise the tests above could not fail."""
     parts = [contribution(MODEL, rank, 1) for rank in range(3)]

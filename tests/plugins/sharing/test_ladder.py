@@ -56,6 +56,15 @@ def test_the_others_are_stopped_until_the_job_was_measured_alone() -> None:
     assert job.ladder.baseline.mean_s == pytest.approx(ALONE_S, rel=0.01)
 
 
+def test_the_mini_batch_that_began_under_the_limits_before_says_nothing_about_the_new_ones() -> None:
+    job = Job(Ladder())
+    job.until("run")
+    job.step(harm=5.0)
+    assert job.ladder.window.count == 0
+    job.step()
+    assert job.ladder.window.count == 1 and job.ladder.window.mean_s < 2 * ALONE_S
+
+
 def test_while_nothing_hurts_it_climbs_to_the_idle_phases_and_into_the_busy_ones() -> None:
     job = Job(Ladder())
     job.run(400)

@@ -286,6 +286,14 @@ def test_what_a_lost_host_owned_is_recovered_by_hosts_of_its_role() -> None:
     assert of.handle(HostLost(H[0]), 0.0) == []
 
 
+def test_a_host_that_is_about_to_leave_inherits_nothing() -> None:
+    of = tuner(3)
+    of.handle(HostsChanged({host: FAST for host in H[:6] if host != H[2]}), 0.0)
+    found = performs(of.handle(HostLost(H[0]), 0.0))
+    heirs = {each.step.host for each in found if isinstance(each.step, Recover) and each.step.kind == "data"}
+    assert heirs and H[2] not in heirs
+
+
 def test_without_a_server_a_worker_takes_the_model_and_a_new_plan_is_made_at_once() -> None:
     of = tuner(2, 3)
     found = list(of.handle(HostLost(H[2]), 0.0))

@@ -116,6 +116,13 @@ def test_the_best_split_is_never_worse_than_an_even_one(figures: list[tuple[floa
         assert found.epoch_s <= even * (1 + 1e-9)
 
 
+def test_blocks_move_in_as_few_moves_as_there_are_hosts_that_lack_some() -> None:
+    """Reference: §3.3.1."""
+    a, b, c = HostId("a"), HostId("b"), HostId("c")
+    found = blocks.moves("data", {a: range(9), b: (), c: (9,)}, {a: 3, b: 5, c: 2})
+    assert found == (Move("data", a, b, (4, 5, 6, 7, 8)), Move("data", a, c, (3,)))
+
+
 def test_of_equal_hosts_those_that_work_already_go_on_working() -> None:
     hosts = hosts_of([(1e-3, 1e9)] * 6)
     working = {HostId("h4"), HostId("h5")}
