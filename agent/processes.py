@@ -3,7 +3,9 @@
 Every process gets a session and a process group of its own, and no death signal tied to us: it lives on when this agent
 is killed. Its end is seen through a pidfd, also when it is somebody else's child (found again after a restart).
 
-    start(Command)      no shell, nothing inherited, stdout and stderr appended to a file
+    start(Command)      no shell, nothing inherited, stdout and stderr appended to a file; with `run` under a shim that
+                        outlives us, bounds what is written and tells how it ended (`agent/shim.py`, `agent/kept.py`)
+    resume(Command)     what was started under that shim, by whomever
     start_program(...)  `python -P -m agent.program`, its configuration handed over in an unnamed file as stdin
     find(ProcessId)     pid and start time must match /proc: a recycled pid is another process
 
@@ -18,10 +20,13 @@ import os
 import signal as signals
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
+from agent.kept import Detached, KeptProcess
+from agent.kept import resume as kept_resume
+from agent.kept import start as kept_start
 from agent.procfs import environment, is_alive, is_ours, live_ticks, pids, start_ticks, stat
 from covey.ports import Command, Process, ProcessId
 
@@ -29,6 +34,8 @@ PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.05
 """How often an end is looked for where the kernel has no pidfd (before Linux 5.3)."""
 REAP_S = 1.0
+SHIM_KEEPS = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN", "LD_LIBRARY_PATH")
+"""Of its rank's variables a shim gets those by which it is found, and what an interpreter may need to start."""
 NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 """systemd speaks to the agent with these, not to its programs."""
 
@@ -55,17 +62,10 @@ class ProgramStart(msgspec.Struct, frozen=True):
     config: msgspec.Raw
 
 
-class _Detached(subprocess.Popen[bytes]):
-    """A child that is meant to outlive us: forgetting it is not an accident, so no warning at the end."""
-
-    def __del__(self, *_: object) -> None:
-        """Nothing: the parent class would complain that it still runs."""
-
-
 class ChildProcess:
     """A process we started. Reaped as soon as it ends, whoever waits."""
 
-    def __init__(self, popen: _Detached, tells: int = -1) -> None:
+    def __init__(self, popen: Detached, tells: int = -1) -> None:
         """`tells`: where it will say that it is loaded; closed here."""
         self._popen, self.loaded = popen, tells < 0
         started = start_ticks(popen.pid)
@@ -142,6 +142,8 @@ class RealProcesses:
     def __init__(self, base: ProgramBase) -> None:
         self._base = base
         self._children: dict[int, ChildProcess] = {}
+        self._kept: dict[ProcessId, KeptProcess] = {}
+        """Started under a shim, here or before."""
         self._asked: dict[ProcessId, None] = {}
         """Strays that got their SIGTERM."""
 
@@ -149,9 +151,11 @@ class RealProcesses:
         """Blocks for the one or two milliseconds between fork and exec. OSError names the file that is at fault."""
         if not command.argv:
             raise FileNotFoundError("the command is empty")
+        if command.run:
+            return await self._start_kept(command)
         output = _open_output(command.output)
         try:
-            started = _Detached(
+            started = Detached(
                 command.argv,
                 cwd=command.cwd,
                 env=command.env,
@@ -168,6 +172,20 @@ class RealProcesses:
         finally:
             os.close(output)
 
+    async def _start_kept(self, command: Command) -> Process:
+        marks = {name: command.env[name] for name in SHIM_KEEPS if name in command.env}
+        kept, popen = await kept_start(command, marks, watch)
+        self._child(popen)
+        self._kept[kept.id] = kept
+        return kept
+
+    def resume(self, command: Command) -> Process | None:
+        found = kept_resume(command, watch)
+        known = None if found is None else self._kept.get(found.id)
+        if found is not None and known is None:
+            known = self._kept[found.id] = found
+        return known
+
     async def start_program(self, program: str, name: str, config: msgspec.Struct) -> Process:
         base = msgspec.structs.replace(self._base, program=program, instance=name)
         start = ProgramStart(base, msgspec.Raw(msgspec.msgpack.encode(config)))
@@ -183,7 +201,7 @@ class RealProcesses:
                 writer.write(msgspec.msgpack.encode(start))
             os.lseek(handed, 0, os.SEEK_SET)
             return self._child(
-                _Detached(
+                Detached(
                     # -P: a folder holding an `agent.py` is never searched. The last two are for people reading `ps`.
                     (sys.executable, "-P", "-m", "agent.program", program, name),
                     cwd=base.state_dir,
@@ -205,7 +223,7 @@ class RealProcesses:
             os.close(handed)
             os.close(output)
 
-    def _child(self, popen: _Detached, tells: int = -1) -> ChildProcess:
+    def _child(self, popen: Detached, tells: int = -1) -> ChildProcess:
         child = ChildProcess(popen, tells)
         self._children = {pid: known for pid, known in self._children.items() if known._popen.returncode is None}
         self._children[popen.pid] = child
@@ -238,12 +256,16 @@ class RealProcesses:
         asyncio.get_running_loop().call_later(REAP_S, self._reap)
 
     def ask_strays(self) -> int:
-        """SIGTERM, once, to every adopted process: what a process that we started, and that ended, had left running,
-        but not what that has started in its turn. How many adopted processes there are."""
-        children = (
-            ProcessId(pid, int(fields[19])) for pid in pids() if (fields := stat(pid)) and int(fields[1]) == os.getpid()
-        )
-        strays = [child for child in children if self._unreaped(child.pid) is None and not self._reaped(child)]
+        """SIGTERM, once, to every adopted process, ours or a shim's: what a process that we started, and that ended,
+        had left running, but not what that has started in its turn. How many adopted processes there are."""
+        parents = {os.getpid(), *(kept.shim.pid for kept in self._kept.values() if kept.shim_lives())}
+        strays: list[ProcessId] = []
+        for pid in pids():
+            fields = stat(pid)
+            if fields is not None and int(fields[1]) in parents and fields[0] != "Z":
+                stray = ProcessId(pid, int(fields[19]))
+                if stray not in self._kept and self._unreaped(pid) is None:
+                    strays.append(stray)
         for stray in strays:
             if stray not in self._asked:
                 self._asked[stray] = None
@@ -253,14 +275,17 @@ class RealProcesses:
 
     async def end_strays(self, grace_s: float, timeout_s: float = 5.0) -> int:
         """SIGTERM to every descendant, SIGKILL to what is left after `grace_s`, until there is none: how many there
-        were. Only of use after `adopt`, in a process that has no other children than those to be ended."""
+        were. Only of use after `adopt`, in a process that has no other children than those to be ended. Shims end by
+        themselves, once nothing is left of their ranks and all of the output is on disk."""
         seen: set[ProcessId] = set()
         loop = asyncio.get_running_loop()
         began_s, number = loop.time(), signals.SIGTERM if grace_s > 0 else signals.SIGKILL
         signalled: set[tuple[ProcessId, int]] = set()
         while True:
-            strays = [stray for stray in descendants(os.getpid()) if not self._reaped(stray)]
-            if not strays or loop.time() - began_s > grace_s + timeout_s:
+            shims = {kept.shim.pid for kept in self._kept.values() if kept.shim_lives()}
+            found = {stray for root in (os.getpid(), *sorted(shims)) for stray in descendants(root)}
+            strays = [stray for stray in sorted(found, key=_pid) if stray.pid not in shims and not self._reaped(stray)]
+            if (not strays and not shims) or loop.time() - began_s > grace_s + timeout_s:
                 return len(seen)
             if loop.time() - began_s >= grace_s:
                 number = signals.SIGKILL
@@ -272,19 +297,28 @@ class RealProcesses:
                         os.kill(stray.pid, number)
             await asyncio.sleep(0.01)
 
-    async def end_holding(self, variables: Mapping[str, str], timeout_s: float = 5.0) -> int:
+    async def end_holding(
+        self, variables: Mapping[str, str], spare: Collection[ProcessId] = (), timeout_s: float = 5.0
+    ) -> int:
         """SIGKILL to every process of ours, whoever's child, that was started with all of these environment variables,
-        until there is none: how many there were."""
+        until there is none: how many there were. Not to ranks in `spare`, to their shims and what stands under them."""
         seen: set[ProcessId] = set()
         loop = asyncio.get_running_loop()
         end_s = loop.time() + timeout_s
-        while (found := holding(variables)) and loop.time() < end_s:
+        while (found := self._unspared(holding(variables), spare)) and loop.time() < end_s:
             for process in found:
                 seen.add(process)
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(process.pid, signals.SIGKILL)
             await asyncio.sleep(0.01)
         return len(seen)
+
+    def _unspared(self, found: list[ProcessId], spare: Collection[ProcessId]) -> list[ProcessId]:
+        spared = set(spare)
+        for rank in spare:
+            if (kept := self._kept.get(rank)) is not None:
+                spared |= {kept.shim, *descendants(kept.shim.pid)}
+        return [process for process in found if process not in spared]
 
     def _unreaped(self, pid: int) -> ChildProcess | None:
         """The process we started under this number, as long as the number is its own."""
@@ -312,6 +346,10 @@ def _make_ordinary(pid: int) -> None:
             if int(score.read()) < 0:
                 score.seek(0)
                 score.write("0")
+
+
+def _pid(process: ProcessId) -> int:
+    return process.pid
 
 
 def _open_output(path: str) -> int:

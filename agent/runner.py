@@ -273,8 +273,11 @@ class SupervisedRunner:
 
     async def _delete(self, key: Key) -> None:
         """The record goes last: while it is there, the rest is looked for."""
-        for ending in ("state", "preempt", "start"):
-            await self._env.disk.delete(file_of(key, ending))
+        record = file_of(key, "start")
+        for name in await self._env.disk.names(file_of(key, "")):
+            if name != record:
+                await self._env.disk.delete(name)
+        await self._env.disk.delete(record)
 
     async def _delete_if_possible(self, key: Key) -> None:
         """What a sick disk keeps is found, and deleted, after the next restart."""
@@ -342,8 +345,13 @@ class SupervisedRunner:
             socket=self._socket_path,
             preempt_file=self._env.disk.path(file_of((spec.job, spec.epoch), "preempt")),
         )
-        variables = environment(spec, rank, door, self._hide_gpus)
-        return Command(argv=spec.argv, cwd=spec.cwd, env=variables, output=self.log_path(spec.job, rank.rank))
+        return Command(
+            argv=spec.argv,
+            cwd=spec.cwd,
+            env=environment(spec, rank, door, self._hide_gpus),
+            output=self.log_path(spec.job, rank.rank),
+            run=self._env.disk.path(file_of((spec.job, spec.epoch), f"rank{rank.rank}")),
+        )
 
     def _socket(self, key: Key) -> Address:
         return f"unix:{self._env.run_dir}/{instance_of(key)}.sock"

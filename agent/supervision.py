@@ -1,6 +1,6 @@
 """What an agent and the supervisors of its host's ranks say to one another, and what lies on disk between them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -63,6 +63,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """They did not end by themselves: no supervisor saw their end (the machine restarted, or it was killed), or their
     lease ran out."""
     ending: Ending | None = None
+    signalled: bool = False
+    """SIGTERM went out: a supervisor that takes over does not send a second one, which may end a script that saves."""
 
 
 class Control(msgspec.Struct, frozen=True, tag=True):
@@ -121,21 +123,23 @@ class Adopting(Protocol):
 class Marked(Protocol):
     """Processes that can be found by what their environment holds."""
 
-    async def end_holding(self, variables: Mapping[str, str], timeout_s: float = 5.0) -> int: ...
+    async def end_holding(
+        self, variables: Mapping[str, str], spare: Collection[ProcessId] = (), timeout_s: float = 5.0
+    ) -> int: ...
 
 
 MARKS = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN")
 """Variables that only the ranks of one epoch, and what they start, hold together."""
 
 
-async def end_marked(env: Env, variables: Mapping[str, str]) -> int:
-    """SIGKILL to what is left of the ranks of an epoch, known or not: a supervisor that was killed between the start of
-    a rank and writing its number down leaves one that nobody knows. `variables`: of any one rank. How many there were.
-    """
+async def end_marked(env: Env, variables: Mapping[str, str], spare: Collection[ProcessId] = ()) -> int:
+    """SIGKILL to what is left of the ranks of an epoch, known or not, other than the ranks in `spare` and what stands
+    under them: a supervisor that was killed while it started a rank leaves one that nobody knows. `variables`: of any
+    one rank. How many there were."""
     marks = {name: variables[name] for name in MARKS if name in variables}
     if len(marks) < len(MARKS) or not isinstance(env.processes, Marked):
         return 0
-    return await env.processes.end_holding(marks)
+    return await env.processes.end_holding(marks, spare)
 
 
 def read_state(data: bytes | None) -> State | None:

@@ -20,8 +20,9 @@ the notice, SIGTERM and SIGKILL from here, whatever the agent does: it may be de
 is `Clock.boot_s`, one reading for both processes, and no renewal reaches into the future.
 
 Started once. The unix socket is the claim: two supervisors for the same epoch cannot both listen. One that finds a
-state file took over from a supervisor that died; it starts nothing, ends what the other left behind and says that the
-exit statuses are not known. So an agent that does not know how far it got simply starts a supervisor again.
+state file takes over from a supervisor that died: it starts nothing, finds the ranks again that the other had started,
+lets them run on, and learns how they ended from what their shims wrote (`Processes.resume`). What holds the marks of
+this epoch and is none of them is ended. So an agent that does not know how far it got simply starts a supervisor again.
 
 A rank that fails takes its siblings on this host with it after `SIBLINGS_S`, since collective operations would wait for
 it for ever; codes are kept in the order in which the ranks ended, so the first that failed comes first.
@@ -29,20 +30,20 @@ it for ever; codes are kept in the order in which the ranks ended, so the first 
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
 
 from agent.supervision import (
     CANNOT_START,
-    SIGKILL,
     SIGTERM,
     UNKNOWN,
     Adopting,
     Ending,
     Extend,
     Forget,
+    RankStart,
     Renewed,
     State,
     Status,
@@ -53,7 +54,7 @@ from agent.supervision import (
     read_state,
 )
 from covey.frames import FrameError, pack, read_frame
-from covey.ports import ByteStream, Env, Listener, Process
+from covey.ports import ByteStream, Env, Listener, Process, ProcessId
 from covey.units import format_seconds
 from plugins.base import Outbox, Program, RankLease
 
@@ -84,7 +85,7 @@ class Supervisor:
         """What is so, and what of it is on disk (or cannot be written): only that is said."""
         self._processes: dict[int, Process] = {}
         self._lease = config.lease
-        self._over = False
+        self._over = self._taken_over = False
         self._stopping = asyncio.Event()
         self._forgotten = asyncio.Event()
         self._agents: list[Outbox] = []
@@ -103,9 +104,11 @@ class Supervisor:
                 await self._end_unstarted(f"the state directory cannot be read: {error}")
             else:
                 if stored is None:
-                    await self._from_the_start()
+                    await self._supervise(self._start_all)
                 else:
-                    await self._take_over(read_state(stored) or State())
+                    self._state = self._said = read_state(stored) or State()
+                    if not self._state.ended:
+                        await self._supervise(self._take_over)
             await self._say_goodbye()
 
     async def _stored(self) -> bytes | None:
@@ -159,8 +162,8 @@ class Supervisor:
 
     # ---- the ranks ----
 
-    async def _from_the_start(self) -> None:
-        work = asyncio.get_running_loop().create_task(self._ranks(), name="ranks")
+    async def _supervise(self, begin: Callable[[], Awaitable[str]]) -> None:
+        work = asyncio.get_running_loop().create_task(self._ranks(begin), name="ranks")
         while not work.done():
             try:
                 await asyncio.shield(work)
@@ -169,16 +172,19 @@ class Supervisor:
                 grace_s = self._config.grace_s if self._state.ending is None else 0.0
                 self._ask_to_stop(grace_s, "their supervisor was told to end")
 
-    async def _ranks(self) -> None:
+    async def _ranks(self, begin: Callable[[], Awaitable[str]]) -> None:
+        """`begin` fills in the processes; its answer is why they cannot go on, or nothing."""
         self._env.spawn("stopper", self._stopper())
         self._env.spawn("lease", self._keep_lease())
         try:
             await self._env.disk.replace(self._config.state, msgspec.msgpack.encode(self._state))
         except OSError as error:
-            self._over = True
-            await self._end_unstarted(f"the state directory cannot be written: {error}")
-            return
-        reason = await self._start_all()
+            if not self._state.pids:
+                self._over = True
+                await self._end_unstarted(f"the state directory cannot be written: {error}")
+                return
+            self._env.log.error("state cannot be written", why=str(error))
+        reason = await begin()
         if reason:
             self._ask_to_stop(0.0, reason)
         await asyncio.gather(*(self._wait(rank, process) for rank, process in sorted(self._processes.items())))
@@ -211,6 +217,9 @@ class Supervisor:
     async def _wait(self, rank: int, process: Process) -> None:
         code = await process.wait()
         del self._processes[rank]
+        if code is None and self._state.ending is None:
+            why = f"nobody knows how rank {rank} ended: this machine was restarted, or what kept the rank was killed"
+            self._state = msgspec.structs.replace(self._state, lost=True, reason=self._state.reason or why)
         self._ended(rank, UNKNOWN if code is None else code)
         if code != 0 and self._processes and self._state.ending is None:
             self._env.spawn("siblings", self._stop_siblings(rank, UNKNOWN if code is None else code))
@@ -241,6 +250,8 @@ class Supervisor:
             strays = await self._env.processes.end_strays(STRAYS_GRACE_S if self._state.ending is None else 0.0)
             if strays:
                 self._env.log.info("ended what ranks left behind", processes=strays)
+        if self._taken_over:
+            await self._end_unknown()  # what a rank left behind may stand under no process of ours
 
     # ---- the lease ----
 
@@ -303,10 +314,12 @@ class Supervisor:
     async def _stopper(self) -> None:
         await self._stopping.wait()
         self._env.log.info("stopping", why=self._state.reason)
-        if self._left_s() > 0:
+        if self._left_s() > 0 and not self._state.signalled:
             await self._give_notice()
             for _, process in sorted(self._processes.items()):
                 process.signal(SIGTERM)
+            self._state = msgspec.structs.replace(self._state, signalled=True)
+            self._env.spawn("signalled", self._save())
         while (left_s := self._left_s()) > 0:
             self._stopping.clear()
             with contextlib.suppress(TimeoutError):
@@ -330,31 +343,44 @@ class Supervisor:
 
     # ---- after a supervisor that died ----
 
-    async def _take_over(self, state: State) -> None:
-        self._state = self._said = state
-        if state.ended:
-            return
-        self._env.log.warning("an earlier supervisor died", pids=[process.pid for process in state.pids.values()])
-        self._state = msgspec.structs.replace(state, ending=Ending(0.0, self._env.clock.boot_s()))
-        for start in self._config.ranks:
-            if start.rank in state.codes:
-                continue
-            pid = state.pids.get(start.rank)
-            process = self._env.processes.find(pid) if pid is not None else None
-            if process is None:
-                self._ended(start.rank, UNKNOWN)
-                continue
-            process.kill()
-            await process.wait()
-            self._ended(start.rank, -SIGKILL)
-        await self._end_unknown()
-        why = "the supervisor of these ranks died, and what it left running was killed; 255: exit status not known"
-        self._state = msgspec.structs.replace(self._state, reason=state.reason or why, lost=True)
-        await self._save(ended=True)
+    async def _take_over(self) -> str:
+        """Find the ranks again that an earlier supervisor had started. None is started here: one that is missing began
+        nowhere, or was ended with what nobody had written down."""
+        self._taken_over = True
+        self._env.log.warning("an earlier supervisor died", pids=[found.pid for found in self._state.pids.values()])
+        awaited = [start for start in self._config.ranks if start.rank not in self._state.codes]
+        for start in awaited:
+            self._resume(start)
+        await self._end_unknown(spare=[process.id for process in self._processes.values()])
+        missing = [start.rank for start in awaited if start.rank not in self._processes and not self._resume(start)]
+        for rank in missing:
+            self._ended(rank, UNKNOWN)
+        failed = [(rank, code) for rank, code in self._state.codes.items() if code != 0 and rank not in missing]
+        if self._state.ending is not None:
+            self._stopping.set()
+        elif missing:
+            self._state = msgspec.structs.replace(self._state, lost=True)
+        elif failed:
+            self._env.spawn("siblings", self._stop_siblings(*failed[0]))
+        await self._save()
+        return f"the supervisor of these ranks died while it started them; missing: {missing}" if missing else ""
 
-    async def _end_unknown(self) -> None:
+    def _resume(self, start: RankStart) -> bool:
+        """Whether it was started, by whomever. It may have ended since."""
+        try:
+            process = self._env.processes.resume(start.command)
+        except OSError as error:
+            self._env.log.error("a rank's files cannot be read", rank=start.rank, why=str(error))
+            return False
+        if process is None:
+            return False
+        self._processes[start.rank] = process
+        self._state = msgspec.structs.replace(self._state, pids={**self._state.pids, start.rank: process.id})
+        return True
+
+    async def _end_unknown(self, spare: Sequence[ProcessId] = ()) -> None:
         variables = self._config.ranks[0].command.env if self._config.ranks else {}
-        if unknown := await end_marked(self._env, variables):
+        if unknown := await end_marked(self._env, variables, spare):
             self._env.log.warning("ended what no supervisor knew", processes=unknown)
 
     # ---- what is known, on disk before it is said ----

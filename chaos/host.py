@@ -10,7 +10,7 @@ import contextvars
 import errno
 import random
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
@@ -88,7 +88,7 @@ class SimProcess:
         self.loop.failed = self._failed
         self.id = ProcessId(pid=host.next_pid(), started=int((self.world.now - host.booted) * 100) + 1)
         self.uid = 1000
-        self.alive = True
+        self.alive, self.unpowered = True, False
         self.code: int | None = None
         self.loaded = True
         self.resources: list[Resource] = []
@@ -170,7 +170,7 @@ class SimProcess:
         """The process is over: nothing of it runs again, its sockets close, its waiters hear of it."""
         if not self.alive:
             return
-        self.alive, self.code = False, code
+        self.alive, self.code, self.unpowered = False, code, power
         self.let_go()
         self._tasks.clear()
         for resource in self.resources:
@@ -238,8 +238,14 @@ class SimProcesses:
         child = SimProcess(host, f"{command.argv[0].rpartition('/')[2]}", "user", self._process)
         host.processes[child.id.pid] = child
         host.commands[child.id.pid] = command
+        if command.run:
+            host.runs[command.run] = child
         child.begin(_call(program, child.env, command))
-        return SeenProcess(self._process, child)
+        return SeenProcess(self._process, child, kept=bool(command.run))
+
+    def resume(self, command: Command) -> "SeenProcess | None":
+        found = self._process.host.runs.get(command.run)
+        return None if found is None else SeenProcess(self._process, found, kept=True)
 
     async def start_program(self, program: str, name: str, config: msgspec.Struct) -> "SeenProcess":
         host = self._process.host
@@ -260,12 +266,14 @@ class SimProcesses:
             return None
         return SeenProcess(self._process, found)
 
-    async def end_holding(self, variables: Mapping[str, str], timeout_s: float = 5.0) -> int:
+    async def end_holding(
+        self, variables: Mapping[str, str], spare: Collection[ProcessId] = (), timeout_s: float = 5.0
+    ) -> int:
         """As `agent.processes.RealProcesses`."""
         host, count = self._process.host, 0
         for pid, process in list(host.processes.items()):
             command = host.commands.get(pid)
-            if command is not None and variables.items() <= command.env.items():
+            if command is not None and process.id not in spare and variables.items() <= command.env.items():
                 count += 1
                 process.signal(signal.SIGKILL)
         return count
@@ -288,10 +296,11 @@ async def _loads(child: SimProcess, work: Coroutine[Any, Any, None]) -> None:
 
 
 class SeenProcess:
-    """A process as another one sees it: only its parent learns its exit status."""
+    """A process as another one sees it: its parent learns its exit status, and everybody that of a `kept` one, which
+    stands on disk, unless the power failed before."""
 
-    def __init__(self, viewer: SimProcess, process: SimProcess) -> None:
-        self._viewer, self.process = viewer, process
+    def __init__(self, viewer: SimProcess, process: SimProcess, kept: bool = False) -> None:
+        self._viewer, self.process, self._kept = viewer, process, kept
 
     @property
     def id(self) -> ProcessId:
@@ -306,7 +315,8 @@ class SeenProcess:
             waiter = self._viewer.loop.create_future()
             self.process.waiters.append(waiter)
             await waiter
-        return self.process.code if self.process.parent is self._viewer else None
+        known = self._kept and not self.process.unpowered
+        return self.process.code if known or self.process.parent is self._viewer else None
 
     def signal(self, number: int) -> None:
         self.process.signal(number)
@@ -332,6 +342,8 @@ class SimHost:
         self.processes: dict[int, SimProcess] = {}
         self.commands: dict[int, Command] = {}
         """pid -> what was started, also after its end."""
+        self.runs: dict[str, SimProcess] = {}
+        """`Command.run` -> what was started for it: the files that shims write."""
         self.agent: SimProcess | None = None
         self.main: Callable[[Env], Coroutine[Any, Any, int | None]] | None = None
         """What the agent process of this host runs."""

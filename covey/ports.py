@@ -189,6 +189,11 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """The whole environment; nothing is inherited."""
     output: str
     """Absolute path; stdout and stderr are appended to it."""
+    run: str = ""
+    """Absolute path without ending: who this process is, and how it ended, is written there by something that outlives
+    whoever starts it, so that `Processes.resume` finds it again. Empty: nobody will look for it."""
+    output_bytes_max: int = 0
+    """Of a process with `run`: its output keeps its first quarter, then the newest of the rest. 0: no limit."""
 
 
 class Processes(Protocol):
@@ -198,6 +203,10 @@ class Processes(Protocol):
     async def start_program(self, program: str, name: str, config: msgspec.Struct) -> Process:
         """Start one of our own byte or supervisor processes (`plugins.registry.PROGRAMS[program]`) detached: it
         survives this agent. `name` is its instance; its log is `logs/NAME.log` in the state directory."""
+
+    def resume(self, command: Command) -> Process | None:
+        """What was started for this very `Command.run` before, by whomever, also when it has ended: `wait` then tells
+        its exit status, None when nobody knows. None when nothing was started. OSError from a sick disk."""
 
     def find(self, process: ProcessId) -> Process | None:
         """That very process, if it is still alive; None otherwise."""

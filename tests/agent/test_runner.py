@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -25,7 +26,7 @@ from agent.output import LOG_BYTES_MAX
 from agent.procfs import is_alive, start_ticks
 from agent.records import Record
 from agent.runner import BOOT_S, LAUNCHES_MAX, SupervisedRunner
-from agent.supervision import State, SupervisorConfig
+from agent.supervision import UNKNOWN, State, SupervisorConfig
 from chaos.host import SimHost
 from chaos.world import World
 from covey.core import Fact, JobId
@@ -216,16 +217,57 @@ async def test_a_job_stopped_after_the_agent_came_back_is_stopped(short: str) ->
         assert sorted(host.told(RanksEnded)[0].codes.items()) == [(0, -15), (1, -15)]
 
 
-async def test_ranks_of_a_supervisor_that_died_are_ended_and_said_to_be(host: Here) -> None:
+def lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()
+
+
+def supervisor_of(rank: int) -> int:
+    """Over the rank stands its shim, over that its supervisor."""
+    found = parent(parent(rank))
+    assert found != os.getpid()
+    return found
+
+
+async def test_ranks_of_a_supervisor_that_died_run_on_and_their_ends_are_known(host: Here) -> None:
     runner = host.runner()
-    await runner.start(ranks("j1", "/bin/sh", "-c", "exec sleep 600"))
+    script = f"[ $RANK = 0 ] && exec sleep 0.2; echo on >> {host.base.state_dir}/on; exec sleep 600"
+    await runner.start(ranks("j1", "/bin/sh", "-c", script, count=2))
+    await until(lambda: host.told(RanksStarted))
+    pids = host.told(RanksStarted)[0].pids
+    os.kill(supervisor_of(pids[1]), signal.SIGKILL)
+    await until(lambda: runner.running().get((J1, 1)) == {1: pids[1]})  # rank 0 ended, whoever looked
+    assert not gone(pids[1])
+    await runner.stop(J1, 1, 5.0, "enough")
+    await until(lambda: host.told(RanksEnded))
+    assert host.told(RanksEnded) == [RanksEnded(J1, 1, {0: 0, 1: -signal.SIGTERM}, "enough")]
+    assert gone(pids[1]) and lines(f"{host.base.state_dir}/on") == ["on"], "started once"
+
+
+async def test_a_rank_that_ended_while_its_supervisor_was_dead_does_not_run_again(host: Here) -> None:
+    runner = host.runner()
+    script = f"echo on >> {host.base.state_dir}/on; sleep 0.3; exit 0"
+    await runner.start(ranks("j1", "/bin/sh", "-c", script))
+    await until(lambda: host.told(RanksStarted))
+    (pid,) = host.told(RanksStarted)[0].pids.values()
+    stopped = supervisor_of(pid)
+    os.kill(stopped, signal.SIGSTOP)
+    await until(lambda: gone(pid))
+    os.kill(stopped, signal.SIGKILL)
+    await until(lambda: host.told(RanksEnded))
+    assert host.told(RanksEnded)[0].codes == {0: 0}
+    assert lines(f"{host.base.state_dir}/on") == ["on"]
+
+
+async def test_a_rank_whose_shim_is_killed_ends_and_counts_as_lost(host: Here) -> None:
+    runner = host.runner()
+    await runner.start(ranks("j1", "/bin/sh", "-c", "sleep 600 & exec sleep 600", MARK="shimless"))
     await until(lambda: host.told(RanksStarted))
     (pid,) = host.told(RanksStarted)[0].pids.values()
     os.kill(parent(pid), signal.SIGKILL)
     await until(lambda: host.told(RanksEnded))
-    assert host.told(RanksEnded)[0].codes == {0: -signal.SIGKILL}
-    assert "supervisor of these ranks died" in host.told(RanksEnded)[0].reason
-    assert gone(pid)
+    told = host.told(RanksEnded)[0]
+    assert (told.codes, told.lost) == ({0: UNKNOWN}, True) and "what kept the rank was killed" in told.reason
+    assert gone(pid) and marked(b"MARK=shimless") == []
 
 
 async def test_a_newer_epoch_ends_the_older_one_before_it_starts(host: Here) -> None:

@@ -41,7 +41,7 @@ def config(host: SimHost, count: int = 2, program: str = "train") -> SupervisorC
         job=J1,
         epoch=1,
         ranks=tuple(
-            RankStart(rank, Command(argv=(program,), cwd="/", env={"RANK": str(rank)}, output="/log"))
+            RankStart(rank, Command(argv=(program,), cwd="/", env={"RANK": str(rank)}, output="/log", run=f"/1.{rank}"))
             for rank in range(count)
         ),
         grace_s=5.0,
@@ -461,18 +461,39 @@ def test_nothing_starts_on_a_disk_that_cannot_hold_the_record(fails: str) -> Non
         story.play(talk)
 
 
-def test_taking_over_kills_what_is_left_and_tells_what_is_not_known() -> None:
+def killed(story: Story, name: str = "sup") -> None:
+    for process in story.host.find(name):
+        process.signal(signal.SIGKILL)
+
+
+def test_ranks_run_on_under_the_next_supervisor_which_knows_how_they_end() -> None:
     async def talk(env: Env, told: SupervisorConfig) -> None:
-        stream = await meet(env, told)
-        state = await status(stream, running)
-        for process in story.host.find("sup"):
-            process.signal(signal.SIGKILL)
-        story.host.processes[state.pids[1].pid].signal(signal.SIGKILL)
-        await env.processes.start_program("supervisor", "sup", told)
-        again = await meet(env, told)
+        began = await status(await meet(env, told), running)
+        for _ in range(3):
+            killed(story)
+            await asyncio.sleep(env.rng.uniform(0.0, 5.0))
+            await env.processes.start_program("supervisor", "sup", told)
+            again = await meet(env, told)
+            assert (await status(again, running)).pids == began.pids
         ended = await status(again, lambda state: state.ended)
-        assert ended.codes == {0: -signal.SIGKILL, 1: UNKNOWN}
-        assert "supervisor of these ranks died" in ended.reason
+        assert (ended.codes, ended.reason, ended.lost) == ({0: 7, 1: 7}, "", False)
+        assert story.starts == 2
+
+    with World(11) as world:
+        story = Story(world, ranks_s=30.0)
+        story.play(talk)
+
+
+def test_what_ended_while_there_was_no_supervisor_is_known_and_its_siblings_are_stopped() -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        state = await status(await meet(env, told), running)
+        killed(story)
+        story.host.processes[state.pids[1].pid].signal(signal.SIGKILL)
+        await asyncio.sleep(1)
+        await env.processes.start_program("supervisor", "sup", told)
+        ended = await status(await meet(env, told), lambda state: state.ended)
+        assert ended.codes == {1: -signal.SIGKILL, 0: -signal.SIGTERM} and not ended.lost
+        assert ended.reason == "rank 1 was killed by signal 9; its siblings on this host were stopped"
         assert story.starts == 2
 
     with World(11) as world:
@@ -480,9 +501,91 @@ def test_taking_over_kills_what_is_left_and_tells_what_is_not_known() -> None:
         story.play(talk)
 
 
+def test_siblings_of_a_rank_that_failed_before_its_supervisor_died_are_stopped_all_the_same() -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        stream = await meet(env, told)
+        state = await status(stream, running)
+        story.host.processes[state.pids[1].pid].signal(signal.SIGKILL)
+        await status(stream, lambda state: 1 in state.codes)
+        killed(story)
+        await env.processes.start_program("supervisor", "sup", told)
+        ended = await status(await meet(env, told), lambda state: state.ended)
+        assert list(ended.codes.items()) == [(1, -signal.SIGKILL), (0, -signal.SIGTERM)]
+
+    with World(11) as world:
+        story = Story(world)
+        story.play(talk)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_rank_that_had_ended_with_0_does_not_run_again_also_where_the_state_file_is_damaged(damaged: bool) -> None:
+    async def quick(_env: Env, _command: Command) -> int:
+        story.starts += 1
+        return 0
+
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        await meet(env, told)
+        await asyncio.sleep(1)
+        killed(story)
+        assert story.host.find("sup") == []
+        await env.disk.replace(told.state, b"rot" if damaged else msgspec.msgpack.encode(State()))
+        await env.processes.start_program("supervisor", "sup", told)
+        ended = await status(await meet(env, told), lambda state: state.ended)
+        assert (ended.codes, ended.lost, story.starts) == ({0: 0, 1: 0}, False, 2)
+
+    with World(13) as world:
+        story = Story(world)
+        world.user_programs["quick"] = quick
+        story.play(talk, program="quick")
+
+
+def test_a_stop_that_was_asked_for_goes_on_under_the_next_supervisor_and_nobody_is_asked_twice() -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        stream = await meet(env, told)
+        await status(stream, running)
+        began_s = env.clock.now_s()
+        await stream.write(pack(Stop(20.0, "preempted")))
+        await status(stream, lambda state: state.signalled)
+        killed(story)
+        await env.processes.start_program("supervisor", "sup", told)
+        ended = await status(await meet(env, told), lambda state: state.ended)
+        assert 20.0 <= env.clock.now_s() - began_s < 21.0
+        assert (ended.codes, ended.reason, ended.lost) == ({0: -9, 1: -9}, "preempted", False)
+        assert sorted(story.asked) == ["0", "1"]
+
+    with World(22) as world:
+        story = Story(world)
+        story.play(talk, program="stubborn")
+
+
+def test_after_a_restart_of_the_machine_nobody_knows_how_its_ranks_ended() -> None:
+    async def talk(env: Env, told: SupervisorConfig) -> None:
+        await status(await meet(env, told), running)
+
+    async def afterwards(env: Env) -> int:
+        told = config(story.host)
+        await env.processes.start_program("supervisor", "sup", told)
+        ended = await status(await meet(env, told), lambda state: state.ended)
+        assert ended.codes == {0: UNKNOWN, 1: UNKNOWN} and ended.lost and "this machine was restarted" in ended.reason
+        done.append(True)
+        return 0
+
+    done: list[bool] = []
+    with World(23) as world:
+        story = Story(world)
+        story.play(talk)
+        story.host.power_off()
+        story.host.main = afterwards
+        story.host.power_on()
+        assert world.run(world.now + 60, stop=lambda: bool(done))
+        assert story.starts == 2
+
+
 def ranked(told: SupervisorConfig, *commands: Command) -> SupervisorConfig:
     """The same with these commands."""
-    starts = tuple(RankStart(rank, command) for rank, command in enumerate(commands))
+    starts = tuple(
+        RankStart(rank, msgspec.structs.replace(command, run=f"/2.{rank}")) for rank, command in enumerate(commands)
+    )
     return msgspec.structs.replace(told, ranks=starts, socket=f"{told.socket}2", state="jobs/j1/2.state")
 
 
@@ -510,17 +613,15 @@ def test_what_ended_before_its_siblings_is_said_at_once_and_known_after_the_supe
     async def talk(env: Env, told: SupervisorConfig) -> None:
         told = ranked(told, command("quick", RANK="0"), command("train", RANK="1"))
         await env.processes.start_program("supervisor", "mixed", told)
-        stream = await meet(env, told)
-        early = await status(stream, lambda state: 0 in state.codes)
+        early = await status(await meet(env, told), lambda state: 0 in state.codes)
         assert early.codes == {0: 0} and not early.ended
-        for process in story.host.find("mixed"):
-            process.signal(signal.SIGKILL)
+        killed(story, "mixed")
         await env.processes.start_program("supervisor", "mixed", told)
         ended = await status(await meet(env, told), lambda state: state.ended)
-        assert ended.codes == {0: 0, 1: -signal.SIGKILL} and ended.lost
+        assert ended.codes == {0: 0, 1: 7} and not ended.lost
 
     with World(13) as world:
-        story = Story(world)
+        story = Story(world, ranks_s=5.0)
         world.user_programs["quick"] = quick
         story.play(talk)
 
