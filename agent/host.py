@@ -17,6 +17,7 @@ import msgspec
 from agent.bus import Bus
 from agent.config import Config
 from agent.consensus.service import Consensus
+from agent.consensus.service.voters import under_way
 from agent.courier import Courier
 from agent.jobs import JobSocket
 from agent.journal import Journal
@@ -33,7 +34,7 @@ from plugins import facts
 from plugins.base import Command, JobPeer, Refused, Room, RoomService
 from plugins.facts import Endpoints, HostView
 from plugins.registry import ROOMS
-from plugins.views import RoomHealth
+from plugins.views import RoomHealth, VoterRow, VotersView
 
 _encode = msgspec.msgpack.Encoder().encode
 _asks: msgspec.msgpack.Decoder[Ask | Answer] = msgspec.msgpack.Decoder(Ask | Answer)
@@ -72,6 +73,7 @@ class HostAgent:
         self._keys = gossip_keys
         self._decoders = {room.name: msgspec.msgpack.Decoder(room.messages) for room in rooms}
         self._identity_now = Identity(b"", 0)
+        self._said_of_voters: dict[HostId, str] = {}
         self.loop_lag_s = 0.0
         """How late the event loop was when last measured, seconds; kept up by whoever runs the agent."""
 
@@ -92,6 +94,7 @@ class HostAgent:
             self.env, self.id, self.config.leader, self._raft_send, self._ask_log, self._leader_changed
         )
         self.consensus = self.log
+        self.log.configured = self._voters_changed
         socket_path = f"{self.env.run_dir}/jobs.sock"
         self.runner = SupervisedRunner(self.env, self.bus.tell, self.config.advertise, socket_path)
         self.jobs = JobSocket(self.env, self.runner, self.bus.tell, self._frame)
@@ -257,13 +260,14 @@ class HostAgent:
     def _meet_now(self) -> None:
         """Know where everybody's control link is, and who is to receive the log."""
         alive: list[HostId] = []
+        away = [view.host for view in self.hosts() if view.state in ("gone", "left")]
         for view in self.hosts():
             endpoints = view.value("endpoints", Endpoints)
             if view.host == self.id or view.state in ("gone", "left") or not isinstance(endpoints, Endpoints):
                 continue
             self.env.links.know(view.host, endpoints.control, endpoints.public_key)
             alive.append(view.host)
-        self.log.observers(alive)
+        self.log.hosts(alive, away)
 
     async def _meet(self) -> None:
         while True:
@@ -284,6 +288,15 @@ class HostAgent:
         if leader is not None:
             self.journal.note(f"host/{leader}", "leads", f"elected in term {term}", key=f"term/{term}")
 
+    def _voters_changed(self) -> None:
+        """One line in the story of every host that is concerned."""
+        now = self.log.configuration
+        says = dict.fromkeys(now.hosts, "votes") | {now.learner: "learns the log", now.leaving: "is to vote no more"}
+        for host in {*self._said_of_voters, *says} - {""}:
+            if self._said_of_voters.get(host) != says.get(host):
+                self.journal.note(f"host/{host}", says.get(host, "votes no more"), f"voters are {', '.join(now.hosts)}")
+        self._said_of_voters = says
+
     # ---- processes of jobs ----
 
     async def _frame(self, peer: JobPeer, frame: Frame) -> None:
@@ -300,6 +313,26 @@ class HostAgent:
     @property
     def voters(self) -> Sequence[HostId]:
         return self.log.voters
+
+    def voter(self) -> VoterRow:
+        """This host's part in the log."""
+        log, now = self.log, self.log.configuration
+        part = "learns" if now.learner == self.id else "leaves" if now.leaving == self.id else "votes"
+        return VoterRow(
+            host=self.id,
+            part=part if self.id in (*now.hosts, now.learner) else "observes",
+            leads=log.is_leader,
+            entry=log.applied_index,
+            names=log.founders,
+            notes=tuple(log.changes.notes(self.config.source)),
+        )
+
+    def voters_now(self) -> VotersView:
+        now = self.log.configuration
+        return VotersView(voters=now.hosts, learner=now.learner, leaving=now.leaving, under_way=under_way(now))
+
+    async def change_voters(self, add: str, remove: str, force: bool) -> str:
+        return await self.log.change_voters(add, remove, force)
 
     def room_commands(self) -> Mapping[str, Command]:
         return {
@@ -325,6 +358,8 @@ class HostAgent:
             "started_wall_s": self.started_wall_s,
             "leader": self.log.leader,
             "hosts_alive": sum(view.state == "alive" for view in self.hosts()),
+            "voters": self.log.voters,
+            "notes": self.log.changes.notes(self.config.source),
             "rooms": dict(self.health),
             "seeds_unknown": dict(self.gossip.seeds_unknown),
         }

@@ -181,6 +181,7 @@ class HttpApi:
             ("tensors", "agent.rack_tensors"),
             ("quotas", "scheduler.quotas"),
             ("status", "agent.health"),
+            ("voters", "agent.voters"),
         ):
             get(f"/v1/{path}", self._ask(command, _nothing))
         get("/v1/jobs", self._ask("scheduler.jobs", _whether_all))
@@ -193,6 +194,7 @@ class HttpApi:
         post("/v1/volumes", self._ask("memory.attach", _body))
         post("/v1/volumes/{id}/give-up", self._ask("memory.give_up", _path_volume))
         app.router.add_delete("/v1/volumes/{id}", self._ask("memory.detach", _path_volume))
+        post("/v1/voters", self._ask("agent.change_voters", _body))
         post("/v1/quotas", self._ask("scheduler.quota_set", _body))
         get("/livez", self._livez)
         get("/readyz", self._readyz)

@@ -19,6 +19,8 @@ from agent.advertise import settle
 from agent.bytes import SocketBytes
 from agent.clock import RealClock
 from agent.config import Config, ConfigError, load
+from agent.consensus.disk import FOLDER, DiskRefused, Store
+from agent.consensus.service import voters
 from agent.datagrams import UdpDatagrams
 from agent.disk import DirectoryDisk
 from agent.fake_gpus import simulated_gpus
@@ -161,10 +163,26 @@ def check(config: Config) -> None:
     """Say what is good, and which names are not known now: they may be when the agent runs. ConfigError."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         settled = runner.run(settle(config, UdpDatagrams()))
+        began = os.path.isdir(os.path.join(config.state_dir, FOLDER))
+        told = runner.run(log_differs(config)) if began else ""
     on = ", ".join(config.rooms)
     print(f"agentd: {config.source} is good: host {config.name} at {settled.config.advertise}, rooms {on}")
+    if told:
+        print(f"agentd: {told}")
     for seed, why in settled.unknown.items():
         print(f"agentd: seed {seed} is not known now\n  why: {why}\n  next: getent hosts {ip_port(seed)[0]}")
+
+
+async def log_differs(config: Config) -> str:
+    """What is to be said when the log of this host names other voters than agent.toml, or cannot be read."""
+    disk = DirectoryDisk(config.state_dir)
+    try:
+        now = await Store(disk, os.urandom).peek()
+    except (DiskRefused, OSError) as error:
+        return f"the log cannot be read: {error}"
+    finally:
+        disk.close()
+    return voters.differs(config.leader.voters or (config.name,), now, config.source) if now.voters else ""
 
 
 def _complain(what: str, why: str, next: str) -> None:

@@ -5,17 +5,28 @@ from its last answer, with that answer's age.
 """
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from agent.journal import Journal, merged
-from covey.core import HostId, JobId, Message
+from covey.core import ID_PATTERN, HostId, JobId, Message
 from covey.ports import Env, Gpu
 from plugins.base import Command, Refused, ReplicatedLog
 from plugins.facts import AggregatorNow, GpusNow, HostView, Spare
-from plugins.views import AggregatorJobView, GpuRow, HostRow, LeaderView, SlabView, StoryLine, VolumeView
+from plugins.views import (
+    AggregatorJobView,
+    GpuRow,
+    HostRow,
+    LeaderView,
+    SlabView,
+    StoryLine,
+    VolumeView,
+    VoterRow,
+    VotersView,
+)
 
 ASK_S = 0.7
 """How long a read waits for the other hosts, seconds."""
@@ -55,6 +66,9 @@ class Agent(Protocol):
     def leader_since_s(self) -> float | None: ...
     @property
     def voters(self) -> Sequence[HostId]: ...
+    def voter(self) -> VoterRow: ...
+    def voters_now(self) -> VotersView: ...
+    async def change_voters(self, add: str, remove: str, force: bool) -> str: ...
     def hosts(self) -> Sequence[HostView]: ...
     def room_commands(self) -> Mapping[str, Command]: ...
     async def ask(self, room: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct: ...
@@ -62,12 +76,17 @@ class Agent(Protocol):
 
 READS: Mapping[str, type[msgspec.Struct]] = {
     "agent.local_gpus": GpuRow,
+    "agent.local_voter": VoterRow,
     "agent.story": StoryLine,
     "memory.slabs": SlabView,
     "memory.volumes": VolumeView,
     "aggregator.tensors": AggregatorJobView,
 }
 """What one agent may ask of another: command -> kind of its rows."""
+
+
+CHANGE: Mapping[str, Any] = {"add": "", "remove": "", "force": False}
+"""What a change of voters says, and what it means when it does not."""
 
 
 class RackView:
@@ -83,6 +102,9 @@ class RackView:
             "agent.gpus": self._gpus,
             "agent.local_gpus": self._local_gpus,
             "agent.leader": self._leader,
+            "agent.local_voter": self._local_voter,
+            "agent.voters": self._voters,
+            "agent.change_voters": self._change_voters,
             "agent.story": self._story,
             "agent.why": self._why,
             "agent.rack_slabs": self._rack("memory.slabs"),
@@ -125,6 +147,29 @@ class RackView:
             age_s=log.age_s,
             voters=tuple(self._agent.voters),
         )
+
+    # ---- who votes ----
+
+    async def _voters(self, _arguments: Mapping[str, Any]) -> VotersView:
+        """Every voter and the learner, from themselves; and others that have something to say."""
+        rows = {row.host: row for row in await self._everywhere("agent.local_voter", {})}
+        now = self._agent.voters_now()
+        concerned = [HostId(host) for host in (*now.voters, now.learner) if host]
+        shown = [rows.get(host) or VoterRow(host, "away") for host in concerned]
+        alive = {view.host for view in self._agent.hosts() if view.state in ("alive", "suspect")}
+        shown = [row if row.host in alive else msgspec.structs.replace(row, part="away") for row in shown]
+        others = [row for host, row in sorted(rows.items()) if host not in concerned and row.notes]
+        return msgspec.structs.replace(now, rows=(*shown, *others))
+
+    async def _local_voter(self, _arguments: Mapping[str, Any]) -> list[VoterRow]:
+        return [self._agent.voter()]
+
+    async def _change_voters(self, arguments: Mapping[str, Any]) -> dict[str, str]:
+        add, remove, force = (arguments.get(name, default) for name, default in CHANGE.items())
+        if not (_is_host(add) and _is_host(remove) and isinstance(force, bool)):
+            why = "`add` and `remove` are names of hosts, `force` is true or false"
+            raise Refused(2, "that is no change of voters", why, "agentctl voters --help")
+        return {"said": await self._agent.change_voters(add, remove, force)}
 
     # ---- from this host ----
 
@@ -222,6 +267,10 @@ class RackView:
                 3, f"{question.read!r} cannot be read here", "no such read, or its room is off", "agentctl hosts"
             )
         return Answer(msgspec.json.encode(rows))
+
+
+def _is_host(name: object) -> bool:
+    return isinstance(name, str) and (not name or re.match(ID_PATTERN, name) is not None)
 
 
 def _aged(row: T, age_s: float) -> T:

@@ -79,7 +79,7 @@ class SimRack:
         """Loops of agents."""
         names = [f"h{number}" for number in range(1, hosts + 1)]
         voters = names[: 5 if hosts >= 7 else 3 if hosts >= 3 else 1]
-        keys = [random.Random(f"{seed}/gossip key").randbytes(32)]
+        keys = self.keys = [random.Random(f"{seed}/gossip key").randbytes(32)]
         for name in names:
             host = self.world.add_host(name, gpus)
             seeds = [f"{self.world.hosts[first].ip}:7946" for first in list(self.world.hosts)[:2] if first != name]

@@ -35,6 +35,7 @@ NOUNS = {
     "wait": (ACT, "wait for a job and return its exit code"),
     "attach": (ACT, "make a remote memory volume: agentctl attach NAME 64MiB"),
     "detach": (ACT, "forget a volume and everything in it"),
+    "voters": (ACT, "see or change which hosts vote on the log"),
     "quota": (ACT, "see or set how many GPUs a tenant may hold"),
     "version": (LOOK, "of agentctl"),
 }
@@ -124,7 +125,8 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> N
 ALIASES = {
     "host": "hosts", "nodes": "hosts", "members": "hosts", "gpu": "gpus", "ps": "jobs", "queue": "jobs", "log": "logs",
     "explain": "why", "run": "submit", "kill": "cancel", "delete": "cancel", "stop": "cancel", "quotas": "quota",
-    "aggregators": "tensors", "agg": "tensors", "info": "status", "memory": "slabs",
+    "aggregators": "tensors", "agg": "tensors", "info": "status", "memory": "slabs", "voter": "voters",
+    "quorum": "voters",
 }  # fmt: skip
 """What people type who come from elsewhere -> the noun they look for."""
 

@@ -31,7 +31,7 @@ def run(context: Context) -> int:
         ("hosts alive", answer.data.get("hosts_alive")),
         *(("seed not known", f"{seed}: {why}") for seed, why in answer.data.get("seeds_unknown", {}).items()),
     ]
-    context.say(pairs(rows, context.paint))
+    context.say(pairs([*rows, *(("note", note) for note in answer.data.get("notes", []))], context.paint))
     context.say()
     lines = [(name, room["state"], _why(room)) for name, room in sorted(rooms.items())]
     context.say(table(("ROOM", "STATE", "WHY"), lines, (), context.paint))

@@ -69,6 +69,34 @@ class LeaderView(msgspec.Struct, frozen=True):
     voters: tuple[HostId, ...] = ()
 
 
+class VoterRow(msgspec.Struct, frozen=True):
+    """One host's part in the log, in its own words; one line of `agentctl voters`."""
+
+    host: HostId
+    part: str
+    """`votes`, `learns` (will vote), `leaves` (will vote no more), `observes`, or `away`."""
+    leads: bool = False
+    entry: int = 0
+    """How far it has applied the log."""
+    names: tuple[HostId, ...] = ()
+    """Voters that its agent.toml names."""
+    notes: tuple[str, ...] = ()
+    """What should be known of who votes there."""
+    age_s: float = 0.0
+
+
+class VotersView(msgspec.Struct, frozen=True, kw_only=True):
+    """Who votes, as the answering host's log says."""
+
+    voters: tuple[HostId, ...]
+    learner: str = ""
+    """Receives the log, and votes when it has caught up."""
+    leaving: str = ""
+    under_way: str = ""
+    """The change in words; empty when there is none."""
+    rows: tuple[VoterRow, ...] = ()
+
+
 class RankView(msgspec.Struct, frozen=True):
     rank: int
     host: HostId

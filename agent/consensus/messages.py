@@ -1,17 +1,16 @@
 """What voters, leader and observers say to one another, and how it is decoded.
 
 Raft's own messages travel raw, at most once, and may be lost, doubled, delayed and reordered: the core bears that.
-They are wrapped in an `Envelope` that names the log (a digest of the voter names): two racks, or a host that used to
-be alone and one that belongs to a rack, can never mix their histories. `Propose` is asked through the courier
-instead.
+They are wrapped in an `Envelope` that names the rack, by eight random bytes which its first leader put into the first
+entry of its log: two racks, or a host that used to be alone and one that belongs to a rack, can never mix their
+histories, whatever their voters are called. A host learns the name when it knows that entry to be committed; until then
+it says `NO_RACK`. `Propose` is asked through the courier instead.
 
 Everything is decoded with bounds, once, here; what passes is trusted by the machine.
 """
 
 import itertools
 import zlib
-from collections.abc import Iterable
-from hashlib import blake2b
 from typing import Annotated
 
 import msgspec
@@ -31,6 +30,9 @@ SNAPSHOT_BYTES_MAX = 256 * 1024 * 1024
 ID_BYTES = 16
 """Length of a proposal's id."""
 
+RACK_BYTES = 8
+NO_RACK = bytes(RACK_BYTES)
+"""Said by a host that does not know yet which rack it belongs to."""
 IDENTITY_BYTES = 16
 """Length of a voter's identity."""
 VOTERS_MAX = 16
@@ -41,6 +43,11 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Crc = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
 Identity = Annotated[bytes, msgspec.Meta(max_length=IDENTITY_BYTES)]
 """Random bytes that a host draws when its log is made; a host that lost its log has another one. Empty: not known."""
+
+Rack = Annotated[bytes, msgspec.Meta(min_length=RACK_BYTES, max_length=RACK_BYTES)]
+"""A rack's identity."""
+Name = Annotated[HostId, msgspec.Meta(max_length=64)]
+"""A host's name; empty where nobody is meant."""
 
 
 class Malformed(Exception):
@@ -58,9 +65,26 @@ class Voter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True):
-    """Who votes, from an entry of the log on."""
+    """Who votes, from an entry of the log on, and which change is under way: in force as soon as it stands in a host's
+    log (Raft thesis §4.1).
+
+    add NEW            learner=NEW                    -> NEW votes
+    remove OLD                         leaving=OLD    -> OLD does not vote
+    replace OLD NEW    learner=NEW     leaving=OLD    -> NEW votes, leaving=OLD -> OLD does not vote
+
+    Whoever leads takes the next step, so that a change outlives the leader that began it."""
 
     voters: Annotated[tuple[Voter, ...], msgspec.Meta(max_length=VOTERS_MAX)] = ()
+    rack: Rack = NO_RACK
+    learner: Name = HostId("")
+    """Receives the whole log, and votes once it has caught up."""
+    leaving: Name = HostId("")
+    """A voter that stops voting when there is no learner any more; a leader hands over first."""
+
+    @property
+    def hosts(self) -> tuple[HostId, ...]:
+        """Of the voters."""
+        return tuple(voter.host for voter in self.voters)
 
     def voter(self, host: HostId) -> Voter | None:
         return next((voter for voter in self.voters if voter.host == host), None)
@@ -87,6 +111,8 @@ class RequestVote(Message, frozen=True, array_like=True):
     last_term: Count
     handed_over: bool = False
     """The leader of the term before gave up its office to this candidate: no lease can be hurt (Raft thesis §4.2.3)."""
+    counts: Identity = b""
+    """Which log of the asked host is known to be one that votes: that host may not know it yet."""
 
 
 class TimeoutNow(Message, frozen=True, array_like=True):
@@ -118,6 +144,8 @@ class Append(Message, frozen=True, array_like=True):
     """What the receiver has acknowledged to this leader; one that holds less has lost a part of its log."""
     by: Identity = b""
     """Which log of the receiver's did so."""
+    invited: bool = False
+    """The receiver is the learner: people want it to vote, so it follows whatever its agent.toml says."""
 
 
 class AppendReply(Message, frozen=True, array_like=True):
@@ -153,6 +181,8 @@ class Snapshot(Message, frozen=True, array_like=True):
     data: Annotated[bytes, msgspec.Meta(max_length=CHUNK_BYTES_MAX)]
     configuration: Configuration = Configuration()
     """Who votes after `index`."""
+    invited: bool = False
+    """The same as in Append."""
 
 
 class SnapshotReply(Message, frozen=True, array_like=True):
@@ -171,7 +201,7 @@ class SnapshotReply(Message, frozen=True, array_like=True):
 class Propose(Message, frozen=True, array_like=True):
     """To the leader: append this. Asking again with the same id is harmless."""
 
-    log: Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
+    rack: Rack
     id: Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
     attempt: Count
     """Grows when the proposer tries again after an answer; a refused attempt stays refused."""
@@ -186,14 +216,34 @@ class ProposeReply(Message, frozen=True, array_like=True):
     result: bytes = b""
 
 
+class ChangeVoters(Message, frozen=True, array_like=True):
+    """To the leader: `add` is to vote, or `remove` not to; both: one in the place of the other. Asking again is
+    harmless."""
+
+    rack: Rack
+    add: Name = HostId("")
+    remove: Name = HostId("")
+    force: bool = False
+    """Also when `add` is away."""
+
+
+class ChangeReply(Message, frozen=True, array_like=True):
+    """What is done about it: an exit code of agentctl, and words for people. Code 0 has the first only."""
+
+    code: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    what: Annotated[str, msgspec.Meta(max_length=400)]
+    why: Annotated[str, msgspec.Meta(max_length=400)] = ""
+    next: Annotated[str, msgspec.Meta(max_length=400)] = ""
+
+
 Words = RequestVote | TimeoutNow | VoteReply | Append | AppendReply | Snapshot | SnapshotReply
 """What travels raw."""
-Asked = Propose | ProposeReply
+Asked = Propose | ProposeReply | ChangeVoters | ChangeReply
 """What travels as a question and its answer."""
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    log: Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
+    rack: Rack
     message: Words
 
 
@@ -201,11 +251,6 @@ _encode = msgspec.msgpack.Encoder().encode
 _configuration = msgspec.msgpack.Decoder(Configuration)
 _envelope = msgspec.msgpack.Decoder(Envelope)
 _asked = msgspec.msgpack.Decoder(Asked)
-
-
-def log_id(voters: Iterable[str]) -> bytes:
-    """Eight bytes that name the log of these voters, in any order."""
-    return blake2b("\n".join(sorted(voters)).encode(), digest_size=8).digest()
 
 
 def configuration_entry(term: int, configuration: Configuration) -> Entry:
@@ -224,9 +269,14 @@ def crc(data: bytes) -> int:
     return zlib.crc32(data)
 
 
-def encode(log: bytes, message: Words) -> bytes:
+def another_rack(one: bytes, other: bytes) -> bool:
+    """Whether these are certain to be different racks."""
+    return NO_RACK not in (one, other) and one != other
+
+
+def encode(rack: bytes, message: Words) -> bytes:
     """The bytes of one raw message."""
-    return _encode(Envelope(log, message))
+    return _encode(Envelope(rack, message))
 
 
 def decode(data: bytes) -> Envelope:
@@ -263,6 +313,8 @@ def _contradiction(message: Words) -> str:
     if isinstance(message, Append):
         return _append_contradiction(message)
     if isinstance(message, Snapshot):
+        if fault := _configuration_contradiction(message.configuration):
+            return fault
         if message.offset + len(message.data) > message.total:
             return "a snapshot's piece reaches beyond its end"
         if message.entry_term > message.term:
@@ -281,9 +333,28 @@ def _append_contradiction(message: Append) -> str:
         return "terms go back within an append"
     if message.prev_index == 0 and message.prev_term != 0:
         return "the empty log has no term"
+    for entry in message.entries:
+        if fault := _entry_contradiction(entry):
+            return fault
+    return ""
+
+
+def _entry_contradiction(entry: Entry) -> str:
     try:
-        if any((found := configuration_of(entry)) and not found.voters for entry in message.entries):
-            return "a configuration without voters"
+        configuration = configuration_of(entry)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return "an entry of the leader's own that cannot be read"
+    if configuration is None:
+        return ""
+    return _configuration_contradiction(configuration) if configuration.voters else "a configuration without voters"
+
+
+def _configuration_contradiction(configuration: Configuration) -> str:
+    hosts = configuration.hosts
+    if list(hosts) != sorted(set(hosts)):
+        return "the voters are not different hosts in order"
+    if configuration.learner in hosts:
+        return "who votes is no learner"
+    if configuration.leaving and configuration.leaving not in hosts:
+        return "who does not vote cannot leave the voters"
     return ""

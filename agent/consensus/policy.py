@@ -1,11 +1,11 @@
 """Raft's decisions as functions: no state, no clock, no dice of their own."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from agent.consensus.messages import CHUNK_BYTES_MAX, ENTRIES_MAX, Entry
+from agent.consensus.messages import CHUNK_BYTES_MAX, ENTRIES_MAX, Configuration, Entry, Voter
 from covey.core import HostId
 
 BATCH_BYTES_MAX = 512 * 1024
@@ -75,6 +75,37 @@ def successor(voters: Iterable[tuple[HostId, int, float]], last_index: int, sinc
         (confirmed_s, host) for host, match, confirmed_s in voters if match == last_index and confirmed_s >= since_s
     ]
     return max(ready)[1] if ready else None
+
+
+def founders(voters: Iterable[HostId], rack: bytes) -> Configuration:
+    """Who takes part in a log that has not begun, as agent.toml says."""
+    return Configuration(tuple(Voter(host) for host in sorted(voters)), rack)
+
+
+def promoted(configuration: Configuration, voter: Voter) -> Configuration:
+    """The learner votes; whoever leaves does so in a step of its own."""
+    assert configuration.learner == voter.host, f"{voter.host} is not learning"
+    voters = tuple(sorted((*configuration.voters, voter), key=lambda each: each.host))
+    return msgspec.structs.replace(configuration, voters=voters, learner=HostId(""))
+
+
+def removed(configuration: Configuration) -> Configuration:
+    """Whoever leaves votes no more."""
+    voters = tuple(voter for voter in configuration.voters if voter.host != configuration.leaving)
+    assert len(voters) < len(configuration.voters), "nobody is leaving"
+    return msgspec.structs.replace(configuration, voters=voters, leaving=HostId(""))
+
+
+def one_step(old: Configuration, new: Configuration) -> bool:
+    """Whether every majority of `old` and every majority of `new` share a voter: they differ by one at most, so that no
+    two leaders can be elected beside one another (Raft thesis §4.1)."""
+    return bool(new.voters) and new.rack == old.rack and len({*old.hosts} ^ {*new.hosts}) <= 1
+
+
+def stands(voters: Iterable[HostId], confirmed_s: Callable[[HostId], float], since_s: float) -> bool:
+    """Whether a majority of these answered a round that began at `since_s` or later."""
+    answered = [confirmed_s(voter) >= since_s for voter in voters]
+    return sum(answered) >= quorum(len(answered))
 
 
 def election_timeout(timing: Timing, rng: random.Random, least_s: float = 0.0) -> float:

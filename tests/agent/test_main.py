@@ -1,5 +1,6 @@
 """agentd as systemd sees it: one real process."""
 
+import asyncio
 import os
 import shutil
 import signal
@@ -11,12 +12,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent import http, keys, main, rooms
 from agent.config import Config, ConfigError, load
+from agent.consensus.disk import Store
+from agent.consensus.machine.words import Persist
+from agent.consensus.messages import configuration_entry
+from agent.consensus.policy import founders
 from agent.consensus.service import consensus
+from agent.disk import DirectoryDisk
 from agent.main import check_own, make_key
+from covey.core import HostId
 from gossip import service as gossip
 
 AGENTD = Path(sys.executable).with_name("agentd")
@@ -129,6 +137,24 @@ def test_check_says_that_a_file_is_good_and_starts_nothing(place: Path) -> None:
     assert (checked.returncode, checked.stderr) == (0, "")
     assert "host gpu1 at 127.0.0.1, rooms scheduler" in checked.stdout
     assert not (place / "state").exists()
+
+
+def test_a_log_whose_voters_are_others_than_agent_tomls_is_told_by_check_and_counts(place: Path) -> None:
+    """A rack of one that is given three voters in its file: it said `is good`, then ended in a traceback for ever."""
+    asyncio.run(a_log_of_one(place))
+    again = write_config(place, '[leader]\nvoters = ["gpu1", "gpu2", "gpu3"]\n')
+    checked = run(again, "--check")
+    assert checked.returncode == 0
+    assert "leader.voters = gpu1, gpu2, gpu3; the log says gpu1, and that counts" in checked.stdout
+
+
+async def a_log_of_one(place: Path) -> None:
+    disk = DirectoryDisk(str(place / "state"))
+    files = Store(disk, os.urandom)
+    saved = await files.load(alone=True)
+    entry = configuration_entry(1, founders([HostId("gpu1")], b"rack one"))
+    await files.append([Persist(1, msgspec.structs.replace(saved.hard, term=1), 1, (entry,))])
+    disk.close()
 
 
 def test_an_address_in_use_ends_it_with_the_address(place: Path) -> None:

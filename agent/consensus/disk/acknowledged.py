@@ -13,11 +13,10 @@ The record does not lie in the log's folder: who deletes or moves that folder le
 
 import struct
 import zlib
-from typing import Annotated
 
 import msgspec
 
-from agent.consensus.messages import Count, Identity
+from agent.consensus.messages import NO_RACK, Count, Identity, Rack
 from covey.ports import Disk
 
 FILE = "acknowledged"
@@ -36,8 +35,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
     number: Count
     """Grows with every record."""
-    log: Annotated[bytes, msgspec.Meta(max_length=8)]
-    """Which rack's log (`messages.log_id`)."""
+    rack: Rack
     identity: Identity
     generation: Count
     size: Count
@@ -63,18 +61,18 @@ class Acknowledged:
         if data is None:
             return None
         found = [record for at in (0, SLOT_BYTES) if (record := _read(data[at : at + SLOT_BYTES]))]
-        newest = max(found, key=lambda record: record.number, default=Record(0, b"", b"", 0, 0))
+        newest = max(found, key=lambda record: record.number, default=Record(0, NO_RACK, b"", 0, 0))
         self._number = newest.number
         return newest
 
-    async def begin(self, log: bytes, identity: bytes, generation: int, size: int) -> None:
+    async def begin(self, rack: bytes, identity: bytes, generation: int, size: int) -> None:
         """The first record since the start, durable on return."""
         self._number += 1
-        await self._disk.replace(FILE, _slot(Record(self._number, log, identity, generation, size)) * 2)
+        await self._disk.replace(FILE, _slot(Record(self._number, rack, identity, generation, size)) * 2)
 
-    async def note(self, log: bytes, identity: bytes, generation: int, size: int) -> None:
+    async def note(self, rack: bytes, identity: bytes, generation: int, size: int) -> None:
         self._number += 1
-        slot = _slot(Record(self._number, log, identity, generation, size))
+        slot = _slot(Record(self._number, rack, identity, generation, size))
         await self._disk.write_at(FILE, self._number % 2 * SLOT_BYTES, slot)
         self._unsynced += 1
         if self._unsynced >= SYNC_EVERY:

@@ -30,7 +30,7 @@ import msgspec
 from agent.consensus.disk.acknowledged import FILE as RECORD
 from agent.consensus.disk.acknowledged import Acknowledged, Record
 from agent.consensus.machine.words import Hard, Image, Persist, Saved, SaveSnapshot
-from agent.consensus.messages import IDENTITY_BYTES, Configuration, Count, Crc, Entry
+from agent.consensus.messages import IDENTITY_BYTES, NO_RACK, Configuration, Count, Crc, Entry, configuration_of
 from covey.ports import Disk
 
 FOLDER = "consensus"
@@ -58,8 +58,6 @@ class DiskRefused(Exception):
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
-    log: bytes
-    """Which voters' log this is (`messages.log_id`)."""
     base_index: Count
     base_term: Count
     image_index: Count
@@ -67,7 +65,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     frames: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
     """Frames after this one that were written together with it and cannot be torn."""
     configuration: Configuration
-    """Who votes after the base."""
+    """Who votes after the base, and in which rack; nobody while the log has not begun."""
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
@@ -103,18 +101,19 @@ def write_length(requests: Sequence[Persist]) -> int:
 class Store:
     """The files of one host's log. `load` first; then `append` and `checkpoint`, one at a time."""
 
-    def __init__(self, disk: Disk, log: bytes, entropy: Callable[[int], bytes]) -> None:
-        self._disk, self._log, self._entropy = disk, log, entropy
+    def __init__(self, disk: Disk, entropy: Callable[[int], bytes]) -> None:
+        self._disk, self._entropy = disk, entropy
         self._acknowledged = Acknowledged(disk)
         self._generation = 0
         self._salt = 0
         self._size = 0
         """Of the log file, as far as it is durable."""
-        self._identity = b""
+        self._hard = Hard()
 
     async def load(self, alone: bool = False) -> Saved:
-        """What the last run left. DiskRefused when the files are damaged, of a newer version, or of another rack, and
-        for a host that votes `alone` also when they hold less than it acknowledged; OSError from a sick disk."""
+        """What the last run left. DiskRefused when the files are damaged or of another version, and also when they hold
+        less than was acknowledged and no other host votes: by the log, or, where it has not begun, by `alone`. OSError
+        from a sick disk."""
         record = await self._acknowledged.load()
         names = await self._disk.names(f"{FOLDER}/")
         logs = sorted(int(found[1]) for name in names if (found := re.fullmatch(rf"{FOLDER}/log-(\d{{8}})", name)))
@@ -129,29 +128,38 @@ class Store:
         image = await self._load_image(head.image_index)
         await self._sweep(names)
         saved = msgspec.structs.replace(saved, image=image)
-        self._size, self._identity = size, saved.hard.identity
+        self._size, self._hard = size, saved.hard
         if self._is_less(record):
             return await self._lose(saved, alone)
-        await self._acknowledged.begin(self._log, self._identity, self._generation, self._size)
+        await self._acknowledged.begin(self._hard.rack, self._hard.identity, self._generation, self._size)
         return saved
+
+    async def peek(self) -> Configuration:
+        """Who votes, as the newest file says, without changing anything; nobody when no log has begun. DiskRefused,
+        OSError."""
+        logs = sorted(name for name in await self._disk.names(f"{FOLDER}/log-") if name[-8:].isdigit())
+        if not logs:
+            return Configuration()
+        saved, _, _ = self._recover(logs[-1], await self._disk.read(logs[-1]) or b"")
+        return _newest(saved)
 
     async def _begin(self, names: Sequence[str], record: Record | None, alone: bool) -> Saved:
         orphans = [name for name in names if name.startswith(f"{FOLDER}/snapshot-")]
         if orphans:
             raise self._refused(orphans[-1], "there is a snapshot, but the log that belongs to it is missing")
         self._generation = record.generation if record else 0
-        lost = record is not None and record.log in (self._log, b"")
+        lost = record is not None
         if lost and alone:
             raise self._nobody_else("is gone")
-        hard = Hard(identity=self._entropy(IDENTITY_BYTES), lost=lost)
+        hard = Hard(identity=self._entropy(IDENTITY_BYTES), lost=lost, rack=record.rack if record else NO_RACK)
         await self.checkpoint(SaveSnapshot(0, hard, Image(0, 0, b"", 0), 0, 0, ()))
         return Saved(hard)
 
     def _is_less(self, record: Record | None) -> bool:
         """Than what this host said that it holds."""
-        if record is None or record.log != self._log:
+        if record is None or not record.identity:
             return False
-        if record.identity != self._identity:
+        if record.identity != self._hard.identity:
             return True
         return (self._generation, self._size) < (record.generation, record.size)
 
@@ -160,13 +168,14 @@ class Store:
         return DiskRefused(
             f"the log of this host, which alone votes, {what}",
             f"{record} says that it went further, and no other host has a copy",
-            f"put {folder} back as it was; to go on with less of it, or with nothing, delete {record} as well: what "
-            "was submitted since then is forgotten",
+            f"put {folder} back as it was; if other hosts vote by now, name one in leader.voters and move {folder} "
+            f"away; to go on with less of it, or with nothing, delete {record} as well: what was submitted since then "
+            "is forgotten",
         )
 
     async def _lose(self, saved: Saved, alone: bool) -> Saved:
         """The same log under a new identity, durable before anybody hears of it."""
-        if alone:
+        if _alone(saved, alone):
             raise self._nobody_else("holds less than it acknowledged")
         hard = msgspec.structs.replace(saved.hard, identity=self._entropy(IDENTITY_BYTES), lost=True)
         base, image = (saved.base_index, saved.base_term), saved.image or Image(0, 0, b"", 0)
@@ -178,8 +187,8 @@ class Store:
         blocks = [Block(request.hard, request.first, request.entries) for request in requests]
         written = frame(_encode(blocks), self._salt)
         await self._disk.append(self._name("log"), written)
-        self._size, self._identity = self._size + len(written), requests[-1].hard.identity
-        await self._acknowledged.note(self._log, self._identity, self._generation, self._size)
+        self._size, self._hard = self._size + len(written), requests[-1].hard
+        await self._acknowledged.note(self._hard.rack, self._hard.identity, self._generation, self._size)
 
     async def checkpoint(self, request: SaveSnapshot) -> None:
         """Durable on return: the snapshot and what is left of the log, as a new generation."""
@@ -191,13 +200,13 @@ class Store:
             salt = int.from_bytes(self._entropy(4), "big")
             await self._disk.replace(self._name("snapshot"), header(SNAPSHOT_MAGIC, salt) + frame(_encode(body), salt))
         self._salt = int.from_bytes(self._entropy(4), "big")
-        head = Head(self._log, request.base_index, request.base_term, image.index, 1, request.configuration)
+        head = Head(request.base_index, request.base_term, image.index, 1, request.configuration)
         block = Block(request.hard, request.base_index + 1, request.entries)
         parts = (frame(_encode(head), self._salt), frame(_encode([block]), self._salt))
         whole = header(LOG_MAGIC, self._salt) + b"".join(parts)
         await self._disk.replace(self._name("log"), whole)
-        self._size, self._identity = len(whole), request.hard.identity
-        await self._acknowledged.begin(self._log, self._identity, self._generation, self._size)
+        self._size, self._hard = len(whole), request.hard
+        await self._acknowledged.begin(self._hard.rack, self._hard.identity, self._generation, self._size)
         await self._sweep(old)
 
     async def _sweep(self, names: Sequence[str]) -> None:
@@ -230,13 +239,6 @@ class Store:
         if not frames:
             raise self._refused(name, "its first frame is damaged")
         head = self._decoded(name, msgspec.msgpack.Decoder(Head), frames[0])
-        if head.log != self._log:
-            raise DiskRefused(
-                f"{name} belongs to another rack",
-                "it was written under other `leader.voters`",
-                f"restore leader.voters in agent.toml; or move {self._disk.path(FOLDER)} away on every host, "
-                "which forgets all jobs",
-            )
         if len(frames) <= head.frames:
             raise self._refused(name, "its checkpoint is not complete")
         return self._replay(name, head, frames[1:]), head, size
@@ -301,6 +303,19 @@ class Store:
             return decoder.decode(payload)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise self._refused(name, f"a frame cannot be read: {error}") from error
+
+
+def _alone(saved: Saved, alone: bool) -> bool:
+    """Whether nobody else votes, as the log says."""
+    newest = _newest(saved)
+    if not newest.voters:
+        return alone
+    return [voter.identity for voter in newest.voters] == [saved.hard.identity]
+
+
+def _newest(saved: Saved) -> Configuration:
+    found = [each for entry in saved.entries if (each := configuration_of(entry))]
+    return found[-1] if found else saved.configuration
 
 
 def header(magic: bytes, salt: int) -> bytes:

@@ -6,6 +6,7 @@ ledger     what is held, what of it is durable, what is promised
 progress   what a leader knows of one other host
 leading    a leader: replication, commitment, CheckQuorum
 parcel     a snapshot on its way in
+outlook    what others may know of a core
 raft       roles, votes, following
 once       repeated proposals are applied once
 """

@@ -16,7 +16,10 @@ remembers, as when one voter is taken out of a configuration and another one put
 """
 
 import math
+import random
 from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from agent.consensus import policy
 from agent.consensus.machine.ledger import Ledger
@@ -25,6 +28,7 @@ from agent.consensus.machine.progress import Progress, State
 from agent.consensus.machine.words import Image, Proposal
 from agent.consensus.messages import (
     ENTRIES_MAX,
+    RACK_BYTES,
     Append,
     AppendReply,
     Configuration,
@@ -50,44 +54,128 @@ class Leading:
         self,
         ledger: Ledger,
         timing: Timing,
-        voters: Sequence[HostId],
-        observers: Sequence[HostId],
-        now_s: float,
+        me: HostId,
+        alive: Sequence[HostId],
         identities: Mapping[HostId, bytes],
+        now_s: float,
+        rng: random.Random,
     ) -> None:
-        """`voters` are the other ones; `identities`: which logs voted for us, our own among them."""
-        self._ledger, self._timing = ledger, timing
+        """`alive`: the other living hosts; those that do not vote observe. `identities`: which logs voted for us, our
+        own among them. `rng` names the rack whose log begins with us."""
+        self._ledger, self._timing, self._me, self._alive, self._rng = ledger, timing, me, alive, rng
         self._elected_s = now_s
         self._round = 0
         self._rounds: dict[int, float] = {}
         self._patience = Patience()
+        self._changed_s = now_s
+        """When the configuration in force was appended: who answers a round that began later lives with it."""
         self._leaving: tuple[float, float] | None = None
         """Since when, and until when, the office is offered to others."""
         self.tick_s = now_s
         """When the next round of heartbeats is due."""
-        next_index = ledger.log.last_index + 1
-        self.peers = {host: Progress(True, next_index) for host in voters}
-        self.observe(observers)
-        self.first_index = next_index
+        self.first_index = ledger.log.last_index + 1
         """Our no-op: once it is committed, so is everything before it (Raft §5.4.2, §8)."""
+        self.peers: dict[HostId, Progress] = {}
+        self._arrange()
         ledger.append([self._first_entry(identities)])
         self.beat(now_s)
 
     def _first_entry(self, identities: Mapping[HostId, bytes]) -> Entry:
-        """A no-op, or who votes where that is not written yet."""
-        known = self._ledger.configuration
+        """A no-op, or who votes where that is not written yet; a new log's also says which rack this is."""
+        ledger, known = self._ledger, self._ledger.configuration
         voters = tuple(
             voter if voter.identity else Voter(voter.host, identities.get(voter.host, b"")) for voter in known.voters
         )
-        term = self._ledger.term
-        return Entry(term, b"", 0, b"") if voters == known.voters else configuration_entry(term, Configuration(voters))
+        rack = known.rack if ledger.log.last_index else self._rng.randbytes(RACK_BYTES)
+        now = msgspec.structs.replace(known, voters=voters, rack=rack)
+        return Entry(ledger.term, b"", 0, b"") if now == known else configuration_entry(ledger.term, now)
 
-    def observe(self, observers: Sequence[HostId]) -> None:
-        """The observers are these now; one that stays keeps its place."""
-        voters = {host: progress for host, progress in self.peers.items() if progress.voter}
-        start = self._ledger.commit + 1
-        others = {host: self.peers.get(host) or Progress(False, start) for host in observers if host not in voters}
-        self.peers = voters | others
+    # ---- who takes part ----
+
+    def observe(self, alive: Sequence[HostId]) -> None:
+        """The living hosts are these now."""
+        self._alive = alive
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Who receives the log, and who counts; one that stays keeps its place."""
+        configuration, known = self._ledger.configuration, self.peers
+        voters = configuration.hosts
+        whole = [host for host in (*voters, configuration.learner) if host not in ("", self._me)]
+        observers = [host for host in self._alive if host not in whole]
+        self.peers = {}
+        for host in (*whole, *observers):
+            start = self.first_index if host in voters else self._ledger.commit + 1
+            progress = self.peers[host] = known.get(host) or Progress(start)
+            progress.whole, progress.voter = host in whole, host in voters
+
+    @property
+    def may_change(self) -> bool:
+        """One change at a time, and none before an entry of our own term is committed: else two leaders could each
+        have appended a change that the other does not know, and their majorities need not meet (Ongaro, raft-dev,
+        July 2015)."""
+        return self._ledger.commit >= self.first_index and self._ledger.configuration_committed
+
+    def change(self, configuration: Configuration, now_s: float) -> None:
+        """Append who takes part from now on."""
+        ledger = self._ledger
+        assert self.may_change and policy.one_step(ledger.configuration, configuration), "two changes at a time"
+        assert self._me in configuration.hosts, "a leader that does not vote"
+        ledger.append([configuration_entry(ledger.term, configuration)])
+        self._changed_s = math.nextafter(now_s, math.inf)  # a round that began at this moment began before it
+        self._arrange()
+        self._feed_all(now_s)
+
+    def next_step(self, now_s: float) -> Configuration | None:
+        """Who is to take part next, when a change is under way and its next step can be taken now."""
+        configuration = self._ledger.configuration
+        if not self.may_change:
+            return None
+        if configuration.learner:
+            return self._with_learner(configuration, now_s)
+        if configuration.leaving and configuration.leaving != self._me:
+            wanted = policy.removed(configuration)
+            return wanted if self._stands(wanted, now_s) else None
+        return None
+
+    def _with_learner(self, configuration: Configuration, now_s: float) -> Configuration | None:
+        """It votes from its first answer on, with the log that we know: what it held under this name before belongs to
+        a configuration that is over."""
+        host = configuration.learner
+        wanted = policy.promoted(configuration, Voter(host, self.peers[host].identity))
+        return wanted if self._caught_up(host, now_s) and self._stands(wanted, now_s) else None
+
+    def gives_way(self, now_s: float) -> bool:
+        """This leader is to leave the voters, and another voter could lead."""
+        if self._ledger.configuration.leaving != self._me or self._ledger.configuration.learner or not self.may_change:
+            return False
+        since_s = now_s - self._timing.election_min_s
+        return not self.leaving(now_s) and self._follower_with_everything(since_s) is not None
+
+    def heard_since(self, since_s: float) -> list[HostId]:
+        """Who answered a round that began then or later."""
+        return [host for host, progress in self.peers.items() if progress.confirmed_s >= since_s]
+
+    def _caught_up(self, host: HostId, now_s: float) -> bool:
+        progress = self.peers[host]
+        heard = progress.confirmed_s >= self._lately(now_s)
+        return heard and progress.state is State.STREAM and progress.match >= self._ledger.commit
+
+    def _stands(self, configuration: Configuration, now_s: float) -> bool:
+        """A majority of these voters was heard so lately that it can commit what comes next."""
+
+        def confirmed_s(host: HostId) -> float:
+            if host == self._me:
+                return now_s
+            counts = self._counts(host) or host == self._ledger.configuration.learner
+            return self.peers[host].confirmed_s if counts else -math.inf
+
+        return policy.stands(configuration.hosts, confirmed_s, self._lately(now_s))
+
+    def _lately(self, now_s: float) -> float:
+        """Whoever answered a round that began then or later is there, with the log that we count on: asked anew for
+        each step of a change, so that one that lost its log meanwhile is not relied on."""
+        return max(now_s - self._timing.election_min_s, self._changed_s)
 
     # ---- time ----
 
@@ -99,7 +187,7 @@ class Leading:
         alone = not self.peers
         self.tick_s = now_s + (self._timing.observer_s if alone else self._timing.heartbeat_s)
         for host, progress in self.peers.items():
-            if progress.voter or now_s >= progress.beat_s:
+            if progress.whole or now_s >= progress.beat_s:
                 self._beat_one(host, progress, now_s)
 
     def _beat_one(self, host: HostId, progress: Progress, now_s: float) -> None:
@@ -153,8 +241,11 @@ class Leading:
         """Who can take over now; None while nobody can, or nobody is asked."""
         if self._leaving is None or not self.leaving(now_s):
             return None
+        return self._follower_with_everything(self._leaving[0])
+
+    def _follower_with_everything(self, since_s: float) -> HostId | None:
         voters = [(host, each.match, each.confirmed_s) for host, each in self.peers.items() if self._counts(host)]
-        return policy.successor(voters, self._ledger.log.last_index, self._leaving[0])
+        return policy.successor(voters, self._ledger.log.last_index, since_s)
 
     # ---- who counts ----
 
@@ -184,15 +275,20 @@ class Leading:
                 return
         now = Voter(voter.host, progress.identity, since)
         voters = tuple(now if each.host == voter.host else each for each in ledger.configuration.voters)
-        ledger.append([configuration_entry(ledger.term, Configuration(voters))])
+        configuration = msgspec.structs.replace(ledger.configuration, voters=voters)
+        ledger.append([configuration_entry(ledger.term, configuration)])
 
     # ---- entries ----
 
     def propose(self, proposals: Sequence[Proposal], now_s: float) -> None:
         term = self._ledger.term
         self._ledger.append([Entry(term, each.id, each.base, each.command) for each in proposals])
+        self._feed_all(now_s)
+
+    def _feed_all(self, now_s: float) -> None:
+        """Send new entries to all that receive them at once."""
         for host, progress in self.peers.items():
-            if progress.voter:
+            if progress.whole:
                 self.feed(host, progress, now_s)
 
     def advance(self, now_s: float) -> None:
@@ -209,7 +305,7 @@ class Leading:
     def feed(self, host: HostId, progress: Progress, now_s: float) -> None:
         """Send what this host lacks, as far as its window allows. Observers get only what is committed."""
         ledger = self._ledger
-        last = ledger.log.last_index if progress.voter else ledger.commit
+        last = ledger.log.last_index if progress.whole else ledger.commit
         while progress.may_send:
             if progress.next <= ledger.log.base_index:
                 self._begin_snapshot(host, progress, now_s)
@@ -226,7 +322,7 @@ class Leading:
         ledger = self._ledger
         prev_term = 0 if prev_index == 0 else ledger.log.term_at(prev_index)
         assert prev_term is not None, f"entry {prev_index} is compacted"
-        known = (progress.match, progress.identity)
+        known = (progress.match, progress.identity, host == ledger.configuration.learner)
         ledger.say(host, Append(ledger.term, prev_index, prev_term, ledger.commit, self._round, entries, *known))
         if progress.state is not State.SNAPSHOT:
             progress.sent(prev_index + len(entries), ledger.commit)
@@ -269,7 +365,9 @@ class Leading:
         assert image is not None
         progress.sent_s = now_s
         data = image.data[progress.offset : progress.offset + self._timing.chunk_bytes]
-        self._ledger.say(host, _piece_of(image, self._ledger.term, self._round, progress.offset, data))
+        piece = _piece_of(image, self._ledger.term, self._round, progress.offset, data)
+        invited = host == self._ledger.configuration.learner
+        self._ledger.say(host, msgspec.structs.replace(piece, invited=True) if invited else piece)
 
     def wanted(self, sender: HostId, reply: SnapshotReply, now_s: float) -> None:
         """The next piece is asked for."""

@@ -4,6 +4,9 @@
                applied    known to be     on this          in memory
                at once    committed       disk
 
+Who takes part is what the last entry that says so says, committed or not: it goes with its entry, and comes back when
+that is cut off (Raft thesis §4.1).
+
 `commit` and `durable` are independent: a follower may learn that an entry is committed (a majority holds it) before
 its own disk has finished writing it. At the end of every event `finish` asks for one write of all that changed, and
 holds the promises made meanwhile back until that write is done.
@@ -25,7 +28,7 @@ from agent.consensus.machine.words import (
     Say,
     SnapshotTaken,
 )
-from agent.consensus.messages import Configuration, Entry, Voter, Words, configuration_of, crc
+from agent.consensus.messages import NO_RACK, Configuration, Entry, Words, configuration_of, crc
 from agent.consensus.policy import ENTRY_OVERHEAD_BYTES
 from covey.core import HostId
 
@@ -43,11 +46,11 @@ class Contradiction(Exception):
 
 
 class Ledger:
-    def __init__(self, saved: Saved, voters: Sequence[HostId], keep_entries: int, hint_s: float) -> None:
-        """`voters` vote as long as no entry says who does."""
+    def __init__(self, saved: Saved, founders: Configuration, keep_entries: int, hint_s: float) -> None:
+        """`founders` take part as long as no entry says who does."""
         self.term, self.vote = saved.hard.term, saved.hard.vote
-        self.identity, self.lost = saved.hard.identity, saved.hard.lost
-        first = saved.configuration if saved.configuration.voters else Configuration(tuple(map(Voter, voters)))
+        self.identity, self.lost, self.rack_before = saved.hard.identity, saved.hard.lost, saved.hard.rack
+        first = saved.configuration if saved.configuration.voters else founders
         self._configurations = [(saved.base_index, first)]
         """(index, who votes from there on), ascending; the first is what holds at the log's base."""
         self._configure(saved.base_index + 1, saved.entries)
@@ -99,6 +102,16 @@ class Ledger:
     def configuration_index(self) -> int:
         """The entry that says so."""
         return self._configurations[-1][0]
+
+    @property
+    def configuration_committed(self) -> bool:
+        """Nothing can take back what `configuration` says."""
+        return self.configuration_index <= self.commit
+
+    @property
+    def rack(self) -> bytes:
+        """The rack's identity, once it is certain; NO_RACK before."""
+        return self._configuration_at(self.commit).rack if self.commit else NO_RACK
 
     def _configure(self, first: int, entries: Sequence[Entry]) -> None:
         for index, entry in enumerate(entries, first):
@@ -160,6 +173,8 @@ class Ledger:
             return False
         assert index <= self.log.last_index, f"commit {index} is beyond the log's end {self.log.last_index}"
         self._actions.append(Apply(self.commit + 1, self.log.slice(self.commit + 1, index)))
+        if not self.commit:
+            self.write_commit()  # after a restart this host still knows which rack it belongs to
         self.commit = index
         return True
 
@@ -269,7 +284,8 @@ class Ledger:
         self._promises.clear()
 
     def _hard(self) -> Hard:
-        return Hard(self.term, self.vote, self.commit, self.identity, self.lost)
+        rack = self.rack if self.rack != NO_RACK else self.rack_before
+        return Hard(self.term, self.vote, self.commit, self.identity, self.lost, rack)
 
     def check(self) -> None:
         log = self.log
@@ -277,5 +293,7 @@ class Ledger:
         assert self.durable <= log.last_index, "durable beyond the end"
         assert self.image is None or self.image.index <= self.commit, "a snapshot of what is not committed"
         assert log.base_index <= (self.image.index if self.image else 0), "compacted without a snapshot"
+        assert self._configurations[0][0] <= log.base_index, "nobody knows who takes part"
+        assert self._configurations[-1][0] <= log.last_index, "an entry is gone, and what it said is not"
         assert log.last_term <= self.term, "an entry of a term to come"
         assert all(number <= self._number for number, *_ in self._held), "a promise that nothing releases"

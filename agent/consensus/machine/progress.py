@@ -41,11 +41,14 @@ class Progress:
         "told_commit",
         "voter",
         "waiting",
-        "window",
+        "whole",
     )
 
-    def __init__(self, voter: bool, next_index: int) -> None:
-        self.voter = voter
+    def __init__(self, next_index: int) -> None:
+        self.voter = False
+        """Its name is among the voters'."""
+        self.whole = False
+        """It receives all entries at once: voters and the learner do, observers receive what is committed."""
         self.identity = b""
         """Which log answers; empty until it has."""
         self.past: set[bytes] = set()
@@ -54,7 +57,6 @@ class Progress:
         """See AppendReply."""
         self.last_index = 0
         """Where it said that its log ends."""
-        self.window = VOTER_WINDOW if voter else OBSERVER_WINDOW
         self.match = 0
         self.next = next_index
         self.state = State.PROBE
@@ -71,6 +73,10 @@ class Progress:
         self.offset = 0
         self.sent_s = -math.inf
         """Snapshot: when the current piece was sent."""
+
+    @property
+    def window(self) -> int:
+        return VOTER_WINDOW if self.whole else OBSERVER_WINDOW
 
     @property
     def may_send(self) -> bool:

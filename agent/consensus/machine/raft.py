@@ -14,11 +14,20 @@ then tells the voter with the whole log to stand at once. That one asks in the n
 stays loyal to a leader that left: of a later leader the request's term says that it is out of date. The order is for
 the term in which it was given and no other; whoever gets it late ignores it.
 
-A host that is not among the voters is an observer: a follower that never stands for election and whose vote nobody
-asks. So is a voter whose log is not the one that votes under its name (`messages.Voter`): one that lost its log, or
-finds less in it than it acknowledged, has forgotten whom it voted for. It follows, and votes again when a leader has
-written its new identity down and brought it to where the other voters have committed that. It learns of its loss from
-its own second record (`disk`), or from the leader, who says in each Append what this log has acknowledged to it.
+A host that is not among the voters is an observer: a follower that never stands for election. Who votes is what the
+log says (`ledger`), and a host may not know yet that it was made a voter, or that it is none any more. Therefore it
+follows any leader of its rack, and answers any candidate of its rack, whoever it believes to vote (Raft thesis §4.2.1,
+§4.2.2): only the candidate counts, by its own log. A host whose log has not begun knows no rack and no voters but those
+of agent.toml: it follows one of these, or a leader whose log began with, or is now voted on by, one of these; and one
+that lost its log follows the rack that it belonged to, and one that is to vote the leader who says so.
+
+A voter whose log is not the one that votes under its name (`messages.Voter`) observes too: one that lost its log, or
+finds less in it than it acknowledged, has forgotten whom it voted for. It votes again when a leader has written its new
+identity down and brought it to where the other voters have committed that. It learns of its loss from its own second
+record (`disk`), or from the leader, who says in each Append what this log has acknowledged to it.
+
+A change of voters is driven by whoever leads (`leading.next_step`), one committed step after the other. A leader that
+is to leave the voters hands over first and becomes an observer under the next one; it is not cut off without a word.
 """
 
 import enum
@@ -32,15 +41,17 @@ from agent.consensus import policy
 from agent.consensus.machine.disk_pace import DiskPace
 from agent.consensus.machine.leading import Leading
 from agent.consensus.machine.ledger import Ledger
+from agent.consensus.machine.outlook import Outlook
 from agent.consensus.machine.parcel import Parcel
 from agent.consensus.machine.patience import Patience, Stall
 from agent.consensus.machine.words import (
     Action,
+    ConfigurationChanged,
+    ConfigurationWanted,
     Event,
     HandOver,
-    Image,
+    HostsChanged,
     Led,
-    ObserversChanged,
     Persisted,
     Proposed,
     Saved,
@@ -50,20 +61,25 @@ from agent.consensus.machine.words import (
 )
 from agent.consensus.messages import (
     IDENTITY_BYTES,
+    NO_RACK,
     Append,
     AppendReply,
+    Configuration,
     RequestVote,
     Snapshot,
     SnapshotReply,
     TimeoutNow,
     VoteReply,
     Words,
+    configuration_of,
 )
 from agent.consensus.policy import Timing
 from covey.core import Heard, HostId
 
 OFFER_S = 5.0
 """How long a leader with a slow disk waits for a successor before it takes commands again, for a while."""
+GIVE_WAY_S = 0.7
+"""How long a leader that is to leave the voters looks for a successor; usually one message."""
 OBSERVER_SILENCE = 3.5
 """Heartbeats to observers that must be missed before an observer says that it knows no leader."""
 
@@ -75,7 +91,7 @@ class Role(enum.Enum):
     LEADER = enum.auto()
 
 
-class Raft:
+class Raft(Outlook):
     def __init__(
         self,
         me: HostId,
@@ -85,14 +101,14 @@ class Raft:
         rng: random.Random,
         now_s: float,
     ) -> None:
-        self.me, self.voters = me, tuple(sorted(voters))
+        """`voters` are those of agent.toml: they count as long as the log has not begun."""
+        self.me = me
         self.role = Role.FOLLOWER
         self.leader: HostId | None = None
         self.leading: Leading | None = None
         self.counters: Counter[str] = Counter()
-        self._others = tuple(host for host in self.voters if host != me)
-        self._observers: tuple[HostId, ...] = ()
-        self._ledger = Ledger(saved, self.voters, timing.keep_entries, timing.hint_s)
+        self._alive: tuple[HostId, ...] = ()
+        self._ledger = Ledger(saved, policy.founders(voters, NO_RACK), timing.keep_entries, timing.hint_s)
         self._timing, self._rng, self._now_s = timing, rng, now_s
         self._votes: dict[HostId, bool] = {}
         self._voted_with: dict[HostId, bytes] = {}
@@ -113,61 +129,10 @@ class Raft:
         self.current_s: float | None = None
         """When a leader last confirmed that all it had committed is applied here."""
         self._parcel = Parcel()
+        self.stranger: HostId | None = None
+        """A leader that is none of agent.toml's voters, while this host knows no rack."""
         self._told: tuple[int, HostId | None] = (0, None)
-
-    # ---- what others may know ----
-
-    @property
-    def term(self) -> int:
-        return self._ledger.term
-
-    @property
-    def commit(self) -> int:
-        return self._ledger.commit
-
-    @property
-    def last_index(self) -> int:
-        return self._ledger.log.last_index
-
-    @property
-    def image(self) -> Image | None:
-        return self._ledger.image
-
-    @property
-    def identity(self) -> bytes:
-        """Which log this is."""
-        return self._ledger.identity
-
-    @property
-    def _votes_here(self) -> bool:
-        """This log votes: see the module's essay."""
-        voter = self._ledger.configuration.voter(self.me)
-        if voter is None:
-            return False
-        if not voter.identity:
-            return not self._ledger.lost
-        return voter.identity == self._ledger.identity and voter.since <= self._ledger.commit
-
-    @property
-    def forgotten(self) -> bool:
-        """This host should vote, but its log is not the one that votes."""
-        return self.me in self.voters and not self._votes_here
-
-    @property
-    def wake_s(self) -> float:
-        """When `Woken` is due."""
-        return self.leading.tick_s if self.leading else self._deadline_s
-
-    def confirmed_s(self, now_s: float) -> float | None:
-        """Leader: when a majority last stood behind us, -inf for never; None when we do not lead."""
-        return self.leading.confirmed_s(now_s) if self.leading else None
-
-    def holds_lease(self, now_s: float) -> bool:
-        """We lead, nobody else can, and our no-op is committed: what is applied here is the newest there is."""
-        leading = self.leading
-        if leading is None or self._ledger.commit < leading.first_index:
-            return False
-        return now_s - leading.confirmed_s(now_s) < self._timing.lease_s
+        self._told_configuration: tuple[Configuration, bool] | None = None
 
     # ---- events ----
 
@@ -187,10 +152,12 @@ class Raft:
             case Proposed():
                 if self.leading and not self.leading.leaving(now_s):
                     self.leading.propose(event.proposals, now_s)
-            case ObserversChanged():
-                self._observers = tuple(host for host in event.hosts if host != self.me and host not in self.voters)
+            case HostsChanged():
+                self._alive = tuple(host for host in event.hosts if host != self.me)
                 if self.leading:
-                    self.leading.observe(self._observers)
+                    self.leading.observe(self._alive)
+            case ConfigurationWanted():
+                self._configuration_wanted(event)
             case HandOver():
                 if self.leading:
                     self.leading.hand_over(event.until_s, now_s)
@@ -201,16 +168,44 @@ class Raft:
             case _:
                 assert_never(event)
         self._spare_a_slow_disk()
+        self._drive()
         self._hand_over()
         if self._votes_here and not self._voted_here:
             self._ledger.write_commit()
         self._voted_here = self._votes_here
-        if self._told != (self.term, self.leader):
-            self._told = (self.term, self.leader)
-            self._ledger.act(Led(self.term, self.leader))
+        self._tell()
         actions = self._ledger.finish(now_s)
         self._disk.began(actions, now_s)
         return actions
+
+    def _tell(self) -> None:
+        if self._told != (self.term, self.leader):
+            self._told = (self.term, self.leader)
+            self._ledger.act(Led(self.term, self.leader))
+        configuration = (self._ledger.configuration, self._ledger.configuration_committed)
+        if self._told_configuration != configuration:
+            self._told_configuration = configuration
+            self._ledger.act(ConfigurationChanged(*configuration))
+
+    # ---- who takes part ----
+
+    def _configuration_wanted(self, wanted: ConfigurationWanted) -> None:
+        leading, configuration = self.leading, self._ledger.configuration
+        fits = wanted.instead_of == configuration and policy.one_step(configuration, wanted.configuration)
+        if leading and fits and leading.may_change and not leading.leaving(self._now_s):
+            leading.change(wanted.configuration, self._now_s)
+
+    def _drive(self) -> None:
+        """The next step of a change that is under way, whoever began it."""
+        if self.leading is None or not (self._ledger.configuration.learner or self._ledger.configuration.leaving):
+            return
+        wanted = self.leading.next_step(self._now_s)
+        if wanted is not None:
+            self.leading.change(wanted, self._now_s)
+        elif self.leading.gives_way(self._now_s):
+            self.leading.hand_over(self._now_s + GIVE_WAY_S, self._now_s)
+
+    # ---- handing over ----
 
     def _spare_a_slow_disk(self) -> None:
         """A leader whose disk hangs offers its office, again and again while nobody can take it."""
@@ -255,7 +250,8 @@ class Raft:
 
     def _heard(self, sender: HostId, message: Words) -> None:
         if isinstance(message, RequestVote | VoteReply | TimeoutNow):
-            if sender not in self._others or not self._votes_here:
+            asked = isinstance(message, RequestVote) and self._may_vote(message)
+            if not asked and (sender not in self._others or not self._votes_here):
                 self.counters["votes of strangers"] += 1
             elif isinstance(message, RequestVote):
                 self._vote_asked(sender, message)
@@ -293,7 +289,7 @@ class Raft:
         self.role, self._votes, self._voted_with = Role.PRECANDIDATE, {self.me: True}, {}
         self.counters["prevotes asked"] += 1
         for host in self._others:
-            self._ledger.say(host, self._request(self.term + 1, pre_vote=True))
+            self._ledger.say(host, self._request(host, self.term + 1, pre_vote=True))
         self._count()
 
     def _told_to_stand(self, sender: HostId, order: TimeoutNow) -> None:
@@ -311,10 +307,18 @@ class Raft:
         self._own_vote = self._ledger.next_number
         self._wait()
         for host in self._others:
-            self._ledger.promise(host, self._request(self.term, False, handed_over))
+            self._ledger.promise(host, self._request(host, self.term, False, handed_over))
 
-    def _request(self, term: int, pre_vote: bool, handed_over: bool = False) -> RequestVote:
-        return RequestVote(term, pre_vote, self._ledger.log.last_index, self._ledger.log.last_term, handed_over)
+    def _request(self, host: HostId, term: int, pre_vote: bool, handed_over: bool = False) -> RequestVote:
+        ledger, voter = self._ledger, self._ledger.configuration.voter(host)
+        counts = voter.identity if voter and voter.since <= ledger.commit else b""
+        return RequestVote(term, pre_vote, ledger.log.last_index, ledger.log.last_term, handed_over, counts)
+
+    def _may_vote(self, asked: RequestVote) -> bool:
+        """Whoever asks, if this host belongs to a rack, and its log is not known to be one that does not vote."""
+        if asked.counts and asked.counts == self._ledger.identity:
+            return True
+        return self.rack != NO_RACK and not self.forgotten
 
     def _vote_asked(self, sender: HostId, asked: RequestVote) -> None:
         ledger = self._ledger
@@ -376,13 +380,16 @@ class Raft:
         identities[self.me] = self._ledger.identity
         self.role, self.leader, self._votes = Role.LEADER, self.me, {}
         self.counters["elected"] += 1
-        self.leading = Leading(self._ledger, self._timing, self._others, self._observers, self._now_s, identities)
+        self.leading = Leading(self._ledger, self._timing, self.me, self._alive, identities, self._now_s, self._rng)
 
     # ---- following ----
 
     def _leader_heard(self, sender: HostId, message: Append | Snapshot) -> None:
-        if sender not in self._others:
+        if not self._one_of_us(sender, message):
             self.counters["appends of strangers"] += 1
+            self.stranger = sender
+            if isinstance(message, Append) and message.prev_index:  # the first entry says whose log this is
+                self._refuse(sender, message.round, message.prev_index, (0, 0), message.term)
             return
         if message.term < self.term:
             self._refuse(sender, message.round, 0, (0, 0))
@@ -392,6 +399,7 @@ class Raft:
             return
         if message.term > self.term or self.role is not Role.FOLLOWER or self.leader is None:
             self._follow(sender, message.term)
+        self.stranger = None
         if self._heard_in == (message.term, sender):
             self._silences.ended(self._now_s - self._heard_s, self._now_s)
         self._heard_s, self._heard_in = self._now_s, (message.term, sender)
@@ -400,6 +408,19 @@ class Raft:
             self._append(sender, message)
         else:
             self._snapshot(sender, message)
+
+    def _one_of_us(self, sender: HostId, message: Append | Snapshot) -> bool:
+        """Whether this leader may lead us. Once a log has begun here, envelopes name the rack; see the essay above."""
+        if self.rack != NO_RACK or sender in self._ledger.configuration.hosts or message.invited:
+            return True
+        if isinstance(message, Snapshot):
+            says: Configuration | None = message.configuration
+        else:
+            says = configuration_of(message.entries[0]) if message.prev_index == 0 and message.entries else None
+        if says is None:
+            return False
+        again = says.rack == self._ledger.rack_before != NO_RACK
+        return again or not {*says.hosts}.isdisjoint(self._ledger.configuration.hosts)
 
     def _append(self, sender: HostId, message: Append) -> None:
         ledger, log = self._ledger, self._ledger.log
@@ -430,11 +451,13 @@ class Raft:
         reply = AppendReply(self.term, number, True, match, 0, 0, ledger.identity, ledger.lost, ledger.durable)
         (ledger.answer if durable else ledger.promise)(sender, reply)
 
-    def _refuse(self, sender: HostId, number: int, prev_index: int, hint: tuple[int, int]) -> None:
+    def _refuse(
+        self, sender: HostId, number: int, prev_index: int, hint: tuple[int, int], term: int | None = None
+    ) -> None:
         ledger = self._ledger
-        index, term = hint
         who = (ledger.identity, ledger.lost, ledger.durable)
-        ledger.answer(sender, AppendReply(self.term, number, False, prev_index, index, term, *who))
+        (index, index_term), in_term = hint, self.term if term is None else term
+        ledger.answer(sender, AppendReply(in_term, number, False, prev_index, index, index_term, *who))
 
     def _snapshot(self, sender: HostId, piece: Snapshot) -> None:
         ledger = self._ledger
@@ -456,7 +479,7 @@ class Raft:
 
     def _answer_heard(self, sender: HostId, reply: AppendReply | SnapshotReply) -> None:
         if reply.term > self.term:
-            if sender in self._others:
+            if sender in self._others or (self.leading and sender in self.leading.peers and self.rack != NO_RACK):
                 self._follow(None, reply.term)
             return
         if self.leading is None or reply.term < self.term or sender not in self.leading.peers:

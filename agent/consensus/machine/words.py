@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from agent.consensus.messages import Configuration, Entry, Words
+from agent.consensus.messages import NO_RACK, Configuration, Entry, Rack, Words
 from covey.core import Heard, HostId
 
 
@@ -26,6 +26,8 @@ class Hard(msgspec.Struct, frozen=True, array_like=True):
     """Which log this is: see `messages.Voter`."""
     lost: bool = False
     """It stands in for one that is gone, or that holds less than it acknowledged: see `machine.raft`."""
+    rack: Rack = NO_RACK
+    """The rack that this host belongs to, or did with the log that is gone."""
 
 
 class Image(msgspec.Struct, frozen=True):
@@ -80,10 +82,17 @@ class Proposed(msgspec.Struct, frozen=True):
     proposals: Sequence[Proposal]
 
 
-class ObserversChanged(msgspec.Struct, frozen=True):
-    """The living hosts that do not vote."""
+class HostsChanged(msgspec.Struct, frozen=True):
+    """The other living hosts; those that do not vote observe."""
 
     hosts: tuple[HostId, ...]
+
+
+class ConfigurationWanted(msgspec.Struct, frozen=True):
+    """Append this, if this host leads, `instead_of` is in force and committed, and the two are one step apart."""
+
+    instead_of: Configuration
+    configuration: Configuration
 
 
 class HandOver(msgspec.Struct, frozen=True):
@@ -100,7 +109,7 @@ class SnapshotTaken(msgspec.Struct, frozen=True):
     data: bytes
 
 
-Event = Started | Woken | Heard | Persisted | Proposed | ObserversChanged | HandOver | SnapshotTaken
+Event = Started | Woken | Heard | Persisted | Proposed | HostsChanged | HandOver | SnapshotTaken | ConfigurationWanted
 
 
 # ---- actions ----
@@ -155,4 +164,11 @@ class Led(msgspec.Struct, frozen=True):
     leader: HostId | None
 
 
-Action = Say | Persist | SaveSnapshot | Apply | Restore | Led
+class ConfigurationChanged(msgspec.Struct, frozen=True):
+    """These take part now, as this host's log says; `committed`: that cannot be undone any more."""
+
+    configuration: Configuration
+    committed: bool
+
+
+Action = Say | Persist | SaveSnapshot | Apply | Restore | Led | ConfigurationChanged

@@ -23,11 +23,12 @@ from agent.consensus.machine.once import Kept
 from agent.consensus.machine.words import (
     Action,
     Apply,
+    ConfigurationChanged,
     Event,
     HandOver,
+    HostsChanged,
     Image,
     Led,
-    ObserversChanged,
     Persist,
     Persisted,
     Restore,
@@ -37,11 +38,24 @@ from agent.consensus.machine.words import (
     Started,
     Woken,
 )
-from agent.consensus.messages import SNAPSHOT_BYTES_MAX, Malformed, decode, encode, log_id
+from agent.consensus.messages import (
+    NO_RACK,
+    SNAPSHOT_BYTES_MAX,
+    ChangeVoters,
+    Configuration,
+    Malformed,
+    another_rack,
+    decode,
+    decode_asked,
+    encode,
+)
+from agent.consensus.policy import founders
+from agent.consensus.service.changes import Changes
 from agent.consensus.service.proposals import Proposals
 from agent.consensus.service.settings import LeaderSettings
 from covey.core import Heard, HostId
 from covey.ports import Env
+from plugins.base import Refused
 
 TIMER_S_MIN = 0.002
 """uvloop's timers may fire a millisecond early."""
@@ -88,13 +102,16 @@ class Consensus:
         changed: Callable[[int, HostId | None], None],
     ) -> None:
         self.counters: Counter[str] = Counter()
-        self.voters = tuple(HostId(name) for name in sorted(settings.voters)) or (me,)
+        self.founders = tuple(HostId(name) for name in sorted(settings.voters)) or (me,)
+        """Who votes in a log that has not begun, as agent.toml says."""
+        self.configured: Callable[[], None] = lambda: None
+        """Told when other hosts vote, or a change begins, and that cannot be taken back."""
         self._env, self._me, self._settings = env, me, settings
         self._send, self._changed = send, changed
-        self._log_id = log_id(self.voters)
-        self._store = Store(env.disk, self._log_id, env.entropy)
+        self._store = Store(env.disk, env.entropy)
         self._once = Once()
-        self._proposals = Proposals(env, me, self._log_id, self, ask_leader, self._once, self.counters)
+        self.changes = Changes(env, me, self.founders, self, ask_leader)
+        self._proposals = Proposals(env, me, self, ask_leader, self._once, self.counters)
         self._raft: Raft | None = None
         self._apply: Callable[[int, bytes], bytes] = _unbound
         self._snapshot: Callable[[], bytes] = bytes
@@ -105,7 +122,6 @@ class Consensus:
         """Of the last one."""
         self._started_s = self._leader_since_s = self._leaderless_since_s = 0.0
         self._leader: HostId | None = None
-        self._observers: tuple[HostId, ...] = ()
         self._events: deque[Event] = deque()
         self._draining = self._stopping = False
         self._timer: asyncio.TimerHandle | None = None
@@ -136,6 +152,34 @@ class Consensus:
         if self._raft is None or self._leader is not None:
             return 0.0
         return max(0.0, self._env.clock.now_s() - self._leaderless_since_s - self._settings.step_down_s)
+
+    @property
+    def configuration(self) -> Configuration:
+        """Who takes part, and which change is under way, as this host's log says."""
+        return self._raft.configuration if self._raft else founders(self.founders, NO_RACK)
+
+    @property
+    def voters(self) -> tuple[HostId, ...]:
+        return self.configuration.hosts
+
+    @property
+    def rack(self) -> bytes:
+        """The rack's identity; NO_RACK until this host is certain of it."""
+        return self._raft.rack if self._raft else NO_RACK
+
+    @property
+    def may_change(self) -> bool:
+        """See `changes.Desk`."""
+        return self._raft is not None and self.is_leader and self._raft.may_change
+
+    @property
+    def stranger(self) -> HostId | None:
+        """See `changes.Desk`."""
+        return self._raft.stranger if self._raft else None
+
+    @property
+    def heard_lately(self) -> frozenset[HostId]:
+        return self._raft.heard_lately(self._env.clock.now_s()) if self._raft else frozenset()
 
     @property
     def open(self) -> bool:
@@ -187,13 +231,13 @@ class Consensus:
     async def start(self) -> None:
         """Read the disk back and apply what was known to be committed. A rack of one leads when this returns. Raises
         DiskRefused for files that cannot be trusted, OSError for a sick disk."""
-        saved = await self._store.load(alone=self.voters == (self._me,))
+        saved = await self._store.load(alone=self.founders == (self._me,))
         self._started_s = self._leader_since_s = self._leaderless_since_s = self._env.clock.now_s()
-        self._raft = Raft(self._me, self.voters, saved, self._settings.timing(), self._env.rng, self._started_s)
+        self._raft = Raft(self._me, self.founders, saved, self._settings.timing(), self._env.rng, self._started_s)
         self._env.spawn("log writer", self._write_all())
         self.feed(Started())
-        if self._observers:
-            self.feed(ObserversChanged(self._observers))
+        if self.changes.alive:
+            self.feed(HostsChanged(self.changes.alive))
         while self.voters == (self._me,) and not self.is_leader and self.open:
             self._written.clear()
             await self._written.wait()
@@ -228,19 +272,33 @@ class Consensus:
                 async with asyncio.timeout(left_s):
                     await self._turned.wait()
 
-    def observers(self, hosts: Sequence[HostId]) -> None:
-        """The living hosts; those that vote, and this one, are not observers."""
-        found = tuple(sorted({host for host in hosts if host != self._me and host not in self.voters}))
-        if found != self._observers:
-            self._observers = found
-            self.feed(ObserversChanged(found))
+    def hosts(self, alive: Sequence[HostId], away: Sequence[HostId] = ()) -> None:
+        """The living hosts: those that do not vote receive what is committed. `away` are known, and gone or
+        left."""
+        self.changes.away = tuple(away)
+        found = tuple(sorted({host for host in alive if host != self._me}))
+        if found != self.changes.alive:
+            self.changes.alive = found
+            self.feed(HostsChanged(found))
 
     async def propose(self, command: bytes, timeout_s: float = 5.0) -> bytes:
         return await self._proposals.propose(command, timeout_s)
 
     async def answer(self, sender: HostId, data: bytes) -> bytes:
         """A proposal that another host forwards to us (`ask_leader` there). Refused when it is no such thing."""
-        return await self._proposals.answer(sender, data)
+        try:
+            asked = decode_asked(data)
+        except Malformed as error:
+            self.counters["malformed"] += 1
+            raise Refused(2, f"{sender} asked something unknown", str(error), "upgrade the older host") from error
+        if isinstance(asked, ChangeVoters):
+            return self.changes.answer(sender, asked)
+        return await self._proposals.answer(sender, asked)
+
+    async def change_voters(self, add: str, remove: str, force: bool, timeout_s: float = 5.0) -> str:
+        """Ask the leader for another voter, one fewer, or one in the place of another: what is being done, in words.
+        It goes on by itself, whoever leads. Refused."""
+        return await self.changes.change(add, remove, force, timeout_s)
 
     # ---- events and actions ----
 
@@ -251,9 +309,11 @@ class Consensus:
         except Malformed:
             self.counters["malformed"] += 1
             return
-        if envelope.log != self._log_id:
-            self.counters["of another log"] += 1
+        if another_rack(envelope.rack, self.rack):
+            self.counters["of another rack"] += 1
+            self.changes.stranger(sender)
             return
+        self.changes.strangers.pop(sender, None)
         asyncio.get_running_loop().call_soon(self.feed, Heard(sender, envelope.message))
 
     def feed(self, event: Event) -> None:
@@ -283,7 +343,7 @@ class Consensus:
     def _perform(self, action: Action) -> None:
         match action:
             case Say():
-                if not self._send(action.to, encode(self._log_id, action.message)):
+                if not self._send(action.to, encode(self.rack, action.message)):
                     self.counters["not sent"] += 1
             case Persist() | SaveSnapshot():
                 self._writes.append(action)
@@ -294,6 +354,9 @@ class Consensus:
                 self._restore_image(action.image)
             case Led():
                 self._led(action)
+            case ConfigurationChanged():
+                if self.changes.changed(action):
+                    self.configured()
             case _:
                 assert_never(action)
 

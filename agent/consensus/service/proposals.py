@@ -16,10 +16,12 @@ from agent.consensus.machine.words import Image, Proposal, Proposed
 from agent.consensus.messages import (
     COMMAND_BYTES_MAX,
     ID_BYTES,
+    Asked,
     Entry,
     Malformed,
     Propose,
     ProposeReply,
+    another_rack,
     decode_asked,
     encode_asked,
 )
@@ -53,6 +55,10 @@ class Desk(Protocol):
         """This host takes part."""
 
     @property
+    def rack(self) -> bytes:
+        """Which rack this is; NO_RACK until that is certain."""
+
+    @property
     def term(self) -> int: ...
     @property
     def commit_index(self) -> int: ...
@@ -68,13 +74,12 @@ class Proposals:
         self,
         env: Env,
         me: HostId,
-        log: bytes,
         desk: Desk,
         ask_leader: Callable[[HostId, bytes, float], Awaitable[bytes]],
         once: Once,
         counters: Counter[str],
     ) -> None:
-        self._env, self._me, self._log, self._desk = env, me, log, desk
+        self._env, self._me, self._desk = env, me, desk
         self._ask_leader, self._once, self._counters = ask_leader, once, counters
         self._queued: dict[bytes, Proposal] = {}
         """To be handed to the core at the end of this turn of the loop."""
@@ -193,7 +198,7 @@ class Proposals:
         self, leader: HostId, proposal: Proposal, attempt: int, result: Result, seconds: float
     ) -> ProposeReply:
         """The leader's answer; `lost` when there is none, or when the result or another leader came first."""
-        question = Propose(self._log, proposal.id, attempt, proposal.base, proposal.command)
+        question = Propose(self._desk.rack, proposal.id, attempt, proposal.base, proposal.command)
         reply: asyncio.Future[ProposeReply] = asyncio.get_running_loop().create_future()
         self._counters["forwarded"] += 1
         self._env.spawn("forward a proposal", self._ask(leader, question, seconds, reply))
@@ -216,17 +221,12 @@ class Proposals:
 
     # ---- as the leader ----
 
-    async def answer(self, sender: HostId, data: bytes) -> bytes:
-        """A proposal that `sender` forwards. Refused when it cannot be understood or is for another log."""
-        try:
-            question = decode_asked(data)
-        except Malformed as error:
-            self._counters["malformed"] += 1
-            raise Refused(2, f"{sender} asked something unknown", str(error), "upgrade the older host") from error
-        if not isinstance(question, Propose) or question.log != self._log:
-            self._counters["of another log"] += 1
-            why = "it has other leader.voters"
-            raise Refused(2, f"{sender} belongs to another rack", why, "give all hosts the same leader.voters")
+    async def answer(self, sender: HostId, question: Asked) -> bytes:
+        """A proposal that `sender` forwards. Refused when it is something else, or for another log."""
+        if not isinstance(question, Propose) or another_rack(question.rack, self._desk.rack):
+            self._counters["of another rack"] += 1
+            why = "its log began apart from the one here"
+            raise Refused(2, f"{sender} belongs to another rack", why, "docs/operations.md, 'Who votes'")
         return encode_asked(await self._asked(question))
 
     async def _asked(self, question: Propose) -> ProposeReply:

@@ -122,7 +122,7 @@ class Member:
         self.log = Consensus(env, self.name, self.rack.settings, self._send, self._ask, self._changed)
         self.log.bind(self.apply, lambda: "\n".join(self.commands).encode(), self.restore)
         self.up = True
-        self.log.observers([HostId(name) for name in self.rack.members])
+        self.log.hosts([HostId(name) for name in self.rack.members])
         await self.log.start()
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> object:

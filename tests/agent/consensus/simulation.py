@@ -12,9 +12,14 @@ propose to whoever believes to lead, and repeat proposals whose answer is missin
     State Machine Safety   no two hosts apply different entries at one index
     Lease                  nobody is elected while the leader of an earlier term may act as one
     Exactly once           no command is executed twice in any copy of the state
+    One rack               every committed entry belongs to the log that began first, with one identity
+    One step               the voters of two configurations that follow one another differ by one host at most
+    Configuration          what a host takes for the configuration is what its own log says
 
-and at the end, after everything has healed: all hosts converge on one state, and every command that a client was told
-is applied is in it. `run_seeds(first, count)` is for a longer search: `COVEY_CONSENSUS_SEEDS=1000:20000 pytest ...`.
+and at the end, after everything has healed: a change of voters that was under way is completed, whoever began it; all
+hosts converge on one state; every command that a client was told is applied is in it; and no host, voter or not, makes
+anybody change the leader any more. `run_seeds(first, count)` is for a longer search:
+`COVEY_CONSENSUS_SEEDS=1000:20000 pytest ...`.
 """
 
 import heapq
@@ -31,11 +36,13 @@ from agent.consensus.machine import Once, Raft
 from agent.consensus.machine.once import Kept
 from agent.consensus.machine.words import (
     Apply,
+    ConfigurationChanged,
+    ConfigurationWanted,
     Event,
     HandOver,
+    HostsChanged,
     Image,
     Led,
-    ObserversChanged,
     Persist,
     Persisted,
     Proposal,
@@ -47,7 +54,17 @@ from agent.consensus.machine.words import (
     Started,
     Woken,
 )
-from agent.consensus.messages import Entry, TimeoutNow, VoteReply, Words, decode, encode, log_id
+from agent.consensus.messages import (
+    RACK_BYTES,
+    Configuration,
+    Entry,
+    TimeoutNow,
+    VoteReply,
+    Words,
+    configuration_of,
+    decode,
+    encode,
+)
 from agent.consensus.policy import Timing, quorum
 from covey.core import Heard, HostId
 from tests.agent.consensus.fakes import MemoryDisk, PowerLost, run
@@ -86,13 +103,14 @@ class Weather:
     commands_per_s: float
     files_lost: float
     """Part of the faults that take a voter's log away, or a part of it."""
+    changes_per_s: float
 
     @staticmethod
     def draw(rng: random.Random) -> "Weather":
-        voters = rng.choices((1, 3, 5), (1, 12, 4))[0]
+        voters = rng.choices((1, 3, 5), (3, 12, 4))[0]
         return Weather(
             voters=voters,
-            observers=rng.choice((0, 0, 1, 2)),
+            observers=rng.choice((0, 0, 1, 2, 3)),
             loss=rng.choice((0.0, 0.0, 0.02, 0.15)),
             double=rng.choice((0.0, 0.05, 0.3)),
             slow=rng.choice((0.0, 0.02, 0.2)),
@@ -101,6 +119,7 @@ class Weather:
             codec=rng.random() < 0.15,
             commands_per_s=rng.choice((0.3, 12.0, 12.0)),
             files_lost=rng.choice((0.0, 0.15, 0.5)),
+            changes_per_s=rng.choice((0.0, 0.3, 2.0)),
         )
 
 
@@ -134,6 +153,10 @@ class Node:
     wake_at_s: float = float("inf")
     copy: dict[str, bytes] = field(default_factory=dict)
     """The files of the log as they once were."""
+    configuration: Configuration = field(default_factory=Configuration)
+    """As it last knew it."""
+    toml: tuple[HostId, ...] = ()
+    """leader.voters; empty: the founders."""
     forgot: bool = False
     """Something of its log was taken away, and it does not vote yet."""
     prefix: dict[int, int] = field(default_factory=dict)
@@ -154,7 +177,7 @@ class World:
         names = [HostId(f"v{n}") for n in range(weather.voters)] + [HostId(f"o{n}") for n in range(weather.observers)]
         self.voters = tuple(names[: weather.voters])
         self.observers = tuple(names[weather.voters :])
-        self.log = log_id(self.voters)
+        self.rack = bytes(RACK_BYTES)
         self.timing = Timing(keep_entries=4, hint_s=0.3, chunk_bytes=rng.choice((700, 5000, 100_000)))
         self.nodes = {
             name: Node(name, MemoryDisk(random.Random(rng.random())), rng.uniform(0, 1e5), rng.uniform(0.985, 1.015))
@@ -174,6 +197,8 @@ class World:
         self.last_chosen = 0
         self.chosen_in: dict[int, int] = {}
         """Term -> the last entry that was known to be committed in it."""
+        self.in_force: list[tuple[int, Configuration]] = []
+        """(index, configuration) of those that were committed, in order."""
         self.handed_over = 0
         """Orders to stand at once."""
         self.lost: Counter[str] = Counter()
@@ -184,6 +209,8 @@ class World:
             self.begin(node)
         self.later(rng.uniform(0, 0.3), "client")
         self.later(rng.expovariate(1 / weather.fault_every_s), "fault")
+        if weather.changes_per_s and len(names) > 1:
+            self.later(rng.expovariate(weather.changes_per_s), "change")
 
     # ---- running ----
 
@@ -198,7 +225,7 @@ class World:
         self.steps += 1
         if node is None:
             if not self.calm or kind == "client":
-                self.client() if kind == "client" else self.fault()
+                {"client": self.client, "fault": self.fault, "change": self.change}[kind]()
             return
         if kind == "begin":
             if not node.up:
@@ -238,6 +265,8 @@ class World:
                     self.apply(node, action, events)
                 elif isinstance(action, Led):
                     self.led(node, action)
+                elif isinstance(action, ConfigurationChanged):
+                    self.after_a_change(node)
                 elif isinstance(action, SaveSnapshot):
                     self.track(node, action.base_index + 1, action.entries)
                     node.writes.append(action)
@@ -245,6 +274,8 @@ class World:
                     assert isinstance(action, Restore)
                     self.restore(node, action.image)
         node.raft.check()
+        node.configuration = node.raft.configuration
+        self.follows_its_log(node)
         if node.writes and not node.writing:
             self.write(node)
         wake_s = node.world(node.raft.wake_s)
@@ -259,7 +290,7 @@ class World:
         if (node.name, to) in self.cut or (not self.calm and rng.random() < weather.loss):
             return
         if weather.codec:
-            message = decode(encode(self.log, message)).message
+            message = decode(encode(self.rack, message)).message
         copies = 2 if not self.calm and rng.random() < weather.double else 1
         for _ in range(copies):
             delay_s = 0.001 + rng.random() * 0.01
@@ -314,26 +345,31 @@ class World:
         if not self.calm and self.rng.random() < 0.1:
             self.later(0.0, "crash", node)
 
+    def after_a_change(self, node: Node) -> None:
+        """Between two steps of a change of voters, before or after the disk has the first one."""
+        if not self.calm and self.rng.random() < 0.1:
+            self.later(self.rng.choice((0.0, 0.004, 0.02)), "crash", node)
+
     def begin(self, node: Node) -> None:
         node.life += 1
         node.up = True
         node.paused_until_s, node.wake_at_s = 0.0, float("inf")
-        node.store = Store(node.disk, self.log, node.disk.rng.randbytes)
+        node.store = Store(node.disk, node.disk.rng.randbytes)
         try:
             saved = run(node.store.load())
         except DiskRefused:
             self.lost["refused"] += 1
             self.move_away(node)
-            node.store = Store(node.disk, self.log, node.disk.rng.randbytes)
+            node.store = Store(node.disk, node.disk.rng.randbytes)
             saved = run(node.store.load())
         node.once, node.state, node.applied = Once(), State([], 0), 0
         node.executed, node.snapshot_due = set(), SNAPSHOT_ENTRIES
         node.prefix = {saved.base_index: self.chosen_prefix[saved.base_index]}
         self.track(node, saved.base_index + 1, saved.entries)
         rng = random.Random(self.rng.random())
-        node.raft = Raft(node.name, self.voters, saved, self.timing, rng, node.clock(self.now_s))
+        node.raft = Raft(node.name, node.toml or self.voters, saved, self.timing, rng, node.clock(self.now_s))
         self.feed(node, Started())
-        self.feed(node, ObserversChanged(self.observers))
+        self.feed(node, HostsChanged(tuple(self.nodes)))
 
     # ---- files taken away ----
 
@@ -347,8 +383,12 @@ class World:
         """A majority of others has its logs: what one host alone held since is not what everybody relies on."""
         for each in self.nodes.values():
             each.forgot = each.forgot and not (each.up and each.raft._votes_here and not each.writing)
-        others = [each for each in self.nodes.values() if each is not node and each.name in self.voters]
-        return node.name in self.voters and sum(not each.forgot for each in others) >= quorum(len(self.voters))
+        known = [each.configuration for each in self.nodes.values()]
+        if any(node.name == each.learner for each in known):
+            return False
+        kept = {each.name for each in self.nodes.values() if each is not node and each.up and not each.forgot}
+        now_and_next = [{*each.hosts} for each in known] + [{*each.hosts} - {each.leaving} for each in known]
+        return all(len(kept & hosts) >= quorum(len(hosts)) for hosts in now_and_next)
 
     def take_files(self, node: Node) -> None:
         """Somebody does something to the log of a host that is down."""
@@ -366,6 +406,8 @@ class World:
             changed = bytes([files[newest][at] ^ rng.randrange(1, 256)]) + files[newest][at + 1 :]
             files[newest] = files[newest][:at] + (b"" if kind == "cut" else changed)
         node.forgot = True
+        if self.in_force:  # whoever does so writes into agent.toml who votes by now
+            node.toml = self.in_force[-1][1].hosts
         self.lost[kind] += 1
 
     def fault(self) -> None:
@@ -421,6 +463,9 @@ class World:
         self.cut.clear()
         for node in self.nodes.values():
             node.paused_until_s = 0.0
+            if node.up and node.raft.commit == 0 and self.in_force:
+                node.toml = self.in_force[-1][1].hosts  # it is told that agent.toml names nobody who votes by now
+                self.crash(node)
             if not node.up:
                 self.begin(node)
 
@@ -445,6 +490,47 @@ class World:
             self.clients[one.proposal.id] = one
         self.feed(node, Proposed([one.proposal for one in chosen]))
 
+    # ---- who votes ----
+
+    def change(self) -> None:
+        """Somebody asks whoever believes to lead for another voter, fewer, or one in the place of another; or calls a
+        change off."""
+        rng = self.rng
+        self.later(rng.expovariate(self.weather.changes_per_s), "change")
+        leaders = [node for node in self.nodes.values() if node.up and node.raft.leading]
+        if not leaders:
+            return
+        node = rng.choice(leaders)
+        now: Configuration = node.raft.configuration
+        learner, leaving = "", ""
+        if not (now.learner or now.leaving) or rng.random() < 0.1:
+            others = [name for name in self.nodes if name not in now.hosts]
+            kind = rng.choice(("add", "remove", "replace", "replace"))
+            learner = rng.choice(others) if others and kind != "remove" else ""
+            leaving = rng.choice(now.hosts) if kind != "add" and (learner or len(now.hosts) > 1) else ""
+        self.feed(node, ConfigurationWanted(now, msgspec.structs.replace(now, learner=learner, leaving=leaving)))
+
+    def follows_its_log(self, node: Node) -> None:
+        ledger = node.raft._ledger
+        for index in range(ledger.log.last_index, ledger.log.base_index, -1):
+            found = configuration_of(ledger.log.slice(index, index)[0])
+            if found:
+                if found != ledger.configuration:
+                    raise Violation(f"Configuration: {node.name} follows another one than its entry {index} says")
+                return
+        below = [found for index, found in self.in_force if index <= ledger.log.base_index]
+        if below and ledger.configuration != below[-1]:
+            raise Violation(f"Configuration: {node.name} follows another one than was in force at its log's base")
+
+    def committed(self, index: int, configuration: Configuration) -> None:
+        if self.in_force:
+            before = self.in_force[-1][1]
+            if before.rack != configuration.rack:
+                raise Violation("One rack: the log began twice")
+            if len({*before.hosts} ^ {*configuration.hosts}) > 1:
+                raise Violation(f"One step: {before.hosts} to {configuration.hosts}")
+        self.in_force.append((index, configuration))
+
     # ---- what must hold ----
 
     def led(self, node: Node, action: Led) -> None:
@@ -467,7 +553,7 @@ class World:
             return
         digest = node.prefix[first - 1]
         for index, entry in enumerate(entries, first):
-            digest = zlib.crc32(entry.id + entry.term.to_bytes(4, "big"), digest)
+            digest = zlib.crc32(stamp_of(entry), digest)
             if self.matching.setdefault((index, entry.term), digest) != digest:
                 raise Violation(f"Log Matching: {node.name} holds another log up to entry {index}/{entry.term}")
             node.prefix[index] = digest
@@ -483,8 +569,9 @@ class World:
             if index > self.last_chosen:
                 self.last_chosen = index
                 self.chosen_in[node.raft.term] = index
-                stamp = entry.id + entry.term.to_bytes(4, "big")
-                self.chosen_prefix[index] = zlib.crc32(stamp, self.chosen_prefix[index - 1])
+                if found := configuration_of(entry):
+                    self.committed(index, found)
+                self.chosen_prefix[index] = zlib.crc32(stamp_of(entry), self.chosen_prefix[index - 1])
             if entry.id:
                 self.execute(node, index, entry)
         if node.applied >= node.snapshot_due:
@@ -518,7 +605,18 @@ class World:
     def converged(self) -> bool:
         nodes = list(self.nodes.values())
         leading = [node for node in nodes if node.raft.holds_lease(node.clock(self.now_s))]
-        return len(leading) == 1 and all(node.applied == leading[0].raft.last_index for node in nodes)
+        if len(leading) != 1:
+            return False
+        leader = leading[0].raft
+        if leader.leading.leaving(leading[0].clock(self.now_s)):
+            return False
+        changing = leader.configuration.learner or leader.configuration.leaving
+        return not changing and all(node.applied == leader.last_index for node in nodes)
+
+
+def stamp_of(entry: Entry) -> bytes:
+    """What makes an entry this one and no other."""
+    return entry.id + entry.term.to_bytes(4, "big") + (b"" if entry.id else entry.command)
 
 
 def run_seed(seed: int, steps: int = 2000) -> World:
@@ -536,6 +634,7 @@ def run_seed(seed: int, steps: int = 2000) -> World:
             if world.now_s > end_s:
                 raise Violation("after everything healed the hosts did not converge within 20 s")
             world.step()
+        quiet(world)
         states = {(tuple(node.state.done), node.state.digest) for node in world.nodes.values()}
         if len(states) != 1:
             raise Violation("hosts that applied the same entries are in different states")
@@ -546,6 +645,16 @@ def run_seed(seed: int, steps: int = 2000) -> World:
     except AssertionError as error:
         raise Violation(f"seed {seed}, event {world.steps}, {world.now_s:.3f} s, {world.weather}: {error}") from error
     return world
+
+
+def quiet(world: World) -> None:
+    """Nothing fails any more, so nobody changes the leader: not even who voted before and does not know better."""
+    terms, end_s = {node.raft.term for node in world.nodes.values()}, world.now_s + 4
+    while world.now_s < end_s:
+        world.step()
+    after = {node.raft.term for node in world.nodes.values()}
+    if max(after) > max(terms):
+        raise Violation(f"terms went from {max(terms)} to {max(after)} although nothing fails")
 
 
 def run_seeds(first: int, count: int, steps: int = 2000) -> tuple[int, int, int]:

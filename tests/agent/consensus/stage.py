@@ -11,7 +11,7 @@ from agent.consensus.machine.words import (
     Apply,
     Event,
     Hard,
-    ObserversChanged,
+    HostsChanged,
     Persist,
     Persisted,
     Proposal,
@@ -23,7 +23,7 @@ from agent.consensus.machine.words import (
     Started,
     Woken,
 )
-from agent.consensus.messages import Entry, Words, log_id
+from agent.consensus.messages import Entry, Words
 from agent.consensus.policy import Timing
 from covey.core import Heard, HostId
 from tests.agent.consensus.fakes import MemoryDisk, run
@@ -57,7 +57,6 @@ class Stage:
     ) -> None:
         """`logs`: the terms of the entries that a host begins with; `term`: the term all begin in."""
         self.voters, self.observers, self.timing = voters, tuple(observers), timing
-        self.log = log_id(voters)
         self.now_s = 100.0
         self.letters: deque[Letter] = deque()
         self.told: list[Letter] = []
@@ -76,7 +75,7 @@ class Stage:
             self._begin(name, Saved(Hard(max(term, *terms, 0), "", 0), None, 0, 0, log_of(*terms)))
 
     def _begin(self, name: HostId, seed: Saved | None) -> None:
-        store = self.stores[name] = Store(self.disks[name], self.log, random.Random(2).randbytes)
+        store = self.stores[name] = Store(self.disks[name], random.Random(2).randbytes)
         saved = run(store.load())
         if seed is not None:
             run(store.append([Persist(0, seed.hard, 1, seed.entries)]))
@@ -84,7 +83,7 @@ class Stage:
         self.applied[name], self.restored[name], self.writing[name] = [], [], []
         self.rafts[name] = Raft(name, self.voters, saved, self.timing, random.Random(name), self.now_s)
         self.tell(name, Started())
-        self.tell(name, ObserversChanged(self.observers))
+        self.tell(name, HostsChanged((*self.voters, *self.observers)))
 
     def restart(self, name: HostId) -> None:
         """It loses what its disk has not finished writing, and every message under way to it."""

@@ -10,16 +10,17 @@ from hypothesis import strategies as st
 
 from agent.consensus.disk import FOLDER, VERSION, DiskRefused, Store, write_length
 from agent.consensus.machine.words import Hard, Image, Persist, Saved, SaveSnapshot
-from agent.consensus.messages import IDENTITY_BYTES, Entry, crc, log_id
+from agent.consensus.messages import IDENTITY_BYTES, Entry, configuration_entry, configuration_of, crc
+from agent.consensus.policy import founders
+from covey.core import HostId
 from tests.agent.consensus.fakes import MemoryDisk, PowerLost, run
 from tests.agent.consensus.stage import entry, log_of
 
-LOG = log_id(["a", "b", "c"])
 FILE = f"{FOLDER}/log-00000001"
 
 
-def store(disk: MemoryDisk, log: bytes = LOG) -> Store:
-    return Store(disk, log, random.Random(3).randbytes)
+def store(disk: MemoryDisk) -> Store:
+    return Store(disk, random.Random(3).randbytes)
 
 
 def opened(disk: MemoryDisk) -> Store:
@@ -190,7 +191,7 @@ def test_a_snapshot_changed_anywhere_is_refused(data: st.DataObject) -> None:
 def test_a_command_that_looks_like_a_write_is_not_taken_for_one() -> None:
     """The salt: a torn write whose commands hold a copy of a real frame is still a torn write."""
     other = MemoryDisk(random.Random(1))
-    run(Store(other, LOG, random.Random(99).randbytes).load())
+    run(Store(other, random.Random(99).randbytes).load())
     disk = MemoryDisk(random.Random(1))
     files = opened(disk)
     before = dict(disk.files)
@@ -213,11 +214,17 @@ def test_a_newer_format_is_refused_and_left_alone(kind: str) -> None:
     assert disk.files == before
 
 
-def test_the_log_of_other_voters_is_refused() -> None:
+def test_the_files_say_who_takes_part() -> None:
+    """In the head, with the snapshot, and in the entries since."""
     disk = MemoryDisk(random.Random(1))
-    opened(disk)
-    with pytest.raises(DiskRefused, match=r"another rack.*restore leader\.voters"):
-        run(store(disk, log_id(["a"])).load())
+    three, four = (founders([HostId(name) for name in names], b"rack one") for names in ("abc", "abcd"))
+    image = Image(4, 1, b"state", crc(b"state"), four)
+    later = configuration_entry(1, three)
+    run(opened(disk).checkpoint(SaveSnapshot(9, Hard(1, "", 4), image, 2, 1, (entry(1), entry(1), later), three)))
+    saved = reread(disk)
+    assert saved.configuration == three
+    assert saved.image is not None and saved.image.configuration == four
+    assert configuration_of(saved.entries[-1]) == three
 
 
 @pytest.mark.parametrize(("kind", "why"), [("snapshot", "it is missing"), ("log", "the log that belongs to it")])

@@ -247,11 +247,15 @@ def test_only_a_voter_can_be_a_leader(message: Append | Snapshot) -> None:
     assert (stage.rafts[A].term, stage.rafts[A].leader) == (0, None)
 
 
-def test_an_observer_that_boasts_of_a_later_term_deposes_nobody() -> None:
+def test_an_observer_with_a_later_term_is_caught_up_with() -> None:
+    """It was a voter once, and stood for election when it was cut off. A leader of an earlier term could never bring it
+    the log again; so that one stands anew, once."""
     stage = Stage(A, B, C, observers=[D])
     stage.elect(A)
-    stage.hear(A, D, AppendReply(99, 1, False, 0))
-    assert (stage.leaders(), stage.rafts[A].term) == ([A], 1)
+    assert stage.hear(A, D, AppendReply(9, 1, False, 0)) == []
+    assert (stage.leaders(), stage.rafts[A].term) == ([], 9)
+    stage.elect(A)
+    assert stage.rafts[D].leader == A
 
 
 def test_a_stranger_who_answers_changes_nothing() -> None:

@@ -10,6 +10,7 @@ from agent.consensus.messages import (
     COMMAND_BYTES_MAX,
     ENTRIES_MAX,
     MESSAGE_BYTES_MAX,
+    NO_RACK,
     Append,
     AppendReply,
     Entry,
@@ -22,16 +23,16 @@ from agent.consensus.messages import (
     TimeoutNow,
     VoteReply,
     Words,
+    another_rack,
     decode,
     decode_asked,
     encode,
     encode_asked,
-    log_id,
 )
 from agent.consensus.policy import BATCH_BYTES_MAX, batch_length
 from tests.agent.consensus.stage import entry
 
-LOG = log_id(["a", "b", "c"])
+RACK = b"rack one"
 WORDS: list[Words] = [
     RequestVote(3, True, 9, 2),
     RequestVote(3, False, 9, 2, handed_over=True),
@@ -43,15 +44,15 @@ WORDS: list[Words] = [
     SnapshotReply(3, 41, 100, 10),
 ]
 ASKED: list[Propose | ProposeReply] = [
-    Propose(LOG, b"i" * 16, 2, 90, b"command"),
+    Propose(RACK, b"i" * 16, 2, 90, b"command"),
     ProposeReply("applied", 91, b"result"),
 ]
 
 
 @pytest.mark.parametrize("message", WORDS, ids=lambda message: type(message).__name__)
 def test_every_message_survives_the_wire(message: Words) -> None:
-    envelope = decode(encode(LOG, message))
-    assert (envelope.log, envelope.message) == (LOG, message)
+    envelope = decode(encode(RACK, message))
+    assert (envelope.rack, envelope.message) == (RACK, message)
 
 
 @pytest.mark.parametrize("message", ASKED, ids=lambda message: type(message).__name__)
@@ -59,9 +60,11 @@ def test_every_question_and_answer_survives_the_wire(message: Propose | ProposeR
     assert decode_asked(encode_asked(message)) == message
 
 
-def test_the_order_of_the_voters_in_a_configuration_does_not_matter_but_their_names_do() -> None:
-    assert log_id(["c", "a", "b"]) == LOG
-    assert log_id(["a", "b", "d"]) != LOG
+def test_racks_are_different_only_when_both_are_certain() -> None:
+    assert another_rack(RACK, b"rack two")
+    assert not another_rack(RACK, RACK)
+    assert not another_rack(RACK, NO_RACK)
+    assert not another_rack(NO_RACK, RACK)
 
 
 @given(st.binary(max_size=400))
@@ -73,7 +76,7 @@ def test_random_bytes_are_malformed_or_a_message(data: bytes) -> None:
             assert str(error)
 
 
-@given(st.sampled_from([encode(LOG, m) for m in WORDS] + [encode_asked(m) for m in ASKED]), st.data())
+@given(st.sampled_from([encode(RACK, m) for m in WORDS] + [encode_asked(m) for m in ASKED]), st.data())
 def test_mutated_messages_are_malformed_or_a_message(data: bytes, draw: st.DataObject) -> None:
     broken = bytearray(data)
     for _ in range(draw.draw(st.integers(1, 4))):
@@ -90,13 +93,13 @@ def test_mutated_messages_are_malformed_or_a_message(data: bytes, draw: st.DataO
 
 @given(st.sampled_from(WORDS), st.integers(0, 200))
 def test_a_truncated_message_is_malformed(message: Words, keep: int) -> None:
-    data = encode(LOG, message)
+    data = encode(RACK, message)
     with pytest.raises(Malformed):
         decode(data[: min(keep, len(data) - 1)])
 
 
 def raw(*fields: object) -> bytes:
-    return msgspec.msgpack.encode([LOG, fields])
+    return msgspec.msgpack.encode([RACK, fields])
 
 
 @pytest.mark.parametrize(
@@ -133,8 +136,8 @@ def test_what_no_correct_host_says_is_malformed(data: bytes) -> None:
 
 def test_a_question_over_the_limits_is_malformed() -> None:
     for question in (
-        Propose(LOG, b"i" * 15, 2, 90, b""),
-        Propose(LOG, b"i" * 16, 2, 90, bytes(COMMAND_BYTES_MAX + 1)),
+        Propose(RACK, b"i" * 15, 2, 90, b""),
+        Propose(RACK, b"i" * 16, 2, 90, bytes(COMMAND_BYTES_MAX + 1)),
         Propose(b"", b"i" * 16, 2, 90, b""),
     ):
         with pytest.raises(Malformed):
@@ -148,7 +151,7 @@ def test_the_largest_batch_fits_into_a_message() -> None:
     small = Entry(1 << 53, b"i" * 16, 1 << 53, bytes(BATCH_BYTES_MAX // ENTRIES_MAX - 48))
     for entries in ([longest] * 4, [small] * 2000):
         batch = tuple(entries[: batch_length(entries)])
-        assert len(encode(LOG, Append(1 << 53, 1 << 52, 1, 1, 1, batch))) <= MESSAGE_BYTES_MAX
+        assert len(encode(RACK, Append(1 << 53, 1 << 52, 1, 1, 1, batch))) <= MESSAGE_BYTES_MAX
 
 
 @given(st.lists(st.integers(0, COMMAND_BYTES_MAX), max_size=30))
@@ -160,6 +163,6 @@ def test_a_batch_is_never_empty_and_never_too_long(sizes: list[int]) -> None:
 
 
 def test_a_request_of_an_agent_that_does_not_know_of_handing_over_is_understood() -> None:
-    plain = decode(encode(LOG, RequestVote(3, False, 9, 2)))
-    older = msgspec.msgpack.encode([LOG, ["RequestVote", 3, False, 9, 2]])
+    plain = decode(encode(RACK, RequestVote(3, False, 9, 2)))
+    older = msgspec.msgpack.encode([RACK, ["RequestVote", 3, False, 9, 2]])
     assert decode(older) == plain

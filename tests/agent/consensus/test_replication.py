@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from agent.consensus.machine.progress import VOTER_WINDOW, State
-from agent.consensus.machine.words import ObserversChanged, SnapshotTaken, Woken
+from agent.consensus.machine.words import HostsChanged, SnapshotTaken, Woken
 from agent.consensus.messages import Append, Snapshot, SnapshotReply, Words
 from agent.consensus.policy import Timing
 from covey.core import HostId
@@ -86,12 +86,12 @@ def test_an_observer_gets_one_append_at_a_time_and_then_all_that_gathered() -> N
 
 def test_a_host_that_becomes_an_observer_catches_up_and_one_that_leaves_is_left_alone() -> None:
     stage = led(observers=[D])
-    stage.tell(A, ObserversChanged(()))
+    stage.tell(A, HostsChanged(()))
     fill(stage, 5)
     stage.told.clear()
     stage.beat(A)
     assert stage.said(A, D, Append) == []
-    stage.tell(A, ObserversChanged((D,)))
+    stage.tell(A, HostsChanged((D,)))
     for _ in range(3):
         stage.beat(A)
     assert stage.applied[D] == stage.applied[A]

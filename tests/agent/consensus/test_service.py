@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.consensus.messages import COMMAND_BYTES_MAX, Propose, VoteReply, decode_asked, encode, encode_asked, log_id
+from agent.consensus.messages import COMMAND_BYTES_MAX, Propose, VoteReply, decode_asked, encode, encode_asked
 from agent.consensus.service import LeaderSettings
 from covey.core import HostId
 from plugins.base import NoLeader, OutcomeUnknown, Refused, ReplicatedLog
@@ -210,7 +210,7 @@ def test_a_repeated_question_is_one_proposal() -> None:
     async def story() -> None:
         async with Rack("a", "b", "c", "d") as rack:
             leader = await rack.led()
-            question = encode_asked(Propose(log_id("abc"), b"i" * 16, 1, 0, b"once"))
+            question = encode_asked(Propose(leader.log.rack, b"i" * 16, 1, 0, b"once"))
             answers = await asyncio.gather(*(leader.log.answer(HostId("d"), question) for _ in range(5)))
             answers.append(await leader.log.answer(HostId("d"), question))
             assert {decode_asked(answer).outcome for answer in answers} == {"applied"}  # type: ignore[union-attr]
@@ -226,13 +226,13 @@ def test_a_host_that_does_not_lead_says_so_and_a_refused_attempt_stays_refused()
         async with Rack("a", "b", "c") as rack:
             leader = await rack.led()
             for member in rack.members.values():
-                question = Propose(log_id("abc"), member.name.encode() * 16, 1, 0, member.name.encode())
+                question = Propose(leader.log.rack, member.name.encode() * 16, 1, 0, member.name.encode())
                 first = decode_asked(await member.log.answer(HostId("d"), encode_asked(question)))
                 assert first.outcome == ("applied" if member is leader else "not leader")  # type: ignore[union-attr]
             leader.kill()
             heir = await rack.led()
             for attempt, outcome in ((1, "busy"), (2, "applied")):
-                question = Propose(log_id("abc"), heir.name.encode() * 16, attempt, 0, heir.name.encode())
+                question = Propose(leader.log.rack, heir.name.encode() * 16, attempt, 0, heir.name.encode())
                 answer = decode_asked(await heir.log.answer(HostId("d"), encode_asked(question)))
                 assert answer.outcome == outcome  # type: ignore[union-attr]
 
@@ -242,14 +242,16 @@ def test_a_host_that_does_not_lead_says_so_and_a_refused_attempt_stays_refused()
 def test_what_cannot_be_understood_is_counted_and_refused() -> None:
     async def story() -> None:
         async with Rack("a", "b", "c") as rack:
+            await rack.led()
             log = rack.members["a"].log
             rng = random.Random(4)
             for _ in range(200):
                 log.receive(HostId("b"), rng.randbytes(rng.randrange(60)))
-            log.receive(HostId("b"), encode(log_id(["x"]), VoteReply(99, False, True)))
+            log.receive(HostId("b"), encode(b"rack two", VoteReply(99, False, True)))
             assert log.counters["malformed"] == 200
-            assert log.counters["of another log"] == 1
-            for bad in (b"\xc1", encode_asked(Propose(log_id(["x"]), b"i" * 16, 1, 0, b"x"))):
+            assert log.counters["of another rack"] == 1
+            assert list(log.changes.strangers) == ["b"]
+            for bad in (b"\xc1", encode_asked(Propose(b"rack two", b"i" * 16, 1, 0, b"x"))):
                 with pytest.raises(Refused):
                     await log.answer(HostId("b"), bad)
             await rack.led()

@@ -1,0 +1,90 @@
+"""Which hosts vote on the log. `agentctl voters` shows them; the rest changes them, one at a time, through the log.
+
+  add HOST          it receives the log as a learner and votes once it has caught up
+  remove HOST       it votes no more and observes; a leader hands over first
+  replace OLD NEW   add NEW, then remove OLD
+
+A change goes on by itself, whoever leads: waiting for it here may be interrupted. It is called off by its contrary:
+`remove` of the learner, `add` of the one that leaves."""
+
+import argparse
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from cli.client import TOO_LATE, USAGE, AgentctlError, Answer
+from cli.context import Context
+from cli.table import ago, table
+
+TITLES = ("HOST", "PART", "LEADS", "ENTRY", "SEEN", "ITS AGENT.TOML")
+HOSTS = {"list": 0, "add": 1, "remove": 1, "replace": 2}
+"""Verb -> how many hosts it names."""
+WAIT_S = 60.0
+"""How long a change is waited for unless `--timeout` says otherwise."""
+LOOK_S = 0.3
+"""Between two looks at it."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("verb", nargs="?", default="list", choices=tuple(HOSTS))
+    parser.add_argument("hosts", nargs="*", metavar="HOST")
+    parser.add_argument("--force", action="store_true", help="add a host that is away: it is brought up when it comes")
+    parser.add_argument("--no-wait", action="store_true", help="return once the change has begun")
+
+
+def run(context: Context) -> int:
+    verb, hosts = context.args.verb, context.args.hosts
+    if len(hosts) != HOSTS[verb]:
+        usage = {"list": "", "replace": " OLD NEW"}.get(verb, " HOST")
+        why = f"`{verb}` names {HOSTS[verb] or 'no'} host{'' if HOSTS[verb] == 1 else 's'}"
+        raise AgentctlError(USAGE, f"voters {verb}: {len(hosts)} hosts given", why, f"agentctl voters {verb}{usage}")
+    if verb == "list":
+        return show(context, context.agent.get("voters"))
+    wish = {"add": hosts[-1]} if verb != "remove" else {}
+    wish |= {"remove": hosts[0]} if verb != "add" else {}
+    answer = context.agent.post("voters", body={**wish, "force": context.args.force})
+    if not context.json:
+        context.say(answer.data["said"])
+    if context.args.no_wait:
+        return context.say_json(answer.whole) if context.json else 0
+    return show(context, wait(context, wish.get("add", ""), wish.get("remove", "")))
+
+
+def wait(context: Context, add: str, remove: str) -> Answer:
+    """Until the log says so. AgentctlError when the time is over: the change goes on."""
+    limit_s = WAIT_S if context.args.timeout is None else context.args.timeout
+    end_s = time.monotonic() + limit_s
+    while True:
+        answer = context.agent.get("voters")
+        now = answer.data
+        if not now["under_way"] and (not add or add in now["voters"]) and remove not in now["voters"]:
+            return answer
+        if time.monotonic() > end_s:
+            why = now["under_way"] or "this host's copy of the log does not show it yet"
+            raise AgentctlError(TOO_LATE, f"not done within {limit_s:g} s", why, "it goes on: agentctl voters")
+        time.sleep(LOOK_S)
+
+
+def show(context: Context, answer: Answer) -> int:
+    if context.json:
+        return context.say_json(answer.whole)
+    now = answer.data
+    context.say(table(TITLES, [line(row) for row in now["rows"]], ("ENTRY",), context.paint))
+    notes = [f"{row['host']}: {note}" for row in now["rows"] for note in row["notes"]]
+    for note in [now["under_way"], *notes]:
+        if note:
+            context.say(note)
+    context.as_of(answer)
+    return 0
+
+
+def line(row: Mapping[str, Any]) -> tuple[object, ...]:
+    away = row["part"] == "away"
+    return (
+        row["host"],
+        row["part"],
+        "leads" if row["leads"] and not away else "",
+        row["entry"] or "",
+        "" if away and not row["entry"] else ago(row["age_s"]),
+        ", ".join(row["names"]),
+    )

@@ -1,0 +1,127 @@
+"""The recipes of docs/operations.md for voters, on whole simulated agents."""
+
+from typing import Any
+
+import pytest
+
+from agent.config import parse
+from chaos.faults import Kill, strike
+from chaos.rackworld import SimRack
+from chaos.stories import train
+from chaos.story import ended
+from plugins.base import Refused
+
+
+def change(rack: SimRack, on: str, add: str = "", remove: str = "") -> str:
+    return str(rack.ask(on, "agent.change_voters", {"add": add, "remove": remove})["said"])
+
+
+def vote(rack: SimRack, *hosts: str, within_s: float = 30.0) -> None:
+    """Until every living host knows that these vote, and that nothing is under way."""
+
+    def known() -> bool:
+        logs = [rack.agents[name].log for name in rack.alive() if rack.began(name)]
+        return all(tuple(log.voters) == hosts and not log.configuration.leaving for log in logs)
+
+    rack.until(known, within_s, f"{hosts} vote")
+
+
+def rewrite(rack: SimRack, name: str, voters: list[str]) -> None:
+    """Another leader.voters in agent.toml, and a restart."""
+    host = rack.hosts[name]
+    others = [f"{other.ip}:7946" for other in rack.hosts.values() if other.name != name]
+    tree: dict[str, Any] = {
+        "name": name,
+        "state_dir": host.disk.root,
+        "run_dir": host.run_dir,
+        "advertise": host.ip,
+        "gossip": {"bind": f"{host.ip}:7946", "seeds": others},
+        "control": {"bind": f"{host.ip}:7947"},
+        "leader": {"voters": voters},
+    }
+    host.main = rack._main(host, parse(tree, "agent.toml", {}, tuple(rack.rooms)), rack.keys)
+    strike(rack.world, Kill("agent", name, 1.0))
+    rack.run(2.0)
+
+
+def test_a_rack_of_one_grows_to_three_and_keeps_its_jobs() -> None:
+    with SimRack(11, 3, quotas={"red": 8}, settings={"leader": {"voters": ["h1"]}}) as rack:
+        rack.start()
+        rack.settle()
+        job = train(rack, rounds=12)
+        assert "h2 is to vote" in change(rack, "h3", add="h2")
+        vote(rack, "h1", "h2")
+        (note,) = [note for note in rack.ask("h1", "agent.health", {})["notes"] if "hosts vote" in note]
+        assert note.startswith("2 hosts vote")
+        change(rack, "h2", add="h3")
+        vote(rack, "h1", "h2", "h3")
+        strike(rack.world, Kill("host", "h1", 60.0))
+        rack.until(lambda: rack.leader() in ("h2", "h3"), 10.0, "the first host is not needed any more")
+        rack.run(70.0)
+        ended(rack, {job: ("done", "failed")})
+
+
+def test_voters_written_into_the_file_of_a_rack_of_one_do_not_count_and_that_is_told() -> None:
+    """It ended in a traceback and an endless restart."""
+    with SimRack(12, 3, settings={"leader": {"voters": ["h1"]}}) as rack:
+        rack.start()
+        rack.settle()
+        for name in rack.hosts:
+            rewrite(rack, name, ["h1", "h2", "h3"])
+        rack.settle()
+        vote(rack, "h1")
+        for name in rack.hosts:
+            (note,) = rack.ask(name, "agent.health", {})["notes"]
+            assert "agent.toml says leader.voters = h1, h2, h3; the log says h1, and that counts" in note
+        for new in ("h2", "h3"):
+            change(rack, "h1", add=new)
+            rack.run(5.0)
+        vote(rack, "h1", "h2", "h3")
+        assert not any(rack.ask(name, "agent.health", {})["notes"] for name in rack.hosts)
+
+
+def test_a_dead_voter_is_replaced() -> None:
+    with SimRack(13) as rack:
+        rack.start()
+        rack.settle()
+        strike(rack.world, Kill("host", "h3", 600.0))
+        rack.run(20.0)
+        with pytest.raises(Refused, match="cannot be removed now"):
+            change(rack, "h1", remove="h2")
+        assert "h4 is to take the place of h3" in change(rack, "h1", "h4", "h3")
+        vote(rack, "h1", "h2", "h4")
+        rows = {row.host: row.part for row in rack.ask("h4", "agent.voters", {}).rows}
+        assert rows == {"h1": "votes", "h2": "votes", "h4": "votes"}
+        rack.heal()
+        rack.settle(90.0)
+        vote(rack, "h1", "h2", "h4")
+        assert rack.agents["h3"].voter().part == "observes"
+
+
+def test_the_voter_that_leads_is_retired() -> None:
+    with SimRack(14) as rack:
+        rack.start()
+        rack.settle()
+        leader = rack.leader()
+        assert leader is not None
+        others = sorted({"h1", "h2", "h3"} - {leader})
+        assert f"{leader} is to vote no more" in change(rack, "h4", remove=leader)
+        vote(rack, *others)
+        assert rack.leader() in others
+        assert "h4 is to vote" in change(rack, leader, add="h4")
+        vote(rack, *sorted([*others, "h4"]))
+
+
+def test_a_host_that_is_away_or_unknown_is_no_voter() -> None:
+    with SimRack(15) as rack:
+        rack.start()
+        rack.settle()
+        with pytest.raises(Refused, match="no host of that name was heard of"):
+            change(rack, "h1", add="h9")
+        strike(rack.world, Kill("host", "h4", 600.0))
+        rack.until(
+            lambda: any(v.host == "h4" and v.state == "gone" for v in rack.agents["h1"].hosts()), 60.0, "h4 is gone"
+        )
+        rack.run(1.0)
+        with pytest.raises(Refused, match="it is away"):
+            change(rack, "h1", add="h4")
