@@ -1,8 +1,12 @@
 """What holds for every test: this machine may be noisy, and a failure must be repeatable."""
 
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.limits import CPU_S, within_cpu
 
 settings.register_profile(
     "noisy",
@@ -12,3 +16,11 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("noisy")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Limits of tests are processor seconds: none fails because others use the machine too."""
+    marker = item.get_closest_marker("cpu_seconds")
+    with within_cpu(float(marker.args[0]) if marker else CPU_S):
+        yield

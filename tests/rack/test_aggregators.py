@@ -19,7 +19,7 @@ from cli import rack, rack_processes
 from cli.client import Agent, AgentctlError
 from cli.rack_files import RackHost
 
-pytestmark = [pytest.mark.rack, pytest.mark.timeout(300), pytest.mark.xdist_group("rack")]
+pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("rack")]
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
 STEPS, SHORT_S, LONG_S = 300, 0.2, 0.34

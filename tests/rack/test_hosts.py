@@ -17,7 +17,6 @@ from chaos.rack.hosts import IPV4, IPV6, SECOND, Laboratory, Network, why_not
 
 pytestmark = [
     pytest.mark.rack,
-    pytest.mark.timeout(180),
     pytest.mark.xdist_group("hosts"),
     pytest.mark.skipif(bool(why_not()), reason=f"no hosts can be made here: {why_not()}"),
 ]

@@ -26,7 +26,7 @@ from cli.rack_files import RackHost
 from covey.remote import RemoteMemory
 from covey.units import MIB
 
-pytestmark = [pytest.mark.rack, pytest.mark.timeout(180), pytest.mark.xdist_group("rack")]
+pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("rack")]
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
 STEPS, STEP_S = 900, 0.008

@@ -11,7 +11,6 @@ from chaos.rack.hosts import Laboratory, why_not
 
 pytestmark = [
     pytest.mark.rack,
-    pytest.mark.timeout(240),
     pytest.mark.xdist_group("hosts"),
 ]
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"

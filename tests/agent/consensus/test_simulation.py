@@ -35,6 +35,7 @@ def test_a_seed_plays_the_same_world_again() -> None:
     "COVEY_CONSENSUS_SEEDS" not in os.environ, reason="a longer search: COVEY_CONSENSUS_SEEDS=first:count"
 )
 @pytest.mark.timeout(0)
+@pytest.mark.cpu_seconds(0)
 def test_as_many_worlds_as_asked_for() -> None:
     first, _, count = os.environ["COVEY_CONSENSUS_SEEDS"].partition(":")
     assert run_seeds(int(first), int(count))[0] > 0
