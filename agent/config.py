@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from agent.consensus.service import LeaderSettings
+from agent.output import JobsSettings
 from covey.addresses import ip_port, is_ip
 from covey.core import ID_PATTERN, HostId
 from covey.units import parse_size
@@ -98,6 +99,7 @@ class Config:
     leader: LeaderSettings
     gpus: GpuSettings
     log: LogSettings
+    jobs: JobsSettings
     rooms: Mapping[str, msgspec.Struct]
     """Settings of each room that is switched on, in the registry's order."""
     source: str = ""
@@ -111,6 +113,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "leader": LeaderSettings,
     "gpus": GpuSettings,
     "log": LogSettings,
+    "jobs": JobsSettings,
 }
 
 
@@ -169,6 +172,7 @@ def parse(
         leader=leader,
         gpus=parts["gpus"],
         log=parts["log"],
+        jobs=parts["jobs"],
         rooms={name: parts[name] for name in on},
         source=source,
     )

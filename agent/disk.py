@@ -21,6 +21,9 @@ from typing import TypeVar
 R = TypeVar("R")
 NAME = re.compile(r"^(?!\.{1,2}(/|$))[A-Za-z0-9._-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._-]+)*$")
 """Relative, no `.` or `..`; `~` marks our own unfinished files and is no part of a name."""
+RESERVE, RESERVED = "reserve", "consensus/"
+"""The file whose room is set aside, and whose files get it: without its log a host leaves the rack, and with a full
+disk it could not come back."""
 OPEN_FILES_MAX = 32
 """Descriptors kept open between operations."""
 
@@ -28,9 +31,12 @@ OPEN_FILES_MAX = 32
 class DirectoryDisk:
     """`covey.ports.Disk` rooted at `directory`, which is made with mode 0700."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, reserve_bytes: int = 0) -> None:
+        """`reserve_bytes`: set aside now, and given up when files in `RESERVED` find the disk full."""
         os.makedirs(directory, mode=0o700, exist_ok=True)
         self._root = os.path.realpath(directory)
+        self._reserve_bytes = reserve_bytes
+        self._set_aside()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._open: OrderedDict[str, int] = OrderedDict()
 
@@ -47,10 +53,12 @@ class DirectoryDisk:
         return await self._do(self._read, self.path(name))
 
     async def replace(self, name: str, data: bytes) -> None:
-        await self._do(self._replace, self.path(name), data)
+        path = self.path(name)
+        await self._do(self._roomier, path, lambda: self._replace(path, data))
 
     async def append(self, name: str, data: bytes) -> None:
-        await self._do(self._append, self.path(name), data)
+        path = self.path(name)
+        await self._do(self._roomier, path, lambda: self._append(path, data))
 
     async def truncate(self, name: str, size: int) -> None:
         await self._do(self._truncate, self.path(name), size)
@@ -60,6 +68,23 @@ class DirectoryDisk:
 
     async def read_at(self, name: str, offset: int, size: int) -> bytes:
         return await self._do(self._read_at, self.path(name), offset, size)
+
+    async def free_bytes(self) -> int:
+        """What this user may still write here."""
+        return await self._do(self._free)
+
+    async def peek(self, name: str, offset: int, size: int) -> bytes:
+        """A part of a file that somebody else writes, and may remove: it is not kept open. FileNotFoundError."""
+        return await self._do(_peek, self.path(name), offset, size)
+
+    async def prune(self, folder: str) -> None:
+        """Remove this folder if nothing is in it."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            try:
+                await self._do(os.rmdir, self.path(folder))
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
 
     async def size(self, name: str) -> int:
         """Bytes; FileNotFoundError when there is none."""
@@ -81,6 +106,39 @@ class DirectoryDisk:
             os.close(self._open.popitem()[1])
 
     # ---- in the thread ----
+
+    def _free(self) -> int:
+        """Asked again and again: what was set aside and had to be given up is set aside again when there is room."""
+        self._set_aside()
+        found = os.statvfs(self._root)
+        return found.f_bavail * found.f_frsize
+
+    def _set_aside(self) -> None:
+        found = os.statvfs(self._root)
+        path = os.path.join(self._root, RESERVE)
+        if not self._reserve_bytes or found.f_bavail * found.f_frsize < 4 * self._reserve_bytes or os.path.exists(path):
+            return
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.posix_fallocate(file, 0, self._reserve_bytes)
+        except OSError:  # not on this file system, or somebody was faster: as if there had been no room
+            os.unlink(path)
+        finally:
+            os.close(file)
+
+    def _roomier(self, path: str, work: Callable[[], None]) -> None:
+        """Do it; on a full disk, for the log's files, once more in the room that was set aside."""
+        try:
+            work()
+        except OSError as error:
+            reserved = path.startswith(os.path.join(self._root, RESERVED))
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not reserved:
+                raise
+            try:
+                os.unlink(os.path.join(self._root, RESERVE))
+            except FileNotFoundError:
+                raise error from None
+            work()
 
     def _file(self, path: str, make: bool = True) -> int:
         """An open descriptor; a file that is new has its directory entry made durable first."""
@@ -203,6 +261,14 @@ class DirectoryDisk:
                 if name.startswith(prefix) and NAME.match(name):
                     found.append(name)
         return sorted(found)
+
+
+def _peek(path: str, offset: int, size: int) -> bytes:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return os.pread(file, size, offset)
+    finally:
+        os.close(file)
 
 
 def _write_all(file: int, data: bytes | bytearray | memoryview, offset: int | None) -> None:

@@ -96,7 +96,7 @@ class HostAgent:
         self.consensus = self.log
         self.log.configured = self._voters_changed
         socket_path = f"{self.env.run_dir}/jobs.sock"
-        self.runner = SupervisedRunner(self.env, self.bus.tell, self.config.advertise, socket_path)
+        self.runner = SupervisedRunner(self.env, self.bus.tell, self.config.advertise, socket_path, self.config.jobs)
         self.jobs = JobSocket(self.env, self.runner, self.bus.tell, self._frame)
         self.runner.on_stopping = self.jobs.say_stopping
         self.rackview = RackView(self)

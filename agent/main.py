@@ -38,6 +38,8 @@ from covey.units import parse_size
 
 FORCED_EXIT_S = 5.0
 """SIGTERM to exit, at most; what takes longer is cut off."""
+LOG_RESERVE_BYTES = 32 << 20
+"""Set aside on disk for the log: hours of it, in which somebody may make room."""
 LEAVE_S = FORCED_EXIT_S - 1
 """Of that, to say goodbye, one after the other: the HTTP doors (`agent.http`), the rooms (`agent.rooms`), the log
 (`agent.consensus.service`: a successor, then a write under way), gossip. Each has a limit of its own, so that a room
@@ -110,7 +112,7 @@ class Daemon:
             datagrams=UdpDatagrams(),
             links=ZmqLinks(self._log),
             bytes=SocketBytes(self._log),
-            disk=DirectoryDisk(config.state_dir),
+            disk=DirectoryDisk(config.state_dir, LOG_RESERVE_BYTES),
             processes=RealProcesses(base),
             probes=self._probes,
             run_dir=config.run_dir,

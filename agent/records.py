@@ -19,6 +19,30 @@ class Record(msgspec.Struct, frozen=True):
     token: str
     supervisor: ProcessId | None = None
     """None until it is started, or when the agent died in between."""
+    output_bytes_max: int = 0
+    """What each rank's output may hold on this host."""
+
+
+class Fence(msgspec.Struct, frozen=True):
+    """`jobs/JOB/forgotten`: no epoch up to this one starts here any more."""
+
+    epoch: int
+    wall_s: float = 0.0
+    """When it ended, for people and for how long its output is kept."""
+
+    def encode(self) -> bytes:
+        return f"{self.epoch} {self.wall_s:.0f}".encode()
+
+
+def fence_of(data: bytes) -> Fence:
+    """Whatever cannot be read fences nothing."""
+    epoch, _, wall_s = data.partition(b" ")
+    digits = [part if part.isdigit() and len(part) < 19 else b"0" for part in (epoch, wall_s)]
+    return Fence(int(digits[0]), float(digits[1]))
+
+
+def forgotten_of(job: JobId) -> str:
+    return f"jobs/{job}/forgotten"
 
 
 decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)

@@ -16,15 +16,26 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from agent.epoch import Epoch, ended_of, started_of
 from agent.heldports import HeldPorts
-from agent.output import read_log
+from agent.output import JobsSettings, read_log
+from agent.outputs import Outputs
 from agent.rankenv import RankDoor, environment
-from agent.records import START_OR_FORGOTTEN, Key, Record, file_of, instance_of, log_of
+from agent.records import (
+    START_OR_FORGOTTEN,
+    Fence,
+    Key,
+    Record,
+    fence_of,
+    file_of,
+    forgotten_of,
+    instance_of,
+    log_of,
+)
 from agent.records import decoder as record_decoder
 from agent.supervision import (
     CANNOT_START,
     SIGKILL,
-    UNKNOWN,
     Extend,
     Forget,
     RankStart,
@@ -39,10 +50,9 @@ from agent.supervision import (
 )
 from covey.core import Fact, JobId
 from covey.frames import pack, read_frame
-from covey.ports import Address, ByteStream, Command, Env
+from covey.ports import Address, Command, Env
 from covey.wire import GRACE_KEPT, Stopping
-from plugins.base import RankLease, RankSpec, RanksSpec, Refused
-from plugins.facts import RanksEnded, RanksStarted
+from plugins.base import LogRead, RankLease, RankSpec, RanksSpec, Refused
 
 TOKEN_BYTES = 16
 BOOT_S = 10.0
@@ -54,38 +64,24 @@ AGAIN_LEASE_S = 10.0
 """Lease of ranks whose supervisor and agent both died: what was left of theirs nobody knows."""
 
 
-class Epoch:
-    """What this agent knows about one job's ranks under one epoch."""
-
-    def __init__(self, record: Record, found: bool) -> None:
-        self.record = record
-        self.state = State()
-        self.found = found
-        """Known from disk, and nobody has asked this agent to start it."""
-        self.launched = False
-        """This agent started its supervisor."""
-        self.stop: Stop | None = None
-        self.lease: RankLease | None = None
-        """The newest that this agent was told to give."""
-        self.stream: ByteStream | None = None
-        self.started = self.ended = self.forgotten = False
-        """What was told."""
-        self.over = asyncio.Event()
-        self.launches = 0
-        """Supervisors started in vain since one was last heard."""
-
-
 class SupervisedRunner:
     """`plugins.base.Runner`."""
 
     def __init__(
-        self, env: Env, tell: Callable[[Fact], None], advertise: str, socket_path: str, hide_gpus: bool = True
+        self,
+        env: Env,
+        tell: Callable[[Fact], None],
+        advertise: str,
+        socket_path: str,
+        settings: JobsSettings | None = None,
+        hide_gpus: bool = True,
     ) -> None:
         self._env, self._tell, self._advertise, self._socket_path = env, tell, advertise, socket_path
         self._hide_gpus = hide_gpus
         """Ranks without a GPU of their own see none, instead of all."""
         self._epochs: dict[Key, Epoch] = {}
-        self._forgotten: dict[JobId, int] = {}
+        self._forgotten: dict[JobId, Fence] = {}
+        self._outputs = Outputs(env, settings or JobsSettings(), lambda: {job for job, _ in self._epochs})
         self._ports = HeldPorts(env, advertise)
         self._loading: asyncio.Future[None] | None = None
         self._known = False
@@ -98,6 +94,15 @@ class SupervisedRunner:
     async def start_up(self) -> None:
         """Find again what an earlier agent started here: told as `RanksStarted` and `RanksEnded`."""
         await self._loaded()
+        self._env.spawn("runner: output", self._outputs.run(lambda: self._forgotten, self._unfence))
+
+    def _unfence(self, job: JobId) -> None:
+        self._forgotten = {other: fence for other, fence in self._forgotten.items() if other != job}
+
+    def _fenced(self, job: JobId) -> int:
+        """The newest epoch that starts no more."""
+        fence = self._forgotten.get(job)
+        return 0 if fence is None else fence.epoch
 
     async def stop_up(self) -> None:
         """The agent leaves. Ranks and supervisors stay."""
@@ -128,7 +133,8 @@ class SupervisedRunner:
                 continue
             data, job = await self._env.disk.read(name) or b"", JobId(found[1])
             if found[2] is None:
-                self._forgotten[job] = int(data) if data.isdigit() and len(data) < 19 else 0
+                fence = fence_of(data)
+                self._forgotten[job] = Fence(fence.epoch, fence.wall_s or self._env.clock.wall_s())
                 continue
             try:
                 record = record_decoder.decode(data)
@@ -138,7 +144,7 @@ class SupervisedRunner:
             if (record.spec.job, record.spec.epoch) == (job, int(found[2])):
                 self._epochs[job, record.spec.epoch] = Epoch(record, found=True)
         for key, epoch in sorted(self._epochs.items()):
-            if key[1] <= self._forgotten.get(key[0], 0):
+            if key[1] <= self._fenced(key[0]):
                 del self._epochs[key]
                 self._env.spawn(f"runner: forget {key[0]}.{key[1]}", self._delete_if_possible(key))
                 continue
@@ -156,7 +162,7 @@ class SupervisedRunner:
         await self._loaded()
         key = (spec.job, spec.epoch)
         newest = max((e for j, e in self._epochs if j == spec.job), default=0)
-        if spec.epoch <= self._forgotten.get(spec.job, 0) or spec.epoch < newest:
+        if spec.epoch <= self._fenced(spec.job) or spec.epoch < newest:
             self._env.log.info("not started: a newer epoch is known", job=spec.job, epoch=spec.epoch)
             return
         known = self._epochs.get(key)
@@ -230,9 +236,9 @@ class SupervisedRunner:
         found: list[Fact] = []
         for key, epoch in sorted(self._epochs.items()):
             if epoch.started:
-                found.append(_started(key, epoch.state))
+                found.append(started_of(key, epoch.state))
             if epoch.ended and not epoch.forgotten:
-                found.append(_ended(key, epoch))
+                found.append(ended_of(key, epoch))
         return found
 
     def token(self, job: JobId, epoch: int) -> str | None:
@@ -244,10 +250,17 @@ class SupervisedRunner:
         known = self._epochs.get((job, epoch))
         return None if known is None else known.record.spec
 
+    def knows(self, job: JobId, epoch: int) -> bool:
+        return not self._known or (job, epoch) in self._epochs
+
     def log_path(self, job: JobId, rank: int) -> str:
         return self._env.disk.path(log_of(job, rank))
 
-    async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> tuple[bytes, int]:
+    @property
+    def refusal(self) -> str:
+        return self._outputs.refusal
+
+    async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> LogRead:
         return await read_log(self._env.disk, log_of(job, rank), offset, limit)
 
     def forget(self, job: JobId, epoch: int) -> None:
@@ -261,9 +274,10 @@ class SupervisedRunner:
         if epoch.stream is not None:
             with contextlib.suppress(ConnectionError):
                 await epoch.stream.write(pack(Forget()))
-        self._forgotten[key[0]] = max(key[1], self._forgotten.get(key[0], 0))
+        fence = Fence(max(key[1], self._fenced(key[0])), self._env.clock.wall_s())
+        self._forgotten = {**self._forgotten, key[0]: fence}
         try:
-            await self._env.disk.replace(f"jobs/{key[0]}/forgotten", str(self._forgotten[key[0]]).encode())
+            await self._env.disk.replace(forgotten_of(key[0]), fence.encode())
             if epoch.state.pids:
                 await self._env.disk.delete(f"logs/{instance_of(key)}.log")  # kept where nothing ever ran: it says why
             await self._delete(key)
@@ -297,6 +311,9 @@ class SupervisedRunner:
             why = f"never started: {epoch.stop.why}"
             await self._end_here(key, epoch, State(codes=dict.fromkeys(ranks, -SIGKILL), ended=True, reason=why))
             return
+        promised = [e.record.output_bytes_max * len(e.record.spec.ranks) for e in self._epochs.values() if not e.ended]
+        most = self._outputs.rank_bytes_max(sum(promised), len(ranks))
+        epoch.record = msgspec.structs.replace(epoch.record, output_bytes_max=most)
         try:
             await self._write(key, epoch)
             await self._launch(key, epoch)
@@ -351,6 +368,7 @@ class SupervisedRunner:
             env=environment(spec, rank, door, self._hide_gpus),
             output=self.log_path(spec.job, rank.rank),
             run=self._env.disk.path(file_of((spec.job, spec.epoch), f"rank{rank.rank}")),
+            output_bytes_max=record.output_bytes_max,
         )
 
     def _socket(self, key: Key) -> Address:
@@ -459,7 +477,7 @@ class SupervisedRunner:
         """Once, when all of them run."""
         if not epoch.started and len(state.pids) == len(epoch.record.spec.ranks):
             epoch.started = True
-            self._tell(_started(key, state))
+            self._tell(started_of(key, state))
 
     async def _end(self, key: Key, epoch: Epoch, state: State) -> None:
         if epoch.ended:
@@ -468,7 +486,7 @@ class SupervisedRunner:
             self._tell_started(key, epoch, state)  # ranks that ended before they could be seen running
         epoch.state, epoch.ended = state, True
         epoch.over.set()
-        self._tell(_ended(key, epoch))
+        self._tell(ended_of(key, epoch))
 
     async def _end_here(self, key: Key, epoch: Epoch, state: State) -> None:
         """An end that no supervisor wrote down: like any other it is told again after a restart."""
@@ -478,14 +496,3 @@ class SupervisedRunner:
         except OSError as error:
             self._env.log.error("an end cannot be written", job=key[0], epoch=key[1], why=str(error))
         await self._end(key, epoch, state)
-
-
-def _started(key: Key, state: State) -> RanksStarted:
-    return RanksStarted(key[0], key[1], {rank: pid.pid for rank, pid in state.pids.items()})
-
-
-def _ended(key: Key, epoch: Epoch) -> RanksEnded:
-    codes = dict(epoch.state.codes)
-    for rank in epoch.record.spec.ranks:
-        codes.setdefault(rank.rank, UNKNOWN)
-    return RanksEnded(key[0], key[1], codes, epoch.state.reason, epoch.state.lost)

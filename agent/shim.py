@@ -101,15 +101,16 @@ class Output:
     def take(self, data: bytes) -> None:
         if self.dropped:
             note = f"\n[covey: {self.dropped} bytes of output were lost here: {self.why}]\n".encode()
-            if not self._put(note):
+            if self._put(note):
                 self.dropped += len(data)
                 return
             self.dropped = 0
-        self._put(data)
+        self.dropped += self._put(data)
 
-    def _put(self, data: bytes) -> bool:
+    def _put(self, data: bytes) -> int:
+        """How much of it could not be written."""
+        view = memoryview(data)
         try:
-            view = memoryview(data)
             while view:
                 room = (self.part_bytes if self.start else self.head_bytes) - (self.end - self.start)
                 if room <= 0:
@@ -118,11 +119,9 @@ class Output:
                 written = os.write(self.file, view[:room])
                 self.end += written
                 view = view[written:]
-            return True
         except OSError as error:
-            self.dropped += len(view)
             self.why = error.strerror or str(error)
-            return False
+        return len(view)
 
     def _next(self) -> None:
         """The next part; the oldest one goes first, so that the limit holds at every moment."""

@@ -399,6 +399,10 @@ class ProcessDisk:
         await self._pause("names")
         return sorted(name for name in self._disk.files if name.startswith(prefix))
 
+    async def free_bytes(self) -> int:
+        await self._pause("free")
+        return self._disk.free_bytes
+
     def path(self, name: str) -> str:
         _checked(name)
         return f"{self._disk.root}/{name}"

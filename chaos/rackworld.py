@@ -279,7 +279,8 @@ class SimRack:
                 except (TimeoutError, NoLeader, OutcomeUnknown):
                     pass
                 except Refused as no:
-                    if no.code not in (6, 7, 75):  # 7: an agent that just began knows few hosts
+                    full = no.code == 4 and "disk_free_min" in no.next
+                    if no.code not in (6, 7, 75) and not full:  # 7: an agent that just began knows few hosts
                         raise
             self.run(1.0)
         raise self.world.broken(f"not within {within_s:g} s: a job is taken")

@@ -55,6 +55,12 @@ class Reader:
         *whole, self.begun = (self.begun + data).split(b"\n")
         self.lines += whole
 
+    def skip_to(self, offset: int) -> None:
+        """What lay in between was dropped by its host (`[jobs] output_rank_max`)."""
+        self.flush()
+        self.lines.append(f"[covey: {offset - self.offset} bytes of output are not kept]".encode())
+        self.offset = offset
+
     def flush(self) -> None:
         """The begun line is all there will be."""
         if self.begun:
@@ -94,19 +100,21 @@ def read(context: Context, job: str, reader: Reader) -> bool:
         return False
     reader.trouble = ""
     data = base64.b64decode(chunk["data"])
+    if data and chunk["offset"] > reader.offset:
+        reader.skip_to(chunk["offset"])
     reader.take(data)
     return bool(data)
 
 
 def collect(agent: Agent, job: str, rank: int) -> str:
     """All that a rank wrote until now."""
-    data = b""
+    data, offset = b"", 0
     while True:
-        chunk = agent.get("jobs", job, "logs", rank=rank, offset=len(data)).data
+        chunk = agent.get("jobs", job, "logs", rank=rank, offset=offset).data
         new = base64.b64decode(chunk["data"])
         if not new:
             return data.decode(errors="replace")
-        data += new
+        data, offset = data + new, chunk["offset"] + len(new)
 
 
 def has_ended(context: Context, job: str) -> bool:

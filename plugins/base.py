@@ -130,6 +130,16 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The first one; None: these ranks run for as long as they like, until one is given (`Runner.renew`)."""
 
 
+class LogRead(msgspec.Struct, frozen=True):
+    """A part of a rank's output."""
+
+    data: bytes
+    offset: int
+    """Of its first byte in all that was written: over the one that was asked for when what lay there was dropped."""
+    size: int
+    """All that was ever written."""
+
+
 class Runner(Protocol):
     """Job processes on this host. They belong to a supervisor process and outlive the agent. What happens is told as
     facts: `RanksStarted`, `RanksEnded`."""
@@ -152,6 +162,10 @@ class Runner(Protocol):
     def running(self) -> Mapping[tuple[JobId, int], Mapping[int, int]]:
         """(job, epoch) -> rank -> pid of what runs here now."""
 
+    def knows(self, job: JobId, epoch: int) -> bool:
+        """Whether ranks of this epoch run here, or may, or have ended and are not forgotten. True too while what an
+        earlier agent wrote down is not read yet."""
+
     def log_path(self, job: JobId, rank: int) -> str:
         """Absolute path of a rank's output on this host, whether or not it exists."""
 
@@ -159,9 +173,13 @@ class Runner(Protocol):
         """The scheduler has this epoch's `RanksEnded` in the log: its record may go. Until then it is told again after
         every restart of the agent. Logs stay."""
 
-    async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> tuple[bytes, int]:
-        """Up to `limit` bytes of that output from `offset` on, and its size now; (b"", 0) when there is none. Here,
-        not in the room, because files are read through ports."""
+    async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> LogRead:
+        """Up to `limit` bytes of that output from `offset` on (from its end, if negative), or from the next byte that
+        was kept; nothing of size 0 when there is none. Here, not in the room, because files are read through ports."""
+
+    @property
+    def refusal(self) -> str:
+        """Why this host takes no submissions and no ranks now: its disk is about to be full. Empty: it does."""
 
 
 class JobPeer(Protocol):

@@ -22,16 +22,17 @@ from hypothesis import strategies as st
 
 from agent import supervisor
 from agent.heldports import PORTS
-from agent.output import LOG_BYTES_MAX
+from agent.output import LOG_BYTES_MAX, JobsSettings
 from agent.procfs import is_alive, start_ticks
 from agent.records import Record
 from agent.runner import BOOT_S, LAUNCHES_MAX, SupervisedRunner
 from agent.supervision import UNKNOWN, State, SupervisorConfig
+from chaos.disk import SimFile
 from chaos.host import SimHost
 from chaos.world import World
 from covey.core import Fact, JobId
 from covey.ports import Command, Disk, Env, ProcessId
-from plugins.base import Program, RanksSpec
+from plugins.base import LogRead, Program, RanksSpec
 from plugins.facts import RanksEnded, RanksStarted
 from tests.agent.here import Here, here, ranks, until
 
@@ -70,9 +71,9 @@ async def test_a_rank_finds_its_place_in_its_environment_and_its_output_in_its_l
     await runner.start(spec)
     await until(lambda: host.told(RanksEnded))
     assert host.told(RanksEnded) == [RanksEnded(J1, 1, {0: 0, 1: 0}, "")]
-    text, size = await runner.read_log(J1, 1, 0, 1 << 20)
-    assert size == len(text)
-    seen = dict(line.split("=", 1) for line in text.decode().splitlines())
+    read = await runner.read_log(J1, 1, 0, 1 << 20)
+    assert read.size == len(read.data)
+    seen = dict(line.split("=", 1) for line in read.data.decode().splitlines())
     assert (seen["RANK"], seen["LOCAL_RANK"], seen["WORLD_SIZE"], seen["LOCAL_WORLD_SIZE"]) == ("1", "1", "2", "2")
     assert (seen["NNODES"], seen["NODE_RANK"], seen["GROUP_WORLD_SIZE"], seen["GROUP_RANK"]) == ("2", "1", "1", "0")
     assert (seen["MASTER_ADDR"], seen["MASTER_PORT"]) == ("127.0.0.1", "29500")
@@ -108,7 +109,7 @@ async def test_stopping_asks_first_and_kills_after_the_grace(host: Here) -> None
     await runner.stop(J1, 1, 0.3, "cancelled by alice")
     await until(lambda: host.told(RanksEnded))
     assert host.told(RanksEnded) == [RanksEnded(J1, 1, {0: -signal.SIGKILL}, "cancelled by alice")]
-    assert b"asked" in (await runner.read_log(J1, 0, 0, 100))[0]
+    assert b"asked" in (await runner.read_log(J1, 0, 0, 100)).data
     assert await host.env.disk.read("jobs/j1/1.preempt") == b"cancelled by alice"
 
 
@@ -260,14 +261,14 @@ async def test_a_rank_that_ended_while_its_supervisor_was_dead_does_not_run_agai
 
 async def test_a_rank_whose_shim_is_killed_ends_and_counts_as_lost(host: Here) -> None:
     runner = host.runner()
-    await runner.start(ranks("j1", "/bin/sh", "-c", "sleep 600 & exec sleep 600", MARK="shimless"))
+    await runner.start(ranks("j1", "/bin/sh", "-c", "sleep 600 & exec sleep 600", MARK=f"shimless-{os.getpid()}"))
     await until(lambda: host.told(RanksStarted))
     (pid,) = host.told(RanksStarted)[0].pids.values()
     os.kill(parent(pid), signal.SIGKILL)
     await until(lambda: host.told(RanksEnded))
     told = host.told(RanksEnded)[0]
     assert (told.codes, told.lost) == ({0: UNKNOWN}, True) and "what kept the rank was killed" in told.reason
-    assert gone(pid) and marked(b"MARK=shimless") == []
+    assert gone(pid) and marked(f"MARK=shimless-{os.getpid()}".encode()) == []
 
 
 async def test_a_newer_epoch_ends_the_older_one_before_it_starts(host: Here) -> None:
@@ -324,10 +325,10 @@ async def test_a_reserved_port_is_kept_and_then_free_for_the_job(host: Here) -> 
 async def test_a_log_is_read_in_pieces_and_from_its_end(host: Here) -> None:
     runner = host.runner()
     await host.env.disk.append("jobs/j1/rank0.log", b"0123456789")
-    assert await runner.read_log(J1, 0, 2, 3) == (b"234", 10)
-    assert await runner.read_log(J1, 0, -4, 100) == (b"6789", 10)
-    assert await runner.read_log(J1, 0, 50, 5) == (b"", 10)
-    assert await runner.read_log(J1, 7, 0, LOG_BYTES_MAX) == (b"", 0)
+    assert await runner.read_log(J1, 0, 2, 3) == LogRead(b"234", 2, 10)
+    assert await runner.read_log(J1, 0, -4, 100) == LogRead(b"6789", 6, 10)
+    assert await runner.read_log(J1, 0, 50, 5) == LogRead(b"", 10, 10)
+    assert await runner.read_log(J1, 7, 0, LOG_BYTES_MAX) == LogRead(b"", 0, 0)
 
 
 async def test_a_damaged_record_is_reported_and_the_others_are_found(host: Here) -> None:
@@ -382,6 +383,13 @@ class SimRack:
         self.host.main = self._agent
         self.wanted = ranks("j1", "train", count=3)
         self.forget = False
+        self.settings = JobsSettings()
+        self.runner: SupervisedRunner | None = None
+
+    def _told(self, fact: Fact) -> None:
+        self.facts.append(fact)
+        if isinstance(fact, RanksEnded) and self.forget and self.runner is not None:
+            self.runner.forget(fact.job, fact.epoch)
 
     async def _train(self, env: Env, command: Command) -> int:
         self.starts.append((command.env["COVEY_EPOCH"], command.env["RANK"]))
@@ -389,7 +397,8 @@ class SimRack:
         return self.code + int(command.env["RANK"])
 
     async def _agent(self, env: Env) -> int:
-        runner = SupervisedRunner(env, self.facts.append, "10.0.0.1", f"{env.run_dir}/jobs.sock")
+        socket = f"{env.run_dir}/jobs.sock"
+        self.runner = runner = SupervisedRunner(env, self._told, "10.0.0.1", socket, self.settings)
         await runner.start_up()
         assert 0 < await runner.reserve_port(J1, 1) < 65536
         await runner.start(self.wanted)
@@ -524,10 +533,10 @@ class SickDisk:
         if operation == "path":
             return real
 
-        async def tried(name: str, *arguments: Any) -> Any:
+        async def tried(name: str = "", *arguments: Any) -> Any:
             if self._refuses(operation, name):
                 raise OSError(5, "the disk is sick", name)
-            return await real(name, *arguments)
+            return await (real(name, *arguments) if name else real())
 
         return tried
 
@@ -589,3 +598,37 @@ def test_records_that_a_sick_disk_kept_from_being_read_are_read_by_the_next_who_
         assert tokens[0][0] == tokens[0][1], "its ranks may join again"
         assert len(rack.starts) == 3, "what runs already is found, not started once more"
         assert rack.ends()[0].codes == {0: 0, 1: 1, 2: 2}
+
+
+# ---- room on the disk ----
+
+
+def test_a_host_refuses_while_its_disk_is_nearly_full_and_no_longer() -> None:
+    with World(1) as world:
+        rack = SimRack(world, seconds=600.0)
+        rack.host.start_agent()
+        world.run(20)
+        assert rack.runner is not None and rack.runner.refusal == ""
+        rack.host.disk.filled_bytes = rack.host.disk.capacity_bytes - (1 << 20)
+        world.run(30)
+        assert rack.runner.refusal == "less than 1 GiB is free in /var/lib/covey/h1/jobs of h1"
+        rack.host.disk.filled_bytes = 0
+        world.run(40)
+        assert rack.runner.refusal == ""
+
+
+def test_output_of_an_ended_job_goes_in_time_and_its_fence_after_a_day() -> None:
+    with World(1) as world:
+        rack = SimRack(world, seconds=1.0)
+        rack.settings = JobsSettings(keep_ended_for="1 h")
+        rack.forget = True
+        rack.host.start_agent()
+        for name in ("jobs/j1/rank0.log", "jobs/j1/rank0.log.000000000001000"):
+            rack.host.disk.files[name] = SimFile(data=bytearray(b"said"), durable=bytearray(b"said"))
+        assert world.run(60, stop=lambda: bool(rack.ends()))
+        world.run(world.now + 3_500)
+        assert {"jobs/j1/rank0.log", "jobs/j1/forgotten"} <= rack.host.disk.files.keys()
+        world.run(world.now + 200)
+        assert [name for name in rack.host.disk.files if name.startswith("jobs/")] == ["jobs/j1/forgotten"]
+        world.run(world.now + 86_400)
+        assert [name for name in rack.host.disk.files if name.startswith("jobs/")] == []

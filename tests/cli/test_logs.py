@@ -24,12 +24,15 @@ class Output:
         self.agent = agent
         agent.reply = self.reply  # type: ignore[method-assign]
         self.state: Callable[[], dict[str, Any]] = dict
+        self.dropped = range(0)
+        """Offsets of what the host has not kept."""
 
     def reply(self, method: str, target: str, body: Any) -> tuple[int, Any]:
         if "/logs" not in target:
             return 200, {"schema": 1, "host": "gpu1", "as_of_wall_s": 0.0, "data": self.state()}
         query = dict(pair.split("=") for pair in target.partition("?")[2].split("&"))
         offset = int(query["offset"])
+        offset = self.dropped.stop if offset in self.dropped else offset
         data = self.texts[int(query["rank"])][offset : offset + self.part]
         found = {"data": base64.b64encode(data).decode(), "offset": offset, "end": False, "host": "gpu1", "size": 0}
         return 200, {"schema": 1, "host": "gpu1", "as_of_wall_s": 0.0, "data": found}
@@ -116,3 +119,15 @@ def test_a_whole_output_is_collected_from_its_parts(agent: FakeAgent) -> None:
     output = Output(agent, 4)
     output.texts = [b"", "a long line of grün\n".encode()]
     assert collect(Agent([agent.address]), "j1", 1) == "a long line of grün\n"
+
+
+def test_what_a_host_has_not_kept_is_said_in_its_place(
+    agent: FakeAgent, job: Job, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    output = Output(agent, 8)
+    output.state = job
+    output.texts = [b"", b"begin\nlo" + b"x" * 92 + b"ng\nend\n"]
+    output.dropped = range(8, 100)
+    assert main(["logs", "j1", "--rank", "1"]) == 0
+    assert capfdbinary.readouterr().out == b"begin\nlo\n[covey: 92 bytes of output are not kept]\nng\nend\n"
+    assert collect(Agent([agent.address]), "j1", 1) == "begin\nlong\nend\n"

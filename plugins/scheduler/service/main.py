@@ -164,11 +164,9 @@ class SchedulerService(RoomService):
 
     async def _log_tail(self, ask: LogTail) -> LogTailAnswer:
         """The part of a rank's output that lies on this host. Only a rank number reaches the file's name."""
-        _, size = await self.host.runner.read_log(ask.job, ask.rank, 0, 0)
-        offset = max(0, size + ask.offset) if ask.offset < 0 else min(ask.offset, size)
         runs = any(id == ask.job and ask.rank in ranks for (id, _), ranks in self.host.runner.running().items())
-        data, size = await self.host.runner.read_log(ask.job, ask.rank, offset, min(ask.limit, LOG_PART_BYTES))
-        return LogTailAnswer(data, offset, size, not runs, self.host.id)
+        read = await self.host.runner.read_log(ask.job, ask.rank, ask.offset, min(ask.limit, LOG_PART_BYTES))
+        return LogTailAnswer(read.data, read.offset, read.size, not runs, self.host.id)
 
     # ---- gangs whose home is here ----
 
@@ -274,6 +272,11 @@ class SchedulerService(RoomService):
         except msgspec.ValidationError as error:
             raise Refused(2, "key cannot be used", "expected 8 to 64 letters, digits and '-'", "omit key") from error
         self._refuse_the_impossible(spec)
+        if self.host.runner.refusal:
+            next_step = (
+                f"free some there, or submit at another host; it is [jobs] disk_free_min in {self.host.id}'s agent.toml"
+            )
+            raise Refused(4, f"{spec.name} cannot be submitted here", self.host.runner.refusal, next_step)
         result = await self.queue_log.change(submitted, f"submit {spec.name}")
         assert isinstance(result, Applied) and result.job is not None
         id = result.job

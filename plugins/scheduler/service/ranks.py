@@ -123,6 +123,10 @@ class LocalRanks:
         self.reservations.handle(GpusSeen(gpus), self.host.env.clock.now_s())
 
     async def hear(self, sender: HostId, message: Reserve | Release) -> None:
+        if isinstance(message, Reserve) and self.host.runner.refusal:
+            no = NotReserved(message.job, message.epoch, message.attempt, 0, self.host.runner.refusal[:1000])
+            self._send(Send(sender, no))
+            return
         await self.feed(Heard(sender, message))
 
     async def feed(self, event: Event) -> None:
@@ -197,6 +201,12 @@ class LocalRanks:
             elsewhere = mine and job is not None and job.placed and job.place_on(self.host.id) is None
             over = elsewhere or self.queue.over(id, hold.epoch)
             await self.feed(GrantNews(id, hold.epoch, live=here, over=over))
+            if hold.started and over and not self.log.behind and not self._heard_of(id, hold.epoch):
+                await self.feed(RanksGone(id, hold.epoch))  # its end was told, and the disk failed before it was kept
+
+    def _heard_of(self, id: JobId, epoch: int) -> bool:
+        """Ranks of this grant run here, or their end will be told."""
+        return (id, epoch) in self.ends or self.host.runner.knows(id, epoch)
 
     async def _stop_old(self, id: JobId) -> None:
         """Ranks whose grant is over, or whose job is stopping, end. Not those that the log does not know (yet)."""

@@ -14,7 +14,7 @@ import structlog
 
 from covey.core import Fact, HostId, JobId, Message
 from covey.ports import Env, Gpu, MemoryNow
-from plugins.base import NoLeader, RankLease, RanksSpec, Refused
+from plugins.base import LogRead, NoLeader, RankLease, RanksSpec, Refused
 from plugins.facts import HostState, HostView, RanksEnded, RanksStarted, SecondPassed
 from plugins.scheduler.messages.wire import decoder
 from plugins.scheduler.policy.settings import Settings
@@ -125,6 +125,7 @@ class FakeRunner:
         self.host, self.machine = host, host.machine
         self.ports: dict[tuple[JobId, int], int] = {}
         self.stops: list[tuple[JobId, int, str]] = []
+        self.refusal = ""
 
     async def reserve_port(self, job: JobId, epoch: int) -> int:
         return self.ports.setdefault((job, epoch), 20_000 + len(self.ports))
@@ -163,6 +164,9 @@ class FakeRunner:
             key: {rank.rank: 100 + rank.rank for rank in spec.ranks} for key, spec in sorted(self.machine.ranks.items())
         }
 
+    def knows(self, job: JobId, epoch: int) -> bool:
+        return (job, epoch) in self.machine.ranks or (job, epoch) in self.machine.ends
+
     def log_path(self, job: JobId, rank: int) -> str:
         return f"/state/jobs/{job}/rank{rank}.log"
 
@@ -170,9 +174,10 @@ class FakeRunner:
         if self.machine.ends.pop((job, epoch), None) is not None:
             self.machine.forgotten[job] = max(epoch, self.machine.forgotten.get(job, 0))
 
-    async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> tuple[bytes, int]:
+    async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> LogRead:
         data = self.machine.outputs.get((job, rank), b"")
-        return data[offset : offset + limit], len(data)
+        start = max(0, len(data) + offset) if offset < 0 else min(offset, len(data))
+        return LogRead(data[start : start + limit], start, len(data))
 
 
 class FakeLog:

@@ -131,6 +131,19 @@ def test_what_can_never_run_is_refused_at_submit_with_7_for_the_rack_and_4_for_t
     on_a_rack(story)
 
 
+def test_a_host_whose_disk_is_nearly_full_takes_no_submission_and_no_ranks_and_others_do() -> None:
+    async def story(rack: Rack) -> None:
+        rack["gpu1"].runner.refusal = "less than 1 GiB is free in /state/jobs of gpu1"
+        error = await refused(submit(rack, workers=1))
+        assert error.code == 4 and "less than 1 GiB is free" in error.why and "disk_free_min" in error.next
+        assert await rack["gpu2"].call("jobs", all=True) == []
+        job = await submit(rack, on="gpu2", workers=6)
+        await until(lambda: sum(len(host.machine.starts) for host in rack.hosts.values()) == 3)
+        assert not rack["gpu1"].machine.starts and job.id
+
+    on_a_rack(story)
+
+
 def test_the_same_key_twice_is_one_job_whoever_is_asked() -> None:
     async def story(rack: Rack) -> None:
         first = await submit(rack, on="gpu1", key="0123456789abcdef")
