@@ -109,7 +109,9 @@ def trainer(wrong: Say) -> Callable[[Env, Command], Awaitable[int]]:
     async def train(env: Env, command: Command) -> int:
         rounds_wanted, floats = int(command.argv[1]), int(command.argv[2])
         agent = AgentLink(env, command)
-        tensors = TensorStream(env.bytes, env.spawn, agent.job, agent.rank, agent.world_size, agent.lost, part_bytes=64)
+        tensors = TensorStream(
+            env.bytes, env.spawn, agent.job, agent.rank, agent.world_size, agent.lost, env.entropy, part_bytes=64
+        )
         agent.moved = tensors.moved
         env.spawn("agent link", agent.run())
         try:

@@ -16,7 +16,9 @@ error of the peer, and ends the connection.
 import itertools
 from collections.abc import Iterator
 
+from covey import handshake
 from covey.core import JobId
+from covey.handshake import CHALLENGE_BYTES, Challenge
 from covey.tensorwire import (
     FAULT_BYTES_MAX,
     PART_BYTES,
@@ -126,6 +128,8 @@ class Rounds:
         self._hash = job_hash(job)
         self._by_key: dict[int, TensorRounds] = {}
         self._scratch = bytearray(FAULT_BYTES_MAX)
+        self._secret = self._hello = b""
+        """Of the newest connection."""
 
     # ---- what the script does ----
 
@@ -163,8 +167,19 @@ class Rounds:
         self.epoch = epoch
         return True
 
-    def hello(self, secret: bytes) -> Frame:
-        return frame(Op.HELLO, self._hash, self.epoch, rank=self.rank, payload=secret)
+    def hello(self, secret: bytes, nonce: bytes) -> Frame:
+        """The first frame of a new connection. `nonce` is fresh; the secret is only proven to be known."""
+        said = frame(Op.HELLO, self._hash, self.epoch, rank=self.rank, payload=nonce)
+        self._secret, self._hello = secret, said[0] + nonce
+        return said
+
+    def _prove(self, challenge: Challenge) -> Iterator[Frame]:
+        """WireError when whoever answers does not know the secret of this assignment."""
+        expected = handshake.proof_of_server(self._secret, self._hello, challenge.nonce)
+        if not self._hello or not handshake.is_proof(challenge.proof, expected):
+            raise WireError("does not know the secret of this job's assignment")
+        proof = handshake.proof_of_client(self._secret, self._hello, challenge.nonce)
+        return iter((frame(Op.PROOF, self._hash, self.epoch, rank=self.rank, payload=proof),))
 
     def connected(self) -> Iterator[Frame]:
         """The aggregator said WELCOME on a new connection: everything it needs to go on from here."""
@@ -189,7 +204,7 @@ class Rounds:
             case Op.RESULT:
                 slot = self._tensor(header).slot(header)
                 return slot if slot is not None else self._drain(header.length)
-            case Op.WELCOME | Op.STALE | Op.ASK | Op.PONG | Op.FAULT:
+            case Op.CHALLENGE | Op.WELCOME | Op.STALE | Op.ASK | Op.PONG | Op.FAULT:
                 return self._drain(header.length)
             case _:
                 raise WireError(f"an aggregator does not say {header.op.name}")
@@ -203,6 +218,10 @@ class Rounds:
                     tensor.arrived(header.part)
                 else:
                     self.ignored += 1
+            case Op.CHALLENGE:
+                if len(payload) != CHALLENGE_BYTES:
+                    raise WireError(f"a challenge of {len(payload)} bytes")
+                return self._prove(handshake.parse_challenge(bytes(payload)))
             case Op.ASK:
                 tensor = self._tensor(header)
                 return self._parts(Op.STATE, tensor, tensor.version, tensor.state)

@@ -18,6 +18,7 @@ It also connects again: to the same address while nothing better is known, at on
 """
 
 import contextlib
+import os
 import select
 import socket
 import struct
@@ -31,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from covey.core import JobId
+from covey.handshake import NONCE_BYTES
 from covey.rounds import Rounds, Stale, Superseded
 from covey.tensorwire import HEADER_BYTES, PART_BYTES, Frame, Header, Op, WireError, epoch_text, grant_of, parse, verify
 from covey.units import format_seconds
@@ -260,13 +262,14 @@ class TensorClient:
         link = _Link(at.address)
         try:
             with self._changed:
-                hello = self._rounds.hello(at.secret) if self._at is at else None
+                hello = self._rounds.hello(at.secret, os.urandom(NONCE_BYTES)) if self._at is at else None
             if hello is None:
                 raise ConnectionAbortedError("is no longer the aggregator")
             link.send((hello,))
-            header = self._take(link, at)
-            if header.op is not Op.WELCOME:
-                raise WireError(f"answered {header.op.name} to our hello")
+            for expected in (Op.CHALLENGE, Op.WELCOME):
+                header = self._take(link, at)
+                if header.op is not expected:
+                    raise WireError(f"answered {header.op.name} to our hello")
             link.sock.settimeout(None)
             with link.lock:  # nobody sends before we have named our tensors
                 with self._changed:

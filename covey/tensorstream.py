@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from covey.core import JobId
+from covey.handshake import NONCE_BYTES
 from covey.ports import Bytes, ByteStream
 from covey.rounds import Rounds, Superseded, TensorRounds
 from covey.tensorwire import HEADER_BYTES, PART_BYTES, Frame, Op, Payload, WireError, parse, verify
@@ -21,7 +22,8 @@ RETRY_S = 0.5
 
 class TensorStream:
     """One rank's tensors. `spawn` runs a coroutine as a kept task; `lost(epoch, why)` is called when the aggregator of
-    that epoch cannot be used; `moved` is called with every word from the agent."""
+    that epoch cannot be used; `entropy(n)` gives n unpredictable bytes; `moved` is called with every word from the
+    agent."""
 
     def __init__(
         self,
@@ -31,10 +33,11 @@ class TensorStream:
         rank: int,
         world_size: int,
         lost: Callable[[int, str], None],
+        entropy: Callable[[int], bytes],
         part_bytes: int = PART_BYTES,
     ) -> None:
         self.rounds = Rounds(job, rank, world_size, part_bytes)
-        self._port, self._lost = port, lost
+        self._port, self._lost, self._entropy = port, lost, entropy
         self._at: AggregatorAt | None = None
         self._stream: ByteStream | None = None
         self._outbox: asyncio.Queue[Frame] | None = None
@@ -132,12 +135,13 @@ class TensorStream:
             return
         self._stream = stream
         outbox: asyncio.Queue[Frame] = asyncio.Queue()
-        outbox.put_nowait(self.rounds.hello(at.secret))
+        outbox.put_nowait(self.rounds.hello(at.secret, self._entropy(NONCE_BYTES)))
         writer = asyncio.get_running_loop().create_task(self._write(stream, outbox))
         try:
-            op = await self._read(stream, outbox, at)
-            if op is not Op.WELCOME:
-                raise WireError(f"answered {op.name} to our hello")
+            for expected in (Op.CHALLENGE, Op.WELCOME):
+                op = await self._read(stream, outbox, at)
+                if op is not expected:
+                    raise WireError(f"answered {op.name} to our hello")
             self._outbox = outbox
             self._send(self.rounds.connected())
             while True:

@@ -5,8 +5,10 @@ much it will ever allocate before it allocates. The checksum covers header and p
 `WireError`, and the connection is closed: there is nothing to save on a stream whose frames no longer line up.
 
     worker                                aggd
-      HELLO(job, epoch, rank, secret) ->
-                                       <- WELCOME, or STALE(epoch it serves)
+      HELLO(job, epoch, rank, nonce) ->
+                                       <- CHALLENGE, or STALE(epoch it serves)
+      PROOF ->
+                                       <- WELCOME, or STALE
       OPEN(key, version held)         ->      once per tensor, again on every connection
                                        <- ASK(key)              when aggd has no state of it
       STATE(key, version, part) ...   ->
@@ -17,6 +19,8 @@ much it will ever allocate before it allocates. The checksum covers header and p
 
 An epoch orders assignments of a job to aggregators: the grant of the job in the upper half, then a ballot that only one
 home agent can use (ballot modulo world size is a rank on that agent's host), so equal epochs are the same assignment.
+
+Both ends prove that they know the secret of the assignment, and neither sends it (`covey.handshake`).
 """
 
 import enum
@@ -28,8 +32,10 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 
 from covey.core import JobId
+from covey.handshake import CHALLENGE_BYTES, NONCE_BYTES, PROOF_BYTES
 
-VERSION = 1
+VERSION = 2
+"""Version 1 sent the secret itself."""
 PART_BYTES_MAX = 1 << 20
 """Longest tensor part in one frame, bytes."""
 PART_BYTES = 512 << 10
@@ -62,16 +68,19 @@ class Op(enum.IntEnum):
     PUSH = 3
     STATE = 4
     PING = 5
+    PROOF = 6
     WELCOME = 16
     RESULT = 17
     ASK = 18
     STALE = 19
     PONG = 20
     FAULT = 21
+    CHALLENGE = 22
 
 
 _LENGTH_MAX = {
-    Op.HELLO: SECRET_BYTES,
+    Op.HELLO: NONCE_BYTES,
+    Op.PROOF: PROOF_BYTES,
     Op.OPEN: OPEN_BYTES_MAX,
     Op.PUSH: PART_BYTES_MAX,
     Op.STATE: PART_BYTES_MAX,
@@ -82,6 +91,7 @@ _LENGTH_MAX = {
     Op.STALE: 0,
     Op.PONG: 0,
     Op.FAULT: FAULT_BYTES_MAX,
+    Op.CHALLENGE: CHALLENGE_BYTES,
 }
 _OPS = {int(op): op for op in Op}
 

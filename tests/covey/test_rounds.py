@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from covey import handshake
 from covey.core import JobId
 from covey.rounds import Rounds, Stale, Superseded
 from covey.tensorwire import (
@@ -298,3 +299,22 @@ def test_parts_cover_a_tensor_exactly(shape: list[int], part_bytes: int) -> None
 
 def test_epochs_read_as_grant_and_ballot() -> None:
     assert epoch_text((3 << 32) + 17) == "3.17" and grant_of((3 << 32) + 17) == 3
+
+
+def test_a_worker_proves_that_it_knows_the_secret_and_never_says_it() -> None:
+    rounds, secret = ready(), b"s" * 16
+    head, nonce = rounds.hello(secret, b"n" * 16)
+    hello = head + bytes(nonce)
+    ((proof_head, proof),) = say(rounds, Op.CHALLENGE, payload=handshake.challenge(secret, hello, b"m" * 16))
+    assert parse(proof_head).op is Op.PROOF
+    assert proof == handshake.proof_of_client(secret, hello, b"m" * 16)
+    assert secret not in hello + bytes(proof)
+
+
+def test_whoever_does_not_know_the_secret_is_no_aggregator() -> None:
+    rounds = ready()
+    head, nonce = rounds.hello(b"s" * 16, b"n" * 16)
+    with pytest.raises(WireError, match="does not know the secret"):
+        say(rounds, Op.CHALLENGE, payload=handshake.challenge(b"x" * 16, head + bytes(nonce), b"m" * 16))
+    with pytest.raises(WireError, match="a challenge of 0 bytes"):
+        say(rounds, Op.CHALLENGE)

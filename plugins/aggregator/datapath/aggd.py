@@ -5,22 +5,21 @@ and without workers for `orphan_s` it ends by itself.
 """
 
 import asyncio
-import hmac
 from collections.abc import Sequence
 
 import msgspec
 
+from covey import handshake
 from covey.core import JobId
 from covey.frames import FrameError, read_frame, write_frame
+from covey.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Strangers
 from covey.ports import ByteStream, Env
-from covey.tensorwire import HEADER_BYTES, SECRET_BYTES, Op, WireError, frame, parse, verify
+from covey.tensorwire import HEADER_BYTES, Header, Op, WireError, frame, parse, verify
 from plugins.aggregator.datapath.control import Forget, JobNow, Now, Order, Quit, Serve, Tell, orders
 from plugins.aggregator.datapath.links import Counters, JobSums, Memory, WorkerLink
 from plugins.aggregator.datapath.sums import Violation
 from plugins.base import Program
 
-HELLO_S = 5.0
-"""How long a connection may stay silent before its hello, seconds."""
 CONNECTIONS_MAX = 4096
 
 
@@ -40,6 +39,7 @@ class Aggd:
         self.env, self.config = env, config
         self.counters = Counters()
         self.jobs: dict[JobId, JobSums] = {}
+        self.strangers: Strangers[ByteStream] = Strangers()
         self.address = ""
         self.listening, self.over = asyncio.Event(), asyncio.Event()
         self._by_hash: dict[int, JobSums] = {}
@@ -144,9 +144,14 @@ class Aggd:
             self.counters.refused += 1
             return
         self._connections += 1
+        crowded_out = self.strangers.come(stream, stream.peer.rpartition(":")[0])
+        if crowded_out is not None:
+            self.counters.refused += 1
+            crowded_out.close()
         link: WorkerLink | None = None
         try:
             link = await self.hello(stream)
+            self.strangers.go(stream)
             if link is not None:
                 await link.read_in()
         except WireError as error:
@@ -159,6 +164,7 @@ class Aggd:
             pass  # it connects again, or its host is gone
         finally:
             self._connections -= 1
+            self.strangers.go(stream)
             if link is not None:
                 link.job.leave(link)
                 link.close()
@@ -169,26 +175,40 @@ class Aggd:
 
     async def hello(self, stream: ByteStream) -> WorkerLink | None:
         """The connection of a worker that may speak; None when it was refused."""
-        head, secret = bytearray(HEADER_BYTES), bytearray(SECRET_BYTES)
-        async with asyncio.timeout(HELLO_S):
-            await stream.read_into(memoryview(head))
-            header = parse(head)
-            if header.op is not Op.HELLO or header.length != SECRET_BYTES:
-                raise WireError(f"a connection begins with HELLO, not {header.op.name}")
-            await stream.read_into(memoryview(secret))
-        verify(head, secret)
-        job = self._by_hash.get(header.job)
-        if job is None or job.epoch != header.epoch:
-            await self._refuse(stream, header.job, job.epoch if job else 0)
+        async with asyncio.timeout(HANDSHAKE_S):
+            head, hello = await self._hear(stream, Op.HELLO, NONCE_BYTES)
+            job = self._by_hash.get(head.job)
+            if job is None or job.epoch != head.epoch:
+                await self._refuse(stream, head.job, job.epoch if job else 0)
+                return None
+            proven = await self._proves(stream, job, hello)
+        if head.rank >= job.workers or not proven or self.jobs.get(job.job) is not job:
+            await self._refuse(stream, head.job, 0)
             return None
-        if header.rank >= job.workers or not hmac.compare_digest(job.secret, bytes(secret)):
-            await self._refuse(stream, header.job, 0)
-            return None
-        link = WorkerLink(job, header.rank, stream)
+        link = WorkerLink(job, head.rank, stream)
         job.join(link)
         link.say(Op.WELCOME)
-        self.env.spawn(f"aggd worker {job.job} {header.rank}", link.write_out())
+        self.env.spawn(f"aggd worker {job.job} {head.rank}", link.write_out())
         return link
+
+    async def _hear(self, stream: ByteStream, op: Op, size: int) -> tuple[Header, bytes]:
+        """The header of a frame that must be this one, and all its bytes."""
+        head, payload = bytearray(HEADER_BYTES), bytearray(size)
+        await stream.read_into(memoryview(head))
+        header = parse(head)
+        if header.op is not op or header.length != size:
+            raise WireError(f"{op.name} comes here, not {header.op.name}")
+        await stream.read_into(memoryview(payload))
+        verify(head, payload)
+        return header, bytes(head + payload)
+
+    async def _proves(self, stream: ByteStream, job: JobSums, hello: bytes) -> bool:
+        """Does it know the secret of this assignment? We prove that we do, too."""
+        ours = self.env.entropy(NONCE_BYTES)
+        challenge = handshake.challenge(job.secret, hello, ours)
+        await stream.write(*frame(Op.CHALLENGE, job.hash, job.epoch, payload=challenge))
+        _, found = await self._hear(stream, Op.PROOF, PROOF_BYTES)
+        return handshake.is_proof(found[HEADER_BYTES:], handshake.proof_of_client(job.secret, hello, ours))
 
     async def _refuse(self, stream: ByteStream, job: int, epoch: int) -> None:
         self.counters.refused += 1

@@ -198,7 +198,7 @@ class Worker:
             self.owner.disconnect(self.rank)
         self.rounds.moved(owner.epoch)
         self.owner, self.welcomed = owner, False
-        owner.connect(self.rank, self.rounds.hello(b"s" * 16))
+        owner.connect(self.rank, self.rounds.hello(b"s" * 16, bytes(16)))
 
 
 class Bench:

@@ -31,7 +31,9 @@ class Rank:
 
     async def main(self, env: Env, _command: Command) -> int:
         job = self.job_on_rack
-        self.tensors = TensorStream(env.bytes, env.spawn, job.name, self.rank, job.workers, self.lost, part_bytes=32)
+        self.tensors = TensorStream(
+            env.bytes, env.spawn, job.name, self.rank, job.workers, self.lost, env.entropy, part_bytes=32
+        )
         for at in self.told:
             self.tensors.moved(at)
         await self.tensors.model("w", initial(TENSOR, self.rank).tobytes(), TENSOR.shape)

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from covey import handshake
 from covey.core import JobId
 from covey.frames import pack
+from covey.handshake import PER_ADDRESS_MAX
 from covey.tensors import TensorClient
 from covey.tensorwire import (
     HEADER_BYTES,
@@ -55,7 +57,20 @@ class Raw:
     def __init__(self, at: AggregatorAt, hello: bytes | None = None) -> None:
         host, _, port = at.address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=5)
-        self.socket.sendall(say(Op.HELLO, at.secret, epoch=at.epoch) if hello is None else hello)
+        if hello is not None:
+            self.socket.sendall(hello)
+            return
+        self.prove(say(Op.HELLO, bytes(16), epoch=at.epoch), at.secret, at.epoch)
+
+    def prove(self, hello: bytes, secret: bytes, epoch: int = EPOCH) -> bytes:
+        """Say hello, hear the challenge and answer it; what was answered."""
+        self.socket.sendall(hello)
+        header, payload = self.hear()
+        assert header.op is Op.CHALLENGE
+        challenge = handshake.parse_challenge(payload)
+        proof = say(Op.PROOF, handshake.proof_of_client(secret, hello, challenge.nonce), epoch=epoch)
+        self.socket.sendall(proof)
+        return proof
 
     def __enter__(self) -> "Raw":
         return self
@@ -112,11 +127,9 @@ def test_a_worker_says_hello_and_is_welcomed(aggd: AggdThread) -> None:
 @pytest.mark.parametrize(
     ("hello", "told"),
     [
-        (say(Op.HELLO, b"another secret !"), 0),
-        (say(Op.HELLO, SECRET, rank=2), 0),
-        (say(Op.HELLO, SECRET, job=JobId("j2")), 0),
-        (say(Op.HELLO, SECRET, epoch=EPOCH - 1), EPOCH),
-        (say(Op.HELLO, SECRET, epoch=EPOCH + 1), EPOCH),
+        (say(Op.HELLO, bytes(16), job=JobId("j2")), 0),
+        (say(Op.HELLO, bytes(16), epoch=EPOCH - 1), EPOCH),
+        (say(Op.HELLO, bytes(16), epoch=EPOCH + 1), EPOCH),
     ],
 )
 def test_who_may_not_speak_is_told_stale_and_counted(aggd: AggdThread, hello: bytes, told: int) -> None:
@@ -124,6 +137,17 @@ def test_who_may_not_speak_is_told_stale_and_counted(aggd: AggdThread, hello: by
     with Raw(at, hello) as worker:
         header, _ = worker.hear()
         assert (header.op, header.epoch) == (Op.STALE, told)
+        assert worker.dropped()
+    assert aggd.now().refused == before + 1
+
+
+@pytest.mark.parametrize(("secret", "rank"), [(b"another secret !", 0), (SECRET, 2)])
+def test_who_does_not_know_the_secret_or_is_no_rank_is_told_stale(aggd: AggdThread, secret: bytes, rank: int) -> None:
+    at, before = served(aggd), aggd.now().refused
+    with Raw(at, b"") as worker:
+        worker.prove(say(Op.HELLO, bytes(16), rank=rank), secret)
+        header, _ = worker.hear()
+        assert (header.op, header.epoch) == (Op.STALE, 0)
         assert worker.dropped()
     assert aggd.now().refused == before + 1
 
@@ -157,15 +181,32 @@ def test_a_connection_that_says_what_cannot_be_is_dropped_and_counted(aggd: Aggd
     still_works(aggd)
 
 
-def test_a_recorded_conversation_cannot_be_replayed_under_the_next_epoch(aggd: AggdThread) -> None:
-    served(aggd)
-    recorded = say(Op.HELLO, SECRET) + OPEN + say(Op.PUSH, bytes(16), round=1)
+def test_a_recorded_conversation_cannot_be_replayed_and_holds_no_secret(aggd: AggdThread) -> None:
+    at, hello = served(aggd), say(Op.HELLO, bytes(16))
+    with Raw(at, b"") as worker:
+        proof = worker.prove(hello, SECRET)
+        assert worker.hear()[0].op is Op.WELCOME
+    recorded = hello + proof + OPEN + say(Op.PUSH, bytes(16), round=1)
+    assert SECRET not in recorded
+    with Raw(at, recorded) as worker:
+        assert [worker.hear()[0].op for _ in range(2)] == [Op.CHALLENGE, Op.STALE]
+        assert worker.dropped()
     at = served(aggd, EPOCH + 1)
     with Raw(at, recorded) as worker:
         header, _ = worker.hear()
         assert (header.op, header.epoch) == (Op.STALE, EPOCH + 1)
         assert worker.dropped()
     assert aggd.now().jobs[0].tensors == 0
+
+
+def test_silent_connections_are_few_and_keep_no_worker_out(aggd: AggdThread) -> None:
+    at, before = served(aggd), aggd.now().refused
+    host, _, port = at.address.rpartition(":")
+    silent = [socket.create_connection((host, int(port)), timeout=5) for _ in range(2 * PER_ADDRESS_MAX)]
+    still_works(aggd)
+    assert aggd.now().refused - before >= PER_ADDRESS_MAX
+    for each in silent:
+        each.close()
 
 
 def test_a_second_connection_of_a_rank_replaces_the_first(aggd: AggdThread) -> None:
@@ -202,9 +243,7 @@ def test_memory_of_a_job_that_is_forgotten_is_free_again(aggd: AggdThread) -> No
     assert aggd.now().memory_bytes == before
 
 
-GOOD: list[bytes] = [
-    say(Op.HELLO, SECRET) + OPEN + say(Op.PUSH, bytes(16), round=1) + say(Op.STATE, bytes(16)) + say(Op.PING)
-]
+GOOD: list[bytes] = [OPEN + say(Op.PUSH, bytes(16), round=1) + say(Op.STATE, bytes(16)) + say(Op.PING)]
 
 
 @given(data=st.one_of(st.binary(max_size=200), st.integers(0, 2**32)))
@@ -216,7 +255,11 @@ def test_random_and_mutated_conversations_never_stop_it(aggd: AggdThread, data: 
         for _ in range(chance.randrange(1, 4)):
             talk[chance.randrange(len(talk))] ^= 1 << chance.randrange(8)
         data = bytes(talk)
-    with Raw(at, data) as worker:
+        worker = Raw(at)
+        worker.socket.sendall(data)
+    else:
+        worker = Raw(at, data)
+    with worker:
         worker.socket.shutdown(socket.SHUT_WR)
         assert worker.dropped()
     assert not aggd.failures and not aggd.log.errors
@@ -279,7 +322,7 @@ def frames_of(data: bytes) -> list[Frame]:
 
 def test_the_conversation_that_is_mutated_above_is_a_good_one() -> None:
     heads = [parse(bytes(head)) for head, _ in frames_of(GOOD[0])]
-    assert [head.op for head in heads] == [Op.HELLO, Op.OPEN, Op.PUSH, Op.STATE, Op.PING]
+    assert [head.op for head in heads] == [Op.OPEN, Op.PUSH, Op.STATE, Op.PING]
 
 
 def test_what_each_job_costs_is_counted_for_it_alone(aggd: AggdThread) -> None:
