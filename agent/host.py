@@ -29,7 +29,7 @@ from covey.addresses import reached_at
 from covey.core import Fact, HostId, Message
 from covey.ports import Env
 from covey.wire import Frame
-from gossip.service import GossipEvent, GossipService, HostDown, HostSuspected, HostUp, NameConflict, Peer
+from gossip.service import GossipEvent, GossipService, HostAway, HostDown, HostSuspected, HostUp, NameConflict, Peer
 from plugins import facts
 from plugins.base import Command, JobPeer, Refused, Room, RoomService
 from plugins.facts import Endpoints, HostView
@@ -116,15 +116,16 @@ class HostAgent:
         self.env.spawn("agent: peers", self._meet())
         self.env.log.info("agent started", boot=self.boot, rooms=sorted(self.rooms))
 
-    async def stop(self, leave: bool = True) -> None:
-        """Say goodbye (`leave`: others see `left` at once); data paths and jobs live on."""
+    async def stop(self, leave: bool = True, away_s: int = 0) -> None:
+        """Say goodbye (`leave`: others see at once that this host `left`, or is `away` for so many seconds); data
+        paths and jobs live on."""
         await self.rooms_at_work.stop()
         with contextlib.suppress(OSError):
             await self.journal.write()
         await self.jobs.stop()
         await self.runner.stop_up()
         await self.log.stop()
-        await self.gossip.stop(leave)
+        await self.gossip.stop(leave, away_s)
         await self.env.links.close()
 
     async def _identity(self) -> Identity:
@@ -236,6 +237,9 @@ class HostAgent:
                 self.bus.tell(facts.HostSeen(event.host))
             case HostSuspected():
                 self.bus.tell(facts.HostSuspected(event.host, event.by))
+            case HostAway():
+                self.bus.tell(facts.HostAway(event.host, event.for_s))
+                self.journal.note(f"host/{event.host}", "away", f"it restarts, and is back within {event.for_s:g} s")
             case HostDown():
                 self.bus.tell(facts.HostGone(event.host, event.left))
                 self.journal.note(f"host/{event.host}", "left" if event.left else "gone", "said so by gossip")
@@ -263,7 +267,7 @@ class HostAgent:
         away = [view.host for view in self.hosts() if view.state in ("gone", "left")]
         for view in self.hosts():
             endpoints = view.value("endpoints", Endpoints)
-            if view.host == self.id or view.state in ("gone", "left") or not isinstance(endpoints, Endpoints):
+            if view.host == self.id or view.state in ("away", "gone", "left") or not isinstance(endpoints, Endpoints):
                 continue
             self.env.links.know(view.host, endpoints.control, endpoints.public_key)
             alive.append(view.host)
@@ -398,6 +402,7 @@ def _view(peer: Peer) -> HostView:
         age_s=peer.age_s,
         suspected_by=peer.suspected_by,
         values=dict(peer.values),
+        away_s=peer.away_s,
     )
 
 

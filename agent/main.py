@@ -58,6 +58,8 @@ class Daemon:
         self._notifier = Notifier(environ)
         self._log = logs.for_host(config.name)
         self._stop = asyncio.Event()
+        self._away_s = config.gossip.away_s
+        """Told to the others at the end: systemd starts us again, also after a failure."""
         self._failure = ""
         self._tasks = Tasks(self._log, self._fatal)
         self._watching: object = None
@@ -69,11 +71,15 @@ class Daemon:
         self._failure = self._failure or f"{task}: {error!r}"
         self._stop.set()
 
+    def _asked_to_stop(self, away_s: int) -> None:
+        self._away_s = away_s
+        self._stop.set()
+
     async def run(self) -> int:
         """Exit status: 0 after SIGTERM, 1 when something that nobody could handle went wrong."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+        for number, away_s in ((signal.SIGTERM, self._config.gossip.away_s), (signal.SIGINT, 0)):
+            loop.add_signal_handler(number, self._asked_to_stop, away_s)
         env = self._env()
         agent = HostAgent(env, self._config, self._keys)
         http = HttpApi(agent, f"{self._config.run_dir}/agent.sock", self._config.http.bind)
@@ -93,7 +99,7 @@ class Daemon:
         try:
             async with asyncio.timeout(LEAVE_S):
                 await http.stop()
-                await agent.stop(leave=True)
+                await agent.stop(leave=True, away_s=self._away_s)
                 await self._tasks.cancel_all()
         except TimeoutError:
             self._log.warning("did not leave in time, cutting off")

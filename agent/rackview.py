@@ -134,6 +134,7 @@ class RackView:
             slabs_lent=spare.slabs_lent if isinstance(spare, Spare) else None,
             aggregator_jobs=sums.jobs if isinstance(sums, AggregatorNow) else None,
             suspected_by=view.suspected_by,
+            away_s=view.away_s,
             rooms_failed=failed.rooms if isinstance(failed, RoomsFailed) else (),
         )
 

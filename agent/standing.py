@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from covey.core import Fact, JobId
 from plugins.facts import (
+    HostAway,
     HostGone,
     HostSeen,
     HostSuspected,
@@ -54,6 +55,9 @@ def facts_of_hosts(views: Iterable[HostView]) -> Sequence[Fact]:
     for view in views:
         if view.state in ("gone", "left"):
             found.append(HostGone(view.host, view.state == "left"))
+            continue
+        if view.state == "away":
+            found.append(HostAway(view.host, view.away_s))
             continue
         found.append(HostSeen(view.host))
         if view.state == "suspect" and view.suspected_by is not None:

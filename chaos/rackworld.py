@@ -116,7 +116,7 @@ class SimRack:
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
-                await agent.stop(leave=True)
+                await agent.stop(leave=True, away_s=config.gossip.away_s)
             return 0
 
         return main

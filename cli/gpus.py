@@ -11,7 +11,7 @@ from covey.units import format_size
 TITLES = ("HOST", "GPU", "MODEL", "MEMORY USED", "OF", "BUSY", "JOB", "SEEN")
 
 
-AWAY = ("gone", "left")
+AWAY = ("away", "gone", "left")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,7 +20,7 @@ from gossip.membership.messages import Record
 from gossip.spread import machine as spread
 from gossip.spread.machine import Spread
 from gossip.spread.messages import Delta, Syn, Want
-from gossip.words import GossipSettings, HostDown, HostUp, Peer, Say, Sender
+from gossip.words import GossipSettings, HostAway, HostDown, HostUp, Peer, Say, Sender
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -76,6 +76,7 @@ class Gossip:
                 | members.ProbeLate()
                 | members.RelayLate()
                 | members.SuspicionDue()
+                | members.AwayOver()
                 | members.GossipDue()
                 | members.CallDue()
                 | members.SyncDue()
@@ -118,7 +119,7 @@ class Gossip:
             case HostUp(host):
                 member = self.membership.members.get(host)
                 return [] if member is None else self._spread(spread.PeerUp(host, member.identity), now_s)
-            case HostDown(host):
+            case HostDown(host) | HostAway(host):
                 return self._spread(spread.PeerDown(host), now_s)
             case _:
                 return []
@@ -170,7 +171,7 @@ class Gossip:
         fresh_s = facts.fresh_s if facts is not None and current else member.since_s
         return Peer(
             host=member.host,
-            state=member.state,
+            state=member.shown(now_s),
             address=member.address,
             boot=member.boot,
             incarnation=member.incarnation,
@@ -178,6 +179,7 @@ class Gossip:
             age_s=max(0.0, now_s - fresh_s),
             suspected_by=member.suspected_by,
             values=facts.values if facts is not None and current else {},
+            away_s=max(0.0, (member.away_until_s or now_s) - now_s),
         )
 
     def check(self) -> None:

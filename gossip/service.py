@@ -28,6 +28,7 @@ from gossip.spread.machine import Published
 from gossip.words import (
     GossipEvent,
     GossipSettings,
+    HostAway,
     HostDown,
     HostSuspected,
     HostUp,
@@ -42,6 +43,7 @@ __all__ = [
     "GossipEvent",
     "GossipService",
     "GossipSettings",
+    "HostAway",
     "HostDown",
     "HostSuspected",
     "HostUp",
@@ -116,13 +118,13 @@ class GossipService:
         if self._seeds.names:
             self._env.spawn("gossip: seeds", self._keep_seeds(self._seeds, self._failed))
 
-    async def stop(self, leave: bool = True) -> None:
-        """`leave`: tell everybody, so that they see `left` at once."""
+    async def stop(self, leave: bool = True, away_s: int = 0) -> None:
+        """`leave`: tell everybody, so that they see at once that this host `left`, or is `away` for so many seconds."""
         if self._socket is None:
             return
         if leave and not self._stopped:
             for _ in range(GOODBYES):
-                self._feed(Leaving())
+                self._feed(Leaving(away_s))
                 await asyncio.sleep(GOODBYE_INTERVAL_S)
         self._end()
         await self._save_peers()
@@ -272,7 +274,7 @@ class GossipService:
 
     def _told(self, tell: Tell) -> None:
         match tell.fact:
-            case HostUp() | HostSuspected() | HostDown() | NameConflict():
+            case HostUp() | HostSuspected() | HostAway() | HostDown() | NameConflict():
                 self._counts[f"told_{type(tell.fact).__name__}"] += 1
                 self._tell(tell.fact)
             case _:

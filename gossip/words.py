@@ -26,6 +26,9 @@ KEY_BYTES = 32
 """AES-256."""
 UUID_BYTES = 16
 
+AWAY_S_MAX = 3600
+"""Longest that a host may say it is away, seconds."""
+AwaySeconds = Annotated[int, Meta(ge=0, le=AWAY_S_MAX)]
 U32 = Annotated[int, Meta(ge=0, le=U32_MAX)]
 Boot = Annotated[int, Meta(ge=0, le=U63_MAX)]
 Identity = Annotated[int, Meta(ge=0, le=U63_MAX)]
@@ -37,6 +40,9 @@ PeerAddress = Annotated[Address, Meta(pattern=r"\A[0-9A-Za-z.:\[\]_-]{0,80}\Z")]
 """`ip:port`, or empty: "where you saw this datagram come from"."""
 
 State = Literal["alive", "suspect", "gone", "left"]
+"""As it is told: of two things said of one life of a host the later in this order counts."""
+Shown = Literal["alive", "suspect", "away", "gone", "left"]
+"""As it is shown: who left and said that it would be back is away until then, and gone afterwards."""
 
 
 def identity(host: HostId, uuid: bytes) -> int:
@@ -81,20 +87,28 @@ class HostDown(Fact, frozen=True):
     left: bool
 
 
+class HostAway(Fact, frozen=True):
+    """It restarts: it said that it is back within `for_s`, and that its processes go on meanwhile. `HostUp` follows,
+    or `HostDown` once the time is over."""
+
+    host: HostId
+    for_s: float
+
+
 class NameConflict(Fact, frozen=True):
     """Two machines claim this name. The first one keeps it; the other is not let in until the first is gone."""
 
     host: HostId
 
 
-GossipEvent = HostUp | HostSuspected | HostDown | NameConflict
+GossipEvent = HostUp | HostSuspected | HostAway | HostDown | NameConflict
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """One host, as seen here and now."""
 
     host: HostId
-    state: State
+    state: Shown
     address: Address
     """Where its gossip is reached; empty for this host itself until a peer told it."""
     boot: int
@@ -107,6 +121,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """Who could not reach it, for a suspect host and for one that is gone."""
     values: dict[str, bytes]
     """What it published in its present life."""
+    away_s: float = 0.0
+    """Of one that is away: seconds within which it said it is back."""
 
     @property
     def name(self) -> HostId:
@@ -157,6 +173,9 @@ class GossipSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Facts are compared with a random host this often (two rounds a second kept 99 % of ages under 3.4 s at 200)."""
     heartbeat_s: float = 2.0
     """A host's facts get a new version this often, so that their age means something."""
+    away_s: int = 60
+    """Told at SIGTERM: this host restarts and is back within so many seconds, its processes go on, nobody need take
+    anything back. 0: it leaves. SIGINT always leaves."""
     datagram_bytes: int = DATAGRAM_BYTES
     """Longest UDP payload sent, 1232 to 1472."""
     hosts_max: int = 512
@@ -175,6 +194,7 @@ class GossipSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         _in_range("spread_interval_s", self.spread_interval_s, 0.05, 60)
         _in_range("heartbeat_s", self.heartbeat_s, 0.1, 60)
         _in_range("datagram_bytes", self.datagram_bytes, DATAGRAM_BYTES, DATAGRAM_BYTES_MAX)
+        _in_range("away_s", self.away_s, 0, AWAY_S_MAX)
         _in_range("hosts_max", self.hosts_max, 2, 4096)
         if len(self.cluster.encode()) > 64:
             raise ValueError(f"cluster = {self.cluster!r}: expected at most 64 bytes")

@@ -29,6 +29,14 @@ class HostSuspected(Fact, frozen=True):
     by: HostId
 
 
+class HostAway(Fact, frozen=True):
+    """Gossip: its agent restarts and is back within `for_s`; its slabs, sums and ranks go on meanwhile. Nothing new
+    goes there, nothing is taken back. `HostSeen` follows, or `HostGone` once the time is over."""
+
+    host: HostId
+    for_s: float
+
+
 class HostGone(Fact, frozen=True):
     """Gossip: dead to the rack, or left on purpose (`left`)."""
 
@@ -196,7 +204,7 @@ class LeaderHint(msgspec.Struct, frozen=True):
     since_wall_s: float
 
 
-HostState = Literal["alive", "suspect", "gone", "left"]
+HostState = Literal["alive", "suspect", "away", "gone", "left"]
 
 
 class HostView(msgspec.Struct, frozen=True):
@@ -214,6 +222,8 @@ class HostView(msgspec.Struct, frozen=True):
     suspected_by: HostId | None
     values: dict[str, bytes]
     """Published values, still encoded; read with `value`."""
+    away_s: float = 0.0
+    """Of one that is away: seconds within which it said it is back."""
 
     def value(self, key: str, kind: type[msgspec.Struct]) -> msgspec.Struct | None:
         """A published value, or None when absent or malformed (a host of another version)."""

@@ -38,6 +38,8 @@ class HostRow(msgspec.Struct, frozen=True):
     aggregator_jobs: int | None = None
     suspected_by: HostId | None = None
     rooms_failed: tuple[str, ...] = ()
+    away_s: float = 0.0
+    """Of one that is away: seconds within which it said it is back."""
 
 
 class GpuRow(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta
 
 from covey.core import Message
-from gossip.words import U32, Boot, HostName, Identity, MaybeHostName, PeerAddress, Uuid
+from gossip.words import U32, AwaySeconds, Boot, HostName, Identity, MaybeHostName, PeerAddress, Uuid
 
 
 class Ping(Message, frozen=True, array_like=True, tag=1):
@@ -75,6 +75,8 @@ class Left(Message, frozen=True, array_like=True, tag=8):
     identity: Identity
     boot: Boot
     incarnation: U32
+    away_s: AwaySeconds = 0
+    """It comes back within so many seconds, and what it left at work goes on; 0: for good."""
 
 
 class SyncAsk(Message, frozen=True, array_like=True, tag=9):
@@ -103,6 +105,8 @@ class Record(Message, frozen=True, array_like=True, tag=12):
     """0 alive, 1 suspect, 2 gone, 3 left."""
     by: MaybeHostName
     """Who suspected it first; empty when nobody did."""
+    away_s: AwaySeconds = 0
+    """Of one that left: the rest of what it said it would be away."""
 
 
 class WhoAreYou(Message, frozen=True, array_like=True, tag=13):

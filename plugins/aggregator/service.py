@@ -347,7 +347,7 @@ class AggregatorService(RoomService):
 
     def _candidate(self, view: HostView) -> Candidate | None:
         now = view.value("aggregator", AggregatorNow)
-        if not isinstance(now, AggregatorNow) or not now.address:
+        if not isinstance(now, AggregatorNow) or not now.address or view.state == "away":
             return None
         plan = now.cycle_us, now.used_us, max(1, now.lanes)
         return Candidate(view.host, view.state == "suspect", now.load, now.jobs, view.age_s, *plan)

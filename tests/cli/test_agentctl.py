@@ -236,6 +236,15 @@ def test_a_failed_room_makes_status_fail(run: Run, agent: FakeAgent) -> None:
     assert "disk is full; starts again every 4 s or so" in out
 
 
+def test_a_host_that_restarts_is_away_and_back_within_the_time_it_said(run: Run, agent: FakeAgent) -> None:
+    rows = agent.replies["GET /v1/hosts"]
+    agent.replies["GET /v1/hosts"] = [*rows, rows[0] | {"host": "gpu7", "state": "away", "away_s": 42.0}]
+    code, out, _ = run("hosts")
+    assert code == 0
+    (line,) = [line for line in out.splitlines() if line.startswith("gpu7")]
+    assert "away" in line and "back within 42 s" in line
+
+
 def test_a_seed_that_is_not_known_is_named_by_status(run: Run, agent: FakeAgent) -> None:
     agent.replies["GET /v1/status"] = {"rooms": {}, "seeds_unknown": {"gpu9:7946": "Name or service not known"}}
     code, out, _ = run("status")

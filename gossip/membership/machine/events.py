@@ -43,6 +43,17 @@ class LoopStalled(msgspec.Struct, frozen=True):
 class Leaving(msgspec.Struct, frozen=True):
     """Say goodbye (may be said more than once, since datagrams are lost). After it the machine only listens."""
 
+    away_s: int = 0
+    """Back within so many seconds; 0: for good."""
+
+
+class AwayOver(msgspec.Struct, frozen=True):
+    """A host said that it would be back by now."""
+
+    host: HostId
+    identity: int
+    boot: int
+
 
 class ProbeDue(msgspec.Struct, frozen=True):
     """The last probe is over, the next one begins."""
@@ -81,7 +92,7 @@ class SyncDue(msgspec.Struct, frozen=True):
     pass
 
 
-Timer = ProbeDue | ProbeLate | RelayLate | SuspicionDue | GossipDue | CallDue | SyncDue
+Timer = ProbeDue | ProbeLate | RelayLate | SuspicionDue | AwayOver | GossipDue | CallDue | SyncDue
 Event = Started | SeedsFound | PacketHeard | LoopStalled | Leaving | Timer
 
 

@@ -47,11 +47,7 @@ class Meeting:
     def _to_call(self) -> list[Address]:
         there = {member.address for member in self._table.members.values() if member.state == "alive"}
         seeds = [seed for seed in self._table.seeds if seed not in there and seed != self._table.address]
-        missing = [
-            member.address
-            for member in self._table.by_name()
-            if (member.state == "gone" or member.remembered) and member.address not in seeds
-        ]
+        missing = [member.address for member in self._table.by_name() if member.missing and member.address not in seeds]
         if self._table.alone:
             return seeds + policy.some(missing, 8, self._table.rng)
         return policy.some(seeds + missing, policy.CALLED_AT_ONCE, self._table.rng)
@@ -99,7 +95,8 @@ class Meeting:
             case "gone":
                 self._heard_record_gone(m.Gone(record.host, about, record.boot, record.incarnation, by), sender, now_s)
             case "left":
-                self._standing.heard_left(m.Left(record.host, about, record.boot, record.incarnation), now_s)
+                left = m.Left(record.host, about, record.boot, record.incarnation, record.away_s)
+                self._standing.heard_left(left, now_s)
 
     def _heard_record_gone(self, gone: m.Gone, sender: Sender, now_s: float) -> None:
         member = self._standing.accused(gone)

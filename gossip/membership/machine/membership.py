@@ -7,6 +7,8 @@
               |   <----- Alive, incarnation or boot higher ------------- gone
               +--- Left, said by the host itself --> left ----- Alive, new boot ---> alive
 
+A host that restarts says so: it has left and is back within some seconds, `away`. Nobody probes it or mourns it before.
+
 Each host probes one other a second, in a shuffled order: a ping, after half a second without an answer a ping-req
 through three others, after a second a suspicion, told to all. A suspicion ends in death unless the suspect, who hears
 of it too, refutes it with a higher incarnation; the more hosts confirm it by probes of their own, the sooner.
@@ -32,6 +34,7 @@ from gossip.membership import messages as m
 from gossip.membership import policy
 from gossip.membership.machine.events import (
     Action,
+    AwayOver,
     CallDue,
     Event,
     GossipDue,
@@ -106,6 +109,7 @@ class Membership:
     # ---- events ----
 
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
+        self._table.now_s = now_s
         if not self.leaving or isinstance(event, Leaving):
             self._handle(event, now_s)
         found, self._table.out = self._table.out, []
@@ -122,7 +126,7 @@ class Membership:
             case SeedsFound():
                 self._meeting.seeds_are(event.seeds)
             case Leaving():
-                self._leave()
+                self._leave(event.away_s)
             case ProbeDue():
                 self._prober.next(now_s)
             case ProbeLate():
@@ -131,6 +135,8 @@ class Membership:
                 self._prober.relay_late(event.seq)
             case SuspicionDue():
                 self._standing.due(event, now_s)
+            case AwayOver():
+                self._standing.away_over(event)
             case GossipDue():
                 self._table.gossip(now_s)
             case CallDue():
@@ -148,9 +154,10 @@ class Membership:
         self._table.timer(self._table.rng.uniform(0, SYNC_SOON_S), SyncDue())
         self._meeting.call(self._table.call_generation)
 
-    def _leave(self) -> None:
+    def _leave(self, away_s: int) -> None:
         self.leaving = True
-        goodbye = m.Left(self._table.me.host, self._table.identity, self._table.me.boot, self._table.incarnation)
+        me, incarnation = self._table.me, self._table.incarnation
+        goodbye = m.Left(me.host, self._table.identity, me.boot, incarnation, away_s)
         for member in self._table.by_name():
             if member.live and member.address:
                 self._table.out.append(Say(member.address, (goodbye,)))
@@ -197,7 +204,7 @@ class Membership:
         member = self._table.members.get(sender.host)
         if member is None or member.identity != sender.identity or member.boot < sender.boot or member.remembered:
             return [m.WhoAreYou()]
-        accusation = member.accusation()
+        accusation = member.accusation(self._table.now_s)
         return [] if accusation is None else [accusation]
 
     def _message(self, sender: Sender, source: Address, message: m.AnyMessage, now_s: float) -> list[Message]:

@@ -99,7 +99,7 @@ class Prober:
 
     def _ping(self, target: Member, seq: int) -> None:
         """A suspect hears with the ping that it is one: Lifeguard's buddy system."""
-        accusation = None if target.remembered else target.accusation()
+        accusation = None if target.remembered else target.accusation(self._table.now_s)
         self._table.say(target.address, m.Ping(seq, target.identity), *(() if accusation is None else (accusation,)))
 
     def ask_others(self, seq: int) -> None:

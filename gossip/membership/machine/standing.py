@@ -4,9 +4,9 @@ from covey.core import HostId, Message
 from covey.ports import Address
 from gossip.membership import messages as m
 from gossip.membership import policy
-from gossip.membership.machine.events import LoopStalled, SuspicionDue
+from gossip.membership.machine.events import AwayOver, LoopStalled, SuspicionDue
 from gossip.membership.machine.table import Member, Suspicion, Table
-from gossip.words import HostDown, HostSuspected, HostUp, Sender, State, identity
+from gossip.words import HostAway, HostDown, HostSuspected, HostUp, Sender, State, identity
 
 
 class Standing:
@@ -76,14 +76,15 @@ class Standing:
         member.remembered, member.suspicion, member.suspected_by = False, None, None
         self._table.rumour(alive.host, with_address(alive, address))
         if changed:
-            member.state, member.since_s = "alive", now_s
+            member.state, member.since_s, member.away_until_s = "alive", now_s, None
             self._table.tell(HostUp(member.host))
             self.recount(now_s)
 
     def remember(self, record: m.Record, now_s: float) -> None:
         """A host from before our restart: suspect until it is heard of, or gone if it was gone then."""
         known = record.host == self._table.me.host or record.host in self._table.members
-        if known or not record.address or record.state == policy.rank("left"):
+        left = record.state == policy.rank("left")
+        if known or not record.address or (left and not record.away_s):
             return
         gone = record.state == policy.rank("gone")
         member = Member(
@@ -95,10 +96,13 @@ class Standing:
             "gone" if gone else "suspect",
             now_s,
             (record.by or None) if gone else self._table.me.host,
-            remembered=not gone,
+            remembered=not gone and not left,
         )
         self._table.members[record.host] = member
-        if not gone:
+        if left:
+            member.state, member.suspected_by = "left", None
+            self._await_return(member, record.away_s, now_s)
+        elif not gone:
             member.suspicion = Suspicion(now_s, [self._table.me.host])
             self.hasten(member, now_s)
 
@@ -230,16 +234,30 @@ class Standing:
         if member is None or not policy.supersedes((left.boot, left.incarnation, "left"), member.order):
             return
         member.boot, member.incarnation = left.boot, left.incarnation
-        self._bury(member, "left", now_s)
+        self._bury(member, "left", now_s, left.away_s)
 
-    def _bury(self, member: Member, state: State, now_s: float) -> None:
+    def away_over(self, over: AwayOver) -> None:
+        """It did not come back as it had said."""
+        member = self._table.members.get(over.host)
+        if member is not None and (member.identity, member.boot, member.state) == (over.identity, over.boot, "left"):
+            self._table.tell(HostDown(member.host, left=False))
+
+    def _await_return(self, member: Member, away_s: int, now_s: float) -> None:
+        member.away_until_s = now_s + away_s
+        self._table.timer(away_s, AwayOver(member.host, member.identity, member.boot))
+
+    def _bury(self, member: Member, state: State, now_s: float, away_s: int = 0) -> None:
         was_live, told = member.live, not member.remembered
-        member.state, member.since_s = state, now_s
+        member.state, member.since_s, member.away_until_s = state, now_s, None
         member.suspicion, member.remembered = None, False
-        accusation = member.accusation()
+        if away_s:
+            self._await_return(member, away_s, now_s)
+        accusation = member.accusation(now_s)
         if told and accusation is not None:
             self._table.rumour(member.host, accusation)
-        if was_live:
+        if was_live and away_s:
+            self._table.tell(HostAway(member.host, float(away_s)))
+        elif was_live:
             self._table.tell(HostDown(member.host, state == "left"))
         self.recount(now_s)
         if was_live:

@@ -1,5 +1,6 @@
 """The table of members, and how the parts of the machine say things."""
 
+import math
 import random
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ from gossip.membership import policy
 from gossip.membership.machine.events import Action, CallDue, Forget, GossipDue, Timer
 from gossip.membership.machine.rumours import Rumours
 from gossip.membership.messages import Gone, Left, Record, Suspect
-from gossip.words import U32_MAX, GossipSettings, NameConflict, Say, Sender, State, identity, size
+from gossip.words import U32_MAX, GossipSettings, NameConflict, Say, Sender, Shown, State, identity, size
 
 CONFLICT_INTERVAL_S = 30.0
 """Between two reports of the same conflict."""
@@ -45,6 +46,8 @@ class Member:
     suspicion: Suspicion | None = None
     remembered: bool = False
     """Known from before a restart of this host only: not heard of since."""
+    away_until_s: float | None = None
+    """Of one that left: when it said it would be back; None: never."""
     identity: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,10 +58,23 @@ class Member:
         return self.state in ("alive", "suspect")
 
     @property
+    def missing(self) -> bool:
+        """Not there, and not because it said that it would never be."""
+        return self.state == "gone" or self.remembered or (self.state == "left" and self.away_until_s is not None)
+
+    def shown(self, now_s: float) -> Shown:
+        if self.state != "left" or self.away_until_s is None:
+            return self.state
+        return "away" if now_s < self.away_until_s else "gone"
+
+    def away_s(self, now_s: float) -> int:
+        return 0 if self.away_until_s is None else max(0, math.ceil(self.away_until_s - now_s))
+
+    @property
     def order(self) -> tuple[int, int, State]:
         return (self.boot, self.incarnation, self.state)
 
-    def record(self) -> Record:
+    def record(self, now_s: float) -> Record:
         return Record(
             self.host,
             self.uuid,
@@ -67,9 +83,10 @@ class Member:
             self.address,
             policy.rank(self.state),
             self.suspected_by or HostId(""),
+            self.away_s(now_s),
         )
 
-    def accusation(self) -> Suspect | Gone | Left | None:
+    def accusation(self, now_s: float) -> Suspect | Gone | Left | None:
         """What is said of it that it would want to refute."""
         by = self.suspected_by or self.host
         match self.state:
@@ -80,7 +97,7 @@ class Member:
             case "gone":
                 return Gone(self.host, self.identity, self.boot, self.incarnation, by)
             case "left":
-                return Left(self.host, self.identity, self.boot, self.incarnation)
+                return Left(self.host, self.identity, self.boot, self.incarnation, self.away_s(now_s))
 
 
 class Table:
@@ -93,6 +110,8 @@ class Table:
         self.seeds: tuple[Address, ...] = ()
         """Where to join: of `settings.seeds` those that are known, names as all their addresses."""
         self.settings, self.budget, self.rng = settings, budget, rng
+        self.now_s = 0.0
+        """Of the event that is being handled."""
         self.incarnation = 0
         self.health = 0
         self.members: dict[HostId, Member] = {}
@@ -114,7 +133,7 @@ class Table:
     def records(self) -> tuple[m.Record, ...]:
         """The whole table, this host included, sorted by name."""
         mine = m.Record(self.me.host, self.me.uuid, self.me.boot, self.incarnation, self.address, 0, HostId(""))
-        all_ = [mine, *(member.record() for member in self.members.values())]
+        all_ = [mine, *(member.record(self.now_s) for member in self.members.values())]
         return tuple(sorted(all_, key=lambda record: record.host))
 
     def checksum(self) -> int:

@@ -90,6 +90,13 @@ class StoreLost(msgspec.Struct, frozen=True):
     why: str
 
 
+class BorrowerAway(msgspec.Struct, frozen=True):
+    """Its agent restarts and renews nothing meanwhile, while its volumes go on using their slabs here."""
+
+    borrower: HostId
+    for_s: float
+
+
 class AnswersOver(msgspec.Struct, frozen=True):
     """Timer: activities that are not here by now do not count."""
 
@@ -103,6 +110,7 @@ LenderEvent = (
     | SlabFreed
     | StoreFound
     | StoreLost
+    | BorrowerAway
     | AnswersOver
     | Heard
     | Undelivered
@@ -172,6 +180,8 @@ class Lender:
                 return self._store_found(event, now_s)
             case StoreLost():
                 return self._store_lost(event.why)
+            case BorrowerAway():
+                return self._borrower_away(event, now_s)
             case AnswersOver():
                 return self._answers_over(event.round, now_s)
             case Heard():
@@ -223,6 +233,13 @@ class Lender:
             return self._kept.of(memory.total_bytes)
         self._growth = headroom.grown(self._growth, headroom.own_memory(memory, touched_bytes))
         return headroom.headroom_auto(memory, self._growth, react_s(self._grace_s))
+
+    def _borrower_away(self, event: BorrowerAway, now_s: float) -> Actions:
+        """A lease for the time after it is back: nobody could renew before."""
+        for lent in self.lent.values():
+            if lent.borrower == event.borrower:
+                lent.expires_s = max(lent.expires_s, now_s + event.for_s + self._lease_s)
+        return []
 
     def _overdue(self, now_s: float) -> Actions:
         actions: Actions = []

@@ -14,8 +14,9 @@ from covey.core import ID_PATTERN, Fact, Heard, HostId
 from covey.units import parse_size
 from covey.wire import Attach, Detach, Detached, Frame, Refusal, VolumeAt
 from plugins.base import Command, Host, JobPeer, Refused, RoomService
-from plugins.facts import HostGone, SecondPassed
+from plugins.facts import HostAway, HostGone, SecondPassed
 from plugins.memory.machine.borrower_events import HostLost
+from plugins.memory.machine.lender import BorrowerAway
 from plugins.memory.messages import (
     Activity,
     CheckActivity,
@@ -67,6 +68,8 @@ class MemoryService(RoomService):
                 if not self._second_passes:
                     self._second_passes = True
                     self.env.spawn("memory second", self._second())
+            case HostAway():
+                self.lending.feed(BorrowerAway(fact.host, fact.for_s))
             case HostGone():
                 self.borrowing.feed(HostLost(fact.host))
             case _:

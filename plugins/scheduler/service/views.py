@@ -292,8 +292,8 @@ def rack_of(hosts: Sequence[HostView], now_s: float) -> tuple[RackHost, ...]:
     for view in hosts:
         gpus = view.value("gpus", GpusNow)
         if isinstance(gpus, GpusNow):
-            gone = view.state in ("gone", "left")
-            found.append(RackHost(view.host, gpus.total, max(0.0, now_s - view.since_s) if gone else None))
+            gone_s = None if view.state in ("alive", "suspect") else max(0.0, now_s - view.since_s)
+            found.append(RackHost(view.host, gpus.total, gone_s))
     return tuple(found)
 
 

@@ -15,6 +15,7 @@ from gossip.membership import policy
 from gossip.membership.machine import Membership
 from gossip.membership.machine.events import (
     Action,
+    AwayOver,
     CallDue,
     Event,
     Forget,
@@ -32,6 +33,7 @@ from gossip.membership.machine.events import (
 from gossip.words import (
     U32_MAX,
     GossipSettings,
+    HostAway,
     HostDown,
     HostSuspected,
     HostUp,
@@ -593,6 +595,32 @@ def test_who_leaves_is_left_at_once_for_everybody() -> None:
     me.hear("a", left("a"))
     assert me.state("a") == "left" and me.facts == [HostDown(HostId("a"), left=True)]
     assert left("a") in me.rumours()
+
+
+def test_who_restarts_is_away_and_no_longer_than_it_said() -> None:
+    me = Solo("a", "b")
+    goodbye = m.Left(HostId("a"), who("a").identity, 1, 0, 60)
+    me.hear("a", goodbye)
+    member = me.machine.members[HostId("a")]
+    assert me.facts == [HostAway(HostId("a"), 60.0)] and not member.live
+    assert any(isinstance(word, m.Left) and word.away_s == 60 for word in me.rumours())
+    me.clear()
+    me.run(59.0, AwayOver)
+    assert (member.shown(me.now_s), member.record(me.now_s).away_s, me.facts) == ("away", 1, [])
+    me.run(1.5, AwayOver)
+    assert member.shown(me.now_s) == "gone" and me.facts == [HostDown(HostId("a"), left=False)]
+    assert member.missing, "it is called until it answers"
+    me.hear("a", alive("a", boot=2), boot=2)
+    assert member.shown(me.now_s) == "alive" and me.facts[-1] == HostUp(HostId("a"))
+
+
+def test_who_is_back_in_time_is_not_mourned_later() -> None:
+    me = Solo("a", "b")
+    me.hear("a", m.Left(HostId("a"), who("a").identity, 1, 0, 60))
+    me.hear("a", alive("a", boot=2), boot=2)
+    me.clear()
+    me.run(120.0, AwayOver)
+    assert me.facts == [] and me.machine.members[HostId("a")].shown(me.now_s) == "alive"
 
 
 def test_leaving_is_said_to_everybody_and_then_nothing_more() -> None:
