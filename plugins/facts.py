@@ -186,6 +186,7 @@ class AggregatorNow(msgspec.Struct, frozen=True):
     """Key `aggregator`: who sums tensors here, and how busy it is. A hint."""
 
     address: Address
+    """Where the process that sums listens, or `asleep`: the first offer starts it. Empty: nothing is summed there."""
     jobs: int
     load: float
     """Measured: part of the time that its process worked, 0..1."""

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from chaos.rackworld import SimRack
+from chaos.stories import lenders, train
 from plugins.starting import LISTEN_S_MAX, LOAD_S_MAX, LOOK_S, PAUSE_MAX_S, PAUSE_S, STEADY_S, Patience, Pauses
 
 
@@ -38,6 +39,8 @@ def test_programs_that_take_long_to_load_are_started_once_and_come_up(load_s: fl
         for host in rack.hosts.values():
             host.load_s = load_s
         rack.start()
+        rack.run(3.0)
+        wake(rack)
         rack.run(load_s / 2)
         first = {name: there(rack, name) for name in rack.hosts}
         rack.run(load_s / 2 + 5)
@@ -45,6 +48,28 @@ def test_programs_that_take_long_to_load_are_started_once_and_come_up(load_s: fl
             assert len(first[name]) == 2
             assert there(rack, name) == first[name]
             assert rack.agents[name].rooms["memory"].lending.process.ready.is_set()  # type: ignore[attr-defined]
+
+
+def wake(rack: SimRack) -> None:
+    """As the first loan and the first offer do."""
+    for name in rack.hosts:
+        lending = rack.room(name, "memory").lending
+        lending.wake(lending.process)
+        rack.room(name, "aggregator").wake()
+
+
+def test_where_nobody_borrows_and_nothing_is_summed_no_program_is_started_and_the_first_use_starts_one() -> None:
+    with SimRack(5, hosts=3) as rack:
+        rack.start()
+        rack.run(30.0)
+        assert [there(rack, name) for name in rack.hosts] == [[], [], []]
+        rack.pager("h1", "vol", 1 << 20, 60.0)
+        rack.until(lambda: bool(lenders(rack, "h1")), 40.0, "a slab is lent")
+        assert {name for name in rack.hosts if rack.hosts[name].find("slabd")} >= set(lenders(rack, "h1"))
+        assert not rack.hosts["h1"].find("slabd"), "h1 lends nothing"
+        train(rack, rounds=40)
+        rack.until(lambda: any(host.find("aggd") for host in rack.hosts.values()), 60.0, "somebody sums")
+        assert sum(bool(host.find("aggd")) for host in rack.hosts.values()) == 1
 
 
 def there(rack: SimRack, name: str) -> list[int]:
@@ -55,7 +80,9 @@ def there(rack: SimRack, name: str) -> list[int]:
 def test_a_program_that_never_listens_is_killed_and_the_next_tries_are_ever_rarer() -> None:
     with SimRack(4, hosts=3) as rack:
         rack.start()
-        rack.run(5.0)
+        rack.run(3.0)
+        wake(rack)
+        rack.run(3.0)
         rack.hosts["h2"].load_s = 1e6
         for program in ("aggd", "slabd"):
             rack.hosts["h2"].find(program)[0].signal(9)

@@ -49,6 +49,9 @@ ANSWER_S = 2.0
 ANSWERS_S = 1.5 * ANSWER_S
 """How long borrowers may take to say how busy their slabs are; who is silent counts as idle."""
 
+ASLEEP = "asleep"
+"""In place of an address: memory is lent, and nothing is yet."""
+
 # ---- events ----------------------------------------------------------------------------------------------------------
 
 
@@ -84,6 +87,10 @@ class StoreFound(msgspec.Struct, frozen=True):
     slabs: tuple[Held, ...]
 
 
+class StoreAsleep(msgspec.Struct, frozen=True):
+    """There is no slab process, and the first loan starts it."""
+
+
 class StoreLost(msgspec.Struct, frozen=True):
     """The slab process is gone, and all its slabs with it."""
 
@@ -109,6 +116,7 @@ LenderEvent = (
     | SlabNotRegistered
     | SlabFreed
     | StoreFound
+    | StoreAsleep
     | StoreLost
     | BorrowerAway
     | AnswersOver
@@ -155,7 +163,7 @@ class Lender:
     ) -> None:
         self.lent: dict[Key, Lent] = {}
         self.address = ""
-        """Where the slab process listens; empty while it is not there."""
+        """Where the slab process listens, or `ASLEEP`; empty while it is not there."""
         self.budget: Budget | None = None
         self.evictions: dict[str, int] = {"pressure": 0, "orphan": 0, "forced": 0}
         """Slabs taken back, by reason."""
@@ -178,6 +186,9 @@ class Lender:
                 return self._freed(event)
             case StoreFound():
                 return self._store_found(event, now_s)
+            case StoreAsleep():
+                self.address = ASLEEP
+                return []
             case StoreLost():
                 return self._store_lost(event.why)
             case BorrowerAway():
@@ -198,7 +209,8 @@ class Lender:
         assert self._batch is None or self._batch.needed_bytes > 0
 
     def spare_bytes(self) -> int:
-        """What could be lent now on top of what is lent; 0 before the first measurement and without a slab process."""
+        """What could be lent now on top of what is lent; 0 before the first measurement and while the slab process is
+        down."""
         if self.budget is None or not self.address:
             return 0
         lent = sum(lent.size_bytes for lent in self.lent.values())

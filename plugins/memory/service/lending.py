@@ -1,5 +1,6 @@
 """The lending half at work: feeds the `Lender` machine, keeps the slab process, publishes what this host can spare."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,7 @@ class Lending:
         self._published: Spare | None = None
         self._touched_bytes = 0
         self._refused = 0
+        self._awake = False
 
     async def start(self) -> None:
         """A slab process that was lending before goes on until its slabs are back, even if nothing is lent any more."""
@@ -59,7 +61,16 @@ class Lending:
             known = KnownProcess(self._env.entropy(SECRET_BYTES))
             await self._record.set_lending(known)
         self.process = self._process(known)
-        self._env.spawn("memory slabd", self.process.keep())
+        if known.process is not None and self._env.processes.find(known.process) is not None:
+            self.wake(self.process)
+        else:
+            self.feed(machine.StoreAsleep())
+
+    def wake(self, process: ByteProcess) -> None:
+        """The first loan starts the slab process: where nobody borrows there is none."""
+        if not self._awake:
+            self._awake = True
+            self._env.spawn("memory slabd", process.keep())
 
     def _process(self, known: KnownProcess) -> ByteProcess:
         config = SlabdConfig(
@@ -129,6 +140,9 @@ class Lending:
         slab = action.slab
         try:
             assert self.process is not None
+            self.wake(self.process)
+            async with asyncio.timeout(ASK_S):
+                await self.process.ready.wait()
             answer = await self.process.ask(
                 lambda id: control.RegisterSlab(
                     id,

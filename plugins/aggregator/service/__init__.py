@@ -15,12 +15,11 @@ import msgspec
 from covey.addresses import joined
 from covey.core import Fact, Heard, HostId, JobId
 from covey.frames import read_frame, write_frame
-from covey.ports import ByteStream, Process, ProcessId
+from covey.ports import ByteStream, ProcessId
 from covey.tensorwire import grant_of
 from covey.wire import AggregatorAt, AggregatorLost, Frame
 from plugins import facts
 from plugins.aggregator import messages, policy
-from plugins.aggregator.datapath.aggd import AggdConfig
 from plugins.aggregator.datapath.control import Forget, JobNow, Now, Order, Quit, Serve, Tell, answers
 from plugins.aggregator.machine.directory import Directory, Joined, RankLost
 from plugins.aggregator.machine.events import Answered, Ask, Keep, Placed, Rack, TellRanks, Unplaced
@@ -36,15 +35,19 @@ from plugins.aggregator.machine.owner import (
     ServeJob,
 )
 from plugins.aggregator.policy import Candidate
+from plugins.aggregator.service.process import AggdProcess
 from plugins.base import Command, Host, JobPeer, Refused, RoomService
 from plugins.facts import AggregatorNow, HostView, Place
-from plugins.starting import LOOK_S, Patience, Pauses
+from plugins.starting import Pauses
 from plugins.views import AggregatorJobView
 
 STATE = "aggregator/state"
-CONTROL = "aggd.sock"
 ORDER_S = 5.0
 """How long aggd may take to obey, seconds."""
+WAKE_S = 3.0
+"""How long an offer waits for aggd to come up; its home waits 4 s for an answer."""
+ASLEEP = "asleep"
+"""Published in place of an address by a host that would sum, and does not yet."""
 POLL_S = 1.0
 SAVE_AGAIN_S = 2.0
 """Between two tries to write on a sick disk."""
@@ -74,12 +77,13 @@ class AggregatorService(RoomService):
         self.directory = Directory(host.id)
         self.now: Now | None = None
         """What aggd said last; None while it is down."""
-        self.restarts = 0
-        self._process: ProcessId | None = None
         self._control: ByteStream | None = None
         self._turn = asyncio.Lock()
+        self._wanted, self._up = asyncio.Event(), asyncio.Event()
+        """Set once aggd is to run, and while it does."""
         self._doubted = asyncio.Event()
         """Set when aggd should be asked at once whether it lives."""
+        self._aggd = AggdProcess(self.env, self._save, self._doubted.set)
         self._disk_turn = asyncio.Lock()
         self._published: AggregatorNow | None = None
         self._hosts_of: dict[JobId, tuple[Place, ...]] = {}
@@ -94,11 +98,18 @@ class AggregatorService(RoomService):
         kept = await self._load_kept()
         self.owner = Owner(self.settings, kept.held, self.host.id)
         self.directory = Directory(self.host.id, kept.known)
-        self._process = kept.process
+        self._aggd.id = kept.process
         if self.settings.serve:
+            if kept.held or self._aggd.find() is not None:
+                self.wake()
+            self._publish()
             self.env.spawn("aggregator keeps aggd", self._keep_aggd())
         elif kept.process is not None:
             self.env.spawn("aggregator ends aggd", self._end_aggd())
+
+    def wake(self) -> None:
+        """The first offer starts aggd: where no job is summed there is none."""
+        self._wanted.set()
 
     async def stop(self) -> None:
         """aggd goes on: its jobs do."""
@@ -117,7 +128,7 @@ class AggregatorService(RoomService):
 
     async def _save(self) -> None:
         async with self._disk_turn:
-            kept = Kept(self._process, list(self.owner.jobs.values()), list(self.directory.known.values()))
+            kept = Kept(self._aggd.id, list(self.owner.jobs.values()), list(self.directory.known.values()))
             await self.env.disk.replace(STATE, msgspec.msgpack.encode(kept))
 
     async def _keep(self) -> None:
@@ -135,20 +146,21 @@ class AggregatorService(RoomService):
     async def _end_aggd(self) -> None:
         """This host served before its settings changed: the homes of its jobs are told, and the process ends."""
         try:
-            self._control = await self._connect()
+            self._control = await self._aggd.connect()
             await self._order(Quit())
         except (OSError, TimeoutError):
             pass  # it is gone already
-        self._process = None
+        self._aggd.id = None
         self._lost_aggd(f"{self.host.id} no longer sums tensors (serve = false)")
         await self._keep()
 
     async def _keep_aggd(self) -> None:
+        await self._wanted.wait()
         pauses = Pauses(self.env.rng)
         while True:
             reached_s = None
             try:
-                await self._reach_aggd()
+                self._control = await self._aggd.reach(joined(self.host.advertise, 0), self.settings.memory_bytes_max)
                 reached_s = self.env.clock.now_s()
                 await self._watch_aggd()
             except (OSError, TimeoutError) as error:
@@ -156,55 +168,12 @@ class AggregatorService(RoomService):
                 self._lost_aggd(f"aggd on {self.host.id}: {why}")
             await asyncio.sleep(pauses.after(0.0 if reached_s is None else self.env.clock.now_s() - reached_s))
 
-    async def _reach_aggd(self) -> None:
-        """Find the one that runs, or start one. OSError, TimeoutError when neither works."""
-        found = self.env.processes.find(self._process) if self._process is not None else None
-        try:
-            self._control = await (self._connect() if found is None else self._connect_in_time(found))
-            if found is not None:
-                self.env.spawn("aggregator waits for aggd", self._await_end(found))
-            self.log.info("aggd found", process=self._process)
-            return
-        except ConnectionError:
-            pass  # there is none
-        config = AggdConfig(
-            bind=joined(self.host.advertise, 0), control=CONTROL, memory_bytes_max=self.settings.memory_bytes_max
-        )
-        process = await self.env.processes.start_program("aggd", "aggd", config)
-        self._process = process.id
-        self.env.spawn("aggregator waits for aggd", self._await_end(process))
-        self.restarts += 1
-        await self._save()
-        self._control = await self._connect_in_time(process)
-        self.log.info("aggd started", pid=process.id.pid)
-
-    async def _await_end(self, process: Process) -> None:
-        await process.wait()
-        self._doubted.set()
-
-    async def _connect(self) -> ByteStream:
-        return await self.env.bytes.connect(f"unix:{self.env.run_dir}/{CONTROL}")
-
-    async def _connect_in_time(self, process: Process) -> ByteStream:
-        """ConnectionError once it has ended; one that stays deaf is killed."""
-        patience = Patience()
-        while True:
-            try:
-                return await self._connect()
-            except ConnectionError:
-                if self.env.processes.find(process.id) is None:
-                    raise ConnectionError("ended before it listened; see its log") from None
-            if not patience.looked(process.loaded):
-                process.signal(9)
-                await process.wait()
-                raise ConnectionError("lived and did not listen; it was killed")
-            await asyncio.sleep(LOOK_S)
-
     async def _watch_aggd(self) -> None:
         """Ask for its numbers until it no longer answers: always ends by an exception."""
         self.now = await self._order(Tell())
         self._measured = (self.env.clock.now_s(), self.now.busy_s)
         self.feed(ProcessUp(self.now.address, {job.job: job.epoch for job in self.now.jobs}), self.owner)
+        self._up.set()
         self._publish()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -243,12 +212,14 @@ class AggregatorService(RoomService):
         if self._control is not None:
             self._control.close()
         self._control = self.now = None
+        self._up.clear()
         self.log.warning("aggd is down", why=why)
         self.feed(ProcessDown(why), self.owner)
         self._publish()
 
     def _publish(self) -> None:
-        address = self.now.address if self.now is not None else ""
+        asleep = ASLEEP if self.settings.serve and not self._wanted.is_set() else ""
+        address = self.now.address if self.now is not None else asleep
         cycle = self.owner.ledger.cycle
         load = round(self._load, 1)
         value = AggregatorNow(address, len(self.owner.jobs), load, cycle.us, cycle.used_us, cycle.lanes)
@@ -303,10 +274,19 @@ class AggregatorService(RoomService):
         """Each machine takes the messages it knows."""
         if not isinstance(message, messages.Heard):
             return
+        if isinstance(message, messages.Offer | messages.Reserve) and self.settings.serve:
+            await self._woken()
         heard = Heard(sender, message)
         self.feed(heard, self.owner)
         self.feed(heard, self.directory)
         self.feed(heard, self.home)
+
+    async def _woken(self) -> None:
+        """aggd runs, or takes longer than whoever asks waits; then the owner says that it is not up."""
+        self.wake()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WAKE_S):
+                await self._up.wait()
 
     async def answer(self, sender: HostId, question: Any) -> msgspec.Struct:
         match question:
@@ -479,7 +459,7 @@ class AggregatorService(RoomService):
             "covey_aggregator_jobs": float(len(self.owner.jobs)),
             "covey_aggregator_load": self._load,
             "covey_aggregator_promised": float(self.owner.ledger.cycle.load),
-            "covey_aggregator_starts_total": float(self.restarts),
+            "covey_aggregator_starts_total": float(self._aggd.starts),
             "covey_aggregator_rounds": float(sum(job.rounds for job in jobs)),
             "covey_aggregator_received_bytes": float(sum(job.received_bytes for job in jobs)),
             "covey_aggregator_sent_bytes": float(sum(job.sent_bytes for job in jobs)),

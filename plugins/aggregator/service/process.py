@@ -1,0 +1,68 @@
+"""`aggd` found again or started, and connected."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from covey.ports import ByteStream, Env, Process, ProcessId
+from plugins.aggregator.datapath.aggd import AggdConfig
+from plugins.starting import LOOK_S, Patience
+
+CONTROL = "aggd.sock"
+
+
+class AggdProcess:
+    """`keep` writes down which process it is; `ended` hears of its end."""
+
+    def __init__(self, env: Env, keep: Callable[[], Awaitable[None]], ended: Callable[[], None]) -> None:
+        self.id: ProcessId | None = None
+        """The last one known."""
+        self.starts = 0
+        self._env, self._keep, self._ended = env, keep, ended
+
+    def find(self) -> Process | None:
+        """The one that is known, if it lives."""
+        return None if self.id is None else self._env.processes.find(self.id)
+
+    async def reach(self, bind: str, memory_bytes_max: int) -> ByteStream:
+        """Of the one that runs, or of one that is started. OSError, TimeoutError when neither works."""
+        found = self.find()
+        try:
+            stream = await (self.connect() if found is None else self._connect_in_time(found))
+            if found is not None:
+                self._env.spawn("aggregator waits for aggd", self._await_end(found))
+            self._env.log.info("aggd found", process=self.id)
+            return stream
+        except ConnectionError:
+            pass  # there is none
+        config = AggdConfig(bind=bind, control=CONTROL, memory_bytes_max=memory_bytes_max)
+        process = await self._env.processes.start_program("aggd", "aggd", config)
+        self.id = process.id
+        self._env.spawn("aggregator waits for aggd", self._await_end(process))
+        self.starts += 1
+        await self._keep()
+        stream = await self._connect_in_time(process)
+        self._env.log.info("aggd started", pid=process.id.pid)
+        return stream
+
+    async def _await_end(self, process: Process) -> None:
+        await process.wait()
+        self._ended()
+
+    async def connect(self) -> ByteStream:
+        """ConnectionError when none listens."""
+        return await self._env.bytes.connect(f"unix:{self._env.run_dir}/{CONTROL}")
+
+    async def _connect_in_time(self, process: Process) -> ByteStream:
+        """ConnectionError once it has ended; one that stays deaf is killed."""
+        patience = Patience()
+        while True:
+            try:
+                return await self.connect()
+            except ConnectionError:
+                if self._env.processes.find(process.id) is None:
+                    raise ConnectionError("ended before it listened; see its log") from None
+            if not patience.looked(process.loaded):
+                process.signal(9)
+                await process.wait()
+                raise ConnectionError("lived and did not listen; it was killed")
+            await asyncio.sleep(LOOK_S)
