@@ -70,6 +70,8 @@ from covey.core import Heard, HostId
 from tests.agent.consensus.fakes import MemoryDisk, PowerLost, run
 
 SNAPSHOT_ENTRIES = 12
+SLOW_S_MAX = 2.0
+"""How long a write on a slow disk takes at most."""
 
 
 class Violation(AssertionError):
@@ -307,7 +309,7 @@ class World:
             while node.writes and isinstance(node.writes[0], Persist):
                 node.writing.append(node.writes.popleft())
         slow = not self.calm and self.rng.random() < self.weather.slow_disk
-        self.later(self.rng.uniform(0.1, 2.0) if slow else 0.001 + self.rng.random() * 0.006, "written", node)
+        self.later(self.rng.uniform(0.1, SLOW_S_MAX) if slow else 0.001 + self.rng.random() * 0.006, "written", node)
 
     def store_now(self, node: Node) -> int:
         first = node.writing[0]
@@ -649,12 +651,18 @@ def run_seed(seed: int, steps: int = 2000) -> World:
 
 def quiet(world: World) -> None:
     """Nothing fails any more, so nobody changes the leader: not even who voted before and does not know better."""
-    terms, end_s = {node.raft.term for node in world.nodes.values()}, world.now_s + 4
-    while world.now_s < end_s:
-        world.step()
+    advance(world, SLOW_S_MAX)  # a write that hung before may still let a leader hand over
+    terms = {node.raft.term for node in world.nodes.values()}
+    advance(world, 4.0)
     after = {node.raft.term for node in world.nodes.values()}
     if max(after) > max(terms):
         raise Violation(f"terms went from {max(terms)} to {max(after)} although nothing fails")
+
+
+def advance(world: World, seconds: float) -> None:
+    end_s = world.now_s + seconds
+    while world.now_s < end_s:
+        world.step()
 
 
 def run_seeds(first: int, count: int, steps: int = 2000) -> tuple[int, int, int]:
