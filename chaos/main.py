@@ -160,14 +160,16 @@ def _storm(options: argparse.Namespace) -> int:
 
 
 def _soak(options: argparse.Namespace) -> int:
-    """Each seed plays the swarm and one directed story, the next seed the next one."""
+    """Each seed plays the swarm (for handlers: with mischief) and one directed story, the next seed the next one."""
     if options.handlers and not handlers.installed():
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, "-P", "-m", "chaos.handlers", *sys.argv[1:]])
-    names = [options.story] if options.story else [name for name in held_stories() if name != "swarm"]
+    names = [options.story] if options.story else [name for name in held_stories() if name not in ("swarm", "mischief")]
     played, broken, faults, seconds, began = 0, 0, 0, 0.0, time.process_time()
     for seed in options.seeds:
-        for name in [names[seed % len(names)]] + ([] if options.story else ["swarm"]):
+        for name in [names[seed % len(names)]] + (
+            [] if options.story else ["mischief" if options.handlers else "swarm"]
+        ):
             if time.process_time() - began > options.cpu_seconds:
                 return _soaked(options, played, broken, faults, seconds, began)
             try:

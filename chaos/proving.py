@@ -36,6 +36,8 @@ LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info", "results")
 WORKERS_MAX = 2
 TEST_CPU_S = 200
 """CPU seconds that the named tests of a mutant may take: a bug may make them spin."""
+STORY_CPU_S = 300.0
+"""For the story of a mutant that names no tests, where the simulator is not asked for otherwise."""
 SOAK_EXTRA_S = 120
 """CPU seconds beyond its own limit after which a soak is taken to hang in one callback."""
 WALL_S = 3600.0
@@ -216,8 +218,10 @@ class Proof:
         trial = Trial(mutant, by_tests=noticed, tests_cpu_s=cpu_s)
         if not mutant.story and (mutant.hosts == "one" or self.cpu_s <= 0):
             return trial
+        if noticed and self.cpu_s <= 0:
+            return trial
         seeds = mutant.seeds if mutant.story else "1-100000"
-        ran = _soak(bench, max(self.cpu_s, 1.0), mutant.story, seeds)
+        ran = _soak(bench, self.cpu_s if self.cpu_s > 0 else STORY_CPU_S, mutant.story, seeds)
         seen = by_simulator(ran)
         where = BROKEN.search(ran.printed)
         if where and not self._holds_clean(where[1], where[2]):

@@ -24,15 +24,15 @@ UNSEEN = msgspec.structs.replace(
 )
 STALE = msgspec.structs.replace(HEARD_ONCE, find="no such text", slug="stale")
 NO_TERMS = Mutant(
-    file="agent/consensus/machine/raft.py",
-    find="class Raft:",
-    replace="raise RuntimeError('planted')\nclass Raft:",
+    file="gossip/words.py",
+    find="class HostDown(",
+    replace="raise RuntimeError('planted')\nclass HostDown(",
     why="No agent starts.",
     hosts="several",
     story="calm",
     seeds="1",
-    area="log",
-    slug="no-raft",
+    area="gossip",
+    slug="no-words",
 )
 
 
