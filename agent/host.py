@@ -16,6 +16,7 @@ import msgspec
 
 from agent.bus import Bus
 from agent.config import Config
+from agent.consensus.disk.acknowledged import FILE as ACKNOWLEDGED
 from agent.consensus.service import Consensus
 from agent.consensus.service.voters import under_way
 from agent.courier import Courier
@@ -25,6 +26,7 @@ from agent.rackview import Answer, Ask, RackView
 from agent.rooms import Rooms
 from agent.runner import SupervisedRunner
 from agent.standing import Standing, facts_of_hosts
+from covey import checked
 from covey.addresses import reached_at
 from covey.core import Fact, HostId, Message
 from covey.ports import Env
@@ -58,6 +60,9 @@ class Identity(msgspec.Struct, frozen=True):
     boot: int
 
 
+_identity = msgspec.msgpack.Decoder(Identity)
+
+
 class HostAgent:
     """Constructed with ports and configuration; `start`, then it lives, then `stop`."""
 
@@ -80,8 +85,8 @@ class HostAgent:
     # ---- life ----
 
     async def start(self) -> None:
-        """OSError or ValueError when this host cannot be an agent (address taken, sick disk); a failing room does not
-        matter here."""
+        """OSError or ValueError when this host cannot be an agent (address taken, sick disk), StateRefused when its
+        identity or log cannot be trusted; a failing room does not matter here."""
         identity = self._identity_now = await self._identity()
         self.boot = identity.boot
         await self.journal.load()
@@ -129,25 +134,36 @@ class HostAgent:
         await self.env.links.close()
 
     async def _identity(self) -> Identity:
-        stored = await self.env.disk.read("identity")
-        if stored is None:
-            identity = Identity(self.env.entropy(16), 1)
+        known = await self._known_identity()
+        if known is None:
+            identity = Identity(self.env.entropy(16), await self._first_boot())
         else:
-            try:
-                known = msgspec.msgpack.decode(stored, type=Identity)
-            except msgspec.DecodeError as error:
-                raise ValueError(
-                    f"{self.env.disk.path('identity')} is damaged: {error}; restore or delete it"
-                ) from error
             identity = Identity(known.uuid, known.boot + 1)
-        await self.env.disk.replace("identity", _encode(identity))
+        await checked.save(self.env.disk, "identity", identity)
         return identity
+
+    async def _first_boot(self) -> int:
+        """1; or, where the host was there before and only this file is gone, a number that it cannot have reached."""
+        return int(self.env.clock.wall_s() // 3600) + 1 if await self.env.disk.read(ACKNOWLEDGED) is not None else 1
+
+    async def _known_identity(self) -> Identity | None:
+        """StateRefused for a damaged file: under a boot number that was used before, what this host asks of others is
+        taken for what it asked then."""
+        try:
+            return await checked.load(self.env.disk, "identity", _identity)
+        except checked.Damaged as error:
+            path = self.env.disk.path("identity")
+            raise checked.StateRefused(
+                "this host does not know which one it is",
+                str(error),
+                f"put {path} back from a copy; or delete it and start again: it is a new host under its old name then",
+            ) from error
 
     async def next_boot(self) -> int:
         """A boot number above every one before, durable on return: a room begins anew under it. OSError."""
         identity = msgspec.structs.replace(self._identity_now, boot=self._identity_now.boot + 1)
         self._identity_now = identity
-        await self.env.disk.replace("identity", _encode(identity))
+        await checked.save(self.env.disk, "identity", identity)
         return identity.boot
 
     # ---- rooms ----

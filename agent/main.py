@@ -33,6 +33,7 @@ from agent.notify import Notifier
 from agent.processes import ProgramBase, RealProcesses
 from agent.tasks import Tasks
 from covey.addresses import ip_port
+from covey.checked import StateRefused
 from covey.ports import Env
 from covey.units import parse_size
 
@@ -61,6 +62,7 @@ class Daemon:
         self._away_s = config.gossip.away_s
         """Told to the others at the end: systemd starts us again, also after a failure."""
         self._failure = ""
+        self._refused: StateRefused | None = None
         self._tasks = Tasks(self._log, self._fatal)
         self._watching: object = None
         gpus = config.gpus
@@ -69,6 +71,8 @@ class Daemon:
 
     def _fatal(self, task: str, error: BaseException) -> None:
         self._failure = self._failure or f"{task}: {error!r}"
+        if isinstance(error, StateRefused):
+            self._refused = self._refused or error
         self._stop.set()
 
     def _asked_to_stop(self, away_s: int) -> None:
@@ -76,7 +80,8 @@ class Daemon:
         self._stop.set()
 
     async def run(self) -> int:
-        """Exit status: 0 after SIGTERM, 1 when something that nobody could handle went wrong."""
+        """Exit status: 0 after SIGTERM, 1 when something that nobody could handle went wrong, 3 and 4 when this host's
+        state cannot be trusted (`covey.checked.StateRefused`): no restart mends that."""
         loop = asyncio.get_running_loop()
         for number, away_s in ((signal.SIGTERM, self._config.gossip.away_s), (signal.SIGINT, 0)):
             loop.add_signal_handler(number, self._asked_to_stop, away_s)
@@ -90,6 +95,8 @@ class Daemon:
         except OSError as error:
             _complain("cannot start", str(error), f"see who holds it, or change {self._config.source}")
             return 1
+        except StateRefused as refused:
+            return _refuse(refused)
         settle_collector()
         self._watching = self._tasks.spawn("agent: lag", self._watch(agent))
         self._notifier.tell(READY=1, STATUS=await self._status(agent))
@@ -103,6 +110,8 @@ class Daemon:
                 await self._tasks.cancel_all()
         except TimeoutError:
             self._log.warning("did not leave in time, cutting off")
+        if self._refused is not None:
+            return _refuse(self._refused)
         return 1 if self._failure else 0
 
     def _env(self) -> Env:
@@ -191,6 +200,11 @@ async def log_differs(config: Config) -> str:
     finally:
         disk.close()
     return voters.differs(config.leader.voters or (config.name,), now, config.source) if now.voters else ""
+
+
+def _refuse(refused: StateRefused) -> int:
+    _complain(refused.what, refused.why, refused.next)
+    return refused.status
 
 
 def _complain(what: str, why: str, next: str) -> None:

@@ -235,3 +235,40 @@ def test_a_run_dir_that_others_can_write_to_is_refused(place: Path, monkeypatch:
         monkeypatch.setattr(os, "geteuid", lambda: me + 1)
     with pytest.raises(ConfigError, match="belongs to uid"):
         check_own(str(place))
+
+
+def rotten(path: Path) -> None:
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    path.write_bytes(whole)
+
+
+@pytest.fixture
+def once_run(place: Path) -> Path:
+    """The state directory of an agent that ran for a moment and was killed."""
+    process = subprocess.Popen([AGENTD, "--config", write_config(place)], stderr=subprocess.DEVNULL)
+    end_s = time.monotonic() + 20
+    while not (place / "run/agent.sock").exists():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    return place / "state"
+
+
+@pytest.mark.parametrize("damaged", ["identity", "consensus/log-00000001", "consensus"])
+def test_state_that_cannot_be_trusted_ends_in_three_lines_and_a_status_that_systemd_does_not_restart(
+    place: Path, once_run: Path, damaged: str
+) -> None:
+    """A rack of one: nobody else has what is gone."""
+    path = once_run / damaged
+    shutil.rmtree(path) if path.is_dir() else rotten(path)
+    kept = [*once_run.glob("consensus/*"), once_run / "acknowledged", *([path] if path.is_file() else [])]
+    before = {file: file.read_bytes() for file in kept}
+    ended = run(place / "agent.toml")
+    assert ended.returncode == 3
+    assert "Traceback" not in ended.stderr
+    lines = ended.stderr.splitlines()[-3:]
+    assert [line.split(":")[0].strip() for line in lines] == ["agentd", "why", "next"]
+    assert str(once_run) in lines[1] + lines[2]
+    assert {file: file.read_bytes() for file in before} == before, "what was found is left as it was"

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.consensus.disk import Contradicted, DiskRefused
+from covey.checked import StateRefused
+
 UNIT = Path(__file__).parents[2] / "systemd" / "covey.service"
 EXPOSURE_MAX = 3.0
 """systemd's own measure, 0 (none) to 10. Jobs are started from this unit, so it cannot be as tight as it might be."""
@@ -38,3 +41,10 @@ def test_jobs_and_bytes_outlive_the_agent_and_the_watchdog_watches() -> None:
     assert settings["Type"] == "notify"
     assert settings["Restart"] == "always"
     assert int(settings["WatchdogSec"]) >= 5
+
+
+def test_what_no_restart_mends_is_not_restarted() -> None:
+    settings = dict(line.split("=", 1) for line in UNIT.read_text().splitlines() if "=" in line and line[0] != "#")
+    statuses = {StateRefused.status, DiskRefused.status, Contradicted.status}
+    assert set(map(int, settings["RestartPreventExitStatus"].split())) == statuses
+    assert not statuses & {0, 1, 2}, "those come again: an address taken, a rack that is being written"

@@ -4,6 +4,6 @@ acknowledged  how far the log went when it last said so: what tells a lost log f
 store         one generation file of checksummed frames, and the snapshot it stands on
 """
 
-from agent.consensus.disk.store import FOLDER, VERSION, DiskRefused, Store, write_length
+from agent.consensus.disk.store import FOLDER, VERSION, Contradicted, DiskRefused, Store, write_length
 
-__all__ = ["FOLDER", "VERSION", "DiskRefused", "Store", "write_length"]
+__all__ = ["FOLDER", "VERSION", "Contradicted", "DiskRefused", "Store", "write_length"]

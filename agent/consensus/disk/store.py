@@ -31,6 +31,7 @@ from agent.consensus.disk.acknowledged import FILE as RECORD
 from agent.consensus.disk.acknowledged import Acknowledged, Record
 from agent.consensus.machine.words import Hard, Image, Persist, Saved, SaveSnapshot
 from agent.consensus.messages import IDENTITY_BYTES, NO_RACK, Configuration, Count, Crc, Entry, configuration_of
+from covey.checked import StateRefused
 from covey.ports import Disk
 
 FOLDER = "consensus"
@@ -49,12 +50,14 @@ _FRAME_BYTES_MAX = 1 << 30
 S = TypeVar("S")
 
 
-class DiskRefused(Exception):
-    """The files cannot be trusted. One line what, one line why, one line what to do next."""
+class DiskRefused(StateRefused):
+    """The files of the log cannot be trusted."""
 
-    def __init__(self, what: str, why: str, next: str) -> None:
-        super().__init__(f"{what}: {why}; next: {next}")
-        self.what, self.why, self.next = what, why, next
+
+class Contradicted(StateRefused):
+    """The leader's log and ours hold different entries where ours are committed."""
+
+    status = 4
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
@@ -225,6 +228,15 @@ class Store:
             why,
             f"put the file back from a copy; or, while a majority of the voters is healthy, move {folder} away "
             "and start again: this host fetches the log from the leader",
+        )
+
+    def contradicted(self, leader: str, why: str) -> Contradicted:
+        folder = self._disk.path(FOLDER)
+        return Contradicted(
+            f"the log of this host contradicts that of its leader {leader}",
+            f"{why}: a majority of the voters forgot what it had acknowledged",
+            f"stop this host, keep a copy of {folder}: it holds what only this host still knows; to follow {leader} "
+            f"without it, move {folder} away and start again",
         )
 
     # ---- reading back ----

@@ -11,7 +11,8 @@ raft       roles, votes, following
 once       repeated proposals are applied once
 """
 
+from agent.consensus.machine.ledger import Contradiction
 from agent.consensus.machine.once import Once, Outcome
 from agent.consensus.machine.raft import Raft, Role
 
-__all__ = ["Once", "Outcome", "Raft", "Role"]
+__all__ = ["Contradiction", "Once", "Outcome", "Raft", "Role"]

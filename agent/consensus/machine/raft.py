@@ -40,7 +40,7 @@ from typing import assert_never
 from agent.consensus import policy
 from agent.consensus.machine.disk_pace import DiskPace
 from agent.consensus.machine.leading import Leading
-from agent.consensus.machine.ledger import Ledger
+from agent.consensus.machine.ledger import Contradiction, Ledger
 from agent.consensus.machine.outlook import Outlook
 from agent.consensus.machine.parcel import Parcel
 from agent.consensus.machine.patience import Patience, Stall
@@ -431,6 +431,9 @@ class Raft(Outlook):
             self._accept(sender, message.round, min(ledger.commit, ledger.durable), durable=True)
             return
         if log.term_at(message.prev_index) != message.prev_term:
+            known = log.term_at(message.prev_index)
+            if known is not None and message.prev_index <= ledger.commit:
+                raise Contradiction(message.prev_index, known, message.prev_term)
             hint = log.hint(message.prev_index, message.prev_term)
             self._refuse(sender, message.round, message.prev_index, hint)
             return

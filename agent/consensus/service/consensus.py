@@ -18,7 +18,7 @@ from typing import assert_never
 import msgspec
 
 from agent.consensus.disk import Store, write_length
-from agent.consensus.machine import Once, Raft
+from agent.consensus.machine import Contradiction, Once, Raft
 from agent.consensus.machine.once import Kept
 from agent.consensus.machine.words import (
     Action,
@@ -335,6 +335,9 @@ class Consensus:
         try:
             yield
             failed = False
+        except Contradiction as error:
+            failed = False
+            self._break(self._store.contradicted(self._leader or "?", str(error)))
         finally:
             self._draining = False
             if failed:

@@ -4,7 +4,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from agent.consensus.disk import Store
+from agent.consensus.disk import FOLDER, Store
 from agent.consensus.machine import Raft
 from agent.consensus.machine.words import (
     Action,
@@ -54,8 +54,11 @@ class Stage:
         logs: Mapping[HostId, Sequence[int]] | None = None,
         term: int = 0,
         timing: Timing = TIMING,
+        identities: bool = False,
     ) -> None:
-        """`logs`: the terms of the entries that a host begins with; `term`: the term all begin in."""
+        """`logs`: the terms of the entries that a host begins with; `term`: the term all begin in. Without
+        `identities` nobody says which log it is."""
+        self.identities = identities
         self.voters, self.observers, self.timing = voters, tuple(observers), timing
         self.now_s = 100.0
         self.letters: deque[Letter] = deque()
@@ -75,9 +78,9 @@ class Stage:
             self._begin(name, Saved(Hard(max(term, *terms, 0), "", 0), None, 0, 0, log_of(*terms)))
 
     def _begin(self, name: HostId, seed: Saved | None) -> None:
-        store = self.stores[name] = Store(self.disks[name], random.Random(2).randbytes)
+        store = self.stores[name] = Store(self.disks[name], random.Random(f"{name}{self.now_s}").randbytes)
         saved = run(store.load())
-        if seed is not None:
+        if seed is not None and not self.identities:
             run(store.append([Persist(0, seed.hard, 1, seed.entries)]))
             saved = seed
         self.applied[name], self.restored[name], self.writing[name] = [], [], []
@@ -89,6 +92,12 @@ class Stage:
         """It loses what its disk has not finished writing, and every message under way to it."""
         self.letters = deque(letter for letter in self.letters if letter[1] != name)
         self._begin(name, None)
+
+    def lose_log(self, name: HostId) -> None:
+        """Somebody deletes the folder; the host starts again."""
+        files = self.disks[name].files
+        self.disks[name].files = {file: data for file, data in files.items() if not file.startswith(FOLDER)}
+        self.restart(name)
 
     # ---- events ----
 

@@ -1,14 +1,18 @@
 """A voter is a name and the log it votes with: one that forgot what it acknowledged neither votes nor counts."""
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
 
-from agent.consensus.disk import FOLDER, DiskRefused
-from agent.consensus.messages import Configuration, Voter, configuration_of
+from agent.consensus.disk import FOLDER, Contradicted, DiskRefused
+from agent.consensus.machine import Role
+from agent.consensus.machine.words import Woken
+from agent.consensus.messages import AppendReply, Configuration, RequestVote, Voter, VoteReply, configuration_of
 from plugins.base import NoLeader, OutcomeUnknown
 from tests.agent.consensus.rack import Member, Rack, play
+from tests.agent.consensus.stage import A, B, C, Stage
 
 
 def files_of(member: Member) -> dict[str, bytes]:
@@ -250,3 +254,146 @@ def test_who_votes_is_written_in_the_log_and_survives_its_snapshots() -> None:
                 assert log_of(member)._raft._ledger.configuration == expected
 
     play(story)
+
+
+def test_a_log_that_contradicts_its_leaders_is_refused_in_words() -> None:
+    """Two of three lost everything, their second records too, and elected one another: nobody could have known."""
+
+    async def story() -> None:
+        rack = Rack("a", "b", "c")
+        a, b, c = rack.members.values()
+        for member in (a, b, c):
+            await member.start()
+        for number in range(10):
+            await (await rack.led()).log.propose(f"old {number}".encode())
+        await asyncio.sleep(1)
+        for member in (a, b, c):
+            await member.stop()
+        for member in (a, b):
+            member.disk.files.clear()
+            await member.start()
+        for number in range(3):
+            await (await rack.led()).log.propose(f"new {number}".encode())
+        await c.start()
+        await asyncio.sleep(10)
+        assert c.commands == [f"old {number}" for number in range(10)], "nothing that was committed here is replaced"
+        refused = log_of(c)._broken
+        assert isinstance(refused, Contradicted)
+        assert "contradicts that of its leader" in refused.what
+        assert re.search(r"entry \d+ is committed here in term \d+", refused.why)
+        assert "keep a copy" in refused.next
+        assert any("contradicts" in error for error in c.quiet.errors), "who runs the agent is told, and ends it"
+        assert log_of(a)._broken is None
+        await rack.__aexit__()
+
+    play(story)
+
+
+# ---- the core alone ----
+
+
+def led() -> Stage:
+    stage = Stage(A, B, C, identities=True)
+    stage.elect(A)
+    stage.propose(A, "x")
+    stage.deliver()
+    stage.beat(A)
+    return stage
+
+
+def test_a_vote_of_a_log_that_is_gone_elects_nobody() -> None:
+    """All of C is gone: it takes itself for a new host and votes. Who knows its former log does not count that."""
+    stage = led()
+    stage.disks[C].files.clear()
+    stage.restart(C)
+    stage.now_s += 5
+    stage.tell(A, Woken())
+    assert stage.rafts[A].leading is None
+    stage.told.clear()
+    stage.stand(A)
+    stage.without(B)
+    granted = [message for message in stage.said(C, A, VoteReply) if isinstance(message, VoteReply) and message.granted]
+    assert granted, "C votes: it does not know better"
+    assert stage.leaders() == []
+    stage.stand(A)
+    stage.deliver()
+    assert stage.leaders() == [A], "with the vote of B"
+
+
+def test_a_log_that_came_anew_counts_and_votes_once_the_others_have_committed_who_it_is() -> None:
+    stage = led()
+    stage.lose_log(C)
+    commit = stage.rafts[A].commit
+    for _ in range(3):
+        stage.beat(A, B)
+    assert stage.rafts[C].last_index > commit, "it was told everything, who it is included"
+    assert stage.rafts[A].commit == commit, "what it acknowledges makes no majority"
+    assert stage.rafts[C].forgotten
+    stage.now_s += 3
+    assert stage.hear(C, B, RequestVote(9, False, 99, 8)) == [], "it does not vote"
+    stage.tell(C, Woken())
+    assert stage.rafts[C].role is Role.FOLLOWER, "nor does it stand"
+    stage = led()
+    stage.lose_log(C)
+    for _ in range(3):
+        stage.beat(A)
+    assert not stage.rafts[C].forgotten
+    stage.propose(A, "y")
+    stage.without(B)
+    assert stage.applied[A] == ["x", "y"], "with C alone: it counts again"
+    stage.restart(C)
+    assert not stage.rafts[C].forgotten, "and knows it after a restart"
+
+
+def test_a_new_identity_is_durable_before_anybody_hears_of_it() -> None:
+    stage = led()
+    older = dict(stage.disks[C].files)
+    stage.propose(A, "y", "z")
+    stage.deliver()
+    stage.disks[C].files = older
+    stage.restart(C)
+    former = stage.rafts[C].identity
+    stage.slow.add(C)
+    stage.told.clear()
+    stage.beat(A, B)
+    assert stage.rafts[C].identity != former, "it was told that it had acknowledged more"
+    assert stage.said(C, A, AppendReply) == []
+    stage.beat(A, B)
+    assert stage.said(C, A, AppendReply) == [], "a heartbeat is no exception"
+    stage.slow.clear()
+    stage.finish_writing(C)
+    said = stage.said(C, A, AppendReply)
+    assert said
+    assert all(isinstance(one, AppendReply) and one.lost and one.identity == stage.rafts[C].identity for one in said)
+
+
+def test_a_restart_between_a_vote_and_its_write_leaves_the_vote_free_and_nobody_was_told() -> None:
+    """Reference: Raft Figure 2, "updated on stable storage before responding to RPCs"."""
+    stage = Stage(A, B, C, identities=True)
+    stage.slow.add(B)
+    stage.now_s += 2
+    assert stage.hear(B, A, RequestVote(1, False, 0, 0)) == []
+    stage.slow.clear()
+    stage.restart(B)
+    stage.now_s += 2
+    (vote,) = stage.hear(B, C, RequestVote(1, False, 0, 0))
+    assert isinstance(vote, VoteReply)
+    assert vote.granted
+    stage.restart(B)
+    stage.now_s += 2
+    (vote,) = stage.hear(B, A, RequestVote(1, False, 0, 0))
+    assert isinstance(vote, VoteReply)
+    assert not vote.granted, "this vote was said, so a restart does not take it back"
+
+
+def test_a_term_is_durable_before_an_answer_shows_it() -> None:
+    stage = led()
+    stage.slow.add(B)
+    stage.now_s += 2
+    term = stage.rafts[A].term + 1
+    log = stage.rafts[A]
+    refused = VoteReply(term, False, False, stage.rafts[B].identity)
+    assert stage.hear(B, C, RequestVote(term, False, 0, 0)) == [refused], "a refusal promises nothing"
+    assert stage.hear(B, C, RequestVote(term, False, log.last_index, term - 1)) == []
+    stage.restart(B)
+    assert stage.rafts[B].term == term - 1, "nobody relies on a term that was not written"

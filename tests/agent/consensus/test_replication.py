@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from agent.consensus.machine import Contradiction
 from agent.consensus.machine.progress import VOTER_WINDOW, State
 from agent.consensus.machine.words import HostsChanged, SnapshotTaken, Woken
-from agent.consensus.messages import Append, Snapshot, SnapshotReply, Words
+from agent.consensus.messages import Append, Entry, Snapshot, SnapshotReply, Words
 from agent.consensus.policy import Timing
 from covey.core import HostId
 from tests.agent.consensus.stage import A, B, C, D, Stage
@@ -242,3 +243,16 @@ def test_what_the_disk_knew_to_be_committed_is_applied_before_anybody_is_heard()
     stage.beat(A)
     stage.restart(B)
     assert stage.applied[B] == ["c0", "c1", "c2"]
+
+
+def test_a_committed_entry_is_not_replaced_and_the_contradiction_is_said() -> None:
+    stage = led()
+    fill(stage, 3)
+    stage.beat(A)
+    term, last = stage.rafts[B].term, stage.rafts[B].commit
+    assert last == 4
+    with pytest.raises(Contradiction, match=r"entry 3 is committed here in term 1, the leader has one of term 7"):
+        stage.hear(B, C, Append(7, 2, term, 0, 1, (Entry(7, b"", 0, b""),)))
+    with pytest.raises(Contradiction, match="entry 3"):
+        stage.hear(C, B, Append(8, 3, 7, 0, 1, ()))
+    assert stage.rafts[B].last_index == stage.rafts[C].last_index == last

@@ -1,0 +1,85 @@
+"""Small durable files with a checksum and a version: read back as they were written, or refused in words.
+
+    file   "COVEYREC" | version u16 | length u32 | crc32(version, length, body) u32 | body
+
+The body is one msgpack value of a Struct. The checksum finds what a disk, a file system or a person changed; it does
+not find an older copy, which whoever owns the file must be able to bear. What becomes of a damaged file its owner
+decides: `Damaged` says what is wrong, and is never taken for an empty file. The log has frames and checksums of its own
+(`agent.consensus.disk`), pages and their index as well (`plugins.memory.datapath.backing`).
+"""
+
+import struct
+import zlib
+from typing import TypeVar
+
+import msgspec
+
+from covey.ports import Disk
+
+_MAGIC = b"COVEYREC"
+_HEAD = struct.Struct(">8sHII")
+
+S = TypeVar("S")
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class StateRefused(Exception):
+    """Something durable on this host cannot be trusted, and going on as if it were not there would lose or repeat
+    something. One line what, one line why, one line what to do next."""
+
+    status = 3
+    """Exit status of an agent that ends with it: no restart mends it."""
+
+    def __init__(self, what: str, why: str, next: str) -> None:
+        super().__init__(f"{what}: {why}; next: {next}")
+        self.what, self.why, self.next = what, why, next
+
+
+class Damaged(ValueError):
+    """This file does not hold what was written."""
+
+
+def seal(value: msgspec.Struct, version: int = 1) -> bytes:
+    """The bytes of a file that holds `value`."""
+    body = _encode(value)
+    return _HEAD.pack(_MAGIC, version, len(body), _crc(version, body)) + body
+
+
+def unseal(data: bytes, decoder: "msgspec.msgpack.Decoder[S]", version: int = 1) -> S:
+    """What `seal` wrote. Damaged when it is anything else, or of another version."""
+    if len(data) < _HEAD.size:
+        raise Damaged(f"it has {len(data)} bytes, and less than its header")
+    magic, found, length, crc = _HEAD.unpack_from(data)
+    body = memoryview(data)[_HEAD.size :]
+    if magic != _MAGIC:
+        raise Damaged("it does not begin as a file of ours does")
+    if len(body) != length:
+        raise Damaged(f"it has {len(body)} bytes after its header instead of {length}")
+    if _crc(found, body) != crc:
+        raise Damaged("its checksum is wrong")
+    if found != version:
+        raise Damaged(f"it has format {found}, this agent reads format {version}")
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Damaged(f"it holds something else: {error}") from error
+
+
+def _crc(version: int, body: bytes | memoryview) -> int:
+    return zlib.crc32(body, zlib.crc32(struct.pack(">HI", version, len(body))))
+
+
+async def load(disk: Disk, name: str, decoder: "msgspec.msgpack.Decoder[S]", version: int = 1) -> S | None:
+    """What the file holds; None when there is none. Damaged (which names the file), OSError."""
+    data = await disk.read(name)
+    if data is None:
+        return None
+    try:
+        return unseal(data, decoder, version)
+    except Damaged as error:
+        raise Damaged(f"{disk.path(name)} is damaged: {error}") from error
+
+
+async def save(disk: Disk, name: str, value: msgspec.Struct, version: int = 1) -> None:
+    """The old file or the new one, whole, whatever happens; durable on return. OSError."""
+    await disk.replace(name, seal(value, version))
