@@ -201,6 +201,10 @@ class SupervisedRunner:
                 with contextlib.suppress(ConnectionError):
                     await epoch.stream.write(pack(Renewed(lease)))
 
+    async def kept(self) -> Sequence[RanksSpec]:
+        await self._loaded()
+        return [epoch.record.spec for _, epoch in sorted(self._epochs.items()) if not epoch.forgotten]
+
     def stopping(self, job: JobId, epoch: int) -> Stopping | None:
         """What ranks of this epoch are told that were asked to end; None when they were not."""
         known = self._epochs.get((job, epoch))

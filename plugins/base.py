@@ -159,6 +159,10 @@ class Runner(Protocol):
         """The ranks of these (job, epoch) may go on for so long. When a lease runs out they are told, ended, and
         `RanksEnded` says `lost`; that happens also while this agent is dead or stopped."""
 
+    async def kept(self) -> Sequence[RanksSpec]:
+        """What was started here and is not forgotten, whether it runs or has ended: what a room that lost its own
+        record asks. OSError from a sick disk."""
+
     def running(self) -> Mapping[tuple[JobId, int], Mapping[int, int]]:
         """(job, epoch) -> rank -> pid of what runs here now."""
 

@@ -127,6 +127,7 @@ class Queue(Ledger):
         never = words.over_quota(spec, self.quota(spec.tenant), command.may_demote)
         if never is not None:
             return NotApplied(never.code, never.what, never.why, never.next)
+        self.next_number = max(self.next_number, command.numbers)
         id = JobId(f"j{self.next_number}")
         job = Job(id=id, number=self.next_number, key=command.key, spec=spec, submitted_wall_s=command.wall_s)
         job.queued_s = self.clock_s

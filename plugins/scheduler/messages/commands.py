@@ -38,6 +38,9 @@ class Submitted(Entry, frozen=True, kw_only=True):
     spec: JobSpec
     may_demote: bool = False
     """The rack demotes jobs of class auto that wait long, so one that is over its quota can run all the same."""
+    numbers: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    """Ids below this number were given out, as far as the host that proposes this has ever seen. In a log that was
+    begun anew they are not given out again, since ranks of the former one may still run under them."""
 
 
 class Granted(Entry, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ import asyncio
 
 import msgspec
 
+from covey import checked
 from covey.core import JobId
 from covey.ports import Env
 from plugins.scheduler.machine.reservations import Kept
@@ -21,6 +22,8 @@ class Remembered(msgspec.Struct, frozen=True):
     """Jobs that the other rooms were told are placed, and under which epoch."""
     asked: list[tuple[JobId, int]] = []
     """Grants whose ranks this host told to stop."""
+    numbers: int = 0
+    """Jobs below this number were given out, as far as this host has seen: see `Submitted.numbers`."""
 
 
 _decoder = msgspec.msgpack.Decoder(Remembered)
@@ -35,20 +38,12 @@ class Journal:
         self._written = b""
 
     async def load(self) -> Remembered:
-        """ValueError when the file is damaged: forgetting who holds which GPU in silence would be worse."""
-        data = await self._env.disk.read(FILE)
-        if data is None:
-            return Remembered()
-        try:
-            found = _decoder.decode(data)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise ValueError(f"{self._env.disk.path(FILE)} is damaged: {error}; restore or delete it") from error
-        self._written = data
-        return found
+        """Damaged when the file is: what it says of who holds which GPU is not believed then."""
+        return await checked.load(self._env.disk, FILE, _decoder) or Remembered()
 
     async def save(self, remembered: Remembered) -> None:
         """Durable on return. OSError on a sick disk."""
-        data = msgspec.msgpack.encode(remembered)
+        data = checked.seal(remembered)
         async with self._lock:
             if data != self._written:
                 await self._env.disk.replace(FILE, data)

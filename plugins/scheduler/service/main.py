@@ -265,7 +265,14 @@ class SchedulerService(RoomService):
         try:
             spec = JobSpec.parse(fields)
             submitted = msgspec.convert(
-                {"wall_s": 0.0, "key": key, "spec": msgspec.to_builtins(spec), "may_demote": self._demotes}, Submitted
+                {
+                    "wall_s": 0.0,
+                    "key": key,
+                    "spec": msgspec.to_builtins(spec),
+                    "may_demote": self._demotes,
+                    "numbers": self.ranks.numbers,
+                },
+                Submitted,
             )
         except SpecError as error:
             raise Refused(2, error.what, error.why, error.next) from error

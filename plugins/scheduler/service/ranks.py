@@ -9,12 +9,13 @@ nothing. A start is fenced twice: by an epoch on disk here, and by the runner's 
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import assert_never
 
 import msgspec
 
+from covey.checked import Damaged
 from covey.core import Heard, HostId, JobId, Send
 from plugins.base import Host, NoLeader, OutcomeUnknown, RankSpec, RanksSpec
 from plugins.facts import JobPlaced, JobUnplaced, Place, RanksEnded, StepTimed, TensorsAssigned, TensorsSeen
@@ -25,7 +26,9 @@ from plugins.scheduler.machine.reservations import (
     Event,
     GpusSeen,
     GrantNews,
+    Hold,
     KeepPort,
+    Kept,
     RanksGone,
     ReleasePort,
     Reservations,
@@ -93,19 +96,33 @@ class LocalRanks:
         """Jobs to look at."""
         self.sick = ""
         """Why the journal cannot be written."""
+        self.numbers = 0
+        """See `Remembered`."""
         self._last_s: float | None = None
 
     async def load(self) -> None:
-        found = await self.journal.load()
+        found = await self._found()
         now_s = self.host.env.clock.now_s()
         self.reservations = Reservations(found.kept, self.settings.reservation_lease_s, now_s)
         self.fences, self.told = dict(found.fences), dict(found.told)
         self.asked = dict.fromkeys((JobId(job), epoch) for job, epoch in found.asked)
+        self.numbers = found.numbers
         self.see_gpus()
+
+    async def _found(self) -> Remembered:
+        """What this host wrote down; where that is damaged, what really runs. A yes to a gang that has not started is
+        forgotten: the log refuses its start on GPUs of another one."""
+        try:
+            return await self.journal.load()
+        except Damaged as error:
+            known = sorted(await self.host.runner.kept(), key=lambda spec: (spec.job, spec.epoch))
+            self.host.env.log.error("started from what runs here", why=str(error), found=[spec.job for spec in known])
+            fences = {spec.job: spec.epoch for spec in known}
+            return Remembered(Kept(tuple(map(_hold_of, known))), fences, numbers=_above(fences))
 
     async def save(self) -> bool:
         """Whether it is on disk now."""
-        kept = Remembered(self.reservations.kept(), dict(self.fences), dict(self.told), list(self.asked))
+        kept = Remembered(self.reservations.kept(), dict(self.fences), dict(self.told), list(self.asked), self.numbers)
         try:
             await self.journal.save(kept)
         except OSError as error:
@@ -340,6 +357,9 @@ class LocalRanks:
     async def second_passed(self, now_s: float) -> None:
         self._serve(now_s)
         self.see_gpus()
+        if self.queue.next_number > self.numbers:
+            self.numbers = self.queue.next_number
+            await self.save()
         await self.feed(SecondWent())
         for id in self._out_of_time():
             await self.checkpoint(id)
@@ -428,6 +448,16 @@ class LocalRanks:
         look would start them again."""
         job = self.queue.jobs.get(id)
         return job is not None and job.epoch == epoch and job.awaits(self.host.id)
+
+
+def _hold_of(spec: RanksSpec) -> Hold:
+    gpus = tuple(gpu for rank in spec.ranks for gpu in rank.gpus)
+    return Hold(spec.job, spec.epoch, 0, HostId(""), gpus, 0, started=True)
+
+
+def _above(jobs: Iterable[JobId]) -> int:
+    """A number that none of these jobs has, nor one before them."""
+    return 1 + max((int(job[1:]) for job in jobs if job[1:].isdecimal()), default=-1)
 
 
 def ranks_spec(job: Job, place: Place) -> RanksSpec:

@@ -153,6 +153,9 @@ class FakeRunner:
     async def renew(self, leases: Mapping[tuple[JobId, int], RankLease]) -> None:
         self.machine.leases |= {key: lease for key, lease in leases.items() if key in self.machine.ranks}
 
+    async def kept(self) -> Sequence[RanksSpec]:
+        return list(self.machine.ranks.values())
+
     def end(self, job: JobId, epoch: int, codes: dict[int, int], reason: str = "", lost: bool = False) -> None:
         del self.machine.ranks[job, epoch]
         fact = self.machine.ends[job, epoch] = RanksEnded(job, epoch, codes, reason, lost)

@@ -2,9 +2,12 @@
 
 import asyncio
 
+import pytest
+
 from covey.core import JobId
 from plugins.facts import JobPlaced, JobUnplaced
 from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.service.journal import FILE
 from tests.plugins.scheduler.rack import FOUR, Rack, on_a_rack, refused, submit, until
 
 
@@ -281,5 +284,50 @@ def test_a_job_whose_ranks_are_lost_again_and_again_fails_in_the_end() -> None:
             lose_ranks(rack)
         await until(lambda: rack.job("j1").ended_wall_s is not None)
         assert (rack.job("j1").state, rack.job("j1").exit_code) == ("failed", 255)
+
+    on_a_rack(story)
+
+
+@pytest.mark.parametrize("at", [0, 9, 13, 20, 60, -1])
+def test_a_damaged_record_of_who_holds_which_gpu_is_not_believed_what_runs_is_asked(at: int) -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=2, gpus_per_worker=1, skew=0.9)
+        await until(lambda: rack.job("j1").state == "running")
+        await asyncio.sleep(3)
+        name = str(rack.job("j1").places[0].host)
+        rack[name].die()
+        whole = bytearray(rack[name].machine.disk.files[FILE])
+        whole[at] ^= 1
+        rack[name].machine.disk.files[FILE] = bytes(whole)
+        new = await rack.restart(name)
+        held = new.service.ranks.reservations.owners()
+        assert held == dict.fromkeys(rack.job("j1").places[0].gpus, "j1"), "before anything is asked of it"
+        assert new.service.ranks.fences == {"j1": 1}
+        await asyncio.sleep(10)
+        assert new.machine.starts == [("j1", 1)], "nothing started twice"
+        assert new.machine.disk.files[FILE] != bytes(whole), "the record is whole again"
+        rack.finish("j1")
+        await until(lambda: rack.job("j1", name).state == "done" and not new.service.ranks.reservations.all())
+
+    on_a_rack(story)
+
+
+def test_a_log_that_is_begun_anew_gives_no_id_twice() -> None:
+    """Everything durable of the log was deleted on every voter; ranks of the former one may still run."""
+
+    async def story(rack: Rack) -> None:
+        for number in range(3):
+            await submit(rack, name=f"before-{number}")
+        await asyncio.sleep(3)
+        for host in rack.hosts.values():
+            host.die()
+        rack.entries.clear()
+        for name in list(rack.hosts):
+            await rack.restart(str(name))
+        await asyncio.sleep(3)
+        after = await submit(rack, name="after")
+        assert after.id == "j4"
+        await until(lambda: rack.job("j4").state == "running")
+        assert all(key[0] == "j4" for host in rack.hosts.values() for key in host.machine.ranks), "the old ones ended"
 
     on_a_rack(story)
