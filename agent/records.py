@@ -4,6 +4,7 @@ import re
 
 import msgspec
 
+from covey import checked
 from covey.core import JobId
 from covey.ports import ProcessId
 from plugins.base import RanksSpec
@@ -31,14 +32,18 @@ class Fence(msgspec.Struct, frozen=True):
     """When it ended, for people and for how long its output is kept."""
 
     def encode(self) -> bytes:
-        return f"{self.epoch} {self.wall_s:.0f}".encode()
+        return checked.seal(self)
+
+
+_fence = msgspec.msgpack.Decoder(Fence)
 
 
 def fence_of(data: bytes) -> Fence:
-    """Whatever cannot be read fences nothing."""
-    epoch, _, wall_s = data.partition(b" ")
-    digits = [part if part.isdigit() and len(part) < 19 else b"0" for part in (epoch, wall_s)]
-    return Fence(int(digits[0]), float(digits[1]))
+    """Whatever is damaged fences nothing: the scheduler's own fence still keeps an older grant from starting."""
+    try:
+        return checked.unseal(data, _fence)
+    except checked.Damaged:
+        return Fence(0)
 
 
 def forgotten_of(job: JobId) -> str:

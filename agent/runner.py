@@ -48,6 +48,7 @@ from agent.supervision import (
     end_marked,
     read_state,
 )
+from covey import checked
 from covey.core import Fact, JobId
 from covey.frames import pack, read_frame
 from covey.ports import Address, Command, Env
@@ -137,8 +138,8 @@ class SupervisedRunner:
                 self._forgotten[job] = Fence(fence.epoch, fence.wall_s or self._env.clock.wall_s())
                 continue
             try:
-                record = record_decoder.decode(data)
-            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+                record = checked.unseal(data, record_decoder)
+            except checked.Damaged as error:
                 self._env.log.error("a job's record is damaged", file=self._env.disk.path(name), why=str(error))
                 continue
             if (record.spec.job, record.spec.epoch) == (job, int(found[2])):
@@ -329,7 +330,7 @@ class SupervisedRunner:
         await self._follow(key, epoch)
 
     async def _write(self, key: Key, epoch: Epoch) -> None:
-        await self._env.disk.replace(file_of(key, "start"), msgspec.msgpack.encode(epoch.record))
+        await checked.save(self._env.disk, file_of(key, "start"), epoch.record)
 
     async def _launch(self, key: Key, epoch: Epoch) -> None:
         """OSError when our own program cannot be started."""
@@ -496,7 +497,7 @@ class SupervisedRunner:
         """An end that no supervisor wrote down: like any other it is told again after a restart."""
         try:
             await self._write(key, epoch)
-            await self._env.disk.replace(file_of(key, "state"), msgspec.msgpack.encode(state))
+            await checked.save(self._env.disk, file_of(key, "state"), state)
         except OSError as error:
             self._env.log.error("an end cannot be written", job=key[0], epoch=key[1], why=str(error))
         await self._end(key, epoch, state)

@@ -5,6 +5,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from covey import checked
 from covey.core import JobId
 from covey.ports import Command, Env, ProcessId
 from plugins.base import RankLease
@@ -147,6 +148,6 @@ def read_state(data: bytes | None) -> State | None:
     if data is None:
         return None
     try:
-        return state_decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return checked.unseal(data, state_decoder)
+    except checked.Damaged:
         return None

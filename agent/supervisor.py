@@ -53,6 +53,7 @@ from agent.supervision import (
     end_marked,
     read_state,
 )
+from covey import checked
 from covey.frames import FrameError, pack, read_frame
 from covey.ports import ByteStream, Env, Listener, Process, ProcessId
 from covey.units import format_seconds
@@ -177,7 +178,7 @@ class Supervisor:
         self._env.spawn("stopper", self._stopper())
         self._env.spawn("lease", self._keep_lease())
         try:
-            await self._env.disk.replace(self._config.state, msgspec.msgpack.encode(self._state))
+            await checked.save(self._env.disk, self._config.state, self._state)
         except OSError as error:
             if not self._state.pids:
                 self._over = True
@@ -391,7 +392,7 @@ class Supervisor:
         self._state = state = msgspec.structs.replace(self._state, ended=ended or self._state.ended)
         while True:
             try:
-                await self._env.disk.replace(self._config.state, msgspec.msgpack.encode(state))
+                await checked.save(self._env.disk, self._config.state, state)
             except OSError as error:
                 self._env.log.error("state cannot be written", why=str(error))
             else:

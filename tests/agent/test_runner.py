@@ -24,12 +24,14 @@ from agent import supervisor
 from agent.heldports import PORTS
 from agent.output import LOG_BYTES_MAX, JobsSettings
 from agent.procfs import is_alive, start_ticks
-from agent.records import Record
+from agent.records import Fence, Record
+from agent.records import decoder as record_decoder
 from agent.runner import BOOT_S, LAUNCHES_MAX, SupervisedRunner
 from agent.supervision import UNKNOWN, State, SupervisorConfig
 from chaos.disk import SimFile
 from chaos.host import SimHost
 from chaos.world import World
+from covey.checked import load, save, seal
 from covey.core import Fact, JobId
 from covey.ports import Command, Disk, Env, ProcessId
 from plugins.base import LogRead, Program, RanksSpec
@@ -293,9 +295,9 @@ async def test_an_epoch_older_than_one_that_is_known_is_not_started_though_it_wa
 async def test_a_record_that_outlived_its_forgetting_is_told_to_nobody_and_removed(host: Here) -> None:
     """The agent died between writing what is forgotten and deleting the record."""
     record, state = Record(ranks("j1", "/bin/true"), "token"), State(codes={0: 0}, ended=True)
-    await host.env.disk.replace("jobs/j1/1.start", msgspec.msgpack.encode(record))
-    await host.env.disk.replace("jobs/j1/1.state", msgspec.msgpack.encode(state))
-    await host.env.disk.replace("jobs/j1/forgotten", b"1")
+    await save(host.env.disk, "jobs/j1/1.start", record)
+    await save(host.env.disk, "jobs/j1/1.state", state)
+    await save(host.env.disk, "jobs/j1/forgotten", Fence(1))
     runner = host.runner()
     await runner.start_up()
     assert runner.spec(J1, 1) is None
@@ -345,7 +347,7 @@ async def test_a_damaged_record_is_reported_and_the_others_are_found(host: Here)
 def test_no_record_however_damaged_keeps_the_runner_from_starting(attack: bytes | int) -> None:
     if isinstance(attack, int):
         rng = random.Random(attack)
-        good = bytearray(msgspec.msgpack.encode(Record(ranks("j1", "/bin/true"), "token", ProcessId(1 << 22, 1))))
+        good = bytearray(seal(Record(ranks("j1", "/bin/true"), "token", ProcessId(1 << 22, 1))))
         for _ in range(rng.randint(1, 3)):
             good[rng.randrange(len(good))] = rng.randrange(256)
         attack = bytes(good)
@@ -478,7 +480,7 @@ def test_a_newer_epoch_does_not_wait_for_one_that_was_written_down_and_never_sta
         rack = SimRack(world, seconds=1.0, code=30)
 
         async def agent(env: Env) -> int:
-            await env.disk.replace("jobs/j1/1.start", msgspec.msgpack.encode(Record(rack.wanted, "token")))
+            await env.disk.replace("jobs/j1/1.start", seal(Record(rack.wanted, "token")))
             rack.wanted = msgspec.structs.replace(rack.wanted, epoch=2)
             return await rack._agent(env)
 
@@ -507,7 +509,7 @@ def test_where_supervisors_do_not_start_the_ranks_end_in_words_and_nothing_of_th
         world.programs = lambda: {"supervisor": Program("supervisor", SupervisorConfig, dies)}
         process.signal(signal.SIGKILL)
         if not known:
-            rack.host.disk.files["jobs/j1/1.state"].data[:] = msgspec.msgpack.encode(State())
+            rack.host.disk.files["jobs/j1/1.state"].data[:] = seal(State())
         assert len(rack.host.find("train")) == 3
         assert world.run(world.now + 120, stop=lambda: bool(rack.ends()))
         (end,) = rack.ends()
@@ -580,7 +582,8 @@ def test_records_that_a_sick_disk_kept_from_being_read_are_read_by_the_next_who_
         with pytest.raises(OSError, match="sick"):
             await runner.start_up()
         await runner.start(rack.wanted)
-        known = msgspec.msgpack.decode(await env.disk.read("jobs/j1/1.start") or b"", type=Record)
+        known = await load(env.disk, "jobs/j1/1.start", record_decoder)
+        assert known is not None
         tokens.append((known.token, runner.token(J1, 1)))
         return await asyncio.sleep(60, 0)
 

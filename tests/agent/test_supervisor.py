@@ -29,6 +29,7 @@ from agent.supervision import (
 from agent.supervisor import DISK_RETRY_S, EXTENSION_MAX_S, NOTICE_S, SOCKET_CHECK_S
 from chaos.host import SimHost
 from chaos.world import World
+from covey.checked import seal
 from covey.core import JobId
 from covey.frames import FrameError, pack, read_frame, unpack
 from covey.ports import ByteStream, Command, Env, ProcessId
@@ -676,7 +677,7 @@ def test_garbage_on_the_control_socket_harms_nothing(seed: int) -> None:
 def test_a_damaged_state_file_or_frame_is_never_a_crash(attack: bytes | int) -> None:
     if isinstance(attack, int):
         rng = random.Random(attack)
-        good = bytearray(msgspec.msgpack.encode(State(pids={0: ProcessId(5, 6)}, codes={0: 3}, reason="r")))
+        good = bytearray(seal(State(pids={0: ProcessId(5, 6)}, codes={0: 3}, reason="r")))
         for _ in range(rng.randint(1, 3)):
             good[rng.randrange(len(good))] = rng.randrange(256)
         attack = bytes(good[: rng.randint(0, len(good))]) if rng.random() < 0.3 else bytes(good)

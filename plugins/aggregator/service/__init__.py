@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from covey import checked
 from covey.addresses import joined
 from covey.core import Fact, Heard, HostId, JobId
 from covey.frames import read_frame, write_frame
@@ -66,6 +67,9 @@ class Kept(msgspec.Struct, frozen=True):
     known: list[messages.Assigned] = []
 
 
+_kept = msgspec.msgpack.Decoder(Kept)
+
+
 class AggregatorService(RoomService):
     name: ClassVar[str] = "aggregator"
 
@@ -117,19 +121,17 @@ class AggregatorService(RoomService):
             self._control.close()
 
     async def _load_kept(self) -> Kept:
-        data = await self.env.disk.read(STATE)
-        if data is None:
-            return Kept()
+        """Nothing when the file is damaged: homes offer their tensors again, and the workers know the sums."""
         try:
-            return msgspec.msgpack.decode(data, type=Kept)
-        except msgspec.DecodeError as error:
-            self.log.error("aggregator state is unreadable and starts anew", why=str(error))
+            return await checked.load(self.env.disk, STATE, _kept) or Kept()
+        except checked.Damaged as error:
+            self.log.error("what was kept of aggregation is damaged, and begins anew", why=str(error))
             return Kept()
 
     async def _save(self) -> None:
         async with self._disk_turn:
             kept = Kept(self._aggd.id, list(self.owner.jobs.values()), list(self.directory.known.values()))
-            await self.env.disk.replace(STATE, msgspec.msgpack.encode(kept))
+            await checked.save(self.env.disk, STATE, kept)
 
     async def _keep(self) -> None:
         """On a sick disk it is tried until it works: what is kept is only needed after a restart."""

@@ -10,6 +10,7 @@ import contextlib
 
 import msgspec
 
+from covey import checked
 from covey.ports import Disk, Log
 from plugins.memory.datapath.control import OpenPlace
 
@@ -21,6 +22,9 @@ class PlacesRecord(msgspec.Struct, frozen=True):
     places: tuple[OpenPlace, ...]
     clean: bool = False
     """The last process ended in good order: the disk has everything that these lenders hold."""
+
+
+_record = msgspec.msgpack.Decoder(PlacesRecord)
 
 
 class Places:
@@ -39,11 +43,10 @@ class Places:
         return tuple(self._places.values())
 
     async def load(self, slabs: int) -> None:
-        """Those of slabs 0 to `slabs` - 1."""
-        found = await self._disk.read(self._name)
-        if found is None:
+        """Those of slabs 0 to `slabs` - 1. Damaged; taken for empty, pages that only lenders hold would be lost."""
+        record = await checked.load(self._disk, self._name, _record)
+        if record is None:
             return
-        record = msgspec.msgpack.decode(found, type=PlacesRecord)
         self.clean = record.clean
         self._places = {(place.index, place.epoch): place for place in record.places if place.index < slabs}
 
@@ -76,7 +79,7 @@ class Places:
         """What is true now, durable on return. OSError when the disk refuses."""
         async with self._writing:
             record = PlacesRecord(self.all(), clean)
-            await self._disk.replace(self._name, msgspec.msgpack.encode(record))
+            await checked.save(self._disk, self._name, record)
             self.late = False
 
     async def delete(self) -> None:

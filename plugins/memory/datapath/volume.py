@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from covey import checked
 from covey.ports import Env
 from plugins.memory.datapath.backing import Backing, Page
 from plugins.memory.datapath.control import OpenPlace, PageCounts, SlabCounts, Told
@@ -51,6 +52,9 @@ class VolumeRecord(msgspec.Struct, frozen=True):
     slab_bytes: int
     generation: int
     """Counts starts of its process."""
+
+
+_volume = msgspec.msgpack.Decoder(VolumeRecord)
 
 
 class Shape(NamedTuple):
@@ -118,10 +122,9 @@ class Volume:
 
     async def _load_record(self) -> VolumeRecord:
         shape = self.shape
-        found = await self._env.disk.read(f"{self._prefix}/volume")
+        known = await checked.load(self._env.disk, f"{self._prefix}/volume", _volume)
         generation = 1
-        if found is not None:
-            known = msgspec.msgpack.decode(found, type=VolumeRecord)
+        if known is not None:
             if (known.size_bytes, known.page_bytes, known.slab_bytes) != shape[1:]:
                 raise ValueError(f"the disk holds {shape.name} with other sizes: {known}")
             generation = known.generation + 1
@@ -130,7 +133,7 @@ class Volume:
     async def _make_writable(self, record: VolumeRecord) -> None:
         """Before the first write its versions must be above all earlier ones, what a loss of power left torn must be
         settled, and the file of places must not say any more that the last process ended in good order."""
-        await self._env.disk.replace(f"{self._prefix}/volume", msgspec.msgpack.encode(record))
+        await checked.save(self._env.disk, f"{self._prefix}/volume", record)
         await self.backing.settle()
         if self.places.clean:
             await self.places.write()

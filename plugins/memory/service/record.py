@@ -7,6 +7,7 @@ import asyncio
 
 import msgspec
 
+from covey import checked
 from covey.ports import Disk, ProcessId
 
 FILE = "memory/agent"
@@ -38,6 +39,9 @@ class Remembered(msgspec.Struct, frozen=True):
     volumes: tuple[KnownVolume, ...] = ()
 
 
+_remembered = msgspec.msgpack.Decoder(Remembered)
+
+
 class Record:
     """The record in memory and on disk. ValueError when the file is damaged."""
 
@@ -47,13 +51,11 @@ class Record:
         self._lock = asyncio.Lock()
 
     async def load(self) -> None:
-        found = await self._disk.read(FILE)
-        if found is None:
-            return
         try:
-            self.now = msgspec.msgpack.decode(found, type=Remembered)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"{self._disk.path(FILE)} is damaged: {error}; restore or delete it") from error
+            self.now = await checked.load(self._disk, FILE, _remembered) or Remembered()
+        except checked.Damaged as error:
+            what_then = "put it back from a copy; or end slabd and every vold of this host, and delete it"
+            raise ValueError(f"{error}; {what_then}") from error
 
     async def set_lending(self, lending: KnownProcess) -> None:
         await self._write(msgspec.structs.replace(self.now, lending=lending))
@@ -70,4 +72,4 @@ class Record:
         """Durable on return. The newest content is written, whoever comes first."""
         self.now = new
         async with self._lock:
-            await self._disk.replace(FILE, msgspec.msgpack.encode(self.now))
+            await checked.save(self._disk, FILE, self.now)

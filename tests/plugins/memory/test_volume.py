@@ -5,11 +5,12 @@ import asyncio
 import msgspec
 import pytest
 
+from covey.checked import Damaged, load, save, seal
 from plugins.memory.datapath.control import OpenPlace, SlabCopied, SlabLost
 from plugins.memory.datapath.places import PlacesRecord
 from plugins.memory.datapath.remote_slab import RemoteSlab
 from plugins.memory.datapath.slabwire import Versions
-from plugins.memory.datapath.volume import Volume
+from plugins.memory.datapath.volume import Volume, VolumeRecord
 from tests.plugins.memory.ports import PAGE, Bench, a_bench, page, read, soon, write
 
 
@@ -276,8 +277,8 @@ async def test_a_place_of_a_newer_epoch_ends_the_search_for_the_older_one() -> N
 
 async def lenders_on_record(bench: Bench) -> list[int]:
     """Epochs of the places that a process would ask after a crash now."""
-    record = await bench.directory.read("memory/volumes/data/places")
-    return [] if record is None else [place.epoch for place in msgspec.msgpack.decode(record, type=PlacesRecord).places]
+    record = await load(bench.directory, "memory/volumes/data/places", msgspec.msgpack.Decoder(PlacesRecord))
+    return [] if record is None else [place.epoch for place in record.places]
 
 
 async def test_a_place_being_closed_stays_on_record_until_its_pages_are_on_disk() -> None:
@@ -501,12 +502,21 @@ async def test_versions_of_a_later_process_are_higher_than_any_before() -> None:
 async def test_a_volume_of_another_size_on_disk_is_refused() -> None:
     async with a_bench() as bench:
         await bench.volume()
-        await bench.disk.replace(
-            "memory/volumes/data/volume",
-            b"\x84\xaasize_bytes\x01\xaapage_bytes\x01\xaaslab_bytes\x01\xaageneration\x01",
-        )
+        await save(bench.disk, "memory/volumes/data/volume", VolumeRecord(1, 1, 1, 1))
         with pytest.raises(ValueError, match="other sizes"):
             await bench.volume()
+
+
+@pytest.mark.parametrize("name", ["volume", "places"])
+async def test_a_volume_whose_records_are_damaged_is_refused_and_they_stay(name: str) -> None:
+    """Taken for empty, they would leave pages behind that only lenders hold."""
+    async with a_bench() as bench:
+        await bench.die(await bench.volume())
+        path = f"memory/volumes/data/{name}"
+        await bench.disk.replace(path, seal(VolumeRecord(1, 1, 1, 1))[:-1])
+        with pytest.raises(Damaged, match=rf"{path} is damaged: it has \d+ bytes after its header"):
+            await bench.volume()
+        assert await bench.disk.read(path) is not None
 
 
 async def test_a_full_queue_holds_up_writers_and_reads_go_on() -> None:
