@@ -381,6 +381,7 @@ class HostAgent:
             "voters": self.log.voters,
             "notes": self.log.changes.notes(self.config.source),
             "rooms": dict(self.health),
+            "log": self.log.trouble,
             "seeds_unknown": dict(self.gossip.seeds_unknown),
         }
 

@@ -153,6 +153,7 @@ class Daemon:
         alive = sum(view.state == "alive" for view in agent.hosts())
         leader = f"leader {agent.log.leader}" if agent.log.leader else "no leader"
         failed = [name for name, health in agent.health.items() if health.state == "failed"]
+        leader += f"; {agent.log.trouble}" if agent.log.trouble else ""
         return f"{alive} {'host' if alive == 1 else 'hosts'} alive, {leader}" + (
             f", FAILED rooms: {', '.join(failed)}" if failed else ""
         )

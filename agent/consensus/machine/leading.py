@@ -256,6 +256,14 @@ class Leading:
             return False
         return voter.identity == progress.identity and voter.since <= self._ledger.commit
 
+    def uncounted(self) -> tuple[HostId, ...]:
+        """Voters that answer, and do not count."""
+        return tuple(
+            host
+            for host, progress in self.peers.items()
+            if progress.voter and progress.identity and not self._counts(host)
+        )
+
     def _answered(self, host: HostId, reply: AppendReply | SnapshotReply) -> bool:
         """Whether this answer is of the log that stands for its sender now; which one that is is written down."""
         progress = self.peers[host]

@@ -89,6 +89,11 @@ class Outlook:
         return self.me in self.voters and not self._votes_here
 
     @property
+    def uncounted(self) -> tuple[HostId, ...]:
+        """Leader: the voters whose answers make no majority yet, since another log answers under their names."""
+        return self.leading.uncounted() if self.leading else ()
+
+    @property
     def wake_s(self) -> float:
         """When `Woken` is due."""
         return self.leading.tick_s if self.leading else self._deadline_s

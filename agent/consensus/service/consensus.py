@@ -57,6 +57,11 @@ from covey.core import Heard, HostId
 from covey.ports import Env
 from plugins.base import Refused
 
+FORGOTTEN = (
+    "the log of this host is new, or holds less than it acknowledged: it has no vote until a leader has brought it to "
+    "where a majority of the other voters is"
+)
+UNCOUNTED = "its log is new, or holds less than it acknowledged; it counts once the other voters have committed that"
 TIMER_S_MIN = 0.002
 """uvloop's timers may fire a millisecond early."""
 SNAPSHOT_LOG_BYTES = 16 * 1024 * 1024
@@ -130,6 +135,7 @@ class Consensus:
         self._turned = asyncio.Event()
         """The leader changed."""
         self._broken: BaseException | None = None
+        self._said_trouble = ""
 
     # ---- what is known ----
 
@@ -184,6 +190,26 @@ class Consensus:
     @property
     def open(self) -> bool:
         return self._raft is not None and not self._stopping and self._broken is None
+
+    @property
+    def trouble(self) -> str:
+        """For people: why this host's log has no vote although it should have one, or whose log does not count for us,
+        its leader; empty when all is well."""
+        if self._raft is None or self._broken:
+            return ""
+        if self._raft.forgotten:
+            return FORGOTTEN
+        others = ", ".join(self._raft.uncounted)
+        return f"{others}: {UNCOUNTED}" if others else ""
+
+    def _say_trouble(self) -> None:
+        """Once, when it begins, changes or is over."""
+        if (now := self.trouble) != self._said_trouble:
+            self._said_trouble = now
+            if now:
+                self._env.log.warning("a log without a vote", why=now, next="start the voters that are away")
+            else:
+                self._env.log.info("every log here counts again")
 
     @property
     def is_leader(self) -> bool:
@@ -328,6 +354,7 @@ class Consensus:
                 for action in self._raft.handle(self._events.popleft(), self._env.clock.now_s()):
                     self._perform(action)
         self._arm()
+        self._say_trouble()
 
     @contextmanager
     def _ending_when_it_fails(self) -> Iterator[None]:

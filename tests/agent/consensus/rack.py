@@ -50,10 +50,13 @@ class Quiet:
 
     def __init__(self) -> None:
         self.errors: list[str] = []
+        self.warnings: list[str] = []
 
     def debug(self, event: str, **fields: Any) -> None: ...
     def info(self, event: str, **fields: Any) -> None: ...
-    def warning(self, event: str, **fields: Any) -> None: ...
+    def warning(self, event: str, **fields: Any) -> None:
+        self.warnings.append(event)
+
     def error(self, event: str, **fields: Any) -> None:
         self.errors.append(event)
 

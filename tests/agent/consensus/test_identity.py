@@ -94,12 +94,15 @@ def test_what_two_of_three_committed_outlives_the_log_of_one(loss: str, met_befo
         await nobody_leads(rack, 20)
         assert identity(c) != before, "another log is another voter"
         assert not votes(c)
+        assert "the log of this host is new, or holds less" in c.log.trouble
+        assert b.log.trouble == ""
         await a.start()
         leader = await rack.led()
         await leader.log.propose(b"last")
         await asyncio.sleep(3)
         assert a.commands == b.commands == c.commands == ["first", *(f"job {n}" for n in range(20)), "last"]
         assert votes(c), "the others brought it up to date: it votes again"
+        assert {member.log.trouble for member in (a, b, c)} == {""}
         await a.stop()
         await (await rack.led()).log.propose(b"without a")
         await asyncio.sleep(1)
@@ -194,6 +197,7 @@ def test_a_leader_tells_a_voter_that_its_log_became_shorter() -> None:
             await leader.log.propose(b"with nobody", timeout_s=4)
         assert not votes(victim)
         assert rack.leader() is None, "a leader that nobody follows says so"
+        assert "a log without a vote" in leader.quiet.warnings, "and whose log does not count"
         await away.start()
         await (await rack.led()).log.propose(b"last")
         await asyncio.sleep(3)
