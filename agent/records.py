@@ -38,12 +38,12 @@ class Fence(msgspec.Struct, frozen=True):
 _fence = msgspec.msgpack.Decoder(Fence)
 
 
-def fence_of(data: bytes) -> Fence:
+def fence_of(data: bytes, now_wall_s: float) -> Fence:
     """Whatever is damaged fences nothing: the scheduler's own fence still keeps an older grant from starting."""
     try:
         return checked.unseal(data, _fence)
     except checked.Damaged:
-        return Fence(0)
+        return Fence(0, now_wall_s)
 
 
 def forgotten_of(job: JobId) -> str:

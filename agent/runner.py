@@ -21,17 +21,7 @@ from agent.heldports import HeldPorts
 from agent.output import JobsSettings, read_log
 from agent.outputs import Outputs
 from agent.rankenv import RankDoor, environment
-from agent.records import (
-    START_OR_FORGOTTEN,
-    Fence,
-    Key,
-    Record,
-    fence_of,
-    file_of,
-    forgotten_of,
-    instance_of,
-    log_of,
-)
+from agent.records import START_OR_FORGOTTEN, Fence, Key, Record, fence_of, file_of, forgotten_of, instance_of, log_of
 from agent.records import decoder as record_decoder
 from agent.supervision import (
     CANNOT_START,
@@ -134,8 +124,7 @@ class SupervisedRunner:
                 continue
             data, job = await self._env.disk.read(name) or b"", JobId(found[1])
             if found[2] is None:
-                fence = fence_of(data)
-                self._forgotten[job] = Fence(fence.epoch, fence.wall_s or self._env.clock.wall_s())
+                self._forgotten[job] = fence_of(data, self._env.clock.wall_s())
                 continue
             try:
                 record = checked.unseal(data, record_decoder)
