@@ -39,11 +39,13 @@ _fence = msgspec.msgpack.Decoder(Fence)
 
 
 def fence_of(data: bytes, now_wall_s: float) -> Fence:
-    """Whatever is damaged fences nothing: the scheduler's own fence still keeps an older grant from starting."""
+    """Whatever is damaged fences nothing: the scheduler's own fence still keeps an older grant from starting. One
+    without a date is dated now."""
     try:
-        return checked.unseal(data, _fence)
+        found = checked.unseal(data, _fence)
     except checked.Damaged:
-        return Fence(0, now_wall_s)
+        found = Fence(0)
+    return Fence(found.epoch, found.wall_s or now_wall_s)
 
 
 def forgotten_of(job: JobId) -> str:
