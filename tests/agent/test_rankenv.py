@@ -56,7 +56,7 @@ def ranks_of(workers_by_host: list[int], each: int, bind: bool, taken: int = 0) 
     job.places, job.master_addr, job.master_port, job.attempt = tuple(places), "10.0.0.1", 29_500, 1
     found: list[tuple[HostId, RankSpec, Env]] = []
     for place in places:
-        spec = ranks_spec(job, place)
+        spec = ranks_spec(job, place, {"OMP_NUM_THREADS": "7"})
         found += [(place.host, each, environment(spec, each, door(place.host), True)) for each in spec.ranks]
     return found
 

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -83,6 +84,29 @@ async def test_a_rank_finds_its_place_in_its_environment_and_its_output_in_its_l
     assert seen["COVEY_TOKEN"] == runner.token(J1, 1) or runner.token(J1, 1) is None
     assert seen["COVEY_JOB_ID"] == "j1"
     assert "HOME" not in seen
+
+
+async def test_a_secret_of_the_environment_is_in_one_file_for_this_user_alone_and_gone_when_it_is_forgotten(
+    host: Here, short: str
+) -> None:
+    def files() -> dict[str, int]:
+        """Files that hold it, with their modes and those of their directories."""
+        found = {}
+        for directory, _, names in os.walk(short):
+            for path in (os.path.join(directory, name) for name in names):
+                if stat.S_ISREG(os.lstat(path).st_mode) and b"sk-planted" in Path(path).read_bytes():
+                    assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700, directory
+                    found[os.path.relpath(path, host.base.state_dir)] = stat.S_IMODE(os.stat(path).st_mode)
+        return found
+
+    runner = host.runner()
+    await runner.start(ranks("j1", "/bin/sh", "-c", "sleep 0.3", API_KEY="sk-planted"))
+    await until(lambda: runner.running())
+    assert files() == {"jobs/j1/1.start": 0o600}
+    await until(lambda: host.told(RanksEnded))
+    runner.forget(J1, 1)
+    await until(lambda: not runner.facts())
+    assert files() == {}
 
 
 async def test_exit_codes_and_signals_are_reported_as_they_were(host: Here) -> None:

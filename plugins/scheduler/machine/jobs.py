@@ -15,7 +15,7 @@ import msgspec
 
 from covey.core import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.messages.spec import JobClass, JobSpec
+from plugins.scheduler.messages.spec import JobClass, JobSpec, SealedEnv
 from plugins.scheduler.policy.order import Row, queue_of
 
 State = Literal["queued", "placing", "running", "stopping", "done", "failed", "cancelled"]
@@ -102,6 +102,8 @@ class Job(msgspec.Struct, kw_only=True):
     """Median step of the newest start, the slowest host's."""
     tensors: tuple[int, int] = (0, 0)
     """Bytes of its largest tensor, and of all; (0, 0): not seen."""
+    env: SealedEnv | None = None
+    """Where the submitter's environment is; None: it is empty."""
 
     @property
     def attained_gpu_s(self) -> float:

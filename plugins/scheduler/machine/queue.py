@@ -46,6 +46,7 @@ from plugins.scheduler.messages.commands import (
     TimeUp,
     Upgraded,
 )
+from plugins.scheduler.messages.spec import SealedEnv
 from plugins.scheduler.policy import classes, words
 
 LIVE_MAX = 10_000
@@ -130,7 +131,7 @@ class Queue(Ledger):
         self.next_number = max(self.next_number, command.numbers)
         id = JobId(f"j{self.next_number}")
         job = Job(id=id, number=self.next_number, key=command.key, spec=spec, submitted_wall_s=command.wall_s)
-        job.queued_s = self.clock_s
+        job.queued_s, job.env = self.clock_s, command.env
         self.next_number += 1
         self.jobs[id] = job
         self.keys[command.key] = id
@@ -431,6 +432,7 @@ class Queue(Ledger):
         self._give_back(job)
         job.exit_code, job.ended_wall_s = code, wall_s
         job.spec = msgspec.structs.replace(job.spec, env={})
+        job.env = SealedEnv(job.env.digest) if job.env is not None else None
         self._enter(job, state, state, reason)
         self.ended.append(job.id)
         self.kept_bytes.over(job)

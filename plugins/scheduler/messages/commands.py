@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from covey.core import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.messages.spec import JobSpec, Key
+from plugins.scheduler.messages.spec import JobSpec, Key, SealedEnv
 
 Text = Annotated[str, Meta(max_length=1000)]
 Epoch = Annotated[int, Meta(ge=0, le=1 << 62)]
@@ -41,6 +41,8 @@ class Submitted(Entry, frozen=True, kw_only=True):
     numbers: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
     """Ids below this number were given out, as far as the host that proposes this has ever seen. In a log that was
     begun anew they are not given out again, since ranks of the former one may still run under them."""
+    env: SealedEnv | None = None
+    """Of the submitter; `spec.env` is empty here."""
 
 
 class Granted(Entry, frozen=True, kw_only=True):

@@ -13,8 +13,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from covey.core import HostId
+
 SPEC_BYTES_MAX = 64 * 1024
-"""Longest encoded spec, bytes: it is kept by every host while the job lives."""
+"""Longest encoded spec, its environment among it, bytes. All but the environment is kept by every host while the job
+lives."""
 
 GRACE_S = 60.0
 """Seconds that a job gets to write a checkpoint when it does not say."""
@@ -36,6 +39,18 @@ Argument = Annotated[str, Meta(pattern=r"^[^\x00\ud800-\udfff]*$", max_length=32
 Variable = Annotated[str, Meta(pattern=r"^[^=\x00\ud800-\udfff]+$", max_length=256)]
 Key = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{8,64}$", max_length=64)]
 """What makes a submission idempotent: the same key twice is one job."""
+
+
+class SealedEnv(msgspec.Struct, frozen=True):
+    """What the log holds of a submitter's environment: its name, its key, and who had it when the job was submitted.
+    The environment itself lies sealed on those hosts and on hosts that ran the job (`service/envs.py`)."""
+
+    digest: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$", max_length=32)]
+    """Of the sealed bytes, which say nothing of what is in them."""
+    key: Annotated[bytes, Meta(max_length=32)] = b""
+    """Empty once the job is over."""
+    holders: Annotated[tuple[Annotated[HostId, Meta(max_length=63)], ...], Meta(max_length=16)] = ()
+    """The submitting agent's host first."""
 
 
 class SpecError(ValueError):

@@ -15,11 +15,14 @@ from msgspec import Meta
 
 from covey.core import HostId, JobId, Message
 from plugins.scheduler.messages.commands import Count, Epoch, Id, Text
+from plugins.scheduler.messages.spec import SPEC_BYTES_MAX
 
 Uuid = Annotated[str, Meta(max_length=128)]
 GRANTS_MAX = 4096
 """Grants in one question about leases."""
 Job = Annotated[JobId, Meta(max_length=63)]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$", max_length=32)]
+SealedBytes = Annotated[bytes, Meta(max_length=SPEC_BYTES_MAX + 1024)]
 
 
 class Reserve(Message, frozen=True):
@@ -119,6 +122,26 @@ class Leaderless(Message, frozen=True):
     """A voter to `RenewLeases`: I have known no leader for so long that none can have lived on my voice."""
 
 
+class KeepEnv(Message, frozen=True):
+    """Submitting agent -> host: keep this environment, which is sealed, until its job is over."""
+
+    digest: Digest
+    data: SealedBytes
+
+
+class EnvOf(Message, frozen=True):
+    """Question of a host that is to run this job: its environment, as it was sealed."""
+
+    job: Job
+    epoch: Epoch
+    digest: Digest
+
+
+class EnvAnswer(Message, frozen=True):
+    data: SealedBytes
+    """Empty: it is not here, or the log as it is known here does not say that you run this job."""
+
+
 Talk = (
     Reserve
     | Reserved
@@ -131,6 +154,9 @@ Talk = (
     | RenewLeases
     | LeasesRenewed
     | Leaderless
+    | KeepEnv
+    | EnvOf
+    | EnvAnswer
 )
 """Everything the room hears and answers with (`Room.messages`)."""
 

@@ -45,6 +45,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long a host keeps GPUs for a gang without news of its grant."""
     reserve_deadline_s: float = 3.0
     """How long a home waits for the hosts of one attempt."""
+    env_copies: int = 2
+    """Hosts beside the submitting agent's that keep the (sealed) environment of a job from its submission on, voters
+    first: so many hosts may be lost before its first start (chosen: as many as a log of five voters survives). 0: only
+    the submitting agent's and those that run it."""
     place_attempts: int = 3
     """Attempts before a grant goes back to the queue."""
     checkpoint_s: float = 10.0

@@ -59,14 +59,15 @@ class QueueLog:
             self._caught_up = True
         for note in notes:
             self.host.note(note.subject, note.event, note.reason, note.key)
-        self._tell_listeners()
+        self.wake()
         return pack(result)
 
     def _restore(self, data: bytes) -> None:
         self.queue.restore(data)
-        self._tell_listeners()
+        self.wake()
 
-    def _tell_listeners(self) -> None:
+    def wake(self) -> None:
+        """Whoever waits for a change looks again."""
         for event in self.listeners:
             event.set()
 

@@ -29,8 +29,10 @@ from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import Applied, CancelAsked, Placed, PlaceFailed, QuotaSet, Submitted
 from plugins.scheduler.messages.spec import JobSpec, SpecError
 from plugins.scheduler.messages.wire import (
+    EnvOf,
     JobNow,
     JobNowAnswer,
+    KeepEnv,
     LogTail,
     LogTailAnswer,
     NotReserved,
@@ -42,6 +44,7 @@ from plugins.scheduler.messages.wire import (
 from plugins.scheduler.policy import words
 from plugins.scheduler.policy.settings import Settings
 from plugins.scheduler.service import views
+from plugins.scheduler.service.envs import Envs, Missing
 from plugins.scheduler.service.leadership import Leadership, set_within
 from plugins.scheduler.service.leases import HostLeases, relay
 from plugins.scheduler.service.log import RETRY_S, QueueLog
@@ -69,7 +72,10 @@ class SchedulerService(RoomService):
         self.leadership = Leadership(host, self.queue, self.queue_log, self.settings)
         self.gangs = gang.Gangs(self.settings)
         self.leases = HostLeases(host, self.queue, self.leadership.leader.terms, self.leadership.renew)
-        self.ranks = LocalRanks(host, self.queue, self.queue_log, self.settings, self.leases, self._send_for_ranks)
+        self.envs = Envs(self.name, host, self.queue, self.queue_log, self.settings.env_copies)
+        self.ranks = LocalRanks(
+            host, self.queue, self.queue_log, self.settings, self.leases, self.envs, self._send_for_ranks
+        )
         self.counters = {"malformed": 0}
         self._look = self.leases.news
         self._lead = self.leadership.look
@@ -78,11 +84,14 @@ class SchedulerService(RoomService):
         self._stood: views.Standing | None = None
         self._unseen: dict[JobId, None] = {}
         """Jobs that changed while the copy of the log was old."""
+        self._fetching: dict[tuple[JobId, int], None] = {}
+        """Grants whose environment is on its way here."""
         self._kept: dict[HostId, int] = {}
         """GPUs that were kept for a gang when this was last looked at."""
 
     async def start(self) -> None:
         await self.ranks.load()
+        await self.envs.load()
         self._publish()
         self.queue_log.listeners += [self._look, self._lead]
         self.env.spawn("catch up", self._catch_up())
@@ -105,6 +114,8 @@ class SchedulerService(RoomService):
             changed = self.queue.changed()
             self._look_at_grants(changed)
             await self.ranks.look(changed)
+            if not self.queue_log.behind:
+                await self.envs.forget()
             self._publish()
 
     async def _count_seconds(self) -> None:
@@ -148,6 +159,8 @@ class SchedulerService(RoomService):
         if isinstance(message, Reserve | Release):
             await self.ranks.hear(sender, message)
             self._publish()
+        elif isinstance(message, KeepEnv):
+            await self.envs.keep(sender, message)
         elif isinstance(message, Reserved | NotReserved):
             self._feed_gangs(Heard(sender, message))
         else:
@@ -156,6 +169,8 @@ class SchedulerService(RoomService):
     async def answer(self, sender: HostId, question: Any) -> msgspec.Struct:
         if isinstance(question, JobNow):
             return self.ranks.job_now(question.job)
+        if isinstance(question, EnvOf):
+            return await self.envs.give(sender, question)
         if isinstance(question, LogTail):
             return await self._log_tail(question)
         if isinstance(question, RenewLeases):
@@ -181,10 +196,37 @@ class SchedulerService(RoomService):
             if search is not None and (job is None or job.state != "placing" or job.epoch != search.epoch):
                 placed = job is not None and job.placed and job.epoch == search.epoch
                 self._feed_gangs(gang.GrantOver(id, search.epoch, placed))
-            if job is not None and job.state == "placing" and job.home == self.host.id:
-                skew = self.queue.models.shown_skew(job.spec, job.tensors)
-                self._feed_gangs(gang.GrantSeen(id, job.epoch, job.spec, skew))
+            if (
+                job is not None
+                and job.state == "placing"
+                and job.home == self.host.id
+                and id not in self.gangs.searches
+            ):
+                self._see_grant(job)
         self._look_at_what_is_kept()
+
+    def _see_grant(self, job: Job) -> None:
+        """Look for its GPUs, once its environment is here: a gang that could not start keeps nobody's."""
+        if job.env is None:
+            skew = self.queue.models.shown_skew(job.spec, job.tensors)
+            self._feed_gangs(gang.GrantSeen(job.id, job.epoch, job.spec, skew))
+        elif (job.id, job.epoch) not in self._fetching:
+            self._fetching[job.id, job.epoch] = None
+            self.env.spawn(f"environment of {job.id}.{job.epoch}", self._fetch_and_place(job, job.epoch))
+
+    async def _fetch_and_place(self, job: Job, epoch: int) -> None:
+        try:
+            await self.envs.fetch(job)
+        except Missing as missing:
+            failed = PlaceFailed(wall_s=0.0, job=job.id, epoch=epoch, reason=str(missing)[:1000])
+            await self.queue_log.insist(failed)
+            return
+        finally:
+            del self._fetching[job.id, epoch]
+        now = self.queue.jobs.get(job.id)
+        if now is not None and now.state == "placing" and now.epoch == epoch:
+            skew = self.queue.models.shown_skew(now.spec, now.tensors)
+            self._feed_gangs(gang.GrantSeen(now.id, epoch, now.spec, skew))
 
     def _look_at_what_is_kept(self) -> None:
         """Gangs that look for GPUs here hear of a reservation that is newer than their plans."""
@@ -284,6 +326,8 @@ class SchedulerService(RoomService):
                 f"free some there, or submit at another host; it is [jobs] disk_free_min in {self.host.id}'s agent.toml"
             )
             raise Refused(4, f"{spec.name} cannot be submitted here", self.host.runner.refusal, next_step)
+        sealed = await self.envs.seal(spec.env)
+        submitted = msgspec.structs.replace(submitted, spec=msgspec.structs.replace(spec, env={}), env=sealed)
         result = await self.queue_log.change(submitted, f"submit {spec.name}")
         assert isinstance(result, Applied) and result.job is not None
         id = result.job

@@ -8,8 +8,9 @@ Every look starts from the log's state, not from its events, so a restart, a rep
 nothing. A start is fenced twice: by an epoch on disk here, and by the runner's own.
 """
 
+import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import assert_never
 
@@ -40,6 +41,7 @@ from plugins.scheduler.messages.commands import Attained, RanksReported
 from plugins.scheduler.messages.spec import GRACE_S
 from plugins.scheduler.messages.wire import JobNowAnswer, NotReserved, Release, Reserve, Reserved
 from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.service.envs import Envs, Missing
 from plugins.scheduler.service.journal import Journal, Remembered
 from plugins.scheduler.service.leases import HostLeases
 from plugins.scheduler.service.log import QueueLog
@@ -53,6 +55,8 @@ STEPS_TIMED = 101
 STEPS_ENOUGH = 10
 """Fewer tell nothing: the first ones pay for warming up."""
 SIGTERM = 15
+FETCH_RETRY_S = 2.0
+"""Pause before the hosts that may have a job's environment are asked again."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -71,10 +75,13 @@ class LocalRanks:
         log: QueueLog,
         settings: Settings,
         leases: HostLeases,
+        envs: Envs,
         send: Callable[[Send], None],
     ) -> None:
         self.host, self.queue, self.log, self.settings, self._send = host, queue, log, settings, send
-        self.leases = leases
+        self.leases, self.envs = leases, envs
+        self.fetching: dict[JobId, None] = {}
+        """Jobs whose environment is on its way here."""
         self.journal = Journal(host.env)
         self.fences: dict[JobId, int] = {}
         self.told: dict[JobId, int] = {}
@@ -272,6 +279,11 @@ class LocalRanks:
             codes = dict.fromkeys(place.ranks, -SIGTERM)
             self.ended(RanksEnded(job.id, job.epoch, codes, why))
             return
+        runs = (job.id, job.epoch) in self.host.runner.running()
+        env = {} if runs else await self.envs.here(job)
+        if env is None:
+            self._fetch(job, place)
+            return
         if not started or self.fences.get(job.id, 0) < job.epoch:
             if self.fences.get(job.id, 0) > job.epoch:
                 self.host.env.log.error("an older grant does not start", job=job.id, epoch=job.epoch)
@@ -282,20 +294,40 @@ class LocalRanks:
             return
         if self.queue.over(job.id, job.epoch) or (job.id, job.epoch) in self.ends:
             return
-        if (job.id, job.epoch) not in self.host.runner.running() and not await self._start(job, place):
+        if (job.id, job.epoch) not in self.host.runner.running() and not await self._start(job, place, env):
             return
         if job.state == "stopping":
             await self._stop(job.id, job.epoch, job)
 
-    async def _start(self, job: Job, place: Place) -> bool:
+    async def _start(self, job: Job, place: Place, env: Mapping[str, str]) -> bool:
         """Whether its ranks may start now: under a lease, unless it wants to be kept whatever happens."""
         lease = None
         if job.spec.on_lost == "stop":
             lease = self.leases.valid((job.id, job.epoch))
             if lease is None:
                 return False
-        await self.host.runner.start(msgspec.structs.replace(ranks_spec(job, place), lease=lease))
+        await self.host.runner.start(msgspec.structs.replace(ranks_spec(job, place, env), lease=lease))
         return True
+
+    def _fetch(self, job: Job, place: Place) -> None:
+        """Its environment from another host, once at a time; nothing starts here before."""
+        if job.state == "stopping":
+            why = "it was stopped before its environment came here"
+            self.ended(RanksEnded(job.id, job.epoch, dict.fromkeys(place.ranks, -SIGTERM), why))
+        elif job.id not in self.fetching:
+            self.fetching[job.id] = None
+            self.host.env.spawn(f"environment of {job.id}", self._fetched(job))
+
+    async def _fetched(self, job: Job) -> None:
+        try:
+            await self.envs.fetch(job)
+        except Missing as missing:
+            self.host.note(job.id, "waits for its environment", str(missing), f"{self.host.id}/{job.epoch}/environment")
+            await asyncio.sleep(FETCH_RETRY_S)
+        finally:
+            del self.fetching[job.id]
+        self.dirty[job.id] = None
+        self.log.wake()
 
     async def _unfence(self, id: JobId) -> None:
         job = self.queue.jobs.get(id)
@@ -415,12 +447,20 @@ class LocalRanks:
         await self.log.insist(self._report_of(fact))
         while not await self.log.until(lambda: not self.log.behind and not self._awaited(*key), LAG_S):
             self.host.env.log.debug("the report is not in this copy of the log yet", job=fact.job, epoch=fact.epoch)
+        await self.feed(RanksGone(*key))
+        await self._saved()
         self.ends.pop(key, None)
         self.asked.pop(key, None)
         self.steps_s.pop(key, None)
         self.host.runner.forget(*key)
-        await self.feed(RanksGone(*key))
         self.dirty[fact.job] = None
+
+    async def _saved(self) -> None:
+        """Return once it is on disk that these GPUs are free: after a restart they would be held for ever."""
+        while self.sick:
+            if await self.save():
+                return
+            await asyncio.sleep(LAG_S)
 
     def _report_of(self, fact: RanksEnded) -> RanksReported:
         known = self.progress.get(fact.job)
@@ -460,8 +500,8 @@ def _above(jobs: Iterable[JobId]) -> int:
     return 1 + max((int(job[1:]) for job in jobs if job[1:].isdecimal()), default=-1)
 
 
-def ranks_spec(job: Job, place: Place) -> RanksSpec:
-    """What the runner starts on the host of `place`."""
+def ranks_spec(job: Job, place: Place, env: Mapping[str, str]) -> RanksSpec:
+    """What the runner starts on the host of `place`. `env`: the submitter's variables."""
     each = job.spec.gpus_per_worker
     ranks = [RankSpec(rank, n, place.gpus[n * each : (n + 1) * each]) for n, rank in enumerate(place.ranks)]
     nodes = tuple(other.host for other in job.places)
@@ -473,7 +513,7 @@ def ranks_spec(job: Job, place: Place) -> RanksSpec:
         job_class=job.job_class,
         argv=job.spec.argv,
         cwd=job.spec.cwd,
-        env=dict(job.spec.env),
+        env=dict(env),
         ranks=tuple(ranks),
         world_size=job.spec.workers,
         node_rank=nodes.index(place.host),

@@ -88,6 +88,14 @@ class FakeDisk:
             raise OSError("input/output error")
         self.files[name] = data
 
+    async def delete(self, name: str) -> None:
+        if self.sick:
+            raise OSError("input/output error")
+        self.files.pop(name, None)
+
+    async def names(self, prefix: str) -> list[str]:
+        return sorted(name for name in self.files if name.startswith(prefix))
+
     def path(self, name: str) -> str:
         return f"/state/{name}"
 

@@ -331,3 +331,22 @@ def test_a_log_that_is_begun_anew_gives_no_id_twice() -> None:
         assert all(key[0] == "j4" for host in rack.hosts.values() for key in host.machine.ranks), "the old ones ended"
 
     on_a_rack(story)
+
+
+def test_gpus_of_ranks_whose_end_is_in_the_log_are_free_after_a_restart_also_when_the_disk_was_sick_meanwhile() -> None:
+    """The runner's record went before the hold did: an agent that died in between held these GPUs for ever."""
+
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=1)
+        await until(lambda: rack.job("j1").state == "running")
+        name = str(rack.job("j1").places[0].host)
+        rack[name].machine.disk.sick = True
+        rack.finish("j1")
+        await until(lambda: rack.job("j1").state == "done")
+        await asyncio.sleep(3.0)
+        rack[name].machine.disk.sick = False
+        await rack.restart(name)
+        await until(lambda: not rack[name].service.ranks.reservations.all(), 30.0)
+        await until(lambda: not rack[name].machine.ends, 30.0)
+
+    on_a_rack(story)
