@@ -29,6 +29,7 @@ JOIN_S = 5.0
 PEERS_MAX = 1024
 METRICS_MAX = 16
 METRIC_NAME_MAX = 64
+KERNEL_MAX = 64
 STEP_MAX = 1 << 53
 SECONDS_MAX = 1e9
 FRAMES_AT_ONCE = 32
@@ -50,6 +51,7 @@ class ConnectedProcess:
     def __init__(self, join: Join, uid: int, stream: ByteStream) -> None:
         self.pid, self.job, self.uid = join.pid, join.job, uid
         self.rank, self.epoch = join.rank, join.epoch
+        self.kernel = "".join(filter(str.isprintable, join.kernel[:KERNEL_MAX]))
         self._stream = stream
         self.outbox = Outbox()
 
@@ -98,7 +100,9 @@ class JobSocket:
 
     def facts(self) -> Sequence[Fact]:
         """Who is joined now, for a room that has missed it."""
-        return [JobJoined(peer.job, peer.epoch, peer.rank) for peer in self._joined if peer.job is not None]
+        return [
+            JobJoined(peer.job, peer.epoch, peer.rank, peer.kernel) for peer in self._joined if peer.job is not None
+        ]
 
     def say_stopping(self, job: JobId, epoch: int) -> None:
         """Ranks of this epoch were asked to end, or have got more time."""
@@ -167,7 +171,7 @@ class JobSocket:
         writer = asyncio.get_running_loop().create_task(peer.write(), name=f"jobs: write to {peer.pid}")
         try:
             if peer.job is not None:
-                self._tell(JobJoined(peer.job, peer.epoch, peer.rank))
+                self._tell(JobJoined(peer.job, peer.epoch, peer.rank, peer.kernel))
                 if (stopping := self._runner.stopping(peer.job, peer.epoch)) is not None:
                     peer.send(stopping)
             await self._hear(peer, stream)

@@ -61,6 +61,7 @@ def facts(job: dict[str, Any], now_wall_s: float) -> list[tuple[str, object]]:
         ("service", f"{job['attained_gpu_s']:.1f} GPU·s, queue {job['queue']}" if job["attained_gpu_s"] else ""),
         ("home", job["home"]),
         ("sums at", job["aggregator"]),
+        ("kernels", job.get("unlike")),
         ("attempt", f"{job['attempt']} (epoch {job['epoch']})" if job["attempt"] else ""),
         ("started again", started_again(job)),
         ("on lost host", "its ranks go on there (keep)" if job.get("on_lost") == "keep" else ""),

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from covey.core import HostId, JobId
 from covey.frames import FrameError, body_size, pack, unpack
+from covey.kernels import kernel
 from covey.wire import (
     GRACE_KEPT,
     AggregatorAt,
@@ -87,7 +88,7 @@ class JobClient:
         self._killed_at_s = float("inf")
         self._extended = threading.Event()
         self._grace_kept: Refusal | None = None
-        self._hello = Join(os.getpid(), self.id, self.rank, self.epoch, token)
+        self._token = token
         self._lock = threading.Lock()
         self._steps: deque[bytes] = deque(maxlen=STEPS_WAITING_MAX)
         self._urgent: deque[bytes] = deque()
@@ -286,7 +287,7 @@ class JobClient:
 
     def _talk(self, connection: socket.socket) -> None:
         """Until the connection or the script ends. OSError, FrameError (one too) when the connection is of no use."""
-        incoming, outgoing = bytearray(), bytearray(pack(self._hello))
+        incoming, outgoing = bytearray(), bytearray(pack(self._hello()))
         goodbye_s = float("inf")
         while True:
             if self._joined and not outgoing:
@@ -308,6 +309,10 @@ class JobClient:
                     raise ConnectionResetError("the agent closed the connection")
                 incoming += received
                 self._take_frames(incoming)
+
+    def _hello(self) -> Join:
+        """Made anew each time: the kernel is known once numpy is imported."""
+        return Join(os.getpid(), self.id, self.rank, self.epoch, self._token, kernel())
 
     def _next_out(self) -> bytes:
         with self._lock:

@@ -24,6 +24,8 @@ class Join(Frame, frozen=True):
     """Fencing epoch of the grant this rank was started under (COVEY_EPOCH)."""
     token: str = ""
     """COVEY_TOKEN: proves that the runner started this process."""
+    kernel: str = ""
+    """`covey.kernels.kernel()`; empty: not known yet."""
 
 
 class Joined(Frame, frozen=True):

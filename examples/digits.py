@@ -6,7 +6,8 @@
 
 Every worker holds a part of the 1,438 training images and computes its part of the gradient; the aggregator adds the
 parts in rank order to the parameters it keeps. `--sequential N` does the same additions in the same order in one
-process, so it ends with the same parameters to the bit, however often an aggregator was lost on the way.
+process, so it ends with the same parameters to the bit, however often an aggregator was lost on the way. (Between
+processors for which BLAS chooses the same kernel, and in the same environment: OPENBLAS_CORETYPE chooses too.)
 """
 
 import argparse

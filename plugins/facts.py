@@ -108,6 +108,8 @@ class JobJoined(Fact, frozen=True):
     job: JobId
     epoch: int
     rank: int
+    kernel: str = ""
+    """What it computes with (`covey/kernels.py`); empty: not known."""
 
 
 class StepTimed(Fact, frozen=True):

@@ -161,6 +161,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Newest value of each metric the script reported."""
     aggregator: HostId | None = None
     """Who sums its tensors, as the hosts of its ranks say; None while none does, or they did not answer."""
+    unlike: str = ""
+    """Which of its ranks compute with unlike kernels, in words; empty while none is known to."""
     runs_as: str = ""
     """Its class now: a demoted job of class auto is `opportunistic`, and `guaranteed` once it was upgraded."""
     reserved_gpus: int = 0

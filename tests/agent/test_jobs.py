@@ -118,6 +118,14 @@ async def test_a_rank_joins_with_its_token_and_learns_its_place(short: str) -> N
         (peer,) = found.socket.peers(J1)
         assert (peer.job, peer.rank, peer.epoch, peer.uid) == (J1, 1, 3, os.getuid())
         stream.close()
+
+
+async def test_what_a_rank_computes_with_is_told_as_far_as_it_can_be_shown(short: str) -> None:
+    async with door(short) as found:
+        stream, _ = await found.say(msgspec.structs.replace(GOOD, kernel="numpy\x1b[2J" + "x" * 100))
+        await until(lambda: found.facts)
+        assert found.facts == [JobJoined(J1, 3, 1, "numpy[2J" + "x" * 55)]
+        stream.close()
         await until(lambda: not found.socket.peers(J1))
 
 

@@ -81,6 +81,8 @@ class JobNowAnswer(Message, frozen=True):
     metrics: dict[str, float]
     aggregator: HostId | None = None
     """Who sums its tensors."""
+    kernels: Annotated[dict[Count, Annotated[str, Meta(max_length=64)]], Meta(max_length=4096)] = {}
+    """rank -> what it computes with (`covey/kernels.py`), of ranks that said so."""
 
 
 class LogTail(Message, frozen=True):

@@ -211,6 +211,26 @@ def reserved_now(wanted: int, kept: Mapping[HostId, int], holders: Sequence[Row]
     return f"{reserved(wanted, kept)}{waits}"
 
 
+def unlike_kernels(kernels: Mapping[int, str]) -> str:
+    """`ranks 0, 1: numpy 2.1.0 OpenBLAS Haswell; rank 2: numpy 2.1.0 OpenBLAS SkylakeX; ...` Empty when they are alike.
+    `kernels`: by rank, of those that said so."""
+    ranks: dict[str, list[int]] = {}
+    for rank, kernel in sorted(kernels.items()):
+        ranks.setdefault(kernel, []).append(rank)
+    if len(ranks) < 2:
+        return ""
+    return (
+        f"{'; '.join(f'{_ranks(of)}: {kernel}' for kernel, of in ranks.items())} (results may differ in the last bits)"
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """`rank 2`, `ranks 0, 1, 2 and 5 more`."""
+    shown = ", ".join(str(rank) for rank in ranks[:NAMED_MAX])
+    more = f" and {len(ranks) - NAMED_MAX} more" if len(ranks) > NAMED_MAX else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+
+
 def are_free(count: int) -> str:
     """`1 GPU is free`, `4 GPUs are free`."""
     return f"{gpus(count)} {'is' if count == 1 else 'are'} free"

@@ -13,6 +13,7 @@ from plugins.facts import (
     GpusNow,
     HostGone,
     HostSeen,
+    JobJoined,
     JobPlaced,
     LeaderChanged,
     RanksEnded,
@@ -145,6 +146,8 @@ class SchedulerService(RoomService):
         elif isinstance(fact, RanksStarted):
             pids = ", ".join(f"{rank}: {pid}" for rank, pid in sorted(fact.pids.items()))
             self.host.note(fact.job, "ranks run here", f"epoch {fact.epoch}, process by rank: {pids}")
+        elif isinstance(fact, JobJoined):
+            self.ranks.joined(fact)
         elif isinstance(fact, StepTimed):
             self.ranks.stepped(fact)
         elif isinstance(fact, TensorsSeen):

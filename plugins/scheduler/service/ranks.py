@@ -19,7 +19,7 @@ import msgspec
 from covey.checked import Damaged
 from covey.core import Heard, HostId, JobId, Send
 from plugins.base import Host, NoLeader, OutcomeUnknown, RankSpec, RanksSpec
-from plugins.facts import JobPlaced, JobUnplaced, Place, RanksEnded, StepTimed, TensorsAssigned, TensorsSeen
+from plugins.facts import JobJoined, JobPlaced, JobUnplaced, Place, RanksEnded, StepTimed, TensorsAssigned, TensorsSeen
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.machine.reservations import (
@@ -99,6 +99,8 @@ class LocalRanks:
         """Bytes of the largest tensor and of all, of what runs here."""
         self.sums_at: dict[JobId, TensorsAssigned] = {}
         """Who sums the tensors of what runs here."""
+        self.kernels: dict[tuple[JobId, int, int], str] = {}
+        """Job, epoch and rank -> what that rank computes with."""
         self.dirty: dict[JobId, None] = {}
         """Jobs to look at."""
         self.sick = ""
@@ -367,6 +369,14 @@ class LocalRanks:
             while len(self.steps_s) > PROGRESS_MAX:
                 del self.steps_s[next(iter(self.steps_s))]
 
+    def joined(self, fact: JobJoined) -> None:
+        if fact.kernel:
+            key = fact.job, fact.epoch, fact.rank
+            self.kernels.pop(key, None)
+            self.kernels[key] = fact.kernel
+            while len(self.kernels) > PROGRESS_MAX:
+                del self.kernels[next(iter(self.kernels))]
+
     def tensors_seen(self, fact: TensorsSeen) -> None:
         if 0 < fact.largest_bytes <= fact.total_bytes:
             self.tensors[fact.job] = (fact.largest_bytes, fact.total_bytes)
@@ -384,7 +394,8 @@ class LocalRanks:
         step, metrics = (known.step, known.metrics) if known and known.epoch == epoch else (None, {})
         sums = self.sums_at.get(job)
         aggregator = sums.aggregator if sums is not None and sums.epoch == epoch else None
-        return JobNowAnswer(epoch, dict(pids.get(epoch, {})), step, metrics, aggregator)
+        kernels = {rank: kernel for (id, of, rank), kernel in self.kernels.items() if (id, of) == (job, epoch)}
+        return JobNowAnswer(epoch, dict(pids.get(epoch, {})), step, metrics, aggregator, kernels)
 
     async def second_passed(self, now_s: float) -> None:
         self._serve(now_s)

@@ -226,6 +226,7 @@ def job_view(
         step=step,
         metrics=metrics,
         aggregator=sums[0] if sums else None,
+        unlike=words.unlike_kernels({rank: kernel for answer in now for rank, kernel in answer.kernels.items()}),
         reserved_gpus=sum(standing.queue.reserved.values()) if standing.queue.reserving == job.id else 0,
         age_s=age_s,
     )

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from covey.core import HostId
-from plugins.facts import StepTimed, TensorsAssigned, TensorsSeen
+from covey.core import HostId, JobId
+from plugins.facts import JobJoined, StepTimed, TensorsAssigned, TensorsSeen
 from plugins.scheduler.policy.settings import Settings
 from plugins.scheduler.service import views
 from tests.plugins.scheduler.little import Little
@@ -124,5 +124,24 @@ def test_gangs_of_a_name_are_spread_once_their_tensors_and_their_steps_showed_th
         assert await run(rack, "j4", 0.1, pack="any") == 2, "the gap beside the filler is used"
         assert await run(rack, "j5", 0.2) == 2, "it does not mind"
         assert await run(rack, "j6", 0.1) == 1, "its newest steps on two hosts took twice as long"
+
+    on_a_rack(story)
+
+
+def test_a_job_whose_ranks_found_unlike_kernels_is_told_which() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=3)
+        await until(lambda: rack.job("j1").state == "running")
+        assert len(rack.job("j1").places) == 2
+        for place in rack.job("j1").places:
+            for rank in place.ranks:
+                rack[place.host].tell(JobJoined(JobId("j1"), 1, rank, "numpy 2.1.0 OpenBLAS Haswell"))
+        assert (await rack["gpu1"].call("job", id="j1")).unlike == ""
+        last = rack.job("j1").places[-1]
+        rack[last.host].tell(JobJoined(JobId("j1"), 1, 2, "numpy 2.1.0 OpenBLAS SkylakeX"))
+        assert (await rack["gpu1"].call("job", id="j1")).unlike == (
+            "ranks 0, 1: numpy 2.1.0 OpenBLAS Haswell; rank 2: numpy 2.1.0 OpenBLAS SkylakeX "
+            "(results may differ in the last bits)"
+        )
 
     on_a_rack(story)

@@ -1,0 +1,51 @@
+"""Which BLAS kernel this process computes with: results are equal to the bit only between equal ones.
+
+OpenBLAS chooses its kernel by the processor it runs on (or OPENBLAS_CORETYPE), and another kernel adds in another
+order. So two hosts with unlike processors, or a rank and a reference run in unlike environments, may differ in the last
+bits although everything else is the same. What is found is told to the agent when a rank joins; `agentctl job` says so
+when ranks of one job found unlike ones.
+"""
+
+import ctypes
+import sys
+
+NAMES = (
+    "scipy_openblas_get_corename64_",
+    "scipy_openblas_get_corename",
+    "openblas_get_corename64_",
+    "openblas_get_corename",
+)
+"""By how the library was built: in numpy's wheels, in distributions."""
+MAPS_BYTES_MAX = 4 << 20
+"""Of /proc/self/maps that are read at most: a process with huge tensors has many lines there."""
+LENGTH_MAX = 64
+
+
+def kernel() -> str:
+    """Such as `numpy 2.1.0 OpenBLAS Haswell`; empty before numpy is imported, which this does not do. Milliseconds."""
+    numpy = sys.modules.get("numpy")
+    version = getattr(numpy, "__version__", None)
+    if version is None:
+        return ""
+    try:
+        with open("/proc/self/maps", errors="replace") as maps:
+            core = corename(maps.read(MAPS_BYTES_MAX))
+    except OSError:
+        core = ""
+    return f"numpy {version} {core}".strip()[:LENGTH_MAX]
+
+
+def corename(maps: str) -> str:
+    """`OpenBLAS Haswell` of the first OpenBLAS that is loaded; empty when there is none or it does not say."""
+    loaded = (line.split(maxsplit=5)[5] for line in maps.splitlines() if "openblas" in line and line.count(" ") > 4)
+    for path in dict.fromkeys(loaded):
+        try:
+            library = ctypes.CDLL(path)  # loaded already: this opens nothing anew
+        except OSError:
+            continue
+        for name in NAMES:
+            if hasattr(library, name):
+                ask = getattr(library, name)
+                ask.restype, ask.argtypes = ctypes.c_char_p, []
+                return f"OpenBLAS {(ask() or b'').decode('ascii', 'replace')}".strip()
+    return ""
