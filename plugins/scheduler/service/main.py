@@ -27,7 +27,7 @@ from plugins.scheduler.machine import gang
 from plugins.scheduler.machine.admission import packlimit, taken
 from plugins.scheduler.machine.jobs import OVER, Job
 from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.messages.commands import Applied, CancelAsked, Placed, PlaceFailed, QuotaSet, Submitted
+from plugins.scheduler.messages.commands import Applied, CancelAsked, Placed, PlaceFailed, Submitted
 from plugins.scheduler.messages.spec import JobSpec, SpecError
 from plugins.scheduler.messages.wire import (
     EnvOf,
@@ -44,7 +44,7 @@ from plugins.scheduler.messages.wire import (
 )
 from plugins.scheduler.policy import words
 from plugins.scheduler.policy.settings import Settings
-from plugins.scheduler.service import views
+from plugins.scheduler.service import asked, views
 from plugins.scheduler.service.envs import Envs, Missing
 from plugins.scheduler.service.leadership import Leadership, set_within
 from plugins.scheduler.service.leases import HostLeases, relay
@@ -426,8 +426,8 @@ class SchedulerService(RoomService):
     async def _logs(self, given: Mapping[str, Any]) -> views.LogPart:
         """A part of a rank's output, from whichever host has it. JSON carries `data` in base64."""
         job = self._find(given)
-        rank, offset = _whole(given, "rank", 0), _whole(given, "offset", 0)
-        limit = max(0, min(_whole(given, "limit", LOG_PART_BYTES), LOG_PART_BYTES))
+        rank, offset = asked.whole(given, "rank", 0), asked.whole(given, "offset", 0)
+        limit = max(0, min(asked.whole(given, "limit", LOG_PART_BYTES), LOG_PART_BYTES))
         if not 0 <= rank < job.spec.workers:
             why = f"{job.id} has ranks 0 to {job.spec.workers - 1}"
             raise Refused(3, f"there is no rank {rank}", why, f"agentctl logs {job.id} --rank 0")
@@ -456,15 +456,8 @@ class SchedulerService(RoomService):
         return views.quota_views(self.queue)
 
     async def _quota_set(self, given: Mapping[str, Any]) -> QuotaView:
-        tenant, gpus = given.get("tenant"), given.get("gpus")
-        try:
-            command = msgspec.convert({"wall_s": 0.0, "tenant": tenant, "gpus": gpus}, QuotaSet)
-        except msgspec.ValidationError as error:
-            why = "expected a tenant (a-z, 0-9, '.', '-'; or * for all others) and a whole number of GPUs, or nothing"
-            raise Refused(
-                2, f"the quota of {tenant!r} cannot be {gpus!r}"[:200], why, "agentctl quota alice 8"
-            ) from error
-        await self.queue_log.change(command, f"set the quota of {tenant}")
+        command = asked.quota_set(given)
+        await self.queue_log.change(command, f"set the quota of {command.tenant}")
         await self.queue_log.until(lambda: self.queue.quotas.get(command.tenant, -1) == command.gpus, SHOWN_S)
         return next(
             (view for view in views.quota_views(self.queue) if view.tenant == command.tenant),
@@ -488,12 +481,3 @@ class SchedulerService(RoomService):
                 3, f"{id} is not kept any more", "it ended long ago", "agentctl jobs --all shows what is kept"
             )
         raise Refused(3, f"there is no job {str(id)[:80]!r}", "no job was ever given this id", "agentctl jobs --all")
-
-
-def _whole(given: Mapping[str, Any], field: str, default: int) -> int:
-    value = given.get(field, default)
-    try:
-        return int(value)
-    except (TypeError, ValueError) as error:
-        why = f"{str(value)[:40]!r} is no whole number"
-        raise Refused(2, f"{field} cannot be used", why, "give a whole number") from error

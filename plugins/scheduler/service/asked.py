@@ -1,0 +1,28 @@
+"""What people give with a question or a change over HTTP, checked once; Refused (2) when it cannot be used."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from plugins.base import Refused
+from plugins.scheduler.messages.commands import QuotaSet
+
+
+def whole(given: Mapping[str, Any], field: str, default: int) -> int:
+    value = given.get(field, default)
+    try:
+        return int(value)
+    except (TypeError, ValueError) as error:
+        why = f"{str(value)[:40]!r} is no whole number"
+        raise Refused(2, f"{field} cannot be used", why, "give a whole number") from error
+
+
+def quota_set(given: Mapping[str, Any]) -> QuotaSet:
+    tenant, gpus = given.get("tenant"), given.get("gpus")
+    try:
+        return msgspec.convert({"wall_s": 0.0, "tenant": tenant, "gpus": gpus}, QuotaSet)
+    except msgspec.ValidationError as error:
+        why = "expected a tenant (a-z, 0-9, '.', '-'; or * for all others) and a whole number of GPUs, or nothing"
+        what = f"the quota of {tenant!r} cannot be {gpus!r}"[:200]
+        raise Refused(2, what, why, "agentctl quota alice 8") from error
