@@ -15,7 +15,7 @@ from plugins.base import RankSpec
 from plugins.facts import Place
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.messages.spec import JobSpec
-from plugins.scheduler.service.ranks import ranks_spec
+from plugins.scheduler.service.rankspec import ranks_spec
 from tests.agent.test_gpus import Driver
 
 GPUS = 8

@@ -18,7 +18,7 @@ import msgspec
 
 from covey.checked import Damaged
 from covey.core import Heard, HostId, JobId, Send
-from plugins.base import Host, NoLeader, OutcomeUnknown, RankSpec, RanksSpec
+from plugins.base import Host, NoLeader, OutcomeUnknown, RanksSpec
 from plugins.facts import JobJoined, JobPlaced, JobUnplaced, Place, RanksEnded, StepTimed, TensorsAssigned, TensorsSeen
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
@@ -45,6 +45,7 @@ from plugins.scheduler.service.envs import Envs, Missing
 from plugins.scheduler.service.journal import Journal, Remembered
 from plugins.scheduler.service.leases import HostLeases
 from plugins.scheduler.service.log import QueueLog
+from plugins.scheduler.service.rankspec import ranks_spec
 
 LAG_S = 1.0
 """Between two looks whether this copy of the log caught up with a report."""
@@ -509,29 +510,3 @@ def _hold_of(spec: RanksSpec) -> Hold:
 def _above(jobs: Iterable[JobId]) -> int:
     """A number that none of these jobs has, nor one before them."""
     return 1 + max((int(job[1:]) for job in jobs if job[1:].isdecimal()), default=-1)
-
-
-def ranks_spec(job: Job, place: Place, env: Mapping[str, str]) -> RanksSpec:
-    """What the runner starts on the host of `place`. `env`: the submitter's variables."""
-    each = job.spec.gpus_per_worker
-    ranks = [RankSpec(rank, n, place.gpus[n * each : (n + 1) * each]) for n, rank in enumerate(place.ranks)]
-    nodes = tuple(other.host for other in job.places)
-    return RanksSpec(
-        job=job.id,
-        epoch=job.epoch,
-        name=job.spec.name,
-        tenant=job.spec.tenant,
-        job_class=job.job_class,
-        argv=job.spec.argv,
-        cwd=job.spec.cwd,
-        env=dict(env),
-        ranks=tuple(ranks),
-        world_size=job.spec.workers,
-        node_rank=nodes.index(place.host),
-        nodes=nodes,
-        master_addr=job.master_addr,
-        master_port=job.master_port,
-        attempt=job.attempt,
-        grace_s=job.spec.grace_s,
-        bind_gpus=job.spec.bind_gpus,
-    )
