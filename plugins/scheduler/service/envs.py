@@ -23,7 +23,7 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from covey.core import HostId
+from covey.core import HostId, JobId
 from plugins.base import Host, Refused
 from plugins.scheduler.machine.jobs import HOLDING, OVER, Job
 from plugins.scheduler.machine.queue import Queue
@@ -38,6 +38,8 @@ NONCE = bytes(12)
 COPIES_S = 2.0
 """How long a submission waits for the hosts that are to keep a copy."""
 ASK_S = 2.0
+FETCH_RETRY_S = 2.0
+"""Pause before the hosts that may have an environment are asked again."""
 UNCLAIMED_S = 600.0
 """A file whose job the log does not know (yet) is kept so long: its submission may still be on its way."""
 UNCLAIMED_MAX = 4096
@@ -57,6 +59,8 @@ class Envs:
         self._room, self._host, self._queue, self._log, self._copies = name, host, queue, log, copies
         self._kept: dict[str, float] = {}
         """Digest -> when it was first seen here."""
+        self._fetching: dict[JobId, None] = {}
+        """Jobs whose environment is on its way here."""
 
     async def load(self) -> None:
         now_s = self._host.env.clock.now_s()
@@ -121,6 +125,23 @@ class Envs:
                     self._host.env.log.warning("an environment cannot be kept", job=job.id, why=str(error))
                 return opened
         raise Missing(self._missing(asked))
+
+    def fetch_soon(self, job: Job) -> None:
+        """Once at a time; whoever waits for a change looks again when it came, or could not be had."""
+        if job.id not in self._fetching:
+            self._fetching[job.id] = None
+            self._host.env.spawn(f"environment of {job.id}", self._fetched(job))
+
+    async def _fetched(self, job: Job) -> None:
+        try:
+            await self.fetch(job)
+        except Missing as missing:
+            key = f"{self._host.id}/{job.epoch}/environment"
+            self._host.note(job.id, "waits for its environment", str(missing), key)
+            await asyncio.sleep(FETCH_RETRY_S)
+        finally:
+            del self._fetching[job.id]
+        self._log.wake()
 
     async def here(self, job: Job) -> dict[str, str] | None:
         """None when it is not kept here, or cannot be read."""

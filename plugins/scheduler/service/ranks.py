@@ -41,7 +41,7 @@ from plugins.scheduler.messages.commands import Attained, RanksReported
 from plugins.scheduler.messages.spec import GRACE_S
 from plugins.scheduler.messages.wire import JobNowAnswer, NotReserved, Release, Reserve, Reserved
 from plugins.scheduler.policy.settings import Settings
-from plugins.scheduler.service.envs import Envs, Missing
+from plugins.scheduler.service.envs import Envs
 from plugins.scheduler.service.journal import Journal, Remembered
 from plugins.scheduler.service.leases import HostLeases
 from plugins.scheduler.service.log import QueueLog
@@ -56,8 +56,6 @@ STEPS_TIMED = 101
 STEPS_ENOUGH = 10
 """Fewer tell nothing: the first ones pay for warming up."""
 SIGTERM = 15
-FETCH_RETRY_S = 2.0
-"""Pause before the hosts that may have a job's environment are asked again."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -81,8 +79,6 @@ class LocalRanks:
     ) -> None:
         self.host, self.queue, self.log, self.settings, self._send = host, queue, log, settings, send
         self.leases, self.envs = leases, envs
-        self.fetching: dict[JobId, None] = {}
-        """Jobs whose environment is on its way here."""
         self.journal = Journal(host.env)
         self.fences: dict[JobId, int] = {}
         self.told: dict[JobId, int] = {}
@@ -317,20 +313,8 @@ class LocalRanks:
         if job.state == "stopping":
             why = "it was stopped before its environment came here"
             self.ended(RanksEnded(job.id, job.epoch, dict.fromkeys(place.ranks, -SIGTERM), why))
-        elif job.id not in self.fetching:
-            self.fetching[job.id] = None
-            self.host.env.spawn(f"environment of {job.id}", self._fetched(job))
-
-    async def _fetched(self, job: Job) -> None:
-        try:
-            await self.envs.fetch(job)
-        except Missing as missing:
-            self.host.note(job.id, "waits for its environment", str(missing), f"{self.host.id}/{job.epoch}/environment")
-            await asyncio.sleep(FETCH_RETRY_S)
-        finally:
-            del self.fetching[job.id]
-        self.dirty[job.id] = None
-        self.log.wake()
+        else:
+            self.envs.fetch_soon(job)
 
     async def _unfence(self, id: JobId) -> None:
         job = self.queue.jobs.get(id)
