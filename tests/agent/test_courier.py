@@ -30,6 +30,8 @@ class Wire:
         self.repeat = 1
         self.off = self.fails = False
         """Whether the room there is off, or fails at what it hears."""
+        self.not_yet: set[bytes] = set()
+        """What the room there cannot handle now."""
         self.slow: asyncio.Event | None = None
         """What the room there waits for before it handles a letter."""
         self.silent: set[HostId] = set()
@@ -74,9 +76,10 @@ class Wire:
                 raise Refused(1, "room memory failed", "no space left", "")
             if self.slow is not None:
                 await self.slow.wait()
-            if not self.off:
+            takes_it = not self.off and body not in self.not_yet
+            if takes_it:
                 self.heard.append(body)
-            return not self.off
+            return takes_it
 
         async def answer(_sender: HostId, room: str, body: bytes) -> bytes:
             if room == "wrong":
@@ -281,6 +284,25 @@ async def test_a_table_that_is_full_refuses_and_counts_and_takes_the_letter_once
     assert await oldest
     assert all(await asyncio.gather(*others))
     assert sorted(wire.heard) == [b"0", b"1", b"2", b"3", b"4", b"waits"], "each of them once"
+
+
+async def test_a_full_table_takes_the_oldest_letter_which_all_others_wait_for(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.courier, "HANDLED_MAX", 3)
+    wire.not_yet = {b"oldest"}
+    oldest = asyncio.create_task(wire.couriers[GPU1].send("memory", GPU2, b"oldest", 5.0))
+    await asyncio.sleep(0)
+    assert all([await wire.couriers[GPU1].send("memory", GPU2, b"%d" % n, 5.0) for n in range(3)])
+    next_one = asyncio.create_task(wire.couriers[GPU1].send("memory", GPU2, b"3", 5.0))
+    while not wire.couriers[GPU1].counters["receiver's table full"]:
+        await asyncio.sleep(0.005)
+    assert not oldest.done(), "three handled letters above it fill the table"
+    wire.not_yet.clear()
+    assert await oldest
+    assert await next_one, "and the table is emptied when the oldest is settled"
+    assert wire.heard == [b"0", b"1", b"2", b"oldest", b"3"]
+    assert len(wire.couriers[GPU2]._senders[GPU1].handled) <= 3
 
 
 # ---- answers that are long, late, wrong, or never come ---------------------------------------------------------------

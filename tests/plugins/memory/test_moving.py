@@ -5,7 +5,7 @@ from typing import Any
 
 from covey.core import HostId
 from plugins.memory.machine import borrower_events as b
-from plugins.memory.messages import Done, Evict, FreeMem, Map, MrInfo, QueryMem
+from plugins.memory.messages import Done, Evict, FreeMem, Map, MrInfo, QueryMem, Renew
 from tests.plugins.memory.tale import SECRET, Tale, noted, only, sent
 
 
@@ -36,6 +36,23 @@ def test_while_it_is_filled_both_places_are_known() -> None:
     assert tale.places == [tale.old, tale.new] and tale.state() == "moving"
     assert tale.tell(b.SlabCopied("v", 0, tale.epoch - 1)) == []
     assert tale.tell(b.SlabFailed("v", 0, tale.epoch + 7, "late")) == []
+
+
+def test_the_leases_of_both_places_are_renewed_for_as_long_as_it_moves() -> None:
+    """A copy may take longer than a lease. The lender would free the place that is being filled."""
+    tale = Move()
+    third_s = tale.machine.lease_s / 3
+    both = {(tale.old, tale.old_epoch), (tale.new, tale.epoch)}
+    for _ in range(4):
+        renewed = sent(tale.tell(b.SecondPassed({"v": [0]}, ()), third_s), Renew)
+        assert {(host, slab.epoch) for host, renew in renewed for slab in renew.slabs} == both
+    found = tale.tell(b.SlabCopied("v", 0, tale.epoch))
+    assert only(found, b.CloseSlab).epoch == tale.old_epoch
+    renewed = sent(tale.tell(b.SecondPassed({"v": [0]}, ()), third_s), Renew)
+    assert {(host, slab.epoch) for host, renew in renewed for slab in renew.slabs} == both, "what is left, until closed"
+    tale.tell(b.SlabClosed("v", 0, tale.old_epoch))
+    renewed = sent(tale.tell(b.SecondPassed({"v": [0]}, ()), third_s), Renew)
+    assert [(host, slab.epoch) for host, renew in renewed for slab in renew.slabs] == [(tale.new, tale.epoch)]
 
 
 def test_when_the_new_place_fails_the_slab_leaves_the_old_one_for_the_disk() -> None:
