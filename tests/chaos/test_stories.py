@@ -66,6 +66,12 @@ def test_a_rack_whose_disks_were_sick_finishes_its_jobs(seed: int) -> None:
     tell("swarm", seed)
 
 
+@pytest.mark.parametrize(("story", "seed"), [("lenders_paused", 313), ("mischief", 111)])
+def test_seeds_that_once_waited_in_vain_come_to_their_end(story: str, seed: int) -> None:
+    """A slab was not lent within its time; jobs were not over, and their supervisors lived on."""
+    tell(story, seed)
+
+
 def test_the_same_seed_is_the_same_story_under_two_hash_seeds() -> None:
     def told(hash_seed: str) -> str:
         done = subprocess.run(

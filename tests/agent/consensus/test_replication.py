@@ -7,7 +7,7 @@ import pytest
 from agent.consensus.machine import Contradiction
 from agent.consensus.machine.progress import VOTER_WINDOW, State
 from agent.consensus.machine.words import HostsChanged, SnapshotTaken, Woken
-from agent.consensus.messages import Append, Entry, Snapshot, SnapshotReply, Words
+from agent.consensus.messages import Append, AppendReply, Entry, Snapshot, SnapshotReply, Words
 from agent.consensus.policy import Timing
 from covey.core import HostId
 from tests.agent.consensus.stage import A, B, C, D, Stage
@@ -29,6 +29,23 @@ def progress(stage: Stage, host: HostId) -> State:
     leading = stage.rafts[A].leading
     assert leading is not None
     return leading.peers[host].state
+
+
+def test_an_entry_is_acknowledged_once_it_is_on_the_disk_and_committed_by_no_earlier_word() -> None:
+    stage = led()
+    stage.slow |= {B, C}
+    stage.propose(A, "kept")
+    stage.told.clear()
+    stage.deliver()
+    assert stage.applied[A] == [], "one disk of three"
+    assert stage.said(B, A, AppendReply) == stage.said(C, A, AppendReply) == []
+    stage.beat(A)
+    assert stage.applied[A] == [], "they answer heartbeats meanwhile, with what they have on their disks"
+    assert stage.said(B, A, AppendReply)
+    stage.slow.discard(B)
+    stage.finish_writing(B)
+    stage.deliver()
+    assert stage.applied[A] == ["kept"]
 
 
 def test_entries_are_sent_ahead_of_the_answers_but_only_so_far() -> None:
