@@ -18,6 +18,7 @@ from agent.jobs import JobSocket
 from covey.client import STEPS_WAITING_MAX, CoveyError, JobClient, join
 from covey.core import Fact, HostId, JobId
 from covey.frames import pack
+from covey.kernels import kernel
 from covey.wire import GRACE_KEPT, AggregatorAt, AggregatorLost, Frame, Joined, Stopping
 from plugins.base import JobPeer, RanksSpec, Refused
 from plugins.facts import JobJoined, StepTimed
@@ -148,7 +149,7 @@ async def test_the_script_goes_on_while_the_agent_is_away_and_its_newest_step_ar
     await agent.restart()
     await until(lambda: agent.steps())
     assert [(step.step, step.metrics) for step in agent.steps()] == [(99, {"loss": 99.0})]
-    assert JobJoined(J1, 1, 1) in agent.facts
+    assert JobJoined(J1, 1, 1, kernel()) in agent.facts
     await asyncio.to_thread(job.close)
 
 
