@@ -27,10 +27,10 @@ def line(sha256: str = GOOD, right: str = "0.9638") -> str:
 def judged(agent: FakeAgent, view: dict[str, Any], text: str, sequential: str) -> Outcome:
     """With rank 0 having written `text`, and the others nothing."""
 
-    def logs(_body: Any) -> dict[str, str]:
+    def logs(_body: Any) -> dict[str, Any]:
         target = agent.asked[-1][0]
         written = text.encode() if "rank=0" in target and "offset=0" in target else b""
-        return {"data": base64.b64encode(written).decode()}
+        return {"data": base64.b64encode(written).decode(), "offset": 0, "size": len(written)}
 
     agent.replies["GET /v1/jobs/j1/logs"] = logs
     outcome = Outcome()

@@ -30,7 +30,7 @@ async def test_a_script_gets_its_own_agent_and_plugins_and_joins_ours() -> None:
             spec = ranks("j1", sys.executable, "train.py", count=2)
             await runner.start(msgspec.structs.replace(spec, cwd=str(CROWDED)))
             await until(lambda: host.told(RanksEnded))
-            output = (await runner.read_log(J1, 1, 0, 1 << 16))[0].decode()
+            output = (await runner.read_log(J1, 1, 0, 1 << 16)).data.decode()
             await door.stop()
     assert host.told(RanksEnded)[0].codes == {0: 0, 1: 0}, output
     own_agent, own_plugins, joined = output.splitlines()
