@@ -72,7 +72,7 @@ async def read_log(disk: Disk, name: str, offset: int, limit: int) -> LogRead:
                 return LogRead(await _peek(disk, _part(name, first), start - first, wanted), start, size)
             except FileNotFoundError:
                 continue  # the ring went on; the next part is there
-    return LogRead(b"", start, size)
+    return LogRead(b"", start, size, kept=bool(parts))
 
 
 def _part(name: str, first: int) -> str:

@@ -36,6 +36,8 @@ POLL_S = 0.05
 REAP_S = 1.0
 SHIM_KEEPS = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN", "LD_LIBRARY_PATH")
 """Of its rank's variables a shim gets those by which it is found, and what an interpreter may need to start."""
+RACK_MARK = "COVEY_RACK"
+"""By which covey-rack finds what it started and whatever that started: a shim has it from us, not from its rank."""
 NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 """systemd speaks to the agent with these, not to its programs."""
 
@@ -174,6 +176,7 @@ class RealProcesses:
 
     async def _start_kept(self, command: Command) -> Process:
         marks = {name: command.env[name] for name in SHIM_KEEPS if name in command.env}
+        marks |= {name: os.environ[name] for name in (RACK_MARK,) if name in os.environ}
         kept, popen = await kept_start(command, marks, watch)
         self._child(popen)
         self._kept[kept.id] = kept

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cli.client import FAILED, TRY_AGAIN, USAGE, Agent, AgentctlError
+from cli.client import FAILED, NOT_FOUND, TRY_AGAIN, USAGE, Agent, AgentctlError
 from cli.context import Context, not_found
 from cli.jobs import ENDED
 
@@ -47,8 +47,8 @@ class Reader:
     offset: int = 0
     begun: bytes = b""
     lines: list[bytes] = field(default_factory=list)
-    trouble: str = ""
-    """Why its host cannot be read now."""
+    trouble: AgentctlError | None = None
+    """Why it cannot be read now, or not any more."""
 
     def take(self, data: bytes) -> None:
         self.offset += len(data)
@@ -70,7 +70,7 @@ class Reader:
 
 def follow(context: Context, job: str, ranks: Sequence[int], prefixed: bool, until_ended: bool) -> bool:
     """Write what the ranks wrote; with `until_ended` again and again until the job has ended. False when some rank's
-    output could not be read, which is then said on stderr."""
+    output could not be read, which is then said on stderr. AgentctlError when all of it is gone."""
     readers = [Reader(rank) for rank in ranks]
     prefixes = {rank: prefix(context, rank, len(str(max(ranks)))) if prefixed else b"" for rank in ranks}
     over = not until_ended
@@ -80,9 +80,7 @@ def follow(context: Context, job: str, ranks: Sequence[int], prefixed: bool, unt
             for reader in readers:
                 reader.flush()
                 write(reader, prefixes[reader.rank], context.json)
-                if reader.trouble:
-                    print(f"rank {reader.rank}: {reader.trouble}", file=sys.stderr)
-            return not any(reader.trouble for reader in readers)
+            return say_troubles([(reader.rank, reader.trouble) for reader in readers if reader.trouble], job, readers)
         for reader in readers:
             write(reader, prefixes[reader.rank], context.json)
         if not over:
@@ -91,14 +89,25 @@ def follow(context: Context, job: str, ranks: Sequence[int], prefixed: bool, unt
             over = has_ended(context, job)
 
 
+def say_troubles(troubles: Sequence[tuple[int, AgentctlError]], job: str, readers: Sequence[Reader]) -> bool:
+    """Whether there were none. That hosts have removed all that was asked for is an error of its own."""
+    if len(troubles) == len(readers) and all(error.code == NOT_FOUND for _, error in troubles):
+        _, first = troubles[0]
+        what = first.what if len(readers) == 1 else f"the output of {job} is not kept any more"
+        raise AgentctlError(NOT_FOUND, what, first.why, first.next)
+    for rank, error in troubles:
+        print(f"rank {rank}: {error.what}: {error.why}", file=sys.stderr)
+    return not troubles
+
+
 def read(context: Context, job: str, reader: Reader) -> bool:
     """Take what is new of one rank; whether there was anything."""
     try:
         chunk = context.agent.get("jobs", job, "logs", rank=reader.rank, offset=reader.offset).data
     except AgentctlError as error:
-        reader.trouble = f"{error.what}: {error.why}"
+        reader.trouble = error
         return False
-    reader.trouble = ""
+    reader.trouble = None
     data = base64.b64decode(chunk["data"])
     if data and chunk["offset"] > reader.offset:
         reader.skip_to(chunk["offset"])

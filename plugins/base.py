@@ -138,6 +138,8 @@ class LogRead(msgspec.Struct, frozen=True):
     """Of its first byte in all that was written: over the one that was asked for when what lay there was dropped."""
     size: int
     """All that was ever written."""
+    kept: bool = True
+    """False: there is nothing of it, not even an empty file; it was removed, or the rank never began here."""
 
 
 class Runner(Protocol):
@@ -179,7 +181,8 @@ class Runner(Protocol):
 
     async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> LogRead:
         """Up to `limit` bytes of that output from `offset` on (from its end, if negative), or from the next byte that
-        was kept; nothing of size 0 when there is none. Here, not in the room, because files are read through ports."""
+        was kept; nothing of size 0, not kept, when there is none. Here, not in the room, because files are read through
+        ports."""
 
     @property
     def refusal(self) -> str:

@@ -115,6 +115,31 @@ def test_a_rank_whose_host_is_away_does_not_hide_the_others(
     assert b"gpu2 is away" in out.err
 
 
+@pytest.mark.parametrize(
+    ("rank", "what"),
+    [
+        ([], "the output of j1 is not kept any more"),
+        (["--rank", "1"], "the output of rank 1 of j1 is not kept any more"),
+    ],
+)
+def test_output_that_was_removed_is_said_to_be(
+    agent: FakeAgent, job: Job, capsys: pytest.CaptureFixture[str], rank: list[str], what: str
+) -> None:
+    def reply(_method: str, target: str, _body: Any) -> tuple[int, Any]:
+        if "/logs" not in target:
+            return 200, {"schema": 1, "host": "gpu1", "as_of_wall_s": 0.0, "data": job(state="done")}
+        number = target.partition("rank=")[2][:1]
+        gone = f"the output of rank {number} of j1 is not kept any more"
+        return 404, {"code": 3, "what": gone, "why": "gpu2 removed it", "next": "agentctl job j1"}
+
+    agent.reply = reply  # type: ignore[method-assign]
+    assert main(["logs", "j1", *rank]) == 3
+    out = capsys.readouterr()
+    assert out.out == ""
+    for said in (what, "gpu2 removed it", "agentctl job j1"):
+        assert said in out.err
+
+
 def test_a_whole_output_is_collected_from_its_parts(agent: FakeAgent) -> None:
     output = Output(agent, 4)
     output.texts = [b"", "a long line of grün\n".encode()]

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from agent.processes import ProgramBase, RealProcesses
 from cli import rack_processes
 from cli.rack_processes import Ours, end, find, kind_of, look, remove_leftovers, send, start_ticks
+from covey.ports import Command
 
 SLEEP = "import time; time.sleep(60)"
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -75,6 +77,26 @@ def test_ours_are_found_and_others_are_not(start: Start, tmp_path: Path) -> None
         wait_for_exec(process)
     found = find(tmp_path, [tmp_path / "run"])
     assert {(ours.pid, ours.kind) for ours in found} == {(program.pid, "program"), (rank.pid, "rank")}
+
+
+async def test_a_shim_whose_rank_and_supervisor_are_gone_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that left a child behind keeps its shim, which has no socket of ours in its environment."""
+    monkeypatch.setenv("COVEY_RACK", str(tmp_path))
+    port = RealProcesses(ProgramBase("h1", str(tmp_path), str(tmp_path), "127.0.0.1"))
+    env = {"COVEY_TOKEN": "t", "COVEY_RACK": "/elsewhere"}
+    command = Command(
+        argv=("/bin/sleep", "60"), cwd="/", env=env, output=str(tmp_path / "log"), run=str(tmp_path / "rank")
+    )
+    process = await port.start(command)
+    try:
+        (shim,) = find(tmp_path, [tmp_path / "run"])
+        assert "shim.py" in shim.what and shim.kind == "program"
+        assert shim.pid != process.id.pid
+    finally:
+        process.kill()
+        await process.wait()
 
 
 def test_whoever_looks_and_its_ancestors_are_spared(start: Start, tmp_path: Path) -> None:

@@ -101,6 +101,8 @@ class LogTailAnswer(Message, frozen=True):
     ended: bool
     """No rank of this job runs here any more."""
     host: HostId
+    kept: bool = True
+    """There is a file of it, be it empty."""
 
 
 class RenewLeases(Message, frozen=True):

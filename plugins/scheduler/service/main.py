@@ -184,7 +184,7 @@ class SchedulerService(RoomService):
         """The part of a rank's output that lies on this host. Only a rank number reaches the file's name."""
         runs = any(id == ask.job and ask.rank in ranks for (id, _), ranks in self.host.runner.running().items())
         read = await self.host.runner.read_log(ask.job, ask.rank, ask.offset, min(ask.limit, LOG_PART_BYTES))
-        return LogTailAnswer(read.data, read.offset, read.size, not runs, self.host.id)
+        return LogTailAnswer(read.data, read.offset, read.size, not runs, self.host.id, read.kept)
 
     # ---- gangs whose home is here ----
 
@@ -437,6 +437,8 @@ class SchedulerService(RoomService):
         ask = LogTail(job.id, rank, offset, limit)
         part = await (self._log_tail(ask) if host == self.host.id else self._ask_log(host, ask))
         over = job.state in OVER or (part.ended and rank in job.codes.get(host, {}))
+        if over and not part.kept:
+            raise views.output_gone(job, rank, host)
         return views.LogPart(
             part.data, part.offset, over and part.offset + len(part.data) >= part.size, host, part.size
         )

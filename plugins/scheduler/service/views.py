@@ -7,6 +7,7 @@ from functools import cached_property
 import msgspec
 
 from covey.core import HostId, JobId
+from plugins.base import Refused
 from plugins.facts import GpusNow, HostView
 from plugins.scheduler.machine.ground import Ground, takes
 from plugins.scheduler.machine.jobs import HOLDING, Cause, Job, row_of
@@ -32,6 +33,14 @@ class LogPart(msgspec.Struct, frozen=True):
     host: HostId
     size: int
     """Bytes there are now."""
+
+
+def output_gone(job: Job, rank: int, host: HostId) -> Refused:
+    """Its rank has ended, and its host has no file of it."""
+    why = f"nothing of it is on {host}: removed for its age, number or size, or the rank never began there"
+    limits = f"keep_ended_for, keep_ended and output_host_max of [jobs] in agent.toml of {host} say what is kept"
+    what = f"the output of rank {rank} of {job.id} is not kept any more"
+    return Refused(3, what, why, f"agentctl job {job.id} says how it ended; {limits}")
 
 
 class RackView(msgspec.Struct, frozen=True):

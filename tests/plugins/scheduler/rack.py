@@ -188,7 +188,7 @@ class FakeRunner:
     async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> LogRead:
         data = self.machine.outputs.get((job, rank), b"")
         start = max(0, len(data) + offset) if offset < 0 else min(offset, len(data))
-        return LogRead(data[start : start + limit], start, len(data))
+        return LogRead(data[start : start + limit], start, len(data), kept=(job, rank) in self.machine.outputs)
 
 
 class FakeLog:

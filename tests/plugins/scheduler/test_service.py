@@ -255,6 +255,10 @@ def test_the_output_of_a_rank_is_read_through_any_host() -> None:
         await until(lambda: rack.job("j1").state == "done")
         assert (await rack[other].call("logs", id="j1", rank=2, offset=-4)).end
         assert (await refused(rack[other].call("logs", id="j1", rank=4))).code == 3
+        del rack[place.host].machine.outputs[JobId("j1"), 2]
+        gone = await refused(rack[other].call("logs", id="j1", rank=2))
+        assert (gone.code, gone.what) == (3, "the output of rank 2 of j1 is not kept any more")
+        assert place.host in gone.why and "agentctl job j1" in gone.next and "keep_ended" in gone.next
         rack.cut_off(str(place.host))
         rack.lead(other)
         assert (await refused(rack[other].call("logs", id="j1", rank=2))).code == 75
