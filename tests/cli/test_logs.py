@@ -125,7 +125,7 @@ def test_a_rank_whose_host_is_away_does_not_hide_the_others(
 def test_output_that_was_removed_is_said_to_be(
     agent: FakeAgent, job: Job, capsys: pytest.CaptureFixture[str], rank: list[str], what: str
 ) -> None:
-    def reply(_method: str, target: str, _body: Any) -> tuple[int, Any]:
+    def reply(method: str, target: str, body: Any) -> tuple[int, Any]:
         if "/logs" not in target:
             return 200, {"schema": 1, "host": "gpu1", "as_of_wall_s": 0.0, "data": job(state="done")}
         number = target.partition("rank=")[2][:1]

@@ -234,6 +234,9 @@ class Queue(Ledger):
         if code == words.EXIT_AGAIN:
             job.requeues += 1
             self._again(job, "exit 75", f"{said}; it wants to be started again")
+        elif cut_off := sorted({host for host in command.unreachable if host != command.host and job.awaits(host)}):
+            job.hosts_lost += 1
+            self._again(job, "host lost", f"{said}; {', '.join(cut_off)} did not answer {command.host} then")
         else:
             job.failures += 1
             self._again(job, "failed", said)

@@ -26,6 +26,10 @@ COMMAND_BYTES_MAX = 256 * 1024
 """Longest encoded command that is offered to the log or looked at, bytes; the log takes no longer ones."""
 
 
+UNREACHABLE_MAX = 64
+"""Other hosts of a gang that a host asks when its ranks have failed."""
+
+
 class Entry(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One command of the log."""
 
@@ -88,6 +92,8 @@ class RanksReported(Entry, frozen=True, kw_only=True):
     """They did not end by themselves: the machine restarted, their supervisor died, or their lease ran out."""
     step_s: Seconds | None = None
     """Median time of its newest steps; None when there were few."""
+    unreachable: Annotated[tuple[HostId, ...], Meta(max_length=UNREACHABLE_MAX)] = ()
+    """Other hosts of the gang that did not answer this one when its ranks had failed."""
 
 
 class CancelAsked(Entry, frozen=True, kw_only=True):

@@ -46,6 +46,7 @@ from plugins.scheduler.service.journal import Journal, Remembered
 from plugins.scheduler.service.leases import HostLeases
 from plugins.scheduler.service.log import QueueLog
 from plugins.scheduler.service.rankspec import ranks_spec
+from plugins.scheduler.service.reach import unreachable
 
 LAG_S = 1.0
 """Between two looks whether this copy of the log caught up with a report."""
@@ -440,7 +441,8 @@ class LocalRanks:
         """Until the log knows this end, however long nobody leads; then the runner may forget it."""
         key = (fact.job, fact.epoch)
         await self.checkpoint(fact.job)
-        await self.log.insist(self._report_of(fact))
+        silent = await unreachable(self.host, self.queue.jobs.get(fact.job), fact)
+        await self.log.insist(self._report_of(fact, silent))
         while not await self.log.until(lambda: not self.log.behind and not self._awaited(*key), LAG_S):
             self.host.env.log.debug("the report is not in this copy of the log yet", job=fact.job, epoch=fact.epoch)
         await self.feed(RanksGone(*key))
@@ -458,7 +460,7 @@ class LocalRanks:
                 return
             await asyncio.sleep(LAG_S)
 
-    def _report_of(self, fact: RanksEnded) -> RanksReported:
+    def _report_of(self, fact: RanksEnded, silent: tuple[HostId, ...]) -> RanksReported:
         known = self.progress.get(fact.job)
         newest = known if known is not None and known.epoch == fact.epoch else None
         return RanksReported(
@@ -473,6 +475,7 @@ class LocalRanks:
             step=newest.step if newest else None,
             metrics=newest.metrics if newest else {},
             step_s=self._step_s(fact.job, fact.epoch),
+            unreachable=silent,
         )
 
     def _step_s(self, job: JobId, epoch: int) -> float | None:

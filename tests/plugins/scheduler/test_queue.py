@@ -270,6 +270,25 @@ def test_a_gang_that_finished_before_it_was_told_to_stop_is_done() -> None:
         assert (told[id].state, told[id].exit_code) == ("done", 0)
 
 
+def test_a_failure_beside_a_host_that_did_not_answer_counts_as_a_lost_host() -> None:
+    told = Told()
+    id = told.run(2)
+    told.report(id, H1, {0: 1}, unreachable=(H2,))
+    job = told[id]
+    assert (job.state, job.after, job.hosts_lost, job.failures) == ("stopping", "queued", 1, 0)
+    assert "exit" in job.reason and "h2 did not answer h1 then" in job.reason
+    told.say(TakenBack(wall_s=5.0, job=id, epoch=1, cause="host lost", reason="h2 is gone", lost=(H2,)))
+    assert (job.state, job.hosts_lost) == ("queued", 1), "counted once"
+
+
+@pytest.mark.parametrize("unreachable", [(H1,), (H3,), ()])
+def test_a_failure_is_one_when_every_other_host_of_the_gang_answered(unreachable: tuple[HostId, ...]) -> None:
+    told = Told()
+    id = told.run(2)
+    told.report(id, H1, {0: 1}, unreachable=unreachable)
+    assert (told[id].after, told[id].hosts_lost, told[id].failures) == ("failed", 0, 1)
+
+
 def test_nobody_waits_for_a_lost_host_and_what_it_says_later_changes_nothing() -> None:
     told = Told()
     id = told.run(2)

@@ -89,6 +89,38 @@ def test_a_host_gone_for_a_minute_loses_its_jobs_which_start_again_elsewhere_und
     on_a_rack(story)
 
 
+@pytest.mark.parametrize("cut", [True, False])
+def test_ranks_that_fail_because_their_peers_are_cut_off_are_started_again(cut: bool) -> None:
+    """Gossip has noticed nothing yet: ranks see a broken connection first."""
+
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=4)
+        await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
+        here, there = (place.host for place in rack.job("j1").places)
+        survivor = next(str(host) for host in sorted(rack.hosts) if host != there)
+        rack.lead(survivor)
+        if cut:
+            rack.cut.add(there)
+        (spec,) = rack.hosts[here].machine.ranks.values()
+        rack.hosts[here].runner.end(JobId("j1"), 1, {rank.rank: 1 for rank in spec.ranks})
+        await until(lambda: bool(rack.job("j1", survivor).hosts_lost + rack.job("j1", survivor).failures))
+        job = rack.job("j1", survivor)
+        assert (job.hosts_lost, job.failures) == ((1, 0) if cut else (0, 1))
+        if not cut:
+            await until(lambda: rack.job("j1", survivor).state == "failed")
+            return
+        assert f"{there} did not answer {here} then" in job.reason
+        rack.gone(str(there))
+        await until(lambda: rack.job("j1", survivor).epoch == 2 and rack.job("j1", survivor).state == "running")
+        assert rack.job("j1", survivor).hosts_lost == 1, "counted once"
+        rack.heal(str(there))
+        await until(lambda: not any(epoch == 1 for _, epoch in rack.hosts[there].machine.ranks))
+        rack.finish("j1")
+        await until(lambda: rack.job("j1").state == "done")
+
+    on_a_rack(story)
+
+
 def test_a_home_that_dies_before_it_placed_a_gang_is_replaced() -> None:
     async def story(rack: Rack) -> None:
         rack.lead("gpu4")
