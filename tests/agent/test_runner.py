@@ -321,7 +321,7 @@ async def test_a_record_that_outlived_its_forgetting_is_told_to_nobody_and_remov
     record, state = Record(ranks("j1", "/bin/true"), "token"), State(codes={0: 0}, ended=True)
     await save(host.env.disk, "jobs/j1/1.start", record)
     await save(host.env.disk, "jobs/j1/1.state", state)
-    await save(host.env.disk, "jobs/j1/forgotten", Fence(1))
+    await save(host.env.disk, "jobs/j1/forgotten", Fence(1, host.env.clock.wall_s()))
     runner = host.runner()
     await runner.start_up()
     assert runner.spec(J1, 1) is None
