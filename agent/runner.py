@@ -369,23 +369,28 @@ class SupervisedRunner:
         return f"unix:{self._env.run_dir}/{instance_of(key)}.sock"
 
     async def _follow(self, key: Key, epoch: Epoch) -> None:
-        """Until its end is known. The supervisor may be booting, alive, gone with a last word on disk, or dead."""
+        """Until its end is known. The supervisor may be booting, alive, gone with a last word on disk, or dead. Also
+        a damaged state says that ranks were started: the next supervisor looks for them, and starts none anew."""
         deadline_s = self._env.clock.now_s() + BOOT_S
         while not epoch.ended:
             if await self._listen(key, epoch):
                 epoch.launches = 0
             if epoch.ended:
                 return
-            state = read_state(await self._read_state(key))
+            stored = await self._read_state(key)
+            state = read_state(stored)
             if state is not None and state.ended:
                 await self._end(key, epoch, state)
             elif self._may_live(epoch, deadline_s):
                 await asyncio.sleep(RETRY_S)
-            elif state is None and epoch.found:
+            elif stored is None and epoch.found and epoch.record.supervisor is None:
                 await self._never_claimed(key, epoch)
                 return
+            elif stored is None and epoch.found and not epoch.launches:
+                why = f"the file of what ran is gone on {self._env.host}; nothing starts twice under one epoch"
+                await self._give_up(key, epoch, State(), why)
             elif epoch.launches >= LAUNCHES_MAX:
-                await self._give_up(key, epoch, state or State())
+                await self._give_up(key, epoch, state or State(), self._no_start(key))
             else:
                 deadline_s = self._env.clock.now_s() + BOOT_S
                 await self._again(key, epoch)
@@ -411,16 +416,18 @@ class SupervisedRunner:
         epoch.over.set()
         await self._delete_if_possible(key)
 
-    async def _give_up(self, key: Key, epoch: Epoch, state: State) -> None:
-        """Our own program does not run here: end what an earlier one may have left, and say so."""
+    def _no_start(self, key: Key) -> str:
+        name = f"logs/{instance_of(key)}.log"
+        return f"its supervisor does not start on {self._env.host}; see {self._env.disk.path(name)}"
+
+    async def _give_up(self, key: Key, epoch: Epoch, state: State, why: str) -> None:
+        """Nobody supervises these ranks any more: end what an earlier supervisor may have left, and say so."""
         for pid in (pid for rank, pid in state.pids.items() if rank not in state.codes):
             process = self._env.processes.find(pid)
             if process is not None:
                 process.kill()
         for rank in epoch.record.spec.ranks[:1]:
             await end_marked(self._env, self._command(epoch.record, rank).env)
-        name = f"logs/{instance_of(key)}.log"
-        why = f"its supervisor does not start on {self._env.host}; see {self._env.disk.path(name)}"
         codes = dict(state.codes)
         for rank in epoch.record.spec.ranks:
             codes.setdefault(rank.rank, -SIGKILL if rank.rank in state.pids else CANNOT_START)
