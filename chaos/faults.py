@@ -339,13 +339,17 @@ FAMILIES: tuple[str, ...] = (
     "slow disk",
     "die writing",
     "away",
+    "damage",
 )
-RARE: Mapping[str, float] = {"away": 0.15}
-"""Chance that a family is on, where it is not 0.4: a host that is away longer than every lease makes a story long."""
+RARE: Mapping[str, float] = {"away": 0.15, "damage": 0.15}
+"""Chance that a family is on, where it is not 0.4: a host that is away longer than every lease makes a story long, and
+damaged files are what a rack survives on one host."""
 AWAY_S = (75.0, 110.0)
 """Seconds that a host is away in the family of that name: leases and waits end after 60."""
 WRITTEN = ("log-", "snapshot", "state", "places", "volume", "index")
 """Parts of names of files at whose writing somebody dies."""
+SPOILT = ("consensus/", "acknowledged", "identity", "scheduler/state", "memory/agent", "gossip/", "aggregator/")
+"""Parts of names of files that are damaged, on one host of a story: two voters without a log would forget."""
 
 
 def swarm(
@@ -357,10 +361,11 @@ def swarm(
     for family in families:
         if rng.random() >= RARE.get(family, 0.4):
             continue
+        among = [hosts[rng.randrange(len(hosts))]] if family == "damage" else hosts
         pause_s = 60.0 if family == "away" else rng.choice((5.0, 15.0, 40.0))
         at_s = start_s + rng.expovariate(1 / pause_s)
         while at_s < end_s:
-            plan.append((round(at_s, 3), draw(rng, family, hosts)))
+            plan.append((round(at_s, 3), draw(rng, family, among)))
             at_s += rng.expovariate(1 / pause_s)
     return sorted(plan, key=lambda entry: entry[0])
 
@@ -406,6 +411,9 @@ def draw(rng: random.Random, family: str, hosts: Sequence[str]) -> AnyFault:
             return SlowDisk(host, rng.choice((5.0, 50.0, 500.0)), for_s)
         case "die writing":
             return DieWriting(host, rng.choice(WRITTEN), rng.random() < 0.3, back_s=for_s)
+        case "damage":
+            how: Literal["lost", "rolled back", "cut", "rotten"] = rng.choice(("lost", "rolled back", "cut", "rotten"))
+            return Damage(host, rng.choice(SPOILT), how, for_s)
         case "away":
             away_s = round(rng.uniform(*AWAY_S), 3)
             return rng.choice(

@@ -21,6 +21,7 @@ from chaos.links import KEY_BYTES, SimLinks
 from chaos.loop import HostLoop, trace_of
 from chaos.net import SimDatagrams
 from chaos.streams import SimBytes
+from covey.checked import StateRefused
 from covey.core import HostId
 from covey.ports import Command, Env, ProcessId
 
@@ -94,7 +95,9 @@ class SimProcess:
         self.resources: list[Resource] = []
         self.waiters: list[asyncio.Future[None]] = []
         self._main: asyncio.Task[int] | None = None
-        self._begun = self.failing = False
+        self._begun = False
+        self.failing = 0
+        """Exit status after an exception in a task."""
         self._work: Coroutine[Any, Any, int | None] | None = None
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         chance = random.Random(f"{self.world.seed}/{self.name}/{self.id.pid}")
@@ -135,7 +138,10 @@ class SimProcess:
         """An exception that nobody caught. A sick disk may do that: the process then ends, as a real one would."""
         if isinstance(error, OSError) and self.kind != "user" and self._main is not None:
             self.world.log_line("error", self.name, f"gives up after {error!r}", {"task": what})
-            self.failing = True
+            self.failing = 1
+            self._main.cancel()
+        elif isinstance(error, StateRefused) and self._main is not None:
+            self.failing = self._refuse(error)
             self._main.cancel()
         else:
             self.world.complain(self, error, what)
@@ -149,9 +155,11 @@ class SimProcess:
         self._begun = True
         code = 0
         try:
-            code = await main or int(self.failing)
+            code = await main or self.failing
         except asyncio.CancelledError:
-            code = -signal.SIGTERM if self.kind == "user" else int(self.failing)
+            code = -signal.SIGTERM if self.kind == "user" else self.failing
+        except StateRefused as refused:
+            code = self._refuse(refused)
         except Exception as error:
             code = 1
             self.world.log_line("error", self.name, "the process failed", {"trace": trace_of(error)})
@@ -165,6 +173,12 @@ class SimProcess:
         if others:
             await asyncio.wait(others, timeout=LEFTOVER_S)
         self.loop.call_soon(self.end, code)
+
+    def _refuse(self, refused: StateRefused) -> int:
+        """The documented end of an agent whose files cannot be trusted: systemd leaves it down."""
+        self.world.log_line("error", self.name, "refuses to go on", {"why": str(refused)})
+        self.host.refused = refused
+        return refused.status
 
     def end(self, code: int, power: bool = False) -> None:
         """The process is over: nothing of it runs again, its sockets close, its waiters hear of it."""
@@ -185,7 +199,7 @@ class SimProcess:
         self.world.mark("process ended", self.name, f"pid {self.id.pid} code {code}", code & 0xFFFF)
         for told in [] if power else self.world.on_loss:
             told(self.host, self)
-        if self.kind == "agent" and code > 0:
+        if self.kind == "agent" and code > 0 and self.host.refused is None:
             self.world.at(self.world.now + RESTART_S, self.host.revive)
         for waiter in self.waiters:
             if not waiter.done():
@@ -345,6 +359,8 @@ class SimHost:
         self.runs: dict[str, SimProcess] = {}
         """`Command.run` -> what was started for it: the files that shims write."""
         self.agent: SimProcess | None = None
+        self.refused: StateRefused | None = None
+        """Why its agent ended with a status of its own, after which systemd does not start it again."""
         self.main: Callable[[Env], Coroutine[Any, Any, int | None]] | None = None
         """What the agent process of this host runs."""
         self._last_pid = 100
@@ -370,7 +386,7 @@ class SimHost:
             raise RuntimeError(f"{self.name} has no agent to start, or no power")
         if self.agent is not None and self.agent.alive:
             return self.agent
-        self.agent = SimProcess(self, "agent", "agent", None)
+        self.agent, self.refused = SimProcess(self, "agent", "agent", None), None
         self.processes[self.agent.id.pid] = self.agent
         self.world.mark("agent started", self.name)
         self.agent.begin(self.main(self.agent.env))

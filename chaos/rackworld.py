@@ -17,6 +17,7 @@ from agent.consensus.machine.raft import Raft
 from agent.host import HostAgent
 from agent.supervisor import PROGRAM as SUPERVISOR
 from chaos import faults
+from chaos.administrator import Administrator
 from chaos.custody import Custody
 from chaos.host import SimHost, SimProcess
 from chaos.invariants import invariants_for
@@ -73,6 +74,8 @@ class SimRack:
         """By the host of their volumes."""
         self.custody: Custody | None = None
         """Set by `forgive`: pages that two failures took may be read older."""
+        self.administrator: Administrator | None = None
+        """Set by `administered`: files are damaged, and somebody does what agents advise then."""
         self.quotas = dict(quotas or {})
         self._slab = str((SMALL_SLABS | (settings or {}).get("memory", {}))["slab"])
         self._names: dict[HostLoop, str] = {}
@@ -148,6 +151,12 @@ class SimRack:
         stories with more than one fault at a time. Before the first pager."""
         self.custody = Custody(self, parse_size(self._slab))
         self.world.watch(self.custody)
+
+    def administered(self) -> Administrator:
+        """From now on somebody does what an agent that cannot trust its files advises."""
+        self.administrator = Administrator(self)
+        self.world.watch(self.administrator)
+        return self.administrator
 
     # ---- time --------------------------------------------------------------------------------------------------------
 

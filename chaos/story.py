@@ -25,6 +25,8 @@ OVER_S = 240.0
 """After `heal`, within which all jobs are over: a lost host is waited for (60 s) before its job is placed again."""
 QUIET_S = 30.0
 """After the last job, within which nothing of any job is left on any host."""
+READ_S = 120.0
+"""After all is healed, within which every page of a volume is read back."""
 STATES_OVER = ("done", "failed", "cancelled")
 
 Story = Callable[[SimRack], None]

@@ -5,11 +5,9 @@ its jobs are over, and every other page is there."""
 from chaos import faults
 from chaos.rackworld import SimRack
 from chaos.stories import train
-from chaos.story import ended, not_stale
+from chaos.story import READ_S, ended, not_stale
 
 FAULTS_S = 60.0
-READ_S = 120.0
-"""After all is healed, within which every page of a volume is read back."""
 
 
 def play(rack: SimRack, mischief: bool = False) -> None:
@@ -18,6 +16,8 @@ def play(rack: SimRack, mischief: bool = False) -> None:
     start = rack.world.now
     plan = faults.swarm(rack.world.seed, sorted(rack.hosts), start, start + FAULTS_S)
     faults.schedule(rack.world, plan)
+    if any(isinstance(fault, faults.Damage) for _, fault in plan):
+        rack.administered()
     end = max([start + FAULTS_S, *(at + fault.for_s + 5.0 for at, fault in plan if fault.for_s >= faults.AWAY_S[0])])
     rack.forgive()
     pager = rack.pager(rack.rng.choice(sorted(rack.hosts)), "vol1", 1 << 18, FAULTS_S)
