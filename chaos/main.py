@@ -24,6 +24,7 @@ import msgspec
 from chaos import handlers
 from chaos.crowd import gossip_story
 from chaos.memory_crowd import memory_story
+from chaos.novelty import VARIATIONS, Seen
 from chaos.planted import known_mutants, range_of
 from chaos.proving import WORKERS_MAX, prove
 from chaos.story import held_stories, known_stories, tell
@@ -58,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         sim.add_argument("--hosts", type=int, default=4)
         sim.add_argument("--story", choices=names, default="swarm", metavar="NAME", help=f"one of {', '.join(names)}")
         sim.add_argument("--until", type=float, metavar="S", help="stop at this virtual second")
+        sim.add_argument("--vary", type=int, default=0, metavar="N", help="variation N of the faults of a swarm")
         sim.add_argument("--log", action="store_true", help="print every line of the story")
         sim.set_defaults(run=run)
     crowd = commands.add_parser("crowd", help="thousands of hosts, only their machines")
@@ -110,7 +112,7 @@ def _sim(options: argparse.Namespace) -> int:
             print(line)
 
     try:
-        told = tell(options.story, options.seed, options.hosts, show, options.until)
+        told = tell(options.story, options.seed, options.hosts, show, options.until, options.vary)
     except AssertionError as error:
         print(f"BROKEN: {error}")
         return 1
@@ -120,7 +122,7 @@ def _sim(options: argparse.Namespace) -> int:
 
 def _hash(options: argparse.Namespace) -> int:
     try:
-        told = tell(options.story, options.seed, options.hosts, None, options.until)
+        told = tell(options.story, options.seed, options.hosts, None, options.until, options.vary)
     except AssertionError as error:
         print(f"BROKEN: {error}", file=sys.stderr)
         return 1
@@ -165,25 +167,42 @@ def _soak(options: argparse.Namespace) -> int:
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, "-P", "-m", "chaos.handlers", *sys.argv[1:]])
     names = [options.story] if options.story else [name for name in held_stories() if name not in ("swarm", "mischief")]
-    played, broken, faults, seconds, began = 0, 0, 0, 0.0, time.process_time()
+    played, broken, faults, seconds, began, seen = 0, 0, 0, 0.0, time.process_time(), Seen()
     for seed in options.seeds:
         for name in [names[seed % len(names)]] + (
             [] if options.story else ["mischief" if options.handlers else "swarm"]
         ):
             if time.process_time() - began > options.cpu_seconds:
-                return _soaked(options, played, broken, faults, seconds, began)
+                return _soaked(options, played, broken, faults, seconds, began, seen)
+            known = len(seen.states)
             try:
-                told = tell(name, seed)
+                told = tell(name, seed, seen=seen)
             except Exception as error:
                 broken += 1
                 print(f"BROKEN: {name} seed {seed}: {type(error).__name__}: {error}", flush=True)
                 if options.first:
-                    return _soaked(options, played, broken, faults, seconds, began)
+                    return _soaked(options, played, broken, faults, seconds, began, seen)
                 continue
             played, faults, seconds = played + 1, faults + told.faults, seconds + told.seconds
             if seed % REPEATED == 0 and not options.first and not _same_again(name, seed, told.story_hash):
                 broken += 1
-    return _soaked(options, played, broken, faults, seconds, began)
+            if name in ("swarm", "mischief") and len(seen.states) > known:
+                broken += _vary(name, seed, seen)
+    return _soaked(options, played, broken, faults, seconds, began, seen)
+
+
+def _vary(name: str, seed: int, seen: Seen) -> int:
+    """A seed that showed a state never seen is played with other faults: how many of its variations broke."""
+    seen.kept.append(seed)
+    broken = 0
+    for number in range(1, VARIATIONS + 1):
+        seen.played += 1
+        try:
+            tell(name, seed, vary=number, seen=seen)
+        except Exception as error:
+            broken += 1
+            print(f"BROKEN: {name} seed {seed} vary {number}: {type(error).__name__}: {error}", flush=True)
+    return broken
 
 
 def _same_again(name: str, seed: int, story_hash: int) -> bool:
@@ -197,11 +216,13 @@ def _same_again(name: str, seed: int, story_hash: int) -> bool:
     return True
 
 
-def _soaked(options: argparse.Namespace, played: int, broken: int, faults: int, seconds: float, began: float) -> int:
+def _soaked(
+    options: argparse.Namespace, played: int, broken: int, faults: int, seconds: float, began: float, seen: Seen
+) -> int:
     cpu_s = time.process_time() - began
     print(
         f"{played} stories held, {broken} broke; {seconds / 3600 * 4:.1f} simulated host-hours, {faults} faults, "
-        f"{cpu_s:.0f} s of CPU"
+        f"{cpu_s:.0f} s of CPU; {seen.line()}"
     )
     enough = True
     if options.handlers:

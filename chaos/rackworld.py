@@ -74,6 +74,8 @@ class SimRack:
         """By the host of their volumes."""
         self.custody: Custody | None = None
         """Set by `forgive`: pages that two failures took may be read older."""
+        self.variation = 0
+        """Of the plan of faults that the seed draws (`chaos.novelty.varied`); 0: as drawn."""
         self.administrator: Administrator | None = None
         """Set by `administered`: files are damaged, and somebody does what agents advise then."""
         self.quotas = dict(quotas or {})

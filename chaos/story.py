@@ -13,6 +13,7 @@ from types import ModuleType
 import msgspec
 
 from chaos import stories
+from chaos.novelty import Seen
 from chaos.rackworld import SimRack
 from chaos.world import Enough
 from covey.core import JobId
@@ -69,13 +70,25 @@ def _module(name: str) -> ModuleType:
 
 
 def tell(
-    name: str, seed: int, hosts: int = 4, log: Callable[[str], None] | None = None, until: float | None = None
+    name: str,
+    seed: int,
+    hosts: int = 4,
+    log: Callable[[str], None] | None = None,
+    until: float | None = None,
+    vary: int = 0,
+    seen: Seen | None = None,
 ) -> Told:
-    """Play one story. `Broken` with the line that repeats it when something does not hold; KeyError: no such story."""
+    """Play one story, or that variation of its plan; `seen` looks at its states.
+    `Broken` with the line that repeats it when something does not hold; KeyError: no such story."""
     play = known_stories()[name]
     quotas: Mapping[str, int] = {"red": hosts, "blue": max(1, hosts // 2)}
     settings = getattr(_module(name), "SETTINGS", None)
     with SimRack(seed, hosts, log=log, story=name, quotas=quotas, settings=settings) as rack:
+        if vary:
+            rack.variation = vary
+            rack.world.replay += f" --vary {vary}"
+        if seen is not None:
+            seen.watch(rack)
         if until is not None:
             rack.world.stop_at = until
         rack.start()

@@ -3,6 +3,7 @@ does (a killed rank fails its job, two failures take a page), nothing else; and 
 its jobs are over, and every other page is there."""
 
 from chaos import faults
+from chaos.novelty import varied
 from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.story import READ_S, ended, not_stale
@@ -15,6 +16,8 @@ def play(rack: SimRack, mischief: bool = False) -> None:
     rack.world.mischief.on = mischief
     start = rack.world.now
     plan = faults.swarm(rack.world.seed, sorted(rack.hosts), start, start + FAULTS_S)
+    if rack.variation:
+        plan = list(varied(plan, rack.world.seed, rack.variation, sorted(rack.hosts)))
     faults.schedule(rack.world, plan)
     if any(isinstance(fault, faults.Damage) for _, fault in plan):
         rack.administered()

@@ -3,6 +3,7 @@
 import pytest
 
 from chaos import main as command
+from chaos.novelty import Seen
 from chaos.story import Told
 from chaos.world import Broken
 
@@ -32,7 +33,7 @@ def test_the_log_has_every_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_breaks_is_printed_with_the_line_that_repeats_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> Told:
+    def broken(*_: object, **__: object) -> Told:
         raise Broken("a rule: it broke\nat 1 s of seed 9; repeat with: covey-chaos sim --seed 9")
 
     monkeypatch.setattr(command, "tell", broken)
@@ -43,9 +44,26 @@ def test_what_breaks_is_printed_with_the_line_that_repeats_it(
 
 
 def test_a_soak_counts_what_it_played(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "tell", lambda name, seed: Told(name, seed, 100.0, 1, 2, 3, {}))
+    monkeypatch.setattr(command, "tell", lambda name, seed, seen: Told(name, seed, 100.0, 1, 2, 3, {}))
     assert exit_code("soak", "--seeds", "1-3") == 0
     assert "6 stories held, 0 broke" in capsys.readouterr().out
+
+
+def test_a_soak_varies_a_seed_that_shows_a_state_never_seen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[tuple[int, int]] = []
+
+    def tell(name: str, seed: int, *, seen: Seen, vary: int = 0) -> Told:
+        if name == "swarm":
+            played.append((seed, vary))
+            seen.states.add(seed // 2)
+        return Told(name, seed, 100.0, 1, 2, 3, {})
+
+    monkeypatch.setattr(command, "tell", tell)
+    assert exit_code("soak", "--seeds", "2-5") == 0
+    assert played == [(2, 0), (2, 1), (2, 2), (3, 0), (4, 0), (4, 1), (4, 2), (5, 0)]
+    assert "2 states seen, 2 seeds kept, 4 variations played" in capsys.readouterr().out
 
 
 def test_a_crowd_prints_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,86 @@
+"""Seeds that show a state never seen are kept, and their plans varied: what is rare is looked at from nearby.
+
+Once a virtual second the state of a rack is made into a small signature: per host its role and whether it runs, the
+states of slabs it borrows and lends (how many is left out), and of jobs; hosts are sorted, so which one it was does
+not count. `Seen` keeps the signatures of a soak. A variation plays the same seed with one fault dropped, moved or added
+(`varied`), by a number that is part of the line that repeats it.
+"""
+
+import random
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from chaos import faults
+from chaos.world import World
+
+if TYPE_CHECKING:
+    from chaos.rackworld import SimRack
+
+VARIATIONS = 2
+"""Played of each seed that is kept."""
+
+
+def varied(plan: Sequence[tuple[float, faults.AnyFault]], seed: int, number: int, hosts: Sequence[str]) -> faults.Plan:
+    """The plan with one fault dropped, moved by 1 to 10 s, or added."""
+    rng = random.Random(f"{seed}/vary/{number}")
+    changed = list(plan)
+    how = rng.choice(("drop", "move", "add")) if changed else "add"
+    at = rng.randrange(len(changed)) if changed else 0
+    if how == "drop":
+        del changed[at]
+    elif how == "move":
+        second, fault = changed[at]
+        by_s = rng.uniform(1.0, 10.0)
+        changed[at] = (round(second - by_s if second - by_s > changed[0][0] else second + by_s, 3), fault)
+    else:
+        second = changed[at][0] if changed else 20.0
+        known = [family for family in faults.FAMILIES if family not in faults.RARE]
+        changed.append((round(second + rng.uniform(0.0, 5.0), 3), faults.draw(rng, rng.choice(known), hosts)))
+    return sorted(changed, key=lambda entry: entry[0])
+
+
+def signature(rack: "SimRack") -> int:
+    """The state of a rack, without its names and numbers."""
+    alive = set(rack.alive())
+    told = []
+    for name in rack.hosts:
+        if name not in alive or not rack.began(name):
+            told.append("down" if name not in alive else "begins")
+            continue
+        raft, memory, scheduler = rack.agents[name].log._raft, rack.room(name, "memory"), rack.room(name, "scheduler")
+        words = [str(raft.role) if raft is not None else ""]
+        if memory is not None:
+            words += sorted({f"b {slab.state}" for slab in memory.borrowing.machine._all()})
+            words += sorted({f"l {lent.state}" for lent in memory.lending.machine.lent.values()})
+        if scheduler is not None:
+            words += sorted({f"j {job.state}" for job in scheduler.queue.jobs.values()})
+        told.append(",".join(words))
+    return zlib.crc32(";".join(sorted(told)).encode())
+
+
+class Seen:
+    """Signatures of all stories of a soak; `watch` each rack of them."""
+
+    def __init__(self) -> None:
+        self.states: set[int] = set()
+        self.kept: list[int] = []
+        """Seeds that showed a state which none before had."""
+        self.played = 0
+        """Variations."""
+
+    def watch(self, rack: "SimRack") -> None:
+        rack.world.watch(_Look(self, rack))
+
+    def line(self) -> str:
+        return f"{len(self.states)} states seen, {len(self.kept)} seeds kept, {self.played} variations played"
+
+
+class _Look:
+    name, every_s = "states seen", 1.0
+
+    def __init__(self, seen: Seen, rack: "SimRack") -> None:
+        self.seen, self.rack = seen, rack
+
+    def check(self, world: World) -> None:
+        self.seen.states.add(signature(self.rack))
