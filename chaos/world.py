@@ -122,6 +122,8 @@ class World:
         began or ended or a user's program saw something wrong: whatever else happens cannot have changed them."""
         self._births_seen = -1
         self._broken: Broken | None = None
+        self._running: HostLoop | None = None
+        """The loop that asyncio takes for the running one."""
 
     # ---- building ----------------------------------------------------------------------------------------------------
 
@@ -214,6 +216,7 @@ class World:
         was_collecting = gc.isenabled()
         gc.disable()
         events._set_running_loop(None)
+        self._running = None
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(firstiter=None, finalizer=_finalize)
         try:
@@ -259,6 +262,9 @@ class World:
     def _due(self, entry: tuple[float, int, HostLoop | None, Any]) -> None:
         _, _, loop, what = entry
         if loop is None:
+            if self._running is not None:
+                self._running = None
+                events._set_running_loop(None)
             what()
         elif not what._cancelled and not loop.dead:
             if loop.time() < what._when - 1e-6:  # the clock was slowed down meanwhile
@@ -274,11 +280,10 @@ class World:
         self.now += TICK_S
         self.steps += 1
         self.last = loop
-        events._set_running_loop(loop)
-        try:
-            handle._run()
-        finally:
-            events._set_running_loop(None)
+        if self._running is not loop:  # setting it costs more than many a callback
+            self._running = loop
+            events._set_running_loop(loop)
+        handle._run()
         self.story_hash = zlib.crc32(loop.tag + _TIME.pack(self.now, 0), self.story_hash)
         if loop.callback_s and not loop.dead:
             loop.busy = True
