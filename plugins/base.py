@@ -64,6 +64,10 @@ class ReplicatedLog(Protocol):
     def age_s(self) -> float:
         """Seconds since a leader last confirmed that this copy is current; 0 on the leader."""
 
+    @property
+    def caught_up(self) -> bool:
+        """A leader confirmed this copy at some time since this agent started: what it lacks is younger than `age_s`."""
+
     def bind(
         self,
         apply: Callable[[int, bytes], bytes],

@@ -19,7 +19,7 @@ from chaos.rack import rank as locked_rank
 from chaos.rack.agents import AgentRack, wait
 from chaos.rack.faults import Storm
 from chaos.rack.hosts import Host, Laboratory
-from cli.client import AgentctlError
+from cli.client import NOT_FOUND, AgentctlError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.py"
 WORKERS, STEPS, STEP_S = 4, 1500, 0.02
@@ -33,6 +33,8 @@ LEFT_S = 60.0
 """After that, within which nothing of any job is left."""
 RANK_ENV = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 _SHA256 = re.compile(r"parameters sha256=([0-9a-f]{64})")
+UNKNOWN_MAX = 20
+"""Looks, half a second apart: a copy of the log may be as much behind as its agent says."""
 OVER = ("done", "failed", "cancelled")
 
 
@@ -45,6 +47,8 @@ class Watched:
         self.locks.mkdir()
         self.jobs: dict[str, dict[str, Any]] = {}
         """Every job that was submitted, as last seen."""
+        self._unknown: dict[str, int] = {}
+        """Job -> how many looks in a row did not find it."""
         self.wrong: list[str] = []
         self.expected = ""
         self._pager: subprocess.Popen[bytes] | None = None
@@ -93,10 +97,13 @@ class Watched:
             try:
                 view = dict(self.rack.agent().get("jobs", job).data)
             except AgentctlError as error:
-                if error.code == 3:
-                    self.wrong.append(f"{job} was accepted and is unknown now")
-                    del self.jobs[job]
+                if error.code == NOT_FOUND:
+                    self._unknown[job] = self._unknown.get(job, 0) + 1
+                    if self._unknown[job] >= UNKNOWN_MAX:
+                        self.wrong.append(f"{job} was accepted and is unknown now")
+                        del self.jobs[job]
                 continue
+            self._unknown.pop(job, None)
             self.jobs[job] = view
             if view["state"] in OVER:
                 self._judge(job, view)

@@ -237,6 +237,11 @@ class Consensus:
         current_s = self._raft.current_s if confirmed_s is None else confirmed_s
         return max(0.0, now_s - max(self._started_s, current_s or self._started_s))
 
+    @property
+    def caught_up(self) -> bool:
+        """See ReplicatedLog."""
+        return self.is_leader or (self._raft is not None and self._raft.current_s is not None)
+
     def bind(
         self,
         apply: Callable[[int, bytes], bytes],

@@ -220,6 +220,10 @@ class FakeLog:
         return self.rack.leader == self.host
 
     @property
+    def caught_up(self) -> bool:
+        return self.host not in self.rack.just_started
+
+    @property
     def age_s(self) -> float:
         return 0.0 if self.rack.reaches_leader(self.host) else 1000.0
 
@@ -373,6 +377,8 @@ class Rack:
         self.cut: set[HostId] = set()
         self.states: dict[HostId, tuple[HostState, float]] = {}
         self.said: list[tuple[HostId, HostId, Message]] = []
+        self.just_started: set[HostId] = set()
+        """Hosts whose copy of the log no leader has confirmed yet."""
         self.delay_s = 0.005
         self.slow: dict[HostId, int] = {}
         """Hosts whose copy of the log applies no more than so many entries at a time."""

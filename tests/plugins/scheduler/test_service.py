@@ -38,6 +38,21 @@ def test_a_job_runs_on_several_hosts_and_is_done_when_all_ranks_ended_with_0() -
     on_a_rack(story)
 
 
+def test_a_host_that_lags_behind_the_log_does_not_say_that_a_job_was_never_there() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, on="gpu1")
+        assert (await refused(rack["gpu3"].call("job", id="j9"))).code == 3
+        rack.just_started.add(HostId("gpu3"))
+        unknown = await refused(rack["gpu3"].call("job", id="j9"))
+        assert (unknown.code, unknown.why) == (75, "it has just started")
+        rack.just_started.clear()
+        rack.cut.add(HostId("gpu3"))
+        unknown = await refused(rack["gpu3"].call("job", id="j9"))
+        assert unknown.code == 75 and "1000 s old" in unknown.why
+
+    on_a_rack(story)
+
+
 def test_every_host_tells_its_rooms_once_where_a_job_is_and_when_it_is_over() -> None:
     async def story(rack: Rack) -> None:
         await submit(rack)
