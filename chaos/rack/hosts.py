@@ -139,6 +139,7 @@ class Host:
         self.init_pid = _only_child(self.init.pid)
         for at, network in enumerate(self.networks):
             port = f"h{self.number}n{at}"
+            _tried([*self.lab.inside(), "ip", "link", "del", port])  # the kernel may still be taking the old one apart
             self.lab.ip("link", "add", port, "type", "veth", "peer", "name", f"eth{at}", "netns", str(self.init_pid))
             self.lab.ip("link", "set", port, "master", f"br{at}", "up")
             self.ip("addr", "add", f"{network.address(self.number)}/{network.bits}", "dev", f"eth{at}", *_dad(network))
