@@ -27,6 +27,10 @@ JOBS_AT_ONCE = 2
 VOLUME_MIB = 32
 DISK = "256m"
 """Of each host: what fills it is felt."""
+SMALL_DISKS = """\
+[jobs]
+disk_free_min = "32 MiB"
+"""
 OVER_S = 400.0
 """After the last fault, within which every job is over: a lost host is waited for, and a job begins again."""
 LEFT_S = 60.0
@@ -180,7 +184,7 @@ def play(
         say(f"{time.monotonic() - began_s:7.1f} s  {text}")
 
     with Laboratory(hosts, disk=DISK) as lab:
-        rack = AgentRack(lab)
+        rack = AgentRack(lab, more_toml=SMALL_DISKS)
         rack.start()
         borrower = rack.hosts[-1]
         users, storm = Watched(rack, borrower, tell), Storm(rack, rng, borrower, kinds)
