@@ -51,6 +51,7 @@ from agent.consensus.messages import (
 )
 from agent.consensus.policy import founders
 from agent.consensus.service.changes import Changes
+from agent.consensus.service.growth import Growth
 from agent.consensus.service.proposals import Proposals
 from agent.consensus.service.settings import LeaderSettings
 from covey.core import Heard, HostId
@@ -64,13 +65,6 @@ FORGOTTEN = (
 UNCOUNTED = "its log is new, or holds less than it acknowledged; it counts once the other voters have committed that"
 TIMER_S_MIN = 0.002
 """uvloop's timers may fire a millisecond early."""
-SNAPSHOT_LOG_BYTES = 16 * 1024 * 1024
-"""Command bytes applied since the last snapshot after which a new one is taken, however few the entries, unless that
-snapshot was longer."""
-ENTRIES_SHARE = 4
-"""After `snapshot_entries` entries a snapshot is taken once they come to one over this of the last snapshot's bytes."""
-ENTRY_BYTES = 512
-"""What applying an entry again costs at a restart, as bytes of commands."""
 HAND_OVER_S = 0.7
 """How long a leader that is stopped looks for a successor, and waits until that one leads: usually some hundredths of
 a second. Shorter than an election timeout; after it the others elect one by themselves."""
@@ -122,9 +116,7 @@ class Consensus:
         self._snapshot: Callable[[], bytes] = bytes
         self._restore: Callable[[bytes], None] = lambda _: None
         self._applied = 0
-        self._snapshot_due, self._bytes_since_snapshot = settings.snapshot_entries, 0
-        self._snapshot_bytes = 0
-        """Of the last one."""
+        self._growth = Growth(settings.snapshot_entries)
         self._started_s = self._leader_since_s = self._leaderless_since_s = 0.0
         self._leader: HostId | None = None
         self._events: deque[Event] = deque()
@@ -473,23 +465,15 @@ class Consensus:
         for index, entry in enumerate(action.entries, action.first):
             self._applied = index
             if entry.id:
-                self._bytes_since_snapshot += len(entry.command) + ENTRY_BYTES
+                self._growth.applied(entry.command)
                 self._proposals.applied(entry, self._once.apply(index, entry, self._apply))
         self.counters["applied"] += len(action.entries)
-        if self._snapshot_is_due():
+        if self._growth.is_due:
             self._take_snapshot()
 
-    def _snapshot_is_due(self) -> bool:
-        """By growth: what snapshots write stays in proportion to what commands write, and so does a restart."""
-        grown = self._bytes_since_snapshot
-        if grown >= max(SNAPSHOT_LOG_BYTES, self._snapshot_bytes):
-            return True
-        return self._applied >= self._snapshot_due and grown >= self._snapshot_bytes / ENTRIES_SHARE
-
     def _take_snapshot(self) -> None:
-        self._snapshot_due, self._bytes_since_snapshot = self._applied + self._settings.snapshot_entries, 0
         data = msgspec.msgpack.encode(StateBody(self._once.dump(), self._snapshot()))
-        self._snapshot_bytes = len(data)
+        self._growth.cut(len(data))
         if len(data) > SNAPSHOT_BYTES_MAX:
             self.counters["snapshots too large"] += 1
             self._env.log.error("the log's snapshot is too large", bytes=len(data), limit=SNAPSHOT_BYTES_MAX)
@@ -500,6 +484,6 @@ class Consensus:
         body = _state.decode(image.data)
         self._once.load(body.kept)
         self._restore(body.state)
-        self._applied, self._bytes_since_snapshot, self._snapshot_bytes = image.index, 0, len(image.data)
-        self._snapshot_due = image.index + self._settings.snapshot_entries
+        self._applied = image.index
+        self._growth.cut(len(image.data))
         self._proposals.restored(image)
