@@ -14,6 +14,7 @@ import pytest
 
 from agent.processes import ProgramBase, RealProcesses
 from agent.program import JsonLog, NoLinks, program_named, run
+from agent.supervision import State, read_state
 from agent.supervisor import PROGRAM
 from covey.core import HostId
 from covey.ports import Env, ProcessId
@@ -144,16 +145,22 @@ asyncio.run(main())
     return starter, ProcessId(pid, started)
 
 
+def stored(path: Path) -> State:
+    found = read_state(path.read_bytes())
+    assert found is not None
+    return found
+
+
 async def test_killing_the_group_of_its_starter_does_not_touch_a_program_and_sigterm_ends_it(tmp_path: Path) -> None:
     starter, supervisor = starting_a_supervisor(tmp_path)
     state = tmp_path / "state/st"
-    await until(lambda: state.exists() and msgspec.msgpack.decode(state.read_bytes())["pids"])
+    await until(lambda: state.exists() and stored(state).pids)
     os.killpg(starter.pid, signal.SIGKILL)
     starter.communicate()
     found = RealProcesses(base(tmp_path)).find(supervisor)
     assert found is not None
     os.kill(supervisor.pid, signal.SIGTERM)
     await found.wait()
-    ended = msgspec.msgpack.decode(state.read_bytes())
-    assert (ended["ended"], ended["codes"]) == (True, {0: -signal.SIGTERM})
-    assert ended["reason"] == "their supervisor was told to end"
+    ended = stored(state)
+    assert (ended.ended, ended.codes) == (True, {0: -signal.SIGTERM})
+    assert ended.reason == "their supervisor was told to end"
