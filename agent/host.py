@@ -16,7 +16,6 @@ import msgspec
 
 from agent.bus import Bus
 from agent.config import Config
-from agent.consensus.disk.acknowledged import FILE as ACKNOWLEDGED
 from agent.consensus.service import Consensus
 from agent.consensus.service.voters import under_way
 from agent.courier import Courier
@@ -136,15 +135,17 @@ class HostAgent:
     async def _identity(self) -> Identity:
         known = await self._known_identity()
         if known is None:
-            identity = Identity(self.env.entropy(16), await self._first_boot())
+            identity = Identity(self.env.entropy(16), self._boot_after(0))
         else:
-            identity = Identity(known.uuid, known.boot + 1)
+            identity = Identity(known.uuid, self._boot_after(known.boot))
         await checked.save(self.env.disk, "identity", identity)
         return identity
 
-    async def _first_boot(self) -> int:
-        """1; or, where the host was there before and only this file is gone, a number that it cannot have reached."""
-        return int(self.env.clock.wall_s() // 3600) + 1 if await self.env.disk.read(ACKNOWLEDGED) is not None else 1
+    def _boot_after(self, known: int) -> int:
+        """Above every boot before, also where this file is an older copy, or is gone while others remember the host:
+        what a smaller one says is taken for a replay, for ever. So it is the second of the start, unless the clock
+        lags."""
+        return max(known + 1, int(self.env.clock.wall_s()))
 
     async def _known_identity(self) -> Identity | None:
         """StateRefused for a damaged file: under a boot number that was used before, what this host asks of others is

@@ -261,3 +261,22 @@ def test_a_scheduler_that_starts_again_has_the_whole_queue_and_its_jobs_go_on() 
             assert rack.room(name, "aggregator").directory.grant(lasts) > 0
         rack.until(lambda: state(ends, "h1") == state(lasts, "h1") == "done", 90.0, "both end as if nothing had been")
         assert boots == {name: rack.agents[name].boot for name in rack.hosts}, "no agent was restarted"
+
+
+def test_a_host_whose_identity_is_an_older_copy_is_heard_again() -> None:
+    """A state directory is put back from a copy: a smaller boot number would be taken for a replay by all others."""
+    with SimRack(11, hosts=3) as rack:
+        rack.start()
+        rack.settle()
+        host = rack.world.hosts["h3"]
+        older = host.disk.image("identity")
+        for life in range(4):
+            host.power_off()
+            if life == 3:
+                host.disk.restore("identity", older)
+            rack.run(12.0)  # long enough to be called gone
+            seen = rack.agents["h1"].gossip.peer(HostId("h3"))
+            assert seen is not None and seen.state == "gone"
+            host.power_on()
+            rack.run(3.0)
+            rack.settle(60.0)

@@ -66,9 +66,9 @@ def test_a_rack_whose_disks_were_sick_finishes_its_jobs(seed: int) -> None:
     tell("swarm", seed)
 
 
-@pytest.mark.parametrize(("story", "seed"), [("lenders_paused", 313), ("mischief", 111)])
+@pytest.mark.parametrize(("story", "seed"), [("lenders_paused", 313)])
 def test_seeds_that_once_waited_in_vain_come_to_their_end(story: str, seed: int) -> None:
-    """A slab was not lent within its time; jobs were not over, and their supervisors lived on."""
+    """A slab was not lent within its time."""
     tell(story, seed)
 
 
