@@ -28,7 +28,9 @@ run: $(READY) ## start a rack of four agents on this machine and watch it work
 stop: ## end it: no process, socket or lock is left
 	@if test -x $(BIN)/covey-rack; then $(BIN)/covey-rack stop; fi
 
-check: $(READY) lint types house test ## the whole gate
+check: $(READY) ## the whole gate, and what each part of it took
+	@for part in lint types house test; do began=$$(date +%s); $(MAKE) --no-print-directory $$part || exit 1; \
+	echo "check: $$part took $$(($$(date +%s) - began)) s"; done
 
 lint: $(READY)
 	@$(BIN)/ruff check .
@@ -41,7 +43,7 @@ house: $(READY)
 	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 
 test: $(READY)
-	@$(BIN)/pytest -n 2 --dist loadgroup
+	@$(BIN)/pytest -n 2 --dist loadgroup --durations=12
 
 sim: $(READY) ## replay one simulated rack: make sim SEED=7
 	@$(BIN)/covey-chaos sim --seed $(or $(SEED),1)
