@@ -102,6 +102,8 @@ class Host:
     init: "subprocess.Popen[bytes] | None" = None
     init_pid: int = 0
     environ: dict[str, str] = field(default_factory=dict)
+    started: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
+    """By `popen`: an nsenter stops itself when what it started is stopped, and must be ended with its host."""
 
     @property
     def address(self) -> str:
@@ -153,6 +155,10 @@ class Host:
             return
         self.init.kill()
         self.init.wait()
+        for process in self.started:
+            process.kill()
+            process.wait()
+        self.started.clear()
         for stream in (self.init.stdin, self.init.stdout, self.init.stderr):
             if stream is not None:
                 stream.close()
@@ -169,7 +175,7 @@ class Host:
         """Start it on this host, its output at the end of `log`."""
         out = log.open("ab") if log is not None else None
         try:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [*self.enter(), *argv],
                 cwd="/",
                 env={**self.environment(), **more},
@@ -178,6 +184,8 @@ class Host:
                 stderr=out,
                 start_new_session=True,
             )
+            self.started.append(process)
+            return process
         finally:
             if out is not None:
                 out.close()
