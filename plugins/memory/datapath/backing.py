@@ -91,16 +91,20 @@ class Backing:
         mark, signature = _MARK.unpack(await self._disk.read_at(self._index_name, self._mark_at, _MARK.size))
         self._mark = self._batch = mark if signature == _signature(_Entry(mark, 0, 0), 0, 0) else 0
         unmarked: set[int] = set()
+        twice: list[int] = []
         for place in (0, 1):
             for first in range(0, self.pages, _LOAD_ENTRIES):
                 count = min(_LOAD_ENTRIES, self.pages - first)
                 data = await self._disk.read_at(self._index_name, self._entry_at(place, first), count * ENTRY_BYTES)
                 if data.count(0) != len(data):
-                    self._load(place, first, data, unmarked)
+                    self._load(place, first, data, unmarked, twice)
+        for page in twice:
+            await self._take_later(page, unmarked)
         await self._check(unmarked)
 
-    def _load(self, place: int, first: int, data: bytes, unmarked: set[int]) -> None:
-        """`unmarked`: pages whose newest entry is of a batch after the mark."""
+    def _load(self, place: int, first: int, data: bytes, unmarked: set[int], twice: list[int]) -> None:
+        """`unmarked`: pages whose newest entry is of a batch after the mark. `twice`: those of which both places have
+        the newest version, since a batch that failed in part was written again."""
         for page in range(first, first + len(data) // ENTRY_BYTES):
             entry = _parsed(data[(page - first) * ENTRY_BYTES : (page - first + 1) * ENTRY_BYTES], page, place)
             if entry is None:
@@ -109,6 +113,21 @@ class Backing:
             if entry.version > self.version[page]:
                 self.version[page], self._checksum[page], self._place[page] = entry.version, entry.checksum, place
                 (unmarked.add if entry.batch > self._mark else unmarked.discard)(page)
+            elif entry.version == self.version[page]:
+                twice.append(page)
+
+    async def _take_later(self, page: int, unmarked: set[int]) -> None:
+        """Of two places with one version that of the later batch counts: the other is where the next content goes, and
+        may hold half of it."""
+        at = {place: await self._entry(place, page) for place in (0, 1)}
+        place = max(at, key=lambda place: at[place].batch)
+        self._checksum[page], self._place[page] = at[place].checksum, place
+        (unmarked.add if at[place].batch > self._mark else unmarked.discard)(page)
+
+    async def _entry(self, place: int, page: int) -> _Entry:
+        """Version 0 when there is none."""
+        data = await self._disk.read_at(self._index_name, self._entry_at(place, page), ENTRY_BYTES)
+        return _parsed(data, page, place) or _Entry(0, 0, 0)
 
     async def _check(self, unmarked: set[int]) -> None:
         """Pages whose newest content is torn read as the older one from now on."""
@@ -122,12 +141,10 @@ class Backing:
         """The newest content is torn; the older one takes its place, or none if there was none."""
         place = self._place[page]
         self._torn_at.append(self._entry_at(place, page))
-        entry_at = self._entry_at(1 - place, page)
-        older = _parsed(await self._disk.read_at(self._index_name, entry_at, ENTRY_BYTES), page, 1 - place)
+        older = await self._entry(1 - place, page)
         self.torn += 1
-        self.version[page], self._checksum[page], self._place[page] = (
-            (0, 0, 1) if older is None else (older.version, older.checksum, 1 - place)
-        )
+        self.version[page], self._checksum[page] = older.version, older.checksum
+        self._place[page] = 1 - place if older.version else 1
 
     async def settle(self) -> None:
         """Take back what is torn; then all that is left is durable, and marked so. Idempotent. OSError: try again."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -157,6 +159,40 @@ async def test_what_refused_writes_left_behind_is_checked_although_a_later_write
         await backing.write(batch(5, p3=60))
         await backing.sync()
         assert await content(await loaded(bench), 3, 3) == [60, 0, 50]
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["the older in the first place", "the older in the second place"])
+async def test_of_two_places_with_one_version_the_later_written_counts(first: int) -> None:
+    """A batch that was refused in part is written again, and its first page then stands in both places; the next
+    content goes over the older of the two, which a death may leave torn."""
+    async with a_bench() as bench:
+        backing = await loaded(bench)
+        for version in range(1, 1 + first):
+            await backing.write(batch(version, p3=10))
+        second, third = batch(2, p3=20, p5=50), batch(3, p3=30)
+        with refusing(bench, page=5), pytest.raises(OSError, match="refused"):
+            await backing.write(second)
+        await backing.write(second)
+        await backing.sync()
+        with refusing(bench, page=3), pytest.raises(OSError, match="refused"):
+            await backing.write(third)
+        assert await content(await loaded(bench), 3, 3) == [20, 0, 50]
+
+
+@contextmanager
+def refusing(bench: Bench, page: int) -> Iterator[None]:
+    """The disk writes half of this page, and says that it did not."""
+    write_at = bench.disk.write_at
+
+    async def refused(name: str, offset: int, data: bytes) -> None:
+        if name != "v/pages" or offset % (PAGES * PAGE) != page * PAGE:
+            return await write_at(name, offset, data)
+        await write_at(name, offset, data[: len(data) // 2])
+        raise OSError(5, "refused")
+
+    bench.disk.write_at = refused  # type: ignore[method-assign, assignment]
+    yield
+    bench.disk.write_at = write_at  # type: ignore[method-assign]
 
 
 @given(seed=st.integers(0, 10**6), deaths=st.lists(st.sampled_from(["kill", "power"]), min_size=1, max_size=4))
