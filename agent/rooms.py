@@ -93,7 +93,12 @@ class RoomLife:
     # ---- its tasks ----
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> object:
-        return self._agent.env.spawn(f"{self.room.name}: {name}", self._kept(work))
+        task = self._agent.env.spawn(f"{self.room.name}: {name}", self._kept(work))
+        if isinstance(task, asyncio.Task):
+            task.add_done_callback(lambda _: work.close())  # cancelled before its first step it never came to `work`
+        else:
+            work.close()
+        return task
 
     async def _kept(self, work: Coroutine[Any, Any, Any]) -> Any:
         if not self.open:

@@ -12,6 +12,7 @@ called at fixed points of the story.
 import asyncio
 import gc
 import heapq
+import inspect
 import itertools
 import random
 import struct
@@ -331,7 +332,12 @@ class World:
 
 
 def _let_go(coroutine: Any) -> None:
-    """Close a parked coroutine, through every `finally` block that waits for something more."""
+    """Close a parked coroutine, through every `finally` block that waits for something more; and those that it was
+    given, when it never began."""
+    if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+        for given in list(coroutine.cr_frame.f_locals.values()):
+            if inspect.iscoroutine(given):
+                _let_go(given)
     for _ in range(100):
         try:
             coroutine.close()

@@ -191,6 +191,30 @@ def test_what_a_life_that_is_over_wants_to_start_never_begins(rack: Callable[...
     assert began == [] and inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
 
 
+@pytest.mark.parametrize("how", ["cancelled", "killed", "after its death"])
+def test_what_never_came_to_its_first_step_is_let_go(rack: Callable[..., SimRack], how: str) -> None:
+    """Python would warn of a coroutine that was never awaited."""
+    one = rack().start()
+    old, process = on(one), one.hosts[H1].agent
+    assert process is not None
+
+    async def never() -> None:
+        raise AssertionError("it never begins")
+
+    work = never()
+    if how == "after its death":
+        process.signal(9)
+    task = old.env.spawn("never", work)
+    if how == "cancelled":
+        assert isinstance(task, asyncio.Task)
+        task.cancel()
+        one.run(1)
+    elif how == "killed":
+        process.signal(9)
+        one.close()
+    assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
+
+
 def test_a_life_that_is_over_hears_nothing_more(rack: Callable[..., SimRack]) -> None:
     one = rack().start()
     old = on(one)

@@ -256,6 +256,7 @@ class Backing:
     async def sync(self) -> None:
         """Everything written before is durable. OSError when it may not be; everything is written anew by the next."""
         async with self._lock:
+            await self._settle()  # or the mark would cover entries that are torn
             await self._sync()
 
     async def _sync(self) -> None:

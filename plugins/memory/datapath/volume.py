@@ -99,6 +99,7 @@ class Volume:
         """Why nothing can be written, for people; empty: it can."""
         self._env, self._prefix, self._deadline_s = env, prefix, deadline_s
         self._version = self._ours = 0
+        self._opened = False
         self._read_bytes = self._written_bytes = self._remote_read_bytes = self._disk_read_bytes = 0
 
     # ---- life ----
@@ -117,6 +118,7 @@ class Volume:
             await self._make_writable(record)
         except OSError as error:
             self._refuse_writes(record, error)
+        self._opened = True
         self._env.spawn("spill", self.queue.run())
         self.lenders.find_again(self.places.all(), self.places.clean)
 
@@ -155,7 +157,9 @@ class Volume:
 
     async def end(self) -> None:
         """In good order: everything is on disk, and the file of places says so. Nobody writes any more. OSError when
-        it is not."""
+        it is not. One that could not be opened knows neither what is torn nor where pages lie: all stays as it is."""
+        if not self._opened:
+            return
         await self.queue.flush()
         if not self.read_only and all(slab.sure.is_set() for slab in self.slabs):
             await self.places.write(clean=True)

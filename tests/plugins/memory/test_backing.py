@@ -77,6 +77,18 @@ async def test_damaged_content_is_recognised_and_the_older_copy_taken() -> None:
         assert (again.torn, again.version[3]) == (1, 1)
 
 
+async def test_a_sync_before_the_first_write_does_not_mark_what_is_torn_as_durable() -> None:
+    """A volume that is read-only for now is asked to flush, or ends in good order."""
+    async with a_bench() as bench:
+        backing = await loaded(bench)
+        await backing.write(batch(1, p3=1))
+        await backing.sync()
+        await backing.write(batch(2, p3=2))
+        await bench.disk.write_at("v/pages", (PAGES + 3) * PAGE + 100, b"torn")
+        await (await loaded(bench)).sync()
+        assert await content(await loaded(bench), 3, 1) == [1]
+
+
 async def test_damage_to_what_was_durable_is_an_error_and_no_older_content() -> None:
     async with a_bench() as bench:
         backing = await loaded(bench)

@@ -11,7 +11,7 @@ from plugins.memory.datapath.places import PlacesRecord
 from plugins.memory.datapath.remote_slab import RemoteSlab
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.volume import Volume, VolumeRecord
-from tests.plugins.memory.ports import PAGE, Bench, a_bench, page, read, soon, write
+from tests.plugins.memory.ports import PAGE, SHAPE, Bench, a_bench, page, read, soon, write
 
 
 async def copied(bench: Bench, epoch: int = 1) -> None:
@@ -497,6 +497,27 @@ async def test_versions_of_a_later_process_are_higher_than_any_before() -> None:
         again = await bench.volume()
         await write(again, 0, 2)
         assert again.backing.version[0] > first + (1 << 40)
+
+
+async def test_a_volume_that_could_not_be_opened_leaves_its_files_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process ends in good order all the same: that marked torn pages as durable, and forgot where pages lie."""
+
+    async def sick(name: str, offset: int, size: int) -> bytes:
+        raise OSError(5, "sick in this test")
+
+    async with a_bench() as bench:
+        volume = await bench.volume()
+        await volume.open_place(bench.register(0))
+        await write(volume, 3, 7)
+        await bench.die(volume)
+        names = [f"memory/volumes/data/{name}" for name in ("places", "index", "volume")]
+        before = [await bench.disk.read(name) for name in names]
+        monkeypatch.setattr(bench.directory, "read_at", sick)
+        again = Volume(bench.env, SHAPE, "memory/volumes/data", 512, 5.0, bench.told.append)
+        with pytest.raises(OSError, match="sick"):
+            await again.open()
+        await again.end()
+        assert [await bench.disk.read(name) for name in names] == before
 
 
 async def test_a_volume_of_another_size_on_disk_is_refused() -> None:
