@@ -1,7 +1,8 @@
 """Simulated clocks and probes of one host: monotonic time with its own rate, wall time with its own error."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from covey.ports import Gpu, MemoryNow
 from covey.units import GIB
@@ -10,12 +11,18 @@ WALL_START_S = 1_800_000_000.0
 """Seconds since 1970 at which every simulated story begins."""
 
 
+class Time(Protocol):
+    """The world's time, seconds."""
+
+    now: float
+
+
 class SimClock:
     """`Clock` of one host. `now_s` never goes back, whatever is done to it; `wall_s` may jump."""
 
-    def __init__(self, world_now: Callable[[], float], start_s: float) -> None:
-        self._world_now = world_now
-        self._base_world = world_now()
+    def __init__(self, world: Time, start_s: float) -> None:
+        self._world = world
+        self._base_world = world.now
         self._base_local = start_s
         self.rate = 1.0
         """Local seconds per true second; 1.01 is a clock that drifts by one percent."""
@@ -24,10 +31,10 @@ class SimClock:
         """What is wrong with it now, by number: seconds of wall time, and a factor on the rate."""
 
     def now_s(self) -> float:
-        return self._base_local + (self._world_now() - self._base_world) * self.rate
+        return self._base_local + (self._world.now - self._base_world) * self.rate
 
     def wall_s(self) -> float:
-        return WALL_START_S + self._world_now() + self.wall_error_s
+        return WALL_START_S + self._world.now + self.wall_error_s
 
     def boot_s(self) -> float:
         return self.now_s()
@@ -58,7 +65,7 @@ class SimClock:
     def drift(self, rate: float) -> None:
         """Run at another rate from now on, without a jump."""
         local = self.now_s()
-        self._base_world, self._base_local, self.rate = self._world_now(), local, rate
+        self._base_world, self._base_local, self.rate = self._world.now, local, rate
 
 
 class SimProbes:

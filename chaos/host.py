@@ -85,7 +85,6 @@ class SimProcess:
         self.name = f"{host.name}/{name}"
         self.loop = HostLoop(self.world, self.name, host.clock)
         self.loop.callback_s = host.callback_s
-        self.loop.is_agent = kind == "agent"
         self.loop.failed = self._failed
         self.id = ProcessId(pid=host.next_pid(), started=int((self.world.now - host.booted) * 100) + 1)
         self.uid = 1000
@@ -350,7 +349,7 @@ class SimHost:
         self.load_s = 0.0
         """How long a program of ours takes to load its code."""
         self.run_dir = f"/run/covey/{name}"
-        self.clock = SimClock(lambda: world.now, start_s=world.chance.uniform(100, 100_000))
+        self.clock = SimClock(world, start_s=world.chance.uniform(100, 100_000))
         self.probes = SimProbes(name, gpus)
         self.disk = SimDisk(f"/var/lib/covey/{name}", random.Random(f"{world.seed}/{name}/disk"))
         self.processes: dict[int, SimProcess] = {}
@@ -430,7 +429,7 @@ class SimHost:
         self.booted = self.world.now
         self.world.mark("power on", self.name)
         wrong = self.clock.skews
-        self.clock = SimClock(lambda: self.world.now, start_s=self.world.chance.uniform(5, 50))
+        self.clock = SimClock(self.world, start_s=self.world.chance.uniform(5, 50))
         for number, (wall_s, rate) in wrong.items():
             self.clock.skew(number, wall_s, rate)
         self.world.network.changed()

@@ -31,7 +31,7 @@ class OneLeaderPerTerm:
     """Raft's election safety: at most one host leads in a term."""
 
     name, every_s = "at most one leader per term", 0.0
-    after = "agents"
+    after = "moved"
 
     def __init__(self, rack: "SimRack") -> None:
         self.rack = rack
@@ -48,7 +48,7 @@ class LogsAgree:
     """State machine safety: whatever is committed at an index is the same everywhere, for ever, also after restarts."""
 
     name, every_s = "logs agree on what is committed", 0.0
-    after = "agents"
+    after = "moved"
 
     def __init__(self, rack: "SimRack") -> None:
         self.rack = rack
@@ -198,6 +198,7 @@ class RanksOnce:
     to be kept (`on_lost`) is not placed elsewhere, so this holds for it too."""
 
     name, every_s = "a rank lives once", 0.0
+    after = "births"
 
     def __init__(self, rack: "SimRack") -> None:
         self._births = -1

@@ -9,16 +9,19 @@ Three things come for free with a loop per process. *Pause* (SIGSTOP) is a loop 
 is a loop that will never be stepped again; its tasks are parked, so that their `finally` blocks do not run, as in a
 real kill -9. *A skewed clock* is a loop whose `time()` runs at another rate.
 
-Tasks and futures hash to a counter instead of their address: the done set of `asyncio.wait`, the cancel order of a
-`TaskGroup` and `asyncio.all_tasks()` are then iterated in the same order in every run of the same seed.
+Tasks hash to a counter instead of their address: the done set of `asyncio.wait`, the cancel order of a `TaskGroup` and
+`asyncio.all_tasks()` are then iterated in the same order in every run of the same seed. Futures are asyncio's own,
+which tasks await without a detour through Python; a set of bare futures has no order that anybody may rely on.
 """
 
 import asyncio
 import contextvars
 import traceback
 import weakref
+from asyncio.futures import _set_result_unless_cancelled as end_sleep  # type: ignore[attr-defined]
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 if TYPE_CHECKING:
@@ -46,66 +49,88 @@ class SimTask(asyncio.Task[Any]):
         return self.number
 
 
-class SimFuture(asyncio.Future[Any]):
-    """A future whose hash is its number within the world."""
+class SimHandle:
+    """What asyncio asks of its `Handle` and `TimerHandle`, and nothing more. Without a context of its own the callback
+    runs in that of the world, which nobody changes."""
 
-    def __init__(self, number: int, **options: Any) -> None:
-        self.number = number
-        super().__init__(**options)
+    __slots__ = ("args", "callback", "context", "loop", "off", "when_s")
 
-    def __hash__(self) -> int:
-        return self.number
+    def __init__(
+        self,
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        context: contextvars.Context | None,
+        loop: "HostLoop",
+        when_s: float = 0.0,
+    ) -> None:
+        self.callback, self.args, self.context = callback, args, context
+        self.loop, self.when_s = loop, when_s
+        self.off = False
+
+    def cancel(self) -> None:
+        self.off, self.args = True, ()
+
+    def cancelled(self) -> bool:
+        return self.off
+
+    def when(self) -> float:
+        """Of a timer, by the loop's clock."""
+        return self.when_s
 
 
 class HostLoop(asyncio.BaseEventLoop):
     """The loop of one simulated process. Stepped by the world, never run by itself."""
 
+    create_future: Any
+
     def __init__(self, world: "World", name: str, clock: LocalClock) -> None:
         super().__init__()
         self.world, self.name, self.clock = world, name, clock
-        self.tag = name.encode()
-        self.ready: deque[asyncio.Handle] = deque()
-        self.is_agent = False
+        self.time = clock.now_s  # type: ignore[method-assign]
+        self.create_future = partial(asyncio.Future, loop=self)
+        self.ready: deque[SimHandle] = deque()
+        self.agent_moved: Callable[[], bool] | None = None
+        """Of an agent: did what its invariants concern change in the callback that just ran?"""
         self.paused = False
         self.dead = False
         self.queued = False
         """Stands in the world's list of runnable loops."""
-        self.busy = False
-        """Waits until the virtual cost of its last callback is paid."""
+        self.held = False
+        """Is not stepped now: paused, or busy until the virtual cost of its last callback is paid."""
         self.callback_s = 0.0
         """Virtual seconds that every callback costs here (a slow host); 0: none."""
         self.failed: Callable[[BaseException, str], None] | None = None
         """Called for an exception that no code caught."""
+        self._busy = False
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self.set_exception_handler(self._uncaught)
 
     # ---- what asyncio calls ------------------------------------------------------------------------------------------
 
-    def time(self) -> float:
-        return self.clock.now_s()
-
     def call_soon(  # type: ignore[override]
         self, callback: Any, *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
-        self.push(handle)
+    ) -> SimHandle:
+        handle = SimHandle(callback, args, context, self)
+        if not self.dead:  # a dead loop forgets it
+            self.ready.append(handle)
+            if not (self.queued or self.held):
+                self.world.offer(self)
         return handle
 
-    def call_soon_threadsafe(  # type: ignore[override]
-        self, callback: Any, *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
-        return self.call_soon(callback, *args, context=context)
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> SimHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+    ) -> SimHandle:
+        timer = SimHandle(callback, args, context, self, when)
         if not self.dead:
-            self.world.schedule(self.clock.world_time(when), self, timer)
+            self.world.at(self.clock.world_time(when), timer)
         return timer
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """A cancelled timer is skipped when its time comes."""
 
     def create_task(self, coro: Any, **options: Any) -> Any:
         number = self.world.number()
@@ -113,9 +138,6 @@ class HostLoop(asyncio.BaseEventLoop):
         task = SimTask(number, coro, loop=self, **options)
         self._tasks.add(task)
         return task
-
-    def create_future(self) -> Any:
-        return SimFuture(self.world.number(), loop=self)
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
         """The job runs inline after a short random delay: no thread, the same order in every run."""
@@ -147,23 +169,32 @@ class HostLoop(asyncio.BaseEventLoop):
 
     # ---- what the world calls ----------------------------------------------------------------------------------------
 
-    def push(self, handle: asyncio.Handle) -> None:
-        """Queue one handle; a dead loop forgets it."""
+    def due(self, timer: SimHandle) -> None:
+        """The time of a timer has come. A sleep is over without a callback of the process."""
         if self.dead:
             return
-        self.ready.append(handle)
-        if not self.queued:
-            self.world.offer(self)
-
-    @property
-    def runnable(self) -> bool:
-        return bool(self.ready) and not (self.paused or self.dead or self.busy)
+        if self.time() < timer.when_s - 1e-6:  # the clock was slowed down meanwhile
+            self.world.at(self.clock.world_time(timer.when_s), timer)
+        elif timer.callback is end_sleep:
+            end_sleep(*timer.args)
+        else:
+            self.ready.append(timer)
+            if not (self.queued or self.held):
+                self.world.offer(self)
 
     def pause(self) -> None:
-        self.paused = True
+        self.paused = self.held = True
 
     def resume(self) -> None:
-        self.paused = False
+        self.paused, self.held = False, self._busy
+        self.world.offer(self)
+
+    def work(self) -> None:
+        """Its last callback takes a while."""
+        self._busy = self.held = True
+
+    def rest(self) -> None:
+        self._busy, self.held = False, self.paused
         self.world.offer(self)
 
     def tasks(self) -> list[asyncio.Task[Any]]:

@@ -87,12 +87,12 @@ class Network:
 
     def delay_s(self, source: str, target: str, size: int = 0) -> float:
         if source == target:
-            return self.rng.uniform(*LOOPBACK_S)
+            return LOOPBACK_S[0] + (LOOPBACK_S[1] - LOOPBACK_S[0]) * self.rng.random()
         weather = self.weather
         delay = weather.delay_s + self.rng.expovariate(1 / weather.jitter_s) + size / weather.bytes_per_s
         if weather.spike and self.rng.random() < weather.spike:
             delay += self.rng.uniform(0, 2 * weather.spike_s)
-        return delay * max(self.slow.get(source, 1.0), self.slow.get(target, 1.0))
+        return delay * max(self.slow.get(source, 1.0), self.slow.get(target, 1.0)) if self.slow else delay
 
     def lost(self, source: str, target: str) -> bool:
         return source != target and self.weather.loss > 0 and self.rng.random() < self.weather.loss

@@ -43,6 +43,22 @@ def programs_of(rooms: Sequence[Room]) -> Callable[[], Mapping[str, Program]]:
     return lambda: found
 
 
+def log_moved(agent: HostAgent) -> Callable[[], bool]:
+    """Did the agent's Raft core handle anything since this was last asked? Virtual time passes with every callback, so
+    an event moves the core's own time."""
+    seen: tuple[Raft | None, float] = None, 0.0
+
+    def moved() -> bool:
+        nonlocal seen
+        raft: Raft | None = agent.log._raft if hasattr(agent, "log") else None
+        if raft is None or (raft is seen[0] and raft._now_s == seen[1]):
+            return False
+        seen = raft, raft._now_s
+        return True
+
+    return moved
+
+
 class SimRack:
     """`settings` are further sections of every host's agent.toml."""
 
@@ -112,6 +128,7 @@ class SimRack:
         async def main(env: Env) -> int:
             agent = self.agents[host.name] = HostAgent(env, config, keys, self.rooms)
             if host.agent is not None:
+                host.agent.loop.agent_moved = log_moved(agent)
                 self._names[host.agent.loop] = host.name
             try:
                 await agent.start()

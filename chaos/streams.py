@@ -48,18 +48,21 @@ class Pipe:
     def put(self, chunk: bytes) -> None:
         world, network = self.writer.world, self.writer.world.network
         here, there = self.writer.host.name, self.reader.host.name
-        delay = network.delay_s(here, there)
+        arrives = world.now + network.delay_s(here, there)
         if network.lost(here, there):
-            delay += RETRANSMIT_S
-        self._last = max(self._last, world.now + delay) + len(chunk) / network.weather.bytes_per_s
+            arrives += RETRANSMIT_S
+        if arrives < self._last:
+            arrives = self._last
+        self._last = arrives + len(chunk) / network.weather.bytes_per_s
         self.way.append((self._last, chunk))
         self.under_way += len(chunk)
-        self._wait()
+        if not self._timer:
+            self._wait()
 
     def _wait(self) -> None:
-        if self.way and not self._timer:
-            self._timer = True
-            self.writer.world.at(max(self.way[0][0], self.writer.world.now), self._arrive)
+        """For what arrives next."""
+        self._timer = True
+        self.writer.world.at(self.way[0][0], self._arrive)
 
     def _arrive(self) -> None:
         self._timer = False
@@ -78,7 +81,8 @@ class Pipe:
                 self.reader.arrived(chunk)
             else:
                 self.reader.ended()
-        self._wait()
+        if self.way and not self._timer:
+            self._wait()
 
 
 class SimStream:
@@ -109,12 +113,13 @@ class SimStream:
     # ---- the port ----------------------------------------------------------------------------------------------------
 
     async def read_into(self, view: memoryview) -> None:
-        await self._mischief("read")
+        if self.world.mischief.on:
+            await self._mischief("read")
         target = view.cast("B") if view.format != "B" or view.ndim != 1 else view
-        at = 0
-        while at < len(target):
+        at, wanted = 0, len(target)
+        while at < wanted:
             if self._buffer:
-                step = min(len(self._buffer), len(target) - at)
+                step = min(len(self._buffer), wanted - at)
                 target[at : at + step] = self._buffer[:step]
                 del self._buffer[:step]
                 at += step
@@ -132,17 +137,35 @@ class SimStream:
             await self._wake
 
     async def write(self, *parts: bytes | bytearray | memoryview) -> None:
-        data = b"".join(bytes(part) for part in parts)
-        await self._mischief("write", data)
+        data = b"".join(parts)
+        if self.world.mischief.on:
+            await self._mischief("write", data)
         while self._writing is not None:
             await asyncio.shield(self._writing)
         self._usable()
+        if len(data) <= self._window():
+            if data:
+                self.out.put(data)
+            return
         turn: asyncio.Future[None] = self.process.loop.create_future()
         self._writing = turn
+        try:
+            await self._write_slowly(data)
+        finally:
+            self._writing = None
+            if not turn.done():
+                turn.set_result(None)
+
+    def _window(self) -> int:
+        """Bytes that may go out now."""
+        return WINDOW_BYTES - self.out.under_way - len(self.other._buffer)
+
+    async def _write_slowly(self, data: bytes) -> None:
+        """As the other end makes room."""
         at = 0
         try:
             while at < len(data):
-                room = WINDOW_BYTES - self.out.under_way - len(self.other._buffer)
+                room = self._window()
                 if room > 0:
                     self.out.put(data[at : at + room])
                     at += room
@@ -153,10 +176,6 @@ class SimStream:
             if at:  # half a unit is of no use
                 self.abort(ConnectionAbortedError(f"a write to {self.peer} was given up half way"))
             raise
-        finally:
-            self._writing = None
-            if not turn.done():
-                turn.set_result(None)
 
     async def _mischief(self, port: str, data: bytes = b"") -> None:
         """Perhaps it takes long, or the connection breaks after some of the bytes."""
@@ -231,6 +250,8 @@ class SimStream:
             self._wake_all()
 
     def room(self) -> None:
+        if not self._room:
+            return
         while self._room and not self._room[0].done():
             self._room.popleft().set_result(None)
         self._room = deque(waiter for waiter in self._room if not waiter.done())

@@ -15,9 +15,9 @@ import heapq
 import inspect
 import itertools
 import random
-import struct
 import sys
 import zlib
+from array import array
 from asyncio import events
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from chaos.guard import escape_guard
 from chaos.host import SimHost, SimProcess, UserProgram
 from chaos.links import SimLinks
-from chaos.loop import HostLoop, trace_of
+from chaos.loop import HostLoop, SimHandle, trace_of
 from chaos.mischief import Mischief
 from chaos.net import Network
 from chaos.streams import Wires
@@ -38,7 +38,8 @@ TICK_S = 1e-6
 """Virtual seconds that every callback takes, so that no busy loop can stop time."""
 COLLECT_EVERY = 50_000
 """Callbacks between two garbage collections."""
-_TIME = struct.Struct("<dI")
+FOLD_EVERY = 4096
+"""Callbacks and marks between two foldings of the trail into the hash."""
 
 
 class Broken(AssertionError):
@@ -54,7 +55,9 @@ class Invariant(Protocol):
 
     name: str
     every_s: float
-    """Virtual seconds between two looks; 0: after every callback (must be cheap), or those that `after` names."""
+    """Virtual seconds between two looks; 0: after every callback (must be cheap), or those that `after` names:
+    `moved`, when an agent's log did something; `births`, when a process began or ended or a user's program saw
+    something wrong. Whatever else happens cannot have changed what such an invariant looks at."""
 
     def check(self, world: "World") -> None:
         """AssertionError when it does not hold."""
@@ -86,7 +89,6 @@ class World:
         self.now = 0.0
         """Virtual seconds since the story began."""
         self.chance = random.Random(f"{seed}/world")
-        self.story_hash = 0
         self.steps = 0
         self.log = log
         self.strict = strict
@@ -114,17 +116,21 @@ class World:
         self.network = Network(self, random.Random(f"{seed}/network"))
         self.wires = Wires(self)
         self._order = random.Random(f"{seed}/order")
-        self._heap: list[tuple[float, int, HostLoop | None, Any]] = []
+        self._heap: list[tuple[float, int, Any]] = []
+        """When, a number, and a timer of a loop or a function of the world's own."""
         self._sequence = itertools.count()
         self._numbers = itertools.count(1)
         self._runnable: list[HostLoop] = []
-        self._after: dict[str, list[Invariant]] = {"any": [], "agents": [], "births": []}
-        """Invariants that are looked at after every callback, or every one of an agent, or those in which a process
-        began or ended or a user's program saw something wrong: whatever else happens cannot have changed them."""
+        self._after: dict[str, list[Invariant]] = {"any": [], "moved": [], "births": []}
         self._births_seen = -1
         self._broken: Broken | None = None
         self._running: HostLoop | None = None
         """The loop that asyncio takes for the running one."""
+        self._hash = 0
+        self._trail: list[str] = []
+        """Who ran and what was marked since the last folding."""
+        self._times = array("d")
+        self._numbers_marked = array("Q")
 
     # ---- building ----------------------------------------------------------------------------------------------------
 
@@ -171,25 +177,35 @@ class World:
         return next(self._numbers)
 
     def offer(self, loop: HostLoop) -> None:
-        if not loop.queued and loop.runnable:
+        if loop.ready and not loop.queued and not loop.held:
             loop.queued = True
             self._runnable.append(loop)
 
-    def schedule(self, when: float, loop: HostLoop, handle: asyncio.Handle) -> None:
-        heapq.heappush(self._heap, (when, next(self._sequence), loop, handle))
-
-    def at(self, when: float, event: Callable[[], object]) -> None:
-        """Something that happens in the world itself (a packet arrives, a fault strikes), not inside a process."""
-        heapq.heappush(self._heap, (when, next(self._sequence), None, event))
+    def at(self, when: float, event: Callable[[], object] | SimHandle) -> None:
+        """Something that happens in the world itself (a packet arrives, a fault strikes), or a timer of a loop."""
+        heapq.heappush(self._heap, (when, next(self._sequence), event))
 
     def mark(self, kind: str, who: str, detail: str = "", number: int = 0) -> None:
         """Something worth telling happened: it enters the hash, the counts and, when somebody listens, the log."""
         self.counts[kind] = self.counts.get(kind, 0) + 1
-        self.story_hash = zlib.crc32(
-            kind.encode() + who.encode() + _TIME.pack(self.now, number & 0xFFFFFFFF), self.story_hash
-        )
+        self._trail += (kind, who)
+        self._times.append(self.now)
+        self._numbers_marked.append(number)
         if self.log is not None and kind not in ("datagram", "bytes", "link"):
             self.log(f"{self.now:12.6f} {who:<16} {kind}{': ' + detail if detail else ''}")
+
+    @property
+    def story_hash(self) -> int:
+        """Of all that happened so far: who ran when, and what was marked."""
+        self._fold()
+        return self._hash
+
+    def _fold(self) -> None:
+        trail = "\0".join(self._trail).encode()
+        for told in (trail, self._times, self._numbers_marked):
+            self._hash = zlib.crc32(told, self._hash)
+        self._trail.clear()
+        del self._times[:], self._numbers_marked[:]
 
     def log_line(self, level: str, who: str, event: str, fields: Mapping[str, Any]) -> None:
         self.counts[f"log {level}"] = self.counts.get(f"log {level}", 0) + 1
@@ -235,12 +251,16 @@ class World:
                 gc.enable()
 
     def _steps(self, limit: float, stop: Callable[[], bool] | None) -> bool:
-        heap, runnable = self._heap, self._runnable
+        heap, runnable, chance = self._heap, self._runnable, self._order.random
         while True:
             if stop is not None and stop():
                 return True
             while heap and heap[0][0] <= self.now:
-                self._due(heapq.heappop(heap))
+                what = heapq.heappop(heap)[2]
+                if type(what) is not SimHandle:
+                    what()
+                elif not what.off:
+                    what.loop.due(what)
             if self._broken is not None:
                 raise self._broken
             if not runnable:
@@ -251,32 +271,19 @@ class World:
                 continue
             if self.now > limit:
                 return False
-            place = int(self._order.random() * len(runnable))
+            place = int(chance() * len(runnable)) if len(runnable) > 1 else 0
             loop = runnable[place]
-            if loop.runnable:
+            if loop.ready and not loop.held:
                 self._step(loop)
-            if not loop.runnable:
+            if loop.held or not loop.ready:
                 loop.queued = False
                 runnable[place] = runnable[-1]
                 runnable.pop()
 
-    def _due(self, entry: tuple[float, int, HostLoop | None, Any]) -> None:
-        _, _, loop, what = entry
-        if loop is None:
-            if self._running is not None:
-                self._running = None
-                events._set_running_loop(None)
-            what()
-        elif not what._cancelled and not loop.dead:
-            if loop.time() < what._when - 1e-6:  # the clock was slowed down meanwhile
-                self.schedule(loop.clock.world_time(what._when), loop, what)
-            else:
-                loop.push(what)
-
     def _step(self, loop: HostLoop) -> None:
         """One callback of one loop."""
         handle = loop.ready.popleft()
-        if handle._cancelled:
+        if handle.off:
             return
         self.now += TICK_S
         self.steps += 1
@@ -284,26 +291,35 @@ class World:
         if self._running is not loop:  # setting it costs more than many a callback
             self._running = loop
             events._set_running_loop(loop)
-        handle._run()
-        self.story_hash = zlib.crc32(loop.tag + _TIME.pack(self.now, 0), self.story_hash)
+        try:
+            if handle.context is None:
+                handle.callback(*handle.args)
+            else:
+                handle.context.run(handle.callback, *handle.args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            loop.call_exception_handler({"message": f"exception in {handle.callback!r}", "exception": error})
+        self._trail.append(loop.name)
+        self._times.append(self.now)
         if loop.callback_s and not loop.dead:
-            loop.busy = True
-            self.at(self.now + loop.callback_s, lambda: self._paid(loop))
-        for invariant in self._after["any"]:
-            self._look(invariant)
-        if loop.is_agent:
-            for invariant in self._after["agents"]:
-                self._look(invariant)
+            loop.work()
+            self.at(self.now + loop.callback_s, loop.rest)
+        if self._after["any"]:
+            self._look_at("any")
+        if loop.agent_moved is not None and loop.agent_moved():
+            self._look_at("moved")
         if self.births != self._births_seen:
             self._births_seen = self.births
-            for invariant in self._after["births"]:
-                self._look(invariant)
+            self._look_at("births")
+        if len(self._trail) >= FOLD_EVERY:
+            self._fold()
         if self.steps % COLLECT_EVERY == 0:
             gc.collect()
 
-    def _paid(self, loop: HostLoop) -> None:
-        loop.busy = False
-        self.offer(loop)
+    def _look_at(self, after: str) -> None:
+        for invariant in self._after[after]:
+            self._look(invariant)
 
     def close(self) -> None:
         """Let go of everything. What dead tasks still do in their `finally` blocks changes nothing any more."""
