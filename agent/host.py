@@ -280,15 +280,15 @@ class HostAgent:
 
     def _meet_now(self) -> None:
         """Know where everybody's control link is, and who is to receive the log."""
-        alive: list[HostId] = []
-        away = [view.host for view in self.hosts() if view.state in ("gone", "left")]
-        for view in self.hosts():
-            endpoints = view.value("endpoints", Endpoints)
-            if view.host == self.id or view.state in ("away", "gone", "left") or not isinstance(endpoints, Endpoints):
+        views, alive = self.hosts(), []
+        for view in views:
+            if view.host == self.id or view.state in ("away", "gone", "left"):
                 continue
-            self.env.links.know(view.host, endpoints.control, endpoints.public_key)
-            alive.append(view.host)
-        self.log.hosts(alive, away)
+            endpoints = view.value("endpoints", Endpoints)
+            if isinstance(endpoints, Endpoints):
+                self.env.links.know(view.host, endpoints.control, endpoints.public_key)
+                alive.append(view.host)
+        self.log.hosts(alive, [view.host for view in views if view.state in ("gone", "left")])
 
     async def _meet(self) -> None:
         while True:
@@ -419,7 +419,7 @@ def _view(peer: Peer) -> HostView:
         since_s=peer.since_s,
         age_s=peer.age_s,
         suspected_by=peer.suspected_by,
-        values=dict(peer.values),
+        values=peer.values,
         away_s=peer.away_s,
     )
 

@@ -12,7 +12,7 @@ What the disk has is asked of the real `Backing`, opened on a copy of the files 
 that no lender was asked to hold is acknowledged by the disk alone, unsynced as with any disk: power alone may take it.
 """
 
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from chaos.disk import SimDisk
@@ -61,17 +61,17 @@ def _now(work: Coroutine[Any, Any, None]) -> None:
     raise RuntimeError("a frozen disk made somebody wait")
 
 
-def on_disk(disk: SimDisk, oracle: Oracle) -> dict[int, int]:
-    """Page -> the version that a new process of this volume would find."""
+def on_disk(disk: SimDisk, oracle: Oracle, pages: Collection[int] | None = None) -> dict[int, int]:
+    """Page (None: every one that was acknowledged) -> the version that a new process of this volume would find."""
     found: dict[int, int] = {}
     size = oracle.page_bytes
-    pages = oracle.size_bytes // size
-    backing = Backing(FrozenDisk(disk, prefix(oracle.volume)), prefix(oracle.volume), pages, size)  # type: ignore[arg-type]
+    count = oracle.size_bytes // size
+    backing = Backing(FrozenDisk(disk, prefix(oracle.volume)), prefix(oracle.volume), count, size)  # type: ignore[arg-type]
     content = memoryview(bytearray(size))
 
     async def look() -> None:
         await backing.load()
-        for page in oracle.acknowledged:
+        for page in oracle.acknowledged if pages is None else pages:
             await backing.read(page, content)
             found[page] = version_of(oracle.volume, page, bytes(content)) or 0
 
@@ -108,12 +108,13 @@ class Volume:
         if known is None or known.version < version:
             self.held[page] = Held(version)
 
-    def missing(self) -> list[tuple[int, Held]]:
-        """Pages whose acknowledged version the disk does not have now."""
-        if not self.held or not self.oracle.page_bytes:
+    def missing(self, pages: Collection[int] | None = None) -> list[tuple[int, Held]]:
+        """Those of these pages (None: of all) whose acknowledged version the disk does not have now."""
+        pages = self.held if pages is None else pages
+        if not pages or not self.oracle.page_bytes:
             return []
-        there = on_disk(self.host.disk, self.oracle)
-        return [(page, held) for page, held in self.held.items() if there.get(page, 0) < held.version]
+        there = on_disk(self.host.disk, self.oracle, pages)
+        return [(page, self.held[page]) for page in pages if there.get(page, 0) < self.held[page].version]
 
 
 class Custody:
@@ -164,10 +165,11 @@ class Custody:
                 held.lender_failed = True
 
     def _lender_failed(self, volume: Volume, lender: str) -> None:
-        if any(lender in lenders for lenders in volume.lenders.values()):
-            for page, held in volume.missing():
-                if lender in self._lenders(volume, page):
-                    held.lender_failed = True
+        concerned = [page for page in volume.held if lender in self._lenders(volume, page)]
+        if all(volume.held[page].lender_failed for page in concerned):
+            return
+        for _, held in volume.missing(concerned):
+            held.lender_failed = True
 
     def _lenders(self, volume: Volume, page: int) -> frozenset[str]:
         return volume.lenders.get(page * volume.oracle.page_bytes // self.slab_bytes, frozenset())
@@ -185,7 +187,7 @@ class Custody:
             memory = self.rack.room(name, "memory")
             if memory is None:  # its slab process lives on without it
                 for index, lenders in volume.lenders.items():
-                    if name in lenders and self.rack.hosts[name].find("slabd"):
+                    if name in lenders and self.rack.hosts[name].find("slabd") and self._counts_on(volume, index, name):
                         now.setdefault(index, set()).add(name)
                 continue
             for lent in memory.lending.machine.lent.values():
@@ -199,6 +201,14 @@ class Custody:
                     self._lender_failed(volume, lender)
         volume.lenders = {index: frozenset(lenders) for index, lenders in now.items()}
         self._reach(world, volume, {lender for lenders in now.values() for lender in lenders})
+
+    def _counts_on(self, volume: Volume, index: int, lender: str) -> bool:
+        """Does the volume's own agent, if it runs, still hold on to this lender? Once it has closed a place, what is
+        written there afterwards is on the disk alone."""
+        memory = self.rack.room(volume.host.name, "memory")
+        known = None if memory is None else memory.borrowing.machine.volumes.get(volume.oracle.volume)
+        slab = None if known is None else known.slabs[index]
+        return slab is None or lender in (*slab.hosts(), *slab.left.values())
 
     def _reach(self, world: World, volume: Volume, lenders: set[str]) -> None:
         here = volume.host.name

@@ -95,21 +95,18 @@ def machines_of(agent: Any) -> Iterator[Any]:
     parts = [getattr(agent, "gossip", None), getattr(agent, "log", None), *getattr(agent, "rooms", {}).values()]
     for part in parts:
         for held in [] if part is None else list(vars(part).values()):
-            for machine in (
-                held,
-                *(
-                    vars(held).values()
-                    if type(held).__module__.startswith("plugins.") and hasattr(held, "__dict__")
-                    else ()
-                ),
-            ):
-                if _is_machine(type(machine)):  # type: ignore[arg-type]  # classes are hashable
-                    yield machine
+            machine, holds_some = _kind(type(held))  # type: ignore[arg-type]  # classes are hashable
+            if machine:
+                yield held
+            if holds_some:
+                yield from (deeper for deeper in vars(held).values() if _kind(type(deeper))[0])  # type: ignore[arg-type]
 
 
 @cache
-def _is_machine(kind: type) -> bool:
-    return callable(getattr(kind, "check", None)) and callable(getattr(kind, "handle", None))
+def _kind(kind: type) -> tuple[bool, bool]:
+    """Is it a machine, and is it a part of a room that may hold machines?"""
+    machine = callable(getattr(kind, "check", None)) and callable(getattr(kind, "handle", None))
+    return machine, kind.__module__.startswith("plugins.") and bool(kind.__dictoffset__)
 
 
 class RoomsLive:

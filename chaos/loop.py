@@ -87,6 +87,7 @@ class HostLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.world, self.name, self.clock = world, name, clock
         self.time = clock.now_s  # type: ignore[method-assign]
+        self.get_debug = bool  # type: ignore[method-assign]  # False, without a frame of Python for every future
         self.create_future = partial(asyncio.Future, loop=self)
         self.ready: deque[SimHandle] = deque()
         self.agent_moved: Callable[[], bool] | None = None

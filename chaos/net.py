@@ -10,6 +10,7 @@ import random
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from covey.addresses import is_ip, joined
@@ -105,12 +106,18 @@ class Network:
         return self.sockets.get(_seen_from(self, address, here))
 
 
+@lru_cache(4096)
 def split(address: Address) -> tuple[str, int]:
     """`10.0.0.1:7946` -> its two halves. ValueError when it is not an address."""
     ip, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():
         raise ValueError(f"{address!r} is not an address: write IP:PORT")
     return ip.strip("[]"), int(port)
+
+
+@lru_cache(4096)
+def _has_ip(address: Address) -> bool:
+    return is_ip(split(address)[0])
 
 
 def _seen_from(network: Network, address: Address, here: str) -> Address:
@@ -145,7 +152,7 @@ class SimSocket:
 
     def send(self, data: bytes, to: Address) -> bool:
         process, network = self._process, self._process.world.network
-        if self.closed or not process.alive or len(data) > DATAGRAM_BYTES_MAX or not is_ip(split(to)[0]):
+        if self.closed or not process.alive or len(data) > DATAGRAM_BYTES_MAX or not _has_ip(to):
             return False
         network.sent += 1
         here = process.host.name

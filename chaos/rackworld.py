@@ -255,17 +255,16 @@ class SimRack:
 
     def room(self, name: str, room: str) -> Any:
         """A room's service on a host whose agent runs; None otherwise."""
-        return self.agents[name].rooms.get(room) if name in self.alive() and self.began(name) else None
+        return self.agents[name].rooms.get(room) if self._runs(self.hosts[name]) and self.began(name) else None
 
     # ---- asking the agents -------------------------------------------------------------------------------------------
 
     def alive(self) -> list[str]:
         """Hosts whose agent runs now."""
-        return [
-            name
-            for name, host in self.hosts.items()
-            if host.up and host.agent is not None and host.agent.alive and not host.agent.loop.paused
-        ]
+        return [name for name, host in self.hosts.items() if self._runs(host)]
+
+    def _runs(self, host: SimHost) -> bool:
+        return host.up and host.agent is not None and host.agent.alive and not host.agent.loop.paused
 
     def leader(self) -> str | None:
         """Who leads by its own account, with a majority behind it."""

@@ -7,7 +7,8 @@ boot and so beats all that was said of the last one, also that it is dead.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -45,6 +46,7 @@ Shown = Literal["alive", "suspect", "away", "gone", "left"]
 """As it is shown: who left and said that it would be back is away until then, and gone afterwards."""
 
 
+@lru_cache(maxsize=4096)
 def identity(host: HostId, uuid: bytes) -> int:
     """63 bits of a hash of name and uuid. Two of 256 hosts share one with a chance of 4e-15."""
     digest = hashlib.blake2b(host.encode() + b"\0" + uuid, digest_size=8, person=b"covey-host").digest()
@@ -119,7 +121,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since the newest fact of it was made, told-on time included; 0 for this host itself."""
     suspected_by: HostId | None
     """Who could not reach it, for a suspect host and for one that is gone."""
-    values: dict[str, bytes]
+    values: Mapping[str, bytes]
     """What it published in its present life."""
     away_s: float = 0.0
     """Of one that is away: seconds within which it said it is back."""

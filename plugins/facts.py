@@ -1,5 +1,6 @@
 """What rooms tell one another on one host (facts), and what hosts gossip about themselves (published values)."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -223,7 +224,7 @@ class HostView(msgspec.Struct, frozen=True):
     age_s: float
     """How old the newest fact of it is."""
     suspected_by: HostId | None
-    values: dict[str, bytes]
+    values: Mapping[str, bytes]
     """Published values, still encoded; read with `value`."""
     away_s: float = 0.0
     """Of one that is away: seconds within which it said it is back."""

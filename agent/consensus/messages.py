@@ -87,7 +87,10 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
         return tuple(voter.host for voter in self.voters)
 
     def voter(self, host: HostId) -> Voter | None:
-        return next((voter for voter in self.voters if voter.host == host), None)
+        for voter in self.voters:
+            if voter.host == host:
+                return voter
+        return None
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):

@@ -1,6 +1,7 @@
 """Which facts are newer, what another host lacks, and what fits: pure."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -14,7 +15,7 @@ MAP_BYTES_MAX = 960
 one datagram or nothing."""
 
 
-class Facts(msgspec.Struct, frozen=True):
+class Facts(msgspec.Struct, frozen=True, dict=True):
     """One host's map, as far as it is known here."""
 
     boot: int = 0
@@ -24,8 +25,8 @@ class Facts(msgspec.Struct, frozen=True):
     """Clock of this host when `version` was written, as far as it is known here."""
     entries: Mapping[str, Entry] = {}
 
-    @property
-    def values(self) -> dict[str, bytes]:
+    @cached_property
+    def values(self) -> Mapping[str, bytes]:
         """Key -> value, in order of the keys."""
         return {key: entry.value for key, entry in sorted(self.entries.items()) if entry.value is not None}
 

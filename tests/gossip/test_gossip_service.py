@@ -5,7 +5,7 @@ import contextlib
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, cast
 
 import pytest
@@ -151,7 +151,7 @@ def states(service: GossipService) -> dict[str, str]:
     return {str(peer.host): peer.state for peer in service.hosts()}
 
 
-def values(service: GossipService, host: str) -> dict[str, bytes]:
+def values(service: GossipService, host: str) -> Mapping[str, bytes]:
     return next((peer.values for peer in service.hosts() if peer.host == host), {})
 
 
