@@ -27,7 +27,7 @@ from chaos.memory_crowd import memory_story
 from chaos.novelty import VARIATIONS, Seen
 from chaos.planted import known_mutants, range_of
 from chaos.proving import WORKERS_MAX, prove
-from chaos.story import held_stories, known_stories, tell
+from chaos.story import held_stories, known_stories, stories_of_worlds, tell
 
 SHOWN = re.compile(r"^ *[\d.]+ \S+ +(fault|healed|failover|power|agent started|process ended|warning|error)")
 """Lines of a story that are printed without --log."""
@@ -162,16 +162,17 @@ def _storm(options: argparse.Namespace) -> int:
 
 
 def _soak(options: argparse.Namespace) -> int:
-    """Each seed plays the swarm (for handlers: with mischief) and one directed story, the next seed the next one."""
+    """Each seed plays all worlds of machines, the swarm (for handlers: with mischief) and one directed story, the next
+    seed the next one."""
     if options.handlers and not handlers.installed():
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, "-P", "-m", "chaos.handlers", *sys.argv[1:]])
-    names = [options.story] if options.story else [name for name in held_stories() if name not in ("swarm", "mischief")]
+    always = [] if options.story else [*stories_of_worlds(), "mischief" if options.handlers else "swarm"]
+    others = [name for name in held_stories() if name not in (*stories_of_worlds(), "swarm", "mischief")]
+    names = [options.story] if options.story else others
     played, broken, faults, seconds, began, seen = 0, 0, 0, 0.0, time.process_time(), Seen()
     for seed in options.seeds:
-        for name in [names[seed % len(names)]] + (
-            [] if options.story else ["mischief" if options.handlers else "swarm"]
-        ):
+        for name in [*always, names[seed % len(names)]]:
             if time.process_time() - began > options.cpu_seconds:
                 return _soaked(options, played, broken, faults, seconds, began, seen)
             known = len(seen.states)

@@ -7,15 +7,17 @@ every job is over and known alike everywhere, nothing of it is left behind.
 
 import importlib
 import pkgutil
+import zlib
 from collections.abc import Callable, Mapping
 from types import ModuleType
+from typing import Any
 
 import msgspec
 
 from chaos import stories
 from chaos.novelty import Seen
 from chaos.rackworld import SimRack
-from chaos.world import Enough
+from chaos.world import Broken, Enough
 from covey.core import JobId
 
 WHOLE_S = 90.0
@@ -30,7 +32,7 @@ READ_S = 120.0
 """After all is healed, within which every page of a volume is read back."""
 STATES_OVER = ("done", "failed", "cancelled")
 
-Story = Callable[[SimRack], None]
+Story = Callable[[Any], Any]
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -53,16 +55,22 @@ class Told(msgspec.Struct, frozen=True):
 
 
 def known_stories() -> dict[str, Story]:
-    """Name -> function: every module of `chaos.stories` has a `play`, and maybe `SETTINGS`, sections of agent.toml."""
+    """Name -> function: every module of `chaos.stories` has a `play`, and maybe `SETTINGS`, sections of agent.toml; or
+    it has `worlds`, which plays machines alone, and is told by its seed only."""
     found: dict[str, Story] = {}
     for module in sorted(pkgutil.iter_modules(stories.__path__), key=lambda module: module.name):
-        found[module.name] = _module(module.name).play
+        found[module.name] = getattr(_module(module.name), "play", None) or _module(module.name).worlds
     return found
 
 
 def held_stories() -> list[str]:
     """Those that must hold today. A module of a story may say `KNOWN_BROKEN`, and why, until that is mended."""
     return [name for name in known_stories() if not hasattr(_module(name), "KNOWN_BROKEN")]
+
+
+def stories_of_worlds() -> list[str]:
+    """Those of machines alone: many hosts for little, so a soak plays each of them for every seed."""
+    return [name for name in known_stories() if hasattr(_module(name), "worlds")]
 
 
 def _module(name: str) -> ModuleType:
@@ -81,6 +89,8 @@ def tell(
     """Play one story, or that variation of its plan; `seen` looks at its states.
     `Broken` with the line that repeats it when something does not hold; KeyError: no such story."""
     play = known_stories()[name]
+    if name in stories_of_worlds():
+        return _worlds(name, seed)
     quotas: Mapping[str, int] = {"red": hosts, "blue": max(1, hosts // 2)}
     settings = getattr(_module(name), "SETTINGS", None)
     with SimRack(seed, hosts, log=log, story=name, quotas=quotas, settings=settings) as rack:
@@ -104,6 +114,19 @@ def tell(
         return Told(
             name, seed, round(world.now, 3), world.steps, world.counts.get("fault", 0), world.story_hash, world.counts
         )
+
+
+def _worlds(name: str, seed: int) -> Told:
+    try:
+        told: Told = _module(name).worlds(seed)
+    except AssertionError as error:
+        raise Broken(f"{error}\nrepeat with: covey-chaos sim --seed {seed} --story {name}") from error
+    return told
+
+
+def told_of_worlds(story: str, seed: int, *, seconds: float, steps: int, faults: int, ended: object) -> Told:
+    """`ended`: something that differs when the worlds differ, and prints alike in every process."""
+    return Told(story, seed, round(seconds, 3), steps, faults, zlib.crc32(repr(ended).encode()), {})
 
 
 # ---- what must be true at the end ------------------------------------------------------------------------------------

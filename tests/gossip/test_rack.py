@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from chaos.crowds.gossip import Crowd
 from gossip.words import HostDown, HostSuspected, HostUp, NameConflict
-from tests.gossip.crowd import Crowd
 
 
 @pytest.mark.parametrize(("count", "within_s"), [(2, 2), (4, 2), (10, 3), (50, 5)])
@@ -283,7 +283,7 @@ def test_an_idle_rack_is_quiet() -> None:
 
 
 STORY = """
-from tests.gossip.crowd import Crowd
+from chaos.crowds.gossip import Crowd
 crowd = Crowd(seed=21, loss=0.05)
 hosts = crowd.rack(6)
 crowd.run(3)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from agent.consensus.service import Consensus, LeaderSettings
+from chaos.crowds.memory_disk import MemoryDisk
 from covey.core import HostId
 from covey.ports import Env
 from plugins.base import Refused
-from tests.agent.consensus.fakes import MemoryDisk
 
 R = TypeVar("R")
 

@@ -25,8 +25,8 @@ from agent.consensus.machine.words import (
 )
 from agent.consensus.messages import Entry, Words
 from agent.consensus.policy import Timing
+from chaos.crowds.memory_disk import MemoryDisk, run
 from covey.core import Heard, HostId
-from tests.agent.consensus.fakes import MemoryDisk, run
 
 A, B, C, D, E = (HostId(name) for name in "abcde")
 Letter = tuple[HostId, HostId, Words]

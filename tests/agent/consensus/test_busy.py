@@ -1,91 +1,19 @@
-"""Hosts whose processors or disks are late: who leads stays, as long as nobody is lost.
-
-`Late` plays a few cores on one line of time: while a host is stopped, what comes to it waits, and its timers fire late.
-"""
-
-import heapq
-import itertools
-import random
-from collections import defaultdict
+"""Hosts whose processors or disks are late: who leads stays, as long as nobody is lost."""
 
 import pytest
 
-from agent.consensus.machine import Raft, Role
+from agent.consensus.machine import Role
 from agent.consensus.machine.disk_pace import RELUCTANCE, SLOW_S, DiskPace
 from agent.consensus.machine.patience import LATE_S_MAX, MEMORY_S, STRETCH, Patience
 from agent.consensus.machine.words import (
-    Event,
     Hard,
     Persist,
-    Persisted,
     Proposed,
-    Saved,
-    SaveSnapshot,
-    Say,
-    Started,
     Woken,
 )
 from agent.consensus.messages import TimeoutNow
-from agent.consensus.policy import Timing
-from covey.core import Heard, HostId
+from chaos.crowds.log.late import Late, play
 from tests.agent.consensus.stage import TIMING, A, B, C, Stage, proposal
-
-HOP_S = 0.002
-AWAKE_S = 0.02
-"""Between two stops of a host."""
-
-
-class Late:
-    """Three voters; `stop` makes one of them late."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.now_s = 0.0
-        self.names = (A, B, C)
-        self.rafts = {
-            name: Raft(name, self.names, Saved(Hard(), None, 0, 0, ()), Timing(), random.Random(f"{seed}{name}"), 0.0)
-            for name in self.names
-        }
-        self.leaders: list[tuple[int, HostId]] = []
-        self._queue: list[tuple[float, int, HostId, Event]] = []
-        self._number = itertools.count()
-        self._busy_until_s: dict[HostId, float] = defaultdict(float)
-        for name in self.names:
-            self._at(0.0, name, Started())
-
-    def _at(self, at_s: float, name: HostId, event: Event) -> None:
-        heapq.heappush(self._queue, (at_s, next(self._number), name, event))
-
-    def stop(self, name: HostId, seconds: float) -> None:
-        """Unless it was stopped just before: then it would be late by the sum of both."""
-        if self.now_s > self._busy_until_s[name] + AWAKE_S:
-            self._busy_until_s[name] = self.now_s + seconds
-
-    def run(self, seconds: float, gone: HostId | None = None) -> None:
-        end_s = self.now_s + seconds
-        while self._queue and self._queue[0][0] <= end_s:
-            at_s, _, name, event = heapq.heappop(self._queue)
-            self.now_s = max(self.now_s, at_s)
-            if name == gone:
-                continue
-            if self._busy_until_s[name] > self.now_s:
-                self._at(self._busy_until_s[name], name, event)
-            else:
-                self._handle(name, event)
-        self.now_s = end_s
-
-    def _handle(self, name: HostId, event: Event) -> None:
-        raft = self.rafts[name]
-        if isinstance(event, Woken) and raft.wake_s > self.now_s:
-            return
-        for action in raft.handle(event, self.now_s):
-            if isinstance(action, Say) and action.to in self.rafts:
-                self._at(self.now_s + HOP_S, action.to, Heard(name, action.message))
-            elif isinstance(action, Persist | SaveSnapshot):
-                self._at(self.now_s + 0.005, name, Persisted(action.number))
-        self._at(max(raft.wake_s, self.now_s + 0.001), name, Woken())
-        if raft.role is Role.LEADER and (raft.term, name) not in self.leaders:
-            self.leaders.append((raft.term, name))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -97,6 +25,10 @@ def test_no_leader_changes_while_every_host_is_late_by_less_than_a_second(seed: 
         late.stop(late.rng.choice(late.names), late.rng.uniform(0.1, 0.95))
         late.run(late.rng.uniform(0.0, 0.8))
     assert len(late.leaders) == 1, f"seed {seed}: {late.leaders}"
+
+
+def test_a_disk_that_hangs_and_a_host_that_is_lost_do_change_the_leader() -> None:
+    assert len(play(3).leaders) == 3
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -12,8 +12,8 @@ from agent.consensus.disk import FOLDER, VERSION, DiskRefused, Store, write_leng
 from agent.consensus.machine.words import Hard, Image, Persist, Saved, SaveSnapshot
 from agent.consensus.messages import IDENTITY_BYTES, Entry, configuration_entry, configuration_of, crc
 from agent.consensus.policy import founders
+from chaos.crowds.memory_disk import MemoryDisk, PowerLost, run
 from covey.core import HostId
-from tests.agent.consensus.fakes import MemoryDisk, PowerLost, run
 from tests.agent.consensus.stage import entry, log_of
 
 FILE = f"{FOLDER}/log-00000001"

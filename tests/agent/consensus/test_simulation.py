@@ -12,7 +12,8 @@ from agent.consensus.machine import Once, Outcome, Raft
 from agent.consensus.machine.ledger import Ledger
 from agent.consensus.machine.words import ConfigurationWanted, Image
 from agent.consensus.messages import Configuration, Entry, TimeoutNow, Voter
-from tests.agent.consensus.simulation import Violation, run_seed, run_seeds
+from chaos.crowds.log.nodes import Violation
+from chaos.crowds.log.play import run_seed, run_seeds
 
 SLICES = [(first, 50) for first in range(0, 200, 50)]
 

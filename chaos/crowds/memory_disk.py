@@ -1,4 +1,4 @@
-"""Stand-ins for a disk and for the rest of a host."""
+"""A disk in memory for machines that run without an event loop; its power may fail in the middle of a write."""
 
 import random
 from collections.abc import Coroutine

@@ -13,27 +13,24 @@ propose to whoever believes to lead, and repeat proposals whose answer is missin
     Lease                  nobody is elected while the leader of an earlier term may act as one
     Exactly once           no command is executed twice in any copy of the state
     One rack               every committed entry belongs to the log that began first, with one identity
+    Learner first          who is made a voter has every committed entry
     One step               the voters of two configurations that follow one another differ by one host at most
     Configuration          what a host takes for the configuration is what its own log says
 
 and at the end, after everything has healed: a change of voters that was under way is completed, whoever began it; all
 hosts converge on one state; every command that a client was told is applied is in it; and no host, voter or not, makes
-anybody change the leader any more. `run_seeds(first, count)` is for a longer search:
-`COVEY_CONSENSUS_SEEDS=1000:20000 pytest ...`.
+anybody change the leader any more. `chaos.stories.log_worlds` plays some of these worlds for each seed.
 """
 
 import heapq
 import random
-import zlib
 from collections import Counter, deque
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from agent.consensus.disk import FOLDER, DiskRefused, Store
 from agent.consensus.machine import Once, Raft
-from agent.consensus.machine.once import Kept
 from agent.consensus.machine.words import (
     Apply,
     ConfigurationChanged,
@@ -41,7 +38,6 @@ from agent.consensus.machine.words import (
     Event,
     HandOver,
     HostsChanged,
-    Image,
     Led,
     Persist,
     Persisted,
@@ -50,129 +46,20 @@ from agent.consensus.machine.words import (
     Restore,
     SaveSnapshot,
     Say,
-    SnapshotTaken,
     Started,
     Woken,
 )
-from agent.consensus.messages import (
-    RACK_BYTES,
-    Configuration,
-    Entry,
-    TimeoutNow,
-    VoteReply,
-    Words,
-    configuration_of,
-    decode,
-    encode,
-)
+from agent.consensus.messages import RACK_BYTES, Configuration, TimeoutNow, VoteReply, Words, decode, encode
 from agent.consensus.policy import Timing, quorum
+from chaos.crowds.log.nodes import SLOW_S_MAX, SNAPSHOT_ENTRIES, Client, Node, State, Weather
+from chaos.crowds.log.promises import Promises
+from chaos.crowds.memory_disk import MemoryDisk, PowerLost, run
 from covey.core import Heard, HostId
-from tests.agent.consensus.fakes import MemoryDisk, PowerLost, run
-
-SNAPSHOT_ENTRIES = 12
-SLOW_S_MAX = 2.0
-"""How long a write on a slow disk takes at most."""
 
 
-class Violation(AssertionError):
-    """Something that must hold did not."""
-
-
-class State(msgspec.Struct, array_like=True):
-    """The replicated state: which commands were executed, in order, and a digest of them."""
-
-    done: list[bytes]
-    digest: int
-
-
-class Body(msgspec.Struct, array_like=True):
-    kept: list[Kept]
-    state: State
-
-
-@dataclass(frozen=True)
-class Weather:
-    """What a seed's world is like."""
-
-    voters: int
-    observers: int
-    loss: float
-    double: float
-    slow: float
-    fault_every_s: float
-    slow_disk: float
-    codec: bool
-    commands_per_s: float
-    files_lost: float
-    """Part of the faults that take a voter's log away, or a part of it."""
-    changes_per_s: float
-
-    @staticmethod
-    def draw(rng: random.Random) -> "Weather":
-        voters = rng.choices((1, 3, 5), (3, 12, 4))[0]
-        return Weather(
-            voters=voters,
-            observers=rng.choice((0, 0, 1, 2, 3)),
-            loss=rng.choice((0.0, 0.0, 0.02, 0.15)),
-            double=rng.choice((0.0, 0.05, 0.3)),
-            slow=rng.choice((0.0, 0.02, 0.2)),
-            fault_every_s=rng.choice((0.25, 0.6, 1.5)),
-            slow_disk=rng.choice((0.0, 0.02, 0.2)),
-            codec=rng.random() < 0.15,
-            commands_per_s=rng.choice((0.3, 12.0, 12.0)),
-            files_lost=rng.choice((0.0, 0.15, 0.5)),
-            changes_per_s=rng.choice((0.0, 0.3, 2.0)),
-        )
-
-
-@dataclass
-class Client:
-    """One command on its way."""
-
-    proposal: Proposal
-    tries: int = 0
-    acknowledged: bool = False
-
-
-@dataclass
-class Node:
-    name: HostId
-    disk: MemoryDisk
-    offset_s: float
-    rate: float
-    up: bool = False
-    life: int = 0
-    paused_until_s: float = 0.0
-    raft: Any = None
-    store: Any = None
-    once: Once = field(default_factory=Once)
-    state: State = field(default_factory=lambda: State([], 0))
-    executed: set[bytes] = field(default_factory=set)
-    applied: int = 0
-    snapshot_due: int = SNAPSHOT_ENTRIES
-    writes: deque[Persist | SaveSnapshot] = field(default_factory=deque)
-    writing: list[Persist | SaveSnapshot] = field(default_factory=list)
-    wake_at_s: float = float("inf")
-    copy: dict[str, bytes] = field(default_factory=dict)
-    """The files of the log as they once were."""
-    configuration: Configuration = field(default_factory=Configuration)
-    """As it last knew it."""
-    toml: tuple[HostId, ...] = ()
-    """leader.voters; empty: the founders."""
-    forgot: bool = False
-    """Something of its log was taken away, and it does not vote yet."""
-    prefix: dict[int, int] = field(default_factory=dict)
-    """Index -> digest of this host's log up to there."""
-
-    def clock(self, world_s: float) -> float:
-        return self.offset_s + self.rate * world_s
-
-    def world(self, clock_s: float) -> float:
-        return (clock_s - self.offset_s) / self.rate
-
-
-class World:
+class World(Promises):
     def __init__(self, seed: int) -> None:
+        super().__init__()
         self.rng = random.Random(seed)
         self.weather = Weather.draw(self.rng)
         rng, weather = self.rng, self.weather
@@ -185,28 +72,15 @@ class World:
             name: Node(name, MemoryDisk(random.Random(rng.random())), rng.uniform(0, 1e5), rng.uniform(0.985, 1.015))
             for name in names
         }
-        self.now_s = 0.0
         self.steps = 0
         self.calm = False
         self.heap: list[tuple[float, int, str, Node | None, int, Any]] = []
         self.order = 0
         self.cut: set[tuple[HostId, HostId]] = set()
-        self.clients: dict[bytes, Client] = {}
-        self.leaders: dict[int, HostId] = {}
-        self.matching: dict[tuple[int, int], int] = {}
-        self.chosen: dict[int, Entry] = {}
-        self.chosen_prefix: dict[int, int] = {0: 0}
-        self.last_chosen = 0
-        self.chosen_in: dict[int, int] = {}
-        """Term -> the last entry that was known to be committed in it."""
-        self.in_force: list[tuple[int, Configuration]] = []
-        """(index, configuration) of those that were committed, in order."""
         self.handed_over = 0
         """Orders to stand at once."""
         self.lost: Counter[str] = Counter()
         """Logs, by what was done to them; and what came of it."""
-        self.seen = 0
-        """Crashes, elections, snapshots installed: that a run was worth it."""
         for node in self.nodes.values():
             self.begin(node)
         self.later(rng.uniform(0, 0.3), "client")
@@ -276,7 +150,7 @@ class World:
                     assert isinstance(action, Restore)
                     self.restore(node, action.image)
         node.raft.check()
-        node.configuration = node.raft.configuration
+        node.configuration, node.commit = node.raft.configuration, node.raft.commit
         self.follows_its_log(node)
         if node.writes and not node.writing:
             self.write(node)
@@ -369,6 +243,7 @@ class World:
         node.prefix = {saved.base_index: self.chosen_prefix[saved.base_index]}
         self.track(node, saved.base_index + 1, saved.entries)
         rng = random.Random(self.rng.random())
+        node.commit = 0
         node.raft = Raft(node.name, node.toml or self.voters, saved, self.timing, rng, node.clock(self.now_s))
         self.feed(node, Started())
         self.feed(node, HostsChanged(tuple(self.nodes)))
@@ -511,166 +386,3 @@ class World:
             learner = rng.choice(others) if others and kind != "remove" else ""
             leaving = rng.choice(now.hosts) if kind != "add" and (learner or len(now.hosts) > 1) else ""
         self.feed(node, ConfigurationWanted(now, msgspec.structs.replace(now, learner=learner, leaving=leaving)))
-
-    def follows_its_log(self, node: Node) -> None:
-        ledger = node.raft._ledger
-        for index in range(ledger.log.last_index, ledger.log.base_index, -1):
-            found = configuration_of(ledger.log.slice(index, index)[0])
-            if found:
-                if found != ledger.configuration:
-                    raise Violation(f"Configuration: {node.name} follows another one than its entry {index} says")
-                return
-        below = [found for index, found in self.in_force if index <= ledger.log.base_index]
-        if below and ledger.configuration != below[-1]:
-            raise Violation(f"Configuration: {node.name} follows another one than was in force at its log's base")
-
-    def committed(self, index: int, configuration: Configuration) -> None:
-        if self.in_force:
-            before = self.in_force[-1][1]
-            if before.rack != configuration.rack:
-                raise Violation("One rack: the log began twice")
-            if len({*before.hosts} ^ {*configuration.hosts}) > 1:
-                raise Violation(f"One step: {before.hosts} to {configuration.hosts}")
-        self.in_force.append((index, configuration))
-
-    # ---- what must hold ----
-
-    def led(self, node: Node, action: Led) -> None:
-        if action.leader != node.name:
-            return
-        first = self.leaders.setdefault(action.term, node.name)
-        if first != node.name:
-            raise Violation(f"Election Safety: {first} and {node.name} both lead term {action.term}")
-        log = node.raft._ledger.log
-        must = max((index for term, index in self.chosen_in.items() if term < action.term), default=0)
-        if log.base_index < must and log.term_at(must) != self.chosen[must].term:
-            raise Violation(f"Leader Completeness: {node.name} leads term {action.term} without entry {must}")
-        for other in self.nodes.values():
-            if other.up and other.raft.term < action.term and other.raft.holds_lease(other.clock(self.now_s)):
-                raise Violation(f"Lease: {node.name} is elected while {other.name} may act as leader")
-
-    def track(self, node: Node, first: int, entries: tuple[Entry, ...]) -> None:
-        """Log Matching: the digest of everything up to an entry is a function of its index and term."""
-        if not entries:
-            return
-        digest = node.prefix[first - 1]
-        for index, entry in enumerate(entries, first):
-            digest = zlib.crc32(stamp_of(entry), digest)
-            if self.matching.setdefault((index, entry.term), digest) != digest:
-                raise Violation(f"Log Matching: {node.name} holds another log up to entry {index}/{entry.term}")
-            node.prefix[index] = digest
-
-    def apply(self, node: Node, action: Apply, events: deque[Event]) -> None:
-        for index, entry in enumerate(action.entries, action.first):
-            if index != node.applied + 1:
-                raise Violation(f"{node.name} applies {index} after {node.applied}")
-            node.applied = index
-            known = self.chosen.setdefault(index, entry)
-            if known != entry:
-                raise Violation(f"State Machine Safety: {node.name} applies another entry at {index}")
-            if index > self.last_chosen:
-                self.last_chosen = index
-                self.chosen_in[node.raft.term] = index
-                if found := configuration_of(entry):
-                    self.committed(index, found)
-                self.chosen_prefix[index] = zlib.crc32(stamp_of(entry), self.chosen_prefix[index - 1])
-            if entry.id:
-                self.execute(node, index, entry)
-        if node.applied >= node.snapshot_due:
-            node.snapshot_due = node.applied + SNAPSHOT_ENTRIES
-            events.append(SnapshotTaken(node.applied, msgspec.msgpack.encode(Body(node.once.dump(), node.state))))
-
-    def execute(self, node: Node, index: int, entry: Entry) -> None:
-        def perform(index: int, command: bytes) -> bytes:
-            if entry.id in node.executed:
-                raise Violation(f"Exactly once: {node.name} executes a command again at {index}")
-            node.executed.add(entry.id)
-            node.state.done.append(entry.id)
-            node.state.digest = zlib.crc32(command, node.state.digest)
-            return str(index).encode()
-
-        outcome = node.once.apply(index, entry, perform)
-        if node.raft.leading and outcome.kind != "expired":
-            self.clients[entry.id].acknowledged = True
-
-    def restore(self, node: Node, image: Image) -> None:
-        body = msgspec.msgpack.decode(image.data, type=Body)
-        node.once.load(body.kept)
-        node.state, node.executed = body.state, set(body.state.done)
-        node.applied = image.index
-        digest = self.chosen_prefix[image.index]
-        if node.prefix.get(image.index) != digest:
-            node.prefix = {image.index: digest}
-        node.snapshot_due = image.index + SNAPSHOT_ENTRIES
-        self.seen += 1
-
-    def converged(self) -> bool:
-        nodes = list(self.nodes.values())
-        leading = [node for node in nodes if node.raft.holds_lease(node.clock(self.now_s))]
-        if len(leading) != 1:
-            return False
-        leader = leading[0].raft
-        if leader.leading.leaving(leading[0].clock(self.now_s)):
-            return False
-        changing = leader.configuration.learner or leader.configuration.leaving
-        return not changing and all(node.applied == leader.last_index for node in nodes)
-
-
-def stamp_of(entry: Entry) -> bytes:
-    """What makes an entry this one and no other."""
-    return entry.id + entry.term.to_bytes(4, "big") + (b"" if entry.id else entry.command)
-
-
-def run_seed(seed: int, steps: int = 2000) -> World:
-    """One world: `steps` events with faults, then everything heals and must converge within 20 s. Violation (with the
-    seed) when something that must hold does not."""
-    world = World(seed)
-    try:
-        while world.steps < steps:
-            world.step()
-        world.heal()
-        world.heap = [entry for entry in world.heap if entry[2] != "client"]
-        heapq.heapify(world.heap)
-        end_s = world.now_s + 20
-        while not world.converged():
-            if world.now_s > end_s:
-                raise Violation("after everything healed the hosts did not converge within 20 s")
-            world.step()
-        quiet(world)
-        states = {(tuple(node.state.done), node.state.digest) for node in world.nodes.values()}
-        if len(states) != 1:
-            raise Violation("hosts that applied the same entries are in different states")
-        done = set(next(iter(states))[0])
-        lost = [one for one in world.clients.values() if one.acknowledged and one.proposal.id not in done]
-        if lost:
-            raise Violation(f"{len(lost)} commands that were acknowledged are gone")
-    except AssertionError as error:
-        raise Violation(f"seed {seed}, event {world.steps}, {world.now_s:.3f} s, {world.weather}: {error}") from error
-    return world
-
-
-def quiet(world: World) -> None:
-    """Nothing fails any more, so nobody changes the leader: not even who voted before and does not know better."""
-    advance(world, SLOW_S_MAX)  # a write that hung before may still let a leader hand over
-    terms = {node.raft.term for node in world.nodes.values()}
-    advance(world, 4.0)
-    after = {node.raft.term for node in world.nodes.values()}
-    if max(after) > max(terms):
-        raise Violation(f"terms went from {max(terms)} to {max(after)} although nothing fails")
-
-
-def advance(world: World, seconds: float) -> None:
-    end_s = world.now_s + seconds
-    while world.now_s < end_s:
-        world.step()
-
-
-def run_seeds(first: int, count: int, steps: int = 2000) -> tuple[int, int, int]:
-    """Worlds of the seeds `first .. first + count - 1`: (events, commands acknowledged, crashes and snapshots)."""
-    events = commands = seen = 0
-    for seed in range(first, first + count):
-        world = run_seed(seed, steps)
-        events += world.steps
-        commands += sum(one.acknowledged for one in world.clients.values())
-        seen += world.seen
-    return events, commands, seen

@@ -12,9 +12,12 @@ from gossip.membership.machine.events import Leaving, LoopStalled
 from gossip.membership.messages import Record
 from gossip.packet import Dropped, Keyring, Opener, Sealer, budget
 from gossip.spread.machine import Published
+from gossip.spread.messages import Delta
 from gossip.words import GossipSettings, HostDown, HostUp, Peer, Say, Sender
 
 KEY = bytes(range(32))
+OUTWEIGHS = {"alive": 0, "suspect": 1, "gone": 2, "left": 3}
+"""SWIM 4.2; written down again, since what agents run is what is looked at."""
 
 
 class Member:
@@ -37,6 +40,8 @@ class Member:
         self.dropped: list[str] = []
         self.sent = 0
         self.sent_bytes = 0
+        self._newest: dict[HostId, tuple[bytes, int, int, int]] = {}
+        """Of each other host: uuid, boot, incarnation, and how much the state outweighs others of that incarnation."""
 
     def feed(self, event: Event) -> None:
         for action in self.gossip.handle(event, self.crowd.now_s):
@@ -49,8 +54,25 @@ class Member:
                     self.told.append((self.crowd.now_s, action.fact))
         if self.crowd.checking:
             self.gossip.check()
+            self._in_order()
+
+    def _in_order(self) -> None:
+        """Of one life of a host nothing older is believed after something newer (SWIM 4.2)."""
+        members = self.gossip.membership.members
+        self._newest = {host: newest for host, newest in self._newest.items() if host in members}
+        for host, member in members.items():
+            if member.remembered:
+                continue
+            now = (member.uuid, member.boot, member.incarnation, OUTWEIGHS[member.state])
+            before = self._newest.get(host, now)
+            assert before[0] != now[0] or before[1:] <= now[1:], f"{self.name} of {host}: {now} after {before}"
+            self._newest[host] = now
 
     def _send(self, say: Say) -> None:
+        if self.crowd.checking:
+            shared = {self.gossip.spread.identity, *self.gossip.spread.live}
+            told = {message.identity for message in say.messages if isinstance(message, Delta)}
+            assert told <= shared, f"{self.name} tells facts of hosts that it does not take for alive"
         datagram = self.sealer.seal(say.messages)
         assert len(datagram) <= self.datagram_bytes, say
         self.sent += 1
@@ -91,6 +113,7 @@ class Crowd:
         self.members: dict[str, Member] = {}
         self.settings = settings
         self.checking = True
+        self.steps = 0
         self._heap: list[tuple[float, int, Member, Callable[[], None]]] = []
         self._serial = 0
 
@@ -125,10 +148,10 @@ class Crowd:
     def kill(self, member: Member) -> None:
         member.up = False
 
-    def leave(self, member: Member) -> None:
-        member.feed(Leaving())
+    def leave(self, member: Member, away_s: int = 0) -> None:
+        member.feed(Leaving(away_s))
         self.run(0.05)
-        member.feed(Leaving())
+        member.feed(Leaving(away_s))
         self.run(0.05)
         member.up = False
 
@@ -172,6 +195,7 @@ class Crowd:
                 heapq.heappush(self._heap, (member.paused_until_s, serial, member, what))
                 continue
             self.now_s = max(self.now_s, at_s)
+            self.steps += 1
             what()
         self.now_s = end_s
         return for_s
