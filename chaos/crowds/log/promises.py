@@ -72,10 +72,11 @@ class Promises:
         digest = node.prefix[first - 1]
         for index, entry in enumerate(entries, first):
             digest = zlib.crc32(stamp_of(entry), digest)
+            new = (index, entry.term) not in self.matching
             if self.matching.setdefault((index, entry.term), digest) != digest:
                 raise Violation(f"Log Matching: {node.name} holds another log up to entry {index}/{entry.term}")
             node.prefix[index] = digest
-            if (found := configuration_of(entry)) and node.raft is not None and node.raft.leading:
+            if new and (found := configuration_of(entry)) and node.raft is not None and node.raft.leading:
                 self.promoted(node, found)
 
     def promoted(self, node: Node, found: Configuration) -> None:
