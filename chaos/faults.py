@@ -55,6 +55,13 @@ class Partition(Fault, frozen=True):
     for_s: float = 10.0
 
 
+class Unheard(Fault, frozen=True):
+    """A firewall drops the datagrams of a host, and nothing else: gossip loses it, connections stand."""
+
+    host: str
+    for_s: float = 30.0
+
+
 class Slow(Fault, frozen=True):
     """Every packet to and from a host takes `factor` times longer, and every callback there costs `callback_s`."""
 
@@ -149,6 +156,7 @@ AnyFault = (
     Kill
     | Pause
     | Partition
+    | Unheard
     | Slow
     | Lose
     | FillMemory
@@ -180,6 +188,9 @@ def strike(world: "World", fault: AnyFault) -> None:
                 pairs += [(b, a) for a, b in pairs]
             world.network.cut(pairs)
             world.at(end, lambda: world.network.heal(pairs))
+        case Unheard():
+            world.network.unheard[fault.host] = None
+            world.at(end, lambda: world.network.unheard.pop(fault.host, None))
         case Slow():
             world.network.slow[fault.host] = fault.factor
             world.hosts[fault.host].slow_down(fault.callback_s)
@@ -299,6 +310,7 @@ def heal(world: "World") -> None:
     world.mark("healed", "chaos")
     world.mischief.on = False
     world.network.heal()
+    world.network.unheard.clear()
     _calm(world)
     for name, host in world.hosts.items():
         _quicken(world, name)

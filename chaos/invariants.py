@@ -37,6 +37,10 @@ class OneLeaderPerTerm:
         self.rack = rack
         self.led: dict[int, str] = {}
 
+    def forget(self) -> None:
+        """A new log begins."""
+        self.led.clear()
+
     def check(self, world: World) -> None:
         raft = self.rack.raft_that_ran()
         if raft is not None and raft.role is Role.LEADER:
@@ -56,6 +60,11 @@ class LogsAgree:
         """Index -> term and checksum of the command."""
         self.seen: dict[HostLoop, int] = {}
         """An agent's loop -> up to where its log was compared."""
+
+    def forget(self) -> None:
+        """A new log begins."""
+        self.committed.clear()
+        self.seen.clear()
 
     def check(self, world: World) -> None:
         raft = self.rack.raft_that_ran()

@@ -54,6 +54,8 @@ class Network:
         """(from, to) host names -> when it was cut."""
         self.slow: dict[str, float] = {}
         """Host -> factor on every delay to and from it."""
+        self.unheard: dict[str, None] = {}
+        """Hosts whose datagrams are dropped, to them and from them."""
         self.sockets: dict[Address, SimSocket] = {}
         self.hosts_by_ip: dict[str, SimHost] = {}
         self.names: dict[str, tuple[str, ...]] = {}
@@ -82,6 +84,10 @@ class Network:
     def open(self, source: str, target: str) -> bool:
         """Does a packet from host `source` reach host `target` now?"""
         return source == target or (source, target) not in self.cuts
+
+    def heard(self, source: str, target: str) -> bool:
+        """The same of a datagram."""
+        return self.open(source, target) and not (self.unheard and {source, target} & self.unheard.keys())
 
     def both_ways(self, one: str, other: str) -> bool:
         return self.open(one, other) and self.open(other, one)
@@ -158,7 +164,7 @@ class SimSocket:
         here = process.host.name
         address = _seen_from(network, to, here)
         host = network.hosts_by_ip.get(split(address)[0])
-        if host is None or network.lost(here, host.name) or not network.open(here, host.name):
+        if host is None or network.lost(here, host.name) or not network.heard(here, host.name):
             network.dropped += 1
             process.world.mark("datagram lost", process.name, f"to {to}")
             return True

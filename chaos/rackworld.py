@@ -20,12 +20,12 @@ from chaos import faults
 from chaos.administrator import Administrator
 from chaos.custody import Custody
 from chaos.host import SimHost, SimProcess
-from chaos.invariants import invariants_for
+from chaos.invariants import LogsAgree, OneLeaderPerTerm, invariants_for
 from chaos.loop import HostLoop
 from chaos.pager import Oracle, pager, reader
 from chaos.workload import sleeper, trainer
 from chaos.world import World
-from covey.core import JobId
+from covey.core import HostId, JobId, Message
 from covey.ports import Env
 from covey.units import parse_size
 from plugins.base import NoLeader, OutcomeUnknown, Program, Refused, Room
@@ -121,7 +121,8 @@ class SimRack:
                 tree["scheduler"] = {"quotas": self.quotas} | tree.get("scheduler", {})
             host.main = self._main(host, parse(tree, name, {}, tuple(rooms)), keys)
         self.world.user_programs |= {"sleeper": sleeper, "trainer": trainer(self.saw_wrong)}
-        for invariant in invariants_for(self) if watched else ():
+        self.invariants = invariants_for(self) if watched else []
+        for invariant in self.invariants:
             self.world.watch(invariant)
 
     def _main(self, host: SimHost, config: Config, keys: list[bytes]) -> Callable[[Env], Any]:
@@ -156,6 +157,12 @@ class SimRack:
     def saw_wrong(self, what: str) -> None:
         self.wrong.append(what)
         self.world.births += 1
+
+    def log_begins_anew(self) -> None:
+        """Every voter's log is gone: terms and indices are counted from the beginning again."""
+        for invariant in self.invariants:
+            if isinstance(invariant, OneLeaderPerTerm | LogsAgree):
+                invariant.forget()
 
     def readers(self) -> list[SimProcess]:
         """Processes that read back every page of every volume, once all is healed; each ends when it has them all."""
@@ -293,6 +300,22 @@ class SimRack:
         if isinstance(answered[0], Exception):
             raise answered[0]
         return answered[0]
+
+    def ask_as(self, asks: str, host: str, room: str, question: Message, within_s: float = 5.0) -> Any:
+        """What one agent answers another one; None when it refuses, or does not answer in time."""
+        answered: list[Any] = []
+        agent, process = self.agents[asks], self.hosts[asks].agent
+        assert process is not None
+
+        async def call() -> None:
+            try:
+                answered.append(await agent.rooms[room].host.ask(room, HostId(host), question, within_s))
+            except (Refused, TimeoutError):
+                answered.append(None)
+
+        process.spawn(f"ask {host}", call())
+        self.world.run(self.world.now + 2 * within_s, stop=lambda: bool(answered) or not process.alive)
+        return answered[0] if answered else None
 
     def submit(self, spec: Mapping[str, Any], key: str, on: str | None = None, within_s: float = 60.0) -> JobId:
         """Submit until somebody takes it, with the same key, as a person at a keyboard would."""

@@ -1,6 +1,6 @@
 """What users run in a simulated rack: stand-ins that speak the real frames and keep an oracle of what must be true.
 
-    sleeper SECONDS            computes, pushes nothing
+    sleeper SECONDS [CODE]     computes, pushes nothing; ends with this exit status
     trainer ROUNDS FLOATS      joins its agent, pushes integer gradients, checks every sum to the bit
     (a tool) pager             attaches a volume, writes and reads pages, checks that no acknowledged write is lost
 
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 async def sleeper(env: Env, command: Command) -> int:
     await asyncio.sleep(float(command.argv[1]))
-    return 0
+    return int(command.argv[2]) if len(command.argv) > 2 else 0
 
 
 class AgentLink:

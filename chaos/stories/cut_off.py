@@ -13,7 +13,10 @@ from covey.core import JobId
 from plugins.scheduler.policy.leases import DRIFT
 
 AWAY_S = 100.0
-TROUBLES = ("cut", "agent stopped", "agent killed", "slow clock", "fast clock", "deaf", "dumb", "only stopped")
+TROUBLES = (
+    *("cut", "agent stopped", "agent killed", "slow clock", "fast clock", "deaf", "dumb", "only stopped"),
+    "with a voter",
+)
 
 
 def play(rack: SimRack) -> None:
@@ -26,6 +29,7 @@ def play(rack: SimRack) -> None:
     host = leader if leader in at_work and rack.rng.random() < 0.4 else rack.rng.choice(at_work)
     theirs = [job for job in jobs if host in ranks(rack, job)]
     began_s = rack.world.now
+    failing = fails_soon(rack)
     for fault in troubles(rack, host, rack.rng.choice(TROUBLES)):
         faults.strike(rack.world, fault)
     kept = [job for job in theirs if known(rack, job).spec.on_lost == "keep"]
@@ -34,15 +38,27 @@ def play(rack: SimRack) -> None:
     assert rack.world.now < began_s + AWAY_S, f"{host} is back, and nothing was shown"
     for job in kept:
         assert host in ranks(rack, job), "it was to be kept"
-    ended(rack, dict.fromkeys(jobs, ("done",)))
+    lost = host in ranks(rack, failing) or known(rack, failing).attempt > 1
+    ended(rack, dict.fromkeys(jobs, ("done",)) | {failing: ("failed",)})
+    assert lost or known(rack, failing).attempt == 1, f"{failing} failed by itself and was started again"
     for job in theirs:
         assert known(rack, job).attempt == 1 + (job in moved), f"{job} was started {known(rack, job).attempt} times"
+
+
+def fails_soon(rack: SimRack) -> JobId:
+    """A job with an error of its own, while a host is away that has none of its ranks or has them."""
+    spec = {"argv": ["sleeper", "20", "1"], "tenant": "red", "workers": 1, "gpus_per_worker": 0, "cwd": "/"}
+    return rack.submit(spec, f"fails-by-itself-{rack.world.seed}")
 
 
 def troubles(rack: SimRack, host: str, kind: str) -> list[faults.AnyFault]:
     others = tuple(name for name in rack.hosts if name != host)
     cut = Partition((host,), others, False, AWAY_S)
     match kind:
+        case "with a voter":
+            voters = [name for name in others if name in rack.agents[host].voters and name != rack.leader()]
+            both = (host, *voters[:1]) if host != rack.leader() else (host,)
+            return [Partition(both, tuple(name for name in others if name not in both), False, AWAY_S)]
         case "agent stopped":
             return [cut, Pause(host, AWAY_S)]
         case "agent killed":

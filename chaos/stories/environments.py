@@ -1,0 +1,65 @@
+"""A job waits for its quota with an API key in its environment, and the host where it was submitted is lost with its
+disk: it runs with that key all the same. No host but those of the job is given the environment, the key stands in clear
+in no file but the records of its ranks, and nothing of it is left anywhere once the job is over."""
+
+from chaos import faults
+from chaos.rackworld import SimRack
+from chaos.stories.classes import known
+from chaos.story import QUIET_S, ended
+from covey.core import HostId, JobId
+from plugins.scheduler.messages.wire import EnvAnswer, EnvOf
+
+KEY = "API_KEY"
+SECRET = "sk-planted-in-a-story"
+RECORDS = "jobs/"
+"""Where what runs on a host is written down, readable by its agent alone."""
+LOST_S = 1000.0
+
+
+def play(rack: SimRack) -> None:
+    rack.settle()
+    before = secret(rack, "before", "30", "red", len(rack.hosts))
+    home = rack.rng.choice([name for name in sorted(rack.hosts) if name != rack.leader()])
+    job = secret(rack, "waits", "20", "red", 1, on=home)
+    rack.run(rack.rng.uniform(1.0, 4.0))
+    in_clear(rack)
+    nobody_else(rack, job)
+    faults.strike(rack.world, faults.Kill("host", home, LOST_S))
+    rack.hosts[home].disk.files.clear()
+    rack.until(lambda: known(rack, before).state in ("done", "failed"), 200.0, "the quota is free")
+    rack.until(lambda: known(rack, job).state in ("running", "done"), 60.0, "it runs without the host that had it")
+    in_clear(rack)
+    nobody_else(rack, job)
+    ended(rack, {before: ("done", "failed"), job: ("done",)})
+    rack.until(lambda: not files(rack, "scheduler/env/"), 2 * QUIET_S, "environments of jobs that are over are gone")
+    in_clear(rack, none=True)
+
+
+def secret(rack: SimRack, key: str, seconds: str, tenant: str, workers: int, on: str | None = None) -> JobId:
+    argv = ["sleeper", seconds, "0", f"{KEY}={SECRET}"]
+    spec = {"argv": argv[:3], "tenant": tenant, "workers": workers, "cwd": "/", "env": {KEY: SECRET}}
+    return rack.submit(spec, f"env-{key}-{rack.world.seed}", on=on)
+
+
+def files(rack: SimRack, part: str) -> list[str]:
+    return [f"{name}:{file}" for name, host in rack.hosts.items() for file in host.disk.files if part in file]
+
+
+def in_clear(rack: SimRack, none: bool = False) -> None:
+    """`none`: not even in records of ranks."""
+    for name, host in rack.hosts.items():
+        for file, content in host.disk.files.items():
+            allowed = not none and file.startswith(RECORDS)
+            assert allowed or SECRET.encode() not in content.data, f"an API key stands in clear in {file} of {name}"
+
+
+def nobody_else(rack: SimRack, job: JobId) -> None:
+    """Hosts that do not run it ask those that may have its environment."""
+    now = known(rack, job)
+    assert now.env is not None
+    theirs = {now.home, *(place.host for place in now.places)}
+    for outsider in [name for name in rack.alive() if HostId(name) not in theirs]:
+        for holder in [name for name in rack.alive() if name != outsider]:
+            given = rack.ask_as(outsider, holder, "scheduler", EnvOf(job, now.epoch, now.env.digest))
+            stolen = isinstance(given, EnvAnswer) and given.data
+            assert not stolen, f"{holder} gave {outsider} the environment of {job}, which does not run there"
