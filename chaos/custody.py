@@ -165,11 +165,12 @@ class Custody:
                 held.lender_failed = True
 
     def _lender_failed(self, volume: Volume, lender: str) -> None:
-        concerned = [page for page in volume.held if lender in self._lenders(volume, page)]
-        if all(volume.held[page].lender_failed for page in concerned):
-            return
-        for _, held in volume.missing(concerned):
-            held.lender_failed = True
+        slabs = {index for index, lenders in volume.lenders.items() if lender in lenders}
+        if slabs:
+            size, slab_bytes = volume.oracle.page_bytes, self.slab_bytes
+            news = [page for page, held in volume.held.items() if not held.lender_failed]
+            for _, held in volume.missing([page for page in news if page * size // slab_bytes in slabs]):
+                held.lender_failed = True
 
     def _lenders(self, volume: Volume, page: int) -> frozenset[str]:
         return volume.lenders.get(page * volume.oracle.page_bytes // self.slab_bytes, frozenset())

@@ -161,7 +161,7 @@ class VolumeClient:
             self._stream = None
 
 
-def pager(oracle: Oracle, seconds: float, pause_s: float = 0.02) -> Callable[[Env, Command], Awaitable[int]]:
+def pager(oracle: Oracle, seconds: float, pause_s: float = 0.04) -> Callable[[Env, Command], Awaitable[int]]:
     """Writes and reads pages for so long, most of them in one hot part of the volume, then reads all of it back."""
 
     async def run(env: Env, command: Command) -> int:
@@ -176,7 +176,7 @@ def pager(oracle: Oracle, seconds: float, pause_s: float = 0.02) -> Callable[[En
         end_s = env.clock.now_s() + seconds
         while env.clock.now_s() < end_s:
             await asyncio.sleep(env.rng.uniform(0.5, 1.5) * pause_s)
-            count = env.rng.choice((1, 1, 1, 2, 4))
+            count = env.rng.choice((1, 1, 2, 4, 8))
             first = env.rng.randrange(0, (pages // 4 if env.rng.random() < 0.8 else pages) - count)
             if env.rng.random() < 0.6:
                 await _write(client, oracle, first, count, page_bytes)

@@ -39,6 +39,7 @@ class Pipe:
 
     def __init__(self, writer: "SimStream", reader: "SimStream") -> None:
         self.writer, self.reader = writer, reader
+        self._within = writer.host is reader.host
         self.way: deque[tuple[float, bytes]] = deque()
         """Earliest arrival and chunk, in order; an empty chunk is the end."""
         self.under_way = 0
@@ -66,22 +67,22 @@ class Pipe:
 
     def _arrive(self) -> None:
         self._timer = False
-        world = self.writer.world
-        while self.way and self.way[0][0] <= world.now:
-            if self.reader.broken is not None:
-                self.way.clear()
+        world, way, reader = self.writer.world, self.way, self.reader
+        while way and way[0][0] <= world.now:
+            if reader.broken is not None:
+                way.clear()
                 return
-            if not self.writer.connected:
+            if not (self._within or self.writer.connected):
                 self._timer = True
                 world.at(world.now + RETRANSMIT_S * world.network.rng.uniform(0.5, 2.0), self._arrive)
                 return
-            _, chunk = self.way.popleft()
+            chunk = way.popleft()[1]
             self.under_way -= len(chunk)
             if chunk:
-                self.reader.arrived(chunk)
+                reader.arrived(chunk)
             else:
-                self.reader.ended()
-        if self.way and not self._timer:
+                reader.ended()
+        if way:
             self._wait()
 
 
@@ -116,14 +117,15 @@ class SimStream:
         if self.world.mischief.on:
             await self._mischief("read")
         target = view.cast("B") if view.format != "B" or view.ndim != 1 else view
-        at, wanted = 0, len(target)
+        at, wanted, buffer = 0, len(target), self._buffer
         while at < wanted:
-            if self._buffer:
-                step = min(len(self._buffer), wanted - at)
-                target[at : at + step] = self._buffer[:step]
-                del self._buffer[:step]
+            if buffer:
+                step = min(len(buffer), wanted - at)
+                target[at : at + step] = buffer[:step]
+                del buffer[:step]
                 at += step
-                self.other.room()
+                if self.other._room:
+                    self.other.room()
                 continue
             if self.broken is not None:
                 raise self.broken
@@ -237,7 +239,8 @@ class SimStream:
             return
         self.world.mark("bytes", self.process.name, "", zlib.crc32(chunk))
         self._buffer += chunk
-        self._wake_reader()
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
 
     def ended(self) -> None:
         """The peer's end of the stream arrived."""
@@ -250,8 +253,6 @@ class SimStream:
             self._wake_all()
 
     def room(self) -> None:
-        if not self._room:
-            return
         while self._room and not self._room[0].done():
             self._room.popleft().set_result(None)
         self._room = deque(waiter for waiter in self._room if not waiter.done())

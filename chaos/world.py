@@ -11,7 +11,6 @@ called at fixed points of the story.
 
 import asyncio
 import gc
-import heapq
 import inspect
 import itertools
 import random
@@ -22,6 +21,7 @@ from asyncio import events
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from chaos.guard import escape_guard
@@ -183,7 +183,7 @@ class World:
 
     def at(self, when: float, event: Callable[[], object] | SimHandle) -> None:
         """Something that happens in the world itself (a packet arrives, a fault strikes), or a timer of a loop."""
-        heapq.heappush(self._heap, (when, next(self._sequence), event))
+        heappush(self._heap, (when, next(self._sequence), event))
 
     def mark(self, kind: str, who: str, detail: str = "", number: int = 0) -> None:
         """Something worth telling happened: it enters the hash, the counts and, when somebody listens, the log."""
@@ -256,7 +256,7 @@ class World:
             if stop is not None and stop():
                 return True
             while heap and heap[0][0] <= self.now:
-                what = heapq.heappop(heap)[2]
+                what = heappop(heap)[2]
                 if type(what) is not SimHandle:
                     what()
                 elif not what.off:

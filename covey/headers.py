@@ -50,6 +50,10 @@ class Status(IntEnum):
     """The hello is of another version of its protocol; the connection ends."""
 
 
+_STATUSES = {status.value: status for status in Status}
+_OPS = {op.value: op for op in Op}
+
+
 class Welcome(NamedTuple):
     status: Status
     page_bytes: int
@@ -97,7 +101,7 @@ def request(data: bytes | bytearray, pages: int, pages_max: Mapping[Op, int]) ->
     limit = pages_max.get(code)
     if limit is None:
         raise WireError(f"no operation here has the number {code}")
-    op = Op(code)
+    op = _OPS[code]
     if limit and (not 1 <= count <= limit or page + count > pages):
         raise WireError(f"{op.name} of {count} pages at {page}; there are {pages}, a request has at most {limit}")
     return Request(op, page, count, tag)
@@ -136,7 +140,7 @@ def expect(what: str, data: bytes | bytearray, size: int) -> None:
 
 
 def _status(code: int) -> Status:
-    try:
-        return Status(code)
-    except ValueError as error:
-        raise WireError(f"no status has the number {code}") from error
+    status = _STATUSES.get(code)
+    if status is None:
+        raise WireError(f"no status has the number {code}")
+    return status

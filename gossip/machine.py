@@ -19,7 +19,7 @@ from gossip.membership.messages import AnyMessage as AboutMembers
 from gossip.membership.messages import Record
 from gossip.spread import machine as spread
 from gossip.spread.machine import Spread
-from gossip.spread.messages import Delta, Syn, Want
+from gossip.spread.messages import AnyMessage as AboutFacts
 from gossip.words import GossipSettings, HostAway, HostDown, HostUp, Peer, Say, Sender
 
 
@@ -86,19 +86,20 @@ class Gossip:
                 assert_never(event)
 
     def _heard(self, heard: Heard, now_s: float) -> Sequence[Action]:
-        facts = tuple(message for message in heard.messages if isinstance(message, Syn | Want | Delta))
-        about: tuple[AboutMembers, ...] = tuple(
-            message
-            for message in heard.messages
-            if not isinstance(message, Syn | Want | Delta) and isinstance(message, AboutMembers)
-        )
-        actions = self._members(members.PacketHeard(heard.sender, heard.source, about), now_s)
+        facts: list[AboutFacts] = []
+        about: list[AboutMembers] = []
+        for message in heard.messages:
+            if isinstance(message, AboutFacts):
+                facts.append(message)
+            elif isinstance(message, AboutMembers):
+                about.append(message)
+        actions = self._members(members.PacketHeard(heard.sender, heard.source, tuple(about)), now_s)
         if not facts:
             return actions
         if not self.membership.accepts(heard.sender) or self.membership.leaving:
             self.refused += 1
             return actions
-        return [*actions, *self._spread(spread.Told(heard.sender, heard.source, facts), now_s)]
+        return [*actions, *self._spread(spread.Told(heard.sender, heard.source, tuple(facts)), now_s)]
 
     def _members(self, event: members.Event, now_s: float) -> list[Action]:
         """What membership wants done. The other plane hears first who came and who went."""

@@ -11,6 +11,7 @@ Everything is decoded with bounds, once, here; what passes is trusted by the mac
 
 import itertools
 import zlib
+from functools import cached_property
 from typing import Annotated
 
 import msgspec
@@ -64,7 +65,7 @@ class Voter(msgspec.Struct, frozen=True, array_like=True):
     """It counts once this entry is committed: the one that put this identity in the place of another one."""
 
 
-class Configuration(msgspec.Struct, frozen=True, array_like=True):
+class Configuration(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """Who votes, from an entry of the log on, and which change is under way: in force as soon as it stands in a host's
     log (Raft thesis §4.1).
 
@@ -81,7 +82,7 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
     leaving: Name = HostId("")
     """A voter that stops voting when there is no learner any more; a leader hands over first."""
 
-    @property
+    @cached_property
     def hosts(self) -> tuple[HostId, ...]:
         """Of the voters."""
         return tuple(voter.host for voter in self.voters)

@@ -119,7 +119,10 @@ class Ledger:
                 self._configurations.append((index, found))
 
     def _configuration_at(self, index: int) -> Configuration:
-        return next(found for since, found in reversed(self._configurations) if since <= index)
+        for since, found in reversed(self._configurations):
+            if since <= index:
+                return found
+        raise AssertionError(f"entry {index} is below the log's base")
 
     def lose(self, identity: bytes) -> None:
         """This log holds less than it acknowledged: from here on it is another one."""

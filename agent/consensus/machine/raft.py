@@ -170,9 +170,9 @@ class Raft(Outlook):
         self._spare_a_slow_disk()
         self._drive()
         self._hand_over()
-        if self._votes_here and not self._voted_here:
+        voted, self._voted_here = self._voted_here, self._votes_here
+        if self._voted_here and not voted:
             self._ledger.write_commit()
-        self._voted_here = self._votes_here
         self._tell()
         actions = self._ledger.finish(now_s)
         self._disk.began(actions, now_s)

@@ -11,8 +11,8 @@ age.
 import asyncio
 import sys
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import assert_never
 
 import msgspec
@@ -346,18 +346,11 @@ class Consensus:
         self._events.append(event)
         if self._draining:
             return
-        with self._ending_when_it_fails():
+        self._draining = failed = True
+        try:
             while self._events:
                 for action in self._raft.handle(self._events.popleft(), self._env.clock.now_s()):
                     self._perform(action)
-        self._arm()
-        self._say_trouble()
-
-    @contextmanager
-    def _ending_when_it_fails(self) -> Iterator[None]:
-        self._draining = failed = True
-        try:
-            yield
             failed = False
         except Contradiction as error:
             failed = False
@@ -366,6 +359,8 @@ class Consensus:
             self._draining = False
             if failed:
                 self._break(sys.exception() or AssertionError("interrupted"))
+        self._arm()
+        self._say_trouble()
 
     def _perform(self, action: Action) -> None:
         match action:

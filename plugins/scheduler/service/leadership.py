@@ -85,9 +85,9 @@ class Leadership:
 
 async def set_within(event: asyncio.Event, timeout_s: float) -> None:
     """Return when `event` is set, or after the timeout; it is clear then."""
+    alarm = asyncio.get_running_loop().call_later(timeout_s, event.set)
     try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        pass
+        await event.wait()
+    finally:
+        alarm.cancel()
     event.clear()

@@ -22,6 +22,7 @@ from plugins.base import Host, RankLease, Refused
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.wire import GRANTS_MAX, Leaderless, LeasesRenewed, RenewLeases
 from plugins.scheduler.policy.leases import RENEWALS, Terms
+from plugins.scheduler.service.leadership import set_within
 
 ASK_S = 2.0
 """How long the leader may take to answer; a relayed question twice as long."""
@@ -59,12 +60,7 @@ class HostLeases:
     async def keep(self) -> None:
         """For as long as the room lives."""
         while True:
-            pause_s = await self._renew()
-            try:
-                async with asyncio.timeout(pause_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+            await set_within(self._wake, await self._renew())
 
     async def _renew(self) -> float:
         """Once, for everything; the seconds until the next time."""
