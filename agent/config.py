@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -183,7 +183,7 @@ def _section(kind: type[msgspec.Struct], values: Any, source: str, name: str, ot
     label = f"{name}." if name else ""
     if not isinstance(values, dict):
         raise _bad_value(source, name, f"expected a section [{name}]", f"write it as a table: [{name}]")
-    fields = [field.name for field in msgspec.structs.fields(kind)]
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
     for key in values:
         if key not in fields:
             near = difflib.get_close_matches(key, [*fields, *others], 1, 0.5)
@@ -193,7 +193,8 @@ def _section(kind: type[msgspec.Struct], values: Any, source: str, name: str, ot
                 f"{source}: `{label}{key}` is not a setting", f"{here} {_names([*fields, *others])}", next_step
             )
     for key, value in values.items():
-        if isinstance(value, float) and not math.isfinite(value):
+        never = value == math.inf and type(None) in get_args(fields[key])  # TOML has no word for nothing
+        if isinstance(value, float) and not math.isfinite(value) and not never:
             raise _bad_value(
                 source, label + key, f"{value} is no number to reckon with", "mend the value and start again"
             )

@@ -23,7 +23,7 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from importlib import metadata
 from importlib.resources import files
 from typing import Any, Protocol, cast
@@ -44,6 +44,8 @@ BODY_BYTES_MAX = 1 << 20
 TCP_CONNECTIONS_MAX = 128
 """Open at once on the TCP door, silent ones too: what comes beyond is closed at once, so that nobody there can use up
 the agent's file descriptors."""
+DEPTH_MAX = 32
+"""Levels of lists and objects in a body; a job has three."""
 ID_CHARACTERS_MAX = 200
 """Longest id in a path: `slab/VOLUME/N` has at most 80."""
 ANSWER_S_MAX = 20.0
@@ -347,7 +349,25 @@ async def _body(request: web.Request) -> dict[str, Any]:
         raise _malformed("the body is not JSON", str(error)) from None
     if not isinstance(found, dict):
         raise _malformed("the body is not a JSON object", f"it is a {type(found).__name__}")
+    if _is_deep(found):
+        raise _malformed("the body cannot be used", f"it is nested deeper than {DEPTH_MAX} levels")
     return found
+
+
+def _is_deep(found: object) -> bool:
+    """Python fails at showing such a value, wherever in a room that is done."""
+    layer = [found]
+    for _ in range(DEPTH_MAX):
+        layer = [inner for outer in layer for inner in _within(outer)]
+        if not layer:
+            return False
+    return True
+
+
+def _within(found: object) -> Iterable[object]:
+    if isinstance(found, dict):
+        return found.values()
+    return found if isinstance(found, list) else ()
 
 
 def _id(request: web.Request) -> str:

@@ -101,6 +101,7 @@ class Journal:
                 self._file_bytes += len(data)
         except OSError:
             self._unwritten = batch + self._unwritten
+            self._file_bytes = FILE_BYTES_MAX  # it is written anew: nothing is read behind half a line at its end
             raise
 
     def story(self, subjects: Sequence[str], prefix: str = "") -> list[StoryLine]:

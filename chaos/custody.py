@@ -4,8 +4,8 @@ An acknowledged page is in two places until the disk has it: at its lender, and 
 one failure loses nothing, and this is what `Custody` holds against every older page that a read returns. It forgives a
 page when, after its acknowledgement and before the disk had it, *both* failed:
 
-    its lender     its slab process or its host died, it was out of reach of the volume for long, or it took the slab
-                   back because nobody spoke for the volume any more
+    its lender     its slab process or its host died, it was out of reach of the volume for long, mischief struck the
+                   connection of the two a moment ago, or it took the slab back because nobody spoke for the volume
     its volume     its process died; or its host lost power and the disk what was not synced
 
 What the disk has is asked of the real `Backing`, opened on a copy of the files as a new process would find them. A page
@@ -25,6 +25,8 @@ from plugins.memory.datapath.vold import control_name, prefix
 if TYPE_CHECKING:
     from chaos.rackworld import SimRack
 
+STRUCK_S = 10.0
+"""After mischief struck a connection: it is found silent (2 s), opened again (4 s), and filled."""
 APART_S = 5.0
 """A lender that the volume's host does not reach for so long has failed (the user timeout of a connection)."""
 
@@ -101,6 +103,8 @@ class Volume:
         self.lenders: dict[int, frozenset[str]] = {}
         self.apart: dict[str, float] = {}
         """Lenders out of reach, since when."""
+        self.struck: dict[str, float] = {}
+        """Lenders whose connection was struck, until when they count as lost."""
         self.process = f"{host.name}/{control_name(oracle.volume)}"
 
     def acknowledged(self, page: int, version: int) -> None:
@@ -128,6 +132,7 @@ class Custody:
         self.forgiven = 0
         """Reads of older pages that two failures explain."""
         rack.world.on_loss.append(self.lost)
+        rack.world.mischief.on_link.append(self.struck)
 
     def add(self, oracle: Oracle, host: SimHost) -> None:
         volume = Volume(oracle, host)
@@ -158,7 +163,18 @@ class Custody:
             elif process.name == volume.process:
                 self._volume_failed(volume, power=False)
 
+    def struck(self, one: str, other: str) -> None:
+        """A connection of these two processes breaks, or is slow."""
+        for volume in self.volumes:
+            if volume.process in (one, other):
+                lender, _, program = (other if one == volume.process else one).partition("/")
+                if program == "slabd":
+                    volume.struck[lender] = self.rack.world.now + STRUCK_S
+
     def _volume_failed(self, volume: Volume, power: bool) -> None:
+        for lender, until_s in volume.struck.items():
+            if self.rack.world.now < until_s:
+                self._lender_failed(volume, lender)
         for page, held in volume.missing():
             held.volume_failed = True
             if power and not self._lenders(volume, page):

@@ -389,6 +389,20 @@ class ProcessDisk:
         found = b"" if file is None else bytes(file.data[offset : offset + size])
         return found + bytes(size - len(found))
 
+    async def size(self, name: str) -> int:
+        """As `agent.disk.DirectoryDisk.size`, for files that somebody else writes and may remove."""
+        await self._pause(name)
+        return len(self._there(name).data)
+
+    async def peek(self, name: str, offset: int, size: int) -> bytes:
+        await self._pause(name, size)
+        return bytes(self._there(name).data[offset : offset + size])
+
+    def _there(self, name: str) -> SimFile:
+        if name not in self._disk.files:
+            raise FileNotFoundError(errno.ENOENT, "no such file", name)
+        return self._disk.files[name]
+
     async def sync(self, name: str) -> None:
         await self._run(Sync(self._disk, name), name, 0, FSYNC_S, 0)
 

@@ -257,6 +257,8 @@ class SimProcesses:
         return SeenProcess(self._process, child, kept=bool(command.run))
 
     def resume(self, command: Command) -> "SeenProcess | None":
+        if self._process.world.mischief.strikes("resume"):
+            raise OSError(errno.EIO, "the disk does not tell what was started", command.run)
         found = self._process.host.runs.get(command.run)
         return None if found is None else SeenProcess(self._process, found, kept=True)
 

@@ -286,6 +286,7 @@ class GangsWhole:
     name, every_s = "a gang starts whole or not at all", 1.0
 
     def __init__(self, rack: "SimRack") -> None:
+        self._within_s = GANG_S + rack.patience_s
         self._began: dict[tuple[str, int], float] = {}
         self._started: dict[tuple[str, int], dict[int, None]] = {}
 
@@ -299,7 +300,7 @@ class GangsWhole:
         for key, size in alive.items():
             age_s = world.now - self._began[key]
             started = len(self._started[key])
-            assert started == size or age_s < GANG_S, (
+            assert started == size or age_s < self._within_s, (
                 f"{started} of {size} ranks of {key[0]} under epoch {key[1]} were started, {age_s:.0f} s ago"
             )
 

@@ -29,10 +29,12 @@ from chaos.planted import known_mutants, range_of
 from chaos.proving import WORKERS_MAX, prove
 from chaos.story import held_stories, known_stories, stories_of_worlds, tell
 
-SHOWN = re.compile(r"^ *[\d.]+ \S+ +(fault|healed|failover|power|agent started|process ended|warning|error)")
+SHOWN = re.compile(r"^ *[\d.]+ \S+ +(settings|fault|healed|failover|power|agent started|process ended|warning|error)")
 """Lines of a story that are printed without --log."""
 GOSSIP_HOSTS_MAX = 100
 """More hosts than this gossip in the crowd only when asked for with --gossip: every one compares itself with all."""
+MIXED = ("mischief", "people", "strangers")
+"""Stories that a soak for handlers plays in turn, beside directed ones."""
 REPEATED = 20
 """One seed in so many is played again under another PYTHONHASHSEED."""
 
@@ -162,17 +164,18 @@ def _storm(options: argparse.Namespace) -> int:
 
 
 def _soak(options: argparse.Namespace) -> int:
-    """Each seed plays all worlds of machines, the swarm (for handlers: with mischief) and one directed story, the next
-    seed the next one."""
+    """Each seed plays all worlds of machines, the swarm (for handlers: with mischief, people or strangers alone) and one
+    directed story, the next seed the next one."""
     if options.handlers and not handlers.installed():
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, "-P", "-m", "chaos.handlers", *sys.argv[1:]])
-    always = [] if options.story else [*stories_of_worlds(), "mischief" if options.handlers else "swarm"]
-    others = [name for name in held_stories() if name not in (*stories_of_worlds(), "swarm", "mischief")]
+    worlds = [] if options.story or options.handlers else stories_of_worlds()
+    others = [name for name in held_stories() if name not in (*stories_of_worlds(), "swarm", *MIXED)]
     names = [options.story] if options.story else others
     played, broken, faults, seconds, began, seen = 0, 0, 0, 0.0, time.process_time(), Seen()
     for seed in options.seeds:
-        for name in [*always, names[seed % len(names)]]:
+        mixed = [] if options.story else [MIXED[seed % len(MIXED)] if options.handlers else "swarm"]
+        for name in [*worlds, *mixed, names[seed % len(names)]]:
             if time.process_time() - began > options.cpu_seconds:
                 return _soaked(options, played, broken, faults, seconds, began, seen)
             known = len(seen.states)
@@ -187,7 +190,7 @@ def _soak(options: argparse.Namespace) -> int:
             played, faults, seconds = played + 1, faults + told.faults, seconds + told.seconds
             if seed % REPEATED == 0 and not options.first and not _same_again(name, seed, told.story_hash):
                 broken += 1
-            if name in ("swarm", "mischief") and len(seen.states) > known:
+            if name in ("swarm", *MIXED) and len(seen.states) > known:
                 broken += _vary(name, seed, seen)
     return _soaked(options, played, broken, faults, seconds, began, seen)
 

@@ -12,7 +12,7 @@ connection is not among them: it says that nothing listens there, which would be
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from chaos.handlers import OURS
@@ -29,6 +29,8 @@ class Mischief:
         self.on = False
         self.fired: dict[str, int] = {}
         """Call site -> how often."""
+        self.on_link: list[Callable[[str, str], None]] = []
+        """Told of both processes of a connection that is struck: it breaks, or is slow for a while."""
         self.rng = random.Random(f"{seed}/mischief")
         self._seed = seed
         self._armed: dict[str, bool] = {}

@@ -24,6 +24,8 @@ LOOPBACK_S = (0.00001, 0.00005)
 """Seconds within a host."""
 RESOLVE_S = (0.001, 0.05)
 """Seconds that the name server takes."""
+NO_ANSWER_S = 40.0
+"""Until a resolver gives up whose servers are all silent."""
 DATAGRAM_BYTES_MAX = 65_507
 SOCKET_PACKETS_MAX = 512
 """Datagrams that wait in a socket whose process is not looking; more are dropped, as a kernel does."""
@@ -160,6 +162,8 @@ class SimSocket:
         process, network = self._process, self._process.world.network
         if self.closed or not process.alive or len(data) > DATAGRAM_BYTES_MAX or not _has_ip(to):
             return False
+        if process.world.mischief.strikes("full datagram socket"):
+            return False
         network.sent += 1
         here = process.host.name
         address = _seen_from(network, to, here)
@@ -228,6 +232,9 @@ class SimDatagrams:
         world = self._process.world
         await asyncio.sleep(world.network.rng.uniform(*RESOLVE_S))
         ips = world.network.names.get(name, ())
-        if not ips:
+        struck = world.mischief.strikes("resolve")
+        if struck and world.mischief.rng.random() < 0.5:
+            await asyncio.sleep(NO_ANSWER_S)
+        if not ips or struck:
             raise OSError(-2, f"Name or service not known: {name}")
         return tuple(joined(ip, port) for ip in ips)

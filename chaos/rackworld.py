@@ -21,8 +21,10 @@ from chaos.administrator import Administrator
 from chaos.custody import Custody
 from chaos.host import SimHost, SimProcess
 from chaos.invariants import LogsAgree, OneLeaderPerTerm, invariants_for
+from chaos.knobs import patience_s
 from chaos.loop import HostLoop
 from chaos.pager import Oracle, pager, reader
+from chaos.people import writer
 from chaos.workload import sleeper, trainer
 from chaos.world import World
 from covey.core import HostId, JobId, Message
@@ -96,6 +98,8 @@ class SimRack:
         """Set by `administered`: files are damaged, and somebody does what agents advise then."""
         self.quotas = dict(quotas or {})
         self._slab = str((SMALL_SLABS | (settings or {}).get("memory", {}))["slab"])
+        self.patience_s = patience_s(settings or {})
+        """Seconds more than within which something must be so, for what settings make slower."""
         self._names: dict[HostLoop, str] = {}
         """Loops of agents."""
         names = [f"h{number}" for number in range(1, hosts + 1)]
@@ -120,7 +124,11 @@ class SimRack:
             if self.quotas and any(room.name == "scheduler" for room in rooms):
                 tree["scheduler"] = {"quotas": self.quotas} | tree.get("scheduler", {})
             host.main = self._main(host, parse(tree, name, {}, tuple(rooms)), keys)
-        self.world.user_programs |= {"sleeper": sleeper, "trainer": trainer(self.saw_wrong)}
+        self.world.user_programs |= {
+            "sleeper": sleeper,
+            "writer": writer,
+            "trainer": trainer(self.saw_wrong),
+        }
         self.invariants = invariants_for(self) if watched else []
         for invariant in self.invariants:
             self.world.watch(invariant)
@@ -203,8 +211,8 @@ class SimRack:
         """Run until `reached()`; how many virtual seconds that took. `Broken` when it is not so in time."""
         start = self.world.now
         while not reached():
-            if self.world.now - start >= within_s:
-                raise self.world.broken(f"not within {within_s:g} s: {what}")
+            if self.world.now - start >= within_s + self.patience_s:
+                raise self.world.broken(f"not within {within_s + self.patience_s:g} s: {what}")
             self.world.run(self.world.now + 0.25)
         return self.world.now - start
 
@@ -320,7 +328,7 @@ class SimRack:
     def submit(self, spec: Mapping[str, Any], key: str, on: str | None = None, within_s: float = 60.0) -> JobId:
         """Submit until somebody takes it, with the same key, as a person at a keyboard would."""
         start = self.world.now
-        while self.world.now - start < within_s:
+        while self.world.now - start < within_s + self.patience_s:
             name = on if on in self.alive() else (self.alive() or [""])[0]
             if name and self.began(name):
                 try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from chaos import stories
+from chaos import knobs, stories
 from chaos.novelty import Seen
 from chaos.rackworld import SimRack
 from chaos.world import Broken, Enough
@@ -92,8 +92,11 @@ def tell(
     if name in stories_of_worlds():
         return _worlds(name, seed)
     quotas: Mapping[str, int] = {"red": hosts, "blue": max(1, hosts // 2)}
-    settings = getattr(_module(name), "SETTINGS", None)
+    chosen = knobs.drawn(seed) if name in knobs.STORIES else {}
+    settings = knobs.joined(chosen, getattr(_module(name), "SETTINGS", None))
     with SimRack(seed, hosts, log=log, story=name, quotas=quotas, settings=settings) as rack:
+        if chosen:
+            rack.world.mark("settings", "chaos", knobs.told(chosen))
         if vary:
             rack.variation = vary
             rack.world.replay += f" --vary {vary}"

@@ -184,6 +184,8 @@ class SimStream:
         mischief = self.world.mischief
         if not mischief.strikes(port) or self.broken is not None or self.closed:
             return
+        for told in mischief.on_link:
+            told(self.process.name, self.other.process.name)
         if mischief.rng.random() < 0.5:
             await asyncio.sleep(mischief.pause_s())
             return
@@ -426,6 +428,8 @@ class SimBytes:
     def hold(self, ip: str, port: int = 0) -> "HeldPort":
         """Keep a TCP port from others without listening on it. OSError when it is taken."""
         wires, host = self._process.world.wires, self._process.host
+        if port and self._process.world.mischief.strikes("hold"):
+            raise OSError(98, f"somebody listens on {ip}:{port} already")
         address = bind_address(host, f"{ip}:{port}", lambda candidate: ("", candidate) in wires.listeners)
         held = HeldPort(self._process, address)
         wires.listeners[("", address)] = held

@@ -123,6 +123,19 @@ def test_an_address_that_no_peer_can_reach_is_not_advertised(address: str) -> No
     assert "advertise" in refused({"advertise": address}).what
 
 
+def test_inf_is_never_where_a_setting_may_be_never() -> None:
+    """As its documentation says: TOML has no word for nothing."""
+    found = parse({"scheduler": {"demote_after_s": float("inf"), "promote_knob": float("inf")}}, "here", {})
+    settings = found.rooms["scheduler"]
+    assert (settings.demote_after_s, settings.promote_knob) == (None, None)  # type: ignore[attr-defined]
+    assert "demote_after_s" in refused({"scheduler": {"demote_after_s": float("nan")}}).what
+
+
+@pytest.mark.parametrize("wrong", [{"env_copies": -1}, {"placing_limit_s": 0.0}, {"home_lost_after_s": -1.0}])
+def test_settings_of_the_scheduler_that_mean_nothing_are_refused(wrong: dict[str, float]) -> None:
+    assert "scheduler" in refused({"scheduler": wrong}).what
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_a_number_without_a_value_is_refused_with_its_key(number: float) -> None:
     assert "scheduler.host_lost_after_s" in refused({"scheduler": {"host_lost_after_s": number}}).what

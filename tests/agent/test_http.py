@@ -315,6 +315,7 @@ async def test_closing_the_doors_waits_for_answers_under_way_but_not_for_one_tha
         ("POST", "/v1/jobs", {"data": io.BytesIO(b"{" + b" " * http.BODY_BYTES_MAX + b"}")}, 413),
         ("POST", "/v1/jobs", {"data": b"no gzip at all", "headers": {"Content-Encoding": "gzip"}}, 400),
         ("POST", "/v1/jobs", {"data": _BOMB, "headers": {"Content-Encoding": "gzip"}}, 413),
+        ("POST", "/v1/jobs", {"data": b'{"argv": ' + b"[" * 40 + b"]" * 40 + b"}"}, 400),
         ("GET", "/v1/jobs/j1/logs?offset=-1", {}, 400),
         ("GET", "/v1/jobs/j1/logs?rank=two", {}, 400),
         ("GET", "/v1/jobs/j1/logs?rank=%C2%B2", {}, 400),

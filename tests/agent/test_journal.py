@@ -40,6 +40,7 @@ class MemoryDisk:
 
     async def append(self, name: str, data: bytes) -> None:
         if self.sick:
+            self.files[name] = self.files.get(name, b"") + data[: len(data) // 2]
             raise OSError(28, "No space left on device")
         self.files[name] = self.files.get(name, b"") + data
 
@@ -84,9 +85,11 @@ async def test_notes_that_could_not_be_written_are_written_later() -> None:
     except OSError:
         disk.sick = False
     await story.write()
+    story.note("j1", "placed", "")
+    await story.write()
     again = journal(disk)
     await again.load()
-    assert [line.event for line in again.story(["j1"])] == ["submitted"]
+    assert [line.event for line in again.story(["j1"])] == ["submitted", "placed"]
 
 
 def test_the_same_key_is_the_same_event() -> None:

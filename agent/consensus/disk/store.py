@@ -126,8 +126,8 @@ class Store:
         name = self._name("log")
         data = await self._disk.read(name) or b""
         saved, head, size = self._recover(name, data)
-        if size < len(data):
-            await self._disk.truncate(name, size)
+        # Also what is whole: a frame whose sync failed can be read, and a later sync may not bring it to the disk.
+        await self._disk.replace(name, data[:size])
         image = await self._load_image(head.image_index)
         await self._sweep(names)
         saved = msgspec.structs.replace(saved, image=image)

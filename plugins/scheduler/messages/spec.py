@@ -161,7 +161,10 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def _wrong(name: str, value: Any, expected: str) -> SpecError:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except RecursionError:
+        shown = "nested so deeply"
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return SpecError(name, f"{name} cannot be {shown}", f"expected {expected}", f"correct {name} and submit again")
 

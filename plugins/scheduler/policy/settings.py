@@ -63,7 +63,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def knob(self) -> tuple[int, int] | None:
         """`promote_knob` as a fraction, as `Rules` has it."""
-        if self.promote_knob is None or self.promote_knob == math.inf:
+        if self.promote_knob is None:
             return None
         return Fraction(self.promote_knob).limit_denominator(1000).as_integer_ratio()
 
@@ -74,14 +74,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError("queue_thresholds_gpu_s must be over 0 and ascending")
         if not 0 <= self.packlimit <= 1:
             raise ValueError("packlimit must be from 0 to 1")
-        for name in ("host_lost_after_s", "reservation_lease_s", "reserve_deadline_s", "checkpoint_s", "current_s"):
-            if getattr(self, name) <= 0:
+        for name in ("host_lost_after_s", "home_lost_after_s", "placing_limit_s", "reservation_lease_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be over 0")
+        for name in ("reserve_deadline_s", "checkpoint_s", "current_s"):
+            if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be over 0")
         for name in ("starve_limit_s", "demote_after_s", "promote_knob"):
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ValueError(f"{name} must be 0 or more; inf is never")
-        if self.place_attempts < 1:
-            raise ValueError("place_attempts must be at least 1")
+            if value == math.inf:
+                msgspec.structs.force_setattr(self, name, None)
+        if self.place_attempts < 1 or self.env_copies < 0:
+            raise ValueError("place_attempts must be at least 1, env_copies at least 0")
         if any(value < 0 for value in self.quotas.values()):
             raise ValueError("quotas must be 0 or more GPUs")

@@ -50,10 +50,11 @@ class HostLeases:
 
     def valid(self, key: Key) -> RankLease | None:
         """A lease under which these ranks may start now; None when there is none yet: it is being asked for."""
+        self._wanted[key] = None  # also one that has its lease: it is kept until these ranks run
         lease = self.leases.get(key)
         if lease is not None and self.host.env.clock.boot_s() < lease.until_s:
             return lease
-        self._wanted[key] = None
+        self.leases.pop(key, None)
         self._wake.set()
         return None
 
@@ -65,12 +66,15 @@ class HostLeases:
     async def _renew(self) -> float:
         """Once, for everything; the seconds until the next time."""
         self._wake.clear()
-        keys = [key for key in dict.fromkeys([*self.host.runner.running(), *self._wanted]) if self._needs(*key)]
-        self._wanted = {}
+        wanted, self._wanted = self._wanted, {}
+        lacking = [key for key in wanted if key not in self.leases]
+        keys = [key for key in dict.fromkeys([*self.host.runner.running(), *wanted]) if self._needs(*key)]
         self.leases = {key: lease for key, lease in self.leases.items() if key in keys}
         if not keys:
             return AGAIN_S
         pauses_s = [await self._renew_some(tuple(keys[at : at + GRANTS_MAX])) for at in range(0, len(keys), GRANTS_MAX)]
+        if any(key in self.leases for key in lacking):  # and for nothing else, or those who look and ask never rest
+            self.news.set()
         return min(pauses_s)
 
     def _needs(self, id: JobId, epoch: int) -> bool:
@@ -87,8 +91,6 @@ class HostLeases:
         given = {key: lease for key in answer.grants if key in keys}
         self.leases |= given
         await self.host.runner.renew(given)
-        if given:
-            self.news.set()
         return AGAIN_S if answer.lease_s is None else answer.lease_s / RENEWALS
 
     async def _ask(self, question: RenewLeases) -> LeasesRenewed | None:

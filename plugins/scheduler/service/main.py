@@ -183,7 +183,13 @@ class SchedulerService(RoomService):
     async def _log_tail(self, ask: LogTail) -> LogTailAnswer:
         """The part of a rank's output that lies on this host. Only a rank number reaches the file's name."""
         runs = any(id == ask.job and ask.rank in ranks for (id, _), ranks in self.host.runner.running().items())
-        read = await self.host.runner.read_log(ask.job, ask.rank, ask.offset, min(ask.limit, LOG_PART_BYTES))
+        try:
+            read = await self.host.runner.read_log(ask.job, ask.rank, ask.offset, min(ask.limit, LOG_PART_BYTES))
+        except OSError as error:  # no reason to stop this room, and whatever else it does
+            what = f"the output of rank {ask.rank} of {ask.job} cannot be read now"
+            raise Refused(
+                75, what, f"its disk fails: {error}", f"look at {self.host.id}'s disk, and try again"
+            ) from error
         return LogTailAnswer(read.data, read.offset, read.size, not runs, self.host.id, read.kept)
 
     # ---- gangs whose home is here ----

@@ -58,6 +58,19 @@ def test_what_was_written_is_read_back() -> None:
     assert saved.entries == (*log_of(1, 1), entry(2, "new")), "a conflict replaced the third entry"
 
 
+def test_what_is_found_is_durable_before_anybody_hears_of_it_also_where_its_sync_had_failed() -> None:
+    """The kernel shows what was written and forgets that it did not reach the disk: behind it the next frame was whole,
+    and the log counted as damaged after a loss of power."""
+    disk = MemoryDisk(random.Random(1))
+    files = opened(disk)
+    run(files.append([persist(1, *log_of(1))]))
+    durable = disk.files[FILE]
+    run(files.append([persist(2, entry(1, "two"))]))
+    disk.unsynced[FILE] = durable
+    assert len(reread(disk).entries) == 2
+    assert not disk.unsynced
+
+
 def test_a_snapshot_begins_a_new_generation_and_the_old_one_goes() -> None:
     disk = MemoryDisk(random.Random(1))
     files = opened(disk)

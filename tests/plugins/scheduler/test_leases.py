@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chaos.rackworld import SimRack
 from covey.core import HostId, JobId
 from plugins.base import Refused
 from plugins.scheduler.machine.leader import RackHost
@@ -199,6 +200,23 @@ def test_ranks_start_under_a_lease_that_is_renewed_while_they_run() -> None:
         assert host.env.clock.boot_s() - host.machine.leases[JobId("j1"), 1].asked_s <= 30.0 / RENEWALS + 1
 
     on_a_rack(story)
+
+
+def test_two_jobs_whose_supervisors_start_slowly_on_one_host_do_not_keep_its_agent_busy() -> None:
+    """Each time one of them was given its lease that of the other was dropped, and it asked at once, without end."""
+    with SimRack(1, hosts=1) as rack:
+        rack.start()
+        rack.settle()
+        rack.hosts["h1"].load_s = 3.0
+        for number in range(2):
+            spec = {"argv": ["sleeper", "1"], "workers": 1, "gpus_per_worker": 1, "cwd": "/"}
+            rack.submit(spec, f"slowly-started-{number}")
+        before = rack.world.steps
+        rack.run(2.0)
+        assert len(rack.hosts["h1"].find("sup-j1-1") + rack.hosts["h1"].find("sup-j2-1")) == 2
+        assert rack.world.steps - before < 5000
+        rack.run(6.0)
+        assert {job.state for job in rack.room("h1", "scheduler").queue.jobs.values()} == {"done"}
 
 
 def test_a_job_that_is_to_be_kept_gets_no_lease() -> None:

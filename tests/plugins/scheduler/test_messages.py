@@ -86,6 +86,14 @@ def test_a_job_that_carries_too_much_is_refused() -> None:
         JobSpec.parse({**GOOD, "env": {f"V{n}": "x" * 1000 for n in range(SPEC_BYTES_MAX // 1000 + 1)}})
 
 
+def test_a_value_that_cannot_even_be_shown_is_a_spec_error() -> None:
+    nested: list[Any] = []
+    for _ in range(5000):
+        nested = [nested]
+    with pytest.raises(SpecError, match="nested"):
+        JobSpec.parse({"argv": nested})
+
+
 @given(
     st.sampled_from([*EXPECTED, "nonsense"]),
     st.recursive(

@@ -334,6 +334,22 @@ def test_the_story_of_a_job_is_told_once_per_event_whatever_the_number_of_hosts(
     on_a_rack(story)
 
 
+def test_output_that_a_sick_disk_does_not_give_stops_nothing_but_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sick(*_: object) -> None:
+        raise OSError(5, "sick in this test")
+
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=1)
+        await until(lambda: bool(rack.job("j1").places))
+        (place,) = rack.job("j1").places
+        monkeypatch.setattr(rack[place.host].runner, "read_log", sick)
+        for name in FOUR:
+            no = await refused(rack[name].call("logs", id="j1"))
+            assert no.code == 75 and "sick in this test" in no.why
+
+    on_a_rack(story)
+
+
 def test_what_the_log_knows_to_be_held_is_not_planned_with() -> None:
     async def story(rack: Rack) -> None:
         await submit(rack)

@@ -1,0 +1,213 @@
+"""People with `agentctl`: they ask any agent anything at any time, and half of what they type is wrong.
+
+Once in a while somebody asks an agent that runs: submits a short job with an environment, cancels one, reads output,
+lists what is where, makes a volume and forgets it, sets a quota, changes voters that there are not. An agent answers,
+or refuses in words (`Refused`, `NoLeader`, `OutcomeUnknown`); any other exception is our mistake, whatever was asked.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from covey.core import JobId
+from covey.ports import Command, Env
+from plugins.base import NoLeader, OutcomeUnknown, Refused
+
+if TYPE_CHECKING:
+    from chaos.rackworld import SimRack
+
+ASKED_S = (0.05, 1.5)
+"""Between two questions."""
+JOBS_MAX = 6
+"""Submitted by one crowd of people."""
+Question = tuple[str, dict[str, Any]]
+"""Command and arguments."""
+
+
+class People:
+    """Asks from now on until the virtual second `until_s`. `jobs`: what was taken of what they submitted."""
+
+    def __init__(self, rack: "SimRack", until_s: float) -> None:
+        self.rack, self.rng, self.until_s = rack, rack.rng, until_s
+        self.jobs: dict[JobId, tuple[str, ...]] = {}
+        self.asked = self.refused = self.submitted = 0
+        self._next()
+
+    def _next(self) -> None:
+        world = self.rack.world
+        if world.now < self.until_s:
+            world.at(world.now + self.rng.uniform(*ASKED_S), self._ask)
+
+    def _ask(self) -> None:
+        rack = self.rack
+        names = [name for name in rack.alive() if rack.began(name)]
+        if names:
+            self.ask(self.rng.choice(names), *self.rng.choice(QUESTIONS)(self))
+        self._next()
+
+    def ask(self, name: str, command: str, arguments: Mapping[str, Any]) -> None:
+        agent, process = self.rack.agents[name], self.rack.hosts[name].agent
+        assert process is not None
+        if command in agent.commands:
+            self.asked += 1
+            process.spawn(f"people ask {command}", self._answered(name, command, arguments))
+
+    async def _answered(self, name: str, command: str, arguments: Mapping[str, Any]) -> None:
+        try:
+            answer = await self.rack.agents[name].commands[command](arguments)
+        except (Refused, NoLeader, OutcomeUnknown):
+            self.refused += 1
+        except OSError as error:  # in a process's own task the world would take it for its disk
+            self.rack.saw_wrong(f"{command} of {name} with {arguments} ended with {error!r}")
+        else:
+            if command == "scheduler.submit":
+                self.jobs[JobId(answer.id)] = ("done", "failed", "cancelled")
+
+    # ---- what they ask ----
+
+    def job(self) -> str:
+        """One of theirs, of somebody else, or none."""
+        known = [*self.jobs, *(f"j{number}" for number in range(1, 4)), "j999", "?"]
+        return str(self.rng.choice(known))
+
+    def submit(self) -> Question:
+        if self.submitted >= JOBS_MAX:
+            return self.wrong_job()
+        self.submitted += 1
+        spec = {
+            "argv": [self.rng.choice(("sleeper", "writer")), f"{self.rng.uniform(1, 20):.1f}"],
+            "tenant": self.rng.choice(("red", "blue")),
+            "workers": self.rng.randint(1, 2),
+            "gpus_per_worker": self.rng.choice((0, 1)),
+            "cwd": "/",
+            "env": {"API_KEY": "k" * self.rng.randint(1, 40)} if self.rng.random() < 0.8 else {},
+            "on_lost": self.rng.choice(("stop", "keep")),
+        }
+        return "scheduler.submit", {"spec": spec, "key": f"people-{self.rack.world.seed}-{self.submitted}"}
+
+    def wrong_job(self) -> Question:
+        nested: list[Any] = []
+        for _ in range(2000):
+            nested = [nested]
+        wrong: tuple[dict[str, Any], ...] = (
+            {"spec": {"argv": ["sleeper", "1"], "workers": "many", "cwd": "/"}},
+            {"spec": {"argv": ["sleeper", "1"], "wrokers": 2, "cwd": "/"}},
+            {"spec": {"workers": 2}},
+            {"spec": {"argv": nested, "cwd": "/"}},
+            {"spec": {"argv": ["sleeper", "1"], "grace_s": float("nan"), "cwd": "/"}},
+            {"spec": {"argv": ["sleeper", "1"], "cwd": "/"}, "key": "short"},
+            {"spec": {"argv": ["sleeper", "1"], "workers": 4096, "cwd": "/"}},
+            {},
+        )
+        return "scheduler.submit", self.rng.choice(wrong)
+
+    def cancel(self) -> Question:
+        mine = [*self.jobs, JobId("j999")]
+        return "scheduler.cancel", {"id": str(self.rng.choice(mine)), "by": "people"}
+
+    def logs(self) -> Question:
+        numbers: tuple[Any, ...] = (0, 0, 0, 1, -5, "tail", None, 10**30)
+        asked = {name: self.rng.choice(numbers) for name in ("rank", "offset", "limit") if self.rng.random() < 0.5}
+        return "scheduler.logs", {"id": self.job(), **asked}
+
+    def of_a_job(self) -> Question:
+        return self.rng.choice(("scheduler.job", "agent.why", "agent.story")), {"id": self.job()}
+
+    def lists(self) -> Question:
+        command = self.rng.choice(
+            (
+                "agent.hosts",
+                "agent.gpus",
+                "agent.rack_slabs",
+                "agent.rack_volumes",
+                "agent.rack_tensors",
+                "agent.voters",
+                "agent.leader",
+                "agent.health",
+                "scheduler.quotas",
+                "scheduler.rack",
+                "memory.volumes",
+            )
+        )
+        return command, {}
+
+    def slabs(self) -> Question:
+        return "memory.slabs", {"all": True}
+
+    def jobs_of_all(self) -> Question:
+        return "scheduler.jobs", {"all": self.rng.random() < 0.5}
+
+    def tensors(self) -> Question:
+        return "aggregator.tensors", {"host": self.rng.choice([*self.rack.hosts, "h99"])}
+
+    def quota(self) -> Question:
+        gpus: Any = self.rng.choice((0, 2, 8, None, -1, "all", 1 << 70))
+        return "scheduler.quota_set", {"tenant": self.rng.choice(("green", "*", "", 7)), "gpus": gpus}
+
+    def give_up(self) -> Question:
+        """None that there is: who gives up a host that is only cut off has its ranks run twice, as he was told."""
+        return "scheduler.give_up", {"id": self.rng.choice(("h99", "", 5))}
+
+    def volume(self) -> Question:
+        """A volume of their own, made, wanted back, asked for in another size, forgotten."""
+        command = self.rng.choice(("attach", "attach", "detach", "give_up"))
+        name: Any = self.rng.choice(("theirs", "theirs", "theirs", "none", "", 5))
+        size: Any = self.rng.choice((1 << 16, 1 << 16, "64 KiB", "much", -1, True, None, 1 << 60))
+        return f"memory.{command}", {"volume": name, "size": size}
+
+    def voters(self) -> Question:
+        """None that would change anything: hosts that do not exist, or vote already, or words that are no names."""
+        wrong: tuple[dict[str, Any], ...] = (
+            {"add": "h99"},
+            {"remove": "h99"},
+            {"add": next(iter(self.rack.hosts))},
+            {"add": "?!", "force": "yes"},
+        )
+        return "agent.change_voters", self.rng.choice(wrong)
+
+
+QUESTIONS: tuple[Callable[[People], Question], ...] = (
+    People.submit,
+    People.submit,
+    People.wrong_job,
+    People.cancel,
+    People.logs,
+    People.logs,
+    People.of_a_job,
+    People.lists,
+    People.lists,
+    People.slabs,
+    People.jobs_of_all,
+    People.tensors,
+    People.quota,
+    People.give_up,
+    People.volume,
+    People.volume,
+    People.voters,
+)
+
+
+# ---- what their jobs do ----
+
+HEAD_BYTES, PART_BYTES, PARTS = 2000, 1000, 3
+"""Of what a `writer` writes: the beginning is kept, then a ring of parts."""
+LINE = b"step 1: all is well, loss 0.25\n"
+
+
+async def writer(env: Env, command: Command) -> int:
+    """Writes for so many seconds, as a shim would lay it down: a head for good, then a ring whose oldest part goes.
+    What the disk refuses is dropped."""
+    name = command.output.partition("/jobs/")[2]
+    end_s, starts, at = env.clock.now_s() + float(command.argv[1]), [0], 0
+    while env.clock.now_s() < end_s:
+        await asyncio.sleep(env.rng.uniform(0.01, 0.1))
+        file = f"jobs/{name}.{starts[-1]:015d}" if starts[-1] else f"jobs/{name}"
+        with contextlib.suppress(OSError):
+            await env.disk.append(file, LINE * env.rng.randint(1, 10))
+            at = starts[-1] + len(await env.disk.read(file) or b"")
+            if at - starts[-1] >= (PART_BYTES if starts[-1] else HEAD_BYTES):
+                starts.append(at)
+                while len(starts) > PARTS + 1:
+                    await env.disk.delete(f"jobs/{name}.{starts.pop(1):015d}")
+    return 0

@@ -1,0 +1,34 @@
+"""As `mischief`, with people who ask every agent everything all the time, half of it wrong; who submit and cancel jobs
+with environments, read what ranks write, and make and forget a volume of their own. Programs of ours are stopped for
+longer than people and agents wait for them. Whatever was asked got an answer or a refusal in words."""
+
+from chaos import faults
+from chaos.people import People
+from chaos.rackworld import SimRack
+from chaos.stories import swarm
+
+STOPPED_S = (2.0, 9.0)
+"""How long a program is stopped; an order to `aggd` takes 5 s at most."""
+PROGRAMS = ("slabd", "vold-theirs", "vold-vol1", "aggd")
+
+
+def play(rack: SimRack) -> None:
+    rack.settle()
+    until_s = rack.world.now + swarm.FAULTS_S
+    people = People(rack, until_s)
+    at_s = rack.world.now + rack.rng.uniform(5.0, 15.0)
+    while at_s < until_s:
+        host, name = rack.rng.choice(sorted(rack.hosts)), rack.rng.choice(PROGRAMS)
+        faults.schedule(rack.world, [(at_s, faults.Pause(host, rack.rng.uniform(*STOPPED_S), name))])
+        at_s += rack.rng.uniform(5.0, 20.0)
+    swarm.play(rack, mischief=True)
+    first = next(iter(rack.hosts))
+    for job in people.jobs:  # one that is larger than the rack waits for hosts that will never be
+        if not over(rack, first, job):
+            rack.ask(first, "scheduler.cancel", {"id": job})
+    rack.until(lambda: all(over(rack, first, job) for job in people.jobs), 120.0, "the people's jobs are over")
+
+
+def over(rack: SimRack, host: str, job: str) -> bool:
+    scheduler = rack.room(host, "scheduler")
+    return scheduler is not None and scheduler.queue.jobs[job].state in ("done", "failed", "cancelled")

@@ -1,0 +1,263 @@
+"""Strangers: whoever reaches a port of ours and says something else.
+
+    garbage        a process that connects to whatever listens (a port scan), and sends noise, half a frame, a frame
+                   that holds something else, or nothing; noise to the sockets of gossip
+    a bad client   knows the door and the password, and then talks nonsense: a broken script, or one of another version
+    a usurper      takes the port of a program of ours that just died, and answers in another language
+    a newer agent  a member of the rack, with keys and all, whose letters, answers, gossip and log commands nobody here
+                   understands yet: an upgrade of the rack that stopped half way
+
+What cannot be understood is counted, dropped or refused, and does no more harm than a message that is lost.
+"""
+
+import asyncio
+import struct
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from agent.letters import Letter
+from agent.rackview import Answer
+from chaos.host import SimHost
+from covey import headers, remote
+from covey.core import HostId
+from covey.frames import pack, read_frame
+from covey.handshake import CHALLENGE_BYTES, NONCE_BYTES, parse_challenge, proof_of_client
+from covey.headers import Op, Request
+from covey.ports import ByteStream, Command, Env
+from covey.wire import Attach, Join, VolumeAt, decoder
+from plugins.memory.datapath import slabwire
+
+if TYPE_CHECKING:
+    from chaos.rackworld import SimRack
+
+EVERY_S = (0.2, 3.0)
+"""Between two strangers."""
+SILENT_S = 8.0
+"""Longer than any of our doors waits for a first word."""
+GARBLED = 0.05
+"""Share of what a newer agent sends that nobody understands."""
+NEWER = msgspec.msgpack.encode({"type": "Tomorrow", "says": [1, 2, 3]})
+"""A message of a version to come."""
+NO_MESSAGE = b"\xc1"
+"""Never a beginning in msgpack."""
+
+
+class Strangers:
+    """Come to the hosts of a rack from now on, until the virtual second `until_s`."""
+
+    def __init__(self, rack: "SimRack", until_s: float) -> None:
+        self.rack, self.rng, self.until_s = rack, rack.rng, until_s
+        self.came = 0
+        self._next()
+
+    def _next(self) -> None:
+        world = self.rack.world
+        if world.now < self.until_s:
+            world.at(world.now + self.rng.uniform(*EVERY_S), self._come)
+
+    def _come(self) -> None:
+        up = [host for host in self.rack.hosts.values() if host.up]
+        if up:
+            self.came += 1
+            self.rng.choice((self._garbage, self._garbage, self._noise, self._client, self._borrower, self._newer))(
+                self.rng.choice(up)
+            )
+        self._next()
+
+    def _run(self, host: SimHost, name: str, work: Callable[[Env], Coroutine[Any, Any, None]]) -> None:
+        async def program(env: Env, command: Command) -> int:
+            try:
+                async with asyncio.timeout(4 * SILENT_S):
+                    await work(env)
+            except (OSError, TimeoutError):
+                return 1
+            return 0
+
+        host.run(name, program)
+
+    # ---- processes that do not belong here ----
+
+    def _garbage(self, host: SimHost) -> None:
+        """To whatever listens on any host, or on a unix socket of this one."""
+        listeners = self.rack.world.wires.listeners
+        addresses = sorted(address for owner, address in listeners if owner in ("", host.name))
+        if not addresses:
+            return
+        address, words = self.rng.choice(addresses), self.rng.choice(GARBAGE)(self.rng.randbytes(1 + 3 * 64))
+
+        async def talk(env: Env) -> None:
+            stream = await env.bytes.connect(address)
+            if words:
+                await stream.write(words)
+            await asyncio.sleep(env.rng.choice((0.0, 0.5, SILENT_S)))
+            stream.close()
+
+        self._run(host, "garbage", talk)
+
+    def _noise(self, host: SimHost) -> None:
+        """Datagrams to gossip: of nobody, and some that a member sealed, damaged on their way."""
+        others = sorted(self.rack.world.network.sockets)
+        if not others:
+            return
+        data = self.rng.randbytes(self.rng.choice((1, 40, 200, 1400)))
+
+        async def send(env: Env) -> None:
+            socket = await env.datagrams.open(f"{host.ip}:0", lambda data, sender: None)
+            for address in others:
+                socket.send(data, address)
+            socket.close()
+
+        self._run(host, "noise", send)
+
+    def _client(self, host: SimHost) -> None:
+        """Of the agent's door, and of a volume: let in, and then it asks for what there is not."""
+        volumes = [oracle for at, oracles in self.rack.oracles.items() if at == host.name for oracle in oracles]
+        oracle = self.rng.choice(volumes) if volumes else None
+        path = f"unix:{host.run_dir}/jobs.sock"
+
+        async def join_badly(env: Env) -> None:
+            stream = await env.bytes.connect(path)
+            await stream.write(pack(env.rng.choice((Join(1), Join(1, "j1", 0, 1, "wrong"), Attach("x", 1)))))  # type: ignore[arg-type]
+            await stream.write(env.rng.choice(GARBAGE)(env.rng.randbytes(90)))
+            await asyncio.sleep(1.0)
+            stream.close()
+
+        async def page_badly(env: Env) -> None:
+            assert oracle is not None
+            at = await attached(env, path, oracle.volume, oracle.size_bytes)
+            stream = await env.bytes.connect(f"unix:{at.path.removeprefix('unix:')}")
+            hello = remote.pack_hello(at.token)
+            older = hello.replace(remote.MAGIC, remote.MAGIC[:-1] + b"1")
+            await stream.write(env.rng.choice((hello, hello, older, hello[:5], bytes(len(hello)))))
+            data = bytearray(headers.WELCOME_BYTES)
+            await stream.read_into(memoryview(data))
+            await stream.write(env.rng.choice((headers.pack_request(Request(Op.READ, 1 << 40, 1, 7)), b"\xff" * 64)))
+            await asyncio.sleep(1.0)
+            stream.close()
+
+        self._run(host, "client", page_badly if oracle is not None and self.rng.random() < 0.6 else join_badly)
+
+    def _borrower(self, host: SimHost) -> None:
+        """Of a slab that this host lends: of another version, or with the right secret and wrong requests."""
+        memory = self.rack.room(host.name, "memory")
+        lent = [] if memory is None else list(memory.lending.machine.lent.values())
+        if not lent or not memory.lending.machine.address:
+            return
+        slab, address, rng = self.rng.choice(lent), memory.lending.machine.address, self.rng
+
+        async def borrow(env: Env) -> None:
+            stream = await env.bytes.connect(address)
+            ref = slab.slab
+            nonce = env.entropy(NONCE_BYTES)
+            hello = slabwire.pack_hello(slabwire.Hello(str(slab.borrower), ref.volume, ref.index, ref.epoch, nonce))
+            other = (slabwire.MAGIC[:-1] + b"9", slabwire.MAGIC, slabwire.MAGIC, b"\0" * 8)
+            hello = env.rng.choice(other) + hello[8:]
+            if env.rng.random() < 0.3:
+                hello = hello[:8] + b"\xff" * 64 + hello[72:]
+            await stream.write(hello)
+            data = bytearray(CHALLENGE_BYTES)
+            await stream.read_into(memoryview(data))
+            await stream.write(proof_of_client(slab.secret, hello, parse_challenge(data).nonce))
+            await stream.write(headers.pack_request(Request(Op.READ, 1 << 40, 1, 7)))
+            await asyncio.sleep(0.5)
+            stream.close()
+
+        if rng.random() < 0.7:  # who proves the secret takes the place of the borrower's connection
+            self._run(host, "borrower", borrow)
+
+    # ---- an agent of a version to come ----
+
+    def _newer(self, host: SimHost) -> None:
+        if host.name not in self.rack.alive() or not self.rack.began(host.name):
+            return
+        agent = self.rack.agents[host.name]
+        to = HostId(self.rng.choice([name for name in self.rack.hosts if name != host.name]))
+        body = self.rng.choice((NEWER, NO_MESSAGE, b"", self.rng.randbytes(30)))
+        room = self.rng.choice(("log", "agent", "memory", "scheduler", "aggregator", "tomorrow"))
+        kind = self.rng.choice(("raw", "send", "ask", "refused", "answer", "link", "command", "gossip"))
+        process = host.agent
+        assert process is not None
+        match kind:
+            case "raw":
+                agent.courier.raw(room, to, body)
+            case "send" | "ask" | "refused" | "answer":
+                agent.courier._post(to, Letter(kind, self.rng.randrange(1, 200), agent.boot, 0, 0, room, body))
+            case "link":
+                agent.env.links.send(to, body or NEWER)
+            case "gossip":
+                process.loop.call_soon(agent.gossip.publish, "health", body[:200])
+            case _:
+                process.spawn("a newer command", self._command(agent, body))
+
+    async def _command(self, agent: Any, body: bytes) -> None:
+        """Into the log, where everybody finds it."""
+        try:
+            await agent.log.propose(body)
+        except Exception as error:
+            assert type(error).__name__ in ("NoLeader", "OutcomeUnknown"), repr(error)
+
+
+async def attached(env: Env, path: str, volume: str, size_bytes: int) -> VolumeAt:
+    """Where a volume is. ConnectionError when the agent does not say."""
+    stream = await env.bytes.connect(path)
+    await stream.write(pack(Join(1)), pack(Attach(volume, size_bytes)))
+    await read_frame(stream, decoder)
+    frame = await read_frame(stream, decoder)
+    stream.close()
+    if not isinstance(frame, VolumeAt):
+        raise ConnectionRefusedError(f"{volume} is not there now")
+    return frame
+
+
+def newer_answers(rack: "SimRack", name: str) -> None:
+    """From now on some answers of this host's agent are of a version to come."""
+    answers, rng = rack.agents[name].courier._answers, rack.rng
+    answer = answers._answer
+
+    async def garbled(sender: HostId, room: str, body: bytes) -> bytes:
+        right = await answer(sender, room, body)
+        if rng.random() >= GARBLED or rack.world.now > rack.world.stop_at:
+            return right
+        other = (NEWER, NO_MESSAGE, b"")
+        return rng.choice((*other, msgspec.msgpack.encode(Answer(b"[tomorrow]")) if room == "agent" else NEWER))
+
+    answers._answer = garbled
+
+
+def usurp(host: SimHost, address: str, words: bytes, rack: "SimRack") -> None:
+    """Somebody else's program gets this port, which nobody listens on now, and answers with these words."""
+
+    async def serve(env: Env, command: Command) -> int:
+        async def answer(stream: ByteStream) -> None:
+            await stream.write(words)
+            await asyncio.sleep(1.0)
+
+        try:
+            listener = await env.bytes.listen(address, answer)
+        except OSError:
+            return 1
+        await asyncio.sleep(SILENT_S)
+        await listener.close()
+        return 0
+
+    host.run("usurper", serve)
+
+
+def _frame(body: bytes) -> bytes:
+    return struct.pack("<I", len(body)) + body
+
+
+GARBAGE: tuple[Callable[[bytes], bytes], ...] = (
+    lambda noise: noise,
+    lambda noise: b"",
+    lambda noise: _frame(noise),
+    lambda noise: _frame(NEWER),
+    lambda noise: _frame(NO_MESSAGE),
+    lambda noise: _frame(noise)[:-5],
+    lambda noise: struct.pack("<I", 0xFFFFFFFF),
+    lambda noise: remote.pack_hello(noise[:32].ljust(32, b"\0")),
+    lambda noise: remote.MAGIC[:-1] + b"1" + bytes(32),
+    lambda noise: b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
+)
