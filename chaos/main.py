@@ -164,8 +164,8 @@ def _storm(options: argparse.Namespace) -> int:
 
 
 def _soak(options: argparse.Namespace) -> int:
-    """Each seed plays all worlds of machines, the swarm (for handlers: with mischief, people or strangers alone) and one
-    directed story, the next seed the next one."""
+    """Each seed plays all worlds of machines, the swarm, and one directed story, the next seed the next one. For
+    handlers no worlds, and instead of the swarm one with mischief, people or strangers."""
     if options.handlers and not handlers.installed():
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, "-P", "-m", "chaos.handlers", *sys.argv[1:]])
