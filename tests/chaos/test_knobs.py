@@ -19,7 +19,7 @@ EVERY = [
 
 @pytest.mark.parametrize(("section", "values"), EVERY, ids=str)
 def test_every_extreme_is_a_setting_that_an_agent_accepts(section: str, values: dict[str, Any]) -> None:
-    parse(knobs.joined({"memory": SMALL_SLABS}, {section: values}), "here", {})
+    assert parse(knobs.joined({"memory": SMALL_SLABS}, {section: values}), "here", {}).source == "here"
 
 
 def test_every_setting_of_a_story_is_accepted_together() -> None:
