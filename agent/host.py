@@ -60,6 +60,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 _identity = msgspec.msgpack.Decoder(Identity)
+_endpoints = msgspec.msgpack.Decoder(Endpoints)
 
 
 class HostAgent:
@@ -275,20 +276,19 @@ class HostAgent:
     def _boot_of(self, host: HostId) -> int:
         """The boot that `host` last gossiped; 0 while nothing is known."""
         peer = self.gossip.peer(host)
-        endpoints = None if peer is None else _view(peer).value("endpoints", Endpoints)
-        return endpoints.boot if isinstance(endpoints, Endpoints) else 0
+        endpoints = None if peer is None else _endpoints_of(peer)
+        return 0 if endpoints is None else endpoints.boot
 
     def _meet_now(self) -> None:
         """Know where everybody's control link is, and who is to receive the log."""
-        views, alive = self.hosts(), []
-        for view in views:
-            if view.host == self.id or view.state in ("away", "gone", "left"):
-                continue
-            endpoints = view.value("endpoints", Endpoints)
-            if isinstance(endpoints, Endpoints):
-                self.env.links.know(view.host, endpoints.control, endpoints.public_key)
-                alive.append(view.host)
-        self.log.hosts(alive, [view.host for view in views if view.state in ("gone", "left")])
+        peers, alive = self.gossip.hosts(), []
+        for peer in peers:
+            if peer.host != self.id and peer.state in ("alive", "suspect"):
+                endpoints = _endpoints_of(peer)
+                if endpoints is not None:
+                    self.env.links.know(peer.host, endpoints.control, endpoints.public_key)
+                    alive.append(peer.host)
+        self.log.hosts(alive, [peer.host for peer in peers if peer.state in ("gone", "left")])
 
     async def _meet(self) -> None:
         while True:
@@ -422,6 +422,13 @@ def _view(peer: Peer) -> HostView:
         values=peer.values,
         away_s=peer.away_s,
     )
+
+
+def _endpoints_of(peer: Peer) -> Endpoints | None:
+    """Where its agent answers; None as long as it has not said so."""
+    found = peer.values.get("endpoints")
+    endpoints: Endpoints | None = None if found is None else _decode(_endpoints, found)
+    return endpoints
 
 
 def _decode(decoder: "msgspec.msgpack.Decoder[Any]", body: bytes) -> Any:

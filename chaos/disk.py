@@ -17,6 +17,7 @@ import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from covey.ports import ProcessId
@@ -422,6 +423,7 @@ class ProcessDisk:
         return f"{self._disk.root}/{name}"
 
 
+@lru_cache(4096)
 def _checked(name: str) -> None:
     if not NAME.fullmatch(name) or any(part in (".", "..") for part in name.split("/")):
         raise OSError(f"{name!r} is not the name of a file here: use a-z, 0-9, '.', '_', '-' and '/'")

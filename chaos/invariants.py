@@ -7,7 +7,6 @@ from time to time. They see everything at once, as no host can: what every agent
 
 import zlib
 from collections.abc import Iterator
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from agent.consensus.machine.raft import Role
@@ -42,7 +41,7 @@ class OneLeaderPerTerm:
         self.led.clear()
 
     def check(self, world: World) -> None:
-        raft = self.rack.raft_that_ran()
+        raft = self.rack.moved
         if raft is not None and raft.role is Role.LEADER:
             who = self.led.setdefault(raft.term, str(raft.me))
             assert who == raft.me, f"{who} and {raft.me} both lead in term {raft.term}"
@@ -67,7 +66,7 @@ class LogsAgree:
         self.seen.clear()
 
     def check(self, world: World) -> None:
-        raft = self.rack.raft_that_ran()
+        raft = self.rack.moved
         if raft is None or world.last is None:
             return
         seen = self.seen.get(world.last, 0)
@@ -103,19 +102,28 @@ def machines_of(agent: Any) -> Iterator[Any]:
     """Everything with `handle` and `check` that the agent's parts hold."""
     parts = [getattr(agent, "gossip", None), getattr(agent, "log", None), *getattr(agent, "rooms", {}).values()]
     for part in parts:
-        for held in [] if part is None else list(vars(part).values()):
-            machine, holds_some = _kind(type(held))  # type: ignore[arg-type]  # classes are hashable
-            if machine:
+        for held in [] if part is None else _worth_a_look(part):
+            if _is_machine(type(held)):
                 yield held
-            if holds_some:
-                yield from (deeper for deeper in vars(held).values() if _kind(type(deeper))[0])  # type: ignore[arg-type]
+            if type(held).__module__.startswith("plugins."):
+                yield from (deeper for deeper in _worth_a_look(held) if _is_machine(type(deeper)))
 
 
-@cache
-def _kind(kind: type) -> tuple[bool, bool]:
-    """Is it a machine, and is it a part of a room that may hold machines?"""
-    machine = callable(getattr(kind, "check", None)) and callable(getattr(kind, "handle", None))
-    return machine, kind.__module__.startswith("plugins.") and bool(kind.__dictoffset__)
+_plain: set[type] = set()
+"""Types that are no machine and hold none: most attributes have one of these."""
+
+
+def _worth_a_look(holder: Any) -> list[Any]:
+    """What an object holds that may be a machine, or hold one."""
+    found = [held for held in getattr(holder, "__dict__", {}).values() if type(held) not in _plain]
+    for held in found:
+        if not _is_machine(type(held)) and not type(held).__module__.startswith("plugins."):
+            _plain.add(type(held))
+    return found
+
+
+def _is_machine(kind: type) -> bool:
+    return callable(getattr(kind, "check", None)) and callable(getattr(kind, "handle", None))
 
 
 class RoomsLive:

@@ -156,6 +156,8 @@ class SimLinks:
         self.names: dict[bytes, HostId] = {}
         self._heard: Callable[[HostId, bytes], None] | None = None
         self._to: dict[HostId, Connection] = {}
+        self._addresses: dict[HostId, Address] = {}
+        """Of those that are known, as they are seen from here."""
 
     async def open(self, bind: Address, heard: Callable[[HostId, bytes], None]) -> None:
         ends = self.world.link_ends
@@ -171,27 +173,26 @@ class SimLinks:
             return
         self.forget(host)
         self.known[host] = (address, key)
+        ip, port = split(address)
+        self._addresses[host] = f"{self.host.ip}:{port}" if ip.startswith("127.") else f"{ip}:{port}"
         self.names[key] = host
         self._to[host] = Connection(self, host)
 
     def forget(self, host: HostId) -> None:
         known = self.known.pop(host, None)
         if known is not None:
+            del self._addresses[host]
             self.names.pop(known[1], None)
             old = self._to.pop(host)
             old.closed = True
             old.lose()
 
     def address_of(self, host: HostId) -> Address:
-        known = self.known.get(host)
-        if known is None:
-            return ""
-        ip, port = split(known[0])
-        return f"{self.host.ip}:{port}" if ip.startswith("127.") else f"{ip}:{port}"
+        return self._addresses.get(host, "")
 
     def host_of(self, peer: HostId) -> str | None:
         """The machine at a peer's address (its name may be a lie)."""
-        address = self.address_of(peer)
+        address = self._addresses.get(peer, "")
         found = self.world.network.hosts_by_ip.get(split(address)[0]) if address else None
         return None if found is None else found.name
 

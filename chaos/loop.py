@@ -31,6 +31,10 @@ EXECUTOR_S = (0.0001, 0.002)
 """Seconds, least and most, after which a job handed to `run_in_executor` runs (inline: there are no threads)."""
 
 
+TASKS = 64
+"""References to tasks that are kept before those to tasks that are gone are thrown away."""
+
+
 class LocalClock(Protocol):
     """A host's own monotonic clock, and the way back from it to the world's time."""
 
@@ -103,7 +107,8 @@ class HostLoop(asyncio.BaseEventLoop):
         self.failed: Callable[[BaseException, str], None] | None = None
         """Called for an exception that no code caught."""
         self._busy = False
-        self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self._tasks: list[weakref.ref[asyncio.Task[Any]]] = []
+        self._tasks_max = TASKS
         self.set_exception_handler(self._uncaught)
 
     # ---- what asyncio calls ------------------------------------------------------------------------------------------
@@ -137,7 +142,10 @@ class HostLoop(asyncio.BaseEventLoop):
         number = self.world.number()
         options["name"] = options.get("name") or f"task-{number}"
         task = SimTask(number, coro, loop=self, **options)
-        self._tasks.add(task)
+        self._tasks.append(weakref.ref(task))
+        if len(self._tasks) > self._tasks_max:
+            self._tasks = [kept for kept in self._tasks if kept() is not None]
+            self._tasks_max = TASKS + 2 * len(self._tasks)
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
@@ -200,7 +208,8 @@ class HostLoop(asyncio.BaseEventLoop):
 
     def tasks(self) -> list[asyncio.Task[Any]]:
         """Those of this loop that are not done, oldest first. (`asyncio.all_tasks` looks at those of all loops.)"""
-        return sorted((task for task in self._tasks if not task.done()), key=hash)
+        known = (kept() for kept in self._tasks)
+        return [task for task in known if task is not None and not task.done()]
 
     def kill(self) -> list[asyncio.Task[Any]]:
         """Never step this loop again. The tasks it leaves behind, oldest first, for the graveyard."""

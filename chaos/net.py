@@ -111,7 +111,7 @@ class Network:
 
     def bound(self, address: Address, here: str) -> "SimSocket | None":
         """The datagram socket at `address` as host `here` sees it."""
-        return self.sockets.get(_seen_from(self, address, here))
+        return self.sockets.get(_seen_from(address, self.world.hosts[here].ip))
 
 
 @lru_cache(4096)
@@ -128,12 +128,11 @@ def _has_ip(address: Address) -> bool:
     return is_ip(split(address)[0])
 
 
-def _seen_from(network: Network, address: Address, here: str) -> Address:
-    """Loopback means the host that says it."""
+@lru_cache(4096)
+def _seen_from(address: Address, here: str) -> Address:
+    """Loopback means the host that says it, whose IP is `here`."""
     ip, port = split(address)
-    if ip.startswith("127.") or ip in ("::1", "localhost"):
-        return f"{network.world.hosts[here].ip}:{port}"
-    return f"{ip}:{port}"
+    return f"{here if ip.startswith('127.') or ip in ('::1', 'localhost') else ip}:{port}"
 
 
 def bind_address(host: "SimHost", bind: Address, taken: Callable[[Address], bool]) -> Address:
@@ -166,7 +165,7 @@ class SimSocket:
             return False
         network.sent += 1
         here = process.host.name
-        address = _seen_from(network, to, here)
+        address = _seen_from(to, process.host.ip)
         host = network.hosts_by_ip.get(split(address)[0])
         if host is None or network.lost(here, host.name) or not network.heard(here, host.name):
             network.dropped += 1

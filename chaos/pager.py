@@ -13,6 +13,7 @@ import asyncio
 import struct
 import zlib
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from covey import headers, remote
 from covey.frames import pack, read_frame
@@ -161,7 +162,19 @@ class VolumeClient:
             self._stream = None
 
 
-def pager(oracle: Oracle, seconds: float, pause_s: float = 0.04) -> Callable[[Env, Command], Awaitable[int]]:
+class Pace(NamedTuple):
+    pause_s: float
+    """Mean, between an answer and the next request."""
+    runs: tuple[int, ...]
+    """Pages of one request, one of these by chance; a fourth of the volume must have more."""
+
+
+QUICK = Pace(0.02, (1, 1, 1, 2, 4))
+LONG_RUNS = Pace(0.04, (1, 1, 2, 4, 8))
+"""About as many pages with half as many requests: for stories that are long and about more than pages."""
+
+
+def pager(oracle: Oracle, seconds: float, pace: Pace = QUICK) -> Callable[[Env, Command], Awaitable[int]]:
     """Writes and reads pages for so long, most of them in one hot part of the volume, then reads all of it back."""
 
     async def run(env: Env, command: Command) -> int:
@@ -175,8 +188,8 @@ def pager(oracle: Oracle, seconds: float, pause_s: float = 0.04) -> Callable[[En
         pages = oracle.pages
         end_s = env.clock.now_s() + seconds
         while env.clock.now_s() < end_s:
-            await asyncio.sleep(env.rng.uniform(0.5, 1.5) * pause_s)
-            count = env.rng.choice((1, 1, 2, 4, 8))
+            await asyncio.sleep(env.rng.uniform(0.5, 1.5) * pace.pause_s)
+            count = env.rng.choice(pace.runs)
             first = env.rng.randrange(0, (pages // 4 if env.rng.random() < 0.8 else pages) - count)
             if env.rng.random() < 0.6:
                 await _write(client, oracle, first, count, page_bytes)

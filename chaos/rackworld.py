@@ -22,8 +22,7 @@ from chaos.custody import Custody
 from chaos.host import SimHost, SimProcess
 from chaos.invariants import LogsAgree, OneLeaderPerTerm, invariants_for
 from chaos.knobs import patience_s
-from chaos.loop import HostLoop
-from chaos.pager import Oracle, pager, reader
+from chaos.pager import QUICK, Oracle, Pace, pager, reader
 from chaos.people import writer
 from chaos.workload import sleeper, trainer
 from chaos.world import World
@@ -43,22 +42,6 @@ SMALL_SLABS: Tree = {"slab": "64 KiB", "page": "4 KiB", "spill_queue": "1 MiB", 
 def programs_of(rooms: Sequence[Room]) -> Callable[[], Mapping[str, Program]]:
     found = {SUPERVISOR.name: SUPERVISOR} | {program.name: program for room in rooms for program in room.programs}
     return lambda: found
-
-
-def log_moved(agent: HostAgent) -> Callable[[], bool]:
-    """Did the agent's Raft core handle anything since this was last asked? Virtual time passes with every callback, so
-    an event moves the core's own time."""
-    seen: tuple[Raft | None, float] = None, 0.0
-
-    def moved() -> bool:
-        nonlocal seen
-        raft: Raft | None = agent.log._raft if hasattr(agent, "log") else None
-        if raft is None or (raft is seen[0] and raft._now_s == seen[1]):
-            return False
-        seen = raft, raft._now_s
-        return True
-
-    return moved
 
 
 class SimRack:
@@ -100,8 +83,8 @@ class SimRack:
         self._slab = str((SMALL_SLABS | (settings or {}).get("memory", {}))["slab"])
         self.patience_s = patience_s(settings or {})
         """Seconds more than within which something must be so, for what settings make slower."""
-        self._names: dict[HostLoop, str] = {}
-        """Loops of agents."""
+        self.moved: Raft | None = None
+        """The Raft core that handled something in the callback that ran last."""
         names = [f"h{number}" for number in range(1, hosts + 1)]
         voters = names[: 5 if hosts >= 7 else 3 if hosts >= 3 else 1]
         keys = self.keys = [random.Random(f"{seed}/gossip key").randbytes(32)]
@@ -137,8 +120,7 @@ class SimRack:
         async def main(env: Env) -> int:
             agent = self.agents[host.name] = HostAgent(env, config, keys, self.rooms)
             if host.agent is not None:
-                host.agent.loop.agent_moved = log_moved(agent)
-                self._names[host.agent.loop] = host.name
+                host.agent.loop.agent_moved = self._log_moved(agent)
             try:
                 await agent.start()
             except OSError as error:
@@ -153,14 +135,20 @@ class SimRack:
         return main
 
     def pager(
-        self, host: str, volume: str, size_bytes: int, seconds: float, used_bytes: int | None = None
+        self,
+        host: str,
+        volume: str,
+        size_bytes: int,
+        seconds: float,
+        used_bytes: int | None = None,
+        pace: Pace = QUICK,
     ) -> SimProcess:
         """A process on this host that uses a volume of remote memory, or the beginning of it, and checks every page."""
         oracle = Oracle(volume, size_bytes, self.saw_wrong, self.stale.append, used_bytes)
         self.oracles.setdefault(host, []).append(oracle)
         if self.custody is not None:
             self.custody.add(oracle, self.hosts[host])
-        return self.hosts[host].run("pager", pager(oracle, seconds))
+        return self.hosts[host].run("pager", pager(oracle, seconds, pace))
 
     def saw_wrong(self, what: str) -> None:
         self.wrong.append(what)
@@ -253,12 +241,22 @@ class SimRack:
 
     # ---- looking inside ----------------------------------------------------------------------------------------------
 
-    def raft_that_ran(self) -> Raft | None:
-        """The Raft core of the agent whose callback was the last to run; None when it was no agent."""
-        name = self._names.get(self.world.last) if self.world.last is not None else None
-        agent = self.agents.get(name) if name is not None else None
-        log = getattr(agent, "log", None)
-        return None if log is None else log._raft
+    def _log_moved(self, agent: HostAgent) -> Callable[[], bool]:
+        """Did the agent's Raft core handle anything since this was last asked? Virtual time passes with every callback,
+        so an event moves the core's own time."""
+        seen: Raft | None = None
+        seen_s = 0.0
+
+        def moved() -> bool:
+            nonlocal seen, seen_s
+            raft: Raft | None = agent.log._raft if hasattr(agent, "log") else None
+            if raft is None or (raft._now_s == seen_s and raft is seen):
+                return False
+            self.moved = seen = raft
+            seen_s = raft._now_s
+            return True
+
+        return moved
 
     def failed(self) -> list[str]:
         """Hosts whose agent runs with a room that failed."""

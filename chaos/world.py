@@ -36,10 +36,10 @@ from plugins.base import Program
 
 TICK_S = 1e-6
 """Virtual seconds that every callback takes, so that no busy loop can stop time."""
-COLLECT_EVERY = 50_000
+FOLD_EVERY = 2000
+"""Callbacks between two foldings of the trail into the hash."""
+COLLECT_EVERY = 25 * FOLD_EVERY
 """Callbacks between two garbage collections."""
-FOLD_EVERY = 4096
-"""Callbacks and marks between two foldings of the trail into the hash."""
 
 
 class Broken(AssertionError):
@@ -122,6 +122,7 @@ class World:
         self._numbers = itertools.count(1)
         self._runnable: list[HostLoop] = []
         self._after: dict[str, list[Invariant]] = {"any": [], "moved": [], "births": []}
+        self._always = self._after["any"]
         self._births_seen = -1
         self._broken: Broken | None = None
         self._running: HostLoop | None = None
@@ -197,13 +198,11 @@ class World:
     @property
     def story_hash(self) -> int:
         """Of all that happened so far: who ran when, and what was marked."""
-        self._fold()
-        return self._hash
+        found = zlib.crc32("\0".join(self._trail).encode(), self._hash)
+        return zlib.crc32(self._numbers_marked, zlib.crc32(self._times, found))
 
     def _fold(self) -> None:
-        trail = "\0".join(self._trail).encode()
-        for told in (trail, self._times, self._numbers_marked):
-            self._hash = zlib.crc32(told, self._hash)
+        self._hash = self.story_hash
         self._trail.clear()
         del self._times[:], self._numbers_marked[:]
 
@@ -267,7 +266,7 @@ class World:
                 if not heap or heap[0][0] > limit:
                     self.now = max(self.now, limit if limit != float("inf") else self.now)
                     return False
-                self.now = max(self.now, heap[0][0])
+                self.now = heap[0][0]
                 continue
             if self.now > limit:
                 return False
@@ -305,17 +304,17 @@ class World:
         if loop.callback_s and not loop.dead:
             loop.work()
             self.at(self.now + loop.callback_s, loop.rest)
-        if self._after["any"]:
+        if self._always:
             self._look_at("any")
         if loop.agent_moved is not None and loop.agent_moved():
             self._look_at("moved")
         if self.births != self._births_seen:
             self._births_seen = self.births
             self._look_at("births")
-        if len(self._trail) >= FOLD_EVERY:
+        if self.steps % FOLD_EVERY == 0:
             self._fold()
-        if self.steps % COLLECT_EVERY == 0:
-            gc.collect()
+            if self.steps % COLLECT_EVERY == 0:
+                gc.collect()
 
     def _look_at(self, after: str) -> None:
         for invariant in self._after[after]:

@@ -4,6 +4,7 @@ its jobs are over, and every other page is there."""
 
 from chaos import faults
 from chaos.novelty import varied
+from chaos.pager import LONG_RUNS
 from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.story import READ_S, ended, not_stale
@@ -23,7 +24,7 @@ def play(rack: SimRack, mischief: bool = False) -> None:
         rack.administered()
     end = max([start + FAULTS_S, *(at + fault.for_s + 5.0 for at, fault in plan if fault.for_s >= faults.AWAY_S[0])])
     rack.forgive()
-    pager = rack.pager(rack.rng.choice(sorted(rack.hosts)), "vol1", 1 << 18, FAULTS_S)
+    pager = rack.pager(rack.rng.choice(sorted(rack.hosts)), "vol1", 1 << 18, FAULTS_S, pace=LONG_RUNS)
     over = ("done", "failed", "cancelled")
     jobs = {}
     for number in range(rack.rng.randint(1, 4)):
