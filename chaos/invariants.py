@@ -15,10 +15,13 @@ from chaos.loop import HostLoop
 from chaos.world import Invariant, World
 from covey.core import JobId
 from covey.ports import Command
+from plugins.base import Refused
 
 if TYPE_CHECKING:
     from chaos.rackworld import SimRack
 
+HEARTBEAT_S = 1.0
+"""By which the age of a copy of the log may be told too low."""
 FENCE_S = 30.0
 """How long ranks of a grant may still run once the log has ended it: their own grace and its sequel. A host that was
 given up has none left by then (`RanksOnce`)."""
@@ -313,6 +316,27 @@ class GangsWhole:
             )
 
 
+class JobsKnown:
+    """Nobody denies a job that was accepted: a host that does not know it (any more) says so, and not that it was never
+    given."""
+
+    name, every_s = "nobody denies an accepted job", 0.5
+
+    def __init__(self, rack: "SimRack") -> None:
+        self.rack = rack
+
+    def check(self, world: World) -> None:
+        for name in self.rack.alive():
+            scheduler = self.rack.room(name, "scheduler")
+            for id, at_s in [] if scheduler is None else self.rack.accepted.items():
+                if id in scheduler.queue.jobs or world.now <= at_s + scheduler.settings.current_s + HEARTBEAT_S:
+                    continue
+                try:
+                    scheduler._find({"id": id})
+                except Refused as no:
+                    assert "no job was ever" not in no.why, f"{name} denies {id}, which was accepted"
+
+
 class SlabsExclusive:
     """One mapping of one slab is lent by one host at most, and every lender keeps to what it may lend."""
 
@@ -349,6 +373,7 @@ def invariants_for(rack: "SimRack") -> list[Invariant]:
             QuotaHeld(rack, rack.quotas),
             FencedRanksEnd(rack),
             GangsWhole(rack),
+            JobsKnown(rack),
         ]
     if "memory" in rooms:
         found.append(SlabsExclusive(rack))

@@ -35,6 +35,8 @@ GOSSIP_HOSTS_MAX = 100
 """More hosts than this gossip in the crowd only when asked for with --gossip: every one compares itself with all."""
 MIXED = ("mischief", "people", "strangers")
 """Stories that a soak for handlers plays in turn, beside directed ones."""
+VARIED_AFTER = 60
+"""Stories: to the first ones of a soak every state is new."""
 REPEATED = 20
 """One seed in so many is played again under another PYTHONHASHSEED."""
 
@@ -164,7 +166,7 @@ def _storm(options: argparse.Namespace) -> int:
 
 
 def _soak(options: argparse.Namespace) -> int:
-    """Each seed plays all worlds of machines, the swarm, and one directed story, the next seed the next one. For
+    """Each seed plays all worlds of machines, the swarm, and two directed stories, the next seed the next ones. For
     handlers no worlds, and instead of the swarm one with mischief, people or strangers."""
     if options.handlers and not handlers.installed():
         sys.stdout.flush()
@@ -175,7 +177,8 @@ def _soak(options: argparse.Namespace) -> int:
     played, broken, faults, seconds, began, seen = 0, 0, 0, 0.0, time.process_time(), Seen()
     for seed in options.seeds:
         mixed = [] if options.story else [MIXED[seed % len(MIXED)] if options.handlers else "swarm"]
-        for name in [*worlds, *mixed, names[seed % len(names)]]:
+        directed = dict.fromkeys((names[2 * seed % len(names)], names[(2 * seed + 1) % len(names)]))
+        for name in [*worlds, *mixed, *directed]:
             if time.process_time() - began > options.cpu_seconds:
                 return _soaked(options, played, broken, faults, seconds, began, seen)
             known = len(seen.states)
@@ -190,7 +193,7 @@ def _soak(options: argparse.Namespace) -> int:
             played, faults, seconds = played + 1, faults + told.faults, seconds + told.seconds
             if seed % REPEATED == 0 and not options.first and not _same_again(name, seed, told.story_hash):
                 broken += 1
-            if name in ("swarm", *MIXED) and len(seen.states) > known:
+            if name in ("swarm", *MIXED) and len(seen.states) > known and played > VARIED_AFTER:
                 broken += _vary(name, seed, seen)
     return _soaked(options, played, broken, faults, seconds, began, seen)
 

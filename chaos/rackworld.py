@@ -69,6 +69,8 @@ class SimRack:
         """The newest agent of every host, alive or not."""
         self.wrong: list[str] = []
         """What workloads saw that must never be seen."""
+        self.accepted: dict[JobId, float] = {}
+        """Jobs that were submitted and taken -> when."""
         self.stale: list[str] = []
         """Pages that were read older than they were acknowledged: allowed after two failures at once only."""
         self.oracles: dict[str, list[Oracle]] = {}
@@ -159,6 +161,7 @@ class SimRack:
         for invariant in self.invariants:
             if isinstance(invariant, OneLeaderPerTerm | LogsAgree):
                 invariant.forget()
+        self.accepted.clear()
 
     def readers(self) -> list[SimProcess]:
         """Processes that read back every page of every volume, once all is healed; each ends when it has them all."""
@@ -331,7 +334,9 @@ class SimRack:
             if name and self.began(name):
                 try:
                     answer = self.ask(name, "scheduler.submit", {"spec": dict(spec), "key": key}, 15.0)
-                    return JobId(answer["job"] if isinstance(answer, dict) else answer.id)
+                    job = JobId(answer["job"] if isinstance(answer, dict) else answer.id)
+                    self.accepted[job] = self.world.now
+                    return job
                 except (TimeoutError, NoLeader, OutcomeUnknown):
                     pass
                 except Refused as no:

@@ -24,10 +24,11 @@ def play(rack: SimRack) -> None:
     host = rack.rng.choice(at_work)
     faults.strike(rack.world, faults.Unheard(host, UNHEARD_S))
     rack.run(rack.rng.uniform(LOST_S, LOST_S + 10.0))
-    leader = rack.leader()
-    if leader is not None and rack.rng.random() < 0.7:
-        faults.strike(rack.world, faults.Kill("agent", leader, 4.0))
-    rack.run(rack.rng.uniform(15.0, 25.0))
+    for _ in range(rack.rng.randint(1, 4)):
+        leader = rack.leader()
+        if leader is not None and leader != host:
+            faults.strike(rack.world, faults.Kill("agent", leader, 3.0))
+        rack.run(rack.rng.uniform(4.0, 9.0))
     for job in jobs:
         assert known(rack, job).attempt == 1, f"{job} was taken back from a host that renewed its lease"
     return ended(rack, dict.fromkeys(jobs, ("done",)))

@@ -54,6 +54,8 @@ from plugins.views import JobView, QuotaView
 
 ASK_S = 1.0
 """How long a host may take to say what runs there, when a person asks."""
+NEWS_S = 0.5
+"""How long a job that this host has not heard of is waited for: news of the log take milliseconds."""
 LOG_PART_BYTES = 64 * 1024
 """Most that one `logs` returns."""
 SHOWN_S = 2.0
@@ -385,7 +387,7 @@ class SchedulerService(RoomService):
         ]
 
     async def _job(self, given: Mapping[str, Any]) -> JobView:
-        job = self._find(given)
+        job = await self._seek(given)
         heard = await self._ask_places(job) if job.placed else {}
         return views.job_view(self._find(given), self._standing(), self.host.log.age_s, self._seen(), heard)
 
@@ -405,7 +407,7 @@ class SchedulerService(RoomService):
         return answer if isinstance(answer, JobNowAnswer) else None
 
     async def _cancel(self, given: Mapping[str, Any]) -> JobView:
-        job = self._find(given)
+        job = await self._seek(given)
         if job.state not in OVER:
             by = str(given.get("by", ""))[:100]
             await self.queue_log.change(CancelAsked(wall_s=0.0, job=job.id, by=by), f"cancel {job.id}")
@@ -431,7 +433,7 @@ class SchedulerService(RoomService):
 
     async def _logs(self, given: Mapping[str, Any]) -> views.LogPart:
         """A part of a rank's output, from whichever host has it. JSON carries `data` in base64."""
-        job = self._find(given)
+        job = await self._seek(given)
         rank, offset = asked.whole(given, "rank", 0), asked.whole(given, "offset", 0)
         limit = max(0, min(asked.whole(given, "limit", LOG_PART_BYTES), LOG_PART_BYTES))
         if not 0 <= rank < job.spec.workers:
@@ -478,6 +480,13 @@ class SchedulerService(RoomService):
         free = views.free_of(hosts, self.queue)
         largest = max((host.gpus for host in alive), default=0)
         return views.RackView(len(alive), sum(host.gpus for host in alive), sum(free.values()), largest)
+
+    async def _seek(self, given: Mapping[str, Any]) -> Job:
+        """What another host has just accepted is on its way here."""
+        id = JobId(str(given.get("id", "")))
+        if id not in self.queue.jobs and not self.host.log.is_leader:
+            await self.queue_log.until(lambda: id in self.queue.jobs, NEWS_S)
+        return self._find(given)
 
     def _find(self, given: Mapping[str, Any]) -> Job:
         id = JobId(str(given.get("id", "")))

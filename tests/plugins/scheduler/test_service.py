@@ -53,6 +53,15 @@ def test_a_host_that_lags_behind_the_log_does_not_say_that_a_job_was_never_there
     on_a_rack(story)
 
 
+def test_a_job_that_was_accepted_elsewhere_a_moment_ago_is_waited_for_and_not_denied() -> None:
+    async def story(rack: Rack) -> None:
+        asked = asyncio.ensure_future(rack["gpu3"].call("job", id="j1"))
+        await asyncio.sleep(0.2)
+        assert (await submit(rack, on="gpu1")).id == (await asked).id == "j1"
+
+    on_a_rack(story)
+
+
 def test_every_host_tells_its_rooms_once_where_a_job_is_and_when_it_is_over() -> None:
     async def story(rack: Rack) -> None:
         await submit(rack)
