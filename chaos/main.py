@@ -172,8 +172,8 @@ def _soak(options: argparse.Namespace) -> int:
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, "-P", "-m", "chaos.handlers", *sys.argv[1:]])
     worlds = [] if options.story or options.handlers else stories_of_worlds()
-    others = [name for name in held_stories() if name not in (*stories_of_worlds(), "swarm", *MIXED)]
-    names = [options.story] if options.story else others
+    apart = (*stories_of_worlds(), "swarm", *(MIXED if options.handlers else ["mischief"]))
+    names = [options.story] if options.story else [name for name in held_stories() if name not in apart]
     played, broken, faults, seconds, began, seen = 0, 0, 0, 0.0, time.process_time(), Seen()
     for seed in options.seeds:
         mixed = [] if options.story else [MIXED[seed % len(MIXED)] if options.handlers else "swarm"]

@@ -493,14 +493,5 @@ class SchedulerService(RoomService):
         job = self.queue.jobs.get(id)
         if job is not None:
             return job
-        if self.queue.was(id):
-            raise Refused(
-                3, f"{id} is not kept any more", "it ended long ago", "agentctl jobs --all shows what is kept"
-            )
         log = self.host.log
-        if not log.caught_up or log.age_s > self.settings.current_s:
-            why = f"its copy of the log is {log.age_s:.0f} s old" if log.caught_up else "it has just started"
-            raise Refused(
-                75, f"{self.host.id} does not know {str(id)[:80]!r}", why, "ask again, or another host (--agent)"
-            )
-        raise Refused(3, f"there is no job {str(id)[:80]!r}", "no job was ever given this id", "agentctl jobs --all")
+        raise views.unknown(id, self.queue.was(id), self.host.id, log.caught_up, log.age_s, self.settings.current_s)
