@@ -130,7 +130,7 @@ class Lenders:
         await self._leave(slab, epoch)
 
     async def _leave(self, slab: Slab, epoch: int) -> None:
-        await self._queue.drained(slab.first, slab.pages)
+        await self._queue.kept(slab.first, slab.pages)
         await self._places.remove(slab.index, epoch)
         if self._places.late:
             self._guard(slab, "places", self._places.catch_up)

@@ -72,8 +72,17 @@ class SpillQueue:
         while any(self._backing.version[page] < version for page in range(first, first + count)):
             await self._next_round()
 
-    async def drained(self, first: int, count: int) -> None:
-        """Wait until everything that is in the queue now of these pages is on disk, however often it refuses."""
+    async def kept(self, first: int, count: int) -> None:
+        """Wait until everything that is in the queue now of these pages survives a loss of power, however often the
+        disk refuses: a lender that has them is about to forget them."""
+        await self._drained(first, count)
+        while True:
+            try:
+                return await self._backing.sync()
+            except OSError:
+                await asyncio.sleep(RETRY_S)
+
+    async def _drained(self, first: int, count: int) -> None:
         wanted = {page: self.version(page) for page in range(first, first + count) if self.newest(page) is not None}
         while any(self._backing.version[page] < version for page, version in wanted.items()):
             try:

@@ -296,6 +296,21 @@ async def test_a_place_being_closed_stays_on_record_until_its_pages_are_on_disk(
         assert await lenders_on_record(bench) == []
 
 
+async def test_pages_of_a_place_that_is_closed_survive_a_loss_of_power() -> None:
+    """Its lender forgets them, so what only the cache of a kernel holds would be gone with one failure."""
+    async with a_bench() as bench:
+        volume = await bench.volume()
+        await volume.open_place(bench.register(0))
+        await write(volume, 0, 7)
+        bench.disk.sync_fail = True
+        closing = asyncio.ensure_future(volume.close_place(0, 1))
+        await asyncio.sleep(0.05)
+        assert await lenders_on_record(bench) == [1] and not closing.done()
+        bench.disk.sync_fail = False
+        await asyncio.wait_for(closing, 5.0)
+        assert await lenders_on_record(bench) == []
+
+
 async def test_a_lost_lender_stays_on_record_until_its_pages_are_on_disk() -> None:
     async with a_bench() as bench:
         volume = await bench.volume()
