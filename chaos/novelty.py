@@ -1,9 +1,14 @@
 """Seeds that show a state never seen are kept, and their plans varied: what is rare is looked at from nearby.
 
 Once a virtual second the state of a rack is made into a small signature: per host its role and whether it runs, the
-states of slabs it borrows and lends (how many is left out), and of jobs; hosts are sorted, so which one it was does
-not count. `Seen` keeps the signatures of a soak. A variation plays the same seed with one fault dropped, moved or added
-(`varied`), by a number that is part of the line that repeats it.
+states of slabs it borrows and lends (how many is left out), of jobs, and how far leases of ranks and of slabs are;
+then what gangs do, and what befell them before. Hosts are sorted, so which one it was does not count. `Seen` keeps the
+signatures of a soak. A variation plays the same seed with one fault dropped, moved or added (`varied`), by a number
+that is part of the line that repeats it.
+
+Stories with a plan of faults are varied: `swarm`, and `mischief`, `people` and `strangers`, which are a swarm each. The
+others strike a few faults at moments that they wait for, and then ask for what follows from those: with one fault more
+or less what they ask for is not so. Their seeds vary them.
 """
 
 import random
@@ -16,6 +21,7 @@ from chaos.world import World
 
 if TYPE_CHECKING:
     from chaos.rackworld import SimRack
+    from plugins.scheduler.machine.jobs import Job
 
 VARIATIONS = 2
 """Played of each seed that is kept."""
@@ -48,15 +54,52 @@ def signature(rack: "SimRack") -> int:
         if name not in alive or not rack.began(name):
             told.append("down" if name not in alive else "begins")
             continue
-        raft, memory, scheduler = rack.agents[name].log._raft, rack.room(name, "memory"), rack.room(name, "scheduler")
+        raft = rack.agents[name].log._raft
         words = [str(raft.role) if raft is not None else ""]
-        if memory is not None:
-            words += sorted({f"b {slab.state}" for slab in memory.borrowing.machine._all()})
-            words += sorted({f"l {lent.state}" for lent in memory.lending.machine.lent.values()})
-        if scheduler is not None:
-            words += sorted({f"j {job.state}" for job in scheduler.queue.jobs.values()})
+        words += _memory(rack, name) + _scheduler(rack, name)
         told.append(",".join(words))
-    return zlib.crc32(";".join(sorted(told)).encode())
+    return zlib.crc32(";".join([*sorted(told), *_gangs(rack)]).encode())
+
+
+def _memory(rack: "SimRack", name: str) -> list[str]:
+    """Slabs borrowed and lent here, and how far the leases of those are."""
+    memory = rack.room(name, "memory")
+    if memory is None:
+        return []
+    now_s, lender = rack.hosts[name].clock.now_s(), memory.lending.machine
+    words = {f"b {slab.state}" for slab in memory.borrowing.machine._all()}
+    words |= {f"l {lent.state}" for lent in lender.lent.values()}
+    return sorted(words | {f"s {_left(lent.expires_s - now_s, lender._lease_s)}" for lent in lender.lent.values()})
+
+
+def _scheduler(rack: "SimRack", name: str) -> list[str]:
+    """Jobs as this copy of the log has them, and how far the leases of ranks here are."""
+    scheduler = rack.room(name, "scheduler")
+    if scheduler is None:
+        return []
+    now_s = rack.hosts[name].clock.boot_s()
+    words = {f"j {job.state}" for job in scheduler.queue.jobs.values()}
+    leases = scheduler.leases.leases.values()
+    return sorted(words | {f"r {_left(lease.until_s - now_s, lease.lease_s or 1.0)}" for lease in leases})
+
+
+def _left(left_s: float, whole_s: float) -> str:
+    """Of a lease."""
+    return "lost" if left_s <= 0 else "expiring" if left_s < whole_s / 2 else "held"
+
+
+def _gangs(rack: "SimRack") -> list[str]:
+    """What gangs do, and what befell them before, by one copy of the log."""
+    rooms = [room for room in (rack.room(name, "scheduler") for name in rack.hosts) if room is not None]
+    live = rooms[0].queue.live() if rooms else []
+    return sorted({f"{_GANG.get(job.state, job.state)} {_before(job)}" for job in live})
+
+
+_GANG = {"placing": "forming", "running": "whole"}
+
+
+def _before(job: "Job") -> str:
+    return "preempted" if job.preemptions else "lost a host" if job.hosts_lost else "failed" if job.failures else ""
 
 
 class Seen:
