@@ -403,11 +403,12 @@ class SupervisedRunner:
         return self._env.processes.find(process) is not None
 
     async def _read_state(self, key: Key) -> bytes | None:
+        """None when there is none. What cannot be read now is there all the same, and says as much as a damaged one."""
         try:
             return await self._env.disk.read(file_of(key, "state"))
         except OSError as error:
             self._env.log.error("state cannot be read", job=key[0], epoch=key[1], why=str(error))
-            return None
+            return b""
 
     async def _never_claimed(self, key: Key, epoch: Epoch) -> None:
         """An earlier agent wrote the record and died; no supervisor ever ran. If these places are still wanted, the

@@ -10,8 +10,11 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from chaos.workload import AgentLink
 from covey.core import JobId
 from covey.ports import Command, Env
+from covey.rounds import Superseded
+from covey.tensorstream import TensorStream
 from plugins.base import NoLeader, OutcomeUnknown, Refused
 
 if TYPE_CHECKING:
@@ -76,7 +79,7 @@ class People:
             return self.wrong_job()
         self.submitted += 1
         spec = {
-            "argv": [self.rng.choice(("sleeper", "writer")), f"{self.rng.uniform(1, 20):.1f}"],
+            "argv": [self.rng.choice(("sleeper", "writer", "bungler")), f"{self.rng.uniform(1, 20):.1f}"],
             "tenant": self.rng.choice(("red", "blue")),
             "workers": self.rng.randint(1, 2),
             "gpus_per_worker": self.rng.choice((0, 1)),
@@ -210,4 +213,21 @@ async def writer(env: Env, command: Command) -> int:
                 starts.append(at)
                 while len(starts) > PARTS + 1:
                     await env.disk.delete(f"jobs/{name}.{starts.pop(1):015d}")
+    return 0
+
+
+async def bungler(env: Env, command: Command) -> int:
+    """A training script with mistakes: a name that cannot travel, and a tensor of another shape on every rank."""
+    agent = AgentLink(env, command)
+    tensors = TensorStream(env.bytes, env.spawn, agent.job, agent.rank, agent.world_size, agent.lost, env.entropy)
+    agent.moved = tensors.moved
+    env.spawn("agent link", agent.run())
+    with contextlib.suppress(ValueError):
+        await tensors.push_pull("w" * 500, bytes(4))
+    try:
+        async with asyncio.timeout(float(command.argv[1])):
+            await tensors.push_pull("w", bytes(4 * (1 + agent.rank)))
+            await tensors.push_pull("w", bytes(4 * (1 + agent.rank)))
+    except (RuntimeError, TimeoutError, Superseded):
+        return 1
     return 0

@@ -23,7 +23,7 @@ from chaos.host import SimHost, SimProcess
 from chaos.invariants import LogsAgree, OneLeaderPerTerm, invariants_for
 from chaos.knobs import patience_s
 from chaos.pager import QUICK, Oracle, Pace, pager, reader
-from chaos.people import writer
+from chaos.people import bungler, writer
 from chaos.workload import sleeper, trainer
 from chaos.world import World
 from covey.core import HostId, JobId, Message
@@ -112,6 +112,7 @@ class SimRack:
         self.world.user_programs |= {
             "sleeper": sleeper,
             "writer": writer,
+            "bungler": bungler,
             "trainer": trainer(self.saw_wrong),
         }
         self.invariants = invariants_for(self) if watched else []

@@ -20,13 +20,15 @@ import msgspec
 from agent.letters import Letter
 from agent.rackview import Answer
 from chaos.host import SimHost
+from chaos.people import People
 from covey import headers, remote
-from covey.core import HostId
+from covey.core import HostId, Message
 from covey.frames import pack, read_frame
 from covey.handshake import CHALLENGE_BYTES, NONCE_BYTES, parse_challenge, proof_of_client
 from covey.headers import Op, Request
 from covey.ports import ByteStream, Command, Env
 from covey.wire import Attach, Join, VolumeAt, decoder
+from gossip.packet import HEADER_BYTES
 from plugins.memory.datapath import slabwire
 
 if TYPE_CHECKING:
@@ -44,12 +46,19 @@ NO_MESSAGE = b"\xc1"
 """Never a beginning in msgpack."""
 
 
+class Tomorrow(Message, frozen=True):
+    """A message of gossip that is not known yet."""
+
+    says: str
+
+
 class Strangers:
     """Come to the hosts of a rack from now on, until the virtual second `until_s`."""
 
     def __init__(self, rack: "SimRack", until_s: float) -> None:
         self.rack, self.rng, self.until_s = rack, rack.rng, until_s
         self.came = 0
+        self.people = People(rack, 0.0)
         self._next()
 
     def _next(self) -> None:
@@ -59,6 +68,9 @@ class Strangers:
 
     def _come(self) -> None:
         up = [host for host in self.rack.hosts.values() if host.up]
+        here = [name for name in self.rack.alive() if self.rack.began(name)]
+        if here:  # somebody looks at it all
+            self.people.ask(self.rng.choice(here), *self.people.lists())
         if up:
             self.came += 1
             self.rng.choice((self._garbage, self._garbage, self._noise, self._client, self._borrower, self._newer))(
@@ -176,7 +188,7 @@ class Strangers:
         to = HostId(self.rng.choice([name for name in self.rack.hosts if name != host.name]))
         body = self.rng.choice((NEWER, NO_MESSAGE, b"", self.rng.randbytes(30)))
         room = self.rng.choice(("log", "agent", "memory", "scheduler", "aggregator", "tomorrow"))
-        kind = self.rng.choice(("raw", "send", "ask", "refused", "answer", "link", "command", "gossip"))
+        kind = self.rng.choice(("raw", "send", "ask", "refused", "answer", "link", "command", "gossip", "datagram"))
         process = host.agent
         assert process is not None
         match kind:
@@ -186,10 +198,22 @@ class Strangers:
                 agent.courier._post(to, Letter(kind, self.rng.randrange(1, 200), agent.boot, 0, 0, room, body))
             case "link":
                 agent.env.links.send(to, body or NEWER)
+            case "datagram":
+                process.loop.call_soon(self._datagram, agent.gossip, f"{self.rack.hosts[to].ip}:7946", body)
             case "gossip":
                 process.loop.call_soon(agent.gossip.publish, "health", body[:200])
             case _:
                 process.spawn("a newer command", self._command(agent, body))
+
+    def _datagram(self, gossip: Any, to: str, body: bytes) -> None:
+        """Sealed with the key of the rack: one message more than are known, or none at all."""
+        sealer = gossip._sealer
+        if self.rng.random() < 0.5:
+            data = sealer.seal((Tomorrow("later"),))
+        else:
+            head = bytearray(sealer.seal(()))[:HEADER_BYTES]
+            data = bytes(head) + sealer._aead.encrypt(bytes(head[-12:]), body, bytes(head) + sealer._label)
+        gossip._socket.send(data, to)
 
     async def _command(self, agent: Any, body: bytes) -> None:
         """Into the log, where everybody finds it."""
@@ -214,16 +238,19 @@ async def attached(env: Env, path: str, volume: str, size_bytes: int) -> VolumeA
 def newer_answers(rack: "SimRack", name: str) -> None:
     """From now on some answers of this host's agent are of a version to come."""
     answers, rng = rack.agents[name].courier._answers, rack.rng
-    answer = answers._answer
+    answer, post = answers._answer, answers._post
 
     async def garbled(sender: HostId, room: str, body: bytes) -> bytes:
         right = await answer(sender, room, body)
-        if rng.random() >= GARBLED or rack.world.now > rack.world.stop_at:
-            return right
-        other = (NEWER, NO_MESSAGE, b"")
-        return rng.choice((*other, msgspec.msgpack.encode(Answer(b"[tomorrow]")) if room == "agent" else NEWER))
+        if room == "agent" and rng.random() < 0.5:
+            return rng.choice((NEWER, msgspec.msgpack.encode(Answer(b"[tomorrow]"))))
+        return right if rng.random() >= GARBLED else rng.choice((NEWER, NO_MESSAGE, b""))
 
-    answers._answer = garbled
+    def posted(to: HostId, letter: Letter) -> bool:
+        newer = letter.kind == "refused" and rng.random() < 0.5
+        return post(to, msgspec.structs.replace(letter, body=NEWER) if newer else letter)
+
+    answers._answer, answers._post = garbled, posted
 
 
 def usurp(host: SimHost, address: str, words: bytes, rack: "SimRack") -> None:

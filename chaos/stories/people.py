@@ -20,6 +20,7 @@ def play(rack: SimRack) -> None:
     while at_s < until_s:
         host, name = rack.rng.choice(sorted(rack.hosts)), rack.rng.choice(PROGRAMS)
         faults.schedule(rack.world, [(at_s, faults.Pause(host, rack.rng.uniform(*STOPPED_S), name))])
+        rack.world.at(at_s + rack.rng.uniform(0.0, 5.0), lambda: _told_to_end(rack))
         at_s += rack.rng.uniform(5.0, 20.0)
     swarm.play(rack, mischief=True)
     first = next(iter(rack.hosts))
@@ -32,3 +33,11 @@ def play(rack: SimRack) -> None:
 def over(rack: SimRack, host: str, job: str) -> bool:
     scheduler = rack.room(host, "scheduler")
     return scheduler is not None and scheduler.queue.jobs[job].state in ("done", "failed", "cancelled")
+
+
+def _told_to_end(rack: SimRack) -> None:
+    """Somebody sends SIGTERM to a supervisor."""
+    running = [process for host in rack.hosts.values() for process in host.processes.values()]
+    supervisors = [process for process in running if process.name.partition("/")[2].startswith("sup-")]
+    if supervisors and rack.world.mischief.on:
+        rack.rng.choice(supervisors).signal(faults.SIGTERM)

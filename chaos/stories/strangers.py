@@ -3,14 +3,20 @@ port of one that died, and a member of a version to come whose letters, answers 
 is not understood does no more harm than what is lost: no page, no job, no sum is wrong, and the rack is whole again."""
 
 from chaos import faults
+from chaos.disk import SimFile
 from chaos.rackworld import SimRack
 from chaos.stories import swarm
-from chaos.strangers import Strangers, newer_answers, usurp
+from chaos.strangers import NEWER, Strangers, newer_answers, usurp
+from covey.checked import seal
 from covey.headers import MAGIC
+from plugins.facts import SecondPassed
 
 NAMES = ("h1:7946", "h2:7946")
 SETTINGS = {"gossip": {"seeds": list(NAMES)}}
 """Names, which have to be looked up."""
+SPOILT = ("state", "forgotten")
+"""Ends of names of files that a newer agent wrote. Of the record of a start there is one copy: without it ranks that
+run are not let in by their agent (docs/RELIABILITY.md, Open)."""
 
 
 def play(rack: SimRack) -> None:
@@ -18,10 +24,12 @@ def play(rack: SimRack) -> None:
     rack.world.mischief.on = True
     until_s = rack.world.now + swarm.FAULTS_S
     Strangers(rack, until_s)
+    older = rack.rng.choice(sorted(rack.hosts))
     at_s = rack.world.now
     while (at_s := at_s + rack.rng.uniform(2.0, 15.0)) < until_s:
         rack.world.at(at_s, lambda: _upgrade(rack))
         rack.world.at(at_s + rack.rng.uniform(0.0, 2.0), lambda: _usurped(rack))
+        rack.world.at(at_s + rack.rng.uniform(0.0, 2.0), lambda: _put_back(rack, older))
     swarm.play(rack, mischief=True)
 
 
@@ -42,3 +50,14 @@ def _usurped(rack: SimRack) -> None:
     words = MAGIC + b"\xee" * 64 if rack.rng.random() < 0.5 else rack.rng.randbytes(200)
     faults.strike(rack.world, faults.Kill("program", name, 0.0, "slabd"))
     usurp(rack.hosts[name], address, words, rack)
+
+
+def _put_back(rack: SimRack, name: str) -> None:
+    """An agent is ended, and one of an older version started: some file of a job is newer than it."""
+    host = rack.hosts[name]
+    files = [file for file in sorted(host.disk.files) if file.startswith("jobs/") and file.endswith(SPOILT)]
+    if not files or not host.up or not rack.world.mischief.on:
+        return
+    faults.strike(rack.world, faults.Kill("agent", host.name, rack.rng.uniform(0.2, 2.0)))
+    data = bytearray(rack.rng.choice((seal(SecondPassed(1.0)), seal(SecondPassed(1.0), 9), NEWER)))
+    host.disk.files[rack.rng.choice(files)] = SimFile(data=data, durable=bytearray(data))

@@ -8,12 +8,18 @@ import msgspec
 from plugins.base import Refused
 from plugins.scheduler.messages.commands import QuotaSet
 
+WHOLE_MAX = 1 << 53
+"""What every reader of JSON understands; messages take no more than 64 bits."""
+
 
 def whole(given: Mapping[str, Any], field: str, default: int) -> int:
     value = given.get(field, default)
     try:
-        return int(value)
-    except (TypeError, ValueError) as error:
+        found = int(value)
+        if abs(found) > WHOLE_MAX:
+            raise ValueError(f"{WHOLE_MAX} is the most")
+        return found
+    except (TypeError, ValueError, OverflowError) as error:
         why = f"{str(value)[:40]!r} is no whole number"
         raise Refused(2, f"{field} cannot be used", why, "give a whole number") from error
 
