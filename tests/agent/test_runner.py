@@ -593,6 +593,44 @@ def test_ranks_whose_supervisors_id_cannot_be_written_run_to_their_own_end() -> 
         assert rack.ends()[0].reason == ""
 
 
+def test_ranks_whose_state_cannot_be_read_now_are_not_taken_for_ranks_that_never_began() -> None:
+    """Their record was deleted, and with it the token: they were not let in by their agent again, for ever."""
+    writes: list[str] = []
+
+    def refuses(operation: str, name: str) -> bool:
+        if operation == "replace" and name == "jobs/j1/1.start":
+            writes.append(name)
+        late = operation == "replace" and name == "jobs/j1/1.start" and len(writes) > 1
+        return late or (operation == "read" and name == "jobs/j1/1.state" and rack.host.agent is not first)
+
+    with World(3) as world:
+        rack = SimRack(world, seconds=60.0)
+
+        async def agent(env: Env) -> int:
+            return await rack._agent(dataclasses.replace(env, disk=cast(Disk, SickDisk(env.disk, refuses))))
+
+        async def again(env: Env) -> int:
+            sick = dataclasses.replace(env, disk=cast(Disk, SickDisk(env.disk, refuses)))
+            rack.runner = SupervisedRunner(sick, rack._told, "10.0.0.1", f"{env.run_dir}/jobs.sock")
+            await rack.runner.start_up()
+            return await asyncio.sleep(1000, 0)
+
+        rack.host.main = agent
+        first = rack.host.start_agent()
+        assert world.run(30, stop=lambda: len(rack.starts) == 3) and rack.runner is not None
+        rack.host.main = again
+        token = rack.runner.token(J1, 1)
+        first.signal(signal.SIGKILL)
+        rack.host.start_agent()
+        world.run(world.now + BOOT_S + 5)
+        (process,) = rack.host.find("sup-j1-1")
+        process.signal(signal.SIGKILL)
+        world.run(world.now + 5)
+        assert rack.runner.token(J1, 1) == token and len(rack.starts) == 3
+        assert world.run(world.now + 100, stop=lambda: bool(rack.ends()))
+        assert rack.ends()[-1].codes == {0: 0, 1: 1, 2: 2}
+
+
 @pytest.mark.parametrize("read", ["names", "read"])
 def test_records_that_a_sick_disk_kept_from_being_read_are_read_by_the_next_who_asks(read: str) -> None:
     failures = iter([True])

@@ -343,6 +343,17 @@ def test_the_story_of_a_job_is_told_once_per_event_whatever_the_number_of_hosts(
     on_a_rack(story)
 
 
+def test_a_number_that_no_message_can_carry_is_refused() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, workers=1)
+        await until(lambda: bool(rack.job("j1").places))
+        for number in (10**30, -(10**30), float("inf")):
+            no = await refused(rack[next(iter(FOUR))].call("logs", id="j1", offset=number))
+            assert no.code == 2 and "offset" in no.what
+
+    on_a_rack(story)
+
+
 def test_output_that_a_sick_disk_does_not_give_stops_nothing_but_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
     async def sick(*_: object) -> None:
         raise OSError(5, "sick in this test")
