@@ -1,9 +1,9 @@
 """Mischief at the ports: what a call of the outside may honestly do, done at single places of the code, again.
 
 Faults of `chaos.faults` befall hosts; most `except` handlers of an agent guard one line each, and a rack that is merely
-cut and killed enters few of them. So every call site of a port (file and line of our code) is *armed* in a quarter of
-the stories, by the seed, and an armed one *fires* a quarter of the time (buggification, as FoundationDB calls it). A
-site that is armed lets its neighbours work, so that what comes after a failure is played too.
+cut and killed enters few of them. So every call site of a port (function and line of our code) is *armed* in a quarter
+of the stories, by the seed, and an armed one *fires* a quarter of the time (buggification, as FoundationDB calls it).
+A site that is armed lets its neighbours work, so that what comes after a failure is played too.
 
 What may happen is what the port's own words allow: a disk refuses, does half of it, or does it and says that it did
 not; a connection breaks after some bytes; a link is full; a program cannot be started; anything takes long. A refused
@@ -50,6 +50,10 @@ class Mischief:
         self.fired[site] = self.fired.get(site, 0) + 1
         return True
 
+    def end(self) -> None:
+        """A story may wait for what needs calls that work."""
+        self.on = False
+
     def pause_s(self) -> float:
         return self.rng.uniform(*PAUSE_S)
 
@@ -64,12 +68,14 @@ class Mischief:
 
 
 def _caller() -> str:
-    """File and line of the nearest frame that is ours; empty when the simulator or a user's stand-in called."""
+    """The nearest place of the code that is ours; empty when the simulator or a user's stand-in called. Lines count
+    from the beginning of their function, so that a seed means the same after changes elsewhere in the file."""
     frame = sys._getframe(2)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module.partition(".")[0] in OURS:
-            return f"{module}:{frame.f_lineno}"
+            code = frame.f_code
+            return f"{module}:{code.co_qualname}+{frame.f_lineno - code.co_firstlineno}"
         if module.partition(".")[0] not in ("chaos", "asyncio", "contextlib"):
             return ""
         frame = frame.f_back  # type: ignore[assignment]

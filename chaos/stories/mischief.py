@@ -6,4 +6,5 @@ from chaos.stories import swarm
 
 
 def play(rack: SimRack) -> None:
+    rack.world.at(swarm.FAULTS_S + 10.0, rack.world.mischief.end)
     swarm.play(rack, mischief=True)

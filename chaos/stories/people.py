@@ -15,6 +15,7 @@ PROGRAMS = ("slabd", "vold-theirs", "vold-vol1", "aggd")
 def play(rack: SimRack) -> None:
     rack.settle()
     until_s = rack.world.now + swarm.FAULTS_S
+    rack.world.at(until_s, rack.world.mischief.end)
     people = People(rack, until_s)
     at_s = rack.world.now + rack.rng.uniform(5.0, 15.0)
     while at_s < until_s:

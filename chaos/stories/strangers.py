@@ -23,6 +23,7 @@ def play(rack: SimRack) -> None:
     rack.settle()
     rack.world.mischief.on = True
     until_s = rack.world.now + swarm.FAULTS_S
+    rack.world.at(until_s, rack.world.mischief.end)
     Strangers(rack, until_s)
     older = rack.rng.choice(sorted(rack.hosts))
     at_s = rack.world.now
