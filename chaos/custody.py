@@ -32,10 +32,13 @@ APART_S = 5.0
 
 
 class FrozenDisk:
-    """The files of a simulated disk as they are now, for one reader: its operations take no time and change a copy."""
+    """The files of a simulated disk as they are now, for one reader who is done before anything else happens: its
+    operations take no time, and change a copy."""
 
     def __init__(self, disk: SimDisk, under: str) -> None:
-        self._files = {name: bytearray(file.data) for name, file in disk.files.items() if name.startswith(under)}
+        self._files = {name: file.data for name, file in disk.files.items() if name.startswith(under)}
+        self._own: set[str] = set()
+        """Files that are copies."""
 
     async def read(self, name: str) -> bytes | None:
         found = self._files.get(name)
@@ -46,7 +49,10 @@ class FrozenDisk:
         return found + bytes(size - len(found))
 
     async def write_at(self, name: str, offset: int, data: bytes) -> None:
-        file = self._files.setdefault(name, bytearray())
+        if name not in self._own:
+            self._files[name] = bytearray(self._files.get(name, b""))
+            self._own.add(name)
+        file = self._files[name]
         file.extend(bytes(max(0, offset + len(data) - len(file))))
         file[offset : offset + len(data)] = data
 

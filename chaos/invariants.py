@@ -6,8 +6,7 @@ from time to time. They see everything at once, as no host can: what every agent
 """
 
 import zlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.consensus.machine.raft import Role
 from chaos.host import SimProcess
@@ -101,32 +100,39 @@ class MachinesHold:
                     raise AssertionError(f"{type(machine).__name__} of {name}: {error}") from error
 
 
-def machines_of(agent: Any) -> Iterator[Any]:
+def machines_of(agent: Any) -> list[Any]:
     """Everything with `handle` and `check` that the agent's parts hold."""
-    parts = [getattr(agent, "gossip", None), getattr(agent, "log", None), *getattr(agent, "rooms", {}).values()]
-    for part in parts:
-        for held in [] if part is None else _worth_a_look(part):
-            if _is_machine(type(held)):
-                yield held
-            if type(held).__module__.startswith("plugins."):
-                yield from (deeper for deeper in _worth_a_look(held) if _is_machine(type(deeper)))
-
-
-_plain: set[type] = set()
-"""Types that are no machine and hold none: most attributes have one of these."""
-
-
-def _worth_a_look(holder: Any) -> list[Any]:
-    """What an object holds that may be a machine, or hold one."""
-    found = [held for held in getattr(holder, "__dict__", {}).values() if type(held) not in _plain]
-    for held in found:
-        if not _is_machine(type(held)) and not type(held).__module__.startswith("plugins."):
-            _plain.add(type(held))
+    found: list[Any] = []
+    for part in (getattr(agent, "gossip", None), getattr(agent, "log", None), *getattr(agent, "rooms", {}).values()):
+        for held in [] if part is None else vars(part).values():
+            kind = _kinds.get(type(held)) or _kind(type(held))
+            if kind.machine:
+                found.append(held)
+            if kind.may_hold:
+                inside = [deeper for deeper in vars(held).values() if type(deeper) not in _plain]
+                found += [deeper for deeper in inside if _kind(type(deeper)).machine]
     return found
 
 
-def _is_machine(kind: type) -> bool:
-    return callable(getattr(kind, "check", None)) and callable(getattr(kind, "handle", None))
+class _Kind(NamedTuple):
+    """Of the objects of one type: is it a machine, and is it a part of a room that may hold machines?"""
+
+    machine: bool
+    may_hold: bool
+
+
+_kinds: dict[type, _Kind] = {}
+_plain: set[type] = set()
+"""Types that are no machines: most attributes have one of these."""
+
+
+def _kind(of: type) -> _Kind:
+    if of not in _kinds:
+        machine = callable(getattr(of, "check", None)) and callable(getattr(of, "handle", None))
+        _kinds[of] = _Kind(machine, of.__module__.startswith("plugins.") and bool(of.__dictoffset__))
+        if not machine:
+            _plain.add(of)
+    return _kinds[of]
 
 
 class RoomsLive:
