@@ -276,19 +276,20 @@ class HostAgent:
     def _boot_of(self, host: HostId) -> int:
         """The boot that `host` last gossiped; 0 while nothing is known."""
         peer = self.gossip.peer(host)
-        endpoints = None if peer is None else _endpoints_of(peer)
+        endpoints = None if peer is None else _endpoints_in(peer.values.get("endpoints"))
         return 0 if endpoints is None else endpoints.boot
 
     def _meet_now(self) -> None:
         """Know where everybody's control link is, and who is to receive the log."""
-        peers, alive = self.gossip.hosts(), []
-        for peer in peers:
-            if peer.host != self.id and peer.state in ("alive", "suspect"):
-                endpoints = _endpoints_of(peer)
-                if endpoints is not None:
-                    self.env.links.know(peer.host, endpoints.control, endpoints.public_key)
-                    alive.append(peer.host)
-        self.log.hosts(alive, [peer.host for peer in peers if peer.state in ("gone", "left")])
+        alive, away = [], []
+        for host, state, said in self.gossip.said("endpoints"):
+            if state in ("gone", "left"):
+                away.append(host)
+            endpoints = _endpoints_in(said) if state in ("alive", "suspect") else None
+            if endpoints is not None:
+                self.env.links.know(host, endpoints.control, endpoints.public_key)
+                alive.append(host)
+        self.log.hosts(alive, away)
 
     async def _meet(self) -> None:
         while True:
@@ -424,10 +425,9 @@ def _view(peer: Peer) -> HostView:
     )
 
 
-def _endpoints_of(peer: Peer) -> Endpoints | None:
-    """Where its agent answers; None as long as it has not said so."""
-    found = peer.values.get("endpoints")
-    endpoints: Endpoints | None = None if found is None else _decode(_endpoints, found)
+def _endpoints_in(said: bytes | None) -> Endpoints | None:
+    """Where a host's agent answers; None as long as it has not said so."""
+    endpoints: Endpoints | None = None if said is None else _decode(_endpoints, said)
     return endpoints
 
 

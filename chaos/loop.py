@@ -128,7 +128,11 @@ class HostLoop(asyncio.BaseEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> SimHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        when = self.time() + delay
+        timer = SimHandle(callback, args, context, self, when)
+        if not self.dead:
+            self.world.at(self.clock.world_time(when), timer)
+        return timer
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import log
 from typing import TYPE_CHECKING
 
 from covey.addresses import is_ip, joined
@@ -98,7 +99,7 @@ class Network:
         if source == target:
             return LOOPBACK_S[0] + (LOOPBACK_S[1] - LOOPBACK_S[0]) * self.rng.random()
         weather = self.weather
-        delay = weather.delay_s + self.rng.expovariate(1 / weather.jitter_s) + size / weather.bytes_per_s
+        delay = weather.delay_s + -log(1.0 - self.rng.random()) * weather.jitter_s + size / weather.bytes_per_s
         if weather.spike and self.rng.random() < weather.spike:
             delay += self.rng.uniform(0, 2 * weather.spike_s)
         return delay * max(self.slow.get(source, 1.0), self.slow.get(target, 1.0)) if self.slow else delay

@@ -144,8 +144,9 @@ class SimStream:
             await self._mischief("write", data)
         while self._writing is not None:
             await asyncio.shield(self._writing)
-        self._usable()
-        if len(data) <= self._window():
+        if self.closed or self._end or self.broken is not None:
+            self._usable()
+        if len(data) <= WINDOW_BYTES - self.out.under_way - len(self.other._buffer):
             if data:
                 self.out.put(data)
             return
@@ -158,16 +159,12 @@ class SimStream:
             if not turn.done():
                 turn.set_result(None)
 
-    def _window(self) -> int:
-        """Bytes that may go out now."""
-        return WINDOW_BYTES - self.out.under_way - len(self.other._buffer)
-
     async def _write_slowly(self, data: bytes) -> None:
         """As the other end makes room."""
         at = 0
         try:
             while at < len(data):
-                room = self._window()
+                room = WINDOW_BYTES - self.out.under_way - len(self.other._buffer)
                 if room > 0:
                     self.out.put(data[at : at + room])
                     at += room

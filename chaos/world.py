@@ -250,11 +250,14 @@ class World:
                 gc.enable()
 
     def _steps(self, limit: float, stop: Callable[[], bool] | None) -> bool:
+        """One long function: this is what a story does all the time."""
         heap, runnable, chance = self._heap, self._runnable, self._order.random
+        ran, at = self._trail.append, self._times.append
         while True:
             if stop is not None and stop():
                 return True
-            while heap and heap[0][0] <= self.now:
+            now = self.now
+            while heap and heap[0][0] <= now:
                 what = heappop(heap)[2]
                 if type(what) is not SimHandle:
                     what()
@@ -264,43 +267,44 @@ class World:
                 raise self._broken
             if not runnable:
                 if not heap or heap[0][0] > limit:
-                    self.now = max(self.now, limit if limit != float("inf") else self.now)
+                    self.now = max(now, limit if limit != float("inf") else now)
                     return False
                 self.now = heap[0][0]
                 continue
-            if self.now > limit:
+            if now > limit:
                 return False
             place = int(chance() * len(runnable)) if len(runnable) > 1 else 0
             loop = runnable[place]
-            if loop.ready and not loop.held:
-                self._step(loop)
-            if loop.held or not loop.ready:
+            ready = loop.ready
+            if ready and not loop.held:
+                handle = ready.popleft()
+                if not handle.off:
+                    self.now = now + TICK_S
+                    self.last = loop
+                    if self._running is not loop:  # setting it costs more than many a callback
+                        self._running = loop
+                        events._set_running_loop(loop)
+                    try:
+                        if handle.context is None:
+                            handle.callback(*handle.args)
+                        else:
+                            handle.context.run(handle.callback, *handle.args)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:
+                        what = f"exception in {handle.callback!r}"
+                        loop.call_exception_handler({"message": what, "exception": error})
+                    ran(loop.name)
+                    at(self.now)
+                    self._stepped(loop)
+            if loop.held or not ready:
                 loop.queued = False
                 runnable[place] = runnable[-1]
                 runnable.pop()
 
-    def _step(self, loop: HostLoop) -> None:
-        """One callback of one loop."""
-        handle = loop.ready.popleft()
-        if handle.off:
-            return
-        self.now += TICK_S
+    def _stepped(self, loop: HostLoop) -> None:
+        """After a callback of this loop: what it costs, and the invariants that it may concern."""
         self.steps += 1
-        self.last = loop
-        if self._running is not loop:  # setting it costs more than many a callback
-            self._running = loop
-            events._set_running_loop(loop)
-        try:
-            if handle.context is None:
-                handle.callback(*handle.args)
-            else:
-                handle.context.run(handle.callback, *handle.args)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            loop.call_exception_handler({"message": f"exception in {handle.callback!r}", "exception": error})
-        self._trail.append(loop.name)
-        self._times.append(self.now)
         if loop.callback_s and not loop.dead:
             loop.work()
             self.at(self.now + loop.callback_s, loop.rest)

@@ -20,7 +20,7 @@ from gossip.membership.messages import Record
 from gossip.spread import machine as spread
 from gossip.spread.machine import Spread
 from gossip.spread.messages import AnyMessage as AboutFacts
-from gossip.words import GossipSettings, HostAway, HostDown, HostUp, Peer, Say, Sender
+from gossip.words import GossipSettings, HostAway, HostDown, HostUp, Peer, Say, Sender, Shown
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -150,6 +150,15 @@ class Gossip:
             return self._self()
         member = self.membership.members.get(host)
         return None if member is None else self._peer(member, now_s)
+
+    def said(self, key: str, now_s: float) -> list[tuple[HostId, Shown, bytes | None]]:
+        """Every other host, how it is shown, and what it published under this key in its present life, by name."""
+        found: list[tuple[HostId, Shown, bytes | None]] = []
+        for host, member in sorted(self.membership.members.items()):
+            facts = self.spread.of(host)
+            entry = facts.entries.get(key) if facts is not None and facts.boot >= member.boot else None
+            found.append((host, member.shown(now_s), None if entry is None else entry.value))
+        return found
 
     def _self(self) -> Peer:
         mine = self.spread.facts[self.spread.identity]

@@ -36,6 +36,7 @@ from gossip.words import (
     Peer,
     Say,
     Sender,
+    Shown,
     identity,
 )
 
@@ -180,6 +181,10 @@ class GossipService:
     def peer(self, host: HostId) -> Peer | None:
         """One host, or None when it is not known."""
         return self._gossip.peer(host, self._env.clock.now_s())
+
+    def said(self, key: str) -> Sequence[tuple[HostId, Shown, bytes | None]]:
+        """Every other host, how it is shown, and what it published under this key in its present life, by name."""
+        return self._gossip.said(key, self._env.clock.now_s())
 
     def use_keys(self, keys: Sequence[bytes]) -> None:
         """Rotate: seal with the first from now on, open with all. ValueError leaves the old ones."""
