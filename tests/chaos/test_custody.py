@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from chaos.custody import on_disk
-from chaos.faults import Kill, strike
+from chaos.faults import Kill, Pause, strike
 from chaos.rackworld import SimRack
 from chaos.stories import lenders
 
@@ -65,3 +65,21 @@ def test_what_the_disk_has_is_what_a_new_process_would_find() -> None:
         assert there and all(there[page] >= held.version for page, held in volume.held.items())
         rack.hosts["h2"].disk.files["memory/volumes/vol1/index"].data[:] = b""
         assert len(volume.missing()) == sum(held.version > 0 for held in volume.held.values())
+
+
+def test_a_lender_whose_agent_stands_still_holds_pages_until_the_volume_gives_it_up() -> None:
+    with SimRack(14, 3) as rack:
+        rack.start()
+        rack.settle()
+        rack.forgive()
+        rack.pager("h2", "vol1", 1 << 18, 60.0)
+        rack.until(lambda: bool(lenders(rack, "h2")), 20.0, "a slab is lent")
+        rack.run(1.0)
+        assert rack.custody is not None
+        volume = rack.custody.volumes[0]
+        (lender,) = next(iter(volume.lenders.values()))
+        strike(rack.world, Pause(lender, 60.0, "agent"))
+        rack.run(1.0)
+        assert lender in {host for hosts in volume.lenders.values() for host in hosts}, "its slab process goes on"
+        gone = "pages written from here on are on the disk alone"
+        rack.until(lambda: all(lender not in hosts for hosts in volume.lenders.values()), 30.0, gone)
