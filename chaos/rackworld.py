@@ -24,7 +24,7 @@ from chaos.invariants import LogsAgree, OneLeaderPerTerm, invariants_for
 from chaos.knobs import patience_s
 from chaos.pager import QUICK, Oracle, Pace, pager, reader
 from chaos.people import bungler, writer
-from chaos.workload import sleeper, trainer
+from chaos.workload import ring, sleeper, trainer
 from chaos.world import World
 from covey.core import HostId, JobId, Message
 from covey.ports import Env
@@ -111,6 +111,7 @@ class SimRack:
             host.main = self._main(host, parse(tree, name, {}, tuple(rooms)), keys)
         self.world.user_programs |= {
             "sleeper": sleeper,
+            "ring": ring,
             "writer": writer,
             "bungler": bungler,
             "trainer": trainer(self.saw_wrong),

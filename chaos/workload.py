@@ -1,6 +1,7 @@
 """What users run in a simulated rack: stand-ins that speak the real frames and keep an oracle of what must be true.
 
     sleeper SECONDS [CODE]     computes, pushes nothing; ends with this exit status
+    ring SECONDS               exchanges a byte with rank 0 each second, as NCCL would; 1 when that hears nothing
     trainer ROUNDS FLOATS      joins its agent, pushes integer gradients, checks every sum to the bit
     (a tool) pager             attaches a volume, writes and reads pages, checks that no acknowledged write is lost
 
@@ -20,6 +21,8 @@ from covey.wire import AggregatorAt, AggregatorLost, Join, Joined, Refusal, Step
 
 BACKOFF_S = (0.1, 2.0)
 LINGER_S = 60.0
+BEAT_S, SILENT_S, JOIN_TRIES = 1.0, 6.0, 20
+"""Of a `ring`: between two exchanges, until a peer counts as lost, and how often it is looked for."""
 COMPUTE_S = (0.1, 0.6)
 """Seconds of one mini-batch, least and most."""
 Say = Callable[[str], None]
@@ -29,6 +32,53 @@ Say = Callable[[str], None]
 async def sleeper(env: Env, command: Command) -> int:
     await asyncio.sleep(float(command.argv[1]))
     return int(command.argv[2]) if len(command.argv) > 2 else 0
+
+
+async def ring(env: Env, command: Command) -> int:
+    """0 after these seconds; 1 when a peer is silent or gone, which a script cannot tell from an error of its own."""
+    given, seconds = command.env, float(command.argv[1])
+    address = f"{given['MASTER_ADDR']}:{given['MASTER_PORT']}"
+    lost = asyncio.Event()
+    beating = _follow(env, address, lost) if given["COVEY_RANK"] != "0" else _lead(env, address, lost)
+    env.spawn("ring", beating)
+    began_s = env.clock.now_s()
+    try:
+        async with asyncio.timeout(seconds):
+            await lost.wait()
+    except TimeoutError:
+        return 0
+    return 0 if env.clock.now_s() - began_s > seconds - SILENT_S else 1  # who began first has ended
+
+
+async def _lead(env: Env, address: str, lost: asyncio.Event) -> None:
+    async def beat(stream: ByteStream) -> None:
+        await _beat(stream, lost)
+
+    await env.bytes.listen(address, beat)
+
+
+async def _follow(env: Env, address: str, lost: asyncio.Event) -> None:
+    for _ in range(JOIN_TRIES):
+        try:
+            stream = await env.bytes.connect(address)
+        except ConnectionError:
+            await asyncio.sleep(BEAT_S)
+            continue
+        await _beat(stream, lost)
+        return
+    lost.set()
+
+
+async def _beat(stream: ByteStream, lost: asyncio.Event) -> None:
+    heard = memoryview(bytearray(1))
+    try:
+        while True:
+            async with asyncio.timeout(SILENT_S):
+                await stream.write(b"b")
+                await stream.read_into(heard)
+            await asyncio.sleep(BEAT_S)
+    except (TimeoutError, ConnectionError):
+        lost.set()
 
 
 class AgentLink:

@@ -28,7 +28,7 @@ def pack(rack: SimRack, number: int) -> JobId:
     how = rack.rng.choice(("few", "any", "host", "apart"))
     workers = rack.rng.randint(1, 2 if how == "host" else 4)
     argv = ["sleeper", str(rack.rng.randint(5, 40))]
-    spec = {"argv": argv, "tenant": "red", "workers": workers, "pack": how, "cwd": "/"}
+    spec = {"argv": argv, "tenant": "default", "workers": workers, "pack": how, "cwd": "/"}
     return rack.submit(spec, f"packed-{rack.world.seed}-{number}")
 
 
