@@ -51,6 +51,8 @@ BOOT_S = 10.0
 LAUNCHES_MAX = 3
 """Supervisors that die before they say a word; then the ranks cannot start here."""
 RETRY_S = 0.1
+UNREADABLE_S = 1.0
+"""Before a supervisor is looked for again whose state a sick disk does not give."""
 AGAIN_LEASE_S = 10.0
 """Lease of ranks whose supervisor and agent both died: what was left of theirs nobody knows."""
 
@@ -377,7 +379,12 @@ class SupervisedRunner:
                 epoch.launches = 0
             if epoch.ended:
                 return
-            stored = await self._read_state(key)
+            try:
+                stored = await self._env.disk.read(file_of(key, "state"))
+            except OSError as error:  # nothing follows from what cannot be read now
+                self._env.log.error("state cannot be read", job=key[0], epoch=key[1], why=str(error))
+                await asyncio.sleep(UNREADABLE_S)
+                continue
             state = read_state(stored)
             if state is not None and state.ended:
                 await self._end(key, epoch, state)
@@ -401,14 +408,6 @@ class SupervisedRunner:
         if process is None:
             return self._env.clock.now_s() < deadline_s
         return self._env.processes.find(process) is not None
-
-    async def _read_state(self, key: Key) -> bytes | None:
-        """None when there is none. What cannot be read now is there all the same, and says as much as a damaged one."""
-        try:
-            return await self._env.disk.read(file_of(key, "state"))
-        except OSError as error:
-            self._env.log.error("state cannot be read", job=key[0], epoch=key[1], why=str(error))
-            return b""
 
     async def _never_claimed(self, key: Key, epoch: Epoch) -> None:
         """An earlier agent wrote the record and died; no supervisor ever ran. If these places are still wanted, the
