@@ -13,6 +13,10 @@ def play(rack: SimRack) -> None:
     if rack.rng.random() < 0.7:
         rack.until(lambda: bool(lenders(rack, "h3")), 20.0, "a slab is lent")
     for _ in range(rack.rng.randint(1, 4)):
+        slow = rack.rng.random() < 0.5
+        if slow:  # what was acknowledged is at the lender, and not on the disk for long
+            faults.strike(rack.world, faults.SlowDisk("h3", 300.0, 9.0))
+            faults.strike(rack.world, faults.Slow("h3", 50.0, 0.0, 9.0))
         rack.run(rack.rng.uniform(0.5, 8.0))
         faults.strike(rack.world, faults.Kill("program", "h3", 0.0, "vol"))
         if rack.rng.random() < 0.3:
