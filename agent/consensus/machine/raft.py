@@ -440,7 +440,7 @@ class Raft(Outlook):
         ledger.merge(message.prev_index, message.entries)
         verified = message.prev_index + len(message.entries)
         ledger.commit_to(min(message.commit, verified))
-        if ledger.commit >= message.commit:
+        if ledger.commit >= message.commit and not self._stall.holds(self._now_s):  # nothing that lay here unread
             self.current_s = self._now_s
         if message.entries:
             self._accept(sender, message.round, verified, durable=False)

@@ -75,6 +75,21 @@ def test_a_leader_that_was_stopped_reads_the_answers_before_it_steps_down() -> N
     assert stage.rafts[A].role is Role.FOLLOWER
 
 
+def test_what_lay_unread_while_a_host_was_stopped_does_not_say_that_its_copy_is_the_newest() -> None:
+    stage = Stage(A, B, C)
+    stage.elect(A)
+    stage.beat(A)
+    heard_s = stage.rafts[B].current_s
+    stage.now_s += TIMING.heartbeat_s
+    stage.tell(A, Woken())  # sent before B is stopped, read after it
+    stage.now_s += 20.0
+    stage.deliver()
+    assert heard_s is not None and stage.rafts[B].current_s == heard_s
+    stage.elect(A)
+    stage.beat(A)
+    assert stage.rafts[B].current_s == stage.now_s, "a leader spoke now"
+
+
 # ---- disks ----
 
 
