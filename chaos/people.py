@@ -64,7 +64,7 @@ class People:
         except OSError as error:  # in a process's own task the world would take it for its disk
             self.rack.saw_wrong(f"{command} of {name} with {arguments} ended with {error!r}")
         else:
-            if command == "scheduler.submit":
+            if command == "scheduler.submit" and "key" in arguments:  # others are larger than the rack
                 self.jobs[JobId(answer.id)] = ("done", "failed", "cancelled")
 
     # ---- what they ask ----

@@ -8,11 +8,13 @@ from chaos.pager import LONG_RUNS
 from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.story import READ_S, ended, not_stale
+from covey.core import JobId
 
 FAULTS_S = 60.0
 
 
-def play(rack: SimRack, mischief: bool = False) -> None:
+def play(rack: SimRack, mischief: bool = False, others: dict[JobId, tuple[str, ...]] | None = None) -> None:
+    """`others`: jobs that somebody else submits meanwhile, and the states in which each may end."""
     rack.settle()
     rack.world.mischief.on = mischief
     start = rack.world.now
@@ -26,7 +28,7 @@ def play(rack: SimRack, mischief: bool = False) -> None:
     rack.forgive()
     pager = rack.pager(rack.rng.choice(sorted(rack.hosts)), "vol1", 1 << 18, FAULTS_S, pace=LONG_RUNS)
     over = ("done", "failed", "cancelled")
-    jobs = {}
+    jobs = {} if others is None else others
     for number in range(rack.rng.randint(1, 4)):
         tenant = rack.rng.choice(("red", "blue"))
         job = train(
