@@ -352,8 +352,9 @@ FAMILIES: tuple[str, ...] = (
     "die writing",
     "away",
     "damage",
+    "unheard",
 )
-RARE: Mapping[str, float] = {"away": 0.15, "damage": 0.15}
+RARE: Mapping[str, float] = {"away": 0.15, "damage": 0.15, "unheard": 0.15}
 """Chance that a family is on, where it is not 0.4: a host that is away longer than every lease makes a story long, and
 damaged files are what a rack survives on one host."""
 AWAY_S = (75.0, 110.0)
@@ -426,6 +427,8 @@ def draw(rng: random.Random, family: str, hosts: Sequence[str]) -> AnyFault:
         case "damage":
             how: Literal["lost", "rolled back", "cut", "rotten"] = rng.choice(("lost", "rolled back", "cut", "rotten"))
             return Damage(host, rng.choice(SPOILT), how, for_s)
+        case "unheard":
+            return Unheard(host, 4 * for_s)
         case "away":
             away_s = round(rng.uniform(*AWAY_S), 3)
             return rng.choice(

@@ -86,7 +86,7 @@ class LogsAgree:
 class MachinesHold:
     """Every machine's own `check()`, on every host whose agent runs."""
 
-    name, every_s = "the invariants of all machines", 0.5
+    name, every_s = "the invariants of all machines", 1.0
 
     def __init__(self, rack: "SimRack") -> None:
         self.rack = rack
@@ -138,7 +138,7 @@ def _kind(of: type) -> _Kind:
 class RoomsLive:
     """No room of any agent failed, unless a disk did, or it waits for the administrator."""
 
-    name, every_s = "no room fails", 0.5
+    name, every_s = "no room fails", 1.0
 
     def __init__(self, rack: "SimRack") -> None:
         self.rack = rack
@@ -326,7 +326,7 @@ class JobsKnown:
     """Nobody denies a job that was accepted: a host that does not know it (any more) says so, and not that it was never
     given."""
 
-    name, every_s = "nobody denies an accepted job", 0.5
+    name, every_s = "nobody denies an accepted job", 1.0
 
     def __init__(self, rack: "SimRack") -> None:
         self.rack = rack
