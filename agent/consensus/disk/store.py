@@ -19,6 +19,7 @@ A snapshot begins a new generation: the snapshot file, then the log file with al
 written whole or not at all; then the old generation is deleted. After a crash in between the newest log file wins.
 """
 
+import errno
 import re
 import struct
 import zlib
@@ -126,8 +127,7 @@ class Store:
         name = self._name("log")
         data = await self._disk.read(name) or b""
         saved, head, size = self._recover(name, data)
-        # Also what is whole: a frame whose sync failed can be read, and a later sync may not bring it to the disk.
-        await self._disk.replace(name, data[:size])
+        await self._write_anew(name, data, size)
         image = await self._load_image(head.image_index)
         await self._sweep(names)
         saved = msgspec.structs.replace(saved, image=image)
@@ -136,6 +136,17 @@ class Store:
             return await self._lose(saved, alone)
         await self._acknowledged.begin(self._hard.rack, self._hard.identity, self._generation, self._size)
         return saved
+
+    async def _write_anew(self, name: str, data: bytes, size: int) -> None:
+        """Also what is whole: a frame whose sync failed can be read, and a later sync may not bring it to the disk. A
+        disk without room for a second copy keeps the first, and does not keep the host from starting."""
+        try:
+            await self._disk.replace(name, data[:size])
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            if size < len(data):
+                await self._disk.truncate(name, size)
 
     async def peek(self) -> Configuration:
         """Who votes, as the newest file says, without changing anything; nobody when no log has begun. DiskRefused,

@@ -1,5 +1,6 @@
 """What the disk gives back after a crash: everything acknowledged, or a refusal that says what to do."""
 
+import errno
 import random
 from collections.abc import Sequence
 from zlib import crc32
@@ -69,6 +70,26 @@ def test_what_is_found_is_durable_before_anybody_hears_of_it_also_where_its_sync
     disk.unsynced[FILE] = durable
     assert len(reread(disk).entries) == 2
     assert not disk.unsynced
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_disk_without_room_for_a_second_copy_lets_a_host_start_and_a_sick_one_does_not(number: int) -> None:
+    disk = MemoryDisk(random.Random(1))
+    run(opened(disk).append([persist(1, *log_of(1, 1))]))
+    run(disk.append(FILE, b"torn"))
+
+    async def refused(name: str, data: bytes) -> None:
+        if "log-" in name:
+            raise OSError(number, "refused")
+        await MemoryDisk.replace(disk, name, data)
+
+    disk.replace = refused  # type: ignore[method-assign]
+    if number == errno.EIO:
+        with pytest.raises(OSError, match="refused"):
+            reread(disk)
+        return
+    assert reread(disk).entries == log_of(1, 1)
+    assert not disk.files[FILE].endswith(b"torn")
 
 
 def test_a_snapshot_begins_a_new_generation_and_the_old_one_goes() -> None:
