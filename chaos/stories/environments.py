@@ -19,6 +19,8 @@ LOST_S = 1000.0
 def play(rack: SimRack) -> None:
     rack.settle()
     before = secret(rack, "before", "30", "red", len(rack.hosts))
+    rack.until(lambda: known(rack, before).state == "running", 30.0, "the first job runs")
+    nobody_else(rack, before)
     home = rack.rng.choice([name for name in sorted(rack.hosts) if name != rack.leader()])
     job = secret(rack, "waits", "20", "red", 1, on=home)
     rack.run(rack.rng.uniform(1.0, 4.0))
