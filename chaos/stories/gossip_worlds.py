@@ -3,7 +3,7 @@
 from chaos.crowds import gossip_swarm
 from chaos.story import Told, told_of_worlds
 
-WORLDS = 1
+WORLDS = 2
 """For each seed."""
 
 

@@ -4,7 +4,7 @@ from chaos.crowds.log import late
 from chaos.crowds.log.play import run_seed
 from chaos.story import Told, told_of_worlds
 
-WORLDS = 5
+WORLDS = 10
 """For each seed."""
 
 
