@@ -170,8 +170,8 @@ class Pace(NamedTuple):
 
 
 QUICK = Pace(0.02, (1, 1, 1, 2, 4))
-LONG_RUNS = Pace(0.04, (1, 1, 2, 4, 8))
-"""About as many pages with half as many requests: for stories that are long and about more than pages."""
+LONG_RUNS = Pace(0.06, (1, 2, 4, 8, 12))
+"""About as many pages with a third of the requests: for stories that are long and about more than pages."""
 
 
 def pager(oracle: Oracle, seconds: float, pace: Pace = QUICK) -> Callable[[Env, Command], Awaitable[int]]:

@@ -219,13 +219,13 @@ class Leading:
         ]
         return policy.quorum_time([now_s, *others])
 
-    def deserted(self, now_s: float, stalled: bool = False) -> bool:
-        """No majority has answered for `step_down_s`, or longer where answers were late before. `stalled`: answers
-        that came meanwhile are still to be read."""
-        silence_s = now_s - max(self.confirmed_s(now_s), self._elected_s)
-        if stalled and silence_s <= LATE_S_MAX:
-            return False
-        return silence_s > self._patience.stretched(self._timing.step_down_s, now_s)
+    def deserted(self, now_s: float, stalled_until_s: float = -math.inf) -> bool:
+        """No majority has answered for `step_down_s`, or longer where answers were late before. While this host itself
+        was stopped nobody was asked anything: voters have as long again from then on, up to `LATE_S_MAX` in all."""
+        heard_s = max(self.confirmed_s(now_s), self._elected_s)
+        if now_s - heard_s <= LATE_S_MAX:
+            heard_s = max(heard_s, stalled_until_s)
+        return now_s - heard_s > self._patience.stretched(self._timing.step_down_s, now_s)
 
     # ---- handing over ----
 

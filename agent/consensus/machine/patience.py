@@ -50,14 +50,15 @@ class Stall:
 
     def __init__(self, heartbeat_s: float, now_s: float) -> None:
         self._heartbeat_s, self._last_s = heartbeat_s, now_s
-        self._until_s = -math.inf
+        self.ended_s = -math.inf
+        """When this host went on after the last time."""
 
     def passed(self, due_s: float, now_s: float) -> None:
         """An event happens; something was due at `due_s`."""
         if now_s - max(due_s, self._last_s) > self._heartbeat_s:
-            self._until_s = now_s + self._heartbeat_s
+            self.ended_s = now_s
         self._last_s = now_s
 
     def holds(self, now_s: float) -> bool:
         """A decision about others can wait for one more heartbeat."""
-        return now_s < self._until_s
+        return now_s < self.ended_s + self._heartbeat_s

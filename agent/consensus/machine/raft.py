@@ -139,7 +139,7 @@ class Raft(Outlook):
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
         self._now_s = now_s
         self._stall.passed(self.wake_s, now_s)
-        if self.leading and self.leading.deserted(now_s, self._stall.holds(now_s)):
+        if self.leading and self.leading.deserted(now_s, self._stall.ended_s):
             self.counters["stepped down"] += 1
             self._follow(None)
         match event:
