@@ -95,9 +95,9 @@ class Held:
 
     __slots__ = ("lender_failed", "version", "volume_failed")
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, alone: bool = False) -> None:
         self.version = version
-        self.lender_failed = self.volume_failed = False
+        self.lender_failed, self.volume_failed = alone, False
 
 
 class Volume:
@@ -113,10 +113,11 @@ class Volume:
         """Lenders whose connection was struck, until when they count as lost."""
         self.process = f"{host.name}/{control_name(oracle.volume)}"
 
-    def acknowledged(self, page: int, version: int) -> None:
+    def acknowledged(self, page: int, version: int, alone: bool) -> None:
+        """`alone`: by the disk, since no lender could be asked."""
         known = self.held.get(page)
         if known is None or known.version < version:
-            self.held[page] = Held(version)
+            self.held[page] = Held(version, alone)
 
     def missing(self, pages: Collection[int] | None = None) -> list[tuple[int, Held]]:
         """Those of these pages (None: of all) whose acknowledged version the disk does not have now."""
@@ -142,7 +143,7 @@ class Custody:
 
     def add(self, oracle: Oracle, host: SimHost) -> None:
         volume = Volume(oracle, host)
-        oracle.on_acknowledged = volume.acknowledged
+        oracle.on_acknowledged = lambda page, version: volume.acknowledged(page, version, self._alone(volume, page))
         oracle.forgives = lambda page: self._forgives(volume, page)
         self.volumes.append(volume)
 
@@ -224,6 +225,14 @@ class Custody:
                     self._lender_failed(volume, lender)
         volume.lenders = {index: frozenset(lenders) for index, lenders in now.items()}
         self._reach(world, volume, {lender for lenders in now.values() for lender in lenders})
+
+    def _alone(self, volume: Volume, page: int) -> bool:
+        """Is the slab of this page without a link now, as the volume's own agent knows: closed, lost, or to be opened
+        again? What is written there is on the disk alone, also while a lender has not heard yet that it may forget."""
+        memory = self.rack.room(volume.host.name, "memory")
+        known = None if memory is None else memory.borrowing.machine.volumes.get(volume.oracle.volume)
+        slab = None if known is None else known.slabs[page * volume.oracle.page_bytes // self.slab_bytes]
+        return slab is not None and slab.next is None and not slab.is_served
 
     def _counts_on(self, volume: Volume, index: int, lender: str) -> bool:
         """Does the volume's own agent, if it runs, still hold on to this lender? Once it has closed a place, what is

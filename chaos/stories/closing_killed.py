@@ -11,10 +11,10 @@ from covey.units import GIB
 
 def play(rack: SimRack) -> None:
     rack.settle()
-    pager = rack.pager("h3", "vol1", 1 << 20, 80.0)
+    pager = rack.pager("h3", "vol1", 1 << 20, 140.0)
     rack.until(lambda: bool(lenders(rack, "h3")), 20.0, "a slab is lent")
     rack.run(rack.rng.uniform(1.0, 4.0))
-    for _ in range(rack.rng.randint(4, 8)):
+    for _ in range(rack.rng.randint(8, 12)):
         rack.hosts["h3"].disk.slow = rack.rng.choice((20.0, 60.0, 150.0))
         rack.run(rack.rng.uniform(0.5, 2.0))
         lender = rack.rng.choice(lenders(rack, "h3") or ["h1"])
