@@ -12,10 +12,10 @@ stops the service and is raised in the task that `env.spawn` watches.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
 
 import msgspec
 
+from covey import checked
 from covey.addresses import ip_port, is_everywhere, joined
 from covey.core import HostId, SetTimer, Tell
 from covey.ports import Address, DatagramSocket, Env
@@ -64,9 +64,9 @@ GOODBYE_INTERVAL_S = 0.05
 
 
 class PeersFile(msgspec.Struct, frozen=True):
-    """What is on disk: every host that was known, gone ones too, so that a restart finds the rack without seeds."""
+    """What is on disk: every host that was known, gone ones too, so that a restart finds the rack without seeds. Under
+    a checksum: one wrong bit of a boot number makes a live host a replayer for ever, here and where it is told on."""
 
-    version: Literal[1]
     records: tuple[Record, ...]
 
 
@@ -303,11 +303,11 @@ class GossipService:
     async def _remembered(self) -> tuple[Record, ...]:
         """Hosts of before the restart; none when the file is missing or cannot be read."""
         try:
-            stored = await self._env.disk.read(PEERS_FILE)
-            found = _peers_decoder.decode(stored).records if stored is not None else ()
-        except (OSError, msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            stored = await checked.load(self._env.disk, PEERS_FILE, _peers_decoder)
+        except (OSError, checked.Damaged) as error:
             self._env.log.warning("known hosts not read", file=PEERS_FILE, why=str(error), next="joining by seeds")
             return ()
+        found = stored.records if stored is not None else ()
         for record in found:
             self._opener.remember(identity(record.host, record.uuid), record.boot)
         return found[: self._settings.hosts_max - 1]
@@ -339,7 +339,7 @@ class GossipService:
         if records == self._saved:
             return
         try:
-            await self._env.disk.replace(PEERS_FILE, msgspec.msgpack.encode(PeersFile(1, records)))
+            await checked.save(self._env.disk, PEERS_FILE, PeersFile(records))
         except OSError as error:
             self._env.log.warning("known hosts not written", file=PEERS_FILE, why=str(error), next="trying again")
         else:

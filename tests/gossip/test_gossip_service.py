@@ -74,6 +74,9 @@ class Ports:
             raise OSError("sick disk")
         return self.files.get(name)
 
+    def path(self, name: str) -> str:
+        return f"/state/{name}"
+
     async def replace(self, name: str, data: bytes) -> None:
         if self.sick:
             raise OSError("sick disk")
@@ -198,6 +201,20 @@ async def test_a_spoilt_file_of_known_hosts_is_left_aside(rack: Rack, spoilt: by
     rack.ports["a"].files["gossip/peers"] = spoilt
     a = await rack.start("a")
     assert states(a) == {"a": "alive"} and rack.ports["a"].warnings == ["known hosts not read"]
+
+
+async def test_a_flipped_bit_in_the_file_of_known_hosts_makes_nobody_a_replayer(rack: Rack) -> None:
+    """A boot number that reads higher than it is would keep a live host out for ever, and be told to everybody."""
+    a = await rack.start("a", boot=0x5A5A5A5A)
+    b = await rack.start("b", seeds=(a.address,))
+    await until(lambda: states(a) == states(b) == {"a": "alive", "b": "alive"})
+    await b.stop(leave=False)
+    file = rack.ports["b"].files["gossip/peers"]
+    rack.ports["b"].files["gossip/peers"] = file.replace(b"\x5a\x5a\x5a\x5a", b"\x5e\x5a\x5a\x5a")
+    assert rack.ports["b"].files["gossip/peers"] != file
+    again = await rack.start("b", seeds=(a.address,), boot=2)
+    await until(lambda: states(a) == states(again) == {"a": "alive", "b": "alive"})
+    assert "known hosts not read" in rack.ports["b"].warnings
 
 
 async def test_a_sick_disk_does_not_keep_a_host_out(rack: Rack) -> None:

@@ -484,8 +484,8 @@ class SchedulerService(RoomService):
     async def _seek(self, given: Mapping[str, Any]) -> Job:
         """What another host has just accepted is on its way here."""
         id = JobId(str(given.get("id", "")))
-        if id not in self.queue.jobs and not self.host.log.is_leader:
-            await self.queue_log.until(lambda: id in self.queue.jobs, NEWS_S)
+        if not self.host.log.is_leader:
+            await self.queue_log.until(lambda: self.queue.was(id), NEWS_S)
         return self._find(given)
 
     def _find(self, given: Mapping[str, Any]) -> Job:

@@ -62,6 +62,20 @@ def test_a_job_that_was_accepted_elsewhere_a_moment_ago_is_waited_for_and_not_de
     on_a_rack(story)
 
 
+def test_a_job_that_was_forgotten_is_not_waited_for() -> None:
+    async def story(rack: Rack) -> None:
+        await submit(rack, on="gpu1")
+        queue = rack["gpu3"].service.queue
+        await until(lambda: "j1" in queue.jobs)
+        forgotten = queue.jobs.pop(JobId("j1"))
+        began_s = asyncio.get_running_loop().time()
+        assert (await refused(rack["gpu3"].call("job", id="j1"))).code == 3
+        assert asyncio.get_running_loop().time() == began_s
+        queue.jobs[JobId("j1")] = forgotten
+
+    on_a_rack(story)
+
+
 def test_every_host_tells_its_rooms_once_where_a_job_is_and_when_it_is_over() -> None:
     async def story(rack: Rack) -> None:
         await submit(rack)
