@@ -71,7 +71,8 @@ def test_pages_of_a_place_that_was_closed_survive_a_loss_of_power() -> None:
 
 
 @pytest.mark.parametrize(
-    ("story", "seed"), [("lenders_paused", 313), ("mischief", 111), ("mischief", 24), ("mischief", 30), ("mischief", 46)]
+    ("story", "seed"),
+    [("lenders_paused", 313), ("mischief", 111), ("mischief", 24), ("mischief", 30), ("mischief", 46)],
 )
 def test_seeds_that_once_waited_in_vain_come_to_their_end(story: str, seed: int) -> None:
     """A slab was not lent within its time; a page that stood in both places of a disk was called damaged for ever, and
