@@ -122,7 +122,6 @@ class World:
         self._numbers = itertools.count(1)
         self._runnable: list[HostLoop] = []
         self._after: dict[str, list[Invariant]] = {"any": [], "moved": [], "births": []}
-        self._always = self._after["any"]
         self._births_seen = -1
         self._broken: Broken | None = None
         self._running: HostLoop | None = None
@@ -253,6 +252,7 @@ class World:
         """One long function: this is what a story does all the time."""
         heap, runnable, chance = self._heap, self._runnable, self._order.random
         ran, at = self._trail.append, self._times.append
+        always, moved = self._after["any"], self._after["moved"]
         while True:
             if stop is not None and stop():
                 return True
@@ -296,33 +296,35 @@ class World:
                         loop.call_exception_handler({"message": what, "exception": error})
                     ran(loop.name)
                     at(self.now)
-                    self._stepped(loop)
+                    self.steps = steps = self.steps + 1
+                    if loop.callback_s and not loop.dead:
+                        loop.work()
+                        self.at(self.now + loop.callback_s, loop.rest)
+                    if always or self.births != self._births_seen:
+                        self._look_on()
+                    if loop.agent_moved is not None and loop.agent_moved():
+                        for invariant in moved:
+                            self._look(invariant)
+                    if steps % FOLD_EVERY == 0:
+                        self._tidy()
             if loop.held or not ready:
                 loop.queued = False
                 runnable[place] = runnable[-1]
                 runnable.pop()
 
-    def _stepped(self, loop: HostLoop) -> None:
-        """After a callback of this loop: what it costs, and the invariants that it may concern."""
-        self.steps += 1
-        if loop.callback_s and not loop.dead:
-            loop.work()
-            self.at(self.now + loop.callback_s, loop.rest)
-        if self._always:
-            self._look_at("any")
-        if loop.agent_moved is not None and loop.agent_moved():
-            self._look_at("moved")
+    def _look_on(self) -> None:
+        """After a callback: the invariants of every callback, and those of births where one was."""
+        for invariant in self._after["any"]:
+            self._look(invariant)
         if self.births != self._births_seen:
             self._births_seen = self.births
-            self._look_at("births")
-        if self.steps % FOLD_EVERY == 0:
-            self._fold()
-            if self.steps % COLLECT_EVERY == 0:
-                gc.collect()
+            for invariant in self._after["births"]:
+                self._look(invariant)
 
-    def _look_at(self, after: str) -> None:
-        for invariant in self._after[after]:
-            self._look(invariant)
+    def _tidy(self) -> None:
+        self._fold()
+        if self.steps % COLLECT_EVERY == 0:
+            gc.collect()
 
     def close(self) -> None:
         """Let go of everything. What dead tasks still do in their `finally` blocks changes nothing any more."""

@@ -360,7 +360,6 @@ class Consensus:
             if failed:
                 self._break(sys.exception() or AssertionError("interrupted"))
         self._arm()
-        self._say_trouble()
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -396,6 +395,7 @@ class Consensus:
     def _wake(self) -> None:
         self._timer = None
         self.feed(Woken())
+        self._say_trouble()
 
     def _led(self, led: Led) -> None:
         if self._leader is not None:
