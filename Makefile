@@ -41,6 +41,7 @@ types: $(READY)
 
 house: $(READY)
 	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+	@$(BIN)/python -m tests.reached
 
 test: $(READY)
 	@$(BIN)/pytest -n 2 --dist loadgroup --durations=12

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import reached
 from tests.asserting import File, can_fail, opened
 
 ROOT = Path(__file__).parent.parent
@@ -88,6 +89,10 @@ def test_rooms_and_gossip_reach_the_outside_through_ports_only() -> None:
         if OUTSIDE & set(imports(path))
     }
     assert not wrong
+
+
+def test_what_agents_do_not_run_says_why() -> None:
+    assert reached.ours()[0] == []
 
 
 def test_files_stay_small_enough_to_walk() -> None:
