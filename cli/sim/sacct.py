@@ -9,7 +9,8 @@ Needed columns: JobID, State, Submit, and AllocTRES (or ReqTRES, or AllocGRES wi
 Start and End. The rest is used when it is there. With --gpus it also runs both policies; FILE may be - for standard
 input; without --output the trace goes to standard output and what was counted to standard error.
 
---duplicates   shows all attempts of a requeued job; without it Slurm shows the last one, and its wait begins there.
+--duplicates   shows all attempts of a requeued job, which runs for as long as they ran together; without it Slurm shows
+               the last one, and its wait begins there.
 TZ=UTC, SLURM_TIME_FORMAT=%s
                times that no change of the clock disturbs. Without them sacct writes local time, which is taken as UTC:
                spans are right, but for those over the hour in which the clock is set.
@@ -32,7 +33,8 @@ from cli.sim import jobs as simulator
 from cli.sim.engine import SimJob
 from cli.sim.files import bytes_of
 from cli.sim.report import Cell, Figure, Progress, Report, Series, Table, Wrong
-from cli.sim.sacct_lines import WHY, Accounting, Found, read_sacct
+from cli.sim.sacct_lines import WHY, Accounting, read_sacct
+from cli.sim.sacct_runs import Found
 from cli.sim.trace import Trace
 
 HELP = "turn Slurm's accounting into a trace: import sacct FILE"
@@ -92,7 +94,7 @@ def as_csv(found: Sequence[Found]) -> str:
         ["job_id", "submit_time_s", "num_gpus", "duration_s", "tenant", "status", "time_limit_s", "wait_in_trace_s"]
     )
     for job in found:
-        waited = "" if job.start_s is None else max(0, job.start_s - job.submit_s)
+        waited = "" if (seconds := job.waited_s()) is None else seconds
         limit = "" if job.limit_s is None else job.limit_s
         writer.writerow([job.id, job.submit_s - begin, job.gpus, job.ran_s, job.tenant, job.state, limit, waited])
     return out.getvalue()
@@ -102,9 +104,10 @@ def busiest(found: Sequence[Found]) -> int:
     """The most GPUs that were held at once; 0 when nobody knows when jobs started."""
     changes: Counter[int] = Counter()
     for job in found:
-        if job.start_s is not None:
-            changes[job.start_s] += job.gpus
-            changes[job.start_s + job.ran_s] -= job.gpus
+        for run in job.runs():
+            if run.start_s is not None:
+                changes[run.start_s] += run.gpus
+                changes[run.start_s + run.ran_s] -= run.gpus
     now = most = 0
     for _, change in sorted(changes.items()):
         now += change
@@ -116,7 +119,7 @@ def _report(options: argparse.Namespace, read: Accounting, trace: Trace, progres
     found, counts = read.jobs, read.counts
     rows: list[Sequence[Cell]] = [(kind, counts[kind], why) for kind, why in WHY.items() if counts[kind]]
     most = busiest(found)
-    waits = [max(0, job.start_s - job.submit_s) for job in found if job.start_s is not None]
+    waits = [waited for job in found if (waited := job.waited_s()) is not None]
     notes = [f"{most} GPUs were held at once at the busiest moment"] if most else []
     if waits:
         notes.append(f"they waited {simulator.duration(sum(waits) / len(waits))} on average in Slurm itself")

@@ -1,9 +1,9 @@
 """The lines of `sacct --parsable2`, read into jobs: what counts, what does not, and why.
 
 A line is one attempt of one job. Slurm keeps attempts by job and submission, so lines of one job with one submission
-are one attempt seen again (exports that overlap), and lines with several submissions are a job that was requeued: its
-last attempt counts, and it waits from when the first one could begin. Parts of a heterogeneous job (107+0, 107+1)
-start together and are one gang.
+are one attempt seen again (exports that overlap), and lines with several submissions are a job that was requeued: it is
+one job that runs for as long as all its attempts held GPUs, and waits from when the first one could begin, except while
+an attempt runs. Parts of a heterogeneous job (107+0, 107+1) start together and are one gang.
 
 Slurm writes local time unless it is told otherwise. It is taken as UTC, which changes no span but those over a change
 of the clock: what then seems to end up to an hour before it began gets that hour back, and is counted.
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from cli.sim.report import Wrong
+from cli.sim.sacct_runs import Found, Run, with_earlier
 from cli.sim.trace import GPUS_MAX, ID_MAX
 from cli.table import plural
 
@@ -44,7 +45,7 @@ WHY = {
     "steps": "part of a job (12.batch, 12.0), which counts as a whole",
     "without GPUs": "it asked for none",
     "cancelled before it started": "it never held a GPU",
-    "requeued": "an attempt that began again; the last one counts, from the first submission on",
+    "requeued": "an attempt that began again; the time it ran counts to the last one, from the first submission on",
     "repeated": "an attempt that is there twice, as exports that overlap have it; it counts once",
     "still running": "how long it takes is not known",
     "still waiting": "it did not start, or is an array with elements that did not",
@@ -55,20 +56,6 @@ WHY = {
     "without a submission time": "when it came is not known",
     "impossible": "its times or GPUs cannot be; the lines are named below",
 }
-
-
-@dataclass
-class Found:
-    """One job as Slurm tells it. Seconds since 1970."""
-
-    id: str
-    submit_s: int
-    gpus: int
-    ran_s: int
-    limit_s: int | None
-    tenant: str
-    state: str
-    start_s: int | None
 
 
 @dataclass
@@ -109,6 +96,8 @@ class _Attempt:
     submit_s: int | None
     start_s: int | None
     job: Found | None
+    run: Run | None = None
+    """For which it held GPUs, if it was requeued."""
 
 
 class _Impossible(Exception):
@@ -279,7 +268,8 @@ def _attempt(row: _Row, seen: _Seen) -> _Attempt:
     if kind == "in an unknown state":
         seen.states.add(state)
     if kind:
-        return _Attempt(kind, state, row.number, ready, submit, start, None)
+        run = Run(start, _ran(row, seen), gpus) if kind == "requeued" else None
+        return _Attempt(kind, state, row.number, ready, submit, start, None, run)
     ran = _ran(row, seen)
     if ran == 0:
         kind = "cancelled before it started" if state == "CANCELLED" else "ended at once"
@@ -381,7 +371,8 @@ def _bounded(row: _Row, column: str, gpus: int) -> int:
 
 
 def _last(id: str, lines: Sequence[_Attempt], counts: Counter[str]) -> Found | None:
-    """The last attempt of a job, submitted when the first one could begin. Every line is counted."""
+    """The last attempt of a job with the runs of those before, submitted when the first one could begin. Every line is
+    counted."""
     attempts: list[_Attempt] = []
     for line in lines:
         same = next((at for at, each in enumerate(attempts) if _is_same(each, line)), None)
@@ -397,7 +388,13 @@ def _last(id: str, lines: Sequence[_Attempt], counts: Counter[str]) -> Found | N
     counts[last.kind] += 1
     if last.job is None or len(attempts) == 1:
         return last.job
-    return replace(last.job, submit_s=min(each.ready_s for each in attempts if each.ready_s is not None))
+    begin_s = min(each.ready_s for each in attempts if each.ready_s is not None)
+    return with_earlier(replace(last.job, submit_s=begin_s), [_run_of(each) for each in attempts[:-1]])
+
+
+def _run_of(attempt: _Attempt) -> Run | None:
+    job = attempt.job
+    return attempt.run if job is None else Run(job.start_s, job.ran_s, job.gpus)
 
 
 def _is_same(one: _Attempt, other: _Attempt) -> bool:
@@ -427,6 +424,7 @@ def _joined(jobs: Sequence[Found], counts: Counter[str]) -> list[Found]:
         counts["kept, cancelled while running" if job.state == "CANCELLED" else "kept"] -= 1
         gang.gpus = min(GPUS_MAX, gang.gpus + job.gpus)
         gang.ran_s = max(gang.ran_s, job.ran_s)
+        gang.earlier = max(gang.earlier, job.earlier, key=lambda runs: sum(run.ran_s for run in runs))
         gang.submit_s = min(gang.submit_s, job.submit_s)
         gang.limit_s = None if None in (gang.limit_s, job.limit_s) else max(gang.limit_s or 0, job.limit_s or 0)
     return list(gangs.values())

@@ -18,8 +18,9 @@ from cli.sim import files
 from cli.sim.main import main
 from cli.sim.report import Wrong
 from cli.sim.sacct import busiest
-from cli.sim.sacct_lines import WHY, Accounting, Found
+from cli.sim.sacct_lines import WHY, Accounting
 from cli.sim.sacct_lines import read_sacct as read_lines
+from cli.sim.sacct_runs import Found
 from cli.sim.trace import read_trace
 
 HEAD = "JobID|User|Account|State|Submit|Eligible|Start|End|Elapsed|Timelimit|AllocTRES"
@@ -124,7 +125,7 @@ def test_a_job_that_waits_is_not_said_to_want_no_gpus_when_nobody_knows() -> Non
     assert read_sacct(text(line("1"), waits, plain))[1] == {"kept": 1, "still waiting": 1, "without GPUs": 1}
 
 
-def test_a_requeued_job_counts_once_with_its_last_run_and_its_first_submission() -> None:
+def test_a_requeued_job_counts_once_with_all_its_runs_and_its_first_submission() -> None:
     found, counts = read_sacct(
         text(
             line("1", "REQUEUED", submit="00:00:00", start="00:01:00", elapsed="00:30:00"),
@@ -133,8 +134,34 @@ def test_a_requeued_job_counts_once_with_its_last_run_and_its_first_submission()
             line("2", submit="00:05:00"),
         )
     )
-    assert [(job.id, job.ran_s) for job in found] == [("1", 7200), ("2", 3600)]
+    assert [(job.id, job.ran_s) for job in found] == [("1", 1800 + 1200 + 7200), ("2", 3600)]
     assert (counts["kept"], counts["requeued"]) == (2, 2)
+
+
+def test_the_earlier_runs_of_a_requeued_job_are_no_waiting() -> None:
+    (job,), _ = read_sacct(
+        text(
+            line("1", "REQUEUED", submit="00:00:00", start="00:01:00", elapsed="00:30:00"),
+            line("1", "NODE_FAIL", tres="gres/gpu=1", submit="00:31:00", start="00:40:00", elapsed="00:20:00"),
+            line("1", "COMPLETED", submit="01:00:00", start="01:10:00", elapsed="02:00:00", limit="03:00:00"),
+        )
+    )
+    assert job.waited_s() == 70 * 60 - 30 * 60 - 20 * 60
+    assert job.ran_s == (30 + 10 + 120) * 60, "20 minutes on one GPU are 10 on two"
+    assert job.limit_s == (30 + 10 + 180) * 60
+    assert [(run.ran_s, run.gpus) for run in job.runs()] == [(1800, 2), (1200, 1), (7200, 2)]
+
+
+def test_an_earlier_run_counts_to_the_gpus_that_were_held_at_once() -> None:
+    """The other job runs beside the first attempt only."""
+    read, _ = read_sacct(
+        text(
+            line("1", "REQUEUED", submit="00:00:00", start="00:01:00", elapsed="00:30:00"),
+            line("1", submit="01:00:00", start="01:10:00"),
+            line("2", submit="00:00:00", start="00:05:00", elapsed="00:10:00"),
+        )
+    )
+    assert busiest(read) == 4
 
 
 def test_the_busiest_moment_is_the_size_of_the_cluster_that_was_used() -> None:
@@ -280,6 +307,7 @@ def test_only_a_requeued_job_waits_from_its_first_attempt() -> None:
     again, one = beside.jobs
     assert one == alone.jobs[0] and one.start_s is not None and one.start_s - one.submit_s == 300
     assert again.start_s is not None and again.start_s - again.submit_s == 2400
+    assert again.waited_s() == 2340, "it ran for a minute"
 
 
 def test_a_job_whose_last_attempt_still_runs_or_waits_is_not_over() -> None:
