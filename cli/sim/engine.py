@@ -23,7 +23,7 @@ from cli.sim.engine_places import Floor, Placing
 from plugins.scheduler.machine.order_book import JOB_BITS, JOB_MASK, OrderBook
 from plugins.scheduler.policy.history import History
 from plugins.scheduler.policy.rules import MOVING, Rules
-from plugins.scheduler.policy.starve import promoted_after
+from plugins.scheduler.policy.starve import due_second, promoted_after
 
 WAIT, RUN, RESUME, SUSP, DONE, UNBORN = range(6)
 COMPLETE, READY, _ARRIVE, DEMOTE, PROMOTE = 2, 3, 4, 5, 6
@@ -95,6 +95,8 @@ class Engine:
         """Waiting seconds since the last promotion."""
         self.queue = [0] * count
         self.first = [NEVER] * count
+        self.due = [0] * count
+        """When a waiting job will be promoted, if it waits on; decided at the next multiple of the quantum."""
         self.lead = [0] * count
         """Key among the promoted; 0: it is not promoted."""
         self.forgiven = [False] * count
@@ -306,20 +308,19 @@ class Engine:
         queue = self.queue[job]
         key = self.key[job] = self._key(job, False)
         self.book.wait(queue, key)
-        at = None if self.forgiven[job] else self._promotion(job, queue)
-        if at is None:
+        due = None if self.forgiven[job] else self._promotion(job, queue)
+        if due is None:
             self.pending[job] = 0
         else:
-            self._post(job, at if at > self.decided_at else at + (self.quantum or 1), PROMOTE)
+            self.due[job] = due
+            quantum = self.quantum or 1
+            self._post(job, -(-due // quantum) * quantum, PROMOTE)
 
     def _promotion(self, job: int, queue: int) -> int | None:
-        """When this job, waiting from now on, will be promoted."""
+        """When this job, waiting from now on, will be due to be promoted; after the decision that is being taken."""
         rules = self.rules
         after = promoted_after(queue, self.ran[job], self.waited[job], rules.knob, rules.starve_limit_s)
-        at = None if after is None else self.now + after
-        if at is not None and self.quantum is not None:
-            at = -(-at // self.quantum) * self.quantum
-        return at
+        return None if after is None else max(due_second(self.now, after), self.decided_at + 1)
 
     def _start(self, job: int, restore_s: int) -> None:
         """A waiting job gets its GPUs."""
@@ -446,7 +447,7 @@ class Engine:
             self.key[job] = self._key(job, False)
             self.book.wait(0, self.key[job])
             return
-        self.lead[job] = (self.now + 1 << JOB_BITS | self.by_id[job]) << JOB_BITS | job
+        self.lead[job] = (self.due[job] + 1 << JOB_BITS | self.by_id[job]) << JOB_BITS | job
         self.book.promote(self.lead[job], False)
         self.out.promoted[job] += 1
 

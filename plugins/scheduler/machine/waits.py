@@ -13,10 +13,7 @@ from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.policy import classes
 from plugins.scheduler.policy.order import queue_of
 from plugins.scheduler.policy.settings import Settings
-from plugins.scheduler.policy.starve import promoted_after
-
-EARLY_S = 1e-6
-"""A time is looked at so much before it comes: sums of seconds are rounded."""
+from plugins.scheduler.policy.starve import EARLY_S, due_second, promoted_after
 
 
 class Waits:
@@ -28,9 +25,10 @@ class Waits:
         self._promotions: list[tuple[float, JobId]] = []
         self._demotions: list[tuple[float, JobId]] = []
         """Heaps of when it will be so; an entry may be out of date."""
-        self._starved: dict[JobId, None] = {}
+        self._starved: dict[JobId, int] = {}
+        """Jobs for which it is so, and since which second."""
         self._late: dict[str, dict[JobId, None]] = {}
-        """Jobs for which it is so, the late ones by tenant."""
+        """Jobs for which it is so, by tenant."""
 
     def put(self, job: Job, now_s: float, known_s: float) -> None:
         """`known_s`: for how long it waits, if nothing is remembered of it."""
@@ -65,17 +63,18 @@ class Waits:
                 del self._late[tenant]
 
     def starved(self, now_s: float) -> list[Job]:
-        """Guaranteed jobs that STARVELIMIT or PROMOTEKNOB promote, in order of admission."""
+        """Guaranteed jobs that STARVELIMIT or PROMOTEKNOB promote, in the order in which they became due."""
         for id in _due(self._promotions, now_s):
             job = self.queue.jobs.get(id)
             after_s = self._promoted_after(job) if job is not None and id in self.since else None
             if job is None or job.state != "queued" or after_s is None:
                 continue
             if now_s - self.since[id] >= after_s:
-                self._starved[id] = None
+                self._starved[id] = due_second(self.since[id], after_s)
             else:
                 heapq.heappush(self._promotions, (self.since[id] + after_s, id))
-        return self._jobs(self._starved) if self._starved else []
+        due = self._starved
+        return sorted((self.queue.jobs[id] for id in due), key=lambda job: (due[job.id], job.number)) if due else []
 
     def late(self, now_s: float) -> list[tuple[Job, float]]:
         """Jobs of class auto whose tenant has a quota that they waited for too long, and the seconds."""

@@ -1,11 +1,15 @@
 """When a job that waits goes to the head of everything (NSDI'19 §3.3, STARVELIMIT and PROMOTEKNOB).
 
-The simulator asks when that will be, the leader whether it is so by now: both ask here.
+The simulator asks when that will be, the leader whether it is so by now: both ask here. Whoever decides less often than
+once a second finds several at once; they are promoted in the order of the seconds in which they became due.
 """
 
+import math
 from typing import TypeVar
 
 Seconds = TypeVar("Seconds", int, float)
+EARLY_S = 1e-6
+"""A time is looked at so much before it comes: sums of seconds are rounded."""
 
 
 def promoted_after(
@@ -19,3 +23,9 @@ def promoted_after(
         lacks = max(0 * ran_s, -(-knob[0] * ran_s // knob[1]) - waited_s)
         after = lacks if after is None else min(after, lacks)
     return after
+
+
+def due_second(since_s: Seconds, after_s: Seconds) -> int:
+    """The whole second in which a job that waits since then became due: promotions of one decision come in this order,
+    those of one second by admission."""
+    return math.floor(since_s + after_s + EARLY_S)

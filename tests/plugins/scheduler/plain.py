@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from plugins.scheduler.policy.history import History
-from plugins.scheduler.policy.rules import NON_PREEMPTIVE, Rules
+from plugins.scheduler.policy.rules import MOVING, NON_PREEMPTIVE, Rules
 
 
 @dataclass
@@ -25,6 +25,8 @@ class PlainJob:
     queue: int = 0
     first: float = math.inf
     promoted: float | None = None
+    due: int | None = None
+    """First second of this wait in which it was to be promoted."""
     preempted: int = 0
     promotions: int = 0
     end: int = -1
@@ -72,6 +74,8 @@ def key(job: PlainJob, rules: Rules, history: History) -> tuple[object, ...]:
 class Plain:
     def __init__(self, jobs: Sequence[PlainJob], capacity: int, rules: Rules, history: History) -> None:
         self.jobs, self.capacity, self.rules, self.history = list(jobs), capacity, rules, history
+        self.quantum = 1 if rules.discipline in ("fifo", "fjf") else rules.quantum_s or 1
+        self.changed = False
 
     def run(self) -> list[PlainJob]:
         now = 0
@@ -89,8 +93,10 @@ class Plain:
         return self.jobs
 
     def step(self, now: int) -> None:
-        """Everything that happens at this second, and the decision if anything did."""
-        changed = False
+        """Everything that happens at this second, and the decision if anything did since the last one. With a quantum,
+        demotions, promotions and decisions come at its multiples; a completion gives its GPUs back at once."""
+        changed = self.changed
+        decides = now % self.quantum == 0
         for job in self.jobs:
             if job.state == "run" and job.done == job.duration:
                 job.state, job.end, changed = "done", now, True
@@ -105,14 +111,20 @@ class Plain:
         thresholds = self.rules.thresholds_gpu_s if self.rules.discipline in ("dlas", "dgittins") else ()
         for job in self.jobs:
             queue = sum(1 for threshold in thresholds if job.attained >= threshold)
-            if job.state == "run" and queue > job.queue:
+            if decides and job.state == "run" and queue > job.queue:
                 job.queue, job.promoted, changed = queue, None, True
         for job in self.jobs:
-            if job.state == "wait" and self.starves(job):
+            if job.state != "wait":
+                job.due = None
+            elif job.due is None and self.starves(job):
+                job.due = now
+            if decides and job.due is not None:
                 job.ran = job.waited = job.queue = 0
-                job.promoted, job.promotions, changed = now, job.promotions + 1, True
-        if changed:
+                job.promoted, job.promotions, changed, job.due = job.due, job.promotions + 1, True, None
+        moves = self.quantum > 1 and self.rules.discipline in MOVING
+        if decides and (changed or moves):
             self.decide(now)
+        self.changed = changed and not decides
 
     def starves(self, job: PlainJob) -> bool:
         knob, limit = self.rules.knob, self.rules.starve_limit_s

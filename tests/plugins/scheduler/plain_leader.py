@@ -28,7 +28,7 @@ from plugins.scheduler.policy import classes, order, words
 from plugins.scheduler.policy.leases import terms
 from plugins.scheduler.policy.place import place
 from plugins.scheduler.policy.settings import Settings
-from plugins.scheduler.policy.starve import promoted_after
+from plugins.scheduler.policy.starve import due_second, promoted_after
 
 
 class PlainLeader:
@@ -181,16 +181,23 @@ class PlainLeader:
     def _starved(self, live: list[Job], wall_s: float, now_s: float) -> list[Promoted]:
         """STARVELIMIT and PROMOTEKNOB, for guaranteed jobs: the others have no place in the order."""
         waiting = [job for job in live if job.state == "queued" and job.counts]
-        starved = [job for job in waiting if self._is_starved(job, now_s - self.waiting_since[job.id])]
-        return [Promoted(wall_s=wall_s, job=job.id, epoch=job.epoch) for job in starved]
+        since_s = self.waiting_since
+        after_s = {job.id: self._starved_after(job) for job in waiting}
+        starved = [
+            (due_second(since_s[job.id], after), job.number, job)
+            for job in waiting
+            if (after := after_s[job.id]) is not None and now_s - since_s[job.id] >= after
+        ]
+        starved.sort(key=lambda each: each[:2])
+        return [Promoted(wall_s=wall_s, job=job.id, epoch=job.epoch) for *_, job in starved]
 
-    def _is_starved(self, job: Job, wait_s: float) -> bool:
+    def _starved_after(self, job: Job) -> float | None:
         thresholds = self.settings.queue_thresholds_gpu_s
         row = row_of(job, thresholds)
         ran_s = row.attained_gpu_s / job.spec.width
         queue = order.queue_of(row.attained_gpu_s, thresholds)
         after_s = promoted_after(queue, ran_s, job.waited_s, self.settings.knob, self.settings.starve_limit_s)
-        return row.promoted is None and after_s is not None and wait_s >= after_s
+        return after_s if row.promoted is None else None
 
     def _moved(
         self, live: list[Job], rack: Sequence[RackHost], wall_s: float, now_s: float

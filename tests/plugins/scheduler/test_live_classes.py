@@ -201,6 +201,22 @@ def test_the_knob_promotes_on_the_rack_what_waited_so_many_times_as_long_as_it_r
     assert kinds(said) == [("Promoted", long)], "it ran 100 s"
 
 
+def test_jobs_found_due_together_are_promoted_in_the_order_in_which_they_became_due() -> None:
+    """A leader that could not look for a while finds several. Reference: Tiresias §3.3, PROMOTEKNOB."""
+    rack = Little([2], {}, promote_knob=2.0, starve_limit_s=None)
+    waiting = []
+    for gpu_s in (400.0, 200.0):
+        waiting.append(rack.submit(2, "red"))
+        rack.settle()
+        rack.serve(rack.queue.jobs[waiting[-1]], gpu_s)
+    rack.submit(2, "red")
+    rack.settle()
+    assert [rack.state(job) for job in waiting] == ["queued", "queued"]
+    first, second = waiting
+    assert kinds(rack.look(1000.0))[:2] == [("Promoted", second), ("Promoted", first)], "due after 200 and 400 s"
+    assert rack.queue.jobs[second].promoted == (rack.queue.jobs[first].promoted or 0) - 1
+
+
 def test_a_job_over_its_quota_is_taken_when_it_can_be_demoted_and_never_upgraded() -> None:
     rack = Little([4], {"red": 1, "blue": 3}, demote_after_s=10.0)
     rack.look()

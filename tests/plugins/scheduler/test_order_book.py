@@ -3,6 +3,7 @@
 import random
 from typing import get_args
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,8 +52,9 @@ def fast(jobs: list[PlainJob], capacity: int, rules: Rules, history: History) ->
     return Engine(given, capacity, rules, history).run()
 
 
-def agree(seed: int, discipline: Discipline, jobs_max: int = 13) -> None:
+def agree(seed: int, discipline: Discipline, jobs_max: int = 13, quantum_s: int | None = None) -> None:
     jobs, capacity, rules, history = case(seed, discipline, jobs_max)
+    rules = msgspec.structs.replace(rules, quantum_s=quantum_s)
     out = fast(jobs, capacity, rules, history)
     plain = Plain(jobs, capacity, rules, history).run()
     ours = list(zip(out.end_s, out.preempted, out.promoted, out.wait_s, strict=True))
@@ -64,6 +66,13 @@ def agree(seed: int, discipline: Discipline, jobs_max: int = 13) -> None:
 def test_the_fast_order_and_a_plain_one_agree_on_random_cases(discipline: Discipline) -> None:
     for seed in range(60 if discipline != "dlas" else 300):
         agree(seed, discipline)
+
+
+@pytest.mark.parametrize("discipline", WALKS)
+def test_the_fast_order_and_a_plain_one_agree_on_random_cases_with_a_quantum(discipline: Discipline) -> None:
+    """Promotions of one decision come in the order of the seconds in which they became due."""
+    for seed in range(60 if discipline not in ("dlas", "dgittins") else 300):
+        agree(seed, discipline, quantum_s=random.Random(seed).choice((2, 3, 5, 8)))
 
 
 @pytest.mark.slow
