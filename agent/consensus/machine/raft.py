@@ -440,7 +440,8 @@ class Raft(Outlook):
         ledger.merge(message.prev_index, message.entries)
         verified = message.prev_index + len(message.entries)
         ledger.commit_to(min(message.commit, verified))
-        if ledger.commit >= message.commit and not self._stall.holds(self._now_s):  # nothing that lay here unread
+        knows = log.term_at(message.commit) == self.term  # by an entry of its own term, what is committed (Raft §8)
+        if knows and ledger.commit >= message.commit and not self._stall.holds(self._now_s):  # nor lay this here unread
             self.current_s = self._now_s
         if message.entries:
             self._accept(sender, message.round, verified, durable=False)

@@ -11,7 +11,7 @@ from agent.consensus.machine.words import (
     Proposed,
     Woken,
 )
-from agent.consensus.messages import TimeoutNow
+from agent.consensus.messages import AppendReply, TimeoutNow
 from chaos.crowds.log.late import Late, play
 from tests.agent.consensus.stage import TIMING, A, B, C, Stage, proposal
 
@@ -97,6 +97,21 @@ def test_what_lay_unread_while_a_host_was_stopped_does_not_say_that_its_copy_is_
     stage.elect(A)
     stage.beat(A)
     assert stage.rafts[B].current_s == stage.now_s, "a leader spoke now"
+
+
+def test_who_hears_a_leader_that_has_committed_nothing_yet_does_not_take_its_copy_for_the_newest() -> None:
+    """What an earlier leader committed, this one has, and does not know to be committed. Reference: Raft §8."""
+    stage = Stage(A, B, C, logs={name: (1, 1, 1) for name in (A, B, C)})
+    stage.stand(A)
+    for _ in range(3):
+        stage.deliver(lose=lambda _, to, message: to == A and isinstance(message, AppendReply))
+        stage.now_s = max(stage.now_s, stage.rafts[A].wake_s)
+        stage.tell(A, Woken())
+    assert stage.rafts[A].leading and stage.rafts[B].leader == A
+    assert stage.rafts[B].current_s is None, "three entries may be committed that it has not applied"
+    for _ in range(3):
+        stage.beat(A)
+    assert stage.rafts[B].commit == 4 and stage.rafts[B].current_s == stage.now_s
 
 
 # ---- disks ----
