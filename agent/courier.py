@@ -36,8 +36,8 @@ it a letter is refused as `full`, and comes again."""
 class Duplicates:
     """Which ids of one sender's boot were handled or are being handled. Bounded by what the sender settled."""
 
-    def __init__(self, boot: int) -> None:
-        self.boot = boot
+    def __init__(self, boot: int, most: int) -> None:
+        self.boot, self._most = boot, most
         self.settled = 0
         self.handled: set[int] = set()
         self.handling: set[int] = set()
@@ -54,7 +54,7 @@ class Duplicates:
 
     @property
     def full(self) -> bool:
-        return len(self.handled) + len(self.handling) >= HANDLED_MAX
+        return len(self.handled) + len(self.handling) >= self._most
 
 
 class Courier:
@@ -72,6 +72,7 @@ class Courier:
     ) -> None:
         self._env, self._boot, self._boot_of = env, boot, boot_of
         self._hear, self._raw = hear, raw
+        self.remembered_max = HANDLED_MAX
         self._next_id = 1
         self._waiting: dict[int, tuple[HostId, asyncio.Future[Letter], int]] = {}
         self._unsettled: dict[HostId, dict[int, None]] = {}
@@ -176,7 +177,7 @@ class Courier:
     def _handle_once(self, sender: HostId, letter: Letter) -> None:
         known = self._senders.get(sender)
         if known is None or letter.boot > known.boot:
-            known = self._senders[sender] = Duplicates(letter.boot)
+            known = self._senders[sender] = Duplicates(letter.boot, self.remembered_max)
         if letter.boot < known.boot:
             self.counters["old boot"] += 1
             return

@@ -8,9 +8,10 @@ every job is over and known alike everywhere, nothing of it is left behind.
 import importlib
 import pkgutil
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -56,11 +57,9 @@ class Told(msgspec.Struct, frozen=True):
 
 def known_stories() -> dict[str, Story]:
     """Name -> function: every module of `chaos.stories` has a `play`, and maybe `SETTINGS`, sections of agent.toml; or
-    it has `worlds`, which plays machines alone, and is told by its seed only."""
-    found: dict[str, Story] = {}
-    for module in sorted(pkgutil.iter_modules(stories.__path__), key=lambda module: module.name):
-        found[module.name] = getattr(_module(module.name), "play", None) or _module(module.name).worlds
-    return found
+    it has `WORLDS`, machines alone, and is told by its seed only."""
+    names = sorted(module.name for module in pkgutil.iter_modules(stories.__path__))
+    return {name: getattr(_module(name), "play", partial(_worlds, name)) for name in names}
 
 
 def held_stories() -> list[str]:
@@ -70,7 +69,7 @@ def held_stories() -> list[str]:
 
 def stories_of_worlds() -> list[str]:
     """Those of machines alone: many hosts for little, so a soak plays each of them for every seed."""
-    return [name for name in known_stories() if hasattr(_module(name), "worlds")]
+    return [name for name in known_stories() if hasattr(_module(name), "WORLDS")]
 
 
 def _module(name: str) -> ModuleType:
@@ -119,17 +118,36 @@ def tell(
         )
 
 
+class Played(Protocol):
+    """One world of machines alone, after its end."""
+
+    @property
+    def now_s(self) -> float: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def faults(self) -> int: ...
+
+    @property
+    def ended(self) -> object:
+        """Something that differs when the worlds differ, and prints alike in every process."""
+
+
+Worlds = Sequence[tuple[Callable[[int], Played], int]]
+"""How a world is played by its number, and how many for each seed."""
+
+
 def _worlds(name: str, seed: int) -> Told:
+    kinds: Worlds = _module(name).WORLDS
     try:
-        told: Told = _module(name).worlds(seed)
+        played = [play(number) for play, times in kinds for number in range(seed * times, (seed + 1) * times)]
     except AssertionError as error:
         raise Broken(f"{error}\nrepeat with: covey-chaos sim --seed {seed} --story {name}") from error
-    return told
-
-
-def told_of_worlds(story: str, seed: int, *, seconds: float, steps: int, faults: int, ended: object) -> Told:
-    """`ended`: something that differs when the worlds differ, and prints alike in every process."""
-    return Told(story, seed, round(seconds, 3), steps, faults, zlib.crc32(repr(ended).encode()), {})
+    seconds, steps = sum(world.now_s for world in played), sum(world.steps for world in played)
+    hashed = zlib.crc32(repr([world.ended for world in played]).encode())
+    return Told(name, seed, round(seconds, 3), steps, sum(world.faults for world in played), hashed, {})
 
 
 # ---- what must be true at the end ------------------------------------------------------------------------------------

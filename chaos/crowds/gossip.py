@@ -2,14 +2,14 @@
 
 import heapq
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from covey.core import Fact, HostId, SetTimer, Tell
 from gossip.machine import Event, Gossip, Heard, Started
 from gossip.membership.machine.events import Leaving, LoopStalled
-from gossip.membership.messages import Record
+from gossip.membership.messages import Gone, Left, Record, Suspect
 from gossip.packet import Dropped, Keyring, Opener, Sealer, budget
 from gossip.spread.machine import Published
 from gossip.spread.messages import Delta
@@ -18,6 +18,8 @@ from gossip.words import GossipSettings, HostDown, HostUp, Peer, Say, Sender
 KEY = bytes(range(32))
 OUTWEIGHS = {"alive": 0, "suspect": 1, "gone": 2, "left": 3}
 """SWIM 4.2; written down again, since what agents run is what is looked at."""
+SAID = {Suspect: "suspect", Gone: "gone", Left: "left"}
+SLOW_S = 2.0
 
 
 class Member:
@@ -42,8 +44,11 @@ class Member:
         self.sent_bytes = 0
         self._newest: dict[HostId, tuple[bytes, int, int, int]] = {}
         """Of each other host: uuid, boot, incarnation, and how much the state outweighs others of that incarnation."""
+        self._versions: dict[int, tuple[int, int]] = {}
+        """Of each identity: boot and version of the facts that were looked at last."""
 
     def feed(self, event: Event) -> None:
+        before = len(self.told)
         for action in self.gossip.handle(event, self.crowd.now_s):
             match action:
                 case Say():
@@ -54,10 +59,12 @@ class Member:
                     self.told.append((self.crowd.now_s, action.fact))
         if self.crowd.checking:
             self.gossip.check()
-            self._in_order()
+            self._in_order({fact.host for _, fact in self.told[before:] if isinstance(fact, HostDown)})
+            self._as_said()
 
-    def _in_order(self) -> None:
-        """Of one life of a host nothing older is believed after something newer (SWIM 4.2)."""
+    def _in_order(self, down: set[HostId]) -> None:
+        """Of one life of a host nothing older is believed after something newer (SWIM 4.2), and another machine has its
+        name only after it was gone. `down`: who was said to be, just now."""
         members = self.gossip.membership.members
         self._newest = {host: newest for host, newest in self._newest.items() if host in members}
         for host, member in members.items():
@@ -66,7 +73,43 @@ class Member:
             now = (member.uuid, member.boot, member.incarnation, OUTWEIGHS[member.state])
             before = self._newest.get(host, now)
             assert before[0] != now[0] or before[1:] <= now[1:], f"{self.name} of {host}: {now} after {before}"
+            lived = before[3] < OUTWEIGHS["gone"] and host not in down
+            assert before[0] == now[0] or not lived, f"{self.name} gives the name of {host}, which lives, to another"
             self._newest[host] = now
+
+    def _believes(self, sender: Sender, messages: Sequence[object], suspects: Mapping[HostId, tuple[int, int]]) -> None:
+        """Who was told that a host is suspected, gone or has left believes that, or more, from then on (SWIM 4.2); that
+        it is gone only of those that were `suspects`, of others that they are that. Suspicions of the dead are idle."""
+        members = self.gossip.membership.members
+        by = members.get(sender.host)
+        if self.gossip.membership.leaving or by is None or (by.uuid, by.boot) != (sender.uuid, sender.boot):
+            return
+        for message in messages:
+            if not isinstance(message, Suspect | Gone | Left):
+                continue
+            member, said = members.get(message.host), SAID[type(message)]
+            if member is not None and member.identity == message.identity:
+                was_suspect = suspects.get(member.host) == (message.boot, message.incarnation)
+                least = "suspect" if said == "gone" and not was_suspect else said
+                if least == "suspect" and not member.live:
+                    continue
+                believed = (member.boot, member.incarnation, OUTWEIGHS[member.state])
+                told = (message.boot, message.incarnation, OUTWEIGHS[least])
+                assert believed >= told, f"{self.name} was told that {member.host} is {said}, and goes on as before"
+
+    def _as_said(self) -> None:
+        """What is known of a host is what that host itself had said by that version, all of it and nothing else."""
+        spread = self.gossip.spread
+        for identity, facts in spread.facts.items():
+            written = (facts.boot, facts.version)
+            if self._versions.get(identity) == written:
+                continue
+            self._versions[identity] = written
+            if identity == spread.identity:
+                self.crowd.said[identity, *written] = facts.values
+            elif facts.version:
+                said = self.crowd.said[identity, *written]
+                assert facts.values == said, f"{self.name} knows {facts.values} of {identity:x}, who said {said}"
 
     def _send(self, say: Say) -> None:
         if self.crowd.checking:
@@ -85,7 +128,11 @@ class Member:
             self.dropped.append(opened.reason)
         else:
             assert opened.unknown == 0
+            members = self.gossip.membership.members
+            suspects = {host: member.order[:2] for host, member in members.items() if member.state == "suspect"}
             self.feed(Heard(opened.sender, source, opened.messages))
+            if self.crowd.checking:
+                self._believes(opened.sender, opened.messages, suspects)
 
     def publish(self, key: str, value: bytes | None) -> None:
         self.feed(Published(key, value))
@@ -113,6 +160,10 @@ class Crowd:
         self.members: dict[str, Member] = {}
         self.settings = settings
         self.checking = True
+        self.said: dict[tuple[int, int, int], Mapping[str, bytes]] = {}
+        """Identity, boot and version -> the facts that this host told of itself then."""
+        self.slow = 0.0
+        """Fraction of datagrams that are late by up to `SLOW_S`."""
         self.steps = 0
         self._heap: list[tuple[float, int, Member, Callable[[], None]]] = []
         self._serial = 0
@@ -172,7 +223,8 @@ class Crowd:
         if (sender.place, place) in self.cut or self.rng.uniform(0, 1) < self.loss or place not in self.members:
             return
         target = self.members[place]
-        delay_s = self.rng.uniform(0.0002, 0.002)
+        late = self.slow and self.rng.random() < self.slow
+        delay_s = self.rng.uniform(0.0, SLOW_S) if late else self.rng.uniform(0.0002, 0.002)
         self.after(delay_s, target, lambda: target.receive(sender.address, datagram))
 
     def after(self, delay_s: float, member: Member, what: Callable[[], None]) -> None:
@@ -204,10 +256,13 @@ class Crowd:
         return [member for member in self.members.values() if member.up]
 
     def agree(self) -> bool:
-        """Every running host sees exactly the running hosts alive."""
-        up = {str(member.name) for member in self.running()}
+        """Every running host sees exactly the running hosts alive, and as the machines that they are."""
+        up = {member.name: member.gossip.me.uuid for member in self.running()}
         return all(
-            {name for name, peer in member.peers().items() if peer.state == "alive"} == up for member in self.running()
+            {member.name: up[member.name]}
+            | {host: other.uuid for host, other in member.gossip.membership.members.items() if other.state == "alive"}
+            == up
+            for member in self.running()
         )
 
     def all_see(self, name: str, *states: str) -> bool:

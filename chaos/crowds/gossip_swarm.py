@@ -20,6 +20,8 @@ LEFT_S = 0.5
 GONE_S = 18.0
 """Of a death, where at least four others live: the shortest suspicion takes 4 s, the longest 24 s and more."""
 DEAF_S = 60.0
+DEAF_AT_FIRST_S, DEAF_PROBES = 10.0, 5
+"""A host that becomes deaf asks at most half as often, at once: it takes itself for the cause (Lifeguard IV-A)."""
 AWAY_S = 8
 PUSHED_S = 0.3
 FAULTS = (
@@ -44,21 +46,46 @@ class Swarm:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.crowd = Crowd(seed=seed, loss=self.rng.choice([0.0, 0.0, 0.02, 0.1, 0.2]))
+        self.crowd.slow = self.rng.choice([0.0, 0.0, 0.1, 0.3])
         self.names = [str(host.name) for host in self.crowd.rack(self.rng.randint(3, 8))]
+        for name in self.names:
+            self._introduce(self.crowd.members[name])
         self.boots = dict.fromkeys(self.names, 1)
         self.log: list[tuple[float, str, str]] = []
+
+    @property
+    def now_s(self) -> float:
+        return self.crowd.now_s
+
+    @property
+    def steps(self) -> int:
+        return self.crowd.steps
+
+    @property
+    def faults(self) -> int:
+        return len(self.log)
+
+    @property
+    def ended(self) -> object:
+        return self.crowd.now_s, self.log
 
     def restart(self, member: Member, uuid: bytes, boot: int, remember: bool) -> None:
         records = member.gossip.membership.records() if remember else ()
         self.boots[member.name] = boot
         self.crowd.kill(member)
-        self.crowd.start(
+        again = self.crowd.start(
             member.name,
             self.names[:3],
             boot=boot,
             uuid=uuid,
             remembered=tuple(record for record in records if record.host != member.name),
         )
+        self._introduce(again)
+
+    def _introduce(self, member: Member) -> None:
+        """As an agent does when it starts."""
+        for key in ("links", "http"):
+            member.publish(key, self.rng.randbytes(4))
 
     def fault(self) -> None:
         rng, crowd = self.rng, self.crowd
@@ -100,7 +127,7 @@ class Swarm:
     def peace(self) -> float:
         """All faults end. Seconds until all agree."""
         self.crowd.cut.clear()
-        self.crowd.loss = 0
+        self.crowd.loss = self.crowd.slow = 0.0
         for name in self.names:
             member = self.crowd.members[name]
             if not member.up:
@@ -176,7 +203,11 @@ class Swarm:
         since_s = self.crowd.now_s
         cut = {(other.place, deaf.place) for other in others}
         self.crowd.cut |= cut
-        self.crowd.run(DEAF_S)
+        before = deaf.gossip.membership.counts["probes"]
+        self.crowd.run(DEAF_AT_FIRST_S)
+        asked = deaf.gossip.membership.counts["probes"] - before
+        assert asked <= DEAF_PROBES, f"{deaf.name} is deaf, and asked others {asked} times in {DEAF_AT_FIRST_S:g} s"
+        self.crowd.run(DEAF_S - DEAF_AT_FIRST_S)
         harmed = {host for other in others for host in downs(other, since_s)} - {deaf.name}
         assert not harmed, f"{', '.join(sorted(harmed))} are gone since {deaf.name} is deaf"
         self.crowd.cut -= cut

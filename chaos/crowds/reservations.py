@@ -26,13 +26,17 @@ class Room:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(f"{seed}/reservations")
         self.now_s = 0.0
-        self.steps = 0
+        self.steps = self.faults = 0
         self.ledger = Ledger()
         self.held: dict[JobId, Reservation] = {}
         """What the last one that asked was promised."""
         self.epochs = dict.fromkeys(JOBS, 1)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
+
+    @property
+    def ended(self) -> object:
+        return self.now_s, sorted(self.epochs.items())
 
     def _late(self, what: Callable[[], None]) -> None:
         for _ in range(2 if self.rng.random() < 0.1 else 1):

@@ -38,7 +38,7 @@ class Gang:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(f"{seed}/upgrades")
         self.now_s = 0.0
-        self.steps = 0
+        self.steps = self.faults = 0
         self.home = Upgrades()
         self.ranks = {HostId(f"h{number}"): Rank() for number in range(1, self.rng.randint(2, 5) + 1)}
         self.yes: dict[int, set[HostId]] = {}
@@ -48,6 +48,10 @@ class Gang:
         self.breaks = self.rng.choice((0.0, 0.2))
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
+
+    @property
+    def ended(self) -> object:
+        return self.now_s, self.done
 
     def _in(self, after_s: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (self.now_s + after_s, next(self._number), what))

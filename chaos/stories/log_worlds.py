@@ -2,20 +2,6 @@
 
 from chaos.crowds.log import late
 from chaos.crowds.log.play import run_seed
-from chaos.story import Told, told_of_worlds
+from chaos.story import Worlds
 
-WORLDS = 10
-"""For each seed."""
-
-
-def worlds(seed: int) -> Told:
-    played = [run_seed(number) for number in range(seed * WORLDS, (seed + 1) * WORLDS)]
-    slow = late.play(seed)
-    return told_of_worlds(
-        "log_worlds",
-        seed,
-        seconds=sum(world.now_s for world in played) + slow.now_s,
-        steps=sum(world.steps for world in played),
-        faults=sum(world.seen for world in played),
-        ended=[slow.leaders] + [(world.now_s, sorted(world.chosen_prefix.items())) for world in played],
-    )
+WORLDS: Worlds = ((run_seed, 10), (late.play, 1))

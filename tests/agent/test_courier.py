@@ -208,7 +208,7 @@ async def test_an_answer_from_somebody_else_is_ignored(wire: Wire) -> None:
 
 
 def test_what_one_sender_makes_us_remember_is_bounded() -> None:
-    table = agent.courier.Duplicates(1)
+    table = agent.courier.Duplicates(1, 100)
     for number in itertools.count():
         if number > 10_000:
             break
@@ -256,7 +256,7 @@ async def test_a_letter_that_waits_for_a_dead_host_holds_up_nobody_else(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is settled is said to each receiver of its own letters: the table of a healthy one does not fill up."""
-    monkeypatch.setattr(agent.courier, "HANDLED_MAX", 8)
+    wire.couriers[GPU2].remembered_max = 8
     wire.boots[GPU3] = 1
     waiting = asyncio.create_task(wire.couriers[GPU1].send("memory", GPU3, b"to the dead", 0.5))
     wire.silent.add(GPU3)
@@ -271,7 +271,7 @@ async def test_a_letter_that_waits_for_a_dead_host_holds_up_nobody_else(
 async def test_a_table_that_is_full_refuses_and_counts_and_takes_the_letter_once_there_is_room(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.courier, "HANDLED_MAX", 3)
+    wire.couriers[GPU2].remembered_max = 3
     wire.off = True
     oldest = asyncio.create_task(wire.couriers[GPU1].send("memory", GPU2, b"waits", 0.4))
     await asyncio.sleep(0.01)
@@ -289,7 +289,7 @@ async def test_a_table_that_is_full_refuses_and_counts_and_takes_the_letter_once
 async def test_a_full_table_takes_the_oldest_letter_which_all_others_wait_for(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.courier, "HANDLED_MAX", 3)
+    wire.couriers[GPU2].remembered_max = 3
     wire.not_yet = {b"oldest"}
     oldest = asyncio.create_task(wire.couriers[GPU1].send("memory", GPU2, b"oldest", 5.0))
     await asyncio.sleep(0)

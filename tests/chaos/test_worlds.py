@@ -2,9 +2,11 @@
 
 import pytest
 
-from chaos.crowds import reservations, upgrades
+from agent.courier import Courier
+from chaos.crowds import gossip_swarm, letters, reservations, upgrades
 from chaos.story import stories_of_worlds, tell
 from chaos.world import Broken
+from gossip.membership import policy
 from plugins.aggregator.machine.ledger import Ledger
 from plugins.sharing.machine.upgrade import Upgrades
 
@@ -42,3 +44,29 @@ def test_a_gang_that_is_upgraded_by_the_first_yes_is_noticed(monkeypatch: pytest
     with pytest.raises(AssertionError, match=r"before .* said yes"):
         for seed in range(40):
             upgrades.play(seed)
+
+
+def test_one_letter_to_the_dead_that_holds_up_all_others_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settled(self, to):  # type: ignore[no-untyped-def]
+        return min((id for ids in self._unsettled.values() for id in ids), default=self._next_id)
+
+    monkeypatch.setattr(Courier, "_settled", settled)
+    with pytest.raises(Broken, match="did not arrive though nothing fails"):
+        letters.play(4)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "noticed"),
+    [
+        ("health", lambda score, change: 0, "is deaf, and asked others"),
+        ("claim", lambda state, same, news: "reclaim" if not same else "news" if news else "none", "which lives"),
+        ("STATES", ("alive", "gone", "suspect", "left"), "is gone, and goes on as before"),
+    ],
+)
+def test_what_a_rack_of_gossip_gets_wrong_is_noticed(
+    name: str, wrong: object, noticed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, name, wrong)
+    with pytest.raises(AssertionError, match=noticed):
+        for seed in range(8):
+            gossip_swarm.play(seed)

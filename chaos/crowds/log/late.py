@@ -48,7 +48,7 @@ class Late:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.now_s = 0.0
-        self.steps = 0
+        self.steps = self.faults = 0
         self.names = tuple(HostId(name) for name in "abc")
         self.rafts = {
             name: Raft(name, self.names, Saved(Hard(), None, 0, 0, ()), Timing(), random.Random(f"{seed}{name}"), 0.0)
@@ -103,6 +103,10 @@ class Late:
         self._at(max(raft.wake_s, self.now_s + 0.001), name, Woken())
         if raft.role is Role.LEADER and (raft.term, name) not in self.leaders:
             self.leaders.append((raft.term, name))
+
+    @property
+    def ended(self) -> object:
+        return self.leaders
 
     @property
     def leader(self) -> HostId:

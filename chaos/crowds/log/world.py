@@ -88,6 +88,14 @@ class World(Promises):
         if weather.changes_per_s and len(names) > 1:
             self.later(rng.expovariate(weather.changes_per_s), "change")
 
+    @property
+    def faults(self) -> int:
+        return self.seen
+
+    @property
+    def ended(self) -> object:
+        return self.now_s, sorted(self.chosen_prefix.items())
+
     # ---- running ----
 
     def later(self, after_s: float, kind: str, node: Node | None = None, what: Any = None) -> None:

@@ -101,7 +101,7 @@ def test_what_lay_unread_while_a_host_was_stopped_does_not_say_that_its_copy_is_
 
 def test_who_hears_a_leader_that_has_committed_nothing_yet_does_not_take_its_copy_for_the_newest() -> None:
     """What an earlier leader committed, this one has, and does not know to be committed. Reference: Raft §8."""
-    stage = Stage(A, B, C, logs={name: (1, 1, 1) for name in (A, B, C)})
+    stage = Stage(A, B, C, logs=dict.fromkeys((A, B, C), (1, 1, 1)))
     stage.stand(A)
     for _ in range(3):
         stage.deliver(lose=lambda _, to, message: to == A and isinstance(message, AppendReply))

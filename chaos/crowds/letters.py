@@ -1,0 +1,175 @@
+"""Letters between agents that are nothing but a courier (`agent.courier`), by seed: connections break, agents die and
+start again, rooms are off for a while, one host is dead and letters for it wait. Receivers remember few letters.
+
+What must hold: no life of an agent handles a letter twice, and none handles what was meant for another; what was
+acknowledged was handled. And once nothing fails any more, every letter arrives in time, whatever another one waits for:
+a room that is off, or the dead.
+"""
+
+import asyncio
+import itertools
+import signal
+from collections import Counter
+
+from agent.courier import Courier
+from chaos.world import World
+from covey.core import HostId
+from covey.ports import Env
+
+LIVE = (HostId("h1"), HostId("h2"))
+DEAD = HostId("h3")
+FAULTS = 5
+MANY = 24
+PROMPT_S = 12.0
+"""Within which every letter arrives once all is well."""
+OFF_S = 3.0
+"""How long a room is off at most."""
+PATIENCE_S = 60.0
+"""How long a letter to the dead is tried."""
+
+
+class Post:
+    """Three hosts, of which the last one is dead."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.rng = world.chance
+        self.faults = 0
+        self.boots: Counter[HostId] = Counter({DEAD: 1})
+        self.known: dict[HostId, tuple[str, bytes]] = {}
+        self.handled: dict[tuple[HostId, int], list[bytes]] = {}
+        """Host and boot -> bodies of letters."""
+        self.left: Counter[HostId] = Counter(dict.fromkeys(LIVE, MANY * 1000))
+        """Letters that each one still writes."""
+        self.written = self.arrived = 0
+        """In peace, to the living."""
+        self.off_until_s = 0.0
+        """Room `late` is off until then, everywhere."""
+        self.peace = False
+        self.pace_s = self.rng.choice((0.02, 0.04, 0.1))
+        self.remembered = self.rng.choice((8, 16, 32))
+        for name in (*LIVE, DEAD):
+            host = world.add_host(name)
+            host.main = self._agent
+
+    # ---- what a host does --------------------------------------------------------------------------------------------
+
+    async def _agent(self, env: Env) -> int:
+        me = env.host
+        self.boots[me] += 1
+        boot = self.boots[me]
+        handled = self.handled.setdefault((me, boot), [])
+
+        async def hear(sender: HostId, room: str, body: bytes) -> bool:
+            if room == "late" and self.world.now < self.off_until_s:
+                return False
+            await asyncio.sleep(env.rng.choice((0.0, 0.01, 0.3)))
+            to = body.split()[1].decode()
+            assert (to, body.split()[0].decode()) == (me, sender), (
+                f"{me} handles a letter of {sender} that says {body!r}"
+            )
+            assert body not in handled, f"{me} handles {body!r} again"
+            handled.append(body)
+            return True
+
+        courier = Courier(env, boot, lambda to: self.boots[to], hear, _nothing, lambda *_: None)
+        courier.remembered_max = self.remembered
+        await env.links.open("0.0.0.0:7947", courier.received)
+        self.known[me] = (env.links.address.replace("0.0.0.0", self.world.hosts[me].ip), env.links.public_key)
+        await self._write(env, courier, boot)
+        return 0
+
+    async def _write(self, env: Env, courier: Courier, boot: int) -> None:
+        """One of many letters is for the dead, one for the room that may be off, in peace the first two."""
+        to_others = [host for host in LIVE if host != env.host]
+        for number in itertools.count():
+            await asyncio.sleep(env.rng.uniform(0.5, 1.5) * self.pace_s)
+            if self.left[env.host] <= 0:
+                continue
+            for host in to_others:
+                if host in self.known:
+                    env.links.know(host, *self.known[host])
+            kind = self.left[env.host] % MANY
+            self.left[env.host] -= 1
+            to = DEAD if kind == 0 else to_others[0]
+            body = f"{env.host} {to} {boot} {number}".encode()
+            env.spawn("letter", self._send(courier, "late" if kind == MANY - 1 else "memory", to, body))
+
+    async def _send(self, courier: Courier, room: str, to: HostId, body: bytes) -> None:
+        must = self.peace and to != DEAD
+        self.written += must
+        acknowledged = await courier.send(room, to, body, PATIENCE_S if to == DEAD else OFF_S + PROMPT_S)
+        by = [life for life, bodies in self.handled.items() if life[0] == to and body in bodies]
+        assert by or not acknowledged, f"{body!r} was acknowledged and not handled"
+        assert acknowledged or not must, f"{body!r} did not arrive though nothing fails"
+        self.arrived += must
+
+    # ---- what happens to it ------------------------------------------------------------------------------------------
+
+    def fault(self) -> None:
+        self.faults += 1
+        host = self.world.hosts[self.rng.choice(LIVE)]
+        kind = self.rng.choice(("kill", "break", "cut", "room off"))
+        if kind == "kill" and host.agent is not None:
+            host.agent.signal(signal.SIGKILL)
+            self.world.at(self.world.now + self.rng.uniform(0.0, 2.0), host.revive)
+        elif kind == "break":
+            self.broken()
+        elif kind == "cut":
+            self.world.network.cut([LIVE])
+            self.world.at(self.world.now + self.rng.uniform(0.1, 5.0), self.world.network.heal)
+        elif kind == "room off":
+            self.off_until_s = self.world.now + self.rng.uniform(0.1, OFF_S)
+        self.world.run(self.world.now + self.rng.uniform(0.1, 2.0))
+
+    def broken(self) -> None:
+        for end in self.world.link_ends.values():
+            end.reset(end.host.name)
+
+    def heal(self) -> None:
+        self.world.network.heal()
+        for name in LIVE:
+            self.world.hosts[name].revive()
+
+    def check(self) -> None:
+        """All is well, but for a room that is off for a moment, and connections that break once."""
+        self.left.clear()
+        self.heal()
+        self.world.run(self.world.now + OFF_S + PROMPT_S)
+        self.peace = True
+        self.off_until_s = self.world.now + OFF_S
+        self.left = Counter(dict.fromkeys(LIVE, MANY * self.remembered // 8))
+        self.world.run(self.world.now + self.rng.uniform(0.0, OFF_S))
+        self.broken()
+        self.world.run(self.world.now + 2 * (OFF_S + PROMPT_S))
+        assert self.arrived == self.written > 0, f"{self.arrived} of {self.written} letters arrived"
+
+    # ---- what is told of it ------------------------------------------------------------------------------------------
+
+    @property
+    def now_s(self) -> float:
+        return self.world.now
+
+    @property
+    def steps(self) -> int:
+        return self.world.steps
+
+    @property
+    def ended(self) -> object:
+        return self.world.story_hash
+
+
+async def _nothing(_sender: HostId, _room: str, body: bytes) -> bytes:
+    return body
+
+
+def play(seed: int) -> Post:
+    """AssertionError when a letter is handled twice, lost without a word, or held up by another."""
+    with World(seed) as world:
+        post = Post(world)
+        for name in LIVE:
+            world.hosts[name].start_agent()
+        for _ in range(FAULTS):
+            post.fault()
+        post.check()
+        return post
