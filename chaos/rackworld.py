@@ -82,6 +82,8 @@ class SimRack:
         self.administrator: Administrator | None = None
         """Set by `administered`: files are damaged, and somebody does what agents advise then."""
         self.quotas = dict(quotas or {})
+        self.trees: dict[str, Tree] = {}
+        """Each host's agent.toml."""
         self._slab = str((SMALL_SLABS | (settings or {}).get("memory", {}))["slab"])
         self.patience_s = patience_s(settings or {})
         """Seconds more than within which something must be so, for what settings make slower."""
@@ -108,7 +110,8 @@ class SimRack:
                 tree[section] = tree.get(section, {}) | values
             if self.quotas and any(room.name == "scheduler" for room in rooms):
                 tree["scheduler"] = {"quotas": self.quotas} | tree.get("scheduler", {})
-            host.main = self._main(host, parse(tree, name, {}, tuple(rooms)), keys)
+            self.trees[name] = tree
+            self.configure(name, {})
         self.world.user_programs |= {
             "sleeper": sleeper,
             "ring": ring,
@@ -119,6 +122,13 @@ class SimRack:
         self.invariants = invariants_for(self) if watched else []
         for invariant in self.invariants:
             self.world.watch(invariant)
+
+    def configure(self, name: str, sections: Tree) -> None:
+        """What somebody writes into a host's agent.toml: its agent hears of it at its next start."""
+        tree = self.trees[name]
+        for section, values in sections.items():
+            tree[section] = tree.get(section, {}) | values
+        self.hosts[name].main = self._main(self.hosts[name], parse(tree, name, {}, tuple(self.rooms)), self.keys)
 
     def _main(self, host: SimHost, config: Config, keys: list[bytes]) -> Callable[[Env], Any]:
         async def main(env: Env) -> int:
