@@ -91,7 +91,7 @@ class SimRack:
         """The Raft core that handled something in the callback that ran last."""
         names = [f"h{number}" for number in range(1, hosts + 1)]
         voters = names[: 5 if hosts >= 7 else 3 if hosts >= 3 else 1]
-        keys = self.keys = [random.Random(f"{seed}/gossip key").randbytes(32)]
+        self.keys = [random.Random(f"{seed}/gossip key").randbytes(32)]
         for name in names:
             host = self.world.add_host(name, gpus)
             seeds = [f"{self.world.hosts[first].ip}:7946" for first in list(self.world.hosts)[:2] if first != name]

@@ -1,6 +1,6 @@
 """Processes that hold pages stand still, or their disk takes nothing, for longer than anybody waits for their answer: a
-lender's while it is to free a slab, a volume's disk while a place is to be closed, all lenders after the volume's process
-died. What was asked is asked again, reads that wait too long fail with a word, and no acknowledged page is older."""
+lender's while it is to free a slab, a volume's disk while a place is to be closed, all lenders after the volume's
+process died. What was asked is asked again, reads that wait too long fail, and no acknowledged page is older."""
 
 from chaos import faults
 from chaos.rackworld import SimRack
