@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 from cli.sim.engine import Engine, Outcome, SimJob
 from cli.sim.trace import GPUS_MAX, SECONDS_MAX, read_services, read_trace
+from cli.vectors.classes import SharedPool
 from cli.vectors.types import Handler, answers, differs, each, finite, per_unit, rational, whole_number
 from covey.core import HostId
-from plugins.scheduler.machine import pool
 from plugins.scheduler.policy.history import History, best_gittins_index, gittins_index
 from plugins.scheduler.policy.place import place
 from plugins.scheduler.policy.rules import Rules
@@ -146,20 +146,12 @@ def placement(case: dict[str, Any]) -> list[str]:
 
 
 def quota(case: dict[str, Any]) -> list[str]:
-    config, found = case["config"], []
-    machine = pool.Pool(
-        whole_number("n", config["n"], 1, GPUS_MAX),
-        whole_number("per_node", config["per_node"], 1, GPUS_MAX),
-        config["quota"],
-        demote_after_s=finite(config.get("demote_after")),
-        opportunistic_max=config.get("ot_per_gpu", 1),
-        busy=config.get("M", pool.BUSY),
-    )
     if len(case["events"]) != len(case["expect"]):
         raise ValueError(f"{len(case['events'])} events and {len(case['expect'])} expected answers")
+    pool, found = SharedPool(case["config"], case["events"]), []
     for number, (event, expected) in enumerate(zip(case["events"], case["expect"], strict=True), 1):
-        ours = [action(each) for each in machine.handle(event_of(event), event[1])]
-        machine.check()
+        ours = pool.handle(event)
+        pool.check()
         found += differs(f"event {number}", unordered(ours), unordered(expected))
     return found
 
@@ -168,44 +160,6 @@ def unordered(actions: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """The GPUs of an action, and demotions, which come first, have no order."""
     plain = [[what, job, *(sorted(gpus) for gpus in rest)] for what, job, *rest in actions]
     return sorted(action for action in plain if action[0] == "DEMOTE") + [a for a in plain if a[0] != "DEMOTE"]
-
-
-def event_of(event: Sequence[Any]) -> pool.Event:
-    kind, what = event[0], event[2] if len(event) > 2 else None
-    if kind == "submit":
-        assert isinstance(what, dict)
-        return pool.Submitted(
-            pool.PoolJob(
-                id=what["id"],
-                tenant=what["tenant"],
-                gpus=what["W"],
-                job_class=what["cls"],
-                queue=what.get("q", 0),
-                same_host=what.get("same_node", False),
-            )
-        )
-    if kind == "finish":
-        return pool.Ended(str(what))
-    if kind == "util":
-        assert isinstance(what, dict)
-        return pool.Measured({int(gpu): share for gpu, share in what.items()})
-    if kind == "tick":
-        return pool.Looked()
-    raise ValueError(f"unknown event {kind!r}")
-
-
-def action(of: pool.Action) -> list[Any]:
-    match of:
-        case pool.Start():
-            return ["START_RG" if of.guaranteed else "START_OT", of.job, list(of.gpus)]
-        case pool.Reserve():
-            return ["RESERVE", of.job, list(of.gpus)]
-        case pool.Demote():
-            return ["DEMOTE", of.job]
-        case pool.Upgrade():
-            return ["UPGRADE", of.job]
-        case _:
-            assert_never(of)
 
 
 def traces_handler(cases: Any, traces: Sequence[Path]) -> Iterator[tuple[str, list[str]]]:

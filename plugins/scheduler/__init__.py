@@ -33,8 +33,8 @@ gangs that are within their quota and do not fit yet, one at a time keeps the GP
 What the agent decides is one of several published orders (`policy/rules.py`), and `covey-sim jobs` runs all of them
 over a trace with the same walk, made incremental (`machine/order_book.py`). With a history of ended jobs the order can
 follow the Gittins index (`policy/history.py`). How skewed a model is comes from the tensors that its ranks name, and
-the limit above which a gang is packed is fitted from what gangs lost (`machine/models.py`, `policy/packing.py`). The
-same classes on GPUs that jobs share are `machine/pool.py`.
+the limit above which a gang is packed is fitted from what gangs lost (`machine/models.py`, `policy/packing.py`). On
+GPUs that jobs share the same leader counts by GPU (`machine/shared_capacity.py`); no rack shares GPUs yet.
 
 Words: a *gang* is the workers of one job, started whole; a *grant* is the leave to run, fenced by its *epoch*; a *home*
 is the host that looks for a grant's GPUs; *attained service* is GPUs times seconds; a *place* is the part of a gang on

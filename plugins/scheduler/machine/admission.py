@@ -17,13 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 import msgspec
 
 from covey.core import HostId, JobId
-from plugins.scheduler.machine.ground import Ground, held_by, takes
+from plugins.scheduler.machine.ground import Ground, held_by
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.lines import Lines
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import AboutJob, GpusReserved, Granted, TakenBack
 from plugins.scheduler.policy import classes, words
-from plugins.scheduler.policy.place import place
 from plugins.scheduler.policy.settings import Settings
 
 
@@ -104,20 +103,15 @@ class Admission:
     def _fits(self, job: Job) -> bool:
         if not job.spec.gpus:
             return job.spec.pack != "apart" or len(self.ground.totals) >= job.spec.workers
-        if not self.ground.free:
-            return False
         free = self.ground.free_for(job)
-        return job.spec.gpus <= max(0, sum(free.values()) - self.ground.placing) and takes(job, free)
+        if not free:
+            return False
+        return job.spec.gpus <= max(0, sum(free.values()) - self.ground.placing) and self.ground.takes(job, free)
 
     def _plan(self, job: Job, free: Mapping[HostId, int]) -> dict[HostId, int]:
-        """GPUs by host where its home would put it; empty when it does not fit whole."""
-        spec = job.spec
-        if not spec.gpus_per_worker:
-            return {}
-        skew = self.queue.models.shown_skew(spec, job.tensors)
-        limit = packlimit(self.queue, self.settings)
-        workers = place(free, spec.workers, spec.gpus_per_worker, skew, limit, spec.pack) or {}
-        return {host: count * spec.gpus_per_worker for host, count in workers.items()}
+        """GPUs where its home would put it; empty when it does not fit whole."""
+        skew = self.queue.models.shown_skew(job.spec, job.tensors)
+        return self.ground.plan(job, free, skew, packlimit(self.queue, self.settings))
 
     def _grant(self, job: Job) -> None:
         self.ground.take(self._plan(job, self.ground.free_for(job)), job.counts)
@@ -145,15 +139,13 @@ class Admission:
         ground, spec = self.ground, job.spec
         self._set_aside()
         open_gpus = ground.open_for(job)
-        if takes(job, open_gpus):
+        if ground.takes(job, open_gpus):
             coming = {host: ground.open[host] - ground.staying.get(host, 0) for host in open_gpus}
-            stop = classes.victims(coming, ground.guests, open_gpus, spec.workers, spec.gpus_per_worker, spec.pack)
+            stop = ground.victims(job, coming, open_gpus)
         else:
             coming, stop = {}, None
         if stop is None:
-            mine = ground.reserved if ground.reserving == job.id else {}
-            kept = classes.grown(mine, open_gpus, ground.totals, spec.workers, spec.gpus_per_worker, spec.pack)
-            self._reserve(job, kept)
+            self._reserve(job, ground.grown(job, open_gpus))
             return
         for id, held in [guest for guest in ground.guests if guest[0] in stop]:
             said = f"{job.id} (tenant {spec.tenant}, {words.gpus(spec.gpus)}) is guaranteed and comes first"
@@ -163,7 +155,7 @@ class Admission:
                 ground.staying[host] = ground.staying.get(host, 0) - gpus
         ground.guests = [guest for guest in ground.guests if guest[0] not in stop]
         plan = self._plan(job, _least(coming, open_gpus))
-        if stop or not takes(job, ground.free_for(job)):
+        if stop or not ground.takes(job, ground.free_for(job)):
             self._reserve(job, plan)
         ground.take(plan, True)
 

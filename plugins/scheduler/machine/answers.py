@@ -31,7 +31,7 @@ def wrong_places(job: Job, command: Placed, holders: Mapping[HostId, Mapping[str
     whole = len(hosts) == len(command.places) and all(place.ranks for place in command.places)
     if not whole or ranks != list(range(spec.workers)):
         return "the places do not hold each rank once"
-    if spec.pack == "host" and len(hosts) > 1:
+    if spec.pack == "host" and job.counts and len(hosts) > 1:  # an opportunistic one lies where it is least busy
         return f"it wants one host for all its workers, and these are {len(hosts)}"
     if spec.pack == "apart" and len(hosts) < spec.workers:
         return f"it wants a host for each of {spec.workers} workers, and these are {len(hosts)}"

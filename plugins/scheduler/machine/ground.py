@@ -3,9 +3,10 @@
     total = free + held by opportunistic jobs + held by guaranteed jobs
             `---------------- open ---------'
 
-GPUs are not shared between jobs yet, so an opportunistic job on an open GPU has to stop before a guaranteed one starts
-there. A reservation says how many open GPUs of a host are kept, not which: opportunistic jobs run on them until the
-gang is complete. Counted from the log: gangs that are being placed hold GPUs that nobody knows yet.
+GPUs of a rack are not shared between jobs yet (where they are: `machine/shared_capacity.py`), so an opportunistic job
+on an open GPU has to stop before a guaranteed one starts there. A reservation says how many open GPUs of a host are
+kept, not which: opportunistic jobs run on them until the gang is complete. Counted from the log: gangs that are being
+placed hold GPUs that nobody knows yet.
 
 A job is put in again whenever it changed, so this map is never drawn anew. Hosts where nothing is free, open or
 staying are not in those maps: in a full rack a decision looks at the few where something is.
@@ -18,13 +19,16 @@ from covey.core import HostId, JobId
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.policy import classes
-from plugins.scheduler.policy.place import fits
+from plugins.scheduler.policy.place import fits, place
 
 Gpus = dict[HostId, int]
 
 
 class Ground:
     """`totals`: GPUs of each host that is alive. `jobs`: those that are not over, if they are known already."""
+
+    stops = True
+    """Opportunistic jobs have to stop where a guaranteed one starts."""
 
     def __init__(self, queue: Queue, totals: Mapping[HostId, int], jobs: Iterable[Job] | None = None) -> None:
         self.queue = queue
@@ -54,8 +58,8 @@ class Ground:
     def put(self, job: Job) -> None:
         """This job is as it is now."""
         placing = job.spec.gpus if job.state == "placing" else 0
-        held = held_by(job, self.totals)
-        age = -job.number if held and not job.counts and job.state == "running" else None
+        held = self.held_by(job)
+        age = -job.number if self.stops and held and not job.counts and job.state == "running" else None
         mark = held, job.counts, age, placing
         if self._marks.get(job.id) == mark:
             return
@@ -120,14 +124,41 @@ class Ground:
             return self.open
         return {host: max(0, gpus - self.reserved.get(host, 0)) for host, gpus in self.open.items()}
 
+    def held_by(self, job: Job) -> Gpus:
+        """GPUs that a gang holds."""
+        return held_by(job, self.totals)
+
+    def takes(self, job: Job, free: Mapping[HostId, int]) -> bool:
+        """Whether the whole gang fits into this."""
+        return takes(job, free)
+
+    def plan(self, job: Job, free: Mapping[HostId, int], skew: float | None, packlimit: float) -> Gpus:
+        """GPUs where its home would put it; empty when it does not fit whole, or asks for none."""
+        spec = job.spec
+        if not spec.gpus_per_worker:
+            return {}
+        workers = place(free, spec.workers, spec.gpus_per_worker, skew, packlimit, spec.pack) or {}
+        return {host: count * spec.gpus_per_worker for host, count in workers.items()}
+
+    def grown(self, job: Job, there: Mapping[HostId, int]) -> Gpus:
+        """What a gang keeps of these while it does not fit."""
+        spec = job.spec
+        mine = self.reserved if self.reserving == job.id else {}
+        return classes.grown(mine, there, self.totals, spec.workers, spec.gpus_per_worker, spec.pack)
+
+    def victims(self, job: Job, coming: Mapping[HostId, int], most: Mapping[HostId, int]) -> list[JobId] | None:
+        """Opportunistic jobs that have to stop so that this gang fits; None when that would not help."""
+        spec = job.spec
+        return classes.victims(coming, self.guests, most, spec.workers, spec.gpus_per_worker, spec.pack)
+
     def closed(self, job: Job) -> bool:
         """Whether a job that runs holds a GPU that is kept for a gang: counting it would break the reservation."""
-        held = held_by(job, self.totals)
+        held = self.held_by(job)
         return any(self.open.get(host, 0) - gpus < self.reserved.get(host, 0) for host, gpus in held.items())
 
     def count(self, job: Job) -> None:
         """An opportunistic job that runs is guaranteed from now on."""
-        for host, gpus in held_by(job, self.totals).items():
+        for host, gpus in self.held_by(job).items():
             self.open[host] = self.open.get(host, 0) - gpus
             self.staying[host] = self.staying.get(host, 0) - gpus
 
@@ -138,13 +169,17 @@ class Ground:
             if counts:
                 _set(self.open, host, self.open.get(host, 0) - count)
 
-    def draft(self) -> "Draft":
+    def draft(self) -> "Ground":
         """What one look gives away, it gives away from this."""
         return Draft(self)
 
+    def anew(self) -> "Ground":
+        """The same, drawn from the queue."""
+        return Ground(self.queue, self.totals)
+
     def check(self) -> None:
         """It is what it would be if it were drawn anew."""
-        anew = Ground(self.queue, self.totals)
+        anew = self.anew()
         for name in ("free", "open", "staying", "guests", "placing"):
             assert getattr(self, name) == getattr(anew, name), f"{name}: {getattr(self, name)}, {getattr(anew, name)}"
 

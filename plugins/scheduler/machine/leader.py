@@ -19,6 +19,7 @@ from plugins.scheduler.machine.leases import Leases
 from plugins.scheduler.machine.lines import Lines
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.machine.roll import Roll
+from plugins.scheduler.machine.shared_capacity import SharedCapacity, Sharing
 from plugins.scheduler.machine.waits import Waits
 from plugins.scheduler.messages.commands import (
     AboutJob,
@@ -47,6 +48,8 @@ class RackHost(msgspec.Struct, frozen=True):
     gpus: int
     gone_s: float | None = None
     """Seconds since it was last known alive; None while it is."""
+    utilisation: tuple[float, ...] = ()
+    """Of its GPUs over the last 10 s, 0..1; only where GPUs are shared."""
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -68,9 +71,11 @@ class Leader:
     """The soft state of whoever leads. `handle` reads which jobs changed since the last look and looks at those, at
     whoever's time has come, and at those who may start or must stop: never at everybody, except after `forget`."""
 
-    def __init__(self, queue: Queue, settings: Settings) -> None:
+    def __init__(self, queue: Queue, settings: Settings, sharing: Sharing | None = None) -> None:
+        """`sharing`: opportunistic jobs run beside guaranteed ones; None: a GPU is one job's."""
         self.queue = queue
         self.settings = settings
+        self.sharing = sharing
         default = {} if settings.default_quota is None else {"*": settings.default_quota}
         self.initial_quotas = sorted((default | settings.quotas).items())
         """(tenant, GPUs) for the log of a rack that has none yet."""
@@ -97,10 +102,10 @@ class Leader:
         """What follows from the queue and the rack, before anything is known of them."""
         self.roll = Roll(self.queue)
         self.lines = Lines(self.settings)
-        self.ground = Ground(self.queue, {}, ())
+        self.rack: Sequence[RackHost] = ()
+        self.ground = self._capacity({}, ())
         self.away: dict[JobId, None] = {}
         """Running gangs that wait for a host that is not alive."""
-        self.rack: Sequence[RackHost] = ()
         self.gone: dict[HostId, float] = {}
         """Of those hosts, the ones that are gone, and for how many seconds."""
         self.quotas = dict(self.queue.quotas)
@@ -169,13 +174,23 @@ class Leader:
         self.gone = {host.host: host.gone_s for host in rack if host.gone_s is not None}
         self.roll.heard({host.host: host.gone_s for host in rack})
         totals = {host.host: host.gpus for host in rack if host.gone_s is None}
+        if isinstance(self.ground, SharedCapacity):
+            self.ground.heard(self._utilisation())
         if totals == self.ground.totals:
             return []
         moved = totals.keys() ^ self.ground.totals.keys()
         held = {**self.roll.placing, **_all_of(self.roll.awaited)}
         jobs = [self.queue.jobs[id] for id in held if id in self.queue.jobs]
-        self.ground = Ground(self.queue, totals, jobs)
+        self.ground = self._capacity(totals, jobs)
         return [id for host in sorted(moved) for id in self.roll.awaited.get(host, ())]
+
+    def _capacity(self, totals: Mapping[HostId, int], jobs: Sequence[Job]) -> Ground:
+        if self.sharing is None:
+            return Ground(self.queue, totals, jobs)
+        return SharedCapacity(self.queue, totals, jobs, self.sharing, self._utilisation())
+
+    def _utilisation(self) -> dict[HostId, tuple[float, ...]]:
+        return {host.host: host.utilisation for host in self.rack}
 
     def _put(self, job: Job, now_s: float) -> None:
         id = job.id

@@ -94,6 +94,8 @@ class Lines:
         queue, running = queue_of(attained, self.settings.queue_thresholds_gpu_s), job.state in HOLDING
         if job.promoted is not None and queue == 0:
             return Seat(tenant, queue, job.promoted << JOB_BITS | job.number, running, True)
+        if running and not self.settings.preemption:
+            queue = 0  # nobody stops it, so nobody is chosen in its stead
         first = NEVER if job.first is None else job.first
         if not running and self.settings.narrow_first:
             first |= job.spec.gpus * 2 * NEVER

@@ -4,8 +4,8 @@ A *guaranteed* job uses its tenant's quota and nobody else's job may be in its w
 takes what guaranteed jobs leave, and yields to them. An *auto* job is guaranteed until it waited too long; then it is
 opportunistic, until a quota that got free makes it guaranteed where it runs.
 
-These functions decide that for the replicated queue of a rack (`machine/leader.py`) and for a pool whose GPUs are
-shared (`machine/pool.py`).
+These functions decide that for the replicated queue of a rack (`machine/leader.py`), whether its GPUs are shared
+(`machine/shared_capacity.py`) or not.
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,6 +3,8 @@ propose the same; it was written from this."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 
+import msgspec
+
 from covey.core import HostId, JobId
 from covey.units import format_seconds
 from plugins.scheduler.machine.admission import packlimit, taken
@@ -291,6 +293,8 @@ class PlainAdmission:
         totals = self.ground.totals
         within = sum(totals.values()) - sum(sum(held_by(job, totals).values()) for job in apart if job.counts)
         rows = [row_of(job, thresholds) for job in guaranteed]
+        if not self.settings.preemption:  # whoever runs stays, also beside those of a higher queue
+            rows = [msgspec.structs.replace(row, attained_gpu_s=0.0) if row.running else row for row in rows]
         rows = order.ordered(rows, thresholds, queue.quotas, default, self.settings.narrow_first)
         return classes.choose(rows, within, self._quotas_beside(apart, live), default)
 

@@ -217,6 +217,19 @@ def test_jobs_found_due_together_are_promoted_in_the_order_in_which_they_became_
     assert rack.queue.jobs[second].promoted == (rack.queue.jobs[first].promoted or 0) - 1
 
 
+def test_without_preemption_nobody_waits_for_a_job_that_could_only_start_if_another_stopped() -> None:
+    """The second job of blue is before its first one in the order; red has GPUs and quota all the same."""
+    rack = Little([4], {"red": 3, "blue": 1}, preemption=False)
+    sunk = rack.submit(1, "blue")
+    rack.settle()
+    rack.serve(rack.queue.jobs[sunk], 200.0)
+    rack.submit(2, "red")
+    rack.settle()
+    behind, within = rack.submit(1, "blue"), rack.submit(1, "red")
+    rack.settle()
+    assert [rack.state(job) for job in (sunk, behind, within)] == ["running", "queued", "running"]
+
+
 def test_a_job_over_its_quota_is_taken_when_it_can_be_demoted_and_never_upgraded() -> None:
     rack = Little([4], {"red": 1, "blue": 3}, demote_after_s=10.0)
     rack.look()

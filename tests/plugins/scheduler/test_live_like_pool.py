@@ -1,4 +1,4 @@
-"""The live queue and the pool of `machine/pool.py` decide alike where both can speak: quotas that the rack can keep,
+"""The live queue and the plain pool (`plain_pool.py`) decide alike where both can speak: quotas that the rack can keep,
 new jobs only, at most one guaranteed job of a tenant waiting, and nobody beside anybody on a GPU.
 
 The live jobs are placed on the very GPUs that the pool chose, so each step compares one decision from one state. A
@@ -12,7 +12,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from covey.core import HostId, JobId
-from plugins.scheduler.machine.pool import (
+from plugins.scheduler.messages.commands import Demoted, GpusReserved, Granted, TakenBack, Upgraded
+from tests.plugins.scheduler.little import Little
+from tests.plugins.scheduler.plain_pool import (
     Demote,
     Ended,
     Looked,
@@ -24,8 +26,6 @@ from plugins.scheduler.machine.pool import (
     Submitted,
     Upgrade,
 )
-from plugins.scheduler.messages.commands import Demoted, GpusReserved, Granted, TakenBack, Upgraded
-from tests.plugins.scheduler.little import Little
 
 HOSTS, EACH = 3, 3
 QUOTAS = {"a": 3, "b": 2, "c": 2, "d": 2}

@@ -2,16 +2,17 @@
 
 from typing import Any
 
-from plugins.scheduler.machine.pool import Ended, Looked, Measured, Pool, PoolJob, Start, Submitted
 from plugins.scheduler.policy.rules import COVEY
 from tests.plugins.scheduler.little import Little
+from tests.plugins.scheduler.plain_pool import Ended, Looked, Measured, PoolJob, Start, Submitted
+from tests.plugins.scheduler.shared_pool import Shared
 
 
 def job(id: str, gpus: int, tenant: str = "a", kind: Any = "guaranteed", **more: Any) -> Submitted:
     return Submitted(PoolJob(id=id, tenant=tenant, gpus=gpus, job_class=kind, **more))
 
 
-def starts(pool: Pool, event: Any, now_s: float = 0.0) -> list[tuple[str, tuple[int, ...]]]:
+def starts(pool: Shared, event: Any, now_s: float = 0.0) -> list[tuple[str, tuple[int, ...]]]:
     said = [(each.job, each.gpus) for each in pool.handle(event, now_s) if isinstance(each, Start)]
     pool.check()
     return said
@@ -23,7 +24,7 @@ def idle(*shares: float) -> Measured:
 
 def test_an_opportunistic_job_takes_the_least_busy_gpus() -> None:
     """Also when one that is busier has fewer guests. Reference: AntMan §3.3."""
-    pool = Pool(3, 3, {"a": 3}, opportunistic_max=3)
+    pool = Shared(3, 3, {"a": 3}, opportunistic_max=3)
     starts(pool, idle(0.5, 0.1, 0.7))
     assert starts(pool, job("j1", 1, kind="opportunistic")) == [("j1", (1,))]
     assert starts(pool, job("j2", 1, kind="opportunistic")) == [("j2", (1,))], "still the least busy, guest or not"
@@ -32,14 +33,14 @@ def test_an_opportunistic_job_takes_the_least_busy_gpus() -> None:
 
 def test_a_guaranteed_job_takes_the_gpus_with_the_fewest_guests() -> None:
     """Reference: AntMan §3.3."""
-    pool = Pool(3, 3, {"a": 3})
+    pool = Shared(3, 3, {"a": 3})
     starts(pool, idle(0.0, 0.5, 0.6))
     starts(pool, job("j1", 1, kind="opportunistic"))
     assert starts(pool, job("j2", 1)) == [("j2", (1,))]
 
 
 def test_guaranteed_jobs_start_by_queue_before_age() -> None:
-    pool = Pool(1, 1, {"a": 1})
+    pool = Shared(1, 1, {"a": 1})
     starts(pool, job("j0", 1))
     starts(pool, job("j1", 1, queue=1), 1.0)
     starts(pool, job("j2", 1, queue=0), 2.0)
@@ -48,7 +49,7 @@ def test_guaranteed_jobs_start_by_queue_before_age() -> None:
 
 def test_nobody_is_upgraded_on_gpus_that_are_reserved() -> None:
     """Reference: AntMan §3.3."""
-    pool = Pool(6, 2, {"a": 2, "b": 2, "c": 2}, demote_after_s=10.0)
+    pool = Shared(6, 2, {"a": 2, "b": 2, "c": 2}, demote_after_s=10.0)
     starts(pool, idle(*[1.0] * 6))
     for number, tenant in enumerate("abcabc"):
         starts(pool, job(f"x{number}", 1, tenant))
@@ -61,16 +62,16 @@ def test_nobody_is_upgraded_on_gpus_that_are_reserved() -> None:
     assert starts(pool, Measured({2: 0.0}), 14.0) == [("late", (2,))], "the reserved GPU is open to it"
     pool.handle(Ended("x0"), 15.0)
     assert pool.free_quota("a") == 1
-    assert not pool.jobs["late"].guaranteed, "its tenant's quota is free, its GPU is not"
+    assert not pool.job("late").counts, "its tenant's quota is free, its GPU is not"
 
 
 def test_a_reservation_for_one_host_lies_on_one_host() -> None:
-    pool = Pool(4, 2, {"a": 2, "b": 2})
+    pool = Shared(4, 2, {"a": 2, "b": 2})
     for number, tenant in enumerate("abab"):
         starts(pool, job(f"x{number}", 1, tenant))
     pool.handle(Ended("x0"), 1.0)
     starts(pool, job("gang", 2, "a", same_host=True), 2.0)
-    assert pool.jobs["gang"].gpus == ()
+    assert pool.gpus("gang") == ()
     pool.handle(Ended("x2"), 3.0)
     assert pool.reserving == "gang" and len({gpu // 2 for gpu in pool.reserved}) == 1
     assert pool.reserved == (0,), "one of host 0; the free one of host 1 is left to others"

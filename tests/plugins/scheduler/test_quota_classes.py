@@ -1,4 +1,4 @@
-"""Classes, quotas, reservations: stories, and what must hold after any of them."""
+"""Classes, quotas, reservations on shared GPUs, by the agents' queue and leader: stories, and what always holds."""
 
 from typing import Any
 
@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugins.scheduler.machine.pool import (
+from tests.plugins.scheduler.plain_pool import (
     Demote,
     Ended,
     Event,
     Looked,
     Measured,
-    Pool,
     PoolJob,
     Reserve,
     Start,
     Submitted,
     Upgrade,
 )
+from tests.plugins.scheduler.shared_pool import Shared
 
 
 def job(id: str, gpus: int = 1, tenant: str = "a", job_class: Any = "guaranteed", **more: Any) -> Submitted:
@@ -27,14 +27,14 @@ def job(id: str, gpus: int = 1, tenant: str = "a", job_class: Any = "guaranteed"
 
 def test_a_guaranteed_job_starts_whole_within_its_quota_or_waits() -> None:
     """Reference: AntMan §3.3."""
-    pool = Pool(4, 4, {"a": 3, "b": 1})
+    pool = Shared(4, 4, {"a": 3, "b": 1})
     assert pool.handle(job("a1", 2), 0) == [Start("a1", (0, 1), True)]
     assert pool.handle(job("a2", 2), 1) == [], "the quota of a is used up, although two GPUs are free"
     assert pool.handle(Ended("a1"), 2) == [Start("a2", (0, 1), True)]
 
 
 def test_two_gangs_that_wait_for_the_same_gpus_never_hold_half_each() -> None:
-    pool = Pool(4, 2, {"a": 2, "b": 2})
+    pool = Shared(4, 2, {"a": 2, "b": 2})
     pool.handle(job("s0"), 0)
     pool.handle(job("s1"), 0)
     pool.handle(job("s2", tenant="b"), 0)
@@ -51,7 +51,7 @@ def test_two_gangs_that_wait_for_the_same_gpus_never_hold_half_each() -> None:
 
 def test_only_one_reservation_grows_at_a_time_and_an_opportunistic_job_may_use_it() -> None:
     """Reference: AntMan §3.3."""
-    pool = Pool(4, 2, {"a": 2, "b": 2})
+    pool = Shared(4, 2, {"a": 2, "b": 2})
     for id, tenant in (("s0", "a"), ("s1", "b"), ("s2", "a"), ("s3", "b")):
         pool.handle(job(id, tenant=tenant), 0)
     pool.handle(Ended("s0"), 1)
@@ -64,7 +64,7 @@ def test_only_one_reservation_grows_at_a_time_and_an_opportunistic_job_may_use_i
 
 def test_an_auto_job_is_demoted_once_and_upgraded_in_place_when_its_quota_is_free() -> None:
     """Reference: AntMan §3.3, automatic class and upgrade."""
-    pool = Pool(4, 4, {"a": 3}, demote_after_s=100)
+    pool = Shared(4, 4, {"a": 3}, demote_after_s=100)
     pool.handle(job("a1", 3), 0)
     pool.handle(job("x", 2, job_class="auto"), 5)
     assert pool.handle(Looked(), 104) == []
@@ -75,14 +75,14 @@ def test_an_auto_job_is_demoted_once_and_upgraded_in_place_when_its_quota_is_fre
 
 
 def test_a_job_that_was_asked_to_be_opportunistic_stays_so() -> None:
-    pool = Pool(4, 4, {"a": 4}, demote_after_s=10)
+    pool = Shared(4, 4, {"a": 4}, demote_after_s=10)
     assert pool.handle(job("o", 2, job_class="opportunistic"), 0) == [Start("o", (0, 1), False)]
     assert pool.handle(Looked(), 1000) == []
 
 
 def test_busy_gpus_take_no_opportunistic_job() -> None:
     """Reference: AntMan §3.3: utilisation below M over the last 10 s."""
-    pool = Pool(2, 2, {"a": 2})
+    pool = Shared(2, 2, {"a": 2})
     pool.handle(job("a1", 2), 0)
     pool.handle(Measured({0: 0.9, 1: 0.8}), 1)
     assert pool.handle(job("o", 1, "b", "opportunistic"), 2) == []
@@ -91,8 +91,8 @@ def test_busy_gpus_take_no_opportunistic_job() -> None:
 
 def test_more_quota_than_gpus_and_jobs_that_come_twice_are_refused() -> None:
     with pytest.raises(ValueError):
-        Pool(4, 4, {"a": 3, "b": 2})
-    pool = Pool(4, 4, {"a": 3})
+        Shared(4, 4, {"a": 3, "b": 2})
+    pool = Shared(4, 4, {"a": 3})
     pool.handle(job("x"), 0)
     with pytest.raises(ValueError):
         pool.handle(job("x"), 1)
@@ -116,9 +116,9 @@ STEPS = st.lists(
 def test_no_gang_is_half_there_and_no_quota_is_exceeded_whatever_happens(
     steps: list[tuple[str, int, int, Any, bool]], guests: int, per_host: int
 ) -> None:
-    pool = Pool(6, per_host, {"a": 3, "b": 2}, demote_after_s=30, opportunistic_max=guests)
+    pool = Shared(6, per_host, {"a": 3, "b": 2}, demote_after_s=30, opportunistic_max=guests)
     for number, (kind, pick, gpus, job_class, same_host) in enumerate(steps):
-        there = sorted(pool.jobs)
+        there = sorted(pool.pool.ids)
         event: Event = Looked()
         if kind == "submit":
             event = job(f"j{number:03}", gpus, "abc"[pick % 3], job_class, same_host=same_host)

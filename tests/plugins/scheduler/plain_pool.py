@@ -1,17 +1,20 @@
-"""Who may hold which GPU of a pool: tenants' quotas and AntMan's job classes (§3.2, §3.3).
+"""Who may hold which GPU of a pool whose GPUs are shared: a plain reading of the rules that `Queue` and `Leader` are
+held against (AntMan §3.2, §3.3).
 
 A GPU holds at most one guaranteed job and up to `opportunistic_max` opportunistic ones. After every event, in this
 order: jobs of class auto that waited too long become opportunistic; opportunistic jobs that were demoted so are
 upgraded where their tenant's quota allows it; guaranteed jobs start, each on all its GPUs at once; opportunistic jobs
 start on GPUs that are not busy.
 
-A gang that is within its quota but does not fit yet *reserves* what is there. Only one job of the pool does so at a
-time and its reservation only grows, so two gangs can never hold half each and wait for the other half. Reserved GPUs
-are closed to other guaranteed jobs and open to opportunistic ones, so they are not idle meanwhile.
+Each tenant's guaranteed jobs are walked with its quota as the capacity, those that run first: whoever is chosen keeps
+its claim on the quota, also while no place for it is free. Of those, one gang of the pool *reserves* what is there; its
+reservation only grows, and is given back when it starts, ends, is demoted or is chosen no more. Reserved GPUs are
+closed to other guaranteed jobs and open to opportunistic ones. When a gang that reserved has started, the four steps
+are taken once more, because only then another may reserve.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, assert_never
+from typing import Any, Literal, assert_never
 
 import msgspec
 
@@ -147,7 +150,16 @@ class Pool:
                 pass
             case _:
                 assert_never(event)
-        return [*self._demotions(now_s), *self._upgrades(), *self._guaranteed(), *self._opportunistic()]
+        actions: list[Action] = []
+        again = True
+        while again:
+            reserving = self.reserving
+            actions += [*self._demotions(now_s), *self._upgrades(), *self._guaranteed(), *self._opportunistic()]
+            again = reserving is not None and any(
+                isinstance(a, Start) and a.guaranteed and a.job == reserving for a in actions
+            )
+            again = again and self.reserving is None
+        return actions
 
     def free_quota(self, tenant: str) -> int:
         """GPUs that this tenant may still take."""
@@ -214,27 +226,49 @@ class Pool:
     def _closed(self, gpu: int, id: str) -> bool:
         return not classes.may_reserve(id, self.reserving) and gpu in self.reserved
 
+    def _chosen(self) -> list[_Entry]:
+        """Waiting jobs that 2DAS chooses within their tenants' quotas, in order."""
+        left, chosen = dict(self.quotas), []
+        counted = [entry for entry in self.jobs.values() if entry.guaranteed or self._waits(entry)]
+        for entry in sorted(counted, key=self._place_in_order):
+            tenant, gpus = entry.job.tenant, entry.job.gpus
+            if gpus <= left.get(tenant, 0):
+                left[tenant] -= gpus
+                chosen += [] if entry.gpus else [entry]
+        return chosen
+
+    def _waits(self, entry: _Entry) -> bool:
+        return not entry.gpus and entry.job_class != "opportunistic"
+
+    def _place_in_order(self, entry: _Entry) -> Any:
+        runs = bool(entry.gpus)
+        return (not runs, 0 if runs else entry.job.queue, entry.submitted_s, entry.job.id)
+
     def _guaranteed(self) -> list[Action]:
-        waiting = [entry for entry in self.jobs.values() if not entry.gpus and entry.job_class != "opportunistic"]
-        waiting.sort(key=lambda entry: (entry.job.queue, entry.submitted_s, entry.job.id))
+        chosen = self._chosen()
+        if self.reserving is not None and self.reserving not in [entry.job.id for entry in chosen]:
+            self._drop_reservation(self.reserving)
         actions: list[Action] = []
-        for entry in waiting:
+        over: str | None = None
+        for entry in chosen:
             job = entry.job
             if job.gpus > self.free_quota(job.tenant):
                 continue
             candidates = [
                 gpu for gpu, holder in enumerate(self.holder) if holder is None and not self._closed(gpu, job.id)
             ]
-            chosen = self._pick(candidates, job)
-            if chosen is not None:
-                entry.gpus, entry.guaranteed = chosen, True
+            picked = self._pick(candidates, job)
+            if picked is not None:
+                entry.gpus, entry.guaranteed = picked, True
                 self.used[job.tenant] = self.used.get(job.tenant, 0) + job.gpus
-                for gpu in chosen:
+                for gpu in picked:
                     self.holder[gpu] = job.id
-                self._drop_reservation(job.id)
-                actions.append(Start(job.id, chosen, True))
+                over = job.id if job.id == self.reserving else over
+                actions.append(Start(job.id, picked, True))
             elif classes.may_reserve(job.id, self.reserving):
                 actions += self._reserve(job, candidates)
+        if over is not None:
+            self._drop_reservation(over)
         return actions
 
     def _pick(self, candidates: list[int], job: PoolJob) -> tuple[int, ...] | None:
