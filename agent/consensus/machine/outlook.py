@@ -99,8 +99,10 @@ class Outlook:
         return self.leading.tick_s if self.leading else self._deadline_s
 
     def confirmed_s(self, now_s: float) -> float | None:
-        """Leader: when a majority last stood behind us, -inf for never; None when we do not lead."""
-        return self.leading.confirmed_s(now_s) if self.leading else None
+        """When a majority last stood behind us; None: we do not lead, or our no-op is not committed, so that what is
+        applied here may be old."""
+        leading = self.leading
+        return leading.confirmed_s(now_s) if leading and self._ledger.commit >= leading.first_index else None
 
     def holds_lease(self, now_s: float) -> bool:
         """We lead, nobody else can, and our no-op is committed: what is applied here is the newest there is."""

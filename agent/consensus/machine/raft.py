@@ -276,7 +276,7 @@ class Raft(Outlook):
         self._deadline_s, self._excused = self._now_s + self._patience(), False
 
     def _follow(self, leader: HostId | None, term: int | None = None) -> None:
-        if self.leading and (confirmed_s := self.leading.confirmed_s(self._now_s)) > -math.inf:
+        if (confirmed_s := self.confirmed_s(self._now_s)) not in (None, -math.inf):
             self.current_s = confirmed_s
         if term is not None and term > self.term:
             self._ledger.enter(term)

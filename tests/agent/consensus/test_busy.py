@@ -109,6 +109,7 @@ def test_who_hears_a_leader_that_has_committed_nothing_yet_does_not_take_its_cop
         stage.tell(A, Woken())
     assert stage.rafts[A].leading and stage.rafts[B].leader == A
     assert stage.rafts[B].current_s is None, "three entries may be committed that it has not applied"
+    assert stage.rafts[A].confirmed_s(stage.now_s) is None, "nor has the leader"
     for _ in range(3):
         stage.beat(A)
     assert stage.rafts[B].commit == 4 and stage.rafts[B].current_s == stage.now_s
