@@ -12,7 +12,8 @@ JOBS = 9
 
 def play(rack: SimRack) -> None:
     rack.settle()
-    jobs = [pack(rack, number) for number in range(JOBS)]
+    first = beside_gaps(rack)
+    jobs = [*first, *(pack(rack, number) for number in range(JOBS))]
     victim = rack.rng.choice(sorted(rack.hosts))
     at_s = rack.world.now + rack.rng.uniform(2.0, 30.0)
     faults.schedule(rack.world, [(at_s, faults.Kill("host", victim, rack.rng.uniform(3.0, 80.0)))])
@@ -23,13 +24,27 @@ def play(rack: SimRack) -> None:
     ended(rack, dict.fromkeys(jobs, ("done", "failed")))
 
 
+def beside_gaps(rack: SimRack) -> list[JobId]:
+    """Every host but one has one free GPU: a gang of two of which nothing is known goes to the idle host."""
+    apart = submit(rack, "apart", len(rack.hosts) - 1, "apart")
+    rack.until(lambda: known(rack, apart).placed, 20.0, "a gang lies on all hosts but one")
+    gang = submit(rack, "few", 2, "gang")
+    rack.until(lambda: known(rack, gang).placed, 20.0, "a gang is placed beside it")
+    hosts = [place.host for place in known(rack, gang).places]
+    assert len(hosts) == 1, f"{gang} was put into gaps on {hosts}, beside an idle host"
+    return [apart, gang]
+
+
 def pack(rack: SimRack, number: int) -> JobId:
     """`apart` on at most all hosts, `host` on at most all GPUs of one."""
     how = rack.rng.choice(("few", "any", "host", "apart"))
-    workers = rack.rng.randint(1, 2 if how == "host" else 4)
+    return submit(rack, how, rack.rng.randint(1, 2 if how == "host" else 4), str(number))
+
+
+def submit(rack: SimRack, how: str, workers: int, key: str) -> JobId:
     argv = ["sleeper", str(rack.rng.randint(5, 40))]
     spec = {"argv": argv, "tenant": "default", "workers": workers, "pack": how, "cwd": "/"}
-    return rack.submit(spec, f"packed-{rack.world.seed}-{number}")
+    return rack.submit(spec, f"packed-{rack.world.seed}-{key}")
 
 
 def as_asked(rack: SimRack, id: JobId) -> None:
