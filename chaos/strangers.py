@@ -213,7 +213,8 @@ class Strangers:
         else:
             head = bytearray(sealer.seal(()))[:HEADER_BYTES]
             data = bytes(head) + sealer._aead.encrypt(bytes(head[-12:]), body, bytes(head) + sealer._label)
-        gossip._socket.send(data, to)
+        if gossip._socket is not None:  # else its agent has not got so far
+            gossip._socket.send(data, to)
 
     async def _command(self, agent: Any, body: bytes) -> None:
         """Into the log, where everybody finds it."""
