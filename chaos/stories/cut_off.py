@@ -63,7 +63,7 @@ def troubles(rack: SimRack, host: str, kind: str) -> list[faults.AnyFault]:
     match kind:
         case "with a voter":
             voters = [name for name in others if name in rack.agents[host].voters and name != rack.leader()]
-            both = (host, *voters[:1]) if host != rack.leader() else (host,)
+            both = (host,) if host in rack.agents[host].voters else (host, *voters[:1])  # most voters are elsewhere
             return [Partition(both, tuple(name for name in others if name not in both), False, AWAY_S)]
         case "agent stopped":
             return [cut, Pause(host, AWAY_S)]
