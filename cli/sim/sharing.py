@@ -16,7 +16,7 @@ from cli.sim.report import Figure, Progress, Report, Series, Table, Wrong
 from cli.sim.sharing_cluster import Sharing
 from cli.sim.sharing_reports import GPUS, trace
 from plugins.sharing.machine.ladder import Ladder
-from plugins.sharing.machine.rivals import Naive, Orphaned, SpreadLadder, Throttle
+from plugins.sharing.machine.rivals import Flag, Flagged, Naive, Orphaned, SpreadLadder, Throttle
 from plugins.sharing.policy.interference import TOLERANCE
 from plugins.sharing.policy.rivals import Aimd, Pi, StepUp, Tgs
 
@@ -44,18 +44,30 @@ CONTROLLERS: dict[str, Callable[[float], Controller]] = {
     "aimd": lambda tolerance: Throttle(Aimd(), tolerance),
     "pi": lambda tolerance: Throttle(Pi(), tolerance),
     "tgs": lambda tolerance: Throttle(Tgs(), tolerance, ticks=True),
+    "flag": lambda tolerance: Flag(),
+    "step-up+flag": lambda tolerance: Flagged(StepUp(), tolerance),
+    "aimd+flag": lambda tolerance: Flagged(Aimd(), tolerance),
+    "pi+flag": lambda tolerance: Flagged(Pi(), tolerance),
+    "tgs+flag": lambda tolerance: Flagged(Tgs(), tolerance, ticks=True),
     "ladder-spread": lambda tolerance: SpreadLadder(tolerance),
     "ladder": lambda tolerance: Ladder(tolerance),
     "orphaned": lambda tolerance: Orphaned(tolerance),
 }
 COMPARED = tuple(name for name in CONTROLLERS if name != "orphaned")
 """Whom the tables show; the other one is asked for by name."""
+TOLD = tuple(name for name in CONTROLLERS if name.endswith("flag"))
+"""Rivals that are told when the guaranteed job is idle on the device, as the ladder is: a table of their own."""
 MEANING = {
     "naive": "no control: packing",
     "step-up": "AntMan: up by one percent while the guaranteed job is not affected",
     "aimd": "one percent up, a quarter down",
     "pi": "proportional and integral",
     "tgs": "TGS's law with this tolerance",
+    "flag": "idle phases of the guaranteed job are free, busy ones closed; no control",
+    "step-up+flag": "the same, and AntMan's law in busy phases",
+    "aimd+flag": "the same with that law",
+    "pi+flag": "the same with that law",
+    "tgs+flag": "the same with that law",
     "ladder-spread": "ours without its head: below 1 a rate spread over idle phases",
     "ladder": "ours",
     "orphaned": "ours, whose agent dies while the others are stopped: they go by their lease",
@@ -126,7 +138,10 @@ def compare(
             ]
             done += 1
     rows = [_row(*key, runs) for key, runs in outcomes.items()]
-    tables = [_overview(scenarios, controllers, outcomes, tolerance), _details(rows)]
+    tables = [
+        *(_overview(title, scenarios, names, outcomes, tolerance) for title, names in _beside(controllers)),
+        _details(rows),
+    ]
     if story:
         tables.append(_story(*list(outcomes.items())[-1]))
     data = {
@@ -137,6 +152,14 @@ def compare(
         "runs": rows,
     }
     return Report("sharing", data, tables, _figures(scenarios, controllers, outcomes))
+
+
+def _beside(controllers: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Title and columns of each overview: rivals as they are, and rivals that are told the flag beside the ladder."""
+    title = "Guaranteed job slower by %, opportunistic work in % of alone"
+    told, rest = ([name for name in controllers if (name in TOLD) is flag] for flag in (True, False))
+    found = [(title, rest)] if rest else []
+    return [*found, (f"{title}: told the idle flag", [*told, *(n for n in rest if n == "ladder")])] if told else found
 
 
 def _row(scenario: str, controller: str, runs: Sequence[Outcome]) -> dict[str, str | float | int]:
@@ -153,6 +176,7 @@ def _row(scenario: str, controller: str, runs: Sequence[Outcome]) -> dict[str, s
 
 
 def _overview(
+    title: str,
     scenarios: Sequence[Scenario],
     controllers: Sequence[str],
     outcomes: dict[tuple[str, str], list[Outcome]],
@@ -167,7 +191,7 @@ def _overview(
             cells.append(f"{slow:+.1f} / {share:.1f}")
         rows.append([scenario.name, *cells])
     return Table(
-        "Guaranteed job slower by %, opportunistic work in % of alone",
+        title,
         ["scenario", *controllers],
         rows,
         [f"{name}: {MEANING[name]}." for name in controllers]

@@ -74,6 +74,26 @@ class Throttle(Generic[L]):
         return f"{100 * excess:+.1f} % slower: {100 * old:.1f} % -> {100 * self.law.rate:.1f} %"
 
 
+class Flag:
+    """Told when the guaranteed job is idle on the device, and nothing else: idle phases are free, busy ones closed."""
+
+    rates = Rates(1.0, math.inf, 0.0)
+
+    def stepped(self, step_s: float, idle_s: float, now_s: float) -> str | None:
+        return None
+
+    def passed(self, now_s: float, busy: bool) -> str | None:
+        return None
+
+
+class Flagged(Throttle[L]):
+    """A law that is told the same flag: idle phases are free, and the law rules what happens in busy ones."""
+
+    @property
+    def rates(self) -> Rates:
+        return STOPPED if self.measuring else Rates(1.0, math.inf, self.law.rate)
+
+
 class SpreadLadder(Ladder):
     """The ladder without its head: below 1 the others run at a rate that is spread over each idle phase. It shows what
     the head is good for: an operation that starts late in an idle phase reaches into the busy one."""

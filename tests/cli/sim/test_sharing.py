@@ -13,7 +13,7 @@ from cli.sim import sharing, sharing_reports
 from cli.sim.device import Device, Scenario, simulate
 from cli.sim.engine import SimJob
 from cli.sim.main import main
-from cli.sim.sharing import COMPARED, CONTROLLERS, SCENARIOS
+from cli.sim.sharing import COMPARED, CONTROLLERS, SCENARIOS, TOLD, compare
 from cli.sim.sharing_cluster import Cluster, Sharing, opportunistic_time, speeds
 from plugins.scheduler.policy.rules import Rules
 from plugins.sharing.machine.rivals import Naive
@@ -114,6 +114,23 @@ def test_the_ladder_stays_within_the_tolerance_and_leaves_more_than_anybody(name
             assert other.slowdown > TOLERANCE or other.share <= max(run.share for run in found)
 
 
+def test_the_flag_alone_gains_what_the_ladder_does_where_operations_are_short() -> None:
+    """What the ladder adds beside rivals that know the flag too is that it keeps to the tolerance beside long ones."""
+    ladder, flag = (once("bursty", name) for name in ("ladder", "flag"))
+    assert flag.share > ladder.share and flag.slowdown < TOLERANCE
+    for rival in TOLD:
+        assert once("bursty", rival).share > 5 * once("bursty", "step-up").share
+        assert once("long-operations", rival).slowdown > 3 * TOLERANCE > 3 * once("long-operations", "ladder").slowdown
+
+
+def test_a_rival_with_the_flag_measures_its_baseline_with_the_others_stopped() -> None:
+    rival = CONTROLLERS["pi+flag"](TOLERANCE)
+    assert rival.rates == STOPPED
+    for _ in range(32):
+        rival.stepped(0.02, 0.01, 1.0)
+    assert (rival.rates.idle, rival.rates.busy) == (1.0, 0.0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_no_single_run_of_the_ladder_is_over_the_tolerance(name: str) -> None:
@@ -170,6 +187,11 @@ def test_the_command_prints_a_table_json_and_a_figure(tmp_path: Path, capsys: py
     assert found["runs"][0]["controller"] == "ladder" and found["seeds"] == [1, 2]
     assert main([*words[:-1], "--tolerance", "9"]) == 2
     assert "--tolerance 9" in capsys.readouterr().err
+
+
+def test_rivals_that_know_the_flag_stand_in_a_table_of_their_own_beside_the_ladder() -> None:
+    found = compare(SCENARIOS[:1], ("pi", "pi+flag", "ladder"), TOLERANCE, (1,), 5.0, lambda share, text: None)
+    assert [list(table.columns[1:]) for table in found.tables[:2]] == [["pi", "ladder"], ["pi+flag", "ladder"]]
 
 
 def test_the_command_runs_a_trace_on_shared_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
