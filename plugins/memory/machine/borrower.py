@@ -50,7 +50,7 @@ from plugins.memory.messages import (
     SlabRef,
 )
 from plugins.memory.policy import eviction, placement
-from plugins.memory.policy.placement import DRAWN, Peer
+from plugins.memory.policy.placement import CHOICES, DRAWN, Peer
 
 ANSWER_S = 2.0
 """How long the two hosts that are asked, or the one that is taken, may take to answer."""
@@ -66,8 +66,8 @@ CLOSE_AT = 0.8
 
 class Borrower:
     """`hot` in page requests per second, None: in proportion to a volume's slabs; `cold_share`: the part of it below
-    which a slab is given back unasked, 0 never; `drawn`: hosts of which the freest by gossip are asked; `lease_s` in
-    seconds; `boot` counts this agent's starts."""
+    which a slab is given back unasked, 0 never; `drawn`: hosts of which the `choices` freest by gossip are asked;
+    `lease_s` in seconds; `boot` counts this agent's starts."""
 
     def __init__(
         self,
@@ -79,9 +79,10 @@ class Borrower:
         *,
         cold_share: float = 0.0,
         drawn: int = DRAWN,
+        choices: int = CHOICES,
     ) -> None:
         self.me, self.hot, self.lease_s = me, hot, lease_s
-        self._cold_share, self._drawn = cold_share, drawn
+        self._cold_share, self._drawn, self._choices = cold_share, drawn, choices
         self.volumes: dict[str, Volume] = {}
         self._rng = rng
         self._epoch = boot << 32
@@ -128,6 +129,7 @@ class Borrower:
     def check(self) -> None:
         epochs: set[int] = set()
         for name, volume in self.volumes.items():
+            assert len(volume.rates) == len(volume.slabs), f"{name} measures other slabs than it has"
             for index, slab in enumerate(volume.slabs):
                 assert (slab.volume, slab.index) == (name, index), f"{slab.subject} is out of place"
                 slab.check()
@@ -163,21 +165,28 @@ class Borrower:
         return [action for place in gone for action in self._failed(slab, place.epoch, "it has no link", now_s)]
 
     def _measured(self, volume: Volume, requests: Sequence[int], now_s: float) -> Actions:
+        """Each second for each slab of the host: with thousands of slabs nothing costs more."""
+        volume.rates = placement.activities(volume.rates, requests)
+        unplaced = [slab for slab in volume.slabs if slab.place is None and slab.search is None]
         actions: Actions = []
-        for slab, measured in zip(volume.slabs, requests, strict=False):
-            slab.requests_per_s = placement.activity(slab.requests_per_s, measured)
-            if slab.state == "cold" and now_s >= slab.retry_at_s and placement.is_hot(slab.requests_per_s, volume.hot):
-                why = f"{_rate(slab.requests_per_s)} page requests/s, hot above {_rate(volume.hot)}"
+        for slab in unplaced:
+            if now_s >= slab.retry_at_s and placement.is_hot(volume.rates[slab.index], volume.hot):
+                why = f"{_rate(volume.rates[slab.index])} page requests/s, hot above {_rate(volume.hot)}"
                 actions += self._seek(slab, "hot", why, now_s)
-            elif slab.state == "mapped" and placement.is_cold(slab.requests_per_s, volume.cold, volume.hot):
-                actions += self._give_back_cold(slab, volume)
+        return actions if volume.cold is None else actions + self._give_back_cold(volume)
+
+    def _give_back_cold(self, volume: Volume) -> Actions:
+        actions: Actions = []
+        for slab, rate in zip(volume.slabs, volume.rates, strict=True):
+            if placement.is_cold(rate, volume.cold, volume.hot) and slab.state == "mapped":
+                assert slab.place is not None and volume.cold is not None
+                why = f"{_rate(rate)} page requests/s, cold below {_rate(volume.cold)}"
+                note = Note(slab.subject, "cold", f"{why}; {slab.place.lender} gets its memory back")
+                actions += [note, close(slab)]
         return actions
 
-    def _give_back_cold(self, slab: Slab, volume: Volume) -> Actions:
-        assert slab.place is not None
-        assert volume.cold is not None
-        why = f"{_rate(slab.requests_per_s)} page requests/s, cold below {_rate(volume.cold)}"
-        return [Note(slab.subject, "cold", f"{why}; {slab.place.lender} gets its memory back"), close(slab)]
+    def _requests_per_s(self, slab: Slab) -> float:
+        return self.volumes[slab.volume].rates[slab.index]
 
     def _renew(self, now_s: float) -> Actions:
         """Every third of a lease: one message per lender."""
@@ -201,13 +210,13 @@ class Borrower:
         holding = {host for other in volume.slabs for host in other.hosts()}
         leaving = sum(other.leaves(without) for other in self._all()) if without is not None else 0
         free = eviction.free_at_others(self._peers, volume.slab_bytes, self.me, without, leaving)
-        asked = placement.hosts_to_ask_by_view(free, holding, self._rng, drawn=self._drawn)
+        asked = placement.hosts_to_ask_by_view(free, holding, self._rng, self._choices, self._drawn)
         if not asked:
             return self._retry_later(slab, "nobody asked", f"{why}; no other host says that it has room", now_s)
         self._epoch += 1
         slab.search = Search(self._epoch, asked)
         fresh = [host for host in asked if host not in holding]
-        chosen = f", freest of {self._drawn} drawn," if placement.CHOICES < self._drawn < len(free) else ""
+        chosen = f", freest of {self._drawn} drawn," if self._choices < self._drawn < len(free) else ""
         reason = (
             f"{why}; asked {names(asked)}{chosen} of {len(free)} with room; no slab of {slab.volume}: {names(fresh)}"
         )
@@ -340,13 +349,17 @@ class Borrower:
             return []
         slab.evicted = True
         why = f"{sender} needs its memory back within {message.grace_s:g} s"
-        if not placement.is_hot(slab.requests_per_s, self.volumes[slab.volume].hot):
-            cool = f"{why}; {slab.requests_per_s:.1f} page requests/s is not hot, the disk will do"
+        if not self._moves(slab):
+            cool = f"{why}; {self._requests_per_s(slab):.1f} page requests/s is not hot, the disk will do"
             return [Note(slab.subject, "evicted", cool), close(slab)]
         timer: SetTimer[SearchOver | GraceOver] = SetTimer(
             CLOSE_AT * message.grace_s, GraceOver(slab.volume, slab.index, place.epoch)
         )
         return [timer, *self._seek(slab, "evicted", why, now_s, without=sender)]
+
+    def _moves(self, slab: Slab) -> bool:
+        """Is it worth looking for another place with its pages, rather than leaving them to the disk?"""
+        return placement.is_hot(self._requests_per_s(slab), self.volumes[slab.volume].hot)
 
     def _evict_other(self, slab: Slab, sender: HostId, message: Evict, now_s: float) -> Actions:
         """Not the place in use: the one being opened or filled is given up; anything else is not ours any more."""
@@ -410,7 +423,7 @@ class Borrower:
         for ref in message.slabs:
             slab = self._slab(ref.volume, ref.index)
             if slab is not None and slab.place is not None and slab.place.epoch == ref.epoch:
-                known.append(SlabActivity(ref, slab.requests_per_s))
+                known.append(SlabActivity(ref, self._requests_per_s(slab)))
         return Activity(message.round, tuple(known))
 
     def _undelivered(self, to: HostId, message: object, now_s: float) -> Actions:
@@ -435,7 +448,9 @@ class Borrower:
             slabs = [Slab(event.volume, index) for index in range(event.slabs)]
             hot = placement.hot_for(event.slab_bytes) if self.hot is None else self.hot
             cold = self._cold_share * hot or None
-            known = self.volumes[event.volume] = Volume(event.slab_bytes, event.page_bytes, slabs, hot, cold)
+            known = self.volumes[event.volume] = Volume(
+                event.slab_bytes, event.page_bytes, slabs, [0.0] * event.slabs, hot, cold
+            )
         open_now: dict[int, list[Place]] = {}
         for index, place in event.places:
             open_now.setdefault(index, []).append(place)

@@ -213,8 +213,10 @@ class Lender:
         down."""
         if self.budget is None or not self.address:
             return 0
-        lent = sum(lent.size_bytes for lent in self.lent.values())
-        return lending.spare_bytes(msgspec.structs.replace(self.budget, lent_bytes=lent))
+        return lending.spare_bytes(msgspec.structs.replace(self.budget, lent_bytes=self._lent_bytes()))
+
+    def _lent_bytes(self) -> int:
+        return sum([lent.size_bytes for lent in self.lent.values()])
 
     def held(self, borrower: HostId, asked: Sequence[SlabRef]) -> SlabsAreHeld:
         """Which of these the slab process has for that borrower. Before it has said so, nobody knows."""
@@ -235,7 +237,7 @@ class Lender:
             pressure=memory.pressure_some_avg10,
             headroom_bytes=self._headroom_bytes(memory, event.touched_bytes),
             lend_bytes=self._lend_bytes,
-            lent_bytes=sum(lent.size_bytes for lent in self.lent.values()),
+            lent_bytes=self._lent_bytes(),
             touched_bytes=event.touched_bytes,
         )
         return [*self._overdue(now_s), *self._make_room(self.budget, now_s)]
@@ -256,23 +258,25 @@ class Lender:
     def _overdue(self, now_s: float) -> Actions:
         actions: Actions = []
         for lent in self.lent.values():
-            if lent.state == "lent" and now_s >= lent.expires_s:
+            if now_s < lent.expires_s:
+                continue
+            if lent.state == "lent":
                 self.evictions["orphan"] += 1
                 actions += self._free(lent, "orphan", f"{lent.borrower} has not renewed it for {self._lease_s:g} s")
-            elif lent.state == "evicting" and now_s >= max(lent.deadline_s, lent.expires_s):
+            elif lent.state == "evicting" and now_s >= lent.deadline_s:
                 self.evictions["forced"] += 1
-                actions += self._free(
-                    lent, "forced", f"{lent.borrower} did not let go in time; grace and lease are over"
-                )
+                why = f"{lent.borrower} did not let go in time; grace and lease are over"
+                actions += self._free(lent, "forced", why)
         return actions
 
     def _make_room(self, budget: Budget, now_s: float) -> Actions:
         """One batch at a time, since the next measurement shows what it brought."""
-        if self._batch is not None or any(lent.state in ("evicting", "freeing") for lent in self.lent.values()):
-            return []
         needed_bytes = eviction.bytes_to_free(budget)
+        if needed_bytes == 0 or self._batch is not None:
+            return []
+        leaving = any(lent.state in ("evicting", "freeing") for lent in self.lent.values())
         sizes = {key: lent.size_bytes for key, lent in sorted(self.lent.items()) if lent.state == "lent"}
-        if needed_bytes == 0 or not sizes:
+        if leaving or not sizes:
             return []
         self._round += 1
         self._batch = Batch(self._round, needed_bytes, eviction.candidates_for(sizes, needed_bytes, self._rng))
@@ -403,11 +407,8 @@ class Lender:
 
     def _mr_info(self, lent: Lent) -> Send:
         slab = lent.slab
-        return Send(
-            lent.borrower,
-            MrInfo(slab.volume, slab.index, slab.epoch, address=self.address, secret=lent.secret),
-            ANSWER_S,
-        )
+        info = MrInfo(slab.volume, slab.index, slab.epoch, address=self.address, secret=lent.secret)
+        return Send(lent.borrower, info, ANSWER_S)
 
     def _registered(self, event: SlabRegistered) -> Actions:
         self.address = event.address

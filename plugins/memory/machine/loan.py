@@ -21,7 +21,7 @@ class Held(msgspec.Struct, frozen=True):
     secret: bytes
 
 
-@dataclass
+@dataclass(slots=True)
 class Lent:
     """One slab lent."""
 

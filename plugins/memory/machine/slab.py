@@ -62,11 +62,10 @@ class Search:
         return ", ".join([*said, f"{names(silent)} silent"] if silent else said)
 
 
-@dataclass
+@dataclass(slots=True)
 class Slab:
     volume: str
     index: int
-    requests_per_s: float = 0.0
     place: Place | None = None
     """Serving now."""
     next: Place | None = None
@@ -115,8 +114,12 @@ class Slab:
 
     def hosts(self) -> list[HostId]:
         """Every host that holds this slab or is being asked for it."""
-        places = [place.lender for place in (self.place, self.next) if place is not None]
-        return [*places, *(self.search.asked if self.search is not None else ())]
+        found = [] if self.place is None else [self.place.lender]
+        if self.next is not None:
+            found.append(self.next.lender)
+        if self.search is not None:
+            found += self.search.asked
+        return found
 
     def leaves(self, lender: HostId) -> bool:
         """Is it to go away from there?"""
@@ -134,6 +137,8 @@ class Volume(msgspec.Struct):
     slab_bytes: int
     page_bytes: int
     slabs: list[Slab]
+    rates: list[float]
+    """Page requests per second of each of them, smoothed."""
     hot: float
     """Page requests per second above which a slab is placed."""
     cold: float | None
@@ -143,7 +148,9 @@ class Volume(msgspec.Struct):
         """How many of its slabs each host holds or was chosen for."""
         chosen: Counter[HostId] = Counter()
         for slab in self.slabs:
-            chosen.update(place.lender for place in (slab.place, slab.next) if place is not None)
+            for place in (slab.place, slab.next):
+                if place is not None:
+                    chosen[place.lender] += 1
             if slab.search is not None and slab.search.chosen is not None:
                 chosen[slab.search.chosen] += 1
         return chosen

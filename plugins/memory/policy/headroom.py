@@ -10,7 +10,7 @@ what the cgroup's limit leaves (`covey.ports.MemoryNow`).
 import msgspec
 
 from covey.ports import MemoryNow
-from plugins.memory.policy.lending import PRESSURE_MAX
+from plugins.memory.policy.lending import PRESSURE_MAX, Headroom, lend_auto
 
 HALF_LIFE_S = 600.0
 """After so long a spell of growth counts half."""
@@ -52,3 +52,10 @@ def headroom_auto(memory: MemoryNow, growth: Growth, react_s: float) -> int:
     if memory.pressure_some_avg10 > PRESSURE_MAX:
         wanted = 2 * max(wanted, FLOOR * memory.total_bytes)
     return round(min(CEILING * memory.total_bytes, max(FLOOR * memory.total_bytes, wanted)))
+
+
+def lent_at_most(memory: MemoryNow, kept: Headroom | None, react_s: float) -> int:
+    """What `lend = "auto"` allows for as long as the agent runs, bytes, from the host's memory at its start. `kept`
+    None: headroom is measured, on a host that has not grown yet."""
+    kept_bytes = headroom_auto(memory, Growth(), react_s) if kept is None else kept.of(memory.total_bytes)
+    return lend_auto(memory.available_bytes, kept_bytes)

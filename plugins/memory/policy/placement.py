@@ -40,6 +40,12 @@ def activity(old: float, measured: float, alpha: float = ALPHA) -> float:
     return alpha * measured + (1 - alpha) * old
 
 
+def activities(old: Sequence[float], measured: Sequence[float], alpha: float = ALPHA) -> list[float]:
+    """`activity` of many slabs at once: a host has thousands, and hears of all of them each second."""
+    kept = 1 - alpha
+    return [alpha * now + kept * before for before, now in zip(old, measured, strict=True)]
+
+
 def is_hot(requests_per_s: float, hot: float = HOT_SLAB) -> bool:
     """Has this slab crossed the threshold above which it is mapped? (Infiniswap §2.4.1)"""
     return requests_per_s > hot

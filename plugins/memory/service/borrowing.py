@@ -439,7 +439,7 @@ class Borrowing:
             size_bytes=min(volume.known.slab_bytes, volume.known.size_bytes - slab.index * volume.known.slab_bytes),
             pages_written=counts.written,
             pages_remote=counts.remote,
-            requests_per_s=round(slab.requests_per_s, 3),
+            requests_per_s=round(self.machine.volumes[slab.volume].rates[slab.index], 3),
             epoch=slab.place.epoch if slab.place else 0,
         )
 

@@ -18,8 +18,7 @@ from plugins.memory.machine import lender as machine
 from plugins.memory.machine.lender import FreeSlab, Lender, LenderEvent, RegisterSlab
 from plugins.memory.machine.loan import Held
 from plugins.memory.messages import SlabRef
-from plugins.memory.policy import lending
-from plugins.memory.policy.headroom import Growth, headroom_auto
+from plugins.memory.policy import headroom
 from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service.process import ByteProcess, Program
 from plugins.memory.service.record import KnownProcess, Record
@@ -212,9 +211,7 @@ def _lend_bytes(memory: MemoryNow, settings: MemorySettings) -> int:
     """Most that is ever lent, from now on until the agent starts again."""
     if settings.lend_max_bytes is not None:
         return settings.lend_max_bytes
-    kept, react_s = settings.headroom_kept, machine.react_s(settings.grace_s)
-    kept_bytes = headroom_auto(memory, Growth(), react_s) if kept is None else kept.of(memory.total_bytes)
-    return lending.lend_auto(memory.available_bytes, kept_bytes)
+    return headroom.lent_at_most(memory, settings.headroom_kept, machine.react_s(settings.grace_s))
 
 
 def _worth_telling(old: Spare, new: Spare) -> bool:

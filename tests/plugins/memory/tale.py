@@ -51,7 +51,9 @@ class Tale:
         return actions
 
     def second(self, *requests: int, peers: tuple[Peer, ...] = PEERS) -> Sequence[Any]:
-        return self.tell(b.SecondPassed({"v": requests}, peers), 1.0)
+        """Of the first slabs; nobody asks for the others."""
+        counted = (*requests, *[0] * (self.slabs - len(requests)))
+        return self.tell(b.SecondPassed({"v": counted}, peers), 1.0)
 
     def hear(self, sender: HostId, message: Message) -> Sequence[Any]:
         return self.tell(Heard(sender, message))

@@ -104,8 +104,8 @@ def test_a_slab_that_turned_cold_is_given_back_unasked_if_that_is_wished() -> No
     seconds = 0
     while not (actions := tale.second(0)) or not any(isinstance(action, b.CloseSlab) for action in actions):
         assert (seconds := seconds + 1) < 60
-    assert tale.machine.volumes["v"].slabs[0].requests_per_s == pytest.approx(200 * 0.8 ** (seconds + 1))
-    assert 4 < tale.machine.volumes["v"].slabs[0].requests_per_s < 5, "a quarter of 20"
+    assert tale.machine.volumes["v"].rates[0] == pytest.approx(200 * 0.8 ** (seconds + 1))
+    assert 4 < tale.machine.volumes["v"].rates[0] < 5, "a quarter of 20"
     assert "cold below 5" in only(actions, Note).reason
     assert tale.second(0) == [], "told once"
     assert sent(tale.tell(b.SlabClosed("v", 0, epoch)), Done) == [(lender, Done("v", 0, epoch))]

@@ -34,7 +34,7 @@ def test_a_volume_counts_its_slabs_at_each_lender_also_those_that_are_only_promi
         Slab("v", 2, search=Search(3, (B, C), chosen=B)),
         Slab("v", 3, search=Search(4, (B, C))),
     ]
-    assert Volume(64, 4, slabs, 20.0, None).lenders() == {A: 2, B: 2}
+    assert Volume(64, 4, slabs, [0.0] * 4, 20.0, None).lenders() == {A: 2, B: 2}
 
 
 def test_only_a_slab_that_was_evicted_from_a_lender_leaves_it() -> None:
