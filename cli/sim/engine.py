@@ -251,6 +251,7 @@ class Engine:
                 self._complete(job)
             elif kind == READY:
                 if self.state[job] == RESUME:
+                    self._accrue(job)
                     self._go(job)
                     continue
                 self.suspended -= self.width[job]

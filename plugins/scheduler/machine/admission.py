@@ -56,6 +56,8 @@ class Admission:
         """Chosen, and not granted for want of GPUs or quota."""
         self.lacks_gpus: dict[JobId, None] = {}
         """Those of them that are within their quota."""
+        self.unchosen: Sequence[Job] = ()
+        """Guaranteed jobs that run and that the order passed over."""
 
     def decide(self) -> list[AboutJob]:
         """Grants, reservations and stops, in this order for each job."""
@@ -63,10 +65,11 @@ class Admission:
             return []
         jobs = self.queue.jobs
         run, stop = self._choose()
+        self.unchosen = [jobs[id] for id in stop if jobs[id].state == "running"]
         self._give_back_if_stale(run)
         for id in run:
             self._admit(jobs[id])
-        self._preempt(stop)
+        self._preempt()
         for id in self.lines.oldest_guests(self.ground.vacant, lambda id: self._fits(jobs[id])):
             self._grant(jobs[id])
         return self.commands
@@ -134,10 +137,12 @@ class Admission:
         return host
 
     def _clear_the_way(self, job: Job) -> None:
-        """It is within its quota, and no place is free: stop opportunistic jobs when that helps, or keep what is
-        there."""
+        """It is within its quota, and no place is free: wait for GPUs of guaranteed jobs that stop when these suffice,
+        stop opportunistic jobs when that helps, or keep what is there."""
         ground, spec = self.ground, job.spec
         self._set_aside()
+        if self._is_served_by_those_who_stop(job):
+            return
         open_gpus = ground.open_for(job)
         if ground.takes(job, open_gpus):
             coming = {host: ground.open[host] - ground.staying.get(host, 0) for host in open_gpus}
@@ -155,9 +160,27 @@ class Admission:
                 ground.staying[host] = ground.staying.get(host, 0) - gpus
         ground.guests = [guest for guest in ground.guests if guest[0] not in stop]
         plan = self._plan(job, _least(coming, open_gpus))
-        if stop or not ground.takes(job, ground.free_for(job)):
-            self._reserve(job, plan)
-        ground.take(plan, True)
+        if not stop and ground.takes(job, ground.free_for(job)):
+            ground.take(plan, True)
+            return
+        self._reserve(job, plan)
+        ground.claim(job, plan)
+
+    def _is_served_by_those_who_stop(self, job: Job) -> bool:
+        """Whether it starts once they have stopped, without keeping anything: others may start meanwhile on what it
+        does not need, also those that come before it in the order by then. One that keeps GPUs goes on to."""
+        ground = self.ground
+        if ground.reserving == job.id or ground.takes(job, ground.free_for(job)):
+            return False
+        soon = {host: gpus - ground.staying.get(host, 0) for host, gpus in ground.open_for(job).items()}
+        for other in self.unchosen if self.settings.preemption and not job.place_failures else ():
+            if self._may_displace(job, other):
+                for host, gpus in ground.held_by(other).items():
+                    soon[host] = soon.get(host, 0) + gpus
+        plan = self._plan(job, {host: gpus for host, gpus in soon.items() if gpus > 0})
+        if plan:
+            ground.claim(job, plan)
+        return bool(plan)
 
     def _set_aside(self) -> None:
         """From now on gangs that are being placed hold GPUs where their homes would put them, in the order of their
@@ -177,11 +200,11 @@ class Admission:
             self._give_back(other)
         if gpus and classes.may_reserve(job.id, ground.reserving) and gpus != ground.reserved:
             self.commands.append(GpusReserved(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus=dict(gpus)))
-            ground.reserving, ground.reserved = job.id, dict(gpus)
+            ground.reserve(job.id, gpus)
 
     def _give_back(self, job: Job) -> None:
         self.commands.append(GpusReserved(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus={}))
-        self.ground.reserving, self.ground.reserved = None, {}
+        self.ground.reserve(None, {})
 
     def _give_back_if_stale(self, chosen: Sequence[JobId]) -> None:
         """Whoever keeps GPUs and should not run any more, because its tenant's other jobs come first now."""
@@ -193,14 +216,13 @@ class Admission:
     def _promised(self, job: Job) -> bool:
         return self.queue.quota(job.spec.tenant) is not None
 
-    def _preempt(self, unchosen: Sequence[JobId]) -> None:
+    def _preempt(self) -> None:
         """Guaranteed jobs that the order passed over stop for those it chose: of the same tenant, or, without a quota,
         for anybody's. Not for one that could not be placed before: what it lacks is not GPUs."""
         able = [job for job in self.short if not job.place_failures]
         if not self.settings.preemption:
             return
-        jobs = self.queue.jobs
-        for other in [jobs[id] for id in unchosen if jobs[id].state == "running"]:
+        for other in self.unchosen:
             first = next((job for job in able if self._may_displace(job, other)), None)
             if first is not None:
                 said = f"{first.id} (tenant {first.spec.tenant}, {words.gpus(first.spec.gpus)}) comes first"

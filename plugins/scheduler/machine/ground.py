@@ -1,7 +1,7 @@
 """The GPUs of the hosts that are alive, by host: free, open to guaranteed jobs, kept for a gang.
 
-    total = free + held by opportunistic jobs + held by guaranteed jobs
-            `---------------- open ---------'
+    total = free + held by opportunistic jobs + held by jobs that stop + held by guaranteed jobs
+            `------------------------- open -------------------------'
 
 GPUs of a rack are not shared between jobs yet (where they are: `machine/shared_capacity.py`), so an opportunistic job
 on an open GPU has to stop before a guaranteed one starts there. A reservation says how many open GPUs of a host are
@@ -37,13 +37,17 @@ class Ground:
         self.free: Gpus = {host: gpus for host, gpus in self.totals.items() if gpus > 0}
         """Nobody's."""
         self.open: Gpus = dict(self.free)
-        """No guaranteed job's."""
+        """No guaranteed job's, or of one that stops: its GPUs are about to be free."""
         self.staying: Gpus = {}
         """Held by opportunistic jobs that nobody told to stop."""
         self.guests: list[tuple[JobId, Gpus]] = []
         """Opportunistic jobs that run, newest first, and the GPUs of each."""
         self.reserving = queue.reserving
         self.reserved = dict(queue.reserved)
+        self.withheld = self.reserved
+        """What is reserved, as far as it is in `open`."""
+        self.claimed = False
+        """Gangs count on GPUs that are about to be free: what is free may be spoken for."""
         self.placing = 0
         """GPUs of gangs that are being placed, wherever."""
         self._ages: list[int] = []
@@ -51,7 +55,7 @@ class Ground:
         self._held: Gpus = {}
         self._guaranteed: Gpus = {}
         self._marks: dict[JobId, tuple[Gpus, bool, int | None, int]] = {}
-        """What each job holds: GPUs by host, whether they count, its place among the guests, GPUs being placed."""
+        """What each job holds: GPUs by host, whether they are open, its place among the guests, GPUs being placed."""
         for job in queue.live() if jobs is None else jobs:
             self.put(job)
 
@@ -60,7 +64,8 @@ class Ground:
         placing = job.spec.gpus if job.state == "placing" else 0
         held = self.held_by(job)
         age = -job.number if self.stops and held and not job.counts and job.state == "running" else None
-        mark = held, job.counts, age, placing
+        stays = job.counts and job.state != "stopping"
+        mark = held, stays, age, placing
         if self._marks.get(job.id) == mark:
             return
         self.drop(job.id)
@@ -72,7 +77,7 @@ class Ground:
             at = bisect.bisect_left(self._ages, age)
             self._ages.insert(at, age)
             self.guests.insert(at, (job.id, held))
-        self._hold(held, job.counts, age is not None, 1)
+        self._hold(held, stays, age is not None, 1)
 
     def drop(self, id: JobId) -> None:
         """This job holds nothing."""
@@ -108,12 +113,14 @@ class Ground:
 
     def free_for(self, job: Job) -> Gpus:
         """GPUs that this job may start on now."""
-        if classes.may_reserve(job.id, self.reserving) or (not job.counts and not self.kept):
+        mine = classes.may_reserve(job.id, self.reserving) or (not job.counts and not self.kept)
+        if mine and not self.claimed:
             return self.free
-        staying = self.staying if self.kept else {}
+        staying = self.staying if self.kept or self.claimed else {}
+        withheld = {} if mine else self.withheld
         found: Gpus = {}
         for host, free in self.free.items():
-            left = self.open.get(host, 0) - staying.get(host, 0) - self.reserved.get(host, 0)
+            left = self.open.get(host, 0) - staying.get(host, 0) - withheld.get(host, 0)
             if left > 0:
                 found[host] = min(free, left)
         return found
@@ -122,7 +129,7 @@ class Ground:
         """GPUs that a guaranteed job may wait for: opportunistic ones would stop for it."""
         if classes.may_reserve(job.id, self.reserving):
             return self.open
-        return {host: max(0, gpus - self.reserved.get(host, 0)) for host, gpus in self.open.items()}
+        return {host: max(0, gpus - self.withheld.get(host, 0)) for host, gpus in self.open.items()}
 
     def held_by(self, job: Job) -> Gpus:
         """GPUs that a gang holds."""
@@ -154,7 +161,7 @@ class Ground:
     def closed(self, job: Job) -> bool:
         """Whether a job that runs holds a GPU that is kept for a gang: counting it would break the reservation."""
         held = self.held_by(job)
-        return any(self.open.get(host, 0) - gpus < self.reserved.get(host, 0) for host, gpus in held.items())
+        return any(self.open.get(host, 0) - gpus < self.withheld.get(host, 0) for host, gpus in held.items())
 
     def count(self, job: Job) -> None:
         """An opportunistic job that runs is guaranteed from now on."""
@@ -168,6 +175,18 @@ class Ground:
             _set(self.free, host, self.free.get(host, 0) - count)
             if counts:
                 _set(self.open, host, self.open.get(host, 0) - count)
+
+    def reserve(self, job: JobId | None, gpus: Mapping[HostId, int]) -> None:
+        """A gang keeps these from now on, and nobody else any."""
+        self.reserving, self.reserved = job, dict(gpus)
+        self.withheld = self.reserved
+
+    def claim(self, job: Job, gpus: Mapping[HostId, int]) -> None:
+        """A guaranteed gang starts on these once they are free; if it keeps them already, it does so now for good."""
+        self.claimed = True
+        self.withheld = {} if self.reserving == job.id else self.withheld
+        for host, count in gpus.items():
+            _set(self.open, host, self.open.get(host, 0) - count)
 
     def draft(self) -> "Ground":
         """What one look gives away, it gives away from this."""
@@ -192,7 +211,8 @@ class Draft(Ground):
         self.totals, self.size, self.placing = ground.totals, ground.size, ground.placing
         self.free, self.open, self.staying = dict(ground.free), dict(ground.open), dict(ground.staying)
         self.guests = ground.guests
-        self.reserving, self.reserved = queue.reserving, dict(queue.reserved)
+        self.claimed = False
+        self.reserve(queue.reserving, queue.reserved)
 
 
 def _set(gpus: Gpus, host: HostId, count: int) -> None:

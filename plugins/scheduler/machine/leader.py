@@ -115,17 +115,23 @@ class Leader:
         self._read(event.rack, now_s)
         gone = self._gone(now_s)
         about: list[AboutJob] = [*self._lost(gone, event, now_s), *self._timed_out(event.wall_s)]
-        about += self._starved(event.wall_s, now_s)
+        promoted = self._starved(event.wall_s, now_s)
+        about += promoted
         settled = {command.job for command in about}
         for id in settled:
             self.lines.drop(id)
         moved = self._moved(settled, event.wall_s, now_s)
-        starts = self._order(settled, event.wall_s) if not moved else []
+        starts = self._order(settled, event.wall_s) if not moved and not promoted else []
         for id in settled:
             self._seat(self.queue.jobs[id])
-        commands: list[Command] = [*self._initial_quotas(event.wall_s), *self._elapsed(event.wall_s, now_s)]
+        commands: list[Command] = [*self._initial_quotas(event.wall_s), *self.elapsed(event.wall_s, now_s)]
         commands += [*self._shorter_leases(event, now_s), *about]
         return [Propose(command) for command in [*commands, *moved, *starts]]
+
+    def wakes_s(self) -> float | None:
+        """When it decides something although nothing happens until then; None: not before something does. Leases and
+        hosts that are gone are not in it: agents look every second."""
+        return min([*self.waits.next_s(), *self.retry_at.values()], default=None)
 
     def check(self) -> None:
         """Nothing is remembered about jobs that are unknown, and what is kept up to date is what there is. What was
@@ -286,7 +292,8 @@ class Leader:
         return [TimeUp(wall_s=wall_s, job=job.id, epoch=job.epoch) for job in over]
 
     def _starved(self, wall_s: float, now_s: float) -> list[Promoted]:
-        """STARVELIMIT and PROMOTEKNOB, for guaranteed jobs: the others have no place in the order."""
+        """STARVELIMIT and PROMOTEKNOB, for guaranteed jobs: the others have no place in the order. Nobody starts in the
+        same look: the promoted come first in the next one."""
         starved = self.waits.starved(now_s)
         return [Promoted(wall_s=wall_s, job=job.id, epoch=job.epoch) for job in starved]
 
@@ -319,8 +326,9 @@ class Leader:
             found += [id for width, ids in widths.items() if free is None or width <= free for id in ids]
         return found
 
-    def _elapsed(self, wall_s: float, now_s: float) -> list[Elapsed]:
-        """Tell the log from time to time for how long somebody has been waiting, so that the next leader knows."""
+    def elapsed(self, wall_s: float, now_s: float) -> list[Elapsed]:
+        """Tell the log from time to time for how long somebody has been waiting, so that the next leader knows. Part of
+        every look; whoever lets several things happen between two looks asks before each of them."""
         passed_s = 0.0 if self.clock_at is None else now_s - self.clock_at
         self.clock_s = max(self.clock_s, self.queue.clock_s) + (passed_s if self.waits.since else 0.0)
         self.clock_at = now_s

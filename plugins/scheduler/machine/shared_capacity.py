@@ -127,6 +127,9 @@ class SharedCapacity(Ground):
                 self.beside[unit] = self.beside.get(unit, 0) + 1
         self._free_again(gpus)
 
+    def claim(self, job: Job, gpus: Mapping[HostId, int]) -> None:
+        self.take(gpus, True)
+
     def draft(self) -> "SharedDraft":
         return SharedDraft(self)
 
@@ -145,7 +148,8 @@ class SharedDraft(SharedCapacity):
         self.totals, self.size, self.placing = capacity.totals, capacity.size, capacity.placing
         self.free, self.open, self.staying = dict(capacity.free), dict(capacity.open), {}
         self.beside, self.guests = dict(capacity.beside), []
-        self.reserving, self.reserved = queue.reserving, dict(queue.reserved)
+        self.claimed = False
+        self.reserve(queue.reserving, queue.reserved)
 
 
 def unit_of(host: HostId, gpu: str) -> HostId:

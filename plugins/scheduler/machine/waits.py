@@ -92,6 +92,10 @@ class Waits:
         bound = [ids for tenant, ids in self._late.items() if self.queue.quota(tenant) is not None]
         return [(job, now_s - self.since[job.id]) for job in self._jobs(id for ids in bound for id in ids)]
 
+    def next_s(self) -> list[float]:
+        """When the next promotion and the next demotion may come."""
+        return [heap[0][0] for heap in (self._promotions, self._demotions) if heap]
+
     def _promoted_after(self, job: Job) -> float | None:
         """Seconds of the present wait; None: never, or it is promoted already. Jobs outside the order never are."""
         thresholds = self.settings.queue_thresholds_gpu_s

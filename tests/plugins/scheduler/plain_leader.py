@@ -87,11 +87,12 @@ class PlainLeader:
         self._remember(live, now_s)
         gone = self._gone(event.rack, live, now_s)
         about: list[AboutJob] = [*self._lost(live, gone, event.wall_s, now_s), *self._timed_out(live, event.wall_s)]
-        about += self._starved(live, event.wall_s, now_s)
+        promoted = self._starved(live, event.wall_s, now_s)
+        about += promoted
         settled = {command.job for command in about}
         rest = [job for job in live if job.id not in settled]
         moved = self._moved(rest, event.rack, event.wall_s, now_s)
-        starts = self._order(rest, event.rack, event.wall_s) if not moved else []
+        starts = self._order(rest, event.rack, event.wall_s) if not moved and not promoted else []
         commands: list[Command] = [*self._initial_quotas(event.wall_s), *self._elapsed(live, event.wall_s, now_s)]
         commands += [*self._shorter_leases(event, now_s), *about]
         return [Propose(command) for command in [*commands, *moved, *starts]]
@@ -276,12 +277,13 @@ class PlainAdmission:
         may_run = [job for job in live if job.id not in fixed and job.id not in self.pausing]
         guaranteed = [job for job in may_run if job.counts]
         chosen = self._choose(guaranteed, apart, live)
+        self.unchosen = [jobs[id] for id in chosen.preempt if jobs[id].state == "running"]
         if self.homes:
             self._give_back_if_stale(chosen.run)
             for id in chosen.run:
                 if jobs[id].state == "queued":
                     self._admit(jobs[id])
-            self._preempt(chosen.preempt, jobs)
+            self._preempt()
             for job in may_run:
                 if not job.counts and job.state == "queued" and self._fits(job):
                     self._grant(job)
@@ -354,8 +356,14 @@ class PlainAdmission:
             ground.take(plan, other.counts)
             ground.placing -= sum(plan.values())
         self.placing = []
+        if ground.reserving != job.id and not takes(job, ground.free_for(job)):
+            soon = self._soon_free(job)
+            if takes(job, soon):
+                ground.claims.append((job.id, self._plan(job, soon)))
+                return
         open_gpus = ground.open_for(job)
-        coming = {host: ground.open[host] - ground.staying[host] for host in open_gpus}
+        unclaimed = ground._unclaimed()
+        coming = {host: unclaimed[host] - ground.staying[host] for host in open_gpus}
         stop = victims(coming, ground.guests, lambda free: takes(job, _least(free, open_gpus)))
         if stop is None:
             mine = ground.reserved if ground.reserving == job.id else {}
@@ -372,7 +380,18 @@ class PlainAdmission:
         plan = self._plan(job, _least(coming, open_gpus))
         if stop or not takes(job, ground.free_for(job)):
             self._reserve(job, plan)
-        ground.take(plan, True)
+            ground.claims.append((job.id, plan))
+        else:
+            ground.take(plan, True)
+
+    def _soon_free(self, job: Job) -> Gpus:
+        """Free, of jobs that stop, and of those that stop for it."""
+        ground = self.ground
+        soon = {host: gpus - ground.staying[host] for host, gpus in ground.open_for(job).items()}
+        able = self.settings.preemption and not job.place_failures
+        for other in [other for other in self.unchosen if able and self._may_displace(job, other)]:
+            soon = _plus(soon, held_by(other, ground.totals), 1)
+        return {host: max(0, gpus) for host, gpus in soon.items()}
 
     def _reserve(self, job: Job, gpus: Mapping[HostId, int]) -> None:
         """Keep these, all that the gang has, unless another gang keeps some. A promise outdoes a tenant without."""
@@ -398,13 +417,13 @@ class PlainAdmission:
     def _promised(self, job: Job) -> bool:
         return self.queue.quota(job.spec.tenant) is not None
 
-    def _preempt(self, unchosen: Sequence[JobId], jobs: Mapping[JobId, Job]) -> None:
+    def _preempt(self) -> None:
         """Guaranteed jobs that the order passed over stop for those it chose: of the same tenant, or, without a quota,
         for anybody's. Not for one that could not be placed before: what it lacks is not GPUs."""
         able = [job for job in self.short if not job.place_failures]
         if not self.settings.preemption:
             return
-        for other in [jobs[id] for id in unchosen if jobs[id].state == "running"]:
+        for other in self.unchosen:
             first = next((job for job in able if self._may_displace(job, other)), None)
             if first is not None:
                 said = f"{first.id} (tenant {first.spec.tenant}, {words.gpus(first.spec.gpus)}) comes first"
@@ -430,6 +449,8 @@ class PlainGround:
         """Opportunistic jobs that run, newest first, and the GPUs of each."""
         self.reserving = queue.reserving
         self.reserved = dict(queue.reserved)
+        self.claims: list[tuple[JobId, Gpus]] = []
+        """What gangs of this look count on once it is free."""
         self.placing = 0
         """GPUs of gangs that are being placed, wherever."""
         for job in queue.live():
@@ -444,7 +465,7 @@ class PlainGround:
         held = held_by(job, self.totals)
         for host, gpus in held.items():
             self.free[host] -= gpus
-            if job.counts:
+            if job.counts and job.state != "stopping":
                 self.open[host] -= gpus
             elif job.state == "running":
                 self.staying[host] += gpus
@@ -459,16 +480,27 @@ class PlainGround:
 
     def free_for(self, job: Job) -> Gpus:
         """GPUs that this job may start on now."""
-        if classes.may_reserve(job.id, self.reserving) or (not job.counts and not self.kept):
+        mine = classes.may_reserve(job.id, self.reserving) or (not job.counts and not self.kept)
+        if mine and not self.claims:
             return self.free
-        after = {host: self.open[host] - (self.staying[host] if self.kept else 0) for host in self.open}
-        return {host: max(0, min(free, after[host] - self.reserved.get(host, 0))) for host, free in self.free.items()}
+        stay = self.kept or self.claims
+        kept = {} if mine else self._reserved_and_unclaimed()
+        left = {host: gpus - (self.staying[host] if stay else 0) for host, gpus in self._unclaimed().items()}
+        return {host: max(0, min(free, left[host] - kept.get(host, 0))) for host, free in self.free.items()}
+
+    def _unclaimed(self) -> Gpus:
+        claimed = {host: sum(gpus.get(host, 0) for _, gpus in self.claims) for host in self.open}
+        return {host: max(0, gpus - claimed[host]) for host, gpus in self.open.items()}
+
+    def _reserved_and_unclaimed(self) -> Gpus:
+        return {} if any(id == self.reserving for id, _ in self.claims) else self.reserved
 
     def open_for(self, job: Job) -> Gpus:
         """GPUs that a guaranteed job may wait for: opportunistic ones would stop for it."""
         if classes.may_reserve(job.id, self.reserving):
-            return self.open
-        return {host: max(0, gpus - self.reserved.get(host, 0)) for host, gpus in self.open.items()}
+            return self._unclaimed()
+        kept = self._reserved_and_unclaimed()
+        return {host: max(0, gpus - kept.get(host, 0)) for host, gpus in self._unclaimed().items()}
 
     def closed(self, job: Job) -> bool:
         """Whether a job that runs holds a GPU that is kept for a gang: counting it would break the reservation."""

@@ -217,6 +217,34 @@ def test_jobs_found_due_together_are_promoted_in_the_order_in_which_they_became_
     assert rack.queue.jobs[second].promoted == (rack.queue.jobs[first].promoted or 0) - 1
 
 
+def test_a_gang_that_waits_for_a_job_to_stop_keeps_no_gpus_that_it_does_not_need() -> None:
+    """Whoever was chosen starts as soon as enough GPUs are free. Reference: Tiresias §3.3."""
+    rack = Little([6], {}, narrow_first=False)
+    sunk = rack.submit(2, "red")
+    rack.settle()
+    rack.serve(rack.queue.jobs[sunk], 300.0)
+    wide, narrow = rack.submit(5, "red"), rack.submit(1, "red")
+    said = [*rack.look(), *rack.look()]
+    assert kinds(said) == [("TakenBack", sunk), ("Granted", narrow)], (
+        "one of the four free GPUs is not for the wide one"
+    )
+    rack.settle()
+    assert [rack.state(job) for job in (sunk, wide, narrow)] == ["queued", "running", "running"]
+
+
+def test_whoever_is_promoted_comes_before_whoever_would_have_started() -> None:
+    """Reference: Tiresias §3.3, STARVELIMIT."""
+    rack = Little([2], {}, starve_limit_s=50.0, narrow_first=True)
+    first = rack.submit(2, "red")
+    rack.settle()
+    starving, narrow = rack.submit(2, "red"), rack.submit(1, "red")
+    rack.look()
+    rack.now_s += 60.0
+    rack.end(rack.queue.jobs[first])
+    rack.settle()
+    assert [rack.state(job) for job in (starving, narrow)] == ["running", "queued"]
+
+
 def test_without_preemption_nobody_waits_for_a_job_that_could_only_start_if_another_stopped() -> None:
     """The second job of blue is before its first one in the order; red has GPUs and quota all the same."""
     rack = Little([4], {"red": 3, "blue": 1}, preemption=False)
