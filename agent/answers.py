@@ -2,7 +2,7 @@
 
 An answer that does not fit into a letter is kept for a moment, and the asker fetches it page by page; one that is
 longer than all pages together is refused in words. A question that is asked again while it is being answered is not
-answered twice. Each asker has so many questions at a time, and each answer so long: a room that never returns costs
+answered twice. Each asker has so many questions at a time, and each answer so long: a plugin that never returns costs
 what that asker may cost, and nobody else.
 """
 
@@ -10,13 +10,13 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 
-from agent.letters import ANSWER_BYTES_MAX, PAGE_BYTES, Kind, Letter, RefusedBody, encode
+from agent.envelope import ANSWER_BYTES_MAX, PAGE_BYTES, Envelope, Kind, RefusedBody, encode
 from covey.core import HostId
+from covey.errors import Refused
 from covey.ports import Env
-from plugins.base import Refused
 
 ANSWER_S_MAX = 30.0
-"""Longest that an answer may take; the longest that is waited for is 10 s (`plugins.aggregator.machine.gauge`)."""
+"""Longest that an answer may take; the longest that is waited for is 10 s (`plugins.aggregator.machine.profiler`)."""
 AT_ONCE_MAX = 256
 """Questions of one asker that are being answered."""
 KEPT_S = 10.0
@@ -31,13 +31,13 @@ WORDS_MAX = 1000
 
 
 class Answers:
-    """`answer(sender, room, body) -> bytes` answers, or raises Refused."""
+    """`answer(sender, plugin, body) -> bytes` answers, or raises Refused."""
 
     def __init__(
         self,
         env: Env,
         answer: Callable[[HostId, str, bytes], Awaitable[bytes]],
-        post: Callable[[HostId, Letter], bool],
+        post: Callable[[HostId, Envelope], bool],
         counters: Counter[str],
     ) -> None:
         self._env, self._answer, self._post, self._counters = env, answer, post, counters
@@ -46,7 +46,7 @@ class Answers:
         """Long answers: when they were made, oldest first."""
         self._kept_bytes = 0
 
-    def asked(self, sender: HostId, letter: Letter) -> None:
+    def asked(self, sender: HostId, letter: Envelope) -> None:
         question = (sender, letter.boot, letter.id)
         at_work = self._at_work.setdefault(sender, set())
         if letter.page:
@@ -62,10 +62,10 @@ class Answers:
             at_work.add(question)
             self._env.spawn("answer", self._work(sender, letter, question))
 
-    async def _work(self, sender: HostId, letter: Letter, question: Question) -> None:
+    async def _work(self, sender: HostId, letter: Envelope, question: Question) -> None:
         try:
             async with asyncio.timeout(ANSWER_S_MAX):
-                body = await self._answer(sender, letter.room, letter.body)
+                body = await self._answer(sender, letter.plugin, letter.body)
             self._check_length(body)
         except Refused as no:
             self._refuse(sender, letter, no)
@@ -76,7 +76,7 @@ class Answers:
         except Exception as error:
             # What another host asks must not end this agent; that it could is our mistake, so all of it is told.
             self._counters["answers failed"] += 1
-            self._env.log.error("question not answered", sender=sender, room=letter.room, exc_info=error)
+            self._env.log.error("question not answered", sender=sender, plugin=letter.plugin, exc_info=error)
             self._refuse(sender, letter, Refused(1, f"{self._env.host} failed at it", repr(error), "see its log"))
         else:
             if len(body) > PAGE_BYTES:
@@ -110,7 +110,7 @@ class Answers:
         for question in [question for question, (at_s, _) in self._kept.items() if at_s <= before_s]:
             self._drop(question)
 
-    def _turn_to(self, sender: HostId, letter: Letter, question: Question) -> None:
+    def _turn_to(self, sender: HostId, letter: Envelope, question: Question) -> None:
         known = self._kept.get(question)
         if known is None or letter.page * PAGE_BYTES >= len(known[1]):
             self._counters["pages not kept"] += 1
@@ -119,14 +119,14 @@ class Answers:
             return
         self._page(sender, letter, known[1])
 
-    def _page(self, sender: HostId, letter: Letter, body: bytes) -> None:
+    def _page(self, sender: HostId, letter: Envelope, body: bytes) -> None:
         pages = max(1, -(-len(body) // PAGE_BYTES))
         part = body[letter.page * PAGE_BYTES : (letter.page + 1) * PAGE_BYTES]
         self._reply("answer", sender, letter, part, pages)
 
-    def _refuse(self, sender: HostId, letter: Letter, no: Refused) -> None:
+    def _refuse(self, sender: HostId, letter: Envelope, no: Refused) -> None:
         body = RefusedBody(no.code, no.what[:WORDS_MAX], no.why[:WORDS_MAX], no.next[:WORDS_MAX])
         self._reply("refused", sender, letter, encode(body))
 
-    def _reply(self, kind: Kind, sender: HostId, letter: Letter, body: bytes, pages: int = 1) -> None:
-        self._post(sender, Letter(kind, letter.id, letter.boot, 0, 0, letter.room, body, letter.page, pages))
+    def _reply(self, kind: Kind, sender: HostId, letter: Envelope, body: bytes, pages: int = 1) -> None:
+        self._post(sender, Envelope(kind, letter.id, letter.boot, 0, 0, letter.plugin, body, letter.page, pages))

@@ -1,4 +1,4 @@
-"""Facts on one host: told in order, heard in order, by every room, once."""
+"""Facts on one host: told in order, heard in order, by every plugin, once."""
 
 from collections import deque
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class Bus:
         """Listeners hear in the order in which they came; they handle their own errors."""
         self._listeners.append(listener)
 
-    def tell(self, fact: Fact) -> None:
+    def publish(self, fact: Fact) -> None:
         self._waiting.append(fact)
         if self._telling:
             return

@@ -15,14 +15,14 @@ from typing import Any, get_args
 
 import msgspec
 
-from agent.consensus.service import LeaderSettings
-from agent.output import JobsSettings
+from agent.jobs.output import JobsSettings
+from agent.raft.service import LeaderSettings
 from covey.addresses import ip_port, is_ip
 from covey.core import ID_PATTERN, HostId
 from covey.units import parse_size
 from gossip.service import GossipSettings
-from plugins.base import Room
-from plugins.registry import ROOMS
+from plugins.base import Plugin
+from plugins.registry import PLUGINS
 
 
 class ConfigError(Exception):
@@ -44,8 +44,8 @@ class Top(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Unix sockets; default: $RUNTIME_DIRECTORY, /run/covey for root, $XDG_RUNTIME_DIR/covey or /tmp/covey-UID."""
     advertise: str = ""
     """IP under which other hosts reach this one; default: this host's address towards the seeds (`agent.advertise`)."""
-    rooms: tuple[str, ...] = ()
-    """Which rooms are on; empty: all of them."""
+    plugins: tuple[str, ...] = ()
+    """Which plugins are on; empty: all of them."""
 
 
 class ControlSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,7 +100,7 @@ class Config:
     gpus: GpuSettings
     log: LogSettings
     jobs: JobsSettings
-    rooms: Mapping[str, msgspec.Struct]
+    plugins: Mapping[str, msgspec.Struct]
     """Settings of each room that is switched on, in the registry's order."""
     source: str = ""
     """The file it came from."""
@@ -135,18 +135,18 @@ def load(path: str | None, environ: Mapping[str, str]) -> Config:
 
 
 def parse(
-    tree: dict[str, Any], source: str, environ: Mapping[str, str], rooms: tuple[Room, ...] | None = None
+    tree: dict[str, Any], source: str, environ: Mapping[str, str], plugins: tuple[Plugin, ...] | None = None
 ) -> Config:
     """The checked Config of a parsed file."""
-    known_rooms = {room.name: room for room in (tuple(ROOMS) if rooms is None else rooms)}
-    sections = _SECTIONS | {name: room.settings for name, room in known_rooms.items()}
+    known_plugins = {plugin.name: plugin for plugin in (tuple(PLUGINS) if plugins is None else plugins)}
+    sections = _SECTIONS | {name: plugin.settings for name, plugin in known_plugins.items()}
     top_keys = {key: value for key, value in tree.items() if key not in sections}
     top = _section(Top, top_keys, source, "", others=tuple(sections))
     parts = {name: _section(kind, tree.get(name, {}), source, name) for name, kind in sections.items()}
-    for name in top.rooms:
-        if name not in known_rooms:
-            raise _bad_value(source, "rooms", f"there is no room {name!r}", f"rooms are {_names(known_rooms)}")
-    on = [name for name in known_rooms if not top.rooms or name in top.rooms]
+    for name in top.plugins:
+        if name not in known_plugins:
+            raise _bad_value(source, "plugins", f"there is no plugin {name!r}", f"plugins are {_names(known_plugins)}")
+    on = [name for name in known_plugins if not top.plugins or name in top.plugins]
     name = top.name or _host_name()
     if not re.match(ID_PATTERN, name):
         raise _bad_value(
@@ -173,9 +173,13 @@ def parse(
         gpus=parts["gpus"],
         log=parts["log"],
         jobs=parts["jobs"],
-        rooms={name: parts[name] for name in on},
+        plugins={name: parts[name] for name in on},
         source=source,
     )
+
+
+RENAMED = {"rooms": "plugins"}
+"""Settings at the top of agent.toml under names of before, and what they are called now."""
 
 
 def _section(kind: type[msgspec.Struct], values: Any, source: str, name: str, others: tuple[str, ...] = ()) -> Any:
@@ -185,6 +189,9 @@ def _section(kind: type[msgspec.Struct], values: Any, source: str, name: str, ot
         raise _bad_value(source, name, f"expected a section [{name}]", f"write it as a table: [{name}]")
     fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
     for key in values:
+        if not name and key in RENAMED:
+            was, now = f"{source}: `{key}` is called `{RENAMED[key]}` now", f"write `{RENAMED[key]}` in its place"
+            raise ConfigError(was, "the name changed before the first release; what it means did not", now)
         if key not in fields:
             near = difflib.get_close_matches(key, [*fields, *others], 1, 0.5)
             next_step = f"did you mean `{label}{near[0]}`?" if near else "remove it, or see docs/operations.md"
@@ -195,9 +202,7 @@ def _section(kind: type[msgspec.Struct], values: Any, source: str, name: str, ot
     for key, value in values.items():
         never = value == math.inf and type(None) in get_args(fields[key])  # TOML has no word for nothing
         if isinstance(value, float) and not math.isfinite(value) and not never:
-            raise _bad_value(
-                source, label + key, f"{value} is no number to reckon with", "mend the value and start again"
-            )
+            raise _bad_value(source, label + key, f"{value} is not a finite number", "mend the value and start again")
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
@@ -236,7 +241,7 @@ def _run_dir(environ: Mapping[str, str]) -> str:
 
 
 SOCKET_NAME_BYTES_MAX = 40
-"""Longest name of a socket that a room makes in run_dir."""
+"""Longest name of a socket that a plugin makes in run_dir."""
 
 
 def _checked_run_dir(path: str, source: str) -> str:

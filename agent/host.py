@@ -1,10 +1,10 @@
-"""One agent: the only file that knows gossip, the log, the rooms, links, the bus, the runner and the journal.
+"""One agent: the only file that knows gossip, the log, the plugins, links, the bus, the runner and the journal.
 
-    gossip -> facts -> bus -> rooms            jobs.sock -> frames -> the room that hears them
-    links  -> courier -> rooms, log, reads     HTTP      -> commands of rooms and of the rack's view
+    gossip -> facts -> bus -> plugins            jobs.sock -> frames -> the plugin that hears them
+    links  -> messenger -> plugins, log, reads     HTTP      -> commands of plugins and of the rack's view
 
-`agent.rooms` keeps the rooms apart: one that fails does not take the others down. Everything outside comes through
-`Env`, so the same `HostAgent` runs under the simulator.
+`agent.plugin_runtime` keeps the plugins apart: one that fails does not take the others down. Everything outside comes
+through `Env`, so the same `HostAgent` runs under the simulator.
 """
 
 import asyncio
@@ -14,37 +14,38 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from agent.api.rack_view import AskView, RackView, ViewAnswer
 from agent.bus import Bus
 from agent.config import Config
-from agent.consensus.service import Consensus
-from agent.consensus.service.voters import under_way
-from agent.courier import Courier
-from agent.jobs import JobSocket
-from agent.journal import Journal
-from agent.rackview import Answer, Ask, RackView
-from agent.rooms import Rooms
-from agent.runner import SupervisedRunner
-from agent.standing import Standing, facts_of_hosts
+from agent.event_log import EventLog
+from agent.jobs.jobs_socket import JobSocket
+from agent.jobs.runner import SupervisedRunner
+from agent.plugin_runtime import PluginRuntime
+from agent.raft.service import Consensus
+from agent.raft.service.voters import under_way
+from agent.retained_facts import RetainedFacts, facts_of_hosts
+from agent.rpc import Messenger
 from covey import checked
 from covey.addresses import reached_at
 from covey.core import Fact, HostId, Message
+from covey.errors import Refused
 from covey.ports import Env
 from covey.wire import Frame
-from gossip.service import GossipEvent, GossipService, HostAway, HostDown, HostSuspected, HostUp, NameConflict, Peer
+from gossip.service import GossipEvent, GossipService, HostDown, HostUp, MemberAway, MemberSuspected, NameConflict, Peer
 from plugins import facts
-from plugins.base import Command, JobPeer, Refused, Room, RoomService
+from plugins.base import Command, JobPeer, Plugin, PluginService
 from plugins.facts import Endpoints, HostView
-from plugins.registry import ROOMS
-from plugins.views import RoomHealth, VoterRow, VotersView
+from plugins.registry import PLUGINS
+from plugins.views import PluginHealth, VoterRow, VotersView
 
 _encode = msgspec.msgpack.Encoder().encode
-_asks: msgspec.msgpack.Decoder[Ask | Answer] = msgspec.msgpack.Decoder(Ask | Answer)
+_asks: msgspec.msgpack.Decoder[AskView | ViewAnswer] = msgspec.msgpack.Decoder(AskView | ViewAnswer)
 AGENT, LOG = "agent", "log"
-"""Addressees of letters beside the rooms."""
+"""Addressees of letters beside the plugins."""
 
 
 @runtime_checkable
-class Measured(Protocol):
+class CountedLinks(Protocol):
     """Links that count what happens to them: the real ones."""
 
     @property
@@ -66,17 +67,19 @@ _endpoints = msgspec.msgpack.Decoder(Endpoints)
 class HostAgent:
     """Constructed with ports and configuration; `start`, then it lives, then `stop`."""
 
-    def __init__(self, env: Env, config: Config, gossip_keys: Sequence[bytes], rooms: Sequence[Room] = ROOMS) -> None:
+    def __init__(
+        self, env: Env, config: Config, gossip_keys: Sequence[bytes], plugins: Sequence[Plugin] = PLUGINS
+    ) -> None:
         self.env, self.config, self.id = env, config, config.name
         self.started_wall_s = env.clock.wall_s()
         self.boot = 0
         self.bus = Bus()
-        self.journal = Journal(self.id, env.clock, env.disk)
-        self.standing = Standing()
-        self.rooms_at_work = Rooms(self, rooms)
+        self.event_log = EventLog(self.id, env.clock, env.disk)
+        self.retained = RetainedFacts()
+        self.plugin_runtime = PluginRuntime(self, plugins)
         self.counters: dict[str, int] = {"letters for nobody": 0, "malformed letters": 0}
         self._keys = gossip_keys
-        self._decoders = {room.name: msgspec.msgpack.Decoder(room.messages) for room in rooms}
+        self._decoders = {plugin.name: msgspec.msgpack.Decoder(plugin.messages) for plugin in plugins}
         self._identity_now = Identity(b"", 0)
         self._said_of_voters: dict[HostId, str] = {}
         self.loop_lag_s = 0.0
@@ -86,12 +89,12 @@ class HostAgent:
 
     async def start(self) -> None:
         """OSError or ValueError when this host cannot be an agent (address taken, sick disk), StateRefused when its
-        identity or log cannot be trusted; a failing room does not matter here."""
+        identity or log cannot be trusted; a failing plugin does not matter here."""
         identity = self._identity_now = await self._identity()
         self.boot = identity.boot
-        await self.journal.load()
-        self.courier = Courier(self.env, self.boot, self._boot_of, self.hear, self._answer, self._raw)
-        await self.env.links.open(self.config.control.bind, self.courier.received)
+        await self.event_log.load()
+        self.messenger = Messenger(self.env, self.boot, self._boot_of, self.on_message, self._answer, self._raw)
+        await self.env.links.open(self.config.control.bind, self.messenger.received)
         settings = self.config.gossip
         settings = msgspec.structs.replace(settings, advertise=settings.advertise or self.config.advertise)
         self.gossip = GossipService(self.env, settings, self._keys, identity.uuid, identity.boot, self._gossiped)
@@ -101,17 +104,17 @@ class HostAgent:
         self.consensus = self.log
         self.log.configured = self._voters_changed
         socket_path = f"{self.env.run_dir}/jobs.sock"
-        self.runner = SupervisedRunner(self.env, self.bus.tell, self.config.advertise, socket_path, self.config.jobs)
-        self.jobs = JobSocket(self.env, self.runner, self.bus.tell, self._frame)
+        self.runner = SupervisedRunner(self.env, self.bus.publish, self.config.advertise, socket_path, self.config.jobs)
+        self.jobs = JobSocket(self.env, self.runner, self.bus.publish, self._frame)
         self.runner.on_stopping = self.jobs.say_stopping
         self.rackview = RackView(self)
         self.bus.listen(self._listen)
         control = reached_at(self.env.links.address, self.config.advertise)
-        self.gossip.publish(
+        self.gossip.spread(
             "endpoints", _encode(Endpoints(control, self.env.links.public_key, self.boot, self.config.http.bind))
         )
         await self.gossip.start()
-        await self.rooms_at_work.start()
+        await self.plugin_runtime.start()
         if not self.log.bound:
             self.log.bind(lambda _index, _command: b"", lambda: b"", lambda _state: None)
         await self.log.start()
@@ -119,14 +122,14 @@ class HostAgent:
         await self.jobs.start()
         self.env.spawn("agent: seconds", self._seconds())
         self.env.spawn("agent: peers", self._meet())
-        self.env.log.info("agent started", boot=self.boot, rooms=sorted(self.rooms))
+        self.env.log.info("agent started", boot=self.boot, plugins=sorted(self.plugins))
 
     async def stop(self, leave: bool = True, away_s: int = 0) -> None:
         """Say goodbye (`leave`: others see at once that this host `left`, or is `away` for so many seconds); data
         paths and jobs live on."""
-        await self.rooms_at_work.stop()
+        await self.plugin_runtime.stop()
         with contextlib.suppress(OSError):
-            await self.journal.write()
+            await self.event_log.write()
         await self.jobs.stop()
         await self.runner.stop_up()
         await self.log.stop()
@@ -162,79 +165,81 @@ class HostAgent:
             ) from error
 
     async def next_boot(self) -> int:
-        """A boot number above every one before, durable on return: a room begins anew under it. OSError."""
+        """A boot number above every one before, durable on return: a plugin begins anew under it. OSError."""
         identity = msgspec.structs.replace(self._identity_now, boot=self._identity_now.boot + 1)
         self._identity_now = identity
         await checked.save(self.env.disk, "identity", identity)
         return identity.boot
 
-    # ---- rooms ----
+    # ---- plugins ----
 
     @property
-    def rooms(self) -> Mapping[str, RoomService]:
+    def plugins(self) -> Mapping[str, PluginService]:
         """Those that are on."""
-        return self.rooms_at_work.services
+        return self.plugin_runtime.services
 
     @property
-    def health(self) -> Mapping[str, RoomHealth]:
-        return self.rooms_at_work.health
+    def health(self) -> Mapping[str, PluginHealth]:
+        return self.plugin_runtime.health
 
     def standing_facts(self) -> Sequence[Fact]:
-        """What holds now, for a room that begins late."""
+        """What holds now, for a plugin that begins late."""
         leader = [facts.LeaderChanged(self.log.term, self.log.leader)] if self.log.term else []
         others = [view for view in self.hosts() if view.host != self.id]
-        known = (facts_of_hosts(others), leader, self.standing.facts(), self.runner.facts(), self.jobs.facts())
+        known = (facts_of_hosts(others), leader, self.retained.facts(), self.runner.facts(), self.jobs.facts())
         return [fact for some in known for fact in some]
 
     def _listen(self, fact: Fact) -> None:
         if isinstance(fact, facts.HostGone) and fact.left:
             self.env.links.forget(fact.host)
-        self.standing.hear(fact)
-        self.rooms_at_work.tell(fact)
+        self.retained.on_fact(fact)
+        self.plugin_runtime.publish(fact)
 
     # ---- letters ----
 
-    async def hear(self, sender: HostId, room: str, body: bytes) -> bool:
-        """A letter for a room: whether it was handled. What is malformed or for nobody now is dropped and counted; it
-        may come again, to a room that is on by then. Refused when the room failed at it."""
-        message = self._decoded(room, body)
-        if room not in self.rooms or message is None:
+    async def on_message(self, sender: HostId, plugin: str, body: bytes) -> bool:
+        """A letter for a plugin: whether it was handled. What is malformed or for nobody now is dropped and counted; it
+        may come again, to a plugin that is on by then. Refused when the plugin failed at it."""
+        message = self._decoded(plugin, body)
+        if plugin not in self.plugins or message is None:
             self.counters["letters for nobody"] += 1
             return False
-        await self.rooms_at_work.ask(room, lambda service: service.hear(sender, message))
+        await self.plugin_runtime.ask(plugin, lambda service: service.on_message(sender, message))
         return True
 
-    async def _answer(self, sender: HostId, room: str, body: bytes) -> bytes:
-        if room == AGENT:
+    async def _answer(self, sender: HostId, plugin: str, body: bytes) -> bytes:
+        if plugin == AGENT:
             question = _decode(_asks, body)
-            if not isinstance(question, Ask):
-                raise self._not_understood(room)
+            if not isinstance(question, AskView):
+                raise self._not_understood(plugin)
             return _encode(await self.rackview.answer(question))
-        if room == LOG:
+        if plugin == LOG:
             return await self.log.answer(sender, body)
-        message = self._decoded(room, body)
+        message = self._decoded(plugin, body)
         if message is None:
-            raise self._not_understood(room)
-        return _encode(await self.rooms_at_work.ask(room, lambda service: service.answer(sender, message)))
+            raise self._not_understood(plugin)
+        return _encode(await self.plugin_runtime.ask(plugin, lambda service: service.answer(sender, message)))
 
-    def _not_understood(self, room: str) -> Refused:
-        return Refused(1, f"{self.id} cannot answer", f"its room {room!r} is of another version", "agentctl hosts")
+    def _not_understood(self, plugin: str) -> Refused:
+        return Refused(1, f"{self.id} cannot answer", f"its plugin {plugin!r} is of another version", "agentctl hosts")
 
-    def _decoded(self, room: str, body: bytes) -> Any:
-        decoder = self._decoders.get(room)
+    def _decoded(self, plugin: str, body: bytes) -> Any:
+        decoder = self._decoders.get(plugin)
         message = None if decoder is None else _decode(decoder, body)
         if decoder is not None and message is None:
             self.counters["malformed letters"] += 1
         return message
 
-    def _raw(self, sender: HostId, room: str, body: bytes) -> None:
-        if room == LOG:
+    def _raw(self, sender: HostId, plugin: str, body: bytes) -> None:
+        if plugin == LOG:
             self.log.receive(sender, body)
 
-    async def ask(self, room: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
+    async def ask(self, plugin: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
         body = _encode(question)
-        answer = await (self._answer(to, room, body) if to == self.id else self.courier.ask(room, to, body, deadline_s))
-        decoder: Any = _asks if room == AGENT else self._decoders[room]
+        answer = await (
+            self._answer(to, plugin, body) if to == self.id else self.messenger.ask(plugin, to, body, deadline_s)
+        )
+        decoder: Any = _asks if plugin == AGENT else self._decoders[plugin]
         decoded = _decode(decoder, answer)
         if decoded is None:
             raise Refused(1, f"{to} answered something else", "it may run another version", "upgrade the older host")
@@ -242,36 +247,36 @@ class HostAgent:
         return decoded
 
     def _raft_send(self, to: HostId, data: bytes) -> bool:
-        return self.courier.raw(LOG, to, data)
+        return self.messenger.raw(LOG, to, data)
 
     async def _ask_log(self, to: HostId, data: bytes, deadline_s: float) -> bytes:
-        return await self.courier.ask(LOG, to, data, deadline_s)
+        return await self.messenger.ask(LOG, to, data, deadline_s)
 
     # ---- gossip ----
 
     def _gossiped(self, event: GossipEvent) -> None:
         match event:
             case HostUp():
-                self.bus.tell(facts.HostSeen(event.host))
-            case HostSuspected():
-                self.bus.tell(facts.HostSuspected(event.host, event.by))
-            case HostAway():
-                self.bus.tell(facts.HostAway(event.host, event.for_s))
-                self.journal.note(f"host/{event.host}", "away", f"it restarts, and is back within {event.for_s:g} s")
+                self.bus.publish(facts.HostSeen(event.host))
+            case MemberSuspected():
+                self.bus.publish(facts.HostSuspected(event.host, event.by))
+            case MemberAway():
+                self.bus.publish(facts.HostAway(event.host, event.for_s))
+                self.event_log.note(f"host/{event.host}", "away", f"it restarts, and is back within {event.for_s:g} s")
             case HostDown():
-                self.bus.tell(facts.HostGone(event.host, event.left))
-                self.journal.note(f"host/{event.host}", "left" if event.left else "gone", "said so by gossip")
+                self.bus.publish(facts.HostGone(event.host, event.left))
+                self.event_log.note(f"host/{event.host}", "left" if event.left else "gone", "said so by gossip")
             case NameConflict():
                 why = f"another machine claims to be {event.host}; rename one of them in its agent.toml"
                 self.env.log.error("name conflict", peer=event.host, why=why)
-                self.journal.note(f"host/{event.host}", "name conflict", why)
+                self.event_log.note(f"host/{event.host}", "name conflict", why)
         self._meet_now()
 
     def hosts(self) -> Sequence[HostView]:
         return [_view(peer) for peer in self.gossip.hosts()]
 
-    def publish(self, key: str, value: msgspec.Struct) -> None:
-        self.gossip.publish(key, _encode(value))
+    def spread(self, key: str, value: msgspec.Struct) -> None:
+        self.gossip.spread(key, _encode(value))
 
     def _boot_of(self, host: HostId) -> int:
         """The boot that `host` last gossiped; 0 while nothing is known."""
@@ -299,16 +304,16 @@ class HostAgent:
     async def _seconds(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            self.bus.tell(facts.SecondPassed(self.env.clock.now_s()))
+            self.bus.publish(facts.SecondPassed(self.env.clock.now_s()))
             try:
-                await self.journal.write()
+                await self.event_log.write()
             except OSError as error:
                 self.env.log.error("stories cannot be written", why=str(error))
 
     def _leader_changed(self, term: int, leader: HostId | None) -> None:
-        self.bus.tell(facts.LeaderChanged(term, leader))
+        self.bus.publish(facts.LeaderChanged(term, leader))
         if leader is not None:
-            self.journal.note(f"host/{leader}", "leads", f"elected in term {term}", key=f"term/{term}")
+            self.event_log.note(f"host/{leader}", "leads", f"elected in term {term}", key=f"term/{term}")
 
     def _voters_changed(self) -> None:
         """One line in the story of every host that is concerned."""
@@ -316,15 +321,17 @@ class HostAgent:
         says = dict.fromkeys(now.hosts, "votes") | {now.learner: "learns the log", now.leaving: "is to vote no more"}
         for host in {*self._said_of_voters, *says} - {""}:
             if self._said_of_voters.get(host) != says.get(host):
-                self.journal.note(f"host/{host}", says.get(host, "votes no more"), f"voters are {', '.join(now.hosts)}")
+                self.event_log.note(
+                    f"host/{host}", says.get(host, "votes no more"), f"voters are {', '.join(now.hosts)}"
+                )
         self._said_of_voters = says
 
     # ---- processes of jobs ----
 
     async def _frame(self, peer: JobPeer, frame: Frame) -> None:
-        for name, room in self.rooms_at_work.known.items():
-            if type(frame) in room.frames:
-                await self.rooms_at_work.ask(name, lambda service: service.frame(peer, frame))
+        for name, plugin in self.plugin_runtime.known.items():
+            if type(frame) in plugin.frames:
+                await self.plugin_runtime.ask(name, lambda service: service.frame(peer, frame))
 
     # ---- what HTTP and agentctl ask ----
 
@@ -356,22 +363,22 @@ class HostAgent:
     async def change_voters(self, add: str, remove: str, force: bool) -> str:
         return await self.log.change_voters(add, remove, force)
 
-    def room_commands(self) -> Mapping[str, Command]:
+    def plugin_commands(self) -> Mapping[str, Command]:
         return {
             f"{name}.{command}": self._guarded_command(name, command)
-            for name, service in self.rooms.items()
+            for name, service in self.plugins.items()
             for command in service.commands()
         }
 
     def _guarded_command(self, name: str, command: str) -> Command:
         async def guarded(arguments: Mapping[str, Any]) -> Any:
-            return await self.rooms_at_work.ask(name, lambda service: service.commands()[command](arguments))
+            return await self.plugin_runtime.ask(name, lambda service: service.commands()[command](arguments))
 
         return guarded
 
     @property
     def commands(self) -> Mapping[str, Command]:
-        return {**self.rackview.commands(), "agent.health": self._health, **self.room_commands()}
+        return {**self.rackview.commands(), "agent.health": self._health, **self.plugin_commands()}
 
     async def _health(self, _arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -382,24 +389,24 @@ class HostAgent:
             "hosts_alive": sum(view.state == "alive" for view in self.hosts()),
             "voters": self.log.voters,
             "notes": self.log.changes.notes(self.config.source),
-            "rooms": dict(self.health),
+            "plugins": dict(self.health),
             "log": self.log.trouble,
             "seeds_unknown": dict(self.gossip.seeds_unknown),
         }
 
     def metrics(self) -> Mapping[str, float]:
         found: dict[str, float] = {}
-        for service in self.rooms.values():
+        for service in self.plugins.values():
             found |= service.metrics()
         found |= self.jobs.metrics()
-        found |= self.rooms_at_work.metrics()
+        found |= self.plugin_runtime.metrics()
         links = self.env.links
-        if isinstance(links, Measured):
+        if isinstance(links, CountedLinks):
             found |= links.metrics()
         for source, counters in (
-            ("links", links.counters if isinstance(links, Measured) else {}),
+            ("links", links.counters if isinstance(links, CountedLinks) else {}),
             ("gossip", self.gossip.counters),
-            ("courier", self.courier.counters),
+            ("messenger", self.messenger.counters),
             ("log", self.log.counters),
             ("agent", self.counters),
         ):
@@ -411,7 +418,7 @@ class HostAgent:
 
 
 def _view(peer: Peer) -> HostView:
-    """Gossip's word for a host, as rooms know it."""
+    """Gossip's word for a host, as plugins know it."""
     return HostView(
         host=peer.host,
         state=peer.state,

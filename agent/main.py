@@ -16,21 +16,21 @@ import uvloop
 from agent import keys
 from agent import log as logs
 from agent.advertise import settle
-from agent.bytes import SocketBytes
-from agent.clock import RealClock
+from agent.api.http import HttpApi
 from agent.config import Config, ConfigError, load
-from agent.consensus.disk import FOLDER, DiskRefused, Store
-from agent.consensus.service import voters
-from agent.datagrams import UdpDatagrams
-from agent.disk import DirectoryDisk
-from agent.fake_gpus import simulated_gpus
-from agent.gpus import RealProbes
 from agent.host import HostAgent
-from agent.http import HttpApi
-from agent.links import ZmqLinks
 from agent.locks import StateDirectoryTaken, StateLock
 from agent.notify import Notifier
-from agent.processes import ProgramBase, RealProcesses
+from agent.ports.bytes import SocketBytes
+from agent.ports.clock import RealClock
+from agent.ports.datagrams import UdpDatagrams
+from agent.ports.disk import DirectoryDisk
+from agent.ports.fake_gpus import simulated_gpus
+from agent.ports.gpus import RealProbes
+from agent.ports.links import ZmqLinks
+from agent.ports.processes import ProgramBase, RealProcesses
+from agent.raft.disk import FOLDER, DiskRefused, Store
+from agent.raft.service import voters
 from agent.tasks import Tasks
 from covey.addresses import ip_port
 from covey.checked import StateRefused
@@ -42,9 +42,9 @@ FORCED_EXIT_S = 5.0
 LOG_RESERVE_BYTES = 32 << 20
 """Set aside on disk for the log: hours of it, in which somebody may make room."""
 LEAVE_S = FORCED_EXIT_S - 1
-"""Of that, to say goodbye, one after the other: the HTTP doors (`agent.http`), the rooms (`agent.rooms`), the log
-(`agent.consensus.service`: a successor, then a write under way), gossip. Each has a limit of its own, so that a room
-that hangs does not keep the others from being told that this host leaves."""
+"""Of that, to say goodbye, one after the other: the HTTP doors (`agent.api.http`), the plugins
+(`agent.plugin_runtime`), the log (`agent.raft.service`: a successor, then a write under way), gossip. Each has a limit
+of its own, so that a plugin that hangs does not keep the others from being told that this host leaves."""
 LAG_PERIOD_S = 0.1
 STATUS_PERIOD_S = 5.0
 COLLECT_AFTER = (50_000, 20, 100)
@@ -155,7 +155,7 @@ class Daemon:
         failed = [name for name, health in agent.health.items() if health.state == "failed"]
         leader += f"; {agent.log.trouble}" if agent.log.trouble else ""
         return f"{alive} {'host' if alive == 1 else 'hosts'} alive, {leader}" + (
-            f", FAILED rooms: {', '.join(failed)}" if failed else ""
+            f", FAILED plugins: {', '.join(failed)}" if failed else ""
         )
 
 
@@ -183,8 +183,8 @@ def check(config: Config) -> None:
         settled = runner.run(settle(config, UdpDatagrams()))
         began = os.path.isdir(os.path.join(config.state_dir, FOLDER))
         told = runner.run(log_differs(config)) if began else ""
-    on = ", ".join(config.rooms)
-    print(f"agentd: {config.source} is good: host {config.name} at {settled.config.advertise}, rooms {on}")
+    on = ", ".join(config.plugins)
+    print(f"agentd: {config.source} is good: host {config.name} at {settled.config.advertise}, plugins {on}")
     if told:
         print(f"agentd: {told}")
     for seed, why in settled.unknown.items():

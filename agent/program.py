@@ -3,7 +3,7 @@
 The agent hands over a `ProgramStart` on standard input: where this host's files are, and the program's own
 configuration. The program gets ports like the agent's (all but control links), runs until its work is over or SIGTERM
 comes, and writes JSON lines to its log. Only what the named program needs is imported: a supervisor is up in a fraction
-of the time that all rooms would take.
+of the time that all plugins would take.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from typing import IO, Any
 
 import msgspec
 
-from agent.bytes import SocketBytes
-from agent.clock import RealClock
-from agent.datagrams import UdpDatagrams
-from agent.disk import DirectoryDisk
-from agent.gpus import RealProbes
-from agent.processes import LOADED_FD, ProgramBase, ProgramStart, RealProcesses
+from agent.ports.bytes import SocketBytes
+from agent.ports.clock import RealClock
+from agent.ports.datagrams import UdpDatagrams
+from agent.ports.disk import DirectoryDisk
+from agent.ports.gpus import RealProbes
+from agent.ports.processes import LOADED_FD, ProgramBase, ProgramStart, RealProcesses
 from agent.tasks import Tasks
 from covey.core import HostId
-from covey.ports import Address, Env, Log
+from covey.ports import Address, Env, Logger
 from plugins.base import Program
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -37,14 +37,14 @@ SECRETS = ("key", "secret", "token", "password")
 
 
 def program_named(name: str) -> Program:
-    """KeyError when no room has it. Rooms are imported only if it is none of the agent's own."""
+    """KeyError when no plugin has it. Plugins are imported only if it is none of the agent's own."""
     if name == "supervisor":
-        from agent.supervisor import PROGRAM
+        from agent.jobs.supervisor import PROGRAM
 
         return PROGRAM
-    from plugins.registry import ROOMS
+    from plugins.registry import PLUGINS
 
-    return {program.name: program for room in ROOMS for program in room.programs}[name]
+    return {program.name: program for plugin in PLUGINS for program in plugin.programs}[name]
 
 
 class JsonLog:
@@ -101,7 +101,7 @@ class NoLinks:
         """Nothing is open."""
 
 
-def real_env(base: ProgramBase, log: Log, tasks: Tasks, probes: RealProbes, disk: DirectoryDisk) -> Env:
+def real_env(base: ProgramBase, log: Logger, tasks: Tasks, probes: RealProbes, disk: DirectoryDisk) -> Env:
     """A program's ports on this machine."""
     return Env(
         host=HostId(base.host),
@@ -120,7 +120,7 @@ def real_env(base: ProgramBase, log: Log, tasks: Tasks, probes: RealProbes, disk
     )
 
 
-async def run(program: Program, base: ProgramBase, config: Any, log: Log) -> int:
+async def run(program: Program, base: ProgramBase, config: Any, log: Logger) -> int:
     """Exit status: 0 when the work is over or SIGTERM came, 1 when it failed."""
     loop = asyncio.get_running_loop()
     failed: list[BaseException] = []

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from covey.ports import Log
+from covey.ports import Logger
 
 
 class Tasks:
     """`Env.spawn` for a real process. `fatal` hears of an exception that nobody else handled."""
 
-    def __init__(self, log: Log, fatal: Callable[[str, BaseException], None]) -> None:
+    def __init__(self, log: Logger, fatal: Callable[[str, BaseException], None]) -> None:
         self._log, self._fatal = log, fatal
         self._tasks: set[asyncio.Task[Any]] = set()
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from cli.sim import aggregators
-from cli.sim.aggregators_jobs import Workload
-from cli.sim.report import Progress, Report
 from plugins.aggregator.policy.pools import POOL_HOSTS
+from sim import aggregators
+from sim.aggregators_jobs import Workload
+from sim.report import Progress, Report
 
 SEEDS = range(1, 6)
 PHILLY = Path(__file__).parent / "traces" / "philly_vc_ee9e8c.csv.gz"

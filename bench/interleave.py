@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from cli.sim import group_memory, groups
-from cli.sim.group_cluster import Outcome
-from cli.sim.group_memory import Load
-from cli.sim.group_ways import Setting, alone, grouped, isolated, thrown_best
-from cli.sim.group_workload import PROFILED_ON, Job, arriving, bursting, leaning, workload
-from cli.sim.report import Cell, Figure, Progress, Report, Series, Table
 from covey.core import JobId
 from plugins.interleave.machine.groups import PRINTED
 from plugins.interleave.policy.exhaustive import exhaustive
-from plugins.interleave.policy.model import Profile, Weights, iteration_s
+from plugins.interleave.policy.model import JobProfile, Weights, iteration_s
 from plugins.interleave.policy.schedule import schedule
+from sim import group_memory, groups
+from sim.group_cluster import Outcome
+from sim.group_memory import Load
+from sim.group_strategies import Setting, alone, grouped, isolated, thrown_best
+from sim.group_workload import PROFILED_ON, Job, arriving, bursting, leaning, workload
+from sim.report import Cell, Figure, Progress, Report, Series, Table
 
 WEIGHTS = Weights()
 SEEDS = (301, 302, 303, 304, 305)
@@ -280,7 +280,7 @@ def spilled(progress: Progress) -> Report:
     notes = (
         f"the best fixed share takes {best:.1f} s, shares that walk {took:.1f} s; the paper: 52.9 and 44.3 s",
         f"iterations as long as the paper's there: {BARE_S:g} s if memory were no concern",
-        "memory as modelled (cli/sim/group_memory.py), not measured",
+        "memory as modelled (sim/group_memory.py), not measured",
     )
     line = Series("iteration", [n / 10 for n in range(11)], [float(row[1] or 0) for row in rows[:-1]])
     figure = Figure("groups-spilled", "Seconds of a group's iteration", "share on disk", "seconds", (line,))
@@ -335,8 +335,8 @@ def _options(seed: int) -> argparse.Namespace:
     return options
 
 
-def made(count: int, rng: random.Random, on: int = 16) -> list[Profile]:
-    return [Profile(JobId(f"j{n + 1}"), on * rng.uniform(10, 120), rng.uniform(5, 60)) for n in range(count)]
+def made(count: int, rng: random.Random, on: int = 16) -> list[JobProfile]:
+    return [JobProfile(JobId(f"j{n + 1}"), on * rng.uniform(10, 120), rng.uniform(5, 60)) for n in range(count)]
 
 
 def many(progress: Progress) -> Report:

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from cli.sim import jobs as simulator
-from cli.sim.jobs import Plan, plan_of
-from cli.sim.report import Cell, Figure, Progress, Report, Series, Table
-from cli.sim.trace import Trace, read_trace
 from plugins.scheduler.policy.rules import COVEY
+from sim import jobs as simulator
+from sim.jobs import Plan, plan_of
+from sim.report import Cell, Figure, Progress, Report, Series, Table
+from sim.trace import Trace, read_trace
 
 TRACES = Path(__file__).parent / "traces"
 OWN_TRACES = "COVEY_TRACES"

@@ -8,11 +8,10 @@ from typing import Any
 from unittest import mock
 
 from agent.main import settle_collector
-from cli.sim.report import Cell, Progress, Report, Table
 from covey.core import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine import queue as queue_of_jobs
-from plugins.scheduler.machine.leader import Leader, Look, RackHost
+from plugins.scheduler.machine.leader import Leader, RackHost, ScheduleTick
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import (
     Applied,
@@ -31,7 +30,8 @@ from plugins.scheduler.messages.commands import (
 )
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.place import place
-from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.settings import SchedulerSettings
+from sim.report import Cell, Progress, Report, Table
 
 HOSTS, EACH = 1250, 8
 QUOTAS = {"red": 3000, "blue": 2500, "green": 2000, "grey": 1000, "teal": 500}
@@ -46,7 +46,7 @@ class Rack:
     def __init__(self, waiting: int, dice: random.Random) -> None:
         self.dice = dice
         self.queue = Queue()
-        self.settings = Settings(quotas=QUOTAS)
+        self.settings = SchedulerSettings(quotas=QUOTAS)
         self.leader = Leader(self.queue, self.settings)
         self.rack = tuple(RackHost(HostId(f"h{number:04}"), EACH) for number in range(HOSTS))
         self.free = {host.host: [f"{host.host}.{gpu}" for gpu in range(EACH)] for host in self.rack}
@@ -75,7 +75,7 @@ class Rack:
     def look(self, after_s: float = 0.05) -> list[Command]:
         self.now_s += after_s
         began = time.process_time()
-        said = [action.command for action in self.leader.handle(Look(self.rack, 1.0), self.now_s)]
+        said = [action.command for action in self.leader.handle(ScheduleTick(self.rack, 1.0), self.now_s)]
         spent = time.process_time() - began
         kinds = {type(command) for command in said}
         what = (
@@ -184,7 +184,7 @@ def steady(waiting: int, looks: int, dice: random.Random, progress: Callable[[fl
             progress(done / looks)
         leads = Leader(rack.queue, rack.settings)
         began = time.process_time()
-        leads.handle(Look(rack.rack, 1.0), rack.now_s)
+        leads.handle(ScheduleTick(rack.rack, 1.0), rack.now_s)
         anew = time.process_time() - began
     times = rack.times
     found = {"all": [spent for part in times.values() for spent in part], **times}

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from cli.sim import memory_racks, memory_reports
-from cli.sim.memory import AGES_S
-from cli.sim.memory_reports import Setting
-from cli.sim.report import Progress, Report
+from sim import memory_racks, memory_reports
+from sim.memory import AGES_S
+from sim.memory_reports import Setting
+from sim.report import Progress, Report
 
 EXPERIMENTS: dict[str, Callable[[Progress], Report]] = {
     "memory-cluster": lambda progress: memory_reports.cluster(Setting(), progress),

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from cli.sim import sharing, sharing_reports
-from cli.sim.report import Progress, Report
 from plugins.sharing.policy.interference import TOLERANCE
+from sim import sharing, sharing_reports
+from sim.report import Progress, Report
 
 TRACES = [Path(__file__).parent / "traces" / f"tiresias480r_seed{seed}.csv.gz" for seed in range(1, 6)]
 """480 jobs each, rebuilt from the text of the Tiresias paper (bench/traces/README.md)."""

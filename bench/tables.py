@@ -20,9 +20,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from cli.sim import output  # noqa: E402
-from cli.sim.main import Shown  # noqa: E402
-from cli.sim.report import Progress, Report  # noqa: E402
+from sim import output  # noqa: E402
+from sim.main import Shown  # noqa: E402
+from sim.report import Progress, Report  # noqa: E402
 
 RESULTS = HERE / "results"
 Experiment = Callable[[Progress], Report]

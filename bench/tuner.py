@@ -3,9 +3,9 @@ of unequal hosts against all assignments, with its time."""
 
 from collections.abc import Callable
 
-from cli.sim import tuner
-from cli.sim.report import Progress, Report
 from plugins.tuner.machine import BATCHES_MIN
+from sim import tuner
+from sim.report import Progress, Report
 
 NOISE = 0.1
 

@@ -4,16 +4,16 @@ nothing else.
     status 3, identity      deletes it and starts the agent: a new host under its old name
     status 3, the log       moves the folder away and starts the agent; the others bring it back
     status 4                the same
-    the memory room is off  ends slabd and every vold of the host, deletes the record, restarts the agent
+    the memory plugin is off  ends slabd and every vold of the host, deletes the record, restarts the agent
 
 Whoever plays a story with damaged files has one; without, an agent that refused stays down, as under systemd.
 """
 
 from typing import TYPE_CHECKING
 
-from agent.consensus.disk import FOLDER
-from chaos.host import SimHost
-from chaos.world import World
+from agent.raft.disk import FOLDER
+from chaos.world.host import SimHost
+from chaos.world.world import World
 from plugins.memory.service.record import FILE as MEMORY
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Administrator:
                 self._begin_memory_anew(host)
 
     def must_help(self, name: str) -> bool:
-        """Is the memory room of this host off, since its record is damaged?"""
+        """Is the memory plugin of this host off, since its record is damaged?"""
         agent = self.rack.agents.get(name)
         health = agent.health.get("memory") if agent is not None and name in self.rack.alive() else None
         return health is not None and health.state == "failed" and f"{MEMORY} is damaged" in health.why

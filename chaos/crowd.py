@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from chaos.world import World
-from covey.core import HostId, SetTimer, Tell
-from gossip.machine import Gossip, Heard, Started
-from gossip.membership.messages import Record
+from chaos.world.world import World
+from covey.core import HostId, Publish, SetTimer
+from gossip.machine import DatagramHeard, Gossip, GossipStarted
+from gossip.membership.messages import MemberRecord
 from gossip.packet import budget
-from gossip.words import DATAGRAM_BYTES, GossipSettings, HostDown, Say, Sender
+from gossip.types import DATAGRAM_BYTES, GossipSettings, HostDown, SendDatagram, Sender
 
 
 def names(count: int) -> list[HostId]:
@@ -50,40 +50,41 @@ class GossipCrowd:
             self.hosts[name] = GossipHost(name, ip, machine)
             self.by_address[f"{ip}:7946"] = self.hosts[name]
         records = tuple(
-            Record(host.name, host.machine.me.uuid, 1, 0, host.address, 0, HostId("")) for host in self.hosts.values()
+            MemberRecord(host.name, host.machine.me.uuid, 1, 0, host.address, 0, HostId(""))
+            for host in self.hosts.values()
         )
         first = records[:1]
         for host in self.hosts.values():
             known = tuple(record for record in (first if join else records) if record.host != host.name)
-            self.world.at(rng.uniform(0, 1.0), self._timer(host, Started(host.address, known)))
+            self.world.at(rng.uniform(0, 1.0), self._timer(host, GossipStarted(host.address, known)))
 
-    def feed(self, host: GossipHost, event: Any) -> None:
+    def dispatch(self, host: GossipHost, event: Any) -> None:
         if not host.up:
             return
         self.events += 1
         for action in host.machine.handle(event, self.world.now):
             match action:
-                case Say():
+                case SendDatagram():
                     self._say(host, action)
                 case SetTimer():
                     self.world.at(self.world.now + action.after_s, self._timer(host, action.event))
-                case Tell():
+                case Publish():
                     if isinstance(action.fact, HostDown):
                         about = self.told_down.setdefault(action.fact.host, {})
                         about.setdefault(host.name, self.world.now)
                         self.world.mark("down", host.name, action.fact.host)
 
     def _timer(self, host: GossipHost, event: Any) -> Callable[[], None]:
-        return lambda: self.feed(host, event)
+        return lambda: self.dispatch(host, event)
 
-    def _say(self, host: GossipHost, say: Say) -> None:
+    def _say(self, host: GossipHost, say: SendDatagram) -> None:
         target = self.by_address.get(say.to)
         network = self.world.network
         self.packets += 1
         if target is None or not network.open(host.name, target.name) or network.lost(host.name, target.name):
             return
-        heard = Heard(host.machine.me, host.address, say.messages)
-        self.world.at(self.world.now + network.delay_s(host.name, target.name), lambda: self.feed(target, heard))
+        heard = DatagramHeard(host.machine.me, host.address, say.messages)
+        self.world.at(self.world.now + network.delay_s(host.name, target.name), lambda: self.dispatch(target, heard))
 
     def kill(self, name: HostId) -> None:
         self.hosts[name].up = False

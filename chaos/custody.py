@@ -15,10 +15,10 @@ that no lender was asked to hold is acknowledged by the disk alone, unsynced as 
 from collections.abc import Collection, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from chaos.disk import SimDisk
-from chaos.host import SimHost, SimProcess
 from chaos.pager import Oracle, version_of
-from chaos.world import World
+from chaos.world.disk import SimDisk
+from chaos.world.host import SimHost, SimProcess
+from chaos.world.world import World
 from plugins.memory.datapath.backing import Backing
 from plugins.memory.datapath.vold import control_name, prefix
 
@@ -208,7 +208,7 @@ class Custody:
         """Who holds slabs of this volume now, by the lenders' own word; who took one back; who is out of reach."""
         now: dict[int, set[str]] = {}
         for name in self.rack.hosts:
-            memory = self.rack.room(name, "memory")
+            memory = self.rack.plugin(name, "memory")
             if memory is None:  # its slab process lives on without it
                 for index, lenders in volume.lenders.items():
                     if name in lenders and self.rack.hosts[name].find("slabd") and self._counts_on(volume, index, name):
@@ -218,7 +218,7 @@ class Custody:
                 if (lent.borrower, lent.slab.volume) == (volume.host.name, volume.oracle.volume):
                     now.setdefault(lent.slab.index, set()).add(name)
         serves = any(p.name == volume.process and not p.loop.paused for p in volume.host.processes.values())
-        speaks = serves and self.rack.room(volume.host.name, "memory") is not None
+        speaks = serves and self.rack.plugin(volume.host.name, "memory") is not None
         for index, lenders in list(volume.lenders.items()):
             for lender in lenders - now.get(index, set()):
                 if not speaks or lender in volume.apart:
@@ -229,7 +229,7 @@ class Custody:
     def _alone(self, volume: Volume, page: int) -> bool:
         """Is the slab of this page without a link now, as the volume's own agent knows: closed, lost, or to be opened
         again? What is written there is on the disk alone, also while a lender has not heard yet that it may forget."""
-        memory = self.rack.room(volume.host.name, "memory")
+        memory = self.rack.plugin(volume.host.name, "memory")
         known = None if memory is None else memory.borrowing.machine.volumes.get(volume.oracle.volume)
         slab = None if known is None else known.slabs[page * volume.oracle.page_bytes // self.slab_bytes]
         return slab is not None and slab.next is None and not slab.is_served
@@ -237,7 +237,7 @@ class Custody:
     def _counts_on(self, volume: Volume, index: int, lender: str) -> bool:
         """Does the volume's own agent, if it runs, still hold on to this lender? Once it has closed a place, what is
         written there afterwards is on the disk alone."""
-        memory = self.rack.room(volume.host.name, "memory")
+        memory = self.rack.plugin(volume.host.name, "memory")
         known = None if memory is None else memory.borrowing.machine.volumes.get(volume.oracle.volume)
         slab = None if known is None else known.slabs[index]
         return slab is None or lender in (*slab.hosts(), *slab.left.values())

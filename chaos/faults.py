@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from chaos.disk import Trap
+from chaos.world.disk import Trap
 from covey.units import GIB
 
 if TYPE_CHECKING:
-    from chaos.host import SimProcess
-    from chaos.world import World
+    from chaos.world.host import SimProcess
+    from chaos.world.world import World
 
 SIGKILL, SIGTERM, SIGSTOP, SIGCONT = 9, 15, 19, 18
 

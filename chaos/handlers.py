@@ -2,7 +2,7 @@
 
     covey-chaos soak --handlers          plays stories as ever, and then says which handlers nobody entered
 
-`python -m chaos.handlers` installs an import hook before anything of ours is loaded, and goes on as `covey-chaos`. The
+`python -m chaos.watched` installs an import hook before anything of ours is loaded, and goes on as `covey-chaos`. The
 hook compiles our modules with one statement more at the head of each handler, which notes the handler in a set: exact,
 and without a tracer it costs nothing elsewhere. A handler is named by file, function and what it catches, so that its
 name outlives other changes of the file.
@@ -21,12 +21,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+
+from chaos import PRODUCT
 
 ROOT = Path(__file__).parent.parent
 LISTED = "chaos/handlers.toml"
-OURS = ("covey", "gossip", "plugins", "agent")
-"""Packages whose handlers count."""
 SHARE = 0.9
 """Of the handlers that are not listed with a reason, entered by a soak of 300 CPU seconds."""
 NOTE = "__entered__"
@@ -37,7 +36,7 @@ entered: set[str] = set()
 
 
 def named(tree: ast.Module, file: str) -> Iterator[tuple[str, ast.ExceptHandler]]:
-    """Every handler of a module and its name, such as `agent/disk.py DirectoryDisk.read: FileNotFoundError`."""
+    """Every handler of a module and its name, such as `agent/ports/disk.py DirectoryDisk.read: FileNotFoundError`."""
     times: Counter[str] = Counter()
 
     def inside(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[str, ast.ExceptHandler]]:
@@ -81,7 +80,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] not in OURS:
+        if fullname.partition(".")[0] not in PRODUCT:
             return None
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(fullname, path, target)
@@ -94,7 +93,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 def install() -> None:
     """From now on modules of ours are loaded with notes. RuntimeError when some were loaded before."""
-    before = sorted(name for name in sys.modules if name.partition(".")[0] in OURS)
+    before = sorted(name for name in sys.modules if name.partition(".")[0] in PRODUCT)
     if before:
         raise RuntimeError(f"{', '.join(before[:3])} were loaded before their handlers could be watched")
     setattr(builtins, NOTE, entered.add)
@@ -119,16 +118,3 @@ def report(root: Path = ROOT) -> tuple[str, bool]:
         f"are not listed with a reason ({len(reasons)} are)"
     )
     return "\n".join(lines), share >= SHARE
-
-
-def main() -> Any:
-    install()
-    # found in sys.modules as what it is called everywhere else, or its sets would exist twice
-    sys.modules["chaos.handlers"] = sys.modules["__main__"]
-    from chaos.main import main as play
-
-    return play()
-
-
-if __name__ == "__main__":
-    main()

@@ -8,13 +8,13 @@ from time to time. They see everything at once, as no host can: what every agent
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agent.consensus.machine.raft import Role
-from chaos.host import SimProcess
-from chaos.loop import HostLoop
-from chaos.world import Invariant, World
+from agent.raft.machine.raft import Role
+from chaos.world.host import SimProcess
+from chaos.world.loop import HostLoop
+from chaos.world.world import Invariant, World
 from covey.core import JobId
+from covey.errors import Refused
 from covey.ports import Command
-from plugins.base import Refused
 
 if TYPE_CHECKING:
     from chaos.rackworld import SimRack
@@ -103,7 +103,7 @@ class MachinesHold:
 def machines_of(agent: Any) -> list[Any]:
     """Everything with `handle` and `check` that the agent's parts hold."""
     found: list[Any] = []
-    for part in (getattr(agent, "gossip", None), getattr(agent, "log", None), *getattr(agent, "rooms", {}).values()):
+    for part in (getattr(agent, "gossip", None), getattr(agent, "log", None), *getattr(agent, "plugins", {}).values()):
         for held in [] if part is None else vars(part).values():
             kind = _kinds.get(type(held)) or _kind(type(held))
             if kind.machine:
@@ -115,7 +115,7 @@ def machines_of(agent: Any) -> list[Any]:
 
 
 class _Kind(NamedTuple):
-    """Of the objects of one type: is it a machine, and is it a part of a room that may hold machines?"""
+    """Of the objects of one type: is it a machine, and is it a part of a plugin that may hold machines?"""
 
     machine: bool
     may_hold: bool
@@ -135,10 +135,10 @@ def _kind(of: type) -> _Kind:
     return _kinds[of]
 
 
-class RoomsLive:
-    """No room of any agent failed, unless a disk did, or it waits for the administrator."""
+class PluginsLive:
+    """No plugin of any agent failed, unless a disk did, or it waits for the administrator."""
 
-    name, every_s = "no room fails", 1.0
+    name, every_s = "no plugin fails", 1.0
 
     def __init__(self, rack: "SimRack") -> None:
         self.rack = rack
@@ -146,18 +146,18 @@ class RoomsLive:
     def check(self, world: World) -> None:
         person = self.rack.administrator
         for name in self.rack.alive():
-            for room, health in self.rack.agents[name].health.items():
-                if room == "memory" and person is not None and person.must_help(name):
+            for plugin, health in self.rack.agents[name].health.items():
+                if plugin == "memory" and person is not None and person.must_help(name):
                     continue
                 sick = "OSError" in health.why or "Errno" in health.why
-                assert health.state != "failed" or sick, f"{room} of {name} failed: {health.why}"
+                assert health.state != "failed" or sick, f"{plugin} of {name} failed: {health.why}"
 
 
 class WorkloadsRight:
     """What the users' programs check by themselves: exact sums, no acknowledged page lost."""
 
     name, every_s = "workloads saw nothing wrong", 0.0
-    after = "births"
+    after = "process_count"
 
     def __init__(self, rack: "SimRack") -> None:
         self.rack = rack
@@ -194,15 +194,15 @@ class GpusExclusive:
     """A GPU never runs ranks of two grants at once, and a rank never runs twice under one grant."""
 
     name, every_s = "a GPU belongs to one grant", 0.0
-    after = "births"
+    after = "process_count"
 
     def __init__(self, rack: "SimRack") -> None:
         self._births = -1
 
     def check(self, world: World) -> None:
-        if world.births == self._births:
+        if world.process_count == self._births:
             return
-        self._births = world.births
+        self._births = world.process_count
         owner: dict[str, Rank] = {}
         running: dict[tuple[str, int, int], str] = {}
         for rank in ranks_of(world):
@@ -221,15 +221,15 @@ class RanksOnce:
     to be kept (`on_lost`) is not placed elsewhere, so this holds for it too."""
 
     name, every_s = "a rank lives once", 0.0
-    after = "births"
+    after = "process_count"
 
     def __init__(self, rack: "SimRack") -> None:
         self._births = -1
 
     def check(self, world: World) -> None:
-        if world.births == self._births:
+        if world.process_count == self._births:
             return
-        self._births = world.births
+        self._births = world.process_count
         alive: dict[tuple[str, int], Rank] = {}
         for rank in ranks_of(world):
             other = alive.setdefault((rank.job, rank.rank), rank)
@@ -245,16 +245,16 @@ class QuotaHeld:
     upgraded."""
 
     name, every_s = "no tenant runs more than its quota", 0.0
-    after = "births"
+    after = "process_count"
 
     def __init__(self, rack: "SimRack", quotas: dict[str, int]) -> None:
         self.rack, self.quotas = rack, quotas
         self._births = -1
 
     def check(self, world: World) -> None:
-        if world.births == self._births:
+        if world.process_count == self._births:
             return
-        self._births = world.births
+        self._births = world.process_count
         used: dict[str, int] = {}
         for rank in ranks_of(world):
             if rank.job_class != "opportunistic" or self._upgraded(rank.job):
@@ -264,8 +264,8 @@ class QuotaHeld:
             assert quota is None or gpus <= quota, f"tenant {tenant} runs {gpus} GPUs, its quota is {quota}"
 
     def _upgraded(self, job: str) -> bool:
-        rooms = [self.rack.room(name, "scheduler") for name in self.rack.alive()]
-        known = [room.queue.jobs.get(job) for room in rooms if room is not None]
+        plugins = [self.rack.plugin(name, "scheduler") for name in self.rack.alive()]
+        known = [plugin.queue.jobs.get(job) for plugin in plugins if plugin is not None]
         return any(found is not None and found.counts for found in known)
 
 
@@ -280,8 +280,10 @@ class FencedRanksEnd:
         self._since: dict[tuple[str, int], float] = {}
 
     def check(self, world: World) -> None:
-        rooms = [self.rack.room(name, "scheduler") for name in self.rack.alive()]
-        newest = max((room.queue for room in rooms if room is not None), key=lambda queue: queue.index, default=None)
+        plugins = [self.rack.plugin(name, "scheduler") for name in self.rack.alive()]
+        newest = max(
+            (plugin.queue for plugin in plugins if plugin is not None), key=lambda queue: queue.index, default=None
+        )
         if newest is None:
             return
         still: dict[tuple[str, int], float] = {}
@@ -333,7 +335,7 @@ class JobsKnown:
 
     def check(self, world: World) -> None:
         for name in self.rack.alive():
-            scheduler = self.rack.room(name, "scheduler")
+            scheduler = self.rack.plugin(name, "scheduler")
             for id, at_s in [] if scheduler is None else self.rack.accepted.items():
                 if id in scheduler.queue.jobs or world.now <= at_s + scheduler.settings.current_s + HEARTBEAT_S:
                     continue
@@ -354,7 +356,7 @@ class SlabsExclusive:
     def check(self, world: World) -> None:
         holders: dict[tuple[Any, ...], str] = {}
         for name in self.rack.alive():
-            memory = self.rack.room(name, "memory")
+            memory = self.rack.plugin(name, "memory")
             for lent in [] if memory is None else memory.lending.machine.lent.values():
                 if lent.state in ("lent", "evicting"):
                     key = (lent.borrower, lent.slab.volume, lent.slab.index, lent.slab.epoch)
@@ -363,16 +365,16 @@ class SlabsExclusive:
 
 
 def invariants_for(rack: "SimRack") -> list[Invariant]:
-    """All that can be looked at in a rack with these rooms."""
+    """All that can be looked at in a rack with these plugins."""
     found: list[Invariant] = [
         OneLeaderPerTerm(rack),
         LogsAgree(rack),
         MachinesHold(rack),
-        RoomsLive(rack),
+        PluginsLive(rack),
         WorkloadsRight(rack),
     ]
-    rooms = {room.name for room in rack.rooms}
-    if "scheduler" in rooms:
+    plugins = {plugin.name for plugin in rack.plugins}
+    if "scheduler" in plugins:
         found += [
             GpusExclusive(rack),
             RanksOnce(rack),
@@ -381,6 +383,6 @@ def invariants_for(rack: "SimRack") -> list[Invariant]:
             GangsWhole(rack),
             JobsKnown(rack),
         ]
-    if "memory" in rooms:
+    if "memory" in plugins:
         found.append(SlabsExclusive(rack))
     return found

@@ -5,7 +5,7 @@ the same on all hosts: the least and the greatest value that is accepted, or, wh
 outlast every soak, one that somebody might plausibly choose. What was drawn is printed when the story begins, and what
 a story waits for follows the settings that decide it (`patience_s`).
 
-`quotas`, addresses, names and files are the rack's own and are no knobs; `rooms` and `serve` switch off what stories
+`quotas`, addresses, names and files are the rack's own and are no knobs; `plugins` and `serve` switch off what stories
 look at. A greatest time is left out where it means "for ever" to whoever waits for the rack to be whole again.
 """
 

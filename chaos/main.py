@@ -170,7 +170,7 @@ def _soak(options: argparse.Namespace) -> int:
     handlers no worlds, and instead of the swarm one with mischief, people or strangers."""
     if options.handlers and not handlers.installed():
         sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "chaos.handlers", *sys.argv[1:]])
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "chaos.watched", *sys.argv[1:]])
     worlds = [] if options.story or options.handlers else stories_of_worlds()
     apart = (*stories_of_worlds(), "swarm", *(MIXED if options.handlers else ["mischief"]))
     names = [options.story] if options.story else [name for name in held_stories() if name not in apart]

@@ -12,18 +12,18 @@ from typing import Any
 import msgspec
 
 from chaos.crowd import names
-from chaos.world import World
-from covey.core import Heard, HostId, Message, Note, Send, SetTimer, Undelivered
+from chaos.world.world import World
+from covey.core import Heard, HostId, LogEvent, Message, Send, SetTimer, Undelivered
 from covey.ports import MemoryNow
 from covey.units import GIB, MIB
 from plugins.memory.machine import borrower_events as b
 from plugins.memory.machine import lender as le
 from plugins.memory.machine.borrower import Borrower
 from plugins.memory.machine.lender import Lender
-from plugins.memory.machine.slab import Place
+from plugins.memory.machine.slab import SlabPlace
 from plugins.memory.messages import CheckActivity, Evict, FreeMem, MrInfo, SlabRef
 from plugins.memory.policy.lending import Headroom
-from plugins.memory.policy.placement import HOT_SLAB, Peer
+from plugins.memory.policy.placement import HOT_SLAB, LenderPeer
 
 SLAB = 64 * MIB
 PAGE = 4096
@@ -44,7 +44,7 @@ class MemoryHost:
         """What the host's own programs use: everything but headroom and so many slabs."""
         self.store: dict[tuple[HostId, Any], bytes] = {}
         """(borrower, slab) -> secret: what the slab process holds."""
-        self.open: dict[tuple[str, int, int], Place] = {}
+        self.open: dict[tuple[str, int, int], SlabPlace] = {}
         """(volume, index, epoch) -> place: what the volume process has open."""
         self.requests: dict[str, list[int]] = {self.volume: [0] * slabs}
         self.up = True
@@ -68,7 +68,7 @@ class MemoryCrowd:
         }
         for name in self.hosts:
             world.add_host(name)
-        self._peers: tuple[Peer, ...] = ()
+        self._peers: tuple[LenderPeer, ...] = ()
         for host in self.hosts.values():
             self._soon(self.rng.uniform(0, 1), self._begin, host)
         world.at(1.0, self._gossip)
@@ -81,15 +81,15 @@ class MemoryCrowd:
     def _gossip(self) -> None:
         """Every two seconds everybody hears what everybody could lend: as stale as gossip is."""
         self._peers = tuple(
-            Peer(host.name, "alive" if host.up else "gone", host.lender.spare_bytes() // SLAB or None)
+            LenderPeer(host.name, "alive" if host.up else "gone", host.lender.spare_bytes() // SLAB or None)
             for host in self.hosts.values()
         )
         self.world.at(self.world.now + 2.0, self._gossip)
 
     def _second(self, host: MemoryHost) -> None:
         if host.up:
-            self.lender(host, le.SecondPassed(host.memory(), 0))
-            self.borrower(host, b.SecondPassed(host.requests, self._peers))
+            self.lender(host, le.LenderTick(host.memory(), 0))
+            self.borrower(host, b.BorrowerTick(host.requests, self._peers))
         self.world.at(self.world.now + 1.0, lambda: self._second(host))
 
     # ---- feeding and performing --------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class MemoryCrowd:
                 case b.CloseSlab():
                     host.open.pop((action.volume, action.index, action.epoch), None)
                     self._soon(0.01, feed, b.SlabClosed(action.volume, action.index, action.epoch))
-                case Note():
+                case LogEvent():
                     self.world.mark("note", host.name, f"{action.subject} {action.event}")
                 case _:
                     raise TypeError(f"unknown action {action}")
@@ -188,7 +188,7 @@ class MemoryCrowd:
                     del host.open[volume, index, epoch]
                     failed = b.SlabFailed(volume, index, epoch, "connection reset")
                     self._soon(self.rng.uniform(0.1, 5), self._feeder(host), failed)
-            self._soon(self.rng.uniform(5, 9), self._feeder(host), b.HostLost(name))
+            self._soon(self.rng.uniform(5, 9), self._feeder(host), b.LenderLost(name))
 
     def press(self, name: HostId, more_bytes: int) -> None:
         """A host's own programs need memory."""

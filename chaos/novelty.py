@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from chaos import faults
-from chaos.world import World
+from chaos.world.world import World
 
 if TYPE_CHECKING:
     from chaos.rackworld import SimRack
@@ -63,7 +63,7 @@ def signature(rack: "SimRack") -> int:
 
 def _memory(rack: "SimRack", name: str) -> list[str]:
     """Slabs borrowed and lent here, and how far the leases of those are."""
-    memory = rack.room(name, "memory")
+    memory = rack.plugin(name, "memory")
     if memory is None:
         return []
     now_s, lender = rack.hosts[name].clock.now_s(), memory.lending.machine
@@ -74,7 +74,7 @@ def _memory(rack: "SimRack", name: str) -> list[str]:
 
 def _scheduler(rack: "SimRack", name: str) -> list[str]:
     """Jobs as this copy of the log has them, and how far the leases of ranks here are."""
-    scheduler = rack.room(name, "scheduler")
+    scheduler = rack.plugin(name, "scheduler")
     if scheduler is None:
         return []
     now_s = rack.hosts[name].clock.boot_s()
@@ -90,8 +90,8 @@ def _left(left_s: float, whole_s: float) -> str:
 
 def _gangs(rack: "SimRack") -> list[str]:
     """What gangs do, and what befell them before, by one copy of the log."""
-    rooms = [room for room in (rack.room(name, "scheduler") for name in rack.hosts) if room is not None]
-    live = rooms[0].queue.live() if rooms else []
+    plugins = [plugin for plugin in (rack.plugin(name, "scheduler") for name in rack.hosts) if plugin is not None]
+    live = plugins[0].queue.live() if plugins else []
     return sorted({f"{_GANG.get(job.state, job.state)} {_before(job)}" for job in live})
 
 

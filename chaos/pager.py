@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from covey import headers, remote
+from covey import headers, volumewire
 from covey.frames import pack, read_frame
 from covey.headers import Op, Request, Status
 from covey.ports import ByteStream, Command, Env
@@ -147,7 +147,7 @@ class VolumeClient:
         if self._stream is None:
             self.at = at = await self.attach()
             stream = await self.env.bytes.connect(f"unix:{at.path.removeprefix('unix:')}")
-            await stream.write(remote.pack_hello(at.token))
+            await stream.write(volumewire.pack_hello(at.token))
             data = bytearray(headers.WELCOME_BYTES)
             await stream.read_into(memoryview(data))
             if headers.welcome(data).status is not Status.OK:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.workload import AgentLink
 from covey.core import JobId
+from covey.errors import NoLeader, OutcomeUnknown, Refused
 from covey.ports import Command, Env
 from covey.rounds import Superseded
 from covey.tensorstream import TensorStream
-from plugins.base import NoLeader, OutcomeUnknown, Refused
 
 if TYPE_CHECKING:
     from chaos.rackworld import SimRack
@@ -121,7 +121,7 @@ class People:
         command = self.rng.choice(
             (
                 "agent.hosts",
-                "agent.gpus",
+                "agent.ports.gpus",
                 "agent.rack_slabs",
                 "agent.rack_volumes",
                 "agent.rack_tensors",

@@ -2,12 +2,12 @@
 
 A file `chaos/mutants/<area>/<slug>.toml` says which text of which file is replaced by what:
 
-    file = "agent/consensus/disk.py"
+    file = "agent/raft/disk.py"
     find = '''text that occurs exactly once in that file'''
     replace = '''text with the bug'''
     why = "One sentence: what goes wrong for users."
     hosts = "one"              # or "several": it takes several hosts to see it
-    tests = ["tests/agent/consensus/test_disk.py::test_name"]
+    tests = ["tests/agent/raft/test_disk.py::test_name"]
     story = "volume_killed"    # instead of tests, or besides them: a story of the simulator
     seeds = "1-20"
     harmless = "..."           # instead of a check: why nobody can notice it

@@ -30,7 +30,7 @@ import msgspec
 from chaos.planted import ROOT, Mutant, problems, with_bug
 from chaos.story import known_stories
 
-PACKAGES = ("covey", "gossip", "plugins", "agent", "cli", "chaos")
+PACKAGES = ("covey", "gossip", "plugins", "agent", "cli", "sim", "chaos")
 COPIED = (*PACKAGES, "tests", "docs", "bench", "examples", "systemd", "pyproject.toml", "Makefile", "README.md")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info", "results")
 WORKERS_MAX = 2

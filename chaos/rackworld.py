@@ -1,4 +1,4 @@
-"""A whole simulated rack: on every host the real `HostAgent` with all its rooms, on simulated ports.
+"""A whole simulated rack: on every host the real `HostAgent` with all its plugins, on simulated ports.
 
     SimRack(seed, hosts=4) -> start() -> settle() -> submit(...), attach a volume, strike faults -> heal() -> check
 
@@ -13,24 +13,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agent.config import Config, parse
-from agent.consensus.machine.raft import Raft
 from agent.host import HostAgent
-from agent.supervisor import PROGRAM as SUPERVISOR
+from agent.jobs.supervisor import PROGRAM as SUPERVISOR
+from agent.raft.machine.raft import Raft
 from chaos import faults
 from chaos.administrator import Administrator
 from chaos.custody import Custody
-from chaos.host import SimHost, SimProcess
 from chaos.invariants import LogsAgree, OneLeaderPerTerm, invariants_for
 from chaos.knobs import patience_s
 from chaos.pager import QUICK, Oracle, Pace, pager, reader
 from chaos.people import bungler, writer
 from chaos.workload import ring, sleeper, trainer
-from chaos.world import World
+from chaos.world.host import SimHost, SimProcess
+from chaos.world.world import World
 from covey.core import HostId, JobId, Message
+from covey.errors import NoLeader, OutcomeUnknown, Refused
 from covey.ports import Env
 from covey.units import parse_size
-from plugins.base import NoLeader, OutcomeUnknown, Program, Refused, Room
-from plugins.registry import ROOMS
+from plugins.base import Plugin, Program
+from plugins.registry import PLUGINS
 
 SETTLE_S = 30.0
 """Within which a rack that nothing disturbs sees all its hosts and has a leader."""
@@ -39,8 +40,8 @@ SMALL_SLABS: Tree = {"slab": "64 KiB", "page": "4 KiB", "spill_queue": "1 MiB", 
 """A volume of 1 MiB then has 16 slabs, which turn hot within seconds."""
 
 
-def programs_of(rooms: Sequence[Room]) -> Callable[[], Mapping[str, Program]]:
-    found = {SUPERVISOR.name: SUPERVISOR} | {program.name: program for room in rooms for program in room.programs}
+def programs_of(plugins: Sequence[Plugin]) -> Callable[[], Mapping[str, Program]]:
+    found = {SUPERVISOR.name: SUPERVISOR} | {program.name: program for plugin in plugins for program in plugin.programs}
     return lambda: found
 
 
@@ -54,17 +55,17 @@ class SimRack:
         *,
         gpus: int = 2,
         log: Callable[[str], None] | None = None,
-        rooms: Sequence[Room] = ROOMS,
+        plugins: Sequence[Plugin] = PLUGINS,
         settings: Tree | None = None,
         quotas: Mapping[str, int] | None = None,
         story: str = "",
         watched: bool = True,
     ) -> None:
-        self.world = World(seed, log=log, programs=programs_of(rooms))
+        self.world = World(seed, log=log, programs=programs_of(plugins))
         self.world.replay = f"covey-chaos sim --seed {seed} --hosts {hosts}" + (f" --story {story}" if story else "")
         self.rng = random.Random(f"{seed}/story")
         """For the story's own choices."""
-        self.rooms = rooms
+        self.plugins = plugins
         self.agents: dict[str, HostAgent] = {}
         """The newest agent of every host, alive or not."""
         self.wrong: list[str] = []
@@ -104,11 +105,11 @@ class SimRack:
                 "control": {"bind": f"{host.ip}:7947"},
                 "leader": {"voters": voters},
             }
-            if any(room.name == "memory" for room in rooms):
+            if any(plugin.name == "memory" for plugin in plugins):
                 tree["memory"] = dict(SMALL_SLABS)
             for section, values in (settings or {}).items():
                 tree[section] = tree.get(section, {}) | values
-            if self.quotas and any(room.name == "scheduler" for room in rooms):
+            if self.quotas and any(plugin.name == "scheduler" for plugin in plugins):
                 tree["scheduler"] = {"quotas": self.quotas} | tree.get("scheduler", {})
             self.trees[name] = tree
             self.configure(name, {})
@@ -128,11 +129,11 @@ class SimRack:
         tree = self.trees[name]
         for section, values in sections.items():
             tree[section] = tree.get(section, {}) | values
-        self.hosts[name].main = self._main(self.hosts[name], parse(tree, name, {}, tuple(self.rooms)), self.keys)
+        self.hosts[name].main = self._main(self.hosts[name], parse(tree, name, {}, tuple(self.plugins)), self.keys)
 
     def _main(self, host: SimHost, config: Config, keys: list[bytes]) -> Callable[[Env], Any]:
         async def main(env: Env) -> int:
-            agent = self.agents[host.name] = HostAgent(env, config, keys, self.rooms)
+            agent = self.agents[host.name] = HostAgent(env, config, keys, self.plugins)
             if host.agent is not None:
                 host.agent.loop.agent_moved = self._log_moved(agent)
             try:
@@ -166,7 +167,7 @@ class SimRack:
 
     def saw_wrong(self, what: str) -> None:
         self.wrong.append(what)
-        self.world.births += 1
+        self.world.process_count += 1
 
     def log_begins_anew(self) -> None:
         """Every voter's log is gone: terms and indices are counted from the beginning again."""
@@ -274,16 +275,16 @@ class SimRack:
         return moved
 
     def failed(self) -> list[str]:
-        """Hosts whose agent runs with a room that failed."""
+        """Hosts whose agent runs with a plugin that failed."""
         return [
             name
             for name in self.alive()
             if any(health.state == "failed" for health in self.agents[name].health.values())
         ]
 
-    def room(self, name: str, room: str) -> Any:
-        """A room's service on a host whose agent runs; None otherwise."""
-        return self.agents[name].rooms.get(room) if self._runs(self.hosts[name]) and self.began(name) else None
+    def plugin(self, name: str, plugin: str) -> Any:
+        """A plugin's service on a host whose agent runs; None otherwise."""
+        return self.agents[name].plugins.get(plugin) if self._runs(self.hosts[name]) and self.began(name) else None
 
     # ---- asking the agents -------------------------------------------------------------------------------------------
 
@@ -303,7 +304,7 @@ class SimRack:
         """What `agentctl` would get from this host: runs the world until the answer is there. Refused, NoLeader,
         OutcomeUnknown pass; TimeoutError when there is none."""
         if command not in self.agents[name].commands:
-            raise TimeoutError(f"the room that answers {command} does not run on {name} now")
+            raise TimeoutError(f"the plugin that answers {command} does not run on {name} now")
         answered: list[Any] = []
         agent, process = self.agents[name], self.hosts[name].agent
         assert process is not None
@@ -322,7 +323,7 @@ class SimRack:
             raise answered[0]
         return answered[0]
 
-    def ask_as(self, asks: str, host: str, room: str, question: Message, within_s: float = 5.0) -> Any:
+    def ask_as(self, asks: str, host: str, plugin: str, question: Message, within_s: float = 5.0) -> Any:
         """What one agent answers another one; None when it refuses, or does not answer in time."""
         answered: list[Any] = []
         agent, process = self.agents[asks], self.hosts[asks].agent
@@ -330,7 +331,7 @@ class SimRack:
 
         async def call() -> None:
             try:
-                answered.append(await agent.rooms[room].host.ask(room, HostId(host), question, within_s))
+                answered.append(await agent.plugins[plugin].host.ask(plugin, HostId(host), question, within_s))
             except (Refused, TimeoutError):
                 answered.append(None)
 

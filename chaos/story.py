@@ -10,21 +10,22 @@ import pkgutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
 import msgspec
 
-from chaos import knobs, stories
+from chaos import knobs
 from chaos.novelty import Seen
 from chaos.rackworld import SimRack
-from chaos.world import Broken, Enough
+from chaos.world.world import Broken, Enough
 from covey.core import JobId
 
 WHOLE_S = 90.0
 """After `heal`, within which all hosts see each other and one leader."""
-ROOMS_S = 60.0
-"""After that, within which every room is on again: the longest pause before another try, and a start."""
+PLUGINS_S = 60.0
+"""After that, within which every plugin is on again: the longest pause before another try, and a start."""
 OVER_S = 240.0
 """After `heal`, within which all jobs are over: a lost host is waited for (60 s) before its job is placed again."""
 QUIET_S = 30.0
@@ -58,7 +59,7 @@ class Told(msgspec.Struct, frozen=True):
 def known_stories() -> dict[str, Story]:
     """Name -> function: every module of `chaos.stories` has a `play`, and maybe `SETTINGS`, sections of agent.toml; or
     it has `WORLDS`, machines alone, and is told by its seed only."""
-    names = sorted(module.name for module in pkgutil.iter_modules(stories.__path__))
+    names = sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).with_name("stories"))]))
     return {name: getattr(_module(name), "play", partial(_worlds, name)) for name in names}
 
 
@@ -158,7 +159,7 @@ def ended(rack: SimRack, jobs: Mapping[JobId, tuple[str, ...]], over_s: float = 
     rack.heal()
     rack.run(2.0)
     rack.settle(WHOLE_S)
-    rack.until(lambda: not rack.failed(), ROOMS_S, "every room that a sick disk stopped is on again")
+    rack.until(lambda: not rack.failed(), PLUGINS_S, "every plugin that a sick disk stopped is on again")
     rack.until(
         lambda: all(_state(rack, job) in STATES_OVER for job in jobs), over_s, f"all of {', '.join(jobs)} are over"
     )
@@ -169,7 +170,7 @@ def ended(rack: SimRack, jobs: Mapping[JobId, tuple[str, ...]], over_s: float = 
             10.0,
             f"all hosts tell the same of {job}, now {seen}",
         )
-        job_now = rack.room(next(iter(rack.hosts)), "scheduler").queue.jobs[job]
+        job_now = rack.plugin(next(iter(rack.hosts)), "scheduler").queue.jobs[job]
         assert job_now.state in allowed, f"{job} is {job_now.state} ({job_now.reason}), expected {' or '.join(allowed)}"
     rack.until(lambda: not leftovers(rack), QUIET_S, "nothing is left of jobs that are over" + _what_is_left(rack))
     not_stale(rack)
@@ -178,7 +179,7 @@ def ended(rack: SimRack, jobs: Mapping[JobId, tuple[str, ...]], over_s: float = 
 def _state(rack: SimRack, job: JobId, on: str | None = None) -> str:
     """A job's state as a host's copy of the log has it."""
     for name in [on] if on else list(rack.hosts):
-        scheduler = rack.room(name, "scheduler")
+        scheduler = rack.plugin(name, "scheduler")
         if scheduler is not None:
             known = scheduler.queue.jobs.get(job)
             return "unknown" if known is None else str(known.state)
@@ -193,7 +194,7 @@ def leftovers(rack: SimRack) -> list[str]:
             short = process.name.partition("/")[2]
             if short.startswith("sup-") or "COVEY_EPOCH" in getattr(host.commands.get(process.id.pid), "env", {}):
                 found.append(process.name)
-        scheduler = rack.room(name, "scheduler")
+        scheduler = rack.plugin(name, "scheduler")
         if scheduler is not None:
             found += [f"{name} holds GPUs for {hold.job}" for hold in scheduler.ranks.reservations.all()]
     return found

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from agent.letters import Letter
-from agent.rackview import Answer
-from chaos.host import SimHost
+from agent.api.rack_view import ViewAnswer
+from agent.envelope import Envelope
 from chaos.people import People
-from covey import headers, remote
+from chaos.world.host import SimHost
+from covey import headers, volumewire
 from covey.core import HostId, Message
 from covey.frames import pack, read_frame
 from covey.handshake import CHALLENGE_BYTES, NONCE_BYTES, parse_challenge, proof_of_client
@@ -140,8 +140,8 @@ class Strangers:
             assert oracle is not None
             at = await attached(env, path, oracle.volume, oracle.size_bytes)
             stream = await env.bytes.connect(f"unix:{at.path.removeprefix('unix:')}")
-            hello = remote.pack_hello(at.token)
-            older = hello.replace(remote.MAGIC, remote.MAGIC[:-1] + b"1")
+            hello = volumewire.pack_hello(at.token)
+            older = hello.replace(volumewire.MAGIC, volumewire.MAGIC[:-1] + b"1")
             await stream.write(env.rng.choice((hello, hello, older, hello[:5], bytes(len(hello)))))
             data = bytearray(headers.WELCOME_BYTES)
             await stream.read_into(memoryview(data))
@@ -153,7 +153,7 @@ class Strangers:
 
     def _borrower(self, host: SimHost) -> None:
         """Of a slab that this host lends: of another version, or with the right secret and wrong requests."""
-        memory = self.rack.room(host.name, "memory")
+        memory = self.rack.plugin(host.name, "memory")
         lent = [] if memory is None else list(memory.lending.machine.lent.values())
         if not lent or not memory.lending.machine.address:
             return
@@ -163,7 +163,7 @@ class Strangers:
             stream = await env.bytes.connect(address)
             ref = slab.slab
             nonce = env.entropy(NONCE_BYTES)
-            hello = slabwire.pack_hello(slabwire.Hello(str(slab.borrower), ref.volume, ref.index, ref.epoch, nonce))
+            hello = slabwire.pack_hello(slabwire.SlabHello(str(slab.borrower), ref.volume, ref.index, ref.epoch, nonce))
             other = (slabwire.MAGIC[:-1] + b"9", slabwire.MAGIC, slabwire.MAGIC, b"\0" * 8)
             hello = env.rng.choice(other) + hello[8:]
             if env.rng.random() < 0.3:
@@ -187,21 +187,21 @@ class Strangers:
         agent = self.rack.agents[host.name]
         to = HostId(self.rng.choice([name for name in self.rack.hosts if name != host.name]))
         body = self.rng.choice((NEWER, NO_MESSAGE, b"", self.rng.randbytes(30)))
-        room = self.rng.choice(("log", "agent", "memory", "scheduler", "aggregator", "tomorrow"))
+        plugin = self.rng.choice(("log", "agent", "memory", "scheduler", "aggregator", "tomorrow"))
         kind = self.rng.choice(("raw", "send", "ask", "refused", "answer", "link", "command", "gossip", "datagram"))
         process = host.agent
         assert process is not None
         match kind:
             case "raw":
-                agent.courier.raw(room, to, body)
+                agent.messenger.raw(plugin, to, body)
             case "send" | "ask" | "refused" | "answer":
-                agent.courier._post(to, Letter(kind, self.rng.randrange(1, 200), agent.boot, 0, 0, room, body))
+                agent.messenger._post(to, Envelope(kind, self.rng.randrange(1, 200), agent.boot, 0, 0, plugin, body))
             case "link":
                 agent.env.links.send(to, body or NEWER)
             case "datagram":
                 process.loop.call_soon(self._datagram, agent.gossip, f"{self.rack.hosts[to].ip}:7946", body)
             case "gossip":
-                process.loop.call_soon(agent.gossip.publish, "health", body[:200])
+                process.loop.call_soon(agent.gossip.spread, "health", body[:200])
             case _:
                 process.spawn("a newer command", self._command(agent, body))
 
@@ -238,16 +238,16 @@ async def attached(env: Env, path: str, volume: str, size_bytes: int) -> VolumeA
 
 def newer_answers(rack: "SimRack", name: str) -> None:
     """From now on some answers of this host's agent are of a version to come."""
-    answers, rng = rack.agents[name].courier._answers, rack.rng
+    answers, rng = rack.agents[name].messenger._answers, rack.rng
     answer, post = answers._answer, answers._post
 
-    async def garbled(sender: HostId, room: str, body: bytes) -> bytes:
-        right = await answer(sender, room, body)
-        if room == "agent" and rng.random() < 0.5:
-            return rng.choice((NEWER, msgspec.msgpack.encode(Answer(b"[tomorrow]"))))
+    async def garbled(sender: HostId, plugin: str, body: bytes) -> bytes:
+        right = await answer(sender, plugin, body)
+        if plugin == "agent" and rng.random() < 0.5:
+            return rng.choice((NEWER, msgspec.msgpack.encode(ViewAnswer(b"[tomorrow]"))))
         return right if rng.random() >= GARBLED else rng.choice((NEWER, NO_MESSAGE, b""))
 
-    def posted(to: HostId, letter: Letter) -> bool:
+    def posted(to: HostId, letter: Envelope) -> bool:
         newer = letter.kind == "refused" and rng.random() < 0.5
         return post(to, msgspec.structs.replace(letter, body=NEWER) if newer else letter)
 
@@ -285,7 +285,7 @@ GARBAGE: tuple[Callable[[bytes], bytes], ...] = (
     lambda noise: _frame(NO_MESSAGE),
     lambda noise: _frame(noise)[:-5],
     lambda noise: struct.pack("<I", 0xFFFFFFFF),
-    lambda noise: remote.pack_hello(noise[:32].ljust(32, b"\0")),
-    lambda noise: remote.MAGIC[:-1] + b"1" + bytes(32),
+    lambda noise: volumewire.pack_hello(noise[:32].ljust(32, b"\0")),
+    lambda noise: volumewire.MAGIC[:-1] + b"1" + bytes(32),
     lambda noise: b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
 )

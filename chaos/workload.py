@@ -127,9 +127,9 @@ class AgentLink:
 
     def lost(self, epoch: int, why: str) -> None:
         """The aggregator of this epoch cannot be used."""
-        self.env.spawn("aggregator lost", self.say(AggregatorLost(epoch, why)))
+        self.env.spawn("aggregator lost", self.send(AggregatorLost(epoch, why)))
 
-    async def say(self, frame: AggregatorLost | Stepped) -> None:
+    async def send(self, frame: AggregatorLost | Stepped) -> None:
         """At once if the agent is there; a lost aggregator is said again when it is back."""
         if isinstance(frame, AggregatorLost):
             self._lost = frame
@@ -193,5 +193,5 @@ async def _train(env: Env, agent: AgentLink, tensors: TensorStream, rounds_wante
         if found != right:
             wrong(f"{agent.job} rank {agent.rank} round {number}: parameters {found[:4]}, expected {right[:4]}")
             return 4
-        await agent.say(Stepped(number, took_s, took_s, 0.0, {"round": float(number)}))
+        await agent.send(Stepped(number, took_s, took_s, 0.0, {"round": float(number)}))
     return 0

@@ -25,7 +25,7 @@ OK, FAILED, USAGE, NOT_FOUND, REFUSED, NO_AGENT, TOO_LATE, IMPOSSIBLE, TRY_AGAIN
 SYSTEM_SOCKET = "/run/covey/agent.sock"
 RACK_FILE = ".rack/rack.json"
 ANSWER_S = 25.0
-"""How long to wait for an answer, seconds: longer than an agent waits for its rooms, so that its words arrive."""
+"""How long to wait for an answer, seconds: longer than an agent waits for its plugins, so that its words arrive."""
 KNOCK_S = (0.2, 2.0)
 """How long to wait for a sign of life from each of several agents: first round, second round (a busy machine)."""
 CONNECT_S = 0.8

@@ -66,7 +66,7 @@ def give_up(context: Context, words: Sequence[str]) -> int:
 
 
 def note(host: dict[str, object]) -> str:
-    failed, suspected_by = host["rooms_failed"], host["suspected_by"]
+    failed, suspected_by = host["plugins_failed"], host["suspected_by"]
     parts = [f"suspected by {suspected_by}"] if suspected_by else []
     if host["state"] == "away":
         parts.append(f"back within {format_seconds(float(str(host.get('away_s', 0))))}")

@@ -29,7 +29,7 @@ NOUNS = {
     "volumes": (LOOK, "remote memory volumes and their traffic"),
     "tensors": (LOOK, "whose gradients are summed where"),
     "leader": (LOOK, "who leads, and since when"),
-    "status": (LOOK, "the answering agent and its rooms"),
+    "status": (LOOK, "the answering agent and its plugins"),
     "submit": (ACT, "start a job: agentctl submit --workers 4 -- python train.py"),
     "cancel": (ACT, "end a job"),
     "wait": (ACT, "wait for a job and return its exit code"),

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent import procfs
+from agent.ports import procfs
 
 POLL_S = 0.05
 

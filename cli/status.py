@@ -1,4 +1,4 @@
-"""The answering agent: since when it runs, whether its rooms work, and whether it knows a leader."""
+"""The answering agent: since when it runs, whether its plugins work, and whether it knows a leader."""
 
 import argparse
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(context: Context) -> int:
-    """1 when a room has failed."""
+    """1 when a plugin has failed."""
     answer = context.agent.get("status")
-    rooms = answer.data.get("rooms", {})
-    failed = any(room["state"] == "failed" for room in rooms.values())
+    plugins = answer.data.get("plugins", {})
+    failed = any(plugin["state"] == "failed" for plugin in plugins.values())
     if context.json:
         context.say_json(answer.whole)
         return int(failed)
@@ -34,15 +34,15 @@ def run(context: Context) -> int:
     ]
     context.say(pairs([*rows, *(("note", note) for note in answer.data.get("notes", []))], context.paint))
     context.say()
-    lines = [(name, room["state"], _why(room)) for name, room in sorted(rooms.items())]
-    context.say(table(("ROOM", "STATE", "WHY"), lines, (), context.paint))
+    lines = [(name, plugin["state"], _why(plugin)) for name, plugin in sorted(plugins.items())]
+    context.say(table(("PLUGIN", "STATE", "WHY"), lines, (), context.paint))
     return int(failed)
 
 
-def _why(room: Mapping[str, Any]) -> str:
+def _why(plugin: Mapping[str, Any]) -> str:
     """Why it failed, and what comes next."""
-    if room["state"] != "failed":
-        return str(room["why"])
-    again_s = room.get("again_s")
+    if plugin["state"] != "failed":
+        return str(plugin["why"])
+    again_s = plugin.get("again_s")
     then = "restart the agent once it is mended" if again_s is None else f"starts again every {again_s:g} s or so"
-    return f"{room['why']}; {then}"
+    return f"{plugin['why']}; {then}"

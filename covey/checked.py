@@ -5,7 +5,7 @@
 The body is one msgpack value of a Struct. The checksum finds what a disk, a file system or a person changed; it does
 not find an older copy, which whoever owns the file must be able to bear. What becomes of a damaged file its owner
 decides: `Damaged` says what is wrong, and is never taken for an empty file. The log has frames and checksums of its own
-(`agent.consensus.disk`), pages and their index as well (`plugins.memory.datapath.backing`).
+(`agent.raft.disk`), pages and their index as well (`plugins.memory.datapath.backing`).
 """
 
 import struct

@@ -353,7 +353,7 @@ class JobClient:
         self._answered.set()
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Before Joined: not admitted. After it: an answer to our question; a room's next word comes by itself."""
+        """Before Joined: not admitted. After it: an answer to our question; a plugin's next word comes by itself."""
         if self._joined:
             if refusal.what == GRACE_KEPT:
                 self._grace_kept = refusal

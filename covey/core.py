@@ -25,11 +25,12 @@ A_co = TypeVar("A_co", covariant=True)
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """What crosses the network between two hosts. Subclasses (`frozen=True` again) stand in a room's `messages.py`."""
+    """What crosses the network between two hosts. Subclasses (`frozen=True` again) stand in a plugin's
+    `messages.py`."""
 
 
-class Fact(msgspec.Struct, frozen=True, tag=True):
-    """What one room tells the others on the same host, past tense (`JobStarted`). Told in order, heard in order."""
+class Fact(msgspec.Struct, frozen=True):
+    """What one plugin tells the others on the same host, past tense (`JobStarted`). Told in order, heard in order."""
 
 
 class Heard(msgspec.Struct, frozen=True):
@@ -62,13 +63,13 @@ class SetTimer(msgspec.Struct, Generic[E], frozen=True):
     event: E
 
 
-class Tell(msgspec.Struct, frozen=True):
-    """Action: tell the other rooms of this host."""
+class Publish(msgspec.Struct, frozen=True):
+    """Action: tell the other plugins of this host."""
 
     fact: Fact
 
 
-class Note(msgspec.Struct, frozen=True):
+class LogEvent(msgspec.Struct, frozen=True):
     """Action: add a line to the story of `subject` (job, `slab/VOLUME/N`, `volume/NAME`, host), for `agentctl why`."""
 
     subject: str

@@ -35,7 +35,7 @@ class Clock(Protocol):
         """Seconds of a core that the calling thread has used; always 0 in the simulator, where work takes no time."""
 
 
-class Log(Protocol):
+class Logger(Protocol):
     """A structlog logger bound to one host. `event` is a fixed phrase; what varies goes into fields."""
 
     def debug(self, event: str, **fields: Any) -> Any: ...
@@ -65,7 +65,7 @@ class Datagrams(Protocol):
 
 class Links(Protocol):
     """Control messages between hosts: authenticated, encrypted, **at most once and lost silently** (reliability.md 4).
-    FIFO per peer within one connection. `agent/courier` puts ids, acknowledgements, retries and duplicates on top."""
+    FIFO per peer within one connection. `agent/messenger` puts ids, acknowledgements, retries and duplicates on top."""
 
     @property
     def address(self) -> Address: ...
@@ -249,8 +249,8 @@ class Env:
     entropy: Callable[[int], bytes]
     """Unpredictable bytes, for keys, tokens and nonces."""
     spawn: Callable[[str, Coroutine[Any, Any, Any]], object]
-    """Run a coroutine as a named task that is kept, cancelled at shutdown, and whose exception stops its room."""
-    log: Log
+    """Run a coroutine as a named task that is kept, cancelled at shutdown, and whose exception stops its plugin."""
+    log: Logger
     datagrams: Datagrams
     links: Links
     bytes: Bytes

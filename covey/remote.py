@@ -16,7 +16,6 @@ threads and take turns. Standard library and msgspec only: it runs inside traini
 import contextlib
 import os
 import socket
-import struct
 import threading
 import time
 from types import TracebackType
@@ -27,18 +26,8 @@ import msgspec
 from covey import frames, headers, wire
 from covey.headers import Op, Request, Status, Welcome, WireError
 from covey.units import format_size, parse_size
+from covey.volumewire import REQUEST_PAGES_MAX, SPOKEN, pack_hello
 
-MAGIC = b"coveyvl3"
-"""The last byte is the version of the protocol. Version 1 had a WELCOME of its own and no word for other versions;
-version 2 gave no reason for what failed."""
-TOKEN_BYTES = 32
-_HELLO = struct.Struct(f"<8s{TOKEN_BYTES}s")
-HELLO_BYTES = _HELLO.size
-REQUEST_PAGES_MAX = 256
-"""Pages in one request."""
-OPERATIONS = {Op.READ: REQUEST_PAGES_MAX, Op.WRITE: REQUEST_PAGES_MAX, Op.DISCARD: REQUEST_PAGES_MAX, Op.FLUSH: 0}
-"""What a volume does, and of how many pages at once. The pages follow a WRITE, and the reply to a READ."""
-_SPOKEN = f"version {MAGIC[-1:].decode()} of the protocol is spoken here"
 ANSWER_S = 60.0
 """Longest wait for one answer; a volume whose process just started first asks its lenders what they hold, and says
 after half of this time that one does not answer."""
@@ -47,31 +36,6 @@ RECONNECT_S = 60.0
 PAUSE_S = 0.1
 
 F = TypeVar("F", bound=wire.Frame)
-
-
-class OtherVersion(WireError):
-    """A hello of this protocol in another version. The text says what to do, for `agentctl why`."""
-
-
-def pack_hello(token: bytes) -> bytes:
-    return _HELLO.pack(MAGIC, token)
-
-
-def hello(data: bytes | bytearray) -> bytes:
-    """The token. OtherVersion when it is the hello of another version, WireError when it is none."""
-    headers.expect("hello", data, HELLO_BYTES)
-    magic, token = _HELLO.unpack(data)
-    if magic == MAGIC:
-        return bytes(token)
-    if magic[:-1] != MAGIC[:-1]:
-        raise WireError("not a volume connection")
-    theirs, ours = magic[-1:].decode("ascii", "replace"), MAGIC[-1:].decode()
-    step = (
-        "install the covey-job of this agent where it runs"
-        if magic < MAGIC
-        else "end this process (SIGTERM): the agent starts its own"
-    )
-    raise OtherVersion(f"it speaks version {theirs} of the volume protocol, this process {ours}; {step}")
 
 
 # ---- the job's end ---------------------------------------------------------------------------------------------------
@@ -260,7 +224,7 @@ class RemoteMemory:
             stream.sendall(pack_hello(self._at.token))
             found = _hear_welcome(stream)
             if found.status is Status.VERSION:
-                what, why = f"cannot use volume {self._at.volume}", f"its process is newer than this script: {_SPOKEN}"
+                what, why = f"cannot use volume {self._at.volume}", f"its process is newer than this script: {SPOKEN}"
                 raise RemoteMemoryError(
                     what, why, "install the covey-job of this host's agent and start the script again"
                 )
@@ -288,7 +252,7 @@ def _hear_welcome(stream: socket.socket) -> Welcome:
     try:
         _receive(stream, memoryview(data))
     except ConnectionError as error:
-        raise _HungUp(f"its process hangs up on us: it is just ending, or older than this script: {_SPOKEN}") from error
+        raise _HungUp(f"its process hangs up on us: it is just ending, or older than this script: {SPOKEN}") from error
     return headers.welcome(data)
 
 

@@ -27,9 +27,9 @@ from covey.tensorwire import (
     Frame,
     Header,
     Kind,
-    Op,
     Payload,
-    WireError,
+    TensorOp,
+    TensorWireError,
     frame,
     grant_of,
     job_hash,
@@ -81,12 +81,12 @@ class TensorRounds:
         self._seen.clear()
 
     def slot(self, header: Header) -> memoryview | None:
-        """Where a part of the result belongs; None when it is late. WireError when it cannot be one."""
+        """Where a part of the result belongs; None when it is late. TensorWireError when it cannot be one."""
         if header.part >= self.declared.parts:
-            raise WireError(f"part {header.part} of {self.declared.name!r}, which has {self.declared.parts}")
+            raise TensorWireError(f"part {header.part} of {self.declared.name!r}, which has {self.declared.parts}")
         start, end = self.declared.span(header.part)
         if header.length != end - start:
-            raise WireError(
+            raise TensorWireError(
                 f"part {header.part} of {self.declared.name!r} has {end - start} bytes, not {header.length}"
             )
         if header.round != self.expected:
@@ -153,7 +153,7 @@ class Rounds:
             raise ValueError(f"tensor {name!r} has {len(tensor.pushed)} bytes, not {len(data)}")
         tensor.pushed[:] = data
         tensor.unacknowledged = tensor.version + 1
-        return self._parts(Op.PUSH, tensor, tensor.unacknowledged, tensor.pushed)
+        return self._parts(TensorOp.PUSH, tensor, tensor.unacknowledged, tensor.pushed)
 
     # ---- what the connection says ----
 
@@ -169,17 +169,17 @@ class Rounds:
 
     def hello(self, secret: bytes, nonce: bytes) -> Frame:
         """The first frame of a new connection. `nonce` is fresh; the secret is only proven to be known."""
-        said = frame(Op.HELLO, self._hash, self.epoch, rank=self.rank, payload=nonce)
+        said = frame(TensorOp.HELLO, self._hash, self.epoch, rank=self.rank, payload=nonce)
         self._secret, self._hello = secret, said[0] + nonce
         return said
 
     def _prove(self, challenge: Challenge) -> Iterator[Frame]:
-        """WireError when whoever answers does not know the secret of this assignment."""
+        """TensorWireError when whoever answers does not know the secret of this assignment."""
         expected = handshake.proof_of_server(self._secret, self._hello, challenge.nonce)
         if not self._hello or not handshake.is_proof(challenge.proof, expected):
-            raise WireError("does not know the secret of this job's assignment")
+            raise TensorWireError("does not know the secret of this job's assignment")
         proof = handshake.proof_of_client(self._secret, self._hello, challenge.nonce)
-        return iter((frame(Op.PROOF, self._hash, self.epoch, rank=self.rank, payload=proof),))
+        return iter((frame(TensorOp.PROOF, self._hash, self.epoch, rank=self.rank, payload=proof),))
 
     def connected(self) -> Iterator[Frame]:
         """The aggregator said WELCOME on a new connection: everything it needs to go on from here."""
@@ -188,46 +188,47 @@ class Rounds:
         for tensor in tensors:
             tensor.forget_partial()
             if tensor.unacknowledged is not None:
-                frames.append(self._parts(Op.PUSH, tensor, tensor.unacknowledged, tensor.pushed))
+                frames.append(self._parts(TensorOp.PUSH, tensor, tensor.unacknowledged, tensor.pushed))
         return itertools.chain.from_iterable(frames)
 
     def ping(self) -> Frame:
-        return frame(Op.PING, self._hash, self.epoch, rank=self.rank)
+        return frame(TensorOp.PING, self._hash, self.epoch, rank=self.rank)
 
     def destination(self, header: Header) -> memoryview:
-        """Where the payload of a frame is to be read, exactly `header.length` bytes. WireError when it may not come."""
-        if header.job != self._hash or (header.epoch != self.epoch and header.op is not Op.STALE):
-            raise WireError(
+        """Where the payload of a frame is to be read, exactly `header.length` bytes. TensorWireError when it may not
+        come."""
+        if header.job != self._hash or (header.epoch != self.epoch and header.op is not TensorOp.STALE):
+            raise TensorWireError(
                 f"a frame of job {header.job:#x} epoch {header.epoch}; ours are {self._hash:#x}, {self.epoch}"
             )
         match header.op:
-            case Op.RESULT:
+            case TensorOp.RESULT:
                 slot = self._tensor(header).slot(header)
                 return slot if slot is not None else self._drain(header.length)
-            case Op.CHALLENGE | Op.WELCOME | Op.STALE | Op.ASK | Op.PONG | Op.FAULT:
+            case TensorOp.CHALLENGE | TensorOp.WELCOME | TensorOp.STALE | TensorOp.ASK | TensorOp.PONG | TensorOp.FAULT:
                 return self._drain(header.length)
             case _:
-                raise WireError(f"an aggregator does not say {header.op.name}")
+                raise TensorWireError(f"an aggregator does not say {header.op.name}")
 
     def heard(self, header: Header, payload: Payload) -> Iterator[Frame]:
         """A frame whose checksum holds, its payload in `destination(header)`. Stale, Superseded."""
         match header.op:
-            case Op.RESULT:
+            case TensorOp.RESULT:
                 tensor = self._tensor(header)
                 if header.round == tensor.expected:
                     tensor.arrived(header.part)
                 else:
                     self.ignored += 1
-            case Op.CHALLENGE:
+            case TensorOp.CHALLENGE:
                 if len(payload) != CHALLENGE_BYTES:
-                    raise WireError(f"a challenge of {len(payload)} bytes")
+                    raise TensorWireError(f"a challenge of {len(payload)} bytes")
                 return self._prove(handshake.parse_challenge(bytes(payload)))
-            case Op.ASK:
+            case TensorOp.ASK:
                 tensor = self._tensor(header)
-                return self._parts(Op.STATE, tensor, tensor.version, tensor.state)
-            case Op.FAULT:
+                return self._parts(TensorOp.STATE, tensor, tensor.version, tensor.state)
+            case TensorOp.FAULT:
                 self._tensor(header).fault = bytes(payload).decode("utf-8", "replace")
-            case Op.STALE:
+            case TensorOp.STALE:
                 if self.epoch and grant_of(header.epoch) > grant_of(self.epoch):
                     raise Superseded(self._superseded(header.epoch))
                 raise Stale(header.epoch)
@@ -243,7 +244,7 @@ class Rounds:
 
     def _open(self, tensor: TensorRounds) -> Frame:
         return frame(
-            Op.OPEN,
+            TensorOp.OPEN,
             self._hash,
             self.epoch,
             key=tensor.key,
@@ -253,7 +254,7 @@ class Rounds:
             payload=tensor.packed,
         )
 
-    def _parts(self, op: Op, tensor: TensorRounds, round: int, data: bytearray) -> Iterator[Frame]:
+    def _parts(self, op: TensorOp, tensor: TensorRounds, round: int, data: bytearray) -> Iterator[Frame]:
         """One frame per part, each made when it is its turn, all under the epoch of now."""
         epoch, view = self.epoch, memoryview(data)
         spans = [tensor.declared.span(part) for part in range(tensor.declared.parts)]
@@ -274,7 +275,7 @@ class Rounds:
     def _tensor(self, header: Header) -> TensorRounds:
         tensor = self._by_key.get(header.key)
         if tensor is None:
-            raise WireError(f"{header.op.name} of a tensor that we never named")
+            raise TensorWireError(f"{header.op.name} of a tensor that we never named")
         return tensor
 
     def _drain(self, length: int) -> memoryview:

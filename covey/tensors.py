@@ -34,7 +34,18 @@ import numpy.typing as npt
 from covey.core import JobId
 from covey.handshake import NONCE_BYTES
 from covey.rounds import Rounds, Stale, Superseded
-from covey.tensorwire import HEADER_BYTES, PART_BYTES, Frame, Header, Op, WireError, epoch_text, grant_of, parse, verify
+from covey.tensorwire import (
+    HEADER_BYTES,
+    PART_BYTES,
+    Frame,
+    Header,
+    TensorOp,
+    TensorWireError,
+    epoch_text,
+    grant_of,
+    parse,
+    verify,
+)
 from covey.units import format_seconds
 from covey.wire import AggregatorAt
 
@@ -266,10 +277,10 @@ class TensorClient:
             if hello is None:
                 raise ConnectionAbortedError("is no longer the aggregator")
             link.send((hello,))
-            for expected in (Op.CHALLENGE, Op.WELCOME):
+            for expected in (TensorOp.CHALLENGE, TensorOp.WELCOME):
                 header = self._take(link, at)
                 if header.op is not expected:
-                    raise WireError(f"answered {header.op.name} to our hello")
+                    raise TensorWireError(f"answered {header.op.name} to our hello")
             link.sock.settimeout(None)
             with link.lock:  # nobody sends before we have named our tensors
                 with self._changed:

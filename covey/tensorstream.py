@@ -11,7 +11,7 @@ from covey.core import JobId
 from covey.handshake import NONCE_BYTES
 from covey.ports import Bytes, ByteStream
 from covey.rounds import Rounds, Superseded, TensorRounds
-from covey.tensorwire import HEADER_BYTES, PART_BYTES, Frame, Op, Payload, WireError, parse, verify
+from covey.tensorwire import HEADER_BYTES, PART_BYTES, Frame, Payload, TensorOp, TensorWireError, parse, verify
 from covey.wire import AggregatorAt
 
 SILENT_S, DEAD_S = 2.0, 6.0
@@ -138,10 +138,10 @@ class TensorStream:
         outbox.put_nowait(self.rounds.hello(at.secret, self._entropy(NONCE_BYTES)))
         writer = asyncio.get_running_loop().create_task(self._write(stream, outbox))
         try:
-            for expected in (Op.CHALLENGE, Op.WELCOME):
+            for expected in (TensorOp.CHALLENGE, TensorOp.WELCOME):
                 op = await self._read(stream, outbox, at)
                 if op is not expected:
-                    raise WireError(f"answered {op.name} to our hello")
+                    raise TensorWireError(f"answered {op.name} to our hello")
             self._outbox = outbox
             self._send(self.rounds.connected())
             while True:
@@ -159,7 +159,7 @@ class TensorStream:
         except ConnectionError:
             stream.close()
 
-    async def _read(self, stream: ByteStream, outbox: asyncio.Queue[Frame], at: AggregatorAt) -> Op:
+    async def _read(self, stream: ByteStream, outbox: asyncio.Queue[Frame], at: AggregatorAt) -> TensorOp:
         head = bytearray(HEADER_BYTES)
         quiet = asyncio.get_running_loop().call_later(SILENT_S, outbox.put_nowait, self.rounds.ping())
         try:

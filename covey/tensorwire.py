@@ -2,7 +2,7 @@
 
 Every frame is a header of 40 bytes and a payload whose greatest length its operation fixes, so a receiver knows how
 much it will ever allocate before it allocates. The checksum covers header and payload. Whatever does not fit is a
-`WireError`, and the connection is closed: there is nothing to save on a stream whose frames no longer line up.
+`TensorWireError`, and the connection is closed: there is nothing to save on a stream whose frames no longer line up.
 
     worker                                aggd
       HELLO(job, epoch, rank, nonce) ->
@@ -58,11 +58,11 @@ Frame = tuple[bytes, Payload]
 """Header and payload, sent one after the other."""
 
 
-class WireError(ConnectionError):
+class TensorWireError(ConnectionError):
     """The peer sent something that is not a frame of the tensor path, or not one that may come now."""
 
 
-class Op(enum.IntEnum):
+class TensorOp(enum.IntEnum):
     HELLO = 1
     OPEN = 2
     PUSH = 3
@@ -79,25 +79,25 @@ class Op(enum.IntEnum):
 
 
 _LENGTH_MAX = {
-    Op.HELLO: NONCE_BYTES,
-    Op.PROOF: PROOF_BYTES,
-    Op.OPEN: OPEN_BYTES_MAX,
-    Op.PUSH: PART_BYTES_MAX,
-    Op.STATE: PART_BYTES_MAX,
-    Op.PING: 0,
-    Op.WELCOME: 0,
-    Op.RESULT: PART_BYTES_MAX,
-    Op.ASK: 0,
-    Op.STALE: 0,
-    Op.PONG: 0,
-    Op.FAULT: FAULT_BYTES_MAX,
-    Op.CHALLENGE: CHALLENGE_BYTES,
+    TensorOp.HELLO: NONCE_BYTES,
+    TensorOp.PROOF: PROOF_BYTES,
+    TensorOp.OPEN: OPEN_BYTES_MAX,
+    TensorOp.PUSH: PART_BYTES_MAX,
+    TensorOp.STATE: PART_BYTES_MAX,
+    TensorOp.PING: 0,
+    TensorOp.WELCOME: 0,
+    TensorOp.RESULT: PART_BYTES_MAX,
+    TensorOp.ASK: 0,
+    TensorOp.STALE: 0,
+    TensorOp.PONG: 0,
+    TensorOp.FAULT: FAULT_BYTES_MAX,
+    TensorOp.CHALLENGE: CHALLENGE_BYTES,
 }
-_OPS = {int(op): op for op in Op}
+_OPS = {int(op): op for op in TensorOp}
 
 
 class Header(NamedTuple):
-    op: Op
+    op: TensorOp
     flags: int
     job: int
     key: int
@@ -122,7 +122,7 @@ def key_of(name: str) -> int:
 
 
 def frame(
-    op: Op,
+    op: TensorOp,
     job: int,
     epoch: int,
     *,
@@ -139,29 +139,29 @@ def frame(
 
 
 def parse(data: Payload) -> Header:
-    """The header in 40 bytes. WireError when its version, operation, type, flags or length cannot be."""
+    """The header in 40 bytes. TensorWireError when its version, operation, type, flags or length cannot be."""
     if len(data) != HEADER_BYTES:
-        raise WireError(f"a header has {HEADER_BYTES} bytes, not {len(data)}")
+        raise TensorWireError(f"a header has {HEADER_BYTES} bytes, not {len(data)}")
     version, number, flags, dtype, job, key, part, rank, round_, epoch, length, crc = _HEADER.unpack(data)
     if version != VERSION:
-        raise WireError(f"version {version} of the tensor path is not spoken here; this is version {VERSION}")
+        raise TensorWireError(f"version {version} of the tensor path is not spoken here; this is version {VERSION}")
     op = _OPS.get(number)
     if op is None:
-        raise WireError(f"unknown operation {number}")
+        raise TensorWireError(f"unknown operation {number}")
     if dtype != FLOAT32:
-        raise WireError(f"unknown type {dtype}; only float32 travels here")
-    if flags & ~WANT or (flags and op is not Op.OPEN):
-        raise WireError(f"unknown flags {flags:#x} of {op.name}")
+        raise TensorWireError(f"unknown type {dtype}; only float32 travels here")
+    if flags & ~WANT or (flags and op is not TensorOp.OPEN):
+        raise TensorWireError(f"unknown flags {flags:#x} of {op.name}")
     if length > _LENGTH_MAX[op]:
-        raise WireError(f"{op.name} announced {length} bytes; at most {_LENGTH_MAX[op]} are accepted")
+        raise TensorWireError(f"{op.name} announced {length} bytes; at most {_LENGTH_MAX[op]} are accepted")
     return Header(op, flags, job, key, part, rank, round_, epoch, length, crc)
 
 
 def verify(head: Payload, payload: Payload) -> None:
-    """WireError when the bytes are not those that were sent."""
+    """TensorWireError when the bytes are not those that were sent."""
     crc = zlib.crc32(payload, zlib.crc32(memoryview(head)[:_COVERED]))
     if crc != int.from_bytes(memoryview(head)[_COVERED:], "little"):
-        raise WireError("checksum of a frame does not match")
+        raise TensorWireError("checksum of a frame does not match")
 
 
 Kind = Literal["model", "grad"]
@@ -202,20 +202,22 @@ def pack_declared(declared: Declared) -> bytes:
     data = _encoder.encode(declared)
     try:
         unpack_declared(data)
-    except WireError as error:
+    except TensorWireError as error:
         raise ValueError(str(error)) from error
     return data
 
 
 def unpack_declared(data: Payload) -> Declared:
     if len(data) > OPEN_BYTES_MAX:
-        raise WireError(f"the declaration of a tensor has {len(data)} bytes; at most {OPEN_BYTES_MAX} are accepted")
+        raise TensorWireError(
+            f"the declaration of a tensor has {len(data)} bytes; at most {OPEN_BYTES_MAX} are accepted"
+        )
     try:
         declared = _decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise WireError(f"malformed declaration of a tensor: {error}") from error
+        raise TensorWireError(f"malformed declaration of a tensor: {error}") from error
     if declared.parts > PARTS_MAX:
-        raise WireError(f"tensor {declared.name!r} has {declared.parts} parts; at most {PARTS_MAX} are possible")
+        raise TensorWireError(f"tensor {declared.name!r} has {declared.parts} parts; at most {PARTS_MAX} are possible")
     return declared
 
 

@@ -13,7 +13,7 @@ class Frame(msgspec.Struct, frozen=True, tag=True):
     """One frame; the tag is the class name."""
 
 
-class Join(Frame, frozen=True):
+class Join(Frame, frozen=True, tag="Join"):
     """First word of a process. A rank of a job gives what the runner put into its environment; a tool outside any job
     leaves `job` empty and is known by its uid (SO_PEERCRED)."""
 
@@ -28,7 +28,7 @@ class Join(Frame, frozen=True):
     """`covey.kernels.kernel()`; empty: not known yet."""
 
 
-class Joined(Frame, frozen=True):
+class Joined(Frame, frozen=True, tag="Joined"):
     host: HostId
     job: JobId | None = None
     rank: int = 0
@@ -36,7 +36,7 @@ class Joined(Frame, frozen=True):
     epoch: int = 0
 
 
-class Refusal(Frame, frozen=True):
+class Refusal(Frame, frozen=True, tag="Refusal"):
     """No, with what a person needs to go on: one line what, one line why, one line what to do next."""
 
     what: str
@@ -44,7 +44,7 @@ class Refusal(Frame, frozen=True):
     next: str
 
 
-class AggregatorAt(Frame, frozen=True):
+class AggregatorAt(Frame, frozen=True, tag="AggregatorAt"):
     """Agent -> rank: push and pull at `address` under `epoch`. A higher epoch replaces a lower one at once; the rank
     then pushes its unacknowledged round again there."""
 
@@ -57,14 +57,14 @@ class AggregatorAt(Frame, frozen=True):
     """16 bytes that a connection must present; told only to the ranks of this job."""
 
 
-class AggregatorLost(Frame, frozen=True):
+class AggregatorLost(Frame, frozen=True, tag="AggregatorLost"):
     """Rank -> agent: nothing to be had at the address of `epoch`; please find out, and say where to go."""
 
     epoch: int
     why: str
 
 
-class Stepped(Frame, frozen=True):
+class Stepped(Frame, frozen=True, tag="Stepped"):
     """Rank -> agent: one mini-batch done. Becomes the fact `StepTimed`."""
 
     step: int
@@ -75,7 +75,7 @@ class Stepped(Frame, frozen=True):
     """What the script wants seen in `agentctl job` (loss, accuracy), at most 16 names of at most 64 characters."""
 
 
-class Stopping(Frame, frozen=True):
+class Stopping(Frame, frozen=True, tag="Stopping"):
     """Agent -> rank: this job is asked to end here. SIGTERM goes to the rank's main process right after this, SIGKILL
     to all that is left of the rank when the time is over. Said again when the time has changed."""
 
@@ -84,7 +84,7 @@ class Stopping(Frame, frozen=True):
     may_extend: bool = True
 
 
-class ExtendGrace(Frame, frozen=True):
+class ExtendGrace(Frame, frozen=True, tag="ExtendGrace"):
     """Rank -> agent, once, after `Stopping`: so many seconds more are needed. Answer: `Stopping` to all ranks of the
     job on this host, or `Refusal` with what = `GRACE_KEPT`."""
 
@@ -94,14 +94,14 @@ class ExtendGrace(Frame, frozen=True):
 GRACE_KEPT = "the time to end was not extended"
 
 
-class Attach(Frame, frozen=True):
+class Attach(Frame, frozen=True, tag="Attach"):
     """Process -> agent: open (or make) the remote memory volume of this name. Answer: `VolumeAt` or `Refusal`."""
 
     volume: str
     size_bytes: int
 
 
-class VolumeAt(Frame, frozen=True):
+class VolumeAt(Frame, frozen=True, tag="VolumeAt"):
     """Agent -> process: the volume's own process listens on this unix socket."""
 
     volume: str
@@ -111,13 +111,13 @@ class VolumeAt(Frame, frozen=True):
     token: bytes
 
 
-class Detach(Frame, frozen=True):
+class Detach(Frame, frozen=True, tag="Detach"):
     """Process -> agent: forget the volume and everything in it. Answer: `Detached` or `Refusal`."""
 
     volume: str
 
 
-class Detached(Frame, frozen=True):
+class Detached(Frame, frozen=True, tag="Detached"):
     volume: str
 
 

@@ -10,30 +10,30 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import HostId, Message, SetTimer, Tell
+from covey.core import HostId, Message, Publish, SetTimer
 from covey.ports import Address
 from gossip.membership.machine import Membership
 from gossip.membership.machine import events as members
 from gossip.membership.machine.table import Member
 from gossip.membership.messages import AnyMessage as AboutMembers
-from gossip.membership.messages import Record
+from gossip.membership.messages import MemberRecord
 from gossip.spread import machine as spread
 from gossip.spread.machine import Spread
 from gossip.spread.messages import AnyMessage as AboutFacts
-from gossip.words import GossipSettings, HostAway, HostDown, HostUp, Peer, Say, Sender, Shown
+from gossip.types import GossipSettings, HostDown, HostUp, MemberAway, Peer, SendDatagram, Sender, Shown
 
 
-class Started(msgspec.Struct, frozen=True):
+class GossipStarted(msgspec.Struct, frozen=True):
     """Event: begin."""
 
     address: Address
     """What others are told; empty when only they can see it."""
-    remembered: tuple[Record, ...] = ()
+    remembered: tuple[MemberRecord, ...] = ()
     seeds: tuple[Address, ...] = ()
     """Where to join, as far as it is known yet."""
 
 
-class Heard(msgspec.Struct, frozen=True):
+class DatagramHeard(msgspec.Struct, frozen=True):
     """Event: one proven datagram."""
 
     sender: Sender
@@ -42,8 +42,16 @@ class Heard(msgspec.Struct, frozen=True):
 
 
 Timer = members.Timer | spread.Timer
-Event = Started | Heard | members.SeedsFound | members.LoopStalled | members.Leaving | spread.Published | Timer
-Action = Say | SetTimer[members.Timer] | SetTimer[spread.Timer] | Tell
+Event = (
+    GossipStarted
+    | DatagramHeard
+    | members.SeedsFound
+    | members.LoopStalled
+    | members.Leaving
+    | spread.Published
+    | Timer
+)
+Action = SendDatagram | SetTimer[members.Timer] | SetTimer[spread.Timer] | Publish
 
 
 class Gossip:
@@ -59,11 +67,11 @@ class Gossip:
 
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
         match event:
-            case Started():
+            case GossipStarted():
                 self._since_s = now_s
-                started = self._members(members.Started(event.address, event.remembered, event.seeds), now_s)
+                started = self._members(members.MembershipStarted(event.address, event.remembered, event.seeds), now_s)
                 return [*started, *self._spread(spread.SpreadStarted(), now_s)]
-            case Heard():
+            case DatagramHeard():
                 return self._heard(event, now_s)
             case members.Leaving() | members.LoopStalled() | members.SeedsFound():
                 return self._members(event, now_s)
@@ -85,7 +93,7 @@ class Gossip:
             case _:
                 assert_never(event)
 
-    def _heard(self, heard: Heard, now_s: float) -> Sequence[Action]:
+    def _heard(self, heard: DatagramHeard, now_s: float) -> Sequence[Action]:
         facts: list[AboutFacts] = []
         about: list[AboutMembers] = []
         for message in heard.messages:
@@ -106,21 +114,21 @@ class Gossip:
         actions: list[Action] = []
         for action in self.membership.handle(event, now_s):
             match action:
-                case members.Forget():
+                case members.ForgetMember():
                     actions += self._spread(spread.PeerForgotten(action.host), now_s)
-                case Tell():
+                case Publish():
                     actions += self._changed(action, now_s)
                     actions.append(action)
-                case Say() | SetTimer():
+                case SendDatagram() | SetTimer():
                     actions.append(action)
         return actions
 
-    def _changed(self, tell: Tell, now_s: float) -> list[Action]:
+    def _changed(self, tell: Publish, now_s: float) -> list[Action]:
         match tell.fact:
             case HostUp(host):
                 member = self.membership.members.get(host)
                 return [] if member is None else self._spread(spread.PeerUp(host, member.identity), now_s)
-            case HostDown(host) | HostAway(host):
+            case HostDown(host) | MemberAway(host):
                 return self._spread(spread.PeerDown(host), now_s)
             case _:
                 return []
@@ -132,8 +140,8 @@ class Gossip:
                 case spread.SayTo():
                     member = self.membership.members.get(action.to)
                     if member is not None:
-                        actions.append(Say(member.address, action.messages))
-                case Say() | SetTimer():
+                        actions.append(SendDatagram(member.address, action.messages))
+                case SendDatagram() | SetTimer():
                     actions.append(action)
         return actions
 

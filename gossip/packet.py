@@ -35,15 +35,7 @@ from msgspec import Meta
 from covey.core import Message
 from gossip.membership import messages as membership
 from gossip.spread import messages as spread
-from gossip.words import (
-    DATAGRAM_BYTES_MAX,
-    KEY_BYTES,
-    UUID_BYTES,
-    HostName,
-    Sender,
-    Uuid,
-    encoded,
-)
+from gossip.types import DATAGRAM_BYTES_MAX, KEY_BYTES, UUID_BYTES, HostName, Sender, Uuid, encoded
 
 VERSION = 1
 TAG_BYTES = 16

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from covey.addresses import ip_port, is_ip, is_v6
-from covey.ports import Address, Datagrams, Log
+from covey.ports import Address, Datagrams, Logger
 
 LOOK_AGAIN_S = 30.0
 LOOK_AGAIN_ALONE_S = 5.0
@@ -20,7 +20,7 @@ LOOK_S_MAX = 20.0
 class Seeds:
     """`bound`: where the gossip socket is; it reaches addresses of its own family only."""
 
-    def __init__(self, seeds: Sequence[Address], bound: Address, datagrams: Datagrams, log: Log) -> None:
+    def __init__(self, seeds: Sequence[Address], bound: Address, datagrams: Datagrams, log: Logger) -> None:
         self._seeds, self._bound, self._datagrams, self._log = tuple(seeds), bound, datagrams, log
         self._found: dict[Address, tuple[Address, ...]] = {}
         self.unknown: dict[Address, str] = {}

@@ -17,24 +17,24 @@ import msgspec
 
 from covey import checked
 from covey.addresses import ip_port, is_everywhere, joined
-from covey.core import HostId, SetTimer, Tell
+from covey.core import HostId, Publish, SetTimer
 from covey.ports import Address, DatagramSocket, Env
-from gossip.machine import Action, Event, Gossip, Heard, Started
+from gossip.machine import Action, DatagramHeard, Event, Gossip, GossipStarted
 from gossip.membership.machine.events import Leaving, LoopStalled, SeedsFound
-from gossip.membership.messages import Record
+from gossip.membership.messages import MemberRecord
 from gossip.packet import SALT_BYTES, Dropped, Keyring, Opener, Sealer, budget
 from gossip.seeds import LOOK_AGAIN_ALONE_S, LOOK_AGAIN_S, Seeds
 from gossip.spread.machine import Published
-from gossip.words import (
+from gossip.types import (
     GossipEvent,
     GossipSettings,
-    HostAway,
     HostDown,
-    HostSuspected,
     HostUp,
+    MemberAway,
+    MemberSuspected,
     NameConflict,
     Peer,
-    Say,
+    SendDatagram,
     Sender,
     Shown,
     identity,
@@ -44,10 +44,10 @@ __all__ = [
     "GossipEvent",
     "GossipService",
     "GossipSettings",
-    "HostAway",
     "HostDown",
-    "HostSuspected",
     "HostUp",
+    "MemberAway",
+    "MemberSuspected",
     "NameConflict",
     "Peer",
 ]
@@ -67,7 +67,7 @@ class PeersFile(msgspec.Struct, frozen=True):
     """What is on disk: every host that was known, gone ones too, so that a restart finds the rack without seeds. Under
     a checksum: one wrong bit of a boot number makes a live host a replayer for ever, here and where it is told on."""
 
-    records: tuple[Record, ...]
+    records: tuple[MemberRecord, ...]
 
 
 _peers_decoder = msgspec.msgpack.Decoder(PeersFile)
@@ -99,7 +99,7 @@ class GossipService:
         self._lag_s_max = 0.0
         self._tick_s = min(TICK_S, settings.probe_timeout_s / 2)
         self._stall_s = min(STALL_S, settings.probe_timeout_s / 4)
-        self._saved: tuple[Record, ...] = ()
+        self._saved: tuple[MemberRecord, ...] = ()
         self._alone = False
         self._seeds: Seeds | None = None
 
@@ -112,7 +112,7 @@ class GossipService:
         self._socket = await self._env.datagrams.open(self._settings.bind, self._received)
         bound = self._socket.address
         self._seeds = Seeds(self._settings.seeds, bound, self._env.datagrams, self._env.log)
-        self._feed(Started(self._advertised(bound), remembered, self._seeds.addresses))
+        self._dispatch(GossipStarted(self._advertised(bound), remembered, self._seeds.addresses))
         self._tick(self._env.clock.now_s())
         self._env.spawn("gossip: peers file", self._keep_peers(self._failed))
         self._env.spawn("gossip: watch", self._watch(self._failed))
@@ -125,7 +125,7 @@ class GossipService:
             return
         if leave and not self._stopped:
             for _ in range(GOODBYES):
-                self._feed(Leaving(away_s))
+                self._dispatch(Leaving(away_s))
                 await asyncio.sleep(GOODBYE_INTERVAL_S)
         self._end()
         await self._save_peers()
@@ -167,12 +167,12 @@ class GossipService:
         """Seed -> why it cannot be called: its name is not known, or it has no address of our kind."""
         return {} if self._seeds is None else dict(self._seeds.unknown)
 
-    def publish(self, key: str, value: bytes | None) -> None:
+    def spread(self, key: str, value: bytes | None) -> None:
         """Tell everybody this about this host, in place of what it said under this key; None removes it. ValueError
         when it is too long (256 bytes a value, 32 keys, 960 bytes in all). What is published before `start` is told
         as soon as somebody is there."""
         if not self._stopped:
-            self._feed_checked(Published(key, value))
+            self._dispatch_checked(Published(key, value))
 
     def hosts(self) -> Sequence[Peer]:
         """Every host that is remembered, this one included, sorted by name."""
@@ -217,26 +217,26 @@ class GossipService:
             self._counts[f"dropped_{opened.reason}"] += 1
             return
         self._counts["messages_unknown"] += opened.unknown
-        self._feed(Heard(opened.sender, source, opened.messages))
+        self._dispatch(DatagramHeard(opened.sender, source, opened.messages))
 
-    def _feed(self, event: Event) -> None:
+    def _dispatch(self, event: Event) -> None:
         """What goes wrong in here is our mistake: gossip ends, and whoever watches hears why."""
         try:
-            self._feed_checked(event)
+            self._dispatch_checked(event)
         except Exception as error:
             if self._failed is None or self._failed.done():
                 raise
             self._failed.set_exception(error)
             self._end()
 
-    def _feed_checked(self, event: Event) -> None:
+    def _dispatch_checked(self, event: Event) -> None:
         for action in self._gossip.handle(event, self._env.clock.now_s()):
             self._perform(action)
 
     def _timer(self, due_s: float, event: Event) -> None:
         if not self._stopped:
             self._lag(due_s)
-            self._feed(event)
+            self._dispatch(event)
 
     def _tick(self, due_s: float) -> None:
         if not self._stopped:
@@ -251,21 +251,21 @@ class GossipService:
         self._lag_s_max = max(self._lag_s_max, late_s)
         if late_s > self._stall_s:
             self._counts["stalls"] += 1
-            self._feed(LoopStalled(due_s, now_s))
+            self._dispatch(LoopStalled(due_s, now_s))
 
     # ---- actions out ----
 
     def _perform(self, action: Action) -> None:
         match action:
-            case Say():
+            case SendDatagram():
                 self._send(action)
             case SetTimer():
                 due_s = self._env.clock.now_s() + action.after_s
                 asyncio.get_running_loop().call_later(action.after_s, self._timer, due_s, action.event)
-            case Tell():
+            case Publish():
                 self._told(action)
 
-    def _send(self, say: Say) -> None:
+    def _send(self, say: SendDatagram) -> None:
         if self._socket is None:
             return
         datagram = self._sealer.seal(say.messages)
@@ -277,9 +277,9 @@ class GossipService:
         else:
             self._counts["not_sent"] += 1
 
-    def _told(self, tell: Tell) -> None:
+    def _told(self, tell: Publish) -> None:
         match tell.fact:
-            case HostUp() | HostSuspected() | HostAway() | HostDown() | NameConflict():
+            case HostUp() | MemberSuspected() | MemberAway() | HostDown() | NameConflict():
                 self._counts[f"told_{type(tell.fact).__name__}"] += 1
                 self._tell(tell.fact)
             case _:
@@ -290,7 +290,7 @@ class GossipService:
     async def _keep_seeds(self, seeds: Seeds, ended: "asyncio.Future[None]") -> None:
         while not ended.done():
             await seeds.look()
-            self._feed(SeedsFound(seeds.addresses))
+            self._dispatch(SeedsFound(seeds.addresses))
             began_s = self._env.clock.now_s()
             while not ended.done() and self._env.clock.now_s() - began_s < self._look_again_s():
                 await asyncio.wait([ended], timeout=1.0)
@@ -300,7 +300,7 @@ class GossipService:
 
     # ---- the file of known hosts ----
 
-    async def _remembered(self) -> tuple[Record, ...]:
+    async def _remembered(self) -> tuple[MemberRecord, ...]:
         """Hosts of before the restart; none when the file is missing or cannot be read."""
         try:
             stored = await checked.load(self._env.disk, PEERS_FILE, _peers_decoder)

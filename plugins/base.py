@@ -1,4 +1,4 @@
-"""Room and Host: what a room offers the agent, and what it may ask of it. All six rooms have this one shape."""
+"""Plugin and Host: what a plugin offers the agent, and what it may ask of it. All six plugins have this one shape."""
 
 import asyncio
 import contextlib
@@ -9,32 +9,13 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 
-from covey.core import Fact, HostId, JobId, Message, Note, Send, SetTimer, Tell, Undelivered
+from covey.core import Fact, HostId, JobId, LogEvent, Message, Publish, Send, SetTimer, Undelivered
+from covey.errors import Refused
 from covey.ports import Env
 from covey.wire import Frame
 from plugins.facts import HostView
 
 S = TypeVar("S", bound=msgspec.Struct)
-
-
-class Refused(Exception):
-    """An answer a person sees: one line what, one line why, one line what to do next (users.md 3a).
-
-    `code` is agentctl's exit code: 1 error, 2 usage, 3 not found, 4 refused, 6 deadline passed, 7 can never be placed,
-    75 no leader, try again.
-    """
-
-    def __init__(self, code: int, what: str, why: str, next: str) -> None:
-        super().__init__(f"{what}: {why}")
-        self.code, self.what, self.why, self.next = code, what, why, next
-
-
-class NoLeader(Exception):
-    """Nobody leads now, or the leader could not be reached: nothing was proposed. Try again."""
-
-
-class OutcomeUnknown(Exception):
-    """The proposal may or may not be applied later. Repeat it with the same idempotency key."""
 
 
 class ReplicatedLog(Protocol):
@@ -74,7 +55,7 @@ class ReplicatedLog(Protocol):
         snapshot: Callable[[], bytes],
         restore: Callable[[bytes], None],
     ) -> None:
-        """The replicated state machine: before start, and again whenever its room begins anew; then `restore` gets
+        """The replicated state machine: before start, and again whenever its plugin begins anew; then `restore` gets
         what the one before it holds. `apply(index, command) -> result` is deterministic."""
 
     async def propose(self, command: bytes, timeout_s: float = 5.0) -> bytes:
@@ -166,7 +147,7 @@ class Runner(Protocol):
         `RanksEnded` says `lost`; that happens also while this agent is dead or stopped."""
 
     async def kept(self) -> Sequence[RanksSpec]:
-        """What was started here and is not forgotten, whether it runs or has ended: what a room that lost its own
+        """What was started here and is not forgotten, whether it runs or has ended: what a plugin that lost its own
         record asks. OSError from a sick disk."""
 
     def running(self) -> Mapping[tuple[JobId, int], Mapping[int, int]]:
@@ -208,7 +189,7 @@ class JobPeer(Protocol):
 
 
 class Host(Protocol):
-    """What a room may ask of its agent."""
+    """What a plugin may ask of its agent."""
 
     @property
     def id(self) -> HostId: ...
@@ -227,22 +208,22 @@ class Host(Protocol):
     @property
     def log(self) -> ReplicatedLog: ...
     def settings(self, kind: type[S]) -> S:
-        """This room's section of agent.toml, checked."""
+        """This plugin's section of agent.toml, checked."""
 
     def hosts(self) -> Sequence[HostView]:
         """Every host gossip knows, this one included, sorted by name."""
 
-    def publish(self, key: str, value: msgspec.Struct) -> None:
+    def spread(self, key: str, value: msgspec.Struct) -> None:
         """Gossip this to everybody (at most 256 bytes encoded). A hint for others, never a promise."""
 
-    def tell(self, fact: Fact) -> None: ...
-    async def send(self, room: str, to: HostId, message: Message, deadline_s: float) -> bool:
-        """At least once until the deadline, handled at most once by `hear` of the same room there. False: not
+    def publish(self, fact: Fact) -> None: ...
+    async def send(self, plugin: str, to: HostId, message: Message, deadline_s: float) -> bool:
+        """At least once until the deadline, handled at most once by `on_message` of the same plugin there. False: not
         acknowledged in time (it may still have been handled)."""
 
-    async def ask(self, room: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
-        """A question that changes nothing: the answer of the same room's `answer` there, decoded by `Room.messages`.
-        TimeoutError when there is none in time, Refused when the other side refused."""
+    async def ask(self, plugin: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
+        """A question that changes nothing: the answer of the same plugin's `answer` there, decoded by
+        `Plugin.messages`. TimeoutError when there is none in time, Refused when the other side refused."""
 
     def note(self, subject: str, event: str, reason: str, key: str = "") -> None:
         """One line of the story of `subject`, for `agentctl why`."""
@@ -262,7 +243,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Room:
+class Plugin:
     """One folder of `plugins/`, as the registry lists it."""
 
     name: str
@@ -271,17 +252,17 @@ class Room:
     """Its section of agent.toml: every field has a default that names its source."""
     messages: Any
     """Union of the Message classes it hears and answers with; decoded with bounds."""
-    service: Callable[[Host], "RoomService"]
+    service: Callable[[Host], "PluginService"]
     programs: Sequence[Program] = ()
     frames: Sequence[type[Frame]] = ()
-    """Frames of jobs.sock that go to this room's `frame`."""
+    """Frames of jobs.sock that go to this plugin's `frame`."""
 
 
 Command = Callable[[Mapping[str, Any]], Awaitable[Any]]
 """A read or a change asked over HTTP: JSON object in, a Struct, list or dict out; Refused when it cannot be."""
 
 
-class RoomService:
+class PluginService:
     """What the agent calls. Subclasses hold machines, `feed` them events and `perform` what they ask for."""
 
     name: ClassVar[str]
@@ -292,19 +273,19 @@ class RoomService:
         self.log = host.env.log
 
     async def start(self) -> None:
-        """Find again what survived (journal, processes), then begin. An exception stops this room, not the host."""
+        """Find again what survived (journal, processes), then begin. An exception stops this plugin, not the host."""
 
     async def stop(self) -> None:
         """The agent leaves: tell those who must know, within a second. Data-path processes stay."""
 
-    def take(self, fact: Fact) -> None:
-        """A fact from the bus, this room's own included."""
+    def on_fact(self, fact: Fact) -> None:
+        """A fact from the bus, this plugin's own included."""
 
-    async def hear(self, sender: HostId, message: Any) -> None:
-        """A message from this room on another host; acknowledged when this returns."""
+    async def on_message(self, sender: HostId, message: Any) -> None:
+        """A message from this plugin on another host; acknowledged when this returns."""
 
     async def answer(self, sender: HostId, question: Any) -> msgspec.Struct:
-        """A read-only question from this room on another host."""
+        """A read-only question from this plugin on another host."""
         what = f"{self.name} does not answer {type(question).__name__}"
         raise Refused(2, what, "this question is not known here", "upgrade the older host")
 
@@ -322,16 +303,16 @@ class RoomService:
     # ---- performing what machines ask for ----
 
     def perform(self, action: Any, feed: Callable[[Any], None]) -> None:
-        """The actions every room shares; a room handles its own first and passes the rest here. `feed` hands an event
-        to the machine that asked."""
+        """The actions every plugin shares; a plugin handles its own first and passes the rest here. `feed` hands an
+        event to the machine that asked."""
         match action:
             case Send():
                 self.env.spawn(f"{self.name} send", self._send(action, feed))
             case SetTimer():
                 asyncio.get_running_loop().call_later(action.after_s, feed, action.event)
-            case Tell():
-                self.host.tell(action.fact)
-            case Note():
+            case Publish():
+                self.host.publish(action.fact)
+            case LogEvent():
                 self.host.note(action.subject, action.event, action.reason, action.key)
             case _:
                 raise TypeError(f"{self.name} cannot perform {type(action).__name__}")

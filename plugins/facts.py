@@ -1,4 +1,4 @@
-"""What rooms tell one another on one host (facts), and what hosts gossip about themselves (published values)."""
+"""What plugins tell one another on one host (facts), and what hosts gossip about themselves (published values)."""
 
 from collections.abc import Mapping
 from typing import Literal

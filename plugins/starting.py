@@ -23,7 +23,7 @@ STEADY_S = 30.0
 PAUSE_S, PAUSE_MAX_S = 0.5, 30.0
 
 
-class Patience:
+class StartPatience:
     """With one program that was started, or that lives and is deaf."""
 
     def __init__(self) -> None:

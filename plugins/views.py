@@ -1,4 +1,5 @@
-"""What people and programs see of a host and its rooms: the JSON of `/v1/...` and `agentctl --json`, schema version 1.
+"""What people and programs see of a host and its plugins: the JSON of `/v1/...` and `agentctl --json`, schema version
+1.
 
 Times named `_wall_s` are seconds since 1970; everything else is in the unit its name says.
 """
@@ -9,15 +10,15 @@ from covey.core import HostId, JobId
 from plugins.facts import HostState, Place
 
 
-class RoomHealth(msgspec.Struct, frozen=True):
+class PluginHealth(msgspec.Struct, frozen=True):
     state: str
     """`on`, `off` (switched off in agent.toml) or `failed`."""
     why: str = ""
-    """Why it failed, for people; of a room that is on again, why it was restarted."""
+    """Why it failed, for people; of a plugin that is on again, why it was restarted."""
     restarts: int = 0
     """Since the agent started."""
     again_s: float | None = None
-    """Of a failed room: the pause before it is started again; None: it stays as it is."""
+    """Of a failed plugin: the pause before it is started again; None: it stays as it is."""
 
 
 class HostRow(msgspec.Struct, frozen=True):
@@ -37,7 +38,7 @@ class HostRow(msgspec.Struct, frozen=True):
     slabs_lent: int | None = None
     aggregator_jobs: int | None = None
     suspected_by: HostId | None = None
-    rooms_failed: tuple[str, ...] = ()
+    plugins_failed: tuple[str, ...] = ()
     away_s: float = 0.0
     """Of one that is away: seconds within which it said it is back."""
 
@@ -260,7 +261,7 @@ class AggregatorJobView(msgspec.Struct, frozen=True):
     """Why another aggregator would not take it, last."""
 
 
-class StoryLine(msgspec.Struct, frozen=True):
+class EventLine(msgspec.Struct, frozen=True):
     """One line of `agentctl why ID`."""
 
     wall_s: float

@@ -15,9 +15,9 @@ import grimp
 
 from agent import main as agentd
 from agent import program as covey_program
-from cli.sim import main as covey_sim
-from cli.vectors import handlers as vectors
-from cli.vectors import main as covey_vectors
+from sim import main as covey_sim
+from sim.vectors import handlers as vectors
+from sim.vectors import main as covey_vectors
 
 ROOT = Path(__file__).parent.parent
 LISTED = "tests/reached.toml"

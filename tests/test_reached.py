@@ -30,7 +30,7 @@ def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> grimp.ImportGraph:
     return reached.graph_of(["myagent", "mytool", "myhall"])
 
 
-def test_agents_are_followed_to_what_their_rooms_do() -> None:
+def test_agents_are_followed_to_what_their_plugins_do() -> None:
     graph = reached.graph_of(reached.packages())
     by_agents = reached.reached(graph, reached.AGENT)
     assert {"plugins.memory.machine.borrower", "plugins.memory.datapath.slabd"} <= by_agents

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from covey.core import Fact, HostId, SetTimer, Tell
-from gossip.machine import Event, Gossip, Heard, Started
+from covey.core import Fact, HostId, Publish, SetTimer
+from gossip.machine import DatagramHeard, Event, Gossip, GossipStarted
 from gossip.membership.machine.events import Leaving, LoopStalled
-from gossip.membership.messages import Gone, Left, Record, Suspect
+from gossip.membership.messages import Gone, Left, MemberRecord, Suspect
 from gossip.packet import Dropped, Keyring, Opener, Sealer, budget
 from gossip.spread.machine import Published
 from gossip.spread.messages import Delta
-from gossip.words import GossipSettings, HostDown, HostUp, Peer, Say, Sender
+from gossip.types import GossipSettings, HostDown, HostUp, Peer, SendDatagram, Sender
 
 KEY = bytes(range(32))
 OUTWEIGHS = {"alive": 0, "suspect": 1, "gone": 2, "left": 3}
@@ -47,15 +47,15 @@ class Member:
         self._versions: dict[int, tuple[int, int]] = {}
         """Of each identity: boot and version of the facts that were looked at last."""
 
-    def feed(self, event: Event) -> None:
+    def dispatch(self, event: Event) -> None:
         before = len(self.told)
         for action in self.gossip.handle(event, self.crowd.now_s):
             match action:
-                case Say():
+                case SendDatagram():
                     self._send(action)
                 case SetTimer():
-                    self.crowd.after(action.after_s, self, partial(self.feed, action.event))
-                case Tell():
+                    self.crowd.after(action.after_s, self, partial(self.dispatch, action.event))
+                case Publish():
                     self.told.append((self.crowd.now_s, action.fact))
         if self.crowd.checking:
             self.gossip.check()
@@ -111,7 +111,7 @@ class Member:
                 said = self.crowd.said[identity, *written]
                 assert facts.values == said, f"{self.name} knows {facts.values} of {identity:x}, who said {said}"
 
-    def _send(self, say: Say) -> None:
+    def _send(self, say: SendDatagram) -> None:
         if self.crowd.checking:
             shared = {self.gossip.spread.identity, *self.gossip.spread.live}
             told = {message.identity for message in say.messages if isinstance(message, Delta)}
@@ -130,12 +130,12 @@ class Member:
             assert opened.unknown == 0
             members = self.gossip.membership.members
             suspects = {host: member.order[:2] for host, member in members.items() if member.state == "suspect"}
-            self.feed(Heard(opened.sender, source, opened.messages))
+            self.dispatch(DatagramHeard(opened.sender, source, opened.messages))
             if self.crowd.checking:
                 self._believes(opened.sender, opened.messages, suspects)
 
-    def publish(self, key: str, value: bytes | None) -> None:
-        self.feed(Published(key, value))
+    def spread(self, key: str, value: bytes | None) -> None:
+        self.dispatch(Published(key, value))
 
     def peers(self) -> dict[str, Peer]:
         return {peer.host: peer for peer in self.gossip.hosts(self.crowd.now_s)}
@@ -176,7 +176,7 @@ class Crowd:
         uuid: bytes = b"",
         place: str = "",
         key: bytes = KEY,
-        remembered: tuple[Record, ...] = (),
+        remembered: tuple[MemberRecord, ...] = (),
         **more: Any,
     ) -> Member:
         """Start, or restart, a host. `place` is where its datagrams arrive, by default its name."""
@@ -184,7 +184,7 @@ class Crowd:
         settings = GossipSettings(seeds=tuple(f"{seed}:7946" for seed in seeds), **self.settings, **more)
         uuid = uuid or name.encode().ljust(16, b".")[:16]
         member = self.members[place] = Member(self, name, place, key, uuid, boot, settings)
-        member.feed(Started(member.address, remembered, settings.seeds))
+        member.dispatch(GossipStarted(member.address, remembered, settings.seeds))
         return member
 
     def rack(self, count: int, **more: Any) -> list[Member]:
@@ -200,9 +200,9 @@ class Crowd:
         member.up = False
 
     def leave(self, member: Member, away_s: int = 0) -> None:
-        member.feed(Leaving(away_s))
+        member.dispatch(Leaving(away_s))
         self.run(0.05)
-        member.feed(Leaving(away_s))
+        member.dispatch(Leaving(away_s))
         self.run(0.05)
         member.up = False
 
@@ -210,7 +210,7 @@ class Crowd:
         """As SIGSTOP: nothing runs, datagrams wait, and afterwards the late timers show it."""
         member.paused_until_s = self.now_s + for_s
         start_s = self.now_s
-        self.after(for_s, member, lambda: member.feed(LoopStalled(start_s, self.now_s)))
+        self.after(for_s, member, lambda: member.dispatch(LoopStalled(start_s, self.now_s)))
 
     def partition(self, one: Iterable[Member], other: Iterable[Member]) -> None:
         others = list(other)

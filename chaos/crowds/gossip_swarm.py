@@ -11,7 +11,7 @@ from collections.abc import Callable
 from chaos.crowds.gossip import Crowd, Member
 from covey.core import HostId
 from gossip.spread.messages import TOMBSTONES_MAX
-from gossip.words import GossipSettings, HostDown, HostUp
+from gossip.types import GossipSettings, HostDown, HostUp
 
 WHOLE_S = 90.0
 """Within which a rack is whole after the last fault."""
@@ -85,7 +85,7 @@ class Swarm:
     def _introduce(self, member: Member) -> None:
         """As an agent does when it starts."""
         for key in ("links", "http"):
-            member.publish(key, self.rng.randbytes(4))
+            member.spread(key, self.rng.randbytes(4))
 
     def fault(self) -> None:
         rng, crowd = self.rng, self.crowd
@@ -108,7 +108,7 @@ class Swarm:
         elif member.up and fault == "pause":
             crowd.pause(member, rng.uniform(0.2, 20))
         elif member.up and fault == "publish":
-            member.publish(rng.choice("abc"), rng.choice([None, rng.randbytes(5)]))
+            member.spread(rng.choice("abc"), rng.choice([None, rng.randbytes(5)]))
         elif member.up and fault == "churn":
             self._churn(member)
         elif member.up and fault in ("leave", "away"):
@@ -119,10 +119,10 @@ class Swarm:
         """More is taken back than is remembered as taken back."""
         keys = [f"k{number}" for number in range(TOMBSTONES_MAX + 4)]
         for key in keys:
-            member.publish(key, self.rng.randbytes(3))
+            member.spread(key, self.rng.randbytes(3))
         self.crowd.run(self.rng.uniform(0.0, 3.0))
         for key in keys:
-            member.publish(key, None)
+            member.spread(key, None)
 
     def peace(self) -> float:
         """All faults end. Seconds until all agree."""
@@ -173,7 +173,7 @@ class Swarm:
             return other.peers()[member.name].values.get("new") == value
 
         self.crowd.run(PUSHED_S)
-        member.publish("new", value)
+        member.spread("new", value)
         self.crowd.run(PUSHED_S)
         told, pushed_to = sum(knows(other) for other in others), min(len(others), GossipSettings().gossip_fanout)
         assert told >= pushed_to, f"{member.name} pushed its news to {told} and not to {pushed_to}"

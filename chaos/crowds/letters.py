@@ -1,5 +1,5 @@
-"""Letters between agents that are nothing but a courier (`agent.courier`), by seed: connections break, agents die and
-start again, rooms are off for a while, one host is dead and letters for it wait. Receivers remember few letters.
+"""Letters between agents that are nothing but a messenger (`agent.rpc`), by seed: connections break, agents die and
+start again, plugins are off for a while, one host is dead and letters for it wait. Receivers remember few letters.
 
 What must hold: no life of an agent handles a letter twice, and none handles what was meant for another; what was
 acknowledged was handled. And once nothing fails any more, every letter arrives in time, whatever another one waits for:
@@ -11,8 +11,8 @@ import itertools
 import signal
 from collections import Counter
 
-from agent.courier import Courier
-from chaos.world import World
+from agent.rpc import Messenger
+from chaos.world.world import World
 from covey.core import HostId
 from covey.ports import Env
 
@@ -72,14 +72,14 @@ class Post:
             handled.append(body)
             return True
 
-        courier = Courier(env, boot, lambda to: self.boots[to], hear, _nothing, lambda *_: None)
-        courier.remembered_max = self.remembered
-        await env.links.open("0.0.0.0:7947", courier.received)
+        messenger = Messenger(env, boot, lambda to: self.boots[to], hear, _nothing, lambda *_: None)
+        messenger.remembered_max = self.remembered
+        await env.links.open("0.0.0.0:7947", messenger.received)
         self.known[me] = (env.links.address.replace("0.0.0.0", self.world.hosts[me].ip), env.links.public_key)
-        await self._write(env, courier, boot)
+        await self._write(env, messenger, boot)
         return 0
 
-    async def _write(self, env: Env, courier: Courier, boot: int) -> None:
+    async def _write(self, env: Env, messenger: Messenger, boot: int) -> None:
         """One of many letters is for the dead, one for the room that may be off, in peace the first two."""
         to_others = [host for host in LIVE if host != env.host]
         for number in itertools.count():
@@ -93,12 +93,12 @@ class Post:
             self.left[env.host] -= 1
             to = DEAD if kind == 0 else to_others[0]
             body = f"{env.host} {to} {boot} {number}".encode()
-            env.spawn("letter", self._send(courier, "late" if kind == MANY - 1 else "memory", to, body))
+            env.spawn("letter", self._send(messenger, "late" if kind == MANY - 1 else "memory", to, body))
 
-    async def _send(self, courier: Courier, room: str, to: HostId, body: bytes) -> None:
+    async def _send(self, messenger: Messenger, room: str, to: HostId, body: bytes) -> None:
         must = self.peace and to != DEAD
         self.written += must
-        acknowledged = await courier.send(room, to, body, PATIENCE_S if to == DEAD else OFF_S + PROMPT_S)
+        acknowledged = await messenger.send(room, to, body, PATIENCE_S if to == DEAD else OFF_S + PROMPT_S)
         by = [life for life, bodies in self.handled.items() if life[0] == to and body in bodies]
         assert by or not acknowledged, f"{body!r} was acknowledged and not handled"
         assert acknowledged or not must, f"{body!r} did not arrive though nothing fails"

@@ -1,5 +1,5 @@
-"""Room that aggregators hold for jobs of one another (`plugins.aggregator.machine.ledger.Ledger`), by seed: several
-empty themselves at a time, again and again, and what they say comes late, twice and out of order.
+"""Room that aggregators hold for jobs of one another (`plugins.aggregator.machine.cycle_ledger.Ledger`), by seed:
+several empty themselves at a time, again and again, and what they say comes late, twice and out of order.
 
 What must hold: whoever asked last (by epoch, then by attempt) and was told yes has its room until it gives it back or
 its time is over, whatever comes late of an earlier owner or attempt.
@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 
 from covey.core import HostId, JobId
-from plugins.aggregator.machine.ledger import RESERVE_S, Ledger, Reservation
+from plugins.aggregator.machine.cycle_ledger import RESERVE_S, CycleLedger, Reservation
 from plugins.aggregator.messages import Demand
 
 JOBS = tuple(JobId(f"j{number}") for number in range(1, 4))
@@ -27,7 +27,7 @@ class Room:
         self.rng = random.Random(f"{seed}/reservations")
         self.now_s = 0.0
         self.steps = self.faults = 0
-        self.ledger = Ledger()
+        self.ledger = CycleLedger()
         self.held: dict[JobId, Reservation] = {}
         """What the last one that asked was promised."""
         self.epochs = dict.fromkeys(JOBS, 1)

@@ -13,7 +13,16 @@ import random
 from collections.abc import Callable
 
 from covey.core import HostId, JobId, Send
-from plugins.sharing.machine.upgrade import ASK_S, UNDO_S, Answered, Done, SecondPassed, UpgradeEvent, Upgrades, Wanted
+from plugins.sharing.machine.upgrade import (
+    ASK_S,
+    UNDO_S,
+    UpgradeAnswered,
+    UpgradeDone,
+    UpgradeEvent,
+    Upgrades,
+    UpgradeTick,
+    UpgradeWanted,
+)
 from plugins.sharing.messages import AskUpgrade, CanUpgrade, Kind, Retag
 
 JOB = JobId("j1")
@@ -43,7 +52,7 @@ class Gang:
         self.ranks = {HostId(f"h{number}"): Rank() for number in range(1, self.rng.randint(2, 5) + 1)}
         self.yes: dict[int, set[HostId]] = {}
         """Epoch -> hosts that said yes in it."""
-        self.done: list[Done] = []
+        self.done: list[UpgradeDone] = []
         self.refuses = self.rng.choice((0.0, 0.1, 0.4))
         self.breaks = self.rng.choice((0.0, 0.2))
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -68,7 +77,7 @@ class Gang:
         for action in self.home.handle(event, self.now_s):
             if isinstance(action, Send):
                 self._carry(action)
-            elif isinstance(action, Done):
+            elif isinstance(action, UpgradeDone):
                 self.done.append(action)
         self.home.check()
 
@@ -106,19 +115,19 @@ class Gang:
         self._answer(host, rank, "" if rank.promised else "no room")
 
     def _answer(self, host: HostId, rank: Rank, refused: str) -> None:
-        said = Answered(host, CanUpgrade(JOB, rank.epoch, refused))
+        said = UpgradeAnswered(host, CanUpgrade(JOB, rank.epoch, refused))
         for _ in range(2 if self.rng.random() < 0.1 else 1):
             self._in(self._delay_s(), lambda: self.tell(said))
 
     def second(self) -> None:
-        self.tell(SecondPassed())
+        self.tell(UpgradeTick())
         self._in(1.0, self.second)
 
     def wish(self, epoch: int) -> None:
         for rank in self.ranks.values():
             rank.silent = self.rng.random() < 0.1
         kind: Kind = "guaranteed" if self.rng.random() < 0.8 else "opportunistic"
-        self.tell(Wanted(JOB, epoch, kind, dict.fromkeys(self.ranks, ("GPU-1",))))
+        self.tell(UpgradeWanted(JOB, epoch, kind, dict.fromkeys(self.ranks, ("GPU-1",))))
 
 
 def play(seed: int) -> Gang:

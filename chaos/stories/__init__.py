@@ -34,7 +34,7 @@ def working(rack: SimRack) -> list[str]:
 
 def lenders(rack: SimRack, borrower: str) -> list[str]:
     """Hosts that hold slabs of volumes of this host."""
-    memory = rack.room(borrower, "memory")
+    memory = rack.plugin(borrower, "memory")
     if memory is None:
         return []
     return sorted({str(slab.place.lender) for slab in memory.borrowing.machine._all() if slab.place is not None})
@@ -42,7 +42,7 @@ def lenders(rack: SimRack, borrower: str) -> list[str]:
 
 def unconnected(rack: SimRack, borrower: str) -> list[str]:
     """Slabs that this host calls mapped, where its volume's process has no connection with their lender."""
-    memory = rack.room(borrower, "memory")
+    memory = rack.plugin(borrower, "memory")
     if memory is None:
         return []
     joined = Counter(
@@ -63,7 +63,7 @@ def leaked(rack: SimRack) -> list[str]:
     """Slabs that a lender holds and no borrower uses."""
     used: set[tuple[str, str, int, int]] = set()
     for name in rack.hosts:
-        memory = rack.room(name, "memory")
+        memory = rack.plugin(name, "memory")
         for slab in [] if memory is None else memory.borrowing.machine._all():
             for place in (slab.place, slab.next, slab.search):
                 if place is not None:
@@ -71,7 +71,7 @@ def leaked(rack: SimRack) -> list[str]:
             used.update((name, slab.volume, slab.index, epoch) for epoch in slab.left)
     found: list[str] = []
     for name in rack.hosts:
-        memory = rack.room(name, "memory")
+        memory = rack.plugin(name, "memory")
         for lent in [] if memory is None else memory.lending.machine.lent.values():
             key = (str(lent.borrower), lent.slab.volume, lent.slab.index, lent.slab.epoch)
             if key not in used:

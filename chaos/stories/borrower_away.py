@@ -22,7 +22,9 @@ def play(rack: SimRack) -> None:
     rack.until(lambda: not agent.alive, 6.0, "the agent has ended")
     rack.run(rack.rng.uniform(LEASE_S + 10.0, 2 * LEASE_S))
     for lender in {place[0] for place in before.values()}:
-        lent = {(key.slab.volume, key.slab.index) for key in rack.room(lender, "memory").lending.machine.lent.values()}
+        lent = {
+            (key.slab.volume, key.slab.index) for key in rack.plugin(lender, "memory").lending.machine.lent.values()
+        }
         gone = [slab for slab, place in before.items() if place[0] == lender and slab not in lent]
         assert not gone, f"{lender} took {gone} back while the borrower's agent was away as it had said"
     rack.hosts["h2"].start_agent()

@@ -56,6 +56,6 @@ def runs_as(rack: SimRack, job: JobId) -> str:
 
 def known(rack: SimRack, job: JobId) -> Job:
     """The job in the newest copy of the log."""
-    rooms = [rack.room(name, "scheduler") for name in rack.alive() if rack.began(name)]
-    newest: Queue = max((room.queue for room in rooms if room is not None), key=lambda queue: queue.index)
+    plugins = [rack.plugin(name, "scheduler") for name in rack.alive() if rack.began(name)]
+    newest: Queue = max((plugin.queue for plugin in plugins if plugin is not None), key=lambda queue: queue.index)
     return newest.jobs[job]

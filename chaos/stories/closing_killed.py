@@ -30,5 +30,5 @@ def play(rack: SimRack) -> None:
 
 def closing(rack: SimRack, borrower: str) -> bool:
     """Is one of its slabs being closed?"""
-    memory = rack.room(borrower, "memory")
+    memory = rack.plugin(borrower, "memory")
     return memory is not None and any(slab.closing for slab in memory.borrowing.machine._all())

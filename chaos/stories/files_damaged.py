@@ -9,7 +9,7 @@ from chaos.administrator import may_be_spoilt
 from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.story import READ_S, WHOLE_S, ended, not_stale
-from chaos.world import Broken
+from chaos.world.world import Broken
 from covey.core import JobId
 
 ROUNDS = 4
@@ -76,7 +76,7 @@ def _remembers(rack: SimRack, name: str, jobs: dict[JobId, tuple[str, ...]]) -> 
     """What was committed before is known on a host that is up again."""
 
     def known() -> bool:
-        scheduler = rack.room(name, "scheduler")
+        scheduler = rack.plugin(name, "scheduler")
         return (
             scheduler is not None
             and jobs.keys() <= scheduler.queue.jobs.keys()

@@ -42,7 +42,7 @@ def strike(rack: SimRack, lender: str) -> None:
 
 def unserved(rack: SimRack, borrower: str) -> list[str]:
     """Slabs that are called mapped while no connection goes from the volume's process to the lender's slab process."""
-    memory = rack.room(borrower, "memory")
+    memory = rack.plugin(borrower, "memory")
     linked = {
         stream.other.host.name
         for stream in rack.world.wires.streams

@@ -6,7 +6,7 @@ from chaos import faults
 from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.story import ended
-from chaos.world import Broken
+from chaos.world.world import Broken
 
 AWAY_S = 1000.0
 FOLDER = "consensus/"

@@ -21,7 +21,7 @@ def play(rack: SimRack) -> None:
         rack.run(12.0)
     rack.until(lambda: not pager.alive, 150.0, "the pager reads everything back")
     assert pager.code == 0
-    rooms = [room for host in sorted(rack.hosts) if (room := rack.room(host, "memory")) is not None]
-    assert sum(room.lending.machine.evictions["pressure"] for room in rooms) > 0, "somebody was short"
+    plugins = [plugin for host in sorted(rack.hosts) if (plugin := rack.plugin(host, "memory")) is not None]
+    assert sum(plugin.lending.machine.evictions["pressure"] for plugin in plugins) > 0, "somebody was short"
     rack.until(lambda: not lenders(rack, "h1"), 120.0, "cold slabs are given back")
     ended(rack, {})

@@ -1,5 +1,5 @@
 """As `swarm`; and besides, single calls of the outside fail, break off, or take long, at a quarter of the places of the
-code that make one (`chaos.mischief`)."""
+code that make one (`chaos.world.mischief`)."""
 
 from chaos.rackworld import SimRack
 from chaos.stories import swarm

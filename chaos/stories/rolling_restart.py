@@ -51,10 +51,10 @@ def restarted(rack: SimRack, name: str) -> None:
 
 def places(rack: SimRack, borrower: str) -> dict[tuple[str, int], tuple[str, int]]:
     """Slab -> its lender and epoch."""
-    memory = rack.room(borrower, "memory")
+    memory = rack.plugin(borrower, "memory")
     slabs = [] if memory is None else memory.borrowing.machine._all()
     return {(slab.volume, slab.index): (slab.place.lender, slab.place.epoch) for slab in slabs if slab.place}
 
 
 def grant(rack: SimRack, job: str) -> int:
-    return int(rack.room("h1", "scheduler").queue.jobs[job].epoch)
+    return int(rack.plugin("h1", "scheduler").queue.jobs[job].epoch)

@@ -3,10 +3,10 @@ port of one that died, and a member of a version to come whose letters, answers 
 is not understood does no more harm than what is lost: no page, no job, no sum is wrong, and the rack is whole again."""
 
 from chaos import faults
-from chaos.disk import SimFile
 from chaos.rackworld import SimRack
 from chaos.stories import swarm
 from chaos.strangers import NEWER, Strangers, newer_answers, usurp
+from chaos.world.disk import SimFile
 from covey.checked import seal
 from covey.headers import MAGIC
 from plugins.facts import SecondPassed
@@ -44,7 +44,7 @@ def _upgrade(rack: SimRack) -> None:
 def _usurped(rack: SimRack) -> None:
     """A slab's process dies, and its port is somebody else's at once."""
     name = rack.rng.choice(sorted(rack.hosts))
-    memory = rack.room(name, "memory")
+    memory = rack.plugin(name, "memory")
     address = "" if memory is None else memory.lending.machine.address
     if ":" not in address or not rack.world.mischief.on:
         return

@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta
 
 from covey.core import Message
-from gossip.words import U32, AwaySeconds, Boot, HostName, Identity, MaybeHostName, PeerAddress, Uuid
+from gossip.types import U32, AwaySeconds, Boot, HostName, Identity, MaybeHostName, PeerAddress, Uuid
 
 
 class Ping(Message, frozen=True, array_like=True, tag=1):
@@ -93,7 +93,7 @@ class SyncPull(Message, frozen=True, array_like=True, tag=11):
     """No; send me all of yours (mine are on their way)."""
 
 
-class Record(Message, frozen=True, array_like=True, tag=12):
+class MemberRecord(Message, frozen=True, array_like=True, tag=12):
     """One line of a member table."""
 
     host: HostName
@@ -137,7 +137,7 @@ AnyMessage: TypeAlias = (
     | SyncAsk
     | SyncSame
     | SyncPull
-    | Record
+    | MemberRecord
     | WhoAreYou
     | SeenAt
     | NameTaken

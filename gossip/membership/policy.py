@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Literal, TypeVar
 
-from gossip.membership.messages import Record
-from gossip.words import State
+from gossip.membership.messages import MemberRecord
+from gossip.types import State
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ def sync_interval_s(base_s: float, hosts: int) -> float:
     return base_s if hosts <= 32 else base_s * (math.ceil(math.log2(hosts) - 5) + 1)
 
 
-def checksum(records: Iterable[Record]) -> int:
+def checksum(records: Iterable[MemberRecord]) -> int:
     """Of the live part of a member table, 63 bits. Suspicions come and go, and the dead are known to some only:
     neither counts."""
     digest = hashlib.blake2b(digest_size=8, person=b"covey-members")

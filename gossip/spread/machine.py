@@ -22,9 +22,9 @@ import msgspec
 
 from covey.core import HostId, Message, SetTimer
 from gossip.spread import policy
-from gossip.spread.messages import AnyMessage, Delta, Known, Syn, Want
+from gossip.spread.messages import AnyMessage, Delta, KnownVersion, Syn, Want
 from gossip.spread.policy import Facts
-from gossip.words import GossipSettings, Say, Sender, batches, size
+from gossip.types import GossipSettings, SendDatagram, Sender, batches, size
 
 REPLY_DATAGRAMS = 4
 """Datagrams sent in answer to one; what does not fit is told in a later round."""
@@ -95,7 +95,7 @@ class SayTo(msgspec.Struct, frozen=True):
     messages: tuple[Message, ...]
 
 
-Action = SayTo | Say | SetTimer[Timer]
+Action = SayTo | SendDatagram | SetTimer[Timer]
 
 
 class Spread:
@@ -217,9 +217,9 @@ class Spread:
         cut = batches(rows, lambda _: KNOWN_BYTES_MAX, self.budget - LIST_BYTES_MAX)
         return [SayTo(self.rng.choice(peers), (Syn(low, high, known),)) for low, high, known in policy.ranges(cut)]
 
-    def _known(self, identity: int) -> Known:
+    def _known(self, identity: int) -> KnownVersion:
         facts = self.facts[identity]
-        return Known(identity, facts.boot, facts.version)
+        return KnownVersion(identity, facts.boot, facts.version)
 
     # ---- what others said ----
 
@@ -240,18 +240,20 @@ class Spread:
     def _compare(self, source: str, syn: Syn, now_s: float) -> Sequence[Action]:
         theirs = {row.identity: row for row in syn.known}
         mine = self._shared[bisect_left(self._shared, syn.low) : bisect_right(self._shared, syn.high)]
-        missing = [Known(identity, 0, 0) for identity in mine if identity not in theirs]
-        wanted: list[Known] = []
+        missing = [KnownVersion(identity, 0, 0) for identity in mine if identity not in theirs]
+        wanted: list[KnownVersion] = []
         for row in syn.known:
             if row.identity == self.identity:
                 self._outnumbered(row, now_s)
             elif row.identity in self.live:
                 known = self.facts[row.identity]
                 if policy.is_newer(row.boot, row.version, known):
-                    wanted.append(Known(row.identity, known.boot, known.version))
+                    wanted.append(KnownVersion(row.identity, known.boot, known.version))
         return self._deltas(source, wanted, (*syn.known, *missing), now_s)
 
-    def _deltas(self, source: str, wanted: Sequence[Known], lacking: Iterable[Known], now_s: float) -> Sequence[Action]:
+    def _deltas(
+        self, source: str, wanted: Sequence[KnownVersion], lacking: Iterable[KnownVersion], now_s: float
+    ) -> Sequence[Action]:
         """What is to be told to someone who has `lacking`, in random order since not all may fit; and what we want."""
         news: list[Message] = []
         for row in lacking:
@@ -264,9 +266,9 @@ class Spread:
         self.rng.shuffle(news)
         cut = batches(wanted, lambda _: KNOWN_BYTES_MAX, self.budget - LIST_BYTES_MAX)
         say = [*(Want(tuple(batch)) for batch in cut), *news]
-        return [Say(source, tuple(batch)) for batch in batches(say, size, self.budget)[:REPLY_DATAGRAMS]]
+        return [SendDatagram(source, tuple(batch)) for batch in batches(say, size, self.budget)[:REPLY_DATAGRAMS]]
 
-    def _outnumbered(self, row: Known, now_s: float) -> None:
+    def _outnumbered(self, row: KnownVersion, now_s: float) -> None:
         """Someone has more of our own facts in this boot than we: the boot counter was set back."""
         mine = self.facts[self.identity]
         if row.boot == mine.boot and row.version > mine.version:

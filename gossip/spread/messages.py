@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from covey.core import Message
-from gossip.words import U32, Boot, Identity
+from gossip.types import U32, Boot, Identity
 
 KEYS_MAX = 32
 """Keys of one host."""
@@ -21,7 +21,7 @@ TOMBSTONES_MAX = 8
 """Removed keys that are still told of; older ones are forgotten, see `Delta.floor`."""
 
 
-class Known(msgspec.Struct, frozen=True, array_like=True):
+class KnownVersion(msgspec.Struct, frozen=True, array_like=True):
     """I have this host's facts up to here."""
 
     identity: Identity
@@ -34,16 +34,16 @@ class Syn(Message, frozen=True, array_like=True, tag=33):
 
     low: Identity
     high: Identity
-    known: tuple[Known, ...]
+    known: tuple[KnownVersion, ...]
 
 
 class Want(Message, frozen=True, array_like=True, tag=34):
     """You have more of these than I."""
 
-    known: tuple[Known, ...]
+    known: tuple[KnownVersion, ...]
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class FactEntry(msgspec.Struct, frozen=True, array_like=True):
     key: Annotated[str, Meta(min_length=1, max_length=KEY_BYTES_MAX)]
     version: U32
     value: Annotated[bytes, Meta(max_length=VALUE_BYTES_MAX)] | None
@@ -62,7 +62,7 @@ class Delta(Message, frozen=True, array_like=True, tag=35):
     """Removals up to this version are forgotten: who has less than this needs the whole map."""
     age_ms: U32
     """How long ago the host itself wrote `version`, as far as the sender knows."""
-    entries: Annotated[tuple[Entry, ...], Meta(max_length=KEYS_MAX + TOMBSTONES_MAX)]
+    entries: Annotated[tuple[FactEntry, ...], Meta(max_length=KEYS_MAX + TOMBSTONES_MAX)]
 
 
 AnyMessage: TypeAlias = Syn | Want | Delta

@@ -5,8 +5,16 @@ from functools import cached_property
 
 import msgspec
 
-from gossip.spread.messages import KEY_BYTES_MAX, KEYS_MAX, TOMBSTONES_MAX, VALUE_BYTES_MAX, Delta, Entry, Known
-from gossip.words import U32_MAX, U63_MAX
+from gossip.spread.messages import (
+    KEY_BYTES_MAX,
+    KEYS_MAX,
+    TOMBSTONES_MAX,
+    VALUE_BYTES_MAX,
+    Delta,
+    FactEntry,
+    KnownVersion,
+)
+from gossip.types import U32_MAX, U63_MAX
 
 ENTRY_BYTES = 11
 """Most bytes that an entry costs beside key and value: array 1, key header 2, version 5, value header 3."""
@@ -23,7 +31,7 @@ class Facts(msgspec.Struct, frozen=True, dict=True):
     floor: int = 0
     fresh_s: float = 0.0
     """Clock of this host when `version` was written, as far as it is known here."""
-    entries: Mapping[str, Entry] = {}
+    entries: Mapping[str, FactEntry] = {}
 
     @cached_property
     def values(self) -> Mapping[str, bytes]:
@@ -81,7 +89,7 @@ def written(facts: Facts, key: str, value: bytes | None, now_s: float) -> Facts:
         raise ValueError(f"gossip value of {key!r} has {len(value)} bytes: at most {VALUE_BYTES_MAX} are told on")
     version = facts.version + 1
     entries = dict(facts.entries)
-    entries[key] = Entry(key, version, value)
+    entries[key] = FactEntry(key, version, value)
     floor = facts.floor
     dead = sorted((entry for entry in entries.values() if entry.value is None), key=lambda entry: entry.version)
     while dead and (len(dead) > TOMBSTONES_MAX or map_bytes(entries) > MAP_BYTES_MAX):
@@ -95,7 +103,7 @@ def written(facts: Facts, key: str, value: bytes | None, now_s: float) -> Facts:
     return Facts(facts.boot, version, floor, now_s, entries)
 
 
-def map_bytes(entries: Mapping[str, Entry]) -> int:
+def map_bytes(entries: Mapping[str, FactEntry]) -> int:
     """What a map costs in a datagram, at most."""
     return sum(ENTRY_BYTES + len(key.encode()) + len(entry.value or b"") for key, entry in entries.items())
 
@@ -105,12 +113,12 @@ def renumbered(facts: Facts, above: int, now_s: float) -> Facts:
     was set back, and what was said then must lose."""
     ordered = sorted(facts.entries.values(), key=lambda entry: entry.version)
     start = min(above, U32_MAX - len(ordered) - 1) + 1
-    entries = {entry.key: Entry(entry.key, start + index, entry.value) for index, entry in enumerate(ordered)}
+    entries = {entry.key: FactEntry(entry.key, start + index, entry.value) for index, entry in enumerate(ordered)}
     version = start + len(ordered)
     return Facts(facts.boot, version, version, now_s, entries)
 
 
-def ranges(rows: Sequence[list[Known]]) -> list[tuple[int, int, tuple[Known, ...]]]:
+def ranges(rows: Sequence[list[KnownVersion]]) -> list[tuple[int, int, tuple[KnownVersion, ...]]]:
     """`(low, high, rows)` of each batch of sorted rows; together they cover every identity once."""
     lows = [0] + [batch[0].identity for batch in rows[1:]]
     highs = [low - 1 for low in lows[1:]] + [U63_MAX]

@@ -23,12 +23,12 @@ from covey.wire import AggregatorLost
 from plugins.aggregator import messages
 from plugins.aggregator.datapath.aggd import AGGD
 from plugins.aggregator.service import AggregatorService
-from plugins.base import Room
+from plugins.base import Plugin
 
-ROOM = Room(
+PLUGIN = Plugin(
     name="aggregator",
     paper="AutoPS",
-    settings=messages.Settings,
+    settings=messages.AggregatorSettings,
     messages=messages.Any,
     service=AggregatorService,
     programs=(AGGD,),

@@ -13,8 +13,8 @@
            |<----------------------------------------------------- Lost, or Wanted --|
            |-- Retire ----------------------->|  (another one sums it now, or the job is over)
 
-An aggregator that empties itself asks the others first, all or nothing: Reserve, then Reserved or NotReserved; then
-`Handover` to the homes, or Release. Each attempt has a number; what is said of another attempt is too late.
+An aggregator that empties itself asks the others first, all or nothing: Reserve, then Reserved or CycleNotReserved;
+then `Handover` to the homes, or Release. Each attempt has a number; what is said of another attempt is too late.
 
 An assignment's epoch orders it among all of its job (`covey.tensorwire`); the higher one wins wherever two meet, and
 whoever hears a lower one answers with the higher.
@@ -66,7 +66,7 @@ class Demand(msgspec.Struct, frozen=True):
     """It may lose less than this part of its speed."""
 
 
-class Offer(JobMessage, frozen=True):
+class Offer(JobMessage, frozen=True, tag="Offer"):
     """Home -> aggregator: will you sum this job? Its ranks will present `secret`."""
 
     workers: Workers
@@ -77,30 +77,31 @@ class Offer(JobMessage, frozen=True):
     """The last refusal that the home heard, for people."""
 
 
-class Accepted(JobMessage, frozen=True):
+class Accepted(JobMessage, frozen=True, tag="Accepted"):
     """Aggregator -> home: yes, its process serves it at `address` by now."""
 
     address: Address
 
 
-class Declined(JobMessage, frozen=True):
+class Declined(JobMessage, frozen=True, tag="Declined"):
     """Aggregator -> home: no. `known` is the highest epoch of the job it has seen: a new offer must be above it."""
 
     reason: Reason
     known: Epoch = 0
 
 
-class Profiled(JobMessage, frozen=True):
-    """Home -> aggregator: this is what the job you sum needs; will you keep it? Answer: `Kept` or `Declined`."""
+class Profiled(JobMessage, frozen=True, tag="Profiled"):
+    """Home -> aggregator: this is what the job you sum needs; will you keep it? Answer: `AssignmentKept` or
+    `Declined`."""
 
     demand: Demand
 
 
-class Kept(JobMessage, frozen=True):
+class AssignmentKept(JobMessage, frozen=True, tag="Kept"):
     """Aggregator -> home: yes."""
 
 
-class Judged(JobMessage, frozen=True):
+class LossReport(JobMessage, frozen=True, tag="Judged"):
     """Home -> aggregator: what the job measured over a window of iterations here. With `hurt` the newest assignment
     beside it goes."""
 
@@ -109,33 +110,34 @@ class Judged(JobMessage, frozen=True):
     hurt: bool
 
 
-class Handover(JobMessage, frozen=True):
+class Handover(JobMessage, frozen=True, tag="Handover"):
     """Aggregator -> home: find the job another aggregator; `to` holds room for it, None: choose."""
 
     to: Host | None
     reason: Reason
 
 
-class Reserve(JobMessage, frozen=True):
-    """Aggregator that empties itself -> another: hold room for this job of mine. Answer: `Reserved`, `NotReserved`."""
+class ReserveCycle(JobMessage, frozen=True, tag="Reserve"):
+    """Aggregator that empties itself -> another: hold room for this job of mine. Answer: `CycleReserved`,
+    `CycleNotReserved`."""
 
     attempt: Attempt
     demand: Demand | None
 
 
-class Reserved(HoldMessage, frozen=True):
-    """It is held until a higher epoch of the job comes to use it, `Release`, or for some seconds."""
+class CycleReserved(HoldMessage, frozen=True, tag="Reserved"):
+    """It is held until a higher epoch of the job comes to use it, `ReleaseCycle`, or for some seconds."""
 
 
-class NotReserved(HoldMessage, frozen=True):
+class CycleNotReserved(HoldMessage, frozen=True, tag="NotReserved"):
     reason: Reason
 
 
-class Release(HoldMessage, frozen=True):
+class ReleaseCycle(HoldMessage, frozen=True, tag="Release"):
     """What is held for this job by this attempt is not needed."""
 
 
-class Assigned(JobMessage, frozen=True):
+class Assigned(JobMessage, frozen=True, tag="Assigned"):
     """Home -> hosts of the job's ranks: push and pull there. Also the answer to one that knows only a lower epoch."""
 
     owner: Host
@@ -143,55 +145,55 @@ class Assigned(JobMessage, frozen=True):
     secret: Secret
 
 
-class Retire(JobMessage, frozen=True):
+class Retire(JobMessage, frozen=True, tag="Retire"):
     """Home -> aggregator: do not sum this job under `epoch` or lower; `instead` is the epoch that holds now."""
 
     instead: Epoch
     reason: Reason
 
 
-class Dropped(JobMessage, frozen=True):
+class AssignmentDropped(JobMessage, frozen=True, tag="Dropped"):
     """Aggregator -> home: I no longer sum it."""
 
     reason: Reason
 
 
-class Lost(JobMessage, frozen=True):
+class Lost(JobMessage, frozen=True, tag="Lost"):
     """Host of ranks -> home: a rank cannot use the aggregator of `epoch`."""
 
     reason: Reason
 
 
-class Wanted(JobMessage, frozen=True):
+class OwnerWanted(JobMessage, frozen=True, tag="Wanted"):
     """Host of ranks -> home: I know `epoch` (0: nothing) of this job; tell me if there is a higher one."""
 
 
 # ---- questions and answers -------------------------------------------------------------------------------------------
 
 
-class WhoSums(Message, frozen=True):
-    """Which assignment of this job do you know? Answer: `Known`."""
+class GetOwner(Message, frozen=True, tag="WhoSums"):
+    """Which assignment of this job do you know? Answer: `KnownOwner`."""
 
     job: Job
 
 
-class Known(Message, frozen=True):
+class KnownOwner(Message, frozen=True, tag="Known"):
     assigned: Assigned | None
 
 
-class DoYouServe(JobMessage, frozen=True):
+class Probe(JobMessage, frozen=True, tag="DoYouServe"):
     """Does your process sum this job under this epoch right now? Answer: `Serving`."""
 
 
-class Serving(Message, frozen=True):
+class Serving(Message, frozen=True, tag="Serving"):
     yes: bool
 
 
-class WorkOf(JobMessage, frozen=True):
-    """How much have you worked for this job under this epoch? Answer: `Work`."""
+class WorkOf(JobMessage, frozen=True, tag="WorkOf"):
+    """How much have you worked for this job under this epoch? Answer: `WorkCounters`."""
 
 
-class Work(Message, frozen=True):
+class WorkCounters(Message, frozen=True, tag="Work"):
     """Counters since the job was taken on under its epoch; `known` is False when it is not summed here under it."""
 
     known: bool
@@ -208,7 +210,7 @@ class Work(Message, frozen=True):
     """What the aggregator was told it needs."""
 
 
-class CycleHere(Message, frozen=True):
+class CycleHere(Message, frozen=True, tag="CycleHere"):
     """Which jobs have you promised to sum, and with how much room? Answer: `CycleNow`."""
 
 
@@ -217,7 +219,7 @@ class JobDemand(msgspec.Struct, frozen=True):
     demand: Demand
 
 
-class CycleNow(Message, frozen=True):
+class CycleNow(Message, frozen=True, tag="CycleNow"):
     """An aggregator's plan, as exact as it is itself."""
 
     takes: bool
@@ -230,24 +232,25 @@ class CycleNow(Message, frozen=True):
     """Jobs that hurt somebody there, or were hurt."""
 
 
-class TensorsHere(Message, frozen=True):
+class TensorsHere(Message, frozen=True, tag="TensorsHere"):
     """Which jobs do you sum? Answer: `Tensors`."""
 
 
-class Tensors(Message, frozen=True):
+class Tensors(Message, frozen=True, tag="Tensors"):
     jobs: Annotated[list[AggregatorJobView], Meta(max_length=4096)]
 
 
 Heard = (
-    Offer | Accepted | Declined | Profiled | Kept | Judged | Handover | Reserve | Reserved | NotReserved | Release
-    | Assigned | Retire | Dropped | Lost | Wanted
+    Offer | Accepted | Declined | Profiled | AssignmentKept | LossReport | Handover | ReserveCycle | CycleReserved |
+    CycleNotReserved | ReleaseCycle
+    | Assigned | Retire | AssignmentDropped | Lost | OwnerWanted
 )  # fmt: skip
-Question = WhoSums | DoYouServe | WorkOf | CycleHere | TensorsHere
-Answer = Known | Serving | Work | CycleNow | Tensors
+Question = GetOwner | Probe | WorkOf | CycleHere | TensorsHere
+Answer = KnownOwner | Serving | WorkCounters | CycleNow | Tensors
 Any = Heard | Question | Answer
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`[aggregator]` in agent.toml."""
 
     serve: bool = True

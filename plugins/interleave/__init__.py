@@ -21,5 +21,5 @@ input data; *spilled* blocks lie on disk and are reloaded while others are proce
     messages   what is said about jobs, groups and turns          policy   model, grouping, regrouping, spilling
     machine    groups: which jobs run where; turns: which subtask runs now on one host
 
-This room has no service: it decides, and nothing on a live host asks it yet.
+This plugin has no service: it decides, and nothing on a live host asks it yet.
 """

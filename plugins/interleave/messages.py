@@ -18,7 +18,7 @@ Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
-class SubtaskTimed(Message, frozen=True):
+class SubtaskTimed(Message, frozen=True, tag="SubtaskTimed"):
     """A host ran one subtask of a job while the group had so many hosts."""
 
     job: Name
@@ -27,7 +27,7 @@ class SubtaskTimed(Message, frozen=True):
     hosts: Annotated[int, Meta(ge=1, le=1 << 20)]
 
 
-class Propose(Message, frozen=True):
+class ProposeGroup(Message, frozen=True, tag="Propose"):
     """Home: these jobs share these hosts from now on, if you are still in epoch `replaces`."""
 
     group: Epoch
@@ -37,11 +37,11 @@ class Propose(Message, frozen=True):
     hosts: Annotated[tuple[HostId, ...], Meta(max_length=1 << 16)]
 
 
-class Answered(Message, frozen=True):
+class GroupAnswered(Message, frozen=True, tag="Answered"):
     """Host: taken, or why not."""
 
     group: Epoch
     refused: Annotated[str, Meta(max_length=300)] = ""
 
 
-Messages = SubtaskTimed | Propose | Answered
+Messages = SubtaskTimed | ProposeGroup | GroupAnswered

@@ -29,14 +29,14 @@ exists. Each is explained where it is done.
 """
 
 from covey.wire import Attach, Detach
-from plugins.base import Program, Room
+from plugins.base import Plugin, Program
 from plugins.memory.datapath.slabd import SlabdConfig, run_slabd
 from plugins.memory.datapath.vold import VoldConfig, run_vold
 from plugins.memory.messages import Messages
 from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service import MemoryService
 
-ROOM = Room(
+PLUGIN = Plugin(
     name="memory",
     paper="Infiniswap (Gu 2021, chapter 2)",
     settings=MemorySettings,

@@ -61,26 +61,26 @@ class SlabMessage(Message, frozen=True):
 # ---- placement -------------------------------------------------------------------------------------------------------
 
 
-class QueryMem(SlabMessage, frozen=True):
+class QueryMem(SlabMessage, frozen=True, tag="QueryMem"):
     """Borrower: how many slabs of this size could you lend?"""
 
     slab_bytes: Bytes
 
 
-class FreeMem(SlabMessage, frozen=True):
+class FreeMem(SlabMessage, frozen=True, tag="FreeMem"):
     """Lender: this many now. It promises nothing."""
 
     slabs: Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
-class Map(SlabMessage, frozen=True):
+class Map(SlabMessage, frozen=True, tag="Map"):
     """Borrower: I take one."""
 
     slab_bytes: Bytes
     page_bytes: Annotated[int, Meta(ge=512, le=1 << 16)]
 
 
-class MrInfo(SlabMessage, frozen=True):
+class MrInfo(SlabMessage, frozen=True, tag="MrInfo"):
     """Lender: there it is (`address` and `secret`: the paper's address, length, rkey), or no (`refused`)."""
 
     address: Annotated[str, Meta(max_length=120)] = ""
@@ -92,7 +92,7 @@ class MrInfo(SlabMessage, frozen=True):
 # ---- eviction --------------------------------------------------------------------------------------------------------
 
 
-class CheckActivity(Message, frozen=True):
+class CheckActivity(Message, frozen=True, tag="CheckActivity"):
     """Lender: how busy are these slabs of yours that I hold?"""
 
     round: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -104,39 +104,39 @@ class SlabActivity(msgspec.Struct, frozen=True, array_like=True):
     requests_per_s: Annotated[float, Meta(ge=0, le=1e12)]
 
 
-class Activity(Message, frozen=True):
+class Activity(Message, frozen=True, tag="Activity"):
     """Borrower: as busy as this. A slab it does not know under that epoch is left out."""
 
     round: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
     activities: Annotated[tuple[SlabActivity, ...], Meta(max_length=4096)]
 
 
-class Evict(SlabMessage, frozen=True):
+class Evict(SlabMessage, frozen=True, tag="Evict"):
     """Lender: I need this one back within `grace_s`."""
 
     grace_s: Annotated[float, Meta(ge=0, le=3600)]
 
 
-class Done(SlabMessage, frozen=True):
+class Done(SlabMessage, frozen=True, tag="Done"):
     """Borrower: nothing of mine depends on it any more; free it."""
 
 
 # ---- ours ------------------------------------------------------------------------------------------------------------
 
 
-class Renew(Message, frozen=True):
+class Renew(Message, frozen=True, tag="Renew"):
     """Borrower: I still use these. Whatever is not renewed for a lease is an orphan and freed."""
 
     slabs: SlabRefs
 
 
-class SlabsHeld(Message, frozen=True):
+class SlabsHeld(Message, frozen=True, tag="SlabsHeld"):
     """Question of a borrower whose volume's process began anew: do you still hold these of mine?"""
 
     slabs: SlabRefs
 
 
-class SlabsAreHeld(Message, frozen=True):
+class SlabsAreHeld(Message, frozen=True, tag="SlabsAreHeld"):
     """Answer to `SlabsHeld`."""
 
     known: bool
@@ -145,11 +145,11 @@ class SlabsAreHeld(Message, frozen=True):
     """Those of the question that it holds."""
 
 
-class SlabsHere(Message, frozen=True):
+class SlabsHere(Message, frozen=True, tag="SlabsHere"):
     """Question: which slabs do the volumes of your host have?"""
 
 
-class SlabsAre(Message, frozen=True):
+class SlabsAre(Message, frozen=True, tag="SlabsAre"):
     """Answer to `SlabsHere`."""
 
     slabs: Annotated[tuple[SlabView, ...], Meta(max_length=1 << 16)]

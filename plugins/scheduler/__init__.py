@@ -41,16 +41,16 @@ is the host that looks for a grant's GPUs; *attained service* is GPUs times seco
 one host.
 """
 
-from plugins.base import Room
+from plugins.base import Plugin
 from plugins.scheduler.messages.wire import Talk
-from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service.main import SchedulerService
 
-ROOM = Room(
+PLUGIN = Plugin(
     name="scheduler",
     paper="Gu et al., Tiresias: A GPU Cluster Manager for Distributed Deep Learning, NSDI 2019 "
     "(quota and job classes: Xiao et al., AntMan, OSDI 2020)",
-    settings=Settings,
+    settings=SchedulerSettings,
     messages=Talk,
     service=SchedulerService,
 )

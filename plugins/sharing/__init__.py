@@ -3,7 +3,7 @@
 Paper: AntMan (Xiao et al., OSDI 2020), the local coordinator of §3.2-3.3. Training jobs leave much of their GPU unused:
 its memory between peaks, its time while they wait for input or gradients (§2.2). AntMan lets opportunistic jobs have
 that, with two primitives in the job: a memory limit that can change between two mini-batches, and a gate before each
-operation (§3.1). Its controller is not published; this room is ours.
+operation (§3.1). Its controller is not published; this plugin is ours.
 
     guaranteed job --- Report: duration, idle time, memory, spill --->  Gpu (one machine per GPU)
     opportunistic  --- Report, which limits it has applied ---------->    |- Ladder   how much time for the others

@@ -30,7 +30,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Kind = Literal["guaranteed", "opportunistic"]
 
 
-class Report(Message, frozen=True):
+class Report(Message, frozen=True, tag="Report"):
     """A job at the end of a mini-batch."""
 
     job: Id
@@ -50,7 +50,7 @@ class Report(Message, frozen=True):
     """Allocations that failed at first because of its limit: it is about to spill."""
 
 
-class Limits(Message, frozen=True):
+class Limits(Message, frozen=True, tag="Limits"):
     """The agent: from the next operation (rates) and the next mini-batch (memory) on."""
 
     job: Id
@@ -70,7 +70,7 @@ class Limits(Message, frozen=True):
         return math.inf if self.head_s is None else self.head_s
 
 
-class AskUpgrade(Message, frozen=True):
+class AskUpgrade(Message, frozen=True, tag="AskUpgrade"):
     """The home agent: could your ranks of this job be guaranteed from now on?"""
 
     job: Id
@@ -78,7 +78,7 @@ class AskUpgrade(Message, frozen=True):
     gpus: Annotated[tuple[Uuid, ...], Meta(max_length=64)]
 
 
-class CanUpgrade(Message, frozen=True):
+class CanUpgrade(Message, frozen=True, tag="CanUpgrade"):
     """The answer to `AskUpgrade`."""
 
     job: Id
@@ -87,7 +87,7 @@ class CanUpgrade(Message, frozen=True):
     """Why not; empty: yes."""
 
 
-class Retag(Message, frozen=True):
+class Retag(Message, frozen=True, tag="Retag"):
     """The home agent: from now on its ranks are of this kind."""
 
     job: Id

@@ -18,5 +18,5 @@ both move; it has one owner at any instant. *mini-batch*: what a worker computes
     messages   what is said about measurements, and the steps of a plan    policy   cost, search, whole blocks, plan
     machine    waits for mini-batches, decides, walks a plan to its end
 
-This room has no service: it decides, and nothing on a live host asks it yet.
+This plugin has no service: it decides, and nothing on a live host asks it yet.
 """

@@ -28,10 +28,10 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import HostId, JobId, Note
+from covey.core import HostId, JobId, LogEvent
 from plugins.tuner.messages import Add, Delete, Kind, Move, Recover, Start, Step, Stop, Switch
 from plugins.tuner.policy import plan as planning
-from plugins.tuner.policy.cost import Host, Load, epoch_of_shares
+from plugins.tuner.policy.cost import HostCosts, Load, epoch_of_shares
 from plugins.tuner.policy.plan import GAIN_MIN, Configuration, Plan
 from plugins.tuner.policy.search import best
 
@@ -82,7 +82,7 @@ class Available(msgspec.Struct, frozen=True):
 # ---- events ----------------------------------------------------------------------------------------------------------
 
 
-class BatchTimed(msgspec.Struct, frozen=True):
+class BatchReported(msgspec.Struct, frozen=True):
     """A worker finished a mini-batch."""
 
     host: HostId
@@ -90,7 +90,7 @@ class BatchTimed(msgspec.Struct, frozen=True):
     compute_s: float
 
 
-class NicMeasured(msgspec.Struct, frozen=True):
+class NicReported(msgspec.Struct, frozen=True):
     host: HostId
     bytes_per_s: float
 
@@ -119,7 +119,7 @@ class StepFailed(msgspec.Struct, frozen=True):
     why: str
 
 
-TunerEvent = BatchTimed | NicMeasured | HostsChanged | HostLost | StepDone | StepFailed
+TunerEvent = BatchReported | NicReported | HostsChanged | HostLost | StepDone | StepFailed
 
 # ---- actions ---------------------------------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class Perform(msgspec.Struct, frozen=True):
     step: Step
 
 
-TunerAction = Perform | Note
+TunerAction = Perform | LogEvent
 
 
 class Tuner:
@@ -171,9 +171,9 @@ class Tuner:
 
     def handle(self, event: TunerEvent, now_s: float) -> Sequence[TunerAction]:
         match event:
-            case BatchTimed():
+            case BatchReported():
                 return self._timed(event)
-            case NicMeasured():
+            case NicReported():
                 _measure(self.nic, event.host, event.bytes_per_s)
                 return []
             case HostsChanged():
@@ -207,7 +207,7 @@ class Tuner:
 
     # ---- measuring ---------------------------------------------------------------------------------------------------
 
-    def _timed(self, event: BatchTimed) -> Sequence[TunerAction]:
+    def _timed(self, event: BatchReported) -> Sequence[TunerAction]:
         if event.host not in self.roles or event.samples <= 0 or event.compute_s <= 0:
             return []
         _measure(self.sample_s, event.host, event.compute_s / event.samples)
@@ -223,7 +223,7 @@ class Tuner:
     def _leaving(self) -> list[HostId]:
         return sorted(host for host in self.roles if host not in self.available)
 
-    def hosts(self) -> list[Host]:
+    def hosts(self) -> list[HostCosts]:
         """The hosts that may be used, as the cost model sees them. Before the first measurement computing is taken for
         as slow as the network, which makes half of the hosts workers."""
         sample_s, nic = self._typical(self.sample_s), self._typical(self.nic)
@@ -232,7 +232,7 @@ class Tuner:
             rate = self._own(host, self.nic, nic.get(of.kind), of.nic_bytes_per_s)
             as_network = max(1e-12, self.load.model_bytes / rate / self.load.batch)
             other = statistics.median([each.mean for each in self.sample_s.values()] or [as_network])
-            found.append(Host(host, self._own(host, self.sample_s, sample_s.get(of.kind), other), rate))
+            found.append(HostCosts(host, self._own(host, self.sample_s, sample_s.get(of.kind), other), rate))
         return found
 
     def _typical(self, figures: Mapping[HostId, Figure]) -> dict[str, float]:
@@ -279,12 +279,12 @@ class Tuner:
         self.plans += 1
         return [self._note("Reconfigured", text), *self._order()]
 
-    def epoch_s(self, hosts: Sequence[Host]) -> float:
+    def epoch_s(self, hosts: Sequence[HostCosts]) -> float:
         """Seconds of an epoch as things stand now, by the cost model, whole blocks and all."""
         counts = [{host: len(blocks) for host, blocks in self._owned(kind).items()} for kind in KINDS]
         return self._epoch_s(hosts, planning.Target(self.roles, *counts))
 
-    def _epoch_s(self, hosts: Sequence[Host], of: planning.Target) -> float:
+    def _epoch_s(self, hosts: Sequence[HostCosts], of: planning.Target) -> float:
         by = {host.host: host for host in hosts}
         workers = [host for host in sorted(of.roles) if of.roles[host] == "worker" and host in by]
         servers = [host for host in sorted(of.roles) if of.roles[host] == "server" and host in by]
@@ -417,8 +417,8 @@ class Tuner:
     def _owned(self, kind: Kind) -> dict[HostId, tuple[int, ...]]:
         return self.data if kind == "data" else self.model
 
-    def _note(self, event: str, reason: str) -> Note:
-        return Note(subject=self.job, event=event, reason=reason)
+    def _note(self, event: str, reason: str) -> LogEvent:
+        return LogEvent(subject=self.job, event=event, reason=reason)
 
 
 def _is_deleted(host: HostId, steps: Sequence[Step]) -> bool:

@@ -81,7 +81,7 @@ Step = Operation | Stop | Start | Recover
 """What hosts really do."""
 
 
-class BatchTimed(Message, frozen=True):
+class BatchTimed(Message, frozen=True, tag="BatchTimed"):
     """Worker: one mini-batch."""
 
     job: Name
@@ -89,14 +89,14 @@ class BatchTimed(Message, frozen=True):
     compute_s: Seconds
 
 
-class NicMeasured(Message, frozen=True):
+class NicMeasured(Message, frozen=True, tag="NicMeasured"):
     """Either: what its network carries."""
 
     job: Name
     bytes_per_s: Annotated[float, Meta(gt=0, le=1e15)]
 
 
-class Do(Message, frozen=True):
+class PlanStep(Message, frozen=True, tag="Do"):
     """Home: this step of this plan is yours now."""
 
     job: Name
@@ -105,7 +105,7 @@ class Do(Message, frozen=True):
     step: Step
 
 
-class Did(Message, frozen=True):
+class Did(Message, frozen=True, tag="Did"):
     """Host: done, or why not."""
 
     job: Name
@@ -114,4 +114,4 @@ class Did(Message, frozen=True):
     failure: Annotated[str, Meta(max_length=300)] = ""
 
 
-Messages = BatchTimed | NicMeasured | Do | Did
+Messages = BatchTimed | NicMeasured | PlanStep | Did

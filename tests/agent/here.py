@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
-from agent.disk import DirectoryDisk
-from agent.gpus import RealProbes
-from agent.processes import ProgramBase
+from agent.jobs.runner import SupervisedRunner
+from agent.ports.disk import DirectoryDisk
+from agent.ports.gpus import RealProbes
+from agent.ports.processes import ProgramBase
 from agent.program import JsonLog, real_env
-from agent.runner import SupervisedRunner
 from agent.tasks import Tasks
 from covey.core import Fact, HostId, JobId
 from covey.ports import Env

@@ -8,7 +8,7 @@ import pytest
 
 from agent.advertise import Here, Settled, own_addresses, settle
 from agent.config import ConfigError, parse
-from agent.datagrams import UdpDatagrams
+from agent.ports.datagrams import UdpDatagrams
 from covey.addresses import ip_port, joined
 
 ENV = {"HOME": "/root"}

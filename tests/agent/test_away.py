@@ -101,7 +101,7 @@ def test_nothing_new_is_placed_on_a_host_that_is_away() -> None:
         job = rack.submit(spec, "wide-gang-1", on="h1")
         pager = rack.pager("h1", "vol", 1 << 20, 30.0)
         rack.run(25.0)
-        assert rack.room("h1", "scheduler").queue.jobs[job].state == "queued", "two of its six GPUs are away"
+        assert rack.plugin("h1", "scheduler").queue.jobs[job].state == "queued", "two of its six GPUs are away"
         assert lenders(rack, "h1") == ["h2"]
         assert pager.alive
 
@@ -128,6 +128,6 @@ def lent_by_others(rack: SimRack) -> set[tuple[str, int, int]]:
     return {
         (name, lent.slab.index, lent.slab.epoch)
         for name in ("h2", "h3", "h4")
-        for lent in rack.room(name, "memory").lending.machine.lent.values()
+        for lent in rack.plugin(name, "memory").lending.machine.lent.values()
         if lent.borrower == "h1"
     }

@@ -15,7 +15,7 @@ def test_a_fact_told_while_another_is_heard_waits_its_turn() -> None:
         assert isinstance(fact, Counted)
         first.append(fact.number)
         if fact.number == 1:
-            bus.tell(Counted(2))
+            bus.publish(Counted(2))
 
     def listen(fact: Fact) -> None:
         assert isinstance(fact, Counted)
@@ -23,6 +23,6 @@ def test_a_fact_told_while_another_is_heard_waits_its_turn() -> None:
 
     bus.listen(echo)
     bus.listen(listen)
-    bus.tell(Counted(1))
+    bus.publish(Counted(1))
     assert first == [1, 2]
     assert second == [1, 2], "every listener hears the same order"

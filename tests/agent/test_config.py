@@ -21,7 +21,7 @@ def test_an_empty_file_works(tmp_path: Path) -> None:
     empty.write_text("")
     config = load(str(empty), ENV)
     assert config.state_dir == "/var/lib/covey"
-    assert {"memory", "scheduler", "aggregator"} <= set(config.rooms)
+    assert {"memory", "scheduler", "aggregator"} <= set(config.plugins)
     assert config.name
 
 
@@ -51,12 +51,12 @@ def test_a_size_that_is_none_is_refused_with_an_example() -> None:
     assert "64 MiB" in refused({"memory": {"slab": "lots"}}).why
 
 
-def test_a_room_that_does_not_exist_is_refused() -> None:
-    assert "rooms" in refused({"rooms": ["memory", "kitchen"]}).what
+def test_a_plugin_that_does_not_exist_is_refused() -> None:
+    assert "plugins" in refused({"plugins": ["memory", "kitchen"]}).what
 
 
-def test_only_the_rooms_named_are_on() -> None:
-    assert list(parse({"rooms": ["memory"]}, "agent.toml", ENV).rooms) == ["memory"]
+def test_only_the_plugins_named_are_on() -> None:
+    assert list(parse({"plugins": ["memory"]}, "agent.toml", ENV).plugins) == ["memory"]
 
 
 def test_a_run_dir_too_long_for_a_socket_is_refused() -> None:
@@ -81,7 +81,7 @@ _values = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(["name", "gossip", "memory", "rooms", "x"]), _values, max_size=3))
+@given(st.dictionaries(st.sampled_from(["name", "gossip", "memory", "plugins", "x"]), _values, max_size=3))
 def test_any_tree_is_a_config_or_a_clear_error(tree: dict[str, Any]) -> None:
     try:
         assert isinstance(parse(tree, "agent.toml", ENV), Config)
@@ -126,7 +126,7 @@ def test_an_address_that_no_peer_can_reach_is_not_advertised(address: str) -> No
 def test_inf_is_never_where_a_setting_may_be_never() -> None:
     """As its documentation says: TOML has no word for nothing."""
     found = parse({"scheduler": {"demote_after_s": float("inf"), "promote_knob": float("inf")}}, "here", {})
-    settings = found.rooms["scheduler"]
+    settings = found.plugins["scheduler"]
     assert (settings.demote_after_s, settings.promote_knob) == (None, None)  # type: ignore[attr-defined]
     assert "demote_after_s" in refused({"scheduler": {"demote_after_s": float("nan")}}).what
 

@@ -9,8 +9,9 @@ import pytest
 
 from chaos.rackworld import SimRack
 from covey.core import Fact, HostId, Message
+from covey.errors import Refused
 from plugins import memory
-from plugins.base import Command, Refused, Room, RoomService
+from plugins.base import Command, Plugin, PluginService
 from plugins.facts import SecondPassed
 from plugins.views import HostRow
 
@@ -25,7 +26,7 @@ class Poke(Message, frozen=True):
     """Handled by failing."""
 
 
-class Fragile(RoomService):
+class Fragile(PluginService):
     """Fails where its settings say."""
 
     name: ClassVar[str] = "fragile"
@@ -43,11 +44,11 @@ class Fragile(RoomService):
         if self.fails_in == where:
             raise ZeroDivisionError(f"in {where}")
 
-    def take(self, fact: Fact) -> None:
+    def on_fact(self, fact: Fact) -> None:
         if isinstance(fact, SecondPassed):
             self._fail("take")
 
-    async def hear(self, sender: HostId, message: Any) -> None:
+    async def on_message(self, sender: HostId, message: Any) -> None:
         self._fail("hear")
 
     def commands(self) -> Mapping[str, Command]:
@@ -58,21 +59,21 @@ class Fragile(RoomService):
         return {}
 
 
-FRAGILE = Room(name="fragile", paper="none", settings=Settings, messages=Poke, service=Fragile)
+FRAGILE = Plugin(name="fragile", paper="none", settings=Settings, messages=Poke, service=Fragile)
 
 
 def broken(where: str) -> SimRack:
     settings = {"fragile": {"fails_in": where}}
-    rack = SimRack(7, hosts=2, rooms=(memory.ROOM, FRAGILE), settings=settings, watched=False).start()
+    rack = SimRack(7, hosts=2, plugins=(memory.PLUGIN, FRAGILE), settings=settings, watched=False).start()
     rack.run(20)
     return rack
 
 
-def letter(rack: SimRack, room: str, body: bytes) -> None:
-    """From h2 to a room of h1."""
+def letter(rack: SimRack, plugin: str, body: bytes) -> None:
+    """From h2 to a plugin of h1."""
     process = rack.hosts["h2"].agent
     assert process is not None
-    process.spawn("test: letter", rack.agents["h2"].courier.send(room, HostId("h1"), body, 3.0))
+    process.spawn("test: letter", rack.agents["h2"].messenger.send(plugin, HostId("h1"), body, 3.0))
 
 
 def fails_and_the_others_live(where: str, provoke: Callable[[SimRack], None] = lambda _rack: None) -> None:
@@ -83,35 +84,35 @@ def fails_and_the_others_live(where: str, provoke: Callable[[SimRack], None] = l
         assert agent.health["fragile"].state == "failed"
         assert where in agent.health["fragile"].why
         assert agent.health["memory"].state == "on"
-        assert "fragile" not in agent.rooms
-        assert rack.ask("h1", "agent.health", {})["rooms"]["fragile"].state == "failed"
+        assert "fragile" not in agent.plugins
+        assert rack.ask("h1", "agent.health", {})["plugins"]["fragile"].state == "failed"
         rows: list[HostRow] = rack.ask("h2", "agent.hosts", {})
-        assert next(row for row in rows if row.host == "h1").rooms_failed == ("fragile",), (
+        assert next(row for row in rows if row.host == "h1").plugins_failed == ("fragile",), (
             "told to every host by gossip"
         )
         assert rack.ask("h1", "memory.volumes", {}) == []
 
 
-def test_a_room_that_fails_while_starting_does_not_take_the_others_down() -> None:
+def test_a_plugin_that_fails_while_starting_does_not_take_the_others_down() -> None:
     fails_and_the_others_live("start")
 
 
-def test_a_room_that_fails_at_a_fact_is_stopped_and_reported() -> None:
+def test_a_plugin_that_fails_at_a_fact_is_stopped_and_reported() -> None:
     fails_and_the_others_live("take")
 
 
-def test_a_room_whose_task_fails_is_stopped_and_reported() -> None:
+def test_a_plugin_whose_task_fails_is_stopped_and_reported() -> None:
     fails_and_the_others_live("task")
 
 
-def test_a_room_that_fails_at_a_letter_is_stopped_and_reported() -> None:
+def test_a_plugin_that_fails_at_a_letter_is_stopped_and_reported() -> None:
     fails_and_the_others_live("hear", lambda rack: letter(rack, "fragile", msgspec.msgpack.encode(Poke())))
 
 
 def test_letters_for_nobody_and_malformed_ones_are_dropped_and_counted() -> None:
     with broken("nowhere") as rack:
-        for room, body in (("kitchen", b"\x80"), ("fragile", b"\xc1"), ("memory", b"\x00" * 50)):
-            letter(rack, room, body)
+        for plugin, body in (("kitchen", b"\x80"), ("fragile", b"\xc1"), ("memory", b"\x00" * 50)):
+            letter(rack, plugin, body)
         rack.run(5)
         agent = rack.agents["h1"]
         tries = 3
@@ -120,7 +121,7 @@ def test_letters_for_nobody_and_malformed_ones_are_dropped_and_counted() -> None
         assert agent.health["fragile"].state == agent.health["memory"].state == "on"
 
 
-def test_a_command_that_fails_is_refused_in_words_and_stops_its_room() -> None:
+def test_a_command_that_fails_is_refused_in_words_and_stops_its_plugin() -> None:
     with broken("command") as rack:
         with pytest.raises(Refused) as refused:
             rack.ask("h1", "fragile.poke", {})
@@ -128,10 +129,10 @@ def test_a_command_that_fails_is_refused_in_words_and_stops_its_room() -> None:
         assert rack.agents["h1"].health["fragile"].state == "failed"
 
 
-# ---- rooms that the world failed start again ----
+# ---- plugins that the world failed start again ----
 
 
-class Sick(RoomService):
+class Sick(PluginService):
     """Its disk is sick for its first lives; says who it is."""
 
     name: ClassVar[str] = "sick"
@@ -147,10 +148,10 @@ class Sick(RoomService):
 
     async def _tick(self) -> None:
         while True:
-            self.host.publish("sick", Poke())
+            self.host.spread("sick", Poke())
             await asyncio.sleep(1.0)
 
-    def take(self, fact: Fact) -> None:
+    def on_fact(self, fact: Fact) -> None:
         self.heard.append(fact)
 
     def commands(self) -> Mapping[str, Command]:
@@ -160,7 +161,7 @@ class Sick(RoomService):
         raise OSError(28, "no space left")
 
 
-SICK = Room(name="sick", paper="none", settings=Settings, messages=Poke, service=Sick)
+SICK = Plugin(name="sick", paper="none", settings=Settings, messages=Poke, service=Sick)
 
 
 @pytest.fixture
@@ -170,7 +171,7 @@ def sick_rack() -> Iterator[Callable[[int], SimRack]]:
 
     def make(sick_lives: int) -> SimRack:
         Sick.lives, Sick.sick_lives = [], sick_lives
-        racks.append(SimRack(7, hosts=1, rooms=(memory.ROOM, SICK), settings={"sick": {}}, watched=False).start())
+        racks.append(SimRack(7, hosts=1, plugins=(memory.PLUGIN, SICK), settings={"sick": {}}, watched=False).start())
         return racks[0]
 
     yield make
@@ -178,7 +179,7 @@ def sick_rack() -> Iterator[Callable[[int], SimRack]]:
         rack.close()
 
 
-def test_a_room_that_a_sick_disk_keeps_from_starting_is_started_again_with_growing_pauses(
+def test_a_plugin_that_a_sick_disk_keeps_from_starting_is_started_again_with_growing_pauses(
     sick_rack: Callable[[int], SimRack],
 ) -> None:
     rack = sick_rack(3)
@@ -191,29 +192,29 @@ def test_a_room_that_a_sick_disk_keeps_from_starting_is_started_again_with_growi
     agent = rack.agents["h1"]
     assert (agent.health["sick"].restarts, agent.health["memory"].restarts) == (3, 0)
     assert "the disk is sick" in agent.health["sick"].why
-    assert agent.metrics()['covey_room_restarts_total{room="sick"}'] == 3
+    assert agent.metrics()['covey_plugin_restarts_total{plugin="sick"}'] == 3
     rows: list[HostRow] = rack.ask("h1", "agent.hosts", {})
-    assert rows[0].rooms_failed == (), "gossip no longer tells of it"
+    assert rows[0].plugins_failed == (), "gossip no longer tells of it"
     story = [line.event for line in rack.ask("h1", "agent.why", {"id": "h1"})]
-    assert "room sick failed" in story and "room sick is on again" in story
+    assert "plugin sick failed" in story and "plugin sick is on again" in story
 
 
 def test_a_life_that_is_over_says_nothing_more_and_the_next_has_a_higher_boot(
     sick_rack: Callable[[int], SimRack],
 ) -> None:
     rack = sick_rack(0)
-    rack.until(lambda: bool(Sick.lives) and "sick" in rack.agents["h1"].rooms, 5.0, "it is on")
+    rack.until(lambda: bool(Sick.lives) and "sick" in rack.agents["h1"].plugins, 5.0, "it is on")
     with pytest.raises(Refused) as refused:
         rack.ask("h1", "sick.fill", {})
     assert "no space left" in refused.value.why
-    rack.until(lambda: len(Sick.lives) == 2 and "sick" in rack.agents["h1"].rooms, 10.0, "it is on again")
+    rack.until(lambda: len(Sick.lives) == 2 and "sick" in rack.agents["h1"].plugins, 10.0, "it is on again")
     old, new = Sick.lives
     assert new.host.boot > old.host.boot == rack.agents["h1"].boot
     assert not old.host._tasks and len(new.host._tasks) == 1  # type: ignore[attr-defined]
     before = len(new.heard)
-    old.host.tell(SecondPassed(0.0))
+    old.host.publish(SecondPassed(0.0))
     assert SecondPassed(0.0) not in new.heard[before:]
-    new.host.tell(SecondPassed(0.0))
+    new.host.publish(SecondPassed(0.0))
     assert SecondPassed(0.0) in new.heard[before:]
     old_boot = new.host.boot
     rack.hosts["h1"].agent.signal(9)  # type: ignore[union-attr]
@@ -222,7 +223,7 @@ def test_a_life_that_is_over_says_nothing_more_and_the_next_has_a_higher_boot(
     assert Sick.lives[-1].host.boot > old_boot, "what a life took is never given again"
 
 
-def test_a_room_that_failed_by_its_own_fault_is_not_started_again() -> None:
+def test_a_plugin_that_failed_by_its_own_fault_is_not_started_again() -> None:
     with broken("start") as rack:
         rack.run(120)
         health = rack.agents["h1"].health["fragile"]
@@ -236,17 +237,17 @@ def test_a_scheduler_that_starts_again_has_the_whole_queue_and_its_jobs_go_on() 
         lasts = rack.submit({"name": "lasts", "argv": ["sleeper", "60"], "workers": 3, "cwd": "/"}, "second-key")
 
         def state(job: str, on: str) -> str:
-            scheduler = rack.room(on, "scheduler")
+            scheduler = rack.plugin(on, "scheduler")
             return "" if scheduler is None or job not in scheduler.queue.jobs else scheduler.queue.jobs[job].state
 
         rack.until(lambda: all(state(job, "h1") == "running" for job in (ends, lasts)), 30.0, "both run")
 
-        async def full(_room: RoomService) -> None:
+        async def full(_plugin: PluginService) -> None:
             raise OSError(28, "no space left")
 
         async def fills(name: str) -> None:
             with pytest.raises(Refused, match="no space left"):
-                await rack.agents[name].rooms_at_work.ask("scheduler", full)
+                await rack.agents[name].plugin_runtime.ask("scheduler", full)
 
         for name in rack.hosts:
             process = rack.hosts[name].agent
@@ -255,10 +256,10 @@ def test_a_scheduler_that_starts_again_has_the_whole_queue_and_its_jobs_go_on() 
         rack.run(0.3)
         assert {rack.agents[name].health["scheduler"].state for name in rack.hosts} == {"failed"}
         boots = {name: rack.agents[name].boot for name in rack.hosts}
-        rack.until(lambda: all(rack.room(name, "scheduler") for name in rack.hosts), 5.0, "all are on again")
+        rack.until(lambda: all(rack.plugin(name, "scheduler") for name in rack.hosts), 5.0, "all are on again")
         for name in rack.hosts:
             assert state(ends, name) == state(lasts, name) == "running", "the log's state went over"
-            assert rack.room(name, "aggregator").directory.grant(lasts) > 0
+            assert rack.plugin(name, "aggregator").directory.grant(lasts) > 0
         rack.until(lambda: state(ends, "h1") == state(lasts, "h1") == "done", 90.0, "both end as if nothing had been")
         assert boots == {name: rack.agents[name].boot for name in rack.hosts}, "no agent was restarted"
 

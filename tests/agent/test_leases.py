@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent import supervisor
-from agent.runner import AGAIN_LEASE_S, SupervisedRunner
-from chaos.host import SimHost
-from chaos.world import World
+from agent.jobs import supervisor
+from agent.jobs.runner import AGAIN_LEASE_S, SupervisedRunner
+from chaos.world.host import SimHost
+from chaos.world.world import World
 from covey.core import Fact, JobId
 from covey.ports import Command, Env
 from plugins.base import RankLease

@@ -15,15 +15,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent import http, keys, main, rooms
+from agent import keys, main, plugin_runtime
+from agent.api import http
 from agent.config import Config, ConfigError, load
-from agent.consensus.disk import Store
-from agent.consensus.machine.words import Persist
-from agent.consensus.messages import configuration_entry
-from agent.consensus.policy import founders
-from agent.consensus.service import consensus
-from agent.disk import DirectoryDisk
 from agent.main import check_own, make_key
+from agent.ports.disk import DirectoryDisk
+from agent.raft.disk import Store
+from agent.raft.machine.types import Persist
+from agent.raft.messages import configuration_entry
+from agent.raft.policy import founders
+from agent.raft.service import consensus
 from covey.core import HostId
 from gossip import service as gossip
 
@@ -42,7 +43,7 @@ def write_config(place: Path, more: str = "") -> Path:
     path = place / "agent.toml"
     path.write_text(
         f'name = "gpu1"\nstate_dir = "{place}/state"\nrun_dir = "{place}/run"\nadvertise = "127.0.0.1"\n'
-        f'rooms = ["scheduler"]\n[gossip]\nbind = "127.0.0.1:0"\n[control]\nbind = "127.0.0.1:0"\n{more}'
+        f'plugins = ["scheduler"]\n[gossip]\nbind = "127.0.0.1:0"\n[control]\nbind = "127.0.0.1:0"\n{more}'
     )
     return path
 
@@ -97,9 +98,9 @@ def test_systemd_is_told_ready_status_watchdog_and_stopping_and_sigterm_ends_it_
 
 
 def test_all_goodbyes_together_take_less_than_an_agent_has_to_leave() -> None:
-    doors_and_rooms = http.STOP_S + rooms.STOP_S
+    sockets_and_plugins = http.STOP_S + plugin_runtime.STOP_S
     log_and_gossip = consensus.HAND_OVER_S + consensus.STOP_S + gossip.GOODBYES * gossip.GOODBYE_INTERVAL_S
-    assert doors_and_rooms + log_and_gossip <= main.LEAVE_S < main.FORCED_EXIT_S
+    assert sockets_and_plugins + log_and_gossip <= main.LEAVE_S < main.FORCED_EXIT_S
     unit = (Path(__file__).parent.parent.parent / "systemd/covey.service").read_text()
     assert "TimeoutStopSec=10\n" in unit and main.FORCED_EXIT_S < 10, "systemd kills later than we cut off"
 
@@ -135,7 +136,7 @@ def test_a_wrong_setting_is_refused_at_start_in_three_lines(place: Path) -> None
 def test_check_says_that_a_file_is_good_and_starts_nothing(place: Path) -> None:
     checked = run(write_config(place), "--check")
     assert (checked.returncode, checked.stderr) == (0, "")
-    assert "host gpu1 at 127.0.0.1, rooms scheduler" in checked.stdout
+    assert "host gpu1 at 127.0.0.1, plugins scheduler" in checked.stdout
     assert not (place / "state").exists()
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.processes import ProgramBase, RealProcesses
+from agent.jobs.supervision import SupervisorState, read_state
+from agent.jobs.supervisor import PROGRAM
+from agent.ports.processes import ProgramBase, RealProcesses
 from agent.program import JsonLog, NoLinks, program_named, run
-from agent.supervision import State, read_state
-from agent.supervisor import PROGRAM
 from covey.core import HostId
 from covey.ports import Env, ProcessId
 from plugins.base import Program
-from plugins.registry import ROOMS
+from plugins.registry import PLUGINS
 from tests.agent.here import Lines, until
 
 
@@ -54,10 +54,10 @@ def test_a_log_on_a_full_disk_ends_nothing() -> None:
     assert lines.text == ""
 
 
-def test_every_program_of_every_room_is_found_by_its_name() -> None:
+def test_every_program_of_every_plugin_is_found_by_its_name() -> None:
     assert program_named("supervisor") is PROGRAM
-    for room in ROOMS:
-        for program in room.programs:
+    for plugin in PLUGINS:
+        for program in plugin.programs:
             assert program_named(program.name) is program
     with pytest.raises(KeyError):
         program_named("no-such-program")
@@ -106,7 +106,7 @@ def test_started_by_hand_it_says_so() -> None:
     assert "next: " in done.stderr
 
 
-def test_a_supervisor_imports_no_room_and_nothing_heavy() -> None:
+def test_a_supervisor_imports_no_plugin_and_nothing_heavy() -> None:
     code = """import sys, agent.program
 agent.program.program_named("supervisor")
 heavy = ("numpy", "zmq", "aiohttp", "structlog", "cryptography", "plugins.registry", "plugins.memory", "pynvml")
@@ -118,8 +118,8 @@ def starting_a_supervisor(tmp_path: Path) -> tuple["subprocess.Popen[bytes]", Pr
     """A process in a group of its own that has started a supervisor of one rank, which sleeps; and that supervisor."""
     code = f"""
 import asyncio, sys
-from agent.processes import ProgramBase, RealProcesses
-from agent.supervision import RankStart, SupervisorConfig
+from agent.ports.processes import ProgramBase, RealProcesses
+from agent.jobs.supervision import RankStart, SupervisorConfig
 from covey.ports import Command
 import msgspec
 async def main():
@@ -145,7 +145,7 @@ asyncio.run(main())
     return starter, ProcessId(pid, started)
 
 
-def stored(path: Path) -> State:
+def stored(path: Path) -> SupervisorState:
     found = read_state(path.read_bytes())
     assert found is not None
     return found

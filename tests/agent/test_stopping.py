@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.jobs import JobSocket
-from agent.runner import SupervisedRunner
+from agent.jobs.jobs_socket import JobSocket
+from agent.jobs.runner import SupervisedRunner
 from covey.core import JobId
 from covey.wire import Frame
 from plugins.base import JobPeer
@@ -157,7 +157,7 @@ with covey.join() as job:
 
 async def test_a_job_hears_of_it_and_may_ask_for_more_time_once(host: Here, short: str) -> None:
     async def deliver(_peer: JobPeer, _frame: Frame) -> None:
-        raise AssertionError("no room is asked")
+        raise AssertionError("no plugin is asked")
 
     stopped = Stopped(host, short)
     runner: SupervisedRunner = stopped.runner

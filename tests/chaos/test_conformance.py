@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from agent.bytes import SocketBytes
-from agent.datagrams import UdpDatagrams
-from agent.disk import DirectoryDisk
+from agent.ports.bytes import SocketBytes
+from agent.ports.datagrams import UdpDatagrams
+from agent.ports.disk import DirectoryDisk
 from chaos import conformance
-from chaos.host import SimLog
-from chaos.world import World
+from chaos.world.host import SimLog
+from chaos.world.world import World
 from covey.ports import Address, Bytes, Datagrams, Disk, Env
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from chaos.crowd import GossipCrowd, gossip_story
 from chaos.memory_crowd import memory_story
-from chaos.world import World
+from chaos.world.world import World
 
 
 def test_a_crowd_agrees_and_hears_of_a_death_within_bounds() -> None:

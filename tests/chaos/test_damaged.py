@@ -25,7 +25,7 @@ def test_an_agent_that_refuses_its_files_stays_down_until_somebody_does_what_it_
         assert host.refused is None
 
 
-def test_a_memory_room_whose_record_is_damaged_begins_anew() -> None:
+def test_a_memory_plugin_whose_record_is_damaged_begins_anew() -> None:
     with SimRack(6, 3) as rack:
         rack.start()
         rack.settle()
@@ -36,7 +36,7 @@ def test_a_memory_room_whose_record_is_damaged_begins_anew() -> None:
         host.power_off()
         host.disk.damage("memory/agent", "rotten")
         host.power_on()
-        rack.until(lambda: bool(person.obeyed), 20.0, "the room is off and somebody deletes the record")
+        rack.until(lambda: bool(person.obeyed), 20.0, "the plugin is off and somebody deletes the record")
         assert person.obeyed == ["h2 deletes memory/agent"]
         rack.until(lambda: not pager.alive, 90.0, "the pager has its volume again, and read all of it back")
         assert not rack.stale and not rack.wrong

@@ -27,7 +27,7 @@ from chaos.faults import (
     strike,
     swarm,
 )
-from chaos.world import World
+from chaos.world.world import World
 from covey.ports import ByteStream, Env
 
 HOSTS = ("h1", "h2", "h3", "h4")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos import handlers
+from chaos import PRODUCT, handlers
 
 SOURCE = """
 def find(name):
@@ -44,7 +44,7 @@ def test_a_handler_is_named_by_its_place_and_what_it_catches() -> None:
 def test_the_handlers_that_nobody_is_expected_to_enter_exist_and_each_has_a_reason() -> None:
     there = {
         name
-        for package in handlers.OURS
+        for package in PRODUCT
         for path in sorted((handlers.ROOT / package).rglob("*.py"))
         for name in handlers.handlers_of(path)
     }
@@ -62,7 +62,7 @@ def test_a_soak_says_which_handlers_were_entered_and_which_never_were() -> None:
         check=False,
     )
     assert "2 stories held, 0 broke" in told.stdout
-    assert "never entered: agent/courier.py Courier._handle: Refused" in told.stdout
+    assert "never entered: agent/rpc.py Messenger._handle: Refused" in told.stdout
     assert "agent/config.py load: OSError" not in told.stdout, "it is listed with a reason"
     entered, known = (int(told.stdout.splitlines()[-1].split()[at]) for at in (0, 2))
     assert 2 < entered < known

@@ -5,7 +5,7 @@ import pytest
 from chaos import main as command
 from chaos.novelty import Seen
 from chaos.story import Told, stories_of_worlds
-from chaos.world import Broken
+from chaos.world.world import Broken
 
 PLAYED = len(stories_of_worlds()) + 3
 """Stories for each seed of a soak: all worlds, the swarm and two directed ones."""

@@ -11,7 +11,7 @@ from chaos.story import known_stories
 MUTANTS = known_mutants()
 STORIES = frozenset(known_stories())
 GOOD = Mutant(
-    file="gossip/words.py",
+    file="gossip/types.py",
     find="class HostDown(",
     replace="class HostDown (",
     why="Nothing goes wrong: it is for tests.",

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from chaos.host import SimHost
-from chaos.world import World
+from chaos.world.host import SimHost
+from chaos.world.world import World
 from covey.core import HostId
 from covey.ports import ByteStream, Command, Env, Process, ProcessId
 from plugins.base import Program

@@ -24,7 +24,7 @@ UNSEEN = msgspec.structs.replace(
 )
 STALE = msgspec.structs.replace(HEARD_ONCE, find="no such text", slug="stale")
 NO_TERMS = Mutant(
-    file="gossip/words.py",
+    file="gossip/types.py",
     find="class HostDown(",
     replace="raise RuntimeError('planted')\nclass HostDown(",
     why="No agent starts.",

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from agent.config import parse
-from agent.consensus import policy as raft_policy
-from agent.runner import SupervisedRunner
-from chaos import disk
+from agent.jobs.runner import SupervisedRunner
+from agent.raft import policy as raft_policy
 from chaos.faults import Partition, strike
 from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.story import held_stories, known_stories, tell
-from chaos.world import Broken
+from chaos.world import disk
+from chaos.world.world import Broken
 from covey.core import HostId, JobId
-from plugins.base import Refused
+from covey.errors import Refused
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import Granted
 
@@ -136,7 +136,7 @@ def test_an_agent_without_the_gossip_key_is_never_seen() -> None:
             },
             "h4",
             {},
-            tuple(rack.rooms),
+            tuple(rack.plugins),
         )
         stranger.main = rack._main(stranger, config, [b"k" * 32])
         rack.start()
@@ -192,7 +192,7 @@ def test_a_queue_that_forgets_quotas_is_found(monkeypatch: pytest.MonkeyPatch) -
         for number in range(2):
             spec = {"argv": ["sleeper", "30"], "tenant": "red", "workers": 2, "gpus_per_worker": 1, "cwd": "/"}
             rack.submit(spec, f"quota-key-{number}")
-        queue = rack.room("h1", "scheduler").queue
+        queue = rack.plugin("h1", "scheduler").queue
         waiting = [job for job in queue.jobs.values() if job.state == "queued"]
         if waiting:  # the leader kept to it; the log must not have to rely on that
             grant(rack, waiting[0].id)
@@ -204,7 +204,7 @@ def grant(rack: SimRack, job: JobId) -> None:
     """A leader that lost its mind grants a job over quota."""
     leader = rack.leader()
     assert leader is not None
-    scheduler, process = rack.room(leader, "scheduler"), rack.hosts[leader].agent
+    scheduler, process = rack.plugin(leader, "scheduler"), rack.hosts[leader].agent
     assert process is not None
     process.spawn("mad", scheduler.queue_log.propose(Granted(wall_s=0.0, job=job, epoch=1, home=HostId(leader))))
 

@@ -9,7 +9,7 @@ from chaos.faults import Kill, strike
 from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.story import ended
-from plugins.base import Refused
+from covey.errors import Refused
 
 
 def change(rack: SimRack, on: str, add: str = "", remove: str = "") -> str:
@@ -39,7 +39,7 @@ def rewrite(rack: SimRack, name: str, voters: list[str]) -> None:
         "control": {"bind": f"{host.ip}:7947"},
         "leader": {"voters": voters},
     }
-    host.main = rack._main(host, parse(tree, "agent.toml", {}, tuple(rack.rooms)), rack.keys)
+    host.main = rack._main(host, parse(tree, "agent.toml", {}, tuple(rack.plugins)), rack.keys)
     strike(rack.world, Kill("agent", name, 1.0))
     rack.run(2.0)
 

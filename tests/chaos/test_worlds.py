@@ -2,12 +2,12 @@
 
 import pytest
 
-from agent.courier import Courier
+from agent.rpc import Messenger
 from chaos.crowds import gossip_swarm, letters, reservations, upgrades
 from chaos.story import stories_of_worlds, tell
-from chaos.world import Broken
+from chaos.world.world import Broken
 from gossip.membership import policy
-from plugins.aggregator.machine.ledger import Ledger
+from plugins.aggregator.machine.cycle_ledger import CycleLedger
 from plugins.sharing.machine.upgrade import Upgrades
 
 
@@ -17,7 +17,7 @@ def test_a_seed_plays_the_same_worlds_again_and_another_one_others(story: str) -
 
 
 def test_what_breaks_in_a_world_comes_with_the_line_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ledger, "release", lambda self, job, by, attempt: self.leave(job))
+    monkeypatch.setattr(CycleLedger, "release", lambda self, job, by, attempt: self.leave(job))
     with pytest.raises(Broken, match=r"repeat with: covey-chaos sim --seed 1 --story aggregator_worlds"):
         tell("aggregator_worlds", 1)
 
@@ -25,7 +25,7 @@ def test_what_breaks_in_a_world_comes_with_the_line_that_repeats_it(monkeypatch:
 def test_a_release_of_an_older_attempt_that_takes_the_room_of_a_later_one_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Ledger, "release", lambda self, job, by, attempt: self.leave(job))
+    monkeypatch.setattr(CycleLedger, "release", lambda self, job, by, attempt: self.leave(job))
     with pytest.raises(AssertionError, match="room is held for"):
         for seed in range(20):
             reservations.play(seed)
@@ -50,7 +50,7 @@ def test_one_letter_to_the_dead_that_holds_up_all_others_is_noticed(monkeypatch:
     def settled(self, to):  # type: ignore[no-untyped-def]
         return min((id for ids in self._unsettled.values() for id in ids), default=self._next_id)
 
-    monkeypatch.setattr(Courier, "_settled", settled)
+    monkeypatch.setattr(Messenger, "_settled", settled)
     with pytest.raises(Broken, match="did not arrive though nothing fails"):
         letters.play(4)
 

@@ -27,7 +27,7 @@ HOSTS = [
         "slabs_lent": 0,
         "aggregator_jobs": 1,
         "suspected_by": None,
-        "rooms_failed": ["memory"],
+        "plugins_failed": ["memory"],
     },
     {
         "host": "gpu2",
@@ -42,7 +42,7 @@ HOSTS = [
         "slabs_lent": None,
         "aggregator_jobs": None,
         "suspected_by": "gpu1",
-        "rooms_failed": [],
+        "plugins_failed": [],
     },
 ]
 GPU = {
@@ -139,7 +139,7 @@ def answers(agent: FakeAgent, job: Job) -> None:
             "age_s": 0.2,
             "voters": [],
         },
-        "GET /v1/status": {"boot": 2, "started_wall_s": 400.0, "rooms": {"memory": {"state": "on", "why": ""}}},
+        "GET /v1/status": {"boot": 2, "started_wall_s": 400.0, "plugins": {"memory": {"state": "on", "why": ""}}},
         "GET /v1/why/j1": [STORY],
         "GET /v1/quotas": [{"tenant": "ann", "gpus": None, "used": 2, "queued_jobs": 1}],
     }
@@ -224,13 +224,13 @@ def test_no_leader_is_said_and_is_no_error_for_a_read(run: Run, agent: FakeAgent
     assert "none now" in out and "7.0 s ago" in out
 
 
-def test_a_failed_room_makes_status_fail(run: Run, agent: FakeAgent) -> None:
-    agent.replies["GET /v1/status"] = {"rooms": {"memory": {"state": "failed", "why": "disk is full"}}}
+def test_a_failed_plugin_makes_status_fail(run: Run, agent: FakeAgent) -> None:
+    agent.replies["GET /v1/status"] = {"plugins": {"memory": {"state": "failed", "why": "disk is full"}}}
     code, out, _ = run("status")
     assert code == 1
     assert "disk is full" in out and "restart the agent" in out
     waiting = {"state": "failed", "why": "OSError: disk is full", "restarts": 2, "again_s": 4.0}
-    agent.replies["GET /v1/status"] = {"rooms": {"memory": waiting}}
+    agent.replies["GET /v1/status"] = {"plugins": {"memory": waiting}}
     code, out, _ = run("status")
     assert code == 1
     assert "disk is full; starts again every 4 s or so" in out
@@ -246,7 +246,7 @@ def test_a_host_that_restarts_is_away_and_back_within_the_time_it_said(run: Run,
 
 
 def test_a_seed_that_is_not_known_is_named_by_status(run: Run, agent: FakeAgent) -> None:
-    agent.replies["GET /v1/status"] = {"rooms": {}, "seeds_unknown": {"gpu9:7946": "Name or service not known"}}
+    agent.replies["GET /v1/status"] = {"plugins": {}, "seeds_unknown": {"gpu9:7946": "Name or service not known"}}
     code, out, _ = run("status")
     assert code == 0
     assert "seed not known" in out and "gpu9:7946: Name or service not known" in out

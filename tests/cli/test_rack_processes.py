@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.processes import ProgramBase, RealProcesses
+from agent.ports.processes import ProgramBase, RealProcesses
 from cli import rack_processes
 from cli.rack_processes import Ours, end, find, kind_of, look, remove_leftovers, send, start_ticks
 from covey.ports import Command

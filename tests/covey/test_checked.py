@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.disk import DirectoryDisk
+from agent.ports.disk import DirectoryDisk
 from covey.checked import Damaged, load, save, seal, unseal
 
 

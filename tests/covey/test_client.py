@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 import covey
-from agent.jobs import JobSocket
+from agent.jobs.jobs_socket import JobSocket
 from covey.client import STEPS_WAITING_MAX, CoveyError, JobClient, join
 from covey.core import Fact, HostId, JobId
+from covey.errors import Refused
 from covey.frames import pack
 from covey.kernels import kernel
 from covey.wire import GRACE_KEPT, AggregatorAt, AggregatorLost, Frame, Joined, Stopping
-from plugins.base import JobPeer, RanksSpec, Refused
+from plugins.base import JobPeer, RanksSpec
 from plugins.facts import JobJoined, StepTimed
 from tests.agent.here import Here, here, ranks, until
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from covey import headers, remote, wire
+from covey import headers, remote, volumewire, wire
 from covey.core import HostId
 from covey.frames import read_frame, write_frame
 from covey.ports import ByteStream
@@ -35,7 +35,7 @@ CONFIG = VoldConfig(
 
 
 class Agent:
-    """Answers on `jobs.sock` as the memory room would; `vold` is the volume's process."""
+    """Answers on `jobs.sock` as the memory plugin would; `vold` is the volume's process."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -202,11 +202,11 @@ async def test_a_volume_tells_nothing_to_who_lacks_its_token_and_survives_nonsen
         memory = await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path))
         address = f"unix:{agent.bench.env.run_dir}/vol-data.sock"
         stream = await agent.bench.env.bytes.connect(address)
-        await stream.write(remote.pack_hello(b"x" * 32))
+        await stream.write(volumewire.pack_hello(b"x" * 32))
         answer = bytearray(headers.WELCOME_BYTES)
         await stream.read_into(memoryview(answer))
         assert headers.welcome(answer) == headers.Welcome(headers.Status.REFUSED, 0, 0)
-        for nonsense in (b"\0" * 500, b"GET / HTTP/1.1\r\n\r\n" * 30, remote.pack_hello(TOKEN) + b"\xff" * 24):
+        for nonsense in (b"\0" * 500, b"GET / HTTP/1.1\r\n\r\n" * 30, volumewire.pack_hello(TOKEN) + b"\xff" * 24):
             stream = await agent.bench.env.bytes.connect(address)
             await stream.write(nonsense)
             with pytest.raises(ConnectionError):
@@ -275,7 +275,7 @@ class Other:
         self.hellos: list[bytes] = []
 
     async def serve(self, stream: ByteStream) -> None:
-        hello = bytearray(remote.HELLO_BYTES)
+        hello = bytearray(volumewire.HELLO_BYTES)
         await stream.read_into(memoryview(hello))
         self.hellos.append(bytes(hello))
         if self.answer:

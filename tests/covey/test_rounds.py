@@ -16,8 +16,8 @@ from covey.tensorwire import (
     WANT,
     Declared,
     Frame,
-    Op,
-    WireError,
+    TensorOp,
+    TensorWireError,
     epoch_text,
     frame,
     grant_of,
@@ -33,7 +33,7 @@ JOB = JobId("j1")
 EPOCH = (1 << 32) + 1
 
 
-def say(rounds: Rounds, op: Op, name: str = "", **fields: object) -> list[Frame]:
+def say(rounds: Rounds, op: TensorOp, name: str = "", **fields: object) -> list[Frame]:
     """The aggregator says one frame; what the worker answers."""
     head, payload = frame(op, job_hash(JOB), rounds.epoch, key=key_of(name), **fields)  # type: ignore[arg-type]
     header = parse(head)
@@ -44,7 +44,7 @@ def say(rounds: Rounds, op: Op, name: str = "", **fields: object) -> list[Frame]
     return answer
 
 
-def told(frames: object) -> list[tuple[Op, int, int, bytes]]:
+def told(frames: object) -> list[tuple[TensorOp, int, int, bytes]]:
     """(operation, round, part, payload) of frames."""
     found = []
     for head, payload in frames:  # type: ignore[attr-defined]
@@ -62,7 +62,7 @@ def ready(part_bytes: int = 8) -> Rounds:
     declared = rounds.tensors["w"].declared
     for part in range(declared.parts):
         start, end = declared.span(part)
-        say(rounds, Op.RESULT, "w", part=part, payload=b"A" * (end - start))
+        say(rounds, TensorOp.RESULT, "w", part=part, payload=b"A" * (end - start))
     return rounds
 
 
@@ -76,9 +76,9 @@ def test_a_models_initial_value_counts_only_once_the_aggregator_said_whose() -> 
     assert parse(head).flags == WANT and unpack_declared(payload) == Declared("w", "model", (3,), 8)
     with pytest.raises(ValueError, match="still in round 0"):
         rounds.push("w", b"d" * 12)
-    say(rounds, Op.RESULT, "w", part=1, payload=b"0" * 4)
+    say(rounds, TensorOp.RESULT, "w", part=1, payload=b"0" * 4)
     assert not rounds.tensors["w"].agreed
-    say(rounds, Op.RESULT, "w", part=0, payload=b"0" * 8)
+    say(rounds, TensorOp.RESULT, "w", part=0, payload=b"0" * 8)
     assert rounds.tensors["w"].agreed and rounds.tensors["w"].version == 0
     assert rounds.tensors["w"].state == b"0" * 12
 
@@ -88,10 +88,10 @@ def test_a_push_goes_out_in_parts_and_is_kept_until_the_whole_result_is_here() -
     data = bytearray(b"d" * 12)
     frames = rounds.push("w", data)
     data[:] = b"x" * 12  # the script may do what it likes with its own array
-    assert told(frames) == [(Op.PUSH, 1, 0, b"d" * 8), (Op.PUSH, 1, 1, b"d" * 4)]
-    say(rounds, Op.RESULT, "w", round=1, part=0, payload=b"R" * 8)
+    assert told(frames) == [(TensorOp.PUSH, 1, 0, b"d" * 8), (TensorOp.PUSH, 1, 1, b"d" * 4)]
+    say(rounds, TensorOp.RESULT, "w", round=1, part=0, payload=b"R" * 8)
     assert rounds.tensors["w"].state == b"A" * 12 and rounds.tensors["w"].version == 0
-    say(rounds, Op.RESULT, "w", round=1, part=1, payload=b"R" * 4)
+    say(rounds, TensorOp.RESULT, "w", round=1, part=1, payload=b"R" * 4)
     assert rounds.tensors["w"].state == b"R" * 12 and rounds.tensors["w"].version == 1
     assert rounds.tensors["w"].unacknowledged is None
 
@@ -99,27 +99,27 @@ def test_a_push_goes_out_in_parts_and_is_kept_until_the_whole_result_is_here() -
 def test_after_a_change_of_owner_everything_is_said_again_under_the_new_epoch() -> None:
     rounds = ready()
     list(rounds.push("w", b"d" * 12))
-    say(rounds, Op.RESULT, "w", round=1, part=0, payload=b"R" * 8)  # half a result, then the owner dies
+    say(rounds, TensorOp.RESULT, "w", round=1, part=0, payload=b"R" * 8)  # half a result, then the owner dies
     assert rounds.moved(EPOCH + 1)
     frames = list(rounds.connected())
     assert {parse(head).epoch for head, _ in frames} == {EPOCH + 1}
     assert [(op, round, part) for op, round, part, _ in told(frames)] == [
-        (Op.OPEN, 0, 0),
-        (Op.PUSH, 1, 0),
-        (Op.PUSH, 1, 1),
+        (TensorOp.OPEN, 0, 0),
+        (TensorOp.PUSH, 1, 0),
+        (TensorOp.PUSH, 1, 1),
     ]
-    say(rounds, Op.RESULT, "w", round=1, part=1, payload=b"S" * 4)
+    say(rounds, TensorOp.RESULT, "w", round=1, part=1, payload=b"S" * 4)
     assert rounds.tensors["w"].version == 0, "parts of two owners' results were put together"
-    say(rounds, Op.RESULT, "w", round=1, part=0, payload=b"S" * 8)
+    say(rounds, TensorOp.RESULT, "w", round=1, part=0, payload=b"S" * 8)
     assert rounds.tensors["w"].state == b"S" * 12
 
 
 def test_the_last_result_is_given_to_whoever_asks_also_between_two_pushes() -> None:
     rounds = ready()
-    assert told(say(rounds, Op.ASK, "w")) == [(Op.STATE, 0, 0, b"A" * 8), (Op.STATE, 0, 1, b"A" * 4)]
+    assert told(say(rounds, TensorOp.ASK, "w")) == [(TensorOp.STATE, 0, 0, b"A" * 8), (TensorOp.STATE, 0, 1, b"A" * 4)]
     list(rounds.push("w", b"d" * 12))
-    say(rounds, Op.RESULT, "w", round=1, part=0, payload=b"R" * 8)
-    assert told(say(rounds, Op.ASK, "w")) == [(Op.STATE, 0, 0, b"A" * 8), (Op.STATE, 0, 1, b"A" * 4)]
+    say(rounds, TensorOp.RESULT, "w", round=1, part=0, payload=b"R" * 8)
+    assert told(say(rounds, TensorOp.ASK, "w")) == [(TensorOp.STATE, 0, 0, b"A" * 8), (TensorOp.STATE, 0, 1, b"A" * 4)]
 
 
 @pytest.mark.parametrize("round", [0, 1, 3])
@@ -127,10 +127,10 @@ def test_late_and_repeated_results_are_ignored(round: int) -> None:
     rounds = ready()
     list(rounds.push("w", b"d" * 12))
     for part, size in ((0, 8), (1, 4)):
-        say(rounds, Op.RESULT, "w", round=1, part=part, payload=b"R" * size)
+        say(rounds, TensorOp.RESULT, "w", round=1, part=part, payload=b"R" * size)
     list(rounds.push("w", b"e" * 12))
     for part, size in ((0, 8), (1, 4)):
-        say(rounds, Op.RESULT, "w", round=round, part=part, payload=b"X" * size)
+        say(rounds, TensorOp.RESULT, "w", round=round, part=part, payload=b"X" * size)
     assert rounds.tensors["w"].version == 1 and rounds.tensors["w"].state == b"R" * 12
     assert rounds.ignored == 2
 
@@ -140,7 +140,7 @@ def test_parts_of_a_result_may_come_in_any_order_and_twice(order: tuple[int, ...
     rounds = ready(part_bytes=4)
     list(rounds.push("w", b"d" * 12))
     for part in (order[0], order[0], *order[1:]):
-        say(rounds, Op.RESULT, "w", round=1, part=part, payload=b"%d" % part * 4)
+        say(rounds, TensorOp.RESULT, "w", round=1, part=part, payload=b"%d" % part * 4)
     assert rounds.tensors["w"].state == b"000011112222"
 
 
@@ -154,17 +154,17 @@ def test_the_higher_epoch_wins_and_another_run_of_the_job_ends_this_one() -> Non
 
 def test_stale_is_told_apart_by_whether_this_run_is_over() -> None:
     rounds = ready()
-    head = parse(frame(Op.STALE, job_hash(JOB), EPOCH + 1)[0])
+    head = parse(frame(TensorOp.STALE, job_hash(JOB), EPOCH + 1)[0])
     with pytest.raises(Stale):
         rounds.heard(head, rounds.destination(head))
-    head = parse(frame(Op.STALE, job_hash(JOB), 2 << 32)[0])
+    head = parse(frame(TensorOp.STALE, job_hash(JOB), 2 << 32)[0])
     with pytest.raises(Superseded):
         rounds.heard(head, rounds.destination(head))
 
 
 def test_a_tensor_with_a_fault_is_not_named_to_the_next_aggregator() -> None:
     rounds = ready()
-    say(rounds, Op.FAULT, "w", payload=b"shapes differ")
+    say(rounds, TensorOp.FAULT, "w", payload=b"shapes differ")
     assert rounds.tensors["w"].fault == "shapes differ"
     rounds.moved(EPOCH + 1)
     assert not list(rounds.connected())
@@ -173,19 +173,19 @@ def test_a_tensor_with_a_fault_is_not_named_to_the_next_aggregator() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        frame(Op.RESULT, job_hash(JOB), EPOCH, key=key_of("unknown")),
-        frame(Op.RESULT, job_hash(JobId("j2")), EPOCH, key=key_of("w")),
-        frame(Op.RESULT, job_hash(JOB), EPOCH - 1, key=key_of("w")),
-        frame(Op.RESULT, job_hash(JOB), EPOCH, key=key_of("w"), part=2, payload=b"12345678"),
-        frame(Op.RESULT, job_hash(JOB), EPOCH, key=key_of("w"), payload=b"1234567"),
-        frame(Op.PUSH, job_hash(JOB), EPOCH, key=key_of("w"), payload=b"12345678"),
-        frame(Op.HELLO, job_hash(JOB), EPOCH, payload=bytes(16)),
+        frame(TensorOp.RESULT, job_hash(JOB), EPOCH, key=key_of("unknown")),
+        frame(TensorOp.RESULT, job_hash(JobId("j2")), EPOCH, key=key_of("w")),
+        frame(TensorOp.RESULT, job_hash(JOB), EPOCH - 1, key=key_of("w")),
+        frame(TensorOp.RESULT, job_hash(JOB), EPOCH, key=key_of("w"), part=2, payload=b"12345678"),
+        frame(TensorOp.RESULT, job_hash(JOB), EPOCH, key=key_of("w"), payload=b"1234567"),
+        frame(TensorOp.PUSH, job_hash(JOB), EPOCH, key=key_of("w"), payload=b"12345678"),
+        frame(TensorOp.HELLO, job_hash(JOB), EPOCH, payload=bytes(16)),
     ],
 )
 def test_a_frame_that_nobody_could_mean_is_an_error_of_the_peer(bad: Frame) -> None:
     rounds = ready()
     header = parse(bad[0])
-    with pytest.raises(WireError):
+    with pytest.raises(TensorWireError):
         rounds.destination(header)
     rounds.check()
 
@@ -193,7 +193,7 @@ def test_a_frame_that_nobody_could_mean_is_an_error_of_the_peer(bad: Frame) -> N
 @given(
     frames=st.lists(
         st.tuples(
-            st.sampled_from([Op.RESULT, Op.ASK, Op.FAULT, Op.PONG, Op.WELCOME]),
+            st.sampled_from([TensorOp.RESULT, TensorOp.ASK, TensorOp.FAULT, TensorOp.PONG, TensorOp.WELCOME]),
             st.integers(0, 3),
             st.integers(0, 3),
             st.binary(max_size=9),
@@ -201,14 +201,14 @@ def test_a_frame_that_nobody_could_mean_is_an_error_of_the_peer(bad: Frame) -> N
         max_size=12,
     )
 )
-def test_whatever_an_aggregator_says_the_rounds_stay_sound(frames: list[tuple[Op, int, int, bytes]]) -> None:
+def test_whatever_an_aggregator_says_the_rounds_stay_sound(frames: list[tuple[TensorOp, int, int, bytes]]) -> None:
     rounds = ready()
     list(rounds.push("w", b"d" * 12))
     for op, round, part, payload in frames:
-        data = payload if op in (Op.RESULT, Op.FAULT) else b""
+        data = payload if op in (TensorOp.RESULT, TensorOp.FAULT) else b""
         try:
             say(rounds, op, "w", round=round, part=part, payload=data)
-        except WireError:
+        except TensorWireError:
             pass
         rounds.check()
 
@@ -230,10 +230,10 @@ def test_names_are_taken_once_and_must_fit_a_frame() -> None:
 
 def test_a_header_is_40_bytes_and_says_everything_again() -> None:
     short, word = 2**16 - 1, 2**32 - 1
-    head, payload = frame(Op.PUSH, 2**64 - 1, 2**63, key=word, part=short, rank=short, round=word, payload=b"x")
+    head, payload = frame(TensorOp.PUSH, 2**64 - 1, 2**63, key=word, part=short, rank=short, round=word, payload=b"x")
     header = parse(head)
     assert len(head) == HEADER_BYTES == 40
-    assert (header.op, header.job, header.epoch, header.key) == (Op.PUSH, 2**64 - 1, 2**63, 2**32 - 1)
+    assert (header.op, header.job, header.epoch, header.key) == (TensorOp.PUSH, 2**64 - 1, 2**63, 2**32 - 1)
     assert (header.part, header.rank, header.round, header.length) == (65535, 65535, 2**32 - 1, 1)
     verify(head, payload)
 
@@ -242,29 +242,31 @@ def test_a_header_is_40_bytes_and_says_everything_again() -> None:
 def test_random_bytes_are_no_frame_or_a_bounded_one(data: bytes) -> None:
     try:
         header = parse(data)
-    except WireError:
+    except TensorWireError:
         return
     assert header.length <= PART_BYTES_MAX
 
 
 @given(at=st.integers(0, 39), flip=st.integers(1, 255), payload=st.binary(min_size=1, max_size=64))
 def test_a_frame_with_any_byte_changed_is_found_out(at: int, flip: int, payload: bytes) -> None:
-    head = bytearray(frame(Op.PUSH, 7, EPOCH, key=3, payload=payload)[0])
+    head = bytearray(frame(TensorOp.PUSH, 7, EPOCH, key=3, payload=payload)[0])
     head[at] ^= flip
-    with pytest.raises(WireError):
+    with pytest.raises(TensorWireError):
         header = parse(head)
         verify(head, payload[: header.length])
     changed = bytearray(payload)
     changed[at % len(payload)] ^= flip
-    with pytest.raises(WireError):
-        verify(frame(Op.PUSH, 7, EPOCH, key=3, payload=payload)[0], changed)
+    with pytest.raises(TensorWireError):
+        verify(frame(TensorOp.PUSH, 7, EPOCH, key=3, payload=payload)[0], changed)
 
 
-@pytest.mark.parametrize(("op", "most"), [(Op.OPEN, OPEN_BYTES_MAX), (Op.PUSH, PART_BYTES_MAX), (Op.ASK, 0)])
-def test_a_length_over_what_its_operation_may_have_is_refused_before_anything_is_read(op: Op, most: int) -> None:
+@pytest.mark.parametrize(
+    ("op", "most"), [(TensorOp.OPEN, OPEN_BYTES_MAX), (TensorOp.PUSH, PART_BYTES_MAX), (TensorOp.ASK, 0)]
+)
+def test_a_length_over_what_its_operation_may_have_is_refused_before_anything_is_read(op: TensorOp, most: int) -> None:
     head = bytearray(frame(op, 1, EPOCH)[0])
     head[32:36] = (most + 1).to_bytes(4, "little")
-    with pytest.raises(WireError, match="at most"):
+    with pytest.raises(TensorWireError, match="at most"):
         parse(head)
 
 
@@ -272,7 +274,7 @@ def test_a_length_over_what_its_operation_may_have_is_refused_before_anything_is
 def test_random_bytes_are_no_declaration_or_a_bounded_one(data: bytes) -> None:
     try:
         declared = unpack_declared(data)
-    except WireError:
+    except TensorWireError:
         return
     assert declared.parts <= 65535 and declared.size_bytes <= 65535 * PART_BYTES_MAX
 
@@ -283,7 +285,7 @@ def test_a_mutated_declaration_is_refused_or_another_bounded_one(at: int, flip: 
     data[at % len(data)] ^= flip
     try:
         declared = unpack_declared(data)
-    except WireError:
+    except TensorWireError:
         return
     assert 1 <= declared.parts <= 65535 and declared.part_bytes % 4 == 0
 
@@ -305,8 +307,8 @@ def test_a_worker_proves_that_it_knows_the_secret_and_never_says_it() -> None:
     rounds, secret = ready(), b"s" * 16
     head, nonce = rounds.hello(secret, b"n" * 16)
     hello = head + bytes(nonce)
-    ((proof_head, proof),) = say(rounds, Op.CHALLENGE, payload=handshake.challenge(secret, hello, b"m" * 16))
-    assert parse(proof_head).op is Op.PROOF
+    ((proof_head, proof),) = say(rounds, TensorOp.CHALLENGE, payload=handshake.challenge(secret, hello, b"m" * 16))
+    assert parse(proof_head).op is TensorOp.PROOF
     assert proof == handshake.proof_of_client(secret, hello, b"m" * 16)
     assert secret not in hello + bytes(proof)
 
@@ -314,7 +316,7 @@ def test_a_worker_proves_that_it_knows_the_secret_and_never_says_it() -> None:
 def test_whoever_does_not_know_the_secret_is_no_aggregator() -> None:
     rounds = ready()
     head, nonce = rounds.hello(b"s" * 16, b"n" * 16)
-    with pytest.raises(WireError, match="does not know the secret"):
-        say(rounds, Op.CHALLENGE, payload=handshake.challenge(b"x" * 16, head + bytes(nonce), b"m" * 16))
-    with pytest.raises(WireError, match="a challenge of 0 bytes"):
-        say(rounds, Op.CHALLENGE)
+    with pytest.raises(TensorWireError, match="does not know the secret"):
+        say(rounds, TensorOp.CHALLENGE, payload=handshake.challenge(b"x" * 16, head + bytes(nonce), b"m" * 16))
+    with pytest.raises(TensorWireError, match="a challenge of 0 bytes"):
+        say(rounds, TensorOp.CHALLENGE)

@@ -13,9 +13,9 @@ import pytest
 from covey.core import HostId, JobId
 from covey.rounds import Superseded
 from covey.tensors import TensorClient, TensorError
-from covey.tensorwire import Op, frame, job_hash
+from covey.tensorwire import TensorOp, frame, job_hash
 from covey.wire import AggregatorAt
-from plugins.aggregator.datapath.control import Forget
+from plugins.aggregator.datapath.control import DropJob
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
 EPOCH = 1 << 32
@@ -268,7 +268,7 @@ def test_a_job_that_is_no_longer_served_is_reported_and_waits(aggd: AggdThread) 
     at = aggd.serve("j1", EPOCH + 1, 1)
     ranks.moved(at)
     ranks.clients[0].push_pull("g", np.zeros(3, np.float32))
-    aggd.order(Forget(JobId("j1"), EPOCH + 1))
+    aggd.order(DropJob(JobId("j1"), EPOCH + 1))
     until(lambda: (0, EPOCH + 1, "it does not serve this job under our epoch") in ranks.lost)
     ranks.moved(aggd.serve("j1", EPOCH + 2, 1))
     assert ranks.clients[0].push_pull("g", np.ones(3, np.float32)).tolist() == [1, 1, 1]
@@ -325,10 +325,10 @@ def hostile(answers: bytes) -> tuple[AggregatorAt, socket.socket]:
     ("answers", "why"),
     [
         (b"\xff" * 40, "version 255"),
-        (b"".join(frame(Op.PONG, job_hash(JobId("j1")), EPOCH + 1)), "answered PONG to our hello"),
-        (b"".join(frame(Op.WELCOME, job_hash(JobId("j2")), EPOCH + 1)), "a frame of job"),
-        (frame(Op.WELCOME, job_hash(JobId("j1")), EPOCH + 1)[0][:-1] + b"\0", "checksum"),
-        (frame(Op.HELLO, job_hash(JobId("j1")), EPOCH + 1)[0], "does not say HELLO"),
+        (b"".join(frame(TensorOp.PONG, job_hash(JobId("j1")), EPOCH + 1)), "answered PONG to our hello"),
+        (b"".join(frame(TensorOp.WELCOME, job_hash(JobId("j2")), EPOCH + 1)), "a frame of job"),
+        (frame(TensorOp.WELCOME, job_hash(JobId("j1")), EPOCH + 1)[0][:-1] + b"\0", "checksum"),
+        (frame(TensorOp.HELLO, job_hash(JobId("j1")), EPOCH + 1)[0], "does not say HELLO"),
         (b"", "closed the connection"),
     ],
 )

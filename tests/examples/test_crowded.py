@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.jobs import JobSocket
+from agent.jobs.jobs_socket import JobSocket
 from covey.core import JobId
 from covey.wire import Frame
 from plugins.base import JobPeer

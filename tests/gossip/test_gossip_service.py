@@ -16,7 +16,7 @@ from covey.ports import Address, Env
 from gossip.packet import Keyring, Sealer
 from gossip.seeds import Seeds
 from gossip.service import GossipEvent, GossipService, GossipSettings, HostDown, HostUp
-from gossip.words import Sender
+from gossip.types import Sender
 
 KEY = bytes(range(32))
 QUICK = {"probe_interval_s": 0.1, "probe_timeout_s": 0.05, "spread_interval_s": 0.05, "gossip_interval_s": 0.02}
@@ -160,13 +160,13 @@ def values(service: GossipService, host: str) -> Mapping[str, bytes]:
 
 async def test_three_hosts_find_one_another_share_facts_and_say_goodbye(rack: Rack) -> None:
     a = rack.make("a")
-    a.publish("endpoints", b"before the start")
+    a.spread("endpoints", b"before the start")
     await a.start()
     b = await rack.start("b", seeds=(a.address,))
     c = await rack.start("c", seeds=(a.address,))
     everybody = {"a": "alive", "b": "alive", "c": "alive"}
     await until(lambda: all(states(service) == everybody for service in (a, b, c)))
-    c.publish("spare", b"3")
+    c.spread("spare", b"3")
     await until(lambda: values(a, "c") == values(b, "c") == {"spare": b"3"})
     await until(lambda: values(c, "a") == {"endpoints": b"before the start"})
     assert HostUp(HostId("b")) in rack.told["a"] and [peer.host for peer in b.hosts()] == ["a", "b", "c"]
@@ -294,10 +294,10 @@ async def test_rubbish_on_the_port_is_counted_and_harms_nobody(rack: Rack) -> No
 async def test_an_oversized_value_is_refused_and_gossip_goes_on(rack: Rack) -> None:
     a = await rack.start("a")
     with pytest.raises(ValueError, match="256"):
-        a.publish("big", bytes(257))
-    a.publish("small", b"1")
+        a.spread("big", bytes(257))
+    a.spread("small", b"1")
     assert values(a, "a") == {"small": b"1"}
-    a.publish("small", None)
+    a.spread("small", None)
     assert values(a, "a") == {}
 
 

@@ -24,7 +24,7 @@ from gossip.packet import (
     key_id,
 )
 from gossip.spread import messages as s
-from gossip.words import DATAGRAM_BYTES, DATAGRAM_BYTES_MAX, U32_MAX, U63_MAX, Sender, batches, size
+from gossip.types import DATAGRAM_BYTES, DATAGRAM_BYTES_MAX, U32_MAX, U63_MAX, Sender, batches, size
 
 KEY, NEXT_KEY, FOREIGN_KEY = bytes(32), b"\1" * 32, b"\2" * 32
 A = Sender(HostId("a"), b"A" * 16, 3)
@@ -51,8 +51,8 @@ u32s = st.integers(0, U32_MAX)
 u63s = st.integers(0, U63_MAX)
 uuids = st.binary(min_size=16, max_size=16)
 addresses = st.from_regex(r"\A[0-9A-Za-z.:\[\]_-]{0,80}\Z")
-known = st.builds(s.Known, u63s, u63s, u32s)
-entries = st.builds(s.Entry, st.text(min_size=1, max_size=20), u32s, st.none() | st.binary(max_size=40))
+known = st.builds(s.KnownVersion, u63s, u63s, u32s)
+entries = st.builds(s.FactEntry, st.text(min_size=1, max_size=20), u32s, st.none() | st.binary(max_size=40))
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(m.Ping, u32s, u63s),
     st.builds(m.Ack, u32s),
@@ -65,7 +65,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(m.SyncAsk, u63s),
     st.builds(m.SyncSame),
     st.builds(m.SyncPull),
-    st.builds(m.Record, names, uuids, u63s, u32s, addresses, st.integers(0, 3), names | st.just(HostId(""))),
+    st.builds(m.MemberRecord, names, uuids, u63s, u32s, addresses, st.integers(0, 3), names | st.just(HostId(""))),
     st.builds(m.WhoAreYou),
     st.builds(m.SeenAt, addresses),
     st.builds(m.NameTaken, names),
@@ -205,10 +205,10 @@ def test_a_field_that_a_later_version_added_at_the_end_is_ignored() -> None:
         m.Ping(-1, 1),
         m.Alive(HostId("a"), b"short", 1, 1, "10.0.0.1:1"),
         m.Alive(HostId("a"), bytes(16), 1, 1, "10.0.0.1:1 or elsewhere"),
-        m.Record(HostId("a"), bytes(16), 1, 1, "10.0.0.1:1", 4, HostId("")),
-        s.Delta(1, 1, 0, 1, 0, 0, (s.Entry("k", 1, bytes(257)),)),
-        s.Delta(1, 1, 0, 1, 0, 0, tuple(s.Entry(f"k{n}", 1, b"") for n in range(41))),
-        s.Delta(1, 1, 0, 1, 0, 0, (s.Entry("", 1, b""),)),
+        m.MemberRecord(HostId("a"), bytes(16), 1, 1, "10.0.0.1:1", 4, HostId("")),
+        s.Delta(1, 1, 0, 1, 0, 0, (s.FactEntry("k", 1, bytes(257)),)),
+        s.Delta(1, 1, 0, 1, 0, 0, tuple(s.FactEntry(f"k{n}", 1, b"") for n in range(41))),
+        s.Delta(1, 1, 0, 1, 0, 0, (s.FactEntry("", 1, b""),)),
     ],
 )
 def test_a_message_out_of_bounds_is_skipped(wrong: Message) -> None:

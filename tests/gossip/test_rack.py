@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from chaos.crowds.gossip import Crowd
-from gossip.words import HostDown, HostSuspected, HostUp, NameConflict
+from gossip.types import HostDown, HostUp, MemberSuspected, NameConflict
 
 
 @pytest.mark.parametrize(("count", "within_s"), [(2, 2), (4, 2), (10, 3), (50, 5)])
@@ -84,9 +84,11 @@ def test_a_paused_host_is_suspected_and_back_and_buries_nobody() -> None:
     crowd.run(30)
     assert crowd.agree()
     assert not [fact for host in hosts for _, fact in host.told if isinstance(fact, HostDown)]
-    suspects = {getattr(fact, "host", "") for host in hosts for _, fact in host.told if isinstance(fact, HostSuspected)}
+    suspects = {
+        getattr(fact, "host", "") for host in hosts for _, fact in host.told if isinstance(fact, MemberSuspected)
+    }
     assert suspects <= {hosts[3].name}
-    assert hosts[3].heard_of(hosts[3].name, HostSuspected) == []
+    assert hosts[3].heard_of(hosts[3].name, MemberSuspected) == []
 
 
 @pytest.mark.parametrize(("halves", "split_s"), [((2, 2), 20), ((5, 5), 60), ((7, 3), 240)])
@@ -131,7 +133,7 @@ def test_a_host_that_leaves_is_left_at_once_everywhere() -> None:
     crowd.run(0.5)
     assert crowd.all_see(hosts[4].name, "left")
     assert max(host.heard_of(hosts[4].name, HostDown)[0] for host in crowd.running()) - start_s < 0.1
-    assert not [fact for host in hosts for _, fact in host.told if isinstance(fact, HostSuspected)]
+    assert not [fact for host in hosts for _, fact in host.told if isinstance(fact, MemberSuspected)]
 
 
 def test_a_restarted_host_is_alive_at_once_with_its_new_boot() -> None:
@@ -166,7 +168,7 @@ def test_an_agent_without_the_key_sees_nobody_and_is_seen_by_nobody() -> None:
     crowd = Crowd(seed=9)
     hosts = crowd.rack(3)
     stranger = crowd.start("stranger", [host.name for host in hosts], key=b"?" * 32)
-    hosts[0].publish("secret", b"1")
+    hosts[0].spread("secret", b"1")
     crowd.run(60)
     assert set(stranger.peers()) == {"stranger"} and crowd.all_see("h000", "alive", "unknown")
     assert all(host.sees("stranger") == "unknown" for host in hosts)
@@ -200,7 +202,7 @@ def test_a_reinstalled_machine_gets_its_name_back_once_the_old_one_is_gone() -> 
     hosts = crowd.rack(3)
     crowd.kill(hosts[1])
     again = crowd.start(hosts[1].name, [hosts[0].name], uuid=b"N" * 16, boot=1)
-    again.publish("new", b"1")
+    again.spread("new", b"1")
     took_s = crowd.run(60, crowd.agree)
     crowd.run(5)
     assert 4 <= took_s <= 20
@@ -213,13 +215,13 @@ def test_a_published_value_reaches_everybody(count: int, within_s: float) -> Non
     crowd.checking = count <= 10
     hosts = crowd.rack(count)
     crowd.run(5)
-    hosts[1].publish("spare", b"17")
+    hosts[1].spread("spare", b"17")
 
     def known() -> bool:
         return all(host.peers()[hosts[1].name].values.get("spare") == b"17" for host in crowd.running())
 
     assert crowd.run(within_s + 1, known) <= within_s
-    hosts[1].publish("spare", None)
+    hosts[1].spread("spare", None)
     assert crowd.run(within_s + 1, lambda: not any("spare" in h.peers()[hosts[1].name].values for h in hosts)) <= (
         within_s
     )
@@ -228,7 +230,7 @@ def test_a_published_value_reaches_everybody(count: int, within_s: float) -> Non
 def test_what_was_published_before_the_rack_was_there_reaches_who_comes_late() -> None:
     crowd = Crowd(seed=12)
     first = crowd.start("first")
-    first.publish("endpoints", b"here")
+    first.spread("endpoints", b"here")
     crowd.run(30)
     late = crowd.start("late", ["first"])
     assert crowd.run(5, lambda: "first" in late.peers() and bool(late.peers()["first"].values)) <= 2
@@ -250,11 +252,11 @@ def test_ages_stay_low_while_a_host_lives_and_grow_when_it_does_not() -> None:
 def test_a_restart_takes_the_values_of_the_last_life_away() -> None:
     crowd = Crowd(seed=14)
     hosts = crowd.rack(4)
-    hosts[1].publish("old", b"1")
+    hosts[1].spread("old", b"1")
     crowd.run(5)
     crowd.kill(hosts[1])
     again = crowd.start(hosts[1].name, [hosts[0].name], boot=2)
-    again.publish("new", b"2")
+    again.spread("new", b"2")
     crowd.run(5)
     assert all(host.peers()[again.name].values == {"new": b"2"} for host in crowd.running())
 
@@ -262,7 +264,7 @@ def test_a_restart_takes_the_values_of_the_last_life_away() -> None:
 def test_values_of_a_gone_host_are_still_listed_with_their_age() -> None:
     crowd = Crowd(seed=15)
     hosts = crowd.rack(4)
-    hosts[1].publish("gpus", b"4")
+    hosts[1].spread("gpus", b"4")
     crowd.run(5)
     crowd.kill(hosts[1])
     crowd.run(15)
@@ -287,7 +289,7 @@ from chaos.crowds.gossip import Crowd
 crowd = Crowd(seed=21, loss=0.05)
 hosts = crowd.rack(6)
 crowd.run(3)
-hosts[2].publish("a", b"1")
+hosts[2].spread("a", b"1")
 crowd.partition(hosts[:3], hosts[3:])
 crowd.run(15)
 crowd.cut.clear()

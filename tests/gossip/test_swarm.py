@@ -7,7 +7,7 @@ import pytest
 
 from chaos.crowds.gossip import Crowd
 from chaos.crowds.gossip_swarm import play
-from gossip.words import HostSuspected
+from gossip.types import MemberSuspected
 
 
 @pytest.mark.parametrize("seed", [1, 2, 5, 33, 40, 105, 115])
@@ -28,5 +28,5 @@ def test_a_deaf_host_suspects_everybody_and_buries_nobody_in_the_eyes_of_others(
         assert all(host.sees(other.name) == "alive" for other in others if other is not host)
         downs = {getattr(fact, "host", "") for _, fact in host.told if type(fact).__name__ == "HostDown"}
         assert downs <= {deaf.name}
-    blamed = {getattr(fact, "by", "") for host in others for _, fact in host.told if isinstance(fact, HostSuspected)}
+    blamed = {getattr(fact, "by", "") for host in others for _, fact in host.told if isinstance(fact, MemberSuspected)}
     assert deaf.name in blamed, "and it is known who suspected"

@@ -6,15 +6,15 @@ import pytest
 
 from chaos.rackworld import SimRack
 from chaos.stories import lenders, train
-from plugins.starting import LISTEN_S_MAX, LOAD_S_MAX, LOOK_S, PAUSE_MAX_S, PAUSE_S, STEADY_S, Patience, Pauses
+from plugins.starting import LISTEN_S_MAX, LOAD_S_MAX, LOOK_S, PAUSE_MAX_S, PAUSE_S, STEADY_S, Pauses, StartPatience
 
 
-def looks(patience: Patience, loaded: bool) -> int:
+def looks(patience: StartPatience, loaded: bool) -> int:
     return next(number for number in range(100_000) if not patience.looked(loaded)) + 1
 
 
 def test_a_start_that_loads_has_minutes_and_one_that_has_loaded_has_seconds() -> None:
-    patience = Patience()
+    patience = StartPatience()
     assert looks(patience, loaded=False) * LOOK_S == pytest.approx(LOAD_S_MAX)
     assert looks(patience, loaded=True) * LOOK_S == pytest.approx(LISTEN_S_MAX)
 
@@ -47,15 +47,15 @@ def test_programs_that_take_long_to_load_are_started_once_and_come_up(load_s: fl
         for name in rack.hosts:
             assert len(first[name]) == 2
             assert there(rack, name) == first[name]
-            assert rack.agents[name].rooms["memory"].lending.process.ready.is_set()  # type: ignore[attr-defined]
+            assert rack.agents[name].plugins["memory"].lending.process.ready.is_set()  # type: ignore[attr-defined]
 
 
 def wake(rack: SimRack) -> None:
     """As the first loan and the first offer do."""
     for name in rack.hosts:
-        lending = rack.room(name, "memory").lending
+        lending = rack.plugin(name, "memory").lending
         lending.wake(lending.process)
-        rack.room(name, "aggregator").wake()
+        rack.plugin(name, "aggregator").wake()
 
 
 def test_where_nobody_borrows_and_nothing_is_summed_no_program_is_started_and_the_first_use_starts_one() -> None:

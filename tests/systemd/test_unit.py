@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.consensus.disk import Contradicted, DiskRefused
+from agent.raft.disk import Contradicted, DiskRefused
 from covey.checked import StateRefused
 
 UNIT = Path(__file__).parents[2] / "systemd" / "covey.service"

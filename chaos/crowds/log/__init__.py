@@ -1,1 +1,1 @@
-"""Many small racks of nothing but the replicated log (`agent.consensus`), by seed."""
+"""Many small racks of nothing but the replicated log (`agent.raft`), by seed."""

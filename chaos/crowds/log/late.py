@@ -10,21 +10,21 @@ import itertools
 import random
 from collections import defaultdict
 
-from agent.consensus.machine import Raft, Role
-from agent.consensus.machine.words import (
+from agent.raft.machine import Raft, Role
+from agent.raft.machine.types import (
     Event,
-    Hard,
+    HardState,
     Persist,
     Persisted,
     Proposal,
     Proposed,
+    RaftStarted,
     Saved,
     SaveSnapshot,
-    Say,
-    Started,
-    Woken,
+    SendRaft,
+    Tick,
 )
-from agent.consensus.policy import Timing
+from agent.raft.policy import Timing
 from covey.core import Heard, HostId
 
 HOP_S = 0.002
@@ -35,7 +35,7 @@ STOPS = 120
 LATE_S = (0.1, 0.95)
 """How late a host is."""
 QUIET_S = 70.0
-"""After which lateness is forgotten (`agent.consensus.machine.patience`)."""
+"""After which lateness is forgotten (`agent.raft.machine.patience`)."""
 HANGS_S, HANDED_OVER_S = 9.0, 4.0
 """How long a leader's disk hangs, and within which another one leads."""
 LOST_S = 2.0
@@ -51,7 +51,9 @@ class Late:
         self.steps = self.faults = 0
         self.names = tuple(HostId(name) for name in "abc")
         self.rafts = {
-            name: Raft(name, self.names, Saved(Hard(), None, 0, 0, ()), Timing(), random.Random(f"{seed}{name}"), 0.0)
+            name: Raft(
+                name, self.names, Saved(HardState(), None, 0, 0, ()), Timing(), random.Random(f"{seed}{name}"), 0.0
+            )
             for name in self.names
         }
         self.leaders: list[tuple[int, HostId]] = []
@@ -60,7 +62,7 @@ class Late:
         self._busy_until_s: dict[HostId, float] = defaultdict(float)
         self._disk_until_s: dict[HostId, float] = defaultdict(float)
         for name in self.names:
-            self._at(0.0, name, Started())
+            self._at(0.0, name, RaftStarted())
 
     def _at(self, at_s: float, name: HostId, event: Event) -> None:
         heapq.heappush(self._queue, (at_s, next(self._number), name, event))
@@ -92,15 +94,15 @@ class Late:
 
     def _handle(self, name: HostId, event: Event) -> None:
         raft = self.rafts[name]
-        if isinstance(event, Woken) and raft.wake_s > self.now_s:
+        if isinstance(event, Tick) and raft.wake_s > self.now_s:
             return
         self.steps += 1
         for action in raft.handle(event, self.now_s):
-            if isinstance(action, Say) and action.to in self.rafts:
+            if isinstance(action, SendRaft) and action.to in self.rafts:
                 self._at(self.now_s + HOP_S, action.to, Heard(name, action.message))
             elif isinstance(action, Persist | SaveSnapshot):
                 self._at(max(self.now_s, self._disk_until_s[name]) + WRITE_S, name, Persisted(action.number))
-        self._at(max(raft.wake_s, self.now_s + 0.001), name, Woken())
+        self._at(max(raft.wake_s, self.now_s + 0.001), name, Tick())
         if raft.role is Role.LEADER and (raft.term, name) not in self.leaders:
             self.leaders.append((raft.term, name))
 

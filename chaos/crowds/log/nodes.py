@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from agent.consensus.machine import Once
-from agent.consensus.machine.once import Kept
-from agent.consensus.machine.words import Persist, Proposal, SaveSnapshot
-from agent.consensus.messages import Configuration
+from agent.raft.machine import SessionTable
+from agent.raft.machine.session_table import AppliedRequest
+from agent.raft.machine.types import Persist, Proposal, SaveSnapshot
+from agent.raft.messages import Configuration
 from chaos.crowds.memory_disk import MemoryDisk
 from covey.core import HostId
 
@@ -31,7 +31,7 @@ class State(msgspec.Struct, array_like=True):
 
 
 class Body(msgspec.Struct, array_like=True):
-    kept: list[Kept]
+    kept: list[AppliedRequest]
     state: State
 
 
@@ -90,7 +90,7 @@ class Node:
     paused_until_s: float = 0.0
     raft: Any = None
     store: Any = None
-    once: Once = field(default_factory=Once)
+    once: SessionTable = field(default_factory=SessionTable)
     state: State = field(default_factory=lambda: State([], 0))
     executed: set[bytes] = field(default_factory=set)
     applied: int = 0

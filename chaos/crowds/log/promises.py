@@ -5,8 +5,8 @@ from collections import deque
 
 import msgspec
 
-from agent.consensus.machine.words import Apply, Event, Image, Led, SnapshotTaken
-from agent.consensus.messages import Configuration, Entry, configuration_of
+from agent.raft.machine.types import Apply, Event, Snapshot, SnapshotTaken, SoftState
+from agent.raft.messages import Configuration, Entry, configuration_of
 from chaos.crowds.log.nodes import SNAPSHOT_ENTRIES, Body, Client, Node, Violation
 from covey.core import HostId
 
@@ -51,7 +51,7 @@ class Promises:
                 raise Violation(f"One step: {before.hosts} to {configuration.hosts}")
         self.in_force.append((index, configuration))
 
-    def led(self, node: Node, action: Led) -> None:
+    def led(self, node: Node, action: SoftState) -> None:
         if action.leader != node.name:
             return
         first = self.leaders.setdefault(action.term, node.name)
@@ -121,7 +121,7 @@ class Promises:
         if node.raft.leading and outcome.kind != "expired":
             self.clients[entry.id].acknowledged = True
 
-    def restore(self, node: Node, image: Image) -> None:
+    def restore(self, node: Node, image: Snapshot) -> None:
         body = msgspec.msgpack.decode(image.data, type=Body)
         node.once.load(body.kept)
         node.state, node.executed = body.state, set(body.state.done)

@@ -29,28 +29,28 @@ from typing import Any
 
 import msgspec
 
-from agent.consensus.disk import FOLDER, DiskRefused, Store
-from agent.consensus.machine import Once, Raft
-from agent.consensus.machine.words import (
+from agent.raft.disk import FOLDER, DiskRefused, Store
+from agent.raft.machine import Raft, SessionTable
+from agent.raft.machine.types import (
     Apply,
     ConfigurationChanged,
     ConfigurationWanted,
     Event,
     HandOver,
-    HostsChanged,
-    Led,
     Persist,
     Persisted,
     Proposal,
     Proposed,
+    RaftHostsChanged,
+    RaftStarted,
     Restore,
     SaveSnapshot,
-    Say,
-    Started,
-    Woken,
+    SendRaft,
+    SoftState,
+    Tick,
 )
-from agent.consensus.messages import RACK_BYTES, Configuration, TimeoutNow, VoteReply, Words, decode, encode
-from agent.consensus.policy import Timing, quorum
+from agent.raft.messages import RACK_BYTES, Configuration, TimeoutNow, VoteReply, Words, decode, encode
+from agent.raft.policy import Timing, quorum
 from chaos.crowds.log.nodes import SLOW_S_MAX, SNAPSHOT_ENTRIES, Client, Node, State, Weather
 from chaos.crowds.log.promises import Promises
 from chaos.crowds.memory_disk import MemoryDisk, PowerLost, run
@@ -123,21 +123,21 @@ class World(Promises):
             self.later(node.paused_until_s - self.now_s, kind, node, what)
             return
         if kind == "heard":
-            self.feed(node, Heard(*what))
+            self.dispatch(node, Heard(*what))
         elif kind == "crash":
             self.crash(node)
             self.later(0.0005, "begin", node)
         elif kind == "wake":
             node.wake_at_s = float("inf")
-            self.feed(node, Woken())
+            self.dispatch(node, Tick())
         else:
             self.written(node)
 
-    def feed(self, node: Node, event: Event) -> None:
+    def dispatch(self, node: Node, event: Event) -> None:
         events: deque[Event] = deque([event])
         while events:
             for action in node.raft.handle(events.popleft(), node.clock(self.now_s)):
-                if isinstance(action, Say):
+                if isinstance(action, SendRaft):
                     self.carry(node, action.to, action.message)
                     self.handed_over += isinstance(action.message, TimeoutNow)
                     if isinstance(action.message, VoteReply) and action.message.granted:
@@ -147,7 +147,7 @@ class World(Promises):
                     node.writes.append(action)
                 elif isinstance(action, Apply):
                     self.apply(node, action, events)
-                elif isinstance(action, Led):
+                elif isinstance(action, SoftState):
                     self.led(node, action)
                 elif isinstance(action, ConfigurationChanged):
                     self.after_a_change(node)
@@ -204,7 +204,7 @@ class World(Promises):
     def written(self, node: Node) -> None:
         number = self.store_now(node)
         node.writing = []
-        self.feed(node, Persisted(number))
+        self.dispatch(node, Persisted(number))
 
     # ---- faults ----
 
@@ -246,15 +246,15 @@ class World(Promises):
             self.move_away(node)
             node.store = Store(node.disk, node.disk.rng.randbytes)
             saved = run(node.store.load())
-        node.once, node.state, node.applied = Once(), State([], 0), 0
+        node.once, node.state, node.applied = SessionTable(), State([], 0), 0
         node.executed, node.snapshot_due = set(), SNAPSHOT_ENTRIES
         node.prefix = {saved.base_index: self.chosen_prefix[saved.base_index]}
         self.track(node, saved.base_index + 1, saved.entries)
         rng = random.Random(self.rng.random())
         node.commit = 0
         node.raft = Raft(node.name, node.toml or self.voters, saved, self.timing, rng, node.clock(self.now_s))
-        self.feed(node, Started())
-        self.feed(node, HostsChanged(tuple(self.nodes)))
+        self.dispatch(node, RaftStarted())
+        self.dispatch(node, RaftHostsChanged(tuple(self.nodes)))
 
     # ---- files taken away ----
 
@@ -311,7 +311,7 @@ class World(Promises):
         elif kind == "office" and (leading := [each for each in self.nodes.values() if each.up and each.raft.leading]):
             leaving = rng.choice(leading)
             if leaving.paused_until_s <= self.now_s:
-                self.feed(leaving, HandOver(leaving.clock(self.now_s) + rng.choice((0.05, 0.7, 5.0))))
+                self.dispatch(leaving, HandOver(leaving.clock(self.now_s) + rng.choice((0.05, 0.7, 5.0))))
         elif kind == "cut":
             self.cut.add((node.name, rng.choice(sorted(self.nodes))))
         elif kind == "pair":
@@ -336,9 +336,7 @@ class World(Promises):
         if self.rng.random() < 0.3 or not node.up or not self.may_forget(node):
             self.keep_copy(node)
             return
-        self.crash(
-            node, power=False
-        )  # its second record is not synced (`agent.consensus.acknowledged`): not both at once
+        self.crash(node, power=False)  # its second record is not synced (`agent.raft.acknowledged`): not both at once
         self.take_files(node)
         self.later(self.rng.choice((0.01, 0.3, 3.0)), "begin", node)
 
@@ -373,7 +371,7 @@ class World(Promises):
         for one in chosen:
             one.tries += 1
             self.clients[one.proposal.id] = one
-        self.feed(node, Proposed([one.proposal for one in chosen]))
+        self.dispatch(node, Proposed([one.proposal for one in chosen]))
 
     # ---- who votes ----
 
@@ -393,4 +391,4 @@ class World(Promises):
             kind = rng.choice(("add", "remove", "replace", "replace"))
             learner = rng.choice(others) if others and kind != "remove" else ""
             leaving = rng.choice(now.hosts) if kind != "add" and (learner or len(now.hosts) > 1) else ""
-        self.feed(node, ConfigurationWanted(now, msgspec.structs.replace(now, learner=learner, leaving=leaving)))
+        self.dispatch(node, ConfigurationWanted(now, msgspec.structs.replace(now, learner=learner, leaving=leaving)))

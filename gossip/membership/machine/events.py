@@ -2,18 +2,18 @@
 
 import msgspec
 
-from covey.core import HostId, SetTimer, Tell
+from covey.core import HostId, Publish, SetTimer
 from covey.ports import Address
-from gossip.membership.messages import AnyMessage, Record
-from gossip.words import Say, Sender
+from gossip.membership.messages import AnyMessage, MemberRecord
+from gossip.types import SendDatagram, Sender
 
 
-class Started(msgspec.Struct, frozen=True):
+class MembershipStarted(msgspec.Struct, frozen=True):
     """Begin."""
 
     address: Address
     """What others are told; empty when only they can see it."""
-    remembered: tuple[Record, ...] = ()
+    remembered: tuple[MemberRecord, ...] = ()
     """Hosts that were known before a restart."""
     seeds: tuple[Address, ...] = ()
     """Where to join, as far as it is known yet."""
@@ -93,13 +93,13 @@ class SyncDue(msgspec.Struct, frozen=True):
 
 
 Timer = ProbeDue | ProbeLate | RelayLate | SuspicionDue | AwayOver | GossipDue | CallDue | SyncDue
-Event = Started | SeedsFound | PacketHeard | LoopStalled | Leaving | Timer
+Event = MembershipStarted | SeedsFound | PacketHeard | LoopStalled | Leaving | Timer
 
 
-class Forget(msgspec.Struct, frozen=True):
+class ForgetMember(msgspec.Struct, frozen=True):
     """Action: this host is no longer in the table."""
 
     host: HostId
 
 
-Action = Say | SetTimer[Timer] | Tell | Forget
+Action = SendDatagram | SetTimer[Timer] | Publish | ForgetMember

@@ -32,6 +32,7 @@ from covey.core import HostId, Message
 from covey.ports import Address
 from gossip.membership import messages as m
 from gossip.membership import policy
+from gossip.membership.machine.anti_entropy import SYNC_SOON_S, AntiEntropy
 from gossip.membership.machine.events import (
     Action,
     AwayOver,
@@ -40,20 +41,19 @@ from gossip.membership.machine.events import (
     GossipDue,
     Leaving,
     LoopStalled,
+    MembershipStarted,
     PacketHeard,
     ProbeDue,
     ProbeLate,
     RelayLate,
     SeedsFound,
-    Started,
     SuspicionDue,
     SyncDue,
 )
-from gossip.membership.machine.meeting import SYNC_SOON_S, Meeting
+from gossip.membership.machine.member_states import MemberStates
 from gossip.membership.machine.probing import RELAYS_MAX, Prober
-from gossip.membership.machine.standing import Standing
 from gossip.membership.machine.table import Member, Table
-from gossip.words import GossipSettings, Say, Sender
+from gossip.types import GossipSettings, SendDatagram, Sender
 
 REMARK_INTERVAL_S = 0.2
 """Between two unasked remarks to the same host about what is thought of it."""
@@ -65,9 +65,9 @@ class Membership:
     def __init__(self, me: Sender, settings: GossipSettings, budget: int, rng: random.Random) -> None:
         self.leaving = False
         self._table = Table(me, settings, budget, rng)
-        self._standing = Standing(self._table)
+        self._standing = MemberStates(self._table)
         self._prober = Prober(self._table, self._standing)
-        self._meeting = Meeting(self._table, self._standing)
+        self._meeting = AntiEntropy(self._table, self._standing)
         self._remarked: dict[int, float] = {}
 
     # ---- what is known ----
@@ -98,7 +98,7 @@ class Membership:
     def counts(self) -> Mapping[str, int]:
         return self._table.counts
 
-    def records(self) -> tuple[m.Record, ...]:
+    def records(self) -> tuple[m.MemberRecord, ...]:
         return self._table.records()
 
     def accepts(self, sender: Sender) -> bool:
@@ -121,7 +121,7 @@ class Membership:
                 self._packet(event, now_s)
             case LoopStalled():
                 self._standing.stalled(event)
-            case Started():
+            case MembershipStarted():
                 self._start(event, now_s)
             case SeedsFound():
                 self._meeting.seeds_are(event.seeds)
@@ -146,7 +146,7 @@ class Membership:
             case _:
                 assert_never(event)
 
-    def _start(self, event: Started, now_s: float) -> None:
+    def _start(self, event: MembershipStarted, now_s: float) -> None:
         self._table.address, self._table.seeds = event.address, event.seeds
         for record in event.remembered:
             self._standing.remember(record, now_s)
@@ -160,7 +160,7 @@ class Membership:
         goodbye = m.Left(me.host, self._table.identity, me.boot, incarnation, away_s)
         for member in self._table.by_name():
             if member.live and member.address:
-                self._table.out.append(Say(member.address, (goodbye,)))
+                self._table.out.append(SendDatagram(member.address, (goodbye,)))
 
     # ---- what others say ----
 
@@ -175,7 +175,7 @@ class Membership:
         if remarks and self._may_remark(sender.identity, now_s):
             replies += remarks
         if replies:
-            self._table.say(event.source, *replies)
+            self._table.send(event.source, *replies)
 
     def _may_remark(self, about: int, now_s: float) -> bool:
         """At most so often per sender: two hosts that cannot agree must not answer each other forever."""
@@ -196,7 +196,7 @@ class Membership:
                 return member.boot <= sender.boot
         self._table.conflict(sender.host, now_s)
         if self._may_remark(sender.identity, now_s):
-            self._table.say(source, m.NameTaken(sender.host))
+            self._table.send(source, m.NameTaken(sender.host))
         return False
 
     def _remarks(self, sender: Sender) -> list[Message]:
@@ -232,7 +232,7 @@ class Membership:
                 pass
             case m.SyncPull():
                 self._meeting.send_records(source)
-            case m.Record():
+            case m.MemberRecord():
                 self._meeting.heard_record(message, sender, now_s)
             case m.WhoAreYou():
                 return [self._table.mine()]

@@ -9,9 +9,9 @@ from covey.ports import Address
 from gossip.membership import messages as m
 from gossip.membership import policy
 from gossip.membership.machine.events import ProbeDue, ProbeLate, RelayLate
-from gossip.membership.machine.standing import Standing
+from gossip.membership.machine.member_states import MemberStates
 from gossip.membership.machine.table import Member, Table
-from gossip.words import U32_MAX
+from gossip.types import U32_MAX
 
 RELAYS_MAX = 256
 """Pings for others that are open at the same time."""
@@ -20,7 +20,7 @@ NACK_FRACTION = 0.6
 
 
 @dataclass
-class Probe:
+class ProbeUnderWay:
     """Is `target` there? Open from its ping to the next `ProbeDue`."""
 
     seq: int
@@ -76,10 +76,10 @@ class ProbeOrder:
 class Prober:
     """One probe at a time, and pings on behalf of others."""
 
-    def __init__(self, table: Table, standing: Standing) -> None:
+    def __init__(self, table: Table, standing: MemberStates) -> None:
         self._table, self._standing = table, standing
         self._order = ProbeOrder(table.rng)
-        self._probe: Probe | None = None
+        self._probe: ProbeUnderWay | None = None
         self.relays: dict[int, Relay] = {}
         self._seq = table.rng.getrandbits(32)
 
@@ -92,7 +92,7 @@ class Prober:
 
     def _begin_probe(self, target: Member, now_s: float) -> None:
         self._seq = (self._seq + 1) & U32_MAX
-        self._probe = Probe(self._seq, target.host, target.identity, now_s)
+        self._probe = ProbeUnderWay(self._seq, target.host, target.identity, now_s)
         self._table.counts["probes"] += 1
         self._ping(target, self._seq)
         self._table.timer(self._table.settings.probe_timeout_s, ProbeLate(self._seq))
@@ -100,7 +100,7 @@ class Prober:
     def _ping(self, target: Member, seq: int) -> None:
         """A suspect hears with the ping that it is one: Lifeguard's buddy system."""
         accusation = None if target.remembered else target.accusation(self._table.now_s)
-        self._table.say(target.address, m.Ping(seq, target.identity), *(() if accusation is None else (accusation,)))
+        self._table.send(target.address, m.Ping(seq, target.identity), *(() if accusation is None else (accusation,)))
 
     def ask_others(self, seq: int) -> None:
         """Through others; and directly once more, since one lost datagram is not a sign of anything."""
@@ -114,7 +114,7 @@ class Prober:
         helpers = policy.some(others, self._table.settings.indirect_probes, self._table.rng)
         probe.helpers = tuple(helper.host for helper in helpers)
         for helper in helpers:
-            self._table.say(helper.address, m.PingReq(seq, probe.target, probe.identity))
+            self._table.send(helper.address, m.PingReq(seq, probe.target, probe.identity))
         self._ping(target, seq)
 
     def _end_probe(self, now_s: float) -> None:
@@ -138,7 +138,7 @@ class Prober:
         relay = self.relays.get(seq)
         if relay is not None and relay.target == sender:
             del self.relays[seq]
-            self._table.say(relay.origin, m.Ack(relay.origin_seq))
+            self._table.send(relay.origin, m.Ack(relay.origin_seq))
             return
         probe = self._probe
         if probe is None or probe.seq != seq or probe.acked or sender not in (probe.target, *probe.helpers):
@@ -165,4 +165,4 @@ class Prober:
     def relay_late(self, seq: int) -> None:
         relay = self.relays.pop(seq, None)
         if relay is not None:
-            self._table.say(relay.origin, m.Nack(relay.origin_seq))
+            self._table.send(relay.origin, m.Nack(relay.origin_seq))

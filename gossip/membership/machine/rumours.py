@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from covey.core import HostId, Message
-from gossip.words import size
+from gossip.types import size
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Rumours:
     def __len__(self) -> int:
         return len(self._by_host)
 
-    def tell(self, host: HostId, message: Message) -> None:
+    def publish(self, host: HostId, message: Message) -> None:
         """From now on tell this about `host`, and nothing older."""
         self._serial += 1
         self._by_host[host] = Rumour(message, size(message), self._serial)

@@ -4,14 +4,14 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from covey.core import Fact, HostId, Message, SetTimer, Tell
+from covey.core import Fact, HostId, Message, Publish, SetTimer
 from covey.ports import Address
 from gossip.membership import messages as m
 from gossip.membership import policy
-from gossip.membership.machine.events import Action, CallDue, Forget, GossipDue, Timer
+from gossip.membership.machine.events import Action, CallDue, ForgetMember, GossipDue, Timer
 from gossip.membership.machine.rumours import Rumours
-from gossip.membership.messages import Gone, Left, Record, Suspect
-from gossip.words import U32_MAX, GossipSettings, NameConflict, Say, Sender, Shown, State, identity, size
+from gossip.membership.messages import Gone, Left, MemberRecord, Suspect
+from gossip.types import U32_MAX, GossipSettings, NameConflict, SendDatagram, Sender, Shown, State, identity, size
 
 CONFLICT_INTERVAL_S = 30.0
 """Between two reports of the same conflict."""
@@ -74,8 +74,8 @@ class Member:
     def order(self) -> tuple[int, int, State]:
         return (self.boot, self.incarnation, self.state)
 
-    def record(self, now_s: float) -> Record:
-        return Record(
+    def record(self, now_s: float) -> MemberRecord:
+        return MemberRecord(
             self.host,
             self.uuid,
             self.boot,
@@ -130,9 +130,9 @@ class Table:
     def alone(self) -> bool:
         return not any(member.live and not member.remembered for member in self.members.values())
 
-    def records(self) -> tuple[m.Record, ...]:
+    def records(self) -> tuple[m.MemberRecord, ...]:
         """The whole table, this host included, sorted by name."""
-        mine = m.Record(self.me.host, self.me.uuid, self.me.boot, self.incarnation, self.address, 0, HostId(""))
+        mine = m.MemberRecord(self.me.host, self.me.uuid, self.me.boot, self.incarnation, self.address, 0, HostId(""))
         all_ = [mine, *(member.record(self.now_s) for member in self.members.values())]
         return tuple(sorted(all_, key=lambda record: record.host))
 
@@ -154,20 +154,20 @@ class Table:
     def timer(self, after_s: float, event: Timer) -> None:
         self.out.append(SetTimer(after_s, event))
 
-    def tell(self, fact: Fact) -> None:
-        self.out.append(Tell(fact))
+    def publish(self, fact: Fact) -> None:
+        self.out.append(Publish(fact))
 
-    def say(self, to: Address, *messages: Message) -> None:
+    def send(self, to: Address, *messages: Message) -> None:
         """One datagram, filled up with rumours."""
         if not to:
             return
         room = self.budget - sum(size(message) for message in messages)
         limit = policy.retransmits(self.settings.retransmit_factor, self.hosts())
         rumours = self.rumours.take(room, limit) if len(self.rumours) else ()
-        self.out.append(Say(to, (*messages, *rumours)))
+        self.out.append(SendDatagram(to, (*messages, *rumours)))
 
     def rumour(self, host: HostId, message: Message) -> None:
-        self.rumours.tell(host, message)
+        self.rumours.publish(host, message)
         if not self._gossip_set:
             self._gossip_set = True
             self.timer(self.rng.uniform(0, self.settings.gossip_interval_s), GossipDue())
@@ -183,7 +183,7 @@ class Table:
         ]
         for address in policy.some(reachable, self.settings.gossip_fanout, self.rng):
             if len(self.rumours):
-                self.say(address)
+                self.send(address)
         if reachable:
             self._gossip_set = True
             self.timer(self.settings.gossip_interval_s, GossipDue())
@@ -196,7 +196,7 @@ class Table:
     def conflict(self, host: HostId, now_s: float) -> None:
         if now_s - self._conflicts.get(host, float("-inf")) >= CONFLICT_INTERVAL_S:
             self._conflicts[host] = now_s
-            self.tell(NameConflict(host))
+            self.publish(NameConflict(host))
 
     def call_soon(self) -> None:
         """Somebody is newly missing: begin with short pauses again."""
@@ -224,4 +224,4 @@ class Table:
         del self.members[member.host]
         self.rumours.drop(member.host)
         self._conflicts.pop(member.host, None)
-        self.out.append(Forget(member.host))
+        self.out.append(ForgetMember(member.host))

@@ -14,8 +14,8 @@ from covey.core import JobId
 from covey.frames import FrameError, read_frame, write_frame
 from covey.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Strangers
 from covey.ports import ByteStream, Env
-from covey.tensorwire import HEADER_BYTES, Header, Op, WireError, frame, parse, verify
-from plugins.aggregator.datapath.control import Forget, JobNow, Now, Order, Quit, Serve, Tell, orders
+from covey.tensorwire import HEADER_BYTES, Header, TensorOp, TensorWireError, frame, parse, verify
+from plugins.aggregator.datapath.control import DropJob, GetStatus, JobCounters, Now, Order, Quit, Serve, orders
 from plugins.aggregator.datapath.links import Counters, JobSums, Memory, WorkerLink
 from plugins.aggregator.datapath.sums import Violation
 from plugins.base import Program
@@ -90,11 +90,11 @@ class Aggd:
         match order:
             case Serve():
                 self.serve(order)
-            case Forget():
+            case DropJob():
                 self.forget(order.job, order.epoch, order.instead)
             case Quit():
                 self.over.set()
-            case Tell():
+            case GetStatus():
                 pass
         return self.now()
 
@@ -154,7 +154,7 @@ class Aggd:
             self.strangers.go(stream)
             if link is not None:
                 await link.read_in()
-        except WireError as error:
+        except TensorWireError as error:
             self._drop(stream, error)
         except Violation as error:
             self._drop(stream, error)
@@ -176,7 +176,7 @@ class Aggd:
     async def hello(self, stream: ByteStream) -> WorkerLink | None:
         """The connection of a worker that may speak; None when it was refused."""
         async with asyncio.timeout(HANDSHAKE_S):
-            head, hello = await self._hear(stream, Op.HELLO, NONCE_BYTES)
+            head, hello = await self._hear(stream, TensorOp.HELLO, NONCE_BYTES)
             job = self._by_hash.get(head.job)
             if job is None or job.epoch != head.epoch:
                 await self._refuse(stream, head.job, job.epoch if job else 0)
@@ -187,17 +187,17 @@ class Aggd:
             return None
         link = WorkerLink(job, head.rank, stream)
         job.join(link)
-        link.say(Op.WELCOME)
+        link.send(TensorOp.WELCOME)
         self.env.spawn(f"aggd worker {job.job} {head.rank}", link.write_out())
         return link
 
-    async def _hear(self, stream: ByteStream, op: Op, size: int) -> tuple[Header, bytes]:
+    async def _hear(self, stream: ByteStream, op: TensorOp, size: int) -> tuple[Header, bytes]:
         """The header of a frame that must be this one, and all its bytes."""
         head, payload = bytearray(HEADER_BYTES), bytearray(size)
         await stream.read_into(memoryview(head))
         header = parse(head)
         if header.op is not op or header.length != size:
-            raise WireError(f"{op.name} comes here, not {header.op.name}")
+            raise TensorWireError(f"{op.name} comes here, not {header.op.name}")
         await stream.read_into(memoryview(payload))
         verify(head, payload)
         return header, bytes(head + payload)
@@ -206,17 +206,17 @@ class Aggd:
         """Does it know the secret of this assignment? We prove that we do, too."""
         ours = self.env.entropy(NONCE_BYTES)
         challenge = handshake.challenge(job.secret, hello, ours)
-        await stream.write(*frame(Op.CHALLENGE, job.hash, job.epoch, payload=challenge))
-        _, found = await self._hear(stream, Op.PROOF, PROOF_BYTES)
+        await stream.write(*frame(TensorOp.CHALLENGE, job.hash, job.epoch, payload=challenge))
+        _, found = await self._hear(stream, TensorOp.PROOF, PROOF_BYTES)
         return handshake.is_proof(found[HEADER_BYTES:], handshake.proof_of_client(job.secret, hello, ours))
 
     async def _refuse(self, stream: ByteStream, job: int, epoch: int) -> None:
         self.counters.refused += 1
-        await stream.write(*frame(Op.STALE, job, epoch))
+        await stream.write(*frame(TensorOp.STALE, job, epoch))
 
 
-def _job_now(job: JobSums) -> JobNow:
-    return JobNow(
+def _job_now(job: JobSums) -> JobCounters:
+    return JobCounters(
         job=job.job,
         epoch=job.epoch,
         workers=job.workers,

@@ -1,6 +1,6 @@
 """What an agent and its `aggd` say to one another on the unix socket (frames of `covey.frames`).
 
-Request and answer in turn: the agent sends one frame and reads one. `Serve` and `Forget` may be repeated.
+Request and answer in turn: the agent sends one frame and reads one. `Serve` and `DropJob` may be repeated.
 """
 
 from typing import Annotated
@@ -11,7 +11,7 @@ from covey.core import JobId
 from covey.tensorwire import RANKS_MAX, SECRET_BYTES
 
 
-class Serve(msgspec.Struct, frozen=True, tag=True):
+class Serve(msgspec.Struct, frozen=True, tag="Serve"):
     """Sum this job under this epoch, from nothing. A lower epoch of the job ends."""
 
     job: JobId
@@ -20,7 +20,7 @@ class Serve(msgspec.Struct, frozen=True, tag=True):
     secret: Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
 
 
-class Forget(msgspec.Struct, frozen=True, tag=True):
+class DropJob(msgspec.Struct, frozen=True, tag="Forget"):
     """Serve this job no more, if its epoch is at most `epoch`; `instead` is the epoch its workers are told."""
 
     job: JobId
@@ -28,15 +28,15 @@ class Forget(msgspec.Struct, frozen=True, tag=True):
     instead: int = 0
 
 
-class Tell(msgspec.Struct, frozen=True, tag=True):
+class GetStatus(msgspec.Struct, frozen=True, tag="Tell"):
     """How are you? Also the answer to the other two."""
 
 
-class Quit(msgspec.Struct, frozen=True, tag=True):
+class Quit(msgspec.Struct, frozen=True, tag="Quit"):
     """End the process."""
 
 
-class JobNow(msgspec.Struct, frozen=True):
+class JobCounters(msgspec.Struct, frozen=True):
     job: JobId
     epoch: int
     workers: int
@@ -54,11 +54,11 @@ class JobNow(msgspec.Struct, frozen=True):
     """Of its largest tensor."""
 
 
-class Now(msgspec.Struct, frozen=True, tag=True):
+class Now(msgspec.Struct, frozen=True, tag="Now"):
     """The state of the process; counters since its start."""
 
     address: str
-    jobs: list[JobNow]
+    jobs: list[JobCounters]
     busy_s: float
     """Of a core, spent for all jobs and between them."""
     bad_frames: int
@@ -66,6 +66,6 @@ class Now(msgspec.Struct, frozen=True, tag=True):
     memory_bytes: int
 
 
-Order = Serve | Forget | Tell | Quit
+Order = Serve | DropJob | GetStatus | Quit
 orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 answers: msgspec.msgpack.Decoder[Now] = msgspec.msgpack.Decoder(Now)

@@ -18,16 +18,16 @@ from covey.tensorwire import (
     Declared,
     Frame,
     Header,
-    Op,
     Payload,
-    WireError,
+    TensorOp,
+    TensorWireError,
     frame,
     job_hash,
     parse,
     unpack_declared,
     verify,
 )
-from plugins.aggregator.datapath.sums import Do, TensorSum
+from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 
 TENSORS_MAX = 1 << 16
 """Tensors of one job at one aggregator."""
@@ -178,13 +178,13 @@ class JobSums:
         for key, tensor in self.tensors.items():
             self.do(key, tensor, tensor.gone(link.rank))
 
-    def do(self, key: int, tensor: TensorSum, actions: Sequence[Do]) -> None:
+    def do(self, key: int, tensor: TensorSum, actions: Sequence[StateTransfer]) -> None:
         for action in actions:
             link = self.links.get(action.rank)
             if link is None:
                 continue  # it opens and pushes again when it is back
             if action.what == "ask":
-                link.say(Op.ASK, key=key)
+                link.send(TensorOp.ASK, key=key)
             else:
                 link.give(key, tensor)
 
@@ -192,7 +192,7 @@ class JobSums:
         """Close everything; workers are told that `epoch` is the one served now (0: none)."""
         self.over = True
         for _, link in sorted(self.links.items()):
-            link.say(Op.STALE, epoch=epoch)
+            link.send(TensorOp.STALE, epoch=epoch)
             link.finish()
         self.links.clear()
         self._memory.used -= self._held
@@ -216,7 +216,7 @@ class WorkerLink:
 
     # ---- out ----
 
-    def say(self, op: Op, *, key: int = 0, epoch: int | None = None, payload: bytes = b"") -> None:
+    def send(self, op: TensorOp, *, key: int = 0, epoch: int | None = None, payload: bytes = b"") -> None:
         self._put(frame(op, self.job.hash, self.job.epoch if epoch is None else epoch, key=key, payload=payload))
 
     def give(self, key: int, tensor: TensorSum) -> None:
@@ -253,7 +253,7 @@ class WorkerLink:
 
     async def blame(self, why: str) -> None:
         """Tell the worker what it did wrong, if it listens, and end."""
-        self.say(Op.FAULT, key=self._key, payload=why.encode()[:FAULT_BYTES_MAX])
+        self.send(TensorOp.FAULT, key=self._key, payload=why.encode()[:FAULT_BYTES_MAX])
         self.finish()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BLAME_S):
@@ -269,7 +269,9 @@ class WorkerLink:
                 head = heads.get(part)
                 if head is None:
                     epoch, began_s = self.job.epoch, self.job.env.clock.cpu_s()
-                    head, _ = frame(Op.RESULT, self.job.hash, epoch, key=key, part=part, round=version, payload=payload)
+                    head, _ = frame(
+                        TensorOp.RESULT, self.job.hash, epoch, key=key, part=part, round=version, payload=payload
+                    )
                     heads[part] = head
                     self.job.worked(began_s)
                 await self._stream.write(head, payload)
@@ -281,13 +283,13 @@ class WorkerLink:
     # ---- in ----
 
     async def read_in(self) -> None:
-        """Until the connection ends: always by an exception. WireError, Violation: it was this worker's fault."""
+        """Until the connection ends: always by an exception. TensorWireError, Violation: it was this worker's fault."""
         head = bytearray(HEADER_BYTES)
         while True:
             await self._stream.read_into(memoryview(head))
             header = parse(head)
             if header.job != self.job.hash or header.epoch != self.job.epoch or header.rank != self.rank:
-                raise WireError("a frame for another job, epoch or rank than this connection was opened for")
+                raise TensorWireError("a frame for another job, epoch or rank than this connection was opened for")
             self._expect(header)
             payload = self.job.buffers.take(header.length)
             if header.length:
@@ -304,45 +306,45 @@ class WorkerLink:
     def _expect(self, header: Header) -> None:
         """What can be wrong with a frame is found before its payload is allocated."""
         match header.op:
-            case Op.PUSH if header.key in self._refused:
+            case TensorOp.PUSH if header.key in self._refused:
                 pass
-            case Op.PUSH | Op.STATE:
+            case TensorOp.PUSH | TensorOp.STATE:
                 declared = self._tensor(header).declared
                 if header.part >= declared.parts:
-                    raise WireError(f"part {header.part} of a tensor with {declared.parts}")
+                    raise TensorWireError(f"part {header.part} of a tensor with {declared.parts}")
                 start, end = declared.span(header.part)
                 if header.length != end - start:
-                    raise WireError(f"a part of {header.length} bytes, not {end - start}")
-            case Op.OPEN | Op.PING:
+                    raise TensorWireError(f"a part of {header.length} bytes, not {end - start}")
+            case TensorOp.OPEN | TensorOp.PING:
                 pass
             case _:
-                raise WireError(f"a worker does not say {header.op.name} here")
+                raise TensorWireError(f"a worker does not say {header.op.name} here")
 
     async def _heard(self, header: Header, payload: bytearray) -> None:
         match header.op:
-            case Op.OPEN:
+            case TensorOp.OPEN:
                 await self._open(header, payload)
-            case Op.PUSH if header.key in self._refused:
+            case TensorOp.PUSH if header.key in self._refused:
                 pass
-            case Op.PUSH:
+            case TensorOp.PUSH:
                 self.job.received_bytes += header.length
                 tensor = self._tensor(header)
                 self.job.do(header.key, tensor, tensor.push(self.rank, header.round, header.part, payload))
                 await self._add(header.key, tensor)
-            case Op.STATE:
+            case TensorOp.STATE:
                 self.job.received_bytes += header.length
                 tensor = self._tensor(header)
                 actions = tensor.state_part(self.rank, header.round, header.part, payload)
                 self.job.do(header.key, tensor, actions)
                 await self._add(header.key, tensor)
             case _:
-                self.say(Op.PONG)
+                self.send(TensorOp.PONG)
 
     async def _open(self, header: Header, payload: bytearray) -> None:
         tensor = self.job.declare(header.key, unpack_declared(payload))
         if isinstance(tensor, str):
             self._refused.add(header.key)
-            self.say(Op.FAULT, key=header.key, payload=tensor.encode()[:FAULT_BYTES_MAX])
+            self.send(TensorOp.FAULT, key=header.key, payload=tensor.encode()[:FAULT_BYTES_MAX])
             return
         self.job.do(header.key, tensor, tensor.open(self.rank, header.round, bool(header.flags & WANT)))
         await self._add(header.key, tensor)
@@ -361,7 +363,7 @@ class WorkerLink:
     def _tensor(self, header: Header) -> TensorSum:
         tensor = self.job.tensors.get(header.key)
         if tensor is None:
-            raise WireError(f"{header.op.name} of a tensor that this worker never opened")
+            raise TensorWireError(f"{header.op.name} of a tensor that this worker never opened")
         return tensor
 
 

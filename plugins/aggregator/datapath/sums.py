@@ -33,7 +33,7 @@ class Violation(Exception):
     """A worker said what no correct worker says; its connection is of no more use."""
 
 
-class Do(NamedTuple):
+class StateTransfer(NamedTuple):
     """What a tensor asks for: `ask` a rank for its state, or `give` a rank ours."""
 
     what: Literal["ask", "give"]
@@ -76,7 +76,7 @@ class TensorSum:
 
     # ---- what workers say ----
 
-    def open(self, rank: int, version: int, want: bool) -> Sequence[Do]:
+    def open(self, rank: int, version: int, want: bool) -> Sequence[StateTransfer]:
         """A rank connected and holds `version`; it may `want` the agreed state before it goes on."""
         self._here.add(rank)
         if self.version is not None:
@@ -89,7 +89,7 @@ class TensorSum:
             self._holder = None  # a new connection: what was asked of the old one will not come
         return self._recover()
 
-    def gone(self, rank: int) -> Sequence[Do]:
+    def gone(self, rank: int) -> Sequence[StateTransfer]:
         """A rank's connection ended. What it said and pushed stays true."""
         self._here.discard(rank)
         if rank != self._holder:
@@ -97,7 +97,7 @@ class TensorSum:
         self._holder = None
         return self._recover()
 
-    def state_part(self, rank: int, version: int, part: int, data: Payload) -> Sequence[Do]:
+    def state_part(self, rank: int, version: int, part: int, data: Payload) -> Sequence[StateTransfer]:
         """Part of the state we asked a rank for."""
         if self.version is not None or rank != self._holder or version != self._held_versions[rank]:
             self.duplicates += 1
@@ -109,7 +109,7 @@ class TensorSum:
             return ()
         return self._begin(version, has_state=True)
 
-    def push(self, rank: int, round: int, part: int, data: Payload) -> Sequence[Do]:
+    def push(self, rank: int, round: int, part: int, data: Payload) -> Sequence[StateTransfer]:
         """Part of a rank's contribution. `data` is kept until it was added: hand over a buffer nobody else writes."""
         self._span(part, data)
         if rank not in self._held_versions and self.version is None:
@@ -135,7 +135,7 @@ class TensorSum:
         """There is an addition to do."""
         return bool(self._ready)
 
-    def work(self) -> Sequence[Do]:
+    def work(self) -> Sequence[StateTransfer]:
         """Add one rank's part. When that completes the round, everybody is given the result."""
         part = self._ready[0]
         start, end = (offset // 4 for offset in self.declared.span(part))
@@ -188,7 +188,7 @@ class TensorSum:
 
     # ---- inside ----
 
-    def _recover(self) -> Sequence[Do]:
+    def _recover(self) -> Sequence[StateTransfer]:
         if len(self._held_versions) < self.workers or self._holder is not None:
             return ()
         newest = max(self._held_versions.values())
@@ -204,12 +204,12 @@ class TensorSum:
         self._fetched.clear()
         if not len(self._state):
             self._state = _empty(self._count)
-        return (Do("ask", self._holder),)
+        return (StateTransfer("ask", self._holder),)
 
     def _has_it(self, rank: int) -> bool:
         return rank == 0 or rank not in self._wants
 
-    def _begin(self, version: int, has_state: bool) -> Sequence[Do]:
+    def _begin(self, version: int, has_state: bool) -> Sequence[StateTransfer]:
         self.version, self.has_state, self._holder = version, has_state, None
         answers = sorted(self._wants)
         held, self._held = self._held, {}
@@ -231,7 +231,7 @@ class TensorSum:
         if rank == self._next[part]:
             self._ready.append(part)
 
-    def _complete(self) -> Sequence[Do]:
+    def _complete(self) -> Sequence[StateTransfer]:
         assert self.version is not None
         self._state, self._sum = self._sum, self._state
         self.version += 1
@@ -242,10 +242,10 @@ class TensorSum:
         self._next = [0] * self.declared.parts
         return self._give(range(self.workers))
 
-    def _give(self, ranks: Sequence[int]) -> Sequence[Do]:
+    def _give(self, ranks: Sequence[int]) -> Sequence[StateTransfer]:
         if ranks and not self.has_state:
             raise Violation("a rank asks again for a sum that every rank said to hold")
-        return [Do("give", rank) for rank in ranks]
+        return [StateTransfer("give", rank) for rank in ranks]
 
     def _span(self, part: int, data: Payload) -> tuple[int, int]:
         if part >= self.declared.parts:

@@ -10,8 +10,8 @@ import msgspec
 from covey.core import Heard, HostId, JobId, Send, Undelivered
 from covey.tensorwire import grant_of
 from plugins.aggregator import policy
-from plugins.aggregator.machine.events import Keep, Placed, Rack, TellRanks, Unplaced
-from plugins.aggregator.messages import Assigned, Lost, Wanted
+from plugins.aggregator.machine.events import GangPlaced, Keep, RackUpdated, TellRanks, Unplaced
+from plugins.aggregator.messages import Assigned, Lost, OwnerWanted
 
 ASK_S = 2.0
 """Pause between two questions to the home about a job without an aggregator."""
@@ -20,7 +20,7 @@ KNOWN_MAX = 1024
 """Assignments remembered, those of jobs that are placed now aside: the end of a job may pass an agent that is down."""
 
 
-class Joined(msgspec.Struct, frozen=True):
+class RankJoined(msgspec.Struct, frozen=True):
     """A rank of the job called `covey.join()` here."""
 
     job: JobId
@@ -34,7 +34,7 @@ class RankLost(msgspec.Struct, frozen=True):
     why: str
 
 
-Event = Placed | Unplaced | Rack | Heard | Joined | RankLost | Undelivered
+Event = GangPlaced | Unplaced | RackUpdated | Heard | RankJoined | RankLost | Undelivered
 Action = Send | Keep | TellRanks
 
 
@@ -42,22 +42,22 @@ class Directory:
     def __init__(self, me: HostId, known: Sequence[Assigned] = ()) -> None:
         self.me = me
         self.known: dict[JobId, Assigned] = {one.job: one for one in known}
-        self._placed: dict[JobId, Placed] = {}
+        self._placed: dict[JobId, GangPlaced] = {}
         self._gone: frozenset[HostId] = frozenset()
         self._asked_s: dict[JobId, float] = {}
 
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
         match event:
-            case Placed():
+            case GangPlaced():
                 return self._place(event, now_s)
             case Unplaced():
                 return self._unplace(event)
-            case Rack():
+            case RackUpdated():
                 self._gone = event.gone
                 return self._ask_again(now_s)
             case Heard():
                 return self._heard(event.sender, event.message)
-            case Joined():
+            case RankJoined():
                 return self._joined(event.job, now_s)
             case RankLost():
                 return self._lost(event)
@@ -83,7 +83,7 @@ class Directory:
             return None
         return known
 
-    def _place(self, event: Placed, now_s: float) -> Sequence[Action]:
+    def _place(self, event: GangPlaced, now_s: float) -> Sequence[Action]:
         placed = self._placed.get(event.job)
         if placed is not None and placed.grant >= event.grant:
             return ()
@@ -113,7 +113,7 @@ class Directory:
         match message:
             case Assigned():
                 return self._assigned(sender, message)
-            case Wanted() | Lost():
+            case OwnerWanted() | Lost():
                 known = self.known.get(message.job)
                 return (Send(sender, known),) if known is not None and known.epoch > message.epoch else ()
             case _:
@@ -152,13 +152,13 @@ class Directory:
                 actions += self._ask(placed, now_s)
         return actions
 
-    def _ask(self, placed: Placed, now_s: float) -> Sequence[Action]:
+    def _ask(self, placed: GangPlaced, now_s: float) -> Sequence[Action]:
         place = policy.home(placed.places, self._gone)
         if place is None or place.host == self.me:
             return ()
         self._asked_s[placed.job] = now_s
         known = self.current(placed.job)
-        return (Send(place.host, Wanted(placed.job, known.epoch if known else 0), ASK_S),)
+        return (Send(place.host, OwnerWanted(placed.job, known.epoch if known else 0), ASK_S),)
 
-    def _is_here(self, placed: Placed) -> bool:
+    def _is_here(self, placed: GangPlaced) -> bool:
         return any(place.host == self.me for place in placed.places)

@@ -1,4 +1,4 @@
-"""Events that more than one machine of this room hears, and actions that more than one asks for."""
+"""Events that more than one machine of this plugin hears, and actions that more than one asks for."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from plugins.aggregator.policy import Candidate
 from plugins.facts import Place
 
 
-class Placed(msgspec.Struct, frozen=True):
+class GangPlaced(msgspec.Struct, frozen=True):
     """The replicated log says where the gang of this grant runs."""
 
     job: JobId
@@ -25,14 +25,14 @@ class Unplaced(msgspec.Struct, frozen=True):
     ended: bool
 
 
-class Rack(msgspec.Struct, frozen=True):
+class RackUpdated(msgspec.Struct, frozen=True):
     """Gossip, once a second and whenever a host comes or goes."""
 
     gone: frozenset[HostId]
     candidates: tuple[Candidate, ...]
 
 
-class Answered(msgspec.Struct, frozen=True):
+class QuestionAnswered(msgspec.Struct, frozen=True):
     """A question of ours came back; None: no answer in time, or none that could be understood."""
 
     host: HostId
@@ -40,8 +40,8 @@ class Answered(msgspec.Struct, frozen=True):
     answer: msgspec.Struct | None
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """Action: ask `to` a question and hand back `Answered`."""
+class AskQuestion(msgspec.Struct, frozen=True):
+    """Action: ask `to` a question and hand back `QuestionAnswered`."""
 
     to: HostId
     question: Question
@@ -49,7 +49,7 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Keep(msgspec.Struct, frozen=True):
-    """Action: write what this room knows to disk."""
+    """Action: write what this plugin knows to disk."""
 
 
 class TellRanks(msgspec.Struct, frozen=True):

@@ -14,31 +14,31 @@ from typing import Any, assert_never
 
 import msgspec
 
-from covey.core import Heard, HostId, JobId, Note, Send, SetTimer, Undelivered
+from covey.core import Heard, HostId, JobId, LogEvent, Send, SetTimer, Undelivered
 from covey.tensorwire import epoch_text, grant_of
 from plugins.aggregator import policy
-from plugins.aggregator.machine.emptier import Emptier, EmptyingEnds
-from plugins.aggregator.machine.events import Answered, Ask, Keep, Placed, Rack, Unplaced
-from plugins.aggregator.machine.held import Held
-from plugins.aggregator.machine.ledger import RESERVE_S, Ledger, Reservation
+from plugins.aggregator.machine.consolidator import Consolidator, EmptyingEnds
+from plugins.aggregator.machine.cycle_ledger import RESERVE_S, CycleLedger, Reservation
+from plugins.aggregator.machine.events import AskQuestion, GangPlaced, Keep, QuestionAnswered, RackUpdated, Unplaced
+from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.messages import (
     Accepted,
+    AggregatorSettings,
+    AssignmentDropped,
+    AssignmentKept,
+    CycleNotReserved,
     CycleNow,
+    CycleReserved,
     Declined,
     Demand,
-    Dropped,
     Handover,
     JobDemand,
-    Judged,
-    Kept,
-    NotReserved,
+    LossReport,
     Offer,
     Profiled,
-    Release,
-    Reserve,
-    Reserved,
+    ReleaseCycle,
+    ReserveCycle,
     Retire,
-    Settings,
 )
 from plugins.aggregator.policy.measured import BARRED, reverted
 
@@ -75,9 +75,9 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class ServeJob(msgspec.Struct, frozen=True):
-    """Action: write this room's state to disk, then have the process serve the job, then hand back `Served`."""
+    """Action: write this plugin's state to disk, then have the process serve the job, then hand back `Served`."""
 
-    held: Held
+    held: ServedJob
 
 
 class ForgetJob(msgspec.Struct, frozen=True):
@@ -89,21 +89,22 @@ class ForgetJob(msgspec.Struct, frozen=True):
 
 
 Event = (
-    Heard | ProcessUp | ProcessDown | LoadChanged | Served | Placed | Unplaced | Rack | Answered | EmptyingEnds
+    Heard | ProcessUp | ProcessDown | LoadChanged | Served | GangPlaced | Unplaced | RackUpdated | QuestionAnswered |
+    EmptyingEnds
     | Undelivered
 )  # fmt: skip
-Action = Send | Ask | Note | SetTimer[EmptyingEnds] | Keep | ServeJob | ForgetJob
+Action = Send | AskQuestion | LogEvent | SetTimer[EmptyingEnds] | Keep | ServeJob | ForgetJob
 
 
 class Owner:
-    def __init__(self, settings: Settings, held: Sequence[Held] = (), me: HostId = HostId("")) -> None:
+    def __init__(self, settings: AggregatorSettings, held: Sequence[ServedJob] = (), me: HostId = HostId("")) -> None:
         self.settings, self.me = settings, me
-        self.jobs: dict[JobId, Held] = {one.job: one for one in held}
+        self.jobs: dict[JobId, ServedJob] = {one.job: one for one in held}
         known = {one.job: one.demand for one in held if one.demand is not None}
-        self.ledger = Ledger(settings.cycles_max, known)
+        self.ledger = CycleLedger(settings.cycles_max, known)
         for job in known.keys() - self.ledger.demands.keys():  # the settings have changed
             self.jobs[job] = msgspec.structs.replace(self.jobs[job], demand=None)
-        self.emptier = Emptier(me, settings.scale_s)
+        self.emptier = Consolidator(me, settings.scale_s)
         self.judged: dict[JobId, float] = {}
         """Job -> the part of its speed that it measured to have lost here, last."""
         self.refused: dict[JobId, str] = {}
@@ -136,15 +137,15 @@ class Owner:
             case LoadChanged():
                 self.load, self._idle = event.load, event.idle
                 return ()
-            case Rack():
+            case RackUpdated():
                 return self._look(event, now_s)
-            case Answered():
+            case QuestionAnswered():
                 return self.emptier.answered(event, self.jobs, self.ledger)
             case EmptyingEnds():
                 return self.emptier.ended(event)
             case Served():
                 return self._served(event)
-            case Placed():
+            case GangPlaced():
                 instead = event.grant << 32
                 return self._runs_over(event.job, event.grant - 1, instead, "the job was taken back and runs again")
             case Unplaced():
@@ -175,20 +176,20 @@ class Owner:
         cycle = self.ledger.cycle
         return CycleNow(takes, cycle.us, cycle.lanes, cycle.times, jobs, sorted(self._barred))
 
-    def _look(self, rack: Rack, now_s: float) -> Sequence[Action]:
+    def _look(self, rack: RackUpdated, now_s: float) -> Sequence[Action]:
         self.ledger.expire(now_s)
         self._leaving = {job: since_s for job, since_s in self._leaving.items() if now_s - since_s < LEAVE_S}
         if not self.address:
             return ()
         return self.emptier.look(rack, self.jobs, self._idle, self.ledger, now_s)
 
-    def _reserve(self, sender: HostId, message: Reserve, now_s: float) -> Sequence[Action]:
+    def _reserve(self, sender: HostId, message: ReserveCycle, now_s: float) -> Sequence[Action]:
         why = self._no_room(sender, message, now_s)
         if why:
-            return (Send(sender, NotReserved(message.job, message.attempt, why[:300])),)
-        return (Send(sender, Reserved(message.job, message.attempt)),)
+            return (Send(sender, CycleNotReserved(message.job, message.attempt, why[:300])),)
+        return (Send(sender, CycleReserved(message.job, message.attempt)),)
 
-    def _no_room(self, sender: HostId, message: Reserve, now_s: float) -> str:
+    def _no_room(self, sender: HostId, message: ReserveCycle, now_s: float) -> str:
         if self.emptier.busy:
             return "it empties itself"
         if message.job in self._barred:
@@ -214,8 +215,8 @@ class Owner:
         acceptance may have found another aggregator, and tells us so when it hears."""
         message = event.message
         match message:
-            case Reserve():
-                said = NotReserved(message.job, message.attempt, "no answer")
+            case ReserveCycle():
+                said = CycleNotReserved(message.job, message.attempt, "no answer")
                 return self.emptier.not_reserved(event.to, said, self.jobs)
             case Accepted() if self.serves(message.job, message.epoch):
                 return (Send(event.to, message),)
@@ -232,10 +233,12 @@ class Owner:
             return self._not_kept(sender, held, why)
         self.refused.pop(held.job, None)
         self.jobs[held.job] = msgspec.structs.replace(held, demand=message.demand)
-        said = Note(held.job, "tensors keep their place", f"on {self.me}: {self._plan_words(message.demand, held.job)}")
-        return (Send(sender, Kept(held.job, held.epoch)), said, Keep())
+        said = LogEvent(
+            held.job, "tensors keep their place", f"on {self.me}: {self._plan_words(message.demand, held.job)}"
+        )
+        return (Send(sender, AssignmentKept(held.job, held.epoch)), said, Keep())
 
-    def _not_kept(self, sender: HostId, held: Held, why: str) -> Sequence[Action]:
+    def _not_kept(self, sender: HostId, held: ServedJob, why: str) -> Sequence[Action]:
         self.refused[held.job] = why
         declined = Send(sender, Declined(held.job, held.epoch, why[:300], held.epoch))
         if held.demand is None:
@@ -251,7 +254,7 @@ class Owner:
             f"and takes {self.ledger.loss(job):.1%} of its speed"
         )
 
-    def _judged(self, message: Judged, now_s: float) -> Sequence[Action]:
+    def _judged(self, message: LossReport, now_s: float) -> Sequence[Action]:
         """A job lost its limit here: the newest assignment beside it goes, one at a time (AutoPS §4.5.2.3)."""
         held = self.jobs.get(message.job)
         if held is None or held.epoch != message.epoch:
@@ -266,7 +269,7 @@ class Owner:
         lost = f"{message.lost_permille / 10:g} % of its speed over {message.iterations} iterations"
         why = f"{held.job} lost {lost} on {self.me}, and {newest.job} came last"
         return (
-            Note(newest.job, "tensors must leave", why),
+            LogEvent(newest.job, "tensors must leave", why),
             Send(newest.home, Handover(newest.job, newest.epoch, None, why)),
         )
 
@@ -280,16 +283,16 @@ class Owner:
                 return self._retired(message)
             case Profiled():
                 return self._profiled(sender, message)
-            case Judged():
+            case LossReport():
                 return self._judged(message, now_s)
-            case Reserve():
+            case ReserveCycle():
                 return self._reserve(sender, message, now_s)
-            case Release():
+            case ReleaseCycle():
                 self.ledger.release(message.job, sender, message.attempt)
                 return ()
-            case Reserved():
+            case CycleReserved():
                 return self.emptier.reserved(sender, message, self.jobs)
-            case NotReserved():
+            case CycleNotReserved():
                 return self.emptier.not_reserved(sender, message, self.jobs)
             case _:
                 return ()
@@ -311,11 +314,13 @@ class Owner:
         self.jobs[offer.job] = held
         return (ServeJob(held),)
 
-    def _held_of(self, sender: HostId, offer: Offer) -> Held:
+    def _held_of(self, sender: HostId, offer: Offer) -> ServedJob:
         order = self.changes
-        return Held(offer.job, offer.epoch, offer.workers, offer.secret, sender, offer.demand, order, offer.refused)
+        return ServedJob(
+            offer.job, offer.epoch, offer.workers, offer.secret, sender, offer.demand, order, offer.refused
+        )
 
-    def _refusal(self, known: Held | None, offer: Offer) -> str:
+    def _refusal(self, known: ServedJob | None, offer: Offer) -> str:
         """Empty when it is taken: what it needs is promised then."""
         if closed := self._closed():
             return closed
@@ -351,7 +356,7 @@ class Owner:
         self.judged.clear()
         self.refused.pop(job, None)
 
-    def _is_served(self, held: Held) -> bool:
+    def _is_served(self, held: ServedJob) -> bool:
         return self.serves(held.job, held.epoch)
 
     def _served(self, event: Served) -> Sequence[Action]:
@@ -361,7 +366,7 @@ class Owner:
         self._serving.add((event.job, event.epoch))
         return (
             Send(held.home, Accepted(held.job, held.epoch, self.address)),
-            Note(held.job, "tensors summed here", f"epoch {epoch_text(held.epoch)}, offered by {held.home}"),
+            LogEvent(held.job, "tensors summed here", f"epoch {epoch_text(held.epoch)}, offered by {held.home}"),
         )
 
     def _retired(self, message: Retire) -> Sequence[Action]:
@@ -372,7 +377,7 @@ class Owner:
         return (
             ForgetJob(held.job, held.epoch, message.instead),
             Keep(),
-            Note(held.job, "tensors no longer summed here", message.reason),
+            LogEvent(held.job, "tensors no longer summed here", message.reason),
         )
 
     def _runs_over(self, job: JobId, grant: int, instead: int, why: str) -> Sequence[Action]:
@@ -405,15 +410,15 @@ class Owner:
         self._serving.clear()
         return self._drop([held for _, held in sorted(self.jobs.items())], why)
 
-    def _drop(self, lost: Sequence[Held], why: str) -> Sequence[Action]:
+    def _drop(self, lost: Sequence[ServedJob], why: str) -> Sequence[Action]:
         actions: list[Action] = []
         for held in lost:
             self._remove(held)
-            actions.append(Send(held.home, Dropped(held.job, held.epoch, why)))
-            actions.append(Note(held.job, "tensors dropped", why))
+            actions.append(Send(held.home, AssignmentDropped(held.job, held.epoch, why)))
+            actions.append(LogEvent(held.job, "tensors dropped", why))
         return [*actions, Keep()] if lost else ()
 
-    def _remove(self, held: Held) -> None:
+    def _remove(self, held: ServedJob) -> None:
         """Whoever was hurt beside this job, or hurt it, may come back."""
         del self.jobs[held.job]
         self.ledger.leave(held.job)

@@ -1,7 +1,7 @@
 """One pool of aggregators: which of them sums each tensor of each of its jobs, and how many of them there are.
 
 A pool is what a controller of a cluster of aggregators is in AutoPS (§4.3.3.4), seen by whoever decides for it: the
-home of a job, or a simulation. It proposes; each aggregator checks again by itself and may refuse (`Refused`).
+home of a job, or a simulation. It proposes; each aggregator checks again by itself and may refuse (`PoolRefused`).
 
     a job arrives        its tensors, largest first, where they fit best; new aggregators for the rest
     a job leaves         aggregators without work stop; the least loaded one is emptied into the others if all of its
@@ -18,16 +18,16 @@ from typing import Literal, assert_never
 
 import msgspec
 
-from covey.core import HostId, JobId, Note
+from covey.core import HostId, JobId, LogEvent
 from plugins.aggregator.policy import assign, scale
-from plugins.aggregator.policy.assign import Profile
+from plugins.aggregator.policy.assign import AggregationProfile
 from plugins.aggregator.policy.cycle import Cycle, grown, loss, sound, used, without
-from plugins.aggregator.policy.measured import ITERATIONS, Measured, is_hurt, loss_measured, reverted
+from plugins.aggregator.policy.measured import ITERATIONS, MeasuredIterations, is_hurt, loss_measured, reverted
 from plugins.aggregator.policy.owners import QUIET
-from plugins.aggregator.policy.scale import Work, least_loaded
+from plugins.aggregator.policy.scale import OrphanedTensor, least_loaded
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
+class PoolRules(msgspec.Struct, frozen=True, kw_only=True):
     scaling: Literal["at once", "hybrid"] = "at once"
     """When aggregators are given back: as jobs leave, or once a period (AutoPS §4.3.3.3, §4.3.3.4)."""
     lacking_min: int = 1
@@ -49,17 +49,17 @@ NO_HOST = "no host is left to aggregate on"
 # ---- events ----------------------------------------------------------------------------------------------------------
 
 
-class Arrived(msgspec.Struct, frozen=True):
+class PoolJobArrived(msgspec.Struct, frozen=True):
     """The trial iterations of a job are over; tensors are placed in the order of the profile."""
 
-    profile: Profile
+    profile: AggregationProfile
 
 
 class Exited(msgspec.Struct, frozen=True):
     job: JobId
 
 
-class Timed(msgspec.Struct, frozen=True):
+class PoolJobTimed(msgspec.Struct, frozen=True):
     """The job finished an iteration."""
 
     job: JobId
@@ -70,7 +70,7 @@ class PeriodPassed(msgspec.Struct, frozen=True):
     """A scaling period is over."""
 
 
-class Refused(msgspec.Struct, frozen=True):
+class PoolRefused(msgspec.Struct, frozen=True):
     """The aggregator's own check said no to a job's tensors."""
 
     host: HostId
@@ -78,7 +78,7 @@ class Refused(msgspec.Struct, frozen=True):
     why: str
 
 
-class Gone(msgspec.Struct, frozen=True):
+class PoolJobEnded(msgspec.Struct, frozen=True):
     """A host is gone with all it held."""
 
     host: HostId
@@ -93,19 +93,19 @@ class Back(msgspec.Struct, frozen=True):
 # ---- actions ---------------------------------------------------------------------------------------------------------
 
 
-class Start(msgspec.Struct, frozen=True):
+class PoolStart(msgspec.Struct, frozen=True):
     """Action: begin to aggregate on this host."""
 
     host: HostId
 
 
-class Stop(msgspec.Struct, frozen=True):
+class PoolStop(msgspec.Struct, frozen=True):
     """Action: this host aggregates no more."""
 
     host: HostId
 
 
-class Place(msgspec.Struct, frozen=True):
+class PoolPlace(msgspec.Struct, frozen=True):
     """Action: sum this tensor there, from nothing."""
 
     job: JobId
@@ -113,7 +113,7 @@ class Place(msgspec.Struct, frozen=True):
     host: HostId
 
 
-class Move(msgspec.Struct, frozen=True):
+class PoolMove(msgspec.Struct, frozen=True):
     """Action: hand this tensor over between two rounds."""
 
     job: JobId
@@ -122,20 +122,20 @@ class Move(msgspec.Struct, frozen=True):
     host: HostId
 
 
-Event = Arrived | Exited | Timed | PeriodPassed | Refused | Gone | Back
-Action = Start | Stop | Place | Move | Note
+Event = PoolJobArrived | Exited | PoolJobTimed | PeriodPassed | PoolRefused | PoolJobEnded | Back
+Action = PoolStart | PoolStop | PoolPlace | PoolMove | LogEvent
 
 
 class Pool:
-    def __init__(self, rules: Rules = Rules(), hosts: Sequence[HostId] | None = None) -> None:
+    def __init__(self, rules: PoolRules = PoolRules(), hosts: Sequence[HostId] | None = None) -> None:
         self.rules = rules
         self._empty = Cycle({}, rules.lanes, rules.times)
         self.cycles: dict[HostId, Cycle] = {}
         """Aggregators, oldest first."""
-        self.jobs: dict[JobId, Profile] = {}
+        self.jobs: dict[JobId, AggregationProfile] = {}
         self.on: dict[JobId, dict[str, HostId]] = {}
         """Job -> tensor -> aggregator."""
-        self.waiting: dict[JobId, Profile] = {}
+        self.waiting: dict[JobId, AggregationProfile] = {}
         """Jobs that lack an aggregator; their trial servers go on."""
         self._hosts = hosts
         """Hosts that may aggregate, in the order to use them; None: a1, a2, ... without end."""
@@ -144,7 +144,7 @@ class Pool:
         self._order: dict[HostId, int] = {}
         self._assigned: dict[JobId, int] = {}
         self._assignments = 0
-        self._measured: dict[JobId, Measured] = {}
+        self._measured: dict[JobId, MeasuredIterations] = {}
         self._barred: dict[JobId, frozenset[HostId]] = {}
         """Job -> aggregators that hurt it or refused it."""
         self._least: dict[JobId, int] = {}
@@ -152,17 +152,17 @@ class Pool:
 
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
         match event:
-            case Arrived():
+            case PoolJobArrived():
                 return self._arrived(event.profile)
             case Exited():
                 return self._exited(event.job)
-            case Timed():
+            case PoolJobTimed():
                 return self._timed(event.job, event.period_us)
             case PeriodPassed():
                 return [*self._scaled_down(), *self._let_in()]
-            case Refused():
+            case PoolRefused():
                 return self._refused(event)
-            case Gone():
+            case PoolJobEnded():
                 return self._gone(event.host)
             case Back():
                 self._down.discard(event.host)
@@ -191,15 +191,15 @@ class Pool:
 
     # ---- jobs come and go ----
 
-    def _arrived(self, profile: Profile) -> Sequence[Action]:
+    def _arrived(self, profile: AggregationProfile) -> Sequence[Action]:
         if profile.job in self.jobs or profile.job in self.waiting:
             return ()
         flaw = assign.flaw(profile)
         if flaw:
-            return (Note(profile.job, "tensors not assigned", flaw),)
+            return (LogEvent(profile.job, "tensors not assigned", flaw),)
         return self._placed(profile, hurry=self.rules.scaling == "at once")
 
-    def _placed(self, profile: Profile, hurry: bool) -> Sequence[Action]:
+    def _placed(self, profile: AggregationProfile, hurry: bool) -> Sequence[Action]:
         """A whole job, or nothing of it: it waits when there are too few hosts, or (hybrid) when it lacks too few new
         aggregators to be worth one before the period ends."""
         names = list(self.cycles)
@@ -209,7 +209,7 @@ class Pool:
         if found is None or (0 < lacking < self.rules.lacking_min and not hurry):
             self.waiting[profile.job] = profile
             why = f"it needs {lacking} more, which wait for the end of the period" if found is not None else NO_HOST
-            return (Note(profile.job, "tensors wait for an aggregator", why),)
+            return (LogEvent(profile.job, "tensors wait for an aggregator", why),)
         self.waiting.pop(profile.job, None)
         started = [self._started() for _ in range(lacking)]
         names += started
@@ -218,16 +218,16 @@ class Pool:
         before = self.on.get(profile.job, {})
         self.on[profile.job] = {one.name: names[at] for one, at in zip(profile.tensors, found.on, strict=True)}
         self._assigned_now(profile.job)
-        return [*(Start(host) for host in started), *self._told(profile.job, before)]
+        return [*(PoolStart(host) for host in started), *self._told(profile.job, before)]
 
     def _told(self, job: JobId, before: dict[str, HostId]) -> Sequence[Action]:
         actions: list[Action] = []
         for tensor, host in self.on[job].items():
             source = before.get(tensor)
             if source is None:
-                actions.append(Place(job, tensor, host))
+                actions.append(PoolPlace(job, tensor, host))
             elif source != host:
-                actions.append(Move(job, tensor, source, host))
+                actions.append(PoolMove(job, tensor, source, host))
         return actions
 
     def _exited(self, job: JobId) -> Sequence[Action]:
@@ -268,11 +268,11 @@ class Pool:
         self._order[host] = self._named
         return host
 
-    def _stopped(self, host: HostId) -> Stop:
+    def _stopped(self, host: HostId) -> PoolStop:
         del self.cycles[host], self._order[host]
         for job, hosts in list(self._barred.items()):
             self._barred[job] = hosts - {host}
-        return Stop(host)
+        return PoolStop(host)
 
     def _scaled_down(self) -> Sequence[Action]:
         """Free what is empty; then empty the least loaded into the others, again and again."""
@@ -284,7 +284,7 @@ class Pool:
             for work, to in found.moves:
                 self._changed(host)
                 self.on[work.job][work.tensor] = to
-                actions.append(Move(work.job, work.tensor, host, to))
+                actions.append(PoolMove(work.job, work.tensor, host, to))
             for to in {to for _, to in found.moves}:
                 self._changed(to)
             self.cycles.update(found.cycles)
@@ -296,10 +296,10 @@ class Pool:
         few = {job for job, least in self._least.items() if len(set(self.on[job].values())) <= least}
         return {host: cycle for host, cycle in self.cycles.items() if not few & cycle.shares.keys()}
 
-    def _works(self, host: HostId) -> list[Work]:
+    def _works(self, host: HostId) -> list[OrphanedTensor]:
         """Every tensor summed there."""
         return [
-            Work(job, tensor.name, tensor.work_us)
+            OrphanedTensor(job, tensor.name, tensor.work_us)
             for job in self.cycles[host].shares
             for tensor in self.jobs[job].tensors
             if self.on[job][tensor.name] == host
@@ -323,11 +323,11 @@ class Pool:
         profile = self.waiting[job] = self.jobs[job]
         self._taken_off(job)
         del self.jobs[job], self.on[job]
-        return (Note(profile.job, "tensors wait for an aggregator", NO_HOST),)
+        return (LogEvent(profile.job, "tensors wait for an aggregator", NO_HOST),)
 
     # ---- what was wrong with a plan ----
 
-    def _refused(self, event: Refused) -> Sequence[Action]:
+    def _refused(self, event: PoolRefused) -> Sequence[Action]:
         """Only the tensors it would not take move; the rest of the job stays."""
         if event.host not in self.on.get(event.job, {}).values():
             return ()
@@ -337,10 +337,10 @@ class Pool:
         profile = self.jobs.get(job)
         if profile is None or period_us <= 0:
             return ()
-        measured = self._measured[job] = self._measured.get(job, Measured()).plus(period_us)
+        measured = self._measured[job] = self._measured.get(job, MeasuredIterations()).plus(period_us)
         if measured.count < self.rules.iterations:
             return ()
-        self._measured[job] = Measured()
+        self._measured[job] = MeasuredIterations()
         if not is_hurt(measured, profile.period_us, profile.limit, self.rules.iterations):
             return ()
         lost = float(loss_measured(measured, profile.period_us))
@@ -364,7 +364,7 @@ class Pool:
         hosts = [host for host in self.cycles if host in before.values()]
         if len(hosts) >= profile.servers or self._spare() == 0:
             told = f"{why}, alone on its aggregators: profile it again"
-            return (Note(job, "slower than profiled", told),)
+            return (LogEvent(job, "slower than profiled", told),)
         self._taken_off(job)
         hosts.append(self._started())
         loads = dict.fromkeys(hosts, 0)
@@ -377,14 +377,14 @@ class Pool:
                 self.cycles[host] = grown(self.cycles[host], job, profile.share(loads[host]))
         self._least[job] = len(hosts)
         self._assigned_now(job)
-        return [Start(hosts[-1]), Note(job, "tensors spread", why), *self._told(job, before)]
+        return [PoolStart(hosts[-1]), LogEvent(job, "tensors spread", why), *self._told(job, before)]
 
     def _moved_off(self, job: JobId, hosts: frozenset[HostId], avoid: frozenset[HostId], why: str) -> Sequence[Action]:
         """The job's tensors leave these aggregators, and come back when one of those that are there has left."""
         barred = self._barred.get(job, frozenset()) | hosts
         actions = self._moved(job, hosts, barred | avoid, why)
         if actions is None:
-            return (Note(job, "tensors stay where they hurt", f"{why}; {NO_HOST}"),)
+            return (LogEvent(job, "tensors stay where they hurt", f"{why}; {NO_HOST}"),)
         self._barred[job] = barred
         return actions
 
@@ -411,7 +411,7 @@ class Pool:
         self.cycles = dict(zip(names, found.cycles, strict=True))
         on.update({one.name: names[at] for one, at in zip(leaving, found.on, strict=True)})
         self._assigned_now(job)
-        return [*(Start(host) for host in started), Note(job, "tensors moved", why), *self._told(job, before)]
+        return [*(PoolStart(host) for host in started), LogEvent(job, "tensors moved", why), *self._told(job, before)]
 
     def _assigned_now(self, job: JobId) -> None:
         self._assignments += 1

@@ -1,4 +1,4 @@
-"""What the aggregator room decides: who sums a job (`owners`), and which of its tensors are summed where (the rest).
+"""What the aggregator plugin decides: who sums a job (`owners`), and which of its tensors are summed where (the rest).
 
     owners   who is asked to sum a job, who decides it, and under which epochs
     profile  what a job needs of its aggregator: D and e from its trial iterations (§4.3.3.1)

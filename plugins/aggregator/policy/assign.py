@@ -34,7 +34,7 @@ class Tensor(msgspec.Struct, frozen=True):
     """CPU time of one sum, e."""
 
 
-class Profile(msgspec.Struct, frozen=True):
+class AggregationProfile(msgspec.Struct, frozen=True):
     """What is known of a job after its trial iterations (AutoPS §4.3.3.1)."""
 
     job: JobId
@@ -56,7 +56,7 @@ class Profile(msgspec.Struct, frozen=True):
         return Share(self.period_us, work_us, self.limit, self.window_us)
 
 
-class Room(msgspec.Struct, frozen=True):
+class CycleRoom(msgspec.Struct, frozen=True):
     """What an aggregator would be with a certain job: its cycle, how often the job runs in it, what is free for it."""
 
     us: int
@@ -69,7 +69,7 @@ def largest_first(tensors: Sequence[Tensor]) -> list[Tensor]:
     return sorted(tensors, key=lambda tensor: (-tensor.work_us, tensor.name))
 
 
-def flaw(profile: Profile) -> str:
+def flaw(profile: AggregationProfile) -> str:
     """Why this job cannot be summed by anyone; empty when it can."""
     if profile.period_us <= 0 or profile.limit <= 0:
         return "its iteration and its loss limit must be above 0"
@@ -86,7 +86,7 @@ def flaw(profile: Profile) -> str:
     return ""
 
 
-def room(cycle: Cycle, job: JobId, share: Share) -> Room | None:
+def room(cycle: Cycle, job: JobId, share: Share) -> CycleRoom | None:
     """What the aggregator would be with this job (the work of `share` does not count); None when anyone is hurt."""
     us = cycle_for(_with(cycle, job, share), cycle.times, cycle.us)
     if us is None:
@@ -96,7 +96,7 @@ def room(cycle: Cycle, job: JobId, share: Share) -> Room | None:
     if share.most_us:
         here = cycle.shares.get(job)
         free_us = min(free_us, often * (share.most_us - (here.work_us if here is not None else 0)))
-    return Room(us, often, free_us)
+    return CycleRoom(us, often, free_us)
 
 
 def _with(cycle: Cycle, job: JobId, share: Share) -> list[Share]:
@@ -172,7 +172,7 @@ class _Index:
     def __init__(self, job: JobId, share: Share, barred: Collection[int]) -> None:
         self._job, self._share, self._barred = job, share, barred
         self._sorted: dict[int, list[tuple[int, int]]] = {}
-        self._rooms: dict[int, Room] = {}
+        self._rooms: dict[int, CycleRoom] = {}
 
     def best(self, work_us: int) -> int | None:
         found: tuple[int, int] | None = None
@@ -203,7 +203,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 def assign(
-    profile: Profile,
+    profile: AggregationProfile,
     cycles: Sequence[Cycle],
     new_max: int | None = None,
     empty: Cycle = Cycle(),
@@ -226,7 +226,7 @@ def assign(
     return Assignment(tuple(on), tuple(packing.cycles))
 
 
-def by_scan(profile: Profile, cycles: Sequence[Cycle], empty: Cycle = Cycle()) -> Assignment:
+def by_scan(profile: AggregationProfile, cycles: Sequence[Cycle], empty: Cycle = Cycle()) -> Assignment:
     """The same by looking at every aggregator for every tensor, as printed."""
     after, on = list(cycles), []
     for tensor in profile.tensors:

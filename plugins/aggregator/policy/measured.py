@@ -17,24 +17,24 @@ BARRED = "it was hurt or hurt others there"
 """Why an aggregator does not take a job back before one that was there has left, for people."""
 
 
-class Measured(msgspec.Struct, frozen=True):
+class MeasuredIterations(msgspec.Struct, frozen=True):
     """Iterations since the assignment of a job, or of one beside it, changed."""
 
     count: int = 0
     total_us: int = 0
 
-    def plus(self, period_us: int) -> "Measured":
-        return Measured(self.count + 1, self.total_us + period_us)
+    def plus(self, period_us: int) -> "MeasuredIterations":
+        return MeasuredIterations(self.count + 1, self.total_us + period_us)
 
 
-def loss_measured(measured: Measured, period_us: int) -> Fraction:
+def loss_measured(measured: MeasuredIterations, period_us: int) -> Fraction:
     """The part of its speed that a job lost, 0 or more: 1 - D / mean iteration."""
     if measured.total_us <= 0:
         return Fraction(0)
     return max(Fraction(0), 1 - Fraction(period_us * measured.count, measured.total_us))
 
 
-def is_hurt(measured: Measured, period_us: int, limit: Fraction, iterations: int = ITERATIONS) -> bool:
+def is_hurt(measured: MeasuredIterations, period_us: int, limit: Fraction, iterations: int = ITERATIONS) -> bool:
     """Whether enough iterations were measured and the loss in them is the limit or more."""
     return measured.count >= iterations and loss_measured(measured, period_us) >= limit
 

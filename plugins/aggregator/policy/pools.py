@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from covey.core import HostId
-from plugins.aggregator.policy.assign import Profile
+from plugins.aggregator.policy.assign import AggregationProfile
 from plugins.aggregator.policy.cycle import Cycle
 
 POOL_HOSTS = 64
@@ -21,7 +21,7 @@ def free_of(cycles: Iterable[Cycle]) -> Fraction:
     return sum((cycle.lanes * (1 - cycle.load) for cycle in cycles), start=Fraction(0))
 
 
-def need_of(profile: Profile) -> Fraction:
+def need_of(profile: AggregationProfile) -> Fraction:
     """What a job keeps busy, in lanes: its work over its iteration."""
     return Fraction(profile.work_us, profile.period_us)
 

@@ -17,9 +17,9 @@ import msgspec
 
 from covey.core import JobId
 from plugins.aggregator.messages import Demand
-from plugins.aggregator.policy.assign import Profile, Tensor
+from plugins.aggregator.policy.assign import AggregationProfile, Tensor
 from plugins.aggregator.policy.cycle import Share
-from plugins.aggregator.policy.measured import Measured
+from plugins.aggregator.policy.measured import MeasuredIterations
 
 OUTLIER = 3
 """An iteration of more than so many times the median of those before it is left out; ours."""
@@ -34,7 +34,7 @@ PERIOD_CHANGED, WORK_CHANGED = Fraction(1, 20), Fraction(1, 5)
 class Pace(msgspec.Struct, frozen=True):
     """A window of iterations, outliers left out."""
 
-    measured: Measured = Measured()
+    measured: MeasuredIterations = MeasuredIterations()
     recent: tuple[int, ...] = ()
 
     def plus(self, period_us: int) -> "Pace":
@@ -42,7 +42,7 @@ class Pace(msgspec.Struct, frozen=True):
         return Pace(counted, (*self.recent, period_us)[-RECENT:])
 
     def begun_anew(self) -> "Pace":
-        return Pace(Measured(), self.recent)
+        return Pace(MeasuredIterations(), self.recent)
 
 
 def is_outlier(recent: Sequence[int], period_us: int) -> bool:
@@ -50,7 +50,7 @@ def is_outlier(recent: Sequence[int], period_us: int) -> bool:
     return len(recent) > RECENT // 2 and period_us > OUTLIER * median(recent)
 
 
-def demand_of(measured: Measured, busy_us: int, iterations: int, limit: Fraction) -> Demand | None:
+def demand_of(measured: MeasuredIterations, busy_us: int, iterations: int, limit: Fraction) -> Demand | None:
     """D and e from a window: `measured` without outliers, `busy_us` of work in `iterations`. None without any.
 
     Nobody keeps a lane busier than all the time: where outliers left out of D make e look longer, e is D.
@@ -86,6 +86,6 @@ def share_of(demand: Demand) -> Share:
     return Share(demand.period_us, demand.work_us, limit_of(demand))
 
 
-def profile_of(job: JobId, demand: Demand) -> Profile:
+def profile_of(job: JobId, demand: Demand) -> AggregationProfile:
     """A whole job as one piece of work: live jobs have one aggregator each."""
-    return Profile(job, demand.period_us, (Tensor("all", demand.work_us),), limit=limit_of(demand))
+    return AggregationProfile(job, demand.period_us, (Tensor("all", demand.work_us),), limit=limit_of(demand))

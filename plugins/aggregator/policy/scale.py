@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from covey.core import HostId, JobId
-from plugins.aggregator.policy.assign import Packing, Profile
+from plugins.aggregator.policy.assign import AggregationProfile, Packing
 from plugins.aggregator.policy.cycle import Cycle
 
 
-class Work(msgspec.Struct, frozen=True):
+class OrphanedTensor(msgspec.Struct, frozen=True):
     """One tensor that must find another aggregator."""
 
     job: JobId
@@ -21,7 +21,7 @@ class Emptied(msgspec.Struct, frozen=True):
     """How an aggregator is emptied."""
 
     host: HostId
-    moves: tuple[tuple[Work, HostId], ...]
+    moves: tuple[tuple[OrphanedTensor, HostId], ...]
     """What goes where, in order."""
     cycles: dict[HostId, Cycle]
     """The others afterwards."""
@@ -34,9 +34,9 @@ def least_loaded(cycles: Mapping[HostId, Cycle], order: Mapping[HostId, int]) ->
 
 def emptied(
     host: HostId,
-    works: Sequence[Work],
+    works: Sequence[OrphanedTensor],
     cycles: Mapping[HostId, Cycle],
-    jobs: Mapping[JobId, Profile],
+    jobs: Mapping[JobId, AggregationProfile],
     barred: Mapping[JobId, frozenset[HostId]],
 ) -> Emptied | None:
     """How an aggregator's work, largest first, fits on the others without a new one; None when any of it does not."""

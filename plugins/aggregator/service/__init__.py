@@ -1,8 +1,8 @@
-"""The aggregator room at work: feeds its three machines, keeps `aggd` alive and talks to it, tells the ranks.
+"""The aggregator plugin at work: feeds its three machines, keeps `aggd` alive and talks to it, tells the ranks.
 
-`aggd` is looked for before it is started (by its process id in this room's state on disk, then at its control socket),
-so a restarted agent finds the one that went on without it. It is asked for its numbers once a second; when it no longer
-answers, or its process ends, every job it served is dropped and its home told, and a new one is started.
+`aggd` is looked for before it is started (by its process id in this plugin's state on disk, then at its control
+socket), so a restarted agent finds the one that went on without it. It is asked for its numbers once a second; when it
+no longer answers, or its process ends, every job it served is dropped and its home told, and a new one is started.
 """
 
 import asyncio
@@ -15,17 +15,25 @@ import msgspec
 from covey import checked
 from covey.addresses import joined
 from covey.core import Fact, Heard, HostId, JobId
+from covey.errors import Refused
 from covey.frames import read_frame, write_frame
 from covey.ports import ByteStream, ProcessId
 from covey.tensorwire import grant_of
 from covey.wire import AggregatorAt, AggregatorLost, Frame
 from plugins import facts
 from plugins.aggregator import messages, policy
-from plugins.aggregator.datapath.control import Forget, JobNow, Now, Order, Quit, Serve, Tell, answers
-from plugins.aggregator.machine.directory import Directory, Joined, RankLost
-from plugins.aggregator.machine.events import Answered, Ask, Keep, Placed, Rack, TellRanks, Unplaced
-from plugins.aggregator.machine.held import Held
-from plugins.aggregator.machine.home import Home, Stepped
+from plugins.aggregator.datapath.control import DropJob, GetStatus, JobCounters, Now, Order, Quit, Serve, answers
+from plugins.aggregator.machine.coordinator import JobCoordinator, JobStepped
+from plugins.aggregator.machine.directory import Directory, RankJoined, RankLost
+from plugins.aggregator.machine.events import (
+    AskQuestion,
+    GangPlaced,
+    Keep,
+    QuestionAnswered,
+    RackUpdated,
+    TellRanks,
+    Unplaced,
+)
 from plugins.aggregator.machine.owner import (
     ForgetJob,
     LoadChanged,
@@ -35,9 +43,10 @@ from plugins.aggregator.machine.owner import (
     Served,
     ServeJob,
 )
+from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.policy import Candidate
 from plugins.aggregator.service.process import AggdProcess
-from plugins.base import Command, Host, JobPeer, Refused, RoomService
+from plugins.base import Command, Host, JobPeer, PluginService
 from plugins.facts import AggregatorNow, HostView, Place
 from plugins.starting import Pauses
 from plugins.views import AggregatorJobView
@@ -59,24 +68,24 @@ STEP_S_MAX = 86_400.0
 """A step that a script says took longer is not believed."""
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """What this room keeps on disk."""
+class AggregatorState(msgspec.Struct, frozen=True):
+    """What this plugin keeps on disk."""
 
     process: ProcessId | None = None
-    held: list[Held] = []
+    held: list[ServedJob] = []
     known: list[messages.Assigned] = []
 
 
-_kept = msgspec.msgpack.Decoder(Kept)
+_kept = msgspec.msgpack.Decoder(AggregatorState)
 
 
-class AggregatorService(RoomService):
+class AggregatorService(PluginService):
     name: ClassVar[str] = "aggregator"
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self.settings = host.settings(messages.Settings)
-        self.home = Home(host.id, host.env.entropy, self.settings)
+        self.settings = host.settings(messages.AggregatorSettings)
+        self.home = JobCoordinator(host.id, host.env.entropy, self.settings)
         self.owner = Owner(self.settings, me=host.id)
         self.directory = Directory(host.id)
         self.now: Now | None = None
@@ -120,17 +129,17 @@ class AggregatorService(RoomService):
         if self._control is not None:
             self._control.close()
 
-    async def _load_kept(self) -> Kept:
+    async def _load_kept(self) -> AggregatorState:
         """Nothing when the file is damaged: homes offer their tensors again, and the workers know the sums."""
         try:
-            return await checked.load(self.env.disk, STATE, _kept) or Kept()
+            return await checked.load(self.env.disk, STATE, _kept) or AggregatorState()
         except checked.Damaged as error:
             self.log.error("what was kept of aggregation is damaged, and begins anew", why=str(error))
-            return Kept()
+            return AggregatorState()
 
     async def _save(self) -> None:
         async with self._disk_turn:
-            kept = Kept(self._aggd.id, list(self.owner.jobs.values()), list(self.directory.known.values()))
+            kept = AggregatorState(self._aggd.id, list(self.owner.jobs.values()), list(self.directory.known.values()))
             await checked.save(self.env.disk, STATE, kept)
 
     async def _keep(self) -> None:
@@ -172,9 +181,9 @@ class AggregatorService(RoomService):
 
     async def _watch_aggd(self) -> None:
         """Ask for its numbers until it no longer answers: always ends by an exception."""
-        self.now = await self._order(Tell())
+        self.now = await self._order(GetStatus())
         self._measured = (self.env.clock.now_s(), self.now.busy_s)
-        self.feed(ProcessUp(self.now.address, {job.job: job.epoch for job in self.now.jobs}), self.owner)
+        self.dispatch(ProcessUp(self.now.address, {job.job: job.epoch for job in self.now.jobs}), self.owner)
         self._up.set()
         self._publish()
         while True:
@@ -182,7 +191,7 @@ class AggregatorService(RoomService):
                 async with asyncio.timeout(POLL_S):
                     await self._doubted.wait()
             self._doubted.clear()
-            self.now = await self._order(Tell())
+            self.now = await self._order(GetStatus())
             self._measure(self.now)
             self._publish()
 
@@ -192,7 +201,7 @@ class AggregatorService(RoomService):
         self._load = policy.load_now(self._load, now.busy_s - busy_s, now_s - then_s)
         self._measured = (now_s, now.busy_s)
         idle = frozenset(job.job for job in now.jobs if not job.iterations)
-        self.feed(LoadChanged(self._load, idle), self.owner)
+        self.dispatch(LoadChanged(self._load, idle), self.owner)
 
     async def _order(self, order: Order) -> Now:
         """OSError, TimeoutError when aggd does not obey; the connection is then closed."""
@@ -216,7 +225,7 @@ class AggregatorService(RoomService):
         self._control = self.now = None
         self._up.clear()
         self.log.warning("aggd is down", why=why)
-        self.feed(ProcessDown(why), self.owner)
+        self.dispatch(ProcessDown(why), self.owner)
         self._publish()
 
     def _publish(self) -> None:
@@ -227,15 +236,15 @@ class AggregatorService(RoomService):
         value = AggregatorNow(address, len(self.owner.jobs), load, cycle.us, cycle.used_us, cycle.lanes)
         if value != self._published:
             self._published = value
-            self.host.publish("aggregator", value)
+            self.host.spread("aggregator", value)
 
     # ---- facts, frames, messages ----
 
-    def take(self, fact: Fact) -> None:
+    def on_fact(self, fact: Fact) -> None:
         match fact:
             case facts.JobPlaced():
                 self._hosts_of[fact.job] = fact.places
-                self._feed_all(Placed(fact.job, fact.epoch, fact.world_size, fact.places))
+                self._feed_all(GangPlaced(fact.job, fact.epoch, fact.world_size, fact.places))
                 for peer in self.host.peers(fact.job):
                     self._tell_superseded(peer)
             case facts.JobUnplaced():
@@ -243,13 +252,13 @@ class AggregatorService(RoomService):
                 self._feed_all(Unplaced(fact.job, fact.epoch, fact.ended))
             case facts.HostGone() | facts.HostSeen() | facts.SecondPassed():
                 rack = self._rack()
-                self.feed(rack, self.home)
-                self.feed(rack, self.directory)
-                self.feed(rack, self.owner)
+                self.dispatch(rack, self.home)
+                self.dispatch(rack, self.directory)
+                self.dispatch(rack, self.owner)
             case facts.StepTimed():
                 self._stepped(fact)
             case facts.JobJoined():
-                self.feed(Joined(fact.job), self.directory)
+                self.dispatch(RankJoined(fact.job), self.directory)
             case _:
                 pass
 
@@ -257,13 +266,13 @@ class AggregatorService(RoomService):
         """The lowest rank here stands for the job: rounds keep the ranks in step."""
         here = [place.ranks[0] for place in self._hosts_of.get(fact.job, ()) if place.host == self.host.id]
         if here == [fact.rank] and 0 < fact.step_s < STEP_S_MAX:
-            self.feed(Stepped(fact.job, fact.epoch, fact.step, max(1, round(fact.step_s * 1e6))), self.home)
+            self.dispatch(JobStepped(fact.job, fact.epoch, fact.step, max(1, round(fact.step_s * 1e6))), self.home)
 
     async def frame(self, peer: JobPeer, frame: Frame) -> None:
         if isinstance(frame, AggregatorLost) and peer.job is not None:
             self.log.info("aggregator lost by a rank", job=peer.job, rank=peer.rank, why=frame.why)
             if not self._tell_superseded(peer):
-                self.feed(RankLost(peer.job, frame.epoch, frame.why), self.directory)
+                self.dispatch(RankLost(peer.job, frame.epoch, frame.why), self.directory)
 
     def _tell_superseded(self, peer: JobPeer) -> bool:
         """A rank of a run that was taken back learns from an epoch of the present one that it is over."""
@@ -272,16 +281,16 @@ class AggregatorService(RoomService):
         peer.send(AggregatorAt(peer.job, self.directory.grant(peer.job) << 32, self.host.id, "", b""))
         return True
 
-    async def hear(self, sender: HostId, message: Any) -> None:
+    async def on_message(self, sender: HostId, message: Any) -> None:
         """Each machine takes the messages it knows."""
         if not isinstance(message, messages.Heard):
             return
-        if isinstance(message, messages.Offer | messages.Reserve) and self.settings.serve:
+        if isinstance(message, messages.Offer | messages.ReserveCycle) and self.settings.serve:
             await self._woken()
         heard = Heard(sender, message)
-        self.feed(heard, self.owner)
-        self.feed(heard, self.directory)
-        self.feed(heard, self.home)
+        self.dispatch(heard, self.owner)
+        self.dispatch(heard, self.directory)
+        self.dispatch(heard, self.home)
 
     async def _woken(self) -> None:
         """aggd runs, or takes longer than whoever asks waits; then the owner says that it is not up."""
@@ -292,10 +301,10 @@ class AggregatorService(RoomService):
 
     async def answer(self, sender: HostId, question: Any) -> msgspec.Struct:
         match question:
-            case messages.WhoSums():
-                return messages.Known(self.directory.known.get(question.job))
-            case messages.DoYouServe():
-                yes = self.owner.serves(question.job, question.epoch) and await self._obeyed(Tell())
+            case messages.GetOwner():
+                return messages.KnownOwner(self.directory.known.get(question.job))
+            case messages.Probe():
+                yes = self.owner.serves(question.job, question.epoch) and await self._obeyed(GetStatus())
                 return messages.Serving(yes)
             case messages.WorkOf():
                 return await self._work_of(question.job, question.epoch)
@@ -306,26 +315,26 @@ class AggregatorService(RoomService):
             case _:
                 return await super().answer(sender, question)
 
-    async def _work_of(self, name: JobId, epoch: int) -> messages.Work:
+    async def _work_of(self, name: JobId, epoch: int) -> messages.WorkCounters:
         """With counters that aggd says now."""
-        known = self.owner.serves(name, epoch) and await self._obeyed(Tell())
+        known = self.owner.serves(name, epoch) and await self._obeyed(GetStatus())
         jobs = self.now.jobs if known and self.now is not None else []
         for job in jobs:
             if (job.job, job.epoch) == (name, epoch) and self.owner.serves(name, epoch):
                 beside = len(self.owner.jobs.keys() - {name})
                 demand, changes = self.owner.jobs[name].demand, self.owner.changes
                 sizes = job.largest_bytes, job.bytes
-                return messages.Work(True, job.busy_us, job.iterations, *sizes, beside, changes, demand)
-        return messages.Work(False)
+                return messages.WorkCounters(True, job.busy_us, job.iterations, *sizes, beside, changes, demand)
+        return messages.WorkCounters(False)
 
-    def _rack(self) -> Rack:
+    def _rack(self) -> RackUpdated:
         views = self.host.hosts()
         gone = {view.host for view in views if view.state in ("gone", "left")} - {self.host.id}
         if self.env.clock.now_s() - self._started_s > STRANGER_S:
             shown = {view.host for view in views} | {self.host.id}
             gone |= {place.host for places in self._hosts_of.values() for place in places} - shown
         candidates = (self._candidate(view) for view in views if view.host not in gone)
-        return Rack(frozenset(gone), tuple(one for one in candidates if one is not None))
+        return RackUpdated(frozenset(gone), tuple(one for one in candidates if one is not None))
 
     def _candidate(self, view: HostView) -> Candidate | None:
         now = view.value("aggregator", AggregatorNow)
@@ -336,18 +345,18 @@ class AggregatorService(RoomService):
 
     # ---- machines ----
 
-    def _feed_all(self, event: Placed | Unplaced) -> None:
-        self.feed(event, self.owner)
-        self.feed(event, self.directory)
-        self.feed(event, self.home)
+    def _feed_all(self, event: GangPlaced | Unplaced) -> None:
+        self.dispatch(event, self.owner)
+        self.dispatch(event, self.directory)
+        self.dispatch(event, self.home)
 
-    def feed(self, event: Any, machine: Home | Owner | Directory) -> None:
+    def dispatch(self, event: Any, machine: JobCoordinator | Owner | Directory) -> None:
         for action in machine.handle(event, self.env.clock.now_s()):
-            self.perform(action, lambda back: self.feed(back, machine))
+            self.perform(action, lambda back: self.dispatch(back, machine))
 
     def perform(self, action: Any, feed: Callable[[Any], None]) -> None:
         match action:
-            case Ask():
+            case AskQuestion():
                 self.env.spawn("aggregator asks", self._ask(action, feed))
             case Keep():
                 self.env.spawn("aggregator saves", self._keep())
@@ -356,15 +365,15 @@ class AggregatorService(RoomService):
             case ServeJob():
                 self.env.spawn("aggregator serves", self._serve(action.held, feed))
             case ForgetJob():
-                self.env.spawn("aggregator forgets", self._obeyed(Forget(action.job, action.epoch, action.instead)))
+                self.env.spawn("aggregator forgets", self._obeyed(DropJob(action.job, action.epoch, action.instead)))
             case _:
                 super().perform(action, feed)
 
-    async def _ask(self, action: Ask, feed: Callable[[Any], None]) -> None:
+    async def _ask(self, action: AskQuestion, feed: Callable[[Any], None]) -> None:
         answer: msgspec.Struct | None = None
         with contextlib.suppress(TimeoutError, Refused):
             answer = await self.host.ask(self.name, action.to, action.question, action.deadline_s)
-        feed(Answered(action.to, action.question, answer))
+        feed(QuestionAnswered(action.to, action.question, answer))
 
     async def _tell_ranks(self, assigned: messages.Assigned) -> None:
         """On disk before a rank hears it, so that no rank is ever sent back."""
@@ -372,13 +381,13 @@ class AggregatorService(RoomService):
         if self.directory.current(assigned.job) != assigned:
             return
         grant = grant_of(assigned.epoch)
-        self.host.tell(facts.TensorsAssigned(assigned.job, grant, assigned.epoch, assigned.owner))
+        self.host.publish(facts.TensorsAssigned(assigned.job, grant, assigned.epoch, assigned.owner))
         at = AggregatorAt(assigned.job, assigned.epoch, assigned.owner, assigned.address, assigned.secret)
         for peer in self.host.peers(assigned.job):
             if peer.epoch == grant:
                 peer.send(at)
 
-    async def _serve(self, held: Held, feed: Callable[[Any], None]) -> None:
+    async def _serve(self, held: ServedJob, feed: Callable[[Any], None]) -> None:
         await self._keep()
         if self.owner.jobs.get(held.job) != held:
             return
@@ -409,7 +418,7 @@ class AggregatorService(RoomService):
         age_s = max(0.0, self.env.clock.now_s() - self._measured[0])
         return [self._view(job, age_s) for job in self.now.jobs]
 
-    def _view(self, job: JobNow, age_s: float) -> AggregatorJobView:
+    def _view(self, job: JobCounters, age_s: float) -> AggregatorJobView:
         owner = self.owner
         held = owner.jobs.get(job.job)
         demand = held.demand if held is not None else None

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from covey.ports import ByteStream, Env, Process, ProcessId
 from plugins.aggregator.datapath.aggd import AggdConfig
-from plugins.starting import LOOK_S, Patience
+from plugins.starting import LOOK_S, StartPatience
 
 CONTROL = "aggd.sock"
 
@@ -54,7 +54,7 @@ class AggdProcess:
 
     async def _connect_in_time(self, process: Process) -> ByteStream:
         """ConnectionError once it has ended; one that stays deaf is killed."""
-        patience = Patience()
+        patience = StartPatience()
         while True:
             try:
                 return await self.connect()

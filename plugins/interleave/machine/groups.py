@@ -20,12 +20,12 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import HostId, JobId, Note
-from plugins.interleave.machine.timed import Timed
+from covey.core import HostId, JobId, LogEvent
+from plugins.interleave.machine.timed import JobTimings
 from plugins.interleave.messages import Need
 from plugins.interleave.policy import regroup
-from plugins.interleave.policy.model import Group, Profile, Weights, iteration_s, score_of
-from plugins.interleave.policy.order import ALONE_ON, Waiting, alone_s, ordered, urged
+from plugins.interleave.policy.model import Group, JobProfile, Weights, iteration_s, score_of
+from plugins.interleave.policy.order import ALONE_ON, Waiting, alone_s, ordered, weighted
 from plugins.interleave.policy.schedule import Grouping, schedule
 
 TIMINGS_MIN = 3
@@ -34,7 +34,7 @@ LOOK = 32
 """Jobs that a decision looks at, the first ones (`policy/order`); with many hosts one for every three of them. Ours: 20
 leave hosts 2 % more idle, 40 end later in the mean."""
 REVIEW_S = 1800.0
-"""Seconds between two `Reviewed`. Ours: after 3,600 hosts are 1 % more idle, after 900 as busy, with more moves."""
+"""Seconds between two `ReviewDue`. Ours: after 3,600 hosts are 1 % more idle, after 900 as busy, with more moves."""
 REVIEW_WORTH = 0.02
 """Relative gain in score for which a review arranges all anew. Less than for what one job that comes or goes may change
 (`regroup.WORTH`): it lasts until the next."""
@@ -46,14 +46,14 @@ LEAN = 1.04
 """Communication is planned with as if it took so many times as long as measured. Times change with the company, by 10 %
 and more where memory is short; of two groups planned to keep both resources just busy, one then lacks computing and
 idles processors. So plans have some to spare, and what they lack is rather the network."""
-TRY_ON = 16
+PROFILING_HOSTS = 16
 """Hosts of a group in which jobs are tried out. Ours: in turns on many hosts all are timed in minutes; each on the
 fewest, as the paper has it (§4.3.2), the longest iteration takes an hour."""
 PATIENCE_S = 6 * 3600.0
 """Who has waited so long goes before all others, whatever it needs."""
 
 
-class Manner(msgspec.Struct, frozen=True):
+class GroupRules(msgspec.Struct, frozen=True):
     """By which rules jobs are chosen."""
 
     weights: Weights = WEIGHTS
@@ -67,8 +67,8 @@ class Manner(msgspec.Struct, frozen=True):
     """Is a grouping polished, or that of few jobs searched for among all? (`policy/schedule`)"""
 
 
-OURS = Manner()
-PRINTED = Manner(Weights(2 / 3, 1 / 3), None, by_left=False, lean=1.0, polish=False)
+OURS = GroupRules()
+PRINTED = GroupRules(Weights(2 / 3, 1 / 3), None, by_left=False, lean=1.0, polish=False)
 """As the paper prints it, its two algorithms repaired (`policy/schedule`): all jobs in the order in which they came,
 nothing known of lengths (Algorithm 1, lines 2 to 5). It says only that CPU counts more; twice is our reading."""
 
@@ -85,7 +85,7 @@ class JobEnded(msgspec.Struct, frozen=True):
     job: JobId
 
 
-class SubtaskTimed(msgspec.Struct, frozen=True):
+class SubtaskReported(msgspec.Struct, frozen=True):
     job: JobId
     need: Need
     took_s: float
@@ -100,17 +100,17 @@ class Progressed(msgspec.Struct, frozen=True):
     done: int
 
 
-class HostsChanged(msgspec.Struct, frozen=True):
+class GroupHostsChanged(msgspec.Struct, frozen=True):
     """These hosts, and no others, are there."""
 
     hosts: tuple[HostId, ...]
 
 
-class Reviewed(msgspec.Struct, frozen=True):
+class ReviewDue(msgspec.Struct, frozen=True):
     """`REVIEW_S` have passed since the last one."""
 
 
-GroupsEvent = JobSubmitted | JobEnded | SubtaskTimed | Progressed | HostsChanged | Reviewed
+GroupsEvent = JobSubmitted | JobEnded | SubtaskReported | Progressed | GroupHostsChanged | ReviewDue
 
 # ---- actions ---------------------------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class SetGroup(msgspec.Struct, frozen=True):
     hosts: tuple[HostId, ...]
 
 
-GroupsAction = SetGroup | Note
+GroupsAction = SetGroup | LogEvent
 
 
 class Shared(msgspec.Struct):
@@ -141,14 +141,14 @@ class Groups:
     def __init__(
         self,
         hosts: Sequence[HostId],
-        manner: Manner = OURS,
+        manner: GroupRules = OURS,
         timings_min: int = TIMINGS_MIN,
         group_max: int | None = None,
     ) -> None:
         self.hosts = tuple(sorted(hosts))
         self.manner, self.weights = manner, manner.weights
         self.timings_min, self.group_max = timings_min, group_max
-        self.jobs: dict[JobId, Timed] = {}
+        self.jobs: dict[JobId, JobTimings] = {}
         """All that have not ended, in the order in which they came."""
         self.groups: dict[int, Shared] = {}
         self.ran_s: list[float] = []
@@ -161,12 +161,12 @@ class Groups:
 
     def handle(self, event: GroupsEvent, now_s: float) -> Sequence[GroupsAction]:
         self.now_s = now_s
-        actions = [*self._handle(event), *self._strays()]
+        actions = [*self._handle(event), *self._unplaced()]
         placed = self._placed()
         self.waits_from_s = {job: self.waits_from_s.get(job, now_s) for job in self.jobs if job not in placed}
         return actions
 
-    def _strays(self) -> list[GroupsAction]:
+    def _unplaced(self) -> list[GroupsAction]:
         """Jobs of which nothing is known and that no grouping took go on being tried out."""
         actions: list[GroupsAction] = []
         for job in self._unprofiled() if self.hosts else []:
@@ -182,13 +182,13 @@ class Groups:
                 if job in self.jobs:
                     self.jobs[job].done = max(done, self.jobs[job].done)
                 return []
-            case SubtaskTimed():
+            case SubtaskReported():
                 return self._timed(event)
             case JobEnded(job):
                 return self._ended(job)
-            case HostsChanged(hosts):
+            case GroupHostsChanged(hosts):
                 return self._hosts(hosts)
-            case Reviewed():
+            case ReviewDue():
                 return self._reviewed()
             case _:
                 assert_never(event)
@@ -206,7 +206,7 @@ class Groups:
     def is_profiled(self, job: JobId) -> bool:
         return self.jobs[job].is_profiled(self.timings_min)
 
-    def profile(self, job: JobId) -> Profile:
+    def profile(self, job: JobId) -> JobProfile:
         return self.jobs[job].profile(job, self.manner.lean)
 
     def waiting(self) -> list[JobId]:
@@ -220,10 +220,10 @@ class Groups:
             return [job for job in self.jobs if self.is_profiled(job)]
         return sorted(ordered(self._lefts(), len(self.hosts)), key=lambda job: not self._is_impatient(job))
 
-    def _urged(self) -> dict[JobId, Profile]:
+    def _urged(self) -> dict[JobId, JobProfile]:
         """All that are profiled, each with its urge, where our rules hold."""
         if self.manner.by_left:
-            return urged(self._lefts(), len(self.hosts))
+            return weighted(self._lefts(), len(self.hosts))
         return {job: self.profile(job) for job in self.jobs if self.is_profiled(job)}
 
     def _is_impatient(self, job: JobId) -> bool:
@@ -248,7 +248,7 @@ class Groups:
     def _submitted(self, job: JobId, iterations: int | None) -> list[GroupsAction]:
         if job in self.jobs:
             return []
-        self.jobs[job] = Timed(declared=iterations)
+        self.jobs[job] = JobTimings(declared=iterations)
         return self._try_out(job)
 
     def _try_out(self, job: JobId) -> list[GroupsAction]:
@@ -261,7 +261,7 @@ class Groups:
         if not self.arranged or not self.groups:
             self.arranged = False
             note = _note(job, "Profiled", "with all that are there")
-            if len(self.groups) < max(1, len(self.hosts) // TRY_ON):
+            if len(self.groups) < max(1, len(self.hosts) // PROFILING_HOSTS):
                 return [*self._naive(), note]
             at = min(self.groups, key=lambda g: (len(self.groups[g].jobs), g))
             return [self._set(at, (*self.groups[at].jobs, job), self.groups[at].hosts), note]
@@ -278,7 +278,7 @@ class Groups:
         group = self.groups[at]
         return [self._set(at, (*group.jobs, job), group.hosts), _note(job, "Profiled", f"with group {at}")]
 
-    def _timed(self, event: SubtaskTimed) -> list[GroupsAction]:
+    def _timed(self, event: SubtaskReported) -> list[GroupsAction]:
         timed = self.jobs.get(event.job)
         if timed is None or event.took_s < 0 or event.hosts < 1:
             return []
@@ -391,12 +391,13 @@ class Groups:
     # ---- arranging ---------------------------------------------------------------------------------------------------
 
     def _naive(self) -> list[GroupsAction]:
-        """All jobs in groups of `TRY_ON` hosts or a few more: what can be done while nothing is known (§4.3.2)."""
+        """All jobs in groups of `PROFILING_HOSTS` hosts or a few more: what can be done while nothing is known
+        (§4.3.2)."""
         jobs = list(self.jobs)
-        count = min(len(jobs), max(1, len(self.hosts) // TRY_ON))
+        count = min(len(jobs), max(1, len(self.hosts) // PROFILING_HOSTS))
         return self._put(list(self.groups), [(tuple(jobs[n::count]), self.hosts[n::count]) for n in range(count)])
 
-    def _scheduled(self, urges: Mapping[JobId, Profile]) -> Grouping:
+    def _scheduled(self, urges: Mapping[JobId, JobProfile]) -> Grouping:
         """What would be best if nothing ran yet."""
         return schedule(
             [urges[job] for job in self._ordered()[: self._look]],
@@ -406,7 +407,7 @@ class Groups:
             starts_max=None if self.manner.polish else 0,
         )
 
-    def _anew(self, urges: Mapping[JobId, Profile], worth: float) -> list[GroupsAction]:
+    def _anew(self, urges: Mapping[JobId, JobProfile], worth: float) -> list[GroupsAction]:
         """Everything as it would be best, if that is better by so much; else nothing."""
         found = self._scheduled(urges)
         now = score_of(list(self._known(urges, set()).values()), len(self.hosts), self.weights)
@@ -417,7 +418,7 @@ class Groups:
         self.arranged = True
         return self._replace(list(self.groups), found.groups, found.score)
 
-    def _known(self, profiles: Mapping[JobId, Profile], without: set[JobId]) -> dict[int, Group]:
+    def _known(self, profiles: Mapping[JobId, JobProfile], without: set[JobId]) -> dict[int, Group]:
         """The groups, with these profiles of their jobs where there are any."""
         return {
             at: Group(
@@ -485,5 +486,5 @@ def _equal(group: Shared, jobs: Sequence[JobId], hosts: Sequence[HostId]) -> boo
     return set(group.jobs) == set(jobs) and set(group.hosts) == set(hosts)
 
 
-def _note(job: JobId, event: str, reason: str) -> Note:
-    return Note(subject=job, event=event, reason=reason)
+def _note(job: JobId, event: str, reason: str) -> LogEvent:
+    return LogEvent(subject=job, event=event, reason=reason)

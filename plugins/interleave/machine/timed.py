@@ -6,14 +6,14 @@ import msgspec
 
 from covey.core import JobId
 from plugins.interleave.messages import Need
-from plugins.interleave.policy.model import Profile
+from plugins.interleave.policy.model import JobProfile
 from plugins.interleave.policy.order import ALONE_ON, Waiting, alone_s, left_of
 
 WEIGHT = 0.2
 """Of the newest timing in the moving averages (§4.3.2)."""
 
 
-class Timed(msgspec.Struct):
+class JobTimings(msgspec.Struct):
     """Moving averages of one job, and its iterations."""
 
     work_s: float = 0.0
@@ -38,9 +38,9 @@ class Timed(msgspec.Struct):
     def is_profiled(self, timings_min: int) -> bool:
         return min(self.comp, self.comm) >= timings_min
 
-    def profile(self, job: JobId, lean: float = 1.0) -> Profile:
+    def profile(self, job: JobId, lean: float = 1.0) -> JobProfile:
         """As it is planned with: its communication `lean` times as long as measured."""
-        return Profile(job, self.work_s, self.net_s * lean)
+        return JobProfile(job, self.work_s, self.net_s * lean)
 
     def waiting(self, job: JobId, ended_s: Sequence[float], lean: float = 1.0) -> Waiting:
         """The job and what it has left; `ended_s` as for `left_of`."""

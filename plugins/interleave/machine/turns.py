@@ -25,7 +25,7 @@ LAPS = 4
 Lane = Literal["comp", "primary", "secondary"]
 
 
-class Asked(msgspec.Struct, frozen=True):
+class TurnAsked(msgspec.Struct, frozen=True):
     """A job wants to begin a subtask."""
 
     job: JobId
@@ -51,7 +51,7 @@ class Run(msgspec.Struct, frozen=True):
     lane: Lane
 
 
-TurnsEvent = Asked | Finished | OrderChanged
+TurnsEvent = TurnAsked | Finished | OrderChanged
 
 
 class Turns:
@@ -67,7 +67,7 @@ class Turns:
 
     def handle(self, event: TurnsEvent, now_s: float) -> Sequence[Run]:
         match event:
-            case Asked(job, need):
+            case TurnAsked(job, need):
                 if job in self.order and job not in self.waiting and job not in self.holds.values():
                     self.waiting[job] = need
                     self.passed[job] = 0

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from plugins.interleave.policy.model import Group, Profile, Weights
+from plugins.interleave.policy.model import Group, JobProfile, Weights
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int_]
@@ -18,7 +18,7 @@ EQUAL = 1e-12
 """Scores that differ by less are equal, and fewer jobs are preferred."""
 
 
-def exhaustive(jobs: Sequence[Profile], hosts: int, weights: Weights) -> tuple[float, tuple[Group, ...]]:
+def exhaustive(jobs: Sequence[JobProfile], hosts: int, weights: Weights) -> tuple[float, tuple[Group, ...]]:
     """(score, groups) over all subsets of jobs, all their partitions and all ways to give them all hosts. A set of jobs
     is a whole number, job j its bit 1 << j."""
     worth = _worth(jobs, hosts, weights)
@@ -34,7 +34,7 @@ def exhaustive(jobs: Sequence[Profile], hosts: int, weights: Weights) -> tuple[f
     return max(0.0, top) / hosts, _groups(jobs, hosts, members, worth, best)
 
 
-def _worth(jobs: Sequence[Profile], hosts: int, weights: Weights) -> Floats:
+def _worth(jobs: Sequence[JobProfile], hosts: int, weights: Weights) -> Floats:
     """Hosts times score of every set of jobs as one group. Shape (2^jobs, hosts + 1); -inf without hosts."""
     given = np.arange(1, hosts + 1)
     work, net, urge = np.zeros(1), np.zeros(1), np.zeros(1)
@@ -61,7 +61,7 @@ def _splits(members: int) -> tuple[Ints, Ints]:
     return members ^ left, left
 
 
-def _groups(jobs: Sequence[Profile], hosts: int, members: int, worth: Floats, best: Floats) -> tuple[Group, ...]:
+def _groups(jobs: Sequence[JobProfile], hosts: int, members: int, worth: Floats, best: Floats) -> tuple[Group, ...]:
     """How the best of this set on all hosts is made up."""
     found: list[Group] = []
     while members:

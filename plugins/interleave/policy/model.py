@@ -7,7 +7,7 @@ import msgspec
 from covey.core import JobId
 
 
-class Profile(msgspec.Struct, frozen=True):
+class JobProfile(msgspec.Struct, frozen=True):
     """One job, as measured, and how much it matters that it goes on."""
 
     job: JobId
@@ -45,21 +45,21 @@ class Use(msgspec.Struct, frozen=True):
 class Group(msgspec.Struct, frozen=True):
     """Jobs that share hosts, and how many hosts."""
 
-    jobs: tuple[Profile, ...]
+    jobs: tuple[JobProfile, ...]
     hosts: int
 
 
 NOTHING = Use(0.0, 0.0)
 
 
-def iteration_s(jobs: Sequence[Profile], hosts: float) -> float:
+def iteration_s(jobs: Sequence[JobProfile], hosts: float) -> float:
     """Seconds in which every job of a group runs once: all computing, all communication, or the longest job, whichever
     is longest (equation 4.1)."""
     cpu = sum(job.work_s for job in jobs) / hosts
     return max(cpu, sum(job.net_s for job in jobs), max((j.work_s / hosts + j.net_s for j in jobs), default=0.0))
 
 
-def use(jobs: Sequence[Profile], hosts: float) -> Use:
+def use(jobs: Sequence[JobProfile], hosts: float) -> Use:
     """How busy a group keeps its hosts (equation 4.3)."""
     took = iteration_s(jobs, hosts)
     if took <= 0:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import msgspec
 
 from covey.core import JobId
-from plugins.interleave.policy.model import Profile
+from plugins.interleave.policy.model import JobProfile
 
 PRIOR = 2.0
 """Ended jobs that the rule "as long again" counts as."""
@@ -45,11 +45,11 @@ paid too; with more the largest alone is hurried, and idles hosts."""
 class Waiting(msgspec.Struct, frozen=True):
     """A job, and how many iterations it has still to do."""
 
-    profile: Profile
+    profile: JobProfile
     left: float
 
 
-def alone_s(job: Profile, hosts: float) -> float:
+def alone_s(job: JobProfile, hosts: float) -> float:
     """Seconds of one iteration of a job on hosts of its own."""
     return job.work_s / hosts + job.net_s
 
@@ -79,7 +79,7 @@ def shares(jobs: Sequence[Waiting], hosts: int) -> dict[JobId, float]:
     return {job: took_s / span_s for job, took_s in _left_s(jobs, hosts).items()}
 
 
-def urged(jobs: Sequence[Waiting], hosts: int) -> dict[JobId, Profile]:
+def weighted(jobs: Sequence[Waiting], hosts: int) -> dict[JobId, JobProfile]:
     """The profiles of these jobs, each with its urge. All share `URGE`, more of it the less a job has left: as the root
     of one over it, since what is gained for the mean by speed is one over it, and for the end nothing. And all share as
     much of `END` as the largest share of a job demands, nearly all of it those that have the largest."""
@@ -89,7 +89,7 @@ def urged(jobs: Sequence[Waiting], hosts: int) -> dict[JobId, Profile]:
     threat = min(1.0, max(0.0, (largest - FAR) / (NEAR - FAR)))
     late = {job: math.exp(STEEP * (each - largest)) for job, each in share.items()}
     all_soon, all_late = sum(soon.values()), sum(late.values())
-    found: dict[JobId, Profile] = {}
+    found: dict[JobId, JobProfile] = {}
     for job in jobs:
         name = job.profile.job
         weight = URGE * soon[name] / all_soon + END * threat * late[name] / all_late

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from plugins.interleave.policy.model import Group, Profile, Weights
+from plugins.interleave.policy.model import Group, JobProfile, Weights
 
 BETTER = 1e-5
 """Of score; a smaller gain is not worth another round."""
@@ -19,7 +19,7 @@ EXHAUSTIVE_NEIGHBOURS = 20_000
 """Neighbours of one round above which exchanges between groups are left out."""
 
 
-class Limits(msgspec.Struct, frozen=True):
+class PolishLimits(msgspec.Struct, frozen=True):
     """What a grouping must keep to."""
 
     jobs_min: int = 1
@@ -34,7 +34,7 @@ Change = tuple[tuple[int, ...], tuple[Cell, ...]]
 
 
 def polished(
-    jobs: Sequence[Profile], groups: Sequence[Group], hosts: int, weights: Weights, limits: Limits
+    jobs: Sequence[JobProfile], groups: Sequence[Group], hosts: int, weights: Weights, limits: PolishLimits
 ) -> tuple[Group, ...]:
     """The grouping after all changes that help."""
     return _Polish(jobs, groups, hosts, weights, limits).run()
@@ -42,7 +42,7 @@ def polished(
 
 class _Polish:
     def __init__(
-        self, jobs: Sequence[Profile], groups: Sequence[Group], hosts: int, weights: Weights, limits: Limits
+        self, jobs: Sequence[JobProfile], groups: Sequence[Group], hosts: int, weights: Weights, limits: PolishLimits
     ) -> None:
         self.jobs, self.hosts, self.weights, self.limits = jobs, hosts, weights, limits
         self.work = [job.work_s for job in jobs]

@@ -13,7 +13,7 @@ from itertools import combinations
 
 import msgspec
 
-from plugins.interleave.policy.model import Group, Profile, Weights, score_of, use_of_all
+from plugins.interleave.policy.model import Group, JobProfile, Weights, score_of, use_of_all
 from plugins.interleave.policy.schedule import schedule
 
 ALIKE = 0.05
@@ -38,14 +38,14 @@ class Change(msgspec.Struct, frozen=True):
     """Of all groups afterwards."""
 
 
-def are_alike(one: Sequence[Profile], other: Sequence[Profile], hosts: int, within: float = ALIKE) -> bool:
+def are_alike(one: Sequence[JobProfile], other: Sequence[JobProfile], hosts: int, within: float = ALIKE) -> bool:
     """Do these jobs together take as long and lean as those, on so many hosts? (§4.3.2)"""
     cpu, net = _sums(one, hosts)
     their_cpu, their_net = _sums(other, hosts)
     return _near(cpu + net, their_cpu + their_net, within) and _near(cpu * their_net, their_cpu * net, within)
 
 
-def replacement(ended: Profile, waiting: Sequence[Profile], hosts: int) -> tuple[Profile, ...]:
+def replacement(ended: JobProfile, waiting: Sequence[JobProfile], hosts: int) -> tuple[JobProfile, ...]:
     """A job like the one that ended, else a bunch of jobs that are like it together, the fewest and first of them;
     empty when there is none."""
     for job in waiting:
@@ -60,7 +60,7 @@ def replacement(ended: Profile, waiting: Sequence[Profile], hosts: int) -> tuple
     return ()
 
 
-def arrival(groups: Sequence[Group], job: Profile, hosts: int, weights: Weights) -> Change | None:
+def arrival(groups: Sequence[Group], job: JobProfile, hosts: int, weights: Weights) -> Change | None:
     """The group that the job raises most, with the job in it; None when it raises none (§4.3.2)."""
     best: Change | None = None
     now = score_of(groups, hosts, weights)
@@ -75,8 +75,8 @@ def arrival(groups: Sequence[Group], job: Profile, hosts: int, weights: Weights)
 def repaired(
     groups: Sequence[Group],
     broken: int,
-    ended: Profile | None,
-    waiting: Sequence[Profile],
+    ended: JobProfile | None,
+    waiting: Sequence[JobProfile],
     hosts: int,
     weights: Weights,
     group_max: int | None = None,
@@ -121,7 +121,7 @@ def _with(groups: Sequence[Group], replaced: Sequence[int], by: Sequence[Group])
     return [*(group for at, group in enumerate(groups) if at not in gone), *by]
 
 
-def _sums(jobs: Sequence[Profile], hosts: int) -> tuple[float, float]:
+def _sums(jobs: Sequence[JobProfile], hosts: int) -> tuple[float, float]:
     return sum(job.work_s for job in jobs) / hosts, sum(job.net_s for job in jobs)
 
 

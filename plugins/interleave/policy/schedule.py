@@ -20,7 +20,7 @@ import numpy as np
 from plugins.interleave.policy import model, polish
 from plugins.interleave.policy.assign import Floats, Ints, allocate, assign, groups_best, score_of
 from plugins.interleave.policy.exhaustive import exhaustive
-from plugins.interleave.policy.model import Group, Profile, Use, Weights, use_of_all
+from plugins.interleave.policy.model import Group, JobProfile, Use, Weights, use_of_all
 
 FACTOR = 1.3
 """Between one number of jobs tried and the next."""
@@ -65,7 +65,7 @@ def grouping(groups: Sequence[Group], hosts: int, weights: Weights = DEFAULT) ->
 
 
 def schedule(
-    jobs: Sequence[Profile],
+    jobs: Sequence[JobProfile],
     hosts: int,
     weights: Weights = DEFAULT,
     jobs_min: int = 1,
@@ -94,7 +94,7 @@ def schedule(
     best = _preferred(found)
     if starts_max == 0 or min(len(jobs), best.jobs) > POLISHED_MAX or hosts > 4 * POLISHED_MAX:
         return grouping(_groups(jobs, best), hosts, weights)
-    limits = polish.Limits(jobs_min=jobs_min, group_max=group_max)
+    limits = polish.PolishLimits(jobs_min=jobs_min, group_max=group_max)
     if starts_max is None:
         starts_max = STARTS if len(jobs) > FEW else 8 * STARTS
     ranked = sorted(found, key=lambda each: (-each.score, each.jobs))
@@ -106,7 +106,7 @@ def schedule(
     return min((each for each in polished if each.score >= top - ENOUGH), key=lambda each: (each.jobs, -each.score))
 
 
-def arranged(jobs: Sequence[Profile], count: int, hosts: int, weights: Weights = DEFAULT) -> Grouping:
+def arranged(jobs: Sequence[JobProfile], count: int, hosts: int, weights: Weights = DEFAULT) -> Grouping:
     """All of these jobs in exactly `count` groups (Algorithm 2 and the allocation after it)."""
     work = np.array([job.work_s for job in jobs])
     net = np.array([job.net_s for job in jobs])
@@ -141,8 +141,8 @@ def _preferred(found: Sequence[_Found]) -> _Found:
     return min((each for each in found if each.score >= top - ENOUGH), key=lambda each: (each.jobs, -each.score))
 
 
-def _groups(jobs: Sequence[Profile], found: _Found) -> tuple[Group, ...]:
-    members: list[list[Profile]] = [[] for _ in range(len(found.given))]
+def _groups(jobs: Sequence[JobProfile], found: _Found) -> tuple[Group, ...]:
+    members: list[list[JobProfile]] = [[] for _ in range(len(found.given))]
     for job, at in zip(jobs, found.group.tolist(), strict=False):
         members[at].append(job)
     return tuple(Group(tuple(each), int(given)) for each, given in zip(members, found.given, strict=True))

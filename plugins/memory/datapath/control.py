@@ -1,8 +1,9 @@
 """Frames between an agent and its byte processes, on a unix socket of each process; and both ends of that socket.
 
-The agent says `Hello` with the secret it gave the process at its start. After that it asks, each question with an id
-that the answer repeats; answers may overtake one another, since closing a slab takes longer than counting. What happens
-by itself (`SlabLost`, `SlabCopied`) is told to every agent that is connected. An agent that goes away is not missed.
+The agent says `ControlHello` with the secret it gave the process at its start. After that it asks, each question with
+an id that the answer repeats; answers may overtake one another, since closing a slab takes longer than counting. What
+happens by itself (`SlabLost`, `SlabCopiedFrame`) is told to every agent that is connected. An agent that goes away is
+not missed.
 """
 
 import asyncio
@@ -26,17 +27,17 @@ answered since this process began; the disk is being brought up to date with wha
 Secret = Annotated[bytes, Meta(max_length=64)]
 
 
-class Control(msgspec.Struct, frozen=True, tag=True):
+class ControlFrame(msgspec.Struct, frozen=True, tag=True):
     """One frame; the tag is the class name."""
 
 
-class Hello(Control, frozen=True):
+class ControlHello(ControlFrame, frozen=True, tag="Hello"):
     """First word of an agent. No answer: a wrong secret ends the connection."""
 
     secret: Secret
 
 
-class Question(Control, frozen=True):
+class Question(ControlFrame, frozen=True):
     """Agent -> process; the answer carries the same id."""
 
     id: Id
@@ -45,17 +46,17 @@ class Question(Control, frozen=True):
 # ---- both ------------------------------------------------------------------------------------------------------------
 
 
-class Stop(Question, frozen=True):
+class StopProgram(Question, frozen=True, tag="Stop"):
     """End, in good order. `forget`: delete everything durable first. Answer: `Yes`."""
 
     forget: bool = False
 
 
-class Yes(Control, frozen=True):
+class Yes(ControlFrame, frozen=True, tag="Yes"):
     id: Id
 
 
-class No(Control, frozen=True):
+class No(ControlFrame, frozen=True, tag="No"):
     id: Id
     why: Text
 
@@ -63,7 +64,7 @@ class No(Control, frozen=True):
 # ---- slab process ----------------------------------------------------------------------------------------------------
 
 
-class RegisterSlab(Question, frozen=True):
+class RegisterSlabFrame(Question, frozen=True, tag="RegisterSlab"):
     """Make room. Answer: `Yes` (also when this very mapping exists) or `No`."""
 
     borrower: Name
@@ -75,7 +76,7 @@ class RegisterSlab(Question, frozen=True):
     secret: Secret
 
 
-class FreeSlab(Question, frozen=True):
+class FreeSlabFrame(Question, frozen=True, tag="FreeSlab"):
     """Cut its connections and give its memory back. Answer: `Yes`, also when there is none of that epoch."""
 
     borrower: Name
@@ -84,7 +85,7 @@ class FreeSlab(Question, frozen=True):
     epoch: Count
 
 
-class ListSlabs(Question, frozen=True):
+class ListSlabs(Question, frozen=True, tag="ListSlabs"):
     """Answer: `SlabList`."""
 
 
@@ -99,7 +100,7 @@ class HeldSlab(msgspec.Struct, frozen=True, array_like=True):
     """Pages that have been written."""
 
 
-class SlabList(Control, frozen=True):
+class SlabList(ControlFrame, frozen=True, tag="SlabList"):
     id: Id
     address: Text
     """TCP address of the byte path, as bound."""
@@ -111,7 +112,7 @@ class SlabList(Control, frozen=True):
 # ---- volume process --------------------------------------------------------------------------------------------------
 
 
-class OpenSlab(Question, frozen=True):
+class OpenSlabFrame(Question, frozen=True, tag="OpenSlab"):
     """Use this place from now on; a place of an older epoch stays open for reading until it is closed. Answer: `Yes`
     once it is in use, or `No`."""
 
@@ -122,7 +123,7 @@ class OpenSlab(Question, frozen=True):
     secret: Secret
 
 
-class CloseSlab(Question, frozen=True):
+class CloseSlabFrame(Question, frozen=True, tag="CloseSlab"):
     """Stop using the place of this epoch. Answer: `Yes` once nothing acknowledged depends on it, also when it is not
     open."""
 
@@ -130,7 +131,7 @@ class CloseSlab(Question, frozen=True):
     epoch: Count
 
 
-class CountPages(Question, frozen=True):
+class CountPages(Question, frozen=True, tag="CountPages"):
     """Answer: `PageCounts`."""
 
 
@@ -156,7 +157,7 @@ class PlaceNow(msgspec.Struct, frozen=True, array_like=True):
     """Why nobody knows yet what a `recovering` one holds; of the first few only."""
 
 
-class PageCounts(Control, frozen=True):
+class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):
     id: Id
     slabs: tuple[SlabCounts, ...]
     read_bytes: Count
@@ -177,7 +178,7 @@ class PageCounts(Control, frozen=True):
     """What the disk refuses now; empty: nothing."""
 
 
-class PlaceDead(Question, frozen=True):
+class PlaceDead(Question, frozen=True, tag="PlaceDead"):
     """The lender's own agent says that it does not hold this place any more. Answer: `Yes`."""
 
     index: Count
@@ -185,12 +186,12 @@ class PlaceDead(Question, frozen=True):
     why: Text
 
 
-class GiveUp(Question, frozen=True):
+class GiveUp(Question, frozen=True, tag="GiveUp"):
     """A person says: wait no longer for lenders that do not answer, the disk's word counts. Answer: `PlaceList` of the
     places given up."""
 
 
-class ListPlaces(Question, frozen=True):
+class ListPlaces(Question, frozen=True, tag="ListPlaces"):
     """Answer: `PlaceList`."""
 
 
@@ -202,14 +203,14 @@ class OpenPlace(msgspec.Struct, frozen=True, array_like=True):
     secret: Secret
 
 
-class PlaceList(Control, frozen=True):
+class PlaceList(ControlFrame, frozen=True, tag="PlaceList"):
     """Every place in use, and those that may hold what the disk does not have yet."""
 
     id: Id
     places: tuple[OpenPlace, ...]
 
 
-class SlabLost(Control, frozen=True):
+class SlabLost(ControlFrame, frozen=True, tag="SlabLost"):
     """Process -> agent: this place is lost; the queue or the disk serves what it held. It must be closed before its
     lender may free it: the disk may not have everything yet."""
 
@@ -218,29 +219,29 @@ class SlabLost(Control, frozen=True):
     why: Text
 
 
-class SlabCopied(Control, frozen=True):
+class SlabCopiedFrame(ControlFrame, frozen=True, tag="SlabCopied"):
     """Process -> agent: this place holds every page of the slab."""
 
     index: Count
     epoch: Count
 
 
-class ClientRefused(Control, frozen=True):
+class ClientRefused(ControlFrame, frozen=True, tag="ClientRefused"):
     """Volume's process -> agent: one of this host's processes speaks another version, and what to do about it."""
 
     why: Text
 
 
-Told = SlabLost | SlabCopied | ClientRefused
+Told = SlabLost | SlabCopiedFrame | ClientRefused
 Answer = Yes | No | SlabList | PageCounts | PlaceList
 Asked = (
-    Hello
-    | Stop
-    | RegisterSlab
-    | FreeSlab
+    ControlHello
+    | StopProgram
+    | RegisterSlabFrame
+    | FreeSlabFrame
     | ListSlabs
-    | OpenSlab
-    | CloseSlab
+    | OpenSlabFrame
+    | CloseSlabFrame
     | CountPages
     | PlaceDead
     | GiveUp
@@ -275,7 +276,7 @@ class ControlServer:
 
     async def _serve(self, stream: ByteStream) -> None:
         first = await read_frame(stream, asked_decoder)
-        if not isinstance(first, Hello) or not hmac.compare_digest(first.secret, self._secret):
+        if not isinstance(first, ControlHello) or not hmac.compare_digest(first.secret, self._secret):
             self._env.log.warning("refused a control connection", peer=stream.peer)
             return
         self._agents.append(stream)
@@ -294,14 +295,14 @@ class ControlServer:
         try:
             while True:
                 question = await read_frame(stream, asked_decoder)
-                if isinstance(question, Hello) or under_way >= QUESTIONS_MAX:
+                if isinstance(question, ControlHello) or under_way >= QUESTIONS_MAX:
                     raise FrameError("out of turn")
                 under_way += 1
                 self._env.spawn("answer agent", reply(question))
         finally:
             self._agents.remove(stream)
 
-    async def _send(self, stream: ByteStream, frame: Control) -> None:
+    async def _send(self, stream: ByteStream, frame: ControlFrame) -> None:
         try:
             await stream.write(pack(frame))
         except ValueError as error:  # longer than a frame may be: the agent counts it as no answer
@@ -324,7 +325,7 @@ class ControlClient:
         """ConnectionError when nobody listens on `NAME.sock`."""
         stream = await env.bytes.connect(f"unix:{env.run_dir}/{name}.sock")
         client = cls(env, stream, told)
-        await stream.write(pack(Hello(secret)))
+        await stream.write(pack(ControlHello(secret)))
         env.spawn(f"control {name}", client._read())
         return client
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from covey.ports import Env
 from plugins.memory.datapath.backing import Page
-from plugins.memory.datapath.control import OpenPlace, PlaceNow, SlabCopied, SlabLost, Told
+from plugins.memory.datapath.control import OpenPlace, PlaceNow, SlabCopiedFrame, SlabLost, Told
 from plugins.memory.datapath.places import Places
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
-from plugins.memory.datapath.slab import Slab, Unsure
+from plugins.memory.datapath.slab import SlabMemory, Unsure
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.spill import SpillQueue
 from plugins.memory.policy.settings import REQUEST_PAGES_MAX
@@ -41,7 +41,7 @@ TROUBLE_MAX_S = 60.0
 TOLD_PLACES = 64
 """Places of which it is said why they do not answer; the others are like them."""
 
-Fetch = Callable[[Slab, int, memoryview], Awaitable[Versions]]
+Fetch = Callable[[SlabMemory, int, memoryview], Awaitable[Versions]]
 
 
 class Lenders:
@@ -53,7 +53,7 @@ class Lenders:
         env: Env,
         places: Places,
         queue: SpillQueue,
-        slabs: list[Slab],
+        slabs: list[SlabMemory],
         page_bytes: int,
         connect: Callable[[OpenPlace, float | None], Awaitable[RemoteSlab]],
         fetch: Fetch,
@@ -76,7 +76,7 @@ class Lenders:
 
     # ---- opening and closing ----
 
-    async def open(self, slab: Slab, place: OpenPlace) -> None:
+    async def open(self, slab: SlabMemory, place: OpenPlace) -> None:
         """Writes go there from now on; what was written before is copied in the background. ValueError says why not,
         OSError that the disk cannot remember the place."""
         if any(link.place.epoch == place.epoch and link.usable for link in slab.links()):
@@ -96,7 +96,7 @@ class Lenders:
             link.fail(f"not opened: {error}")
             raise
 
-    def _take(self, slab: Slab, place: OpenPlace, link: RemoteSlab) -> None:
+    def _take(self, slab: SlabMemory, place: OpenPlace, link: RemoteSlab) -> None:
         """ValueError when it is too late for it. Nothing awaits in here."""
         if slab.link is not None and slab.link.place.epoch > place.epoch:
             self._guard(slab, "forget", self._places.remove, place.index, place.epoch)
@@ -106,7 +106,7 @@ class Lenders:
             self._lost(slab, older, "its link had ended when a newer place was opened")
         self._use(slab, link)
 
-    def _use(self, slab: Slab, link: RemoteSlab) -> None:
+    def _use(self, slab: SlabMemory, link: RemoteSlab) -> None:
         link.ended = lambda ended: self._ended(slab, ended)
         oldest = slab.adopt(link)
         if oldest is not None:
@@ -117,7 +117,7 @@ class Lenders:
         elif slab.link is link:
             self._guard(slab, "copy", self._copy_up, slab, link)
 
-    async def close(self, slab: Slab, epoch: int) -> None:
+    async def close(self, slab: SlabMemory, epoch: int) -> None:
         """Returns when no request uses it and every page it holds is on disk as well."""
         if slab.reopening is not None and slab.reopening.epoch == epoch:
             slab.reopening = None
@@ -129,7 +129,7 @@ class Lenders:
             slab.drop(link)
         await self._leave(slab, epoch)
 
-    async def _leave(self, slab: Slab, epoch: int) -> None:
+    async def _leave(self, slab: SlabMemory, epoch: int) -> None:
         await self._queue.kept(slab.first, slab.pages)
         await self._places.remove(slab.index, epoch)
         if self._places.late:
@@ -144,7 +144,7 @@ class Lenders:
 
     # ---- a link ends ----
 
-    def _ended(self, slab: Slab, link: RemoteSlab) -> None:
+    def _ended(self, slab: SlabMemory, link: RemoteSlab) -> None:
         """Reads go to queue and disk from now on, and writes wait for the disk, until it is open again."""
         if self.closed or link.retiring or link not in slab.links():
             return  # while it retires, `close` sees to the rest
@@ -157,13 +157,13 @@ class Lenders:
         slab.reopening = link.place
         self._guard(slab, "reopen", self._reopen, slab, link.place, link.why)
 
-    def _lost(self, slab: Slab, place: OpenPlace, why: str) -> None:
+    def _lost(self, slab: SlabMemory, place: OpenPlace, why: str) -> None:
         """The agent hears of it; the place is forgotten when the disk has all that it held."""
         self._env.log.warning("lost a slab", slab=slab.index, lender=place.lender, why=why)
         self._tell(SlabLost(slab.index, place.epoch, why[:400]))
         self._guard(slab, "leave", self._leave, slab, place.epoch)
 
-    async def _reopen(self, slab: Slab, place: OpenPlace, why: str) -> None:
+    async def _reopen(self, slab: SlabMemory, place: OpenPlace, why: str) -> None:
         """Nothing is at stake: a refused connection is reason enough to look for another place."""
         give_up_s = self._env.clock.now_s() + REOPEN_S
         pause_s = PAUSE_S
@@ -183,7 +183,7 @@ class Lenders:
                 self._reopened(slab, place, link, versions)
                 return
 
-    def _reopened(self, slab: Slab, place: OpenPlace, link: RemoteSlab, versions: Versions) -> None:
+    def _reopened(self, slab: SlabMemory, place: OpenPlace, link: RemoteSlab, versions: Versions) -> None:
         if slab.reopening is not place:
             link.fail("closed while it was opened again")
             return
@@ -195,7 +195,7 @@ class Lenders:
 
     # ---- filling ----
 
-    async def _copy_up(self, slab: Slab, link: RemoteSlab) -> None:
+    async def _copy_up(self, slab: SlabMemory, link: RemoteSlab) -> None:
         """What was written before the slab was mapped goes up too, so that reads find it there. The paper waits for the
         next page-out instead (Infiniswap §2.4.1); a slab read more than written would stay on disk for ever."""
         size = self._page_bytes
@@ -215,9 +215,9 @@ class Lenders:
             self._env.log.warning("cannot copy a slab to its lender", slab=slab.index, why=str(error))
             return
         if link.usable:
-            self._tell(SlabCopied(slab.index, link.place.epoch))
+            self._tell(SlabCopiedFrame(slab.index, link.place.epoch))
 
-    def _missing(self, slab: Slab, link: RemoteSlab, page: int) -> int:
+    def _missing(self, slab: SlabMemory, link: RemoteSlab, page: int) -> int:
         """How many pages from `page` on were written and are not at `link` in their newest version."""
         run = 0
         while run < COPY_PAGES and page + run < slab.first + slab.pages:
@@ -242,7 +242,7 @@ class Lenders:
             else:
                 self._lost(slab, place, "it was being left when the process ended")
 
-    async def _recover(self, slab: Slab, place: OpenPlace) -> None:
+    async def _recover(self, slab: SlabMemory, place: OpenPlace) -> None:
         """Bring home what the lender holds and the disk does not; then the place is in use again."""
         pause_s = PAUSE_S
         while (unsure := slab.unsure.get(place.epoch)) is not None:
@@ -261,7 +261,7 @@ class Lenders:
             await asyncio.sleep(pause_s)
             pause_s = min(PAUSE_MAX_S, 2 * pause_s)
 
-    async def _bring_home(self, slab: Slab, link: RemoteSlab) -> None:
+    async def _bring_home(self, slab: SlabMemory, link: RemoteSlab) -> None:
         """Into the queue, which is read before the disk. OSError when it is full and the disk takes nothing."""
         try:
             versions = await link.versions()
@@ -280,7 +280,7 @@ class Lenders:
             raise
         link.held[:] = versions
 
-    def _newer(self, slab: Slab, versions: Versions, page: int) -> int:
+    def _newer(self, slab: SlabMemory, versions: Versions, page: int) -> int:
         """How many pages of the slab from `page` on the lender holds in a newer version than anybody here."""
         run = 0
         while page + run < slab.pages and run < REQUEST_PAGES_MAX:
@@ -296,7 +296,7 @@ class Lenders:
             if version > self._queue.version(first + at):
                 self._queue.put(first + at, Page(version, bytes(pages[at * size : (at + 1) * size])))
 
-    async def give_up(self, slab: Slab, epoch: int, why: str) -> OpenPlace | None:
+    async def give_up(self, slab: SlabMemory, epoch: int, why: str) -> OpenPlace | None:
         """The disk's word counts from now on: what that lender held is lost, or a person does not want to wait. The
         place, if it was one that nobody was sure of."""
         unsure = slab.unsure.get(epoch)
@@ -311,7 +311,7 @@ class Lenders:
         found = [await self.give_up(slab, epoch, why) for slab in self._slabs for epoch in sorted(slab.unsure)]
         return tuple(place for place in found if place is not None)
 
-    async def known(self, slab: Slab) -> None:
+    async def known(self, slab: SlabMemory) -> None:
         """Wait until every lender of the slab has answered or is known to have lost it. OSError says whom it waits for
         when that takes too long."""
         left_s = self._began_s + UNSURE_S - self._env.clock.now_s()
@@ -321,7 +321,7 @@ class Lenders:
         except TimeoutError as error:
             raise OSError(errno.EIO, self.doubts(slab)) from error
 
-    def doubts(self, slab: Slab) -> str:
+    def doubts(self, slab: SlabMemory) -> str:
         """Whose answer is missing, for people."""
         age_s = self._env.clock.now_s() - self._began_s
         said = [f"{unsure.place.lender} may hold newer pages ({unsure.why})" for unsure in slab.unsure.values()]
@@ -341,11 +341,13 @@ class Lenders:
             found.append(PlaceNow(place.index, place.epoch, slab.state(place.epoch), why))
         return tuple(found)
 
-    def _guard(self, slab: Slab, name: str, work: Callable[..., Coroutine[Any, Any, None]], *what: Any) -> None:
+    def _guard(self, slab: SlabMemory, name: str, work: Callable[..., Coroutine[Any, Any, None]], *what: Any) -> None:
         """Run `work(*what)` as a task whose failure is this slab's trouble, and no other's."""
         self._env.spawn(f"{name} slab {slab.index}", self._guarded(slab, name, work, *what))
 
-    async def _guarded(self, slab: Slab, name: str, work: Callable[..., Coroutine[Any, Any, None]], *what: Any) -> None:
+    async def _guarded(
+        self, slab: SlabMemory, name: str, work: Callable[..., Coroutine[Any, Any, None]], *what: Any
+    ) -> None:
         pause_s = PAUSE_MAX_S
         while not self.closed:
             try:

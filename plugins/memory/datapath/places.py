@@ -11,7 +11,7 @@ import contextlib
 import msgspec
 
 from covey import checked
-from covey.ports import Disk, Log
+from covey.ports import Disk, Logger
 from plugins.memory.datapath.control import OpenPlace
 
 CATCH_UP_S = 1.0
@@ -30,7 +30,7 @@ _record = msgspec.msgpack.Decoder(PlacesRecord)
 class Places:
     """By slab and epoch. Files start with `prefix`."""
 
-    def __init__(self, disk: Disk, log: Log, prefix: str) -> None:
+    def __init__(self, disk: Disk, log: Logger, prefix: str) -> None:
         self.clean = False
         """As the last process left it."""
         self.late = False

@@ -17,7 +17,7 @@ from covey.headers import Op, Request, Status, WireError
 from covey.ports import ByteStream, Env
 from plugins.memory.datapath import slabwire
 from plugins.memory.datapath.control import OpenPlace
-from plugins.memory.datapath.slabwire import Hello, Versions
+from plugins.memory.datapath.slabwire import SlabHello, Versions
 
 
 class SlabGone(Exception):
@@ -206,7 +206,7 @@ class RemoteSlab:
 
 async def _greet(env: Env, stream: ByteStream, volume: str, place: OpenPlace) -> headers.Welcome:
     """Both ends prove that they know the secret of the slab. SlabGone when the lender does not."""
-    hello = slabwire.pack_hello(Hello(env.host, volume, place.index, place.epoch, env.entropy(NONCE_BYTES)))
+    hello = slabwire.pack_hello(SlabHello(env.host, volume, place.index, place.epoch, env.entropy(NONCE_BYTES)))
     await stream.write(hello)
     data = bytearray(CHALLENGE_BYTES)
     await stream.read_into(memoryview(data))

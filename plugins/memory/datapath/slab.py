@@ -23,7 +23,7 @@ class Unsure:
     """Why it is not known yet what it holds, for people."""
 
 
-class Slab:
+class SlabMemory:
     """Its places and its counters."""
 
     def __init__(self, index: int, first: int, pages: int) -> None:

@@ -94,7 +94,7 @@ class SlabStore:
     def held_bytes(self) -> int:
         return sum(len(slab.memory) for slab in self.slabs.values())
 
-    def register(self, asked: control.RegisterSlab) -> None:
+    def register(self, asked: control.RegisterSlabFrame) -> None:
         """ValueError says why not. Sizes are checked before anything is allocated. A higher epoch replaces a lower."""
         key = (asked.borrower, asked.volume, asked.index)
         known = self.slabs.get(key)
@@ -124,7 +124,7 @@ class SlabStore:
         for stream in slab.streams:
             stream.close()
 
-    def find(self, hello: slabwire.Hello) -> HostedSlab | None:
+    def find(self, hello: slabwire.SlabHello) -> HostedSlab | None:
         """None for an unknown slab and for a stale epoch."""
         slab = self.slabs.get((hello.borrower, hello.volume, hello.slab))
         return slab if slab is not None and slab.epoch == hello.epoch else None
@@ -165,7 +165,7 @@ class SlabServer:
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 slab = await self._proven(stream)
-        except slabwire.OtherVersion:
+        except slabwire.OtherSlabVersion:
             await stream.write(headers.pack_welcome(Welcome(Status.VERSION, 0, 0)))
             raise
         except TimeoutError as error:
@@ -237,14 +237,14 @@ async def run_slabd(env: Env, config: SlabdConfig) -> None:
 
     async def answer(question: Question) -> Answer:
         match question:
-            case control.RegisterSlab():
+            case control.RegisterSlabFrame():
                 store.register(question)
-            case control.FreeSlab():
+            case control.FreeSlabFrame():
                 store.free(question.borrower, question.volume, question.index, question.epoch)
             case control.ListSlabs():
                 held = tuple(_held(slab) for slab in store.slabs.values())
                 return SlabList(question.id, listener.address, held, store.refused)
-            case control.Stop():
+            case control.StopProgram():
                 asyncio.get_running_loop().call_later(0.05, stopped.set)
             case _:
                 return No(question.id, f"a slab process does not know {type(question).__name__}")

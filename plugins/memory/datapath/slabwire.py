@@ -41,11 +41,11 @@ OPERATIONS = {
 """What a slab does, and of how many pages at once."""
 
 
-class OtherVersion(WireError):
+class OtherSlabVersion(WireError):
     """A hello of this protocol in another version."""
 
 
-class Hello(NamedTuple):
+class SlabHello(NamedTuple):
     borrower: str
     volume: str
     slab: int
@@ -53,21 +53,21 @@ class Hello(NamedTuple):
     nonce: bytes
 
 
-def pack_hello(hello: Hello) -> bytes:
+def pack_hello(hello: SlabHello) -> bytes:
     borrower, volume = hello.borrower.encode(), hello.volume.encode()
     return _HELLO.pack(MAGIC, borrower, volume, hello.slab, hello.epoch, hello.nonce)
 
 
-def hello(data: bytes | bytearray) -> Hello:
+def hello(data: bytes | bytearray) -> SlabHello:
     """WireError when it is none."""
     headers.expect("hello", data, HELLO_BYTES)
     magic, borrower, volume, index, epoch, nonce = _HELLO.unpack(data)
     if magic[:-1] == MAGIC[:-1] and magic != MAGIC:
         theirs, ours = magic[-1:].decode("ascii", "replace"), MAGIC[-1:].decode()
-        raise OtherVersion(f"it speaks version {theirs} of the slab protocol, this process {ours}")
+        raise OtherSlabVersion(f"it speaks version {theirs} of the slab protocol, this process {ours}")
     if magic != MAGIC:
         raise WireError("not a slab connection")
-    return Hello(_name(borrower), _name(volume), index, epoch, nonce)
+    return SlabHello(_name(borrower), _name(volume), index, epoch, nonce)
 
 
 def _name(field: bytes) -> str:

@@ -18,7 +18,7 @@ RETRY_S = 1.0
 """Pause after the disk refused a batch; the pages stay in the queue."""
 
 
-class Entry(NamedTuple):
+class SpillEntry(NamedTuple):
     page: Page
     ticket: int
     """Order of arrival. A page replaced in the queue keeps its ticket."""
@@ -31,8 +31,8 @@ class SpillQueue:
         self._env, self._backing, self.pages_max = env, backing, pages_max
         self.refused = ""
         """Why the disk did not take the last batch; empty: it took it."""
-        self._waiting: dict[int, Entry] = {}
-        self._writing: dict[int, Entry] = {}
+        self._waiting: dict[int, SpillEntry] = {}
+        self._writing: dict[int, SpillEntry] = {}
         self._ticket = 0
         self._work = asyncio.Event()
         self._round: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
@@ -64,7 +64,7 @@ class SpillQueue:
         known = self._waiting.get(page)
         if known is None:
             self._ticket += 1
-        self._waiting[page] = Entry(content, self._ticket if known is None else known.ticket)
+        self._waiting[page] = SpillEntry(content, self._ticket if known is None else known.ticket)
         self._work.set()
 
     async def written(self, first: int, count: int, version: int) -> None:
@@ -134,7 +134,9 @@ class SpillQueue:
     def _put_back(self) -> None:
         """In front, in the old order; a page rewritten meanwhile keeps its new content and takes the older ticket,
         since somebody may have been promised the older content."""
-        back = {page: Entry(self._waiting.pop(page, entry).page, entry.ticket) for page, entry in self._writing.items()}
+        back = {
+            page: SpillEntry(self._waiting.pop(page, entry).page, entry.ticket) for page, entry in self._writing.items()
+        }
         self._waiting = back | self._waiting
 
     def _oldest_ticket(self) -> int:

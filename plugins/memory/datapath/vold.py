@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from covey import headers, remote
+from covey import headers, volumewire
 from covey.headers import Op, Reply, Request, Status, Welcome, WireError
 from covey.ports import ByteStream, Env
-from covey.remote import OtherVersion
+from covey.volumewire import OtherVersion
 from plugins.memory.datapath import control
 from plugins.memory.datapath.control import Answer, ControlServer, No, OpenPlace, PlaceList, Question, Yes
 from plugins.memory.datapath.volume import Shape, Volume
@@ -77,14 +77,14 @@ class Front:
             self._env.log.debug("dropped a client", peer=stream.peer, why=str(error))
 
     async def _welcome(self, stream: ByteStream) -> bool:
-        data = bytearray(remote.HELLO_BYTES)
+        data = bytearray(volumewire.HELLO_BYTES)
         try:
             async with asyncio.timeout(HELLO_S):
                 await stream.read_into(memoryview(data))
         except TimeoutError as error:
             raise WireError(f"no hello within {HELLO_S:g} s") from error
         try:
-            token = remote.hello(data)
+            token = volumewire.hello(data)
         except OtherVersion as error:
             await self._refuse_version(stream, str(error))
             raise
@@ -104,11 +104,11 @@ class Front:
 
     async def _requests(self, stream: ByteStream) -> None:
         header = bytearray(headers.REQUEST_BYTES)
-        buffer = memoryview(bytearray(remote.REQUEST_PAGES_MAX * self._volume.shape.page_bytes))
+        buffer = memoryview(bytearray(volumewire.REQUEST_PAGES_MAX * self._volume.shape.page_bytes))
         while True:
             await stream.read_into(memoryview(header))
             try:
-                request = headers.request(header, self._volume.shape.pages, remote.OPERATIONS)
+                request = headers.request(header, self._volume.shape.pages, volumewire.OPERATIONS)
             except WireError:
                 await stream.write(headers.pack_reply(Reply(Status.BAD, 0, 0)))
                 raise
@@ -157,10 +157,10 @@ class VolumeControl:
     async def answer(self, question: Question) -> Answer:
         await self.opened.wait()
         match question:
-            case control.OpenSlab():
+            case control.OpenSlabFrame():
                 place = OpenPlace(question.index, question.epoch, question.lender, question.address, question.secret)
                 await self._volume.open_place(place)
-            case control.CloseSlab():
+            case control.CloseSlabFrame():
                 await self._volume.close_place(question.index, question.epoch)
             case control.CountPages():
                 return self._volume.counts(question.id)
@@ -172,7 +172,7 @@ class VolumeControl:
             case control.GiveUp():
                 given_up = await self._volume.lenders.give_up_all("a person gave it up")
                 return PlaceList(question.id, given_up)
-            case control.Stop():
+            case control.StopProgram():
                 self.forget = question.forget
                 asyncio.get_running_loop().call_later(0.05, self.stopped.set)
             case _:

@@ -34,7 +34,7 @@ from plugins.memory.datapath.control import OpenPlace, PageCounts, SlabCounts, T
 from plugins.memory.datapath.lenders import Lenders
 from plugins.memory.datapath.places import Places
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone
-from plugins.memory.datapath.slab import Slab
+from plugins.memory.datapath.slab import SlabMemory
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.spill import SpillQueue
 
@@ -88,7 +88,7 @@ class Volume:
         self.backing = Backing(env.disk, prefix, shape.pages, shape.page_bytes)
         self.queue = SpillQueue(env, self.backing, queue_pages)
         self.slabs = [
-            Slab(index, index * shape.slab_pages, min(shape.slab_pages, shape.pages - index * shape.slab_pages))
+            SlabMemory(index, index * shape.slab_pages, min(shape.slab_pages, shape.pages - index * shape.slab_pages))
             for index in range(shape.slabs)
         ]
         self.places = Places(env.disk, env.log, prefix)
@@ -185,7 +185,7 @@ class Volume:
             await self._write_part(slab, start, run, part)
         self._written_bytes += count * size
 
-    async def _write_part(self, slab: Slab, first: int, count: int, pages: memoryview | None) -> None:
+    async def _write_part(self, slab: SlabMemory, first: int, count: int, pages: memoryview | None) -> None:
         """Newer than whatever a lender that has not answered yet may hold: it need not wait for that."""
         await self.queue.room(count)
         version = self._begin(slab, first, count, pages)
@@ -196,7 +196,7 @@ class Volume:
                 return
         await self.queue.written(first, count, version)
 
-    def _begin(self, slab: Slab, first: int, count: int, pages: memoryview | None) -> int:
+    def _begin(self, slab: SlabMemory, first: int, count: int, pages: memoryview | None) -> int:
         """From here on this is the newest content, and no lender holds it. Nothing awaits in here."""
         size = self.shape.page_bytes
         zeros = bytes(size) if pages is None else b""
@@ -222,7 +222,7 @@ class Volume:
             await self._fetch(slab, start, into[(start - first) * size : (start - first + run) * size])
         self._read_bytes += count * size
 
-    async def _fetch(self, slab: Slab, first: int, into: memoryview) -> Versions:
+    async def _fetch(self, slab: SlabMemory, first: int, into: memoryview) -> Versions:
         """Fill `into` from wherever the newest content is; the versions of what is in it. When a link ends on the way,
         the rest comes from elsewhere."""
         size = self.shape.page_bytes
@@ -244,18 +244,18 @@ class Volume:
                 versions.extend(await self._fetch_remote(slab, holder, page, rest[: run * size]))
         return versions
 
-    def _same_holder(self, slab: Slab, page: int, most: int) -> tuple[RemoteSlab | None, int]:
+    def _same_holder(self, slab: SlabMemory, page: int, most: int) -> tuple[RemoteSlab | None, int]:
         """Who holds the newest content of `page`, None for the disk, and of how many pages in a row."""
         holder, run = self._holder(slab, page), 1
         while run < most and self.queue.newest(page + run) is None and self._holder(slab, page + run) is holder:
             run += 1
         return holder, run
 
-    def _holder(self, slab: Slab, page: int) -> RemoteSlab | None:
+    def _holder(self, slab: SlabMemory, page: int) -> RemoteSlab | None:
         version = self.backing.version[page]
         return slab.holder(page, version) if version else None
 
-    async def _fetch_remote(self, slab: Slab, holder: RemoteSlab, first: int, into: memoryview) -> Versions:
+    async def _fetch_remote(self, slab: SlabMemory, holder: RemoteSlab, first: int, into: memoryview) -> Versions:
         """SlabGone also when the lender answers with something older than it acknowledged."""
         count = len(into) // self.shape.page_bytes
         wanted = self.backing.version[first : first + count]
@@ -274,9 +274,9 @@ class Volume:
                 await self.lenders.known(slab)
         await self.queue.flush()
 
-    def _parts(self, first: int, count: int) -> list[tuple[Slab, int, int]]:
+    def _parts(self, first: int, count: int) -> list[tuple[SlabMemory, int, int]]:
         """A run of pages cut at slab boundaries: slab, first page, pages."""
-        parts: list[tuple[Slab, int, int]] = []
+        parts: list[tuple[SlabMemory, int, int]] = []
         while count:
             slab = self.slabs[first // self.shape.slab_pages]
             run = min(count, slab.first + slab.pages - first)
@@ -294,7 +294,7 @@ class Volume:
         """Returns when no request uses it and every page it holds is on disk as well."""
         await self.lenders.close(self.slab(index), epoch)
 
-    def slab(self, index: int) -> Slab:
+    def slab(self, index: int) -> SlabMemory:
         """ValueError when there is none."""
         if not 0 <= index < len(self.slabs):
             raise ValueError(f"{self.shape.name} has slabs 0 to {len(self.slabs) - 1}, none with index {index}")
@@ -334,12 +334,12 @@ class Volume:
             return f"read-only: {self.read_only}"
         return f"pages wait for the disk, which refuses them: {self.queue.refused}" if self.queue.refused else ""
 
-    def _count(self, slab: Slab) -> SlabCounts:
+    def _count(self, slab: SlabMemory) -> SlabCounts:
         if slab.changed:
             slab.remote, slab.changed = self._remote_pages(slab), False
         return SlabCounts(slab.index, slab.requests, slab.written, slab.remote)
 
-    def _remote_pages(self, slab: Slab) -> int:
+    def _remote_pages(self, slab: SlabMemory) -> int:
         """Pages whose newest version the place for writing holds."""
         link = slab.link
         if link is None or not link.usable:

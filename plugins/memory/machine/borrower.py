@@ -13,20 +13,20 @@ this machine takes its word. Epochs come from `boot << 32`, so those of a later 
 import random
 from collections.abc import Mapping, Sequence
 
-from covey.core import Heard, HostId, Note, Send, SetTimer, Undelivered
+from covey.core import Heard, HostId, LogEvent, Send, SetTimer, Undelivered
 from plugins.memory.machine.borrower_events import (
     Actions,
+    BorrowedSlabEvent,
     BorrowerAction,
     BorrowerEvent,
+    BorrowerTick,
     CloseSlab,
     GraceOver,
-    HostLost,
+    LenderLost,
     OpenSlab,
     SearchOver,
-    SecondPassed,
     SlabClosed,
     SlabCopied,
-    SlabEvent,
     SlabFailed,
     SlabNotOpened,
     SlabOpened,
@@ -34,7 +34,7 @@ from plugins.memory.machine.borrower_events import (
     VolumeFound,
 )
 from plugins.memory.machine.leaving import close, closed, leave_if_evicted, lost_note, reconcile
-from plugins.memory.machine.slab import Link, Place, Search, Slab, Volume, counted, names
+from plugins.memory.machine.slab import BorrowedSlab, BorrowedVolume, LenderSearch, Link, SlabPlace, counted, names
 from plugins.memory.messages import (
     Activity,
     CheckActivity,
@@ -50,7 +50,7 @@ from plugins.memory.messages import (
     SlabRef,
 )
 from plugins.memory.policy import eviction, placement
-from plugins.memory.policy.placement import CHOICES, DRAWN, Peer
+from plugins.memory.policy.placement import CHOICES, DRAWN, LenderPeer
 
 ANSWER_S = 2.0
 """How long the two hosts that are asked, or the one that is taken, may take to answer."""
@@ -83,21 +83,21 @@ class Borrower:
     ) -> None:
         self.me, self.hot, self.lease_s = me, hot, lease_s
         self._cold_share, self._drawn, self._choices = cold_share, drawn, choices
-        self.volumes: dict[str, Volume] = {}
+        self.volumes: dict[str, BorrowedVolume] = {}
         self._rng = rng
         self._epoch = boot << 32
-        self._peers: tuple[Peer, ...] = ()
+        self._peers: tuple[LenderPeer, ...] = ()
         self._renewed_s = float("-inf")
 
     def handle(self, event: BorrowerEvent, now_s: float) -> Sequence[BorrowerAction]:
         match event:
-            case SecondPassed():
+            case BorrowerTick():
                 return self._second_passed(event, now_s)
             case VolumeFound():
                 return self._volume_found(event, now_s)
             case VolumeDetached():
                 return self._volume_detached(event.volume)
-            case HostLost():
+            case LenderLost():
                 return self._host_lost(event.host)
             case Heard():
                 return self._heard(event.sender, event.message, now_s)
@@ -107,7 +107,7 @@ class Borrower:
                 slab = self._slab(event.volume, event.index)
                 return [] if slab is None else self._slab_event(slab, event, now_s)
 
-    def _slab_event(self, slab: Slab, event: SlabEvent, now_s: float) -> Actions:
+    def _slab_event(self, slab: BorrowedSlab, event: BorrowedSlabEvent, now_s: float) -> Actions:
         match event:
             case SlabOpened():
                 return self._opened(slab, event.epoch)
@@ -140,7 +140,7 @@ class Borrower:
 
     # ---- the second ----
 
-    def _second_passed(self, event: SecondPassed, now_s: float) -> Actions:
+    def _second_passed(self, event: BorrowerTick, now_s: float) -> Actions:
         self._peers = event.peers
         actions: Actions = []
         if event.links is not None:
@@ -152,7 +152,7 @@ class Borrower:
                 actions += self._measured(self.volumes[name], requests, now_s)
         return actions + self._renew(now_s)
 
-    def _looked(self, slab: Slab, links: Mapping[int, Link] | None, now_s: float) -> Actions:
+    def _looked(self, slab: BorrowedSlab, links: Mapping[int, Link] | None, now_s: float) -> Actions:
         """What the volume's process says of its places each second. What it tells by itself comes sooner, but may be
         lost or overtaken: a place that it does not have, twice in a row, is lost. None: it does not answer."""
         slab.link = links.get(slab.place.epoch, "") if links and slab.place is not None else ""
@@ -164,7 +164,7 @@ class Borrower:
         slab.doubted = 0
         return [action for place in gone for action in self._failed(slab, place.epoch, "it has no link", now_s)]
 
-    def _measured(self, volume: Volume, requests: Sequence[int], now_s: float) -> Actions:
+    def _measured(self, volume: BorrowedVolume, requests: Sequence[int], now_s: float) -> Actions:
         """Each second for each slab of the host: with thousands of slabs nothing costs more."""
         volume.rates = placement.activities(volume.rates, requests)
         unplaced = [slab for slab in volume.slabs if slab.place is None and slab.search is None]
@@ -175,17 +175,17 @@ class Borrower:
                 actions += self._seek(slab, "hot", why, now_s)
         return actions if volume.cold is None else actions + self._give_back_cold(volume)
 
-    def _give_back_cold(self, volume: Volume) -> Actions:
+    def _give_back_cold(self, volume: BorrowedVolume) -> Actions:
         actions: Actions = []
         for slab, rate in zip(volume.slabs, volume.rates, strict=True):
             if placement.is_cold(rate, volume.cold, volume.hot) and slab.state == "mapped":
                 assert slab.place is not None and volume.cold is not None
                 why = f"{_rate(rate)} page requests/s, cold below {_rate(volume.cold)}"
-                note = Note(slab.subject, "cold", f"{why}; {slab.place.lender} gets its memory back")
+                note = LogEvent(slab.subject, "cold", f"{why}; {slab.place.lender} gets its memory back")
                 actions += [note, close(slab)]
         return actions
 
-    def _requests_per_s(self, slab: Slab) -> float:
+    def _requests_per_s(self, slab: BorrowedSlab) -> float:
         return self.volumes[slab.volume].rates[slab.index]
 
     def _renew(self, now_s: float) -> Actions:
@@ -204,7 +204,7 @@ class Borrower:
 
     # ---- finding a place ----
 
-    def _seek(self, slab: Slab, event: str, why: str, now_s: float, without: HostId | None = None) -> Actions:
+    def _seek(self, slab: BorrowedSlab, event: str, why: str, now_s: float, without: HostId | None = None) -> Actions:
         """Ask two hosts. Nobody to ask: say so, and try again later. `without`: the lender that it has to leave."""
         volume = self.volumes[slab.volume]
         holding = {host for other in volume.slabs for host in other.hosts()}
@@ -214,7 +214,7 @@ class Borrower:
         if not asked:
             return self._retry_later(slab, "nobody asked", f"{why}; no other host says that it has room", now_s)
         self._epoch += 1
-        slab.search = Search(self._epoch, asked)
+        slab.search = LenderSearch(self._epoch, asked)
         fresh = [host for host in asked if host not in holding]
         chosen = f", freest of {self._drawn} drawn," if self._choices < self._drawn < len(free) else ""
         reason = (
@@ -222,28 +222,28 @@ class Borrower:
         )
         query = QueryMem(slab.volume, slab.index, self._epoch, volume.slab_bytes)
         sends: Actions = [Send(host, query, ANSWER_S) for host in asked]
-        return [Note(slab.subject, event, reason), *sends, self._search_timer(slab, "answers", 1.5 * ANSWER_S)]
+        return [LogEvent(slab.subject, event, reason), *sends, self._search_timer(slab, "answers", 1.5 * ANSWER_S)]
 
-    def _search_timer(self, slab: Slab, step: str, after_s: float) -> SetTimer[SearchOver | GraceOver]:
+    def _search_timer(self, slab: BorrowedSlab, step: str, after_s: float) -> SetTimer[SearchOver | GraceOver]:
         assert slab.search is not None
         return SetTimer(after_s, SearchOver(slab.volume, slab.index, slab.search.epoch, step))
 
-    def _retry_later(self, slab: Slab, event: str, reason: str, now_s: float) -> Actions:
+    def _retry_later(self, slab: BorrowedSlab, event: str, reason: str, now_s: float) -> Actions:
         slab.search = None
         slab.retries += 1
         pause_s = min(RETRY_MAX_S, RETRY_S * 2 ** min(slab.retries - 1, 10))
         slab.retry_at_s = now_s + pause_s
-        actions: Actions = [Note(slab.subject, event, f"{reason}; stays on disk, next try in {pause_s:g} s")]
+        actions: Actions = [LogEvent(slab.subject, event, f"{reason}; stays on disk, next try in {pause_s:g} s")]
         return actions + leave_if_evicted(slab)
 
-    def _offered(self, slab: Slab, host: HostId, slabs: int, now_s: float) -> Actions:
+    def _offered(self, slab: BorrowedSlab, host: HostId, slabs: int, now_s: float) -> Actions:
         search = slab.search
         if search is None or search.chosen is not None or host not in search.asked or host in search.offers:
             return []
         search.offers[host] = slabs
         return self._take(slab, search, now_s) if len(search.offers) == len(search.asked) else []
 
-    def _take(self, slab: Slab, search: Search, now_s: float) -> Actions:
+    def _take(self, slab: BorrowedSlab, search: LenderSearch, now_s: float) -> Actions:
         """The freer of those that answered; what each said goes into the story."""
         ours, said = self.volumes[slab.volume].lenders(), search.said
         search.chosen = placement.freest(search.asked, search.offers, ours)
@@ -253,10 +253,10 @@ class Borrower:
         taken = Map(slab.volume, slab.index, search.epoch, volume.slab_bytes, volume.page_bytes)
         equal = sorted(search.offers.values())[-2:] == [search.offers[search.chosen]] * 2
         best = f"no less room, and {counted(ours[search.chosen])} of {slab.volume}" if equal else "the most room"
-        note = Note(slab.subject, "taken", f"{said}; {search.chosen} has {best}")
+        note = LogEvent(slab.subject, "taken", f"{said}; {search.chosen} has {best}")
         return [note, Send(search.chosen, taken, ANSWER_S), self._search_timer(slab, "map", 1.5 * ANSWER_S)]
 
-    def _next_best(self, slab: Slab, search: Search, why: str, now_s: float) -> Actions:
+    def _next_best(self, slab: BorrowedSlab, search: LenderSearch, why: str, now_s: float) -> Actions:
         """The chosen host is out; take the other one, if it has room. What the volume's process was told to open is
         closed first: it may be open, with pages that nobody else has."""
         assert search.chosen is not None
@@ -268,14 +268,14 @@ class Borrower:
         if granted is not None:
             slab.left[old] = lost
             back = CloseSlab(slab.volume, slab.index, old)
-        return [Note(slab.subject, "refused", f"{lost}: {why}"), back, *self._take(slab, search, now_s)]
+        return [LogEvent(slab.subject, "refused", f"{lost}: {why}"), back, *self._take(slab, search, now_s)]
 
-    def _granted(self, slab: Slab, search: Search, info: MrInfo) -> Actions:
+    def _granted(self, slab: BorrowedSlab, search: LenderSearch, info: MrInfo) -> Actions:
         assert search.chosen is not None
-        search.place = Place(search.epoch, search.chosen, info.address, info.secret)
+        search.place = SlabPlace(search.epoch, search.chosen, info.address, info.secret)
         return [OpenSlab(slab.volume, slab.index, search.place), self._search_timer(slab, "open", OPEN_S)]
 
-    def _search_over(self, slab: Slab, event: SearchOver, now_s: float) -> Actions:
+    def _search_over(self, slab: BorrowedSlab, event: SearchOver, now_s: float) -> Actions:
         search = slab.search
         if search is None or search.epoch != event.epoch:
             return []
@@ -289,7 +289,7 @@ class Borrower:
             case _:
                 return []
 
-    def _opened(self, slab: Slab, epoch: int) -> Actions:
+    def _opened(self, slab: BorrowedSlab, epoch: int) -> Actions:
         search = slab.search
         if search is None or search.place is None or search.epoch != epoch:
             return [CloseSlab(slab.volume, slab.index, epoch)]
@@ -299,10 +299,10 @@ class Borrower:
         else:
             slab.next = search.place
         event = "mapped" if slab.next is None else "moving"
-        note = Note(slab.subject, event, f"on {search.place.lender} ({search.place.address}), epoch {epoch}")
+        note = LogEvent(slab.subject, event, f"on {search.place.lender} ({search.place.address}), epoch {epoch}")
         return [note, *(self._copied(slab, epoch) if search.copied else [])]
 
-    def _not_opened(self, slab: Slab, epoch: int, why: str, now_s: float) -> Actions:
+    def _not_opened(self, slab: BorrowedSlab, epoch: int, why: str, now_s: float) -> Actions:
         search = slab.search
         if search is None or search.place is None or search.epoch != epoch:
             return []
@@ -310,7 +310,7 @@ class Borrower:
 
     # ---- losing a place ----
 
-    def _failed(self, slab: Slab, epoch: int, why: str, now_s: float) -> Actions:
+    def _failed(self, slab: BorrowedSlab, epoch: int, why: str, now_s: float) -> Actions:
         """Nothing is lost: what it held is on disk or in the volume's queue. Only when all of it is on disk may the
         lender free it, and another place be looked for. A place may fail before we hear that it was opened: what the
         process tells by itself overtakes its answers."""
@@ -335,12 +335,12 @@ class Borrower:
             if slab.next is not None and slab.next.lender == host:
                 actions.append(CloseSlab(slab.volume, slab.index, slab.next.epoch))
             if slab.place is not None and slab.place.lender == host and not slab.closing:
-                actions += [Note(slab.subject, "lender gone", f"{host} is gone from the rack"), close(slab)]
+                actions += [LogEvent(slab.subject, "lender gone", f"{host} is gone from the rack"), close(slab)]
         return actions
 
     # ---- eviction ----
 
-    def _evict(self, slab: Slab, sender: HostId, message: Evict, now_s: float) -> Actions:
+    def _evict(self, slab: BorrowedSlab, sender: HostId, message: Evict, now_s: float) -> Actions:
         """Move if the slab is hot and somebody has room, within the grace; else the disk serves it (§2.4.4)."""
         place = slab.place
         if place is None or place.epoch != message.epoch or place.lender != sender:
@@ -351,17 +351,17 @@ class Borrower:
         why = f"{sender} needs its memory back within {message.grace_s:g} s"
         if not self._moves(slab):
             cool = f"{why}; {self._requests_per_s(slab):.1f} page requests/s is not hot, the disk will do"
-            return [Note(slab.subject, "evicted", cool), close(slab)]
+            return [LogEvent(slab.subject, "evicted", cool), close(slab)]
         timer: SetTimer[SearchOver | GraceOver] = SetTimer(
             CLOSE_AT * message.grace_s, GraceOver(slab.volume, slab.index, place.epoch)
         )
         return [timer, *self._seek(slab, "evicted", why, now_s, without=sender)]
 
-    def _moves(self, slab: Slab) -> bool:
+    def _moves(self, slab: BorrowedSlab) -> bool:
         """Is it worth looking for another place with its pages, rather than leaving them to the disk?"""
         return placement.is_hot(self._requests_per_s(slab), self.volumes[slab.volume].hot)
 
-    def _evict_other(self, slab: Slab, sender: HostId, message: Evict, now_s: float) -> Actions:
+    def _evict_other(self, slab: BorrowedSlab, sender: HostId, message: Evict, now_s: float) -> Actions:
         """Not the place in use: the one being opened or filled is given up; anything else is not ours any more."""
         if slab.next is not None and slab.next.epoch == message.epoch:
             return [CloseSlab(slab.volume, slab.index, message.epoch)]
@@ -370,13 +370,13 @@ class Borrower:
             return self._next_best(slab, search, "wants it back already", now_s)
         return [Send(sender, Done(slab.volume, slab.index, message.epoch))]
 
-    def _copied(self, slab: Slab, epoch: int) -> Actions:
+    def _copied(self, slab: BorrowedSlab, epoch: int) -> Actions:
         if slab.search is not None and slab.search.epoch == epoch:
             slab.search.copied = True
         moved = slab.next is not None and slab.next.epoch == epoch and not slab.closing
         return [close(slab)] if moved else []
 
-    def _grace_over(self, slab: Slab, epoch: int) -> Actions:
+    def _grace_over(self, slab: BorrowedSlab, epoch: int) -> Actions:
         late = slab.place is not None and slab.place.epoch == epoch and not slab.closing
         return [close(slab)] if late else []
 
@@ -406,7 +406,7 @@ class Borrower:
             case MrInfo():
                 return self._heard_mr_info(slab, sender, message, now_s)
 
-    def _heard_mr_info(self, slab: Slab, sender: HostId, message: MrInfo, now_s: float) -> Actions:
+    def _heard_mr_info(self, slab: BorrowedSlab, sender: HostId, message: MrInfo, now_s: float) -> Actions:
         search = slab.search
         if search is None or search.epoch != message.epoch or search.chosen != sender:
             known = {place.epoch for place in (slab.place, slab.next) if place is not None}
@@ -445,13 +445,13 @@ class Borrower:
         """Take the process's word for what is open; give back what it does not have."""
         known = self.volumes.get(event.volume)
         if known is None:
-            slabs = [Slab(event.volume, index) for index in range(event.slabs)]
+            slabs = [BorrowedSlab(event.volume, index) for index in range(event.slabs)]
             hot = placement.hot_for(event.slab_bytes) if self.hot is None else self.hot
             cold = self._cold_share * hot or None
-            known = self.volumes[event.volume] = Volume(
+            known = self.volumes[event.volume] = BorrowedVolume(
                 event.slab_bytes, event.page_bytes, slabs, [0.0] * event.slabs, hot, cold
             )
-        open_now: dict[int, list[Place]] = {}
+        open_now: dict[int, list[SlabPlace]] = {}
         for index, place in event.places:
             open_now.setdefault(index, []).append(place)
         actions: Actions = []
@@ -473,11 +473,11 @@ class Borrower:
 
     # ---- looking ----
 
-    def _slab(self, volume: str, index: int) -> Slab | None:
+    def _slab(self, volume: str, index: int) -> BorrowedSlab | None:
         found = self.volumes.get(volume)
         return found.slabs[index] if found is not None and index < len(found.slabs) else None
 
-    def _all(self) -> list[Slab]:
+    def _all(self) -> list[BorrowedSlab]:
         return [slab for volume in self.volumes.values() for slab in volume.slabs]
 
 

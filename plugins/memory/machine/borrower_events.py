@@ -4,17 +4,17 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from covey.core import Heard, HostId, Note, Send, SetTimer, Undelivered
-from plugins.memory.machine.slab import Link, Place
-from plugins.memory.policy.placement import Peer
+from covey.core import Heard, HostId, LogEvent, Send, SetTimer, Undelivered
+from plugins.memory.machine.slab import Link, SlabPlace
+from plugins.memory.policy.placement import LenderPeer
 
 # ---- events ----------------------------------------------------------------------------------------------------------
 
 
-class SecondPassed(msgspec.Struct, frozen=True):
+class BorrowerTick(msgspec.Struct, frozen=True):
     requests: Mapping[str, Sequence[int]]
     """Volume -> pages requested of each slab since the last second. A volume whose process did not answer is absent."""
-    peers: tuple[Peer, ...]
+    peers: tuple[LenderPeer, ...]
     links: Mapping[str, Mapping[int, Link]] | None = None
     """Volume -> epoch -> how the link to that place is; None when nobody looked."""
 
@@ -26,14 +26,14 @@ class VolumeFound(msgspec.Struct, frozen=True):
     slabs: int
     slab_bytes: int
     page_bytes: int
-    places: tuple[tuple[int, Place], ...]
+    places: tuple[tuple[int, SlabPlace], ...]
 
 
 class VolumeDetached(msgspec.Struct, frozen=True):
     volume: str
 
 
-class SlabEvent(msgspec.Struct, frozen=True):
+class BorrowedSlabEvent(msgspec.Struct, frozen=True):
     """The volume's process, about one slab under one epoch."""
 
     volume: str
@@ -41,44 +41,44 @@ class SlabEvent(msgspec.Struct, frozen=True):
     epoch: int
 
 
-class SlabOpened(SlabEvent, frozen=True):
+class SlabOpened(BorrowedSlabEvent, frozen=True):
     """From now on pages go there."""
 
 
-class SlabNotOpened(SlabEvent, frozen=True):
+class SlabNotOpened(BorrowedSlabEvent, frozen=True):
     why: str
 
 
-class SlabCopied(SlabEvent, frozen=True):
+class SlabCopied(BorrowedSlabEvent, frozen=True):
     """All pages that were written before it was opened are there as well."""
 
 
-class SlabFailed(SlabEvent, frozen=True):
+class SlabFailed(BorrowedSlabEvent, frozen=True):
     """Its link ended and could not be opened again; reads go to the queue or the disk already."""
 
     why: str
 
 
-class SlabClosed(SlabEvent, frozen=True):
+class SlabClosed(BorrowedSlabEvent, frozen=True):
     """Nothing is in flight and nothing acknowledged depends on it."""
 
 
-class HostLost(msgspec.Struct, frozen=True):
+class LenderLost(msgspec.Struct, frozen=True):
     host: HostId
 
 
-class SearchOver(SlabEvent, frozen=True):
+class SearchOver(BorrowedSlabEvent, frozen=True):
     """Timer: answers that are not here by now do not count."""
 
     step: str
 
 
-class GraceOver(SlabEvent, frozen=True):
+class GraceOver(BorrowedSlabEvent, frozen=True):
     """Timer: the lender's patience ends."""
 
 
 BorrowerEvent = (
-    SecondPassed
+    BorrowerTick
     | VolumeFound
     | VolumeDetached
     | SlabOpened
@@ -86,7 +86,7 @@ BorrowerEvent = (
     | SlabCopied
     | SlabFailed
     | SlabClosed
-    | HostLost
+    | LenderLost
     | SearchOver
     | GraceOver
     | Heard
@@ -101,7 +101,7 @@ class OpenSlab(msgspec.Struct, frozen=True):
 
     volume: str
     index: int
-    place: Place
+    place: SlabPlace
 
 
 class CloseSlab(msgspec.Struct, frozen=True):
@@ -112,5 +112,5 @@ class CloseSlab(msgspec.Struct, frozen=True):
     epoch: int
 
 
-BorrowerAction = Send | SetTimer[SearchOver | GraceOver] | Note | OpenSlab | CloseSlab
+BorrowerAction = Send | SetTimer[SearchOver | GraceOver] | LogEvent | OpenSlab | CloseSlab
 Actions = list[BorrowerAction]

@@ -4,23 +4,23 @@ Until it is closed its pages may be the only copy, should the process die: `Done
 reason for leaving. What the process does not have any more is given back at once.
 """
 
-from covey.core import Note, Send
+from covey.core import LogEvent, Send
 from plugins.memory.machine.borrower_events import Actions, CloseSlab
-from plugins.memory.machine.slab import Place, Slab
+from plugins.memory.machine.slab import BorrowedSlab, SlabPlace
 from plugins.memory.messages import Done
 
 
-def lost_note(slab: Slab, place: Place, why: str, instead: str) -> Note:
-    return Note(slab.subject, "lost", f"{place.lender}, epoch {place.epoch}: {why}; {instead}")
+def lost_note(slab: BorrowedSlab, place: SlabPlace, why: str, instead: str) -> LogEvent:
+    return LogEvent(slab.subject, "lost", f"{place.lender}, epoch {place.epoch}: {why}; {instead}")
 
 
-def forgotten(slab: Slab, place: Place) -> Actions:
+def forgotten(slab: BorrowedSlab, place: SlabPlace) -> Actions:
     """The volume's process has no such place, so nothing depends on it."""
-    note = Note(slab.subject, "lost", f"{place.lender}, epoch {place.epoch}: the volume's process does not have it")
+    note = LogEvent(slab.subject, "lost", f"{place.lender}, epoch {place.epoch}: the volume's process does not have it")
     return [note, Send(place.lender, Done(slab.volume, slab.index, place.epoch))]
 
 
-def promote(slab: Slab) -> str:
+def promote(slab: BorrowedSlab) -> str:
     """The place it was moving to, if any, is its place now. Who serves it, for people."""
     slab.place, slab.next = slab.next, None
     slab.evicted = slab.closing = slab.lost = False
@@ -28,13 +28,13 @@ def promote(slab: Slab) -> str:
     return "the disk" if slab.place is None else slab.place.lender
 
 
-def close(slab: Slab) -> CloseSlab:
+def close(slab: BorrowedSlab) -> CloseSlab:
     assert slab.place is not None
     slab.closing = True
     return CloseSlab(slab.volume, slab.index, slab.place.epoch)
 
 
-def closed(slab: Slab, epoch: int) -> Actions:
+def closed(slab: BorrowedSlab, epoch: int) -> Actions:
     done = Done(slab.volume, slab.index, epoch)
     if epoch in slab.left:
         return [Send(slab.left.pop(epoch), done)]
@@ -45,16 +45,16 @@ def closed(slab: Slab, epoch: int) -> Actions:
         return []
     lender = slab.place.lender
     where = promote(slab)
-    return [Note(slab.subject, "done", f"{lender} may free it, {where} holds it now"), Send(lender, done)]
+    return [LogEvent(slab.subject, "done", f"{lender} may free it, {where} holds it now"), Send(lender, done)]
 
 
-def leave_if_evicted(slab: Slab) -> Actions:
+def leave_if_evicted(slab: BorrowedSlab) -> Actions:
     """An evicted slab that found no new place leaves the old one now: there is nothing to wait for."""
     leaves = slab.evicted and slab.place is not None and not slab.closing
     return [close(slab)] if leaves else []
 
 
-def reconcile(slab: Slab, found: list[Place]) -> Actions:
+def reconcile(slab: BorrowedSlab, found: list[SlabPlace]) -> Actions:
     """The volume's process began anew, or we did: its word counts. `found` oldest first. With two, a move was under
     way: the older one is closed, the newer one stays."""
     epochs = {place.epoch for place in found}
@@ -68,7 +68,7 @@ def reconcile(slab: Slab, found: list[Place]) -> Actions:
             assert search.chosen is not None
             actions.append(Send(search.chosen, Done(slab.volume, slab.index, search.epoch)))
     if epochs - {place.epoch for place in (slab.place, slab.next) if place is not None} - slab.left.keys():
-        actions.append(Note(slab.subject, "found again", f"on {found[-1].lender}, epoch {found[-1].epoch}"))
+        actions.append(LogEvent(slab.subject, "found again", f"on {found[-1].lender}, epoch {found[-1].epoch}"))
     was_closing = slab.closing
     still = slab.place is not None and slab.place.epoch in epochs
     kept = [place for place in found if place.epoch not in slab.left]

@@ -21,10 +21,10 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import Heard, HostId, Note, Send, SetTimer, Undelivered
+from covey.core import Heard, HostId, LogEvent, Send, SetTimer, Undelivered
 from covey.ports import MemoryNow
 from covey.units import format_size
-from plugins.memory.machine.loan import Batch, Held, Key, Lent
+from plugins.memory.machine.loan import Batch, Key, Lent, LoanedSlab
 from plugins.memory.messages import (
     SECRET_BYTES,
     Activity,
@@ -41,7 +41,7 @@ from plugins.memory.messages import (
     SlabsAreHeld,
 )
 from plugins.memory.policy import eviction, headroom, lending
-from plugins.memory.policy.headroom import Growth
+from plugins.memory.policy.headroom import HeadroomGrowth
 from plugins.memory.policy.lending import PRESSURE_MAX, Budget, Headroom
 
 ANSWER_S = 2.0
@@ -55,28 +55,28 @@ ASLEEP = "asleep"
 # ---- events ----------------------------------------------------------------------------------------------------------
 
 
-class SecondPassed(msgspec.Struct, frozen=True):
+class LenderTick(msgspec.Struct, frozen=True):
     memory: MemoryNow
     touched_bytes: int
     """Pages of lent slabs that have been written."""
 
 
-class SlabEvent(msgspec.Struct, frozen=True):
+class LentSlabEvent(msgspec.Struct, frozen=True):
     """The slab process, about one slab."""
 
     borrower: HostId
     slab: SlabRef
 
 
-class SlabRegistered(SlabEvent, frozen=True):
+class SlabRegistered(LentSlabEvent, frozen=True):
     address: str
 
 
-class SlabNotRegistered(SlabEvent, frozen=True):
+class SlabNotRegistered(LentSlabEvent, frozen=True):
     why: str
 
 
-class SlabFreed(SlabEvent, frozen=True):
+class SlabFreed(LentSlabEvent, frozen=True):
     """Its memory is back with the system."""
 
 
@@ -84,7 +84,7 @@ class StoreFound(msgspec.Struct, frozen=True):
     """The slab process answers, and holds these."""
 
     address: str
-    slabs: tuple[Held, ...]
+    slabs: tuple[LoanedSlab, ...]
 
 
 class StoreAsleep(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ class AnswersOver(msgspec.Struct, frozen=True):
 
 
 LenderEvent = (
-    SecondPassed
+    LenderTick
     | SlabRegistered
     | SlabNotRegistered
     | SlabFreed
@@ -144,7 +144,7 @@ class FreeSlab(msgspec.Struct, frozen=True):
     slab: SlabRef
 
 
-LenderAction = Send | SetTimer[AnswersOver] | Note | RegisterSlab | FreeSlab
+LenderAction = Send | SetTimer[AnswersOver] | LogEvent | RegisterSlab | FreeSlab
 Actions = list[LenderAction]
 
 
@@ -170,13 +170,13 @@ class Lender:
         self._rng, self._entropy, self._kept = rng, entropy, kept
         self._lend_bytes, self._grace_s, self._lease_s = lend_bytes, grace_s, lease_s
         self._used_bytes: float | None = None
-        self._growth = Growth()
+        self._growth = HeadroomGrowth()
         self._batch: Batch | None = None
         self._round = 0
 
     def handle(self, event: LenderEvent, now_s: float) -> Sequence[LenderAction]:
         match event:
-            case SecondPassed():
+            case LenderTick():
                 return self._second_passed(event, now_s)
             case SlabRegistered():
                 return self._registered(event)
@@ -226,7 +226,7 @@ class Lender:
 
     # ---- the second ----
 
-    def _second_passed(self, event: SecondPassed, now_s: float) -> Actions:
+    def _second_passed(self, event: LenderTick, now_s: float) -> Actions:
         memory = event.memory
         used_now_bytes = memory.total_bytes - memory.available_bytes
         self._used_bytes = lending.memory_used(self._used_bytes, used_now_bytes)
@@ -334,7 +334,7 @@ class Lender:
             )
             ref = lent.slab
             actions += [
-                Note(lent.subject, "evicting", why),
+                LogEvent(lent.subject, "evicting", why),
                 Send(lent.borrower, Evict(ref.volume, ref.index, ref.epoch, self._grace_s), self._grace_s),
             ]
         return actions
@@ -385,7 +385,7 @@ class Lender:
     def _map_new(self, sender: HostId, message: Map, now_s: float) -> Actions:
         why = self._why_not(message)
         if why:
-            note = Note(f"slab/{message.volume}/{message.index}", "not lent", f"to {sender}: {why}")
+            note = LogEvent(f"slab/{message.volume}/{message.index}", "not lent", f"to {sender}: {why}")
             return [note, self._refuse(sender, message.ref, why)]
         secret = self._entropy(SECRET_BYTES)
         lent = Lent(sender, message.ref, message.slab_bytes, secret, now_s + self._lease_s)
@@ -419,7 +419,7 @@ class Lender:
             return []
         lent.state = "lent"
         why = f"to {lent.borrower}, {format_size(lent.size_bytes)}, epoch {lent.slab.epoch}"
-        return [Note(lent.subject, "lent", why), self._mr_info(lent)]
+        return [LogEvent(lent.subject, "lent", why), self._mr_info(lent)]
 
     def _not_registered(self, event: SlabNotRegistered) -> Actions:
         lent = self._find(event.borrower, event.slab)
@@ -444,7 +444,7 @@ class Lender:
 
     def _free(self, lent: Lent, event: str, why: str) -> Actions:
         lent.state = "freeing"
-        return [Note(lent.subject, event, f"{why}; freed here"), FreeSlab(lent.borrower, lent.slab)]
+        return [LogEvent(lent.subject, event, f"{why}; freed here"), FreeSlab(lent.borrower, lent.slab)]
 
     def _freed(self, event: SlabFreed) -> Actions:
         lent = self._find(event.borrower, event.slab)
@@ -472,19 +472,19 @@ class Lender:
             actions += self._adopt(found, now_s)
         return actions
 
-    def _adopt(self, found: Held, now_s: float) -> Actions:
+    def _adopt(self, found: LoanedSlab, now_s: float) -> Actions:
         """Its borrower has a lease to say that it still wants it."""
         if self._find(found.borrower, found.slab) is not None:
             return []
         lent = Lent(found.borrower, found.slab, found.size_bytes, found.secret, now_s + self._lease_s, "lent")
         self.lent[found.borrower, found.slab.volume, found.slab.index] = lent
-        return [Note(lent.subject, "found again", f"lent to {found.borrower}, epoch {found.slab.epoch}")]
+        return [LogEvent(lent.subject, "found again", f"lent to {found.borrower}, epoch {found.slab.epoch}")]
 
     def _store_lost(self, why: str) -> Actions:
         self.address, self._batch = "", None
         lost, self.lent = self.lent, {}
         return [
-            Note(lent.subject, "lost", f"lent to {lent.borrower}, but the slab process is gone: {why}")
+            LogEvent(lent.subject, "lost", f"lent to {lent.borrower}, but the slab process is gone: {why}")
             for lent in lost.values()
         ]
 

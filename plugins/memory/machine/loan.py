@@ -12,7 +12,7 @@ Key = tuple[HostId, str, int]
 """Borrower, volume, index."""
 
 
-class Held(msgspec.Struct, frozen=True):
+class LoanedSlab(msgspec.Struct, frozen=True):
     """One slab that the slab process holds."""
 
     borrower: HostId

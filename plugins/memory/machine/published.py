@@ -1,12 +1,12 @@
 """The borrower of the paper where it differs from ours, to compare with: an evicted slab never moves."""
 
 from plugins.memory.machine.borrower import Borrower
-from plugins.memory.machine.slab import Slab
+from plugins.memory.machine.slab import BorrowedSlab
 
 
-class Published(Borrower):
+class PublishedBorrower(Borrower):
     """A slab that its lender wants back is given back at once, and mapped anew and empty as long as it is hot
     (Infiniswap §2.4.4)."""
 
-    def _moves(self, slab: Slab) -> bool:
+    def _moves(self, slab: BorrowedSlab) -> bool:
         return False

@@ -30,7 +30,7 @@ Link = Literal["", "open", "reopening", "recovering", "leaving"]
 
 
 @dataclass(frozen=True)
-class Place:
+class SlabPlace:
     """Where a slab lies: one mapping, under one epoch."""
 
     epoch: int
@@ -40,7 +40,7 @@ class Place:
 
 
 @dataclass
-class Search:
+class LenderSearch:
     """A slab looking for a place: two hosts are asked, the freer one is taken."""
 
     epoch: int
@@ -48,7 +48,7 @@ class Search:
     offers: dict[HostId, int] = field(default_factory=dict)
     """Slabs each could lend; 0 for one that did not answer or refused."""
     chosen: HostId | None = None
-    place: Place | None = None
+    place: SlabPlace | None = None
     """Granted by `chosen`, being opened by the volume's process."""
     copied: bool = False
     """Filled already: we heard that before we heard that it is open."""
@@ -63,14 +63,14 @@ class Search:
 
 
 @dataclass(slots=True)
-class Slab:
+class BorrowedSlab:
     volume: str
     index: int
-    place: Place | None = None
+    place: SlabPlace | None = None
     """Serving now."""
-    next: Place | None = None
+    next: SlabPlace | None = None
     """Open and being filled, while `place` is on its way out."""
-    search: Search | None = None
+    search: LenderSearch | None = None
     evicted: bool = False
     """The lender of `place` wants it back."""
     closing: bool = False
@@ -133,10 +133,10 @@ class Slab:
         assert self.next is None or self.search is None, f"{self.subject} searches twice"
 
 
-class Volume(msgspec.Struct):
+class BorrowedVolume(msgspec.Struct):
     slab_bytes: int
     page_bytes: int
-    slabs: list[Slab]
+    slabs: list[BorrowedSlab]
     rates: list[float]
     """Page requests per second of each of them, smoothed."""
     hot: float

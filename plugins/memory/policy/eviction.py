@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from covey.core import HostId
 from plugins.memory.policy.lending import PRESSURE_MAX, Budget
-from plugins.memory.policy.placement import Peer, askable, in_slabs_of
+from plugins.memory.policy.placement import LenderPeer, askable, in_slabs_of
 
 CHANCE_WANTED = 0.95
 """How sure a lender wants to be that it evicts no busy slab. Ours: the paper fixes E' and reads the chance off."""
@@ -74,7 +74,7 @@ def slabs_to_evict(activities: Mapping[Slab, float], sizes: Mapping[Slab, int], 
     return [slab for slab in order if slab not in spared]
 
 
-def movable_to(peers: Sequence[Peer], leaving: HostId, me: HostId, slabs: int = 1) -> list[HostId]:
+def movable_to(peers: Sequence[LenderPeer], leaving: HostId, me: HostId, slabs: int = 1) -> list[HostId]:
     """Hosts that a slab leaving a lender may be moved to: alive, neither that lender nor its borrower, and with room
     for two slabs for each of the `slabs` on the move, so that it is not evicted there in the next second; if there is
     no such host, with room for one. Sorted. Whom of them to ask is decided as for any slab; the paper maps an evicted
@@ -85,7 +85,7 @@ def movable_to(peers: Sequence[Peer], leaving: HostId, me: HostId, slabs: int = 
 
 
 def free_at_others(
-    peers: Sequence[Peer], slab_bytes: int, me: HostId, leaving: HostId | None = None, slabs: int = 1
+    peers: Sequence[LenderPeer], slab_bytes: int, me: HostId, leaving: HostId | None = None, slabs: int = 1
 ) -> dict[HostId, int]:
     """Hosts that may be asked to lend to `me` -> slabs of this size that gossip says they could. With `leaving`, the
     lender that one or more slabs have to leave, those of `movable_to`."""

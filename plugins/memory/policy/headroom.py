@@ -22,7 +22,7 @@ SPELL_S = 5.0
 """Growth is looked at over so long; a shorter burst is an allocation, not a trend, and headroom's floor takes it."""
 
 
-class Growth(msgspec.Struct, frozen=True):
+class HeadroomGrowth(msgspec.Struct, frozen=True):
     """How fast this host's own memory use has grown lately, as one second leaves it to the next."""
 
     peak_bytes_per_s: float = 0.0
@@ -37,14 +37,16 @@ def own_memory(memory: MemoryNow, touched_bytes: int) -> int:
     return max(0, memory.total_bytes - memory.available_bytes - touched_bytes)
 
 
-def grown(old: Growth, own_bytes: float, half_life_s: float = HALF_LIFE_S, spell_s: float = SPELL_S) -> Growth:
+def grown(
+    old: HeadroomGrowth, own_bytes: float, half_life_s: float = HALF_LIFE_S, spell_s: float = SPELL_S
+) -> HeadroomGrowth:
     """One second later. A host seen for the first time has not grown."""
     seconds = (*old.own_bytes, own_bytes)[-(round(spell_s) + 1) :]
     rate = (seconds[-1] - seconds[0]) / (len(seconds) - 1) if len(seconds) > 1 else 0.0
-    return Growth(max(old.peak_bytes_per_s * 0.5 ** (1.0 / half_life_s), rate, 0.0), seconds)
+    return HeadroomGrowth(max(old.peak_bytes_per_s * 0.5 ** (1.0 / half_life_s), rate, 0.0), seconds)
 
 
-def headroom_auto(memory: MemoryNow, growth: Growth, react_s: float) -> int:
+def headroom_auto(memory: MemoryNow, growth: HeadroomGrowth, react_s: float) -> int:
     """Bytes to keep free: what the fastest recent spell would take in `react_s` seconds (the time from short of memory
     to memory back: a measurement, the answers, the grace), and half as much again; between 3 % and 25 % of all.
     While tasks wait for memory it is twice that. The paper's is fixed (Infiniswap §2.5.1)."""
@@ -57,5 +59,5 @@ def headroom_auto(memory: MemoryNow, growth: Growth, react_s: float) -> int:
 def lent_at_most(memory: MemoryNow, kept: Headroom | None, react_s: float) -> int:
     """What `lend = "auto"` allows for as long as the agent runs, bytes, from the host's memory at its start. `kept`
     None: headroom is measured, on a host that has not grown yet."""
-    kept_bytes = headroom_auto(memory, Growth(), react_s) if kept is None else kept.of(memory.total_bytes)
+    kept_bytes = headroom_auto(memory, HeadroomGrowth(), react_s) if kept is None else kept.of(memory.total_bytes)
     return lend_auto(memory.available_bytes, kept_bytes)

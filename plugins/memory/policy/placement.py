@@ -24,7 +24,7 @@ DRAWN = 6
 in the paper's cluster six come within a tenth of full knowledge's balance, and more would herd on views 10 s old."""
 
 
-class Peer(msgspec.Struct, frozen=True):
+class LenderPeer(msgspec.Struct, frozen=True):
     """Another host as a borrower sees it by gossip."""
 
     host: HostId
@@ -88,17 +88,17 @@ def _rack(host: HostId, rack_of: Mapping[HostId, str]) -> tuple[bool, str]:
     return (True, label) if label else (False, host)
 
 
-def in_slabs_of(peers: Sequence[Peer], slab_bytes: int) -> list[Peer]:
+def in_slabs_of(peers: Sequence[LenderPeer], slab_bytes: int) -> list[LenderPeer]:
     """The same hosts, with what each could lend counted in slabs of this size. Hosts count in their own."""
     return [
         peer
         if peer.slabs_free is None or peer.slab_bytes in (0, slab_bytes)
-        else Peer(peer.host, peer.state, peer.slabs_free * peer.slab_bytes // slab_bytes)
+        else LenderPeer(peer.host, peer.state, peer.slabs_free * peer.slab_bytes // slab_bytes)
         for peer in peers
     ]
 
 
-def askable(peers: Sequence[Peer]) -> list[HostId]:
+def askable(peers: Sequence[LenderPeer]) -> list[HostId]:
     """Hosts worth asking: alive, neither suspected nor gone, and not full by their own word. Sorted."""
     return sorted(peer.host for peer in peers if peer.state == "alive" and peer.slabs_free)
 

@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 import msgspec
 
 from covey.core import ID_PATTERN, Fact, Heard, HostId
+from covey.errors import Refused
 from covey.units import parse_size
 from covey.wire import Attach, Detach, Detached, Frame, Refusal, VolumeAt
-from plugins.base import Command, Host, JobPeer, Refused, RoomService
+from plugins.base import Command, Host, JobPeer, PluginService
 from plugins.facts import HostAway, HostGone, SecondPassed
-from plugins.memory.machine.borrower_events import HostLost
+from plugins.memory.machine.borrower_events import LenderLost
 from plugins.memory.machine.lender import BorrowerAway
 from plugins.memory.messages import (
     Activity,
@@ -34,7 +35,7 @@ from plugins.memory.messages import (
 from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service.borrowing import Borrowing
 from plugins.memory.service.lending import Lending
-from plugins.memory.service.record import Record
+from plugins.memory.service.record import SlabRecord
 from plugins.views import SlabView, VolumeView
 
 ASK_S = 2.0
@@ -42,15 +43,15 @@ ASK_S = 2.0
 _NAME = re.compile(ID_PATTERN)
 
 
-class MemoryService(RoomService):
-    """The room `memory` of one host."""
+class MemoryService(PluginService):
+    """The plugin `memory` of one host."""
 
     name: ClassVar[str] = "memory"
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         settings = host.settings(MemorySettings)
-        self._record = Record(self.env.disk)
+        self._record = SlabRecord(self.env.disk)
         self.borrowing = Borrowing(host, settings, self._record, self.perform)
         self.lending = Lending(host, settings, self._record, self.perform)
         self._second_passes = False
@@ -62,16 +63,16 @@ class MemoryService(RoomService):
 
     # ---- what happens ----
 
-    def take(self, fact: Fact) -> None:
+    def on_fact(self, fact: Fact) -> None:
         match fact:
             case SecondPassed():
                 if not self._second_passes:
                     self._second_passes = True
                     self.env.spawn("memory second", self._second())
             case HostAway():
-                self.lending.feed(BorrowerAway(fact.host, fact.for_s))
+                self.lending.dispatch(BorrowerAway(fact.host, fact.for_s))
             case HostGone():
-                self.borrowing.feed(HostLost(fact.host))
+                self.borrowing.dispatch(LenderLost(fact.host))
             case _:
                 pass
 
@@ -83,12 +84,12 @@ class MemoryService(RoomService):
         finally:
             self._second_passes = False
 
-    async def hear(self, sender: HostId, message: Any) -> None:
+    async def on_message(self, sender: HostId, message: Any) -> None:
         match message:
             case QueryMem() | Map() | Activity() | Done() | Renew():
-                self.lending.feed(Heard(sender, message))
+                self.lending.dispatch(Heard(sender, message))
             case FreeMem() | MrInfo() | CheckActivity() | Evict():
-                self.borrowing.feed(Heard(sender, message))
+                self.borrowing.dispatch(Heard(sender, message))
             case _:
                 self.log.warning("not a message but a question or an answer", sender=sender, message=str(message)[:200])
 

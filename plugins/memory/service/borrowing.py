@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from covey.core import HostId
+from covey.errors import Refused
 from covey.ports import ProcessId
 from covey.units import format_size
-from plugins.base import Host, Refused
+from plugins.base import Host
 from plugins.facts import Spare
 from plugins.memory.datapath import control, vold
 from plugins.memory.datapath.control import (
@@ -18,7 +19,7 @@ from plugins.memory.datapath.control import (
     OpenPlace,
     PageCounts,
     PlaceList,
-    SlabCopied,
+    SlabCopiedFrame,
     SlabCounts,
     SlabLost,
     Told,
@@ -28,12 +29,12 @@ from plugins.memory.datapath.vold import VoldConfig
 from plugins.memory.machine import borrower_events as events
 from plugins.memory.machine.borrower import ANSWER_S, OPEN_S, Borrower
 from plugins.memory.machine.borrower_events import BorrowerEvent, CloseSlab, OpenSlab
-from plugins.memory.machine.slab import Link, Place, Slab
+from plugins.memory.machine.slab import BorrowedSlab, Link, SlabPlace
 from plugins.memory.messages import SlabRef, SlabsAreHeld, SlabsHeld
-from plugins.memory.policy.placement import Peer
+from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import SLABS_MAX, MemorySettings
-from plugins.memory.service.process import ByteProcess, Program
-from plugins.memory.service.record import KnownProcess, KnownVolume, Record
+from plugins.memory.service.process import ByteProcess, ByteProgram
+from plugins.memory.service.record import KnownProcess, KnownVolume, SlabRecord
 from plugins.views import SlabView, VolumeView, WaitView
 
 ASK_S = 5.0
@@ -77,13 +78,13 @@ class OpenVolume:
 
 
 class Borrowing:
-    """`perform` performs the actions that every room shares."""
+    """`perform` performs the actions that every plugin shares."""
 
     def __init__(
         self,
         host: Host,
         settings: MemorySettings,
-        record: Record,
+        record: SlabRecord,
         perform: Callable[[Any, Callable[[Any], None]], None],
     ) -> None:
         self._host, self._env, self._settings, self._record = host, host.env, settings, record
@@ -169,7 +170,7 @@ class Borrowing:
             self._check_owner(found.known, uid, f"cannot detach volume {name}")
             del self.volumes[name]
             await found.process.stop(forget=True)
-            self.feed(events.VolumeDetached(name))
+            self.dispatch(events.VolumeDetached(name))
             for file in await self._env.disk.names(f"{vold.prefix(name)}/"):
                 await self._env.disk.delete(file)
             await self._record.forget_volume(name)
@@ -199,7 +200,7 @@ class Borrowing:
             await self._volume_up(known, process)
 
         control_name = vold.control_name(name)
-        program = Program("vold", control_name, config, control_name, known.process.secret)
+        program = ByteProgram("vold", control_name, config, control_name, known.process.secret)
         process = ByteProcess(
             self._env,
             program,
@@ -221,7 +222,7 @@ class Borrowing:
         places = tuple((place.index, _place(place)) for place in answer.places if place.index < slabs)
         if process.starts > 1:
             self._host.note(f"volume/{known.volume}", "started again", "its process is back")
-        self.feed(events.VolumeFound(known.volume, slabs, known.slab_bytes, known.page_bytes, places))
+        self.dispatch(events.VolumeFound(known.volume, slabs, known.slab_bytes, known.page_bytes, places))
 
     def _volume_down(self, name: str, why: str) -> None:
         self._env.log.warning("a volume's process is gone", volume=name, why=why)
@@ -230,15 +231,15 @@ class Borrowing:
     def _told(self, name: str, told: Told) -> None:
         match told:
             case SlabLost():
-                self.feed(events.SlabFailed(name, told.index, told.epoch, told.why))
-            case SlabCopied():
-                self.feed(events.SlabCopied(name, told.index, told.epoch))
+                self.dispatch(events.SlabFailed(name, told.index, told.epoch, told.why))
+            case SlabCopiedFrame():
+                self.dispatch(events.SlabCopied(name, told.index, told.epoch))
             case ClientRefused():
                 self._host.note(f"volume/{name}", "client refused", told.why)
 
     # ---- events and actions ----
 
-    def feed(self, event: BorrowerEvent) -> None:
+    def dispatch(self, event: BorrowerEvent) -> None:
         for action in self.machine.handle(event, self._env.clock.now_s()):
             match action:
                 case OpenSlab():
@@ -246,7 +247,7 @@ class Borrowing:
                 case CloseSlab():
                     self._env.spawn("close slab", self._close(action))
                 case _:
-                    self._perform_shared(action, self.feed)
+                    self._perform_shared(action, self.dispatch)
 
     async def second(self) -> None:
         """Once a second: how busy is each slab, and who could be asked."""
@@ -258,7 +259,7 @@ class Borrowing:
                 requests[name] = volume.requests(counts)
                 links[name] = {place.epoch: place.state for place in counts.places}
                 self._tell_trouble(volume, counts)
-        self.feed(events.SecondPassed(requests, self._peers(), links))
+        self.dispatch(events.BorrowerTick(requests, self._peers(), links))
         self._ask_about_slabs()
 
     async def _count(self, volume: OpenVolume) -> PageCounts | None:
@@ -333,13 +334,13 @@ class Borrowing:
             self._host.note(f"volume/{name}", "given up", why)
         return given_up
 
-    def _peers(self) -> tuple[Peer, ...]:
-        peers: list[Peer] = []
+    def _peers(self) -> tuple[LenderPeer, ...]:
+        peers: list[LenderPeer] = []
         for view in self._host.hosts():
             if view.host != self._host.id:
                 spare = view.value("spare", Spare)
                 known = (spare.slabs_free, spare.slab_bytes) if isinstance(spare, Spare) else (None, 0)
-                peers.append(Peer(view.host, view.state, *known))
+                peers.append(LenderPeer(view.host, view.state, *known))
         return tuple(peers)
 
     async def _open(self, action: OpenSlab) -> None:
@@ -348,18 +349,20 @@ class Borrowing:
             if volume is None:
                 raise ConnectionResetError("the volume was detached")
             answer = await volume.process.ask(
-                lambda id: control.OpenSlab(id, action.index, place.epoch, place.lender, place.address, place.secret),
+                lambda id: control.OpenSlabFrame(
+                    id, action.index, place.epoch, place.lender, place.address, place.secret
+                ),
                 OPEN_S,
             )
         except (ConnectionError, TimeoutError) as error:
             why = f"the volume's process does not answer: {error}"
-            self.feed(events.SlabNotOpened(action.volume, action.index, place.epoch, why))
+            self.dispatch(events.SlabNotOpened(action.volume, action.index, place.epoch, why))
             return
         if isinstance(answer, Yes):
-            self.feed(events.SlabOpened(action.volume, action.index, place.epoch))
+            self.dispatch(events.SlabOpened(action.volume, action.index, place.epoch))
         else:
             why = getattr(answer, "why", str(answer))
-            self.feed(events.SlabNotOpened(action.volume, action.index, place.epoch, why))
+            self.dispatch(events.SlabNotOpened(action.volume, action.index, place.epoch, why))
 
     async def _close(self, action: CloseSlab) -> None:
         """Until it is certain. A process that died is asked what it has when it is back."""
@@ -368,7 +371,9 @@ class Borrowing:
             if volume is None:
                 return
             try:
-                answer = await volume.process.ask(lambda id: control.CloseSlab(id, action.index, action.epoch), CLOSE_S)
+                answer = await volume.process.ask(
+                    lambda id: control.CloseSlabFrame(id, action.index, action.epoch), CLOSE_S
+                )
             except TimeoutError:
                 continue
             except ConnectionError:
@@ -377,7 +382,7 @@ class Borrowing:
                 self._env.log.warning("a slab is not closed yet", volume=action.volume, why=str(answer))
                 await asyncio.sleep(AGAIN_S)
                 continue
-            self.feed(events.SlabClosed(action.volume, action.index, action.epoch))
+            self.dispatch(events.SlabClosed(action.volume, action.index, action.epoch))
             return
 
     # ---- what people see ----
@@ -427,7 +432,7 @@ class Borrowing:
             self._slab_view(slab, volume) for name, volume in sorted(self.volumes.items()) for slab in self._slabs(name)
         ]
 
-    def _slab_view(self, slab: Slab, volume: OpenVolume) -> SlabView:
+    def _slab_view(self, slab: BorrowedSlab, volume: OpenVolume) -> SlabView:
         found = [count for count in volume.counts.slabs if count.index == slab.index] if volume.counts else []
         counts = found[0] if found else SlabCounts(slab.index, 0, 0, 0)
         return SlabView(
@@ -443,7 +448,7 @@ class Borrowing:
             epoch=slab.place.epoch if slab.place else 0,
         )
 
-    def _slabs(self, name: str) -> list[Slab]:
+    def _slabs(self, name: str) -> list[BorrowedSlab]:
         volume = self.machine.volumes.get(name)
         return [] if volume is None else volume.slabs
 
@@ -467,5 +472,5 @@ class Borrowing:
         }
 
 
-def _place(place: OpenPlace) -> Place:
-    return Place(place.epoch, HostId(place.lender), place.address, place.secret)
+def _place(place: OpenPlace) -> SlabPlace:
+    return SlabPlace(place.epoch, HostId(place.lender), place.address, place.secret)

@@ -16,12 +16,12 @@ from plugins.memory.datapath.control import SlabList, Yes
 from plugins.memory.datapath.slabd import SlabdConfig
 from plugins.memory.machine import lender as machine
 from plugins.memory.machine.lender import FreeSlab, Lender, LenderEvent, RegisterSlab
-from plugins.memory.machine.loan import Held
+from plugins.memory.machine.loan import LoanedSlab
 from plugins.memory.messages import SlabRef
 from plugins.memory.policy import headroom
 from plugins.memory.policy.settings import MemorySettings
-from plugins.memory.service.process import ByteProcess, Program
-from plugins.memory.service.record import KnownProcess, Record
+from plugins.memory.service.process import ByteProcess, ByteProgram
+from plugins.memory.service.record import KnownProcess, SlabRecord
 
 CONTROL = "slabd"
 ASK_S = 5.0
@@ -29,13 +29,13 @@ SECRET_BYTES = 32
 
 
 class Lending:
-    """`perform` performs the actions that every room shares."""
+    """`perform` performs the actions that every plugin shares."""
 
     def __init__(
         self,
         host: Host,
         settings: MemorySettings,
-        record: Record,
+        record: SlabRecord,
         perform: Callable[[Any, Callable[[Any], None]], None],
     ) -> None:
         self._host, self._env, self._settings, self._record = host, host.env, settings, record
@@ -63,7 +63,7 @@ class Lending:
         if known.process is not None and self._env.processes.find(known.process) is not None:
             self.wake(self.process)
         else:
-            self.feed(machine.StoreAsleep())
+            self.dispatch(machine.StoreAsleep())
 
     def wake(self, process: ByteProcess) -> None:
         """The first loan starts the slab process: where nobody borrows there is none."""
@@ -82,7 +82,7 @@ class Lending:
         async def remember(process: ProcessId) -> None:
             await self._record.set_lending(msgspec.structs.replace(known, process=process))
 
-        program = Program("slabd", CONTROL, config, CONTROL, known.secret)
+        program = ByteProgram("slabd", CONTROL, config, CONTROL, known.secret)
         return ByteProcess(self._env, program, known.process, remember, self._up, self._down, lambda told: None)
 
     # ---- the slab process ----
@@ -90,15 +90,17 @@ class Lending:
     async def _up(self, process: ByteProcess) -> None:
         listed = await self._list(process)
         slabs = tuple(
-            Held(HostId(slab.borrower), SlabRef(slab.volume, slab.index, slab.epoch), slab.slab_bytes, slab.secret)
+            LoanedSlab(
+                HostId(slab.borrower), SlabRef(slab.volume, slab.index, slab.epoch), slab.slab_bytes, slab.secret
+            )
             for slab in listed.slabs
         )
-        self.feed(machine.StoreFound(self._reached_at(listed.address), slabs))
+        self.dispatch(machine.StoreFound(self._reached_at(listed.address), slabs))
 
     def _down(self, why: str) -> None:
         self._touched_bytes = 0
         self._env.log.warning("the slab process is gone", why=why)
-        self.feed(machine.StoreLost(why))
+        self.dispatch(machine.StoreLost(why))
 
     async def _list(self, process: ByteProcess) -> SlabList:
         """ConnectionError when it is not there or answers something else."""
@@ -115,7 +117,7 @@ class Lending:
 
     # ---- events and actions ----
 
-    def feed(self, event: LenderEvent) -> None:
+    def dispatch(self, event: LenderEvent) -> None:
         for action in self.machine.handle(event, self._env.clock.now_s()):
             match action:
                 case RegisterSlab():
@@ -123,7 +125,7 @@ class Lending:
                 case FreeSlab():
                     self._env.spawn("free slab", self._free(action))
                 case _:
-                    self._perform_shared(action, self.feed)
+                    self._perform_shared(action, self.dispatch)
 
     async def second(self) -> None:
         """Once a second: measure, decide, publish."""
@@ -132,7 +134,7 @@ class Lending:
                 await self._list(self.process)
             except (ConnectionError, TimeoutError) as error:
                 self._env.log.warning("the slab process does not answer", why=str(error))
-        self.feed(machine.SecondPassed(self._env.probes.memory(), self._touched_bytes))
+        self.dispatch(machine.LenderTick(self._env.probes.memory(), self._touched_bytes))
         self._publish()
 
     async def _register(self, action: RegisterSlab) -> None:
@@ -143,7 +145,7 @@ class Lending:
             async with asyncio.timeout(ASK_S):
                 await self.process.ready.wait()
             answer = await self.process.ask(
-                lambda id: control.RegisterSlab(
+                lambda id: control.RegisterSlabFrame(
                     id,
                     borrower=action.borrower,
                     volume=slab.volume,
@@ -156,12 +158,14 @@ class Lending:
                 ASK_S,
             )
         except (ConnectionError, TimeoutError) as error:
-            self.feed(machine.SlabNotRegistered(action.borrower, slab, f"the slab process does not answer: {error}"))
+            self.dispatch(
+                machine.SlabNotRegistered(action.borrower, slab, f"the slab process does not answer: {error}")
+            )
             return
         if isinstance(answer, Yes):
-            self.feed(machine.SlabRegistered(action.borrower, slab, self.machine.address))
+            self.dispatch(machine.SlabRegistered(action.borrower, slab, self.machine.address))
         else:
-            self.feed(machine.SlabNotRegistered(action.borrower, slab, getattr(answer, "why", str(answer))))
+            self.dispatch(machine.SlabNotRegistered(action.borrower, slab, getattr(answer, "why", str(answer))))
 
     async def _free(self, action: FreeSlab) -> None:
         """Until it is certain: a process that died has freed it too (`StoreLost`, or not in `StoreFound`)."""
@@ -170,14 +174,14 @@ class Lending:
             try:
                 assert self.process is not None
                 await self.process.ask(
-                    lambda id: control.FreeSlab(id, action.borrower, slab.volume, slab.index, slab.epoch), ASK_S
+                    lambda id: control.FreeSlabFrame(id, action.borrower, slab.volume, slab.index, slab.epoch), ASK_S
                 )
                 break
             except TimeoutError:
                 continue
             except ConnectionError:
                 break
-        self.feed(machine.SlabFreed(action.borrower, slab))
+        self.dispatch(machine.SlabFreed(action.borrower, slab))
 
     # ---- what others see ----
 
@@ -187,8 +191,8 @@ class Lending:
         spare = Spare(slab_bytes, spare_bytes // slab_bytes, len(self.machine.lent))
         if self._published is None or _worth_telling(self._published, spare):
             self._published = spare
-            self._host.publish("spare", spare)
-            self._host.tell(SpareChanged(spare_bytes))
+            self._host.spread("spare", spare)
+            self._host.publish(SpareChanged(spare_bytes))
 
     def metrics(self) -> dict[str, float]:
         lent = self.machine.lent.values()

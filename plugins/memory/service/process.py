@@ -15,15 +15,15 @@ from dataclasses import dataclass
 import msgspec
 
 from covey.ports import Env, ProcessId
-from plugins.memory.datapath.control import Answer, ControlClient, No, Question, Stop, Told
-from plugins.starting import LOOK_S, Patience, Pauses
+from plugins.memory.datapath.control import Answer, ControlClient, No, Question, StopProgram, Told
+from plugins.starting import LOOK_S, Pauses, StartPatience
 
 STOP_S = 5.0
 SIGKILL = 9
 
 
 @dataclass(frozen=True)
-class Program:
+class ByteProgram:
     """What to start, and where it will listen."""
 
     kind: str
@@ -40,7 +40,7 @@ class ByteProcess:
     def __init__(
         self,
         env: Env,
-        program: Program,
+        program: ByteProgram,
         known: ProcessId | None,
         remember: Callable[[ProcessId], Awaitable[None]],
         up: Callable[["ByteProcess"], Awaitable[None]],
@@ -95,7 +95,7 @@ class ByteProcess:
 
     async def _connect(self) -> ControlClient | None:
         """To one that listens, or that lives and will; None when there is none."""
-        patience = Patience()
+        patience = StartPatience()
         while True:
             try:
                 return await ControlClient.connect(self._env, self._program.control, self._program.secret, self._told)
@@ -124,7 +124,7 @@ class ByteProcess:
         """End it, in good order if it listens; otherwise it is killed."""
         self._stopping = True
         try:
-            answer = await self.ask(lambda id: Stop(id, forget), STOP_S)
+            answer = await self.ask(lambda id: StopProgram(id, forget), STOP_S)
             refused = isinstance(answer, No)
         except (ConnectionError, TimeoutError):
             refused = True

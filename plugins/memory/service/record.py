@@ -1,4 +1,4 @@
-"""What this room must find again after a restart of the agent: its processes and volumes. File `memory/agent`.
+"""What this plugin must find again after a restart of the agent: its processes and volumes. File `memory/agent`.
 
 Which slab lies where is not in it: the volume's process knows that, and is asked. The same for slabs lent.
 """
@@ -34,25 +34,25 @@ class KnownVolume(msgspec.Struct, frozen=True):
     process: KnownProcess
 
 
-class Remembered(msgspec.Struct, frozen=True):
+class SlabsOnDisk(msgspec.Struct, frozen=True):
     lending: KnownProcess | None = None
     volumes: tuple[KnownVolume, ...] = ()
 
 
-_remembered = msgspec.msgpack.Decoder(Remembered)
+_remembered = msgspec.msgpack.Decoder(SlabsOnDisk)
 
 
-class Record:
+class SlabRecord:
     """The record in memory and on disk. ValueError when the file is damaged."""
 
     def __init__(self, disk: Disk) -> None:
-        self.now = Remembered()
+        self.now = SlabsOnDisk()
         self._disk = disk
         self._lock = asyncio.Lock()
 
     async def load(self) -> None:
         try:
-            self.now = await checked.load(self._disk, FILE, _remembered) or Remembered()
+            self.now = await checked.load(self._disk, FILE, _remembered) or SlabsOnDisk()
         except checked.Damaged as error:
             what_then = "put it back from a copy; or end slabd and every vold of this host, and delete it"
             raise ValueError(f"{error}; {what_then}") from error
@@ -68,7 +68,7 @@ class Record:
         others = tuple(known for known in self.now.volumes if known.volume != name)
         await self._write(msgspec.structs.replace(self.now, volumes=others))
 
-    async def _write(self, new: Remembered) -> None:
+    async def _write(self, new: SlabsOnDisk) -> None:
         """Durable on return. The newest content is written, whoever comes first."""
         self.now = new
         async with self._lock:

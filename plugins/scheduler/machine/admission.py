@@ -17,13 +17,13 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 import msgspec
 
 from covey.core import HostId, JobId
-from plugins.scheduler.machine.ground import Ground, held_by
+from plugins.scheduler.machine.capacity import Capacity, held_by
 from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.lines import Lines
 from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.run_queues import RunQueues
 from plugins.scheduler.messages.commands import AboutJob, GpusReserved, Granted, TakenBack
-from plugins.scheduler.policy import classes, words
-from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy import classes, explain
+from plugins.scheduler.policy.settings import SchedulerSettings
 
 
 class Admission:
@@ -32,12 +32,12 @@ class Admission:
     def __init__(
         self,
         queue: Queue,
-        settings: Settings,
-        lines: Lines,
+        settings: SchedulerSettings,
+        lines: RunQueues,
         apart: Sequence[Job],
         pausing: Set[JobId],
         placing: Iterable[JobId],
-        ground: Ground,
+        ground: Capacity,
         homes: Mapping[HostId, int],
         wall_s: float,
     ) -> None:
@@ -153,7 +153,7 @@ class Admission:
             self._reserve(job, ground.grown(job, open_gpus))
             return
         for id, held in [guest for guest in ground.guests if guest[0] in stop]:
-            said = f"{job.id} (tenant {spec.tenant}, {words.gpus(spec.gpus)}) is guaranteed and comes first"
+            said = f"{job.id} (tenant {spec.tenant}, {explain.gpus(spec.gpus)}) is guaranteed and comes first"
             self.commands.append(taken(self.queue.jobs[id], "preempted", said, self.wall_s))
             for host, gpus in held.items():
                 coming[host] = coming.get(host, 0) + gpus
@@ -225,14 +225,14 @@ class Admission:
         for other in self.unchosen:
             first = next((job for job in able if self._may_displace(job, other)), None)
             if first is not None:
-                said = f"{first.id} (tenant {first.spec.tenant}, {words.gpus(first.spec.gpus)}) comes first"
+                said = f"{first.id} (tenant {first.spec.tenant}, {explain.gpus(first.spec.gpus)}) comes first"
                 self.commands.append(taken(other, "preempted", said, self.wall_s))
 
     def _may_displace(self, job: Job, other: Job) -> bool:
         return job.spec.tenant == other.spec.tenant or (job.id in self.lacks_gpus and not self._promised(other))
 
 
-def packlimit(queue: Queue, settings: Settings) -> float:
+def packlimit(queue: Queue, settings: SchedulerSettings) -> float:
     """The limit that placement goes by: as set, or as gangs of the past say."""
     return queue.models.packlimit(settings.packlimit) if settings.packlimit_refit else settings.packlimit
 

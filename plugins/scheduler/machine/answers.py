@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from covey.core import HostId, JobId
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.messages.commands import NotApplied, Placed
-from plugins.scheduler.policy import words
+from plugins.scheduler.policy import explain
 
 
 def unknown(job: JobId, was: bool) -> NotApplied:
@@ -19,7 +19,7 @@ def stale(job: Job, epoch: int) -> NotApplied:
 
 
 def over_quota(job: Job, used: int, quota: int, done: str) -> NotApplied:
-    why = f"tenant {job.spec.tenant} holds {used} of {words.gpus(quota)}"
+    why = f"tenant {job.spec.tenant} holds {used} of {explain.gpus(quota)}"
     return NotApplied(4, f"{job.id} was not {done}", why, "wait until one of its jobs ends")
 
 
@@ -38,7 +38,7 @@ def wrong_places(job: Job, command: Placed, holders: Mapping[HostId, Mapping[str
     for place in command.places:
         distinct = len(set(place.gpus))
         if distinct != len(place.gpus) or distinct != len(place.ranks) * spec.gpus_per_worker:
-            return f"{place.host} gives {words.gpus(len(place.gpus))} to {len(place.ranks)} workers"
+            return f"{place.host} gives {explain.gpus(len(place.gpus))} to {len(place.ranks)} workers"
         for gpu in place.gpus:
             holder = holders.get(place.host, {}).get(gpu)
             if holder is not None:

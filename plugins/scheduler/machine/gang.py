@@ -20,7 +20,7 @@ from plugins.scheduler.messages.commands import Applied, NotApplied, Placed, Pla
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved
 from plugins.scheduler.policy.place import place, spread
-from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.settings import SchedulerSettings
 
 RETRY_S = (0.2, 0.5, 1.0)
 """Wait before the 2nd, 3rd, ... attempt."""
@@ -82,24 +82,24 @@ class TryAgain(msgspec.Struct, frozen=True):
     attempt: int
 
 
-class Proposed(msgspec.Struct, frozen=True):
+class PlacementProposed(msgspec.Struct, frozen=True):
     """Event: what the log said to a proposal; None while nobody knows."""
 
     command: Placed | PlaceFailed
     result: Result | None
 
 
-class Propose(msgspec.Struct, frozen=True):
-    """Action: offer this to the log, and come back with `Proposed`."""
+class ProposePlacement(msgspec.Struct, frozen=True):
+    """Action: offer this to the log, and come back with `PlacementProposed`."""
 
     command: Placed | PlaceFailed
 
 
-Event = GrantSeen | GrantOver | RackSeen | GpusKept | AttemptOver | TryAgain | Proposed | Heard | Undelivered
-Action = Send | SetTimer[AttemptOver | TryAgain] | Propose
+Event = GrantSeen | GrantOver | RackSeen | GpusKept | AttemptOver | TryAgain | PlacementProposed | Heard | Undelivered
+Action = Send | SetTimer[AttemptOver | TryAgain] | ProposePlacement
 
 
-class Search(msgspec.Struct):
+class HostSearch(msgspec.Struct):
     """One grant that is being placed."""
 
     job: JobId
@@ -118,9 +118,9 @@ class Search(msgspec.Struct):
 class Gangs:
     """All grants whose home is this host."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
-        self.searches: dict[JobId, Search] = {}
+        self.searches: dict[JobId, HostSearch] = {}
         self.free: dict[HostId, int] = {}
         self.ranks: dict[HostId, int] = {}
         self.packlimit = settings.packlimit
@@ -148,7 +148,7 @@ class Gangs:
             case TryAgain():
                 search = self._find(event.job, event.epoch, event.attempt)
                 return () if search is None or search.plan else self._attempt(search, now_s)
-            case Proposed():
+            case PlacementProposed():
                 return self._proposed(event)
             case Heard():
                 return self._heard(event, now_s)
@@ -172,7 +172,7 @@ class Gangs:
         if known is not None and known.epoch >= event.epoch:
             return ()
         before = self._release(known) if known is not None else []
-        search = self.searches[event.job] = Search(event.job, event.epoch, event.spec, event.skew)
+        search = self.searches[event.job] = HostSearch(event.job, event.epoch, event.spec, event.skew)
         return [*before, *self._attempt(search, now_s)]
 
     def _grant_over(self, event: GrantOver) -> Sequence[Action]:
@@ -191,7 +191,7 @@ class Gangs:
         closed = [host for host, free in event.free.items() if search.plan.get(host, 0) * each > free]
         return self._fail(search, f"GPUs on {', '.join(closed)} are kept for {event.by} now") if closed else ()
 
-    def _attempt(self, search: Search, now_s: float) -> Sequence[Action]:
+    def _attempt(self, search: HostSearch, now_s: float) -> Sequence[Action]:
         search.attempt += 1
         plan = self._plan(search, now_s)
         if not plan:
@@ -242,7 +242,7 @@ class Gangs:
             return []
         search.yes = dict(sorted(search.yes.items()))
         search.proposed = self._placed(search)
-        return [Propose(search.proposed)]
+        return [ProposePlacement(search.proposed)]
 
     def _placed_with(self, answer: Reserved, host: HostId) -> bool:
         """Whether this yes is one that the proposal on its way counts on (said twice)."""
@@ -266,13 +266,13 @@ class Gangs:
             return ()
         return self._fail(search, f"{event.to} could not be reached")
 
-    def _proposed(self, event: Proposed) -> Sequence[Action]:
+    def _proposed(self, event: PlacementProposed) -> Sequence[Action]:
         search = self.searches.get(event.command.job)
         if search is None or search.proposed != event.command:
             return ()
         match event.result:
             case None:
-                return [Propose(event.command)]
+                return [ProposePlacement(event.command)]
             case Applied():
                 del self.searches[search.job]
                 return []
@@ -287,7 +287,7 @@ class Gangs:
 
     # ---- steps ----
 
-    def _find(self, job: JobId, epoch: int, attempt: int) -> Search | None:
+    def _find(self, job: JobId, epoch: int, attempt: int) -> HostSearch | None:
         search = self.searches.get(job)
         return search if search is not None and (search.epoch, search.attempt) == (epoch, attempt) else None
 
@@ -296,14 +296,14 @@ class Gangs:
         self.refusals = {host: word for host, word in self.refusals.items() if word[1] > now_s}
         return {host: min(free, self.refusals.get(host, (free, 0.0))[0]) for host, free in self.free.items()}
 
-    def _plan(self, search: Search, now_s: float) -> Mapping[HostId, int] | None:
+    def _plan(self, search: HostSearch, now_s: float) -> Mapping[HostId, int] | None:
         spec = search.spec
         if not spec.gpus_per_worker:
             return spread(self.ranks, spec.workers, spec.pack)
         free = self._known_free(now_s)
         return place(free, spec.workers, spec.gpus_per_worker, search.skew, self.packlimit, spec.pack)
 
-    def _placed(self, search: Search) -> Placed:
+    def _placed(self, search: HostSearch) -> Placed:
         places, rank = [], 0
         for host, workers in search.plan.items():
             places.append(Place(host, tuple(range(rank, rank + workers)), search.yes[host].gpus))
@@ -318,17 +318,17 @@ class Gangs:
             master_port=master.port,
         )
 
-    def _fail(self, search: Search, why: str) -> list[Action]:
+    def _fail(self, search: HostSearch, why: str) -> list[Action]:
         """This attempt is over: nothing is kept; another one after a pause, or back to the queue."""
         actions = self._release(search)
         search.plan, search.yes, search.proposed, search.trouble = {}, {}, None, why
         if search.attempt >= self.settings.place_attempts:
             search.proposed = PlaceFailed(wall_s=0.0, job=search.job, epoch=search.epoch, reason=why[:1000])
-            return [*actions, Propose(search.proposed)]
+            return [*actions, ProposePlacement(search.proposed)]
         wait_s = RETRY_S[min(search.attempt, len(RETRY_S)) - 1]
         timer = TryAgain(search.job, search.epoch, search.attempt)
         return [*actions, SetTimer[AttemptOver | TryAgain](wait_s, timer)]
 
-    def _release(self, search: Search) -> list[Action]:
+    def _release(self, search: HostSearch) -> list[Action]:
         over = Release(search.job, search.epoch, search.attempt)
         return [Send(host, over) for host in search.plan]

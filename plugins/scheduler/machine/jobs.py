@@ -27,7 +27,7 @@ HOLDING: tuple[State, ...] = ("placing", "running", "stopping")
 OVER: tuple[State, ...] = ("done", "failed", "cancelled")
 
 
-class Blame(msgspec.Struct, frozen=True):
+class FirstFailure(msgspec.Struct, frozen=True):
     """The failure that decided how the job ends."""
 
     host: HostId
@@ -91,7 +91,7 @@ class Job(msgspec.Struct, kw_only=True):
     """Hosts of this epoch that nobody waits for any more."""
     after: After | None = None
     """What `stopping` leads to."""
-    blame: Blame | None = None
+    blame: FirstFailure | None = None
     exit_code: int | None = None
     attained: dict[HostId, float] = {}
     """GPU·s per host, max-merged."""

@@ -13,14 +13,14 @@ import msgspec
 from covey.core import HostId, JobId
 from covey.units import format_seconds
 from plugins.scheduler.machine.admission import Admission, taken
-from plugins.scheduler.machine.ground import Ground
+from plugins.scheduler.machine.capacity import Capacity
+from plugins.scheduler.machine.job_index import JobIndex
 from plugins.scheduler.machine.jobs import OVER, Job
 from plugins.scheduler.machine.leases import Leases
-from plugins.scheduler.machine.lines import Lines
 from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.machine.roll import Roll
+from plugins.scheduler.machine.run_queues import RunQueues
 from plugins.scheduler.machine.shared_capacity import SharedCapacity, Sharing
-from plugins.scheduler.machine.waits import Waits
+from plugins.scheduler.machine.starvation import StarvationTimers
 from plugins.scheduler.messages.commands import (
     AboutJob,
     Command,
@@ -35,7 +35,7 @@ from plugins.scheduler.messages.commands import (
 )
 from plugins.scheduler.policy import classes
 from plugins.scheduler.policy.leases import terms
-from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.settings import SchedulerSettings
 
 RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Wait after the 1st, 2nd, ... failure to place a job, or after it asked to be started again."""
@@ -52,7 +52,7 @@ class RackHost(msgspec.Struct, frozen=True):
     """Of its GPUs over the last 10 s, 0..1; only where GPUs are shared."""
 
 
-class Look(msgspec.Struct, frozen=True):
+class ScheduleTick(msgspec.Struct, frozen=True):
     """Event: look at the queue and the rack and decide."""
 
     rack: tuple[RackHost, ...]
@@ -61,7 +61,7 @@ class Look(msgspec.Struct, frozen=True):
     """In which this host leads."""
 
 
-class Propose(msgspec.Struct, frozen=True):
+class ProposeCommand(msgspec.Struct, frozen=True):
     """Action: offer this command to the log."""
 
     command: Command
@@ -71,7 +71,7 @@ class Leader:
     """The soft state of whoever leads. `handle` reads which jobs changed since the last look and looks at those, at
     whoever's time has come, and at those who may start or must stop: never at everybody, except after `forget`."""
 
-    def __init__(self, queue: Queue, settings: Settings, sharing: Sharing | None = None) -> None:
+    def __init__(self, queue: Queue, settings: SchedulerSettings, sharing: Sharing | None = None) -> None:
         """`sharing`: opportunistic jobs run beside guaranteed ones; None: a GPU is one job's."""
         self.queue = queue
         self.settings = settings
@@ -86,7 +86,7 @@ class Leader:
     def forget(self) -> None:
         """This host leads no more, or only now."""
         self.feed.everything()
-        self.waits = Waits(self.queue, self.settings)
+        self.waits = StarvationTimers(self.queue, self.settings)
         self.placing_since: dict[JobId, tuple[int, float]] = {}
         """Epoch and since when."""
         self.missing_since: dict[HostId, float] = {}
@@ -100,8 +100,8 @@ class Leader:
 
     def _begin(self) -> None:
         """What follows from the queue and the rack, before anything is known of them."""
-        self.roll = Roll(self.queue)
-        self.lines = Lines(self.settings)
+        self.roll = JobIndex(self.queue)
+        self.lines = RunQueues(self.settings)
         self.rack: Sequence[RackHost] = ()
         self.ground = self._capacity({}, ())
         self.away: dict[JobId, None] = {}
@@ -110,7 +110,7 @@ class Leader:
         """Of those hosts, the ones that are gone, and for how many seconds."""
         self.quotas = dict(self.queue.quotas)
 
-    def handle(self, event: Look, now_s: float) -> Sequence[Propose]:
+    def handle(self, event: ScheduleTick, now_s: float) -> Sequence[ProposeCommand]:
         self.leases.begin(now_s)
         self._read(event.rack, now_s)
         gone = self._gone(now_s)
@@ -126,7 +126,7 @@ class Leader:
             self._seat(self.queue.jobs[id])
         commands: list[Command] = [*self._initial_quotas(event.wall_s), *self.elapsed(event.wall_s, now_s)]
         commands += [*self._shorter_leases(event, now_s), *about]
-        return [Propose(command) for command in [*commands, *moved, *starts]]
+        return [ProposeCommand(command) for command in [*commands, *moved, *starts]]
 
     def wakes_s(self) -> float | None:
         """When it decides something although nothing happens until then; None: not before something does. Leases and
@@ -190,9 +190,9 @@ class Leader:
         self.ground = self._capacity(totals, jobs)
         return [id for host in sorted(moved) for id in self.roll.awaited.get(host, ())]
 
-    def _capacity(self, totals: Mapping[HostId, int], jobs: Sequence[Job]) -> Ground:
+    def _capacity(self, totals: Mapping[HostId, int], jobs: Sequence[Job]) -> Capacity:
         if self.sharing is None:
-            return Ground(self.queue, totals, jobs)
+            return Capacity(self.queue, totals, jobs)
         return SharedCapacity(self.queue, totals, jobs, self.sharing, self._utilisation())
 
     def _utilisation(self) -> dict[HostId, tuple[float, ...]]:
@@ -249,7 +249,7 @@ class Leader:
             if tenant not in known
         ]
 
-    def _lost(self, gone: dict[HostId, float], event: Look, now_s: float) -> list[TakenBack]:
+    def _lost(self, gone: dict[HostId, float], event: ScheduleTick, now_s: float) -> list[TakenBack]:
         """Gangs on hosts that are gone and where, by the leases, nothing can be left of them; gangs without a home."""
         commands: list[TakenBack] = []
         wall_s, lost_on = event.wall_s, self._lost_on(gone, now_s)
@@ -278,7 +278,7 @@ class Leader:
             found.setdefault(id, {})[host] = None
         return found
 
-    def _shorter_leases(self, event: Look, now_s: float) -> list[Leads]:
+    def _shorter_leases(self, event: ScheduleTick, now_s: float) -> list[Leads]:
         """Earlier leaders gave longer leases than this one does: once these are over, the next leader need not wait for
         them."""
         led_s = now_s if self.leases.led_s is None else self.leases.led_s

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from covey.core import HostId, JobId
-from plugins.scheduler.machine.ledger import Ledger
+from plugins.scheduler.machine.job_table import JobTable
 from plugins.scheduler.policy.leases import Terms
 
 Grant = tuple[JobId, int]
 """Job and epoch."""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class LeaseAsked(msgspec.Struct, frozen=True):
     """Event: this host wants to go on with these."""
 
     host: HostId
@@ -34,7 +34,7 @@ class Given(msgspec.Struct, frozen=True):
 class Leases:
     """The leases that this leader gave, and those that an earlier one may have given."""
 
-    def __init__(self, queue: Ledger, terms: Terms) -> None:
+    def __init__(self, queue: JobTable, terms: Terms) -> None:
         self.queue, self.terms = queue, terms
         self.given_s: dict[HostId, float] = {}
         """When each host was last answered."""
@@ -49,7 +49,7 @@ class Leases:
         if self.led_s is None:
             self.led_s, self.earlier_s = now_s, max(self.queue.leases_over_s, self.terms.over_s)
 
-    def handle(self, event: Asked, now_s: float) -> Sequence[Given]:
+    def handle(self, event: LeaseAsked, now_s: float) -> Sequence[Given]:
         """Only while this host leads and knows all that was decided."""
         self.begin(now_s)
         given = tuple(grant for grant in event.grants if self._runs(event.host, grant))

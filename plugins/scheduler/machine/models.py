@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from plugins.scheduler.messages.spec import JobSpec
-from plugins.scheduler.policy.packing import Spread, refit, share, shown
+from plugins.scheduler.policy.packing import SpreadLoss, refit, share, shown
 
 MODELS_MAX = 1024
 """Models whose tensors are remembered; the longest unseen goes first."""
@@ -21,7 +21,7 @@ GANGS_MAX = 256
 T = TypeVar("T")
 
 
-class Steps(msgspec.Struct, frozen=True):
+class StepHistory(msgspec.Struct, frozen=True):
     """Median step times of one gang, s: the newest on one host, and the newest on several."""
 
     packed_s: float | None = None
@@ -36,12 +36,12 @@ class Steps(msgspec.Struct, frozen=True):
 class Models:
     """Part of the replicated state; only `Queue.apply` changes it."""
 
-    def __init__(self, tensors: Mapping[str, tuple[int, int]] = {}, steps: Mapping[str, Steps] = {}) -> None:
+    def __init__(self, tensors: Mapping[str, tuple[int, int]] = {}, steps: Mapping[str, StepHistory] = {}) -> None:
         self.tensors = dict(tensors)
         """Tenant and name -> bytes of the largest tensor, bytes of all."""
         self.steps = dict(steps)
         """The same with workers and GPUs of each -> its steps."""
-        self._spreads: list[Spread] | None = None
+        self._spreads: list[SpreadLoss] | None = None
 
     def saw_tensors(self, spec: JobSpec, largest_bytes: int, total_bytes: int) -> None:
         _newest(self.tensors, model_of(spec), (largest_bytes, total_bytes), MODELS_MAX)
@@ -51,8 +51,8 @@ class Models:
         """A start is over that made steps of `step_s` on so many hosts."""
         if spec.workers < 2 or step_s <= 0:
             return
-        known = self.steps.get(gang_of(spec), Steps())
-        news = Steps(step_s, known.spread_s) if hosts == 1 else Steps(known.packed_s, step_s)
+        known = self.steps.get(gang_of(spec), StepHistory())
+        news = StepHistory(step_s, known.spread_s) if hosts == 1 else StepHistory(known.packed_s, step_s)
         _newest(self.steps, gang_of(spec), news, GANGS_MAX)
         self._spreads = None
 
@@ -71,7 +71,7 @@ class Models:
         """PACKLIMIT by what gangs lost; `now`, the one that was set, as long as nothing separates better."""
         if self._spreads is None:
             self._spreads = [
-                Spread(share(*self.tensors[gang.rsplit("/", 1)[0]]), steps.slowdown)
+                SpreadLoss(share(*self.tensors[gang.rsplit("/", 1)[0]]), steps.slowdown)
                 for gang, steps in self.steps.items()
                 if steps.slowdown is not None and gang.rsplit("/", 1)[0] in self.tensors
             ]

@@ -19,11 +19,11 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import JobId, Note
+from covey.core import JobId, LogEvent
 from plugins.scheduler.machine import answers
-from plugins.scheduler.machine.jobs import HOLDING, After, Blame, Cause, Job, State
+from plugins.scheduler.machine.job_table import ENDED_MAX, JobTable
+from plugins.scheduler.machine.jobs import HOLDING, After, Cause, FirstFailure, Job, State
 from plugins.scheduler.machine.kept_bytes import ENDED_BYTES_MAX, LIVE_BYTES_MAX, size_of
-from plugins.scheduler.machine.ledger import ENDED_MAX, Ledger
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,
@@ -47,22 +47,22 @@ from plugins.scheduler.messages.commands import (
     Upgraded,
 )
 from plugins.scheduler.messages.spec import SealedEnv
-from plugins.scheduler.policy import classes, words
+from plugins.scheduler.policy import classes, explain
 
 LIVE_MAX = 10_000
 """Jobs that are not over; more are refused at submit, so that no tenant can fill every host's memory."""
 
 
-class Queue(Ledger):
+class Queue(JobTable):
     """Every job, as the log tells it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._notes: list[Note] = []
+        self._notes: list[LogEvent] = []
 
     # ---- applying ----
 
-    def apply(self, index: int, command: Command) -> tuple[Result, Sequence[Note]]:
+    def apply(self, index: int, command: Command) -> tuple[Result, Sequence[LogEvent]]:
         """The command at `index` of the log. Each change is noted once in the story of its job."""
         self.index = index
         self._notes = []
@@ -125,7 +125,7 @@ class Queue(Ledger):
             )
             next = "submit with less environment and fewer arguments (--no-env), or wait until some jobs end"
             return NotApplied(4, f"{spec.name} was not taken", why, next)
-        never = words.over_quota(spec, self.quota(spec.tenant), command.may_demote)
+        never = explain.over_quota(spec, self.quota(spec.tenant), command.may_demote)
         if never is not None:
             return NotApplied(never.code, never.what, never.why, never.next)
         self.next_number = max(self.next_number, command.numbers)
@@ -136,7 +136,7 @@ class Queue(Ledger):
         self.jobs[id] = job
         self.keys[command.key] = id
         self.kept_bytes.submitted(job)
-        asks = f"{spec.workers} x {words.gpus(spec.gpus_per_worker)}" if spec.gpus else f"{spec.workers} without GPUs"
+        asks = f"{spec.workers} x {explain.gpus(spec.gpus_per_worker)}" if spec.gpus else f"{spec.workers} without GPUs"
         self._enter(job, "queued", "submitted", f"{spec.name} of tenant {spec.tenant}, {spec.job_class}: {asks}")
         return Applied(id)
 
@@ -151,7 +151,7 @@ class Queue(Ledger):
             return answers.over_quota(job, self.used(job.spec.tenant), quota, "granted")
         job.epoch, job.home, job.granted = command.epoch, command.home, self.index
         self._use(job, 1)
-        self._enter(job, "placing", "granted", f"epoch {job.epoch}; {job.home} looks for {words.gpus(job.spec.gpus)}")
+        self._enter(job, "placing", "granted", f"epoch {job.epoch}; {job.home} looks for {explain.gpus(job.spec.gpus)}")
         return Applied(job.id)
 
     def _placed(self, command: Placed) -> Result:
@@ -216,7 +216,7 @@ class Queue(Ledger):
 
     def _weigh(self, job: Job, command: RanksReported) -> None:
         """What one host's report means for the job: the first failure decides, unless something decided before."""
-        failure = words.first_failure(command.codes)
+        failure = explain.first_failure(command.codes)
         if command.lost:
             self._weigh_loss(job, command, failure)
             return
@@ -224,14 +224,14 @@ class Queue(Ledger):
             self._note(job.id, "ranks ended", f"{_all(len(command.codes))} on {command.host} exited with 0")
             return
         rank, code = failure
-        said = words.ended_words(rank, command.host, code, words.SIGNALS.get(-code))
+        said = explain.ended_words(rank, command.host, code, explain.SIGNALS.get(-code))
         said = f"{said}: {command.reason}" if command.reason else said
         if job.blame is None:
-            job.blame = Blame(command.host, rank, code, said)
+            job.blame = FirstFailure(command.host, rank, code, said)
         if job.after is not None:
             self._note(job.id, "ranks ended", said)
             return
-        if code == words.EXIT_AGAIN:
+        if code == explain.EXIT_AGAIN:
             job.requeues += 1
             self._again(job, "exit 75", f"{said}; it wants to be started again")
         elif cut_off := sorted({host for host in command.unreachable if host != command.host and job.awaits(host)}):
@@ -247,7 +247,7 @@ class Queue(Ledger):
         said = f"{command.host} lost its ranks"
         said = f"{said}: {command.reason}" if command.reason else said
         if failure is not None and job.blame is None:
-            job.blame = Blame(command.host, *failure, said)
+            job.blame = FirstFailure(command.host, *failure, said)
         if job.after is not None:
             self._note(job.id, "ranks ended", said)
             return
@@ -260,7 +260,7 @@ class Queue(Ledger):
             return answers.unknown(command.job, self.was(command.job))
         by = f"by {command.by}" if command.by else "by a person"
         if job.state in ("queued", "placing"):
-            self._end(job, "cancelled", f"cancelled {by} before it started", command.wall_s, words.EXIT_CANCELLED)
+            self._end(job, "cancelled", f"cancelled {by} before it started", command.wall_s, explain.EXIT_CANCELLED)
         elif job.state == "running" or (job.state == "stopping" and job.after == "queued"):
             self._stop(job, "cancelled", f"cancelled {by}")
         return Applied(job.id)
@@ -318,7 +318,7 @@ class Queue(Ledger):
         job.demoted = self.index
         self._give_back(job)
         self._changed[job.id] = None
-        self._note(job.id, "demoted", words.demoted(job.spec, command.waited_s))
+        self._note(job.id, "demoted", explain.demoted(job.spec, command.waited_s))
         return Applied(job.id)
 
     def _upgraded(self, command: Upgraded) -> Result:
@@ -334,7 +334,7 @@ class Queue(Ledger):
         job.upgraded = self.index
         self._use(job, 1)
         self._changed[job.id] = None
-        self._note(job.id, "upgraded", words.upgraded(job.spec, self.used(job.spec.tenant), quota))
+        self._note(job.id, "upgraded", explain.upgraded(job.spec, self.used(job.spec.tenant), quota))
         return Applied(job.id)
 
     def _gpus_reserved(self, command: GpusReserved) -> Result:
@@ -347,11 +347,11 @@ class Queue(Ledger):
             why = f"{self.reserving} keeps GPUs already, and only one gang of a rack may"
             return NotApplied(4, f"nothing is reserved for {job.id}", why, f"see agentctl why {self.reserving}")
         if sum(command.gpus.values()) > job.spec.gpus:
-            why = f"it asks for {words.gpus(job.spec.gpus)}"
+            why = f"it asks for {explain.gpus(job.spec.gpus)}"
             return NotApplied(4, f"nothing is reserved for {job.id}", why, "nothing: the leader looks again")
         self.reserving, self.reserved = (job.id if command.gpus else None), dict(sorted(command.gpus.items()))
         self._changed[job.id] = None
-        self._note(job.id, "reserved", words.reserved(job.spec.gpus, self.reserved))
+        self._note(job.id, "reserved", explain.reserved(job.spec.gpus, self.reserved))
         return Applied(job.id)
 
     def _give_back(self, job: Job) -> None:
@@ -370,8 +370,8 @@ class Queue(Ledger):
             if quota is not None and used > quota:
                 self.overshoot[tenant] = used
         self._trim_overshoot()
-        what = "not limited" if command.gpus is None else words.gpus(command.gpus)
-        self._notes.append(Note(f"tenant/{command.tenant}", "quota set", what, f"log/{self.index}"))
+        what = "not limited" if command.gpus is None else explain.gpus(command.gpus)
+        self._notes.append(LogEvent(f"tenant/{command.tenant}", "quota set", what, f"log/{self.index}"))
         return Applied()
 
     def _attained(self, command: Attained) -> Result:
@@ -401,7 +401,7 @@ class Queue(Ledger):
         if allowed is None or count <= allowed:
             self._stop(job, "queued", said)
         else:
-            self._stop(job, "failed", f"{said}{words.too_often(cause, count, allowed)}")
+            self._stop(job, "failed", f"{said}{explain.too_often(cause, count, allowed)}")
 
     def _stop(self, job: Job, after: After, reason: str) -> None:
         job.after = after
@@ -416,7 +416,9 @@ class Queue(Ledger):
         if (not job.lost and not job.asked and not any(codes)) or job.after is None:
             self._end(job, "done", f"{_all(job.spec.workers)} exited with 0", wall_s, 0)
             return
-        code = words.job_code(job.blame.code) if job.blame else words.EXIT_LOST if job.lost else words.EXIT_CANCELLED
+        code = (
+            explain.job_code(job.blame.code) if job.blame else explain.EXIT_LOST if job.lost else explain.EXIT_CANCELLED
+        )
         match job.after:
             case "failed":
                 self._end(job, "failed", job.reason, wall_s, code)
@@ -453,7 +455,7 @@ class Queue(Ledger):
 
     def _note(self, job: JobId, event: str, reason: str) -> None:
         key = f"log/{self.index}.{len(self._notes)}" if self._notes else f"log/{self.index}"
-        self._notes.append(Note(job, event, reason, key))
+        self._notes.append(LogEvent(job, event, reason, key))
 
 
 def _touched(command: Command, result: Result) -> Iterable[JobId]:

@@ -88,7 +88,7 @@ Event = Heard | GpusSeen | GrantNews | Starting | RanksGone | SecondWent
 Action = Send | KeepPort | ReleasePort | Save
 
 
-class Kept(msgspec.Struct, frozen=True):
+class HeldReservations(msgspec.Struct, frozen=True):
     """What survives a restart of the agent."""
 
     holds: tuple[Hold, ...] = ()
@@ -98,7 +98,7 @@ class Kept(msgspec.Struct, frozen=True):
 class Reservations:
     """The GPUs of one host."""
 
-    def __init__(self, kept: Kept, lease_s: float, now_s: float) -> None:
+    def __init__(self, kept: HeldReservations, lease_s: float, now_s: float) -> None:
         self.gpus: tuple[str, ...] = ()
         self.lease_s = lease_s
         self.holds: dict[JobId, list[Hold]] = {}
@@ -110,8 +110,8 @@ class Reservations:
             self.holds.setdefault(hold.job, []).append(hold)
             self.lease_until_s[hold.job, hold.epoch] = now_s + lease_s
 
-    def kept(self) -> Kept:
-        return Kept(tuple(self.all()), dict(self.released))
+    def kept(self) -> HeldReservations:
+        return HeldReservations(tuple(self.all()), dict(self.released))
 
     def all(self) -> list[Hold]:
         return [hold for job in sorted(self.holds) for hold in self.holds[job]]

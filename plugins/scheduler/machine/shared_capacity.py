@@ -3,8 +3,8 @@
     guaranteed    0 or 1          open: 0
     beside it     0 .. beside     free: fewer, and the GPU is not busy
 
-It answers what `Ground` answers, by GPU instead of by host (`host/gpu`), because here it matters which GPU it is: a job
-that is upgraded stays where it is, and a reservation names its GPUs. Nobody stops for anybody: guaranteed and
+It answers what `Capacity` answers, by GPU instead of by host (`host/gpu`), because here it matters which GPU it is: a
+job that is upgraded stays where it is, and a reservation names its GPUs. Nobody stops for anybody: guaranteed and
 opportunistic jobs take from different maps.
 
 Hosts of a rack share no GPU yet (`plugins/sharing` has no service), so agents construct a `Leader` without `Sharing`.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from covey.core import HostId, JobId
-from plugins.scheduler.machine.ground import Gpus, Ground
+from plugins.scheduler.machine.capacity import Capacity, Gpus
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.policy import classes, shared
@@ -37,7 +37,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("beside must be 0 or more opportunistic jobs")
 
 
-class SharedCapacity(Ground):
+class SharedCapacity(Capacity):
     """`utilisation`: of each host's GPUs over the last 10 s, 0..1, in the order of their numbers."""
 
     stops = False

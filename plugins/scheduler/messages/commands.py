@@ -30,14 +30,14 @@ UNREACHABLE_MAX = 64
 """Other hosts of a gang that a host asks when its ranks have failed."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class CommandBase(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One command of the log."""
 
     wall_s: Wall
     """Proposer's wall clock, for people."""
 
 
-class Submitted(Entry, frozen=True, kw_only=True):
+class Submitted(CommandBase, frozen=True, kw_only=True, tag="Submitted"):
     key: Key
     spec: JobSpec
     may_demote: bool = False
@@ -49,7 +49,7 @@ class Submitted(Entry, frozen=True, kw_only=True):
     """Of the submitter; `spec.env` is empty here."""
 
 
-class Granted(Entry, frozen=True, kw_only=True):
+class Granted(CommandBase, frozen=True, kw_only=True, tag="Granted"):
     """Leader: this job may run now; `home` finds its GPUs."""
 
     job: JobId
@@ -57,7 +57,7 @@ class Granted(Entry, frozen=True, kw_only=True):
     home: HostId
 
 
-class Placed(Entry, frozen=True, kw_only=True):
+class Placed(CommandBase, frozen=True, kw_only=True, tag="Placed"):
     """Home: every host said yes. Applying this is the start, everywhere at once."""
 
     job: JobId
@@ -68,7 +68,7 @@ class Placed(Entry, frozen=True, kw_only=True):
     master_port: Annotated[int, Meta(ge=0, le=65535)]
 
 
-class PlaceFailed(Entry, frozen=True, kw_only=True):
+class PlaceFailed(CommandBase, frozen=True, kw_only=True, tag="PlaceFailed"):
     """Home: no room was found; back to the queue."""
 
     job: JobId
@@ -76,7 +76,7 @@ class PlaceFailed(Entry, frozen=True, kw_only=True):
     reason: Text
 
 
-class RanksReported(Entry, frozen=True, kw_only=True):
+class RanksReported(CommandBase, frozen=True, kw_only=True, tag="RanksReported"):
     """A host: all my ranks of this job have ended."""
 
     job: JobId
@@ -96,19 +96,19 @@ class RanksReported(Entry, frozen=True, kw_only=True):
     """Other hosts of the gang that did not answer this one when its ranks had failed."""
 
 
-class CancelAsked(Entry, frozen=True, kw_only=True):
+class CancelAsked(CommandBase, frozen=True, kw_only=True, tag="CancelAsked"):
     job: JobId
     by: Text = ""
 
 
-class TimeUp(Entry, frozen=True, kw_only=True):
+class TimeUp(CommandBase, frozen=True, kw_only=True, tag="TimeUp"):
     """Leader: the job has run for its time limit."""
 
     job: JobId
     epoch: Epoch
 
 
-class TakenBack(Entry, frozen=True, kw_only=True):
+class TakenBack(CommandBase, frozen=True, kw_only=True, tag="TakenBack"):
     """Leader: stop this grant and queue the job again, or, when it is stopping already, wait no longer for `lost`."""
 
     job: JobId
@@ -122,7 +122,7 @@ class TakenBack(Entry, frozen=True, kw_only=True):
     knows."""
 
 
-class Leads(Entry, frozen=True, kw_only=True):
+class Leads(CommandBase, frozen=True, kw_only=True, tag="Leads"):
     """A new leader, before its first decision and the first lease that it gives."""
 
     term: Count
@@ -130,14 +130,14 @@ class Leads(Entry, frozen=True, kw_only=True):
     """Within which every lease given by it, or still by an earlier one, is certainly over."""
 
 
-class Promoted(Entry, frozen=True, kw_only=True):
+class Promoted(CommandBase, frozen=True, kw_only=True, tag="Promoted"):
     """Leader: this job starved; it begins again in the highest queue (NSDI'19 §3.3)."""
 
     job: JobId
     epoch: Epoch
 
 
-class Demoted(Entry, frozen=True, kw_only=True):
+class Demoted(CommandBase, frozen=True, kw_only=True, tag="Demoted"):
     """Leader: this job of class auto waited too long for its quota; it is opportunistic now (AntMan §3.3)."""
 
     job: JobId
@@ -145,14 +145,14 @@ class Demoted(Entry, frozen=True, kw_only=True):
     waited_s: Seconds
 
 
-class Upgraded(Entry, frozen=True, kw_only=True):
+class Upgraded(CommandBase, frozen=True, kw_only=True, tag="Upgraded"):
     """Leader: this demoted job runs, and its tenant's quota has room: it is guaranteed now (AntMan §3.3)."""
 
     job: JobId
     epoch: Epoch
 
 
-class GpusReserved(Entry, frozen=True, kw_only=True):
+class GpusReserved(CommandBase, frozen=True, kw_only=True, tag="GpusReserved"):
     """Leader: this gang fits its quota and not yet the rack; no other guaranteed job gets these GPUs. All that it has,
     per host; none gives them back."""
 
@@ -161,13 +161,13 @@ class GpusReserved(Entry, frozen=True, kw_only=True):
     gpus: Annotated[dict[HostId, Annotated[int, Meta(ge=1, le=1 << 31)]], Meta(max_length=4096)]
 
 
-class Elapsed(Entry, frozen=True, kw_only=True):
+class Elapsed(CommandBase, frozen=True, kw_only=True, tag="Elapsed"):
     """Leader: so long has somebody waited on this rack since ever. Only ever grows (max-merge)."""
 
     clock_s: Seconds
 
 
-class QuotaSet(Entry, frozen=True, kw_only=True):
+class QuotaSet(CommandBase, frozen=True, kw_only=True, tag="QuotaSet"):
     tenant: Annotated[str, Meta(pattern=r"^(\*|[a-z0-9][a-z0-9.-]{0,62})$", max_length=63)]
     """`*`: every tenant without a quota of its own."""
     gpus: Count | None
@@ -176,7 +176,7 @@ class QuotaSet(Entry, frozen=True, kw_only=True):
     """Do nothing when this tenant's quota was ever set (initial quotas of agent.toml)."""
 
 
-class Attained(Entry, frozen=True, kw_only=True):
+class Attained(CommandBase, frozen=True, kw_only=True, tag="Attained"):
     """A host: what its GPUs have done for each job since ever, GPU·s. Only ever grows (max-merge)."""
 
     host: HostId
@@ -193,13 +193,13 @@ AboutJob = AboutGrant | AboutClass
 Command = Submitted | AboutJob | QuotaSet | Attained | Elapsed | Leads
 
 
-class Applied(msgspec.Struct, frozen=True, tag=True):
+class Applied(msgspec.Struct, frozen=True, tag="Applied"):
     """Done, or was done before."""
 
     job: JobId | None = None
 
 
-class NotApplied(msgspec.Struct, frozen=True, tag=True):
+class NotApplied(msgspec.Struct, frozen=True, tag="NotApplied"):
     """The state did not allow it; nothing changed. `code` as in `plugins.base.Refused`."""
 
     code: int
@@ -215,7 +215,7 @@ _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _results: msgspec.msgpack.Decoder[Result] = msgspec.msgpack.Decoder(Result)
 
 
-class Malformed(ValueError):
+class MalformedCommand(ValueError):
     """Bytes that are no command or result."""
 
 
@@ -226,11 +226,11 @@ def pack(value: Command | Result) -> bytes:
 def open_command(data: bytes) -> Command:
     """Malformed when `data` is not one bounded command."""
     if len(data) > COMMAND_BYTES_MAX:
-        raise Malformed(f"a command of {len(data)} bytes; at most {COMMAND_BYTES_MAX} are accepted")
+        raise MalformedCommand(f"a command of {len(data)} bytes; at most {COMMAND_BYTES_MAX} are accepted")
     try:
         return _commands.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Malformed(str(error)) from error
+        raise MalformedCommand(str(error)) from error
 
 
 def open_result(data: bytes) -> Result:
@@ -238,4 +238,4 @@ def open_result(data: bytes) -> Result:
     try:
         return _results.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Malformed(str(error)) from error
+        raise MalformedCommand(str(error)) from error

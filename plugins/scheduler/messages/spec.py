@@ -81,7 +81,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     """Between SIGTERM and SIGKILL: to write a checkpoint."""
     pack: Pack = "few"
     bind_gpus: bool = False
-    """Each rank sees its own GPUs only; otherwise all that the job has on its host (`agent/rankenv.py`)."""
+    """Each rank sees its own GPUs only; otherwise all that the job has on its host (`agent/jobs/rank_env.py`)."""
     on_lost: OnLost = "stop"
     retries: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     """Starts that it gets again after a failure of its own."""

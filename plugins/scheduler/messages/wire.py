@@ -25,7 +25,7 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$", max_length=32)]
 SealedBytes = Annotated[bytes, Meta(max_length=SPEC_BYTES_MAX + 1024)]
 
 
-class Reserve(Message, frozen=True):
+class Reserve(Message, frozen=True, tag="Reserve"):
     """Home -> host: keep `workers` times `gpus_per_worker` GPUs for this gang."""
 
     job: Job
@@ -38,7 +38,7 @@ class Reserve(Message, frozen=True):
     lease_s: Annotated[float, Meta(gt=0, le=3600)]
 
 
-class Reserved(Message, frozen=True):
+class Reserved(Message, frozen=True, tag="Reserved"):
     """Host -> home: these GPUs are kept for you until the lease ends without news of the grant."""
 
     job: Job
@@ -49,7 +49,7 @@ class Reserved(Message, frozen=True):
     port: Annotated[int, Meta(ge=0, le=65535)]
 
 
-class NotReserved(Message, frozen=True):
+class NotReserved(Message, frozen=True, tag="NotReserved"):
     """Host -> home: no, and how many GPUs are free here in truth."""
 
     job: Job
@@ -59,7 +59,7 @@ class NotReserved(Message, frozen=True):
     reason: Text
 
 
-class Release(Message, frozen=True):
+class Release(Message, frozen=True, tag="Release"):
     """Home -> host: this attempt, and any before it, is over."""
 
     job: Job
@@ -67,13 +67,13 @@ class Release(Message, frozen=True):
     attempt: Count
 
 
-class JobNow(Message, frozen=True):
+class JobNow(Message, frozen=True, tag="JobNow"):
     """Question: what do you know of this job's ranks on your host?"""
 
     job: Job
 
 
-class JobNowAnswer(Message, frozen=True):
+class JobNowAnswer(Message, frozen=True, tag="JobNowAnswer"):
     epoch: Epoch
     pids: dict[int, int]
     """rank -> pid of what runs now."""
@@ -85,7 +85,7 @@ class JobNowAnswer(Message, frozen=True):
     """rank -> what it computes with (`covey/kernels.py`), of ranks that said so."""
 
 
-class LogTail(Message, frozen=True):
+class LogTail(Message, frozen=True, tag="LogTail"):
     """Question: up to `limit` bytes of a rank's output from `offset` on; a negative one counts from the end."""
 
     job: Job
@@ -94,7 +94,7 @@ class LogTail(Message, frozen=True):
     limit: Annotated[int, Meta(ge=0, le=65536)]
 
 
-class LogTailAnswer(Message, frozen=True):
+class LogTailAnswer(Message, frozen=True, tag="LogTailAnswer"):
     data: Annotated[bytes, Meta(max_length=65536)]
     offset: int
     size: int
@@ -105,7 +105,7 @@ class LogTailAnswer(Message, frozen=True):
     """There is a file of it, be it empty."""
 
 
-class RenewLeases(Message, frozen=True):
+class RenewLeases(Message, frozen=True, tag="RenewLeases"):
     """Question to the leader, or to somebody who asks it for us: may these ranks of `host` go on?"""
 
     host: HostId
@@ -113,7 +113,7 @@ class RenewLeases(Message, frozen=True):
     relayed: bool = False
 
 
-class LeasesRenewed(Message, frozen=True):
+class LeasesRenewed(Message, frozen=True, tag="LeasesRenewed"):
     """These may, for so long from when it was asked."""
 
     grants: Annotated[tuple[tuple[Job, Epoch], ...], Meta(max_length=GRANTS_MAX)]
@@ -122,18 +122,18 @@ class LeasesRenewed(Message, frozen=True):
     grace_s: Annotated[float, Meta(ge=0, le=1e9)]
 
 
-class Leaderless(Message, frozen=True):
+class Leaderless(Message, frozen=True, tag="Leaderless"):
     """A voter to `RenewLeases`: I have known no leader for so long that none can have lived on my voice."""
 
 
-class KeepEnv(Message, frozen=True):
+class KeepEnv(Message, frozen=True, tag="KeepEnv"):
     """Submitting agent -> host: keep this environment, which is sealed, until its job is over."""
 
     digest: Digest
     data: SealedBytes
 
 
-class EnvOf(Message, frozen=True):
+class EnvOf(Message, frozen=True, tag="EnvOf"):
     """Question of a host that is to run this job: its environment, as it was sealed."""
 
     job: Job
@@ -141,7 +141,7 @@ class EnvOf(Message, frozen=True):
     digest: Digest
 
 
-class EnvAnswer(Message, frozen=True):
+class EnvAnswer(Message, frozen=True, tag="EnvAnswer"):
     data: SealedBytes
     """Empty: it is not here, or the log as it is known here does not say that you run this job."""
 
@@ -162,6 +162,6 @@ Talk = (
     | EnvOf
     | EnvAnswer
 )
-"""Everything the room hears and answers with (`Room.messages`)."""
+"""Everything the plugin hears and answers with (`Plugin.messages`)."""
 
 decoder: msgspec.msgpack.Decoder[Talk] = msgspec.msgpack.Decoder(Talk)

@@ -29,11 +29,11 @@ def share(largest_bytes: int, total_bytes: int) -> float:
 
 def shown(skew: float | None, slowdown: float | None, tolerated: float = TOLERATED) -> float | None:
     """The skew that placement may go by. None, so that the gang is packed, unless both were seen: its tensors, and that
-    its steps took no longer on several hosts. `slowdown` as in `Spread`, None: it did not run both ways."""
+    its steps took no longer on several hosts. `slowdown` as in `SpreadLoss`, None: it did not run both ways."""
     return skew if slowdown is not None and slowdown <= tolerated else None
 
 
-class Spread(msgspec.Struct, frozen=True):
+class SpreadLoss(msgspec.Struct, frozen=True):
     """What one gang lost when it was not packed."""
 
     skew: float
@@ -41,7 +41,7 @@ class Spread(msgspec.Struct, frozen=True):
     """Step time spread over step time packed, minus 1."""
 
 
-def refit(seen: Sequence[Spread], now: float = PACKLIMIT, tolerated: float = TOLERATED) -> float:
+def refit(seen: Sequence[SpreadLoss], now: float = PACKLIMIT, tolerated: float = TOLERATED) -> float:
     """PACKLIMIT from history: the one-dimensional linear classifier of least cost. A gang spread in spite of its
     slowdown costs what it lost beyond `tolerated`; one packed for nothing costs what it was short of it. `now` stays
     when nothing separates better than it does, or there is only one kind of gang."""
@@ -53,7 +53,7 @@ def refit(seen: Sequence[Spread], now: float = PACKLIMIT, tolerated: float = TOL
     return min([now, *between], key=lambda limit: (cost(seen, limit, tolerated), limit != now, abs(limit - now)))
 
 
-def cost(seen: Sequence[Spread], limit: float, tolerated: float = TOLERATED) -> float:
+def cost(seen: Sequence[SpreadLoss], limit: float, tolerated: float = TOLERATED) -> float:
     """What a limit would have cost on this history: the sum of how far each gang on the wrong side is from the
     right."""
     return sum(abs(one.slowdown - tolerated) for one in seen if (one.skew > limit) != (one.slowdown > tolerated))

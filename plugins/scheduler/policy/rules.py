@@ -1,7 +1,7 @@
 """How jobs are ordered, as one value: the published policies, what they are compared with, and ours.
 
 Every policy is a walk down an order (`policy/order.py`); they differ in the queues, in who stays, and in the order
-inside a queue. A `Rules` says all of it, so that the agent, the simulator and the tests speak of the same thing.
+inside a queue. A `OrderRules` says all of it, so that the agent, the simulator and the tests speak of the same thing.
 """
 
 from typing import Literal, get_args
@@ -20,7 +20,7 @@ MOVING: tuple[Discipline, ...] = ("las", "gittins", "dgittins", "srsf", "srtf")
 """Their keys change while a job runs."""
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
+class OrderRules(msgspec.Struct, frozen=True, kw_only=True):
     """One policy with its parameters. Times in s, service in GPU·s."""
 
     discipline: Discipline = "dlas"
@@ -57,10 +57,10 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("starve_limit_s must be at least 1")
 
 
-LAS_PUBLISHED = Rules(thresholds_gpu_s=(3200,), inside="first")
+LAS_PUBLISHED = OrderRules(thresholds_gpu_s=(3200,), inside="first")
 """2D-LAS as in the paper's testbed: two queues, FIFO by first start inside a queue, no promotion (Gu 2021 §3.5.2)."""
 
-COVEY = Rules(thresholds_gpu_s=(3200, 51200), narrow_first=True, starve_limit_s=7 * 86400)
+COVEY = OrderRules(thresholds_gpu_s=(3200, 51200), narrow_first=True, starve_limit_s=7 * 86400)
 """Ours, from the same information (GPUs asked for and service attained): the paper's threshold and a second one 16
 times higher, so that jobs of hours do not share a queue with jobs of weeks; inside a queue whoever runs stays, and
 narrow gangs go first, because of two jobs that have attained the same the narrower one has less service ahead of it and

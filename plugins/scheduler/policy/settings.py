@@ -9,7 +9,7 @@ import msgspec
 from plugins.scheduler.policy.rules import COVEY
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a person may decide about the order of jobs. All hosts should agree; only the leader's copy decides."""
 
     queue_thresholds_gpu_s: tuple[float, ...] = tuple(float(limit) for limit in COVEY.thresholds_gpu_s)

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from plugins.base import Refused
+from covey.errors import Refused
 from plugins.scheduler.messages.commands import QuotaSet
 
 WHOLE_MAX = 1 << 53

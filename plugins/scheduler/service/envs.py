@@ -7,7 +7,7 @@
 A file holds AES-GCM ciphertext and is readable by the agent's user alone; its key is in the log and leaves the log's
 state when the job ends. So neither a copy of the log nor a copy of these files says anything, and what a deleted file
 leaves on a disk cannot be read once the log was cut. In clear it is only where the job runs: in the record of its ranks
-(`agent/runner.py`, mode 0600, gone with the ranks) and in their own environment.
+(`agent/jobs/runner.py`, mode 0600, gone with the ranks) and in their own environment.
 
 Hosts that find a place for the job or run it may have it, as far as the log that the holder knows says so. Whoever ran
 it keeps it until the job ends, so the job outlives the submitting agent. Copies beside that one are there for the time
@@ -24,7 +24,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from covey.core import HostId, JobId
-from plugins.base import Host, Refused
+from covey.errors import Refused
+from plugins.base import Host
 from plugins.scheduler.machine.jobs import HOLDING, OVER, Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.spec import SealedEnv
@@ -56,7 +57,7 @@ class Envs:
     """What this host keeps of them."""
 
     def __init__(self, name: str, host: Host, queue: Queue, log: QueueLog, copies: int) -> None:
-        self._room, self._host, self._queue, self._log, self._copies = name, host, queue, log, copies
+        self._plugin, self._host, self._queue, self._log, self._copies = name, host, queue, log, copies
         self._kept: dict[str, float] = {}
         """Digest -> when it was first seen here."""
         self._fetching: dict[JobId, None] = {}
@@ -83,7 +84,7 @@ class Envs:
             raise Refused(4, what, why, "make room on that disk, or submit to another agent") from error
         others = self._others()[: self._copies]
         kept = await asyncio.gather(
-            *(self._host.send(self._room, host, KeepEnv(digest, data), COPIES_S) for host in others)
+            *(self._host.send(self._plugin, host, KeepEnv(digest, data), COPIES_S) for host in others)
         )
         holders = (self._host.id, *(host for host, yes in zip(others, kept, strict=True) if yes))
         return SealedEnv(digest, key, holders)
@@ -165,7 +166,7 @@ class Envs:
         if not any(view.host == host and view.state in ("alive", "suspect") for view in self._host.hosts()):
             return b""
         try:
-            answer = await self._host.ask(self._room, host, EnvOf(job.id, job.epoch, env.digest), ASK_S)
+            answer = await self._host.ask(self._plugin, host, EnvOf(job.id, job.epoch, env.digest), ASK_S)
         except (TimeoutError, Refused):
             return b""
         return answer.data if isinstance(answer, EnvAnswer) else b""

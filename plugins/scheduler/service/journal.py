@@ -7,29 +7,29 @@ import msgspec
 from covey import checked
 from covey.core import JobId
 from covey.ports import Env
-from plugins.scheduler.machine.reservations import Kept
+from plugins.scheduler.machine.reservations import HeldReservations
 
 FILE = "scheduler/state"
 
 
-class Remembered(msgspec.Struct, frozen=True):
+class ReservationFile(msgspec.Struct, frozen=True):
     """The file's content."""
 
-    kept: Kept = Kept()
+    kept: HeldReservations = HeldReservations()
     fences: dict[JobId, int] = {}
     """Highest epoch started here per job that is not over: nothing older starts."""
     told: dict[JobId, int] = {}
-    """Jobs that the other rooms were told are placed, and under which epoch."""
+    """Jobs that the other plugins were told are placed, and under which epoch."""
     asked: list[tuple[JobId, int]] = []
     """Grants whose ranks this host told to stop."""
     numbers: int = 0
     """Jobs below this number were given out, as far as this host has seen: see `Submitted.numbers`."""
 
 
-_decoder = msgspec.msgpack.Decoder(Remembered)
+_decoder = msgspec.msgpack.Decoder(ReservationFile)
 
 
-class Journal:
+class ReservationJournal:
     """Writes are one after the other; those that wait share the next one."""
 
     def __init__(self, env: Env) -> None:
@@ -37,11 +37,11 @@ class Journal:
         self._lock = asyncio.Lock()
         self._written = b""
 
-    async def load(self) -> Remembered:
+    async def load(self) -> ReservationFile:
         """Damaged when the file is: what it says of who holds which GPU is not believed then."""
-        return await checked.load(self._env.disk, FILE, _decoder) or Remembered()
+        return await checked.load(self._env.disk, FILE, _decoder) or ReservationFile()
 
-    async def save(self, remembered: Remembered) -> None:
+    async def save(self, remembered: ReservationFile) -> None:
         """Durable on return. OSError on a sick disk."""
         data = checked.seal(remembered)
         async with self._lock:

@@ -6,13 +6,14 @@ know that nothing more is decided under them (`Leads`).
 
 import asyncio
 
-from plugins.base import Host, NoLeader, OutcomeUnknown
-from plugins.scheduler.machine.leader import Leader, Look
-from plugins.scheduler.machine.leases import Asked
+from covey.errors import NoLeader, OutcomeUnknown
+from plugins.base import Host
+from plugins.scheduler.machine.leader import Leader, ScheduleTick
+from plugins.scheduler.machine.leases import LeaseAsked
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import Applied, Leads
 from plugins.scheduler.messages.wire import LeasesRenewed, RenewLeases
-from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import views
 from plugins.scheduler.service.log import QueueLog
 
@@ -21,7 +22,7 @@ KNOW_S = 5.0
 
 
 class Leadership:
-    def __init__(self, host: Host, queue: Queue, log: QueueLog, settings: Settings) -> None:
+    def __init__(self, host: Host, queue: Queue, log: QueueLog, settings: SchedulerSettings) -> None:
         self.host, self.queue, self.log = host, queue, log
         self.leader = Leader(queue, settings)
         self.counters = {"grants": 0, "preemptions": 0}
@@ -58,7 +59,7 @@ class Leadership:
     async def _decide(self) -> None:
         env = self.host.env
         now_s = env.clock.now_s()
-        look = Look(views.rack_of(self.host.hosts(), now_s), max(0.0, env.clock.wall_s()), self._led_term)
+        look = ScheduleTick(views.rack_of(self.host.hosts(), now_s), max(0.0, env.clock.wall_s()), self._led_term)
         for action in self.leader.handle(look, now_s):
             if not self.host.log.is_leader:
                 return
@@ -77,7 +78,7 @@ class Leadership:
         log = self.host.log
         if not self._led_term or self._led_term != log.term or not log.is_leader:
             return None
-        (given,) = self.leader.leases.handle(Asked(question.host, question.grants), self.host.env.clock.now_s())
+        (given,) = self.leader.leases.handle(LeaseAsked(question.host, question.grants), self.host.env.clock.now_s())
         alone = tuple(log.voters) == (question.host,)
         terms = self.leader.terms
         return LeasesRenewed(given.grants, None if alone else terms.lease_s, terms.grace_s)

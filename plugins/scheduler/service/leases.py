@@ -18,7 +18,8 @@ from collections.abc import Callable
 import msgspec
 
 from covey.core import HostId, JobId
-from plugins.base import Host, RankLease, Refused
+from covey.errors import Refused
+from plugins.base import Host, RankLease
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.wire import GRANTS_MAX, Leaderless, LeasesRenewed, RenewLeases
 from plugins.scheduler.policy.leases import RENEWALS, Terms
@@ -59,7 +60,7 @@ class HostLeases:
         return None
 
     async def keep(self) -> None:
-        """For as long as the room lives."""
+        """For as long as the plugin lives."""
         while True:
             await set_within(self._wake, await self._renew())
 

@@ -11,13 +11,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from plugins.base import Host, NoLeader, OutcomeUnknown, Refused
+from covey.errors import NoLeader, OutcomeUnknown, Refused
+from plugins.base import Host
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import (
     COMMAND_BYTES_MAX,
     Attained,
     Command,
-    Malformed,
+    MalformedCommand,
     NotApplied,
     Result,
     open_command,
@@ -50,7 +51,7 @@ class QueueLog:
     def _apply(self, index: int, data: bytes) -> bytes:
         try:
             command = open_command(data)
-        except Malformed as error:
+        except MalformedCommand as error:
             self.malformed += 1
             return pack(NotApplied(2, "a command was not understood", str(error)[:500], "upgrade the older agents"))
         result, notes = self.queue.apply(index, command)

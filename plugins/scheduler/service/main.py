@@ -1,4 +1,4 @@
-"""The room on one host: facts and messages in, commands answered, and, on the leader, decisions."""
+"""The plugin on one host: facts and messages in, commands answered, and, on the leader, decisions."""
 
 import asyncio
 import math
@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from covey.core import Fact, Heard, HostId, JobId, Send, SetTimer
-from plugins.base import Command, Host, NoLeader, OutcomeUnknown, Refused, RoomService
+from covey.errors import NoLeader, OutcomeUnknown, Refused
+from plugins.base import Command, Host, PluginService
 from plugins.facts import (
     GpusNow,
     HostGone,
@@ -42,8 +43,8 @@ from plugins.scheduler.messages.wire import (
     Reserve,
     Reserved,
 )
-from plugins.scheduler.policy import words
-from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy import explain
+from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import asked, views
 from plugins.scheduler.service.envs import Envs, Missing
 from plugins.scheduler.service.leadership import Leadership, set_within
@@ -62,14 +63,14 @@ SHOWN_S = 2.0
 """How long a submission waits to be seen in this host's own copy of the log."""
 
 
-class SchedulerService(RoomService):
-    """See the room's essay in `plugins/scheduler/__init__.py`."""
+class SchedulerService(PluginService):
+    """See the plugin's essay in `plugins/scheduler/__init__.py`."""
 
     name: ClassVar[str] = "scheduler"
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self.settings = host.settings(Settings)
+        self.settings = host.settings(SchedulerSettings)
         self.queue = Queue()
         self.queue_log = QueueLog(host, self.queue, self.settings.current_s)
         self.leadership = Leadership(host, self.queue, self.queue_log, self.settings)
@@ -84,7 +85,7 @@ class SchedulerService(RoomService):
         self._lead = self.leadership.look
         self._second = asyncio.Event()
         self._published: GpusNow | None = None
-        self._stood: views.Standing | None = None
+        self._stood: views.QueueSnapshot | None = None
         self._unseen: dict[JobId, None] = {}
         """Jobs that changed while the copy of the log was old."""
         self._fetching: dict[tuple[JobId, int], None] = {}
@@ -134,7 +135,7 @@ class SchedulerService(RoomService):
 
     # ---- what is heard ----
 
-    def take(self, fact: Fact) -> None:
+    def on_fact(self, fact: Fact) -> None:
         if isinstance(fact, SecondPassed):
             self._second.set()
         elif isinstance(fact, RanksEnded):
@@ -144,7 +145,7 @@ class SchedulerService(RoomService):
             self.host.note(fact.job, "ranks ended here", f"exit status by rank, in order: {codes}{why}")
             self._look.set()
         elif isinstance(fact, JobPlaced):
-            self.ranks.told[fact.job] = fact.epoch  # by a life of this room before this one, whose disk was sick
+            self.ranks.told[fact.job] = fact.epoch  # by a life of this plugin before this one, whose disk was sick
         elif isinstance(fact, RanksStarted):
             pids = ", ".join(f"{rank}: {pid}" for rank, pid in sorted(fact.pids.items()))
             self.host.note(fact.job, "ranks run here", f"epoch {fact.epoch}, process by rank: {pids}")
@@ -160,9 +161,9 @@ class SchedulerService(RoomService):
             self._lead.set()
             self._look.set()
 
-    async def hear(self, sender: HostId, message: Any) -> None:
+    async def on_message(self, sender: HostId, message: Any) -> None:
         if isinstance(message, Reserve | Release):
-            await self.ranks.hear(sender, message)
+            await self.ranks.on_message(sender, message)
             self._publish()
         elif isinstance(message, KeepEnv):
             await self.envs.keep(sender, message)
@@ -187,7 +188,7 @@ class SchedulerService(RoomService):
         runs = any(id == ask.job and ask.rank in ranks for (id, _), ranks in self.host.runner.running().items())
         try:
             read = await self.host.runner.read_log(ask.job, ask.rank, ask.offset, min(ask.limit, LOG_PART_BYTES))
-        except OSError as error:  # no reason to stop this room, and whatever else it does
+        except OSError as error:  # no reason to stop this plugin, and whatever else it does
             what = f"the output of rank {ask.rank} of {ask.job} cannot be read now"
             raise Refused(
                 75, what, f"its disk fails: {error}", f"look at {self.host.id}'s disk, and try again"
@@ -260,7 +261,7 @@ class SchedulerService(RoomService):
             self.gangs.handle(gang.RackSeen(free, {host: ranks.get(host, 0) for host in free}, limit), now_s)
         for action in self.gangs.handle(event, now_s):
             match action:
-                case gang.Propose():
+                case gang.ProposePlacement():
                     self.env.spawn(f"propose {action.command.job}", self._propose_for_gang(action.command))
                 case Send() | SetTimer():
                     self.perform(action, self._feed_gangs)
@@ -270,9 +271,9 @@ class SchedulerService(RoomService):
             result = await self.queue_log.propose(command)
         except (NoLeader, OutcomeUnknown):
             await asyncio.sleep(RETRY_S)
-            self._feed_gangs(gang.Proposed(command, None))
+            self._feed_gangs(gang.PlacementProposed(command, None))
             return
-        self._feed_gangs(gang.Proposed(command, result))
+        self._feed_gangs(gang.PlacementProposed(command, result))
 
     def _send_for_ranks(self, action: Send) -> None:
         """Answers of this host's reservations. When one is lost its home asks again: nobody waits for the outcome."""
@@ -284,7 +285,7 @@ class SchedulerService(RoomService):
         now = GpusNow(len(gpus), len(self.ranks.reservations.free()), model, simulated)
         if now != self._published:
             self._published = now
-            self.host.publish("gpus", now)
+            self.host.spread("gpus", now)
 
     # ---- what people ask ----
 
@@ -353,8 +354,8 @@ class SchedulerService(RoomService):
         hosts = [view for view in self.host.hosts() if view.state != "left"]
         rack = views.rack_of(hosts, self.env.clock.now_s())
         whole = len(rack) == len(hosts) and {host.host for host in rack} >= set(self.host.log.voters)
-        never = words.over_rack(spec, {host.host: host.gpus for host in rack}) if whole else None
-        never = never or words.over_quota(spec, self.queue.quota(spec.tenant), self._demotes)
+        never = explain.over_rack(spec, {host.host: host.gpus for host in rack}) if whole else None
+        never = never or explain.over_quota(spec, self.queue.quota(spec.tenant), self._demotes)
         if never is not None:
             raise Refused(never.code, never.what, never.why, never.next)
 
@@ -363,12 +364,12 @@ class SchedulerService(RoomService):
         after_s = self.settings.demote_after_s
         return after_s is not None and math.isfinite(after_s)
 
-    def _standing(self) -> views.Standing:
+    def _standing(self) -> views.QueueSnapshot:
         """Of this moment. Nothing is sorted again before the log or the rack changes."""
         rack = views.rack_of(self.host.hosts(), self.env.clock.now_s())
         totals = {host.host: host.gpus for host in rack if host.gone_s is None}
         if self._stood is None or not self._stood.holds(totals):
-            self._stood = views.Standing(self.queue, self.settings, totals)
+            self._stood = views.QueueSnapshot(self.queue, self.settings, totals)
         return self._stood
 
     def _seen(self) -> views.Seen:
@@ -474,12 +475,12 @@ class SchedulerService(RoomService):
             QuotaView(command.tenant, command.gpus, self.queue.used(command.tenant), 0),
         )
 
-    async def _rack(self, given: Mapping[str, Any]) -> views.RackView:
+    async def _rack(self, given: Mapping[str, Any]) -> views.CapacityView:
         hosts = self.host.hosts()
         alive = [host for host in views.rack_of(hosts, self.env.clock.now_s()) if host.gone_s is None]
         free = views.free_of(hosts, self.queue)
         largest = max((host.gpus for host in alive), default=0)
-        return views.RackView(len(alive), sum(host.gpus for host in alive), sum(free.values()), largest)
+        return views.CapacityView(len(alive), sum(host.gpus for host in alive), sum(free.values()), largest)
 
     async def _seek(self, given: Mapping[str, Any]) -> Job:
         """What another host has just accepted is on its way here."""

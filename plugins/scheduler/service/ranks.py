@@ -18,7 +18,8 @@ import msgspec
 
 from covey.checked import Damaged
 from covey.core import Heard, HostId, JobId, Send
-from plugins.base import Host, NoLeader, OutcomeUnknown, RanksSpec
+from covey.errors import NoLeader, OutcomeUnknown
+from plugins.base import Host, RanksSpec
 from plugins.facts import JobJoined, JobPlaced, JobUnplaced, Place, RanksEnded, StepTimed, TensorsAssigned, TensorsSeen
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
@@ -27,9 +28,9 @@ from plugins.scheduler.machine.reservations import (
     Event,
     GpusSeen,
     GrantNews,
+    HeldReservations,
     Hold,
     KeepPort,
-    Kept,
     RanksGone,
     ReleasePort,
     Reservations,
@@ -40,9 +41,9 @@ from plugins.scheduler.machine.reservations import (
 from plugins.scheduler.messages.commands import Attained, RanksReported
 from plugins.scheduler.messages.spec import GRACE_S
 from plugins.scheduler.messages.wire import JobNowAnswer, NotReserved, Release, Reserve, Reserved
-from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service.envs import Envs
-from plugins.scheduler.service.journal import Journal, Remembered
+from plugins.scheduler.service.journal import ReservationFile, ReservationJournal
 from plugins.scheduler.service.leases import HostLeases
 from plugins.scheduler.service.log import QueueLog
 from plugins.scheduler.service.rankspec import ranks_spec
@@ -59,7 +60,7 @@ STEPS_ENOUGH = 10
 SIGTERM = 15
 
 
-class Progress(msgspec.Struct, frozen=True):
+class RankProgress(msgspec.Struct, frozen=True):
     epoch: int
     step: int
     metrics: dict[str, float]
@@ -73,20 +74,20 @@ class LocalRanks:
         host: Host,
         queue: Queue,
         log: QueueLog,
-        settings: Settings,
+        settings: SchedulerSettings,
         leases: HostLeases,
         envs: Envs,
         send: Callable[[Send], None],
     ) -> None:
         self.host, self.queue, self.log, self.settings, self._send = host, queue, log, settings, send
         self.leases, self.envs = leases, envs
-        self.journal = Journal(host.env)
+        self.journal = ReservationJournal(host.env)
         self.fences: dict[JobId, int] = {}
         self.told: dict[JobId, int] = {}
         self.asked: dict[tuple[JobId, int], None] = {}
         self.ends: dict[tuple[JobId, int], RanksEnded] = {}
         """Ended here, not yet in the log."""
-        self.progress: dict[JobId, Progress] = {}
+        self.progress: dict[JobId, RankProgress] = {}
         self.service_gpu_s: dict[JobId, float] = {}
         """What this host's GPUs have done for each job that runs here."""
         self.reported: dict[JobId, float] = {}
@@ -104,7 +105,7 @@ class LocalRanks:
         self.sick = ""
         """Why the journal cannot be written."""
         self.numbers = 0
-        """See `Remembered`."""
+        """See `ReservationFile`."""
         self._last_s: float | None = None
 
     async def load(self) -> None:
@@ -116,7 +117,7 @@ class LocalRanks:
         self.numbers = found.numbers
         self.see_gpus()
 
-    async def _found(self) -> Remembered:
+    async def _found(self) -> ReservationFile:
         """What this host wrote down; where that is damaged, what really runs. A yes to a gang that has not started is
         forgotten: the log refuses its start on GPUs of another one."""
         try:
@@ -125,13 +126,13 @@ class LocalRanks:
             known = sorted(await self.host.runner.kept(), key=lambda spec: (spec.job, spec.epoch))
             self.host.env.log.error("started from what runs here", why=str(error), found=[spec.job for spec in known])
             fences = {spec.job: spec.epoch for spec in known}
-            return Remembered(Kept(tuple(map(_hold_of, known))), fences, numbers=_above(fences))
+            return ReservationFile(HeldReservations(tuple(map(_hold_of, known))), fences, numbers=_above(fences))
 
     async def save(self) -> bool:
         """Whether it is on disk now."""
-        kept = Remembered(self.reservations.kept(), dict(self.fences), dict(self.told), list(self.asked), self.numbers)
+        now = (self.reservations.kept(), dict(self.fences), dict(self.told), list(self.asked), self.numbers)
         try:
-            await self.journal.save(kept)
+            await self.journal.save(ReservationFile(*now))
         except OSError as error:
             if not self.sick:
                 self.host.env.log.error("journal cannot be written", why=str(error))
@@ -146,14 +147,14 @@ class LocalRanks:
         gpus = tuple(gpu.uuid for gpu in self.host.env.probes.gpus())
         self.reservations.handle(GpusSeen(gpus), self.host.env.clock.now_s())
 
-    async def hear(self, sender: HostId, message: Reserve | Release) -> None:
+    async def on_message(self, sender: HostId, message: Reserve | Release) -> None:
         if isinstance(message, Reserve) and self.host.runner.refusal:
             no = NotReserved(message.job, message.epoch, message.attempt, 0, self.host.runner.refusal[:1000])
             self._send(Send(sender, no))
             return
-        await self.feed(Heard(sender, message))
+        await self.dispatch(Heard(sender, message))
 
-    async def feed(self, event: Event) -> None:
+    async def dispatch(self, event: Event) -> None:
         await self._perform(self.reservations.handle(event, self.host.env.clock.now_s()))
 
     async def _perform(self, actions: Sequence[Action]) -> None:
@@ -224,9 +225,9 @@ class LocalRanks:
             here = mine and job is not None and (job.state == "placing" or job.awaits(self.host.id))
             elsewhere = mine and job is not None and job.placed and job.place_on(self.host.id) is None
             over = elsewhere or self.queue.over(id, hold.epoch)
-            await self.feed(GrantNews(id, hold.epoch, live=here, over=over))
+            await self.dispatch(GrantNews(id, hold.epoch, live=here, over=over))
             if hold.started and over and not self.log.behind and not self._heard_of(id, hold.epoch):
-                await self.feed(RanksGone(id, hold.epoch))  # its end was told, and the disk failed before it was kept
+                await self.dispatch(RanksGone(id, hold.epoch))  # its end was told, before a disk failed
 
     def _heard_of(self, id: JobId, epoch: int) -> bool:
         """Ranks of this grant run here, or their end will be told."""
@@ -250,26 +251,26 @@ class LocalRanks:
         await self.host.runner.stop(id, epoch, job.spec.grace_s if job is not None else GRACE_S, why)
 
     async def _tell(self, id: JobId, job: Job | None) -> None:
-        """Other rooms hear of every gang in the rack: when it is placed, and once it is over."""
+        """Other plugins hear of every gang in the rack: when it is placed, and once it is over."""
         before = self.told.get(id)
         placed = job.epoch if job is not None and job.placed else None
         if before == placed:
             return
         if before is not None:
             ended = job is None or job.exit_code is not None
-            self.host.tell(JobUnplaced(id, before, ended))
+            self.host.publish(JobUnplaced(id, before, ended))
             del self.told[id]
         if job is not None and placed is not None:
             self.told[id] = placed
-            self.host.tell(JobPlaced(id, placed, job.spec.tenant, job.spec.workers, job.places))
+            self.host.publish(JobPlaced(id, placed, job.spec.tenant, job.spec.workers, job.places))
         await self.save()
 
     def tell_again(self) -> None:
-        """After a restart of the agent: what was told may be forgotten by rooms that start anew; tell it once more."""
+        """After a restart of the agent: plugins that start anew may have forgotten what was told: again."""
         for id, epoch in sorted(self.told.items()):
             job = self.queue.jobs.get(id)
             if job is not None and job.placed and job.epoch == epoch:
-                self.host.tell(JobPlaced(id, epoch, job.spec.tenant, job.spec.workers, job.places))
+                self.host.publish(JobPlaced(id, epoch, job.spec.tenant, job.spec.workers, job.places))
 
     async def _run(self, job: Job, place: Place) -> None:
         hold = self.reservations.find(job.id, job.epoch)
@@ -289,7 +290,7 @@ class LocalRanks:
                 self.host.env.log.error("an older grant does not start", job=job.id, epoch=job.epoch)
                 return
             self.fences[job.id] = job.epoch
-            await self.feed(Starting(job.id, job.epoch, place.gpus))
+            await self.dispatch(Starting(job.id, job.epoch, place.gpus))
         if self.sick and not await self.save():
             return
         if self.queue.over(job.id, job.epoch) or (job.id, job.epoch) in self.ends:
@@ -345,7 +346,7 @@ class LocalRanks:
         step = max(fact.step, older.step if older else 0)
         if older is not None and fact.step < older.step:
             metrics = {**fact.metrics, **older.metrics}
-        self.progress[fact.job] = Progress(fact.epoch, step, dict(list(metrics.items())[-16:]))
+        self.progress[fact.job] = RankProgress(fact.epoch, step, dict(list(metrics.items())[-16:]))
         while len(self.progress) > PROGRESS_MAX:
             del self.progress[next(iter(self.progress))]
 
@@ -389,7 +390,7 @@ class LocalRanks:
         if self.queue.next_number > self.numbers:
             self.numbers = self.queue.next_number
             await self.save()
-        await self.feed(SecondWent())
+        await self.dispatch(SecondWent())
         for id in self._out_of_time():
             await self.checkpoint(id)
 
@@ -445,7 +446,7 @@ class LocalRanks:
         await self.log.insist(self._report_of(fact, silent))
         while not await self.log.until(lambda: not self.log.behind and not self._awaited(*key), LAG_S):
             self.host.env.log.debug("the report is not in this copy of the log yet", job=fact.job, epoch=fact.epoch)
-        await self.feed(RanksGone(*key))
+        await self.dispatch(RanksGone(*key))
         await self._saved()
         self.ends.pop(key, None)
         self.asked.pop(key, None)

@@ -8,12 +8,13 @@ is this host's own view that counts, not the leader's: its ranks failed over the
 import asyncio
 
 from covey.core import HostId, JobId
-from plugins.base import Host, Refused
+from covey.errors import Refused
+from plugins.base import Host
 from plugins.facts import RanksEnded
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.messages.commands import UNREACHABLE_MAX
 from plugins.scheduler.messages.wire import JobNow
-from plugins.scheduler.policy import words
+from plugins.scheduler.policy import explain
 
 ANSWER_S = 2.0
 """How long each of them may take, all at once."""
@@ -22,10 +23,10 @@ ANSWER_S = 2.0
 async def unreachable(host: Host, job: Job | None, ended: RanksEnded) -> tuple[HostId, ...]:
     """Other hosts of the gang that do not answer now, when ranks here have failed by themselves. Not one that says it
     is away for a moment: only its agent restarts, the ranks there go on."""
-    failure = words.first_failure(ended.codes)
+    failure = explain.first_failure(ended.codes)
     if job is None or job.epoch != ended.epoch or job.after is not None:
         return ()
-    if failure is None or failure[1] == words.EXIT_AGAIN or ended.lost or ended.reason:
+    if failure is None or failure[1] == explain.EXIT_AGAIN or ended.lost or ended.reason:
         return ()
     state = {view.host: view.state for view in host.hosts()}
     others = [at.host for at in job.awaited if at.host != host.id and state.get(at.host) != "away"]

@@ -7,18 +7,18 @@ from functools import cached_property
 import msgspec
 
 from covey.core import HostId, JobId
-from plugins.base import Refused
+from covey.errors import Refused
 from plugins.facts import GpusNow, HostView
-from plugins.scheduler.machine.ground import Ground, takes
+from plugins.scheduler.machine.capacity import Capacity, takes
 from plugins.scheduler.machine.jobs import HOLDING, Cause, Job, row_of
 from plugins.scheduler.machine.leader import RackHost
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.spec import JobSpec, Pack
 from plugins.scheduler.messages.wire import JobNowAnswer
-from plugins.scheduler.policy import order, words
+from plugins.scheduler.policy import explain, order
 from plugins.scheduler.policy.classes import choose
-from plugins.scheduler.policy.settings import Settings
-from plugins.scheduler.policy.walk import Walk
+from plugins.scheduler.policy.queue_positions import QueuePositions
+from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.views import JobView, QuotaView, RankView
 
 
@@ -54,7 +54,7 @@ def output_gone(job: Job, rank: int, host: HostId) -> Refused:
     return Refused(3, what, why, f"agentctl job {job.id} says how it ended; {limits}")
 
 
-class RackView(msgspec.Struct, frozen=True):
+class CapacityView(msgspec.Struct, frozen=True):
     """Answer of `rack`: what there is to run on."""
 
     hosts: int
@@ -63,11 +63,11 @@ class RackView(msgspec.Struct, frozen=True):
     largest_host_gpus: int
 
 
-class Standing:
+class QueueSnapshot:
     """The order of all jobs at one moment, for saying what each of them waits for. Each part of it is computed once,
     when somebody asks, and only as long as the queue has the same `index`."""
 
-    def __init__(self, queue: Queue, settings: Settings, totals: Mapping[HostId, int]) -> None:
+    def __init__(self, queue: Queue, settings: SchedulerSettings, totals: Mapping[HostId, int]) -> None:
         """`totals`: GPUs of each host that is alive."""
         self.queue, self.settings, self.totals, self.index = queue, settings, totals, queue.index
         self._fits: dict[tuple[int, int, Pack], bool] = {}
@@ -98,22 +98,22 @@ class Standing:
         return order.ordered(rows, thresholds, queue.quotas, default, settings.narrow_first)
 
     @cached_property
-    def guests(self) -> list[order.Row]:
+    def opportunistic(self) -> list[order.Row]:
         """Opportunistic jobs, oldest first."""
         return [row for row in self._rows if row.job_class == "opportunistic"]
 
     @cached_property
-    def ground(self) -> Ground:
+    def ground(self) -> Capacity:
         """GPUs by host."""
-        return Ground(self.queue, self.totals)
+        return Capacity(self.queue, self.totals)
 
     @cached_property
-    def _walk(self) -> Walk:
-        return Walk(self.guaranteed)
+    def _walk(self) -> QueuePositions:
+        return QueuePositions(self.guaranteed)
 
     @cached_property
-    def _guests_walk(self) -> Walk:
-        return Walk(self.guests)
+    def _guests_walk(self) -> QueuePositions:
+        return QueuePositions(self.opportunistic)
 
     @cached_property
     def _over_quota(self) -> frozenset[JobId]:
@@ -131,16 +131,16 @@ class Standing:
         waits = (
             self._waits(job)
             if job.counts
-            else words.waits_as_guest(job.id, self._guests_walk, self._walk, self._nobodys)
+            else explain.waits_as_guest(job.id, self._guests_walk, self._walk, self._nobodys)
         )
         late_s = self.settings.demote_after_s
         if job.job_class == "auto" and self.queue.quota(job.spec.tenant) is not None and late_s is not None:
-            waits = f"{waits}; {words.demoted_later(late_s)}"
+            waits = f"{waits}; {explain.demoted_later(late_s)}"
         return f"{waits}; before: {job.reason}" if job.epoch else waits
 
     def _waits(self, job: Job) -> str:
         queue, thresholds = self.queue, self.settings.queue_thresholds_gpu_s
-        return words.waits_for(
+        return explain.waits_for(
             job.id,
             self._walk,
             self._over_quota,
@@ -157,11 +157,11 @@ class Standing:
         queue = self.queue
         gang = queue.jobs.get(queue.reserving) if queue.reserving is not None else None
         if gang is not None and gang.id == job.id:
-            return words.reserved_now(job.spec.gpus, queue.reserved, self._in_the_way(job))
+            return explain.reserved_now(job.spec.gpus, queue.reserved, self._in_the_way(job))
         if self._may_start(job):
             return ""
         if gang is not None:
-            kept = words.reserved(gang.spec.gpus, queue.reserved)
+            kept = explain.reserved(gang.spec.gpus, queue.reserved)
             return f"{gang.id} (tenant {gang.spec.tenant}) keeps GPUs for itself, {kept}"
         return self._scatter(job.spec) if self._nobodys >= job.spec.gpus else ""
 
@@ -178,7 +178,7 @@ class Standing:
     def _scatter(self, spec: JobSpec) -> str:
         shape = spec.workers, spec.gpus_per_worker, spec.pack
         if shape not in self._scattered:
-            self._scattered[shape] = words.scattered(self.ground.free, spec)
+            self._scattered[shape] = explain.scattered(self.ground.free, spec)
         return self._scattered[shape]
 
     def _in_the_way(self, job: Job) -> list[order.Row]:
@@ -186,7 +186,7 @@ class Standing:
         everybody whose end would help."""
         queue = self.queue
         complete = sum(queue.reserved.values()) == job.spec.gpus
-        rows = {row.id: row for row in (self.guests if complete else self.guaranteed)}
+        rows = {row.id: row for row in (self.opportunistic if complete else self.guaranteed)}
         return [rows[other.id] for other in queue.live() if other.id in rows and other.placed]
 
 
@@ -203,7 +203,7 @@ CAUSES: tuple[Cause, ...] = ("preempted", "host lost", "exit 75", "failed")
 
 
 def job_view(
-    job: Job, standing: Standing, age_s: float, seen: Seen, heard: Mapping[HostId, JobNowAnswer] | None = None
+    job: Job, standing: QueueSnapshot, age_s: float, seen: Seen, heard: Mapping[HostId, JobNowAnswer] | None = None
 ) -> JobView:
     """One job. `heard`: what hosts of its places said about their ranks just now."""
     heard = heard or {}
@@ -246,18 +246,18 @@ def job_view(
         step=step,
         metrics=metrics,
         aggregator=sums[0] if sums else None,
-        unlike=words.unlike_kernels({rank: kernel for answer in now for rank, kernel in answer.kernels.items()}),
+        unlike=explain.unlike_kernels({rank: kernel for answer in now for rank, kernel in answer.kernels.items()}),
         reserved_gpus=sum(standing.queue.reserved.values()) if standing.queue.reserving == job.id else 0,
         age_s=age_s,
     )
 
 
-def _reason(job: Job, standing: Standing, away: Mapping[HostId, float], leads: bool) -> str:
+def _reason(job: Job, standing: QueueSnapshot, away: Mapping[HostId, float], leads: bool) -> str:
     """Why the job is in its state; of one whose hosts are gone, what it waits for."""
     reason = standing.reason(job)
     if not away:
         return reason
-    waits = words.away(away, standing.settings.host_lost_after_s, job.spec.on_lost == "keep", leads)
+    waits = explain.away(away, standing.settings.host_lost_after_s, job.spec.on_lost == "keep", leads)
     return waits if job.state == "running" else f"{reason}; {waits}"
 
 
@@ -329,7 +329,7 @@ def free_of(hosts: Sequence[HostView], queue: Queue) -> dict[HostId, int]:
     return found
 
 
-def free_for(hosts: Sequence[HostView], standing: Standing, job: Job | None) -> dict[HostId, int]:
+def free_for(hosts: Sequence[HostView], standing: QueueSnapshot, job: Job | None) -> dict[HostId, int]:
     """The same without GPUs that are kept for another gang than `job`."""
     free = free_of(hosts, standing.queue)
     if job is None or standing.queue.reserving in (None, job.id):

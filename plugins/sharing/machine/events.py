@@ -2,14 +2,14 @@
 
 import msgspec
 
-from covey.core import JobId, Note
+from covey.core import JobId, LogEvent
 from plugins.sharing.messages import CanUpgrade, Kind, Limits, Report
 
 # ---- events ----------------------------------------------------------------------------------------------------------
 
 
-class Arrived(msgspec.Struct, frozen=True):
-    """The scheduler placed a job here; it waits for `Start`."""
+class RankArrived(msgspec.Struct, frozen=True):
+    """The scheduler placed a job here; it waits for `StartRank`."""
 
     job: JobId
     kind: Kind
@@ -46,7 +46,7 @@ class TimePassed(msgspec.Struct, frozen=True):
     busy: bool
 
 
-class Ended(msgspec.Struct, frozen=True):
+class RankEnded(msgspec.Struct, frozen=True):
     """The process of a job is gone; its memory may take a moment."""
 
     job: JobId
@@ -58,7 +58,7 @@ class Freed(msgspec.Struct, frozen=True):
     job: JobId
 
 
-class Asked(msgspec.Struct, frozen=True):
+class UpgradeAsked(msgspec.Struct, frozen=True):
     """The home agent: could this rank be guaranteed? A yes is kept for a while: no other guaranteed job comes."""
 
     job: JobId
@@ -101,13 +101,13 @@ class DeviceDraining(msgspec.Struct, frozen=True):
 
 
 GpuEvent = (
-    Arrived
+    RankArrived
     | Found
     | Reported
     | TimePassed
-    | Ended
+    | RankEnded
     | Freed
-    | Asked
+    | UpgradeAsked
     | Retagged
     | HardLimited
     | Suspended
@@ -124,7 +124,7 @@ class SetLimits(msgspec.Struct, frozen=True):
     limits: Limits
 
 
-class Start(msgspec.Struct, frozen=True):
+class StartRank(msgspec.Struct, frozen=True):
     """Its memory is there: the job may start, under the limits sent last."""
 
     job: JobId
@@ -137,8 +137,8 @@ class Refuse(msgspec.Struct, frozen=True):
     why: str
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """Tell the home agent: to `Asked`, and to an upgrade that could not be done."""
+class UpgradeAnswer(msgspec.Struct, frozen=True):
+    """Tell the home agent: to `UpgradeAsked`, and to an upgrade that could not be done."""
 
     answer: CanUpgrade
 
@@ -177,5 +177,5 @@ class Kill(msgspec.Struct, frozen=True):
     why: str
 
 
-GpuAction = SetLimits | Start | Refuse | Answer | HardLimit | Suspend | Resume | Terminate | Kill | Note
+GpuAction = SetLimits | StartRank | Refuse | UpgradeAnswer | HardLimit | Suspend | Resume | Terminate | Kill | LogEvent
 Actions = list[GpuAction]

@@ -1,6 +1,6 @@
 """One GPU: who is on it, in which state, and what each may do.
 
-Every event ends in `_settle`: from the members and the state follow targets for memory, which the ledger turns into
+Every event ends in `_reconcile`: from the members and the state follow targets for memory, which the ledger turns into
 limits that are safe to send now, and rates, which the ladder gives. So no path through the states can forget a limit.
 The lines of the story are written in one place, too: when the state after an event is another than before.
 """
@@ -11,39 +11,39 @@ from typing import Literal, assert_never
 
 import msgspec
 
-from covey.core import JobId, Note
+from covey.core import JobId, LogEvent
 from covey.units import format_size
 from plugins.sharing.machine.events import (
     Actions,
-    Answer,
-    Arrived,
-    Asked,
     DeviceDraining,
     DeviceLost,
-    Ended,
     Found,
     Freed,
     GpuAction,
     GpuEvent,
     HardLimited,
+    RankArrived,
+    RankEnded,
     Refuse,
     Reported,
     Resume,
     Retagged,
     SetLimits,
-    Start,
+    StartRank,
     Suspended,
     Terminate,
     TimePassed,
+    UpgradeAnswer,
+    UpgradeAsked,
 )
 from plugins.sharing.machine.ladder import Ladder
-from plugins.sharing.machine.ledger import Ledger
-from plugins.sharing.machine.member import Member
-from plugins.sharing.machine.pressing import press
-from plugins.sharing.machine.trial import Trial
+from plugins.sharing.machine.member import GpuMember
+from plugins.sharing.machine.memory_search import MemorySearch
+from plugins.sharing.machine.reclaim import press
+from plugins.sharing.machine.share_ledger import ShareLedger
 from plugins.sharing.messages import LEASE_S, CanUpgrade, Limits, Report
 from plugins.sharing.policy import interference, ladder, lease, memory
-from plugins.sharing.policy.interference import TOLERANCE, Steps
+from plugins.sharing.policy.interference import TOLERANCE, StepSamples
 from plugins.sharing.policy.ladder import FREE, STOPPED, Rates
 
 State = Literal[
@@ -60,17 +60,17 @@ RETRY_BYTES = memory.CHUNK_MIN
 """What a guaranteed job is given beyond its limit when allocations fail: nobody knows how much it lacks."""
 
 
-class Gpu:
+class SharedGpu:
     """`uuid` names the device; `reserve_bytes` of its `capacity_bytes` are nobody's; `tolerance` is a share of the
     guaranteed job's own mini-batch duration."""
 
     def __init__(self, uuid: str, capacity_bytes: int, reserve_bytes: int, tolerance: float = TOLERANCE) -> None:
         self.uuid, self.tolerance = uuid, tolerance
-        self.members: dict[JobId, Member] = {}
-        self.ledger = Ledger(capacity_bytes, reserve_bytes)
+        self.members: dict[JobId, GpuMember] = {}
+        self.ledger = ShareLedger(capacity_bytes, reserve_bytes)
         self.ladder: Ladder | None = None
         """While the guaranteed job runs steadily."""
-        self.trial = Trial()
+        self.trial = MemorySearch()
         self.lost = ""
         """Why nobody may use the device any more."""
         self.draining = ""
@@ -88,11 +88,11 @@ class Gpu:
         return f"gpu/{self.uuid}"
 
     @property
-    def guaranteed(self) -> Member | None:
+    def guaranteed(self) -> GpuMember | None:
         return next((m for m in self.members.values() if m.guaranteed and m.stage != "ended"), None)
 
     @property
-    def opportunistic(self) -> list[Member]:
+    def opportunistic(self) -> list[GpuMember]:
         """Those that hold or wait for device memory, in order of arrival."""
         return [member for member in self.members.values() if not member.guaranteed and member.present]
 
@@ -148,14 +148,14 @@ class Gpu:
         if self._promised is not None and now_s > self._promised[1]:
             self._promised = None
         actions = self._handle(event, now_s)
-        actions += self._settle(now_s)
+        actions += self._reconcile(now_s)
         if self._why or self.state != before:
-            actions.append(Note(self.subject, self.state, self._why or f"was {before}; {type(event).__name__}"))
+            actions.append(LogEvent(self.subject, self.state, self._why or f"was {before}; {type(event).__name__}"))
         return actions
 
     def _handle(self, event: GpuEvent, now_s: float) -> Actions:
         match event:
-            case Arrived():
+            case RankArrived():
                 return self._arrived(event)
             case Found():
                 return self._found(event, now_s)
@@ -163,11 +163,11 @@ class Gpu:
                 return self._reported(event.report, now_s)
             case TimePassed():
                 return self._time_passed(event.busy, now_s)
-            case Ended():
+            case RankEnded():
                 return self._ended(event.job)
             case Freed():
                 return self._freed(event.job)
-            case Asked():
+            case UpgradeAsked():
                 return self._asked(event, now_s)
             case Retagged():
                 return self._retagged(event, now_s)
@@ -182,12 +182,12 @@ class Gpu:
             case _:
                 assert_never(event)
 
-    def _arrived(self, event: Arrived) -> Actions:
+    def _arrived(self, event: RankArrived) -> Actions:
         why = self._cannot_come(event)
         if why:
-            return [Refuse(event.job, why), Note(f"job/{event.job}", "refused", why)]
+            return [Refuse(event.job, why), LogEvent(f"job/{event.job}", "refused", why)]
         wanted_bytes = max(memory.QUANTUM, event.memory_bytes)  # who knows nothing about itself needs something
-        member = Member(event.job, event.kind, wanted_bytes, event.weight, event.flag)
+        member = GpuMember(event.job, event.kind, wanted_bytes, event.weight, event.flag)
         self.members[event.job] = member
         self.ledger.open(event.job)
         self._why = f"{event.kind} job {event.job} arrived, asking for {format_size(event.memory_bytes)}"
@@ -196,14 +196,14 @@ class Gpu:
             self._new_guaranteed()
         return []
 
-    def _cannot_come(self, event: Arrived | Found) -> str:
+    def _cannot_come(self, event: RankArrived | Found) -> str:
         guaranteed, room = self.guaranteed, self.ledger.room_bytes
-        leaves = isinstance(event, Arrived) or event.kind == "opportunistic"
+        leaves = isinstance(event, RankArrived) or event.kind == "opportunistic"
         if self.lost or (self.draining and leaves):
             return f"{self.uuid} is out of use: {self.lost or self.draining}"
         if event.job in self.members:
             return f"{event.job} is on {self.uuid} already"
-        if event.kind == "guaranteed" and self._promised is not None and isinstance(event, Arrived):
+        if event.kind == "guaranteed" and self._promised is not None and isinstance(event, RankArrived):
             return f"{self.uuid} is promised to {self._promised[0]}"
         if event.kind == "guaranteed" and guaranteed is not None:
             return f"{self.uuid} has a guaranteed job already, {guaranteed.job}"
@@ -217,8 +217,8 @@ class Gpu:
             free = format_size(self.ledger.free_bytes)
             why = f"it says it may hold {format_size(event.limit_bytes)}, but only {free} are not accounted for"
         if why:
-            return [Terminate(event.job, why), Note(f"job/{event.job}", "refused", why)]
-        member = Member(event.job, event.kind, event.memory_bytes, event.weight, event.flag, "running")
+            return [Terminate(event.job, why), LogEvent(f"job/{event.job}", "refused", why)]
+        member = GpuMember(event.job, event.kind, event.memory_bytes, event.weight, event.flag, "running")
         member.epoch = event.epoch
         member.started_s = member.last_step_s = now_s
         self.members[event.job] = member
@@ -253,15 +253,15 @@ class Gpu:
         self._why = f"{job} is gone"
         return []
 
-    def _asked(self, event: Asked, now_s: float) -> Actions:
+    def _asked(self, event: UpgradeAsked, now_s: float) -> Actions:
         member = self.members.get(event.job)
         why = self._stale(member, event.epoch) or self.can_upgrade(event.job)
         if not why and member is not None:
             member.grant = event.epoch
             self._promised = (event.job, now_s + PROMISE_S)
-        return [Answer(CanUpgrade(event.job, event.epoch, why))]
+        return [UpgradeAnswer(CanUpgrade(event.job, event.epoch, why))]
 
-    def _stale(self, member: Member | None, epoch: int) -> str:
+    def _stale(self, member: GpuMember | None, epoch: int) -> str:
         return f"epoch {epoch} is over" if member is not None and epoch < member.grant else ""
 
     def _retagged(self, event: Retagged, now_s: float) -> Actions:
@@ -269,7 +269,7 @@ class Gpu:
         if member is None:
             if event.kind == "opportunistic":
                 return []
-            return [Answer(CanUpgrade(event.job, event.epoch, f"{event.job} is not on {self.uuid}"))]
+            return [UpgradeAnswer(CanUpgrade(event.job, event.epoch, f"{event.job} is not on {self.uuid}"))]
         if self._stale(member, event.epoch):
             return []
         member.grant = event.epoch
@@ -280,15 +280,15 @@ class Gpu:
         if event.kind == "guaranteed":
             why = self.can_upgrade(event.job)
             if why:
-                answer = Answer(CanUpgrade(event.job, event.epoch, why))
-                return [answer, Note(f"job/{event.job}", "not upgraded", why)]
+                answer = UpgradeAnswer(CanUpgrade(event.job, event.epoch, why))
+                return [answer, LogEvent(f"job/{event.job}", "not upgraded", why)]
         member.kind = event.kind
         self._new_guaranteed()
         self._why = f"{event.job} is {event.kind} from now on"
         if member.guaranteed:
-            member.steps = Steps()
+            member.steps = StepSamples()
             member.started_s = member.last_step_s = now_s
-        note = Note(f"job/{event.job}", "upgraded" if member.guaranteed else "downgraded", self._why)
+        note = LogEvent(f"job/{event.job}", "upgraded" if member.guaranteed else "downgraded", self._why)
         return (
             [Terminate(event.job, f"{self.uuid} is to be emptied: {self.draining}"), note] if self.draining else [note]
         )
@@ -320,7 +320,7 @@ class Gpu:
         if member is None or member.stage != "running":
             return []
         if self.ledger.acked(job, report.acked):
-            member.press, member.steps = 0, Steps()
+            member.press, member.steps = 0, StepSamples()
         member.saw(report.step_s, report.peak_bytes, report.stable_bytes, report.spill_bytes, now_s)
         if member.guaranteed:
             return self._guaranteed_stepped(member, report, now_s)
@@ -328,10 +328,10 @@ class Gpu:
         if why is None:
             return []
         for other in self.opportunistic:
-            other.steps = Steps()
-        return [Note(self.subject, "trial", why)]
+            other.steps = StepSamples()
+        return [LogEvent(self.subject, "trial", why)]
 
-    def _guaranteed_stepped(self, member: Member, report: Report, now_s: float) -> Actions:
+    def _guaranteed_stepped(self, member: GpuMember, report: Report, now_s: float) -> Actions:
         if self._stuck:
             self._stuck = False
             self._why = f"{member.job} finishes mini-batches again"
@@ -343,7 +343,7 @@ class Gpu:
             self._steady(member, f"{member.job} runs steadily: {member.steps.count} mini-batches alone")
         return []
 
-    def _surged(self, member: Member, report: Report) -> bool:
+    def _surged(self, member: GpuMember, report: Report) -> bool:
         """It spills, or is about to: its limit is too small, so the others give memory and stop meanwhile (AntMan §3.3,
         figure 7a)."""
         held = self.ledger.accounts[member.job].acked_bytes
@@ -367,7 +367,7 @@ class Gpu:
             self.ladder.restart(self._why)
         return True
 
-    def _steady(self, member: Member, why: str) -> None:
+    def _steady(self, member: GpuMember, why: str) -> None:
         self.ladder = Ladder(self.tolerance, member.flag)
         self.ladder.last_step_s = member.last_step_s
         self._why = why
@@ -384,7 +384,7 @@ class Gpu:
             self._watch(guaranteed, busy, now_s)
         return press(self.members, self.ledger, now_s)
 
-    def _watch(self, member: Member, busy: bool, now_s: float) -> None:
+    def _watch(self, member: GpuMember, busy: bool, now_s: float) -> None:
         silent_s = now_s - member.last_step_s
         if self.ladder is not None and not self._stuck:
             self._why = self.ladder.passed(now_s, busy) or self._why
@@ -417,7 +417,7 @@ class Gpu:
 
     # ---- what follows from the state ----
 
-    def _settle(self, now_s: float) -> Actions:
+    def _reconcile(self, now_s: float) -> Actions:
         """Limits and starts that follow from members and state; the lease renewed when it is half over."""
         targets = self._targets(now_s)
         changes = self.ledger.changes(targets)
@@ -448,10 +448,10 @@ class Gpu:
             parts = memory.beside(room - first, stable, [min(room, m.wanted_bytes) for m in others])
         return {guaranteed.job: first, **{m.job: part for m, part in zip(others, parts, strict=True)}}
 
-    def _fits_again(self, member: Member) -> bool:
+    def _fits_again(self, member: GpuMember) -> bool:
         return max(member.stable_bytes, memory.QUANTUM) <= self.ledger.free_bytes
 
-    def _tell(self, member: Member, bytes_: int | None, renew: bool, now_s: float) -> Actions:
+    def _tell(self, member: GpuMember, bytes_: int | None, renew: bool, now_s: float) -> Actions:
         rates, old = self._rates(member), member.limits
         told = self.ledger.accounts[member.job].told_bytes if bytes_ is None else bytes_
         head_s = None if math.isinf(rates.head_s) else rates.head_s
@@ -462,13 +462,13 @@ class Gpu:
         member.epoch += 1
         member.limits = msgspec.structs.replace(new, epoch=member.epoch)
         if bytes_ is not None:
-            member.steps = Steps()
+            member.steps = StepSamples()
             self.ledger.send(member.job, member.epoch, bytes_, now_s)
             if member.stage != "running":  # nobody is there to apply it: it holds from the start
                 self.ledger.acked(member.job, member.epoch)
         return [SetLimits(member.limits)]
 
-    def _rates(self, member: Member) -> Rates:
+    def _rates(self, member: GpuMember) -> Rates:
         guaranteed = self.guaranteed
         if member.guaranteed or guaranteed is None:
             return FREE
@@ -489,10 +489,10 @@ class Gpu:
             held = self.ledger.accounts[job].acked_bytes
             enough = held >= target if member.guaranteed else held >= min(target, memory.QUANTUM) and held > 0
             if member.stage in ("waiting", "suspended") and enough:
-                action = Start(job) if member.stage == "waiting" else Resume(job)
-                member.stage, member.steps = "running", Steps()
+                action = StartRank(job) if member.stage == "waiting" else Resume(job)
+                member.stage, member.steps = "running", StepSamples()
                 member.started_s = member.last_step_s = now_s
                 why = f"{format_size(held)} of device memory are there for it"
-                actions += [action, Note(f"job/{job}", type(action).__name__.lower(), why)]
+                actions += [action, LogEvent(f"job/{job}", type(action).__name__.lower(), why)]
                 self._why = self._why or f"{job}: {why}"
         return actions

@@ -14,7 +14,7 @@ harms it when it grows faster.
 from typing import Literal
 
 from plugins.sharing.policy import interference, ladder
-from plugins.sharing.policy.interference import STEPS_WINDOW_MAX, TOLERANCE, Slowdown, Steps
+from plugins.sharing.policy.interference import STEPS_WINDOW_MAX, TOLERANCE, Slowdown, StepSamples
 from plugins.sharing.policy.ladder import EASE, QUIET_WINDOWS, TARGET, U_START, Rates
 
 Phase = Literal["baseline", "run", "verify", "idle"]
@@ -38,8 +38,8 @@ class Ladder:
         self.u = 0.0
         self.resume_u = U_START if flag else 1 + ladder.BUSY_START
         """The rung to go on from after baseline, verify or idle."""
-        self.baseline = Steps()
-        self.window = Steps()
+        self.baseline = StepSamples()
+        self.window = StepSamples()
         self.too_much: float | None = None
         """The lowest rung that was found guilty and is not forgotten yet."""
         self.quiet = 0
@@ -94,7 +94,7 @@ class Ladder:
 
     def restart(self, why: str) -> str:
         """Forget the baseline and what was too much: the guaranteed job has changed."""
-        self.baseline, self.too_much, self.quiet = Steps(), None, 0
+        self.baseline, self.too_much, self.quiet = StepSamples(), None, 0
         resume_u = self.resume_u if self.phase != "run" else self.u
         return self._enter("baseline", resume_u, why)
 
@@ -107,7 +107,7 @@ class Ladder:
     # ---- the phases ----
 
     def _enter(self, phase: Phase, u: float, why: str) -> str:
-        self.phase, self.window, self._skip, self._alarms = phase, Steps(), True, 0
+        self.phase, self.window, self._skip, self._alarms = phase, StepSamples(), True, 0
         if phase in ("baseline", "verify"):
             self.resume_u, self.u = u, 0.0
         elif phase == "idle":
@@ -150,7 +150,7 @@ class Ladder:
         if self.flag and not interference.is_known(self.baseline, self.tolerance):
             up = max(self.u, min(up, 1.0))
         if measured.excess >= target or up <= self.u:
-            self.window = Steps()
+            self.window = StepSamples()
             return None
         return self._enter("run", up, f"{measured} slower, room for more")
 
@@ -161,7 +161,7 @@ class Ladder:
         if not (recovered or changed) and self.window.count < interference.STEPS_BASELINE_MAX:
             return None
         if changed or abs(measured.excess) > self.tolerance / 2:
-            self.baseline, self.too_much = Steps(), None
+            self.baseline, self.too_much = StepSamples(), None
             return self._enter("baseline", self.resume_u, f"{measured} slower with the others stopped: it has changed")
         self.baseline = self.baseline.joined(self.window)
         if not self._accused:

@@ -10,7 +10,7 @@ from typing import Literal
 from covey.core import JobId
 from plugins.sharing.messages import Kind, Limits
 from plugins.sharing.policy import memory
-from plugins.sharing.policy.interference import Steps
+from plugins.sharing.policy.interference import StepSamples
 
 Stage = Literal["waiting", "running", "suspended", "ended"]
 SPEED_WEIGHT = 0.2
@@ -18,7 +18,7 @@ SPEED_WEIGHT = 0.2
 
 
 @dataclass
-class Member:
+class GpuMember:
     job: JobId
     kind: Kind
     wanted_bytes: int
@@ -35,7 +35,7 @@ class Member:
     """When the newest one ended, or it started; clock time."""
     started_s: float = 0.0
     """When it started, was found, or was upgraded; clock time."""
-    steps: Steps = field(default_factory=Steps)
+    steps: StepSamples = field(default_factory=StepSamples)
     """Since the limits last changed: for trials, and whether a job that just started runs steadily."""
     limits: Limits | None = None
     """Sent last."""

@@ -6,7 +6,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from plugins.sharing.machine.ladder import Ladder
 from plugins.sharing.policy import ladder, lease
-from plugins.sharing.policy.interference import TOLERANCE, Steps
+from plugins.sharing.policy.interference import TOLERANCE, StepSamples
 from plugins.sharing.policy.ladder import FREE, STOPPED, Rates
 
 BASELINE_STEPS = 32
@@ -43,7 +43,7 @@ class Throttle(Generic[L]):
 
     def __init__(self, law: L, tolerance: float = TOLERANCE, ticks: bool = False) -> None:
         self.law, self.tolerance, self.ticks = law, tolerance, ticks
-        self.baseline = Steps()
+        self.baseline = StepSamples()
         self.recent: deque[float] = deque(maxlen=WINDOW_STEPS)
 
     @property

@@ -17,7 +17,7 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import HostId, JobId, Note, Send
+from covey.core import HostId, JobId, LogEvent, Send
 from plugins.sharing.messages import AskUpgrade, CanUpgrade, Kind, Retag
 
 ASK_S = 5.0
@@ -26,7 +26,7 @@ UNDO_S = 15.0
 """How long after `Retag` a no still undoes the upgrade."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class UpgradeWanted(msgspec.Struct, frozen=True):
     """The log says that this gang is of this kind from now on. `gpus`: of its ranks, by host."""
 
     job: JobId
@@ -35,18 +35,18 @@ class Wanted(msgspec.Struct, frozen=True):
     gpus: Mapping[HostId, tuple[str, ...]]
 
 
-class Answered(msgspec.Struct, frozen=True):
+class UpgradeAnswered(msgspec.Struct, frozen=True):
     """A host said whether it can, or that it could not after all."""
 
     host: HostId
     answer: CanUpgrade
 
 
-class SecondPassed(msgspec.Struct, frozen=True):
+class UpgradeTick(msgspec.Struct, frozen=True):
     """The clock moved on."""
 
 
-class Done(msgspec.Struct, frozen=True):
+class UpgradeDone(msgspec.Struct, frozen=True):
     """Action: what became of it; `refused` says why all ranks are opportunistic, empty: all are of the kind wanted."""
 
     job: JobId
@@ -54,8 +54,8 @@ class Done(msgspec.Struct, frozen=True):
     refused: str
 
 
-UpgradeEvent = Wanted | Answered | SecondPassed
-UpgradeAction = Send | Done | Note
+UpgradeEvent = UpgradeWanted | UpgradeAnswered | UpgradeTick
+UpgradeAction = Send | UpgradeDone | LogEvent
 
 
 @dataclass
@@ -75,11 +75,11 @@ class Upgrades:
 
     def handle(self, event: UpgradeEvent, now_s: float) -> Sequence[UpgradeAction]:
         match event:
-            case Wanted():
+            case UpgradeWanted():
                 return self._wanted(event, now_s)
-            case Answered():
+            case UpgradeAnswered():
                 return self._answered(event.host, event.answer, now_s)
-            case SecondPassed():
+            case UpgradeTick():
                 return self._second_passed(now_s)
             case _:
                 assert_never(event)
@@ -89,13 +89,16 @@ class Upgrades:
             assert asked.yes <= set(asked.gpus), f"{job}: a yes from a host without its ranks"
             assert not asked.tagged or asked.yes == set(asked.gpus), f"{job}: upgraded without everybody's yes"
 
-    def _wanted(self, event: Wanted, now_s: float) -> Sequence[UpgradeAction]:
+    def _wanted(self, event: UpgradeWanted, now_s: float) -> Sequence[UpgradeAction]:
         before = self.asked.get(event.job)
         if not event.gpus or (before is not None and event.epoch < before.epoch):
             return []
         self.asked.pop(event.job, None)
         if event.kind == "opportunistic":
-            return [*self._retag(event.job, event.epoch, event.gpus, "opportunistic"), Done(event.job, event.epoch, "")]
+            return [
+                *self._retag(event.job, event.epoch, event.gpus, "opportunistic"),
+                UpgradeDone(event.job, event.epoch, ""),
+            ]
         self.asked[event.job] = _Asked(event.epoch, event.gpus, now_s + ASK_S)
         return [Send(host, AskUpgrade(event.job, event.epoch, gpus)) for host, gpus in sorted(event.gpus.items())]
 
@@ -113,13 +116,13 @@ class Upgrades:
             return []
         asked.tagged, asked.until_s = True, now_s + UNDO_S
         why = f"all {len(asked.gpus)} hosts can: {job} is guaranteed from now on"
-        return [*self._retag(job, asked.epoch, asked.gpus, "guaranteed"), Note(f"job/{job}", "upgrade", why)]
+        return [*self._retag(job, asked.epoch, asked.gpus, "guaranteed"), LogEvent(f"job/{job}", "upgrade", why)]
 
     def _refused(self, job: JobId, asked: _Asked, why: str) -> Sequence[UpgradeAction]:
         """Told to all, also before anybody was upgraded: they may have been under an older epoch, and promises end."""
         del self.asked[job]
         undone = self._retag(job, asked.epoch, asked.gpus, "opportunistic")
-        return [*undone, Done(job, asked.epoch, why), Note(f"job/{job}", "not upgraded", why)]
+        return [*undone, UpgradeDone(job, asked.epoch, why), LogEvent(f"job/{job}", "not upgraded", why)]
 
     def _second_passed(self, now_s: float) -> Sequence[UpgradeAction]:
         actions: list[UpgradeAction] = []
@@ -128,7 +131,7 @@ class Upgrades:
                 continue
             if asked.tagged:
                 del self.asked[job]
-                actions.append(Done(job, asked.epoch, ""))
+                actions.append(UpgradeDone(job, asked.epoch, ""))
                 continue
             silent = ", ".join(sorted(set(asked.gpus) - asked.yes))
             actions += self._refused(job, asked, f"no answer from {silent} within {ASK_S:g} s")

@@ -30,33 +30,33 @@ STEPS_POOLED_MAX = 512
 """Weight of an old baseline when a new measurement confirms it."""
 
 
-class Steps(msgspec.Struct, frozen=True):
+class StepSamples(msgspec.Struct, frozen=True):
     """Durations of mini-batches, summed up: how many, their mean (s), their sum of squared deviations (s²)."""
 
     count: int = 0
     mean_s: float = 0.0
     squares: float = 0.0
 
-    def plus(self, step_s: float) -> "Steps":
+    def plus(self, step_s: float) -> "StepSamples":
         """One more mini-batch (Welford's update, which does not lose digits)."""
         count = self.count + 1
         mean_s = self.mean_s + (step_s - self.mean_s) / count
-        return Steps(count, mean_s, self.squares + (step_s - self.mean_s) * (step_s - mean_s))
+        return StepSamples(count, mean_s, self.squares + (step_s - self.mean_s) * (step_s - mean_s))
 
-    def joined(self, other: "Steps") -> "Steps":
+    def joined(self, other: "StepSamples") -> "StepSamples":
         """Both together, as if they had been collected at once; never heavier than `STEPS_POOLED_MAX`."""
         count = self.count + other.count
         if count == 0:
             return self
         between = other.mean_s - self.mean_s
-        both = Steps(
+        both = StepSamples(
             count,
             self.mean_s + between * other.count / count,
             self.squares + other.squares + between * between * self.count * other.count / count,
         )
         if count <= STEPS_POOLED_MAX:
             return both
-        return Steps(STEPS_POOLED_MAX, both.mean_s, both.squares * STEPS_POOLED_MAX / count)
+        return StepSamples(STEPS_POOLED_MAX, both.mean_s, both.squares * STEPS_POOLED_MAX / count)
 
     @property
     def error_s(self) -> float:
@@ -93,7 +93,7 @@ class Slowdown(msgspec.Struct, frozen=True):
         return f"{100 * self.excess:+.1f} % ± {100 * CONFIDENCE * self.error:.1f}"
 
 
-def slowdown(baseline: Steps, window: Steps) -> Slowdown:
+def slowdown(baseline: StepSamples, window: StepSamples) -> Slowdown:
     """How much slower than its baseline the job runs; both errors count. Infinitely uncertain without a baseline."""
     if baseline.mean_s <= 0:
         return Slowdown(0.0, math.inf)
@@ -101,19 +101,19 @@ def slowdown(baseline: Steps, window: Steps) -> Slowdown:
     return Slowdown(window.mean_s / baseline.mean_s - 1, error)
 
 
-def clipped(baseline: Steps, step_s: float) -> float:
+def clipped(baseline: StepSamples, step_s: float) -> float:
     """The duration as it counts, s: a single long mini-batch (a checkpoint, an evaluation) does not drown the rest."""
     return step_s if baseline.count == 0 else min(step_s, CLIP * baseline.mean_s)
 
 
-def is_precise(baseline: Steps, tolerance: float = TOLERANCE) -> bool:
+def is_precise(baseline: StepSamples, tolerance: float = TOLERANCE) -> bool:
     """Is this enough for a baseline: known to a twentieth of the tolerance, or as long as we are willing to wait?"""
     if baseline.count < STEPS_BASELINE:
         return False
     return baseline.count >= STEPS_BASELINE_MAX or baseline.error_s < tolerance / 20 * baseline.mean_s
 
 
-def is_known(baseline: Steps, tolerance: float = TOLERANCE) -> bool:
+def is_known(baseline: StepSamples, tolerance: float = TOLERANCE) -> bool:
     """Is this baseline known to a third of the tolerance? Without that nobody should share busy time: in idle phases
     an opportunistic job can do little harm, whatever we measure."""
     return baseline.error_s < tolerance / 3 * baseline.mean_s
@@ -128,6 +128,6 @@ def is_look(count: int) -> bool:
     return look == count
 
 
-def is_stable(steps: Steps) -> bool:
+def is_stable(steps: StepSamples) -> bool:
     """Does a job that just started run steadily: ten mini-batches that differ by less than a fifth?"""
     return steps.count >= 10 and steps.variation < 0.2

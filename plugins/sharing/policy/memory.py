@@ -73,7 +73,7 @@ def _level(room: int, held: Sequence[int], least: Sequence[int]) -> int:
     return low * QUANTUM
 
 
-class Search(msgspec.Struct, frozen=True):
+class LimitSearch(msgspec.Struct, frozen=True):
     """The search for a split among opportunistic jobs: what is tried now, what was best."""
 
     room: int
@@ -101,11 +101,11 @@ class Search(msgspec.Struct, frozen=True):
         return self.best_score
 
 
-def begin(room: int, wanted: Sequence[int]) -> Search:
+def begin(room: int, wanted: Sequence[int]) -> LimitSearch:
     """A new search. The first trial is the split by demand."""
     wants = tuple(min(want, room) for want in wanted)
     trial = divided(room, wants)
-    return Search(room, wants, trial, tuple(0.0 for _ in wants), over=sum(wants) <= room)
+    return LimitSearch(room, wants, trial, tuple(0.0 for _ in wants), over=sum(wants) <= room)
 
 
 def normalized(speeds: Sequence[float], full: Sequence[float]) -> float:
@@ -113,7 +113,7 @@ def normalized(speeds: Sequence[float], full: Sequence[float]) -> float:
     return sum(min(1.0, speed / most) if most > 0 else 0.0 for speed, most in zip(speeds, full, strict=True))
 
 
-def measured(search: Search, speeds: Sequence[float]) -> Search:
+def measured(search: LimitSearch, speeds: Sequence[float]) -> LimitSearch:
     """The search after its trial brought these mini-batches/s."""
     if search.over:
         return search
@@ -128,7 +128,7 @@ def measured(search: Search, speeds: Sequence[float]) -> Search:
     return _next_move(search)
 
 
-def _probed(search: Search, speeds: tuple[float, ...]) -> Search:
+def _probed(search: LimitSearch, speeds: tuple[float, ...]) -> LimitSearch:
     """A first trial is over: try the next job with all it asks for, or choose where to climb from."""
     who = len(search.probed) - 1
     probed = (*search.probed, (search.trial, speeds))
@@ -145,13 +145,13 @@ def _probed(search: Search, speeds: tuple[float, ...]) -> Search:
     return _next_move(search)
 
 
-def _all_for(who: int, search: Search) -> tuple[int, ...]:
+def _all_for(who: int, search: LimitSearch) -> tuple[int, ...]:
     others = [0 if i == who else want for i, want in enumerate(search.wanted)]
     rest = divided(search.room - search.wanted[who], others)
     return tuple(search.wanted[who] if i == who else part for i, part in enumerate(rest))
 
 
-def _next_move(search: Search) -> Search:
+def _next_move(search: LimitSearch) -> LimitSearch:
     """The next trial: one chunk from one job to another; smaller chunks when no pair helped; at last the best."""
     jobs = len(search.wanted)
     pairs = [(giver, taker) for giver in range(jobs) for taker in range(jobs) if giver != taker]

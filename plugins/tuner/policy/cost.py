@@ -24,7 +24,7 @@ from covey.core import HostId
 Floats = npt.NDArray[np.float64]
 
 
-class Host(msgspec.Struct, frozen=True):
+class HostCosts(msgspec.Struct, frozen=True):
     """One host as the model sees it."""
 
     host: HostId
@@ -85,7 +85,11 @@ def epoch_as_printed(
 
 
 def epoch_of_shares(
-    load: Load, workers: Sequence[Host], servers: Sequence[Host], data: Sequence[float], model: Sequence[float]
+    load: Load,
+    workers: Sequence[HostCosts],
+    servers: Sequence[HostCosts],
+    data: Sequence[float],
+    model: Sequence[float],
 ) -> float:
     """Seconds of an epoch with these shares, whatever they are: samples per worker, model bytes per server;
     mini-batches counted as fractions. The worst worker decides (Cruise, equation 3.1); inf when somebody must work and

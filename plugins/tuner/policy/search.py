@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from covey.core import HostId
-from plugins.tuner.policy.cost import Floats, Host, Load, epoch_equal, epochs, rates
+from plugins.tuner.policy.cost import Floats, HostCosts, Load, epoch_equal, epochs, rates
 
 COUNTS_MAX = 1 << 19
 """Assignments that are tried one by one, at most; above it, descent. About 0.2 s."""
@@ -63,7 +63,7 @@ def equal_split_continuous(load: Load, sample_s: float, nic_bytes_per_s: float, 
 
 def best(
     load: Load,
-    hosts: Sequence[Host],
+    hosts: Sequence[HostCosts],
     working: Collection[HostId] = (),
     counts_max: int = COUNTS_MAX,
     serving: Collection[HostId] = (),
@@ -81,7 +81,7 @@ def best(
     return split_of(load, ordered, _tidied(ordered, descend(load, *_arrays(ordered))), exact=False)
 
 
-def split_of(load: Load, ordered: Sequence[Host], workers: Roles, exact: bool) -> Split:
+def split_of(load: Load, ordered: Sequence[HostCosts], workers: Roles, exact: bool) -> Split:
     """The best shares for these roles (see `cost`)."""
     sample_s, nic = _arrays(ordered)
     rate = rates(load, sample_s, nic, workers[None, :])[0]
@@ -101,7 +101,7 @@ def split_of(load: Load, ordered: Sequence[Host], workers: Roles, exact: bool) -
 # ---- exact -----------------------------------------------------------------------------------------------------------
 
 
-def by_kinds(load: Load, kinds: Sequence[tuple[Host, int]]) -> Roles:
+def by_kinds(load: Load, kinds: Sequence[tuple[HostCosts, int]]) -> Roles:
     """Roles of all hosts, kind after kind, workers first within each: the optimum over all numbers of workers per kind.
     Fewer workers between equals."""
     sizes = np.array([count for _, count in kinds])
@@ -127,7 +127,7 @@ def by_kinds(load: Load, kinds: Sequence[tuple[Host, int]]) -> Roles:
     return np.array(roles)
 
 
-def exhaustive(load: Load, hosts: Sequence[Host]) -> float:
+def exhaustive(load: Load, hosts: Sequence[HostCosts]) -> float:
     """The shortest epoch over all 2^N - 2 assignments of roles, seconds: what the searches are measured against."""
     sample_s, nic = _arrays(hosts)
     shortest = math.inf
@@ -239,13 +239,13 @@ def _exchange(load: Load, sample_s: Floats, nic: Floats, roles: Roles) -> tuple[
 # ---- hosts -----------------------------------------------------------------------------------------------------------
 
 
-def _arrays(hosts: Sequence[Host]) -> tuple[Floats, Floats]:
+def _arrays(hosts: Sequence[HostCosts]) -> tuple[Floats, Floats]:
     return np.array([h.sample_s for h in hosts]), np.array([h.nic_bytes_per_s for h in hosts])
 
 
-def _kinds(ordered: Sequence[Host]) -> list[tuple[Host, int]]:
+def _kinds(ordered: Sequence[HostCosts]) -> list[tuple[HostCosts, int]]:
     """(one of them, how many) of hosts with the same figures; hosts of a kind stand together."""
-    kinds: list[tuple[Host, int]] = []
+    kinds: list[tuple[HostCosts, int]] = []
     for host in ordered:
         last = kinds[-1][0] if kinds else None
         if last and (last.sample_s, last.nic_bytes_per_s) == (host.sample_s, host.nic_bytes_per_s):
@@ -255,7 +255,7 @@ def _kinds(ordered: Sequence[Host]) -> list[tuple[Host, int]]:
     return kinds
 
 
-def _tidied(ordered: Sequence[Host], roles: Roles) -> Roles:
+def _tidied(ordered: Sequence[HostCosts], roles: Roles) -> Roles:
     """The same numbers of workers of each kind, the first of each kind working."""
     tidy, at = roles.copy(), 0
     for _, count in _kinds(ordered):

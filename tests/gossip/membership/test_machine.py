@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import Fact, HostId, Message, SetTimer, Tell
+from covey.core import Fact, HostId, Message, Publish, SetTimer
 from gossip.membership import messages as m
 from gossip.membership import policy
 from gossip.membership.machine import Membership
@@ -18,27 +18,27 @@ from gossip.membership.machine.events import (
     AwayOver,
     CallDue,
     Event,
-    Forget,
+    ForgetMember,
     GossipDue,
     Leaving,
     LoopStalled,
+    MembershipStarted,
     PacketHeard,
     ProbeDue,
     ProbeLate,
     RelayLate,
-    Started,
     SuspicionDue,
     SyncDue,
 )
-from gossip.words import (
+from gossip.types import (
     U32_MAX,
     GossipSettings,
-    HostAway,
     HostDown,
-    HostSuspected,
     HostUp,
+    MemberAway,
+    MemberSuspected,
     NameConflict,
-    Say,
+    SendDatagram,
     Sender,
     State,
     identity,
@@ -77,7 +77,7 @@ class Asked(NamedTuple):
 
 
 def asked(actions: Iterable[Action]) -> Asked:
-    says = [action for action in actions if isinstance(action, Say)]
+    says = [action for action in actions if isinstance(action, SendDatagram)]
     found = [(say.to, one) for say in says for one in say.messages if isinstance(one, m.Ping)]
     ((to, ping),) = found
     name = to.removesuffix(":1")
@@ -88,14 +88,16 @@ def asked(actions: Iterable[Action]) -> Asked:
 class Solo:
     """One machine, and hands that move its clock and carry its datagrams."""
 
-    def __init__(self, *names: str, remembered: Iterable[m.Record] = (), address: str = "me:1", **more: object) -> None:
+    def __init__(
+        self, *names: str, remembered: Iterable[m.MemberRecord] = (), address: str = "me:1", **more: object
+    ) -> None:
         self.now_s = 100.0
         options = GossipSettings(**more)  # type: ignore[arg-type]
         self.machine = Membership(who("me"), options, 1000, random.Random(7))
-        self.said: list[Say] = []
+        self.said: list[SendDatagram] = []
         self.facts: list[Fact] = []
         self.timers: list[tuple[float, Event]] = []
-        self.feed(Started(address, tuple(remembered), options.seeds))
+        self.dispatch(MembershipStarted(address, tuple(remembered), options.seeds))
         for name in names:
             self.hear(name, alive(name))
         self.clear()
@@ -103,24 +105,24 @@ class Solo:
     def clear(self) -> None:
         self.said, self.facts = [], []
 
-    def feed(self, event: Event) -> list[Action]:
+    def dispatch(self, event: Event) -> list[Action]:
         actions = list(self.machine.handle(event, self.now_s))
         for action in actions:
             match action:
-                case Say():
+                case SendDatagram():
                     self.said.append(action)
                 case SetTimer():
                     self.timers.append((self.now_s + action.after_s, action.event))
-                case Tell():
+                case Publish():
                     self.facts.append(action.fact)
-                case Forget():
+                case ForgetMember():
                     pass
         self.machine.check()
         return actions
 
     def hear(self, sender: str, *messages: Message, boot: int = 1, uuid: bytes = b"", source: str = "") -> None:
         about = tuple(messages)
-        self.feed(PacketHeard(who(sender, boot, uuid), source or f"{sender}:1", about))  # type: ignore[arg-type]
+        self.dispatch(PacketHeard(who(sender, boot, uuid), source or f"{sender}:1", about))  # type: ignore[arg-type]
 
     def run(self, for_s: float, *kinds: type) -> None:
         """Fire timers of these kinds (all of them, if none is named) in order."""
@@ -132,14 +134,14 @@ class Solo:
             first = min(due, key=lambda one: one[0])
             self.timers.remove(first)
             self.now_s = max(self.now_s, first[0])
-            self.feed(first[1])
+            self.dispatch(first[1])
         self.now_s = end_s
 
     def probe(self) -> "Asked":
         """Begin a probe; who was pinged."""
         self.run(0, ProbeDue)
         self.clear()
-        return asked(self.feed(ProbeDue()))
+        return asked(self.dispatch(ProbeDue()))
 
     def words(self, to: str = "") -> list[Message]:
         return [message for say in self.said if say.to.startswith(to) for message in say.messages]
@@ -147,7 +149,7 @@ class Solo:
     def rumours(self) -> list[Message]:
         """What it tells on, now."""
         self.clear()
-        self.feed(GossipDue())
+        self.dispatch(GossipDue())
         return self.words()
 
     def state(self, name: str) -> State | None:
@@ -220,14 +222,14 @@ def test_a_table_that_differs_is_exchanged_and_an_equal_one_is_not() -> None:
     assert m.SyncSame() in me.words("a") and m.SyncPull() not in me.words("a")
     me.clear()
     me.hear("a", m.SyncAsk(1))
-    names = [message.host for message in me.words("a") if isinstance(message, m.Record)]
+    names = [message.host for message in me.words("a") if isinstance(message, m.MemberRecord)]
     assert names == ["a", "b", "me"] and m.SyncPull() in me.words("a")
 
 
 def test_a_large_table_is_cut_to_datagrams() -> None:
     me = Solo(*(f"host-{number}" for number in range(200)))
     me.hear("host-1", m.SyncPull())
-    records = [message for message in me.words() if isinstance(message, m.Record)]
+    records = [message for message in me.words() if isinstance(message, m.MemberRecord)]
     assert len(records) == 201 and len(me.said) > 5
 
 
@@ -262,7 +264,7 @@ def test_a_host_that_answers_is_not_suspected() -> None:
     me = Solo("a")
     ping = me.probe()
     me.hear("a", m.Ack(ping.seq))
-    me.feed(ProbeDue())
+    me.dispatch(ProbeDue())
     assert me.state("a") == "alive" and me.machine.counts["probes_failed"] == 0
 
 
@@ -271,7 +273,7 @@ def test_an_answer_from_somebody_who_was_not_asked_does_not_count() -> None:
     ping = me.probe()
     bystander = "b" if ping.to == "a" else "a"
     me.hear(bystander, m.Ack(ping.seq))
-    me.feed(ProbeDue())
+    me.dispatch(ProbeDue())
     assert me.state(ping.to) == "suspect"
 
 
@@ -279,7 +281,7 @@ def test_without_an_answer_three_others_are_asked_and_the_target_once_more() -> 
     me = Solo("a", "b", "c", "d", "e")
     ping = me.probe()
     me.clear()
-    me.feed(ProbeLate(ping.seq))
+    me.dispatch(ProbeLate(ping.seq))
     requests = [say.to for say in me.said if m.PingReq(ping.seq, HostId(ping.to), ping.ping.to) in say.messages]
     assert len(set(requests)) == 3 and f"{ping.to}:1" not in requests
     assert ping.ping in me.words(ping.to)
@@ -288,10 +290,10 @@ def test_without_an_answer_three_others_are_asked_and_the_target_once_more() -> 
 def test_an_answer_through_others_counts() -> None:
     me = Solo("a", "b")
     ping = me.probe()
-    me.feed(ProbeLate(ping.seq))
+    me.dispatch(ProbeLate(ping.seq))
     helper = "b" if ping.to == "a" else "a"
     me.hear(helper, m.Ack(ping.seq))
-    me.feed(ProbeDue())
+    me.dispatch(ProbeDue())
     assert me.state(ping.to) == "alive"
 
 
@@ -303,7 +305,7 @@ def test_a_helper_pings_for_the_asker_and_passes_the_answer_on() -> None:
     me.hear("b", m.Ack(ping.seq))
     assert m.Ack(77) in me.words("a")
     me.clear()
-    me.feed(RelayLate(ping.seq))
+    me.dispatch(RelayLate(ping.seq))
     assert me.said == []
 
 
@@ -346,10 +348,10 @@ def test_helpers_that_are_not_heard_either_lower_the_local_health() -> None:
     """memberlist: ProbeNode_Awareness_MissedNack."""
     me = Solo("a", "b", "c", "d")
     ping = me.probe()
-    me.feed(ProbeLate(ping.seq))
+    me.dispatch(ProbeLate(ping.seq))
     helpers = [say.to[0] for say in me.said if any(isinstance(one, m.PingReq) for one in say.messages)]
     me.hear(helpers[0], m.Nack(ping.seq))
-    me.feed(ProbeDue())
+    me.dispatch(ProbeDue())
     assert me.machine.health == 2
 
 
@@ -357,10 +359,10 @@ def test_helpers_that_say_no_leave_the_local_health_alone() -> None:
     """memberlist: ProbeNode_Awareness_Degraded, all nacks received."""
     me = Solo("a", "b", "c", "d")
     ping = me.probe()
-    me.feed(ProbeLate(ping.seq))
+    me.dispatch(ProbeLate(ping.seq))
     for name in sorted({"a", "b", "c", "d"} - {ping.to}):
         me.hear(name, m.Nack(ping.seq))
-    me.feed(ProbeDue())
+    me.dispatch(ProbeDue())
     assert me.machine.health == 0 and me.state(ping.to) == "suspect"
 
 
@@ -368,8 +370,8 @@ def test_a_host_in_bad_health_probes_more_slowly_and_recovers_by_answers() -> No
     """memberlist: ProbeNode_Awareness_Improved."""
     me = Solo("a", "b", "c", "d")
     ping = me.probe()
-    me.feed(ProbeLate(ping.seq))
-    actions = me.feed(ProbeDue())
+    me.dispatch(ProbeLate(ping.seq))
+    actions = me.dispatch(ProbeDue())
     pause = next(one.after_s for one in actions if isinstance(one, SetTimer) and isinstance(one.event, ProbeDue))
     assert me.machine.health == 3 and pause == 4.0
     again = asked(actions)
@@ -381,28 +383,28 @@ def test_a_probe_during_which_our_own_loop_stood_still_is_void() -> None:
     me = Solo("a", "b")
     ping = me.probe()
     start_s, me.now_s = me.now_s, me.now_s + 1.5
-    me.feed(LoopStalled(start_s + 0.1, me.now_s))
+    me.dispatch(LoopStalled(start_s + 0.1, me.now_s))
     me.clear()
-    me.feed(ProbeDue())
+    me.dispatch(ProbeDue())
     assert me.state(ping.to) == "alive" and me.machine.counts["probes_void"] == 1 and me.machine.health == 1
     assert any(isinstance(one, m.Ping) for one in me.words(ping.to)), "the same host is probed again at once"
 
 
 def test_a_stall_before_the_probe_or_a_short_one_does_not_void_it() -> None:
     me = Solo("a")
-    me.feed(LoopStalled(me.now_s - 5, me.now_s))
+    me.dispatch(LoopStalled(me.now_s - 5, me.now_s))
     ping = me.probe()
-    me.feed(LoopStalled(me.now_s, me.now_s + 0.2))
+    me.dispatch(LoopStalled(me.now_s, me.now_s + 0.2))
     me.now_s += 1
-    me.feed(ProbeDue())
+    me.dispatch(ProbeDue())
     assert me.state(ping.to) == "suspect"
 
 
 def test_a_suspicion_does_not_run_while_we_could_not_listen() -> None:
     me = Solo("a", "b")
     me.hear("b", suspect("a", by="b"))
-    me.feed(LoopStalled(me.now_s + 1, me.now_s + 4))
-    me.feed(LoopStalled(me.now_s + 2, me.now_s + 4))
+    me.dispatch(LoopStalled(me.now_s + 1, me.now_s + 4))
+    me.dispatch(LoopStalled(me.now_s + 2, me.now_s + 4))
     me.run(6.5, SuspicionDue)
     assert me.state("a") == "suspect"
     me.run(1, SuspicionDue)
@@ -415,7 +417,7 @@ def test_a_suspicion_does_not_run_while_we_could_not_listen() -> None:
 def test_a_suspect_is_told_about_and_who_suspected_it_is_remembered() -> None:
     me = Solo("a", "b")
     me.hear("b", suspect("a", by="b"))
-    assert me.facts == [HostSuspected(HostId("a"), HostId("b"))]
+    assert me.facts == [MemberSuspected(HostId("a"), HostId("b"))]
     assert me.machine.members[HostId("a")].suspected_by == "b"
     assert suspect("a", by="b") in me.rumours()
     me.run(60, SuspicionDue)
@@ -459,7 +461,7 @@ def test_our_own_failed_probe_confirms_what_others_suspect() -> None:
     me.hear("b", suspect("a", by="b"))
     while me.probe().to != "a":
         pass
-    me.feed(ProbeDue())
+    me.dispatch(ProbeDue())
     suspicion = me.machine.members[HostId("a")].suspicion
     assert suspicion is not None and suspicion.by == ["b", "me"]
 
@@ -534,20 +536,20 @@ def test_nobody_dies_by_hearsay_alone() -> None:
     """A single deaf host would otherwise bury the whole rack in everybody's eyes."""
     me = Solo("a", "b")
     me.hear("b", gone("a", by="b"))
-    assert me.state("a") == "suspect" and me.facts == [HostSuspected(HostId("a"), HostId("b"))]
+    assert me.state("a") == "suspect" and me.facts == [MemberSuspected(HostId("a"), HostId("b"))]
 
 
 def test_the_dead_of_somebodys_table_become_suspects() -> None:
     """memberlist: MergeState."""
     me = Solo("a", "b")
-    me.hear("b", m.Record(HostId("a"), who("a").uuid, 1, 0, "a:1", 2, HostId("b")))
+    me.hear("b", m.MemberRecord(HostId("a"), who("a").uuid, 1, 0, "a:1", 2, HostId("b")))
     assert me.state("a") == "suspect"
 
 
 def test_a_table_makes_us_know_its_living_and_its_suspects_but_not_its_dead() -> None:
     me = Solo("a")
     for state, name in enumerate(("c", "d", "e", "f")):
-        me.hear("a", m.Record(HostId(name), who(name).uuid, 1, 0, f"{name}:1", state, HostId("")))
+        me.hear("a", m.MemberRecord(HostId(name), who(name).uuid, 1, 0, f"{name}:1", state, HostId("")))
     assert [me.state(name) for name in ("c", "d", "e", "f")] == ["alive", "suspect", None, None]
 
 
@@ -602,7 +604,7 @@ def test_who_restarts_is_away_and_no_longer_than_it_said() -> None:
     goodbye = m.Left(HostId("a"), who("a").identity, 1, 0, 60)
     me.hear("a", goodbye)
     member = me.machine.members[HostId("a")]
-    assert me.facts == [HostAway(HostId("a"), 60.0)] and not member.live
+    assert me.facts == [MemberAway(HostId("a"), 60.0)] and not member.live
     assert any(isinstance(word, m.Left) and word.away_s == 60 for word in me.rumours())
     me.clear()
     me.run(59.0, AwayOver)
@@ -625,7 +627,7 @@ def test_who_is_back_in_time_is_not_mourned_later() -> None:
 
 def test_leaving_is_said_to_everybody_and_then_nothing_more() -> None:
     me = Solo("a", "b", "c")
-    me.feed(Leaving())
+    me.dispatch(Leaving())
     assert sorted(say.to for say in me.said) == ["a:1", "b:1", "c:1"]
     assert set(me.words()) == {left("me")}
     me.clear()
@@ -679,7 +681,7 @@ def test_who_left_long_ago_is_forgotten() -> None:
     me = Solo("a", "b")
     me.hear("a", left("a"))
     me.now_s += 24 * 3600 + 1
-    assert Forget(HostId("a")) in me.feed(SyncDue())
+    assert ForgetMember(HostId("a")) in me.dispatch(SyncDue())
     assert me.state("a") is None
 
 
@@ -735,8 +737,8 @@ def test_a_clone_with_a_later_boot_of_ourselves_is_reported() -> None:
 # ---- restarts --------------------------------------------------------------------------------------------------------
 
 
-def known(name: str, state: int) -> m.Record:
-    return m.Record(HostId(name), who(name).uuid, 1, 3, f"{name}:1", state, HostId(""))
+def known(name: str, state: int) -> m.MemberRecord:
+    return m.MemberRecord(HostId(name), who(name).uuid, 1, 3, f"{name}:1", state, HostId(""))
 
 
 def test_after_a_restart_known_hosts_are_called_without_any_seed() -> None:

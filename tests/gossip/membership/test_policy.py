@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from covey.core import HostId
 from gossip.membership import policy
-from gossip.membership.messages import Record
-from gossip.words import State
+from gossip.membership.messages import MemberRecord
+from gossip.types import State
 
 
 def test_a_rumour_is_sent_more_often_on_larger_racks() -> None:
@@ -113,8 +113,8 @@ def test_some_hosts_are_distinct_and_as_many_as_there_are(count: int, wanted: in
     assert len(set(found)) == len(found) == min(count, wanted)
 
 
-def record(host: str, state: int = 0, incarnation: int = 0) -> Record:
-    return Record(HostId(host), bytes(16), 1, incarnation, f"{host}:1", state, HostId(""))
+def record(host: str, state: int = 0, incarnation: int = 0) -> MemberRecord:
+    return MemberRecord(HostId(host), bytes(16), 1, incarnation, f"{host}:1", state, HostId(""))
 
 
 def test_a_checksum_is_of_who_lives_not_of_suspicions_or_the_dead() -> None:

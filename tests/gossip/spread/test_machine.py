@@ -22,8 +22,8 @@ from gossip.spread.machine import (
     SpreadStarted,
     Told,
 )
-from gossip.spread.messages import AnyMessage, Delta, Entry, Known, Syn, Want
-from gossip.words import U63_MAX, GossipSettings, Say, Sender, size
+from gossip.spread.messages import AnyMessage, Delta, FactEntry, KnownVersion, Syn, Want
+from gossip.types import U63_MAX, GossipSettings, SendDatagram, Sender, size
 
 BUDGET = 1100
 
@@ -41,7 +41,7 @@ def spread(name: str, *peers: str, boot: int = 1) -> Spread:
 
 
 def words(actions: Sequence[Action]) -> list[Message]:
-    return [message for action in actions if isinstance(action, Say | SayTo) for message in action.messages]
+    return [message for action in actions if isinstance(action, SendDatagram | SayTo) for message in action.messages]
 
 
 def hear(machine: Spread, sender: str, *messages: AnyMessage, now_s: float = 1.0) -> list[Message]:
@@ -76,7 +76,7 @@ def test_after_one_round_both_know_what_either_knew() -> None:
 def test_facts_of_a_third_host_are_told_on_with_their_age() -> None:
     a, b, c = spread("a", "b", "c"), spread("b", "a", "c"), spread("c", "a", "b")
     c.handle(Published("x", b"1"), 10.0)
-    hear(a, "c", Delta(who("c").identity, 1, 0, 2, 0, 0, (Entry("x", 2, b"1"),)), now_s=10.0)
+    hear(a, "c", Delta(who("c").identity, 1, 0, 2, 0, 0, (FactEntry("x", 2, b"1"),)), now_s=10.0)
     hear(b, "a", *[one for one in hear(a, "b", Syn(0, U63_MAX, ()), now_s=13.0) if isinstance(one, Delta)], now_s=13.0)
     known = b.of(HostId("c"))
     assert known is not None and known.values == {"x": b"1"} and known.fresh_s == 10.0
@@ -84,7 +84,9 @@ def test_facts_of_a_third_host_are_told_on_with_their_age() -> None:
 
 def test_a_host_that_has_more_is_asked_and_one_that_has_less_is_told() -> None:
     a = spread("a", "b")
-    answer = hear(a, "b", Syn(0, U63_MAX, (Known(who("b").identity, 1, 9), Known(who("a").identity, 1, 0))))
+    answer = hear(
+        a, "b", Syn(0, U63_MAX, (KnownVersion(who("b").identity, 1, 9), KnownVersion(who("a").identity, 1, 0)))
+    )
     assert [type(one) for one in answer] == [Want, Delta]
 
 
@@ -96,8 +98,8 @@ def test_only_the_range_of_a_digest_is_answered() -> None:
 
 def test_facts_of_hosts_that_are_not_there_are_not_stored() -> None:
     a = spread("a", "b")
-    hear(a, "b", Delta(123, 1, 0, 5, 0, 0, (Entry("x", 5, b"1"),)))
-    hear(a, "b", Delta(who("a").identity, 1, 0, 500, 0, 0, (Entry("x", 5, b"forged"),)))
+    hear(a, "b", Delta(123, 1, 0, 5, 0, 0, (FactEntry("x", 5, b"1"),)))
+    hear(a, "b", Delta(who("a").identity, 1, 0, 500, 0, 0, (FactEntry("x", 5, b"forged"),)))
     assert 123 not in a.facts and a.ignored == 2
     mine = a.of(HostId("a"))
     assert mine is not None and mine.values == {}
@@ -105,7 +107,7 @@ def test_facts_of_hosts_that_are_not_there_are_not_stored() -> None:
 
 def test_facts_of_a_gone_host_are_kept_but_not_told_on_until_it_is_back() -> None:
     a = spread("a", "b", "c")
-    hear(a, "c", Delta(who("c").identity, 1, 0, 5, 0, 0, (Entry("x", 5, b"1"),)))
+    hear(a, "c", Delta(who("c").identity, 1, 0, 5, 0, 0, (FactEntry("x", 5, b"1"),)))
     a.handle(PeerDown(HostId("c")), 2.0)
     told = {one.identity for one in hear(a, "b", Syn(0, U63_MAX, ())) if isinstance(one, Delta)}
     assert told == {who("a").identity}
@@ -118,8 +120,8 @@ def test_facts_of_a_gone_host_are_kept_but_not_told_on_until_it_is_back() -> Non
 
 def test_facts_of_a_gone_host_are_not_told_to_who_asks_for_them_either() -> None:
     a = spread("a", "b", "c")
-    hear(a, "b", Delta(who("c").identity, 1, 0, 5, 0, 0, (Entry("x", 5, b"1"),)))
-    want = Want((Known(who("c").identity, 0, 0),))
+    hear(a, "b", Delta(who("c").identity, 1, 0, 5, 0, 0, (FactEntry("x", 5, b"1"),)))
+    want = Want((KnownVersion(who("c").identity, 0, 0),))
     assert [type(word) for word in hear(a, "b", want)] == [Delta]
     a.handle(PeerDown(HostId("c")), 1.0)
     assert hear(a, "b", want) == []
@@ -134,7 +136,7 @@ def test_what_is_published_is_pushed_to_several_hosts_at_once() -> None:
 
 def test_a_reinstalled_host_has_no_facts_of_the_one_before() -> None:
     a = spread("a", "b")
-    hear(a, "b", Delta(who("b").identity, 9, 0, 5, 0, 0, (Entry("x", 5, b"1"),)))
+    hear(a, "b", Delta(who("b").identity, 9, 0, 5, 0, 0, (FactEntry("x", 5, b"1"),)))
     a.handle(PeerUp(HostId("b"), 4711), 1.0)
     a.check()
     assert a.of(HostId("b")) is None
@@ -165,14 +167,14 @@ def test_a_large_rack_cuts_its_digest_and_every_answer_to_datagrams() -> None:
     peers = [f"host-{number:03}" for number in range(300)]
     a = spread("a", *peers)
     for peer in peers:
-        value = (Entry("k", 1, bytes(100)),)
+        value = (FactEntry("k", 1, bytes(100)),)
         a.handle(Told(who(peer), "x", (Delta(who(peer).identity, 1, 0, 1, 0, 0, value),)), 1.0)
     rounds = [action for action in a.handle(RoundDue(), 2.0) if isinstance(action, SayTo)]
     assert len(rounds) > 2 and len({action.to for action in rounds}) > 1
     covered = [(one.low, one.high) for action in rounds for one in action.messages if isinstance(one, Syn)]
     assert covered[0][0] == 0 and covered[-1][1] == U63_MAX
     asked = a.handle(Told(who("host-000"), "x", (Syn(0, U63_MAX, ()),)), 2.0)
-    answers = [action for action in asked if isinstance(action, Say)]
+    answers = [action for action in asked if isinstance(action, SendDatagram)]
     assert len(answers) == REPLY_DATAGRAMS
     sent = [action.messages for action in rounds] + [action.messages for action in answers]
     assert all(sum(size(message) for message in messages) <= BUDGET for messages in sent)
@@ -181,7 +183,7 @@ def test_a_large_rack_cuts_its_digest_and_every_answer_to_datagrams() -> None:
 def test_a_host_whose_boot_counter_was_set_back_outbids_its_former_self() -> None:
     a = spread("a", "b")
     a.handle(Published("x", b"new"), 0.0)
-    hear(a, "b", Syn(0, U63_MAX, (Known(a.identity, 1, 400),)))
+    hear(a, "b", Syn(0, U63_MAX, (KnownVersion(a.identity, 1, 400),)))
     mine = a.of(HostId("a"))
     assert mine is not None and mine.version > 400 and mine.values == {"x": b"new"}
 
@@ -189,9 +191,9 @@ def test_a_host_whose_boot_counter_was_set_back_outbids_its_former_self() -> Non
 peers = st.sampled_from(["a", "b", "c"])
 u = st.integers(0, 4)
 idents = st.sampled_from([who(name).identity for name in "abc"] + [5])
-rows = st.lists(st.builds(Known, idents, u, u), max_size=4).map(tuple)
+rows = st.lists(st.builds(KnownVersion, idents, u, u), max_size=4).map(tuple)
 some_entries = st.lists(
-    st.builds(Entry, st.sampled_from("xyz"), st.integers(1, 4), st.none() | st.just(b"1")), max_size=3
+    st.builds(FactEntry, st.sampled_from("xyz"), st.integers(1, 4), st.none() | st.just(b"1")), max_size=3
 )
 consistent = st.builds(
     lambda identity, boot, since, version, floor, listed: Delta(

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.spread import policy
-from gossip.spread.messages import KEYS_MAX, TOMBSTONES_MAX, VALUE_BYTES_MAX, Delta, Entry, Known
+from gossip.spread.messages import KEYS_MAX, TOMBSTONES_MAX, VALUE_BYTES_MAX, Delta, FactEntry, KnownVersion
 from gossip.spread.policy import ENTRY_BYTES, MAP_BYTES_MAX, Facts
-from gossip.words import DATAGRAM_BYTES, U32_MAX, U63_MAX, size
+from gossip.types import DATAGRAM_BYTES, U32_MAX, U63_MAX, size
 
 keys = st.sampled_from([f"k{number}" for number in range(14)])
 writes = st.lists(st.tuples(keys, st.none() | st.binary(max_size=2)), max_size=30)
@@ -76,7 +76,7 @@ def test_two_copies_that_tell_each_other_in_any_order_never_go_back_and_meet(
 
 def test_a_delta_with_a_gap_before_it_is_not_taken() -> None:
     """chitchat: test_node_skip_delta_from_the_future."""
-    facts = Facts(1, 5, 0, 0.0, {"a": Entry("a", 5, b"1")})
+    facts = Facts(1, 5, 0, 0.0, {"a": FactEntry("a", 5, b"1")})
     assert policy.merged(facts, Delta(7, 1, 6, 8, 0, 0, ()), 0.0) is None
     assert policy.merged(facts, Delta(7, 2, 5, 8, 0, 0, ()), 0.0) is None, "of another boot, and not whole"
     assert policy.merged(facts, Delta(7, 1, 5, 8, 6, 0, ()), 0.0) is None, "removals that were missed are forgotten"
@@ -90,16 +90,16 @@ def test_old_news_is_not_taken() -> None:
 
 
 def test_a_new_boot_takes_the_place_of_all_that_was_there() -> None:
-    facts = Facts(1, 50, 0, 0.0, {"a": Entry("a", 5, b"1")})
-    told = policy.merged(facts, Delta(7, 2, 0, 1, 0, 0, (Entry("b", 1, b"2"),)), 0.0)
+    facts = Facts(1, 50, 0, 0.0, {"a": FactEntry("a", 5, b"1")})
+    told = policy.merged(facts, Delta(7, 2, 0, 1, 0, 0, (FactEntry("b", 1, b"2"),)), 0.0)
     assert told is not None and (told.boot, told.version, told.values) == (2, 1, {"b": b"2"})
 
 
 def test_more_entries_than_a_host_may_have_are_not_taken() -> None:
-    many = tuple(Entry(f"k{number}", number + 1, b"") for number in range(KEYS_MAX + TOMBSTONES_MAX))
+    many = tuple(FactEntry(f"k{number}", number + 1, b"") for number in range(KEYS_MAX + TOMBSTONES_MAX))
     facts = policy.merged(Facts(), Delta(7, 1, 0, 40, 0, 0, many), 0.0)
     assert facts is not None
-    more = Delta(7, 1, 40, 41, 0, 0, (Entry("one more", 41, b""),))
+    more = Delta(7, 1, 40, 41, 0, 0, (FactEntry("one more", 41, b""),))
     assert policy.merged(facts, more, 0.0) is None
 
 
@@ -169,7 +169,7 @@ def test_a_whole_map_always_fits_into_one_datagram(story: list[tuple[str, bytes 
 def test_the_largest_map_of_the_longest_name_fits_into_the_smallest_datagram() -> None:
     from gossip.packet import budget
 
-    entries = tuple(Entry(f"{number:02}" + "k" * 7, U32_MAX, b"v" * 10) for number in range(32))
+    entries = tuple(FactEntry(f"{number:02}" + "k" * 7, U32_MAX, b"v" * 10) for number in range(32))
     assert policy.map_bytes({entry.key: entry for entry in entries}) == MAP_BYTES_MAX
     whole = Delta(U63_MAX, U63_MAX, U32_MAX, U32_MAX, U32_MAX, U32_MAX, entries)
     assert size(whole) <= budget(DATAGRAM_BYTES, "n" * 63)
@@ -177,14 +177,14 @@ def test_the_largest_map_of_the_longest_name_fits_into_the_smallest_datagram() -
 
 @given(st.text(min_size=1, max_size=64), st.binary(max_size=256))
 def test_an_entry_costs_no_more_than_it_is_counted_for(key: str, value: bytes) -> None:
-    entry = Entry(key, U32_MAX, value)
+    entry = FactEntry(key, U32_MAX, value)
     cost = size(Delta(0, 0, 0, 0, 0, 0, (entry,))) - size(Delta(0, 0, 0, 0, 0, 0, ()))
     assert cost <= ENTRY_BYTES + len(key.encode()) + len(value)
 
 
 @given(st.lists(st.integers(0, U63_MAX), unique=True, max_size=50), st.integers(1, 10))
 def test_ranges_cover_every_identity_once(identities: list[int], per_batch: int) -> None:
-    rows = [Known(identity, 1, 1) for identity in sorted(identities)]
+    rows = [KnownVersion(identity, 1, 1) for identity in sorted(identities)]
     batches = [rows[start : start + per_batch] for start in range(0, len(rows), per_batch)] or [[]]
     found = policy.ranges(batches)
     assert found[0][0] == 0 and found[-1][1] == U63_MAX
@@ -196,6 +196,6 @@ def test_a_map_written_anew_beats_what_was_known_before() -> None:
     facts = policy.written(policy.written(Facts(boot=1), "a", b"1", 0.0), "b", b"2", 0.0)
     anew = policy.renumbered(facts, 500, 0.0)
     assert anew.version > 500 and anew.values == facts.values
-    told = policy.merged(Facts(1, 500, 0, 0.0, {"z": Entry("z", 3, b"old")}), policy.delta(7, anew, 0, 0.0), 0.0)
+    told = policy.merged(Facts(1, 500, 0, 0.0, {"z": FactEntry("z", 3, b"old")}), policy.delta(7, anew, 0, 0.0), 0.0)
     assert told is not None and told.values == facts.values
     assert policy.since(anew, 1, 500) == 0

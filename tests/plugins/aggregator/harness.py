@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from covey.core import JobId
 from covey.rounds import Rounds
-from covey.tensorwire import WANT, Frame, Header, Kind, Op, frame, job_hash, parse, unpack_declared, verify
-from plugins.aggregator.datapath.sums import Do, TensorSum
+from covey.tensorwire import WANT, Frame, Header, Kind, TensorOp, frame, job_hash, parse, unpack_declared, verify
+from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 
 Array = npt.NDArray[np.float32]
 JOB = JobId("j1")
@@ -60,7 +60,7 @@ class Owner:
 
     def connect(self, rank: int, hello: Frame) -> None:
         self.disconnect(rank)
-        self.inboxes[rank], self.outboxes[rank] = deque(), deque([frame(Op.WELCOME, job_hash(JOB), self.epoch)])
+        self.inboxes[rank], self.outboxes[rank] = deque(), deque([frame(TensorOp.WELCOME, job_hash(JOB), self.epoch)])
         assert parse(hello[0]).epoch == self.epoch
 
     def disconnect(self, rank: int) -> None:
@@ -75,15 +75,15 @@ class Owner:
         verify(head, payload)
         assert (header.epoch, header.rank) == (self.epoch, rank)
         match header.op:
-            case Op.OPEN:
+            case TensorOp.OPEN:
                 declared = unpack_declared(payload)
                 tensor = self.tensors.setdefault(header.key, TensorSum(declared, self.workers))
                 assert tensor.declared == declared
                 self._do(header.key, tensor.open(rank, header.round, bool(header.flags & WANT)))
-            case Op.PUSH:
+            case TensorOp.PUSH:
                 actions = self.tensors[header.key].push(rank, header.round, header.part, payload)
                 self._do(header.key, actions)
-            case Op.STATE:
+            case TensorOp.STATE:
                 actions = self.tensors[header.key].state_part(rank, header.round, header.part, payload)
                 self._do(header.key, actions)
             case other:
@@ -97,14 +97,14 @@ class Owner:
         self._do(key, self.tensors[key].work())
         self.tensors[key].check()
 
-    def _do(self, key: int, actions: Sequence[Do]) -> None:
+    def _do(self, key: int, actions: Sequence[StateTransfer]) -> None:
         for action in actions:
             out = self.outboxes.get(action.rank)
             if out is None:
                 continue
             tensor = self.tensors[key]
             if action.what == "ask":
-                out.append(frame(Op.ASK, job_hash(JOB), self.epoch, key=key))
+                out.append(frame(TensorOp.ASK, job_hash(JOB), self.epoch, key=key))
                 continue
             version, array, _ = tensor.lend()
             self.answered.append((key, version, action.rank))
@@ -113,7 +113,7 @@ class Owner:
                 start, end = tensor.declared.span(part)
                 out.append(
                     frame(
-                        Op.RESULT,
+                        TensorOp.RESULT,
                         job_hash(JOB),
                         self.epoch,
                         key=key,
@@ -187,7 +187,7 @@ class Worker:
         into[:] = payload
         verify(head, into)
         answer = list(self.rounds.heard(header, into))
-        if header.op is Op.WELCOME:
+        if header.op is TensorOp.WELCOME:
             self.welcomed = True
             answer = list(self.rounds.connected())
         self._send(answer)

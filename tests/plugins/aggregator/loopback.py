@@ -7,14 +7,14 @@ import threading
 from pathlib import Path
 from typing import Any, cast
 
-from agent.bytes import SocketBytes
-from agent.clock import RealClock
+from agent.ports.bytes import SocketBytes
+from agent.ports.clock import RealClock
 from agent.tasks import Tasks
 from covey.core import HostId, JobId
-from covey.ports import Env, Log
+from covey.ports import Env, Logger
 from covey.wire import AggregatorAt
 from plugins.aggregator.datapath.aggd import Aggd, AggdConfig
-from plugins.aggregator.datapath.control import Now, Order, Serve, Tell
+from plugins.aggregator.datapath.control import GetStatus, Now, Order, Serve
 
 SECRET = b"sixteen bytes !!"
 
@@ -35,7 +35,7 @@ class Quiet:
         self.errors.append(f"{event} {fields}")
 
 
-def bytes_env(run_dir: Path, tasks: Tasks, log: Log) -> Env:
+def bytes_env(run_dir: Path, tasks: Tasks, log: Logger) -> Env:
     """Ports of a byte process: what it must not touch is absent."""
     absent = cast(Any, None)
     return Env(
@@ -93,7 +93,7 @@ class AggdThread:
         return AggregatorAt(JobId(job), epoch, HostId("h1"), self.aggd.address, SECRET)
 
     def now(self) -> Now:
-        return self.order(Tell())
+        return self.order(GetStatus())
 
     def kill(self) -> None:
         """Every connection drops at once, and the address answers no more."""

@@ -1,4 +1,4 @@
-"""The three machines of the room on several hosts, without bytes: messages in an order that a seed chooses, some
+"""The three machines of the plugin on several hosts, without bytes: messages in an order that a seed chooses, some
 lost, late or twice, and jobs whose iterations and work are numbers."""
 
 import random
@@ -9,25 +9,33 @@ from typing import Any
 
 import msgspec
 
-from covey.core import Heard, HostId, JobId, Note, Send, SetTimer, Tell, Undelivered
+from covey.core import Heard, HostId, JobId, LogEvent, Publish, Send, SetTimer, Undelivered
+from plugins.aggregator.machine.coordinator import JobCoordinator, JobStepped
 from plugins.aggregator.machine.directory import Directory, RankLost
-from plugins.aggregator.machine.events import Answered, Ask, Keep, Placed, Rack, TellRanks, Unplaced
-from plugins.aggregator.machine.home import Home, Stepped
+from plugins.aggregator.machine.events import (
+    AskQuestion,
+    GangPlaced,
+    Keep,
+    QuestionAnswered,
+    RackUpdated,
+    TellRanks,
+    Unplaced,
+)
 from plugins.aggregator.machine.owner import ForgetJob, LoadChanged, Owner, ProcessDown, ProcessUp, Served, ServeJob
 from plugins.aggregator.messages import (
-    Any as Word,
-)
-from plugins.aggregator.messages import (
+    AggregatorSettings,
     CycleHere,
-    DoYouServe,
-    Known,
+    GetOwner,
+    KnownOwner,
+    Probe,
     Question,
     Serving,
-    Settings,
     TensorsHere,
-    WhoSums,
-    Work,
+    WorkCounters,
     WorkOf,
+)
+from plugins.aggregator.messages import (
+    Any as Word,
 )
 from plugins.aggregator.policy import Candidate
 from plugins.facts import Place
@@ -49,9 +57,9 @@ class Script:
 
 
 class Agent:
-    def __init__(self, name: str, settings: Settings, entropy: Callable[[int], bytes]) -> None:
+    def __init__(self, name: str, settings: AggregatorSettings, entropy: Callable[[int], bytes]) -> None:
         self.name = HostId(name)
-        self.home = Home(self.name, entropy, settings)
+        self.home = JobCoordinator(self.name, entropy, settings)
         self.owner = Owner(settings, me=self.name)
         self.directory = Directory(self.name)
         self.aggd: dict[JobId, tuple[int, int, int]] = {}
@@ -63,19 +71,19 @@ class MiniRack:
         self.rng, self.now_s, self.loss = random.Random(seed), 0.0, loss
         self.disorder = disorder
         """The part of all messages that arrives again, and the part that is many seconds late."""
-        self.settings = msgspec.structs.replace(Settings(), **settings)
+        self.settings = msgspec.structs.replace(AggregatorSettings(), **settings)
         self.agents = {f"h{n}": Agent(f"h{n}", self.settings, self.rng.randbytes) for n in range(1, hosts + 1)}
         self.gone: set[str] = set()
         self.scripts: dict[JobId, Script] = {}
         self.over: set[JobId] = set()
-        self.notes: list[Note] = []
+        self.notes: list[LogEvent] = []
         self.moves: list[tuple[JobId, HostId]] = []
         """Every assignment that ranks were told, in order."""
         self.gossip: tuple[Candidate, ...] | None = None
         """What gossip says of aggregators, if it has stopped; None: how they were a second ago at most."""
         self._post: list[tuple[float, Callable[[], None]]] = []
         for name in self.agents:
-            self.feed(name, "owner", ProcessUp(f"{name}:1", {}))
+            self.dispatch(name, "owner", ProcessUp(f"{name}:1", {}))
 
     # ---- what happens ----
 
@@ -88,19 +96,19 @@ class MiniRack:
 
     def tell_placed(self, name: str, script: Script) -> None:
         for machine in ("owner", "directory", "home"):
-            self.feed(name, machine, Placed(script.job, script.grant, len(script.places), script.places))
+            self.dispatch(name, machine, GangPlaced(script.job, script.grant, len(script.places), script.places))
 
     def end(self, job: str) -> None:
         script = self.scripts.pop(JobId(job))
         self.over.add(script.job)
         for name in self.agents:
             for machine in ("owner", "directory", "home"):
-                self.feed(name, machine, Unplaced(script.job, script.grant, True))
+                self.dispatch(name, machine, Unplaced(script.job, script.grant, True))
 
     def kill_aggd(self, host: str) -> None:
         self.agents[host].aggd.clear()
-        self.feed(host, "owner", ProcessDown("killed"))
-        self.later(1.0, lambda: self.feed(host, "owner", ProcessUp(f"{host}:1", {})))
+        self.dispatch(host, "owner", ProcessDown("killed"))
+        self.later(1.0, lambda: self.dispatch(host, "owner", ProcessUp(f"{host}:1", {})))
 
     def run(self, seconds: float) -> None:
         end_s = self.now_s + seconds
@@ -120,12 +128,12 @@ class MiniRack:
             self.run(1.0)
 
     def _second(self) -> None:
-        rack = Rack(frozenset(HostId(host) for host in self.gone), self.gossip or self.candidates())
+        rack = RackUpdated(frozenset(HostId(host) for host in self.gone), self.gossip or self.candidates())
         for name, agent in self.agents.items():
             idle = frozenset(job for job, (_, _, iterations) in agent.aggd.items() if not iterations)
-            self.feed(name, "owner", LoadChanged(0.0, idle))
+            self.dispatch(name, "owner", LoadChanged(0.0, idle))
             for machine in ("home", "directory", "owner"):
-                self.feed(name, machine, rack)
+                self.dispatch(name, machine, rack)
         for script in self.scripts.values():
             self._complain(script)
         self.check()
@@ -135,7 +143,7 @@ class MiniRack:
         for place in script.places:
             known = self.agents[place.host].directory.current(script.job)
             if known is not None and self.agents[known.owner].aggd.get(script.job, (0, 0, 0))[0] != known.epoch:
-                self.feed(place.host, "directory", RankLost(script.job, known.epoch, "closed the connection"))
+                self.dispatch(place.host, "directory", RankLost(script.job, known.epoch, "closed the connection"))
 
     def candidates(self) -> tuple[Candidate, ...]:
         return tuple(self._candidate(agent) for agent in self.agents.values())
@@ -159,7 +167,7 @@ class MiniRack:
                 epoch, busy_us, iterations = aggd[script.job]
                 aggd[script.job] = epoch, busy_us + script.work_us, iterations + 1
                 home = script.places[0].host
-                self.feed(home, "home", Stepped(script.job, script.grant, script.step, period_us))
+                self.dispatch(home, "home", JobStepped(script.job, script.grant, script.step, period_us))
 
     # ---- what is true ----
 
@@ -191,7 +199,7 @@ class MiniRack:
     def later(self, seconds: float, what: Callable[[], None]) -> None:
         self._post.append((self.now_s + seconds, what))
 
-    def feed(self, name: str, machine: str, event: Any) -> None:
+    def dispatch(self, name: str, machine: str, event: Any) -> None:
         for action in getattr(self.agents[name], machine).handle(event, self.now_s):
             self._perform(name, machine, action)
 
@@ -202,17 +210,17 @@ class MiniRack:
             case Send():
                 if self.rng.random() < self.loss:
                     self.later(
-                        action.deadline_s, lambda: self.feed(name, machine, Undelivered(action.to, action.message))
+                        action.deadline_s, lambda: self.dispatch(name, machine, Undelivered(action.to, action.message))
                     )
                 else:
                     message = msgspec.msgpack.decode(msgspec.msgpack.encode(action.message), type=Word)
                     for _ in range(1 + (self.rng.random() < self.disorder)):
                         late_s = 12.0 * self.rng.random() if self.rng.random() < self.disorder else delay_s
                         self.later(late_s, lambda: self._hear(action.to, agent.name, message))
-            case Ask():
-                self.later(delay_s, lambda: self.feed(name, machine, self._answered(action)))
+            case AskQuestion():
+                self.later(delay_s, lambda: self.dispatch(name, machine, self._answered(action)))
             case SetTimer():
-                self.later(action.after_s, lambda: self.feed(name, machine, action.event))
+                self.later(action.after_s, lambda: self.dispatch(name, machine, action.event))
             case ServeJob():
                 self.later(delay_s, lambda: self._serve(agent, action))
             case ForgetJob():
@@ -220,30 +228,30 @@ class MiniRack:
                     agent.aggd.pop(action.job, None)
             case TellRanks():
                 self.moves.append((action.assigned.job, action.assigned.owner))
-            case Note():
+            case LogEvent():
                 self.notes.append(action)
-            case Keep() | Tell():
+            case Keep() | Publish():
                 pass
             case _:
                 raise AssertionError(action)
 
     def _hear(self, to: HostId, sender: HostId, message: Any) -> None:
         for machine in ("owner", "directory", "home"):
-            self.feed(to, machine, Heard(sender, message))
+            self.dispatch(to, machine, Heard(sender, message))
 
     def _serve(self, agent: Agent, action: ServeJob) -> None:
         if agent.owner.jobs.get(action.held.job) == action.held and agent.owner.address:
             agent.aggd[action.held.job] = action.held.epoch, 0, 0
-            self.feed(agent.name, "owner", Served(action.held.job, action.held.epoch))
+            self.dispatch(agent.name, "owner", Served(action.held.job, action.held.epoch))
 
-    def _answered(self, action: Ask) -> Answered:
-        return Answered(action.to, action.question, self._answer(self.agents[action.to], action.question))
+    def _answered(self, action: AskQuestion) -> QuestionAnswered:
+        return QuestionAnswered(action.to, action.question, self._answer(self.agents[action.to], action.question))
 
     def _answer(self, agent: Agent, question: Question) -> msgspec.Struct:
         match question:
-            case WhoSums():
-                return Known(agent.directory.known.get(question.job))
-            case DoYouServe():
+            case GetOwner():
+                return KnownOwner(agent.directory.known.get(question.job))
+            case Probe():
                 return Serving(agent.owner.serves(question.job, question.epoch))
             case CycleHere():
                 return agent.owner.promised()
@@ -251,8 +259,8 @@ class MiniRack:
                 epoch, busy_us, iterations = agent.aggd.get(question.job, (0, 0, 0))
                 held = agent.owner.jobs.get(question.job)
                 if held is None or epoch != question.epoch or held.epoch != epoch:
-                    return Work(False)
+                    return WorkCounters(False)
                 beside = len(agent.owner.jobs) - 1
-                return Work(True, busy_us, iterations, 4, 8, beside, agent.owner.changes, held.demand)
+                return WorkCounters(True, busy_us, iterations, 4, 8, beside, agent.owner.changes, held.demand)
             case TensorsHere():
                 raise AssertionError("machines do not ask this")

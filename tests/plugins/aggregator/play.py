@@ -1,27 +1,27 @@
-"""One machine of the room by story: events in, actions out. Its jobs' ranks run on a and b; c and d offer to sum."""
+"""One machine of the plugin by story: events in, actions out. Its jobs' ranks run on a and b; c and d offer to sum."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from covey.core import Heard, HostId, JobId, Send
 from plugins.aggregator.machine.directory import Directory
-from plugins.aggregator.machine.events import Placed, Rack
+from plugins.aggregator.machine.events import GangPlaced, RackUpdated
 from plugins.aggregator.machine.owner import Owner, ProcessUp, Served, ServeJob
-from plugins.aggregator.messages import Assigned, Demand, Offer, Settings
+from plugins.aggregator.messages import AggregatorSettings, Assigned, Demand, Offer
 from plugins.aggregator.policy import Candidate
 from plugins.facts import Place
 
 JOB = JobId("j1")
 A, B, C, D = HostId("a"), HostId("b"), HostId("c"), HostId("d")
 PLACES = (Place(A, (0,), ()), Place(B, (1,), ()))
-PLACED = Placed(JOB, 1, 2, PLACES)
+PLACED = GangPlaced(JOB, 1, 2, PLACES)
 SECRET = bytes(16)
 G1 = 1 << 32
 
 
-def rack(*gone: HostId, sums: Sequence[HostId] = (C, D)) -> Rack:
+def rack(*gone: HostId, sums: Sequence[HostId] = (C, D)) -> RackUpdated:
     loads = {C: 0.1, D: 0.5}
-    return Rack(frozenset(gone), tuple(Candidate(host, False, loads.get(host, 0.9), 0, 0.0) for host in sums))
+    return RackUpdated(frozenset(gone), tuple(Candidate(host, False, loads.get(host, 0.9), 0, 0.0) for host in sums))
 
 
 class Play:
@@ -44,7 +44,7 @@ def sends(actions: Sequence[Any]) -> list[tuple[HostId, Any]]:
 
 def promising(*jobs: str) -> Play:
     """An aggregator that sums these jobs and has promised each what it needs, in this order."""
-    play = Play(Owner(Settings(), me=C))
+    play = Play(Owner(AggregatorSettings(), me=C))
     play(ProcessUp("10.0.0.3:9", {}))
     for job in jobs:
         offer = Offer(JobId(job), G1 + 1, 2, SECRET, Demand(100_000, 10_000))

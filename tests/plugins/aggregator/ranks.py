@@ -55,7 +55,7 @@ class Rank:
         if process is not None and process.alive:
 
             async def tell() -> None:
-                agent.bus.tell(fact)
+                agent.bus.publish(fact)
 
             process.spawn("step", tell())
 
@@ -82,9 +82,9 @@ class Rank:
         self.process.spawn("moved", moved())
 
     def lost(self, epoch: int, why: str) -> None:
-        room, agent = self.job_on_rack.room(self.host), self.job_on_rack.rack.hosts[self.host].agent
-        if room is not None and agent is not None and agent.alive:
-            agent.spawn("frame", room.frame(cast(Any, self), AggregatorLost(epoch, why)))
+        plugin, agent = self.job_on_rack.plugin(self.host), self.job_on_rack.rack.hosts[self.host].agent
+        if plugin is not None and agent is not None and agent.alive:
+            agent.spawn("frame", plugin.frame(cast(Any, self), AggregatorLost(epoch, why)))
 
 
 class Job:
@@ -111,20 +111,20 @@ class Job:
     async def pause(self, env: Env) -> None:
         await asyncio.sleep(self.step_s if self.even else env.rng.uniform(0.5, 1.5) * self.step_s)
 
-    def room(self, host: str) -> AggregatorService | None:
+    def plugin(self, host: str) -> AggregatorService | None:
         agent = self.rack.agents.get(host)
-        return cast(AggregatorService | None, agent.rooms.get("aggregator")) if agent is not None else None
+        return cast(AggregatorService | None, agent.plugins.get("aggregator")) if agent is not None else None
 
     def tell_agents(self) -> None:
         """As the log and the joining ranks would: each agent learns of the job once it is up, also after a restart."""
         for host in self.rack.alive():
-            agent, room = self.rack.agents[host], self.room(host)
-            if room is None or not self.rack.began(host) or self._boots.get(host) is agent or not agent.boot:
+            agent, plugin = self.rack.agents[host], self.plugin(host)
+            if plugin is None or not self.rack.began(host) or self._boots.get(host) is agent or not agent.boot:
                 continue
             self._boots[host] = agent
             ranks = [rank for rank in self.ranks if rank.host == host and rank.process.alive]
-            others = room.host.peers
-            room.host.peers = partial(self._peers, ranks, others)  # type: ignore[method-assign]
+            others = plugin.host.peers
+            plugin.host.peers = partial(self._peers, ranks, others)  # type: ignore[method-assign]
             process = self.rack.hosts[host].agent
             assert process is not None
             process.spawn("log", self._tell(agent, ranks))
@@ -134,9 +134,9 @@ class Job:
         return ranks if job == self.name else others(job)
 
     async def _tell(self, agent: Any, ranks: list[Rank]) -> None:
-        agent.bus.tell(facts.JobPlaced(self.name, self.grant, "t", self.workers, self.places))
+        agent.bus.publish(facts.JobPlaced(self.name, self.grant, "t", self.workers, self.places))
         for rank in ranks:
-            agent.bus.tell(facts.JobJoined(self.name, self.grant, rank.rank))
+            agent.bus.publish(facts.JobJoined(self.name, self.grant, rank.rank))
 
     def owner(self) -> str:
         """Who sums the job by the highest epoch that any rank was told; empty while none was."""

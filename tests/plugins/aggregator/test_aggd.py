@@ -23,7 +23,7 @@ from covey.tensorwire import (
     Declared,
     Frame,
     Header,
-    Op,
+    TensorOp,
     frame,
     job_hash,
     key_of,
@@ -32,7 +32,7 @@ from covey.tensorwire import (
     verify,
 )
 from covey.wire import AggregatorAt
-from plugins.aggregator.datapath.control import Forget, Serve, Tell, answers
+from plugins.aggregator.datapath.control import DropJob, GetStatus, Serve, answers
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
 JOB, EPOCH = JobId("j1"), (1 << 32) + 1
@@ -46,7 +46,7 @@ def aggd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AggdThread]:
     running.finish()
 
 
-def say(op: Op, payload: bytes = b"", job: JobId = JOB, epoch: int = EPOCH, **fields: int) -> bytes:
+def say(op: TensorOp, payload: bytes = b"", job: JobId = JOB, epoch: int = EPOCH, **fields: int) -> bytes:
     head, body = frame(op, job_hash(job), epoch, payload=payload, key=key_of("w"), **fields)
     return head + bytes(body)
 
@@ -60,15 +60,15 @@ class Raw:
         if hello is not None:
             self.socket.sendall(hello)
             return
-        self.prove(say(Op.HELLO, bytes(16), epoch=at.epoch), at.secret, at.epoch)
+        self.prove(say(TensorOp.HELLO, bytes(16), epoch=at.epoch), at.secret, at.epoch)
 
     def prove(self, hello: bytes, secret: bytes, epoch: int = EPOCH) -> bytes:
         """Say hello, hear the challenge and answer it; what was answered."""
         self.socket.sendall(hello)
         header, payload = self.hear()
-        assert header.op is Op.CHALLENGE
+        assert header.op is TensorOp.CHALLENGE
         challenge = handshake.parse_challenge(payload)
-        proof = say(Op.PROOF, handshake.proof_of_client(secret, hello, challenge.nonce), epoch=epoch)
+        proof = say(TensorOp.PROOF, handshake.proof_of_client(secret, hello, challenge.nonce), epoch=epoch)
         self.socket.sendall(proof)
         return proof
 
@@ -105,13 +105,13 @@ class Raw:
 
 def served(aggd: AggdThread, epoch: int = EPOCH, workers: int = 2) -> AggregatorAt:
     """The job, begun anew."""
-    aggd.order(Forget(JOB, 1 << 60))
+    aggd.order(DropJob(JOB, 1 << 60))
     return aggd.serve(JOB, epoch, workers)
 
 
 def still_works(aggd: AggdThread) -> None:
     client = TensorClient(JobId("other"), 0, 1, lambda epoch, why: None)
-    aggd.order(Forget(JobId("other"), 1 << 60))
+    aggd.order(DropJob(JobId("other"), 1 << 60))
     client.moved(aggd.serve("other", EPOCH, 1))
     assert client.push_pull("g", np.ones(3, np.float32)).tolist() == [1, 1, 1]
     client.close()
@@ -119,24 +119,24 @@ def still_works(aggd: AggdThread) -> None:
 
 def test_a_worker_says_hello_and_is_welcomed(aggd: AggdThread) -> None:
     with Raw(served(aggd)) as worker:
-        assert worker.hear()[0].op is Op.WELCOME
-        worker.socket.sendall(say(Op.PING))
-        assert worker.hear()[0].op is Op.PONG
+        assert worker.hear()[0].op is TensorOp.WELCOME
+        worker.socket.sendall(say(TensorOp.PING))
+        assert worker.hear()[0].op is TensorOp.PONG
 
 
 @pytest.mark.parametrize(
     ("hello", "told"),
     [
-        (say(Op.HELLO, bytes(16), job=JobId("j2")), 0),
-        (say(Op.HELLO, bytes(16), epoch=EPOCH - 1), EPOCH),
-        (say(Op.HELLO, bytes(16), epoch=EPOCH + 1), EPOCH),
+        (say(TensorOp.HELLO, bytes(16), job=JobId("j2")), 0),
+        (say(TensorOp.HELLO, bytes(16), epoch=EPOCH - 1), EPOCH),
+        (say(TensorOp.HELLO, bytes(16), epoch=EPOCH + 1), EPOCH),
     ],
 )
 def test_who_may_not_speak_is_told_stale_and_counted(aggd: AggdThread, hello: bytes, told: int) -> None:
     at, before = served(aggd), aggd.now().refused
     with Raw(at, hello) as worker:
         header, _ = worker.hear()
-        assert (header.op, header.epoch) == (Op.STALE, told)
+        assert (header.op, header.epoch) == (TensorOp.STALE, told)
         assert worker.dropped()
     assert aggd.now().refused == before + 1
 
@@ -145,26 +145,26 @@ def test_who_may_not_speak_is_told_stale_and_counted(aggd: AggdThread, hello: by
 def test_who_does_not_know_the_secret_or_is_no_rank_is_told_stale(aggd: AggdThread, secret: bytes, rank: int) -> None:
     at, before = served(aggd), aggd.now().refused
     with Raw(at, b"") as worker:
-        worker.prove(say(Op.HELLO, bytes(16), rank=rank), secret)
+        worker.prove(say(TensorOp.HELLO, bytes(16), rank=rank), secret)
         header, _ = worker.hear()
-        assert (header.op, header.epoch) == (Op.STALE, 0)
+        assert (header.op, header.epoch) == (TensorOp.STALE, 0)
         assert worker.dropped()
     assert aggd.now().refused == before + 1
 
 
-OPEN = say(Op.OPEN, pack_declared(DECLARED), flags=WANT)
+OPEN = say(TensorOp.OPEN, pack_declared(DECLARED), flags=WANT)
 BAD = {
     "not a frame": b"\xff" * 40,
-    "no hello first": say(Op.PING),
+    "no hello first": say(TensorOp.PING),
     "another epoch": OPEN.replace(struct.pack("<Q", EPOCH), struct.pack("<Q", EPOCH + 1)),
-    "another rank": say(Op.OPEN, pack_declared(DECLARED), rank=1),
-    "another job": say(Op.PING, job=JobId("j9")),
-    "aggregators' words": say(Op.RESULT, bytes(16)),
-    "never opened": say(Op.PUSH, bytes(16), round=1),
-    "no such part": OPEN + say(Op.PUSH, bytes(16), round=1, part=2),
-    "a part too short": OPEN + say(Op.PUSH, bytes(12), round=1),
-    "a round far ahead": OPEN + say(Op.PUSH, bytes(16), round=7),
-    "a malformed declaration": say(Op.OPEN, b"\xc1" * 30),
+    "another rank": say(TensorOp.OPEN, pack_declared(DECLARED), rank=1),
+    "another job": say(TensorOp.PING, job=JobId("j9")),
+    "aggregators' words": say(TensorOp.RESULT, bytes(16)),
+    "never opened": say(TensorOp.PUSH, bytes(16), round=1),
+    "no such part": OPEN + say(TensorOp.PUSH, bytes(16), round=1, part=2),
+    "a part too short": OPEN + say(TensorOp.PUSH, bytes(12), round=1),
+    "a round far ahead": OPEN + say(TensorOp.PUSH, bytes(16), round=7),
+    "a malformed declaration": say(TensorOp.OPEN, b"\xc1" * 30),
     "a wrong checksum": OPEN[:-1] + bytes([OPEN[-1] ^ 1]),
     "a huge length": OPEN[:32] + struct.pack("<I", 1 << 31) + OPEN[36:],
 }
@@ -182,19 +182,19 @@ def test_a_connection_that_says_what_cannot_be_is_dropped_and_counted(aggd: Aggd
 
 
 def test_a_recorded_conversation_cannot_be_replayed_and_holds_no_secret(aggd: AggdThread) -> None:
-    at, hello = served(aggd), say(Op.HELLO, bytes(16))
+    at, hello = served(aggd), say(TensorOp.HELLO, bytes(16))
     with Raw(at, b"") as worker:
         proof = worker.prove(hello, SECRET)
-        assert worker.hear()[0].op is Op.WELCOME
-    recorded = hello + proof + OPEN + say(Op.PUSH, bytes(16), round=1)
+        assert worker.hear()[0].op is TensorOp.WELCOME
+    recorded = hello + proof + OPEN + say(TensorOp.PUSH, bytes(16), round=1)
     assert SECRET not in recorded
     with Raw(at, recorded) as worker:
-        assert [worker.hear()[0].op for _ in range(2)] == [Op.CHALLENGE, Op.STALE]
+        assert [worker.hear()[0].op for _ in range(2)] == [TensorOp.CHALLENGE, TensorOp.STALE]
         assert worker.dropped()
     at = served(aggd, EPOCH + 1)
     with Raw(at, recorded) as worker:
         header, _ = worker.hear()
-        assert (header.op, header.epoch) == (Op.STALE, EPOCH + 1)
+        assert (header.op, header.epoch) == (TensorOp.STALE, EPOCH + 1)
         assert worker.dropped()
     assert aggd.now().jobs[0].tensors == 0
 
@@ -214,7 +214,7 @@ def test_a_second_connection_of_a_rank_replaces_the_first(aggd: AggdThread) -> N
     with Raw(at) as first:
         first.hear()
         with Raw(at) as second:
-            assert second.hear()[0].op is Op.WELCOME
+            assert second.hear()[0].op is TensorOp.WELCOME
             assert first.dropped()
             assert aggd.now().jobs[0].joined == 1
 
@@ -225,7 +225,7 @@ def test_a_higher_epoch_ends_the_connections_of_the_lower_with_a_word(aggd: Aggd
         worker.hear()
         aggd.serve(JOB, EPOCH + 5, 2)
         header, _ = worker.hear()
-        assert (header.op, header.epoch) == (Op.STALE, EPOCH + 5)
+        assert (header.op, header.epoch) == (TensorOp.STALE, EPOCH + 5)
         assert worker.dropped()
     aggd.serve(JOB, EPOCH + 4, 2)
     assert [job.epoch for job in aggd.now().jobs if job.job == JOB] == [EPOCH + 5]
@@ -236,14 +236,16 @@ def test_memory_of_a_job_that_is_forgotten_is_free_again(aggd: AggdThread) -> No
     at = served(aggd)
     with Raw(at) as worker:
         worker.hear()
-        worker.socket.sendall(OPEN + say(Op.PING))
+        worker.socket.sendall(OPEN + say(TensorOp.PING))
         worker.hear()
         assert aggd.now().memory_bytes == before + 2 * 24
-    aggd.order(Forget(JOB, EPOCH))
+    aggd.order(DropJob(JOB, EPOCH))
     assert aggd.now().memory_bytes == before
 
 
-GOOD: list[bytes] = [OPEN + say(Op.PUSH, bytes(16), round=1) + say(Op.STATE, bytes(16)) + say(Op.PING)]
+GOOD: list[bytes] = [
+    OPEN + say(TensorOp.PUSH, bytes(16), round=1) + say(TensorOp.STATE, bytes(16)) + say(TensorOp.PING)
+]
 
 
 @given(data=st.one_of(st.binary(max_size=200), st.integers(0, 2**32)))
@@ -272,7 +274,7 @@ def test_a_worker_that_never_reads_holds_up_nobody(aggd: AggdThread) -> None:
     with Raw(at) as greedy:
         greedy.hear()
         for _ in range(3000):
-            greedy.socket.sendall(say(Op.PING))
+            greedy.socket.sendall(say(TensorOp.PING))
         threads = [threading.Thread(target=still_works, args=(aggd,))]
         threads[0].start()
         threads[0].join(10)
@@ -297,10 +299,10 @@ def test_the_agents_socket_obeys_frames_and_drops_what_is_none(aggd: AggdThread)
     for bad in (b"\xff" * 64, b"\x02\0\0\0\xc1\xc1", struct.pack("<I", 1 << 30)):
         assert ask(bad) == b""
     assert aggd.now().bad_frames == before + 3
-    found = ask(pack(Serve(JobId("j7"), EPOCH, 3, SECRET)) + pack(Tell()))
+    found = ask(pack(Serve(JobId("j7"), EPOCH, 3, SECRET)) + pack(GetStatus()))
     size = struct.unpack_from("<I", found)[0]
     assert [job.workers for job in answers.decode(found[4 : 4 + size]).jobs if job.job == "j7"] == [3]
-    aggd.order(Forget(JobId("j7"), EPOCH))
+    aggd.order(DropJob(JobId("j7"), EPOCH))
 
 
 def test_it_ends_by_itself_when_neither_agent_nor_workers_are_there(tmp_path: Path) -> None:
@@ -322,13 +324,13 @@ def frames_of(data: bytes) -> list[Frame]:
 
 def test_the_conversation_that_is_mutated_above_is_a_good_one() -> None:
     heads = [parse(bytes(head)) for head, _ in frames_of(GOOD[0])]
-    assert [head.op for head in heads] == [Op.OPEN, Op.PUSH, Op.STATE, Op.PING]
+    assert [head.op for head in heads] == [TensorOp.OPEN, TensorOp.PUSH, TensorOp.STATE, TensorOp.PING]
 
 
 def test_what_each_job_costs_is_counted_for_it_alone(aggd: AggdThread) -> None:
     """A job's e is the work for it in so many iterations; together they are nearly all that the process worked."""
     for name in ("large", "small", "other", "j1"):
-        aggd.order(Forget(JobId(name), 1 << 60))
+        aggd.order(DropJob(JobId(name), 1 << 60))
     before = aggd.now()
     clients = {}
     for name, size in (("large", 1 << 20), ("small", 1 << 10)):

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from covey.core import HostId, JobId
 from plugins.aggregator.policy.assign import (
+    AggregationProfile,
     Assignment,
     Packing,
-    Profile,
     Tensor,
     assign,
     best_fit,
@@ -21,15 +21,17 @@ from plugins.aggregator.policy.assign import (
 )
 from plugins.aggregator.policy.cycle import Cycle, Share, cycle_of, grown, sound
 from plugins.aggregator.policy.pools import best_pool, free_of, need_of, pools_of
-from plugins.aggregator.policy.scale import Work, emptied, least_loaded
+from plugins.aggregator.policy.scale import OrphanedTensor, emptied, least_loaded
 
 
-def profile(name: str, period: int, *works: int, limit: Fraction = Fraction(1, 10)) -> Profile:
-    return Profile(JobId(name), period, tuple(Tensor(f"t{at}", work) for at, work in enumerate(works)), 1, limit)
+def profile(name: str, period: int, *works: int, limit: Fraction = Fraction(1, 10)) -> AggregationProfile:
+    return AggregationProfile(
+        JobId(name), period, tuple(Tensor(f"t{at}", work) for at, work in enumerate(works)), 1, limit
+    )
 
 
 @st.composite
-def profiles(draw: st.DrawFn, most: int = 6, tensors: int = 5) -> list[Profile]:
+def profiles(draw: st.DrawFn, most: int = 6, tensors: int = 5) -> list[AggregationProfile]:
     found = []
     for at in range(draw(st.integers(1, most))):
         period = draw(st.sampled_from([4, 5, 6, 8, 9, 10, 12, 16, 20, 24, 25, 60]))
@@ -38,7 +40,7 @@ def profiles(draw: st.DrawFn, most: int = 6, tensors: int = 5) -> list[Profile]:
     return found
 
 
-def play(jobs: list[Profile], empty: Cycle = Cycle()) -> list[Cycle]:
+def play(jobs: list[AggregationProfile], empty: Cycle = Cycle()) -> list[Cycle]:
     cycles: list[Cycle] = []
     for job in jobs:
         found = assign(job, cycles, None, empty)
@@ -49,7 +51,7 @@ def play(jobs: list[Profile], empty: Cycle = Cycle()) -> list[Cycle]:
 
 @given(jobs=profiles(), lanes=st.integers(1, 3), times=st.integers(1, 3))
 def test_no_accepted_assignment_hurts_anyone_or_overfills_an_aggregator(
-    jobs: list[Profile], lanes: int, times: int
+    jobs: list[AggregationProfile], lanes: int, times: int
 ) -> None:
     """Reference: §4.3.3.2, IV.1 and IV.2."""
     cycles: list[Cycle] = []
@@ -64,7 +66,7 @@ def test_no_accepted_assignment_hurts_anyone_or_overfills_an_aggregator(
 
 
 @given(jobs=profiles(), lanes=st.integers(1, 2), times=st.integers(1, 3))
-def test_the_index_and_the_scan_agree(jobs: list[Profile], lanes: int, times: int) -> None:
+def test_the_index_and_the_scan_agree(jobs: list[AggregationProfile], lanes: int, times: int) -> None:
     """The index is ours. Reference: Pseudocode 3."""
     empty = Cycle({}, lanes, times)
     cycles: list[Cycle] = []
@@ -76,7 +78,9 @@ def test_the_index_and_the_scan_agree(jobs: list[Profile], lanes: int, times: in
 
 
 @given(jobs=profiles(), data=st.data())
-def test_tensors_of_many_jobs_mixed_go_where_a_scan_would_put_them(jobs: list[Profile], data: st.DataObject) -> None:
+def test_tensors_of_many_jobs_mixed_go_where_a_scan_would_put_them(
+    jobs: list[AggregationProfile], data: st.DataObject
+) -> None:
     start = play(jobs[: len(jobs) // 2])
     works = [(job, tensor) for job in jobs[len(jobs) // 2 :] for tensor in job.tensors]
     packing, plain = Packing(start), list(start)
@@ -91,7 +95,7 @@ def test_tensors_of_many_jobs_mixed_go_where_a_scan_would_put_them(jobs: list[Pr
 
 @given(jobs=profiles(), period=st.sampled_from([4, 5, 7, 12, 25]), work=st.integers(0, 30))
 def test_an_aggregator_refuses_exactly_what_would_hurt_or_overfill_it(
-    jobs: list[Profile], period: int, work: int
+    jobs: list[AggregationProfile], period: int, work: int
 ) -> None:
     for cycle in play(jobs):
         share = Share(period, work)
@@ -101,7 +105,7 @@ def test_an_aggregator_refuses_exactly_what_would_hurt_or_overfill_it(
         assert not why or "free" in why or "would lose" in why
 
 
-def minimum(jobs: list[Profile]) -> int:
+def minimum(jobs: list[AggregationProfile]) -> int:
     """The fewest aggregators that can serve these, by trying every partition of the tensors."""
     works = [(job, tensor) for job in jobs for tensor in job.tensors]
     best = len(works)
@@ -126,7 +130,7 @@ def minimum(jobs: list[Profile]) -> int:
 
 @given(jobs=profiles(most=3, tensors=2))
 @settings(max_examples=40, deadline=None)
-def test_at_most_one_aggregator_more_than_exhaustive_search_on_small_cases(jobs: list[Profile]) -> None:
+def test_at_most_one_aggregator_more_than_exhaustive_search_on_small_cases(jobs: list[AggregationProfile]) -> None:
     """Reference: §4.3.3.2, the integer program."""
     ordered = [profile(job.job, job.period_us, *sorted((t.work_us for t in job.tensors), reverse=True)) for job in jobs]
     assert minimum(ordered) <= len(play(ordered)) <= minimum(ordered) + 1
@@ -162,7 +166,7 @@ def test_what_nobody_could_sum_is_told_in_words() -> None:
     assert "above 0" in flaw(profile("j", 0, 0))
     assert "above 0" in flaw(profile("j", 4, 1, limit=Fraction(0)))
     assert "no time" in flaw(profile("j", 4, -1))
-    assert "one name" in flaw(Profile(JobId("j"), 4, (Tensor("a", 1), Tensor("a", 1))))
+    assert "one name" in flaw(AggregationProfile(JobId("j"), 4, (Tensor("a", 1), Tensor("a", 1))))
 
 
 def test_tensors_come_largest_first_and_then_by_name() -> None:
@@ -174,13 +178,13 @@ def test_tensors_come_largest_first_and_then_by_name() -> None:
 
 
 @given(jobs=profiles())
-def test_an_aggregator_is_emptied_as_a_whole_or_not_at_all(jobs: list[Profile]) -> None:
+def test_an_aggregator_is_emptied_as_a_whole_or_not_at_all(jobs: list[AggregationProfile]) -> None:
     """Reference: §4.3.3.3, job exit."""
     cycles = {HostId(f"h{at}"): cycle for at, cycle in enumerate(play(jobs))}
     known = {job.job: job for job in jobs}
     host = least_loaded(cycles, {host: at for at, host in enumerate(cycles)})
     assert host is not None and all(cycles[host].load <= cycle.load for cycle in cycles.values())
-    works = [Work(job, "t", share.work_us) for job, share in cycles[host].shares.items()]
+    works = [OrphanedTensor(job, "t", share.work_us) for job, share in cycles[host].shares.items()]
     found = emptied(host, works, cycles, known, {})
     if found is not None:
         assert host not in found.cycles and all(sound(cycle) for cycle in found.cycles.values())
@@ -192,7 +196,7 @@ def test_an_aggregator_is_emptied_as_a_whole_or_not_at_all(jobs: list[Profile]) 
 def test_the_last_aggregator_is_not_emptied_into_nothing() -> None:
     job = profile("j", 4, 1)
     (cycle,) = play([job])
-    assert emptied(HostId("a"), [Work(job.job, "t0", 1)], {HostId("a"): cycle}, {job.job: job}, {}) is None
+    assert emptied(HostId("a"), [OrphanedTensor(job.job, "t0", 1)], {HostId("a"): cycle}, {job.job: job}, {}) is None
 
 
 # ---- pools -----------------------------------------------------------------------------------------------------------
@@ -213,7 +217,7 @@ def test_pools_share_no_host_and_are_nearly_equal(hosts: int, size: int) -> None
 
 
 @given(jobs=profiles())
-def test_what_a_pool_has_free_and_a_job_needs_are_counted_in_lanes(jobs: list[Profile]) -> None:
+def test_what_a_pool_has_free_and_a_job_needs_are_counted_in_lanes(jobs: list[AggregationProfile]) -> None:
     cycles = play(jobs)
     assert 0 <= free_of(cycles) <= len(cycles)
     assert need_of(jobs[0]) == Fraction(sum(t.work_us for t in jobs[0].tensors), jobs[0].period_us)

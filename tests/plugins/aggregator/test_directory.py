@@ -1,9 +1,9 @@
 """Directory by story: what the ranks of a host are told of who sums their tensors."""
 
 from covey.core import Heard, Send
-from plugins.aggregator.machine.directory import ASK_S, Directory, Joined, RankLost
-from plugins.aggregator.machine.events import Keep, Placed, TellRanks, Unplaced
-from plugins.aggregator.messages import Lost, Wanted
+from plugins.aggregator.machine.directory import ASK_S, Directory, RankJoined, RankLost
+from plugins.aggregator.machine.events import GangPlaced, Keep, TellRanks, Unplaced
+from plugins.aggregator.messages import Lost, OwnerWanted
 from tests.plugins.aggregator.play import HIGH, JOB, LOW, PLACED, PLACES, A, B, Play, directory, rack, sends
 
 
@@ -16,17 +16,19 @@ def test_ranks_are_told_of_a_higher_epoch_and_the_sender_of_a_lower_one_is_put_r
 
 
 def test_a_rank_that_joins_is_told_or_the_home_is_asked() -> None:
-    assert directory(LOW)(Joined(JOB)) == [TellRanks(LOW)]
-    assert sends(directory()(Joined(JOB))) == [(A, Wanted(JOB, 0))]
+    assert directory(LOW)(RankJoined(JOB)) == [TellRanks(LOW)]
+    assert sends(directory()(RankJoined(JOB))) == [(A, OwnerWanted(JOB, 0))]
 
 
 def test_ranks_that_join_before_the_log_tells_of_their_run_are_told_when_it_does() -> None:
     """An agent that starts again knows from its disk who sums; its ranks come back before its log does."""
     home, other = Play(Directory(A, [LOW])), Play(Directory(B, [LOW]))
     for play in (home, other):
-        assert play(Joined(JOB)) == [], "which run they are of is not known yet"
+        assert play(RankJoined(JOB)) == [], "which run they are of is not known yet"
     assert home(PLACED) == [TellRanks(LOW)]
-    assert other(PLACED) == [TellRanks(LOW), Send(A, Wanted(JOB, LOW.epoch), ASK_S)], "and there may be a newer one"
+    assert other(PLACED) == [TellRanks(LOW), Send(A, OwnerWanted(JOB, LOW.epoch), ASK_S)], (
+        "and there may be a newer one"
+    )
     assert home(PLACED) == other(PLACED) == []
 
 
@@ -49,20 +51,20 @@ def test_a_rank_that_lost_an_older_aggregator_is_told_the_newer_and_otherwise_th
 
 def test_whoever_knows_less_is_told() -> None:
     play = directory(HIGH)
-    assert sends(play(Heard(A, Wanted(JOB, LOW.epoch)))) == [(A, HIGH)]
+    assert sends(play(Heard(A, OwnerWanted(JOB, LOW.epoch)))) == [(A, HIGH)]
     assert sends(play(Heard(A, Lost(JOB, LOW.epoch, "reset")))) == [(A, HIGH)]
-    assert not play(Heard(A, Wanted(JOB, HIGH.epoch)))
+    assert not play(Heard(A, OwnerWanted(JOB, HIGH.epoch)))
 
 
 def test_assignments_of_an_earlier_run_are_not_told_to_a_later_one() -> None:
     play = directory(LOW)
-    play(Placed(JOB, 2, 2, PLACES))
+    play(GangPlaced(JOB, 2, 2, PLACES))
     assert play.machine.current(JOB) is None
     assert play(Heard(A, HIGH)) == []
-    assert sends(play(Joined(JOB))) == [(A, Wanted(JOB, 0))]
+    assert sends(play(RankJoined(JOB))) == [(A, OwnerWanted(JOB, 0))]
 
 
 def test_the_end_of_a_job_is_the_end_of_what_is_known_of_it() -> None:
     play = directory(LOW)
     assert play(Unplaced(JOB, 1, True)) == [Keep()]
-    assert not play.machine.known and not play(Joined(JOB))
+    assert not play.machine.known and not play(RankJoined(JOB))

@@ -5,27 +5,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from covey.core import Heard, HostId, JobId, Note, SetTimer, Undelivered
-from plugins.aggregator.machine.emptier import PAUSE_S, SOON_S, EmptyingEnds
-from plugins.aggregator.machine.events import Answered, Ask, Placed, Rack, Unplaced
-from plugins.aggregator.machine.ledger import RESERVE_S
+from covey.core import Heard, HostId, JobId, LogEvent, SetTimer, Undelivered
+from plugins.aggregator.machine.consolidator import PAUSE_S, SOON_S, EmptyingEnds
+from plugins.aggregator.machine.cycle_ledger import RESERVE_S
+from plugins.aggregator.machine.events import AskQuestion, GangPlaced, QuestionAnswered, RackUpdated, Unplaced
 from plugins.aggregator.machine.owner import LoadChanged, Owner, ProcessDown, ProcessUp, Served, ServeJob
 from plugins.aggregator.messages import (
+    AggregatorSettings,
     CycleHere,
+    CycleNotReserved,
     CycleNow,
+    CycleReserved,
     Declined,
     Demand,
     Handover,
     JobDemand,
-    Judged,
-    NotReserved,
+    LossReport,
     Offer,
     Profiled,
-    Release,
-    Reserve,
-    Reserved,
+    ReleaseCycle,
+    ReserveCycle,
     Retire,
-    Settings,
 )
 from plugins.aggregator.policy import Candidate
 from plugins.aggregator.policy.measured import BARRED
@@ -40,16 +40,16 @@ def begin(play: Play, *others: Candidate) -> list[HostId]:
     """Seconds pass until it asks the others what they promised; whom it asks."""
     for _ in range(200):
         play.now_s += 1
-        asked = [action.to for action in play(Rack(frozenset(), others)) if isinstance(action, Ask)]
+        asked = [action.to for action in play(RackUpdated(frozenset(), others)) if isinstance(action, AskQuestion)]
         if asked:
             return asked
     raise AssertionError("it does not try")
 
 
-def reserving(play: Play, *others: HostId) -> dict[JobId, tuple[HostId, Reserve]]:
+def reserving(play: Play, *others: HostId) -> dict[JobId, tuple[HostId, ReserveCycle]]:
     """It has asked those with room to hold it; whom it asked for each job."""
     for host in begin(play, *(loaded(host, 60_000) for host in others or (D,))):
-        found = play(Answered(host, CycleHere(), ROOMY))
+        found = play(QuestionAnswered(host, CycleHere(), ROOMY))
     return {message.job: (to, message) for to, message in sends(found)}
 
 
@@ -60,7 +60,7 @@ def comes(play: Play, job: JobId, epoch: int = G1 + 1, demand: Demand | None = N
 
 
 def events(actions: list[Any]) -> list[str]:
-    return [action.event for action in actions if isinstance(action, Note)]
+    return [action.event for action in actions if isinstance(action, LogEvent)]
 
 
 # ---- whether, and to whom --------------------------------------------------------------------------------------------
@@ -70,18 +70,18 @@ def test_the_least_loaded_asks_only_hosts_that_are_there_whether_it_may_empty_it
     """Reference: §4.3.3.3."""
     for suspect, gone, asked in ((False, (), [B, D]), (True, (), [D]), (False, (B,), [D])):
         play = promising("j1")
-        seen = Rack(frozenset(gone), (loaded(B, 60_000, suspect), loaded(C, 10_000), loaded(D, 70_000)))
+        seen = RackUpdated(frozenset(gone), (loaded(B, 60_000, suspect), loaded(C, 10_000), loaded(D, 70_000)))
         found = []
         for _ in range(200):
             play.now_s += 1
-            found += [action for action in play(seen) if isinstance(action, Ask)]
+            found += [action for action in play(seen) if isinstance(action, AskQuestion)]
         assert [action.to for action in found[: len(asked)]] == asked
 
 
 def until_asked(play: Play, *others: Candidate, step_s: float = 0.25) -> float:
     """Seconds until it asks the others."""
     began_s = play.now_s
-    while not any(isinstance(action, Ask) for action in play(Rack(frozenset(), others))):
+    while not any(isinstance(action, AskQuestion) for action in play(RackUpdated(frozenset(), others))):
         play.now_s += step_s
         assert play.now_s < began_s + 1000
     return play.now_s - began_s
@@ -89,23 +89,23 @@ def until_asked(play: Play, *others: Candidate, step_s: float = 0.25) -> float:
 
 def test_it_tries_once_a_period_and_soon_after_promises_changed_but_not_at_once_again() -> None:
     """Hosts do not all try in the same moment, and one that just tried lets others be heard first."""
-    period_s, soon_s = Settings().scale_s, (SOON_S[0], SOON_S[0] + SOON_S[1])
+    period_s, soon_s = AggregatorSettings().scale_s, (SOON_S[0], SOON_S[0] + SOON_S[1])
     firsts = set()
     for name in ("c", "e", "f", "g"):
-        play = Play(Owner(Settings(), me=HostId(name)))
+        play = Play(Owner(AggregatorSettings(), me=HostId(name)))
         play(ProcessUp("10.0.0.3:9", {}))
         comes(play, J1, G1 + 1, DEMAND)
         first_s = until_asked(play, loaded(D, 60_000))
         assert 0.5 * period_s <= first_s <= 1.5 * period_s + 0.25
         firsts.add(first_s)
-        play(Answered(D, CycleHere(), None))
+        play(QuestionAnswered(D, CycleHere(), None))
         assert until_asked(play, loaded(D, 60_000)) == period_s
-        play(Answered(D, CycleHere(), None))
+        play(QuestionAnswered(D, CycleHere(), None))
         assert PAUSE_S + soon_s[0] <= until_asked(play, loaded(D, 61_000)) <= PAUSE_S + soon_s[1] + 0.25
-        play(Answered(D, CycleHere(), None))
+        play(QuestionAnswered(D, CycleHere(), None))
         for _ in range(40):
             play.now_s += 1
-            assert play(Rack(frozenset(), (loaded(D, 61_000),))) == []
+            assert play(RackUpdated(frozenset(), (loaded(D, 61_000),))) == []
         assert soon_s[0] <= until_asked(play, loaded(D, 62_000)) <= soon_s[1] + 0.25
     assert len(firsts) == 4
 
@@ -114,7 +114,7 @@ def test_only_those_of_its_own_pool_that_sum_something_are_asked() -> None:
     """Reference: §4.3.3.4."""
     hosts = [HostId(f"a{at:03}") for at in range(100)]
     me, unused = hosts[70], hosts[71]
-    play = Play(Owner(Settings(), me=me))
+    play = Play(Owner(AggregatorSettings(), me=me))
     play(ProcessUp("10.0.0.3:9", {}))
     comes(play, J1, G1 + 1, DEMAND)
     seen = [loaded(host, 60_000) for host in hosts if host not in (me, unused)]
@@ -126,11 +126,11 @@ def test_one_that_takes_no_jobs_now_gets_none() -> None:
     for said in (msgspec.structs.replace(ROOMY, takes=False), None):
         play = promising("j1")
         begin(play, loaded(B, 60_000), loaded(D, 60_000))
-        play(Answered(B, CycleHere(), said))
-        assert [host for host, _ in sends(play(Answered(D, CycleHere(), ROOMY)))] == [D]
+        play(QuestionAnswered(B, CycleHere(), said))
+        assert [host for host, _ in sends(play(QuestionAnswered(D, CycleHere(), ROOMY)))] == [D]
         play = promising("j1")
         begin(play, loaded(B, 60_000))
-        assert play(Answered(B, CycleHere(), said)) == [] and not play.machine.emptier.busy
+        assert play(QuestionAnswered(B, CycleHere(), said)) == [] and not play.machine.emptier.busy
 
 
 def test_why_nothing_moved_is_told_in_the_words_of_who_refused_and_answers_count_once() -> None:
@@ -141,12 +141,12 @@ def test_why_nothing_moved_is_told_in_the_words_of_who_refused_and_answers_count
         B: CycleNow(True, 100_000, 1, 1, [JobDemand(JobId("x"), Demand(100_000, 85_000))]),
         D: CycleNow(True, 100_000, 1, 1, [JobDemand(JobId("y"), Demand(100_000, 60_000))], [JobId("j1"), JobId("j2")]),
     }
-    assert play(Answered(B, CycleHere(), said[B])) == []
-    assert play(Answered(B, CycleHere(), said[B])) == [], "said twice"
-    assert play(Answered(A, CycleHere(), said[B])) == [], "not asked"
-    notes = play(Answered(D, CycleHere(), said[D]))
+    assert play(QuestionAnswered(B, CycleHere(), said[B])) == []
+    assert play(QuestionAnswered(B, CycleHere(), said[B])) == [], "said twice"
+    assert play(QuestionAnswered(A, CycleHere(), said[B])) == [], "not asked"
+    notes = play(QuestionAnswered(D, CycleHere(), said[D]))
     assert [note.reason for note in notes] == ["d: it was hurt or hurt others there"] * 2
-    assert play(Answered(D, CycleHere(), said[D])) == [] and not play.machine.emptier.busy
+    assert play(QuestionAnswered(D, CycleHere(), said[D])) == [] and not play.machine.emptier.busy
 
 
 def test_a_job_that_has_not_pushed_yet_goes_to_one_that_does_not_bar_it() -> None:
@@ -156,8 +156,8 @@ def test_a_job_that_has_not_pushed_yet_goes_to_one_that_does_not_bar_it() -> Non
         comes(play, IDLE)
         play(LoadChanged(0.0, frozenset({IDLE})))
         assert begin(play, loaded(B, 60_000), loaded(D, 60_000)) == [B, D]
-        play(Answered(B, CycleHere(), said[B]))
-        asked = {message.job: host for host, message in sends(play(Answered(D, CycleHere(), said[D])))}
+        play(QuestionAnswered(B, CycleHere(), said[B]))
+        asked = {message.job: host for host, message in sends(play(QuestionAnswered(D, CycleHere(), said[D])))}
         assert asked == {J1: B, IDLE: to}
 
 
@@ -166,7 +166,7 @@ def test_a_job_that_has_not_pushed_yet_and_is_barred_everywhere_keeps_all_where_
     comes(play, IDLE)
     play(LoadChanged(0.0, frozenset({IDLE})))
     begin(play, loaded(D, 60_000))
-    (note,) = play(Answered(D, CycleHere(), CycleNow(True, 100_000, 1, 1, ROOMY.jobs, [IDLE])))
+    (note,) = play(QuestionAnswered(D, CycleHere(), CycleNow(True, 100_000, 1, 1, ROOMY.jobs, [IDLE])))
     assert (note.subject, note.reason) == (IDLE, "d: it was hurt or hurt others there")
     assert not play.machine.emptier.busy
 
@@ -176,7 +176,7 @@ def test_a_job_whose_trial_began_after_the_others_were_asked_keeps_all_where_the
     play = promising("j1")
     begin(play, loaded(D, 60_000))
     comes(play, J2)
-    assert play(Answered(D, CycleHere(), ROOMY)) == [] and not play.machine.emptier.busy
+    assert play(QuestionAnswered(D, CycleHere(), ROOMY)) == [] and not play.machine.emptier.busy
 
 
 def test_a_job_that_pushed_for_the_first_time_while_the_others_were_asked_is_on_trial() -> None:
@@ -185,15 +185,15 @@ def test_a_job_that_pushed_for_the_first_time_while_the_others_were_asked_is_on_
     play(LoadChanged(0.0, frozenset({IDLE})))
     begin(play, loaded(D, 60_000))
     play(LoadChanged(0.0, frozenset()))
-    play(Rack(frozenset(), (loaded(D, 60_000),)))
-    assert play(Answered(D, CycleHere(), ROOMY)) == [] and not play.machine.emptier.busy
+    play(RackUpdated(frozenset(), (loaded(D, 60_000),)))
+    assert play(QuestionAnswered(D, CycleHere(), ROOMY)) == [] and not play.machine.emptier.busy
 
 
 def test_one_that_became_the_fuller_since_it_asked_does_not_empty_itself() -> None:
     play = promising("j1")
     begin(play, loaded(D, 60_000))
     less = CycleNow(True, 100_000, 1, 1, [JobDemand(JobId("x"), Demand(100_000, 5_000))])
-    assert play(Answered(D, CycleHere(), less)) == [] and not play.machine.emptier.busy
+    assert play(QuestionAnswered(D, CycleHere(), less)) == [] and not play.machine.emptier.busy
 
 
 def test_jobs_that_change_while_room_is_asked_for_go_nowhere_and_the_room_is_given_back() -> None:
@@ -210,9 +210,9 @@ def test_jobs_that_change_while_room_is_asked_for_go_nowhere_and_the_room_is_giv
         attempt = reserving(play)[J1][1].attempt
         for event in change:
             play(event)
-        assert play(Heard(D, Reserved(J1, attempt))) == []
-        found = play(Heard(D, Reserved(J2, attempt)))
-        assert sends(found) == [(D, Release(J1, attempt)), (D, Release(J2, attempt))]
+        assert play(Heard(D, CycleReserved(J1, attempt))) == []
+        found = play(Heard(D, CycleReserved(J2, attempt)))
+        assert sends(found) == [(D, ReleaseCycle(J1, attempt)), (D, ReleaseCycle(J2, attempt))]
         assert events(found) == ["aggregator not emptied"] and not play.machine.emptier.busy
 
 
@@ -223,35 +223,39 @@ def test_all_hold_room_then_each_home_is_told_once_however_often_they_say_so() -
     play = promising("j1", "j2")
     asked = reserving(play)
     attempt = asked[J1][1].attempt
-    assert [message for _, message in asked.values()] == [Reserve(job, G1 + 1, attempt, DEMAND) for job in (J1, J2)]
+    assert [message for _, message in asked.values()] == [
+        ReserveCycle(job, G1 + 1, attempt, DEMAND) for job in (J1, J2)
+    ]
     for _ in range(2):
-        assert play(Heard(D, Reserved(J1, attempt))) == []
-    found = play(Heard(D, Reserved(J2, attempt)))
+        assert play(Heard(D, CycleReserved(J1, attempt))) == []
+    found = play(Heard(D, CycleReserved(J2, attempt)))
     assert [(to, message.job, message.epoch, message.to) for to, message in sends(found)] == [
         (A, J1, G1 + 1, D),
         (A, J2, G1 + 1, D),
     ]
     for job in (J1, J2):
-        assert play(Heard(D, Reserved(job, attempt))) == [], "said twice"
+        assert play(Heard(D, CycleReserved(job, attempt))) == [], "said twice"
 
 
 def test_room_held_for_an_attempt_that_is_over_is_given_back_and_does_not_count() -> None:
     play = promising("j1")
     before = reserving(play)[J1][1].attempt
-    (released,) = sends(play(Heard(D, NotReserved(J1, before, "no"))))
-    assert released == (D, Release(J1, before))
-    assert sends(play(Heard(D, Reserved(J1, before)))) == [(D, Release(J1, before))], "while it rests"
+    (released,) = sends(play(Heard(D, CycleNotReserved(J1, before, "no"))))
+    assert released == (D, ReleaseCycle(J1, before))
+    assert sends(play(Heard(D, CycleReserved(J1, before)))) == [(D, ReleaseCycle(J1, before))], "while it rests"
     now = reserving(play)[J1][1].attempt
     assert now > before
-    assert sends(play(Heard(D, Reserved(J1, before)))) == [(D, Release(J1, before))], "while the next one waits"
-    assert [type(message) for _, message in sends(play(Heard(D, Reserved(J1, now))))] == [Handover]
+    assert sends(play(Heard(D, CycleReserved(J1, before)))) == [(D, ReleaseCycle(J1, before))], (
+        "while the next one waits"
+    )
+    assert [type(message) for _, message in sends(play(Heard(D, CycleReserved(J1, now))))] == [Handover]
 
 
 def test_only_who_was_asked_can_hold_room_or_refuse_it() -> None:
     play = promising("j1")
     attempt = reserving(play)[J1][1].attempt
-    assert sends(play(Heard(B, Reserved(J1, attempt)))) == [(B, Release(J1, attempt))]
-    assert play(Heard(B, NotReserved(J1, attempt, "no"))) == [] and play.machine.emptier.busy
+    assert sends(play(Heard(B, CycleReserved(J1, attempt)))) == [(B, ReleaseCycle(J1, attempt))]
+    assert play(Heard(B, CycleNotReserved(J1, attempt, "no"))) == [] and play.machine.emptier.busy
 
 
 def test_a_refusal_of_an_attempt_that_is_over_does_not_end_the_next() -> None:
@@ -260,10 +264,10 @@ def test_a_refusal_of_an_attempt_that_is_over_does_not_end_the_next() -> None:
     play(Undelivered(D, before))
     assert play.machine.emptier.refused == {J1: "d: no answer"}
     now = reserving(play)[J1][1]
-    assert play(Heard(D, NotReserved(J1, before.attempt, "it empties itself"))) == []
+    assert play(Heard(D, CycleNotReserved(J1, before.attempt, "it empties itself"))) == []
     assert play(Undelivered(D, before)) == []
     assert play.machine.emptier.busy and play.machine.emptier.refused == {}
-    assert [type(message) for _, message in sends(play(Heard(D, Reserved(J1, now.attempt))))] == [Handover]
+    assert [type(message) for _, message in sends(play(Heard(D, CycleReserved(J1, now.attempt))))] == [Handover]
 
 
 def test_the_timer_of_an_attempt_that_is_over_does_not_end_the_next() -> None:
@@ -279,13 +283,13 @@ def test_the_timer_of_an_attempt_that_is_over_does_not_end_the_next() -> None:
 def test_what_was_said_of_a_job_here_is_forgotten_when_it_leaves() -> None:
     play = promising("j1", "j2")
     attempt = reserving(play)[J1][1].attempt
-    play(Heard(D, NotReserved(J1, attempt, "it empties itself")))
+    play(Heard(D, CycleNotReserved(J1, attempt, "it empties itself")))
     assert play.machine.emptier.refused == {J1: "d: it empties itself"}
     play(Heard(A, Retire(J1, G1 + 1, G1 + 2, "d sums it now")))
     assert play.machine.emptier.refused == {}
     attempt = reserving(play)[J2][1].attempt
     play(Heard(A, Retire(J2, G1 + 1, G1 + 2, "d sums it now")))
-    play(Heard(D, NotReserved(J2, attempt, "it empties itself")))
+    play(Heard(D, CycleNotReserved(J2, attempt, "it empties itself")))
     assert play.machine.emptier.refused == {}, "nor is it told of one that has left"
 
 
@@ -296,9 +300,9 @@ NEED = Demand(100_000, 60_000)
 
 def holder(epoch: int = G1 + 5, attempt: int = 50) -> Play:
     """It holds room for j1, asked for by c."""
-    play = Play(Owner(Settings(), me=D))
+    play = Play(Owner(AggregatorSettings(), me=D))
     play(ProcessUp("10.0.0.4:9", {}))
-    assert sends(play(Heard(C, Reserve(J1, epoch, attempt, NEED)))) == [(C, Reserved(J1, attempt))]
+    assert sends(play(Heard(C, ReserveCycle(J1, epoch, attempt, NEED)))) == [(C, CycleReserved(J1, attempt))]
     return play
 
 
@@ -309,33 +313,33 @@ def held(play: Play) -> tuple[HostId, int, int] | None:
 
 def test_room_is_held_for_the_latest_order_and_an_earlier_one_that_comes_late_changes_nothing() -> None:
     """By a former owner of the job (a lower epoch), or by an attempt of the same one that is over."""
-    for late in (Heard(B, Reserve(J1, G1 + 4, 99, NEED)), Heard(C, Reserve(J1, G1 + 5, 49, NEED))):
+    for late in (Heard(B, ReserveCycle(J1, G1 + 4, 99, NEED)), Heard(C, ReserveCycle(J1, G1 + 5, 49, NEED))):
         play = holder()
         until_s = play.machine.ledger.reserved[J1].until_s
         play.now_s += 1
         ((to, refused),) = sends(play(late))
-        assert isinstance(refused, NotReserved) and (to, refused.attempt) == (late.sender, late.message.attempt)
+        assert isinstance(refused, CycleNotReserved) and (to, refused.attempt) == (late.sender, late.message.attempt)
         assert refused.reason == "it holds room for it already, asked for later by c"
         assert held(play) == (C, G1 + 5, 50) and play.machine.ledger.reserved[J1].until_s == until_s
-    for later in (Heard(B, Reserve(J1, G1 + 6, 2, NEED)), Heard(C, Reserve(J1, G1 + 5, 51, NEED))):
+    for later in (Heard(B, ReserveCycle(J1, G1 + 6, 2, NEED)), Heard(C, ReserveCycle(J1, G1 + 5, 51, NEED))):
         play = holder()
-        assert sends(play(later)) == [(later.sender, Reserved(J1, later.message.attempt))]
+        assert sends(play(later)) == [(later.sender, CycleReserved(J1, later.message.attempt))]
         assert held(play) == (later.sender, later.message.epoch, later.message.attempt)
 
 
 def test_the_same_order_twice_holds_room_once() -> None:
     play = holder()
-    assert sends(play(Heard(C, Reserve(J1, G1 + 5, 50, NEED)))) == [(C, Reserved(J1, 50))]
+    assert sends(play(Heard(C, ReserveCycle(J1, G1 + 5, 50, NEED)))) == [(C, CycleReserved(J1, 50))]
     assert play.machine.ledger.cycle.used_us == NEED.work_us
 
 
 def test_only_the_attempt_that_asked_for_room_can_release_it() -> None:
     play = holder()
     for sender, attempt in ((B, 50), (C, 49), (C, 51)):
-        assert play(Heard(sender, Release(J1, attempt))) == []
+        assert play(Heard(sender, ReleaseCycle(J1, attempt))) == []
         assert held(play) == (C, G1 + 5, 50)
     for _ in range(2):
-        assert play(Heard(C, Release(J1, 50))) == []
+        assert play(Heard(C, ReleaseCycle(J1, 50))) == []
     assert held(play) is None and play.machine.ledger.cycle.used_us == 0
 
 
@@ -363,14 +367,16 @@ def test_an_offer_of_a_job_that_is_here_and_does_not_fit_leaves_it_what_it_was_p
     assert "us free" in declined.reason and play.machine.ledger.demands == {J1: DEMAND}
 
 
-@pytest.mark.parametrize("over", [Unplaced(J1, 1, True), Placed(J1, 2, 2, PLACES)])
+@pytest.mark.parametrize("over", [Unplaced(J1, 1, True), GangPlaced(J1, 2, 2, PLACES)])
 def test_no_room_is_held_for_a_run_that_is_over(over: Any) -> None:
     play = holder()
     play(over)
     assert held(play) is None
-    ((_, refused),) = sends(play(Heard(C, Reserve(J1, G1 + 5, 51, NEED))))
-    assert refused == NotReserved(J1, 51, "that run of the job is over")
-    assert sends(play(Heard(C, Reserve(J1, (2 << 32) + 1, 52, NEED)))) == [(C, Reserved(J1, 52))], "a later run"
+    ((_, refused),) = sends(play(Heard(C, ReserveCycle(J1, G1 + 5, 51, NEED))))
+    assert refused == CycleNotReserved(J1, 51, "that run of the job is over")
+    assert sends(play(Heard(C, ReserveCycle(J1, (2 << 32) + 1, 52, NEED)))) == [(C, CycleReserved(J1, 52))], (
+        "a later run"
+    )
 
 
 def test_an_earlier_run_that_is_over_does_not_end_what_is_held_for_a_later_one() -> None:
@@ -382,47 +388,47 @@ def test_an_earlier_run_that_is_over_does_not_end_what_is_held_for_a_later_one()
 def test_room_that_nobody_comes_for_is_given_back_after_a_while() -> None:
     play = holder()
     play.now_s += RESERVE_S - 1
-    play(Rack(frozenset(), ()))
+    play(RackUpdated(frozenset(), ()))
     assert held(play) is not None
     play.now_s += 1
-    play(Rack(frozenset(), ()))
+    play(RackUpdated(frozenset(), ()))
     assert held(play) is None
 
 
 def test_who_empties_itself_holds_no_room_and_who_holds_room_does_not_empty_itself() -> None:
     play = promising("j1")
     reserving(play)
-    ((_, refused),) = sends(play(Heard(B, Reserve(JobId("x"), G1 + 1, 9, None))))
-    assert refused == NotReserved(JobId("x"), 9, "it empties itself")
+    ((_, refused),) = sends(play(Heard(B, ReserveCycle(JobId("x"), G1 + 1, 9, None))))
+    assert refused == CycleNotReserved(JobId("x"), 9, "it empties itself")
     assert not play.machine.promised().takes
     play = promising("j1")
-    play(Heard(B, Reserve(JobId("x"), G1 + 1, 9, None)))
+    play(Heard(B, ReserveCycle(JobId("x"), G1 + 1, 9, None)))
     for _ in range(19):
         play.now_s += 1
-        assert play(Rack(frozenset(), (loaded(D, 60_000),))) == []
+        assert play(RackUpdated(frozenset(), (loaded(D, 60_000),))) == []
 
 
 def test_an_aggregator_whose_process_died_gives_back_the_room_held_for_its_jobs() -> None:
     play = promising("j1")
     attempt = reserving(play)[J1][1].attempt
     found = play(ProcessDown("killed"))
-    assert (D, Release(J1, attempt)) in sends(found) and not play.machine.emptier.busy
+    assert (D, ReleaseCycle(J1, attempt)) in sends(found) and not play.machine.emptier.busy
     assert play(EmptyingEnds(attempt, "reserving")) == []
 
 
 def answer(play: Play, job: JobId, attempt: int = 1) -> str:
     """Why no room is held for a job that needs none; empty when it is."""
-    ((_, message),) = sends(play(Heard(C, Reserve(job, G1 + 1, attempt, None))))
-    return message.reason if isinstance(message, NotReserved) else ""
+    ((_, message),) = sends(play(Heard(C, ReserveCycle(job, G1 + 1, attempt, None))))
+    return message.reason if isinstance(message, CycleNotReserved) else ""
 
 
 def test_one_that_does_not_serve_or_is_down_or_full_holds_no_room() -> None:
-    closed = Play(Owner(Settings(serve=False), me=D))
+    closed = Play(Owner(AggregatorSettings(serve=False), me=D))
     closed(ProcessUp("10.0.0.4:9", {}))
     assert "serve = false" in answer(closed, J1) and not closed.machine.promised().takes
-    down = Play(Owner(Settings(), me=D))
+    down = Play(Owner(AggregatorSettings(), me=D))
     assert answer(down, J1) == "its process is not up" and not down.machine.promised().takes
-    full = Play(Owner(Settings(jobs_max=2), me=D))
+    full = Play(Owner(AggregatorSettings(jobs_max=2), me=D))
     full(ProcessUp("10.0.0.4:9", {}))
     comes(full, J1)
     assert answer(full, J1) == "it sums that job itself"
@@ -437,6 +443,6 @@ def test_one_that_does_not_serve_or_is_down_or_full_holds_no_room() -> None:
 
 def test_one_that_a_job_was_asked_to_leave_holds_no_room_for_it() -> None:
     play = promising("j1", "j2")
-    play(Heard(A, Judged(J1, G1 + 1, 100, 150, True)))
+    play(Heard(A, LossReport(J1, G1 + 1, 100, 150, True)))
     play(Heard(A, Retire(J2, G1 + 1, G1 + 2, "d sums it now")))
     assert answer(play, J2) == BARRED

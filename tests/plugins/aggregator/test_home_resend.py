@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from covey.core import Heard, HostId, JobId, Send, Undelivered
-from plugins.aggregator.machine.events import Answered, Placed, Rack, Unplaced
-from plugins.aggregator.machine.home import Home
-from plugins.aggregator.messages import Accepted, Assigned, Dropped, Known, Offer, Retire, WhoSums
+from plugins.aggregator.machine.coordinator import JobCoordinator
+from plugins.aggregator.machine.events import GangPlaced, QuestionAnswered, RackUpdated, Unplaced
+from plugins.aggregator.messages import Accepted, Assigned, AssignmentDropped, GetOwner, KnownOwner, Offer, Retire
 from plugins.aggregator.policy import Candidate
 from plugins.facts import Place
 
@@ -16,19 +16,19 @@ A, B, C, D = HostId("a"), HostId("b"), HostId("c"), HostId("d")
 PLACES = (Place(A, (0,), ()), Place(B, (1,), ()))
 
 
-def rack(*gone: HostId) -> Rack:
+def rack(*gone: HostId) -> RackUpdated:
     """Ranks on a and b; c and d offer to sum, c the less busy one."""
-    return Rack(frozenset(gone), (Candidate(C, False, 0.1, 0, 0.0), Candidate(D, False, 0.5, 0, 0.0)))
+    return RackUpdated(frozenset(gone), (Candidate(C, False, 0.1, 0, 0.0), Candidate(D, False, 0.5, 0, 0.0)))
 
 
 class Told:
     """The home on a, and what it sends."""
 
     def __init__(self, *gone: HostId) -> None:
-        self.home, self.now_s = Home(A, lambda size: bytes(size)), 100.0
+        self.home, self.now_s = JobCoordinator(A, lambda size: bytes(size)), 100.0
         self(rack(*gone))
-        self(Placed(JOB, 1, 2, PLACES))
-        offers = [found for host in (A, B) for found in self(Answered(host, WhoSums(JOB), Known(None)))]
+        self(GangPlaced(JOB, 1, 2, PLACES))
+        offers = [found for host in (A, B) for found in self(QuestionAnswered(host, GetOwner(JOB), KnownOwner(None)))]
         self.first = self.accept(offers)
 
     def __call__(self, event: Any) -> list[tuple[HostId, Any]]:
@@ -54,7 +54,7 @@ def test_an_assignment_that_did_not_arrive_is_sent_again_until_it_does() -> None
 
 def test_an_assignment_that_is_old_by_now_is_not_sent_again() -> None:
     told = Told()
-    second = told.accept(told(Heard(C, Dropped(JOB, told.first.epoch, "its process died"))))
+    second = told.accept(told(Heard(C, AssignmentDropped(JOB, told.first.epoch, "its process died"))))
     assert second.epoch > told.first.epoch
     assert told(Undelivered(B, told.first)) == []
     assert told(Undelivered(B, second)) == [(B, second)]

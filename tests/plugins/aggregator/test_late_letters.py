@@ -1,6 +1,6 @@
 """Aggregators that empty themselves while letters come late, twice and in any order: what is too late does no harm.
 
-Links promise less disorder than this (`agent/courier.py`: handled at most once); the machines do not rely on it.
+Links promise less disorder than this (`agent/rpc.py`: handled at most once); the machines do not rely on it.
 """
 
 import random
@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.core import Heard, HostId, JobId, Send, SetTimer
-from plugins.aggregator.machine.events import Answered, Ask, Rack
-from plugins.aggregator.machine.ledger import RESERVE_S
+from plugins.aggregator.machine.cycle_ledger import RESERVE_S
+from plugins.aggregator.machine.events import AskQuestion, QuestionAnswered, RackUpdated
 from plugins.aggregator.machine.owner import Owner, ProcessUp, Served, ServeJob
 from plugins.aggregator.messages import (
     Accepted,
+    AggregatorSettings,
+    CycleReserved,
     Demand,
     Handover,
     Offer,
-    Release,
-    Reserve,
-    Reserved,
+    ReleaseCycle,
+    ReserveCycle,
     Retire,
-    Settings,
 )
 from plugins.aggregator.policy import Candidate
 from tests.plugins.aggregator.play import G1, SECRET
@@ -39,7 +39,7 @@ class Yard:
 
     def __init__(self, seed: int) -> None:
         self.rng, self.now_s = random.Random(seed), 0.0
-        self.owners = {HostId(name): Owner(Settings(scale_s=3.0), me=HostId(name)) for name in "xyz"}
+        self.owners = {HostId(name): Owner(AggregatorSettings(scale_s=3.0), me=HostId(name)) for name in "xyz"}
         self.ahead_s = {name: self.rng.choice([0.0, 1.0, 1e6]) for name in self.owners}
         """No two clocks say the same."""
         self.epochs = dict.fromkeys(DEMANDS, G1)
@@ -51,7 +51,7 @@ class Yard:
         """Attempts that came to their end; reservations, releases and offers that were too late."""
         self._due: list[tuple[float, Callable[[], None]]] = []
         for name in self.owners:
-            self.feed(name, ProcessUp(f"{name}:1", {}))
+            self.dispatch(name, ProcessUp(f"{name}:1", {}))
         for job in DEMANDS:
             self.offer(job, self.rng.choice(list(self.owners)))
 
@@ -73,7 +73,7 @@ class Yard:
         loads = [(name, owner.ledger.cycle, len(owner.jobs)) for name, owner in self.owners.items()]
         seen = tuple(Candidate(name, False, 0.0, jobs, 0.0, cycle.us, cycle.used_us) for name, cycle, jobs in loads)
         for name in self.owners:
-            self.feed(name, Rack(frozenset(), seen))
+            self.dispatch(name, RackUpdated(frozenset(), seen))
         if not self.calm and self.rng.random() < 0.1:
             self.offer(self.rng.choice(list(DEMANDS)), self.rng.choice(list(self.owners)))
 
@@ -90,8 +90,8 @@ class Yard:
             self.home_hears(sender, message)
             return
         before = dict(self.owners[to].ledger.reserved)
-        self.feed(to, Heard(sender, message))
-        if isinstance(message, Reserve | Release | Reserved | Offer) and not self.calm:
+        self.dispatch(to, Heard(sender, message))
+        if isinstance(message, ReserveCycle | ReleaseCycle | CycleReserved | Offer) and not self.calm:
             self.late += self.is_late(sender, to, message)
             if isinstance(message, Offer) and message.job in before and message.epoch <= before[message.job].epoch:
                 assert self.owners[to].ledger.reserved[message.job] == before[message.job], "an old offer took the room"
@@ -99,7 +99,7 @@ class Yard:
     def is_late(self, sender: HostId, to: HostId, message: Any) -> bool:
         if isinstance(message, Offer):
             return bool(message.epoch < self.epochs[message.job])
-        emptier = self.owners[to if isinstance(message, Reserved) else sender].emptier
+        emptier = self.owners[to if isinstance(message, CycleReserved) else sender].emptier
         return bool(message.attempt != emptier._attempt)
 
     def home_hears(self, sender: HostId, message: Any) -> None:
@@ -115,7 +115,7 @@ class Yard:
             case _:
                 pass
 
-    def feed(self, name: HostId, event: Any) -> None:
+    def dispatch(self, name: HostId, event: Any) -> None:
         owner, now_s = self.owners[name], self.now_s + self.ahead_s[name]
         before = owner.emptier.state
         for action in owner.handle(event, now_s):
@@ -143,14 +143,14 @@ class Yard:
             case Send():
                 message = msgspec.msgpack.decode(msgspec.msgpack.encode(action.message), type=type(action.message))
                 self.post(name, action.to, message)
-            case Ask():
-                answered = Answered(action.to, action.question, self.owners[action.to].promised())
-                self._due.append((self.now_s + self.rng.uniform(0.0, 0.3), lambda: self.feed(name, answered)))
+            case AskQuestion():
+                answered = QuestionAnswered(action.to, action.question, self.owners[action.to].promised())
+                self._due.append((self.now_s + self.rng.uniform(0.0, 0.3), lambda: self.dispatch(name, answered)))
             case SetTimer():
-                self._due.append((self.now_s + action.after_s, lambda: self.feed(name, action.event)))
+                self._due.append((self.now_s + action.after_s, lambda: self.dispatch(name, action.event)))
             case ServeJob():
                 served = Served(action.held.job, action.held.epoch)
-                self._due.append((self.now_s + self.rng.uniform(0.0, 0.3), lambda: self.feed(name, served)))
+                self._due.append((self.now_s + self.rng.uniform(0.0, 0.3), lambda: self.dispatch(name, served)))
             case _:
                 pass
 

@@ -11,7 +11,7 @@ from covey.core import JobId
 from plugins.aggregator.machine.owner import ProcessDown
 from plugins.aggregator.policy import scale
 from plugins.aggregator.policy.profile import profile_of
-from plugins.aggregator.policy.scale import Work
+from plugins.aggregator.policy.scale import OrphanedTensor
 from tests.plugins.aggregator.minirack import MiniRack
 
 
@@ -123,7 +123,7 @@ def test_a_lost_aggregators_job_is_checked_before_it_is_taken_over() -> None:
     (full,) = rack.owners("j2")
     (dead,) = rack.owners("j1")
     rack.agents[dead].aggd.clear()
-    rack.feed(dead, "owner", ProcessDown("killed"))
+    rack.dispatch(dead, "owner", ProcessDown("killed"))
     rack.run(10)
     (taken,) = rack.owners("j1")
     assert taken not in (full, dead) and promised(rack, "j1")
@@ -209,7 +209,7 @@ def test_in_the_end_the_least_loaded_fits_nowhere_else(seed: int) -> None:
     least = scale.least_loaded(cycles, {host: -at for at, host in enumerate(sorted(cycles))})
     assert least is not None
     demands = dict(rack.agents[least].owner.ledger.demands)
-    works = [Work(job, "all", demand.work_us) for job, demand in demands.items()]
+    works = [OrphanedTensor(job, "all", demand.work_us) for job, demand in demands.items()]
     profiles = {job: profile_of(job, demand) for job, demand in demands.items()}
     assert scale.emptied(least, works, cycles, profiles, {}) is None
     assert len(cycles) < 5 or sum(cycle.used_us for cycle in cycles.values()) > 2 * 400_000

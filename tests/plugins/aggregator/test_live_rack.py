@@ -8,7 +8,7 @@ import pytest
 from chaos.rackworld import SimRack
 from covey.core import JobId
 from plugins import facts
-from plugins.aggregator import ROOM
+from plugins.aggregator import PLUGIN
 from plugins.facts import AggregatorNow
 from tests.plugins.aggregator.ranks import Job
 
@@ -17,7 +17,7 @@ QUICK = {"aggregator": {"trial_iterations": 10, "revert_iterations": 20, "scale_
 
 def quick_rack(seed: int, hosts: int = 4, **changes: Any) -> SimRack:
     settings = {"aggregator": QUICK["aggregator"] | changes}
-    rack = SimRack(seed, hosts=hosts, rooms=(ROOM,), settings=settings).start()
+    rack = SimRack(seed, hosts=hosts, plugins=(PLUGIN,), settings=settings).start()
     rack.settle()
     return rack
 
@@ -28,9 +28,9 @@ def rows(rack: SimRack) -> dict[str, Any]:
 
 
 def owner_now(job: Job) -> str:
-    room = job.room(job.ranks[0].host)
-    assert room is not None
-    return str(room.owner_of(job.name))
+    plugin = job.plugin(job.ranks[0].host)
+    assert plugin is not None
+    return str(plugin.owner_of(job.name))
 
 
 @pytest.mark.parametrize("steps", [True, False])
@@ -49,7 +49,7 @@ def test_two_jobs_share_an_aggregator_and_a_third_is_refused_there(steps: bool) 
         for name in ("j1", "j2"):
             assert 190_000 < shown[name].period_us < 260_000 and shown[name].loss < 0.1
         assert 330_000 < shown["j3"].period_us < 420_000
-        published = rack.agents[host].rooms["aggregator"]._published  # type: ignore[attr-defined]
+        published = rack.agents[host].plugins["aggregator"]._published  # type: ignore[attr-defined]
         assert isinstance(published, AggregatorNow) and 190_000 < published.cycle_us < 260_000
         for job in (one, two, third):
             job.finish()
@@ -58,14 +58,14 @@ def test_two_jobs_share_an_aggregator_and_a_third_is_refused_there(steps: bool) 
 def test_a_home_tells_what_its_jobs_tensors_are_and_who_sums_them() -> None:
     with quick_rack(32) as rack:
         told: list[Any] = []
-        room = cast(Any, rack.agents["h1"].rooms["aggregator"])
-        take = room.take
+        plugin = cast(Any, rack.agents["h1"].plugins["aggregator"])
+        take = plugin.on_fact
 
         def heard(fact: Any) -> None:
             told.append(fact)
             take(fact)
 
-        room.take = heard
+        plugin.on_fact = heard
         job = Job(rack, ["h1", "h2"], rounds=60, steps=True)
         job.finish()
         seen = [fact for fact in told if isinstance(fact, facts.TensorsSeen)]

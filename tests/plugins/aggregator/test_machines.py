@@ -7,11 +7,18 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import Heard, HostId, JobId, Note, Send, SetTimer, Undelivered
-from plugins.aggregator.machine.directory import Joined, RankLost
-from plugins.aggregator.machine.events import Answered, Ask, Keep, Placed, Rack, TellRanks, Unplaced
-from plugins.aggregator.machine.held import Held
-from plugins.aggregator.machine.home import AGAIN_S, COMPLAINTS_S, Expired, Home
+from covey.core import Heard, HostId, JobId, LogEvent, Send, SetTimer, Undelivered
+from plugins.aggregator.machine.coordinator import AGAIN_S, COMPLAINTS_S, Expired, JobCoordinator
+from plugins.aggregator.machine.directory import RankJoined, RankLost
+from plugins.aggregator.machine.events import (
+    AskQuestion,
+    GangPlaced,
+    Keep,
+    QuestionAnswered,
+    RackUpdated,
+    TellRanks,
+    Unplaced,
+)
 from plugins.aggregator.machine.owner import (
     LEAVE_S,
     OVER_MAX,
@@ -23,25 +30,26 @@ from plugins.aggregator.machine.owner import (
     Served,
     ServeJob,
 )
+from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.messages import (
     Accepted,
+    AggregatorSettings,
     Assigned,
+    AssignmentDropped,
+    AssignmentKept,
     Declined,
     Demand,
-    DoYouServe,
-    Dropped,
-    Judged,
-    Kept,
-    Known,
+    GetOwner,
+    KnownOwner,
+    LossReport,
     Lost,
     Offer,
+    OwnerWanted,
+    Probe,
     Profiled,
     Retire,
     Serving,
-    Settings,
-    Wanted,
-    WhoSums,
-    Work,
+    WorkCounters,
     WorkOf,
 )
 from tests.plugins.aggregator.play import (
@@ -66,11 +74,11 @@ from tests.plugins.aggregator.play import (
 
 def at_home(sums: Sequence[HostId] = (C, D)) -> Play:
     """Host a is the home of a job; everybody knows nothing yet; the first offer is out."""
-    play = Play(Home(A, lambda size: bytes(size)))
+    play = Play(JobCoordinator(A, lambda size: bytes(size)))
     play(rack(sums=sums))
-    assert [(a.to, a.question) for a in play(PLACED)] == [(A, WhoSums(JOB)), (B, WhoSums(JOB))]
-    assert play(Answered(A, WhoSums(JOB), Known(None))) == []
-    play(Answered(B, WhoSums(JOB), None))  # did not answer in time
+    assert [(a.to, a.question) for a in play(PLACED)] == [(A, GetOwner(JOB)), (B, GetOwner(JOB))]
+    assert play(QuestionAnswered(A, GetOwner(JOB), KnownOwner(None))) == []
+    play(QuestionAnswered(B, GetOwner(JOB), None))  # did not answer in time
     return play
 
 
@@ -93,7 +101,7 @@ def test_a_home_asks_who_sums_the_job_then_offers_it_to_the_least_loaded() -> No
 def test_an_accepted_offer_is_told_to_this_host_first_then_to_all_hosts_of_the_job() -> None:
     play, assigned = assigned_home()
     assert sends(play.actions)[1:] == [(A, assigned), (B, assigned)]
-    assert [a.event for a in play.actions if isinstance(a, Note)] == ["tensors offered", "tensors assigned"]
+    assert [a.event for a in play.actions if isinstance(a, LogEvent)] == ["tensors offered", "tensors assigned"]
 
 
 def test_a_declined_offer_goes_to_the_next_under_an_epoch_above_any_that_was_seen() -> None:
@@ -133,7 +141,7 @@ def test_an_acceptance_that_is_said_twice_does_not_end_what_it_began() -> None:
 
 def test_when_nobody_takes_it_this_is_said_once_and_tried_again_each_second() -> None:
     play = at_home(sums=())
-    (note,) = [action for action in play.actions if isinstance(action, Note)]
+    (note,) = [action for action in play.actions if isinstance(action, LogEvent)]
     assert (note.event, note.reason) == ("nobody sums its tensors", "no host offers to; asking again each second")
     assert play(rack(sums=())) == []
     assert [host for host, _ in sends(play(rack(sums=(D,))))] == [D]
@@ -145,18 +153,18 @@ def test_when_all_declined_each_of_them_is_quoted_and_then_asked_again() -> None
     ((then, again),) = sends(play(Heard(to, Declined(JOB, offer.epoch, "full"))))
     found = play(Heard(then, Declined(JOB, again.epoch, "busy")))
     assert sends(found) == []
-    said = [action.reason for action in found if isinstance(action, Note)]
+    said = [action.reason for action in found if isinstance(action, LogEvent)]
     assert said == ["by d: busy", "c: full; d: busy; asking again each second"]
     assert [host for host, _ in sends(play(rack()))] == [C]
 
 
 def test_a_home_that_starts_again_takes_the_highest_epoch_that_a_host_knows() -> None:
-    play = Play(Home(A, lambda size: bytes(size)))
+    play = Play(JobCoordinator(A, lambda size: bytes(size)))
     play(rack())
     play(PLACED)
     old, new = (Assigned(JOB, G1 + n, host, "10.0.0.3:9", SECRET) for n, host in ((2, C), (4, D)))
-    play(Answered(A, WhoSums(JOB), Known(old)))
-    assert sends(play(Answered(B, WhoSums(JOB), Known(new)))) == [(A, new), (B, new)]
+    play(QuestionAnswered(A, GetOwner(JOB), KnownOwner(old)))
+    assert sends(play(QuestionAnswered(B, GetOwner(JOB), KnownOwner(new)))) == [(A, new), (B, new)]
 
 
 def test_an_aggregator_whose_host_is_gone_is_replaced_and_told_when_it_is_back() -> None:
@@ -171,9 +179,9 @@ def test_an_aggregator_whose_host_is_gone_is_replaced_and_told_when_it_is_back()
 
 def test_an_aggregator_that_dropped_the_job_is_asked_again_only_after_the_others() -> None:
     play, assigned = assigned_home()
-    ((to, _),) = sends(play(Heard(C, Dropped(JOB, assigned.epoch, "its process died"))))
+    ((to, _),) = sends(play(Heard(C, AssignmentDropped(JOB, assigned.epoch, "its process died"))))
     assert to == D
-    assert play(Heard(C, Dropped(JOB, assigned.epoch, "its process died"))) == []
+    assert play(Heard(C, AssignmentDropped(JOB, assigned.epoch, "its process died"))) == []
 
 
 def test_a_rank_that_lost_its_aggregator_makes_the_home_ask_it_and_replace_it_if_it_must() -> None:
@@ -181,9 +189,9 @@ def test_a_rank_that_lost_its_aggregator_makes_the_home_ask_it_and_replace_it_if
         play, assigned = assigned_home()
         lost = Heard(B, Lost(JOB, assigned.epoch, "closed the connection"))
         (ask,) = play(lost)
-        assert isinstance(ask, Ask) and (ask.to, ask.question) == (C, DoYouServe(JOB, assigned.epoch))
+        assert isinstance(ask, AskQuestion) and (ask.to, ask.question) == (C, Probe(JOB, assigned.epoch))
         assert play(lost) == [], "asked already"
-        found = play(Answered(C, DoYouServe(JOB, assigned.epoch), answer))
+        found = play(QuestionAnswered(C, Probe(JOB, assigned.epoch), answer))
         assert bool(sends(found)) == replaced
 
 
@@ -194,7 +202,7 @@ def test_an_aggregator_that_says_it_serves_but_cannot_be_used_for_long_is_replac
         found = play(lost)
         if sends(found):
             break
-        play(Answered(C, DoYouServe(JOB, assigned.epoch), Serving(True)))
+        play(QuestionAnswered(C, Probe(JOB, assigned.epoch), Serving(True)))
         play.now_s += 1.0
     assert sends(found)[0][0] == D and COMPLAINTS_S < play.now_s - 100.0 < COMPLAINTS_S + 2
 
@@ -203,17 +211,17 @@ def test_complaints_far_apart_do_not_add_up() -> None:
     play, assigned = assigned_home()
     for _ in range(10):
         assert not sends(play(Heard(B, Lost(JOB, assigned.epoch, "reset"))))
-        play(Answered(C, DoYouServe(JOB, assigned.epoch), Serving(True)))
+        play(QuestionAnswered(C, Probe(JOB, assigned.epoch), Serving(True)))
         play.now_s += 60.0
 
 
 def test_the_next_host_is_the_home_while_the_first_is_gone_and_gives_it_back() -> None:
-    play = Play(Home(B, lambda size: bytes(size)))
+    play = Play(JobCoordinator(B, lambda size: bytes(size)))
     play(rack())
     assert play(PLACED) == []
     found = play(rack(A))
-    assert [(a.to, a.question) for a in found] == [(B, WhoSums(JOB))]
-    ((_, offer),) = sends(play(Answered(B, WhoSums(JOB), Known(None))))
+    assert [(a.to, a.question) for a in found] == [(B, GetOwner(JOB))]
+    ((_, offer),) = sends(play(QuestionAnswered(B, GetOwner(JOB), KnownOwner(None))))
     assert offer.epoch == G1 + 1, "a number that only rank 1's home may use"
     play(rack())
     assert play.machine.jobs[JOB].state == "away"
@@ -229,9 +237,9 @@ def test_a_higher_assignment_of_another_home_is_taken_over() -> None:
 def test_a_job_that_runs_again_is_offered_under_epochs_of_its_new_grant() -> None:
     play, assigned = assigned_home()
     assert play(PLACED) == [] and play.machine.jobs[JOB].assigned == assigned, "the same run, said again"
-    play(Placed(JOB, 2, 2, PLACES))
-    play(Answered(A, WhoSums(JOB), Known(assigned)))
-    ((_, offer),) = sends(play(Answered(B, WhoSums(JOB), Known(assigned))))
+    play(GangPlaced(JOB, 2, 2, PLACES))
+    play(QuestionAnswered(A, GetOwner(JOB), KnownOwner(assigned)))
+    ((_, offer),) = sends(play(QuestionAnswered(B, GetOwner(JOB), KnownOwner(assigned))))
     assert offer.epoch == (2 << 32) + 2
     play(Unplaced(JOB, 1, False))
     assert JOB in play.machine.jobs
@@ -240,17 +248,17 @@ def test_a_job_that_runs_again_is_offered_under_epochs_of_its_new_grant() -> Non
 
 
 def test_an_owner_that_does_not_know_of_a_promise_is_told_again_what_the_job_needs() -> None:
-    """A `Kept` may have been overtaken by what became of the next demand."""
+    """A `AssignmentKept` may have been overtaken by what became of the next demand."""
     play, assigned = assigned_home()
     demand, asked = Demand(100_000, 10_000), WorkOf(JOB, assigned.epoch)
-    play(Answered(C, asked, Work(True, demand=demand)))
+    play(QuestionAnswered(C, asked, WorkCounters(True, demand=demand)))
     assert play.machine.jobs[JOB].promised
-    play(Answered(C, asked, Work(True)))
+    play(QuestionAnswered(C, asked, WorkCounters(True)))
     play.now_s += AGAIN_S
     assert (C, Profiled(JOB, assigned.epoch, demand)) in sends(play(rack()))
-    play(Heard(C, Kept(JOB, assigned.epoch - 2)))
+    play(Heard(C, AssignmentKept(JOB, assigned.epoch - 2)))
     assert not play.machine.jobs[JOB].promised, "of an epoch that is over"
-    play(Heard(C, Kept(JOB, assigned.epoch)))
+    play(Heard(C, AssignmentKept(JOB, assigned.epoch)))
     play.now_s += AGAIN_S
     assert not sends(play(rack()))
 
@@ -258,11 +266,11 @@ def test_an_owner_that_does_not_know_of_a_promise_is_told_again_what_the_job_nee
 # ---- Owner -----------------------------------------------------------------------------------------------------------
 
 OFFER = Offer(JOB, G1 + 2, 2, SECRET)
-HELD = Held(JOB, G1 + 2, 2, SECRET, A)
+HELD = ServedJob(JOB, G1 + 2, 2, SECRET, A)
 
 
-def owner(*held: Held, **changes: Any) -> Play:
-    play = Play(Owner(msgspec.structs.replace(Settings(), **changes), held))
+def owner(*held: ServedJob, **changes: Any) -> Play:
+    play = Play(Owner(msgspec.structs.replace(AggregatorSettings(), **changes), held))
     play(ProcessUp("10.0.0.3:9", {one.job: one.epoch for one in held}))
     return play
 
@@ -283,9 +291,9 @@ def declined(actions: Sequence[Any]) -> str:
 
 def test_an_offer_is_declined_with_a_reason() -> None:
     assert "serve = false" in declined(owner(serve=False)(Heard(A, OFFER)))
-    down = Play(Owner(Settings()))
+    down = Play(Owner(AggregatorSettings()))
     assert "not up" in declined(down(Heard(A, OFFER)))
-    full = owner(Held(JobId("j2"), G1, 1, SECRET, B), jobs_max=1)
+    full = owner(ServedJob(JobId("j2"), G1, 1, SECRET, B), jobs_max=1)
     assert "jobs_max" in declined(full(Heard(A, OFFER)))
     busy = owner()
     busy(LoadChanged(0.99))
@@ -293,7 +301,7 @@ def test_an_offer_is_declined_with_a_reason() -> None:
     over = owner()
     over(Unplaced(JOB, 1, True))
     assert "over" in declined(over(Heard(A, OFFER)))
-    newer = owner(Held(JOB, G1 + 5, 2, SECRET, A))
+    newer = owner(ServedJob(JOB, G1 + 5, 2, SECRET, A))
     ((_, message),) = sends(newer(Heard(B, OFFER)))
     assert isinstance(message, Declined) and message.known == G1 + 5
 
@@ -315,23 +323,23 @@ def test_ends_of_many_jobs_are_remembered_and_not_of_all_there_ever_were() -> No
 def test_a_job_offered_again_under_a_higher_epoch_is_begun_anew_even_when_full() -> None:
     play = owner(HELD, jobs_max=1)
     higher = Offer(JOB, G1 + 4, 2, SECRET)
-    assert play(Heard(B, higher)) == [ServeJob(Held(JOB, G1 + 4, 2, SECRET, B, order=1))]
+    assert play(Heard(B, higher)) == [ServeJob(ServedJob(JOB, G1 + 4, 2, SECRET, B, order=1))]
     assert not play.machine.serves(JOB, OFFER.epoch)
 
 
 def test_when_its_process_dies_every_home_is_told_and_nothing_is_kept() -> None:
     play = owner(HELD)
     found = play(ProcessDown("killed"))
-    assert sends(found) == [(A, Dropped(JOB, G1 + 2, "killed"))] and Keep() in found
-    assert Note(JOB, "tensors dropped", "killed") in found
+    assert sends(found) == [(A, AssignmentDropped(JOB, G1 + 2, "killed"))] and Keep() in found
+    assert LogEvent(JOB, "tensors dropped", "killed") in found
     assert not play.machine.jobs and "not up" in declined(play(Heard(A, OFFER)))
 
 
 def test_a_restarted_agent_keeps_what_both_its_disk_and_its_process_know() -> None:
-    play = Play(Owner(Settings(), [HELD, Held(JobId("j2"), G1, 1, SECRET, B)]))
+    play = Play(Owner(AggregatorSettings(), [HELD, ServedJob(JobId("j2"), G1, 1, SECRET, B)]))
     found = play(ProcessUp("10.0.0.3:9", {JOB: G1 + 2, JobId("j3"): G1}))
     assert ForgetJob(JobId("j3"), G1, 0) in found
-    assert sends(found) == [(B, Dropped(JobId("j2"), G1, "its process does not know the job"))]
+    assert sends(found) == [(B, AssignmentDropped(JobId("j2"), G1, "its process does not know the job"))]
     assert play.machine.serves(JOB, G1 + 2) and list(play.machine.jobs) == [JOB]
 
 
@@ -343,8 +351,8 @@ def test_retired_jobs_are_forgotten_unless_their_epoch_is_higher_by_now() -> Non
 
 def test_a_run_that_is_over_or_taken_back_is_forgotten() -> None:
     play = owner(HELD)
-    assert play(Placed(JOB, 1, 2, PLACES)) == []
-    assert ForgetJob(JOB, G1 + 2, 2 << 32) in play(Placed(JOB, 2, 2, PLACES))
+    assert play(GangPlaced(JOB, 1, 2, PLACES)) == []
+    assert ForgetJob(JOB, G1 + 2, 2 << 32) in play(GangPlaced(JOB, 2, 2, PLACES))
     play = owner(HELD)
     assert ForgetJob(JOB, G1 + 2, 0) in play(Unplaced(JOB, 1, True))
 
@@ -361,7 +369,7 @@ def again(play: Play, job: str, epoch: int = G1 + 3) -> Any:
 def test_who_hurt_another_may_come_back_when_one_that_was_there_has_left_and_not_before() -> None:
     """The newest assignment is taken back. Reference: §4.5.2.3."""
     play = promising("j1", "j2", "j3")
-    asked = sends(play(Heard(A, Judged(JobId("j1"), G1 + 1, 100, 150, True))))
+    asked = sends(play(Heard(A, LossReport(JobId("j1"), G1 + 1, 100, 150, True))))
     assert [(to, message.job, message.to) for to, message in asked] == [(A, "j3", None)]
     play(Heard(A, Retire(JobId("j3"), G1 + 1, G1 + 2, "d sums it now")))
     assert sorted(play.machine.jobs) == ["j1", "j2"]
@@ -375,13 +383,13 @@ def test_who_hurt_another_may_come_back_when_one_that_was_there_has_left_and_not
 def test_only_one_job_is_asked_to_leave_at_a_time_and_a_loss_below_the_limit_asks_nobody() -> None:
     """Reference: §4.5.2.3."""
     play = promising("j1", "j2", "j3")
-    assert play(Heard(A, Judged(JobId("j1"), G1 + 1, 100, 90, False))) == []
+    assert play(Heard(A, LossReport(JobId("j1"), G1 + 1, 100, 90, False))) == []
     assert play.machine.judged == {"j1": 0.09}
-    assert len(sends(play(Heard(A, Judged(JobId("j1"), G1 + 1, 100, 150, True))))) == 1
-    assert play(Heard(A, Judged(JobId("j2"), G1 + 1, 100, 150, True))) == []
+    assert len(sends(play(Heard(A, LossReport(JobId("j1"), G1 + 1, 100, 150, True))))) == 1
+    assert play(Heard(A, LossReport(JobId("j2"), G1 + 1, 100, 150, True))) == []
     play.now_s += LEAVE_S
     play(rack())
-    assert len(sends(play(Heard(A, Judged(JobId("j2"), G1 + 1, 100, 150, True))))) == 1
+    assert len(sends(play(Heard(A, LossReport(JobId("j2"), G1 + 1, 100, 150, True))))) == 1
 
 
 def test_a_job_that_needs_more_than_it_was_promised_goes_on_without_a_promise_until_it_fits() -> None:
@@ -398,7 +406,7 @@ def test_a_job_that_needs_more_than_it_was_promised_goes_on_without_a_promise_un
         assert "us free" in play.machine.refused[job]
     assert Keep() not in found, "nothing changed the second time"
     found = profiled(30_000)
-    assert sends(found) == [(A, Kept(job, G1 + 1))] and Keep() in found
+    assert sends(found) == [(A, AssignmentKept(job, G1 + 1))] and Keep() in found
     assert play.machine.jobs[job].demand == play.machine.ledger.demands[job] == Demand(100_000, 30_000)
     assert play.machine.refused == {}
     assert Keep() in profiled(95_000), "that it is promised nothing any more"
@@ -406,7 +414,7 @@ def test_a_job_that_needs_more_than_it_was_promised_goes_on_without_a_promise_un
 
 def test_what_was_promised_before_a_restart_of_the_agent_is_promised_after_it() -> None:
     promised = [msgspec.structs.replace(HELD, job=JobId(f"j{at}"), demand=Demand(100_000, 60_000)) for at in (1, 2)]
-    owner = Owner(Settings(), promised, C)
+    owner = Owner(AggregatorSettings(), promised, C)
     owner.check()
     assert owner.ledger.cycle.used_us == 60_000 and owner.jobs[JobId("j1")].demand == Demand(100_000, 60_000)
     assert owner.jobs[JobId("j2")].demand is None, "what does not fit any more is not promised, and summed all the same"
@@ -417,7 +425,7 @@ def test_what_was_promised_before_a_restart_of_the_agent_is_promised_after_it() 
 HOSTS = st.sampled_from([A, B, C, D])
 EPOCHS = st.integers(G1, G1 + 9)
 EVENTS = st.one_of(
-    st.builds(Placed, st.just(JOB), st.integers(1, 2), st.just(2), st.just(PLACES)),
+    st.builds(GangPlaced, st.just(JOB), st.integers(1, 2), st.just(2), st.just(PLACES)),
     st.builds(Unplaced, st.just(JOB), st.integers(1, 2), st.booleans()),
     st.builds(lambda gone: rack(*gone), st.sets(HOSTS)),
     st.builds(
@@ -429,16 +437,21 @@ EVENTS = st.one_of(
             st.builds(Declined, st.just(JOB), EPOCHS, st.just("no"), EPOCHS),
             st.builds(Assigned, st.just(JOB), EPOCHS, HOSTS, st.just("10.0.0.3:9"), st.just(SECRET)),
             st.builds(Retire, st.just(JOB), EPOCHS, EPOCHS, st.just("no")),
-            st.builds(Dropped, st.just(JOB), EPOCHS, st.just("no")),
+            st.builds(AssignmentDropped, st.just(JOB), EPOCHS, st.just("no")),
             st.builds(Lost, st.just(JOB), EPOCHS, st.just("no")),
-            st.builds(Wanted, st.just(JOB), EPOCHS),
+            st.builds(OwnerWanted, st.just(JOB), EPOCHS),
         ),
     ),
 )
 HOME = st.one_of(
     EVENTS,
-    st.builds(Answered, HOSTS, st.just(WhoSums(JOB)), st.sampled_from([None, Known(None), Known(LOW), Known(HIGH)])),
-    st.builds(Answered, HOSTS, st.builds(DoYouServe, st.just(JOB), EPOCHS), st.sampled_from([None, Serving(True)])),
+    st.builds(
+        QuestionAnswered,
+        HOSTS,
+        st.just(GetOwner(JOB)),
+        st.sampled_from([None, KnownOwner(None), KnownOwner(LOW), KnownOwner(HIGH)]),
+    ),
+    st.builds(QuestionAnswered, HOSTS, st.builds(Probe, st.just(JOB), EPOCHS), st.sampled_from([None, Serving(True)])),
     st.builds(Expired, st.just(JOB), EPOCHS),
 )
 
@@ -446,7 +459,7 @@ HOME = st.one_of(
 @given(st.lists(HOME, max_size=40))
 @settings(max_examples=150, deadline=None)
 def test_whatever_happens_a_home_is_sound_and_offers_rising_epochs_of_its_own(events: list[Any]) -> None:
-    play, last = Play(Home(A, lambda size: bytes(size))), 0
+    play, last = Play(JobCoordinator(A, lambda size: bytes(size))), 0
     for event in events:
         play.now_s += 1.0
         for _, message in sends(play(event)):
@@ -454,7 +467,7 @@ def test_whatever_happens_a_home_is_sound_and_offers_rising_epochs_of_its_own(ev
                 assert message.epoch % 2 == 0, "rank 0's home uses even ballots of two"
                 assert message.epoch > last, "an epoch stood for two assignments"
                 last = message.epoch
-        if isinstance(event, Unplaced) or (isinstance(event, Rack) and A in event.gone):
+        if isinstance(event, Unplaced) or (isinstance(event, RackUpdated) and A in event.gone):
             last = 0  # the job, or our being its home, is over: the survey of a next time finds what is known
 
 
@@ -463,7 +476,7 @@ def test_whatever_happens_a_home_is_sound_and_offers_rising_epochs_of_its_own(ev
 def test_whatever_happens_an_owner_is_sound_and_never_serves_a_lower_epoch_after_a_higher(events: list[Any]) -> None:
     play, served = owner(), 0
     for event in events:
-        if isinstance(event, Rack):
+        if isinstance(event, RackUpdated):
             event = ProcessUp("10.0.0.3:9", {JOB: G1 + len(event.gone)})
         for action in play(event):
             if isinstance(action, ServeJob):
@@ -473,7 +486,7 @@ def test_whatever_happens_an_owner_is_sound_and_never_serves_a_lower_epoch_after
             served = 0
 
 
-@given(st.lists(st.one_of(EVENTS, st.just(Joined(JOB)), st.builds(RankLost, st.just(JOB), EPOCHS, st.just("x")))))
+@given(st.lists(st.one_of(EVENTS, st.just(RankJoined(JOB)), st.builds(RankLost, st.just(JOB), EPOCHS, st.just("x")))))
 @settings(max_examples=100, deadline=None)
 def test_whatever_happens_ranks_are_told_of_rising_epochs_only(events: list[Any]) -> None:
     play, told = directory(), 0

@@ -2,22 +2,22 @@
 
 from typing import Any
 
-from covey.core import Heard, HostId, JobId, Note, SetTimer, Tell, Undelivered
-from plugins.aggregator.machine.events import Answered, Ask, Placed, Rack
-from plugins.aggregator.machine.home import AGAIN_S, OFFER_S, Expired, Home, Stepped
+from covey.core import Heard, HostId, JobId, LogEvent, Publish, SetTimer, Undelivered
+from plugins.aggregator.machine.coordinator import AGAIN_S, OFFER_S, Expired, JobCoordinator, JobStepped
+from plugins.aggregator.machine.events import AskQuestion, GangPlaced, QuestionAnswered, RackUpdated
 from plugins.aggregator.messages import (
     Accepted,
     Assigned,
+    AssignmentDropped,
     Declined,
     Demand,
-    Dropped,
+    GetOwner,
     Handover,
-    Known,
+    KnownOwner,
     Offer,
     Profiled,
     Retire,
-    WhoSums,
-    Work,
+    WorkCounters,
     WorkOf,
 )
 from plugins.aggregator.policy import Candidate
@@ -28,10 +28,10 @@ E = HostId("e")
 DEMAND = Demand(100_000, 30_000)
 
 
-def seen(*gone: HostId, **used_us: int) -> Rack:
+def seen(*gone: HostId, **used_us: int) -> RackUpdated:
     """c, d and e sum, each with a cycle of 100 ms of which it uses so much; without a figure they are idle."""
     hosts = [host for host in (C, D, E) if host not in gone]
-    return Rack(
+    return RackUpdated(
         frozenset(gone),
         tuple(
             Candidate(host, False, 0.0, 1, 0.0, 100_000 if host in used_us else 0, used_us.get(host, 0))
@@ -42,14 +42,14 @@ def seen(*gone: HostId, **used_us: int) -> Rack:
 
 def summed(profiled: bool = True) -> tuple[Play, Assigned]:
     """Host a is the home of a job that c sums, and has promised what it needs."""
-    play = Play(Home(A, lambda size: bytes(size)))
-    play(Rack(frozenset(), (Candidate(C, False, 0.0, 0, 0.0),)))
+    play = Play(JobCoordinator(A, lambda size: bytes(size)))
+    play(RackUpdated(frozenset(), (Candidate(C, False, 0.0, 0, 0.0),)))
     play(PLACED)
-    play(Answered(A, WhoSums(JOB), Known(None)))
-    ((_, offer),) = sends(play(Answered(B, WhoSums(JOB), Known(None))))
+    play(QuestionAnswered(A, GetOwner(JOB), KnownOwner(None)))
+    ((_, offer),) = sends(play(QuestionAnswered(B, GetOwner(JOB), KnownOwner(None))))
     assigned = next(message for _, message in sends(play(Heard(C, Accepted(JOB, offer.epoch, "10.0.0.3:9")))))
     if profiled:
-        play(Answered(C, WorkOf(JOB, assigned.epoch), Work(True, demand=DEMAND)))
+        play(QuestionAnswered(C, WorkOf(JOB, assigned.epoch), WorkCounters(True, demand=DEMAND)))
     play(seen())
     return play, assigned
 
@@ -60,7 +60,7 @@ def offered(actions: list[Any]) -> tuple[HostId, Offer]:
 
 
 def notes(actions: list[Any]) -> list[tuple[str, str]]:
-    return [(action.event, action.reason) for action in actions if isinstance(action, Note)]
+    return [(action.event, action.reason) for action in actions if isinstance(action, LogEvent)]
 
 
 def given_away(to: HostId | None, play: Play, assigned: Assigned, why: str = "c empties itself") -> list[Any]:
@@ -98,12 +98,12 @@ def test_when_the_only_host_that_holds_room_declines_the_job_stays_and_room_is_l
     assert play.machine.jobs[JOB].assigned == assigned and not play.machine.jobs[JOB].promised
     play.now_s += AGAIN_S
     assert (C, Profiled(JOB, assigned.epoch, DEMAND)) in sends(play(seen()))
-    _, offer = offered(play(Heard(C, Dropped(JOB, assigned.epoch, "its process died"))))
+    _, offer = offered(play(Heard(C, AssignmentDropped(JOB, assigned.epoch, "its process died"))))
     assert offer.demand == DEMAND, "who has lost its owner asks for what it needs first"
 
 
 def test_a_host_that_is_gone_is_not_offered_what_it_held_room_for() -> None:
-    for rack in (seen(E), Rack(frozenset(), seen(E).candidates)):
+    for rack in (seen(E), RackUpdated(frozenset(), seen(E).candidates)):
         play, assigned = summed()
         play(rack)
         assert given_away(E, play, assigned) == [], "and nothing is said: nobody was asked"
@@ -130,7 +130,7 @@ def test_one_that_accepts_too_late_is_told_that_the_job_stayed() -> None:
 
 
 def test_an_owner_that_goes_or_drops_the_job_while_it_moves_is_replaced_by_anybody() -> None:
-    for lost in (lambda epoch: seen(C), lambda epoch: Heard(C, Dropped(JOB, epoch, "its process died"))):
+    for lost in (lambda epoch: seen(C), lambda epoch: Heard(C, AssignmentDropped(JOB, epoch, "its process died"))):
         play, assigned = summed()
         _, offer = offered(given_away(E, play, assigned))
         to, again = offered(play(lost(assigned.epoch)))
@@ -178,7 +178,7 @@ def test_an_owner_without_room_for_what_was_measured_is_left_for_one_that_by_gos
 def test_a_job_that_lost_its_owner_and_fits_nowhere_is_summed_without_a_promise_and_it_is_told_why() -> None:
     play, assigned = summed()
     play(seen(c=90_000, d=80_000, e=80_000))
-    found = play(Heard(C, Dropped(JOB, assigned.epoch, "its process died")))
+    found = play(Heard(C, AssignmentDropped(JOB, assigned.epoch, "its process died")))
     asked = []
     for _ in range(3):
         to, offer = offered(found)
@@ -198,9 +198,9 @@ def test_a_job_that_runs_again_needs_what_it_needed_if_it_has_as_many_ranks() ->
     for size, needs in ((2, DEMAND), (3, None)):
         play, _ = summed()
         places = (Place(A, tuple(range(size - 1)), ()), Place(B, (size - 1,), ()))
-        play(Placed(JOB, 2, size, places))
-        play(Answered(A, WhoSums(JOB), Known(None)))
-        _, offer = offered(play(Answered(B, WhoSums(JOB), Known(None))))
+        play(GangPlaced(JOB, 2, size, places))
+        play(QuestionAnswered(A, GetOwner(JOB), KnownOwner(None)))
+        _, offer = offered(play(QuestionAnswered(B, GetOwner(JOB), KnownOwner(None))))
         assert (offer.workers, offer.demand) == (size, needs)
 
 
@@ -210,34 +210,36 @@ def test_what_another_home_assigned_is_not_taken_for_promised_before_its_owner_s
     play(Heard(B, higher))
     play.now_s += AGAIN_S
     assert (D, Profiled(JOB, higher.epoch, DEMAND)) in sends(play(seen()))
-    play(Answered(D, WorkOf(JOB, higher.epoch), Work(True, demand=DEMAND)))
+    play(QuestionAnswered(D, WorkOf(JOB, higher.epoch), WorkCounters(True, demand=DEMAND)))
     play.now_s += AGAIN_S
     assert not any(isinstance(message, Profiled) for _, message in sends(play(seen())))
 
 
 def test_what_an_owner_was_told_before_is_not_taken_for_what_the_job_needs_now() -> None:
     play, assigned = summed()
-    play(Answered(C, WorkOf(JOB, assigned.epoch), Work(True, demand=Demand(100_000, 20_000))))
+    play(QuestionAnswered(C, WorkOf(JOB, assigned.epoch), WorkCounters(True, demand=Demand(100_000, 20_000))))
     assert play.machine.jobs[JOB].gauge.demand == DEMAND
 
 
 def test_counters_of_two_owners_are_never_one_window() -> None:
     play, assigned = summed(profiled=False)
-    play(Answered(C, WorkOf(JOB, assigned.epoch), Work(True, 1_000, 10)))
+    play(QuestionAnswered(C, WorkOf(JOB, assigned.epoch), WorkCounters(True, 1_000, 10)))
     higher = Assigned(JOB, assigned.epoch + 1, D, "10.0.0.4:9", SECRET)
     play(Heard(B, higher))
     play.now_s += 100
-    found = play(Answered(D, WorkOf(JOB, higher.epoch), Work(True, 900_000, 500)))
+    found = play(QuestionAnswered(D, WorkOf(JOB, higher.epoch), WorkCounters(True, 900_000, 500)))
     assert sends(found) == [] and play.machine.jobs[JOB].gauge.demand is None
-    assert play(Answered(C, WorkOf(JOB, assigned.epoch), Work(True, 950_000, 600))) == [], "what a former owner counted"
+    assert play(QuestionAnswered(C, WorkOf(JOB, assigned.epoch), WorkCounters(True, 950_000, 600))) == [], (
+        "what a former owner counted"
+    )
     play.now_s += 100
-    found = play(Answered(D, WorkOf(JOB, higher.epoch), Work(True, 1_400_000, 1_000)))
+    found = play(QuestionAnswered(D, WorkOf(JOB, higher.epoch), WorkCounters(True, 1_400_000, 1_000)))
     assert sends(found) == [(D, Profiled(JOB, higher.epoch, Demand(200_000, 1_000)))]
 
 
 def test_only_steps_of_the_present_run_while_somebody_sums_it_are_counted() -> None:
     def step(play: Play, job: JobId = JOB, grant: int = 1) -> list[HostId]:
-        return [action.to for action in play(Stepped(job, grant, 1, 100_000)) if isinstance(action, Ask)]
+        return [action.to for action in play(JobStepped(job, grant, 1, 100_000)) if isinstance(action, AskQuestion)]
 
     play, assigned = summed()
     play.now_s += 100
@@ -255,19 +257,19 @@ def test_a_former_owner_that_gets_the_job_back_is_not_told_to_end_it() -> None:
     to, offer = offered(play(seen(C, E)))
     assert to == D
     play(Heard(D, Accepted(JOB, offer.epoch, "10.0.0.4:9")))
-    to, again = offered(play(Rack(frozenset({D, E}), (Candidate(C, False, 0.0, 1, 0.0),))))
+    to, again = offered(play(RackUpdated(frozenset({D, E}), (Candidate(C, False, 0.0, 1, 0.0),))))
     told = sends(play(Heard(C, Accepted(JOB, again.epoch, "10.0.0.3:9"))))
     assert [(host, type(message)) for host, message in told] == [(A, Assigned), (B, Assigned)]
     assert sends(play(seen())) == [(D, Retire(JOB, offer.epoch, again.epoch, "c sums it now"))], "when d is back"
 
 
-def test_other_rooms_are_told_of_the_tensors_sizes_once_and_again_when_they_changed() -> None:
+def test_other_plugins_are_told_of_the_tensors_sizes_once_and_again_when_they_changed() -> None:
     play, assigned = summed()
 
     def told(largest: int, total: int) -> list[Any]:
-        work = Work(True, largest_bytes=largest, total_bytes=total, demand=DEMAND)
-        found = play(Answered(C, WorkOf(JOB, assigned.epoch), work))
-        return [action.fact for action in found if isinstance(action, Tell)]
+        work = WorkCounters(True, largest_bytes=largest, total_bytes=total, demand=DEMAND)
+        found = play(QuestionAnswered(C, WorkOf(JOB, assigned.epoch), work))
+        return [action.fact for action in found if isinstance(action, Publish)]
 
     assert told(0, 0) == [], "no tensor was pushed yet"
     assert told(4, 8) == [TensorsSeen(JOB, 1, 4, 8)]

@@ -2,9 +2,20 @@
 
 from fractions import Fraction
 
-from covey.core import HostId, JobId, Note
-from plugins.aggregator.machine.pool import Arrived, Exited, Gone, Move, PeriodPassed, Pool, Rules, Start, Stop, Timed
-from plugins.aggregator.policy.assign import Profile, Tensor, assign, refusal_of
+from covey.core import HostId, JobId, LogEvent
+from plugins.aggregator.machine.pool import (
+    Exited,
+    PeriodPassed,
+    Pool,
+    PoolJobArrived,
+    PoolJobEnded,
+    PoolJobTimed,
+    PoolMove,
+    PoolRules,
+    PoolStart,
+    PoolStop,
+)
+from plugins.aggregator.policy.assign import AggregationProfile, Tensor, assign, refusal_of
 from plugins.aggregator.policy.cycle import LOSS_LIMIT, Share, cycle_of, executions, loss, runs_late, stretched
 from plugins.aggregator.policy.measured import ITERATIONS
 from plugins.aggregator.policy.pools import best_pool
@@ -12,14 +23,16 @@ from plugins.aggregator.policy.pools import best_pool
 J1, J2 = JobId("j1"), JobId("j2")
 
 
-def profile(name: str, period: int, *works: int, servers: int = 1) -> Profile:
-    return Profile(JobId(name), period, tuple(Tensor(f"t{at}", work) for at, work in enumerate(works)), servers)
+def profile(name: str, period: int, *works: int, servers: int = 1) -> AggregationProfile:
+    return AggregationProfile(
+        JobId(name), period, tuple(Tensor(f"t{at}", work) for at, work in enumerate(works)), servers
+    )
 
 
-def pool_of(*profiles: Profile, rules: Rules = Rules()) -> Pool:
+def pool_of(*profiles: AggregationProfile, rules: PoolRules = PoolRules()) -> Pool:
     pool = Pool(rules)
     for one in profiles:
-        pool.handle(Arrived(one), 0.0)
+        pool.handle(PoolJobArrived(one), 0.0)
     return pool
 
 
@@ -55,10 +68,10 @@ def test_a_tensor_goes_where_the_least_free_time_suffices() -> None:
 def test_when_nobody_qualifies_or_fits_a_new_aggregator_is_allocated() -> None:
     """Reference: §4.3.3.2, Pseudocode 3, lines 11-13 and 22-23."""
     pool = pool_of(profile("a", 12, 3))
-    (start, _) = pool.handle(Arrived(profile("hurt", 5, 1)), 0.0)
-    assert start == Start(HostId("a2"))
-    (start, _) = pool.handle(Arrived(profile("large", 12, 10)), 0.0)
-    assert start == Start(HostId("a3"))
+    (start, _) = pool.handle(PoolJobArrived(profile("hurt", 5, 1)), 0.0)
+    assert start == PoolStart(HostId("a2"))
+    (start, _) = pool.handle(PoolJobArrived(profile("large", 12, 10)), 0.0)
+    assert start == PoolStart(HostId("a3"))
 
 
 def test_the_printed_fit_test_would_overload_and_ours_does_not() -> None:
@@ -82,38 +95,38 @@ def test_a_job_that_loses_its_limit_over_a_hundred_iterations_gets_another_aggre
     pool = pool_of(profile("vgg19", 450, 72), profile("alexnet", 90, 20))
     assert list(pool.cycles) == ["a1"]
     for _ in range(99):
-        assert not pool.handle(Timed(JobId("alexnet"), 116), 0.0)
-    found = pool.handle(Timed(JobId("alexnet"), 116), 0.0)
-    assert [action for action in found if isinstance(action, Start | Move)] == [
-        Start(HostId("a2")),
-        Move(JobId("alexnet"), "t0", HostId("a1"), HostId("a2")),
+        assert not pool.handle(PoolJobTimed(JobId("alexnet"), 116), 0.0)
+    found = pool.handle(PoolJobTimed(JobId("alexnet"), 116), 0.0)
+    assert [action for action in found if isinstance(action, PoolStart | PoolMove)] == [
+        PoolStart(HostId("a2")),
+        PoolMove(JobId("alexnet"), "t0", HostId("a1"), HostId("a2")),
     ]
-    assert Stop(HostId("a2")) in pool.handle(Exited(JobId("alexnet")), 0.0), "released right after the job leaves"
+    assert PoolStop(HostId("a2")) in pool.handle(Exited(JobId("alexnet")), 0.0), "released right after the job leaves"
 
 
 def test_a_job_too_slow_on_fewer_aggregators_than_it_had_servers_gets_one_more() -> None:
     """A new aggregator is added until the loss is within the limit. Reference: §4.3.3.3, job arrival."""
     pool = pool_of(profile("alexnet", 100, 30, 30, 20, 10, servers=2))
     assert len(pool.cycles) == 1
-    found = [action for _ in range(100) for action in pool.handle(Timed(JobId("alexnet"), 128), 0.0)]
+    found = [action for _ in range(100) for action in pool.handle(PoolJobTimed(JobId("alexnet"), 128), 0.0)]
     pool.check()
-    assert Start(HostId("a2")) in found and len(pool.cycles) == 2
-    found = [action for _ in range(100) for action in pool.handle(Timed(JobId("alexnet"), 128), 0.0)]
-    assert [type(action) for action in found] == [Note], "as many as its servers; more would not help"
+    assert PoolStart(HostId("a2")) in found and len(pool.cycles) == 2
+    found = [action for _ in range(100) for action in pool.handle(PoolJobTimed(JobId("alexnet"), 128), 0.0)]
+    assert [type(action) for action in found] == [LogEvent], "as many as its servers; more would not help"
 
 
 def test_when_a_job_leaves_the_least_loaded_aggregator_is_emptied_without_new_ones() -> None:
     """Reference: §4.3.3.3, job exit."""
     pool = pool_of(profile("a", 10, 6), profile("b", 10, 4, 2), profile("c", 10, 3))
     found = pool.handle(Exited(JobId("a")), 0.0)
-    assert not any(isinstance(action, Start) for action in found)
-    assert [action for action in found if isinstance(action, Stop)] == [Stop(HostId("a1"))]
+    assert not any(isinstance(action, PoolStart) for action in found)
+    assert [action for action in found if isinstance(action, PoolStop)] == [PoolStop(HostId("a1"))]
 
 
 def test_what_does_not_fit_elsewhere_as_a_whole_is_left_where_it_is() -> None:
     """Reference: §4.3.3.3, job exit."""
     pool = pool_of(profile("a", 10, 9), profile("b", 10, 7), profile("c", 10, 6))
-    assert [type(action) for action in pool.handle(Exited(JobId("a")), 0.0)] == [Stop]
+    assert [type(action) for action in pool.handle(Exited(JobId("a")), 0.0)] == [PoolStop]
     assert len(pool.cycles) == 2
 
 
@@ -124,17 +137,17 @@ def test_a_job_goes_to_the_pool_with_the_least_free_that_suffices() -> None:
 
 def test_between_periods_nothing_is_given_back_and_only_a_large_lack_is_served_at_once() -> None:
     """Hybrid scaling. Reference: §4.3.3.4."""
-    pool = pool_of(profile("a", 10, 9), rules=Rules(scaling="hybrid", lacking_min=2))
+    pool = pool_of(profile("a", 10, 9), rules=PoolRules(scaling="hybrid", lacking_min=2))
     assert list(pool.waiting) == ["a"]
-    assert [type(action) for action in pool.handle(PeriodPassed(), 0.0)].count(Start) == 1
+    assert [type(action) for action in pool.handle(PeriodPassed(), 0.0)].count(PoolStart) == 1
     assert not pool.handle(Exited(JobId("a")), 0.0) and len(pool.cycles) == 1
-    assert [type(action) for action in pool.handle(PeriodPassed(), 0.0)] == [Stop]
-    assert [type(one) for one in pool.handle(Arrived(profile("b", 10, 9, 9)), 0.0)].count(Start) == 2
+    assert [type(action) for action in pool.handle(PeriodPassed(), 0.0)] == [PoolStop]
+    assert [type(one) for one in pool.handle(PoolJobArrived(profile("b", 10, 9, 9)), 0.0)].count(PoolStart) == 2
 
 
 def test_an_aggregator_that_is_going_away_is_taken_over_by_the_others() -> None:
     """Transient resources. Reference: §4.6."""
     pool = pool_of(profile("a", 10, 6), profile("b", 10, 5, 3))
-    pool.handle(Gone(HostId("a1")), 0.0)
+    pool.handle(PoolJobEnded(HostId("a1")), 0.0)
     pool.check()
     assert "a1" not in pool.cycles and all("a1" not in on.values() for on in pool.on.values())

@@ -12,8 +12,8 @@ from covey.frames import FrameError, unpack
 from covey.tensorwire import grant_of
 from plugins.aggregator import messages, policy
 from plugins.aggregator.datapath import control
+from plugins.aggregator.messages import AggregatorSettings, Assigned, KnownOwner, Offer
 from plugins.aggregator.messages import Any as AnyMessage
-from plugins.aggregator.messages import Assigned, Known, Offer, Settings
 from plugins.aggregator.policy import Candidate
 from plugins.facts import Place
 
@@ -87,24 +87,24 @@ MESSAGES: list[msgspec.Struct] = [
     messages.Accepted(JOB, E, "127.0.0.1:1"),
     messages.Declined(JOB, E, "full", E),
     messages.Profiled(JOB, E, NEED),
-    messages.Kept(JOB, E),
-    messages.Judged(JOB, E, 100, 120, True),
+    messages.AssignmentKept(JOB, E),
+    messages.LossReport(JOB, E, 100, 120, True),
     messages.Handover(JOB, E, A, "it empties itself"),
-    messages.Reserve(JOB, E, 7, NEED),
-    messages.Reserved(JOB, 7),
-    messages.NotReserved(JOB, 7, "full"),
-    messages.Release(JOB, 7),
+    messages.ReserveCycle(JOB, E, 7, NEED),
+    messages.CycleReserved(JOB, 7),
+    messages.CycleNotReserved(JOB, 7, "full"),
+    messages.ReleaseCycle(JOB, 7),
     Assigned(JOB, E, A, "127.0.0.1:1", bytes(16)),
     messages.Retire(JOB, E, E + 1, "moved"),
-    messages.Dropped(JOB, E, "killed"),
+    messages.AssignmentDropped(JOB, E, "killed"),
     messages.Lost(JOB, E, "reset"),
-    messages.Wanted(JOB, E),
-    messages.WhoSums(JOB),
-    Known(None),
-    messages.DoYouServe(JOB, E),
+    messages.OwnerWanted(JOB, E),
+    messages.GetOwner(JOB),
+    KnownOwner(None),
+    messages.Probe(JOB, E),
     messages.Serving(True),
     messages.WorkOf(JOB, E),
-    messages.Work(True, 1, 2, 4, 8, 1, 3, NEED),
+    messages.WorkCounters(True, 1, 2, 4, 8, 1, 3, NEED),
     messages.CycleHere(),
     messages.CycleNow(True, 100_000, 1, 1, [messages.JobDemand(JOB, NEED)], [JOB]),
     messages.TensorsHere(),
@@ -145,4 +145,4 @@ def test_a_mutated_message_is_refused_or_within_bounds(message: msgspec.Struct, 
 @pytest.mark.parametrize("bad", [{"serv": True}, {"jobs_max": 0}, {"load_max": 2.0}, {"memory_bytes_max": 1}])
 def test_settings_out_of_range_or_unknown_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(bad, Settings)
+        msgspec.convert(bad, AggregatorSettings)

@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 
 from covey.core import HostId, JobId
 from plugins.aggregator import policy
-from plugins.aggregator.machine.gauge import Gauge
-from plugins.aggregator.machine.ledger import Ledger, Reservation
-from plugins.aggregator.messages import Demand, Settings, Work
+from plugins.aggregator.machine.cycle_ledger import CycleLedger, Reservation
+from plugins.aggregator.machine.profiler import Profiler
+from plugins.aggregator.messages import AggregatorSettings, Demand, WorkCounters
 from plugins.aggregator.policy import Candidate
 from plugins.aggregator.policy.cycle import executions
-from plugins.aggregator.policy.measured import Measured
+from plugins.aggregator.policy.measured import MeasuredIterations
 from plugins.aggregator.policy.profile import Pace, calibrated, demand_of, differs, is_outlier
 
 TENTH = Fraction(1, 10)
-RULES = Settings(trial_iterations=10, revert_iterations=20)
+RULES = AggregatorSettings(trial_iterations=10, revert_iterations=20)
 
 
 # ---- policy ----------------------------------------------------------------------------------------------------------
@@ -43,8 +43,11 @@ def test_a_job_that_became_slower_for_good_is_not_taken_for_outliers() -> None:
 
 
 def test_nobody_needs_more_of_a_lane_than_all_of_it_and_nothing_is_known_of_no_iterations() -> None:
-    assert demand_of(Measured(2, 200), 500, 2, TENTH) == Demand(100, 100, 100)
-    assert demand_of(Measured(), 500, 2, TENTH) is None and demand_of(Measured(2, 200), 500, 0, TENTH) is None
+    assert demand_of(MeasuredIterations(2, 200), 500, 2, TENTH) == Demand(100, 100, 100)
+    assert (
+        demand_of(MeasuredIterations(), 500, 2, TENTH) is None
+        and demand_of(MeasuredIterations(2, 200), 500, 0, TENTH) is None
+    )
 
 
 def test_only_what_was_measured_alone_changes_the_pace_that_losses_are_judged_by() -> None:
@@ -97,7 +100,7 @@ def test_whatever_is_asked_what_is_promised_fits_and_hurts_nobody(
     acts: list[tuple[str, int, Demand]], times: int
 ) -> None:
     """`check` compares C, W and every loss; what was refused leaves all as it was. Reference: §4.3.3.2, IV.1-IV.3"""
-    ledger = Ledger(times)
+    ledger = CycleLedger(times)
     for at, (what, which, demand) in enumerate(acts):
         job = JobId(f"j{which}")
         before = dict(ledger.demands), ledger.cycle
@@ -124,7 +127,7 @@ def test_whatever_is_asked_what_is_promised_fits_and_hurts_nobody(
 
 def test_a_short_job_takes_its_part_of_the_cycle_each_time_that_it_runs_in_it() -> None:
     """Reference: §4.3.3.2."""
-    ledger = Ledger()
+    ledger = CycleLedger()
     assert ledger.take(JobId("j1"), Demand(100, 30)) == ledger.take(JobId("j2"), Demand(50, 10)) == ""
     assert (ledger.load(JobId("j1")), ledger.load(JobId("j2"))) == (0.3, 0.2)
     assert ledger.take(JobId("j3"), Demand(96, 1, 500)) == ""
@@ -132,7 +135,7 @@ def test_a_short_job_takes_its_part_of_the_cycle_each_time_that_it_runs_in_it() 
 
 
 def test_room_that_is_held_counts_and_is_given_back_when_nobody_comes() -> None:
-    ledger = Ledger()
+    ledger = CycleLedger()
     assert ledger.reserve(JobId("j1"), Demand(100, 60), Reservation(HostId("a"), 1, 7, 20.0)) == ""
     assert "us free" in ledger.take(JobId("j2"), Demand(100, 60))
     ledger.release(JobId("j1"), HostId("b"), 7)
@@ -150,7 +153,7 @@ class Watched:
     """A gauge, an owner's counters, and a clock."""
 
     def __init__(self) -> None:
-        self.gauge, self.now_s, self.step = Gauge(RULES), 0.0, 0
+        self.gauge, self.now_s, self.step = Profiler(RULES), 0.0, 0
         self.busy_us = self.iterations = self.beside = self.changes = 0
         self.gauge.begin(0.0)
 
@@ -161,7 +164,7 @@ class Watched:
             self.step, self.iterations, self.busy_us = self.step + 1, self.iterations + 1, self.busy_us + work_us
             asks = self.gauge.stepped(self.step, period_us, self.now_s) if steps else self.gauge.due(self.now_s)
             if asks:
-                work = Work(True, self.busy_us, self.iterations, 4, 8, self.beside, self.changes)
+                work = WorkCounters(True, self.busy_us, self.iterations, 4, 8, self.beside, self.changes)
                 found.append(self.gauge.heard(work, self.now_s))
         return [one for one in found if one]
 
@@ -209,7 +212,7 @@ def test_a_window_in_which_somebody_came_or_left_is_begun_anew() -> None:
 
 
 def test_an_owner_is_asked_soon_after_it_was_assigned_then_now_and_then() -> None:
-    gauge = Gauge(RULES)
+    gauge = Profiler(RULES)
     assert gauge.lost == gauge.iterations == 0
     gauge.begin(100.0)
     asked = [at for at in range(100, 140) if gauge.due(float(at))]

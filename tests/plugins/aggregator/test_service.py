@@ -1,4 +1,4 @@
-"""The aggregator room of whole simulated agents, its aggd processes, and the ranks of a job, while things die.
+"""The aggregator plugin of whole simulated agents, its aggd processes, and the ranks of a job, while things die.
 
 Gossip, links, disks and processes are the simulator's; agents and aggd are the real ones. The log and the runner are
 played here: where the job runs is told to every agent when it starts, and ranks stay alive when agents die.
@@ -10,21 +10,21 @@ from typing import Any, cast
 import pytest
 
 from chaos import faults
-from chaos.host import SimProcess
 from chaos.rackworld import SimRack
+from chaos.world.host import SimProcess
 from covey.core import JobId
+from covey.errors import Refused
 from covey.tensorwire import ballot_of
 from plugins import facts
-from plugins.aggregator import ROOM
-from plugins.aggregator.messages import Settings
-from plugins.base import Refused
+from plugins.aggregator import PLUGIN
+from plugins.aggregator.messages import AggregatorSettings
 from tests.plugins.aggregator.ranks import Job
 
 JOB = JobId("j1")
 
 
 def settled_rack(seed: int, hosts: int = 4, settings: Any = None) -> SimRack:
-    rack = SimRack(seed, hosts=hosts, rooms=(ROOM,), settings=settings).start()
+    rack = SimRack(seed, hosts=hosts, plugins=(PLUGIN,), settings=settings).start()
     rack.settle()
     return rack
 
@@ -38,7 +38,7 @@ def test_a_job_finds_an_aggregator_and_ends_with_the_sums_in_rank_order() -> Non
         job = Job(rack, ["h1", "h2", "h3", "h3"], rounds=12)
         job.finish()
         assert len({at.epoch for rank in job.ranks for at in rank.told}) == 1
-        story = [(line.event, line.reason) for line in rack.agents["h1"].journal.story("j1")]
+        story = [(line.event, line.reason) for line in rack.agents["h1"].event_log.story("j1")]
         assert [event for event, _ in story][:2] == ["tensors offered", "tensors assigned"]
 
 
@@ -89,8 +89,8 @@ def test_an_agent_that_restarts_finds_its_aggd_and_its_jobs_again() -> None:
         rack.run(10)
         assert aggd_of(rack, owner) is aggd and aggd.alive
         assert job.ranks[0].told[-1].epoch == before
-        room = job.room(owner)
-        assert room is not None and room.owner.serves(JOB, before)
+        plugin = job.plugin(owner)
+        assert plugin is not None and plugin.owner.serves(JOB, before)
         job.finish()
 
 
@@ -133,15 +133,15 @@ def test_a_job_whose_run_is_over_is_forgotten_everywhere() -> None:
             assert process is not None
 
             async def over(host: str = host) -> None:
-                rack.agents[host].bus.tell(facts.JobUnplaced(JOB, 1, True))
+                rack.agents[host].bus.publish(facts.JobUnplaced(JOB, 1, True))
 
             process.spawn("over", over())
         rack.run(3)
         assert rack.ask(owner, "aggregator.tensors", {}) == []
         for host in rack.alive():
-            room = job.room(host)
-            assert room is not None
-            assert not room.owner.jobs and not room.directory.known and not room.home.jobs
+            plugin = job.plugin(host)
+            assert plugin is not None
+            assert not plugin.owner.jobs and not plugin.directory.known and not plugin.home.jobs
 
 
 def test_a_rank_of_an_earlier_run_is_told_that_it_is_over() -> None:
@@ -153,7 +153,7 @@ def test_a_rank_of_an_earlier_run_is_told_that_it_is_over() -> None:
             assert process is not None
 
             async def again(host: str = host) -> None:
-                rack.agents[host].bus.tell(facts.JobPlaced(JOB, 2, "t", 2, job.places))
+                rack.agents[host].bus.publish(facts.JobPlaced(JOB, 2, "t", 2, job.places))
 
             process.spawn("again", again())
         rack.world.strict = False  # the ranks end by an exception, as they should
@@ -177,7 +177,7 @@ def test_what_is_summed_where_is_answered_for_this_host_and_for_others() -> None
         assert seen.job == JOB and seen.host == owner
         with pytest.raises(Refused, match="no host"):
             rack.ask(other, "aggregator.tensors", {"host": "h9"})
-        metrics = rack.agents[owner].rooms["aggregator"].metrics()
+        metrics = rack.agents[owner].plugins["aggregator"].metrics()
         assert metrics["covey_aggregator_jobs"] == 1 and metrics["covey_aggregator_rounds"] >= 10
         job.finish()
 
@@ -187,7 +187,7 @@ def test_hosts_that_do_not_serve_are_never_chosen_and_the_job_waits_until_one_do
         job = Job(rack, ["h1", "h2"], rounds=3)
         rack.run(10)
         assert not job.owner()
-        story = [line.event for line in rack.agents["h1"].journal.story("j1")]
+        story = [line.event for line in rack.agents["h1"].event_log.story("j1")]
         assert story.count("nobody sums its tensors") == 1
         for rank in job.ranks:
             rank.process.signal(9)
@@ -217,7 +217,7 @@ def test_a_host_that_is_told_to_serve_no_more_ends_its_aggd_and_its_jobs_move() 
         owner = job.owner()
         aggd, agent = aggd_of(rack, owner), rack.hosts[owner].agent
         assert agent is not None
-        cast(Any, rack.agents[owner].config.rooms)["aggregator"] = Settings(serve=False)
+        cast(Any, rack.agents[owner].config.plugins)["aggregator"] = AggregatorSettings(serve=False)
         agent.signal(9)
         rack.hosts[owner].revive()
         rack.until(job.reached(20), 90, "fifteen rounds more")
@@ -225,7 +225,7 @@ def test_a_host_that_is_told_to_serve_no_more_ends_its_aggd_and_its_jobs_move() 
         job.finish()
 
 
-def test_a_full_disk_stops_neither_the_room_nor_its_jobs() -> None:
+def test_a_full_disk_stops_neither_the_plugin_nor_its_jobs() -> None:
     with settled_rack(3) as rack:
         job = Job(rack, ["h1", "h2", "h3"])
         rack.until(job.reached(5), 60, "round 5")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.tensorwire import Declared, key_of
-from plugins.aggregator.datapath.sums import Do, TensorSum, Violation
+from plugins.aggregator.datapath.sums import StateTransfer, TensorSum, Violation
 from tests.plugins.aggregator.harness import Bench, Tensor, contribution
 
 MODEL = Tensor("w", "model", (7, 3))
@@ -59,7 +59,7 @@ def test_contributions_of_single_bits_are_each_counted_exactly_once() -> None:
     data = {rank: np.full(10, 2.0**rank, np.float32).tobytes() for rank in range(6)}
     for rank in range(6):
         asks = tensor.open(rank, 0, want=True)
-    assert asks == (Do("ask", 0),)
+    assert asks == (StateTransfer("ask", 0),)
     for part in range(declared.parts):
         start, end = declared.span(part)
         tensor.state_part(0, 0, part, bytes(end - start))
@@ -140,9 +140,9 @@ def test_the_holder_that_was_asked_goes_away_and_another_with_the_same_version_i
     tensor = TensorSum(Declared("w", "model", (4,), 8), 3)
     assert tensor.open(0, 4, False) == ()
     assert tensor.open(2, 5, False) == ()
-    assert tensor.open(1, 5, False) == (Do("ask", 1),)
+    assert tensor.open(1, 5, False) == (StateTransfer("ask", 1),)
     tensor.state_part(1, 5, 0, b"\1" * 8)
-    assert tensor.gone(1) == (Do("ask", 2),)
+    assert tensor.gone(1) == (StateTransfer("ask", 2),)
     tensor.state_part(1, 5, 1, b"\1" * 8)  # too late, from the one that left
     assert tensor.version is None
     tensor.state_part(2, 5, 0, b"\2" * 8)
@@ -154,16 +154,16 @@ def test_the_beginning_of_a_model_is_rank_0s_even_while_rank_0_is_away() -> None
     tensor = TensorSum(Declared("w", "model", (1,)), 3)
     tensor.open(0, 0, True)
     tensor.open(1, 0, True)
-    assert tensor.open(2, 0, True) == (Do("ask", 0),)
+    assert tensor.open(2, 0, True) == (StateTransfer("ask", 0),)
     assert not tensor.gone(0), "rank 1's own idea of the beginning would be taken"
-    assert tensor.open(1, 0, False) == (Do("ask", 1),), "rank 1 was given rank 0's by an earlier aggregator"
+    assert tensor.open(1, 0, False) == (StateTransfer("ask", 1),), "rank 1 was given rank 0's by an earlier aggregator"
 
 
 def test_nobody_is_asked_before_all_ranks_have_said_which_version_they_hold() -> None:
     tensor = TensorSum(Declared("w", "model", (4,)), 3)
     assert not tensor.open(0, 4, False) and not tensor.open(2, 4, False)
     assert tensor.missing() == [1]
-    assert tensor.open(1, 5, False) == (Do("ask", 1),)
+    assert tensor.open(1, 5, False) == (StateTransfer("ask", 1),)
 
 
 def test_a_sum_that_everybody_holds_is_not_fetched() -> None:
@@ -176,9 +176,9 @@ def test_a_sum_that_everybody_holds_is_not_fetched() -> None:
 def test_a_sum_that_one_rank_still_waits_for_is_fetched_from_one_that_has_it() -> None:
     tensor = TensorSum(Declared("g", "grad", (1,)), 2)
     tensor.open(0, 6, False)
-    assert tensor.open(1, 7, False) == (Do("ask", 1),)
+    assert tensor.open(1, 7, False) == (StateTransfer("ask", 1),)
     tensor.push(0, 7, 0, b"\0\0\0\0")
-    assert tensor.state_part(1, 7, 0, b"\0\0\x80?") == [Do("give", 0)]
+    assert tensor.state_part(1, 7, 0, b"\0\0\x80?") == [StateTransfer("give", 0)]
     assert tensor.lend()[1].tolist() == [1.0]
 
 

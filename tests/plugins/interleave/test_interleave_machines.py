@@ -11,21 +11,21 @@ from plugins.interleave.machine.groups import (
     LEAN,
     OURS,
     PRINTED,
+    GroupHostsChanged,
+    GroupRules,
     Groups,
-    HostsChanged,
     JobEnded,
     JobSubmitted,
-    Manner,
     Progressed,
-    Reviewed,
+    ReviewDue,
     SetGroup,
     Shared,
-    SubtaskTimed,
+    SubtaskReported,
 )
-from plugins.interleave.machine.timed import Timed
-from plugins.interleave.machine.turns import LAPS, Asked, Finished, OrderChanged, Run, Turns
+from plugins.interleave.machine.timed import JobTimings
+from plugins.interleave.machine.turns import LAPS, Finished, OrderChanged, Run, TurnAsked, Turns
 from plugins.interleave.policy import model
-from plugins.interleave.policy.model import Group, Profile
+from plugins.interleave.policy.model import Group, JobProfile
 
 A, B, C = JobId("a"), JobId("b"), JobId("c")
 HOSTS = [HostId(f"h{n:02}") for n in range(12)]
@@ -35,19 +35,19 @@ NAMES = [JobId(f"j{n}") for n in range(4)]
 
 def profiled(of: Groups, job: JobId, work_s: float, net_s: float) -> None:
     for _ in range(3):
-        of.handle(SubtaskTimed(job, "comp", work_s / 4, 4), 0.0)
-        of.handle(SubtaskTimed(job, "comm", net_s, 4), 0.0)
+        of.handle(SubtaskReported(job, "comp", work_s / 4, 4), 0.0)
+        of.handle(SubtaskReported(job, "comm", net_s, 4), 0.0)
         of.check()
 
 
 def test_one_job_computes_while_two_communicate() -> None:
     """Reference: §4.3.1: one CPU subtask, a primary and a secondary network subtask."""
     turns = Turns([A, B, C])
-    assert turns.handle(Asked(A, "comm"), 0.0) == [Run(A, "primary")]
-    assert turns.handle(Asked(B, "comm"), 0.0) == [Run(B, "secondary")]
-    assert turns.handle(Asked(C, "comp"), 0.0) == [Run(C, "comp")]
+    assert turns.handle(TurnAsked(A, "comm"), 0.0) == [Run(A, "primary")]
+    assert turns.handle(TurnAsked(B, "comm"), 0.0) == [Run(B, "secondary")]
+    assert turns.handle(TurnAsked(C, "comp"), 0.0) == [Run(C, "comp")]
     assert turns.handle(Finished(A), 0.0) == [Run(B, "primary")]
-    assert turns.handle(Asked(A, "comp"), 0.0) == []
+    assert turns.handle(TurnAsked(A, "comp"), 0.0) == []
     assert turns.handle(Finished(C), 0.0) == [Run(A, "comp")]
 
 
@@ -59,7 +59,12 @@ def test_turns_are_kept_whatever_is_asked(seed: int) -> None:
     turns = Turns(jobs)
     for _ in range(80):
         job = rng.choice(jobs)
-        events: list[Asked | Finished] = [Asked(job, "comp"), Asked(job, "comm"), Finished(job), Finished(job)]
+        events: list[TurnAsked | Finished] = [
+            TurnAsked(job, "comp"),
+            TurnAsked(job, "comm"),
+            Finished(job),
+            Finished(job),
+        ]
         event = rng.choice(events)
         turns.handle(event if rng.random() < 0.95 else OrderChanged(tuple(rng.sample(jobs, 3))), 0.0)
         turns.check()
@@ -101,7 +106,7 @@ def test_who_has_least_left_of_what_it_said_is_next() -> None:
     assert of.waiting()[0] == names[7]
 
 
-def waiting_on_one_host(manner: Manner = OURS) -> Groups:
+def waiting_on_one_host(manner: GroupRules = OURS) -> Groups:
     """Four jobs of which one runs; they say 400, 300, 200 and 100 iterations."""
     of = Groups(HOSTS[:1], manner, timings_min=1, group_max=1)
     for n, job in enumerate(NAMES):
@@ -115,7 +120,7 @@ def test_who_waited_for_hours_goes_before_all_others() -> None:
     of = waiting_on_one_host()
     of.handle(JobSubmitted(A, 5), HOURS_S)
     for need in ("comp", "comm"):
-        of.handle(SubtaskTimed(A, need, 20, 4), HOURS_S)
+        of.handle(SubtaskReported(A, need, 20, 4), HOURS_S)
     assert of.waiting()[0] == A, "it has least left"
     of.handle(Progressed(A, 0), HOURS_S + 3600)
     assert of.waiting()[-1] == A, "all others have waited too long"
@@ -143,7 +148,7 @@ def test_a_long_job_that_was_put_aside_is_brought_back_when_another_ends() -> No
     assert len(its.hosts) > 1
 
 
-def two_groups(manner: Manner) -> Groups:
+def two_groups(manner: GroupRules) -> Groups:
     """A alone on one host, where an iteration takes 90 s; B and C on eleven, in 20 s."""
     of = Groups(HOSTS, manner, timings_min=1)
     for job in (A, B, C):
@@ -189,7 +194,7 @@ def test_when_no_group_is_busier_with_a_new_job_all_are_arranged_anew_if_it_is_w
         assert {A, B} <= running and (C in running) == runs
 
 
-def put_aside(manner: Manner = OURS) -> Groups:
+def put_aside(manner: GroupRules = OURS) -> Groups:
     """A, by far the longest, holds one host of twelve, where an iteration takes 90 s and alone 17; B and C have the
     rest."""
     of = two_groups(manner)
@@ -201,21 +206,21 @@ def put_aside(manner: Manner = OURS) -> Groups:
 def test_a_review_brings_back_who_would_be_left_over_at_the_end() -> None:
     of = put_aside()
     was = model.iteration_s([of.profile(A)], 1)
-    actions = of.handle(Reviewed(), 1800.0)
+    actions = of.handle(ReviewDue(), 1800.0)
     of.check()
     (its,) = [group for group in of.groups.values() if A in group.jobs]
     assert model.iteration_s([of.profile(job) for job in its.jobs], len(its.hosts)) < was / 2
     assert any(isinstance(each, SetGroup) and A in each.jobs for each in actions)
-    assert of.handle(Reviewed(), 3600.0) == [], "nothing is better now"
+    assert of.handle(ReviewDue(), 3600.0) == [], "nothing is better now"
 
 
 def test_a_review_changes_nothing_as_printed_nor_while_a_job_is_tried_out() -> None:
     """Reference: §4.3.2: groups change when a job comes or ends."""
-    assert put_aside(PRINTED).handle(Reviewed(), 1800.0) == []
+    assert put_aside(PRINTED).handle(ReviewDue(), 1800.0) == []
     of = put_aside()
     of.handle(JobSubmitted(JobId("new")), 1.0)
-    assert of.handle(Reviewed(), 1800.0) == []
-    assert Groups(HOSTS).handle(Reviewed(), 1800.0) == [], "nobody is there"
+    assert of.handle(ReviewDue(), 1800.0) == []
+    assert Groups(HOSTS).handle(ReviewDue(), 1800.0) == [], "nobody is there"
 
 
 def test_jobs_that_need_no_time_at_all_keep_their_hosts_through_a_review() -> None:
@@ -225,8 +230,8 @@ def test_jobs_that_need_no_time_at_all_keep_their_hosts_through_a_review() -> No
         of.handle(JobSubmitted(job, 10), 0.0)
     of.groups, of.arranged = {1: Shared((A, B), tuple(HOSTS))}, True
     for job in (A, B):
-        of.jobs[job] = Timed(comp=1, comm=1)
-    assert of.handle(Reviewed(), 1800.0) == []
+        of.jobs[job] = JobTimings(comp=1, comm=1)
+    assert of.handle(ReviewDue(), 1800.0) == []
     of.check()
 
 
@@ -249,8 +254,8 @@ def test_a_job_keeps_the_hosts_that_it_has() -> None:
     """A had the last four hosts and gets eight: its own, and four of those that B gives back."""
     of = Groups(HOSTS)
     of.groups = {1: Shared((B,), tuple(HOSTS[:8])), 2: Shared((A,), tuple(HOSTS[8:]))}
-    of.jobs = {A: Timed(), B: Timed()}
-    of._replace([1, 2], [Group((Profile(A, 1, 1),), 8), Group((Profile(B, 1, 1),), 4)], 1.0)
+    of.jobs = {A: JobTimings(), B: JobTimings()}
+    of._replace([1, 2], [Group((JobProfile(A, 1, 1),), 8), Group((JobProfile(B, 1, 1),), 4)], 1.0)
     of.check()
     now = {job: set(group.hosts) for group in of.groups.values() for job in group.jobs}
     assert now[A] > set(HOSTS[8:]) and now[B] < set(HOSTS[:8])
@@ -259,15 +264,15 @@ def test_a_job_keeps_the_hosts_that_it_has() -> None:
 def test_nobody_is_passed_over_for_ever() -> None:
     """The first job of the plan asks again and again; the last has its turn after `LAPS` others."""
     turns = Turns([A, B, C])
-    turns.handle(Asked(A, "comp"), 0.0)
-    turns.handle(Asked(C, "comp"), 0.0)
-    turns.handle(Asked(B, "comp"), 0.0)
+    turns.handle(TurnAsked(A, "comp"), 0.0)
+    turns.handle(TurnAsked(C, "comp"), 0.0)
+    turns.handle(TurnAsked(B, "comp"), 0.0)
     began = []
     for _ in range(3 * LAPS):
         holder = turns.holds["comp"]
         for run in turns.handle(Finished(holder), 0.0):
             began.append(run.job)
-        turns.handle(Asked(holder, "comp"), 0.0)
+        turns.handle(TurnAsked(holder, "comp"), 0.0)
         turns.check()
     assert C in began[: 2 * LAPS] and began.index(B) < began.index(C)
 
@@ -299,11 +304,11 @@ def test_no_host_is_in_two_groups_whatever_happens_and_epochs_only_grow(seed: in
         elif kind == 2:
             found = of.handle(JobEnded(job), float(at))
         elif kind == 3:
-            found = of.handle(HostsChanged(tuple(rng.sample(HOSTS, rng.randrange(13)))), float(at))
+            found = of.handle(GroupHostsChanged(tuple(rng.sample(HOSTS, rng.randrange(13)))), float(at))
         elif kind == 4:
-            found = of.handle(Reviewed(), float(at))
+            found = of.handle(ReviewDue(), float(at))
         else:
-            found = of.handle(SubtaskTimed(job, rng.choice(["comp", "comm"]), rng.uniform(1, 60), 4), float(at))
+            found = of.handle(SubtaskReported(job, rng.choice(["comp", "comm"]), rng.uniform(1, 60), 4), float(at))
         of.check()
         for each in found:
             if isinstance(each, SetGroup):
@@ -323,14 +328,14 @@ def test_permutation_of_equal_hosts_changes_nothing(seed: int) -> None:
         job, kind = rng.choice(names), rng.randrange(10)
         if kind == 0:
             there = tuple(rng.sample(HOSTS, rng.randrange(1, 13)))
-            one.handle(HostsChanged(there), float(at))
-            two.handle(HostsChanged(tuple(other[host] for host in there)), float(at))
+            one.handle(GroupHostsChanged(there), float(at))
+            two.handle(GroupHostsChanged(tuple(other[host] for host in there)), float(at))
         else:
-            event: JobSubmitted | JobEnded | SubtaskTimed = JobSubmitted(job)
+            event: JobSubmitted | JobEnded | SubtaskReported = JobSubmitted(job)
             if kind == 1:
                 event = JobEnded(job)
             elif kind > 3:
-                event = SubtaskTimed(job, rng.choice(["comp", "comm"]), rng.uniform(1, 60), 4)
+                event = SubtaskReported(job, rng.choice(["comp", "comm"]), rng.uniform(1, 60), 4)
             one.handle(event, float(at))
             two.handle(event, float(at))
         assert shape(one) == shape(two)

@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from covey.core import JobId
 from plugins.interleave.policy import assign, model, order, regroup, spill
 from plugins.interleave.policy.exhaustive import exhaustive
-from plugins.interleave.policy.model import Group, Profile, Weights
+from plugins.interleave.policy.model import Group, JobProfile, Weights
 from plugins.interleave.policy.schedule import arranged, schedule
 
 W = Weights()
 profiles = st.lists(st.tuples(st.floats(1, 2000), st.floats(0.5, 60)), min_size=1, max_size=30)
 
 
-def jobs_of(figures: list[tuple[float, float]]) -> list[Profile]:
-    return [Profile(JobId(f"j{n}"), work, net) for n, (work, net) in enumerate(figures)]
+def jobs_of(figures: list[tuple[float, float]]) -> list[JobProfile]:
+    return [JobProfile(JobId(f"j{n}"), work, net) for n, (work, net) in enumerate(figures)]
 
 
-def made(count: int, seed: int, on: int = 16) -> list[Profile]:
+def made(count: int, seed: int, on: int = 16) -> list[JobProfile]:
     rng = random.Random(seed)
     return jobs_of([(on * rng.uniform(10, 120), rng.uniform(5, 60)) for _ in range(count)])
 
@@ -147,7 +147,7 @@ def test_every_group_has_one_of_the_longest_jobs(
     assert min(float(length[group == at].max()) for at in range(count)) >= least - 1e-9
 
 
-def partitions(jobs: list[Profile]) -> list[list[list[Profile]]]:
+def partitions(jobs: list[JobProfile]) -> list[list[list[JobProfile]]]:
     """Of every subset."""
     if not jobs:
         return [[]]
@@ -217,7 +217,7 @@ def test_groups_that_are_busy_within_five_percent_are_left_alone() -> None:
 def test_an_emptied_group_takes_who_waits_and_touches_no_other() -> None:
     """Reference: §4.3.2: the decision with fewer jobs, unless more is 5 % better."""
     pair = jobs_of([(80, 10), (80, 10)])
-    waiting = [Profile(JobId("w1"), 95, 12), Profile(JobId("w2"), 97, 12)]
+    waiting = [JobProfile(JobId("w1"), 95, 12), JobProfile(JobId("w2"), 97, 12)]
     change = regroup.repaired([Group((), 8), Group(tuple(pair), 8)], 0, None, waiting, 16, W)
     assert change is not None and change.replaces == (0,)
     assert sum(group.hosts for group in change.groups) == 8
@@ -238,11 +238,11 @@ def test_one_group_more_is_taken_only_for_five_percent(monkeypatch: pytest.Monke
 def test_a_new_job_joins_the_group_it_helps_or_waits() -> None:
     """Reference: §4.3.2, arrival of a job."""
     idle_net = Group(tuple(jobs_of([(400, 5)])), 8)
-    new = Profile(JobId("n"), 8, 30)
+    new = JobProfile(JobId("n"), 8, 30)
     change = regroup.arrival([idle_net], new, 8, W)
     assert change is not None and change.groups[0].jobs[-1] == new
     full = Group(tuple(jobs_of([(80, 10), (80, 10)])), 8)
-    assert regroup.arrival([full], Profile(JobId("n"), 400, 50), 8, W) is None
+    assert regroup.arrival([full], JobProfile(JobId("n"), 400, 50), 8, W) is None
 
 
 # ---- who goes first --------------------------------------------------------------------------------------------------
@@ -286,20 +286,22 @@ def test_of_jobs_that_say_nothing_who_ran_least_is_first() -> None:
 def test_urges_are_shared_and_who_has_less_left_has_more() -> None:
     jobs = made(20, 5)
     each = [order.Waiting(job, 10.0 * (n + 1)) for n, job in enumerate(jobs)]
-    found = order.urged(each, 10)
+    found = order.weighted(each, 10)
     alone = [Group((found[job.job],), 10) for job in jobs]
     assert max(order.shares(each, 10).values()) < order.FAR, "nobody will be left over"
     assert model.pushed(alone) == pytest.approx(order.URGE), "all of it when each goes on as if it were alone"
     like = [order.Waiting(job, left) for job, left in zip(jobs_of([(1600, 20)] * 4), (100, 25, 100, 100), strict=True)]
-    long, short, *_ = order.urged(like, 10).values()
+    long, short, *_ = order.weighted(like, 10).values()
     assert short.urge == pytest.approx(2 * long.urge), "a quarter left: twice as much"
 
 
-def paid_for_the_end(lefts: Sequence[float]) -> list[float]:
+def paid_for_the_end(remaining: Sequence[float]) -> list[float]:
     """What like jobs with so many iterations left are paid for the end, on 100 hosts, if each went on as if alone."""
-    each = [order.Waiting(job, left) for job, left in zip(jobs_of([(160, 10)] * len(lefts)), lefts, strict=True)]
-    soon = [left**-0.5 for left in lefts]
-    urges = [job.urge / 20 for job in order.urged(each, 100).values()]
+    each = [
+        order.Waiting(job, left) for job, left in zip(jobs_of([(160, 10)] * len(remaining)), remaining, strict=True)
+    ]
+    soon = [left**-0.5 for left in remaining]
+    urges = [job.urge / 20 for job in order.weighted(each, 100).values()]
     return [urge - order.URGE * mine / sum(soon) for urge, mine in zip(urges, soon, strict=True)]
 
 
@@ -338,14 +340,14 @@ def test_short_iterations_do_not_wait_for_long_ones_when_it_matters() -> None:
 )
 def test_urges_count_in_the_best_of_all_groupings(figures: list[tuple[float, float, float]], hosts: int) -> None:
     """Against trying every set of groups and every way to give them hosts, one by one."""
-    jobs = [Profile(JobId(f"j{n}"), work, net, urge) for n, (work, net, urge) in enumerate(figures)]
+    jobs = [JobProfile(JobId(f"j{n}"), work, net, urge) for n, (work, net, urge) in enumerate(figures)]
     best = max(model.score_of(groups, hosts, W) for groups in all_groupings(tuple(jobs), hosts))
     assert exhaustive(jobs, hosts, W)[0] == pytest.approx(best)
     found = schedule(jobs, hosts, W)
     assert found.score == pytest.approx(best) and found.use.score(W) <= 1 + 1e-9
 
 
-def all_groupings(jobs: tuple[Profile, ...], hosts: int) -> Iterator[tuple[Group, ...]]:
+def all_groupings(jobs: tuple[JobProfile, ...], hosts: int) -> Iterator[tuple[Group, ...]]:
     """Every way to put some of these jobs into groups on some of the hosts."""
     yield ()
     for at, first in enumerate(jobs):
@@ -379,7 +381,7 @@ def test_a_polished_grouping_is_worth_what_it_says_with_urges() -> None:
 def test_every_job_has_one_place_whatever_order_they_are_named_in(
     jobs: list[tuple[float, float, float]], seed: int
 ) -> None:
-    each = [order.Waiting(Profile(JobId(f"j{n}"), work, net), left) for n, (work, net, left) in enumerate(jobs)]
+    each = [order.Waiting(JobProfile(JobId(f"j{n}"), work, net), left) for n, (work, net, left) in enumerate(jobs)]
     found = order.ordered(each, 50)
     assert sorted(found) == sorted(job.profile.job for job in each)
     random.Random(seed).shuffle(each)

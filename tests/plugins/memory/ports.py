@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from agent.bytes import SocketBytes
-from agent.clock import RealClock
-from agent.disk import DirectoryDisk
+from agent.ports.bytes import SocketBytes
+from agent.ports.clock import RealClock
+from agent.ports.disk import DirectoryDisk
 from agent.tasks import Tasks
 from covey.core import HostId
 from covey.ports import ByteStream, Datagrams, Disk, Env, Links, Probes, Processes
-from plugins.memory.datapath.control import OpenPlace, RegisterSlab, Told
+from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame, Told
 from plugins.memory.datapath.slabd import SlabServer, SlabStore
 from plugins.memory.datapath.volume import Shape, Volume
 
@@ -115,7 +115,7 @@ class Bench:
 
     def register(self, index: int, epoch: int = 1, secret: bytes = SECRET) -> OpenPlace:
         size = SHAPE.slab_bytes
-        self.store.register(RegisterSlab(1, "h1", "data", index, epoch, size, PAGE, secret))
+        self.store.register(RegisterSlabFrame(1, "h1", "data", index, epoch, size, PAGE, secret))
         return OpenPlace(index, epoch, "h2", self.address, secret)
 
     async def volume(self, deadline_s: float = 5.0, queue_pages: int = 512) -> Volume:

@@ -1,4 +1,4 @@
-"""A simulated rack whose agents run the memory room alone: real service, machines and byte programs on virtual time.
+"""A simulated rack whose agents run the memory plugin alone: real service, machines and byte programs on virtual time.
 
 The rest of an agent is a stand-in: everybody sees everybody at once, and letters take a little while, arrive at most
 once, and not at all where the network is cut.
@@ -10,16 +10,17 @@ from typing import Any
 
 import msgspec
 
-from chaos.host import SimHost, SimProcess
-from chaos.world import World
-from covey import headers, remote
+from chaos.world.host import SimHost, SimProcess
+from chaos.world.world import World
+from covey import headers, volumewire
 from covey.core import Fact, HostId, JobId, Message
+from covey.errors import Refused
 from covey.headers import Op, Request, Status
 from covey.ports import Command, Env
-from plugins.base import JobPeer, Program, Refused, ReplicatedLog, Runner, S
+from plugins.base import JobPeer, Program, ReplicatedLog, Runner, S
 from plugins.facts import HostGone, HostState, HostView, SecondPassed
-from plugins.memory import ROOM
-from plugins.memory.machine.slab import Slab
+from plugins.memory import PLUGIN
+from plugins.memory.machine.slab import BorrowedSlab
 from plugins.memory.messages import Messages
 from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service import MemoryService
@@ -51,21 +52,21 @@ class RackHost:
     def hosts(self) -> Sequence[HostView]:
         return [self.rack.view(name) for name in sorted(self.rack.world.hosts)]
 
-    def publish(self, key: str, value: msgspec.Struct) -> None:
+    def spread(self, key: str, value: msgspec.Struct) -> None:
         self.rack.published.setdefault(self.id, {})[key] = _encode(value)
 
-    def tell(self, fact: Fact) -> None:
+    def publish(self, fact: Fact) -> None:
         self.rack.told.append((self.id, fact))
 
-    async def send(self, room: str, to: HostId, message: Message, deadline_s: float) -> bool:
+    async def send(self, plugin: str, to: HostId, message: Message, deadline_s: float) -> bool:
         try:
             async with asyncio.timeout(deadline_s):
-                await self.rack.post(self, to, lambda service, read: service.hear(self.id, read), message)
+                await self.rack.post(self, to, lambda service, read: service.on_message(self.id, read), message)
         except TimeoutError:
             return False
         return True
 
-    async def ask(self, room: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
+    async def ask(self, plugin: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
         async with asyncio.timeout(deadline_s):
             answer = await self.rack.post(self, to, lambda service, read: service.answer(self.id, read), question)
         assert isinstance(answer, msgspec.Struct)
@@ -79,7 +80,7 @@ class RackHost:
 
 
 class MemoryRack:
-    """`hosts` machines h1, h2, ...; `agents[h]` is the room's service while that host's agent lives."""
+    """`hosts` machines h1, h2, ...; `agents[h]` is the plugin's service while that host's agent lives."""
 
     def __init__(self, world: World, hosts: int, settings: MemorySettings = SETTINGS) -> None:
         self.world, self.settings = world, settings
@@ -100,7 +101,7 @@ class MemoryRack:
             host.start_agent()
 
     def programs(self) -> Mapping[str, Program]:
-        return {program.name: program for program in ROOM.programs}
+        return {program.name: program for program in PLUGIN.programs}
 
     async def _main(self, env: Env) -> int:
         boot = self._boots[env.host] = self._boots.get(env.host, 0) + 1
@@ -112,7 +113,7 @@ class MemoryRack:
         await service.start()
         while True:
             await asyncio.sleep(1.0)
-            service.take(SecondPassed(env.clock.now_s()))
+            service.on_fact(SecondPassed(env.clock.now_s()))
             service.lending.machine.check()
             service.borrowing.machine.check()
 
@@ -165,7 +166,7 @@ class MemoryRack:
         self.states[host] = state
         for name, service in self.agents.items():
             if state == "gone" and name != host and self.processes[name].alive:
-                self.processes[name].loop.call_soon(service.take, HostGone(HostId(host), False))
+                self.processes[name].loop.call_soon(service.on_fact, HostGone(HostId(host), False))
 
     # ---- looking and doing ----
 
@@ -209,7 +210,7 @@ class MemoryRack:
     def slabs(self, host: str) -> list[SlabView]:
         return self.agents[host].borrowing.slab_views()
 
-    def slab(self, host: str, volume: str, index: int) -> Slab:
+    def slab(self, host: str, volume: str, index: int) -> BorrowedSlab:
         return self.agents[host].borrowing.machine.volumes[volume].slabs[index]
 
     def mapped(self, host: str, volume: str) -> list[int]:
@@ -304,7 +305,7 @@ class SimClient:
 
     async def _connect(self) -> None:
         stream = await self.env.bytes.connect(f"unix:{self.path}")
-        await stream.write(remote.pack_hello(self.token))
+        await stream.write(volumewire.pack_hello(self.token))
         data = bytearray(headers.WELCOME_BYTES)
         await stream.read_into(memoryview(data))
         found = headers.welcome(data)

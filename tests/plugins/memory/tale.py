@@ -4,17 +4,17 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from covey.core import Heard, HostId, Message, Note, Send
+from covey.core import Heard, HostId, LogEvent, Message, Send
 from covey.units import MIB
 from plugins.memory.machine import borrower_events as b
 from plugins.memory.machine.borrower import Borrower
 from plugins.memory.messages import FreeMem, Map, MrInfo, QueryMem
-from plugins.memory.policy.placement import Peer
+from plugins.memory.policy.placement import LenderPeer
 
 ME = HostId("h1")
 OTHERS = [HostId(f"h{n}") for n in range(2, 6)]
 SLAB, PAGE = 64 * MIB, 4096
-PEERS = tuple(Peer(host, "alive", 9) for host in OTHERS)
+PEERS = tuple(LenderPeer(host, "alive", 9) for host in OTHERS)
 SECRET = b"s" * 16
 
 
@@ -23,7 +23,7 @@ def sent(actions: Sequence[Any], kind: type[Message]) -> list[tuple[HostId, Any]
 
 
 def noted(actions: Sequence[Any]) -> list[str]:
-    return [action.event for action in actions if isinstance(action, Note)]
+    return [action.event for action in actions if isinstance(action, LogEvent)]
 
 
 def only(actions: Sequence[Any], kind: type) -> Any:
@@ -50,10 +50,10 @@ class Tale:
         self.machine.check()
         return actions
 
-    def second(self, *requests: int, peers: tuple[Peer, ...] = PEERS) -> Sequence[Any]:
+    def second(self, *requests: int, peers: tuple[LenderPeer, ...] = PEERS) -> Sequence[Any]:
         """Of the first slabs; nobody asks for the others."""
         counted = (*requests, *[0] * (self.slabs - len(requests)))
-        return self.tell(b.SecondPassed({"v": counted}, peers), 1.0)
+        return self.tell(b.BorrowerTick({"v": counted}, peers), 1.0)
 
     def hear(self, sender: HostId, message: Message) -> Sequence[Any]:
         return self.tell(Heard(sender, message))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaos.world import World
+from chaos.world.world import World
 from covey.ports import Command, Env
 from plugins.memory.datapath.backing import ENTRY_BYTES, Backing, Page
 from tests.plugins.memory.ports import PAGE, Bench, a_bench, page

@@ -11,7 +11,7 @@ from covey.core import HostId
 from covey.units import GIB, MIB
 from plugins.memory.policy import eviction, lending
 from plugins.memory.policy.lending import Budget
-from plugins.memory.policy.placement import Peer
+from plugins.memory.policy.placement import LenderPeer
 
 H = [HostId(f"h{n}") for n in range(8)]
 SLAB = 64 * MIB
@@ -171,18 +171,18 @@ def test_with_a_tenth_of_all_slabs_busy_three_more_are_enough_for_nineteen_times
 
 def test_a_slab_moves_to_where_it_is_not_evicted_again_at_once() -> None:
     peers = [
-        Peer(H[0], "alive", 9),
-        Peer(H[1], "alive", 1),
-        Peer(H[2], "alive", 2),
-        Peer(H[3], "suspect", 9),
-        Peer(H[4], "alive", 0),
-        Peer(H[5], "alive", None),
-        Peer(H[6], "alive", 9),
+        LenderPeer(H[0], "alive", 9),
+        LenderPeer(H[1], "alive", 1),
+        LenderPeer(H[2], "alive", 2),
+        LenderPeer(H[3], "suspect", 9),
+        LenderPeer(H[4], "alive", 0),
+        LenderPeer(H[5], "alive", None),
+        LenderPeer(H[6], "alive", 9),
     ]
     assert eviction.movable_to(peers, leaving=H[0], me=H[6]) == [H[2]]
     assert eviction.movable_to(peers, leaving=H[0], me=H[6], slabs=2) == [H[1], H[2]], "better one slab than none"
     assert eviction.movable_to(peers[3:6], leaving=H[0], me=H[6]) == []
-    peers += [Peer(H[7], "alive", 4)]
+    peers += [LenderPeer(H[7], "alive", 4)]
     assert eviction.movable_to(peers, leaving=H[0], me=H[6], slabs=2) == [H[7]], "room for two for each"
     assert eviction.movable_to(peers, leaving=H[0], me=H[6], slabs=3) == [H[1], H[2], H[7]]
 
@@ -190,12 +190,12 @@ def test_a_slab_moves_to_where_it_is_not_evicted_again_at_once() -> None:
 def test_whom_to_ask_is_everybody_with_room_or_who_is_fit_for_a_move_counted_in_slabs_of_this_size() -> None:
     """Two choices among hosts with room; an evicted slab is mapped elsewhere. Reference: §2.4.2, §2.4.4."""
     peers = [
-        Peer(H[3], "alive", 1, 4 * SLAB),
-        Peer(H[0], "alive", 9, SLAB),
-        Peer(H[1], "alive", 1, SLAB),
-        Peer(H[2], "alive", 3, SLAB // 4),
-        Peer(H[6], "alive", 9, SLAB),
-        Peer(H[5], "suspect", 9, SLAB),
+        LenderPeer(H[3], "alive", 1, 4 * SLAB),
+        LenderPeer(H[0], "alive", 9, SLAB),
+        LenderPeer(H[1], "alive", 1, SLAB),
+        LenderPeer(H[2], "alive", 3, SLAB // 4),
+        LenderPeer(H[6], "alive", 9, SLAB),
+        LenderPeer(H[5], "suspect", 9, SLAB),
     ]
     found = eviction.free_at_others(peers, SLAB, me=H[6])
     assert list(found.items()) == [(H[0], 9), (H[1], 1), (H[3], 4)], "not home; three quarters are no slab"
@@ -213,7 +213,7 @@ def test_whom_to_ask_is_everybody_with_room_or_who_is_fit_for_a_move_counted_in_
 def test_an_evicted_slab_never_goes_to_where_it_came_from_nor_home(
     free: list[int | None], leaving: HostId, me: HostId, slabs: int
 ) -> None:
-    peers = [Peer(host, "alive", room) for host, room in zip(reversed(H), free, strict=False)]
+    peers = [LenderPeer(host, "alive", room) for host, room in zip(reversed(H), free, strict=False)]
     found = eviction.movable_to(peers, leaving, me, slabs)
     assert leaving not in found
     assert me not in found

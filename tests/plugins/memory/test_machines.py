@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import Heard, HostId, Message, Note, Send, SetTimer, Undelivered
+from covey.core import Heard, HostId, LogEvent, Message, Send, SetTimer, Undelivered
 from covey.ports import MemoryNow
 from covey.units import GIB, MIB
 from plugins.memory.machine import borrower_events as b
 from plugins.memory.machine import lender as le
 from plugins.memory.machine.borrower import Borrower
 from plugins.memory.machine.lender import Lender
-from plugins.memory.machine.loan import Held
-from plugins.memory.machine.slab import Link, Place
+from plugins.memory.machine.loan import LoanedSlab
+from plugins.memory.machine.slab import Link, SlabPlace
 from plugins.memory.messages import (
     Activity,
     CheckActivity,
@@ -32,7 +32,7 @@ from plugins.memory.messages import (
     SlabsAreHeld,
 )
 from plugins.memory.policy.lending import Headroom
-from plugins.memory.policy.placement import Peer
+from plugins.memory.policy.placement import LenderPeer
 from tests.plugins.memory.tale import ME, OTHERS, PAGE, PEERS, SECRET, SLAB, Tale, noted, only, sent
 
 # ---- borrower --------------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def test_the_freer_host_is_taken_and_the_story_says_why() -> None:
     assert tale.hear(one, FreeMem("v", 0, query.epoch, 3)) == []
     actions = tale.hear(two, FreeMem("v", 0, query.epoch, 5))
     assert sent(actions, Map) == [(two, Map("v", 0, query.epoch, SLAB, PAGE))]
-    reason = only(actions, Note).reason
+    reason = only(actions, LogEvent).reason
     assert f"{one} offers 3" in reason
     assert f"{two} offers 5" in reason
     assert f"{two} has the most room" in reason
@@ -66,7 +66,7 @@ def test_slabs_that_turn_hot_in_the_same_second_ask_different_hosts() -> None:
 
 def test_the_two_freest_by_gossip_of_those_drawn_are_asked() -> None:
     """The look at gossip is ours, the two that are asked the paper's. Reference: §2.4.2."""
-    peers = tuple(Peer(host, "alive", free) for host, free in zip(OTHERS, (3, 9, 1, 7), strict=True))
+    peers = tuple(LenderPeer(host, "alive", free) for host, free in zip(OTHERS, (3, 9, 1, 7), strict=True))
     asked = [host for host, _ in sent(Tale(drawn=4).second(1000, peers=peers), QueryMem)]
     assert asked == [OTHERS[1], OTHERS[3]]
     by_lot = {host for seed in range(30) for host, _ in sent(Tale(seed=seed).second(1000, peers=peers), QueryMem)}
@@ -74,14 +74,18 @@ def test_the_two_freest_by_gossip_of_those_drawn_are_asked() -> None:
 
 
 def test_of_a_larger_rack_the_story_says_how_many_were_drawn() -> None:
-    peers = tuple(Peer(HostId(f"p{n}"), "alive", n) for n in range(1, 20))
+    peers = tuple(LenderPeer(HostId(f"p{n}"), "alive", n) for n in range(1, 20))
     actions = Tale(drawn=6).second(1000, peers=peers)
-    assert "freest of 6 drawn, of 19 with room" in only(actions, Note).reason
+    assert "freest of 6 drawn, of 19 with room" in only(actions, LogEvent).reason
 
 
 def test_hosts_that_lend_smaller_slabs_are_not_taken_for_freer_ones() -> None:
     """Slabs of several sizes are ours. Reference: §2.4.2."""
-    peers = (Peer(OTHERS[0], "alive", 40, MIB), Peer(OTHERS[1], "alive", 200, MIB), Peer(OTHERS[2], "alive", 2, SLAB))
+    peers = (
+        LenderPeer(OTHERS[0], "alive", 40, MIB),
+        LenderPeer(OTHERS[1], "alive", 200, MIB),
+        LenderPeer(OTHERS[2], "alive", 2, SLAB),
+    )
     actions = Tale(drawn=6).second(1000, peers=peers)
     assert [host for host, _ in sent(actions, QueryMem)] == [OTHERS[1], OTHERS[2]], "3 and 2 slabs; 40 MiB are none"
 
@@ -90,10 +94,10 @@ def test_the_threshold_follows_the_size_of_the_volumes_slabs() -> None:
     """HotSlab per byte is ours. Reference: §2.4.1."""
     tale = Tale(hot=None)
     tale.tell(b.VolumeFound("large", 1, GIB, PAGE, ()))
-    actions = tale.tell(b.SecondPassed({"v": [7], "large": [7]}, PEERS), 1.0)
+    actions = tale.tell(b.BorrowerTick({"v": [7], "large": [7]}, PEERS), 1.0)
     assert {query.volume for _, query in sent(actions, QueryMem)} == {"v"}
-    assert only(actions, Note).reason.startswith("1.4 page requests/s, hot above 1.25; asked")
-    asked = sent(tale.tell(b.SecondPassed({"v": [0], "large": [100]}, PEERS), 1.0), QueryMem)
+    assert only(actions, LogEvent).reason.startswith("1.4 page requests/s, hot above 1.25; asked")
+    asked = sent(tale.tell(b.BorrowerTick({"v": [0], "large": [100]}, PEERS), 1.0), QueryMem)
     assert {query.volume for _, query in asked} == {"large"}, "21.1: more than 20"
 
 
@@ -106,7 +110,7 @@ def test_a_slab_that_turned_cold_is_given_back_unasked_if_that_is_wished() -> No
         assert (seconds := seconds + 1) < 60
     assert tale.machine.volumes["v"].rates[0] == pytest.approx(200 * 0.8 ** (seconds + 1))
     assert 4 < tale.machine.volumes["v"].rates[0] < 5, "a quarter of 20"
-    assert "cold below 5" in only(actions, Note).reason
+    assert "cold below 5" in only(actions, LogEvent).reason
     assert tale.second(0) == [], "told once"
     assert sent(tale.tell(b.SlabClosed("v", 0, epoch)), Done) == [(lender, Done("v", 0, epoch))]
     assert tale.state() == "cold"
@@ -135,7 +139,7 @@ def test_a_silent_host_counts_as_full_after_a_while() -> None:
     tale.hear(one, FreeMem("v", 0, query.epoch, 3))
     actions = tale.tell(timer.event, timer.after_s)
     assert sent(actions, Map)[0][0] == one
-    assert f"{two} silent" in only(actions, Note).reason
+    assert f"{two} silent" in only(actions, LogEvent).reason
 
 
 def test_a_host_that_cannot_be_reached_counts_as_full_at_once() -> None:
@@ -200,7 +204,7 @@ def test_a_slab_whose_link_ended_is_closed_first_and_looks_again_while_it_is_hot
 
 def looked(tale: Tale, links: Mapping[int, Link]) -> Sequence[Any]:
     """A second in which the volume's process says how its links are, by epoch."""
-    return tale.tell(b.SecondPassed({}, PEERS, {"v": links}), 1.0)
+    return tale.tell(b.BorrowerTick({}, PEERS, {"v": links}), 1.0)
 
 
 def test_mapped_is_only_what_has_a_working_link() -> None:
@@ -210,7 +214,7 @@ def test_mapped_is_only_what_has_a_working_link() -> None:
     for link, state in said:
         assert looked(tale, {epoch: link}) == []
         assert tale.state() == state
-    tale.tell(b.SecondPassed({}, PEERS, {}), 1.0)
+    tale.tell(b.BorrowerTick({}, PEERS, {}), 1.0)
     assert tale.state() == "reopening", "its process does not answer"
     assert not tale.machine.volumes["v"].slabs[0].is_served
 
@@ -221,7 +225,7 @@ def test_a_place_that_the_volumes_process_does_not_know_twice_in_a_row_is_lost()
     lender, epoch = tale.mapped()
     assert only(tale.tell(b.SlabFailed("v", 0, epoch, "reset")), b.CloseSlab)
     tale.tell(b.SlabClosed("v", 0, epoch))
-    tale.tell(b.VolumeFound("v", 1, SLAB, PAGE, ((0, Place(epoch, lender, "10.0.0.2:7", SECRET)),)))
+    tale.tell(b.VolumeFound("v", 1, SLAB, PAGE, ((0, SlabPlace(epoch, lender, "10.0.0.2:7", SECRET)),)))
     assert looked(tale, {}) == [], "our view may be a moment older than its answer"
     assert only(looked(tale, {}), b.CloseSlab).epoch == epoch
     assert sent(tale.tell(b.SlabClosed("v", 0, epoch)), Done) == [(lender, Done("v", 0, epoch))]
@@ -232,7 +236,7 @@ def test_a_lender_tells_what_it_holds_once_its_slab_process_has_said_so() -> Non
     lender = Lender(random.Random(1), lambda n: b"s" * n, Headroom(fraction=0.125), 64 * GIB, 10.0, 60.0)
     known = SlabRef("v", 0, 7)
     assert not lender.held(ME, [known]).known
-    held = Held(ME, known, SLAB, SECRET)
+    held = LoanedSlab(ME, known, SLAB, SECRET)
     lender.handle(le.StoreFound("10.0.0.2:7", (held,)), 1.0)
     answer = lender.held(ME, [known, SlabRef("v", 0, 6), SlabRef("v", 1, 7)])
     assert answer == SlabsAreHeld(known=True, slabs=(known,))
@@ -244,7 +248,7 @@ def test_a_lender_tells_what_it_holds_once_its_slab_process_has_said_so() -> Non
 def test_a_host_that_is_gone_loses_its_slabs_even_if_nobody_reads_them() -> None:
     tale = Tale()
     lender, epoch = tale.mapped()
-    assert only(tale.tell(b.HostLost(lender)), b.CloseSlab).epoch == epoch
+    assert only(tale.tell(b.LenderLost(lender)), b.CloseSlab).epoch == epoch
     tale.tell(b.SlabClosed("v", 0, epoch))
     assert tale.state() == "cold"
 
@@ -276,7 +280,7 @@ def test_an_evicted_slab_that_is_hot_moves_to_another_host_and_only_then_leaves(
         actions = tale.hear(host, FreeMem("v", 0, new, 5))
     ((to, _),) = sent(actions, Map)
     opened = only(tale.hear(to, MrInfo("v", 0, new, "10.0.0.3:7", SECRET)), b.OpenSlab)
-    assert opened.place == Place(new, to, "10.0.0.3:7", SECRET)
+    assert opened.place == SlabPlace(new, to, "10.0.0.3:7", SECRET)
     tale.tell(b.SlabOpened("v", 0, new))
     assert only(tale.tell(b.SlabCopied("v", 0, new)), b.CloseSlab).epoch == epoch
     assert sent(tale.tell(b.SlabClosed("v", 0, epoch)), Done) == [(lender, Done("v", 0, epoch))]
@@ -287,9 +291,9 @@ def test_an_evicted_slab_asks_hosts_where_it_will_not_be_evicted_again_at_once()
     """Two slabs leave one lender: who has room for four is asked, or else who has any. Reference: §2.4.4."""
     for free, asked in (((1, 3, 4), [2]), ((1, 3, 3), [0, 1, 2])):
         tale = Tale(slabs=2, drawn=3)
-        places = [Place(epoch, OTHERS[3], "10.0.0.5:7", SECRET) for epoch in (5, 6)]
+        places = [SlabPlace(epoch, OTHERS[3], "10.0.0.5:7", SECRET) for epoch in (5, 6)]
         tale.tell(b.VolumeFound("v", 2, SLAB, PAGE, tuple(enumerate(places))))
-        peers = tuple(Peer(host, "alive", room) for host, room in zip(OTHERS, (*free, 50), strict=True))
+        peers = tuple(LenderPeer(host, "alive", room) for host, room in zip(OTHERS, (*free, 50), strict=True))
         for _ in range(3):
             tale.second(1000, 1000, peers=peers)
         tale.hear(OTHERS[3], Evict("v", 0, 5, 10.0))
@@ -336,7 +340,7 @@ def test_activity_is_told_of_mapped_slabs_only() -> None:
 def test_after_a_restart_the_volumes_process_is_believed() -> None:
     tale = Tale(slabs=2)
     lender, epoch = tale.mapped()
-    place = Place(9, OTHERS[1], "10.0.0.3:7", SECRET)
+    place = SlabPlace(9, OTHERS[1], "10.0.0.3:7", SECRET)
     actions = tale.tell(b.VolumeFound("v", 2, SLAB, PAGE, ((1, place),)))
     assert sent(actions, Done) == [(lender, Done("v", 0, epoch))], "it does not have this one any more"
     assert (tale.state(0), tale.state(1)) == ("cold", "reopening")
@@ -354,7 +358,7 @@ def test_a_slab_granted_and_not_opened_before_a_restart_is_given_back_and_one_th
             actions = tale.hear(host, FreeMem("v", 0, epoch, 5))
         ((lender, _),) = sent(actions, Map)
         tale.hear(lender, MrInfo("v", 0, epoch, "10.0.0.2:7", SECRET))
-        found = ((0, Place(epoch, lender, "10.0.0.2:7", SECRET)),) if opened else ()
+        found = ((0, SlabPlace(epoch, lender, "10.0.0.2:7", SECRET)),) if opened else ()
         given_back = sent(tale.tell(b.VolumeFound("v", 1, SLAB, PAGE, found)), Done)
         assert given_back == ([] if opened else [(lender, Done("v", 0, epoch))])
         looked(tale, {epoch: "open"} if opened else {})
@@ -364,7 +368,7 @@ def test_a_slab_granted_and_not_opened_before_a_restart_is_given_back_and_one_th
 def test_of_two_hosts_with_equal_room_the_one_with_fewer_slabs_of_this_volume_is_taken() -> None:
     """Spread over as many hosts as there are. Reference: §2.4.2."""
     many, few = OTHERS[0], OTHERS[1]
-    places = [(at, Place(at + 1, host, "10.0.0.2:7", SECRET)) for at, host in enumerate((many, many, few))]
+    places = [(at, SlabPlace(at + 1, host, "10.0.0.2:7", SECRET)) for at, host in enumerate((many, many, few))]
     for seed in range(6):
         tale = Tale(slabs=4, seed=seed)
         tale.tell(b.VolumeFound("v", 4, SLAB, PAGE, tuple(places)))
@@ -386,7 +390,7 @@ def test_words_of_another_epoch_or_of_no_slab_change_nothing() -> None:
 
 def test_a_move_that_a_restart_cut_short_is_finished() -> None:
     tale = Tale()
-    old, new = Place(5, OTHERS[0], "10.0.0.2:7", SECRET), Place(6, OTHERS[1], "10.0.0.3:7", SECRET)
+    old, new = SlabPlace(5, OTHERS[0], "10.0.0.2:7", SECRET), SlabPlace(6, OTHERS[1], "10.0.0.3:7", SECRET)
     actions = tale.tell(b.VolumeFound("v", 1, SLAB, PAGE, ((0, new), (0, old))))
     assert only(actions, b.CloseSlab).epoch == 5
     tale.tell(b.SlabClosed("v", 0, 5))
@@ -425,7 +429,7 @@ class Loan:
         memory = MemoryNow(
             total_bytes=64 * GIB, available_bytes=self.available_bytes, pressure_some_avg10=self.pressure
         )
-        return self.tell(le.SecondPassed(memory, self.touched_bytes), 1.0)
+        return self.tell(le.LenderTick(memory, self.touched_bytes), 1.0)
 
     def hear(self, sender: HostId, message: Message) -> Sequence[Any]:
         return self.tell(Heard(sender, message))
@@ -459,8 +463,8 @@ def test_without_a_slab_process_nothing_is_offered_or_lent() -> None:
 def test_before_the_first_measurement_and_before_the_slab_process_answers_nothing_is_offered() -> None:
     asks, memory = Heard(ME, QueryMem("v", 0, 1, SLAB)), MemoryNow(64 * GIB, 40 * GIB, 0.0)
     for first, then in (
-        (le.StoreFound("10.0.0.2:7", ()), le.SecondPassed(memory, 0)),
-        (le.SecondPassed(memory, 0), le.StoreFound("10.0.0.2:7", ())),
+        (le.StoreFound("10.0.0.2:7", ()), le.LenderTick(memory, 0)),
+        (le.LenderTick(memory, 0), le.StoreFound("10.0.0.2:7", ())),
     ):
         machine = Lender(random.Random(1), lambda n: b"s" * n, Headroom(fraction=0.125), 64 * GIB, 10.0, 60.0)
         for event, offered in ((None, 0), (first, 0), (then, 32 * GIB // SLAB)):
@@ -523,7 +527,7 @@ def test_a_slab_process_found_again_keeps_what_both_know_and_what_is_being_regis
     for _ in range(30):
         loan.second()
     coming = only(loan.hear(ME, Map("v", 1, 2, SLAB, PAGE)), le.RegisterSlab).slab
-    assert loan.tell(le.StoreFound("10.0.0.2:7", (Held(ME, ref, SLAB, SECRET),))) == []
+    assert loan.tell(le.StoreFound("10.0.0.2:7", (LoanedSlab(ME, ref, SLAB, SECRET),))) == []
     assert [lent.slab for lent in loan.machine.lent.values()] == [ref, coming]
     for _ in range(28):
         assert loan.second() == []
@@ -612,7 +616,7 @@ def test_short_of_memory_the_least_active_of_those_asked_are_evicted() -> None:
     actions = loan.hear(ME, answer)
     assert [message.ref for _, message in sent(actions, Evict)] == list(check.slabs[:2])
     assert set(check.slabs) <= set(refs)
-    assert "least active of 4 asked" in only(actions[:1], Note).reason
+    assert "least active of 4 asked" in only(actions[:1], LogEvent).reason
 
 
 def test_of_slabs_of_several_sizes_no_more_go_than_must() -> None:
@@ -766,7 +770,7 @@ def test_an_evicted_slab_is_freed_without_done_only_after_grace_and_lease() -> N
 def test_a_slab_process_found_again_is_believed_and_its_slabs_get_a_new_lease() -> None:
     loan = Loan()
     loan.lend(0)
-    held = Held(OTHERS[0], SlabRef("w", 3, 8), SLAB, SECRET)
+    held = LoanedSlab(OTHERS[0], SlabRef("w", 3, 8), SLAB, SECRET)
     loan.tell(le.StoreFound("10.0.0.2:8", (held,)))
     assert list(loan.machine.lent) == [(OTHERS[0], "w", 3)]
     for _ in range(58):
@@ -844,17 +848,17 @@ def test_whatever_happens_to_letters_no_slab_is_held_by_two_and_none_is_left_ove
             now = max(now, entry[0])
             tell(entry[1], entry[2])
         now = end_s
-        peers = tuple(Peer(host, "alive", 3) for host in lenders)
-        tell(ME, b.SecondPassed({"v": [200 if busy else 0] * 4}, peers))
+        peers = tuple(LenderPeer(host, "alive", 3) for host in lenders)
+        tell(ME, b.BorrowerTick({"v": [200 if busy else 0] * 4}, peers))
         for host in lenders:
             full[host] = busy and (full[host] if rng.random() < 0.9 else not full[host])
             available = (29 if full[host] else 60) * SLAB
-            tell(host, le.SecondPassed(MemoryNow(100 * SLAB, available, 0.0), 0))
+            tell(host, le.LenderTick(MemoryNow(100 * SLAB, available, 0.0), 0))
         if busy and open_now and rng.random() < 0.05:
             (index, epoch), _ = open_now.popitem()
             tell(ME, b.SlabFailed("v", index, epoch, "reset"))
         if busy and rng.random() < 0.03:
-            tell(ME, b.HostLost(rng.choice(sorted(lenders))))
+            tell(ME, b.LenderLost(rng.choice(sorted(lenders))))
         for (index, _epoch), lender in open_now.items():
             assert any(slab.index == index for slab in store[lender]), "open where it is not held"
 

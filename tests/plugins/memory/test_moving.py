@@ -44,14 +44,14 @@ def test_the_leases_of_both_places_are_renewed_for_as_long_as_it_moves() -> None
     third_s = tale.machine.lease_s / 3
     both = {(tale.old, tale.old_epoch), (tale.new, tale.epoch)}
     for _ in range(4):
-        renewed = sent(tale.tell(b.SecondPassed({"v": [0]}, ()), third_s), Renew)
+        renewed = sent(tale.tell(b.BorrowerTick({"v": [0]}, ()), third_s), Renew)
         assert {(host, slab.epoch) for host, renew in renewed for slab in renew.slabs} == both
     found = tale.tell(b.SlabCopied("v", 0, tale.epoch))
     assert only(found, b.CloseSlab).epoch == tale.old_epoch
-    renewed = sent(tale.tell(b.SecondPassed({"v": [0]}, ()), third_s), Renew)
+    renewed = sent(tale.tell(b.BorrowerTick({"v": [0]}, ()), third_s), Renew)
     assert {(host, slab.epoch) for host, renew in renewed for slab in renew.slabs} == both, "what is left, until closed"
     tale.tell(b.SlabClosed("v", 0, tale.old_epoch))
-    renewed = sent(tale.tell(b.SecondPassed({"v": [0]}, ()), third_s), Renew)
+    renewed = sent(tale.tell(b.BorrowerTick({"v": [0]}, ()), third_s), Renew)
     assert [(host, slab.epoch) for host, renew in renewed for slab in renew.slabs] == [(tale.new, tale.epoch)]
 
 
@@ -81,7 +81,7 @@ def test_when_the_old_place_fails_the_new_one_is_its_place() -> None:
 def test_when_the_new_host_is_gone_only_that_place_is_closed() -> None:
     """Reference: §2.1, losing a lender touches its slabs only."""
     tale = Move()
-    assert only(tale.tell(b.HostLost(tale.new)), b.CloseSlab).epoch == tale.epoch
+    assert only(tale.tell(b.LenderLost(tale.new)), b.CloseSlab).epoch == tale.epoch
     assert tale.places == [tale.old, tale.new], "until it is closed"
     found = tale.tell(b.SlabClosed("v", 0, tale.epoch))
     assert sent(found, Done) == [(tale.new, Done("v", 0, tale.epoch))]
@@ -91,15 +91,15 @@ def test_when_the_new_host_is_gone_only_that_place_is_closed() -> None:
 
 def test_when_the_old_host_is_gone_its_place_is_closed_once() -> None:
     tale = Move()
-    assert only(tale.tell(b.HostLost(tale.old)), b.CloseSlab).epoch == tale.old_epoch
-    assert tale.tell(b.HostLost(tale.old)) == [], "told twice"
+    assert only(tale.tell(b.LenderLost(tale.old)), b.CloseSlab).epoch == tale.old_epoch
+    assert tale.tell(b.LenderLost(tale.old)) == [], "told twice"
     tale.tell(b.SlabClosed("v", 0, tale.old_epoch))
     assert tale.places == [tale.new, None] and tale.state() == "mapped"
 
 
 def test_a_host_that_holds_nothing_of_it_may_go() -> None:
     tale = Move()
-    assert tale.tell(b.HostLost(HostId("h9"))) == []
+    assert tale.tell(b.LenderLost(HostId("h9"))) == []
 
 
 def test_a_new_place_that_wants_it_back_before_it_is_filled_is_given_up() -> None:

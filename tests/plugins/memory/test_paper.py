@@ -1,4 +1,4 @@
-"""Infiniswap's claims (Gu 2021, chapter 2), one per test, against this room."""
+"""Infiniswap's claims (Gu 2021, chapter 2), one per test, against this plugin."""
 
 import asyncio
 import math
@@ -9,7 +9,7 @@ import pytest
 
 from covey.core import HostId
 from plugins.memory.machine.borrower import Borrower
-from plugins.memory.machine.borrower_events import SecondPassed, VolumeFound
+from plugins.memory.machine.borrower_events import BorrowerTick, VolumeFound
 from plugins.memory.messages import (
     Activity,
     CheckActivity,
@@ -58,12 +58,12 @@ def test_a_slab_is_bound_late_and_stays_unmapped_while_it_is_not_hot() -> None:
     """Placement of a slab of 1 GiB begins when activity crosses 20 page requests per second. Reference: §2.4.1"""
     borrower = Borrower(HostId("h1"), random.Random(1), 1, MemorySettings().hot, 60.0)
     borrower.handle(VolumeFound("v", 1, 1 << 30, 4096, ()), 0.0)
-    peers = tuple(placement.Peer(host, "alive", 9) for host in HOSTS[1:])
+    peers = tuple(placement.LenderPeer(host, "alive", 9) for host in HOSTS[1:])
     for second in range(100):
-        assert list(borrower.handle(SecondPassed({"v": [20]}, peers), float(second))) == []
+        assert list(borrower.handle(BorrowerTick({"v": [20]}, peers), float(second))) == []
     assert borrower.volumes["v"].slabs[0].state == "cold"
     for second in range(100, 140):
-        borrower.handle(SecondPassed({"v": [25]}, peers), float(second))
+        borrower.handle(BorrowerTick({"v": [25]}, peers), float(second))
     assert borrower.volumes["v"].slabs[0].state == "asking"
 
 

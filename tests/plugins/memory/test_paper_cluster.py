@@ -6,19 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cli.sim import memory_workload
-from cli.sim.memory_cluster import Outcome, Rack, Way, by_lot, ours, published
-from cli.sim.memory_reports import HEADROOM, Setting, batch_eviction
-from cli.sim.memory_views import herd
 from covey.units import GIB, MIB
-from plugins.memory.machine.published import Published
+from plugins.memory.machine.published import PublishedBorrower
 from plugins.memory.policy import eviction
 from plugins.memory.service import borrowing, lending
+from sim import memory_workload
+from sim.memory_cluster import Outcome, Rack, Strategy, by_lot, ours, published
+from sim.memory_reports import HEADROOM, Setting, batch_eviction
+from sim.memory_views import herd
 
 SETTING = Setting(runs=2)
 SLAB = 256 * MIB
 """A quarter of as many as live agents have by default, in a quarter of the time; `make tables` has slabs of 64 MiB."""
-NONE = Way("no remote memory", choices=0)
+NONE = Strategy("no remote memory", choices=0)
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +185,6 @@ def test_the_simulation_runs_the_machines_of_live_agents() -> None:
         Rack(way, small.host_bytes, HEADROOM, small.load(1), random.Random(1)) for way in (published(), ours())
     )
     assert {type(one) for one in mine.borrowers} == {vars(borrowing)["Borrower"]}
-    assert {type(one) for one in theirs.borrowers} == {Published}
+    assert {type(one) for one in theirs.borrowers} == {PublishedBorrower}
     assert {type(one) for rack in (mine, theirs) for one in rack.lenders} == {vars(lending)["Lender"]}
-    assert {name for name in vars(Published) if not name.startswith("__")} == {"_moves"}
+    assert {name for name in vars(PublishedBorrower) if not name.startswith("__")} == {"_moves"}

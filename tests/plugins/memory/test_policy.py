@@ -11,7 +11,7 @@ from covey.core import HostId
 from covey.units import GIB, MIB
 from plugins.memory.policy import eviction, lending, placement
 from plugins.memory.policy.lending import Budget, Headroom
-from plugins.memory.policy.placement import Peer
+from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import MemorySettings
 
 H = [HostId(f"h{n}") for n in range(12)]
@@ -54,11 +54,11 @@ def test_a_slab_is_hot_above_the_threshold_not_at_it() -> None:
 
 def test_what_a_host_could_lend_is_counted_in_slabs_of_the_one_who_asks() -> None:
     peers = [
-        Peer(H[0], "alive", 16, 64 * MIB),
-        Peer(H[1], "alive", 15, 64 * MIB),
-        Peer(H[2], "alive", 2, GIB),
-        Peer(H[3], "alive", None, 64 * MIB),
-        Peer(H[4], "gone", 3, 2 * GIB),
+        LenderPeer(H[0], "alive", 16, 64 * MIB),
+        LenderPeer(H[1], "alive", 15, 64 * MIB),
+        LenderPeer(H[2], "alive", 2, GIB),
+        LenderPeer(H[3], "alive", None, 64 * MIB),
+        LenderPeer(H[4], "gone", 3, 2 * GIB),
     ]
     counted = placement.in_slabs_of(peers, GIB)
     assert [peer.slabs_free for peer in counted] == [1, 0, 2, None, 6]
@@ -69,12 +69,12 @@ def test_what_a_host_could_lend_is_counted_in_slabs_of_the_one_who_asks() -> Non
 
 def test_suspected_gone_full_and_silent_hosts_are_not_asked() -> None:
     peers = [
-        Peer(H[0], "alive", 3),
-        Peer(H[1], "suspect", 3),
-        Peer(H[2], "gone", 3),
-        Peer(H[3], "left", 3),
-        Peer(H[4], "alive", 0),
-        Peer(H[5], "alive", None),
+        LenderPeer(H[0], "alive", 3),
+        LenderPeer(H[1], "suspect", 3),
+        LenderPeer(H[2], "gone", 3),
+        LenderPeer(H[3], "left", 3),
+        LenderPeer(H[4], "alive", 0),
+        LenderPeer(H[5], "alive", None),
     ]
     assert placement.askable(peers) == [H[0]]
 

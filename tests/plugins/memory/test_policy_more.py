@@ -11,9 +11,9 @@ from covey.core import HostId
 from covey.ports import MemoryNow
 from covey.units import GIB, MIB
 from plugins.memory.policy import headroom, lending, placement
-from plugins.memory.policy.headroom import Growth
+from plugins.memory.policy.headroom import HeadroomGrowth
 from plugins.memory.policy.lending import PRESSURE_MAX, Budget, Headroom
-from plugins.memory.policy.placement import Peer
+from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import MemorySettings
 
 H = [HostId(f"h{n:02d}") for n in range(24)]
@@ -149,12 +149,12 @@ def test_the_fast_draw_is_the_plain_one(candidates: list[HostId], holding: list[
 def test_the_order_in_which_hosts_are_known_changes_nothing(
     free: list[int], holding: list[HostId], seed: int, chance: random.Random
 ) -> None:
-    peers = [Peer(host, "alive", slabs) for host, slabs in zip(H, free, strict=False)]
+    peers = [LenderPeer(host, "alive", slabs) for host, slabs in zip(H, free, strict=False)]
     others = peers.copy()
     chance.shuffle(others)
     offers = {peer.host: peer.slabs_free or 0 for peer in peers}
 
-    def taken(known: list[Peer], held: list[HostId]) -> tuple[tuple[HostId, ...], HostId | None]:
+    def taken(known: list[LenderPeer], held: list[HostId]) -> tuple[tuple[HostId, ...], HostId | None]:
         asked = placement.hosts_to_ask(placement.askable(known), held, random.Random(seed))
         return asked, placement.freest(asked, offers)
 
@@ -180,8 +180,8 @@ def memory(free: int, pressure: float = 0.0) -> MemoryNow:
     return MemoryNow(64 * GIB, free, pressure)
 
 
-def after(seconds: list[float]) -> Growth:
-    growth = Growth()
+def after(seconds: list[float]) -> HeadroomGrowth:
+    growth = HeadroomGrowth()
     for own in seconds:
         growth = headroom.grown(growth, own)
     return growth
@@ -214,11 +214,13 @@ def test_a_burst_of_a_second_counts_as_what_it_is_over_the_spell() -> None:
 
 
 def test_while_tasks_wait_for_memory_twice_as_much_is_kept() -> None:
-    calm = headroom.headroom_auto(memory(40 * GIB), Growth(), 14.0)
-    assert headroom.headroom_auto(memory(40 * GIB, pressure=PRESSURE_MAX), Growth(), 14.0) == calm, (
+    calm = headroom.headroom_auto(memory(40 * GIB), HeadroomGrowth(), 14.0)
+    assert headroom.headroom_auto(memory(40 * GIB, pressure=PRESSURE_MAX), HeadroomGrowth(), 14.0) == calm, (
         "above it, not at it"
     )
-    assert headroom.headroom_auto(memory(40 * GIB, pressure=50.0), Growth(), 14.0) == pytest.approx(2 * calm, abs=1)
+    assert headroom.headroom_auto(memory(40 * GIB, pressure=50.0), HeadroomGrowth(), 14.0) == pytest.approx(
+        2 * calm, abs=1
+    )
 
 
 @given(

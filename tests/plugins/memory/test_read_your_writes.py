@@ -1,7 +1,7 @@
 """What was acknowledged is what is read, whatever dies: one fault after another against a shadow copy, by seed.
 
 Each fault strikes right after a write was acknowledged, with the disk far behind. They come one at a time, with
-a pause in which the room recovers: promised is that no *single* failure loses a byte. The volume's process is
+a pause in which the plugin recovers: promised is that no *single* failure loses a byte. The volume's process is
 killed, the lender's slab process killed, a lender without power, any agent killed, a lender short of memory, a lender
 cut off the network.
 """
@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
-from chaos.host import SimProcess
-from chaos.world import World
+from chaos.world.host import SimProcess
+from chaos.world.world import World
 from covey.core import HostId
 from tests.plugins.memory.rack import PAGE, MemoryRack, SimClient, pattern
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from covey.core import HostId, Note, SetTimer, Undelivered
+from covey.core import HostId, LogEvent, SetTimer, Undelivered
 from plugins.memory.machine import borrower_events as b
 from plugins.memory.machine.borrower import ANSWER_S, OPEN_S
 from plugins.memory.messages import Done, FreeMem, Map, MrInfo, QueryMem, Renew
@@ -95,7 +95,7 @@ def test_who_does_not_answer_the_map_is_told_to_forget_it_and_the_other_is_taken
     assert sent(found, Done) == [(first, Done("v", 0, tale.epoch))]
     ((second, message),) = sent(found, Map)
     assert {first, second} == set(tale.asked) and message.epoch > tale.epoch
-    assert "did not answer" in next(each.reason for each in found if isinstance(each, Note))
+    assert "did not answer" in next(each.reason for each in found if isinstance(each, LogEvent))
 
 
 def test_a_map_that_cannot_be_delivered_is_a_refusal_at_once() -> None:
@@ -124,7 +124,7 @@ def test_a_slab_that_cannot_be_opened_is_given_back_with_the_reason() -> None:
     assert tale.tell(b.SlabNotOpened("v", 0, tale.epoch - 1, "late")) == []
     found = tale.tell(b.SlabNotOpened("v", 0, tale.epoch, "no route"))
     assert sent(tale.tell(b.SlabClosed("v", 0, tale.epoch)), Done) == [(first, Done("v", 0, tale.epoch))]
-    assert f"{first}: no route" in [each.reason for each in found if isinstance(each, Note)]
+    assert f"{first}: no route" in [each.reason for each in found if isinstance(each, LogEvent)]
 
 
 def test_a_slab_that_opens_without_being_looked_for_is_closed() -> None:
@@ -139,7 +139,7 @@ def test_a_slab_that_opens_without_being_looked_for_is_closed() -> None:
 def test_with_nobody_to_ask_the_slab_stays_on_disk_and_says_when_it_tries_again() -> None:
     tale = Tale()
     found = tale.second(1000, peers=())
-    assert noted(found) == ["nobody asked"] and "stays on disk, next try in 2 s" in only(found, Note).reason
+    assert noted(found) == ["nobody asked"] and "stays on disk, next try in 2 s" in only(found, LogEvent).reason
     assert tale.state() == "cold"
     assert tale.second(1000) == []
     assert sent(tale.second(1000), QueryMem)
@@ -148,24 +148,24 @@ def test_with_nobody_to_ask_the_slab_stays_on_disk_and_says_when_it_tries_again(
 def test_the_story_names_the_hosts_without_a_slab_of_this_volume() -> None:
     """They are asked first. Reference: §2.4.2."""
     tale = Search()
-    assert f"no slab of v: {tale.asked[0]} and {tale.asked[1]}" in only(tale.actions, Note).reason
+    assert f"no slab of v: {tale.asked[0]} and {tale.asked[1]}" in only(tale.actions, LogEvent).reason
     other = Tale(slabs=2)
     lender, _ = other.mapped()
     found = other.second(1000, 1000)
     fresh = [host for host, _ in sent(found, QueryMem)]
     assert lender not in fresh
-    assert only(found, Note).reason.endswith(f"no slab of v: {fresh[0]} and {fresh[1]}")
+    assert only(found, LogEvent).reason.endswith(f"no slab of v: {fresh[0]} and {fresh[1]}")
 
 
 def test_counts_of_a_volume_that_was_detached_are_dropped() -> None:
     tale = Tale()
-    assert tale.tell(b.SecondPassed({"gone": [1000]}, ()), 1.0) == []
+    assert tale.tell(b.BorrowerTick({"gone": [1000]}, ()), 1.0) == []
 
 
 def test_a_lease_is_renewed_for_as_long_as_a_third_of_it() -> None:
     tale = Tale()
     tale.mapped()
-    while not (found := [a for a in tale.second(1000) if not isinstance(a, (Note, SetTimer))]):
+    while not (found := [a for a in tale.second(1000) if not isinstance(a, (LogEvent, SetTimer))]):
         pass
     (renew,) = found
     assert isinstance(renew.message, Renew) and renew.deadline_s == 20.0

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from chaos.world import World
+from chaos.world.world import World
 from covey import headers
-from plugins.base import Refused
+from covey.errors import Refused
 from plugins.facts import Spare
 from plugins.memory.datapath.lenders import Lenders
 from plugins.memory.datapath.remote_slab import RemoteSlab
-from plugins.memory.datapath.slab import Slab
+from plugins.memory.datapath.slab import SlabMemory
 from plugins.memory.policy.settings import MemorySettings
 from tests.plugins.memory.rack import PAGE, SETTINGS, SLAB_PAGES, MemoryRack, SimClient, pattern
 
@@ -502,7 +502,7 @@ def test_the_trouble_of_one_slab_is_no_other_slabs(monkeypatch: pytest.MonkeyPat
         rack.run(5)
         bring_home, failed = Lenders._bring_home, list[int]()
 
-        async def falls_over(lenders: Lenders, slab: Slab, link: RemoteSlab) -> None:
+        async def falls_over(lenders: Lenders, slab: SlabMemory, link: RemoteSlab) -> None:
             if slab.index == 0 and len(failed) < 3:
                 failed.append(slab.index)
                 link.fail("a bug")

@@ -10,17 +10,17 @@ from covey.handshake import CHALLENGE_BYTES, Challenge
 from covey.headers import Op, Request, Status
 from covey.ports import ByteStream
 from plugins.memory.datapath import slabwire
-from plugins.memory.datapath.control import OpenPlace, RegisterSlab
+from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
 from plugins.memory.datapath.slabd import HostedSlab, SlabStore
-from plugins.memory.datapath.slabwire import Hello
+from plugins.memory.datapath.slabwire import SlabHello
 from tests.plugins.memory.ports import PAGE, SECRET, Bench, a_bench, page, soon
 
 SIZE = 16 * PAGE
 
 
-def asked(epoch: int = 1, size: int = SIZE, page_bytes: int = PAGE, secret: bytes = SECRET) -> RegisterSlab:
-    return RegisterSlab(1, "h1", "data", 0, epoch, size, page_bytes, secret)
+def asked(epoch: int = 1, size: int = SIZE, page_bytes: int = PAGE, secret: bytes = SECRET) -> RegisterSlabFrame:
+    return RegisterSlabFrame(1, "h1", "data", 0, epoch, size, page_bytes, secret)
 
 
 def hosted(store: SlabStore) -> HostedSlab:
@@ -38,7 +38,7 @@ async def link(bench: Bench, place: OpenPlace) -> RemoteSlab:
 async def knocked(bench: Bench, place: OpenPlace, nonce: bytes = b"n" * 16) -> tuple[ByteStream, bytes, Challenge]:
     """A raw connection that has said hello and was challenged; what it said."""
     stream = await bench.env.bytes.connect(bench.address)
-    hello = slabwire.pack_hello(Hello("h1", "data", place.index, place.epoch, nonce))
+    hello = slabwire.pack_hello(SlabHello("h1", "data", place.index, place.epoch, nonce))
     await stream.write(hello)
     data = bytearray(CHALLENGE_BYTES)
     await stream.read_into(memoryview(data))
@@ -107,7 +107,7 @@ def test_registering_twice_changes_nothing_and_an_older_epoch_is_refused() -> No
     "wrong",
     [asked(size=0), asked(size=PAGE + 1), asked(page_bytes=0), asked(page_bytes=1 << 20), asked(size=SIZE + PAGE)],
 )
-def test_sizes_are_checked_before_anything_is_allocated(wrong: RegisterSlab) -> None:
+def test_sizes_are_checked_before_anything_is_allocated(wrong: RegisterSlabFrame) -> None:
     store = SlabStore(SIZE)
     with pytest.raises(ValueError, match=r"whole number|is the most"):
         store.register(wrong)
@@ -205,7 +205,7 @@ async def test_a_borrower_does_not_use_a_lender_that_cannot_prove_itself() -> No
 async def test_a_volume_of_the_older_version_is_refused_in_words() -> None:
     async with a_bench() as bench:
         stream = await bench.env.bytes.connect(bench.address)
-        hello = slabwire.pack_hello(Hello("h1", "data", 0, 1, SECRET))
+        hello = slabwire.pack_hello(SlabHello("h1", "data", 0, 1, SECRET))
         await stream.write(b"coveysl2" + hello[8:])
         data = bytearray(headers.WELCOME_BYTES)
         await stream.read_into(memoryview(data))

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from covey.checked import Damaged, load, save, seal
-from plugins.memory.datapath.control import OpenPlace, SlabCopied, SlabLost
+from plugins.memory.datapath.control import OpenPlace, SlabCopiedFrame, SlabLost
 from plugins.memory.datapath.places import PlacesRecord
 from plugins.memory.datapath.remote_slab import RemoteSlab
 from plugins.memory.datapath.slabwire import Versions
@@ -15,7 +15,7 @@ from tests.plugins.memory.ports import PAGE, SHAPE, Bench, a_bench, page, read, 
 
 
 async def copied(bench: Bench, epoch: int = 1) -> None:
-    await soon(lambda: any(isinstance(told, SlabCopied) and told.epoch == epoch for told in bench.told))
+    await soon(lambda: any(isinstance(told, SlabCopiedFrame) and told.epoch == epoch for told in bench.told))
 
 
 async def test_a_page_never_written_is_zeros() -> None:

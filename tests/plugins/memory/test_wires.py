@@ -1,4 +1,4 @@
-"""Every decoder of the room on what is right, random and mutated: an answer or its own error, never anything else."""
+"""Every decoder of the plugin on what is right, random and mutated: an answer or its own error, never anything else."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey import frames, headers, remote
+from covey import frames, headers, volumewire
 from covey.core import HostId
 from covey.headers import Op, Reply, Request, Status, Welcome
 from plugins.memory.datapath import control, slabwire
@@ -50,20 +50,20 @@ SAID: list[Messages] = [
     SlabsHere(),
     SlabsAre((VIEW,)),
 ]
-QUESTIONS: list[control.Control] = [
-    control.Hello(b"secret"),
-    control.Stop(1, forget=True),
-    control.RegisterSlab(2, "h1", "data", 3, 9, 1 << 20, 4096, b"s" * 16),
-    control.FreeSlab(3, "h1", "data", 3, 9),
+QUESTIONS: list[control.ControlFrame] = [
+    control.ControlHello(b"secret"),
+    control.StopProgram(1, forget=True),
+    control.RegisterSlabFrame(2, "h1", "data", 3, 9, 1 << 20, 4096, b"s" * 16),
+    control.FreeSlabFrame(3, "h1", "data", 3, 9),
     control.ListSlabs(4),
-    control.OpenSlab(5, 3, 9, "h2", "10.0.0.1:7000", b"s" * 16),
-    control.CloseSlab(6, 3, 9),
+    control.OpenSlabFrame(5, 3, 9, "h2", "10.0.0.1:7000", b"s" * 16),
+    control.CloseSlabFrame(6, 3, 9),
     control.CountPages(7),
     control.ListPlaces(8),
     control.PlaceDead(9, 3, 9, "why"),
     control.GiveUp(10),
 ]
-ANSWERS: list[control.Control] = [
+ANSWERS: list[control.ControlFrame] = [
     control.Yes(1),
     control.No(2, "why"),
     control.SlabList(3, "10.0.0.1:1", (control.HeldSlab("h1", "data", 3, 9, 1 << 20, b"s" * 16, 4096),), 0),
@@ -71,7 +71,7 @@ ANSWERS: list[control.Control] = [
     control.PageCounts(4, (), 1, 2, 3, 4, 5, 6, (control.PlaceNow(3, 9, "recovering", "why"),), 1, 2, "full"),
     control.PlaceList(5, (control.OpenPlace(3, 9, "h2", "10.0.0.1:1", b"s" * 16),)),
     control.SlabLost(3, 9, "why"),
-    control.SlabCopied(3, 9),
+    control.SlabCopiedFrame(3, 9),
     control.ClientRefused("another version"),
 ]
 message_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Messages)
@@ -102,16 +102,16 @@ def to_slab(data: bytes) -> headers.Request:
 
 
 def to_volume(data: bytes) -> headers.Request:
-    return headers.request(data, 300, remote.OPERATIONS)
+    return headers.request(data, 300, volumewire.OPERATIONS)
 
 
 HEADERS: list[tuple[Callable[[bytes], object], bytes, object]] = [
     (
         slabwire.hello,
-        slabwire.pack_hello(slabwire.Hello("h1", "data", 3, 9, b"s" * 16)),
+        slabwire.pack_hello(slabwire.SlabHello("h1", "data", 3, 9, b"s" * 16)),
         ("h1", "data", 3, 9, b"s" * 16),
     ),
-    (remote.hello, remote.pack_hello(b"t" * 32), b"t" * 32),
+    (volumewire.hello, volumewire.pack_hello(b"t" * 32), b"t" * 32),
     (headers.welcome, headers.pack_welcome(Welcome(Status.OK, 4096, 1 << 20)), Welcome(Status.OK, 4096, 1 << 20)),
     (to_slab, headers.pack_request(Request(Op.VERSIONS, 3, 290, 5)), Request(Op.VERSIONS, 3, 290, 5)),
     (to_volume, headers.pack_request(Request(Op.WRITE, 3, 4, 5)), Request(Op.WRITE, 3, 4, 5)),
@@ -137,7 +137,7 @@ def test_any_bytes_are_a_header_or_a_wire_error(which: int, data: bytes) -> None
 def test_whatever_request_is_accepted_is_known_and_lies_inside(code: int, page: int, count: int) -> None:
     data = bytearray(headers.pack_request(Request(Op.READ, page, count, 1)))
     data[0] = code
-    for operations in (slabwire.OPERATIONS, remote.OPERATIONS):
+    for operations in (slabwire.OPERATIONS, volumewire.OPERATIONS):
         try:
             request = headers.request(data, 300, operations)
         except headers.WireError:
@@ -187,7 +187,7 @@ def test_a_message_out_of_bounds_is_refused(wrong: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("frame", [*QUESTIONS, *ANSWERS], ids=lambda frame: type(frame).__name__)
-def test_a_control_frame_comes_back_as_it_was_packed(frame: control.Control) -> None:
+def test_a_control_frame_comes_back_as_it_was_packed(frame: control.ControlFrame) -> None:
     decoder: msgspec.msgpack.Decoder[Any] = control.asked_decoder if frame in QUESTIONS else control.answer_decoder
     assert frames.unpack(frames.pack(frame)[4:], decoder) == frame
 

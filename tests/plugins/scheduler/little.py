@@ -7,9 +7,9 @@ import msgspec
 
 from covey.core import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine.ground import Ground
+from plugins.scheduler.machine.capacity import Capacity
 from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.leader import Leader, Look, RackHost
+from plugins.scheduler.machine.leader import Leader, RackHost, ScheduleTick
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import (
     Applied,
@@ -26,7 +26,7 @@ from plugins.scheduler.messages.commands import (
 )
 from plugins.scheduler.messages.spec import JobSpec, Pack
 from plugins.scheduler.policy.place import place
-from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.settings import SchedulerSettings
 from tests.plugins.scheduler.plain_leader import PlainLeader
 
 
@@ -36,7 +36,7 @@ class Little:
 
     def __init__(self, gpus: Sequence[int], quotas: Mapping[str, int], **settings: Any) -> None:
         given = {"queue_thresholds_gpu_s": (100.0,), "quotas": dict(quotas), **settings}
-        self.settings = Settings(**given)
+        self.settings = SchedulerSettings(**given)
         self.queue, self.copy = Queue(), Queue()
         self.leader = Leader(self.queue, self.settings)
         self._leads, self._plain = self.leader, PlainLeader(self.queue, self.settings)
@@ -80,10 +80,10 @@ class Little:
         """What the leader proposes, and the log takes."""
         self.now_s += after_s
         rack = tuple(RackHost(host, gpus) for host, gpus in self.totals.items())
-        proposed = self.proposed(Look(rack, 1.0))
+        proposed = self.proposed(ScheduleTick(rack, 1.0))
         return [each for each in proposed if isinstance(self.say(each), Applied) and not isinstance(each, Elapsed)]
 
-    def proposed(self, look: Look) -> list[Command]:
+    def proposed(self, look: ScheduleTick) -> list[Command]:
         """What the leader says, which is what the plain one says."""
         proposed = [action.command for action in self.leader.handle(look, self.now_s)]
         self.leader.check()
@@ -95,8 +95,8 @@ class Little:
     def jobs(self, *states: str) -> list[Job]:
         return [job for job in self.queue.live() if job.state in states]
 
-    def ground(self) -> Ground:
-        return Ground(self.queue, self.totals)
+    def ground(self) -> Capacity:
+        return Capacity(self.queue, self.totals)
 
     def place(self, job: Job, on: Mapping[HostId, Sequence[str]] | None = None) -> None:
         """What its home does: on these GPUs by host, or on a place found as homes find it."""

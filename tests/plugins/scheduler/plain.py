@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from plugins.scheduler.policy.history import History
-from plugins.scheduler.policy.rules import MOVING, NON_PREEMPTIVE, Rules
+from plugins.scheduler.policy.rules import MOVING, NON_PREEMPTIVE, OrderRules
 
 
 @dataclass
@@ -43,7 +43,7 @@ def index(history: History, attained: int, delta: float) -> Fraction:
     return Fraction(hits) / Fraction(sum(min(more, delta) for more in beyond)) if hits else Fraction(0)
 
 
-def key(job: PlainJob, rules: Rules, history: History) -> tuple[object, ...]:
+def key(job: PlainJob, rules: OrderRules, history: History) -> tuple[object, ...]:
     runs = job.state in ("run", "resume")
     promoted = (1, 0.0, 0) if job.promoted is None else (0, job.promoted, job.id)
     stays = () if rules.inside == "first" else (0 if runs else 1,)
@@ -72,7 +72,7 @@ def key(job: PlainJob, rules: Rules, history: History) -> tuple[object, ...]:
 
 
 class Plain:
-    def __init__(self, jobs: Sequence[PlainJob], capacity: int, rules: Rules, history: History) -> None:
+    def __init__(self, jobs: Sequence[PlainJob], capacity: int, rules: OrderRules, history: History) -> None:
         self.jobs, self.capacity, self.rules, self.history = list(jobs), capacity, rules, history
         self.quantum = 1 if rules.discipline in ("fifo", "fjf") else rules.quantum_s or 1
         self.changed = False

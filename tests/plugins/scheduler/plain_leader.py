@@ -8,9 +8,9 @@ import msgspec
 from covey.core import HostId, JobId
 from covey.units import format_seconds
 from plugins.scheduler.machine.admission import packlimit, taken
-from plugins.scheduler.machine.ground import Gpus, held_by, takes
+from plugins.scheduler.machine.capacity import Gpus, held_by, takes
 from plugins.scheduler.machine.jobs import Job, row_of
-from plugins.scheduler.machine.leader import RETRY_S, Look, Propose, RackHost
+from plugins.scheduler.machine.leader import RETRY_S, ProposeCommand, RackHost, ScheduleTick
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import (
     AboutJob,
@@ -26,17 +26,17 @@ from plugins.scheduler.messages.commands import (
     TimeUp,
     Upgraded,
 )
-from plugins.scheduler.policy import classes, order, words
+from plugins.scheduler.policy import classes, explain, order
 from plugins.scheduler.policy.leases import terms
 from plugins.scheduler.policy.place import place
-from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.policy.starve import due_second, promoted_after
 
 
 class PlainLeader:
     """The soft state of whoever leads."""
 
-    def __init__(self, queue: Queue, settings: Settings) -> None:
+    def __init__(self, queue: Queue, settings: SchedulerSettings) -> None:
         self.queue = queue
         self.settings = settings
         self.placing_since: dict[tuple[JobId, int], float] = {}
@@ -81,7 +81,7 @@ class PlainLeader:
         until_s = max(self.led_s + self.earlier_s, self.confirmed_s.get(host, -1e9) + self.over_s)
         return now_s >= until_s
 
-    def handle(self, event: Look, now_s: float) -> Sequence[Propose]:
+    def handle(self, event: ScheduleTick, now_s: float) -> Sequence[ProposeCommand]:
         self.confirm(HostId("nobody"), (), now_s)
         live = self.queue.live()
         self._remember(live, now_s)
@@ -95,7 +95,7 @@ class PlainLeader:
         starts = self._order(rest, event.rack, event.wall_s) if not moved and not promoted else []
         commands: list[Command] = [*self._initial_quotas(event.wall_s), *self._elapsed(live, event.wall_s, now_s)]
         commands += [*self._shorter_leases(event, now_s), *about]
-        return [Propose(command) for command in [*commands, *moved, *starts]]
+        return [ProposeCommand(command) for command in [*commands, *moved, *starts]]
 
     def check(self) -> None:
         """Nothing is remembered about jobs that are over."""
@@ -157,7 +157,7 @@ class PlainLeader:
                     commands.append(taken(job, "placing took too long", f"{job.home} did not place it", wall_s))
         return commands
 
-    def _shorter_leases(self, event: Look, now_s: float) -> list[Leads]:
+    def _shorter_leases(self, event: ScheduleTick, now_s: float) -> list[Leads]:
         assert self.led_s is not None
         over = now_s >= self.led_s + self.earlier_s
         if not over or self.queue.leases_over_s <= self.over_s:
@@ -249,7 +249,12 @@ class PlainAdmission:
     """One look. `pausing`: jobs that sit this decision out and hold nothing up."""
 
     def __init__(
-        self, queue: Queue, settings: Settings, totals: Mapping[HostId, int], pausing: Set[JobId], wall_s: float
+        self,
+        queue: Queue,
+        settings: SchedulerSettings,
+        totals: Mapping[HostId, int],
+        pausing: Set[JobId],
+        wall_s: float,
     ) -> None:
         self.queue, self.settings, self.wall_s = queue, settings, wall_s
         self.ground = PlainGround(queue, totals)
@@ -371,7 +376,7 @@ class PlainAdmission:
             self._reserve(job, kept)
             return
         for id, held in [guest for guest in ground.guests if guest[0] in stop]:
-            said = f"{job.id} (tenant {spec.tenant}, {words.gpus(spec.gpus)}) is guaranteed and comes first"
+            said = f"{job.id} (tenant {spec.tenant}, {explain.gpus(spec.gpus)}) is guaranteed and comes first"
             self.commands.append(taken(self.queue.jobs[id], "preempted", said, self.wall_s))
             for host, gpus in held.items():
                 coming[host] += gpus
@@ -426,7 +431,7 @@ class PlainAdmission:
         for other in self.unchosen:
             first = next((job for job in able if self._may_displace(job, other)), None)
             if first is not None:
-                said = f"{first.id} (tenant {first.spec.tenant}, {words.gpus(first.spec.gpus)}) comes first"
+                said = f"{first.id} (tenant {first.spec.tenant}, {explain.gpus(first.spec.gpus)}) comes first"
                 self.commands.append(taken(other, "preempted", said, self.wall_s))
 
     def _may_displace(self, job: Job, other: Job) -> bool:

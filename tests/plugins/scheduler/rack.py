@@ -13,11 +13,12 @@ import msgspec
 import structlog
 
 from covey.core import Fact, HostId, JobId, Message
+from covey.errors import NoLeader, Refused
 from covey.ports import Env, Gpu, MemoryNow
-from plugins.base import LogRead, NoLeader, RankLease, RanksSpec, Refused
+from plugins.base import LogRead, RankLease, RanksSpec
 from plugins.facts import HostState, HostView, RanksEnded, RanksStarted, SecondPassed
 from plugins.scheduler.messages.wire import decoder
-from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service.main import SchedulerService
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -149,7 +150,7 @@ class FakeRunner:
             return
         self.machine.ranks[key] = spec
         self.machine.starts.append(key)
-        self.host.tell(RanksStarted(spec.job, spec.epoch, {rank.rank: 100 + rank.rank for rank in spec.ranks}))
+        self.host.publish(RanksStarted(spec.job, spec.epoch, {rank.rank: 100 + rank.rank for rank in spec.ranks}))
 
     async def stop(self, job: JobId, epoch: int, grace_s: float, why: str) -> None:
         self.stops.append((job, epoch, why))
@@ -168,7 +169,7 @@ class FakeRunner:
         del self.machine.ranks[job, epoch]
         fact = self.machine.ends[job, epoch] = RanksEnded(job, epoch, codes, reason, lost)
         if self.host.up:
-            self.host.tell(fact)
+            self.host.publish(fact)
 
     def running(self) -> Mapping[tuple[JobId, int], Mapping[int, int]]:
         return {
@@ -259,7 +260,7 @@ class FakeLog:
 
 
 class FakeHost:
-    """`plugins.base.Host` for one room."""
+    """`plugins.base.Host` for one plugin."""
 
     def __init__(self, rack: "Rack", name: str, machine: Machine, boot: int) -> None:
         self.rack, self.machine, self.boot = rack, machine, boot
@@ -303,24 +304,24 @@ class FakeHost:
     def hosts(self) -> Sequence[HostView]:
         return self.rack.views(self.id)
 
-    def publish(self, key: str, value: msgspec.Struct) -> None:
+    def spread(self, key: str, value: msgspec.Struct) -> None:
         self.rack.values[self.id][key] = msgspec.msgpack.encode(value)
 
-    def tell(self, fact: Fact) -> None:
+    def publish(self, fact: Fact) -> None:
         self.told.append(fact)
-        self.service.take(fact)
+        self.service.on_fact(fact)
 
-    async def send(self, room: str, to: HostId, message: Message, deadline_s: float) -> bool:
+    async def send(self, plugin: str, to: HostId, message: Message, deadline_s: float) -> bool:
         decoded = decoder.decode(msgspec.msgpack.encode(message))
         self.rack.said.append((self.id, to, message))
         await asyncio.sleep(self.rack.delay_s)
         if not self.rack.connected(self.id, to):
             await asyncio.sleep(deadline_s)
             return False
-        await self.rack.hosts[to].service.hear(self.id, decoded)
+        await self.rack.hosts[to].service.on_message(self.id, decoded)
         return True
 
-    async def ask(self, room: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
+    async def ask(self, plugin: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
         await asyncio.sleep(self.rack.delay_s)
         if not self.rack.connected(self.id, to):
             await asyncio.sleep(deadline_s)
@@ -338,15 +339,15 @@ class FakeHost:
     async def start(self) -> None:
         await self.service.start()
         for spec in self.machine.ranks.values():
-            self.tell(RanksStarted(spec.job, spec.epoch, {rank.rank: 100 + rank.rank for rank in spec.ranks}))
+            self.publish(RanksStarted(spec.job, spec.epoch, {rank.rank: 100 + rank.rank for rank in spec.ranks}))
         for fact in list(self.machine.ends.values()):
-            self.tell(fact)
+            self.publish(fact)
         self.spawn("seconds", self.seconds())
 
     async def seconds(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            self.tell(SecondPassed(self.env.clock.now_s()))
+            self.publish(SecondPassed(self.env.clock.now_s()))
 
     def die(self) -> None:
         """kill -9 of the agent."""
@@ -359,15 +360,15 @@ class FakeHost:
         return await answer
 
     def raised(self) -> list[BaseException]:
-        """Exceptions that would have stopped the room."""
+        """Exceptions that would have stopped the plugin."""
         over = [task for task in self.tasks if task.done() and not task.cancelled()]
         found = [task.exception() for task in over]
         return [error for error in found if error is not None]
 
 
 class Rack:
-    def __init__(self, gpus: Mapping[str, int], settings: Settings | None = None) -> None:
-        self.settings = settings or Settings()
+    def __init__(self, gpus: Mapping[str, int], settings: SchedulerSettings | None = None) -> None:
+        self.settings = settings or SchedulerSettings()
         self.entries: list[bytes] = []
         self.leader: HostId | None = None
         self.voters = list(gpus)[:3]
@@ -487,7 +488,7 @@ Story = Callable[["Rack"], Awaitable[None]]
 FOUR = {"gpu1": 2, "gpu2": 2, "gpu3": 2, "gpu4": 2}
 
 
-def on_a_rack(story: Story, gpus: dict[str, int] | None = None, settings: Settings | None = None) -> None:
+def on_a_rack(story: Story, gpus: dict[str, int] | None = None, settings: SchedulerSettings | None = None) -> None:
     async def told() -> None:
         rack = Rack(gpus or FOUR, settings)
         await rack.start()

@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cli.vectors.classes import SharedPool
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.shared_capacity import unit_of
+from sim.vectors.classes import SharedPool
 from tests.plugins.scheduler.plain_pool import (
     Action,
     Demote,

@@ -11,9 +11,9 @@ import pytest
 
 from chaos.rackworld import SimRack
 from covey.core import HostId, JobId
+from covey.errors import Refused
 from covey.ports import Command, Env
-from plugins.base import Refused
-from plugins.scheduler import ROOM as SCHEDULER
+from plugins.scheduler import PLUGIN as SCHEDULER
 from plugins.scheduler.messages.wire import EnvAnswer, EnvOf, KeepEnv
 
 SECRET = "sk-live-7f3c-planted"
@@ -35,7 +35,7 @@ class Programs:
 
 
 def a_rack(seed: int, **scheduler: Any) -> SimRack:
-    return SimRack(seed, hosts=5, rooms=(SCHEDULER,), settings={"scheduler": scheduler} if scheduler else None)
+    return SimRack(seed, hosts=5, plugins=(SCHEDULER,), settings={"scheduler": scheduler} if scheduler else None)
 
 
 def submit(rack: SimRack, on: str, seconds: float = 20, workers: int = 2) -> JobId:
@@ -50,7 +50,7 @@ def fill(rack: SimRack, seconds: float) -> None:
 
 
 def job(rack: SimRack, id: JobId) -> Any:
-    return rack.room(rack.alive()[0], "scheduler").queue.jobs.get(id)
+    return rack.plugin(rack.alive()[0], "scheduler").queue.jobs.get(id)
 
 
 def state(rack: SimRack, id: JobId) -> str:
@@ -89,7 +89,7 @@ def test_a_secret_is_in_clear_only_where_the_job_runs_and_nowhere_after_its_end(
         }
         assert {"h5", "h1", "h2"} <= set(sealed(rack)), "the submitting agent's and two voters keep it for its start"
         for name in rack.alive():
-            queue = rack.room(name, "scheduler").queue
+            queue = rack.plugin(name, "scheduler").queue
             assert SECRET.encode() not in queue.snapshot()
         rack.until(lambda: state(rack, id) == "done", 90, "it ends")
         rack.run(10.0)
@@ -183,8 +183,8 @@ def test_only_hosts_of_the_job_are_given_its_environment() -> None:
 def test_what_no_job_claims_is_deleted_after_a_while_and_what_is_damaged_is_not_taken() -> None:
     with a_rack(76) as rack:
         rack.start().settle()
-        envs = rack.room("h1", "scheduler").envs
-        sealed_env = asked(rack, "h5", rack.room("h5", "scheduler").envs.seal({"API_KEY": SECRET}))
+        envs = rack.plugin("h1", "scheduler").envs
+        sealed_env = asked(rack, "h5", rack.plugin("h5", "scheduler").envs.seal({"API_KEY": SECRET}))
         assert sealed_env.holders == ("h5", "h1", "h2") and sealed(rack) == ["h1", "h2", "h5"]
         answer = asked(rack, "h1", envs.keep(HostId("h9"), KeepEnv(sealed_env.digest, b"something else")))
         assert isinstance(answer, Refused) and "damaged" in answer.why

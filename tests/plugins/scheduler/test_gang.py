@@ -15,15 +15,15 @@ from plugins.scheduler.machine.gang import (
     GpusKept,
     GrantOver,
     GrantSeen,
-    Propose,
-    Proposed,
+    PlacementProposed,
+    ProposePlacement,
     RackSeen,
     TryAgain,
 )
 from plugins.scheduler.messages.commands import Applied, NotApplied, Placed, PlaceFailed
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved
-from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.settings import SchedulerSettings
 
 J1 = JobId("j1")
 H1, H2, H3 = HostId("h1"), HostId("h2"), HostId("h3")
@@ -31,11 +31,11 @@ H1, H2, H3 = HostId("h1"), HostId("h2"), HostId("h3")
 
 class Home:
     def __init__(self, free: dict[HostId, int] | None = None, **settings: Any) -> None:
-        self.gangs = Gangs(Settings(**settings))
+        self.gangs = Gangs(SchedulerSettings(**settings))
         self.now_s = 0.0
         self.free = free or {H1: 2, H2: 2, H3: 2}
 
-    def feed(self, event: Event) -> list[Action]:
+    def dispatch(self, event: Event) -> list[Action]:
         self.gangs.handle(RackSeen(self.free, dict.fromkeys(self.free, 0)), self.now_s)
         actions = list(self.gangs.handle(event, self.now_s))
         self.gangs.check()
@@ -43,15 +43,15 @@ class Home:
 
     def grant(self, workers: int = 4, epoch: int = 1, **more: Any) -> dict[HostId, Reserve]:
         spec = JobSpec.parse({"argv": ["x"], "workers": workers, **more})
-        return asks(self.feed(GrantSeen(J1, epoch, spec)))
+        return asks(self.dispatch(GrantSeen(J1, epoch, spec)))
 
     def yes(self, host: HostId, ask: Reserve) -> list[Action]:
         gpus = tuple(f"{host}-{n}" for n in range(ask.workers * ask.gpus_per_worker))
         port = 20_000 if ask.master else 0
-        return self.feed(Heard(host, Reserved(ask.job, ask.epoch, ask.attempt, gpus, f"ip-{host}", port)))
+        return self.dispatch(Heard(host, Reserved(ask.job, ask.epoch, ask.attempt, gpus, f"ip-{host}", port)))
 
     def no(self, host: HostId, ask: Reserve, free: int = 0) -> list[Action]:
-        return self.feed(Heard(host, NotReserved(ask.job, ask.epoch, ask.attempt, free, "taken")))
+        return self.dispatch(Heard(host, NotReserved(ask.job, ask.epoch, ask.attempt, free, "taken")))
 
 
 def asks(actions: list[Action]) -> dict[HostId, Reserve]:
@@ -64,7 +64,7 @@ def released(actions: list[Action]) -> list[HostId]:
 
 
 def proposals(actions: list[Action]) -> list[Placed | PlaceFailed]:
-    return [action.command for action in actions if isinstance(action, Propose)]
+    return [action.command for action in actions if isinstance(action, ProposePlacement)]
 
 
 def timers(actions: list[Action]) -> list[Any]:
@@ -84,7 +84,7 @@ def test_all_yes_is_proposed_once_with_ranks_in_order_and_the_master_at_rank_0()
     ]
     assert (placed.master_addr, placed.master_port) == ("ip-h1", 20_000)
     assert home.yes(H1, asked[H1]) == [], "said twice, proposed once, and not released"
-    home.feed(Proposed(placed, Applied(J1)))
+    home.dispatch(PlacementProposed(placed, Applied(J1)))
     assert home.gangs.searches == {}
 
 
@@ -96,7 +96,7 @@ def test_one_no_releases_all_and_the_next_attempt_plans_with_what_the_host_said(
     assert released(actions) == [H1, H2]
     (again,) = timers(actions)
     assert again == TryAgain(J1, 1, 1)
-    asked = asks(home.feed(again))
+    asked = asks(home.dispatch(again))
     assert {host: ask.workers for host, ask in asked.items()} == {H1: 2, H3: 2}
     assert {ask.attempt for ask in asked.values()} == {2}
 
@@ -106,7 +106,7 @@ def test_a_late_yes_after_the_release_is_released_again() -> None:
     asked = home.grant(workers=4)
     home.no(H2, asked[H2])
     assert released(home.yes(H1, asked[H1])) == [H1]
-    home.feed(TryAgain(J1, 1, 1))
+    home.dispatch(TryAgain(J1, 1, 1))
     assert released(home.yes(H1, asked[H1])) == [H1], "a yes to attempt 1 is no yes to attempt 2"
 
 
@@ -114,26 +114,26 @@ def test_silence_ends_the_attempt() -> None:
     home = Home()
     asked = home.grant(workers=4)
     home.yes(H1, asked[H1])
-    actions = home.feed(AttemptOver(J1, 1, 1))
+    actions = home.dispatch(AttemptOver(J1, 1, 1))
     assert released(actions) == [H1, H2] and timers(actions) == [TryAgain(J1, 1, 1)]
-    assert home.feed(AttemptOver(J1, 1, 1)) == [], "an old timer says nothing"
+    assert home.dispatch(AttemptOver(J1, 1, 1)) == [], "an old timer says nothing"
 
 
 def test_after_its_attempts_the_grant_goes_back_with_the_reason() -> None:
     home = Home(place_attempts=2)
     asked = home.grant(workers=2, skew=0.9)
     home.no(H1, asked[H1])
-    asked = asks(home.feed(TryAgain(J1, 1, 1)))
+    asked = asks(home.dispatch(TryAgain(J1, 1, 1)))
     (failed,) = proposals(home.no(H2, asked[H2]))
     assert isinstance(failed, PlaceFailed) and failed.reason == "h2 said no: taken"
-    home.feed(Proposed(failed, Applied(J1)))
+    home.dispatch(PlacementProposed(failed, Applied(J1)))
     assert home.gangs.searches == {}
 
 
 def test_a_view_in_which_it_does_not_fit_asks_nobody() -> None:
     home = Home({H1: 1}, place_attempts=1)
     spec = JobSpec.parse({"argv": ["x"], "workers": 2})
-    actions = home.feed(GrantSeen(J1, 1, spec))
+    actions = home.dispatch(GrantSeen(J1, 1, spec))
     (failed,) = proposals(actions)
     assert isinstance(failed, PlaceFailed) and "h1 1" in failed.reason and asks(actions) == {}
 
@@ -142,16 +142,16 @@ def test_a_refusal_is_forgotten_after_a_while() -> None:
     home = Home({H1: 2})
     asked = home.grant(workers=2)
     home.no(H1, asked[H1], free=1)
-    assert asks(home.feed(TryAgain(J1, 1, 1))) == {}
+    assert asks(home.dispatch(TryAgain(J1, 1, 1))) == {}
     home.now_s = 60.0
-    assert set(asks(home.feed(TryAgain(J1, 1, 2)))) == {H1}
+    assert set(asks(home.dispatch(TryAgain(J1, 1, 2)))) == {H1}
 
 
 def test_an_unreachable_host_ends_the_attempt_at_once() -> None:
     home = Home()
     asked = home.grant(workers=4)
-    assert released(home.feed(Undelivered(H2, asked[H2]))) == [H1, H2]
-    assert home.feed(Undelivered(H2, Release(J1, 1, 1))) == []
+    assert released(home.dispatch(Undelivered(H2, asked[H2]))) == [H1, H2]
+    assert home.dispatch(Undelivered(H2, Release(J1, 1, 1))) == []
 
 
 def test_a_proposal_the_log_refused_is_released_and_tried_again() -> None:
@@ -159,7 +159,7 @@ def test_a_proposal_the_log_refused_is_released_and_tried_again() -> None:
     asked = home.grant(workers=4)
     home.yes(H1, asked[H1])
     (placed,) = proposals(home.yes(H2, asked[H2]))
-    actions = home.feed(Proposed(placed, NotApplied(4, "no", "GPU h1-0 on h1 belongs to j7", "")))
+    actions = home.dispatch(PlacementProposed(placed, NotApplied(4, "no", "GPU h1-0 on h1 belongs to j7", "")))
     assert released(actions) == [H1, H2] and timers(actions) == [TryAgain(J1, 1, 1)]
 
 
@@ -168,18 +168,18 @@ def test_a_proposal_of_unknown_outcome_is_repeated_and_nothing_is_released() -> 
     asked = home.grant(workers=4)
     home.yes(H1, asked[H1])
     (placed,) = proposals(home.yes(H2, asked[H2]))
-    assert home.feed(Proposed(placed, None)) == [Propose(placed)]
-    assert home.feed(AttemptOver(J1, 1, 1)) == [], "the log may still place it"
+    assert home.dispatch(PlacementProposed(placed, None)) == [ProposePlacement(placed)]
+    assert home.dispatch(AttemptOver(J1, 1, 1)) == [], "the log may still place it"
 
 
 def test_a_grant_taken_back_releases_and_one_that_was_placed_does_not() -> None:
     home = Home()
     asked = home.grant(workers=4)
     home.yes(H1, asked[H1])
-    assert released(home.feed(GrantOver(J1, 1, placed=False))) == [H1, H2]
+    assert released(home.dispatch(GrantOver(J1, 1, placed=False))) == [H1, H2]
     home.grant(workers=4, epoch=2)
-    assert home.feed(GrantOver(J1, 1, placed=False)) == [], "news of an older grant"
-    assert home.feed(GrantOver(J1, 2, placed=True)) == []
+    assert home.dispatch(GrantOver(J1, 1, placed=False)) == [], "news of an older grant"
+    assert home.dispatch(GrantOver(J1, 2, placed=True)) == []
     assert home.gangs.searches == {}
 
 
@@ -188,27 +188,27 @@ def test_gpus_kept_for_another_gang_meanwhile_are_closed_to_a_plan_and_not_to_a_
     asked = home.grant(workers=4)
     assert set(asked) == {H1, H2}
     kept = GpusKept(J1, 1, JobId("j2"), {H2: 2, H3: 0})
-    assert home.feed(kept) == [], "there is still room for two workers on h2"
-    assert home.feed(msgspec.structs.replace(kept, epoch=2, free={H2: 1})) == [], "it is about another grant"
-    actions = home.feed(msgspec.structs.replace(kept, free={H2: 1}))
+    assert home.dispatch(kept) == [], "there is still room for two workers on h2"
+    assert home.dispatch(msgspec.structs.replace(kept, epoch=2, free={H2: 1})) == [], "it is about another grant"
+    actions = home.dispatch(msgspec.structs.replace(kept, free={H2: 1}))
     assert sorted(released(actions)) == [H1, H2] and len(timers(actions)) == 1
     assert home.gangs.searches[J1].trouble == "GPUs on h2 are kept for j2 now"
     home.free = {H1: 2, H2: 1, H3: 2}
-    asked = asks(home.feed(timers(actions)[0]))
+    asked = asks(home.dispatch(timers(actions)[0]))
     assert {host: ask.workers for host, ask in asked.items()} == {H1: 2, H3: 2}
     for host in (H1, H3):
         said = home.yes(host, asked[host])
     assert len(proposals(said)) == 1
-    assert home.feed(msgspec.structs.replace(kept, free={H3: 0})) == []
+    assert home.dispatch(msgspec.structs.replace(kept, free={H3: 0})) == []
 
 
 def test_a_newer_grant_replaces_an_older_search_and_seeing_one_twice_is_once() -> None:
     home = Home()
     home.grant(workers=4)
     spec = JobSpec.parse({"argv": ["x"], "workers": 4})
-    actions = home.feed(GrantSeen(J1, 3, spec))
+    actions = home.dispatch(GrantSeen(J1, 3, spec))
     assert released(actions) == [H1, H2] and {ask.epoch for ask in asks(actions).values()} == {3}
-    assert home.feed(GrantSeen(J1, 3, spec)) == [] and home.feed(GrantSeen(J1, 2, spec)) == []
+    assert home.dispatch(GrantSeen(J1, 3, spec)) == [] and home.dispatch(GrantSeen(J1, 2, spec)) == []
 
 
 ANSWERS = st.lists(
@@ -243,29 +243,29 @@ def test_whatever_comes_in_whatever_order_nothing_half_is_proposed_and_nothing_s
         log.extend(proposals(actions))
 
     home.free = home_free
-    note(home.feed(GrantSeen(J1, 1, JobSpec.parse({"argv": ["x"], "workers": 5}))))
+    note(home.dispatch(GrantSeen(J1, 1, JobSpec.parse({"argv": ["x"], "workers": 5}))))
     for what, host, attempt in script:
         ask = plans.get(attempt, {}).get(host)
         if what in ("yes", "short yes") and ask is not None:
             kept.add((host, attempt))
             count = ask.workers - (what == "short yes")
             gpus = tuple(f"{host}-{n}" for n in range(count))
-            note(home.feed(Heard(host, Reserved(J1, 1, attempt, gpus, "ip", 1))))
+            note(home.dispatch(Heard(host, Reserved(J1, 1, attempt, gpus, "ip", 1))))
         elif what == "no" and ask is not None:
             note(home.no(host, ask))
         elif what == "lost" and ask is not None:
-            note(home.feed(Undelivered(host, ask)))
+            note(home.dispatch(Undelivered(host, ask)))
         elif what == "over":
-            note(home.feed(AttemptOver(J1, 1, attempt)))
+            note(home.dispatch(AttemptOver(J1, 1, attempt)))
         elif what == "again":
-            note(home.feed(TryAgain(J1, 1, attempt)))
+            note(home.dispatch(TryAgain(J1, 1, attempt)))
         elif log and what.startswith("log"):
             said = {"log yes": Applied(J1), "log no": NotApplied(4, "", "", ""), "log ?": None}[what]
-            note(home.feed(Proposed(log[-1], said)))
+            note(home.dispatch(PlacementProposed(log[-1], said)))
     for placed in log:
         if isinstance(placed, Placed):
             assert [rank for place in placed.places for rank in place.ranks] == list(range(5))
             assert all(len(place.gpus) == len(place.ranks) for place in placed.places)
     if J1 in home.gangs.searches:
-        note(home.feed(GrantOver(J1, 1, placed=False)))
+        note(home.dispatch(GrantOver(J1, 1, placed=False)))
         assert kept == set(), "a host keeps GPUs for a gang that nobody places"

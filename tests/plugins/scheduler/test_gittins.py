@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.sim.engine import falling
 from plugins.scheduler.policy.history import History, best_gittins_index, gittins_index
+from sim.engine import falling
 
 TOTALS = st.lists(st.integers(1, 60), max_size=15)
 

@@ -6,7 +6,7 @@ import pytest
 
 from covey.core import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine.leader import RETRY_S, Leader, Look, RackHost
+from plugins.scheduler.machine.leader import RETRY_S, Leader, RackHost, ScheduleTick
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import (
     Applied,
@@ -24,7 +24,7 @@ from plugins.scheduler.messages.commands import (
     TimeUp,
 )
 from plugins.scheduler.messages.spec import JobSpec
-from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.settings import SchedulerSettings
 from tests.plugins.scheduler.plain_leader import PlainLeader
 
 H1, H2 = HostId("h1"), HostId("h2")
@@ -36,7 +36,7 @@ class Led:
 
     def __init__(self, **settings: Any) -> None:
         self.queue = Queue()
-        self.leader = Leader(self.queue, Settings(**{"queue_thresholds_gpu_s": (10.0,), **settings}))
+        self.leader = Leader(self.queue, SchedulerSettings(**{"queue_thresholds_gpu_s": (10.0,), **settings}))
         self.plain = PlainLeader(self.queue, self.leader.settings)
         self.now_s = 100.0
         self.gpus = 0
@@ -52,10 +52,10 @@ class Led:
 
     def look(self, rack: tuple[RackHost, ...] = RACK, after_s: float = 1.0) -> list[Command]:
         self.now_s += after_s
-        proposed = [action.command for action in self.leader.handle(Look(rack, 1.0), self.now_s)]
+        proposed = [action.command for action in self.leader.handle(ScheduleTick(rack, 1.0), self.now_s)]
         self.leader.check()
         self.plain.settings = self.leader.settings
-        assert proposed == [action.command for action in self.plain.handle(Look(rack, 1.0), self.now_s)]
+        assert proposed == [action.command for action in self.plain.handle(ScheduleTick(rack, 1.0), self.now_s)]
         for command in proposed:
             if isinstance(command, Elapsed):
                 self.say(command)
@@ -131,7 +131,7 @@ def test_a_lower_queue_yields_to_a_higher_one_and_is_told_for_whom() -> None:
     proposed = led.look()
     assert taken(proposed) == [(long, "preempted")]
     assert isinstance(proposed[0], TakenBack) and proposed[0].reason == f"{short} (tenant bob, 2 GPUs) comes first"
-    led.leader.settings = Settings(queue_thresholds_gpu_s=(10.0,), preemption=False)
+    led.leader.settings = SchedulerSettings(queue_thresholds_gpu_s=(10.0,), preemption=False)
     assert led.look() == []
 
 

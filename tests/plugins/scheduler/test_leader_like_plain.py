@@ -10,8 +10,8 @@ import pytest
 from covey.core import HostId
 from plugins.facts import Place
 from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.leader import Leader, Look, RackHost
-from plugins.scheduler.machine.leases import Asked
+from plugins.scheduler.machine.leader import Leader, RackHost, ScheduleTick
+from plugins.scheduler.machine.leases import LeaseAsked
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import (
     Applied,
@@ -30,7 +30,7 @@ from plugins.scheduler.messages.commands import (
     Upgraded,
 )
 from plugins.scheduler.messages.spec import JobSpec
-from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.settings import SchedulerSettings
 from tests.plugins.scheduler.plain_leader import PlainLeader
 
 TENANTS = ("red", "blue", "green", "grey")
@@ -46,7 +46,7 @@ class Story:
         self.gone: dict[HostId, float] = {}
         whole = sum(self.gpus.values())
         quotas = {tenant: dice.randrange(whole + 1) for tenant in TENANTS if dice.random() < 0.6}
-        self.settings = Settings(
+        self.settings = SchedulerSettings(
             queue_thresholds_gpu_s=tuple(sorted(dice.sample((10.0, 40.0, 100.0, 400.0), dice.randrange(3)))),
             narrow_first=dice.random() < 0.6,
             preemption=dice.random() < 0.9,
@@ -74,7 +74,7 @@ class Story:
     def look(self) -> None:
         self.now_s += self.dice.choice((0.0, 0.3, 1.0, 1.0, 7.0, 30.0, 70.0))
         rack = tuple(RackHost(host, gpus, self.gone.get(host)) for host, gpus in self.gpus.items())
-        look = Look(rack, 1.0)
+        look = ScheduleTick(rack, 1.0)
         ours = [action.command for action in self.leader.handle(look, self.now_s)]
         theirs = [action.command for action in self.plain.handle(look, self.now_s)]
         assert ours == theirs
@@ -115,7 +115,7 @@ class Story:
         """A host asks for its ranks, and sometimes for some that are over."""
         host = self.dice.choice(list(self.gpus))
         grants = [(job.id, job.epoch - (self.dice.random() < 0.1)) for job in self.queue.live() if job.awaits(host)]
-        (given,) = self.leader.leases.handle(Asked(host, tuple(grants)), self.now_s)
+        (given,) = self.leader.leases.handle(LeaseAsked(host, tuple(grants)), self.now_s)
         assert list(given.grants) == self.plain.confirm(host, grants, self.now_s)
         self.confirmed += bool(given.grants)
 

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from chaos.rackworld import SimRack
 from covey.core import HostId, JobId
-from plugins.base import Refused
+from covey.errors import Refused
 from plugins.scheduler.machine.leader import RackHost
-from plugins.scheduler.machine.leases import Asked
+from plugins.scheduler.machine.leases import LeaseAsked
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import Applied, Leads, NotApplied, TakenBack
 from plugins.scheduler.messages.wire import Leaderless, LeasesRenewed, RenewLeases
 from plugins.scheduler.policy.leases import DRIFT, RENEWALS, SLACK_S, terms
-from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.settings import SchedulerSettings
 from tests.plugins.scheduler.rack import FOUR, Rack, on_a_rack, play, submit, until
 from tests.plugins.scheduler.test_leader import H1, H2, Led, taken
 from tests.plugins.scheduler.test_queue import Told
@@ -31,7 +31,7 @@ def gone(for_s: float) -> tuple[RackHost, ...]:
 
 def ask(led: Led, host: HostId, *jobs: JobId) -> list[JobId]:
     grants = tuple((id, led.queue.jobs[id].epoch) for id in jobs)
-    (given,) = led.leader.leases.handle(Asked(host, grants), led.now_s)
+    (given,) = led.leader.leases.handle(LeaseAsked(host, grants), led.now_s)
     led.plain.confirm(host, grants, led.now_s)
     return [id for id, _ in given.grants]
 
@@ -44,9 +44,9 @@ def test_ranks_are_gone_before_a_leader_may_grant_again_whatever_two_clocks_do(l
 
 
 def test_with_the_defaults_an_agent_may_be_away_for_half_a_minute_and_a_leader_waits_for_one() -> None:
-    told = terms(Settings().host_lost_after_s)
+    told = terms(SchedulerSettings().host_lost_after_s)
     assert told.lease_s - told.lease_s / RENEWALS >= 25.0, "its last renewal may be one interval old"
-    assert told.over_s < Settings().host_lost_after_s
+    assert told.over_s < SchedulerSettings().host_lost_after_s
 
 
 # ---- the leader ------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_only_ranks_that_the_log_still_awaits_on_that_host_are_confirmed() -> No
     led = Led()
     id = led.run(2, host=H2)
     assert ask(led, H1, id) == [] and ask(led, H3, id) == [] and ask(led, H2, id) == [id]
-    (given,) = led.leader.leases.handle(Asked(H2, ((id, 0), (id, 2), (JobId("j9"), 1))), led.now_s)
+    (given,) = led.leader.leases.handle(LeaseAsked(H2, ((id, 0), (id, 2), (JobId("j9"), 1))), led.now_s)
     assert given.grants == ()
 
 
@@ -216,7 +216,7 @@ def test_two_jobs_whose_supervisors_start_slowly_on_one_host_do_not_keep_its_age
         assert len(rack.hosts["h1"].find("sup-j1-1") + rack.hosts["h1"].find("sup-j2-1")) == 2
         assert rack.world.steps - before < 5000
         rack.run(6.0)
-        assert {job.state for job in rack.room("h1", "scheduler").queue.jobs.values()} == {"done"}
+        assert {job.state for job in rack.plugin("h1", "scheduler").queue.jobs.values()} == {"done"}
 
 
 def test_a_job_that_is_to_be_kept_gets_no_lease() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from covey.core import HostId
-from plugins.scheduler.machine.ground import takes
+from plugins.scheduler.machine.capacity import takes
 from plugins.scheduler.machine.leader import Leader
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import (

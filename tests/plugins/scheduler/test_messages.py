@@ -163,7 +163,7 @@ def test_each_message_comes_back_as_it_went_in(message: wire.Talk) -> None:
     ],
 )
 def test_a_command_out_of_bounds_is_malformed(wrong: dict[str, Any]) -> None:
-    with pytest.raises(commands.Malformed):
+    with pytest.raises(commands.MalformedCommand):
         commands.open_command(msgspec.msgpack.encode({**wrong}))
 
 
@@ -183,7 +183,7 @@ def mutated(packed: list[bytes]) -> st.SearchStrategy[bytes]:
 def test_random_and_mutated_commands_are_opened_or_malformed(data: bytes) -> None:
     try:
         command = commands.open_command(data)
-    except commands.Malformed:
+    except commands.MalformedCommand:
         return
     assert commands.open_command(commands.pack(command)) == command
 
@@ -192,7 +192,7 @@ def test_random_and_mutated_commands_are_opened_or_malformed(data: bytes) -> Non
 def test_random_and_mutated_results_are_opened_or_malformed(data: bytes) -> None:
     try:
         result = commands.open_result(data)
-    except commands.Malformed:
+    except commands.MalformedCommand:
         return
     assert commands.open_result(commands.pack(result)) == result
 

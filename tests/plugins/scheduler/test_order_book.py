@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.sim.engine import Engine, Outcome, SimJob
 from covey.core import JobId
 from plugins.scheduler.machine.order_book import JOB_BITS, JOB_MASK, OrderBook
 from plugins.scheduler.policy.history import History
 from plugins.scheduler.policy.order import Row, ordered, queue_of, select
-from plugins.scheduler.policy.rules import Discipline, Rules
+from plugins.scheduler.policy.rules import Discipline, OrderRules
+from sim.engine import Engine, Outcome, SimJob
 from tests.plugins.scheduler.plain import Plain, PlainJob
 
 WALKS = [name for name in get_args(Discipline) if name not in ("backfill", "gandiva")]
-Case = tuple[list[PlainJob], int, Rules, History]
+Case = tuple[list[PlainJob], int, OrderRules, History]
 
 
 def case(seed: int, discipline: Discipline, jobs_max: int) -> Case:
@@ -30,7 +30,7 @@ def case(seed: int, discipline: Discipline, jobs_max: int) -> Case:
         for id in range(dice.randrange(1, jobs_max))
     ]
     thresholds = tuple(sorted(dice.sample((4, 6, 10, 16, 24, 40), dice.randrange(3))))
-    rules = Rules(
+    rules = OrderRules(
         discipline=discipline,
         thresholds_gpu_s=thresholds if discipline in ("dlas", "dgittins") else (),
         inside=dice.choice(("sticky", "first")) if discipline == "dlas" else "sticky",
@@ -41,13 +41,13 @@ def case(seed: int, discipline: Discipline, jobs_max: int) -> Case:
         narrow_first=discipline == "dlas" and dice.random() < 0.4,
     )
     if rules.inside == "first" or discipline not in ("dlas", "dgittins"):
-        rules = Rules(**{**{f: getattr(rules, f) for f in rules.__struct_fields__}, "narrow_first": False})
+        rules = OrderRules(**{**{f: getattr(rules, f) for f in rules.__struct_fields__}, "narrow_first": False})
     if discipline not in ("dlas", "dgittins"):
-        rules = Rules(discipline=discipline, preempt_s=rules.preempt_s, restore_s=rules.restore_s)
+        rules = OrderRules(discipline=discipline, preempt_s=rules.preempt_s, restore_s=rules.restore_s)
     return jobs, capacity, rules, History(job.width * job.duration for job in jobs)
 
 
-def fast(jobs: list[PlainJob], capacity: int, rules: Rules, history: History) -> Outcome:
+def fast(jobs: list[PlainJob], capacity: int, rules: OrderRules, history: History) -> Outcome:
     given = [SimJob(job.id, job.submit, job.width, job.duration) for job in jobs]
     return Engine(given, capacity, rules, history).run()
 
@@ -116,7 +116,7 @@ def test_a_decision_grants_whole_gangs_and_no_more_than_there_is(
 @given(st.permutations(range(8)))
 def test_who_came_first_does_not_matter_to_jobs_that_are_alike(order: list[int]) -> None:
     jobs = [SimJob(id, 0, 2, 10) for id in range(8)]
-    rules = Rules(thresholds_gpu_s=(8,), preempt_s=1, restore_s=1)
+    rules = OrderRules(thresholds_gpu_s=(8,), preempt_s=1, restore_s=1)
     straight = Engine(jobs, 4, rules).run()
     mixed = Engine([jobs[at] for at in order], 4, rules).run()
     assert [mixed.end_s[order.index(id)] for id in range(8)] == straight.end_s

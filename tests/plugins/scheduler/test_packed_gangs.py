@@ -35,7 +35,7 @@ def test_a_gang_for_one_host_waits_for_one_and_keeps_gpus_of_no_other() -> None:
     assert [each.gpus for each in proposed if isinstance(each, GpusReserved)] == [{H1: 1}], (
         "two GPUs are free, on two hosts"
     )
-    standing = views.Standing(rack.queue, rack.settings, rack.totals)
+    standing = views.QueueSnapshot(rack.queue, rack.settings, rack.totals)
     assert "1 of 2 GPUs reserved: h1 1" in standing.reason(rack.queue.jobs[gang])
     for job in rack.jobs("running"):
         if job.places[0].host == H1:

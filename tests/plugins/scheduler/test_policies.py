@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.core import HostId, JobId
+from plugins.scheduler.policy.explain import waits_for
 from plugins.scheduler.policy.order import Row, ordered, select
-from plugins.scheduler.policy.packing import PACKLIMIT, Spread, cost, refit, skew
+from plugins.scheduler.policy.packing import PACKLIMIT, SpreadLoss, cost, refit, skew
 from plugins.scheduler.policy.place import place
-from plugins.scheduler.policy.rules import COVEY, LAS_PUBLISHED, Rules
-from plugins.scheduler.policy.settings import Settings
-from plugins.scheduler.policy.walk import Walk
-from plugins.scheduler.policy.words import waits_for
+from plugins.scheduler.policy.queue_positions import QueuePositions
+from plugins.scheduler.policy.rules import COVEY, LAS_PUBLISHED, OrderRules
+from plugins.scheduler.policy.settings import SchedulerSettings
 
 MODELS = {
     "vgg19": (548.1, 392.0, True), "vgg16": (527.8, 392.0, True), "vgg11": (506.8, 392.0, True),
@@ -40,7 +40,7 @@ MODELS = {
 )
 def test_rules_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        Rules(**wrong)
+        OrderRules(**wrong)
 
 
 def test_the_two_presets_are_what_they_are_said_to_be() -> None:
@@ -69,22 +69,28 @@ def test_the_default_limit_packs_exactly_the_models_that_mind(name: str) -> None
 
 def test_the_limit_moves_to_where_it_separates_those_that_lose_from_those_that_do_not() -> None:
     """Reference: Gu 2021, §3.3.3.3, a linear classifier on placement and performance."""
-    seen = [Spread(0.05, 0.01), Spread(0.2, 0.02), Spread(0.4, 0.03), Spread(0.6, 0.4), Spread(0.7, 0.5)]
+    seen = [
+        SpreadLoss(0.05, 0.01),
+        SpreadLoss(0.2, 0.02),
+        SpreadLoss(0.4, 0.03),
+        SpreadLoss(0.6, 0.4),
+        SpreadLoss(0.7, 0.5),
+    ]
     assert refit(seen) == 0.5
-    assert refit([*seen, Spread(0.45, 0.3)], 0.3) == pytest.approx(0.425)
+    assert refit([*seen, SpreadLoss(0.45, 0.3)], 0.3) == pytest.approx(0.425)
 
 
 def test_the_limit_stays_without_evidence_of_both_kinds_or_when_it_separates_already() -> None:
     assert refit([]) == PACKLIMIT
-    assert refit([Spread(0.9, 0.0), Spread(0.1, 0.0)]) == PACKLIMIT
-    assert refit([Spread(0.9, 0.5), Spread(0.1, 0.0)], 0.7) == 0.7
+    assert refit([SpreadLoss(0.9, 0.0), SpreadLoss(0.1, 0.0)]) == PACKLIMIT
+    assert refit([SpreadLoss(0.9, 0.5), SpreadLoss(0.1, 0.0)], 0.7) == 0.7
 
 
-SEEN = st.lists(st.builds(Spread, st.floats(0, 1), st.floats(0, 2)), max_size=20)
+SEEN = st.lists(st.builds(SpreadLoss, st.floats(0, 1), st.floats(0, 2)), max_size=20)
 
 
 @given(SEEN, st.floats(0, 1))
-def test_no_limit_would_have_cost_less_than_the_fitted_one(seen: list[Spread], now: float) -> None:
+def test_no_limit_would_have_cost_less_than_the_fitted_one(seen: list[SpreadLoss], now: float) -> None:
     """Reference: §3.3.3.3, PACKLIMIT."""
     fitted = refit(seen, now)
     assert cost(seen, fitted) <= cost(seen, now)
@@ -123,7 +129,7 @@ def row(number: int, **more: Any) -> Row:
 
 
 def test_the_agent_orders_by_the_rules_that_the_simulator_calls_covey() -> None:
-    settings = Settings()
+    settings = SchedulerSettings()
     assert settings.queue_thresholds_gpu_s == COVEY.thresholds_gpu_s
     assert (settings.narrow_first, settings.starve_limit_s) == (COVEY.narrow_first, COVEY.starve_limit_s)
     rows = [row(1, gpus=8), row(2, gpus=2), row(3, gpus=2, running=True, first=9.0), row(4, gpus=1, attained_gpu_s=4e3)]
@@ -133,6 +139,6 @@ def test_the_agent_orders_by_the_rules_that_the_simulator_calls_covey() -> None:
 
 def test_a_job_that_is_passed_by_a_narrower_one_is_told_why() -> None:
     rows = ordered([row(1, gpus=8), row(2, gpus=2), row(3, gpus=7, running=True)], (3200.0,), {}, None, True)
-    said = waits_for(JobId("j1"), Walk(rows), select(rows, 8, {}).over_quota, 8, (3200.0,), {}, None)
+    said = waits_for(JobId("j1"), QueuePositions(rows), select(rows, 8, {}).over_quota, 8, (3200.0,), {}, None)
     assert "ahead: j2 (t, 2 GPUs), as gangs of fewer GPUs go first" in said
     assert said.startswith("2nd of those waiting, in queue 0") and "it starts when enough of j3 (t, 7 GPUs) end" in said

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from covey.core import HostId, JobId
 from plugins.scheduler.messages.spec import JobSpec, Pack
-from plugins.scheduler.policy import order, words
+from plugins.scheduler.policy import explain, order
 from plugins.scheduler.policy.order import Row, gittins, ordered, queue_of, select
 from plugins.scheduler.policy.place import place, spread
-from plugins.scheduler.policy.settings import Settings
-from plugins.scheduler.policy.walk import Walk
+from plugins.scheduler.policy.queue_positions import QueuePositions
+from plugins.scheduler.policy.settings import SchedulerSettings
 
 
 def row(number: int, **more: Any) -> Row:
@@ -281,7 +281,7 @@ def test_a_waiting_job_hears_its_place_who_is_ahead_and_what_would_let_it_start(
         (10.0,),
         {},
     )
-    said = words.waits_for(JobId("j3"), Walk(rows), select(rows, 4, {}).over_quota, 4, (10.0,), {}, None)
+    said = explain.waits_for(JobId("j3"), QueuePositions(rows), select(rows, 4, {}).over_quota, 4, (10.0,), {}, None)
     assert said == (
         "2nd of those waiting, in queue 0; it needs 2 GPUs and 0 are free; ahead: j2 (alice, 3 GPUs); "
         "it starts when enough of j1 (bob, 4 GPUs) end"
@@ -291,7 +291,9 @@ def test_a_waiting_job_hears_its_place_who_is_ahead_and_what_would_let_it_start(
 def test_a_job_is_told_who_sinks_below_it_soon_and_is_stopped_for_it_then() -> None:
     def said(*others: order.Row, mine: order.Row, **more: Any) -> str:
         rows = order.ordered([*others, mine], (3200.0,), {})
-        return words.waits_for(mine.id, Walk(rows), select(rows, 4, {}).over_quota, 4, (3200.0,), {}, None, **more)
+        return explain.waits_for(
+            mine.id, QueuePositions(rows), select(rows, 4, {}).over_quota, 4, (3200.0,), {}, None, **more
+        )
 
     young, wide = row(2, gpus=2), row(1, gpus=4, running=True, first=1.0, attained_gpu_s=3160.0)
     assert said(wide, mine=young).endswith("(t, 4 GPUs) end, or when j1 sinks below it in about 10 s of running")
@@ -307,36 +309,38 @@ def test_a_job_is_told_who_sinks_below_it_soon_and_is_stopped_for_it_then() -> N
 
 def test_a_job_larger_than_what_is_alive_waits_for_hosts() -> None:
     rows = [row(1, gpus=9)]
-    said = words.waits_for(JobId("j1"), Walk(rows), select(rows, 4, {}).over_quota, 4, (10.0,), {}, None)
+    said = explain.waits_for(JobId("j1"), QueuePositions(rows), select(rows, 4, {}).over_quota, 4, (10.0,), {}, None)
     assert "the hosts that are alive have 4: it starts when more join" in said
 
 
 def test_a_job_whose_quota_was_lowered_under_it_is_told_so() -> None:
     rows = [row(1, gpus=3)]
-    said = words.waits_for(JobId("j1"), Walk(rows), select(rows, 8, {"t": 2}).over_quota, 8, (10.0,), {"t": 2}, None)
+    said = explain.waits_for(
+        JobId("j1"), QueuePositions(rows), select(rows, 8, {"t": 2}).over_quota, 8, (10.0,), {"t": 2}, None
+    )
     assert "the quota of tenant t is now 2: raise it, or cancel the job" in said
 
 
 def test_impossible_jobs_are_named_with_the_right_code() -> None:
     rack = free(2, 4)
-    assert words.over_rack(spec(workers=6), rack) is None
-    assert words.over_rack(spec(workers=3, gpus_per_worker=2), rack) is None
-    never = words.over_rack(spec(workers=4, gpus_per_worker=2), rack)
+    assert explain.over_rack(spec(workers=6), rack) is None
+    assert explain.over_rack(spec(workers=3, gpus_per_worker=2), rack) is None
+    never = explain.over_rack(spec(workers=4, gpus_per_worker=2), rack)
     assert never is not None and never.code == 7 and "it needs 8 GPUs, and this rack has 6" in never.why
-    never = words.over_rack(spec(workers=2, gpus_per_worker=3), rack)
+    never = explain.over_rack(spec(workers=2, gpus_per_worker=3), rack)
     assert never is not None and "this rack's hosts take 1 workers with 3 GPUs each" in never.why
-    assert words.over_rack(spec(workers=4000, gpus_per_worker=0), rack) is None
-    never = words.over_quota(spec(workers=3), 2)
+    assert explain.over_rack(spec(workers=4000, gpus_per_worker=0), rack) is None
+    never = explain.over_quota(spec(workers=3), 2)
     assert never is not None and never.code == 4
-    assert words.over_quota(spec(workers=3, **{"class": "opportunistic"}), 2) is None
+    assert explain.over_quota(spec(workers=3, **{"class": "opportunistic"}), 2) is None
 
 
 def test_the_rank_that_failed_first_is_blamed_and_one_that_was_stopped_comes_last() -> None:
-    assert words.first_failure({3: -15, 1: 0, 2: -9, 0: 1}) == (2, -9)
-    assert words.first_failure({3: -15, 1: 0}) == (3, -15)
-    assert words.first_failure({3: 0, 1: 0}) is None
-    assert [words.job_code(code) for code in (0, 3, -9, -15)] == [0, 3, 137, 143]
-    assert [words.ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 112)] == [
+    assert explain.first_failure({3: -15, 1: 0, 2: -9, 0: 1}) == (2, -9)
+    assert explain.first_failure({3: -15, 1: 0}) == (3, -15)
+    assert explain.first_failure({3: 0, 1: 0}) is None
+    assert [explain.job_code(code) for code in (0, 3, -9, -15)] == [0, 3, 137, 143]
+    assert [explain.ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 112)] == [
         "1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "112th",
     ]  # fmt: skip
 
@@ -351,4 +355,4 @@ def test_settings_that_cannot_be_are_refused() -> None:
         {"quotas": {"a": -1}},
     ):
         with pytest.raises(ValueError):
-            Settings(**wrong)
+            SchedulerSettings(**wrong)

@@ -14,8 +14,8 @@ from plugins.scheduler.machine.reservations import (
     Event,
     GpusSeen,
     GrantNews,
+    HeldReservations,
     KeepPort,
-    Kept,
     RanksGone,
     ReleasePort,
     Reservations,
@@ -31,12 +31,12 @@ LEASE_S = 15.0
 
 
 class Local:
-    def __init__(self, kept: Kept | None = None, now_s: float = 0.0) -> None:
-        self.machine = Reservations(kept or Kept(), LEASE_S, now_s)
+    def __init__(self, kept: HeldReservations | None = None, now_s: float = 0.0) -> None:
+        self.machine = Reservations(kept or HeldReservations(), LEASE_S, now_s)
         self.now_s = now_s
         self.machine.handle(GpusSeen(("g0", "g1", "g2", "g3")), now_s)
 
-    def feed(self, event: Event) -> Sequence[Action]:
+    def dispatch(self, event: Event) -> Sequence[Action]:
         actions = self.machine.handle(event, self.now_s)
         self.machine.check()
         return actions
@@ -45,7 +45,7 @@ class Local:
         """The answer."""
         home = more.pop("home", HOME)
         ask = Reserve(job, epoch, attempt, workers, more.pop("each", 1), more.pop("master", False), LEASE_S)
-        last = self.feed(Heard(home, ask))[-1]
+        last = self.dispatch(Heard(home, ask))[-1]
         if isinstance(last, KeepPort):
             return last.reserved
         assert isinstance(last, Send) and last.to == home
@@ -53,14 +53,14 @@ class Local:
 
     def restarted(self) -> "Local":
         data = msgspec.msgpack.encode(self.machine.kept())
-        return Local(msgspec.msgpack.decode(data, type=Kept), self.now_s)
+        return Local(msgspec.msgpack.decode(data, type=HeldReservations), self.now_s)
 
 
 def test_a_yes_names_the_gpus_and_is_written_down_before_it_is_said() -> None:
     local = Local()
-    actions = local.feed(Heard(HOME, Reserve(J1, 1, 1, 2, 1, False, LEASE_S)))
+    actions = local.dispatch(Heard(HOME, Reserve(J1, 1, 1, 2, 1, False, LEASE_S)))
     assert actions == [Save(), Send(HOME, Reserved(J1, 1, 1, ("g0", "g1"), "", 0))]
-    actions = local.feed(Heard(HOME, Reserve(J2, 1, 1, 1, 2, True, LEASE_S)))
+    actions = local.dispatch(Heard(HOME, Reserve(J2, 1, 1, 1, 2, True, LEASE_S)))
     assert actions == [Save(), KeepPort(HOME, Reserved(J2, 1, 1, ("g2", "g3"), "", 0))]
 
 
@@ -81,7 +81,7 @@ def test_the_same_ask_twice_is_the_same_yes() -> None:
 def test_a_release_gives_back_and_an_ask_that_comes_after_it_is_too_late() -> None:
     local = Local()
     local.ask(J1, 2)
-    assert ReleasePort(J1, 1) in local.feed(Heard(HOME, Release(J1, 1, 1)))
+    assert ReleasePort(J1, 1) in local.dispatch(Heard(HOME, Release(J1, 1, 1)))
     assert len(local.machine.free()) == 4
     assert isinstance(local.ask(J1, 2), NotReserved)
     assert isinstance(local.ask(J1, 2, attempt=2), Reserved)
@@ -89,7 +89,7 @@ def test_a_release_gives_back_and_an_ask_that_comes_after_it_is_too_late() -> No
 
 def test_a_release_that_overtakes_its_ask_still_wins() -> None:
     local = Local()
-    local.feed(Heard(HOME, Release(J1, 1, 2)))
+    local.dispatch(Heard(HOME, Release(J1, 1, 2)))
     assert isinstance(local.ask(J1, 2, attempt=1), NotReserved)
     assert isinstance(local.ask(J1, 2, attempt=2), NotReserved)
     assert isinstance(local.ask(J1, 2, attempt=3), Reserved)
@@ -101,7 +101,7 @@ def test_of_two_homes_the_newer_grant_wins_in_either_order() -> None:
     assert isinstance(local.ask(J1, 3, epoch=2, home=OTHER), Reserved)
     assert len(local.machine.free()) == 1
     assert isinstance(local.ask(J1, 1, epoch=1, attempt=9), NotReserved)
-    local.feed(Heard(HOME, Release(J1, 1, 9)))
+    local.dispatch(Heard(HOME, Release(J1, 1, 9)))
     assert local.machine.find(J1, 2) is not None, "a release by the old home is about the old grant"
 
 
@@ -110,10 +110,10 @@ def test_a_lease_without_news_ends_and_one_with_news_does_not() -> None:
     local.ask(J1, 1)
     local.ask(J2, 1)
     local.now_s = 14.0
-    local.feed(GrantNews(J2, 1, live=True, over=False))
-    local.feed(GrantNews(J1, 1, live=False, over=False))
+    local.dispatch(GrantNews(J2, 1, live=True, over=False))
+    local.dispatch(GrantNews(J1, 1, live=False, over=False))
     local.now_s = 16.0
-    local.feed(SecondWent())
+    local.dispatch(SecondWent())
     assert local.machine.find(J1, 1) is None and local.machine.find(J2, 1) is not None
     assert isinstance(local.ask(J1, 1), NotReserved), "the attempt whose lease ended is over"
 
@@ -122,22 +122,22 @@ def test_a_grant_that_is_over_gives_back_at_once_unless_its_ranks_run() -> None:
     local = Local()
     local.ask(J1, 1)
     local.ask(J2, 1)
-    local.feed(Starting(J2, 1, ("g1",)))
+    local.dispatch(Starting(J2, 1, ("g1",)))
     for job in (J1, J2):
-        local.feed(GrantNews(job, 1, live=False, over=True))
+        local.dispatch(GrantNews(job, 1, live=False, over=True))
     assert local.machine.owners() == {"g1": J2}
-    local.feed(Heard(HOME, Release(J2, 1, 1)))
+    local.dispatch(Heard(HOME, Release(J2, 1, 1)))
     local.now_s = 1000.0
-    local.feed(SecondWent())
+    local.dispatch(SecondWent())
     assert local.machine.owners() == {"g1": J2}, "what runs holds its GPUs, whatever anybody says"
-    local.feed(RanksGone(J2, 1))
+    local.dispatch(RanksGone(J2, 1))
     assert len(local.machine.free()) == 4
 
 
 def test_a_newer_grant_on_a_host_where_the_old_ranks_still_end_gets_other_gpus() -> None:
     local = Local()
     local.ask(J1, 2)
-    local.feed(Starting(J1, 1, ("g0", "g1")))
+    local.dispatch(Starting(J1, 1, ("g0", "g1")))
     answer = local.ask(J1, 2, epoch=2)
     assert isinstance(answer, Reserved) and answer.gpus == ("g2", "g3")
     assert isinstance(local.ask(J1, 2, epoch=1, attempt=5), NotReserved)
@@ -147,19 +147,19 @@ def test_the_log_may_start_a_gang_whose_lease_ended_here() -> None:
     local = Local()
     local.ask(J1, 2)
     local.now_s = 20.0
-    local.feed(SecondWent())
+    local.dispatch(SecondWent())
     local.ask(J2, 1)
-    local.feed(Starting(J1, 1, ("g0", "g1")))
+    local.dispatch(Starting(J1, 1, ("g0", "g1")))
     assert local.machine.owners() == {"g0": J1, "g1": J1}, "the log refuses to place j2 on what it gave to j1"
-    assert local.feed(Starting(J1, 1, ("g0", "g1"))) == ()
+    assert local.dispatch(Starting(J1, 1, ("g0", "g1"))) == ()
 
 
 def test_a_restarted_agent_knows_what_it_promised_and_what_it_released() -> None:
     local = Local()
     local.ask(J1, 2)
-    local.feed(Starting(J1, 1, ("g0", "g1")))
+    local.dispatch(Starting(J1, 1, ("g0", "g1")))
     local.ask(J2, 1)
-    local.feed(Heard(HOME, Release(J2, 1, 1)))
+    local.dispatch(Heard(HOME, Release(J2, 1, 1)))
     local.now_s = 5.0
     local = local.restarted()
     assert local.machine.owners() == {"g0": J1, "g1": J1}
@@ -199,7 +199,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(number=st.integers(1, 3), epoch=st.integers(1, 3), attempt=st.integers(1, 3))
     def release(self, number: int, epoch: int, attempt: int) -> None:
-        self.local.feed(Heard(HOME, Release(JobId(f"j{number}"), epoch, attempt)))
+        self.local.dispatch(Heard(HOME, Release(JobId(f"j{number}"), epoch, attempt)))
 
     @rule(number=st.integers(1, 3), epoch=st.integers(1, 3))
     def start(self, number: int, epoch: int) -> None:
@@ -207,23 +207,23 @@ class AnyOrder(RuleBasedStateMachine):
         job = JobId(f"j{number}")
         hold = self.local.machine.find(job, epoch)
         if hold is not None:
-            self.local.feed(Starting(job, epoch, hold.gpus))
+            self.local.dispatch(Starting(job, epoch, hold.gpus))
             self.running[job, epoch] = hold.gpus
 
     @rule(number=st.integers(1, 3), epoch=st.integers(1, 3))
     def end(self, number: int, epoch: int) -> None:
         if self.running.pop((JobId(f"j{number}"), epoch), None) is not None:
-            self.local.feed(RanksGone(JobId(f"j{number}"), epoch))
+            self.local.dispatch(RanksGone(JobId(f"j{number}"), epoch))
             assert self.local.machine.find(JobId(f"j{number}"), epoch) is None
 
     @rule(number=st.integers(1, 3), epoch=st.integers(1, 3), live=st.booleans(), over=st.booleans())
     def news(self, number: int, epoch: int, live: bool, over: bool) -> None:
-        self.local.feed(GrantNews(JobId(f"j{number}"), epoch, live and not over, over))
+        self.local.dispatch(GrantNews(JobId(f"j{number}"), epoch, live and not over, over))
 
     @rule(seconds=st.floats(0, 20))
     def wait(self, seconds: float) -> None:
         self.local.now_s += seconds
-        self.local.feed(SecondWent())
+        self.local.dispatch(SecondWent())
 
     @rule()
     def restart(self) -> None:

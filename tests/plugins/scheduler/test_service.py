@@ -1,4 +1,4 @@
-"""The room on a rack of fakes: from submit to done, and everything that people ask on the way."""
+"""The plugin on a rack of fakes: from submit to done, and everything that people ask on the way."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ import pytest
 from covey.core import HostId, JobId
 from plugins.facts import GpusNow, JobPlaced, JobUnplaced, StepTimed
 from plugins.scheduler.messages.commands import Attained, open_command
-from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import views
 from tests.plugins.scheduler.rack import FOUR, Rack, on_a_rack, refused, submit, until
 
@@ -76,7 +76,7 @@ def test_a_job_that_was_forgotten_is_not_waited_for() -> None:
     on_a_rack(story)
 
 
-def test_every_host_tells_its_rooms_once_where_a_job_is_and_when_it_is_over() -> None:
+def test_every_host_tells_its_plugins_once_where_a_job_is_and_when_it_is_over() -> None:
     async def story(rack: Rack) -> None:
         await submit(rack)
         await until(lambda: rack.job("j1").state == "running")
@@ -208,7 +208,7 @@ def test_a_short_job_of_a_higher_queue_preempts_a_long_one_which_then_starts_aga
         await until(lambda: rack.job("j1").state == "running")
         assert rack.job("j1").attempt == 2 and rack.job("j1").attained_gpu_s >= 100
 
-    on_a_rack(story, settings=Settings(queue_thresholds_gpu_s=(100.0,)))
+    on_a_rack(story, settings=SchedulerSettings(queue_thresholds_gpu_s=(100.0,)))
 
 
 def test_with_preemption_off_a_started_job_keeps_its_gpus() -> None:
@@ -219,7 +219,7 @@ def test_with_preemption_off_a_started_job_keeps_its_gpus() -> None:
         await asyncio.sleep(30)
         assert (rack.job("j1").state, rack.job("j2").state) == ("running", "queued")
 
-    on_a_rack(story, settings=Settings(queue_thresholds_gpu_s=(100.0,), preemption=False))
+    on_a_rack(story, settings=SchedulerSettings(queue_thresholds_gpu_s=(100.0,), preemption=False))
 
 
 def test_exit_75_starts_the_job_again_and_counts_the_attempt() -> None:
@@ -265,8 +265,8 @@ def test_steps_and_accuracy_are_seen_on_any_host_while_the_job_runs_and_afterwar
         await submit(rack)
         await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
         host = rack[rack.job("j1").places[0].host]
-        host.tell(StepTimed(JobId("j1"), 1, 0, 40, 0.1, 0.05, 0.05, {"accuracy": 0.9, "loss": 0.4}))
-        host.tell(StepTimed(JobId("j1"), 1, 0, 41, 0.1, 0.05, 0.05, {"loss": 0.3}))
+        host.publish(StepTimed(JobId("j1"), 1, 0, 40, 0.1, 0.05, 0.05, {"accuracy": 0.9, "loss": 0.4}))
+        host.publish(StepTimed(JobId("j1"), 1, 0, 41, 0.1, 0.05, 0.05, {"loss": 0.3}))
         for name in FOUR:
             view = await rack[name].call("job", id="j1")
             assert (view.step, view.metrics) == (41, {"accuracy": 0.9, "loss": 0.3})
@@ -334,7 +334,7 @@ def test_the_quotas_of_the_settings_are_written_once_and_stay_changed() -> None:
         await asyncio.sleep(5)
         assert rack["gpu3"].service.queue.quotas == {"*": 6, "alice": None}
 
-    on_a_rack(story, settings=Settings(quotas={"alice": 3}, default_quota=6))
+    on_a_rack(story, settings=SchedulerSettings(quotas={"alice": 3}, default_quota=6))
 
 
 def test_the_story_of_a_job_is_told_once_per_event_whatever_the_number_of_hosts() -> None:
@@ -391,7 +391,7 @@ def test_what_the_log_knows_to_be_held_is_not_planned_with() -> None:
         host = rack["gpu1"]
         stale = GpusNow(2, 2, "Test", True)
         for name in FOUR:
-            rack[name].publish("gpus", stale)
+            rack[name].spread("gpus", stale)
         free = views.free_of(host.hosts(), host.service.queue)
         held = {place.host: len(place.gpus) for place in rack.job("j1").places}
         assert free == {name: 2 - held.get(name, 0) for name in free}

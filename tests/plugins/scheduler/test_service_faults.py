@@ -1,4 +1,4 @@
-"""The room on a rack of fakes when things go away: leaders, agents, hosts, disks; and when they come back."""
+"""The plugin on a rack of fakes when things go away: leaders, agents, hosts, disks; and when they come back."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import pytest
 
 from covey.core import JobId
 from plugins.facts import JobPlaced, JobUnplaced
-from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service.journal import FILE
 from tests.plugins.scheduler.rack import FOUR, Rack, on_a_rack, refused, submit, until
 
@@ -263,7 +263,7 @@ def test_ranks_that_save_and_exit_with_0_when_preempted_run_again() -> None:
         await until(lambda: rack.job("j2").state == "running")
         assert rack.job("j1").state == "queued" and rack.job("j1").preemptions == 1
 
-    on_a_rack(story, settings=Settings(queue_thresholds_gpu_s=(100.0,)))
+    on_a_rack(story, settings=SchedulerSettings(queue_thresholds_gpu_s=(100.0,)))
 
 
 def test_the_fence_on_disk_keeps_an_older_grant_from_starting() -> None:

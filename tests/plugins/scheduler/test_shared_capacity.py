@@ -6,8 +6,8 @@ A plain reading of the rules (`plain_pool.py`) says the same after every event o
 import random
 from typing import Any
 
-from cli.vectors.classes import SharedPool
-from cli.vectors.scheduler import unordered
+from sim.vectors.classes import SharedPool
+from sim.vectors.scheduler import unordered
 from tests.plugins.scheduler.plain_pool import (
     Action,
     Demote,

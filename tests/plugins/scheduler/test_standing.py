@@ -8,8 +8,8 @@ from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import Granted, QuotaSet, Submitted
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.order import Row
-from plugins.scheduler.policy.settings import Settings
-from plugins.scheduler.policy.walk import Walk
+from plugins.scheduler.policy.queue_positions import QueuePositions
+from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import views
 from tests.plugins.scheduler.rack import Rack, on_a_rack, submit, until
 
@@ -31,7 +31,7 @@ def test_one_walk_says_what_looking_at_everybody_says(given: list[tuple[int, boo
         for number, (gpus, running, tenant, kind) in enumerate(given, 1)
     ]  # fmt: skip
     chance.shuffle(order)  # type: ignore[attr-defined]
-    walk = Walk(order)
+    walk = QueuePositions(order)
     for at, row in enumerate(order):
         ahead = [other for other in order[:at] if not other.running]
         passed = any(other.number > row.number and other.gpus < row.gpus for other in ahead)
@@ -53,7 +53,7 @@ def test_a_standing_holds_until_the_log_or_the_rack_changes() -> None:
     queue, totals = Queue(), {HostId("h1"): 4}
     spec = JobSpec.parse({"argv": ["x"], "workers": 2})
     queue.apply(1, Submitted(wall_s=1.0, key="key00001", spec=spec))
-    standing = views.Standing(queue, Settings(), totals)
+    standing = views.QueueSnapshot(queue, SchedulerSettings(), totals)
     assert standing.holds(dict(totals))
     assert not standing.holds({HostId("h1"): 8}), "a host has more GPUs now"
     assert not standing.holds({**totals, HostId("h2"): 0}), "a host came"
@@ -66,19 +66,19 @@ def test_reads_between_two_changes_share_one_order_and_a_change_is_seen_at_once(
         for _ in range(3):
             await submit(rack, workers=8)
         await until(lambda: rack.job("j1").state == "running" and rack[rack.voters[0]].service._stood is not None)
-        room = rack["gpu1"].service
+        plugin = rack["gpu1"].service
         before = await rack["gpu1"].call("jobs")
-        stood, order = room._standing(), room._standing().guaranteed
+        stood, order = plugin._standing(), plugin._standing().guaranteed
         assert await rack["gpu1"].call("jobs") == before
         await rack["gpu1"].call("job", id="j3")
-        assert room._standing() is stood and stood.guaranteed is order, "sorted once"
+        assert plugin._standing() is stood and stood.guaranteed is order, "sorted once"
         assert before[2].reason.startswith("2nd of those waiting")
         await rack["gpu1"].call("cancel", id="j2")
-        assert room._standing() is not stood
+        assert plugin._standing() is not stood
         assert (await rack["gpu1"].call("job", id="j3")).reason.startswith("1st of those waiting")
         rack.gone("gpu4")
         (said,) = [job.reason for job in await rack["gpu1"].call("jobs") if job.id == "j3"]
-        assert "it needs 8 GPUs" in said and room._standing().totals.keys() == {"gpu1", "gpu2", "gpu3"}
+        assert "it needs 8 GPUs" in said and plugin._standing().totals.keys() == {"gpu1", "gpu2", "gpu3"}
 
     on_a_rack(story)
 

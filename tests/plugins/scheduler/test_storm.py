@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from plugins.base import Refused
+from covey.errors import Refused
 from plugins.scheduler.machine.jobs import OVER
-from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.settings import SchedulerSettings
 from tests.plugins.scheduler.rack import Rack, play, until
 
-SETTINGS = Settings(queue_thresholds_gpu_s=(40.0,), host_lost_after_s=20.0, quotas={"bob": 3})
+SETTINGS = SchedulerSettings(queue_thresholds_gpu_s=(40.0,), host_lost_after_s=20.0, quotas={"bob": 3})
 
 STEPS = ("submit", "submit", "finish", "finish", "kill", "restart", "cut", "heal", "lead", "slow")
 

@@ -4,13 +4,13 @@ from typing import Any
 
 from chaos.rackworld import SimRack
 from covey.core import JobId
-from plugins.aggregator import ROOM as AGGREGATOR
-from plugins.scheduler import ROOM as SCHEDULER
+from plugins.aggregator import PLUGIN as AGGREGATOR
+from plugins.scheduler import PLUGIN as SCHEDULER
 
 
 def job(rack: SimRack, id: str) -> Any:
     """The record in some host's copy of the log; None while it is not there."""
-    return rack.room(rack.alive()[0], "scheduler").queue.jobs.get(JobId(id))
+    return rack.plugin(rack.alive()[0], "scheduler").queue.jobs.get(JobId(id))
 
 
 def is_over(rack: SimRack, id: str) -> bool:
@@ -28,7 +28,7 @@ def run_once(rack: SimRack, key: str) -> Any:
 def test_tensors_that_were_summed_tell_every_host_how_skewed_models_of_that_name_are() -> None:
     """Nobody says that the model is skewed: the aggregator's process counts bytes, the home of the job asks it, tells
     the scheduler of its host, and that one the log. Reference: Tiresias §3.2, §3.4."""
-    with SimRack(61, hosts=3, rooms=(SCHEDULER, AGGREGATOR)) as rack:
+    with SimRack(61, hosts=3, plugins=(SCHEDULER, AGGREGATOR)) as rack:
         rack.start().settle()
         filler = rack.submit({"argv": ["sleeper", "900"], "workers": 1, "cwd": "/"}, "filler-0")
         rack.until(lambda: job(rack, filler) is not None and job(rack, filler).state == "running", 60, "a filler runs")
@@ -39,6 +39,6 @@ def test_tensors_that_were_summed_tell_every_host_how_skewed_models_of_that_name
         assert not rack.wrong
         rack.run(2.0)
         for name in rack.alive():
-            queue = rack.room(name, "scheduler").queue
+            queue = rack.plugin(name, "scheduler").queue
             assert queue.models.skew(first.spec) > 0.9, f"{name} does not know that it is skewed"
             assert queue.models.shown_skew(first.spec) is None, f"{name} would spread it, and nobody saw it spread"

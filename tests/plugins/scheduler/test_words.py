@@ -4,9 +4,9 @@ import msgspec
 
 from covey.core import HostId, JobId
 from plugins.scheduler.messages.spec import JobSpec
-from plugins.scheduler.policy import words
+from plugins.scheduler.policy import explain
 from plugins.scheduler.policy.order import Row
-from plugins.scheduler.policy.walk import Walk
+from plugins.scheduler.policy.queue_positions import QueuePositions
 
 
 def spec(workers: int, each: int = 1, kind: str = "guaranteed", tenant: str = "t") -> JobSpec:
@@ -24,53 +24,53 @@ def row(number: int, gpus: int = 1, running: bool = False, attained_gpu_s: float
 
 
 def waits(rows: list[Row], job: str, capacity: int, thresholds: tuple[float, ...] = (1000.0,)) -> str:
-    return words.waits_for(JobId(job), Walk(rows), (), capacity, thresholds, {}, None)
+    return explain.waits_for(JobId(job), QueuePositions(rows), (), capacity, thresholds, {}, None)
 
 
 def test_three_jobs_are_named_and_a_fourth_becomes_a_number() -> None:
     rows = [row(number) for number in range(1, 6)]
     three = "j1 (t, 1 GPU), j2 (t, 1 GPU), j3 (t, 1 GPU)"
-    assert words.named(rows[:3]) == three
-    assert words.named(rows[:4]) == f"{three} and 1 more"
-    assert words.named(rows[:3], 5) == f"{three} and 2 more"
+    assert explain.named(rows[:3]) == three
+    assert explain.named(rows[:4]) == f"{three} and 1 more"
+    assert explain.named(rows[:3], 5) == f"{three} and 2 more"
 
 
 def test_a_worker_as_large_as_the_largest_host_is_possible_and_a_larger_one_is_not() -> None:
     totals = {HostId("h1"): 4, HostId("h2"): 2}
-    assert words.over_rack(spec(1, 4), totals) is None
-    assert words.over_rack(spec(3, 2), totals) is None
-    never = words.over_rack(spec(1, 5), totals)
+    assert explain.over_rack(spec(1, 4), totals) is None
+    assert explain.over_rack(spec(3, 2), totals) is None
+    never = explain.over_rack(spec(1, 5), totals)
     assert never is not None and "the largest host has 4" in never.why
-    never = words.over_rack(spec(2, 3), totals)
+    never = explain.over_rack(spec(2, 3), totals)
     assert never is not None and never.why == ("this rack's hosts take 1 workers with 3 GPUs each, and it has 2"), (
         "there are as many GPUs as it needs, and they are scattered"
     )
-    never = words.over_rack(spec(7), totals)
+    never = explain.over_rack(spec(7), totals)
     assert never is not None and never.why == "it needs 7 GPUs, and this rack has 6 on 2 hosts"
 
 
 def test_a_job_of_exactly_the_quota_is_possible() -> None:
-    assert words.over_quota(spec(4), 4) is None
-    never = words.over_quota(spec(5), 4)
+    assert explain.over_quota(spec(4), 4) is None
+    never = explain.over_quota(spec(5), 4)
     assert never is not None and never.code == 4
-    assert words.over_quota(spec(5), None) is None
-    assert words.over_quota(spec(5, kind="opportunistic"), 4) is None
-    assert words.over_quota(spec(5, kind="auto"), 4) is not None
-    assert words.over_quota(spec(5, kind="auto"), 4, may_demote=True) is None
-    assert words.over_quota(spec(5), 4, may_demote=True) is not None
+    assert explain.over_quota(spec(5), None) is None
+    assert explain.over_quota(spec(5, kind="opportunistic"), 4) is None
+    assert explain.over_quota(spec(5, kind="auto"), 4) is not None
+    assert explain.over_quota(spec(5, kind="auto"), 4, may_demote=True) is None
+    assert explain.over_quota(spec(5), 4, may_demote=True) is not None
 
 
 def test_an_upgrade_says_the_limit_or_that_there_is_none() -> None:
     job = spec(2, tenant="red")
     said = "its 2 GPUs count against the quota of tenant red, "
-    assert words.upgraded(job, 3, None) == f"{said}which has no limit: it is guaranteed"
-    assert words.upgraded(job, 3, 4) == f"{said}of which 3 of 4 are used now: it is guaranteed"
+    assert explain.upgraded(job, 3, None) == f"{said}which has no limit: it is guaranteed"
+    assert explain.upgraded(job, 3, 4) == f"{said}of which 3 of 4 are used now: it is guaranteed"
 
 
 def test_ordinals() -> None:
     numbers = (1, 2, 3, 4, 9, 10, 11, 13, 20, 21, 22, 30, 31, 110, 111, 121, 1011)
     said = "1st 2nd 3rd 4th 9th 10th 11th 13th 20th 21st 22nd 30th 31st 110th 111th 121st 1011th"
-    assert " ".join(words.ordinal(number) for number in numbers) == said
+    assert " ".join(explain.ordinal(number) for number in numbers) == said
 
 
 def test_a_job_as_wide_as_all_that_is_free_is_about_to_be_placed() -> None:
@@ -91,7 +91,7 @@ def test_the_whole_of_what_a_waiting_job_is_told() -> None:
     assert waits([running, first, second], "j3", 4) == f"{place} 1 are free; {ahead}; {until}"
     alone = "1st of those waiting, in queue 0; it needs 4 GPUs and 1 are free"
     assert waits([running, first], "j2", 4) == f"{alone}; {until}"
-    assert words.waits_for(JobId("j2"), Walk([running, first]), (), 4, (1000.0,), {}, None, "because") == (
+    assert explain.waits_for(JobId("j2"), QueuePositions([running, first]), (), 4, (1000.0,), {}, None, "because") == (
         f"{alone}; {until}; because"
     )
 
@@ -99,23 +99,25 @@ def test_the_whole_of_what_a_waiting_job_is_told() -> None:
 def test_only_jobs_of_its_own_order_sink_below_a_job() -> None:
     mine, other = row(1, running=True, attained_gpu_s=990.0), row(2, running=True, attained_gpu_s=980.0)
     other = msgspec.structs.replace(other, tenant="u")
-    order = Walk([mine, other, row(3)])
+    order = QueuePositions([mine, other, row(3)])
 
     def sooner(quotas: dict[str, int | None]) -> str:
-        said = words.waits_for(JobId("j3"), order, (), 2, (1000.0,), quotas, None)
+        said = explain.waits_for(JobId("j3"), order, (), 2, (1000.0,), quotas, None)
         return said.partition("end, or when ")[2]
 
     assert sooner({"t": 4}) == sooner({"u": 4}) == sooner({}) == "j1 sinks below it in about 10 s of running"
-    order = Walk([other, row(3)])
+    order = QueuePositions([other, row(3)])
     assert sooner({"t": 4, "u": 4}) == sooner({"t": 4}) == sooner({"u": 4}) == ""
-    said = words.waits_for(JobId("j3"), order, (), 1, (1000.0,), {}, None)
+    said = explain.waits_for(JobId("j3"), order, (), 1, (1000.0,), {}, None)
     assert said.endswith("j2 sinks below it in about 20 s of running"), "tenants without a quota share one order"
 
 
 def test_nothing_is_said_of_jobs_that_sink_when_they_are_too_few() -> None:
     soon, never = row(1, running=True, attained_gpu_s=990.0), row(2, gpus=3, running=True)
     never = msgspec.structs.replace(never, tenant="u")
-    said = words.waits_for(JobId("j3"), Walk([soon, never, row(3, gpus=4)]), (), 4, (1000.0,), {"u": 4}, None)
+    said = explain.waits_for(
+        JobId("j3"), QueuePositions([soon, never, row(3, gpus=4)]), (), 4, (1000.0,), {"u": 4}, None
+    )
     assert said.endswith("enough of j1 (t, 1 GPU), j2 (u, 3 GPUs) end")
 
 
@@ -135,21 +137,21 @@ def test_those_that_sank_already_need_not_sink() -> None:
 
 
 def test_guests_are_told_who_is_ahead_and_whether_guaranteed_jobs_wait() -> None:
-    guests = Walk([row(1, gpus=2, running=True), row(2), row(3, gpus=2)])
-    idle, busy = Walk([row(8, running=True)]), Walk([row(8, running=True), row(9)])
+    guests = QueuePositions([row(1, gpus=2, running=True), row(2), row(3, gpus=2)])
+    idle, busy = QueuePositions([row(8, running=True)]), QueuePositions([row(8, running=True), row(9)])
     place = "2nd of the opportunistic jobs waiting; it needs 2 GPUs that guaranteed jobs leave"
     ahead = "; ahead: j2 (t, 1 GPU)"
-    assert words.waits_as_guest(JobId("j3"), guests, idle, 2) == f"{place}, 2 are free{ahead}"
+    assert explain.waits_as_guest(JobId("j3"), guests, idle, 2) == f"{place}, 2 are free{ahead}"
     held = ", and guaranteed jobs come first"
-    assert words.waits_as_guest(JobId("j3"), guests, busy, 2) == f"{place}, 2 are free{held}{ahead}"
+    assert explain.waits_as_guest(JobId("j3"), guests, busy, 2) == f"{place}, 2 are free{held}{ahead}"
     until = "; it starts when enough of j8 (t, 1 GPU), j1 (t, 2 GPUs) end"
-    assert words.waits_as_guest(JobId("j3"), guests, busy, 1) == f"{place} and 1 are free{ahead}{until}"
-    alone = words.waits_as_guest(JobId("j2"), Walk([row(2)]), Walk([]), 0)
+    assert explain.waits_as_guest(JobId("j3"), guests, busy, 1) == f"{place} and 1 are free{ahead}{until}"
+    alone = explain.waits_as_guest(JobId("j2"), QueuePositions([row(2)]), QueuePositions([]), 0)
     assert alone == (
         "1st of the opportunistic jobs waiting; it needs 1 GPU that guaranteed jobs leave and 0 are free"
     ), "nobody is ahead and nobody runs"
-    many = Walk([row(number, running=True) for number in range(4, 8)])
-    assert "j4 (t, 1 GPU), j5 (t, 1 GPU), j6 (t, 1 GPU) and 2 more end" in words.waits_as_guest(
+    many = QueuePositions([row(number, running=True) for number in range(4, 8)])
+    assert "j4 (t, 1 GPU), j5 (t, 1 GPU), j6 (t, 1 GPU) and 2 more end" in explain.waits_as_guest(
         JobId("j3"), guests, many, 1
     )
 
@@ -162,7 +164,7 @@ def test_only_hosts_with_something_free_are_listed() -> None:
         ("apart", "each of its 3 workers needs 2 GPUs on a host of its own (--nodes)"),
     ):
         spec = JobSpec.parse({"argv": ["x"], "workers": 3, "gpus_per_worker": 2, "pack": pack})
-        assert words.scattered(free, spec) == f"free GPUs by host are h1 1, h2 1, and {needs}"
+        assert explain.scattered(free, spec) == f"free GPUs by host are h1 1, h2 1, and {needs}"
 
 
 def test_a_gang_that_no_host_or_too_few_hosts_could_hold_is_told_so() -> None:
@@ -179,21 +181,21 @@ def test_a_gang_that_no_host_or_too_few_hosts_could_hold_is_told_so() -> None:
         ),
         ({"workers": 13}, "it needs 13 GPUs, and this rack has 12 on 2 hosts"),
     ):
-        never = words.over_rack(JobSpec.parse({"argv": ["x"], **shape}), totals)
+        never = explain.over_rack(JobSpec.parse({"argv": ["x"], **shape}), totals)
         assert never is not None and never.code == 7 and why in never.why, never
     for shape in (
         {"workers": 8, "pack": "host"},
         {"workers": 2, "gpus_per_worker": 4, "pack": "apart"},
         {"workers": 12},
     ):
-        assert words.over_rack(JobSpec.parse({"argv": ["x"], **shape}), totals) is None
+        assert explain.over_rack(JobSpec.parse({"argv": ["x"], **shape}), totals) is None
 
 
 def test_a_rank_is_blamed_unless_it_was_asked_to_stop() -> None:
-    assert words.first_failure({0: 0, 1: 0}) is None
-    assert words.first_failure({0: -15, 1: 143, 2: 3, 3: 4}) == (2, 3)
-    assert words.first_failure({0: -15, 1: 143}) == (0, -15)
-    assert (words.job_code(3), words.job_code(0), words.job_code(-9)) == (3, 0, 137)
-    assert words.ended_words(1, HostId("h1"), 0, None) == "rank 1 on h1 exited with 0"
-    assert words.ended_words(1, HostId("h1"), -9, "SIGKILL") == "rank 1 on h1 was killed by SIGKILL (9)"
-    assert words.ended_words(1, HostId("h1"), -40, None) == "rank 1 on h1 was killed by signal (40)"
+    assert explain.first_failure({0: 0, 1: 0}) is None
+    assert explain.first_failure({0: -15, 1: 143, 2: 3, 3: 4}) == (2, 3)
+    assert explain.first_failure({0: -15, 1: 143}) == (0, -15)
+    assert (explain.job_code(3), explain.job_code(0), explain.job_code(-9)) == (3, 0, 137)
+    assert explain.ended_words(1, HostId("h1"), 0, None) == "rank 1 on h1 exited with 0"
+    assert explain.ended_words(1, HostId("h1"), -9, "SIGKILL") == "rank 1 on h1 was killed by SIGKILL (9)"
+    assert explain.ended_words(1, HostId("h1"), -40, None) == "rank 1 on h1 was killed by signal (40)"

@@ -4,14 +4,14 @@ import asyncio
 
 from covey.core import HostId, JobId
 from plugins.facts import JobJoined, StepTimed, TensorsAssigned, TensorsSeen
-from plugins.scheduler.policy.settings import Settings
+from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import views
 from tests.plugins.scheduler.little import Little
 from tests.plugins.scheduler.rack import Rack, on_a_rack, submit, until
 
 
 def reason(rack: Little, job: str) -> str:
-    standing = views.Standing(rack.queue, rack.settings, rack.totals)
+    standing = views.QueueSnapshot(rack.queue, rack.settings, rack.totals)
     return standing.reason(next(each for each in rack.queue.live() if each.id == job))
 
 
@@ -68,7 +68,7 @@ def test_the_views_say_class_demotion_and_what_is_used_beyond_the_quota() -> Non
         events = [event for subject, event, _, _ in rack["gpu1"].notes if subject == "j2"]
         assert [event for event in events if event in ("demoted", "upgraded")] == ["demoted", "upgraded"]
 
-    on_a_rack(story, settings=Settings(quotas={"red": 2}, default_quota=4, demote_after_s=20.0))
+    on_a_rack(story, settings=SchedulerSettings(quotas={"red": 2}, default_quota=4, demote_after_s=20.0))
 
 
 def test_a_time_limit_is_kept_to_the_second_whenever_the_last_checkpoint_was() -> None:
@@ -81,7 +81,7 @@ def test_a_time_limit_is_kept_to_the_second_whenever_the_last_checkpoint_was() -
         assert 26.0 <= loop.time() - begun <= 30.0
         assert "27 s" in rack.job("j1").reason
 
-    on_a_rack(story, settings=Settings(checkpoint_s=20.0))
+    on_a_rack(story, settings=SchedulerSettings(checkpoint_s=20.0))
 
 
 def test_a_new_start_begins_with_no_step() -> None:
@@ -89,7 +89,7 @@ def test_a_new_start_begins_with_no_step() -> None:
         await submit(rack, workers=2)
         await until(lambda: rack.job("j1").state == "running")
         place = rack.job("j1").places[0]
-        rack[place.host].tell(StepTimed(rack.job("j1").id, 1, 0, 70, 0.1, 0.1, 0.0, {"loss": 0.5}))
+        rack[place.host].publish(StepTimed(rack.job("j1").id, 1, 0, 70, 0.1, 0.1, 0.0, {"loss": 0.5}))
         rack.finish("j1", {0: 75, 1: 75})
         await until(lambda: rack.job("j1").attempt == 2)
         view = await rack["gpu1"].call("job", id="j1")
@@ -107,10 +107,10 @@ def test_gangs_of_a_name_are_spread_once_their_tensors_and_their_steps_showed_th
         await until(lambda: rack.job(id).state == "running")
         places = rack.job(id).places
         host = rack[places[0].host]
-        host.tell(TensorsSeen(rack.job(id).id, 1, 10, 100))
-        host.tell(TensorsAssigned(rack.job(id).id, 1, 3, HostId("gpu4")))
+        host.publish(TensorsSeen(rack.job(id).id, 1, 10, 100))
+        host.publish(TensorsAssigned(rack.job(id).id, 1, 3, HostId("gpu4")))
         for step in range(20):
-            host.tell(StepTimed(rack.job(id).id, 1, 0, step, step_s, step_s, 0.0, {}))
+            host.publish(StepTimed(rack.job(id).id, 1, 0, step, step_s, step_s, 0.0, {}))
         await until(lambda: rack.job(id).tensors == (10, 100))
         assert (await rack["gpu4"].call("job", id=id)).aggregator == "gpu4"
         rack.finish(id)
@@ -135,10 +135,10 @@ def test_a_job_whose_ranks_found_unlike_kernels_is_told_which() -> None:
         assert len(rack.job("j1").places) == 2
         for place in rack.job("j1").places:
             for rank in place.ranks:
-                rack[place.host].tell(JobJoined(JobId("j1"), 1, rank, "numpy 2.1.0 OpenBLAS Haswell"))
+                rack[place.host].publish(JobJoined(JobId("j1"), 1, rank, "numpy 2.1.0 OpenBLAS Haswell"))
         assert (await rack["gpu1"].call("job", id="j1")).unlike == ""
         last = rack.job("j1").places[-1]
-        rack[last.host].tell(JobJoined(JobId("j1"), 1, 2, "numpy 2.1.0 OpenBLAS SkylakeX"))
+        rack[last.host].publish(JobJoined(JobId("j1"), 1, 2, "numpy 2.1.0 OpenBLAS SkylakeX"))
         assert (await rack["gpu1"].call("job", id="j1")).unlike == (
             "ranks 0, 1: numpy 2.1.0 OpenBLAS Haswell; rank 2: numpy 2.1.0 OpenBLAS SkylakeX "
             "(results may differ in the last bits)"

@@ -3,10 +3,10 @@
 import random
 from typing import Any
 
-from covey.core import JobId, Note
+from covey.core import JobId, LogEvent
 from covey.units import GIB
-from plugins.sharing.machine.events import Arrived, GpuEvent, Reported, SetLimits
-from plugins.sharing.machine.gpu import Gpu
+from plugins.sharing.machine.events import GpuEvent, RankArrived, Reported, SetLimits
+from plugins.sharing.machine.gpu import SharedGpu
 from plugins.sharing.messages import Kind, Limits, Report
 
 
@@ -14,7 +14,7 @@ class Rack:
     """A GPU with obedient jobs: they apply limits with their next mini-batch."""
 
     def __init__(self, gib: int = 32) -> None:
-        self.gpu = Gpu("GPU-0", gib * GIB, 0)
+        self.gpu = SharedGpu("GPU-0", gib * GIB, 0)
         self.now_s, self.busy = 0.0, True
         self.limits: dict[str, Limits] = {}
         self.deaf: set[str] = set()
@@ -30,7 +30,7 @@ class Rack:
         for action in actions:
             if isinstance(action, SetLimits):
                 self.limits[action.limits.job] = action.limits
-        notes = [action for action in actions if isinstance(action, Note)]
+        notes = [action for action in actions if isinstance(action, LogEvent)]
         assert all(note.reason for note in notes)
         if self.gpu.state != before:
             assert any(note.subject == "gpu/GPU-0" and note.event == self.gpu.state for note in notes)
@@ -38,7 +38,7 @@ class Rack:
         return actions
 
     def arrive(self, job: str, kind: Kind, gib: int, weight: float = 1.0) -> list[Any]:
-        return self.tell(Arrived(JobId(job), kind, gib * GIB, weight))
+        return self.tell(RankArrived(JobId(job), kind, gib * GIB, weight))
 
     def step(
         self,
@@ -86,4 +86,4 @@ def state(rack: Rack) -> str:
 
 
 def kinds(actions: list[Any]) -> list[type]:
-    return [type(action) for action in actions if not isinstance(action, (Note, SetLimits))]
+    return [type(action) for action in actions if not isinstance(action, (LogEvent, SetLimits))]

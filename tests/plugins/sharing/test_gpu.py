@@ -8,33 +8,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import JobId, Note
+from covey.core import JobId, LogEvent
 from covey.units import GIB
 from plugins.sharing.machine.events import (
-    Answer,
-    Arrived,
-    Asked,
     DeviceDraining,
     DeviceLost,
-    Ended,
     Found,
     Freed,
     GpuEvent,
     HardLimit,
     HardLimited,
     Kill,
+    RankArrived,
+    RankEnded,
     Refuse,
     Reported,
     Resume,
     Retagged,
     SetLimits,
-    Start,
+    StartRank,
     Suspend,
     Suspended,
     Terminate,
     TimePassed,
+    UpgradeAnswer,
+    UpgradeAsked,
 )
-from plugins.sharing.machine.ledger import Ledger
+from plugins.sharing.machine.share_ledger import ShareLedger
 from plugins.sharing.messages import Report
 from plugins.sharing.policy import lease
 from plugins.sharing.policy.ladder import Rates
@@ -45,7 +45,7 @@ def test_a_lone_opportunistic_job_has_the_gpu_without_any_constraint() -> None:
     """Reference: §3.3, Local coordinator."""
     rack = Rack()
     assert state(rack) == "empty"
-    assert kinds(rack.arrive("o", "opportunistic", 8)) == [Start]
+    assert kinds(rack.arrive("o", "opportunistic", 8)) == [StartRank]
     assert state(rack) == "alone"
     assert rack.gib("o") == 32 and rack.limits["o"].busy == 1 and rack.limits["o"].failsafe == 1
 
@@ -58,7 +58,7 @@ def test_a_guaranteed_job_starts_only_when_the_others_have_stopped_and_given_roo
     assert kinds(rack.arrive("g", "guaranteed", 8)) == []
     assert state(rack) == "arrival"
     assert rack.stopped("o") and rack.gib("o") == 24
-    assert Start in kinds(rack.step("o"))
+    assert StartRank in kinds(rack.step("o"))
     assert state(rack) == "init" and rack.gib("g") == 8 and rack.stopped("o")
 
 
@@ -72,7 +72,7 @@ def test_after_the_baseline_the_others_get_idle_phases_and_the_guaranteed_job_no
     assert state(rack) in ("run", "verify")
     assert state(rack) == "verify" or (rack.limits["o"].idle == 1 and 0.03 < rack.limits["o"].busy < 0.1)
     assert rack.limits["o"].failsafe == lease.FAILSAFE_BESIDE
-    assert any(isinstance(note, Note) and "slower, room for more" in note.reason for note in rack.out)
+    assert any(isinstance(note, LogEvent) and "slower, room for more" in note.reason for note in rack.out)
 
 
 def test_several_opportunistic_jobs_share_the_busy_time_by_weight() -> None:
@@ -201,9 +201,9 @@ def test_a_job_that_does_not_let_go_is_pressed_harder_each_time_and_only_an_oppo
         pressed += kinds(rack.tell(TimePassed(True), 1))
     assert pressed[:4] == [HardLimit, Suspend, Terminate, Kill]
     assert state(rack) == "arrival"
-    rack.tell(Ended(JobId("o")))
+    rack.tell(RankEnded(JobId("o")))
     assert state(rack) == "arrival", "its memory is not free before the device shows it"
-    assert Start in kinds(rack.tell(Freed(JobId("o"))))
+    assert StartRank in kinds(rack.tell(Freed(JobId("o"))))
 
 
 def test_each_way_of_pressing_has_its_time_before_the_next_and_killing_is_repeated() -> None:
@@ -226,8 +226,8 @@ def test_who_has_let_go_once_is_asked_gently_the_next_time() -> None:
     rack.step("o", peak=30 * GIB)
     rack.arrive("g", "guaranteed", 8)
     assert kinds(rack.tell(TimePassed(True), 6)) == [HardLimit]
-    assert Start in kinds(rack.step("o", peak=24 * GIB)), "late, but it has applied its limit"
-    rack.tell(Ended(JobId("g")))
+    assert StartRank in kinds(rack.step("o", peak=24 * GIB)), "late, but it has applied its limit"
+    rack.tell(RankEnded(JobId("g")))
     rack.tell(Freed(JobId("g")))
     rack.step("o", peak=30 * GIB)
     rack.arrive("h", "guaranteed", 8)
@@ -255,8 +255,8 @@ def test_a_suspended_job_comes_back_when_there_is_room() -> None:
     rack.arrive("g", "guaranteed", 20)
     rack.tell(TimePassed(True), 6)
     rack.tell(TimePassed(True), 2)
-    assert Start in kinds(rack.tell(Suspended(JobId("o"), ok=True)))
-    rack.tell(Ended(JobId("g")))
+    assert StartRank in kinds(rack.tell(Suspended(JobId("o"), ok=True)))
+    rack.tell(RankEnded(JobId("g")))
     assert Resume in kinds(rack.tell(Freed(JobId("g"))))
     assert rack.gpu.state == "alone"
 
@@ -278,7 +278,7 @@ def test_an_upgrade_makes_a_job_guaranteed_in_place_and_the_others_wait_for_its_
 
 
 def answers(actions: list[Any]) -> list[str]:
-    return [action.answer.refused for action in actions if isinstance(action, Answer)]
+    return [action.answer.refused for action in actions if isinstance(action, UpgradeAnswer)]
 
 
 def test_a_yes_to_an_upgrade_is_kept_for_a_while_and_an_old_epoch_changes_nothing() -> None:
@@ -286,9 +286,9 @@ def test_a_yes_to_an_upgrade_is_kept_for_a_while_and_an_old_epoch_changes_nothin
     rack.arrive("o", "opportunistic", 8)
     rack.arrive("p", "opportunistic", 8)
     rack.steps(5, "o", "p", peak=8 * GIB)
-    assert answers(rack.tell(Asked(JobId("o"), 7))) == [""]
-    assert answers(rack.tell(Asked(JobId("o"), 6))) == ["epoch 6 is over"]
-    assert "promised to o" in answers(rack.tell(Asked(JobId("p"), 1)))[0]
+    assert answers(rack.tell(UpgradeAsked(JobId("o"), 7))) == [""]
+    assert answers(rack.tell(UpgradeAsked(JobId("o"), 6))) == ["epoch 6 is over"]
+    assert "promised to o" in answers(rack.tell(UpgradeAsked(JobId("p"), 1)))[0]
     assert kinds(rack.arrive("g", "guaranteed", 8)) == [Refuse]
     rack.tell(Retagged(JobId("o"), "guaranteed", 6))
     assert rack.gpu.members[JobId("o")].kind == "opportunistic"
@@ -303,18 +303,18 @@ def test_a_promise_ends_by_itself_and_with_its_job() -> None:
     rack.arrive("o", "opportunistic", 8)
     rack.arrive("p", "opportunistic", 8)
     rack.steps(5, "o", "p", peak=8 * GIB)
-    rack.tell(Asked(JobId("o"), 7))
+    rack.tell(UpgradeAsked(JobId("o"), 7))
     rack.tell(TimePassed(True), 10.5)
-    assert answers(rack.tell(Asked(JobId("p"), 1))) == [""]
-    rack.tell(Ended(JobId("p")))
-    assert answers(rack.tell(Asked(JobId("o"), 8))) == [""]
+    assert answers(rack.tell(UpgradeAsked(JobId("p"), 1))) == [""]
+    rack.tell(RankEnded(JobId("p")))
+    assert answers(rack.tell(UpgradeAsked(JobId("o"), 8))) == [""]
 
 
 def test_an_upgrade_that_cannot_be_done_any_more_is_answered() -> None:
     rack = Rack()
     rack.arrive("o", "opportunistic", 8)
     rack.step("o", peak=8 * GIB)
-    rack.tell(Asked(JobId("o"), 7))
+    rack.tell(UpgradeAsked(JobId("o"), 7))
     rack.tell(DeviceDraining("rows to remap"))
     assert "out of use" in answers(rack.tell(Retagged(JobId("o"), "guaranteed", 7)))[0]
     assert "is not on" in answers(rack.tell(Retagged(JobId("x"), "guaranteed", 7)))[0]
@@ -341,8 +341,8 @@ def test_nobody_starts_on_a_device_that_is_to_be_emptied_and_who_waited_is_sent_
     assert state(rack) == "arrival"
     told = rack.tell(DeviceDraining("rows to remap"))
     assert [a.job for a in told if isinstance(a, Terminate)] == ["o", "p", "g"]
-    rack.tell(Ended(JobId("o")))
-    assert Start not in kinds(rack.tell(Freed(JobId("o")))), "its memory is free, and nobody may have it"
+    rack.tell(RankEnded(JobId("o")))
+    assert StartRank not in kinds(rack.tell(Freed(JobId("o")))), "its memory is free, and nobody may have it"
     found = rack.tell(Found(JobId("q"), "opportunistic", GIB, GIB, 3))
     assert kinds(found) == [Terminate], "one that ran before the agent started goes as well"
     assert state(rack) == "drain"
@@ -381,7 +381,7 @@ def test_opportunistic_jobs_that_want_more_than_there_is_are_split_by_trial() ->
         if rack.gpu.trial.search is not None and rack.gpu.trial.search.over:
             break
     assert rack.gib("cliff") == 16 and rack.gib("flat") == 8
-    assert any(isinstance(note, Note) and "best split after" in note.reason for note in rack.out)
+    assert any(isinstance(note, LogEvent) and "best split after" in note.reason for note in rack.out)
 
 
 def test_a_job_that_says_nothing_of_its_memory_starts_beside_large_ones() -> None:
@@ -389,7 +389,7 @@ def test_a_job_that_says_nothing_of_its_memory_starts_beside_large_ones() -> Non
     rack.arrive("o", "opportunistic", 32)
     rack.step("o", peak=32 * GIB)
     assert kinds(rack.arrive("unknown", "opportunistic", 0)) == []
-    assert Start in kinds(rack.step("o"))
+    assert StartRank in kinds(rack.step("o"))
     assert rack.limits["unknown"].memory_bytes > 0 and state(rack) == "together"
 
 
@@ -425,7 +425,7 @@ def test_unknown_jobs_and_late_reports_change_nothing() -> None:
     before = rack.gpu.state
     for event in (
         Reported(Report("x", 1, 1, 0.1, 0.0, 1, 1)),
-        Ended(JobId("x")),
+        RankEnded(JobId("x")),
         Freed(JobId("x")),
         Retagged(JobId("x"), "opportunistic", 1),
         HardLimited(JobId("x"), 1, True),
@@ -439,7 +439,7 @@ jobs = st.sampled_from(["a", "b", "c", "d"]).map(JobId)
 sizes = st.integers(0, 40).map(lambda gib: gib * GIB)
 classes = st.sampled_from(["guaranteed", "opportunistic"])
 events = st.one_of(
-    st.builds(Arrived, jobs, classes, sizes),
+    st.builds(RankArrived, jobs, classes, sizes),
     st.builds(Found, jobs, classes, sizes, sizes, st.integers(0, 50)),
     st.builds(
         Reported,
@@ -457,10 +457,10 @@ events = st.one_of(
         ),
     ),
     st.builds(TimePassed, st.booleans()),
-    st.builds(Ended, jobs),
+    st.builds(RankEnded, jobs),
     st.builds(Freed, jobs),
     st.builds(Retagged, jobs, classes, st.integers(0, 3)),
-    st.builds(Asked, jobs, st.integers(0, 3)),
+    st.builds(UpgradeAsked, jobs, st.integers(0, 3)),
     st.builds(DeviceDraining, st.just("rows to remap")),
     st.builds(HardLimited, jobs, sizes, st.booleans()),
     st.builds(Suspended, jobs, st.booleans()),
@@ -496,7 +496,7 @@ def test_each_trial_of_a_job_that_finishes_nothing_lasts_a_minute() -> None:
         rack.step("a", 0.9, peak=0, stable=0)
         rack.acked["b"] = rack.limits["b"].epoch
         rack.gpu.ledger.acked(JobId("b"), rack.acked["b"])
-        if any(isinstance(note, Note) and note.event == "trial" for note in rack.out):
+        if any(isinstance(note, LogEvent) and note.event == "trial" for note in rack.out):
             ended.append(rack.now_s)
             rack.out.clear()
     assert len(ended) >= 2
@@ -525,7 +525,7 @@ def test_equal_jobs_in_another_order_get_the_same_limits(order: list[str], gib: 
 
 
 def test_a_limit_on_its_way_is_charged_with_the_larger_of_old_and_new() -> None:
-    ledger = Ledger(10, 1)
+    ledger = ShareLedger(10, 1)
     assert ledger.open(JobId("a")) and ledger.open(JobId("b"))
     assert ledger.changes({JobId("a"): 8, JobId("b"): 8}) == {JobId("a"): 8, JobId("b"): 1}
     ledger.send(JobId("a"), 1, 8, 0.0)
@@ -541,7 +541,7 @@ def test_a_limit_on_its_way_is_charged_with_the_larger_of_old_and_new() -> None:
 
 
 def test_what_a_job_has_not_given_back_yet_may_be_given_back_to_it() -> None:
-    ledger = Ledger(10, 1)
+    ledger = ShareLedger(10, 1)
     ledger.open(JobId("a"), 8)
     ledger.open(JobId("b"))
     ledger.send(JobId("a"), 1, 3, 0.0)
@@ -557,7 +557,7 @@ def test_what_a_job_has_not_given_back_yet_may_be_given_back_to_it() -> None:
 def test_as_much_is_granted_as_there_is_room_for_and_no_more(
     held_and_sent: list[tuple[int, int]], wanted: list[int]
 ) -> None:
-    ledger = Ledger(100, 0)
+    ledger = ShareLedger(100, 0)
     for at, (held, sent) in enumerate(held_and_sent):
         if ledger.open(JobId(f"j{at}"), held) and sent < held:
             ledger.send(JobId(f"j{at}"), 1, sent, 0.0)
@@ -572,7 +572,7 @@ def test_as_much_is_granted_as_there_is_room_for_and_no_more(
 
 
 def test_more_than_there_is_cannot_be_sent() -> None:
-    ledger = Ledger(10, 0)
+    ledger = ShareLedger(10, 0)
     ledger.open(JobId("a"))
     with pytest.raises(AssertionError):
         ledger.send(JobId("a"), 1, 11, 0.0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from plugins.sharing.machine.ladder import Ladder
 from plugins.sharing.machine.rivals import Naive, SpreadLadder, Throttle
-from plugins.sharing.policy.interference import TOLERANCE, Steps
+from plugins.sharing.policy.interference import TOLERANCE, StepSamples
 from plugins.sharing.policy.ladder import FREE, STOPPED
 from plugins.sharing.policy.rivals import Aimd, Tgs
 
@@ -121,7 +121,7 @@ def test_nobody_is_blamed_for_a_job_that_is_faster_than_its_baseline() -> None:
     job = Job(Ladder())
     job.run(40)
     baseline = job.ladder.baseline
-    job.ladder.baseline = Steps(baseline.count, baseline.mean_s * 1.07, baseline.squares)  # it came out too long
+    job.ladder.baseline = StepSamples(baseline.count, baseline.mean_s * 1.07, baseline.squares)  # it came out too long
     job.until("verify")
     assert "has it changed?" in job.reasons[-1]
     job.until("run")

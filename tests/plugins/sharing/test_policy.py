@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from covey.units import GIB, MIB
 from plugins.sharing.messages import AskUpgrade, CanUpgrade, Limits, Report, Retag, decoded
 from plugins.sharing.policy import interference, ladder, lease, memory
-from plugins.sharing.policy.interference import Slowdown, Steps
+from plugins.sharing.policy.interference import Slowdown, StepSamples
 from plugins.sharing.policy.ladder import FREE, STOPPED, Rates
 from plugins.sharing.policy.rivals import Aimd, Pi, StepUp, Tgs
 
 
-def steps(*durations_s: float) -> Steps:
-    total = Steps()
+def steps(*durations_s: float) -> StepSamples:
+    total = StepSamples()
     for each in durations_s:
         total = total.plus(each)
     return total
@@ -30,7 +30,7 @@ def test_mean_and_error_are_those_of_the_textbook() -> None:
     found = steps(0.01, 0.02, 0.03, 0.04)
     assert found.mean_s == pytest.approx(0.025)
     assert found.error_s == pytest.approx(math.sqrt(sum((x - 0.025) ** 2 for x in (0.01, 0.02, 0.03, 0.04)) / 3 / 4))
-    assert steps(0.01).error_s == math.inf and Steps().variation == math.inf
+    assert steps(0.01).error_s == math.inf and StepSamples().variation == math.inf
 
 
 @given(st.lists(st.floats(0.001, 10), min_size=1, max_size=30), st.lists(st.floats(0.001, 10), max_size=30))
@@ -42,39 +42,39 @@ def test_two_collections_joined_are_one(first: list[float], second: list[float])
 
 
 def test_an_old_baseline_weighs_no_more_than_its_limit_and_keeps_its_spread() -> None:
-    old = Steps(500, 0.02, 500 * 1e-6)
-    joined = old.joined(Steps(500, 0.02, 500 * 1e-6))
+    old = StepSamples(500, 0.02, 500 * 1e-6)
+    joined = old.joined(StepSamples(500, 0.02, 500 * 1e-6))
     assert joined.count == interference.STEPS_POOLED_MAX
     assert joined.squares / joined.count == pytest.approx(1e-6)
-    assert Steps().joined(Steps()) == Steps()
+    assert StepSamples().joined(StepSamples()) == StepSamples()
 
 
 def test_a_slowdown_counts_the_errors_of_both_sides() -> None:
     """Mini-batches repeat the same work, so their duration measures interference. Reference: §2.3."""
-    found = interference.slowdown(Steps(100, 0.1, 99 * 0.01**2), Steps(100, 0.11, 99 * 0.01**2))
+    found = interference.slowdown(StepSamples(100, 0.1, 99 * 0.01**2), StepSamples(100, 0.11, 99 * 0.01**2))
     assert found.excess == pytest.approx(0.1)
     assert found.error == pytest.approx(math.sqrt(2) * 0.001 / 0.1)
     assert found.least < found.excess < found.most
     assert str(found) == "+10.0 % ± 1.8"
-    assert interference.slowdown(Steps(), steps(1, 1)).error == math.inf
+    assert interference.slowdown(StepSamples(), steps(1, 1)).error == math.inf
 
 
 def test_one_long_mini_batch_does_not_drown_the_rest() -> None:
-    assert interference.clipped(Steps(10, 0.02, 0), 60.0) == pytest.approx(0.08)
-    assert interference.clipped(Steps(), 60.0) == 60.0
+    assert interference.clipped(StepSamples(10, 0.02, 0), 60.0) == pytest.approx(0.08)
+    assert interference.clipped(StepSamples(), 60.0) == 60.0
 
 
 def test_a_baseline_is_as_long_as_its_noise_needs_and_not_for_ever() -> None:
-    assert not interference.is_precise(Steps(31, 0.02, 0.0))
-    assert interference.is_precise(Steps(32, 0.02, 0.0))
-    assert not interference.is_precise(Steps(32, 0.02, 31 * 0.005**2))
-    assert interference.is_precise(Steps(64, 0.02, 63 * 0.02**2))
+    assert not interference.is_precise(StepSamples(31, 0.02, 0.0))
+    assert interference.is_precise(StepSamples(32, 0.02, 0.0))
+    assert not interference.is_precise(StepSamples(32, 0.02, 31 * 0.005**2))
+    assert interference.is_precise(StepSamples(64, 0.02, 63 * 0.02**2))
 
 
 def test_a_baseline_is_known_at_a_twentieth_of_the_tolerance_and_good_for_busy_time_at_a_third() -> None:
-    def known_to(share_of_tolerance: float, count: int = 40) -> Steps:
+    def known_to(share_of_tolerance: float, count: int = 40) -> StepSamples:
         error_s = share_of_tolerance * interference.TOLERANCE * 0.02
-        return Steps(count, 0.02, error_s**2 * count * (count - 1))
+        return StepSamples(count, 0.02, error_s**2 * count * (count - 1))
 
     assert interference.is_precise(known_to(0.9 / 20)) and not interference.is_precise(known_to(1.1 / 20))
     assert interference.is_known(known_to(0.9 / 3)) and not interference.is_known(known_to(1.1 / 3))

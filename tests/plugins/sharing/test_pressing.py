@@ -5,13 +5,13 @@ from typing import Any
 from covey.core import JobId
 from covey.units import GIB
 from plugins.sharing.machine.events import (
-    Ended,
     Freed,
     HardLimit,
     HardLimited,
+    RankEnded,
     Resume,
     SetLimits,
-    Start,
+    StartRank,
     Suspend,
     Suspended,
     TimePassed,
@@ -36,7 +36,7 @@ def suspended() -> Rack:
     rack.tell(TimePassed(True), 6)
     rack.tell(TimePassed(True), 2)
     told = rack.tell(Suspended(OTHER, ok=True))
-    assert "o is suspended to host memory" in str(told) and Start in kinds(told)
+    assert "o is suspended to host memory" in str(told) and StartRank in kinds(told)
     return rack
 
 
@@ -60,7 +60,7 @@ def test_a_word_of_the_driver_counts_only_for_who_is_being_pressed_and_for_no_mo
 def test_who_was_limited_by_the_driver_is_limited_by_it_again_the_next_time() -> None:
     rack = deaf()
     rack.tell(TimePassed(True), 6)
-    assert Start in kinds(rack.tell(HardLimited(OTHER, 12 * GIB, ok=True)))
+    assert StartRank in kinds(rack.tell(HardLimited(OTHER, 12 * GIB, ok=True)))
     rack.step("g", peak=20 * GIB, spill=4 * GIB)
     assert kinds(rack.tell(TimePassed(True), 6)) == [HardLimit]
 
@@ -80,14 +80,14 @@ def test_nothing_is_sent_to_who_is_suspended_or_has_ended() -> None:
     rack = suspended()
     for _ in range(8):
         assert "o" not in told_limits(rack.tell(TimePassed(True), 1))
-    rack.tell(Ended(G))
+    rack.tell(RankEnded(G))
     for _ in range(8):
         assert told_limits(rack.tell(TimePassed(True), 1)) == []
 
 
 def test_who_is_suspended_comes_back_as_soon_as_what_it_cannot_do_without_fits_and_no_sooner() -> None:
     rack = suspended()
-    rack.tell(Ended(G))
+    rack.tell(RankEnded(G))
     assert Resume not in kinds(rack.tell(TimePassed(True), 1)), "12 GiB are free; it needs 30"
     rack.tell(Freed(G))
     assert rack.gpu.members[OTHER].stage == "running" and rack.gib("o") == 32

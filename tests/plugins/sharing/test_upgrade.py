@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 
 from covey.core import HostId, JobId, Send
 from plugins.sharing.machine.gpu import PROMISE_S
-from plugins.sharing.machine.upgrade import ASK_S, UNDO_S, Answered, Done, SecondPassed, UpgradeEvent, Upgrades, Wanted
+from plugins.sharing.machine.upgrade import (
+    ASK_S,
+    UNDO_S,
+    UpgradeAnswered,
+    UpgradeDone,
+    UpgradeEvent,
+    Upgrades,
+    UpgradeTick,
+    UpgradeWanted,
+)
 from plugins.sharing.messages import AskUpgrade, CanUpgrade, Kind, Retag
 
 JOB = JobId("j")
@@ -29,14 +38,14 @@ class Home:
         return actions
 
     def want(self, epoch: int = 1, kind: Kind = "guaranteed") -> list[Any]:
-        return self.tell(Wanted(JOB, epoch, kind, GPUS))
+        return self.tell(UpgradeWanted(JOB, epoch, kind, GPUS))
 
     def say(self, host: str, refused: str = "", epoch: int = 1) -> list[Any]:
-        return self.tell(Answered(HostId(host), CanUpgrade(JOB, epoch, refused)))
+        return self.tell(UpgradeAnswered(HostId(host), CanUpgrade(JOB, epoch, refused)))
 
 
 def done(actions: list[Any]) -> list[str]:
-    return [action.refused for action in actions if isinstance(action, Done)]
+    return [action.refused for action in actions if isinstance(action, UpgradeDone)]
 
 
 def test_nobody_is_upgraded_before_everybody_can() -> None:
@@ -48,19 +57,19 @@ def test_nobody_is_upgraded_before_everybody_can() -> None:
     assert home.tags == {}
     home.say("b")
     assert home.tags == {"a": "guaranteed", "b": "guaranteed"}
-    assert done(home.tell(SecondPassed(), 16)) == [""] and home.machine.asked == {}
+    assert done(home.tell(UpgradeTick(), 16)) == [""] and home.machine.asked == {}
 
 
 def test_silence_is_waited_out_to_the_end_and_so_is_a_no_that_comes_late() -> None:
     home = Home()
     home.want()
     home.say("a")
-    assert home.tell(SecondPassed(), ASK_S) == [], "the others may still answer"
-    assert done(home.tell(SecondPassed(), 0.1)) == ["no answer from b within 5 s"]
+    assert home.tell(UpgradeTick(), ASK_S) == [], "the others may still answer"
+    assert done(home.tell(UpgradeTick(), 0.1)) == ["no answer from b within 5 s"]
     home.want(2)
     home.say("a", epoch=2)
     home.say("b", epoch=2)
-    assert home.tell(SecondPassed(), UNDO_S) == [] and list(home.machine.asked) == [JOB]
+    assert home.tell(UpgradeTick(), UNDO_S) == [] and list(home.machine.asked) == [JOB]
     home.say("b", "its device is gone", epoch=2)
     assert home.tags == {"a": "opportunistic", "b": "opportunistic"} and home.machine.asked == {}
 
@@ -72,13 +81,14 @@ def test_one_no_is_enough_and_silence_is_a_no() -> None:
     assert done(home.say("b", "no room")) == ["b: no room"]
     home.want(2)
     home.say("a", epoch=2)
-    assert done(home.tell(SecondPassed(), ASK_S + 1)) == ["no answer from b within 5 s"]
+    assert done(home.tell(UpgradeTick(), ASK_S + 1)) == ["no answer from b within 5 s"]
     home.say("b", epoch=2)
     assert home.tags == {"a": "opportunistic", "b": "opportunistic"} and home.machine.asked == {}
 
 
 def test_who_was_guaranteed_under_an_older_epoch_is_not_any_more_when_the_next_is_refused() -> None:
-    """All ranks or none: `Done` says that all are opportunistic, so they are. Reference: AntMan §3.3, Job upgrade."""
+    """All ranks or none: `UpgradeDone` says that all are opportunistic, so they are. Reference: AntMan §3.3, Job
+    upgrade."""
     home = Home()
     home.want()
     home.say("a")
@@ -119,14 +129,18 @@ def test_hosts_keep_their_word_for_longer_than_the_home_waits() -> None:
     st.lists(
         st.one_of(
             st.builds(
-                Answered,
+                UpgradeAnswered,
                 st.sampled_from(["a", "b", "c"]).map(HostId),
                 st.builds(CanUpgrade, st.just(JOB), st.integers(0, 3), st.sampled_from(["", "", "", "no"])),
             ),
             st.builds(
-                Wanted, st.just(JOB), st.integers(0, 3), st.sampled_from(["guaranteed", "opportunistic"]), st.just(GPUS)
+                UpgradeWanted,
+                st.just(JOB),
+                st.integers(0, 3),
+                st.sampled_from(["guaranteed", "opportunistic"]),
+                st.just(GPUS),
             ),
-            st.just(SecondPassed()),
+            st.just(UpgradeTick()),
         ),
         max_size=40,
     ),

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from covey.core import JobId, Note
+from covey.core import JobId, LogEvent
 from covey.units import GIB
 from plugins.sharing.machine.events import TimePassed
 from tests.plugins.sharing.gpu_rack import Rack, state
 
 
 def said(actions: list[Any]) -> str:
-    return " | ".join(each.reason for each in actions if isinstance(each, Note))
+    return " | ".join(each.reason for each in actions if isinstance(each, LogEvent))
 
 
 def starting() -> Rack:
@@ -116,13 +116,13 @@ def test_a_split_is_judged_only_while_all_jobs_go_by_it() -> None:
     for job in ("a", "b"):
         rack.arrive(job, "opportunistic", 16)
     rack.steps(3, "a", "b", peak=0, stable=0)
-    while "trial" not in [each.event for each in rack.out if isinstance(each, Note)]:
+    while "trial" not in [each.event for each in rack.out if isinstance(each, LogEvent)]:
         rack.steps(1, "a", "b", peak=0, stable=0)
     assert [rack.gpu.members[JobId(job)].steps.count for job in ("a", "b")] == [0, 0]
     rack.deaf.add("b")
     rack.out.clear()
     rack.steps(30, "a", "b", peak=0, stable=0)
-    assert not any(isinstance(each, Note) for each in rack.out), "b has not applied its limit"
+    assert not any(isinstance(each, LogEvent) for each in rack.out), "b has not applied its limit"
     rack.deaf.clear()
     rack.steps(8, "a", "b", peak=0, stable=0)
-    assert any(isinstance(each, Note) and each.event == "trial" for each in rack.out)
+    assert any(isinstance(each, LogEvent) and each.event == "trial" for each in rack.out)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import HostId, JobId, Note
+from covey.core import HostId, JobId, LogEvent
 from plugins.tuner.machine import (
     Available,
-    BatchTimed,
+    BatchReported,
     Figure,
     HostLost,
     HostsChanged,
-    NicMeasured,
+    NicReported,
     Perform,
     StepDone,
     StepFailed,
@@ -43,7 +43,7 @@ def timed(of: Tuner, times: int, sample_s: float = 2e-3) -> list[TunerAction]:
     actions: list[TunerAction] = []
     for _ in range(times):
         for host in sorted(host for host, role in of.roles.items() if role == "worker"):
-            actions += of.handle(BatchTimed(host, 10_000, 10_000 * sample_s), 0.0)
+            actions += of.handle(BatchReported(host, 10_000, 10_000 * sample_s), 0.0)
     of.check()
     return actions
 
@@ -63,10 +63,10 @@ def test_nothing_is_decided_before_every_worker_has_timed_enough() -> None:
     """Reference: §3.4.1, optimizer setup."""
     of = tuner()
     for _ in range(9):
-        assert of.handle(BatchTimed(H[0], 10_000, 20.0), 0.0) == []
-    assert of.handle(BatchTimed(H[1], 10_000, 20.0), 0.0) == []
-    assert of.handle(BatchTimed(H[1], 10_000, 20.0), 0.0) == []
-    assert of.handle(BatchTimed(H[1], 10_000, 20.0), 0.0)
+        assert of.handle(BatchReported(H[0], 10_000, 20.0), 0.0) == []
+    assert of.handle(BatchReported(H[1], 10_000, 20.0), 0.0) == []
+    assert of.handle(BatchReported(H[1], 10_000, 20.0), 0.0) == []
+    assert of.handle(BatchReported(H[1], 10_000, 20.0), 0.0)
 
 
 def test_a_bad_split_is_left_and_the_next_measurements_keep_the_good_one() -> None:
@@ -74,7 +74,7 @@ def test_a_bad_split_is_left_and_the_next_measurements_keep_the_good_one() -> No
     finish(of, timed(of, 3), random.Random(1))
     assert sum(role == "worker" for role in of.roles.values()) == 5
     kept = timed(of, 3)
-    assert [each.event for each in kept if isinstance(each, Note)] == ["Kept"]
+    assert [each.event for each in kept if isinstance(each, LogEvent)] == ["Kept"]
     assert of.plan is None
 
 
@@ -109,10 +109,10 @@ def test_a_measurement_moves_the_average_by_a_fifth() -> None:
     """Reference: §3.3.1, metric collection."""
     of = tuner()
     for seconds in range(1, 9):
-        of.handle(BatchTimed(H[0], 1, float(seconds)), 0.0)
+        of.handle(BatchReported(H[0], 1, float(seconds)), 0.0)
     assert of.sample_s[H[0]].mean == pytest.approx(4.8388608)
     for rate in (1e8, 1e8, 2e8, 1e8, 1e8):
-        of.handle(NicMeasured(H[5], rate), 0.0)
+        of.handle(NicReported(H[5], rate), 0.0)
     assert of.nic[H[5]].mean == pytest.approx(1.128e8)
     assert {host.nic_bytes_per_s for host in of.hosts()} == {of.nic[H[5]].mean}, (
         "the only one of its kind that is known"
@@ -126,7 +126,7 @@ def test_a_host_that_has_not_worked_is_like_those_of_its_kind_else_like_the_medi
     )
     for host, seconds in ((H[0], 1.0), (H[1], 10.0), (H[2], 30.0)):
         for _ in range(3):
-            of.handle(BatchTimed(host, 1, seconds), 0.0)
+            of.handle(BatchReported(host, 1, seconds), 0.0)
     assert [host.sample_s for host in of.hosts()] == [1.0, 10.0, 30.0, 1.0, 20.0, 10.0]
 
 
@@ -136,7 +136,7 @@ def test_hosts_of_a_kind_that_differ_by_chance_count_as_equal_and_a_slow_one_doe
     for _ in range(40):
         for host in H[:5]:
             slower = 1.5 if host == H[4] else 1.0
-            of._timed(BatchTimed(host, 1, slower * rng.lognormvariate(0, 0.1)))
+            of._timed(BatchReported(host, 1, slower * rng.lognormvariate(0, 0.1)))
     sample_s = {host.host: host.sample_s for host in of.hosts()}
     assert len({sample_s[host] for host in (*H[:4], H[5])}) == 1
     assert sample_s[H[4]] > 1.3 * sample_s[H[0]]
@@ -148,16 +148,16 @@ def test_measurements_that_fluctuate_do_not_move_blocks_for_ever() -> None:
     of = tuner()
     for _ in range(300):
         for host in sorted(of.computing):
-            finish(of, list(of.handle(BatchTimed(host, 10_000, 20 * rng.lognormvariate(0, 0.1)), 0.0)), rng)
+            finish(of, list(of.handle(BatchReported(host, 10_000, 20 * rng.lognormvariate(0, 0.1)), 0.0)), rng)
     assert of.plans <= 2
 
 
 def test_after_a_decision_every_worker_measures_anew() -> None:
     of = tuner()
     finish(of, timed(of, 3), random.Random(1))
-    assert [each.event for each in timed(of, 3) if isinstance(each, Note)] == ["Kept"]
+    assert [each.event for each in timed(of, 3) if isinstance(each, LogEvent)] == ["Kept"]
     assert timed(of, 2) == []
-    assert [each.event for each in timed(of, 1) if isinstance(each, Note)] == ["Kept"]
+    assert [each.event for each in timed(of, 1) if isinstance(each, LogEvent)] == ["Kept"]
 
 
 def test_what_is_timed_while_blocks_move_does_not_count_for_the_next_decision() -> None:
@@ -168,7 +168,7 @@ def test_what_is_timed_while_blocks_move_does_not_count_for_the_next_decision() 
     assert timed(of, 3) == []
     finish(of, orders, random.Random(1))
     assert timed(of, 2) == []
-    assert [each.event for each in timed(of, 1) if isinstance(each, Note)] == ["Kept"]
+    assert [each.event for each in timed(of, 1) if isinstance(each, LogEvent)] == ["Kept"]
 
 
 def test_what_was_timed_is_kept_when_hosts_join() -> None:
@@ -176,14 +176,14 @@ def test_what_was_timed_is_kept_when_hosts_join() -> None:
     assert timed(of, 2) == []
     assert of.handle(HostsChanged(dict.fromkeys(H, FAST)), 0.0) == []
     found = timed(of, 1)
-    assert [each.event for each in found if isinstance(each, Note)] == ["Reconfigured"]
+    assert [each.event for each in found if isinstance(each, LogEvent)] == ["Reconfigured"]
 
 
 def test_a_timing_of_nothing_in_no_time_or_by_who_has_no_part_in_it_is_dropped() -> None:
     of = tuner()
     for host, samples, seconds in ((H[7], 10, 1.0), (H[0], 0, 1.0), (H[0], -1, 1.0), (H[0], 10, 0.0), (H[0], 10, -1.0)):
         for _ in range(9):
-            assert of.handle(BatchTimed(host, samples, seconds), 0.0) == []
+            assert of.handle(BatchReported(host, samples, seconds), 0.0) == []
     assert of.sample_s == {} and of.batches == {}
     assert timed(of, 2) == [] and timed(of, 1)
 
@@ -191,7 +191,7 @@ def test_a_timing_of_nothing_in_no_time_or_by_who_has_no_part_in_it_is_dropped()
 def test_a_server_that_computes_is_measured_but_not_waited_for() -> None:
     of = tuner()
     for _ in range(3):
-        assert of.handle(BatchTimed(H[5], 10_000, 20.0), 0.0) == []
+        assert of.handle(BatchReported(H[5], 10_000, 20.0), 0.0) == []
     assert of.sample_s[H[5]].mean == pytest.approx(2e-3), "seconds of one sample"
     assert of.batches == {}
 
@@ -207,7 +207,7 @@ def test_a_host_is_like_its_kind_until_it_was_measured_often_enough() -> None:
     for count, expected in ((2, 1.0), (1, 3.0)):
         for _ in range(count):
             for host in H[:5]:
-                of._timed(BatchTimed(host, 1, 3.0 if host == H[4] else 1.0))
+                of._timed(BatchReported(host, 1, 3.0 if host == H[4] else 1.0))
         assert {host.host: host.sample_s for host in of.hosts()}[H[4]] == expected
 
 
@@ -216,10 +216,10 @@ def test_the_story_says_what_an_epoch_was_and_will_be_and_why_blocks_move() -> N
     of = tuner()
     found = timed(of, 3)
     assert of.epoch_s(of.hosts()) == pytest.approx(5e5 * (2e-3 + 0.08 / 1e4))
-    (note,) = [each for each in found if isinstance(each, Note)]
+    (note,) = [each for each in found if isinstance(each, LogEvent)]
     assert note.reason == "5 workers and 1 servers: 510 s an epoch; was 1e+03 s"
     finish(of, found, random.Random(1))
-    told = [each for each in of.handle(HostsChanged(dict.fromkeys(H[1:], FAST)), 0.0) if isinstance(each, Note)]
+    told = [each for each in of.handle(HostsChanged(dict.fromkeys(H[1:], FAST)), 0.0) if isinstance(each, LogEvent)]
     assert told[0].reason.endswith("; h0 must leave")
 
 
@@ -228,7 +228,7 @@ def test_what_is_not_worth_a_change_is_kept_and_the_story_says_what_could_be_had
     of = tuner()
     of.gain_min = 0.9
     (note,) = timed(of, 3)
-    assert isinstance(note, Note) and note.event == "Kept" and "the best would be" in note.reason
+    assert isinstance(note, LogEvent) and note.event == "Kept" and "the best would be" in note.reason
     assert of.plan is None and sum(role == "worker" for role in of.roles.values()) == 2
 
 
@@ -420,7 +420,7 @@ def test_whatever_happens_every_block_has_one_owner(seed: int) -> None:
         elif kind == 1:
             found = of.handle(HostsChanged(dict.fromkeys(rng.sample(H, rng.randrange(2, 9)), FAST)), 0.0)
         elif kind == 2:
-            found = of.handle(NicMeasured(rng.choice(H), rng.uniform(1e7, 1e9)), 0.0)
+            found = of.handle(NicReported(rng.choice(H), rng.uniform(1e7, 1e9)), 0.0)
         else:
             found = timed(of, 3, rng.uniform(1e-5, 1e-2))
         orders += [each for each in found if isinstance(each, Perform)]

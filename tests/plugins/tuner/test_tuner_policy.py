@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from covey.core import HostId
 from plugins.tuner.messages import Add, Delete, Move, Role, Start, Step, Stop, Switch
 from plugins.tuner.policy import blocks, cost, plan, search
-from plugins.tuner.policy.cost import Host, Load
+from plugins.tuner.policy.cost import HostCosts, Load
 
 LOAD = Load(samples=2e6, model_bytes=284e6, batch=1e4)
 rates = st.floats(1e7, 2e9)
@@ -18,8 +18,8 @@ seconds = st.floats(1e-5, 1e-2)
 clusters = st.lists(st.tuples(seconds, rates), min_size=2, max_size=9)
 
 
-def hosts_of(figures: list[tuple[float, float]]) -> list[Host]:
-    return [Host(HostId(f"h{at}"), c, b) for at, (c, b) in enumerate(figures)]
+def hosts_of(figures: list[tuple[float, float]]) -> list[HostCosts]:
+    return [HostCosts(HostId(f"h{at}"), c, b) for at, (c, b) in enumerate(figures)]
 
 
 def test_equal_hosts_have_the_split_of_the_closed_form() -> None:
@@ -71,7 +71,7 @@ def test_both_searches_find_the_optimum_of_all_assignments(
 def test_descent_needs_exchanges_and_several_starts(seed: int, why: str) -> None:
     rng = random.Random(seed)
     hosts = [
-        Host(HostId(f"h{at}"), 10 ** rng.uniform(-4.5, -2.5), 10 ** rng.uniform(7.5, 9.2))
+        HostCosts(HostId(f"h{at}"), 10 ** rng.uniform(-4.5, -2.5), 10 ** rng.uniform(7.5, 9.2))
         for at in range(rng.randrange(4, 11))
     ]
     load = Load(2e6, 10 ** rng.uniform(6, 9.5), 10 ** rng.uniform(2.5, 4.5))
@@ -99,7 +99,7 @@ def test_the_order_of_the_hosts_and_permuting_equal_ones_change_nothing(
     other = list(hosts)
     random.Random(seed).shuffle(other)
     assert search.best(LOAD, hosts, counts_max=limit) == search.best(LOAD, other, counts_max=limit)
-    renamed = [Host(one.host, *of) for one, of in zip(hosts, [figures[0], *figures[1:], figures[0]], strict=True)]
+    renamed = [HostCosts(one.host, *of) for one, of in zip(hosts, [figures[0], *figures[1:], figures[0]], strict=True)]
     assert search.best(LOAD, renamed, counts_max=limit).epoch_s == search.best(LOAD, hosts, counts_max=limit).epoch_s
 
 

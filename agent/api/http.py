@@ -1,0 +1,460 @@
+"""The agent's HTTP: `/v1/...` for agentctl and programs, `/livez`, `/readyz`, `/healthz` and `/metrics` for machines.
+
+It decides nothing: each route names one command of a plugin or of the agent, checks the form of what came in, and wraps
+the answer. Every read is answered from what this host knows, also while no leader is known; each answer says which
+host spoke and when, and the rows say how old they are.
+
+Two doors, one set of routes:
+
+- the unix socket `agent.sock`, mode 0600: whoever may open it is the agent's own user (or root);
+- optionally TCP on loopback, for a browser and for Prometheus. There a page from anywhere may try its luck, and so
+  may every other user of this machine, so: the `Host` must be an address, `localhost` or our own name (a name that an
+  attacker's DNS points at 127.0.0.1 is neither); a change needs the header `X-Covey: 1` (which no page can add without
+  asking first, and we never allow it) and, when there is an `Origin`, one of ours; and the process at the other end
+  of the connection must belong to our own user or root, which the kernel tells in /proc/net/tcp.
+
+Errors are `ErrorView` JSON. What is malformed, too long or not allowed is refused, counted in
+`covey_http_refused_total`, and never reaches a plugin.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from importlib import metadata
+from importlib.resources import files
+from typing import Any, Protocol, cast
+
+import msgspec
+from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from agent.api.metrics import prometheus
+from agent.api.sockets import is_our_name, peer_uid, tcp_socket, unix_socket
+from covey.core import HostId
+from covey.errors import NoLeader, OutcomeUnknown, Refused
+from covey.ports import Env
+from plugins.base import Command
+from plugins.views import ErrorView
+
+BODY_BYTES_MAX = 1 << 20
+"""Longest request body: a submitted environment is a few kilobytes, a control frame's limit is the same."""
+TCP_CONNECTIONS_MAX = 128
+"""Open at once on the TCP door, silent ones too: what comes beyond is closed at once, so that nobody there can use up
+the agent's file descriptors."""
+DEPTH_MAX = 32
+"""Levels of lists and objects in a body; a job has three."""
+ID_CHARACTERS_MAX = 200
+"""Longest id in a path: `slab/VOLUME/N` has at most 80."""
+ANSWER_S_MAX = 20.0
+"""How long a plugin may take before the caller is told so: the scheduler tries a change three times for 5 s each, and
+its own words are better than ours."""
+STOP_S = 0.5
+"""How long the doors may take to close; a part of `agent.main.LEAVE_S`. aiohttp waits for requests under way for half
+of it, then cuts them off and waits as long again."""
+LAG_S_MAX = 2.0
+"""Event loop lag above which `/livez` says no; far above a garbage collection, below a watchdog's patience."""
+
+STATUS_OF_CODE = {1: 500, 2: 400, 3: 404, 4: 403, 6: 504, 7: 422, 75: 503}
+"""agentctl's exit code -> HTTP status."""
+CODE_OF_STATUS = {400: 2, 403: 4, 404: 3, 405: 2, 413: 2, 503: 75, 504: 6}
+"""And back, for what aiohttp itself refuses."""
+
+SECURITY_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Server": "covey",
+}
+
+
+class _TurnedAway(asyncio.Protocol):
+    """For a connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).abort()
+
+
+class Api(Protocol):
+    """What the HTTP doors need of the agent."""
+
+    @property
+    def id(self) -> HostId: ...
+    @property
+    def env(self) -> Env: ...
+    @property
+    def boot(self) -> int: ...
+    @property
+    def started_wall_s(self) -> float: ...
+    @property
+    def commands(self) -> Mapping[str, Command]:
+        """`PLUGIN.VERB` or `agent.VERB` -> a coroutine of a JSON object that answers a Struct, list or dict."""
+
+    def metrics(self) -> Mapping[str, float]: ...
+    @property
+    def loop_lag_s(self) -> float:
+        """How late the event loop's last timer was."""
+
+
+Arguments = Callable[[web.Request], Awaitable[dict[str, Any]]]
+
+
+class HttpApi:
+    """Both doors. `await start()` opens them (OSError when one cannot be bound), `await stop()` closes them."""
+
+    def __init__(self, api: Api, unix_path: str, bind: str = "") -> None:
+        self.api = api
+        self.unix_path = unix_path
+        self.bind = bind
+        self.address = ""
+        """`ip:port` of the TCP door once open, with the real port."""
+        self.requests: Counter[int] = Counter()
+        """Answers by HTTP status."""
+        self.refused: Counter[str] = Counter()
+        """What was turned away at the door, by reason."""
+        self._runner: web.AppRunner | None = None
+        self._tcp: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        runner = web.AppRunner(
+            self._app(),
+            access_log=None,
+            logger=_counting_logger(self),
+            keepalive_timeout=30,
+            shutdown_timeout=STOP_S / 2,
+            handle_signals=False,
+        )
+        await runner.setup()
+        try:
+            await web.SockSite(runner, unix_socket(self.unix_path)).start()
+            if self.bind:
+                tcp = tcp_socket(self.bind)
+                host, port = tcp.getsockname()[:2]
+                self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                self._tcp = await asyncio.get_running_loop().create_server(lambda: self._visitor(runner), sock=tcp)
+        except OSError:
+            await runner.cleanup()
+            raise
+        self._runner = runner
+
+    async def stop(self) -> None:
+        """Idempotent. Requests under way get a moment to finish."""
+        runner, self._runner = self._runner, None
+        tcp, self._tcp = self._tcp, None
+        if runner is None:
+            return
+        if tcp is not None:
+            tcp.close()
+        await runner.cleanup()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.unix_path)
+
+    def _visitor(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
+        """Who serves a new TCP connection."""
+        server = runner.server
+        assert server is not None
+        if len(server.connections) < TCP_CONNECTIONS_MAX:
+            return server()
+        self.refused["full"] += 1
+        return _TurnedAway()
+
+    def metrics(self) -> dict[str, float]:
+        found = {f'covey_http_requests_total{{status="{status}"}}': float(n) for status, n in self.requests.items()}
+        found |= {f'covey_http_refused_total{{why="{why}"}}': float(n) for why, n in self.refused.items()}
+        return found
+
+    # ---- routes ------------------------------------------------------------------------------------------------------
+
+    def _app(self) -> web.Application:
+        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._guard])
+        get, post = app.router.add_get, app.router.add_post
+        for path, command in (
+            ("hosts", "agent.hosts"),
+            ("gpus", "agent.ports.gpus"),
+            ("leader", "agent.leader"),
+            ("slabs", "agent.rack_slabs"),
+            ("volumes", "agent.rack_volumes"),
+            ("tensors", "agent.rack_tensors"),
+            ("quotas", "scheduler.quotas"),
+            ("status", "agent.health"),
+            ("voters", "agent.voters"),
+        ):
+            get(f"/v1/{path}", self._ask(command, _nothing))
+        get("/v1/jobs", self._ask("scheduler.jobs", _whether_all))
+        get("/v1/jobs/{id}", self._ask("scheduler.job", _path_id))
+        get("/v1/jobs/{id}/logs", self._ask("scheduler.logs", _log_place))
+        get("/v1/why/{id:.*}", self._ask("agent.why", _path_id))
+        post("/v1/jobs", self._ask("scheduler.submit", _body))
+        post("/v1/jobs/{id}/cancel", self._ask("scheduler.cancel", _path_id))
+        post("/v1/hosts/{id}/give-up", self._ask("scheduler.give_up", _path_id))
+        post("/v1/volumes", self._ask("memory.attach", _body))
+        post("/v1/volumes/{id}/give-up", self._ask("memory.give_up", _path_volume))
+        app.router.add_delete("/v1/volumes/{id}", self._ask("memory.detach", _path_volume))
+        post("/v1/voters", self._ask("agent.change_voters", _body))
+        post("/v1/quotas", self._ask("scheduler.quota_set", _body))
+        get("/livez", self._livez)
+        get("/readyz", self._readyz)
+        get("/healthz", self._healthz)
+        get("/metrics", self._metrics)
+        for path, name, kind in PAGE:
+            get(path, _page_file(name, kind))
+        return app
+
+    def _ask(self, name: str, arguments: Arguments) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def route(request: web.Request) -> web.Response:
+            given = await arguments(request)
+            return self._answer(await self._command(name, given))
+
+        return route
+
+    async def _command(self, name: str, given: Mapping[str, Any]) -> Any:
+        command = self.api.commands.get(name)
+        if command is None:
+            plugin = name.partition(".")[0]
+            raise Refused(
+                1,
+                f"host {self.api.id} does not answer {name}",
+                f"its plugin `{plugin}` is switched off or has failed",
+                "agentctl status",
+            )
+        try:
+            async with asyncio.timeout(ANSWER_S_MAX):
+                return await command(given)
+        except TimeoutError:
+            raise Refused(
+                6, f"{name} took too long", f"no answer within {ANSWER_S_MAX:.0f} s", "agentctl status"
+            ) from None
+
+    def _answer(self, data: Any, status: int = 200) -> web.Response:
+        body = {"schema": 1, "as_of_wall_s": self.api.env.clock.wall_s(), "host": self.api.id, "data": data}
+        return _json(body, status)
+
+    async def _livez(self, _request: web.Request) -> web.Response:
+        """The loop turns: 200, or 503 while it lags."""
+        lag_s = self.api.loop_lag_s
+        return self._answer({"loop_lag_s": lag_s}, 200 if lag_s <= LAG_S_MAX else 503)
+
+    async def _readyz(self, _request: web.Request) -> web.Response:
+        """The agent takes work: it lives, and plugins that are switched on are on."""
+        health = msgspec.to_builtins(await self._command("agent.health", {}))
+        failed = _failed_plugins(health)
+        ready = not failed and self.api.loop_lag_s <= LAG_S_MAX
+        return self._answer({"ready": ready, "plugins_failed": failed}, 200 if ready else 503)
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        """Everything `agentctl status` shows; 503 when a plugin has failed."""
+        health = msgspec.to_builtins(await self._command("agent.health", {}))
+        return self._answer(health, 503 if _failed_plugins(health) else 200)
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        values = {
+            f'covey_build_info{{version="{_version()}"}}': 1.0,
+            "covey_boot": float(self.api.boot),
+            "covey_start_time_seconds": self.api.started_wall_s,
+            "covey_event_loop_lag_seconds": self.api.loop_lag_s,
+        }
+        text = prometheus({**self.api.metrics(), **self.metrics(), **values})
+        return web.Response(body=text.encode(), headers={hdrs.CONTENT_TYPE: "text/plain; version=0.0.4; charset=utf-8"})
+
+    # ---- the door ----------------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        try:
+            self._admit(request)
+            response = await handler(request)
+        except Refused as refusal:
+            response = _error(refusal.code, refusal.what, refusal.why, refusal.next)
+        except NoLeader:
+            response = _error(75, "nothing was changed", "no leader is known now", "try again in a few seconds")
+        except OutcomeUnknown:
+            response = _error(75, "the outcome is not known", "the leader was lost half way", "look: agentctl jobs -a")
+        except web.HTTPException as refusal:
+            self.refused[f"http_{refusal.status}"] += 1
+            response = _http_error(request, refusal)
+        except Exception as error:
+            # A defect in a plugin must not look like a dead agent: say it, log it once, serve the next request.
+            self.api.env.log.error("request failed", path=request.path, error=repr(error), exc_info=error)
+            response = _error(1, f"{request.method} {request.path} failed", repr(error), "see the agent's log")
+        response.headers.update(SECURITY_HEADERS)
+        self.requests[response.status] += 1
+        return response
+
+    def _admit(self, request: web.Request) -> None:
+        """Refused when this request must not come through this door."""
+        sock = request.transport.get_extra_info("socket") if request.transport else None
+        if sock is None or sock.family == socket.AF_UNIX:
+            return
+        host = request.headers.get(hdrs.HOST, "")
+        if not is_our_name(host, self.api.id):
+            raise self._no("host", f"the Host header says {host[:80]!r}", "use the agent's IP address, or localhost")
+        if request.method in ("GET", "HEAD"):
+            return
+        if request.headers.get("X-Covey") != "1":
+            raise self._no("header", "the header `X-Covey: 1` is missing", "send it, or use the unix socket")
+        origin = request.headers.get(hdrs.ORIGIN)
+        if origin is not None and origin != f"http://{host}":
+            raise self._no("origin", f"it comes from a page of {origin[:80]!r}", "use agentctl")
+        if peer_uid(sock) not in (os.geteuid(), 0):
+            raise self._no("uid", "over TCP only the agent's own user may change things", "use the unix socket")
+
+    def _no(self, reason: str, why: str, next: str) -> Refused:
+        self.refused[reason] += 1
+        return Refused(4, "this request is not allowed", why, next)
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+
+async def _nothing(_request: web.Request) -> dict[str, Any]:
+    return {}
+
+
+async def _whether_all(request: web.Request) -> dict[str, Any]:
+    return {"all": request.query.get("all", "") not in ("", "0", "false")}
+
+
+async def _path_id(request: web.Request) -> dict[str, Any]:
+    return {"id": _id(request)}
+
+
+async def _path_volume(request: web.Request) -> dict[str, Any]:
+    return {"volume": _id(request)}
+
+
+async def _log_place(request: web.Request) -> dict[str, Any]:
+    place: dict[str, Any] = {"id": _id(request), "offset": _count(request, "offset", 0)}
+    if "rank" in request.query:
+        place["rank"] = _count(request, "rank", 0)
+    return place
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    """The JSON object in the body. 413 when it is too long, Refused when it is anything else."""
+    try:
+        text = await request.read()
+    except (ConnectionError, web.RequestPayloadError, HttpProcessingError) as error:
+        raise _malformed("the body is not whole", str(error)) from None
+    try:
+        found = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise _malformed("the body is not JSON", str(error)) from None
+    if not isinstance(found, dict):
+        raise _malformed("the body is not a JSON object", f"it is a {type(found).__name__}")
+    if _is_deep(found):
+        raise _malformed("the body cannot be used", f"it is nested deeper than {DEPTH_MAX} levels")
+    return found
+
+
+def _is_deep(found: object) -> bool:
+    """Python fails at showing such a value, wherever in a plugin that is done."""
+    layer = [found]
+    for _ in range(DEPTH_MAX):
+        layer = [inner for outer in layer for inner in _within(outer)]
+        if not layer:
+            return False
+    return True
+
+
+def _within(found: object) -> Iterable[object]:
+    if isinstance(found, dict):
+        return found.values()
+    return found if isinstance(found, list) else ()
+
+
+def _id(request: web.Request) -> str:
+    found = request.match_info["id"]
+    if not 0 < len(found) <= ID_CHARACTERS_MAX or not found.isprintable():
+        raise _malformed("that is not an id", f"expected 1 to {ID_CHARACTERS_MAX} printable characters")
+    return found
+
+
+def _count(request: web.Request, name: str, default: int) -> int:
+    text = request.query.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise _malformed(f"{name}={text[:40]!r} cannot be used", "expected a whole number, 0 or more")
+    return int(text)
+
+
+def _malformed(what: str, why: str) -> web.HTTPBadRequest:
+    return web.HTTPBadRequest(reason="malformed", text=f"{what}\n{why}")
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+
+def _json(body: Any, status: int) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
+
+
+def _error(code: int, what: str, why: str, next: str) -> web.Response:
+    return _json(ErrorView(code, what, why, next), STATUS_OF_CODE.get(code, 500))
+
+
+def _http_error(request: web.Request, refusal: web.HTTPException) -> web.Response:
+    """What aiohttp or a parser above refused, as an ErrorView with the same status."""
+    if refusal.status == 413:
+        what, why = "the request is too long", f"a body has at most {BODY_BYTES_MAX} bytes"
+    elif refusal.status == 404:
+        what, why = f"there is no {request.path[:ID_CHARACTERS_MAX]}", "this agent does not know that path"
+    elif refusal.status == 405:
+        what, why = f"{request.path[:ID_CHARACTERS_MAX]} does not take {request.method}", "wrong method"
+    else:
+        what, _, why = (refusal.text or refusal.reason).partition("\n")
+    return _json(ErrorView(CODE_OF_STATUS.get(refusal.status, 1), what, why, "agentctl --help"), refusal.status)
+
+
+def _failed_plugins(health: Any) -> list[str]:
+    plugins = health.get("plugins", {})
+    return sorted(name for name, plugin in plugins.items() if plugin.get("state") == "failed")
+
+
+def _version() -> str:
+    try:
+        return metadata.version("covey-agent")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+PAGE = (
+    ("/", "index.html", "text/html"),
+    ("/page.css", "page.css", "text/css"),
+    ("/page.js", "page.js", "text/javascript"),
+)
+"""Path -> file in agent/api/page/ and its type."""
+
+
+def _page_file(name: str, kind: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    body = (files("agent.api") / "page" / name).read_bytes()
+
+    async def route(_request: web.Request) -> web.Response:
+        return web.Response(body=body, content_type=kind, charset="utf-8")
+
+    return route
+
+
+def _counting_logger(http: HttpApi) -> logging.Logger:
+    """Where aiohttp complains. Bytes that are not HTTP are counted, not written, for anybody can send them."""
+
+    class Count(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            error = record.exc_info[1] if record.exc_info else None
+            if isinstance(error, HttpProcessingError):
+                http.refused["not_http"] += 1
+            elif record.levelno >= logging.WARNING:
+                http.api.env.log.error("http server failed", error=record.getMessage(), exc_info=error)
+
+    logger = logging.Logger("covey.http", logging.DEBUG)
+    logger.addHandler(Count())
+    return logger

@@ -1,0 +1,280 @@
+"""What an agent answers about the rack: from gossip, from its copy of the log, and live from the other agents.
+
+A live question goes to every host that is alive, all at once, for at most `ASK_S`; a host that does not answer is shown
+from its last answer, with that answer's age.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from agent.event_log import EventLog, merged
+from covey.core import ID_PATTERN, HostId, JobId, Message
+from covey.errors import Refused
+from covey.ports import Env, Gpu
+from plugins.base import Command, ReplicatedLog
+from plugins.facts import AggregatorNow, GpusNow, HostView, Spare
+from plugins.views import (
+    AggregatorJobView,
+    EventLine,
+    GpuRow,
+    HostRow,
+    LeaderView,
+    SlabView,
+    VolumeView,
+    VoterRow,
+    VotersView,
+)
+
+ASK_S = 0.7
+"""How long a read waits for the other hosts, seconds."""
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class AskView(Message, frozen=True, tag="Ask"):
+    """A read another host's agent may ask for: the name of one of `READS` and its arguments."""
+
+    read: str
+    arguments: dict[str, str] = {}
+
+
+class ViewAnswer(Message, frozen=True, tag="Answer"):
+    rows: bytes
+    """JSON list."""
+
+
+class PluginsFailed(msgspec.Struct, frozen=True):
+    """Published under `health`: plugins of this host that are stopped because they failed."""
+
+    plugins: tuple[str, ...]
+
+
+class Agent(Protocol):
+    """What this file needs of the agent."""
+
+    @property
+    def id(self) -> HostId: ...
+    @property
+    def env(self) -> Env: ...
+    @property
+    def log(self) -> ReplicatedLog: ...
+    @property
+    def event_log(self) -> EventLog: ...
+    @property
+    def leader_since_s(self) -> float | None: ...
+    @property
+    def voters(self) -> Sequence[HostId]: ...
+    def voter(self) -> VoterRow: ...
+    def voters_now(self) -> VotersView: ...
+    async def change_voters(self, add: str, remove: str, force: bool) -> str: ...
+    def hosts(self) -> Sequence[HostView]: ...
+    def plugin_commands(self) -> Mapping[str, Command]: ...
+    async def ask(self, plugin: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct: ...
+
+
+READS: Mapping[str, type[msgspec.Struct]] = {
+    "agent.local_gpus": GpuRow,
+    "agent.local_voter": VoterRow,
+    "agent.story": EventLine,
+    "memory.slabs": SlabView,
+    "memory.volumes": VolumeView,
+    "aggregator.tensors": AggregatorJobView,
+}
+"""What one agent may ask of another: command -> kind of its rows."""
+
+
+CHANGE: Mapping[str, Any] = {"add": "", "remove": "", "force": False}
+"""What a change of voters says, and what it means when it does not."""
+
+
+class RackView:
+    """The agent's own commands, by name, for HTTP and agentctl."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._last: dict[tuple[str, str], dict[HostId, tuple[float, list[Any]]]] = {}
+
+    def commands(self) -> Mapping[str, Command]:
+        return {
+            "agent.hosts": self._hosts,
+            "agent.ports.gpus": self._gpus,
+            "agent.local_gpus": self._local_gpus,
+            "agent.leader": self._leader,
+            "agent.local_voter": self._local_voter,
+            "agent.voters": self._voters,
+            "agent.change_voters": self._change_voters,
+            "agent.story": self._story,
+            "agent.why": self._why,
+            "agent.rack_slabs": self._rack("memory.slabs"),
+            "agent.rack_volumes": self._rack("memory.volumes"),
+            "agent.rack_tensors": self._rack("aggregator.tensors"),
+        }
+
+    # ---- from gossip and the log ----
+
+    async def _hosts(self, _arguments: Mapping[str, Any]) -> list[HostRow]:
+        now_s = self._agent.env.clock.now_s()
+        return [self._row(view, now_s) for view in self._agent.hosts()]
+
+    def _row(self, view: HostView, now_s: float) -> HostRow:
+        gpus, spare = view.value("gpus", GpusNow), view.value("spare", Spare)
+        sums, failed = view.value("aggregator", AggregatorNow), view.value("health", PluginsFailed)
+        return HostRow(
+            host=view.host,
+            state=view.state,
+            age_s=0.0 if view.host == self._agent.id else view.age_s,
+            address=view.address,
+            leads=view.host == self._agent.log.leader,
+            since_s=max(0.0, now_s - view.since_s),
+            gpus_total=gpus.total if isinstance(gpus, GpusNow) else None,
+            gpus_free=gpus.free if isinstance(gpus, GpusNow) else None,
+            slabs_free=spare.slabs_free if isinstance(spare, Spare) else None,
+            slabs_lent=spare.slabs_lent if isinstance(spare, Spare) else None,
+            aggregator_jobs=sums.jobs if isinstance(sums, AggregatorNow) else None,
+            suspected_by=view.suspected_by,
+            away_s=view.away_s,
+            plugins_failed=failed.plugins if isinstance(failed, PluginsFailed) else (),
+        )
+
+    async def _leader(self, _arguments: Mapping[str, Any]) -> LeaderView:
+        log, since_s = self._agent.log, self._agent.leader_since_s
+        return LeaderView(
+            leader=log.leader,
+            term=log.term,
+            since_s=None if since_s is None else self._agent.env.clock.now_s() - since_s,
+            applied_index=log.applied_index,
+            age_s=log.age_s,
+            voters=tuple(self._agent.voters),
+        )
+
+    # ---- who votes ----
+
+    async def _voters(self, _arguments: Mapping[str, Any]) -> VotersView:
+        """Every voter and the learner, from themselves; and others that have something to say."""
+        rows = {row.host: row for row in await self._everywhere("agent.local_voter", {})}
+        now = self._agent.voters_now()
+        concerned = [HostId(host) for host in (*now.voters, now.learner) if host]
+        shown = [rows.get(host) or VoterRow(host, "away") for host in concerned]
+        alive = {view.host for view in self._agent.hosts() if view.state in ("alive", "suspect")}
+        shown = [row if row.host in alive else msgspec.structs.replace(row, part="away") for row in shown]
+        others = [row for host, row in sorted(rows.items()) if host not in concerned and row.notes]
+        return msgspec.structs.replace(now, rows=(*shown, *others))
+
+    async def _local_voter(self, _arguments: Mapping[str, Any]) -> list[VoterRow]:
+        return [self._agent.voter()]
+
+    async def _change_voters(self, arguments: Mapping[str, Any]) -> dict[str, str]:
+        add, remove, force = (arguments.get(name, default) for name, default in CHANGE.items())
+        if not (_is_host(add) and _is_host(remove) and isinstance(force, bool)):
+            why = "`add` and `remove` are names of hosts, `force` is true or false"
+            raise Refused(2, "that is no change of voters", why, "agentctl voters --help")
+        return {"said": await self._agent.change_voters(add, remove, force)}
+
+    # ---- from this host ----
+
+    async def _local_gpus(self, _arguments: Mapping[str, Any]) -> list[GpuRow]:
+        holders = await self._gpu_holders()
+        return [self._gpu_row(gpu, holders) for gpu in self._agent.env.probes.gpus()]
+
+    def _gpu_row(self, gpu: Gpu, holders: Mapping[str, JobId]) -> GpuRow:
+        return GpuRow(
+            host=self._agent.id,
+            index=gpu.index,
+            uuid=gpu.uuid,
+            model=gpu.model,
+            memory_total_bytes=gpu.memory_total_bytes,
+            memory_used_bytes=gpu.memory_used_bytes,
+            utilization=gpu.utilization,
+            job=holders.get(gpu.uuid),
+            simulated=gpu.simulated,
+            age_s=0.0,
+        )
+
+    async def _gpu_holders(self) -> Mapping[str, JobId]:
+        """GPU UUID -> job, from this host's copy of the log."""
+        jobs = self._agent.plugin_commands().get("scheduler.jobs")
+        if jobs is None:
+            return {}
+        return {gpu: job.id for job in await jobs({}) for place in job.places for gpu in place.gpus}
+
+    async def _story(self, arguments: Mapping[str, Any]) -> list[EventLine]:
+        subject = str(arguments.get("id", ""))
+        names = (subject, f"slab/{subject}", f"volume/{subject}", f"host/{subject}")
+        return self._agent.event_log.story(names, prefix=f"slab/{subject}/")
+
+    # ---- from every host ----
+
+    async def _gpus(self, _arguments: Mapping[str, Any]) -> list[GpuRow]:
+        rows: list[GpuRow] = await self._rack("agent.local_gpus")({})
+        states = {view.host: view.state for view in self._agent.hosts()}
+        rows = [msgspec.structs.replace(row, host_state=states.get(row.host, "gone")) for row in rows]
+        return sorted(rows, key=lambda row: (row.host, row.index))
+
+    async def _why(self, arguments: Mapping[str, Any]) -> list[EventLine]:
+        subject = str(arguments.get("id", ""))
+        story = merged([await self._everywhere("agent.story", {"id": subject})])
+        if not story:
+            raise Refused(
+                3,
+                f"nothing is known of {subject!r}",
+                "no job, slab, volume or host of that name has a story on any host that answers",
+                "agentctl jobs, agentctl slabs and agentctl hosts list the names",
+            )
+        return story
+
+    def _rack(self, read: str) -> Command:
+        async def gathered(_arguments: Mapping[str, Any]) -> list[Any]:
+            return await self._everywhere(read, {})
+
+        return gathered
+
+    async def _everywhere(self, read: str, arguments: dict[str, str]) -> list[Any]:
+        """The rows of every host that answers now, and the last known ones, with their age, of those that do not."""
+        asked = [view.host for view in self._agent.hosts() if view.state in ("alive", "suspect")]
+        answers = await asyncio.gather(*(self._rows(host, read, arguments) for host in asked))
+        now_s = self._agent.env.clock.now_s()
+        remembered = self._last.setdefault((read, arguments.get("id", "")), {}) if not arguments else {}
+        for host, rows in zip(asked, answers, strict=True):
+            if rows is not None:
+                remembered[host] = (now_s, rows)
+        return [
+            _aged(row, now_s - at_s) for host in sorted(remembered) for at_s, rows in [remembered[host]] for row in rows
+        ]
+
+    async def _rows(self, host: HostId, read: str, arguments: dict[str, str]) -> list[Any] | None:
+        if host == self._agent.id:
+            return await self._here(read, arguments)
+        try:
+            answer = await self._agent.ask("agent", host, AskView(read, arguments), ASK_S)
+        except (TimeoutError, Refused):
+            return None
+        assert isinstance(answer, ViewAnswer)
+        try:
+            return list(msgspec.json.decode(answer.rows, type=list[READS[read]]))  # type: ignore[valid-type]
+        except msgspec.DecodeError:
+            return None
+
+    async def _here(self, read: str, arguments: Mapping[str, Any]) -> list[Any] | None:
+        command = ({**self.commands(), **self._agent.plugin_commands()}).get(read)
+        return None if command is None else list(await command(arguments))
+
+    async def answer(self, question: AskView) -> ViewAnswer:
+        """Another agent's live question. Refused when it is none of `READS`."""
+        rows = await self._here(question.read, question.arguments) if question.read in READS else None
+        if rows is None:
+            raise Refused(
+                3, f"{question.read!r} cannot be read here", "no such read, or its plugin is off", "agentctl hosts"
+            )
+        return ViewAnswer(msgspec.json.encode(rows))
+
+
+def _is_host(name: object) -> bool:
+    return isinstance(name, str) and (not name or re.match(ID_PATTERN, name) is not None)
+
+
+def _aged(row: T, age_s: float) -> T:
+    """The row with its age, if it has one and it is not of this moment."""
+    return msgspec.structs.replace(row, age_s=age_s) if age_s > 0 and hasattr(row, "age_s") else row

@@ -1,0 +1,52 @@
+"""What agents write to one another: one `Envelope` a message of a link."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+LETTER_BYTES_MAX = 1 << 20
+"""Longest letter, bytes; bulk goes over `Bytes`."""
+PAGE_BYTES = 512 << 10
+"""A longer answer comes in pages of this size, asked for one after the other."""
+ANSWER_BYTES_MAX = 32 << 20
+"""Longest answer, all pages together: rows of some 100,000 slabs."""
+PAGES_MAX = ANSWER_BYTES_MAX // PAGE_BYTES
+
+Kind = Literal["send", "ack", "stale", "full", "ask", "answer", "refused", "raw"]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    kind: Kind
+    id: Count
+    boot: Count
+    """The sender's boot; in an ack, stale, full, answer or refusal: the boot that asked."""
+    to_boot: Count
+    """The receiver's boot as the sender knows it; 0: any."""
+    settled: Count
+    """The sender will not repeat to this receiver any id below this one."""
+    plugin: Annotated[str, msgspec.Meta(max_length=32)]
+    body: bytes
+    page: Annotated[int, msgspec.Meta(ge=0, lt=PAGES_MAX)] = 0
+    """Of an answer, and of the question that asks for it."""
+    pages: Annotated[int, msgspec.Meta(ge=1, le=PAGES_MAX)] = 1
+    """Of an answer: how many it has."""
+
+
+class RefusedBody(msgspec.Struct, frozen=True):
+    code: int
+    what: str
+    why: str
+    next: str
+
+
+encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(Envelope)
+
+
+def decode(data: bytes) -> Envelope | None:
+    """None when it is malformed."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None

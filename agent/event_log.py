@@ -1,0 +1,124 @@
+"""Stories: what happened to a job, a slab or a host, with time and reason, kept across restarts for `agentctl why`.
+
+Notes are appended in batches, about once a second; a crash loses at most the last batch. The file is rewritten from
+what is still remembered when it has grown past `FILE_BYTES_MAX`. A torn or damaged line ends the reading there: the
+rest of the file is dropped, and the story goes on after it.
+"""
+
+import struct
+import zlib
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+
+import msgspec
+
+from covey.core import HostId
+from covey.ports import Clock, Disk
+from plugins.views import EventLine
+
+FILE = "story.log"
+FILE_BYTES_MAX = 4 << 20
+LINES_PER_SUBJECT_MAX = 200
+SUBJECTS_MAX = 2000
+
+_HEADER = struct.Struct("<II")
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(EventLine)
+
+
+def frame(line: EventLine) -> bytes:
+    body = _encode(line)
+    return _HEADER.pack(len(body), zlib.crc32(body)) + body
+
+
+def lines(data: bytes) -> tuple[list[EventLine], int]:
+    """The whole lines at the start of `data`, and how many bytes they take."""
+    found: list[EventLine] = []
+    at = 0
+    while at + _HEADER.size <= len(data):
+        size, checksum = _HEADER.unpack_from(data, at)
+        body = data[at + _HEADER.size : at + _HEADER.size + size]
+        if len(body) < size or zlib.crc32(body) != checksum:
+            break
+        try:
+            found.append(_decoder.decode(body))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            break
+        at += _HEADER.size + size
+    return found, at
+
+
+class EventLog:
+    """This host's stories. `note` is instant; `write` makes what was noted durable."""
+
+    def __init__(self, host: HostId, clock: Clock, disk: Disk) -> None:
+        self._host, self._clock, self._disk = host, clock, disk
+        self._stories: OrderedDict[str, deque[EventLine]] = OrderedDict()
+        self._keys: dict[str, set[str]] = {}
+        self._unwritten: list[EventLine] = []
+        self._file_bytes = 0
+
+    async def load(self) -> None:
+        data = await self._disk.read(FILE) or b""
+        found, self._file_bytes = lines(data)
+        for line in found:
+            self._remember(line)
+        if self._file_bytes < len(data):
+            await self._disk.truncate(FILE, self._file_bytes)
+
+    def note(self, subject: str, event: str, reason: str, key: str = "") -> None:
+        """A key that this subject already has is the same event told again (a log replayed): ignored."""
+        if key and key in self._keys.get(subject, ()):
+            return
+        line = EventLine(self._clock.wall_s(), self._host, subject, event, reason, key)
+        self._remember(line)
+        self._unwritten.append(line)
+
+    def _remember(self, line: EventLine) -> None:
+        story = self._stories.setdefault(line.subject, deque(maxlen=LINES_PER_SUBJECT_MAX))
+        story.append(line)
+        self._stories.move_to_end(line.subject)
+        if line.key:
+            self._keys.setdefault(line.subject, set()).add(line.key)
+        if len(self._stories) > SUBJECTS_MAX:
+            forgotten, _ = self._stories.popitem(last=False)
+            self._keys.pop(forgotten, None)
+
+    async def write(self) -> None:
+        """OSError on a sick disk; what could not be written is tried again with the next batch."""
+        if not self._unwritten:
+            return
+        batch, self._unwritten = self._unwritten, []
+        data = b"".join(map(frame, batch))
+        try:
+            if self._file_bytes + len(data) > FILE_BYTES_MAX:
+                kept = [line for story in self._stories.values() for line in story]
+                data = b"".join(map(frame, sorted(kept, key=lambda line: line.wall_s)))
+                await self._disk.replace(FILE, data)
+                self._file_bytes = len(data)
+            else:
+                await self._disk.append(FILE, data)
+                self._file_bytes += len(data)
+        except OSError:
+            self._unwritten = batch + self._unwritten
+            self._file_bytes = FILE_BYTES_MAX  # it is written anew: nothing is read behind half a line at its end
+            raise
+
+    def story(self, subjects: Sequence[str], prefix: str = "") -> list[EventLine]:
+        """Lines of these subjects and of those that start with `prefix` (if any), oldest first."""
+        names = [name for name in self._stories if name in subjects or (prefix and name.startswith(prefix))]
+        return sorted((line for name in names for line in self._stories[name]), key=lambda line: line.wall_s)
+
+
+def merged(stories: Sequence[Sequence[EventLine]]) -> list[EventLine]:
+    """One story from those of several hosts: an event that many saw (same key) is told once, at its earliest time."""
+    seen: dict[tuple[str, str], EventLine] = {}
+    alone: list[EventLine] = []
+    for line in (line for story in stories for line in story):
+        if not line.key:
+            alone.append(line)
+            continue
+        known = seen.get((line.subject, line.key))
+        if known is None or line.wall_s < known.wall_s:
+            seen[line.subject, line.key] = line
+    return sorted([*seen.values(), *alone], key=lambda line: (line.wall_s, line.host))

@@ -1,0 +1,49 @@
+"""What an agent knows about one job's ranks on this host under one epoch, and what it tells of them."""
+
+import asyncio
+
+from agent.jobs.records import Key, StartRecord
+from agent.jobs.supervision import CANNOT_START, SIGKILL, UNKNOWN, StopRanks, SupervisorState
+from covey.ports import ByteStream
+from plugins.base import RankLease
+from plugins.facts import RanksEnded, RanksStarted
+
+
+class Epoch:
+    """What this agent knows about one job's ranks under one epoch."""
+
+    def __init__(self, record: StartRecord, found: bool) -> None:
+        self.record = record
+        self.state = SupervisorState()
+        self.found = found
+        """Known from disk, and nobody has asked this agent to start it."""
+        self.launched = False
+        """This agent started its supervisor."""
+        self.stop: StopRanks | None = None
+        self.lease: RankLease | None = None
+        """The newest that this agent was told to give."""
+        self.stream: ByteStream | None = None
+        self.started = self.ended = self.forgotten = False
+        """What was told."""
+        self.over = asyncio.Event()
+        self.launches = 0
+        """Supervisors started in vain since one was last heard."""
+
+
+def started_of(key: Key, state: SupervisorState) -> RanksStarted:
+    return RanksStarted(key[0], key[1], {rank: pid.pid for rank, pid in state.pids.items()})
+
+
+def ended_of(key: Key, epoch: Epoch) -> RanksEnded:
+    codes = dict(epoch.state.codes)
+    for rank in epoch.record.spec.ranks:
+        codes.setdefault(rank.rank, UNKNOWN)
+    return RanksEnded(key[0], key[1], codes, epoch.state.reason, epoch.state.lost)
+
+
+def lost_of(epoch: Epoch, state: SupervisorState, why: str) -> SupervisorState:
+    """The end of ranks that nobody supervises any more: those that ran were killed, the others never began."""
+    codes = dict(state.codes)
+    for rank in epoch.record.spec.ranks:
+        codes.setdefault(rank.rank, -SIGKILL if rank.rank in state.pids else CANNOT_START)
+    return SupervisorState(pids=state.pids, codes=codes, ended=True, reason=why, lost=True)

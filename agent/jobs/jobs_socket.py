@@ -1,0 +1,231 @@
+"""The unix socket `jobs.sock`: where processes on this host meet their agent (frames: `covey.wire`).
+
+    process --Join--> [token of the epoch, or a tool's uid] --Joined--> frames both ways until one side closes
+
+A rank proves with its token that the runner started it under an epoch that still runs here; a tool outside any job is
+known by the uid that the kernel tells. `Stepped` becomes the fact `StepTimed`, `ExtendGrace` goes to the runner, whose
+answer is `Stopping`, which every rank is told that is asked to end; every other frame goes to the plugin that hears it,
+one at a time per process, so a process that asks faster than its plugin answers waits in its own socket.
+Frames to a process stand in a bounded outbox: who does not read is cut off, and joins again when he does. Whatever is
+malformed is counted and ends that connection, nothing else; who does it again and again is shut out (`offences`).
+"""
+
+import asyncio
+import hmac
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+from agent.ports.protocol_error_limit import ProtocolErrorLimit
+from covey.core import Fact, JobId
+from covey.errors import Refused
+from covey.frames import FrameError, pack, read_frame
+from covey.ports import ByteStream, Env, Listener
+from covey.wire import ExtendGrace, Frame, Join, Joined, Refusal, Stepped, Stopping, decoder
+from plugins.base import JobPeer, Outbox, RanksSpec
+from plugins.facts import JobJoined, StepTimed
+
+JOIN_S = 5.0
+"""A process that has not joined this long after connecting is cut off."""
+PEERS_MAX = 1024
+METRICS_MAX = 16
+METRIC_NAME_MAX = 64
+KERNEL_MAX = 64
+STEP_MAX = 1 << 53
+SECONDS_MAX = 1e9
+FRAMES_AT_ONCE = 32
+"""After so many frames in a row the loop gets its turn, however many more are waiting."""
+
+
+class Tokens(Protocol):
+    """What is asked of the runner."""
+
+    def token(self, job: JobId, epoch: int) -> str | None: ...
+    def spec(self, job: JobId, epoch: int) -> RanksSpec | None: ...
+    def stopping(self, job: JobId, epoch: int) -> Stopping | None: ...
+    async def extend(self, job: JobId, epoch: int, seconds: float) -> None: ...
+
+
+class ConnectedProcess:
+    """`plugins.base.JobPeer`."""
+
+    def __init__(self, join: Join, uid: int, stream: ByteStream) -> None:
+        self.pid, self.job, self.uid = join.pid, join.job, uid
+        self.rank, self.epoch = join.rank, join.epoch
+        self.kernel = "".join(filter(str.isprintable, join.kernel[:KERNEL_MAX]))
+        self._stream = stream
+        self.outbox = Outbox()
+
+    def send(self, frame: Frame) -> None:
+        """Never waits; a process too far behind is cut off."""
+        if not self.outbox.put(pack(frame)):
+            self._stream.close()
+
+    async def write(self) -> None:
+        """What `send` queued, until the connection ends."""
+        try:
+            while True:
+                await self._stream.write(await self.outbox.queue.get())
+        except ConnectionError:
+            return
+
+
+class JobSocket:
+    """Listens from `start` to `stop`."""
+
+    def __init__(
+        self,
+        env: Env,
+        runner: Tokens,
+        tell: Callable[[Fact], None],
+        deliver: Callable[[JobPeer, Frame], Awaitable[None]],
+    ) -> None:
+        self._env, self._runner, self._tell, self._deliver = env, runner, tell, deliver
+        self._listener: Listener | None = None
+        self._joined: list[ConnectedProcess] = []
+        self.counters = {"joined": 0, "refused": 0, "malformed": 0, "steps": 0, "metrics dropped": 0, "shut out": 0}
+        self._offences = ProtocolErrorLimit()
+
+    async def start(self) -> None:
+        """OSError when another agent listens there."""
+        self._listener = await self._env.bytes.listen(f"unix:{self._env.run_dir}/jobs.sock", self._serve)
+
+    async def stop(self) -> None:
+        if self._listener is not None:
+            await self._listener.close()
+            self._listener = None
+
+    def peers(self, job: JobId) -> Sequence[JobPeer]:
+        """By rank, then by time of joining."""
+        return sorted((peer for peer in self._joined if peer.job == job), key=lambda peer: peer.rank)
+
+    def facts(self) -> Sequence[Fact]:
+        """Who is joined now, for a plugin that has missed it."""
+        return [
+            JobJoined(peer.job, peer.epoch, peer.rank, peer.kernel) for peer in self._joined if peer.job is not None
+        ]
+
+    def say_stopping(self, job: JobId, epoch: int) -> None:
+        """Ranks of this epoch were asked to end, or have got more time."""
+        stopping = self._runner.stopping(job, epoch)
+        for peer in self.peers(job) if stopping is not None else ():
+            if peer.epoch == epoch and stopping is not None:
+                peer.send(stopping)
+
+    def metrics(self) -> Mapping[str, float]:
+        counted = {f'covey_job_frames_total{{kind="{kind}"}}': float(n) for kind, n in self.counters.items()}
+        return {**counted, "covey_job_processes": float(len(self._joined))}
+
+    # ---- one connection ----
+
+    async def _serve(self, stream: ByteStream) -> None:
+        if self._offences.shut_out(stream.peer, self._env.clock.now_s()):
+            self.counters["shut out"] += 1
+            return
+        try:
+            async with asyncio.timeout(JOIN_S):
+                first = await read_frame(stream, decoder)
+            peer = self._admit(first, stream)
+            await stream.write(pack(self._welcome(peer)))
+        except Refused as refused:
+            self.counters["refused"] += 1
+            await stream.write(pack(Refusal(refused.what, refused.why, refused.next)))
+        except FrameError as error:
+            self._malformed(stream, error)
+        except TimeoutError:
+            self.counters["refused"] += 1
+        else:
+            await self._live(peer, stream)
+
+    def _admit(self, first: Frame, stream: ByteStream) -> ConnectedProcess:
+        if not isinstance(first, Join):
+            raise FrameError(f"{type(first).__name__} before Join")
+        if len(self._joined) >= PEERS_MAX:
+            why = f"{PEERS_MAX} processes are joined on {self._env.host}"
+            raise Refused(4, "cannot join", why, "close what you do not need and try again")
+        if first.job is not None:
+            self._check_rank(first, first.job)
+        return ConnectedProcess(first, stream.uid, stream)
+
+    def _check_rank(self, join: Join, job: JobId) -> None:
+        token, spec = self._runner.token(job, join.epoch), self._runner.spec(job, join.epoch)
+        what = f"rank {join.rank} cannot join job {job}"
+        if token is None or spec is None:
+            why = f"epoch {join.epoch} of {job} does not run on {self._env.host}"
+            raise Refused(3, what, why, f"agentctl job {job}")
+        if not hmac.compare_digest(token.encode(), join.token.encode(errors="replace")):
+            raise Refused(
+                4, what, "its COVEY_TOKEN is wrong", "start it with agentctl submit, and keep its environment"
+            )
+        if all(rank.rank != join.rank for rank in spec.ranks):
+            raise Refused(3, what, f"that rank runs on another host than {self._env.host}", f"agentctl job {job}")
+
+    def _welcome(self, peer: ConnectedProcess) -> Joined:
+        if peer.job is None:
+            return Joined(self._env.host)
+        spec = self._runner.spec(peer.job, peer.epoch)
+        return Joined(self._env.host, peer.job, peer.rank, spec.world_size if spec is not None else 1, peer.epoch)
+
+    async def _live(self, peer: ConnectedProcess, stream: ByteStream) -> None:
+        self.counters["joined"] += 1
+        self._joined.append(peer)
+        writer = asyncio.get_running_loop().create_task(peer.write(), name=f"jobs: write to {peer.pid}")
+        try:
+            if peer.job is not None:
+                self._tell(JobJoined(peer.job, peer.epoch, peer.rank, peer.kernel))
+                if (stopping := self._runner.stopping(peer.job, peer.epoch)) is not None:
+                    peer.send(stopping)
+            await self._hear(peer, stream)
+        except FrameError as error:
+            self._malformed(stream, error)
+        finally:
+            self._joined.remove(peer)
+            writer.cancel()
+
+    async def _hear(self, peer: ConnectedProcess, stream: ByteStream) -> None:
+        heard = 0
+        while True:
+            frame = await read_frame(stream, decoder)
+            heard += 1
+            if heard % FRAMES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if isinstance(frame, Stepped):
+                self._stepped(peer, frame)
+            elif isinstance(frame, Join | Joined | Stopping):
+                raise FrameError(f"{type(frame).__name__} from a process that has joined")
+            else:
+                await self._ask(peer, frame)
+
+    async def _ask(self, peer: ConnectedProcess, frame: Frame) -> None:
+        try:
+            if isinstance(frame, ExtendGrace):
+                await self._extend(peer, frame)
+            else:
+                await self._deliver(peer, frame)
+        except Refused as refused:
+            peer.send(Refusal(refused.what, refused.why, refused.next))
+
+    async def _extend(self, peer: ConnectedProcess, frame: ExtendGrace) -> None:
+        if peer.job is None or not 0 < frame.seconds <= SECONDS_MAX:
+            raise FrameError("ExtendGrace from outside a job, or with a time that cannot be")
+        await self._runner.extend(peer.job, peer.epoch, frame.seconds)
+
+    def _stepped(self, peer: ConnectedProcess, frame: Stepped) -> None:
+        """FrameError for figures that are none; a metric that is none (a loss that became NaN) is only left out."""
+        times = (frame.step_s, frame.compute_s, frame.communicate_s)
+        if peer.job is None or not 0 <= frame.step <= STEP_MAX or not all(0 <= time <= SECONDS_MAX for time in times):
+            raise FrameError("Stepped from outside a job, or with figures that cannot be")
+        good = {
+            name: value
+            for name, value in list(frame.metrics.items())[:METRICS_MAX]
+            if len(name) <= METRIC_NAME_MAX and math.isfinite(value)
+        }
+        self.counters["steps"] += 1
+        self.counters["metrics dropped"] += len(frame.metrics) - len(good)
+        self._tell(StepTimed(peer.job, peer.epoch, peer.rank, frame.step, *times, good))
+
+    def _malformed(self, stream: ByteStream, error: FrameError) -> None:
+        self.counters["malformed"] += 1
+        unsaid = self._offences.add(stream.peer, self._env.clock.now_s())
+        if unsaid is not None:
+            self._env.log.warning("malformed frame on jobs.sock", peer=stream.peer, why=str(error), unsaid=unsaid)

@@ -1,0 +1,149 @@
+"""What ranks wrote, as it lies on this host's disk: bounded for each rank, for the host, and in time.
+
+    jobs/j7/rank0.log                      the head of what rank 0 wrote, for good
+    jobs/j7/rank0.log.000000067108864      parts of the ring behind it, from `agent/ports/shim.py`; the number is the
+    jobs/j7/rank0.log.000000083886080      offset of a part's first byte in all that was ever written
+
+What lies between two files was dropped: whoever reads from an offset in there is told the next one that there is.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from covey.core import JobId
+from covey.ports import Disk
+from covey.units import parse_seconds, parse_size
+from plugins.base import LogRead
+
+LOG_BYTES_MAX = 1 << 20
+"""Most that one `read_log` returns."""
+RANK_BYTES_MIN = 1 << 20
+"""However little is left of a host's budget, a rank may keep so much."""
+FENCE_S = 86_400.0
+"""For so long the fence of an ended job stays, whatever became of its output: no message about it is as old as that."""
+_LOG = re.compile(r"^jobs/([a-z0-9][a-z0-9.-]{0,62})/rank\d{1,5}\.log(?:\.\d{15})?$")
+
+
+class JobsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[jobs]: what ranks may leave on this host's disk."""
+
+    output_rank_max: str = "256 MiB"
+    """Of one rank's output: its first quarter is kept for good, then the newest of the rest."""
+    output_host_max: str = "16 GiB"
+    """Of all ranks' output on this host. Ranks that start share what others were not promised; output of ended jobs
+    goes, the oldest first, when there is more."""
+    keep_ended: int = 1000
+    """Ended jobs whose output is kept, the newest."""
+    keep_ended_for: str = "30 d"
+    """How long output of an ended job is kept."""
+    disk_free_min: str = "1 GiB"
+    """With less free in the state directory this host takes no submissions, and no ranks."""
+
+    def __post_init__(self) -> None:
+        for name in ("output_rank_max", "output_host_max"):
+            if parse_size(getattr(self, name)) < RANK_BYTES_MIN:
+                raise ValueError(f"{name} = {getattr(self, name)!r}: expected at least 1 MiB")
+        parse_size(self.disk_free_min)
+        if parse_seconds(self.keep_ended_for) <= 0 or self.keep_ended < 1:
+            raise ValueError("keep_ended and keep_ended_for: expected at least one job, and a time over 0")
+
+
+@runtime_checkable
+class Sized(Protocol):
+    """A disk that tells a file's size, and reads a part of it, without keeping it open: the real one."""
+
+    async def size(self, name: str) -> int: ...
+    async def peek(self, name: str, offset: int, size: int) -> bytes: ...
+
+
+async def read_log(disk: Disk, name: str, offset: int, limit: int) -> LogRead:
+    """At most `LOG_BYTES_MAX`. A negative offset counts from the end."""
+    parts = await _parts(disk, name)
+    size = sum(parts[-1]) if parts else 0
+    start = max(0, size + offset) if offset < 0 else min(offset, size)
+    for first, length in parts:
+        if start < first + length:
+            start = max(start, first)
+            wanted = max(0, min(limit, LOG_BYTES_MAX, first + length - start))
+            try:
+                return LogRead(await _peek(disk, _part(name, first), start - first, wanted), start, size)
+            except FileNotFoundError:
+                continue  # the ring went on; the next part is there
+    return LogRead(b"", start, size, kept=bool(parts))
+
+
+def _part(name: str, first: int) -> str:
+    return f"{name}.{first:015d}" if first else name
+
+
+async def _parts(disk: Disk, name: str) -> list[tuple[int, int]]:
+    """Of each file its first byte's offset and its size, ascending."""
+    found: list[tuple[int, int]] = []
+    for other in await disk.names(name):
+        digits = other[len(name) + 1 :]
+        if other == name or (len(digits) == 15 and digits.isdigit()):
+            found.append((int(digits or 0), await size_of(disk, other)))
+    return sorted(found)
+
+
+async def size_of(disk: Disk, name: str) -> int:
+    """0 when there is no such file (any more)."""
+    try:
+        if isinstance(disk, Sized):
+            return await disk.size(name)
+        return len(await disk.read(name) or b"")
+    except OSError:
+        return 0
+
+
+async def _peek(disk: Disk, name: str, offset: int, size: int) -> bytes:
+    if isinstance(disk, Sized):
+        return await disk.peek(name, offset, size)
+    return (await disk.read(name) or b"")[offset : offset + size]
+
+
+# ---- how much of it is kept ----
+
+
+class KeptOutput(msgspec.Struct, frozen=True):
+    """Output of one job on this host."""
+
+    job: JobId
+    size_bytes: int
+    ended_s: float | None
+    """By the wall clock; None: it runs, or its end is not in the log yet."""
+
+
+def rank_bytes_max(settings: JobsSettings, promised_bytes: int, ranks: int) -> int:
+    """What each of `ranks` ranks that start now may keep, when others that run here were promised so much."""
+    left = parse_size(settings.output_host_max) - promised_bytes
+    return max(RANK_BYTES_MIN, min(parse_size(settings.output_rank_max), left // max(1, ranks)))
+
+
+def to_remove(settings: JobsSettings, kept: Sequence[KeptOutput], wall_s: float) -> list[JobId]:
+    """Ended jobs whose output goes, the oldest first: too old, too many, or more than this host's budget together with
+    what runs."""
+    oldest_s = wall_s - parse_seconds(settings.keep_ended_for)
+    ended = sorted((each for each in kept if each.ended_s is not None), key=lambda each: (each.ended_s, each.job))
+    size, budget = sum(each.size_bytes for each in kept), parse_size(settings.output_host_max)
+    gone: list[JobId] = []
+    for number, each in enumerate(ended):
+        assert each.ended_s is not None
+        too_many = len(ended) - number > settings.keep_ended
+        if each.ended_s >= oldest_s and not too_many and (size <= budget or not each.size_bytes):
+            continue
+        gone.append(each.job)
+        size -= each.size_bytes
+    return gone
+
+
+async def output_of(disk: Disk) -> dict[JobId, dict[str, int]]:
+    """Job -> name -> bytes of what ranks wrote here."""
+    found: dict[JobId, dict[str, int]] = {}
+    for name in await disk.names("jobs/"):
+        if (matched := _LOG.match(name)) is not None:
+            found.setdefault(JobId(matched[1]), {})[name] = await size_of(disk, name)
+    return found

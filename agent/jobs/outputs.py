@@ -1,0 +1,93 @@
+"""Room on this host's disk for what ranks write: what each may keep, what goes when there is too much, and whether this
+host takes more at all. (How output lies on disk: `agent/jobs/output.py`.)"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol, runtime_checkable
+
+from agent.jobs.output import FENCE_S, JobsSettings, KeptOutput, output_of, rank_bytes_max, to_remove
+from agent.jobs.records import Fence, forgotten_of
+from covey.core import JobId
+from covey.ports import Env
+from covey.units import format_size, parse_size
+
+LOOK_S = 5.0
+"""Between two looks at the free room."""
+SWEEP_EVERY = 12
+"""Looks between two sweeps of ended jobs' output."""
+
+
+@runtime_checkable
+class Roomy(Protocol):
+    """A disk that knows how much fits on it."""
+
+    async def free_bytes(self) -> int: ...
+
+
+@runtime_checkable
+class Foldered(Protocol):
+    """A disk with folders, which stay when their files are gone: the real one."""
+
+    async def prune(self, folder: str) -> None:
+        """Remove the folder if nothing is in it."""
+
+
+class Outputs:
+    """`live`: jobs with an epoch that is not forgotten yet; their output is never removed."""
+
+    def __init__(self, env: Env, settings: JobsSettings, live: Callable[[], Collection[JobId]]) -> None:
+        self._env, self._settings, self._live = env, settings, live
+        self._free_min = parse_size(settings.disk_free_min)
+        self.refusal = ""
+        """Why this host takes no submissions and no ranks now."""
+
+    def rank_bytes_max(self, promised_bytes: int, ranks: int) -> int:
+        return rank_bytes_max(self._settings, promised_bytes, ranks)
+
+    async def run(self, fences: Callable[[], Mapping[JobId, Fence]], unfence: Callable[[JobId], None]) -> None:
+        looks = 0
+        while True:
+            await self.look()
+            if looks % SWEEP_EVERY == 0:
+                try:
+                    await self.sweep(fences(), unfence)
+                except OSError as error:
+                    self._env.log.error("output of ended jobs cannot be removed", why=str(error))
+            looks += 1
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Whether there is room for more."""
+        disk = self._env.disk
+        try:
+            free = await disk.free_bytes() if isinstance(disk, Roomy) else self._free_min
+        except OSError as error:
+            self._env.log.error("the free room cannot be read", why=str(error))
+            return
+        before, self.refusal = self.refusal, ""
+        if free < self._free_min:
+            # The place is said, not the figure, which changes with every look: this is told to other hosts.
+            self.refusal = f"less than {format_size(self._free_min)} is free in {disk.path('jobs')} of {self._env.host}"
+        if bool(self.refusal) != bool(before):
+            self._env.log.warning("disk", free_bytes=free, refuses=self.refusal or "nothing any more")
+
+    async def sweep(self, fences: Mapping[JobId, Fence], unfence: Callable[[JobId], None]) -> None:
+        """Remove output of ended jobs that is too old, too much or of too many, and in the end their fences too."""
+        live, found, wall_s = set(self._live()), await output_of(self._env.disk), self._env.clock.wall_s()
+        kept = [KeptOutput(job, sum(files.values()), self._ended_s(job, live, fences)) for job, files in found.items()]
+        for job in to_remove(self._settings, kept, wall_s):
+            for name in found.pop(job):
+                await self._env.disk.delete(name)
+            self._env.log.info("output of an ended job removed", job=job)
+        for job, fence in sorted(fences.items()):
+            if job not in live and job not in found and wall_s - fence.wall_s > FENCE_S:
+                await self._env.disk.delete(forgotten_of(job))
+                unfence(job)
+                if isinstance(self._env.disk, Foldered):
+                    await self._env.disk.prune(f"jobs/{job}")
+
+    def _ended_s(self, job: JobId, live: Collection[JobId], fences: Mapping[JobId, Fence]) -> float | None:
+        """Output that nobody has a record of ended in a time that nobody knows."""
+        if job in live:
+            return None
+        return fences[job].wall_s if job in fences else 0.0

@@ -1,0 +1,128 @@
+"""A rank's environment: the submitter's variables, over them what torchrun would set, the GPUs, and what is ours.
+
+Two kinds of programs read these variables, and they count different things:
+
+- a *rank* (`python train.py`) reads RANK, LOCAL_RANK, GROUP_RANK: as torchrun sets them for its processes, LOCAL_RANK
+  counts the ranks of one host, and GROUP_RANK counts hosts;
+- a *launcher* (`torchrun train.py`), which one worker runs, reads NNODES, NODE_RANK and torchrun's own PET_*. What it
+  calls a node is one launcher, so these count workers: two launchers on one host are two nodes, and both reach the one
+  MASTER_ADDR:MASTER_PORT. Its processes per node are the GPUs of one worker.
+
+GPUs. Each rank sees every GPU that the job has on the host, and `set_device(LOCAL_RANK)` is its own. With several GPUs
+per worker its own come first, as far as LOCAL_RANK lets them:
+
+    own = the GPUs of this rank, others = those of its siblings here, in the order of ranks
+    LOCAL_RANK < len(own):  own, others
+    otherwise:              own[:-1], others, with own[-1] put in at LOCAL_RANK
+
+COVEY_LOCAL_DEVICE is the index of its first device (LOCAL_RANK), COVEY_LOCAL_DEVICES those of all its own.
+
+Bound (`--bind-gpus`), a rank sees its own GPUs and no others, and is a node of its own: LOCAL_RANK 0 of
+LOCAL_WORLD_SIZE 1, GROUP_RANK its RANK. So `set_device(LOCAL_RANK)` is right here too.
+"""
+
+import msgspec
+
+from covey.core import HostId
+from plugins.base import RankSpec, RanksSpec
+
+UNLESS_SET = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": "/usr/local/bin:/usr/bin:/bin"}
+"""What a submitter may choose otherwise."""
+
+
+class RankEndpoints(msgspec.Struct, frozen=True):
+    """How a rank finds the agent of its host, and what it shows there."""
+
+    host: HostId
+    token: str
+    socket: str
+    """Path of jobs.sock."""
+    preempt_file: str
+    """Appears when the ranks are asked to end."""
+
+
+def environment(spec: RanksSpec, rank: RankSpec, door: RankEndpoints, hide_gpus: bool) -> dict[str, str]:
+    """`hide_gpus`: a rank without a GPU of its own sees none, instead of all."""
+    set_here = {**_rank(spec, rank), **_launcher(spec, rank), **_ours(spec, rank, door)}
+    carried = {name: str(value) for name, value in set_here.items()}
+    return {**UNLESS_SET, **spec.env, **carried, **_gpus(spec, rank, hide_gpus)}
+
+
+def visible(spec: RanksSpec, rank: RankSpec) -> tuple[str, ...]:
+    """UUIDs in the order in which the rank's program counts its devices."""
+    if spec.bind_gpus or not rank.gpus:
+        return rank.gpus
+    others = tuple(gpu for sibling in spec.ranks if sibling.rank != rank.rank for gpu in sibling.gpus)
+    if rank.local_rank < len(rank.gpus):
+        return rank.gpus + others
+    rest = rank.gpus[:-1] + others
+    return (*rest[: rank.local_rank], rank.gpus[-1], *rest[rank.local_rank :])
+
+
+def _local_rank(spec: RanksSpec, rank: RankSpec) -> int:
+    return 0 if spec.bind_gpus else rank.local_rank
+
+
+def _rank(spec: RanksSpec, rank: RankSpec) -> dict[str, object]:
+    """As torchrun sets them for a process that it starts."""
+    group, groups = (rank.rank, spec.world_size) if spec.bind_gpus else (spec.node_rank, len(spec.nodes))
+    return {
+        "RANK": rank.rank,
+        "WORLD_SIZE": spec.world_size,
+        "LOCAL_RANK": _local_rank(spec, rank),
+        "LOCAL_WORLD_SIZE": 1 if spec.bind_gpus else len(spec.ranks),
+        "GROUP_RANK": group,
+        "GROUP_WORLD_SIZE": groups,
+        "ROLE_RANK": rank.rank,
+        "ROLE_WORLD_SIZE": spec.world_size,
+        "MASTER_ADDR": spec.master_addr,
+        "MASTER_PORT": spec.master_port,
+        "TORCHELASTIC_RUN_ID": spec.job,  # Lightning goes by RANK and GROUP_RANK where this is set
+        "TORCHELASTIC_RESTART_COUNT": spec.attempt - 1,
+    }
+
+
+def _launcher(spec: RanksSpec, rank: RankSpec) -> dict[str, object]:
+    """What torchrun takes for its options when they are not given (PET_*), and scripts that start it."""
+    return {
+        "NNODES": spec.world_size,
+        "NODE_RANK": rank.rank,
+        "PET_NNODES": spec.world_size,
+        "PET_NODE_RANK": rank.rank,
+        "PET_NPROC_PER_NODE": max(1, len(rank.gpus)),
+        "PET_MASTER_ADDR": spec.master_addr,
+        "PET_MASTER_PORT": spec.master_port,
+    }
+
+
+def _ours(spec: RanksSpec, rank: RankSpec, door: RankEndpoints) -> dict[str, object]:
+    return {
+        "COVEY_JOB_ID": spec.job,
+        "COVEY_JOB_NAME": spec.name,
+        "COVEY_EPOCH": spec.epoch,
+        "COVEY_ATTEMPT": spec.attempt,
+        "COVEY_RANK": rank.rank,
+        "COVEY_WORLD_SIZE": spec.world_size,
+        "COVEY_HOST": door.host,
+        "COVEY_TENANT": spec.tenant,
+        "COVEY_CLASS": spec.job_class,
+        "COVEY_NODES": ",".join(spec.nodes),
+        "COVEY_GPUS": ",".join(rank.gpus),
+        "COVEY_TOKEN": door.token,
+        "COVEY_SOCKET": door.socket,
+        "COVEY_PREEMPT_FILE": door.preempt_file,
+    }
+
+
+def _gpus(spec: RanksSpec, rank: RankSpec, hide_gpus: bool) -> dict[str, str]:
+    if not rank.gpus and not hide_gpus:
+        return {}
+    seen = visible(spec, rank)
+    own = sorted((seen.index(gpu) for gpu in rank.gpus), key=lambda index: (index != _local_rank(spec, rank), index))
+    return {
+        "CUDA_VISIBLE_DEVICES": ",".join(seen),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "NVIDIA_VISIBLE_DEVICES": ",".join(seen) or "void",
+        "COVEY_LOCAL_DEVICE": ",".join(map(str, own[:1])),
+        "COVEY_LOCAL_DEVICES": ",".join(map(str, own)),
+    }

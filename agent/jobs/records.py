@@ -1,0 +1,67 @@
+"""What is written down about ranks that were started here: one record per job and epoch, and where its files lie."""
+
+import re
+
+import msgspec
+
+from covey import checked
+from covey.core import JobId
+from covey.ports import ProcessId
+from plugins.base import RanksSpec
+
+START_OR_FORGOTTEN = re.compile(r"^jobs/([a-z0-9][a-z0-9.-]{0,62})/(?:(\d{1,18})\.start|forgotten)$")
+Key = tuple[JobId, int]
+
+
+class StartRecord(msgspec.Struct, frozen=True):
+    """`jobs/JOB/EPOCH.start`."""
+
+    spec: RanksSpec
+    token: str
+    supervisor: ProcessId | None = None
+    """None until it is started, or when the agent died in between."""
+    output_bytes_max: int = 0
+    """What each rank's output may hold on this host."""
+
+
+class Fence(msgspec.Struct, frozen=True):
+    """`jobs/JOB/forgotten`: no epoch up to this one starts here any more."""
+
+    epoch: int
+    wall_s: float = 0.0
+    """When it ended, for people and for how long its output is kept."""
+
+    def encode(self) -> bytes:
+        return checked.seal(self)
+
+
+_fence = msgspec.msgpack.Decoder(Fence)
+
+
+def fence_of(data: bytes, now_wall_s: float) -> Fence:
+    """Whatever is damaged fences nothing: the scheduler's own fence still keeps an older grant from starting. One
+    without a date is dated now."""
+    try:
+        found = checked.unseal(data, _fence)
+    except checked.Damaged:
+        found = Fence(0)
+    return Fence(found.epoch, found.wall_s or now_wall_s)
+
+
+def forgotten_of(job: JobId) -> str:
+    return f"jobs/{job}/forgotten"
+
+
+decoder: msgspec.msgpack.Decoder[StartRecord] = msgspec.msgpack.Decoder(StartRecord)
+
+
+def instance_of(key: Key) -> str:
+    return f"sup-{key[0]}-{key[1]}"
+
+
+def file_of(key: Key, ending: str) -> str:
+    return f"jobs/{key[0]}/{key[1]}.{ending}"
+
+
+def log_of(job: JobId, rank: int) -> str:
+    return f"jobs/{job}/rank{rank}.log"

@@ -1,0 +1,497 @@
+"""Job processes on this host: started, signalled and found again through one supervisor per job and epoch.
+
+    start(spec) -> disk: EPOCH.start -> supervisor process -> its socket says Status -> RanksStarted, RanksEnded
+                                                 |
+    agent restarts: EPOCH.start without an end --+-- follow that socket again; it is gone: read EPOCH.state
+
+The record `EPOCH.start` is durable before anything runs, so an agent that died at any point knows what it may have
+started. A supervisor claims its epoch (see there), so starting one again is harmless. An ended epoch is told after
+every restart until the scheduler says `forget`; then only the highest forgotten epoch of the job stays, and everything
+up to it is refused: a grant's epoch is the fencing token.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from agent.jobs import records, supervision
+from agent.jobs.epoch import Epoch, ended_of, lost_of, started_of
+from agent.jobs.held_ports import HeldPorts
+from agent.jobs.output import JobsSettings, read_log
+from agent.jobs.outputs import Outputs
+from agent.jobs.rank_env import RankEndpoints, environment
+from agent.jobs.records import Key, StartRecord, file_of, instance_of
+from agent.jobs.supervision import (
+    Extend,
+    ForgetRanks,
+    RanksStatus,
+    RankStart,
+    Renewed,
+    StopRanks,
+    SupervisorConfig,
+    SupervisorState,
+    decoder,
+    end_marked,
+    read_state,
+)
+from covey import checked
+from covey.core import Fact, JobId
+from covey.errors import Refused
+from covey.frames import pack, read_frame
+from covey.ports import Address, Command, Env
+from covey.wire import GRACE_KEPT, Stopping
+from plugins.base import LogRead, RankLease, RankSpec, RanksSpec
+
+TOKEN_BYTES = 16
+BOOT_S = 10.0
+"""A supervisor that has not opened its socket this long after its start is taken for dead."""
+LAUNCHES_MAX = 3
+"""Supervisors that die before they say a word; then the ranks cannot start here."""
+RETRY_S = 0.1
+UNREADABLE_S = 1.0
+"""Before a supervisor is looked for again whose state a sick disk does not give."""
+AGAIN_LEASE_S = 10.0
+"""Lease of ranks whose supervisor and agent both died: what was left of theirs nobody knows."""
+
+
+class SupervisedRunner:
+    """`plugins.base.Runner`."""
+
+    def __init__(
+        self,
+        env: Env,
+        tell: Callable[[Fact], None],
+        advertise: str,
+        socket_path: str,
+        settings: JobsSettings | None = None,
+        hide_gpus: bool = True,
+    ) -> None:
+        self._env, self._tell, self._advertise, self._socket_path = env, tell, advertise, socket_path
+        self._hide_gpus = hide_gpus
+        """Ranks without a GPU of their own see none, instead of all."""
+        self._epochs: dict[Key, Epoch] = {}
+        self._forgotten: dict[JobId, records.Fence] = {}
+        self._outputs = Outputs(env, settings or JobsSettings(), lambda: {job for job, _ in self._epochs})
+        self._ports = HeldPorts(env, advertise)
+        self._loading: asyncio.Future[None] | None = None
+        self._known = False
+        """The records have been read."""
+        self.on_stopping: Callable[[JobId, int], None] = lambda job, epoch: None
+        """Told whenever `stopping` has changed."""
+
+    # ---- life ----
+
+    async def start_up(self) -> None:
+        """Find again what an earlier agent started here: told as `RanksStarted` and `RanksEnded`."""
+        await self._loaded()
+        self._env.spawn("runner: output", self._outputs.run(lambda: self._forgotten, self._unfence))
+
+    def _unfence(self, job: JobId) -> None:
+        self._forgotten = {other: fence for other, fence in self._forgotten.items() if other != job}
+
+    def _fenced(self, job: JobId) -> int:
+        """The newest epoch that starts no more."""
+        fence = self._forgotten.get(job)
+        return 0 if fence is None else fence.epoch
+
+    async def stop_up(self) -> None:
+        """The agent leaves. Ranks and supervisors stay."""
+        self._ports.release_all()
+        for epoch in self._epochs.values():
+            if epoch.stream is not None:
+                epoch.stream.close()
+
+    async def _loaded(self) -> None:
+        """Whoever comes first reads the records; the others wait for it. OSError from a sick disk: the next one who
+        comes reads them again."""
+        while not self._known:
+            if self._loading is not None:
+                await asyncio.shield(self._loading)
+                continue
+            self._loading = asyncio.get_running_loop().create_future()
+            try:
+                await self._load()
+                self._known = True
+            finally:
+                self._loading.set_result(None)
+                self._loading = None
+
+    async def _load(self) -> None:
+        for name in await self._env.disk.names("jobs/"):
+            found = records.START_OR_FORGOTTEN.match(name)
+            if found is None:
+                continue
+            data, job = await self._env.disk.read(name) or b"", JobId(found[1])
+            if found[2] is None:
+                self._forgotten[job] = records.fence_of(data, self._env.clock.wall_s())
+                continue
+            try:
+                record = checked.unseal(data, records.decoder)
+            except checked.Damaged as error:
+                self._env.log.error("a job's record is damaged", file=self._env.disk.path(name), why=str(error))
+                continue
+            if (record.spec.job, record.spec.epoch) == (job, int(found[2])):
+                self._epochs[job, record.spec.epoch] = Epoch(record, found=True)
+        for key, epoch in sorted(self._epochs.items()):
+            if key[1] <= self._fenced(key[0]):
+                del self._epochs[key]
+                self._env.spawn(f"runner: forget {key[0]}.{key[1]}", self._delete_if_possible(key))
+                continue
+            self._env.spawn(f"runner: follow {key[0]}.{key[1]}", self._follow(key, epoch))
+
+    # ---- what plugins ask for ----
+
+    async def reserve_port(self, job: JobId, epoch: int) -> int:
+        return self._ports.hold(job, epoch)
+
+    def release_port(self, job: JobId, epoch: int) -> None:
+        self._ports.release(job, epoch)
+
+    async def start(self, spec: RanksSpec) -> None:
+        await self._loaded()
+        key = (spec.job, spec.epoch)
+        newest = max((e for j, e in self._epochs if j == spec.job), default=0)
+        if spec.epoch <= self._fenced(spec.job) or spec.epoch < newest:
+            self._env.log.info("not started: a newer epoch is known", job=spec.job, epoch=spec.epoch)
+            return
+        known = self._epochs.get(key)
+        if known is not None:
+            known.found = False
+            return
+        epoch = self._epochs[key] = Epoch(StartRecord(spec, self._env.entropy(TOKEN_BYTES).hex()), found=False)
+        epoch.lease = spec.lease
+        older = [e for (j, n), e in sorted(self._epochs.items()) if j == spec.job and n < spec.epoch]
+        for fenced in older:
+            await self._stop(fenced, StopRanks(0.0, f"epoch {spec.epoch} of this job starts here"))
+        self._env.spawn(f"runner: follow {spec.job}.{spec.epoch}", self._begin(key, epoch, older))
+
+    async def stop(self, job: JobId, epoch: int, grace_s: float, why: str) -> None:
+        await self._loaded()
+        known = self._epochs.get((job, epoch))
+        if known is not None and not known.ended:
+            await self._stop(known, StopRanks(grace_s, why))
+
+    async def _stop(self, epoch: Epoch, stop: StopRanks) -> None:
+        """Said now if its supervisor is there, and again whenever it is met."""
+        if epoch.stop is None or stop.grace_s < epoch.stop.grace_s:
+            epoch.stop = stop
+        if epoch.stream is not None:
+            with contextlib.suppress(ConnectionError):
+                await epoch.stream.write(pack(stop))
+
+    async def renew(self, leases: Mapping[Key, RankLease]) -> None:
+        """Said now to each supervisor that is there, and again whenever one is met."""
+        for key, lease in sorted(leases.items()):
+            epoch = self._epochs.get(key)
+            if epoch is None or epoch.ended:
+                continue
+            epoch.lease = lease
+            if epoch.stream is not None:
+                with contextlib.suppress(ConnectionError):
+                    await epoch.stream.write(pack(Renewed(lease)))
+
+    async def kept(self) -> Sequence[RanksSpec]:
+        await self._loaded()
+        return [epoch.record.spec for _, epoch in sorted(self._epochs.items()) if not epoch.forgotten]
+
+    def stopping(self, job: JobId, epoch: int) -> Stopping | None:
+        """What ranks of this epoch are told that were asked to end; None when they were not."""
+        known = self._epochs.get((job, epoch))
+        ending = None if known is None or known.ended else known.state.ending
+        if known is None or ending is None:
+            return None
+        left_s = max(0.0, ending.kill_at_s - self._env.clock.boot_s())
+        return Stopping(left_s, known.state.reason, may_extend=not (ending.extended or ending.firm))
+
+    async def extend(self, job: JobId, epoch: int, seconds: float) -> None:
+        """A rank wants more time than its grace. Refused says why not; otherwise `on_stopping` follows."""
+        known, stopping = self._epochs.get((job, epoch)), self.stopping(job, epoch)
+        if known is None or known.stream is None or stopping is None:
+            why = "nobody has asked this job to end" if stopping is None else "its supervisor is being started again"
+            raise Refused(4, GRACE_KEPT, why, "ask while job.stopping is true")
+        if not stopping.may_extend:
+            raise Refused(
+                4, GRACE_KEPT, "it was extended before, or may not be", f"save within {stopping.left_s:.0f} s"
+            )
+        with contextlib.suppress(ConnectionError):
+            await known.stream.write(pack(Extend(seconds)))
+
+    def running(self) -> Mapping[Key, Mapping[int, int]]:
+        found: dict[Key, Mapping[int, int]] = {}
+        for key, epoch in sorted(self._epochs.items()):
+            state = epoch.state
+            if epoch.started and not epoch.ended:
+                found[key] = {rank: pid.pid for rank, pid in state.pids.items() if rank not in state.codes}
+        return found
+
+    def facts(self) -> Sequence[Fact]:
+        """What was told of epochs that are not forgotten, for a plugin that has missed it."""
+        found: list[Fact] = []
+        for key, epoch in sorted(self._epochs.items()):
+            if epoch.started:
+                found.append(started_of(key, epoch.state))
+            if epoch.ended and not epoch.forgotten:
+                found.append(ended_of(key, epoch))
+        return found
+
+    def token(self, job: JobId, epoch: int) -> str | None:
+        """What a rank of this epoch must present; None when it is not (or no longer) one of ours."""
+        known = self._epochs.get((job, epoch))
+        return None if known is None or known.ended else known.record.token
+
+    def spec(self, job: JobId, epoch: int) -> RanksSpec | None:
+        known = self._epochs.get((job, epoch))
+        return None if known is None else known.record.spec
+
+    def knows(self, job: JobId, epoch: int) -> bool:
+        return not self._known or (job, epoch) in self._epochs
+
+    def log_path(self, job: JobId, rank: int) -> str:
+        return self._env.disk.path(records.log_of(job, rank))
+
+    @property
+    def refusal(self) -> str:
+        return self._outputs.refusal
+
+    async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> LogRead:
+        return await read_log(self._env.disk, records.log_of(job, rank), offset, limit)
+
+    def forget(self, job: JobId, epoch: int) -> None:
+        known = self._epochs.get((job, epoch))
+        if known is None or known.forgotten or not known.ended:
+            return
+        known.forgotten = True
+        self._env.spawn(f"runner: forget {job}.{epoch}", self._forget((job, epoch), known))
+
+    async def _forget(self, key: Key, epoch: Epoch) -> None:
+        if epoch.stream is not None:
+            with contextlib.suppress(ConnectionError):
+                await epoch.stream.write(pack(ForgetRanks()))
+        fence = records.Fence(max(key[1], self._fenced(key[0])), self._env.clock.wall_s())
+        self._forgotten = {**self._forgotten, key[0]: fence}
+        try:
+            await self._env.disk.replace(records.forgotten_of(key[0]), fence.encode())
+            if epoch.state.pids:
+                await self._env.disk.delete(f"logs/{instance_of(key)}.log")  # kept where nothing ever ran: it says why
+            await self._delete(key)
+        except OSError as error:
+            self._env.log.error("a job's record cannot be removed", job=key[0], epoch=key[1], why=str(error))
+        self._epochs.pop(key, None)
+
+    async def _delete(self, key: Key) -> None:
+        """The record goes last: while it is there, the rest is looked for."""
+        record = file_of(key, "start")
+        for name in await self._env.disk.names(file_of(key, "")):
+            if name != record:
+                await self._env.disk.delete(name)
+        await self._env.disk.delete(record)
+
+    async def _delete_if_possible(self, key: Key) -> None:
+        """What a sick disk keeps is found, and deleted, after the next restart."""
+        try:
+            await self._delete(key)
+        except OSError as error:
+            self._env.log.error("a job's record cannot be removed", job=key[0], epoch=key[1], why=str(error))
+
+    # ---- one epoch, from its start to its end ----
+
+    async def _begin(self, key: Key, epoch: Epoch, older: list[Epoch]) -> None:
+        for fenced in older:
+            await fenced.over.wait()
+        ranks = [rank.rank for rank in epoch.record.spec.ranks]
+        self.release_port(*key)
+        if epoch.stop is not None:
+            why = f"never started: {epoch.stop.why}"
+            codes = dict.fromkeys(ranks, -supervision.SIGKILL)
+            await self._end_here(key, epoch, SupervisorState(codes=codes, ended=True, reason=why))
+            return
+        promised = [e.record.output_bytes_max * len(e.record.spec.ranks) for e in self._epochs.values() if not e.ended]
+        most = self._outputs.rank_bytes_max(sum(promised), len(ranks))
+        epoch.record = msgspec.structs.replace(epoch.record, output_bytes_max=most)
+        try:
+            await self._write(key, epoch)
+            await self._launch(key, epoch)
+        except OSError as error:
+            at_fault = f"{error.filename}: " if error.filename else ""
+            why = f"the supervisor cannot start: {at_fault}{error.strerror or error}"
+            codes = dict.fromkeys(ranks, supervision.CANNOT_START)
+            await self._end_here(key, epoch, SupervisorState(codes=codes, ended=True, reason=why))
+            return
+        await self._follow(key, epoch)
+
+    async def _write(self, key: Key, epoch: Epoch) -> None:
+        await checked.save(self._env.disk, file_of(key, "start"), epoch.record)
+
+    async def _launch(self, key: Key, epoch: Epoch) -> None:
+        """OSError when our own program cannot be started."""
+        spec = epoch.record.spec
+        config = SupervisorConfig(
+            job=spec.job,
+            epoch=spec.epoch,
+            ranks=tuple(RankStart(rank.rank, self._command(epoch.record, rank)) for rank in spec.ranks),
+            grace_s=spec.grace_s,
+            state=file_of(key, "state"),
+            preempt=file_of(key, "preempt"),
+            socket=self._socket(key),
+            lease=self._lease(epoch),
+        )
+        process = await self._env.processes.start_program("supervisor", instance_of(key), config)
+        epoch.launched = True
+        epoch.record = msgspec.structs.replace(epoch.record, supervisor=process.id)
+        try:
+            await self._write(key, epoch)
+        except OSError as error:  # it lives, and is found at its socket: these ranks did start
+            self._env.log.warning("a supervisor's id is not written", job=key[0], epoch=key[1], why=str(error))
+
+    def _lease(self, epoch: Epoch) -> RankLease | None:
+        first = epoch.record.spec.lease
+        if epoch.lease is not None or first is None:
+            return epoch.lease
+        return RankLease(self._env.clock.boot_s(), AGAIN_LEASE_S, first.grace_s)
+
+    def _command(self, record: StartRecord, rank: RankSpec) -> Command:
+        spec = record.spec
+        door = RankEndpoints(
+            host=self._env.host,
+            token=record.token,
+            socket=self._socket_path,
+            preempt_file=self._env.disk.path(file_of((spec.job, spec.epoch), "preempt")),
+        )
+        return Command(
+            argv=spec.argv,
+            cwd=spec.cwd,
+            env=environment(spec, rank, door, self._hide_gpus),
+            output=self.log_path(spec.job, rank.rank),
+            run=self._env.disk.path(file_of((spec.job, spec.epoch), f"rank{rank.rank}")),
+            output_bytes_max=record.output_bytes_max,
+        )
+
+    def _socket(self, key: Key) -> Address:
+        return f"unix:{self._env.run_dir}/{instance_of(key)}.sock"
+
+    async def _follow(self, key: Key, epoch: Epoch) -> None:
+        """Until its end is known. The supervisor may be booting, alive, gone with a last word on disk, or dead. Also
+        a damaged state says that ranks were started: the next supervisor looks for them, and starts none anew."""
+        deadline_s = self._env.clock.now_s() + BOOT_S
+        while not epoch.ended:
+            if await self._listen(key, epoch):
+                epoch.launches = 0
+            if epoch.ended:
+                return
+            try:
+                stored = await self._env.disk.read(file_of(key, "state"))
+            except OSError as error:  # nothing follows from what cannot be read now
+                self._env.log.error("state cannot be read", job=key[0], epoch=key[1], why=str(error))
+                await asyncio.sleep(UNREADABLE_S)
+                continue
+            state = read_state(stored)
+            if state is not None and state.ended:
+                await self._end(key, epoch, state)
+            elif self._may_live(epoch, deadline_s):
+                await asyncio.sleep(RETRY_S)
+            elif stored is None and epoch.found and epoch.record.supervisor is None:
+                await self._never_claimed(key, epoch)
+                return
+            elif stored is None and epoch.found and not epoch.launches:
+                why = f"the file of what ran is gone on {self._env.host}; nothing starts twice under one epoch"
+                await self._give_up(key, epoch, SupervisorState(), why)
+            elif epoch.launches >= LAUNCHES_MAX:
+                await self._give_up(key, epoch, state or SupervisorState(), self._no_start(key))
+            else:
+                deadline_s = self._env.clock.now_s() + BOOT_S
+                await self._again(key, epoch)
+
+    def _may_live(self, epoch: Epoch, deadline_s: float) -> bool:
+        """If nobody wrote down which process it is, it may be booting until the deadline."""
+        process = epoch.record.supervisor
+        if process is None:
+            return self._env.clock.now_s() < deadline_s
+        return self._env.processes.find(process) is not None
+
+    async def _never_claimed(self, key: Key, epoch: Epoch) -> None:
+        """An earlier agent wrote the record and died; no supervisor ever ran. If these places are still wanted, the
+        scheduler starts them (and may have done so while we looked)."""
+        self._epochs.pop(key, None)
+        epoch.over.set()
+        await self._delete_if_possible(key)
+
+    def _no_start(self, key: Key) -> str:
+        name = f"logs/{instance_of(key)}.log"
+        return f"its supervisor does not start on {self._env.host}; see {self._env.disk.path(name)}"
+
+    async def _give_up(self, key: Key, epoch: Epoch, state: SupervisorState, why: str) -> None:
+        """Nobody supervises these ranks any more: end what an earlier supervisor may have left, and say so."""
+        for pid in (pid for rank, pid in state.pids.items() if rank not in state.codes):
+            process = self._env.processes.find(pid)
+            if process is not None:
+                process.kill()
+        for rank in epoch.record.spec.ranks[:1]:
+            await end_marked(self._env, self._command(epoch.record, rank).env)
+        await self._end_here(key, epoch, lost_of(epoch, state, why))
+
+    async def _again(self, key: Key, epoch: Epoch) -> None:
+        self._env.log.warning("supervisor lost; starting another", job=key[0], epoch=key[1])
+        epoch.launches += 1
+        try:
+            await self._launch(key, epoch)
+        except OSError as error:
+            self._env.log.error("the supervisor cannot start", job=key[0], epoch=key[1], why=str(error))
+            await asyncio.sleep(10 * RETRY_S)
+
+    async def _listen(self, key: Key, epoch: Epoch) -> bool:
+        """Hear the supervisor until it goes away: whether it was there."""
+        try:
+            stream = await self._env.bytes.connect(self._socket(key))
+        except ConnectionError:
+            return False
+        epoch.stream = stream
+        try:
+            if epoch.stop is not None:
+                await stream.write(pack(epoch.stop))
+            if epoch.lease is not None:
+                await stream.write(pack(Renewed(epoch.lease)))
+            while not epoch.ended:
+                heard = await read_frame(stream, decoder)
+                if isinstance(heard, RanksStatus) and (heard.job, heard.epoch) == key:
+                    await self._heard(key, epoch, heard.state)
+        except ConnectionError:
+            return True
+        finally:
+            epoch.stream = None
+            stream.close()
+        return True
+
+    async def _heard(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
+        before, epoch.state = epoch.state.ending, state
+        if state.ending != before:
+            self.on_stopping(*key)
+        if state.ended:
+            await self._end(key, epoch, state)
+        else:
+            self._tell_started(key, epoch, state)
+
+    def _tell_started(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
+        """Once, when all of them run."""
+        if not epoch.started and len(state.pids) == len(epoch.record.spec.ranks):
+            epoch.started = True
+            self._tell(started_of(key, state))
+
+    async def _end(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
+        if epoch.ended:
+            return
+        if epoch.launched:
+            self._tell_started(key, epoch, state)  # ranks that ended before they could be seen running
+        epoch.state, epoch.ended = state, True
+        epoch.over.set()
+        self._tell(ended_of(key, epoch))
+
+    async def _end_here(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
+        """An end that no supervisor wrote down: like any other it is told again after a restart."""
+        try:
+            await self._write(key, epoch)
+            await checked.save(self._env.disk, file_of(key, "state"), state)
+        except OSError as error:
+            self._env.log.error("an end cannot be written", job=key[0], epoch=key[1], why=str(error))
+        await self._end(key, epoch, state)

@@ -1,0 +1,153 @@
+"""What an agent and the supervisors of its host's ranks say to one another, and what lies on disk between them."""
+
+from collections.abc import Collection, Mapping
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from covey import checked
+from covey.core import JobId
+from covey.ports import Command, Env, ProcessId
+from plugins.base import RankLease
+
+SIGTERM, SIGKILL = 15, 9
+CANNOT_START = 127
+"""Exit status of a rank whose command could not be started, as a shell reports it."""
+UNKNOWN = 255
+"""Exit status of a rank that ended while nobody watched; the reason says so."""
+
+
+class RankStart(msgspec.Struct, frozen=True):
+    rank: int
+    command: Command
+
+
+class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a supervisor needs; it decides nothing about jobs."""
+
+    job: JobId
+    epoch: int
+    ranks: tuple[RankStart, ...]
+    grace_s: float
+    state: str
+    """Disk name of the state file."""
+    preempt: str
+    """Disk name of the file that appears when the ranks are asked to stop (COVEY_PREEMPT_FILE)."""
+    socket: str
+    """Address of the control socket."""
+    lease: RankLease | None = None
+    """The first one; None: none before one is told."""
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """Ranks that were asked to stop."""
+
+    grace_s: float
+    """The shortest that was asked for."""
+    kill_at_s: float
+    """By `Clock.boot_s`."""
+    extended: bool = False
+    firm: bool = False
+    """No rank may ask for more."""
+
+
+class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state file: written before the first rank starts, then at every change."""
+
+    pids: dict[int, ProcessId] = {}
+    codes: dict[int, int] = {}
+    """In the order in which they ended."""
+    ended: bool = False
+    """All ranks ended and nothing of them is left."""
+    reason: str = ""
+    lost: bool = False
+    """They did not end by themselves: no supervisor saw their end (the machine restarted, or it was killed), or their
+    lease ran out."""
+    ending: Ending | None = None
+    signalled: bool = False
+    """SIGTERM went out: a supervisor that takes over does not send a second one, which may end a script that saves."""
+
+
+class SupervisorFrame(msgspec.Struct, frozen=True, tag=True):
+    """A frame on the control socket."""
+
+
+class RanksStatus(SupervisorFrame, frozen=True, tag="Status"):
+    """Supervisor -> agent."""
+
+    job: JobId
+    epoch: int
+    state: SupervisorState
+
+
+class StopRanks(SupervisorFrame, frozen=True, tag="Stop"):
+    """Agent -> supervisor: SIGTERM now, SIGKILL after `grace_s`. A second one can only shorten the grace. `firm`: from
+    now on no rank may ask for more."""
+
+    grace_s: float
+    why: str
+    firm: bool = False
+
+
+class Extend(SupervisorFrame, frozen=True, tag="Extend"):
+    """Agent -> supervisor: a rank needs so many seconds more than its grace to save what it did. Granted once, while
+    the ranks are stopping, and at most `EXTENSION_MAX_S`; Status says what came of it."""
+
+    seconds: float
+
+
+class Renewed(SupervisorFrame, frozen=True, tag="Renewed"):
+    """Agent -> supervisor: the leader confirmed these ranks. The one that was asked for last counts."""
+
+    lease: RankLease
+
+
+class ForgetRanks(SupervisorFrame, frozen=True, tag="Forget"):
+    """Agent -> supervisor: nobody will ask any more. Ends at once if all ranks ended."""
+
+
+Frame = RanksStatus | StopRanks | Extend | Renewed | ForgetRanks
+decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
+state_decoder: msgspec.msgpack.Decoder[SupervisorState] = msgspec.msgpack.Decoder(SupervisorState)
+
+
+@runtime_checkable
+class Adopting(Protocol):
+    """Processes whose descendants can be adopted: the real ones. Simulated processes have no descendants."""
+
+    def adopt(self) -> None: ...
+    def ask_strays(self) -> int: ...
+    async def end_strays(self, grace_s: float, timeout_s: float = 5.0) -> int: ...
+
+
+@runtime_checkable
+class Marked(Protocol):
+    """Processes that can be found by what their environment holds."""
+
+    async def end_holding(
+        self, variables: Mapping[str, str], spare: Collection[ProcessId] = (), timeout_s: float = 5.0
+    ) -> int: ...
+
+
+MARKS = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN")
+"""Variables that only the ranks of one epoch, and what they start, hold together."""
+
+
+async def end_marked(env: Env, variables: Mapping[str, str], spare: Collection[ProcessId] = ()) -> int:
+    """SIGKILL to what is left of the ranks of an epoch, known or not, other than the ranks in `spare` and what stands
+    under them: a supervisor that was killed while it started a rank leaves one that nobody knows. `variables`: of any
+    one rank. How many there were."""
+    marks = {name: variables[name] for name in MARKS if name in variables}
+    if len(marks) < len(MARKS) or not isinstance(env.processes, Marked):
+        return 0
+    return await env.processes.end_holding(marks, spare)
+
+
+def read_state(data: bytes | None) -> SupervisorState | None:
+    """What a state file says; None when it is absent or damaged."""
+    if data is None:
+        return None
+    try:
+        return checked.unseal(data, state_decoder)
+    except checked.Damaged:
+        return None

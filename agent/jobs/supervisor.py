@@ -1,0 +1,456 @@
+"""The supervisor: one process per job, epoch and host, between the agent and the ranks, so that they outlive the agent.
+
+    agent --start--> supervisor --start--> rank 0, rank 1, ...      each rank: own session, group and log file
+      |                  |
+      +--- unix socket --+----> disk: EPOCH.state, replaced whole at every step
+
+What it may be asked: how things stand (`RanksStatus`, sent on connecting and at every change), to stop, and to go away.
+What it knows is on disk before it says so, and it ends by itself once the last exit status is there: an agent that was
+away reads the file.
+
+    Stop --> notice: the file COVEY_PREEMPT_FILE, Status to the agent, which tells the ranks that joined it
+         --> SIGTERM to each rank's main process, and to no other: the workers of a data loader live until it has saved
+             a main process that ended and left others (a shell, say): SIGTERM to those that it had started itself
+         --> the grace; once, a rank may ask for more (`Extend`)
+         --> SIGKILL to all that is left of the ranks
+
+It holds the ranks' lease (`plugins.base.RankLease`), which its agent renews (`Renewed`) with what the log's leader
+says. One that runs out means that this host may be cut off and that another is about to run these ranks, so they get
+the notice, SIGTERM and SIGKILL from here, whatever the agent does: it may be dead or stopped. They count as lost. Time
+is `Clock.boot_s`, one reading for both processes, and no renewal reaches into the future.
+
+Started once. The unix socket is the claim: two supervisors for the same epoch cannot both listen. One that finds a
+state file takes over from a supervisor that died: it starts nothing, finds the ranks again that the other had started,
+lets them run on, and learns how they ended from what their shims wrote (`Processes.resume`). What holds the marks of
+this epoch and is none of them is ended. So an agent that does not know how far it got simply starts a supervisor again.
+
+A rank that fails takes its siblings on this host with it after `SIBLINGS_S`, since collective operations would wait for
+it for ever; codes are kept in the order in which the ranks ended, so the first that failed comes first.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from agent.jobs.supervision import (
+    CANNOT_START,
+    SIGTERM,
+    UNKNOWN,
+    Adopting,
+    Ending,
+    Extend,
+    ForgetRanks,
+    RanksStatus,
+    RankStart,
+    Renewed,
+    StopRanks,
+    SupervisorConfig,
+    SupervisorState,
+    decoder,
+    end_marked,
+    read_state,
+)
+from covey import checked
+from covey.frames import FrameError, pack, read_frame
+from covey.ports import ByteStream, Env, Listener, Process, ProcessId
+from covey.units import format_seconds
+from plugins.base import Outbox, Program, RankLease
+
+SIBLINGS_S = 3.0
+"""Seconds between a rank's failure and SIGTERM to its siblings: they usually fail by themselves, with codes that say
+more than -15."""
+STRAYS_GRACE_S = 0.5
+"""Seconds between SIGTERM and SIGKILL for what ranks left behind."""
+EXTENSION_MAX_S = 600.0
+"""Most seconds that a job's ranks may ask for beyond their grace, once: the time to write a large checkpoint."""
+NOTICE_S = 1.0
+"""Longest wait for the disk between a Stop and SIGTERM."""
+LOOK_S = 0.1
+"""How often it is looked whether something lives on of a rank whose main process ended while it was being stopped."""
+DISK_RETRY_S = 1.0
+READS_MAX = 5
+SOCKET_CHECK_S = 2.0
+LEASE_CHECK_S = 1.0
+"""Longest sleep until the lease is looked at again: timers stand still while a machine sleeps, its lease does not."""
+
+
+class Supervisor:
+    """One run of `SupervisorConfig`."""
+
+    def __init__(self, env: Env, config: SupervisorConfig) -> None:
+        self._env, self._config = env, config
+        self._state = self._said = SupervisorState()
+        """What is so, and what of it is on disk (or cannot be written): only that is said."""
+        self._processes: dict[int, Process] = {}
+        self._lease = config.lease
+        self._over = self._taken_over = False
+        self._stopping = asyncio.Event()
+        self._forgotten = asyncio.Event()
+        self._agents: list[Outbox] = []
+        self._listener: Listener
+
+    async def run(self) -> None:
+        async with self._claimed() as first:
+            if not first:
+                return
+            if isinstance(self._env.processes, Adopting):
+                self._env.processes.adopt()
+            try:
+                stored = await self._stored()
+            except OSError as error:
+                await self._end_unknown()
+                await self._end_unstarted(f"the state directory cannot be read: {error}")
+            else:
+                if stored is None:
+                    await self._supervise(self._start_all)
+                else:
+                    self._state = self._said = read_state(stored) or SupervisorState()
+                    if not self._state.ended:
+                        await self._supervise(self._take_over)
+            await self._say_goodbye()
+
+    async def _stored(self) -> bytes | None:
+        """What an earlier supervisor wrote. OSError when the disk stays sick: then nothing may be started here."""
+        for _ in range(READS_MAX - 1):
+            try:
+                return await self._env.disk.read(self._config.state)
+            except OSError as error:
+                self._env.log.error("state cannot be read", why=str(error))
+                await asyncio.sleep(DISK_RETRY_S)
+        return await self._env.disk.read(self._config.state)
+
+    async def _end_unstarted(self, why: str) -> None:
+        for start in self._config.ranks:
+            self._ended(start.rank, CANNOT_START)
+        self._state = msgspec.structs.replace(self._state, reason=why)
+        await self._save(ended=True)
+
+    @asynccontextmanager
+    async def _claimed(self) -> AsyncIterator[bool]:
+        try:
+            self._listener = await self._env.bytes.listen(self._config.socket, self._serve)
+        except OSError as error:
+            self._env.log.info("another supervisor is at work", why=str(error))
+            yield False
+            return
+        self._env.spawn("socket", self._keep_socket())
+        try:
+            yield True
+        finally:
+            self._over = True
+            await self._listener.close()
+
+    async def _keep_socket(self) -> None:
+        """Somebody may remove the directory of sockets while the agent is away (systemd does when a service stops)."""
+        while not self._over:
+            await asyncio.sleep(SOCKET_CHECK_S)
+            try:
+                (await self._env.bytes.connect(self._config.socket)).close()
+                continue
+            except ConnectionError:
+                if self._over:
+                    return
+            try:
+                again = await self._env.bytes.listen(self._config.socket, self._serve)
+            except OSError as error:
+                self._env.log.warning("no control socket", why=str(error))
+                continue
+            lost, self._listener = self._listener, again
+            await lost.close()
+
+    # ---- the ranks ----
+
+    async def _supervise(self, begin: Callable[[], Awaitable[str]]) -> None:
+        work = asyncio.get_running_loop().create_task(self._ranks(begin), name="ranks")
+        while not work.done():
+            try:
+                await asyncio.shield(work)
+            except asyncio.CancelledError:
+                # SIGTERM: ranks without a supervisor would be orphans. A second one does not wait for the grace.
+                grace_s = self._config.grace_s if self._state.ending is None else 0.0
+                self._ask_to_stop(grace_s, "their supervisor was told to end")
+
+    async def _ranks(self, begin: Callable[[], Awaitable[str]]) -> None:
+        """`begin` fills in the processes; its answer is why they cannot go on, or nothing."""
+        self._env.spawn("stopper", self._stopper())
+        self._env.spawn("lease", self._keep_lease())
+        try:
+            await checked.save(self._env.disk, self._config.state, self._state)
+        except OSError as error:
+            if not self._state.pids:
+                self._over = True
+                await self._end_unstarted(f"the state directory cannot be written: {error}")
+                return
+            self._env.log.error("state cannot be written", why=str(error))
+        reason = await begin()
+        if reason:
+            self._ask_to_stop(0.0, reason)
+        await asyncio.gather(*(self._wait(rank, process) for rank, process in sorted(self._processes.items())))
+        await self._end_strays()
+        self._over = True
+        await self._save(ended=True)
+        self._env.log.info("all ranks ended", codes=self._state.codes, reason=self._state.reason)
+
+    async def _start_all(self) -> str:
+        """Why a rank could not be started; empty when all run, or when they were told to stop before."""
+        reason = ""
+        for start in self._config.ranks:
+            if self._state.ending is not None or reason:
+                self._ended(start.rank, CANNOT_START if reason else -SIGTERM)
+                continue
+            try:
+                process = await self._env.processes.start(start.command)
+            except OSError as error:
+                at_fault = error.filename or start.command.argv[0]
+                reason = f"rank {start.rank} cannot start: {at_fault}: {error.strerror or error}"
+                self._ended(start.rank, CANNOT_START)
+                continue
+            self._processes[start.rank] = process
+            self._state = msgspec.structs.replace(self._state, pids={**self._state.pids, start.rank: process.id})
+            if self._state.ending is not None:
+                process.signal(SIGTERM)
+            await self._save()
+        return reason
+
+    async def _wait(self, rank: int, process: Process) -> None:
+        code = await process.wait()
+        del self._processes[rank]
+        if code is None and self._state.ending is None:
+            why = f"nobody knows how rank {rank} ended: this machine was restarted, or what kept the rank was killed"
+            self._state = msgspec.structs.replace(self._state, lost=True, reason=self._state.reason or why)
+        self._ended(rank, UNKNOWN if code is None else code)
+        if code != 0 and self._processes and self._state.ending is None:
+            self._env.spawn("siblings", self._stop_siblings(rank, UNKNOWN if code is None else code))
+        await self._save()
+        await self._ask_strays()
+
+    async def _stop_siblings(self, rank: int, code: int) -> None:
+        await asyncio.sleep(SIBLINGS_S)
+        if self._processes:
+            how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
+            self._ask_to_stop(self._config.grace_s, f"rank {rank} {how}; its siblings on this host were stopped")
+
+    def _ended(self, rank: int, code: int) -> None:
+        self._state = msgspec.structs.replace(self._state, codes={**self._state.codes, rank: code})
+
+    async def _ask_strays(self) -> None:
+        """While ranks are being stopped: what a main process left running has the rest of the grace, and is asked as
+        it was."""
+        processes = self._env.processes
+        while self._left_s() > 0:
+            if not isinstance(processes, Adopting) or not processes.ask_strays():
+                return
+            await asyncio.sleep(LOOK_S)
+
+    async def _end_strays(self) -> None:
+        if isinstance(self._env.processes, Adopting):
+            await self._ask_strays()
+            strays = await self._env.processes.end_strays(STRAYS_GRACE_S if self._state.ending is None else 0.0)
+            if strays:
+                self._env.log.info("ended what ranks left behind", processes=strays)
+        if self._taken_over:
+            await self._end_unknown()  # what a rank left behind may stand under no process of ours
+
+    # ---- the lease ----
+
+    def _renewed(self, lease: RankLease) -> None:
+        asked_s = min(lease.asked_s, self._env.clock.boot_s())
+        if self._lease is None or asked_s >= self._lease.asked_s:
+            self._lease = msgspec.structs.replace(lease, asked_s=asked_s)
+
+    async def _keep_lease(self) -> None:
+        """Until the ranks are over, or their lease is. A lease that is over stays so: other ranks may be about to start
+        under the next grant, and a renewal that comes now was asked for before."""
+        while not self._over:
+            lease, now_s = self._lease, self._env.clock.boot_s()
+            if lease is not None and now_s >= lease.until_s:
+                self._lease_ran_out(lease, now_s)
+                return
+            left_s = LEASE_CHECK_S if lease is None else lease.until_s - now_s
+            await asyncio.sleep(min(left_s, LEASE_CHECK_S))
+
+    def _lease_ran_out(self, lease: RankLease, now_s: float) -> None:
+        """Ranks that are being stopped for another reason keep it, and get no more grace than is left here."""
+        if self._state.ending is None:
+            self._state = msgspec.structs.replace(self._state, lost=True)
+        why = (
+            f"no leader has confirmed these ranks for {format_seconds(now_s - lease.asked_s)}: {self._env.host} may be "
+            f"cut off, and another host is to run them"
+        )
+        self._ask_to_stop(min(lease.grace_s, self._config.grace_s), why, firm=True)
+
+    # ---- stopping ----
+
+    def _ask_to_stop(self, grace_s: float, why: str, firm: bool = False) -> None:
+        """`firm`: no rank may ask for more time. Said again with the same grace it changes nothing."""
+        kill_at_s, ending = self._env.clock.boot_s() + max(0.0, grace_s), self._state.ending
+        if ending is None:
+            ending = Ending(grace_s, kill_at_s, firm=firm)
+            self._state = msgspec.structs.replace(self._state, reason=why, ending=ending)
+        elif grace_s < ending.grace_s or firm > ending.firm:
+            least_s = min(kill_at_s, ending.kill_at_s)
+            ending = Ending(min(grace_s, ending.grace_s), least_s, ending.extended, firm or ending.firm)
+            self._state = msgspec.structs.replace(self._state, ending=ending)
+        self._stopping.set()
+
+    def _extend(self, seconds: float) -> None:
+        """A rank asked for more time. Its agent has told it already when that cannot be."""
+        ending = self._state.ending
+        if ending is None or ending.extended or ending.firm or not self._left_s() > 0 or not seconds > 0:
+            return
+        kill_at_s = ending.kill_at_s + min(seconds, EXTENSION_MAX_S)
+        self._env.log.info("a rank asked for more time", seconds=kill_at_s - ending.kill_at_s)
+        self._state = msgspec.structs.replace(self._state, ending=Ending(ending.grace_s, kill_at_s, extended=True))
+        self._stopping.set()
+        self._env.spawn("extended", self._save())
+
+    def _left_s(self) -> float:
+        """Of the grace; 0 too for ranks that nobody asked to stop."""
+        ending = self._state.ending
+        return 0.0 if ending is None else max(0.0, ending.kill_at_s - self._env.clock.boot_s())
+
+    async def _stopper(self) -> None:
+        await self._stopping.wait()
+        self._env.log.info("stopping", why=self._state.reason)
+        if self._left_s() > 0 and not self._state.signalled:
+            await self._give_notice()
+            for _, process in sorted(self._processes.items()):
+                process.signal(SIGTERM)
+            self._state = msgspec.structs.replace(self._state, signalled=True)
+            self._env.spawn("signalled", self._save())
+        while (left_s := self._left_s()) > 0:
+            self._stopping.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._stopping.wait()
+        while not self._over:
+            for _, process in sorted(self._processes.items()):
+                process.kill()
+            await asyncio.sleep(0.2)
+
+    async def _give_notice(self) -> None:
+        """Before SIGTERM: whoever is asked finds out at once what for, and how long it has. A disk that hangs does not
+        keep SIGTERM back."""
+        try:
+            async with asyncio.timeout(NOTICE_S):
+                await self._env.disk.replace(self._config.preempt, self._state.reason.encode())
+                await self._save()
+        except OSError as error:  # a TimeoutError too
+            self._env.log.warning("no preemption file", why=str(error) or "the disk is slow")
+            self._tell(self._state)
+
+    # ---- after a supervisor that died ----
+
+    async def _take_over(self) -> str:
+        """Find the ranks again that an earlier supervisor had started. None is started here: one that is missing began
+        nowhere, or was ended with what nobody had written down."""
+        self._taken_over = True
+        self._env.log.warning("an earlier supervisor died", pids=[found.pid for found in self._state.pids.values()])
+        awaited = [start for start in self._config.ranks if start.rank not in self._state.codes]
+        for start in awaited:
+            self._resume(start)
+        await self._end_unknown(spare=[process.id for process in self._processes.values()])
+        missing = [start.rank for start in awaited if start.rank not in self._processes and not self._resume(start)]
+        for rank in missing:
+            self._ended(rank, UNKNOWN)
+        failed = [(rank, code) for rank, code in self._state.codes.items() if code != 0 and rank not in missing]
+        if self._state.ending is not None:
+            self._stopping.set()
+        elif missing:
+            self._state = msgspec.structs.replace(self._state, lost=True)
+        elif failed:
+            self._env.spawn("siblings", self._stop_siblings(*failed[0]))
+        await self._save()
+        return f"the supervisor of these ranks died while it started them; missing: {missing}" if missing else ""
+
+    def _resume(self, start: RankStart) -> bool:
+        """Whether it was started, by whomever. It may have ended since."""
+        try:
+            process = self._env.processes.resume(start.command)
+        except OSError as error:
+            self._env.log.error("a rank's files cannot be read", rank=start.rank, why=str(error))
+            return False
+        if process is None:
+            return False
+        self._processes[start.rank] = process
+        self._state = msgspec.structs.replace(self._state, pids={**self._state.pids, start.rank: process.id})
+        return True
+
+    async def _end_unknown(self, spare: Sequence[ProcessId] = ()) -> None:
+        variables = self._config.ranks[0].command.env if self._config.ranks else {}
+        if unknown := await end_marked(self._env, variables, spare):
+            self._env.log.warning("ended what no supervisor knew", processes=unknown)
+
+    # ---- what is known, on disk before it is said ----
+
+    async def _save(self, ended: bool = False) -> None:
+        """On a sick disk it is said all the same. The next change writes everything again; the last one is tried again
+        until it works, or until the agent has heard it and says Forget."""
+        self._state = state = msgspec.structs.replace(self._state, ended=ended or self._state.ended)
+        while True:
+            try:
+                await checked.save(self._env.disk, self._config.state, state)
+            except OSError as error:
+                self._env.log.error("state cannot be written", why=str(error))
+            else:
+                self._tell(state)
+                return
+            self._tell(state)
+            if not ended or self._forgotten.is_set():
+                return
+            await asyncio.sleep(DISK_RETRY_S)
+
+    def _tell(self, state: SupervisorState) -> None:
+        self._said = state
+        status = pack(RanksStatus(self._config.job, self._config.epoch, state))
+        for agent in self._agents:
+            agent.put(status)
+
+    # ---- the control socket ----
+
+    async def _serve(self, stream: ByteStream) -> None:
+        outbox = Outbox()
+        self._agents.append(outbox)
+        outbox.put(pack(RanksStatus(self._config.job, self._config.epoch, self._said)))
+        writer = asyncio.get_running_loop().create_task(_write_all(stream, outbox))
+        try:
+            while True:
+                match await read_frame(stream, decoder):
+                    case StopRanks(grace_s, why, firm):
+                        self._ask_to_stop(grace_s, why, firm)
+                    case Extend(seconds):
+                        self._extend(seconds)
+                    case Renewed(lease):
+                        self._renewed(lease)
+                    case ForgetRanks():
+                        self._forgotten.set()
+                    case RanksStatus():
+                        raise FrameError("an agent does not send Status")
+        finally:
+            self._agents.remove(outbox)
+            writer.cancel()
+
+    async def _say_goodbye(self) -> None:
+        """Let connected agents read the last status; what they miss is on disk."""
+        for _ in range(50):
+            if all(agent.queue.empty() for agent in self._agents):
+                break
+            await asyncio.sleep(0.01)
+
+
+async def _write_all(stream: ByteStream, outbox: Outbox) -> None:
+    try:
+        while True:
+            await stream.write(await outbox.queue.get())
+    except ConnectionError:
+        return
+
+
+async def run(env: Env, config: SupervisorConfig) -> None:
+    await Supervisor(env, config).run()
+
+
+PROGRAM = Program("supervisor", SupervisorConfig, run)

@@ -1,0 +1,412 @@
+"""Bulk bytes over TCP and unix sockets, on asyncio's BufferedProtocol; the same on uvloop and on stock asyncio.
+
+Reading: the kernel fills either the reader's own memory (a read of at least `DIRECT_BYTES` is waiting) or a spill
+buffer of `SPILL_BYTES`, from which small reads are served; when the spill is full and nobody reads, the socket is
+paused, and TCP tells the peer.
+
+    kernel -> get_buffer() -> the reader's view, when one waits     no copy
+                           -> spill, otherwise                      one copy, few system calls
+
+Writing: the transport's high-water mark is 0, so whatever the kernel does not take at once pauses the stream. `write`
+returns when the kernel has everything, so buffers may be reused and a slow peer holds up its writers, one write at a
+time and in order. The kernel's send buffer is the only outbox.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+import struct
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from agent.ports.datagrams import ip_port_text
+from covey.addresses import ip_port
+from covey.ports import Address, ByteStream, HeldPort, Listener, Logger
+
+SPILL_BYTES = 64 << 10
+"""What one connection may hold that nobody has read yet."""
+SPILL_BYTES_FIRST = 4 << 10
+"""The same of one that has not been read from much: what has not proven whose it is costs little memory."""
+DIRECT_BYTES = 16 << 10
+"""A read with at least this much missing is filled by the kernel itself."""
+SILENCE_MS = 5000
+"""TCP_USER_TIMEOUT: bytes that a peer's kernel leaves unacknowledged, or refuses for want of room, this long end the
+connection. The memory notes ask for 1-2 s per request; requests carry their own deadlines, and a healthy host whose
+process is paused for a few seconds must keep its connections."""
+CONNECTIONS_MAX = 2048
+"""Accepted per listener; what comes beyond is closed at once."""
+UNIX_PATH_MAX = 107
+
+_PEERCRED = struct.Struct("3i")
+
+
+class SocketStream(asyncio.BufferedProtocol):
+    """`covey.ports.ByteStream` over one asyncio transport."""
+
+    def __init__(self, connected: Callable[["SocketStream"], None] | None = None) -> None:
+        self._connected = connected
+        self._transport: asyncio.Transport | None = None
+        self._ended: ConnectionError | None = None
+        self._spill = memoryview(bytearray(SPILL_BYTES_FIRST))
+        self._start = self._end = 0
+        self._target: memoryview | None = None
+        self._filled = 0
+        self._reader: asyncio.Future[None] | None = None
+        self._direct = self._reading_paused = self._writing_paused = False
+        self._writers: deque[asyncio.Future[None]] = deque()
+        self.peer: Address = ""
+        self.uid = -1
+
+    # ---- reading ----
+
+    async def read_into(self, view: memoryview) -> None:
+        """One reader at a time. A cancelled read leaves the stream in the middle of something: close it then."""
+        target = view.cast("B") if view.format != "B" or view.ndim != 1 else view
+        size = len(target)
+        if self._reader is not None:
+            raise RuntimeError(f"two readers on the stream from {self.peer}")
+        at = self._take(target)
+        if at == size:
+            return
+        if self._ended is not None:
+            raise self._ended
+        self._target, self._filled = target, at
+        self._reader = asyncio.get_running_loop().create_future()
+        self._resume_reading()
+        try:
+            await self._reader
+        finally:
+            self._reader = self._target = None
+
+    def _take(self, target: memoryview) -> int:
+        """Move what the spill holds into `target`: how many bytes."""
+        count = min(self._end - self._start, len(target))
+        target[:count] = self._spill[self._start : self._start + count]
+        self._start += count
+        if self._start == self._end:
+            if self._end == SPILL_BYTES_FIRST == len(self._spill):
+                self._spill = memoryview(bytearray(SPILL_BYTES))  # it was filled, and somebody wanted all of it
+            self._start = self._end = 0
+        return count
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        self._direct = self._target is not None and len(self._target) - self._filled >= DIRECT_BYTES
+        if self._direct:
+            assert self._target is not None
+            return self._target[self._filled :]
+        if self._end == len(self._spill):
+            kept = self._end - self._start
+            self._spill[:kept] = bytes(self._spill[self._start : self._end])
+            self._start, self._end = 0, kept
+        return self._spill[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._direct:
+            self._filled += nbytes
+        else:
+            self._end += nbytes
+            if self._target is not None:
+                self._filled += self._take(self._target[self._filled :])
+        if self._target is not None and self._filled == len(self._target):
+            self._target = None
+            if self._reader is not None and not self._reader.done():
+                self._reader.set_result(None)
+        if self._target is None and self._end - self._start == len(self._spill) and self._transport is not None:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._reading_paused and self._transport is not None:
+            self._reading_paused = False
+            with contextlib.suppress(RuntimeError):  # asyncio: the transport is closing
+                self._transport.resume_reading()
+
+    # ---- writing ----
+
+    async def write(self, *parts: bytes | bytearray | memoryview) -> None:
+        """Cancelled while the kernel has not taken everything, the connection ends: half a unit is of no use."""
+        again = False
+        while self._held_up():
+            await self._wait_writable(first=again)
+            again = True
+        if self._ended is not None:
+            raise self._ended
+        assert self._transport is not None
+        self._transport.writelines([_octets(part) for part in parts if len(part)])
+        try:
+            while self._held_up():
+                await self._wait_writable(first=True)
+        except asyncio.CancelledError:
+            self._end_with(ConnectionAbortedError(f"a write to {self.peer} was given up half way"))
+            self._transport.abort()
+            raise
+        if self._ended is not None:
+            raise self._ended
+
+    def _held_up(self) -> bool:
+        return self._writing_paused and self._ended is None
+
+    async def _wait_writable(self, first: bool) -> None:
+        """`first`: who has bytes under way, or has waited before, goes before those who wait to begin."""
+        writer = asyncio.get_running_loop().create_future()
+        if first:
+            self._writers.appendleft(writer)
+        else:
+            self._writers.append(writer)
+        try:
+            await writer
+        finally:
+            with contextlib.suppress(ValueError):
+                self._writers.remove(writer)
+            if not self._writing_paused:
+                self._wake_writer()
+
+    def _wake_writer(self) -> None:
+        for writer in self._writers:
+            if not writer.done():
+                writer.set_result(None)
+                return
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        self._wake_writer()
+
+    # ---- life ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # uvloop's transports are no subclasses
+        assert self._transport is not None
+        self._transport.set_write_buffer_limits(high=0)
+        connection = transport.get_extra_info("socket")
+        if connection.family == socket.AF_UNIX:
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+            pid, self.uid, _ = _PEERCRED.unpack(credentials)
+            self.peer = f"unix:pid {pid}"
+        else:
+            self.peer = ip_port_text(transport.get_extra_info("peername") or ("?", 0))
+            _configure_tcp(connection)
+        if self._connected is not None:
+            self._connected(self)
+
+    def eof_received(self) -> bool:
+        self._end_with(ConnectionResetError(f"{self.peer} closed the connection"))
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_with(
+            exc if isinstance(exc, ConnectionError) else ConnectionResetError(f"connection to {self.peer} lost: {exc}")
+        )
+
+    def _end_with(self, error: ConnectionError) -> None:
+        if self._ended is None:
+            self._ended = error
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_exception(self._ended)
+        for writer in self._writers:
+            if not writer.done():
+                writer.set_result(None)
+
+    def close(self) -> None:
+        self._end_with(ConnectionAbortedError(f"connection to {self.peer} closed here"))
+        if self._transport is not None:
+            self._transport.close()
+
+
+class SocketListener:
+    """`covey.ports.Listener`: a task per connection."""
+
+    def __init__(self, accept: Callable[[ByteStream], Coroutine[Any, Any, None]], log: Logger) -> None:
+        self._accept, self._log = accept, log
+        self._server: asyncio.Server | None = None
+        self._tasks: dict[asyncio.Task[None], SocketStream] = {}
+        self._unix_path: str | None = None
+        self._inode = 0
+        self.address: Address = ""
+
+    def stream(self) -> SocketStream:
+        return SocketStream(self._connected)
+
+    def _connected(self, stream: SocketStream) -> None:
+        if len(self._tasks) >= CONNECTIONS_MAX or self._server is None:
+            stream.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(stream), name=f"accept {self.address}")
+        self._tasks[task] = stream
+        task.add_done_callback(self._served)
+
+    async def _serve(self, stream: SocketStream) -> None:
+        try:
+            await self._accept(stream)
+        except ConnectionError:
+            pass  # the peer went away: the usual end
+        finally:
+            stream.close()
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        peer = self._tasks.pop(task).peer
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("connection failed", address=self.address, peer=peer, why=repr(error), exc_info=error)
+
+    def serve(self, server: asyncio.Server, address: Address) -> None:
+        self._server, self.address = server, address
+        if address.startswith("unix:"):
+            self._unix_path = address.removeprefix("unix:")
+            self._inode = os.stat(self._unix_path).st_ino
+
+    async def close(self) -> None:
+        """Idempotent. The socket file goes first, if it is still ours."""
+        if self._unix_path is not None:
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(self._unix_path).st_ino == self._inode:
+                    os.unlink(self._unix_path)
+            self._unix_path = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task, stream in list(self._tasks.items()):
+            stream.close()
+            if task in tasks:
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class SocketBytes:
+    """`covey.ports.Bytes`."""
+
+    def __init__(self, log: Logger) -> None:
+        self._log = log
+
+    async def listen(self, bind: Address, accept: Callable[[ByteStream], Coroutine[Any, Any, None]]) -> Listener:
+        """OSError when the address is taken: for a unix socket, when somebody answers there. A socket file that nobody
+        answers at is replaced; two who try at the same moment are kept apart by a lock on the directory."""
+        listener = SocketListener(accept, self._log)
+        loop = asyncio.get_running_loop()
+        if bind.startswith("unix:"):
+            bound = _bind_unix(bind.removeprefix("unix:"))
+            # No sleep between binding and listening: the server listens before the first await returns to others.
+            server = await loop.create_unix_server(listener.stream, sock=bound)
+            address = bind
+        else:
+            ip, port = ip_port(bind)
+            bound = socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                bound.setblocking(False)
+                bound.bind((ip, port))
+                server = await loop.create_server(listener.stream, sock=bound, backlog=512)
+            except OSError:
+                bound.close()
+                raise
+            address = ip_port_text(bound.getsockname())
+        listener.serve(server, address)
+        return listener
+
+    async def connect(self, to: Address, timeout_s: float = 2.0) -> ByteStream:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                if to.startswith("unix:"):
+                    path = _unix_path(to.removeprefix("unix:"))
+                    _, stream = await loop.create_unix_connection(SocketStream, path)
+                else:
+                    ip, port = ip_port(to)
+                    _, stream = await loop.create_connection(SocketStream, ip, port)
+        except TimeoutError as error:
+            raise ConnectionError(f"{to} did not answer within {timeout_s:g} s") from error
+        except ConnectionError:
+            raise
+        except OSError as error:
+            raise ConnectionError(f"cannot connect to {to}: {error}") from error
+        return stream
+
+    def hold(self, ip: str, port: int = 0) -> HeldPort:
+        """Keep a TCP port from others without listening on it. OSError when it is taken."""
+        return BoundPort(ip, port)
+
+
+class BoundPort:
+    """`HeldPort`. SO_REUSEADDR, so that a job that sets it too may bind right after (or even before) the release."""
+
+    def __init__(self, ip: str, port: int) -> None:
+        self._socket = socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            self._socket.bind((ip, port))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        except OSError:
+            self._socket.close()
+            raise
+        self.port: int = self._socket.getsockname()[1]
+
+    def release(self) -> None:
+        self._socket.close()
+
+
+def _octets(part: bytes | bytearray | memoryview) -> bytes | bytearray | memoryview:
+    return part.cast("B") if isinstance(part, memoryview) and (part.format != "B" or part.ndim != 1) else part
+
+
+def _configure_tcp(connection: Any) -> None:
+    for level, option, value in (
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS),
+    ):
+        with contextlib.suppress(OSError):  # already gone, or a kernel without it
+            connection.setsockopt(level, option, value)
+
+
+def _unix_path(path: str) -> str:
+    if len(os.fsencode(path)) > UNIX_PATH_MAX:
+        raise OSError(f"the socket path {path} is longer than {UNIX_PATH_MAX} bytes; choose a shorter run_dir")
+    return path
+
+
+def _bind_unix(path: str) -> socket.socket:
+    """A bound and listening unix socket, mode 0600. OSError when somebody else listens there."""
+    directory = os.path.dirname(_unix_path(path)) or "."
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _remove_stale(path)
+        os.fchmod(bound.fileno(), 0o600)  # before binding: the file never exists with another mode
+        bound.bind(path)
+        bound.setblocking(False)
+        bound.listen(512)
+    except OSError:
+        bound.close()
+        raise
+    finally:
+        os.close(lock)
+    return bound
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise OSError(f"{path} exists and is no socket")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            return
+        except BlockingIOError:
+            pass  # a full backlog: somebody lives there
+    raise OSError(f"another process already listens on {path}")

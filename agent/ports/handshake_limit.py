@@ -1,0 +1,64 @@
+"""Connections to the control link that have not shown a key yet: counted, and limited.
+
+ZeroMQ accepts whoever connects and gives up a handshake after `HANDSHAKE_S`; until then a connection that says nothing
+holds a file of ours. Its monitor tells of each one accepted (with its file) and ended (with the same), but of a
+handshake that succeeded not whose it was. So numbers are right, and names are not known: whoever is old enough to have
+been given up, and was not, has shown its key.
+"""
+
+import errno
+from collections import Counter
+from typing import Literal
+
+HANDSHAKE_S = 3.0
+"""ZMQ_HANDSHAKE_IVL of the control link."""
+GRACE_S = 1.0
+"""ZeroMQ's timers and this host's event loop may be a little late."""
+UNPROVEN_MAX = 128
+"""Connections without a key at once: a rack of 256 hosts that all come back in the same moment does that in some
+hundred milliseconds, and tries again."""
+
+Kind = Literal["accepted", "proven", "failed", "ended"]
+
+
+class HandshakeLimit:
+    def __init__(self, counters: Counter[str]) -> None:
+        self._counters = counters
+        self._unproven: dict[int, float] = {}
+        """File -> when it was accepted; oldest first."""
+        self.open = 0
+        """Connections that peers have made to this host now."""
+
+    def unproven(self, now_s: float) -> int:
+        """Connections not known to have shown a key."""
+        for file, since_s in list(self._unproven.items()):
+            if now_s - since_s > HANDSHAKE_S + GRACE_S:
+                del self._unproven[file]
+        return min(self.open, len(self._unproven))
+
+    def heard(self, kind: Kind, value: int, now_s: float) -> bool:
+        """One event of the monitor: whether the connection it tells of is one too many. `value` is its file when it was
+        accepted or has ended, the error number when its handshake failed."""
+        self.unproven(now_s)
+        match kind:
+            case "accepted":
+                return self._accepted(value, now_s)
+            case "proven":
+                self._counters["handshakes"] += 1
+                self._unproven.pop(next(iter(self._unproven), -1), None)
+            case "failed":
+                self._counters["silent" if value == errno.EAGAIN else "broken off"] += 1
+            case "ended":
+                self.open = max(0, self.open - 1)
+                self._unproven.pop(value, None)
+        return False
+
+    def _accepted(self, file: int, now_s: float) -> bool:
+        self._counters["accepted"] += 1
+        self.open += 1
+        self._unproven.pop(file, None)
+        self._unproven[file] = now_s
+        if len(self._unproven) <= UNPROVEN_MAX:
+            return False
+        self._counters["turned away"] += 1
+        return True

@@ -1,0 +1,55 @@
+"""Who said what cannot be understood, how often, and whether that is worth another line in the log.
+
+A process that sends garbage loses its connection, and may connect again. After `OFFENCES_MAX` of them it is shut out
+until it has kept quiet for `FORGIVE_S`; and however many such processes there are, the log gets `LINES_MAX` lines per
+`FORGIVE_S`, each with the number of those that got none.
+"""
+
+from collections import OrderedDict
+
+OFFENCES_MAX = 5
+FORGIVE_S = 60.0
+PEERS_MAX = 256
+"""Peers remembered; beyond that the one that was quiet longest is forgotten."""
+LINES_MAX = 10
+
+
+class ProtocolErrorLimit:
+    """By peer, as its stream names it (`unix:pid 7`)."""
+
+    def __init__(self) -> None:
+        self._peers: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        """Peer -> how often, and when last."""
+        self._lines = 0
+        self._since_s = float("-inf")
+        self._unsaid = 0
+
+    def shut_out(self, peer: str, now_s: float) -> bool:
+        """Whether it may not even speak now. Asking counts: whoever hammers at the door is not forgiven."""
+        count, last_s = self._peers.get(peer, (0, 0.0))
+        if count < OFFENCES_MAX:
+            return False
+        if now_s - last_s >= FORGIVE_S:
+            del self._peers[peer]
+            return False
+        self._note(peer, count, now_s)
+        return True
+
+    def add(self, peer: str, now_s: float) -> int | None:
+        """One more offence: None when the log has had enough, otherwise how many offences it was not told of before."""
+        count, last_s = self._peers.get(peer, (0, now_s))
+        self._note(peer, (count if now_s - last_s < FORGIVE_S else 0) + 1, now_s)
+        if now_s - self._since_s >= FORGIVE_S:
+            self._since_s, self._lines = now_s, 0
+        if self._lines >= LINES_MAX:
+            self._unsaid += 1
+            return None
+        self._lines += 1
+        unsaid, self._unsaid = self._unsaid, 0
+        return unsaid
+
+    def _note(self, peer: str, count: int, now_s: float) -> None:
+        self._peers[peer] = (count, now_s)
+        self._peers.move_to_end(peer)
+        while len(self._peers) > PEERS_MAX:
+            self._peers.popitem(last=False)

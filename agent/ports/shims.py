@@ -1,0 +1,227 @@
+"""Ranks under their shims (`agent/ports/shim.py`): started, found again by whoever supervises them next, and their ends
+read.
+
+What is known of a rank lies in two lines on disk, each with its checksum: who it is (`PATH.run`, before it begins) and
+how it ended (`PATH.exit`). So whoever started it may die at any moment: the next one finds it by pid and start time,
+sees its end through a pidfd, and reads the exit status that the shim wrote."""
+
+import asyncio
+import contextlib
+import errno
+import marshal
+import os
+import signal as signals
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+
+from agent.ports import shim
+from agent.ports.procfs import is_alive
+from covey.ports import Command, ProcessId
+
+EXIT_POLL_S = 0.01
+"""How often a rank's exit file is looked for once the rank has ended: its shim writes it at once, then syncs it."""
+ANSWER_BYTES_MAX = 1 << 16
+NO_LIMIT_BYTES = 1 << 50
+Watch = Callable[[int, Callable[[], None]], Callable[[], None]]
+
+
+class DetachedProcess(subprocess.Popen[bytes]):
+    """A child that is meant to outlive us: forgetting it is not an accident, so no warning at the end."""
+
+    def __del__(self, *_: object) -> None:
+        """Nothing: the parent class would complain that it still runs."""
+
+
+def unsealed(line: bytes, word: str) -> str | None:
+    """What follows `word` and its version in a line of a shim; None when it is another, or damaged."""
+    text, _, check = line.strip().rpartition(b" ")
+    if not text.startswith(f"{word} 1 ".encode()) or check != f"{zlib.crc32(text):08x}".encode():
+        return None
+    return text.decode(errors="replace").partition(" 1 ")[2]
+
+
+def _read(path: str, word: str) -> str | None:
+    try:
+        with open(path, "rb") as file:
+            return unsealed(file.read(ANSWER_BYTES_MAX), word)
+    except FileNotFoundError:
+        return None
+
+
+class KeptProcess:
+    """A rank: whether it was started here or by a supervisor before."""
+
+    def __init__(
+        self, run: str, rank: ProcessId, shim_id: ProcessId, watch: Watch, popen: DetachedProcess | None
+    ) -> None:
+        self.id, self.shim = rank, shim_id
+        self._run, self._watch, self._popen = run, watch, popen
+
+    @property
+    def loaded(self) -> bool:
+        """A command of a user says nothing of the kind."""
+        return True
+
+    async def wait(self) -> int | None:
+        await self._over()
+        if is_alive(self.id):
+            self.kill()  # its shim was killed: what it writes goes nowhere, and nobody would learn how it ends
+            await self._until(lambda: not is_alive(self.id))
+            return None
+        await self._until(lambda: self._code() is not None or not self.shim_lives())
+        return self._code()
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        """Looked at again and again: what is waited for here comes within milliseconds."""
+        while True:
+            if true():
+                return
+            await asyncio.sleep(EXIT_POLL_S)
+
+    async def _over(self) -> None:
+        """Until the rank or its shim has ended."""
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def look() -> None:
+            if not over.done() and not (is_alive(self.id) and self.shim_lives()):
+                over.set_result(None)
+
+        watched = [self._watch(process.pid, look) for process in (self.id, self.shim)]
+        try:
+            look()
+            await over
+        finally:
+            for stop in watched:
+                stop()
+
+    def shim_lives(self) -> bool:
+        if self._popen is not None:
+            return self._popen.poll() is None
+        return is_alive(self.shim)
+
+    def _code(self) -> int | None:
+        """As its shim wrote it down; by the shim's own exit status where the disk did not take it."""
+        text = _read(f"{self._run}.exit", "exit")
+        if text is not None:
+            return int(text)
+        own = None if self._popen is None else self._popen.poll()
+        if own is None or own < 0:
+            return None
+        return own if own <= 128 else 128 - own
+
+    def signal(self, number: int) -> None:
+        """Through a pidfd: its shim may reap it at any moment, and the number be taken again."""
+        try:
+            file = os.pidfd_open(self.id.pid)
+        except OSError as error:
+            if error.errno == errno.ENOSYS and is_alive(self.id):
+                os.kill(self.id.pid, number)
+            return
+        try:
+            if is_alive(self.id):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    signals.pidfd_send_signal(file, number)
+        finally:
+            os.close(file)
+
+    def kill(self) -> None:
+        if is_alive(self.id):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.id.pid, signals.SIGKILL)
+
+
+async def start(command: Command, marks: dict[str, str], watch: Watch) -> tuple[KeptProcess, DetachedProcess]:
+    """`marks`: the shim's own environment. OSError names what is at fault."""
+    given = os.memfd_create("covey-shim", os.MFD_CLOEXEC)
+    answer, answered = os.pipe2(os.O_CLOEXEC)
+    try:
+        config = {
+            "argv": list(command.argv),
+            "cwd": command.cwd,
+            "env": dict(command.env),
+            "output": command.output,
+            "limit_bytes": command.output_bytes_max or NO_LIMIT_BYTES,
+            "run": command.run,
+        }
+        with os.fdopen(os.dup(given), "wb") as writer:
+            marshal.dump(config, writer)
+        os.lseek(given, 0, os.SEEK_SET)
+        popen = DetachedProcess(
+            # The last is for people reading `ps`.
+            (sys.executable, "-I", "-S", shim.__file__, os.path.basename(command.run)),
+            cwd="/",
+            env=marks,
+            stdin=given,
+            stdout=answered,
+            start_new_session=True,
+            close_fds=True,
+        )
+        os.close(answered)
+        answered = -1
+        line = await _read_all(answer)
+    finally:
+        for file in (given, answer, answered):
+            if file >= 0:
+                os.close(file)
+    started = unsealed(line, "started")
+    if started is None:
+        raise _trouble(line, popen, command)
+    return _found(command, watch, popen) or _gone(command, started, watch, popen), popen
+
+
+def _trouble(line: bytes, popen: DetachedProcess, command: Command) -> OSError:
+    said = unsealed(line, "error")
+    if said is None:
+        return OSError(errno.EIO, "its shim ended without a word", command.argv[0])
+    number, _, at_fault = said.partition(" ")
+    code = int(number) if number.isdigit() else errno.EIO
+    return OSError(code, os.strerror(code), at_fault)
+
+
+def _gone(command: Command, started: str, watch: Watch, popen: DetachedProcess) -> KeptProcess:
+    """Its record cannot be read; what the shim said is as good while this process lives."""
+    pid, ticks = (int(word) for word in started.split())
+    return KeptProcess(command.run, ProcessId(pid, ticks), ProcessId(popen.pid, 0), watch, popen)
+
+
+def _found(command: Command, watch: Watch, popen: DetachedProcess | None) -> KeptProcess | None:
+    text = _read(f"{command.run}.run", "run")
+    if text is None:
+        return None
+    pid, ticks, shim_pid, shim_ticks = (int(word) for word in text.split())
+    return KeptProcess(command.run, ProcessId(pid, ticks), ProcessId(shim_pid, shim_ticks), watch, popen)
+
+
+def resume(command: Command, watch: Watch) -> KeptProcess | None:
+    """The process that was started for this command before, by whomever, also when it has ended; None when there was
+    none. OSError when the disk does not tell."""
+    return _found(command, watch, None)
+
+
+def _set(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _read_all(file: int) -> bytes:
+    """Until the other end is closed."""
+    loop = asyncio.get_running_loop()
+    os.set_blocking(file, False)
+    parts: list[bytes] = []
+    while sum(map(len, parts)) < ANSWER_BYTES_MAX:
+        try:
+            part = os.read(file, 4096)
+        except BlockingIOError:
+            readable: asyncio.Future[None] = loop.create_future()
+            loop.add_reader(file, _set, readable)
+            try:
+                await readable
+            finally:
+                loop.remove_reader(file)
+            continue
+        if not part:
+            break
+        parts.append(part)
+    return b"".join(parts)

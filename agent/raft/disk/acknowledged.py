@@ -1,0 +1,99 @@
+"""How far this host's log went when it last said so: a second record, outside the log's folder.
+
+    acknowledged   two slots of 512 bytes, written in turn:   body | crc32 of the body
+
+The log alone cannot tell a torn tail, which nobody was told of, from a tail that was cut off, rotted, or replaced by an
+older copy after others had relied on it. So after each write that is durable, and before anybody hears of it, its
+generation and length go here. This write is not synced: it costs some microseconds, it survives every death of a
+process, and when the power fails the record is a little older than the log, never newer. A log that is shorter than
+its record has forgotten something that it acknowledged; one that is gone while the record is there has voted before.
+
+The record does not lie in the log's folder: who deletes or moves that folder leaves it, and it is what makes this safe.
+"""
+
+import struct
+import zlib
+
+import msgspec
+
+from agent.raft.messages import NO_RACK, Count, Identity, Rack
+from covey.ports import Disk
+
+FILE = "acknowledged"
+SLOT_BYTES = 512
+"""A sector: a torn write damages one slot, never both."""
+SYNC_EVERY = 256
+"""Writes between two syncs: the kernel would do it by itself within half a minute."""
+VERSION = 1
+_MAGIC = b"COVEYACK"
+_HEAD = struct.Struct(">8sHH")
+_CRC = struct.Struct(">I")
+
+
+class AcknowledgedRecord(msgspec.Struct, frozen=True, array_like=True):
+    """What the log held, durable, when this was written."""
+
+    number: Count
+    """Grows with every record."""
+    rack: Rack
+    identity: Identity
+    generation: Count
+    size: Count
+    """Bytes of the generation's log file."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_record = msgspec.msgpack.Decoder(AcknowledgedRecord)
+
+
+class Acknowledged:
+    """The record of one host. `load` first."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._number = 0
+        self._unsynced = 0
+
+    async def load(self) -> AcknowledgedRecord | None:
+        """The newest record; None where there never was one. Of a file that is damaged as a whole: a record of nothing
+        in particular (its identity is empty), since this host has voted before."""
+        data = await self._disk.read(FILE)
+        if data is None:
+            return None
+        found = [record for at in (0, SLOT_BYTES) if (record := _read(data[at : at + SLOT_BYTES]))]
+        newest = max(found, key=lambda record: record.number, default=AcknowledgedRecord(0, NO_RACK, b"", 0, 0))
+        self._number = newest.number
+        return newest
+
+    async def begin(self, rack: bytes, identity: bytes, generation: int, size: int) -> None:
+        """The first record since the start, durable on return."""
+        self._number += 1
+        await self._disk.replace(FILE, _slot(AcknowledgedRecord(self._number, rack, identity, generation, size)) * 2)
+
+    async def note(self, rack: bytes, identity: bytes, generation: int, size: int) -> None:
+        self._number += 1
+        slot = _slot(AcknowledgedRecord(self._number, rack, identity, generation, size))
+        await self._disk.write_at(FILE, self._number % 2 * SLOT_BYTES, slot)
+        self._unsynced += 1
+        if self._unsynced >= SYNC_EVERY:
+            await self._disk.sync(FILE)
+            self._unsynced = 0
+
+
+def _slot(record: AcknowledgedRecord) -> bytes:
+    payload = _encode(record)
+    body = (_HEAD.pack(_MAGIC, VERSION, len(payload)) + payload).ljust(SLOT_BYTES - _CRC.size, b"\0")
+    return body + _CRC.pack(zlib.crc32(body))
+
+
+def _read(slot: bytes) -> AcknowledgedRecord | None:
+    """The record in a slot; None when it is torn or never was written."""
+    if len(slot) != SLOT_BYTES or _CRC.unpack(slot[-_CRC.size :])[0] != zlib.crc32(slot[: -_CRC.size]):
+        return None
+    magic, version, length = _HEAD.unpack_from(slot)
+    if magic != _MAGIC or version != VERSION:
+        return None
+    try:
+        return _record.decode(slot[_HEAD.size : _HEAD.size + length])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

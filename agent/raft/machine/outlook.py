@@ -1,0 +1,112 @@
+"""What others may know of the Raft core of one host: who leads, who votes, how far its log goes."""
+
+from agent.raft.machine.leading import Leading
+from agent.raft.machine.raft_log import RaftLog
+from agent.raft.machine.types import Snapshot
+from agent.raft.messages import Configuration
+from agent.raft.policy import Timing
+from covey.core import HostId
+
+
+class Outlook:
+    """The part of `raft.Raft` that changes nothing."""
+
+    me: HostId
+    leading: Leading | None
+    _ledger: RaftLog
+    _timing: Timing
+    _now_s: float
+    _deadline_s: float
+
+    @property
+    def term(self) -> int:
+        return self._ledger.term
+
+    @property
+    def configuration(self) -> Configuration:
+        """Who takes part, as this host's log says."""
+        return self._ledger.configuration
+
+    @property
+    def configuration_committed(self) -> bool:
+        return self._ledger.configuration_committed
+
+    @property
+    def rack(self) -> bytes:
+        """The rack's identity, NO_RACK until it is certain."""
+        return self._ledger.rack
+
+    @property
+    def voters(self) -> tuple[HostId, ...]:
+        return self._ledger.configuration.hosts
+
+    @property
+    def may_change(self) -> bool:
+        """We lead and could append another configuration now."""
+        return self.leading is not None and self.leading.may_change and not self.leading.leaving(self._now_s)
+
+    def heard_lately(self, now_s: float) -> frozenset[HostId]:
+        """Leader: the hosts that answered within an election timeout, and this one."""
+        return frozenset(
+            {self.me, *(self.leading.heard_since(now_s - self._timing.election_min_s))} if self.leading else ()
+        )
+
+    @property
+    def _others(self) -> tuple[HostId, ...]:
+        """The other voters."""
+        return tuple(host for host in self.voters if host != self.me)
+
+    @property
+    def commit(self) -> int:
+        return self._ledger.commit
+
+    @property
+    def last_index(self) -> int:
+        return self._ledger.log.last_index
+
+    @property
+    def image(self) -> Snapshot | None:
+        return self._ledger.image
+
+    @property
+    def identity(self) -> bytes:
+        """Which log this is."""
+        return self._ledger.identity
+
+    @property
+    def _votes_here(self) -> bool:
+        """This log votes: see the module's essay."""
+        voter = self._ledger.configuration.voter(self.me)
+        if voter is None:
+            return False
+        if not voter.identity:
+            return not self._ledger.lost
+        return voter.identity == self._ledger.identity and voter.since <= self._ledger.commit
+
+    @property
+    def forgotten(self) -> bool:
+        """This host should vote, but its log is not the one that votes."""
+        return self.me in self.voters and not self._votes_here
+
+    @property
+    def uncounted(self) -> tuple[HostId, ...]:
+        """Leader: the voters whose answers make no majority yet, since another log answers under their names."""
+        return self.leading.uncounted() if self.leading else ()
+
+    @property
+    def wake_s(self) -> float:
+        """When `Woken` is due."""
+        return self.leading.tick_s if self.leading else self._deadline_s
+
+    def confirmed_s(self, now_s: float) -> float | None:
+        """When a majority last stood behind us; None: we do not lead, or our no-op is not committed, so that what is
+        applied here may be old."""
+        leading = self.leading
+        return leading.confirmed_s(now_s) if leading and self._ledger.commit >= leading.first_index else None
+
+    def holds_lease(self, now_s: float) -> bool:
+        """We lead, nobody else can, and our no-op is committed: what is applied here is the newest there is."""
+        leading = self.leading
+        if leading is None or self._ledger.commit < leading.first_index:
+            return False
+        return now_s - leading.confirmed_s(now_s) < self._timing.lease_s

@@ -1,0 +1,64 @@
+"""How long silence may last before it counts as a loss: longer where it was long before and ended well.
+
+A host whose processor is busy is late, and so is its neighbour's disk; a fixed timeout then changes the leader every
+half minute although nobody failed. So each host remembers the longest silences of the last minute that *ended*, which
+shows that nobody was lost, and waits `STRETCH` times as long as the longest of them. Only ever longer than configured:
+a lease that was promised for the configured time still holds. A host that was late itself cannot tell whether others
+were: `Stall` makes it listen once more before it decides.
+"""
+
+import math
+from collections import deque
+
+MEMORY_S = 60.0
+"""How long a silence is remembered."""
+STRETCH = 2.0
+"""Times the longest silence seen: load seldom doubles from one minute to the next."""
+LATE_S_MAX = 2.5
+"""A longer silence is an outage, not lateness: it stretches nothing, so a real loss is noticed within twice this."""
+
+
+class ElectionPatience:
+    """The longest silences of the last minute, newest last, each longer than all after it."""
+
+    def __init__(self) -> None:
+        self._silences: deque[tuple[float, float]] = deque()
+        """(when it ended, how long it was)."""
+
+    def ended(self, silence_s: float, now_s: float) -> None:
+        """Somebody who was silent for this long spoke again."""
+        if silence_s > LATE_S_MAX:
+            return
+        while self._silences and self._silences[-1][1] <= silence_s:
+            self._silences.pop()
+        self._silences.append((now_s, silence_s))
+        self._forget(now_s)
+
+    def stretched(self, least_s: float, now_s: float) -> float:
+        """How long to wait now, at least `least_s`."""
+        self._forget(now_s)
+        worst_s = self._silences[0][1] if self._silences else 0.0
+        return max(least_s, STRETCH * worst_s)
+
+    def _forget(self, now_s: float) -> None:
+        while self._silences and now_s - self._silences[0][0] > MEMORY_S:
+            self._silences.popleft()
+
+
+class Stall:
+    """Whether this host itself was stopped or late just now: what others sent meanwhile is still to be read."""
+
+    def __init__(self, heartbeat_s: float, now_s: float) -> None:
+        self._heartbeat_s, self._last_s = heartbeat_s, now_s
+        self.ended_s = -math.inf
+        """When this host went on after the last time."""
+
+    def passed(self, due_s: float, now_s: float) -> None:
+        """An event happens; something was due at `due_s`."""
+        if now_s - max(due_s, self._last_s) > self._heartbeat_s:
+            self.ended_s = now_s
+        self._last_s = now_s
+
+    def holds(self, now_s: float) -> bool:
+        """A decision about others can wait for one more heartbeat."""
+        return now_s < self.ended_s + self._heartbeat_s

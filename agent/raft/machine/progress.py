@@ -1,0 +1,139 @@
+"""What a leader knows of one other host, and how much it may send it before it hears back.
+
+probe     one Append at a time, until the place is found where the two logs agree
+stream    entries are sent ahead of the answers, up to `window` messages
+snapshot  the host is further behind than our log reaches: pieces of the snapshot, one at a time
+"""
+
+import enum
+import math
+from collections import deque
+
+from agent.raft.machine.types import Snapshot
+
+VOTER_WINDOW = 16
+"""Appends under way to one voter; at 512 KiB each that is 8 MiB."""
+OBSERVER_WINDOW = 1
+"""To an observer: the next one goes out with its answer, so that fan-out batches by itself."""
+
+
+class ProgressState(enum.Enum):
+    PROBE = enum.auto()
+    STREAM = enum.auto()
+    SNAPSHOT = enum.auto()
+
+
+class Progress:
+    __slots__ = (
+        "beat_s",
+        "confirmed_s",
+        "identity",
+        "image",
+        "inflight",
+        "last_index",
+        "lost",
+        "match",
+        "next",
+        "offset",
+        "past",
+        "sent_s",
+        "state",
+        "told_commit",
+        "voter",
+        "waiting",
+        "whole",
+    )
+
+    def __init__(self, next_index: int) -> None:
+        self.voter = False
+        """Its name is among the voters'."""
+        self.whole = False
+        """It receives all entries at once: voters and the learner do, observers receive what is committed."""
+        self.identity = b""
+        """Which log answers; empty until it has."""
+        self.past: set[bytes] = set()
+        """Logs that answered under this name before: what they still say, late, is of no use."""
+        self.lost = False
+        """See AppendReply."""
+        self.last_index = 0
+        """Where it said that its log ends."""
+        self.match = 0
+        self.next = next_index
+        self.state = ProgressState.PROBE
+        self.waiting = False
+        """Probe: one Append is under way."""
+        self.inflight: deque[int] = deque()
+        """Stream: the last index of each Append under way."""
+        self.told_commit = 0
+        self.confirmed_s = -math.inf
+        """When the last round began that this host answered."""
+        self.beat_s = -math.inf
+        """When it is due to hear from us."""
+        self.image: Snapshot | None = None
+        self.offset = 0
+        self.sent_s = -math.inf
+        """Snapshot: when the current piece was sent."""
+
+    @property
+    def window(self) -> int:
+        return VOTER_WINDOW if self.whole else OBSERVER_WINDOW
+
+    @property
+    def may_send(self) -> bool:
+        if self.state is ProgressState.PROBE:
+            return not self.waiting
+        return self.state is ProgressState.STREAM and len(self.inflight) < self.window
+
+    def sent(self, last: int, commit: int) -> None:
+        """An Append went out; it ends at `last`."""
+        self.told_commit = min(commit, last)
+        if self.state is ProgressState.PROBE:
+            self.waiting = True
+        elif last >= self.next:
+            self.inflight.append(last)
+            self.next = last + 1
+
+    def accepted(self, match: int) -> bool:
+        """True when this host got further, or a new place to stream from was found."""
+        if self.state is ProgressState.SNAPSHOT and self.image is not None and match < self.image.index:
+            return False
+        further = match > self.match
+        self.match = max(self.match, match)
+        while self.inflight and self.inflight[0] <= match:
+            self.inflight.popleft()
+        if self.state is not ProgressState.STREAM:
+            self.state, self.image, self.waiting = ProgressState.STREAM, None, False
+            self.inflight.clear()
+            self.next = self.match + 1
+            return True
+        self.next = max(self.next, self.match + 1)
+        return further
+
+    def refused(self, rejected: int, try_next: int) -> bool:
+        """`rejected` was the prev_index that did not fit. False when that answer is out of date."""
+        if self.state is ProgressState.SNAPSHOT or rejected <= self.match:
+            return False
+        if self.state is ProgressState.PROBE and rejected != self.next - 1:
+            return False
+        self.state, self.waiting = ProgressState.PROBE, False
+        self.inflight.clear()
+        self.next = max(self.match + 1, min(rejected, try_next))
+        return True
+
+    def answered(self, identity: bytes, lost: bool, last_index: int) -> bool:
+        """Whether this answer is of the log that answers now. Another log under this name begins anew: nothing that
+        the former one held is counted on."""
+        if identity in self.past:
+            return False
+        if identity != self.identity and self.identity:
+            self.past.add(self.identity)
+            self.match, self.next = 0, min(self.next, last_index + 1)
+            self.state, self.image, self.waiting = ProgressState.PROBE, None, False
+            self.inflight.clear()
+            self.confirmed_s = -math.inf
+        self.identity, self.lost, self.last_index = identity, lost, last_index
+        return True
+
+    def begin_snapshot(self, image: Snapshot) -> None:
+        self.state, self.image, self.offset, self.waiting = ProgressState.SNAPSHOT, image, 0, False
+        self.inflight.clear()

@@ -1,0 +1,302 @@
+"""What this host holds, what of it is durable, and what it has promised but may not say yet.
+
+    log        1 ........ commit ........ durable ........ last
+               applied    known to be     on this          in memory
+               at once    committed       disk
+
+Who takes part is what the last entry that says so says, committed or not: it goes with its entry, and comes back when
+that is cut off (Raft thesis §4.1).
+
+`commit` and `durable` are independent: a follower may learn that an entry is committed (a majority holds it) before
+its own disk has finished writing it. At the end of every event `finish` asks for one write of all that changed, and
+holds the promises made meanwhile back until that write is done.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from agent.raft.machine.log_entries import LogEntries
+from agent.raft.machine.types import (
+    Action,
+    Apply,
+    HardState,
+    Persist,
+    Restore,
+    Saved,
+    SaveSnapshot,
+    SendRaft,
+    Snapshot,
+    SnapshotTaken,
+)
+from agent.raft.messages import NO_RACK, Configuration, Entry, Words, configuration_of, crc
+from agent.raft.policy import ENTRY_OVERHEAD_BYTES
+from covey.core import HostId
+
+KEEP_BYTES_MAX = 8 * 1024 * 1024
+"""Command bytes kept below a snapshot, whatever their number."""
+
+
+class Contradiction(Exception):
+    """A leader's log holds another entry where ours is known to be committed: one of the two forgot what a majority
+    had acknowledged. Nothing that this host could do by itself would be right."""
+
+    def __init__(self, index: int, own_term: int, other_term: int) -> None:
+        super().__init__(f"entry {index} is committed here in term {own_term}, the leader has one of term {other_term}")
+        self.index, self.own_term, self.other_term = index, own_term, other_term
+
+
+class RaftLog:
+    def __init__(self, saved: Saved, founders: Configuration, keep_entries: int, hint_s: float) -> None:
+        """`founders` take part as long as no entry says who does."""
+        self.term, self.vote = saved.hard.term, saved.hard.vote
+        self.identity, self.lost, self.rack_before = saved.hard.identity, saved.hard.lost, saved.hard.rack
+        first = saved.configuration if saved.configuration.voters else founders
+        self._configurations = [(saved.base_index, first)]
+        """(index, who votes from there on), ascending; the first is what holds at the log's base."""
+        self._configure(saved.base_index + 1, saved.entries)
+        self.log = LogEntries(saved.base_index, saved.base_term, saved.entries)
+        self.image = saved.image
+        self.commit = saved.image.index if saved.image else 0
+        self.durable = self.log.last_index
+        self._keep_entries, self._hint_s = keep_entries, hint_s
+        self._saved_commit = max(self.commit, min(saved.hard.commit, self.log.last_index))
+        self._saved_s = 0.0
+        self._changed = False
+        self._unsaved: int | None = None
+        """The first entry that no write was asked for yet."""
+        self._number = self._identity_number = 0
+        """The last write, and the one that made our identity durable."""
+        self._writing: deque[tuple[int, int]] = deque()
+        """(number, last index) of writes under way."""
+        self._promises: list[tuple[HostId, Words]] = []
+        self._held: deque[tuple[int, int, HostId, Words]] = deque()
+        """(number, term, to, message): to be said once `number` is durable, if that is still our term."""
+        self._actions: list[Action] = []
+
+    def begin(self) -> None:
+        """Apply what the disk knew to be committed."""
+        if self.image is not None:
+            self._actions.append(Restore(self.image))
+        self.commit_to(self._saved_commit)
+
+    # ---- term and vote ----
+
+    def enter(self, term: int, vote: str = "") -> None:
+        """A later term begins for us; in it we have voted for `vote`, or for nobody yet."""
+        assert term > self.term, f"term {term} after {self.term}"
+        self.term, self.vote, self._changed = term, vote, True
+
+    def vote_for(self, candidate: HostId) -> None:
+        assert self.vote in ("", candidate), f"second vote in term {self.term}"
+        if not self.vote:
+            self.vote, self._changed = candidate, True
+
+    # ---- who votes, and which log this is ----
+
+    @property
+    def configuration(self) -> Configuration:
+        """Who votes: the newest word of the log, committed or not (Raft §6)."""
+        return self._configurations[-1][1]
+
+    @property
+    def configuration_index(self) -> int:
+        """The entry that says so."""
+        return self._configurations[-1][0]
+
+    @property
+    def configuration_committed(self) -> bool:
+        """Nothing can take back what `configuration` says."""
+        return self.configuration_index <= self.commit
+
+    @property
+    def rack(self) -> bytes:
+        """The rack's identity, once it is certain; NO_RACK before."""
+        return self._configuration_at(self.commit).rack if self.commit else NO_RACK
+
+    def _configure(self, first: int, entries: Sequence[Entry]) -> None:
+        for index, entry in enumerate(entries, first):
+            if found := configuration_of(entry):
+                self._configurations.append((index, found))
+
+    def _configuration_at(self, index: int) -> Configuration:
+        for since, found in reversed(self._configurations):
+            if since <= index:
+                return found
+        raise AssertionError(f"entry {index} is below the log's base")
+
+    def lose(self, identity: bytes) -> None:
+        """This log holds less than it acknowledged: from here on it is another one."""
+        self.identity, self.lost, self._changed = identity, True, True
+        self._identity_number = self.next_number
+
+    def write_commit(self) -> None:
+        """This log votes since an entry was committed: after a restart it must still know."""
+        self._changed = True
+
+    # ---- entries ----
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        if entries:
+            self._touch(self.log.last_index + 1)
+            self._configure(self.log.last_index + 1, entries)
+            self.log.append(entries)
+
+    def merge(self, prev_index: int, entries: Sequence[Entry]) -> None:
+        """Add a leader's entries after `prev_index`. What is here already stays; only where an existing entry has
+        another term do it and its successors go (Raft §5.3, step 3 of AppendEntries). A delayed Append therefore never
+        shortens the log. Contradiction when a committed entry would go."""
+        for at, entry in enumerate(entries, prev_index + 1):
+            known = self.log.term_at(at)
+            if known != entry.term:
+                if known is not None and at <= self.commit:
+                    raise Contradiction(at, known, entry.term)
+                if at <= self.log.last_index:
+                    self._cut(at)
+                self.append(entries[at - prev_index - 1 :])
+                return
+
+    def _cut(self, first: int) -> None:
+        assert first > self.commit, f"entry {first} is committed and cannot be replaced"
+        self.log.cut(first)
+        while self._configurations[-1][0] >= first:
+            self._configurations.pop()
+        self._undo_durable(first - 1)
+        self._touch(first)
+
+    def _undo_durable(self, last: int) -> None:
+        self.durable = min(self.durable, last)
+        self._writing = deque((number, min(end, last)) for number, end in self._writing)
+
+    def _touch(self, first: int) -> None:
+        self._unsaved = first if self._unsaved is None else min(self._unsaved, first)
+
+    def commit_to(self, index: int) -> bool:
+        """Entries up to `index` are committed: apply the new ones. False when there is nothing new."""
+        if index <= self.commit:
+            return False
+        assert index <= self.log.last_index, f"commit {index} is beyond the log's end {self.log.last_index}"
+        self._actions.append(Apply(self.commit + 1, self.log.slice(self.commit + 1, index)))
+        if not self.commit:
+            self.write_commit()  # after a restart this host still knows which rack it belongs to
+        self.commit = index
+        return True
+
+    # ---- snapshots ----
+
+    def install(self, image: Snapshot) -> None:
+        """A leader's snapshot takes the place of our whole log (Raft §7, step 7)."""
+        assert image.index > self.commit, "a snapshot of what is already applied"
+        self.log.reset(image.index, image.term)
+        voting = image.configuration if image.configuration.voters else self.configuration
+        self._configurations = [(image.index, voting)]
+        self._undo_durable(0)
+        self.commit, self.image = image.index, image
+        self._actions.append(Restore(image))
+        self._save_image(image)
+
+    def compact(self, taken: SnapshotTaken) -> None:
+        """Our own snapshot: forget entries far enough below it."""
+        if taken.index > self.commit or (self.image is not None and taken.index <= self.image.index):
+            return
+        term = self.log.term_at(taken.index)
+        assert term is not None, f"entry {taken.index} is applied but not in the log"
+        self.image = Snapshot(taken.index, term, taken.data, crc(taken.data), self._configuration_at(taken.index))
+        base = self._keep_from(taken.index)
+        at_base = self._configuration_at(base)
+        self._configurations = [(base, at_base), *(each for each in self._configurations if each[0] > base)]
+        self.log.compact(base)
+        self._save_image(self.image)
+
+    def _keep_from(self, index: int) -> int:
+        first = max(self.log.base_index, index - self._keep_entries)
+        size = 0
+        kept = self.log.slice(first + 1, index)
+        for at in range(len(kept), 0, -1):
+            size += len(kept[at - 1].command) + ENTRY_OVERHEAD_BYTES
+            if size > KEEP_BYTES_MAX:
+                return first + at
+        return first
+
+    def _save_image(self, image: Snapshot) -> None:
+        log = self.log
+        self._number += 1
+        entries = log.slice(log.base_index + 1, log.last_index)
+        at_base = self._configurations[0][1]
+        self._actions.append(
+            SaveSnapshot(self._number, self._hard(), image, log.base_index, log.base_term, entries, at_base)
+        )
+        self._writing.append((self._number, log.last_index))
+        self._changed, self._unsaved, self._saved_commit = False, None, self.commit
+
+    # ---- saying ----
+
+    def send(self, to: HostId, message: Words) -> None:
+        """At once: it promises nothing that a crash could undo."""
+        self._actions.append(SendRaft(to, message))
+
+    def answer(self, to: HostId, message: Words) -> None:
+        """At once, unless the disk does not know yet as whom we speak."""
+        named = not self._writing or self._writing[0][0] > self._identity_number
+        (self.send if named and not self._changed else self.promise)(to, message)
+
+    def promise(self, to: HostId, message: Words) -> None:
+        """Once everything known by the end of this event is durable."""
+        self._promises.append((to, message))
+
+    @property
+    def next_number(self) -> int:
+        """The number under which what changed in this event will be written."""
+        return self._number + 1
+
+    def act(self, action: Action) -> None:
+        self._actions.append(action)
+
+    def persisted(self, number: int) -> None:
+        """Release the promises that waited for `number`; those of an earlier term are void."""
+        while self._writing and self._writing[0][0] <= number:
+            self.durable = max(self.durable, self._writing.popleft()[1])
+        while self._held and self._held[0][0] <= number:
+            _, term, to, message = self._held.popleft()
+            if term == self.term:
+                self.send(to, message)
+
+    def finish(self, now_s: float) -> list[Action]:
+        """The actions of this event; the write comes last and nothing that depends on it comes before."""
+        hint_due = self.commit > self._saved_commit and now_s - self._saved_s >= self._hint_s
+        if self._changed or self._unsaved is not None or hint_due:
+            self._persist(now_s)
+        self._release_or_hold()
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _persist(self, now_s: float) -> None:
+        self._number += 1
+        first = self.log.last_index + 1 if self._unsaved is None else self._unsaved
+        entries = self.log.slice(first, self.log.last_index)
+        self._actions.append(Persist(self._number, self._hard(), first, entries))
+        self._writing.append((self._number, self.log.last_index))
+        self._changed, self._unsaved = False, None
+        self._saved_commit, self._saved_s = self.commit, now_s
+
+    def _release_or_hold(self) -> None:
+        for to, message in self._promises:
+            if self._writing:
+                self._held.append((self._number, self.term, to, message))
+            else:
+                self.send(to, message)
+        self._promises.clear()
+
+    def _hard(self) -> HardState:
+        rack = self.rack if self.rack != NO_RACK else self.rack_before
+        return HardState(self.term, self.vote, self.commit, self.identity, self.lost, rack)
+
+    def check(self) -> None:
+        log = self.log
+        assert log.base_index <= self.commit <= log.last_index, f"commit {self.commit} outside {log.base_index}.."
+        assert self.durable <= log.last_index, "durable beyond the end"
+        assert self.image is None or self.image.index <= self.commit, "a snapshot of what is not committed"
+        assert log.base_index <= (self.image.index if self.image else 0), "compacted without a snapshot"
+        assert self._configurations[0][0] <= log.base_index, "nobody knows who takes part"
+        assert self._configurations[-1][0] <= log.last_index, "an entry is gone, and what it said is not"
+        assert log.last_term <= self.term, "an entry of a term to come"
+        assert all(number <= self._number for number, *_ in self._held), "a promise that nothing releases"

@@ -1,0 +1,184 @@
+"""What the Raft core hears (events) and what it asks for (actions).
+
+The contract of durability: what the core promises to others (a vote, an accepted entry) is held back until the service
+has said `Persisted` for everything before it. The service performs `Persist` and `SaveSnapshot` strictly in order and
+may join several into one write; it says `Persisted(number)` with the highest number that is on the disk. `SendRaft` and
+`Apply` may be performed at once.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from agent.raft.messages import NO_RACK, Configuration, Entry, Rack, Words
+from covey.core import Heard, HostId
+
+
+class HardState(msgspec.Struct, frozen=True, array_like=True):
+    """What must be on the disk before anybody hears of it, and how far the log was known to be committed."""
+
+    term: int = 0
+    vote: str = ""
+    """Whom this host voted for in `term`; empty: nobody."""
+    commit: int = 0
+    """A hint: entries up to here may be applied again after a restart. It may be older than the truth."""
+    identity: bytes = b""
+    """Which log this is: see `messages.Voter`."""
+    lost: bool = False
+    """It stands in for one that is gone, or that holds less than it acknowledged: see `machine.raft`."""
+    rack: Rack = NO_RACK
+    """The rack that this host belongs to, or did with the log that is gone."""
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A snapshot: the state after the entry (index, term)."""
+
+    index: int
+    term: int
+    data: bytes
+    crc: int
+    configuration: Configuration = Configuration()
+    """Who votes after that entry."""
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """What the disk held at the start."""
+
+    hard: HardState = HardState()
+    image: Snapshot | None = None
+    base_index: int = 0
+    base_term: int = 0
+    entries: tuple[Entry, ...] = ()
+    configuration: Configuration = Configuration()
+    """Who votes after `base_index`; nobody: whoever leader.voters names."""
+
+
+# ---- events ----
+
+
+class RaftStarted(msgspec.Struct, frozen=True):
+    """The service runs; what the disk held is to be applied."""
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """`wake_s` has come."""
+
+
+class Persisted(msgspec.Struct, frozen=True):
+    """Everything up to this number is durable."""
+
+    number: int
+
+
+class Proposal(msgspec.Struct, frozen=True):
+    id: bytes
+    base: int
+    command: bytes
+
+
+class Proposed(msgspec.Struct, frozen=True):
+    """Commands to append; ignored by a host that does not lead."""
+
+    proposals: Sequence[Proposal]
+
+
+class RaftHostsChanged(msgspec.Struct, frozen=True):
+    """The other living hosts; those that do not vote observe."""
+
+    hosts: tuple[HostId, ...]
+
+
+class ConfigurationWanted(msgspec.Struct, frozen=True):
+    """Append this, if this host leads, `instead_of` is in force and committed, and the two are one step apart."""
+
+    instead_of: Configuration
+    configuration: Configuration
+
+
+class HandOver(msgspec.Struct, frozen=True):
+    """This host is to be stopped: if it leads, another voter should, as soon as one has the whole log (Raft thesis
+    §3.10). Until `until_s` no command is appended; if nobody was ready by then, it leads on."""
+
+    until_s: float
+
+
+class SnapshotTaken(msgspec.Struct, frozen=True):
+    """The applied state after `index`; the log below it may be forgotten."""
+
+    index: int
+    data: bytes
+
+
+Event = (
+    RaftStarted
+    | Tick
+    | Heard
+    | Persisted
+    | Proposed
+    | RaftHostsChanged
+    | HandOver
+    | SnapshotTaken
+    | ConfigurationWanted
+)
+
+
+# ---- actions ----
+
+
+class SendRaft(msgspec.Struct, frozen=True):
+    """Send once, now; it may be lost."""
+
+    to: HostId
+    message: Words
+
+
+class Persist(msgspec.Struct, frozen=True):
+    """Write this durably. `entries` begin at `first`; whatever the disk holds from there on is replaced."""
+
+    number: int
+    hard: HardState
+    first: int
+    entries: tuple[Entry, ...]
+
+
+class SaveSnapshot(msgspec.Struct, frozen=True):
+    """Write the snapshot durably, and with it all that is left of the log: older files may go."""
+
+    number: int
+    hard: HardState
+    image: Snapshot
+    base_index: int
+    base_term: int
+    entries: tuple[Entry, ...]
+    configuration: Configuration = Configuration()
+    """Who votes after `base_index`."""
+
+
+class Apply(msgspec.Struct, frozen=True):
+    """These entries are committed; apply them in order, once."""
+
+    first: int
+    entries: tuple[Entry, ...]
+
+
+class Restore(msgspec.Struct, frozen=True):
+    """Replace the applied state by this snapshot."""
+
+    image: Snapshot
+
+
+class SoftState(msgspec.Struct, frozen=True):
+    """The term or its known leader changed."""
+
+    term: int
+    leader: HostId | None
+
+
+class ConfigurationChanged(msgspec.Struct, frozen=True):
+    """These take part now, as this host's log says; `committed`: that cannot be undone any more."""
+
+    configuration: Configuration
+    committed: bool
+
+
+Action = SendRaft | Persist | SaveSnapshot | Apply | Restore | SoftState | ConfigurationChanged

@@ -1,0 +1,364 @@
+"""What voters, leader and observers say to one another, and how it is decoded.
+
+Raft's own messages travel raw, at most once, and may be lost, doubled, delayed and reordered: the core bears that.
+They are wrapped in an `RaftEnvelope` that names the rack, by eight random bytes which its first leader put into the
+first entry of its log: two racks, or a host that used to be alone and one that belongs to a rack, can never mix their
+histories, whatever their voters are called. A host learns the name when it knows that entry to be committed; until then
+it says `NO_RACK`. `ProposeEntry` is asked through the messenger instead.
+
+Everything is decoded with bounds, once, here; what passes is trusted by the machine.
+"""
+
+import itertools
+import zlib
+from functools import cached_property
+from typing import Annotated
+
+import msgspec
+
+from covey.core import HostId, Message
+
+COMMAND_BYTES_MAX = 256 * 1024
+"""Longest command; job records are about 1 KiB."""
+ENTRIES_MAX = 1024
+"""Entries in one Append."""
+MESSAGE_BYTES_MAX = 900 * 1024
+"""Longest message: a letter of the messenger holds 1 MiB."""
+CHUNK_BYTES_MAX = 256 * 1024
+"""Snapshot bytes in one message."""
+SNAPSHOT_BYTES_MAX = 256 * 1024 * 1024
+"""Longest snapshot; a follower allocates only what has arrived."""
+ID_BYTES = 16
+"""Length of a proposal's id."""
+
+RACK_BYTES = 8
+NO_RACK = bytes(RACK_BYTES)
+"""Said by a host that does not know yet which rack it belongs to."""
+IDENTITY_BYTES = 16
+"""Length of a voter's identity."""
+VOTERS_MAX = 16
+"""Hosts that one configuration names: five that vote, and those on their way in or out."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+"""A term, an index, a round or an offset."""
+Crc = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
+Identity = Annotated[bytes, msgspec.Meta(max_length=IDENTITY_BYTES)]
+"""Random bytes that a host draws when its log is made; a host that lost its log has another one. Empty: not known."""
+
+Rack = Annotated[bytes, msgspec.Meta(min_length=RACK_BYTES, max_length=RACK_BYTES)]
+"""A rack's identity."""
+Name = Annotated[HostId, msgspec.Meta(max_length=64)]
+"""A host's name; empty where nobody is meant."""
+
+
+class MalformedMessage(Exception):
+    """The bytes are not a message of ours; they are dropped and counted."""
+
+
+class Voter(msgspec.Struct, frozen=True, array_like=True):
+    """A host that votes: its name *and* the log it votes with. What another log under that name says does not count."""
+
+    host: Annotated[HostId, msgspec.Meta(min_length=1, max_length=64)]
+    identity: Identity = b""
+    """Empty: no leader has heard this host yet, so whatever it says first is the first it ever said."""
+    since: Count = 0
+    """It counts once this entry is committed: the one that put this identity in the place of another one."""
+
+
+class Configuration(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """Who votes, from an entry of the log on, and which change is under way: in force as soon as it stands in a host's
+    log (Raft thesis §4.1).
+
+    add NEW            learner=NEW                    -> NEW votes
+    remove OLD                         leaving=OLD    -> OLD does not vote
+    replace OLD NEW    learner=NEW     leaving=OLD    -> NEW votes, leaving=OLD -> OLD does not vote
+
+    Whoever leads takes the next step, so that a change outlives the leader that began it."""
+
+    voters: Annotated[tuple[Voter, ...], msgspec.Meta(max_length=VOTERS_MAX)] = ()
+    rack: Rack = NO_RACK
+    learner: Name = HostId("")
+    """Receives the whole log, and votes once it has caught up."""
+    leaving: Name = HostId("")
+    """A voter that stops voting when there is no learner any more; a leader hands over first."""
+
+    @cached_property
+    def hosts(self) -> tuple[HostId, ...]:
+        """Of the voters."""
+        return tuple(voter.host for voter in self.voters)
+
+    def voter(self, host: HostId) -> Voter | None:
+        for voter in self.voters:
+            if voter.host == host:
+                return voter
+        return None
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of the log; its index is where it stands."""
+
+    term: Count
+    id: Annotated[bytes, msgspec.Meta(max_length=ID_BYTES)]
+    """Who proposed it, so that a repeated proposal is applied once; empty: the leader's own, whose command is nothing,
+    or a Configuration (`configuration_of`)."""
+    base: Count
+    """An index that was committed before the first try of this proposal (see `machine.once`)."""
+    command: Annotated[bytes, msgspec.Meta(max_length=COMMAND_BYTES_MAX)]
+
+
+class RequestVote(Message, frozen=True, array_like=True, tag="RequestVote"):
+    """May I lead `term`? With `pre_vote`: would you say yes? Nobody's term changes by asking (Raft thesis §9.6)."""
+
+    term: Count
+    pre_vote: bool
+    last_index: Count
+    last_term: Count
+    handed_over: bool = False
+    """The leader of the term before gave up its office to this candidate: no lease can be hurt (Raft thesis §4.2.3)."""
+    counts: Identity = b""
+    """Which log of the asked host is known to be one that votes: that host may not know it yet."""
+
+
+class TimeoutNow(Message, frozen=True, array_like=True, tag="TimeoutNow"):
+    """The leader of `term` has stepped down: stand for election at once (Raft thesis §3.10)."""
+
+    term: Count
+
+
+class VoteReply(Message, frozen=True, array_like=True, tag="VoteReply"):
+    term: Count
+    """The asked term when granted, else the voter's own."""
+    pre_vote: bool
+    granted: bool
+    identity: Identity = b""
+    """Which log votes."""
+
+
+class Append(Message, frozen=True, array_like=True, tag="Append"):
+    """Entries after (prev_index, prev_term), and how far the log is committed. Without entries: a heartbeat."""
+
+    term: Count
+    prev_index: Count
+    prev_term: Count
+    commit: Count
+    round: Count
+    """The leader's heartbeat round, sent back in the reply: the leader's lease counts from when the round began."""
+    entries: Annotated[tuple[Entry, ...], msgspec.Meta(max_length=ENTRIES_MAX)]
+    acknowledged: Count = 0
+    """What the receiver has acknowledged to this leader; one that holds less has lost a part of its log."""
+    by: Identity = b""
+    """Which log of the receiver's did so."""
+    invited: bool = False
+    """The receiver is the learner: people want it to vote, so it follows whatever its agent.toml says."""
+
+
+class AppendReply(Message, frozen=True, array_like=True, tag="AppendReply"):
+    """Accepted: durable and equal to the leader's log up to `match`. Refused: where the leader should try next."""
+
+    term: Count
+    round: Count
+    accepted: bool
+    match: Count
+    """Accepted: see above. Refused: the prev_index that did not fit."""
+    hint_index: Count = 0
+    hint_term: Count = 0
+    """Refused: the last entry here, at or below prev_index, whose term is not above prev_term (Raft §5.3, end)."""
+    identity: Identity = b""
+    """Which log answers."""
+    lost: bool = False
+    """It stands in for a log that voted before and is gone, or holds less than it acknowledged."""
+    last_index: Count = 0
+    """Where the log that answers ends, durable."""
+
+
+class InstallSnapshot(Message, frozen=True, array_like=True, tag="Snapshot"):
+    """One piece of the state after `index`; pieces are asked for one after the other."""
+
+    term: Count
+    index: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
+    entry_term: Count
+    round: Count
+    total: Annotated[int, msgspec.Meta(ge=0, le=SNAPSHOT_BYTES_MAX)]
+    crc: Crc
+    """CRC-32 of the whole snapshot."""
+    offset: Count
+    data: Annotated[bytes, msgspec.Meta(max_length=CHUNK_BYTES_MAX)]
+    configuration: Configuration = Configuration()
+    """Who votes after `index`."""
+    invited: bool = False
+    """The same as in Append."""
+
+
+class SnapshotReply(Message, frozen=True, array_like=True, tag="SnapshotReply"):
+    """The next byte wanted of the snapshot at `index`. The whole of it is acknowledged by an AppendReply."""
+
+    term: Count
+    round: Count
+    index: Count
+    offset: Count
+    identity: Identity = b""
+    lost: bool = False
+    last_index: Count = 0
+    """The same as in AppendReply."""
+
+
+class ProposeEntry(Message, frozen=True, array_like=True, tag="Propose"):
+    """To the leader: append this. Asking again with the same id is harmless."""
+
+    rack: Rack
+    id: Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
+    attempt: Count
+    """Grows when the proposer tries again after an answer; a refused attempt stays refused."""
+    base: Count
+    command: Annotated[bytes, msgspec.Meta(max_length=COMMAND_BYTES_MAX)]
+
+
+class ProposeReply(Message, frozen=True, array_like=True, tag="ProposeReply"):
+    outcome: Annotated[str, msgspec.Meta(max_length=16)]
+    """`applied`; `not leader` and `busy`: certainly not appended; `lost`, `expired`: nobody can tell any more."""
+    index: Count = 0
+    result: bytes = b""
+
+
+class ChangeVoters(Message, frozen=True, array_like=True, tag="ChangeVoters"):
+    """To the leader: `add` is to vote, or `remove` not to; both: one in the place of the other. Asking again is
+    harmless."""
+
+    rack: Rack
+    add: Name = HostId("")
+    remove: Name = HostId("")
+    force: bool = False
+    """Also when `add` is away."""
+
+
+class ChangeReply(Message, frozen=True, array_like=True, tag="ChangeReply"):
+    """What is done about it: an exit code of agentctl, and words for people. Code 0 has the first only."""
+
+    code: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    what: Annotated[str, msgspec.Meta(max_length=400)]
+    why: Annotated[str, msgspec.Meta(max_length=400)] = ""
+    next: Annotated[str, msgspec.Meta(max_length=400)] = ""
+
+
+Words = RequestVote | TimeoutNow | VoteReply | Append | AppendReply | InstallSnapshot | SnapshotReply
+"""What travels raw."""
+Asked = ProposeEntry | ProposeReply | ChangeVoters | ChangeReply
+"""What travels as a question and its answer."""
+
+
+class RaftEnvelope(msgspec.Struct, frozen=True, array_like=True):
+    rack: Rack
+    message: Words
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_configuration = msgspec.msgpack.Decoder(Configuration)
+_envelope = msgspec.msgpack.Decoder(RaftEnvelope)
+_asked = msgspec.msgpack.Decoder(Asked)
+
+
+def configuration_entry(term: int, configuration: Configuration) -> Entry:
+    """The entry that says who votes from itself on."""
+    return Entry(term, b"", 0, _encode(configuration))
+
+
+def configuration_of(entry: Entry) -> Configuration | None:
+    """Who votes from this entry on; None when it does not say so. DecodeError for one that cannot be read, which
+    `decode` lets nobody send."""
+    return None if entry.id or not entry.command else _configuration.decode(entry.command)
+
+
+def crc(data: bytes) -> int:
+    """CRC-32 of a whole snapshot."""
+    return zlib.crc32(data)
+
+
+def another_rack(one: bytes, other: bytes) -> bool:
+    """Whether these are certain to be different racks."""
+    return NO_RACK not in (one, other) and one != other
+
+
+def encode(rack: bytes, message: Words) -> bytes:
+    """The bytes of one raw message."""
+    return _encode(RaftEnvelope(rack, message))
+
+
+def decode(data: bytes) -> RaftEnvelope:
+    """The message in `data`. Malformed when it is not one, too long, or contradicts itself."""
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise MalformedMessage(f"{len(data)} bytes are over the limit of {MESSAGE_BYTES_MAX}")
+    try:
+        envelope = _envelope.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise MalformedMessage(str(error)) from error
+    if fault := _contradiction(envelope.message):
+        raise MalformedMessage(fault)
+    return envelope
+
+
+def encode_asked(message: Asked) -> bytes:
+    """The bytes of a forwarded proposal or of its answer."""
+    return _encode(message)
+
+
+def decode_asked(data: bytes) -> Asked:
+    """A forwarded proposal or its answer; Malformed."""
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise MalformedMessage(f"{len(data)} bytes are over the limit of {MESSAGE_BYTES_MAX}")
+    try:
+        asked: Asked = _asked.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise MalformedMessage(str(error)) from error
+    return asked
+
+
+def _contradiction(message: Words) -> str:
+    """What no correct peer says; empty when the message makes sense in itself."""
+    if isinstance(message, Append):
+        return _append_contradiction(message)
+    if isinstance(message, InstallSnapshot):
+        if fault := _configuration_contradiction(message.configuration):
+            return fault
+        if message.offset + len(message.data) > message.total:
+            return "a snapshot's piece reaches beyond its end"
+        if message.entry_term > message.term:
+            return "a snapshot is of a term after its leader's"
+    if isinstance(message, RequestVote):
+        if message.last_term > message.term:
+            return "a candidate's log is of a term after its own"
+        if message.pre_vote and message.handed_over:
+            return "who was handed the office need not ask whether it may stand"
+    return ""
+
+
+def _append_contradiction(message: Append) -> str:
+    terms = [message.prev_term, *(entry.term for entry in message.entries), message.term]
+    if any(earlier > later for earlier, later in itertools.pairwise(terms)):
+        return "terms go back within an append"
+    if message.prev_index == 0 and message.prev_term != 0:
+        return "the empty log has no term"
+    for entry in message.entries:
+        if fault := _entry_contradiction(entry):
+            return fault
+    return ""
+
+
+def _entry_contradiction(entry: Entry) -> str:
+    try:
+        configuration = configuration_of(entry)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return "an entry of the leader's own that cannot be read"
+    if configuration is None:
+        return ""
+    return _configuration_contradiction(configuration) if configuration.voters else "a configuration without voters"
+
+
+def _configuration_contradiction(configuration: Configuration) -> str:
+    hosts = configuration.hosts
+    if list(hosts) != sorted(set(hosts)):
+        return "the voters are not different hosts in order"
+    if configuration.learner in hosts:
+        return "who votes is no learner"
+    if configuration.leaving and configuration.leaving not in hosts:
+        return "who does not vote cannot leave the voters"
+    return ""

@@ -1,0 +1,13 @@
+"""The replicated log as a service.
+
+settings    [leader] of agent.toml
+proposals   a command on its way to the leader and its result on the way back
+voters      what the leader says to a change of voters
+changes     a change of voters on its way to the leader
+consensus   timers, messages, group commit, the state that is applied
+"""
+
+from agent.raft.service.consensus import Consensus
+from agent.raft.service.settings import LeaderSettings
+
+__all__ = ["Consensus", "LeaderSettings"]

@@ -1,0 +1,166 @@
+"""A change of voters on its way to the leader, and what a host says about who votes.
+
+The leader decides (`voters.decide`) and appends the first step; the core takes the others, whoever leads by then
+(`machine.leading`). Nothing here has to live until a change is completed.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from agent.raft.disk import FOLDER
+from agent.raft.machine.types import ConfigurationChanged, ConfigurationWanted
+from agent.raft.messages import (
+    ChangeReply,
+    ChangeVoters,
+    Configuration,
+    MalformedMessage,
+    another_rack,
+    decode_asked,
+    encode_asked,
+)
+from agent.raft.service import voters
+from covey.core import HostId
+from covey.errors import Refused
+from covey.ports import Env
+
+PAUSE_S = 0.2
+"""Before the leader is asked again that could not change anything yet."""
+REASON_MAX = 400
+"""Characters of a reply's line."""
+
+
+class ProposalLogView(Protocol):
+    """What changes need of the log."""
+
+    @property
+    def leader(self) -> HostId | None: ...
+    @property
+    def rack(self) -> bytes: ...
+    @property
+    def configuration(self) -> Configuration: ...
+    @property
+    def may_change(self) -> bool:
+        """This host leads and can append another configuration now."""
+
+    @property
+    def heard_lately(self) -> frozenset[HostId]:
+        """As the leader: who answered within an election timeout, itself included."""
+
+    @property
+    def stranger(self) -> HostId | None:
+        """A leader that this host, whose log has not begun, does not follow: agent.toml names none of its voters."""
+
+    def dispatch(self, event: ConfigurationWanted) -> None: ...
+
+
+class Changes:
+    def __init__(
+        self,
+        env: Env,
+        me: HostId,
+        founders: Sequence[HostId],
+        desk: ProposalLogView,
+        ask_leader: Callable[[HostId, bytes, float], Awaitable[bytes]],
+    ) -> None:
+        self.strangers: dict[HostId, float] = {}
+        """Hosts whose log is of another rack, and when each was last heard."""
+        self.alive: tuple[HostId, ...] = ()
+        """The other living hosts."""
+        self.away: tuple[HostId, ...] = ()
+        """Known hosts that are gone or left."""
+        self._env, self._me, self._founders, self._desk, self._ask_leader = env, me, founders, desk, ask_leader
+        self._told: Configuration | None = None
+
+    # ---- from this host ----
+
+    async def change(self, add: str, remove: str, force: bool, timeout_s: float) -> str:
+        """Ask the leader: what is being done, in words. Refused."""
+        asked = ChangeVoters(self._desk.rack, HostId(add), HostId(remove), force)
+        end_s = self._env.clock.now_s() + timeout_s
+        while True:
+            left_s = end_s - self._env.clock.now_s()
+            reply = await self._ask(asked, max(left_s, PAUSE_S))
+            if not reply.code:
+                return reply.what
+            if reply.code != voters.AGAIN or left_s <= PAUSE_S:
+                raise Refused(reply.code, reply.what, reply.why, reply.next)
+            await asyncio.sleep(PAUSE_S)
+
+    async def _ask(self, asked: ChangeVoters, seconds: float) -> ChangeReply:
+        leader = self._desk.leader
+        if leader is None:
+            return _again("the voters were not changed", "no leader is known now")
+        if leader == self._me:
+            return self._decided(asked)
+        try:
+            answer = decode_asked(await self._ask_leader(leader, encode_asked(asked), seconds))
+        except TimeoutError:
+            return _again("the outcome is not known", f"{leader} leads and did not answer")
+        except MalformedMessage as error:
+            return _again("the outcome is not known", f"{leader} answered something else: {error}")
+        if isinstance(answer, ChangeReply):
+            return answer
+        return _again("the outcome is not known", f"{leader} answered something else")
+
+    # ---- as the leader ----
+
+    def answer(self, sender: HostId, asked: ChangeVoters) -> bytes:
+        """To another host's `change`. Refused when that one belongs to another rack."""
+        if another_rack(asked.rack, self._desk.rack):
+            why = "its log began apart from the one here"
+            raise Refused(2, f"{sender} belongs to another rack", why, f"on {sender}: {voters.GIVE_UP_LOG}")
+        return encode_asked(self._decided(asked))
+
+    def _decided(self, asked: ChangeVoters) -> ChangeReply:
+        now = self._desk.configuration
+        if not self._desk.may_change:
+            return _again("the voters were not changed", "the leader is new, or writes down a change just now")
+        alive = frozenset({self._me, *self.alive})
+        rack = voters.VotersSeen(
+            alive, frozenset(self.away) - alive, self._desk.heard_lately, frozenset(self.strangers)
+        )
+        try:
+            wanted = voters.decide(asked, now, rack)
+        except Refused as no:
+            return ChangeReply(no.code, no.what[:REASON_MAX], no.why[:REASON_MAX], no.next[:REASON_MAX])
+        if wanted != now:
+            self._desk.dispatch(ConfigurationWanted(now, wanted))
+        return ChangeReply(0, voters.accepted(asked, now, wanted)[:REASON_MAX])
+
+    # ---- what is to be said ----
+
+    def changed(self, changed: ConfigurationChanged) -> bool:
+        """Say who votes once that cannot be taken back. True when it is another word than the last."""
+        now, before = changed.configuration, self._told
+        if not changed.committed or now == before:
+            return False
+        self._told = now
+        log = self._env.log
+        if before is not None:
+            log.info("who votes", voters=list(now.hosts), under_way=voters.under_way(now))
+        for told in self.notes():
+            log.warning("who votes", why=told)
+        return True
+
+    def notes(self, source: str = "agent.toml") -> list[str]:
+        """What people should know of who votes, one sentence each."""
+        now = self._desk.configuration
+        found = [
+            voters.differs(self._founders, now, source),
+            voters.not_followed(self._desk.stranger, self._founders),
+            voters.even(now),
+            *(voters.of_another_rack(host, self._env.disk.path(FOLDER)) for host in sorted(self.strangers)),
+        ]
+        return [each for each in found if each]
+
+    def stranger(self, host: HostId) -> None:
+        """A message of another rack's log came from there."""
+        if host not in self.strangers:
+            told = voters.of_another_rack(host, self._env.disk.path(FOLDER))
+            self._env.log.error("a host has the log of another rack", host=host, why=told)
+        self.strangers[host] = self._env.clock.now_s()
+
+
+def _again(what: str, why: str) -> ChangeReply:
+    return ChangeReply(voters.AGAIN, what, why[:REASON_MAX], "try again in a few seconds: asking twice is harmless")

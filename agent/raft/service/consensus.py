@@ -1,0 +1,484 @@
+"""The log of one host: the core with its timer, its messages, its disk and the state that is applied.
+
+Writes. One task performs them in order. While one write is under way further requests gather and become the next one
+(group commit). What the core promised to others leaves only after `Persisted`.
+
+Trouble. When the disk fails, or the state cannot apply a committed command, this host's part in the log ends: what an
+interrupted write left there is unknown until a restart reads it back. The agent lives on and answers reads with their
+age.
+"""
+
+import asyncio
+import sys
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import assert_never
+
+import msgspec
+
+from agent.raft.disk import Store, write_length
+from agent.raft.machine import Contradiction, Raft, SessionTable
+from agent.raft.machine.session_table import AppliedRequest
+from agent.raft.machine.types import (
+    Action,
+    Apply,
+    ConfigurationChanged,
+    Event,
+    HandOver,
+    Persist,
+    Persisted,
+    RaftHostsChanged,
+    RaftStarted,
+    Restore,
+    SaveSnapshot,
+    SendRaft,
+    Snapshot,
+    SnapshotTaken,
+    SoftState,
+    Tick,
+)
+from agent.raft.messages import (
+    NO_RACK,
+    SNAPSHOT_BYTES_MAX,
+    ChangeVoters,
+    Configuration,
+    MalformedMessage,
+    another_rack,
+    decode,
+    decode_asked,
+    encode,
+)
+from agent.raft.policy import founders
+from agent.raft.service.changes import Changes
+from agent.raft.service.growth import LogGrowth
+from agent.raft.service.proposals import Proposals
+from agent.raft.service.settings import LeaderSettings
+from covey.core import Heard, HostId
+from covey.errors import Refused
+from covey.ports import Env
+
+FORGOTTEN = (
+    "the log of this host is new, or holds less than it acknowledged: it has no vote until a leader has brought it to "
+    "where a majority of the other voters is"
+)
+UNCOUNTED = "its log is new, or holds less than it acknowledged; it counts once the other voters have committed that"
+TIMER_S_MIN = 0.002
+"""uvloop's timers may fire a millisecond early."""
+HAND_OVER_S = 0.7
+"""How long a leader that is stopped looks for a successor, and waits until that one leads: usually some hundredths of
+a second. Shorter than an election timeout; after it the others elect one by themselves."""
+STOP_S = 1.0
+"""How long `stop` waits for a write that is under way; with `HAND_OVER_S` a part of `agent.main.LEAVE_S`."""
+
+
+class StateBody(msgspec.Struct, frozen=True, array_like=True):
+    """What a snapshot holds: the ids that were applied, and the state."""
+
+    kept: list[AppliedRequest]
+    state: bytes
+
+
+_state = msgspec.msgpack.Decoder(StateBody)
+
+
+def _unbound(index: int, command: bytes) -> bytes:
+    raise AssertionError("bind() comes before start()")
+
+
+class Consensus:
+    """`plugins.base.ReplicatedLog`. `send(to, data)` is one try at most; `ask_leader(to, data, seconds)` asks until it
+    is answered or raises TimeoutError, and the other host answers with `answer`; `changed(term, leader)` is told when
+    either is new, and (term, None) when this host's part ends."""
+
+    def __init__(
+        self,
+        env: Env,
+        me: HostId,
+        settings: LeaderSettings,
+        send: Callable[[HostId, bytes], bool],
+        ask_leader: Callable[[HostId, bytes, float], Awaitable[bytes]],
+        changed: Callable[[int, HostId | None], None],
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self.founders = tuple(HostId(name) for name in sorted(settings.voters)) or (me,)
+        """Who votes in a log that has not begun, as agent.toml says."""
+        self.configured: Callable[[], None] = lambda: None
+        """Told when other hosts vote, or a change begins, and that cannot be taken back."""
+        self._env, self._me, self._settings = env, me, settings
+        self._send, self._changed = send, changed
+        self._store = Store(env.disk, env.entropy)
+        self._once = SessionTable()
+        self.changes = Changes(env, me, self.founders, self, ask_leader)
+        self._proposals = Proposals(env, me, self, ask_leader, self._once, self.counters)
+        self._raft: Raft | None = None
+        self._apply: Callable[[int, bytes], bytes] = _unbound
+        self._snapshot: Callable[[], bytes] = bytes
+        self._restore: Callable[[bytes], None] = lambda _: None
+        self._applied = 0
+        self._growth = LogGrowth(settings.snapshot_entries)
+        self._started_s = self._leader_since_s = self._leaderless_since_s = 0.0
+        self._leader: HostId | None = None
+        self._events: deque[Event] = deque()
+        self._draining = self._stopping = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._writes: deque[Persist | SaveSnapshot] = deque()
+        self._work, self._written = asyncio.Event(), asyncio.Event()
+        self._turned = asyncio.Event()
+        """The leader changed."""
+        self._broken: BaseException | None = None
+        self._said_trouble = ""
+
+    # ---- what is known ----
+
+    @property
+    def leader(self) -> HostId | None:
+        return self._leader
+
+    @property
+    def leader_since_s(self) -> float:
+        """When, on this host's clock, the present leader became known or was lost."""
+        return self._leader_since_s
+
+    @property
+    def term(self) -> int:
+        return self._raft.term if self._raft else 0
+
+    @property
+    def leaderless_s(self) -> float:
+        """See ReplicatedLog."""
+        if self._raft is None or self._leader is not None:
+            return 0.0
+        return max(0.0, self._env.clock.now_s() - self._leaderless_since_s - self._settings.step_down_s)
+
+    @property
+    def configuration(self) -> Configuration:
+        """Who takes part, and which change is under way, as this host's log says."""
+        return self._raft.configuration if self._raft else founders(self.founders, NO_RACK)
+
+    @property
+    def voters(self) -> tuple[HostId, ...]:
+        return self.configuration.hosts
+
+    @property
+    def rack(self) -> bytes:
+        """The rack's identity; NO_RACK until this host is certain of it."""
+        return self._raft.rack if self._raft else NO_RACK
+
+    @property
+    def may_change(self) -> bool:
+        """See `changes.Desk`."""
+        return self._raft is not None and self.is_leader and self._raft.may_change
+
+    @property
+    def stranger(self) -> HostId | None:
+        """See `changes.Desk`."""
+        return self._raft.stranger if self._raft else None
+
+    @property
+    def heard_lately(self) -> frozenset[HostId]:
+        return self._raft.heard_lately(self._env.clock.now_s()) if self._raft else frozenset()
+
+    @property
+    def open(self) -> bool:
+        return self._raft is not None and not self._stopping and self._broken is None
+
+    @property
+    def trouble(self) -> str:
+        """For people: why this host's log has no vote although it should have one, or whose log does not count for us,
+        its leader; empty when all is well."""
+        if self._raft is None or self._broken:
+            return ""
+        if self._raft.forgotten:
+            return FORGOTTEN
+        others = ", ".join(self._raft.uncounted)
+        return f"{others}: {UNCOUNTED}" if others else ""
+
+    def _say_trouble(self) -> None:
+        """Once, when it begins, changes or is over."""
+        if (now := self.trouble) != self._said_trouble:
+            self._said_trouble = now
+            if now:
+                self._env.log.warning("a log without a vote", why=now, next="start the voters that are away")
+            else:
+                self._env.log.info("every log here counts again")
+
+    @property
+    def is_leader(self) -> bool:
+        return self._raft is not None and self.open and self._raft.holds_lease(self._env.clock.now_s())
+
+    @property
+    def applied_index(self) -> int:
+        return self._applied
+
+    @property
+    def commit_index(self) -> int:
+        return self._raft.commit if self._raft else 0
+
+    @property
+    def under_way(self) -> int:
+        return self._raft.last_index - self._raft.commit if self._raft else 0
+
+    @property
+    def age_s(self) -> float:
+        """See ReplicatedLog. Before any leader confirmed this copy: seconds since this log started."""
+        now_s = self._env.clock.now_s()
+        if self._raft is None or self.is_leader:
+            return 0.0
+        confirmed_s = self._raft.confirmed_s(now_s)
+        current_s = self._raft.current_s if confirmed_s is None else confirmed_s
+        return max(0.0, now_s - max(self._started_s, current_s or self._started_s))
+
+    @property
+    def caught_up(self) -> bool:
+        """See ReplicatedLog."""
+        return self.is_leader or (self._raft is not None and self._raft.current_s is not None)
+
+    def bind(
+        self,
+        apply: Callable[[int, bytes], bytes],
+        snapshot: Callable[[], bytes],
+        restore: Callable[[bytes], None],
+    ) -> None:
+        """See ReplicatedLog. Once something is applied, the state goes over as a snapshot: the log does not stop."""
+        if self._applied:
+            restore(self._snapshot())
+        self._apply, self._snapshot, self._restore = apply, snapshot, restore
+
+    @property
+    def bound(self) -> bool:
+        return self._apply is not _unbound
+
+    # ---- life ----
+
+    async def start(self) -> None:
+        """Read the disk back and apply what was known to be committed. A rack of one leads when this returns. Raises
+        DiskRefused for files that cannot be trusted, OSError for a sick disk."""
+        saved = await self._store.load(alone=self.founders == (self._me,))
+        self._started_s = self._leader_since_s = self._leaderless_since_s = self._env.clock.now_s()
+        self._raft = Raft(self._me, self.founders, saved, self._settings.timing(), self._env.rng, self._started_s)
+        self._env.spawn("log writer", self._write_all())
+        self.dispatch(RaftStarted())
+        if self.changes.alive:
+            self.dispatch(RaftHostsChanged(self.changes.alive))
+        while self.voters == (self._me,) and not self.is_leader and self.open:
+            self._written.clear()
+            await self._written.wait()
+        if self._broken:
+            raise self._broken
+
+    async def stop(self) -> None:
+        """Hand over, finish what is being written, and let every waiting proposal go."""
+        await self._hand_over()
+        self._stopping = True
+        if self._timer:
+            self._timer.cancel()
+        self._work.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                while self._writes and self._broken is None:
+                    self._written.clear()
+                    await self._written.wait()
+        self._leader = None
+        self._proposals.leader_changed()
+
+    async def _hand_over(self) -> None:
+        """If we lead, until another voter does, so that a planned stop costs less than an election timeout."""
+        if self._leader != self._me or not self.open or len(self.voters) == 1:
+            return
+        end_s = self._env.clock.now_s() + HAND_OVER_S
+        self.dispatch(HandOver(end_s))
+        others = [voter for voter in self.voters if voter != self._me]
+        while self._broken is None and self.leader not in others and (left_s := end_s - self._env.clock.now_s()) > 0:
+            self._turned.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._turned.wait()
+
+    def hosts(self, alive: Sequence[HostId], away: Sequence[HostId] = ()) -> None:
+        """The living hosts: those that do not vote receive what is committed. `away` are known, and gone or
+        left."""
+        self.changes.away = tuple(away)
+        found = tuple(sorted({host for host in alive if host != self._me}))
+        if found != self.changes.alive:
+            self.changes.alive = found
+            self.dispatch(RaftHostsChanged(found))
+
+    async def propose(self, command: bytes, timeout_s: float = 5.0) -> bytes:
+        return await self._proposals.propose(command, timeout_s)
+
+    async def answer(self, sender: HostId, data: bytes) -> bytes:
+        """A proposal that another host forwards to us (`ask_leader` there). Refused when it is no such thing."""
+        try:
+            asked = decode_asked(data)
+        except MalformedMessage as error:
+            self.counters["malformed"] += 1
+            raise Refused(2, f"{sender} asked something unknown", str(error), "upgrade the older host") from error
+        if isinstance(asked, ChangeVoters):
+            return self.changes.answer(sender, asked)
+        return await self._proposals.answer(sender, asked)
+
+    async def change_voters(self, add: str, remove: str, force: bool, timeout_s: float = 5.0) -> str:
+        """Ask the leader for another voter, one fewer, or one in the place of another: what is being done, in words.
+        It goes on by itself, whoever leads. Refused."""
+        return await self.changes.change(add, remove, force, timeout_s)
+
+    # ---- events and actions ----
+
+    def receive(self, sender: HostId, data: bytes) -> None:
+        """A raw message of an authenticated host. Never raises: it is only decoded here and handled in its turn."""
+        try:
+            envelope = decode(data)
+        except MalformedMessage:
+            self.counters["malformed"] += 1
+            return
+        if another_rack(envelope.rack, self.rack):
+            self.counters["of another rack"] += 1
+            self.changes.stranger(sender)
+            return
+        self.changes.strangers.pop(sender, None)
+        asyncio.get_running_loop().call_soon(self.dispatch, Heard(sender, envelope.message))
+
+    def dispatch(self, event: Event) -> None:
+        """One event at a time: an action performed for one may bring the next, which waits its turn."""
+        if self._raft is None or self._broken or (self._stopping and not isinstance(event, Persisted)):
+            return
+        self._events.append(event)
+        if self._draining:
+            return
+        self._draining = failed = True
+        try:
+            while self._events:
+                for action in self._raft.handle(self._events.popleft(), self._env.clock.now_s()):
+                    self._perform(action)
+            failed = False
+        except Contradiction as error:
+            failed = False
+            self._break(self._store.contradicted(self._leader or "?", str(error)))
+        finally:
+            self._draining = False
+            if failed:
+                self._break(sys.exception() or AssertionError("interrupted"))
+        self._arm()
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case SendRaft():
+                if not self._send(action.to, encode(self.rack, action.message)):
+                    self.counters["not sent"] += 1
+            case Persist() | SaveSnapshot():
+                self._writes.append(action)
+                self._work.set()
+            case Apply():
+                self._apply_all(action)
+            case Restore():
+                self._restore_image(action.image)
+            case SoftState():
+                self._led(action)
+            case ConfigurationChanged():
+                if self.changes.changed(action):
+                    self.configured()
+            case _:
+                assert_never(action)
+
+    def _arm(self) -> None:
+        """Wake up when the core wants to be; a timer that fires too early finds nothing to do and is set again."""
+        if self._raft is None or not self.open:
+            return
+        loop = asyncio.get_running_loop()
+        delay_s = max(TIMER_S_MIN, self._raft.wake_s - self._env.clock.now_s())
+        if self._timer is None or self._timer.when() > loop.time() + delay_s + TIMER_S_MIN:
+            if self._timer:
+                self._timer.cancel()
+            self._timer = loop.call_later(delay_s, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self.dispatch(Tick())
+        self._say_trouble()
+
+    def _led(self, led: SoftState) -> None:
+        if self._leader is not None:
+            self._leaderless_since_s = self._env.clock.now_s()
+        self._leader, self._leader_since_s = led.leader, self._env.clock.now_s()
+        self._turned.set()
+        self._proposals.leader_changed()
+        self._changed(led.term, led.leader)
+
+    def _break(self, error: BaseException) -> None:
+        """This host takes no further part: neither its state nor its disk can be relied on until a restart."""
+        if self._broken is None:
+            if self._leader is not None:
+                self._leaderless_since_s = self._env.clock.now_s()
+            self._broken, self._leader = error, None
+            self._env.log.error("the log stopped on this host", why=repr(error), next="mend it, then restart the agent")
+            self._written.set()
+            self._work.set()
+            self._proposals.leader_changed()
+            self._changed(self.term, None)
+
+    # ---- the disk ----
+
+    async def _write_all(self) -> None:
+        """The only writer: requests in order, those that gathered meanwhile as one write."""
+        try:
+            while not self._stopping or self._writes:
+                await self._work.wait()
+                self._work.clear()
+                while self._writes and self._broken is None:
+                    self.dispatch(Persisted(await self._write_some()))
+                    self._written.set()
+                if self._broken:
+                    raise self._broken
+        except OSError as error:
+            self._break(error)
+            raise
+
+    async def _write_some(self) -> int:
+        """The number up to which everything is durable now."""
+        first = self._writes[0]
+        if isinstance(first, SaveSnapshot):
+            await self._store.checkpoint(first)
+            self._writes.popleft()
+            self.counters["snapshots saved"] += 1
+            return first.number
+        ready: list[Persist] = []
+        for request in self._writes:
+            if not isinstance(request, Persist):
+                break
+            ready.append(request)
+        ready = ready[: write_length(ready)]
+        await self._store.append(ready)
+        for _ in ready:
+            self._writes.popleft()
+        self.counters["writes"] += 1
+        return ready[-1].number
+
+    # ---- the state ----
+
+    def _apply_all(self, action: Apply) -> None:
+        for index, entry in enumerate(action.entries, action.first):
+            self._applied = index
+            if entry.id:
+                self._growth.applied(entry.command)
+                self._proposals.applied(entry, self._once.apply(index, entry, self._apply))
+        self.counters["applied"] += len(action.entries)
+        if self._growth.is_due:
+            self._take_snapshot()
+
+    def _take_snapshot(self) -> None:
+        data = msgspec.msgpack.encode(StateBody(self._once.dump(), self._snapshot()))
+        self._growth.cut(len(data))
+        if len(data) > SNAPSHOT_BYTES_MAX:
+            self.counters["snapshots too large"] += 1
+            self._env.log.error("the log's snapshot is too large", bytes=len(data), limit=SNAPSHOT_BYTES_MAX)
+            return
+        self._events.append(SnapshotTaken(self._applied, data))
+
+    def _restore_image(self, image: Snapshot) -> None:
+        body = _state.decode(image.data)
+        self._once.load(body.kept)
+        self._restore(body.state)
+        self._applied = image.index
+        self._growth.cut(len(image.data))
+        self._proposals.restored(image)

@@ -1,0 +1,266 @@
+"""A command's way to the leader, and its result's way back.
+
+`propose` gives the command an id. On the leader it waits for the end of this turn of the event loop, so that all
+proposals of the turn become one event, one write and one message; elsewhere it is forwarded. It is done when *this*
+host has applied it (who then reads here sees the effect), or, if this host is slow, when the leader said so. When the
+leader changes meanwhile the same id is proposed again: `machine.once` applies it once.
+"""
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from agent.raft.machine import Outcome, SessionTable
+from agent.raft.machine.types import Proposal, Proposed, Snapshot
+from agent.raft.messages import (
+    COMMAND_BYTES_MAX,
+    ID_BYTES,
+    Asked,
+    Entry,
+    MalformedMessage,
+    ProposeEntry,
+    ProposeReply,
+    another_rack,
+    decode_asked,
+    encode_asked,
+)
+from covey.core import HostId
+from covey.errors import NoLeader, OutcomeUnknown, Refused
+from covey.ports import Env
+
+UNDER_WAY_MAX = 16384
+"""Entries appended but not committed above which a leader takes no more."""
+FORWARD_S = 2.0
+"""How long the leader is asked before it is asked again."""
+ANSWER_S = 10.0
+"""How long a forwarded proposal is kept waiting here."""
+APPLY_S = 1.0
+"""How long a result from the leader waits for this host to apply the command as well."""
+PAUSE_S = 0.05
+"""Before the next try when the one asked does not lead."""
+REFUSED_MAX = 4096
+"""Attempts remembered as refused, so that a late copy of the same letter is refused too."""
+
+Result = asyncio.Future[Outcome]
+
+
+class ProposalLog(Protocol):
+    """What proposals need of the log."""
+
+    @property
+    def leader(self) -> HostId | None: ...
+    @property
+    def open(self) -> bool:
+        """This host takes part."""
+
+    @property
+    def rack(self) -> bytes:
+        """Which rack this is; NO_RACK until that is certain."""
+
+    @property
+    def term(self) -> int: ...
+    @property
+    def commit_index(self) -> int: ...
+    @property
+    def under_way(self) -> int:
+        """Entries appended and not committed."""
+
+    def dispatch(self, event: Proposed) -> None: ...
+
+
+class Proposals:
+    def __init__(
+        self,
+        env: Env,
+        me: HostId,
+        desk: ProposalLog,
+        ask_leader: Callable[[HostId, bytes, float], Awaitable[bytes]],
+        once: SessionTable,
+        counters: Counter[str],
+    ) -> None:
+        self._env, self._me, self._desk = env, me, desk
+        self._ask_leader, self._once, self._counters = ask_leader, once, counters
+        self._queued: dict[bytes, Proposal] = {}
+        """To be handed to the core at the end of this turn of the loop."""
+        self._appended: set[bytes] = set()
+        """Ids handed to the core since the leader last changed, and not applied yet."""
+        self._results: dict[bytes, Result] = {}
+        self._turn: asyncio.Future[None] | None = None
+        """Done when the leader changes; made when somebody waits for it."""
+        self._refused: OrderedDict[tuple[bytes, int], None] = OrderedDict()
+
+    # ---- what the log tells ----
+
+    def applied(self, entry: Entry, outcome: Outcome) -> None:
+        """One copy of this command was reached here."""
+        self._appended.discard(entry.id)
+        self._resolve(entry.id, outcome)
+
+    def restored(self, image: Snapshot) -> None:
+        """A snapshot took the place of many commands; some may be awaited."""
+        for proposal in list(self._results):
+            if outcome := self._once.find(proposal):
+                self._resolve(proposal, outcome)
+
+    def _resolve(self, proposal: bytes, outcome: Outcome) -> None:
+        waiting = self._results.pop(proposal, None)
+        if waiting and not waiting.done():
+            waiting.set_result(outcome)
+
+    def leader_changed(self) -> None:
+        """What was appended may be lost: propose it again."""
+        self._appended.clear()
+        if self._turn and not self._turn.done():
+            self._turn.set_result(None)
+
+    # ---- from this host ----
+
+    async def propose(self, command: bytes, timeout_s: float) -> bytes:
+        """See `plugins.base.ReplicatedLog`. ValueError for a command over COMMAND_BYTES_MAX."""
+        if len(command) > COMMAND_BYTES_MAX:
+            raise ValueError(f"a command of {len(command)} bytes is over the limit of {COMMAND_BYTES_MAX}")
+        proposal = Proposal(self._env.entropy(ID_BYTES), self._desk.commit_index, command)
+        result = self._result_of(proposal.id)
+        try:
+            return await self._until(proposal, result, self._env.clock.now_s() + timeout_s)
+        finally:
+            self._results.pop(proposal.id, None)
+
+    async def _until(self, proposal: Proposal, result: Result, end_s: float) -> bytes:
+        """Try until it is applied or the time is over."""
+        tried, attempt = False, 0
+        while self._desk.open and (left_s := end_s - self._env.clock.now_s()) > 0:
+            attempt += 1
+            leader = self._desk.leader
+            if leader is None:
+                await self.turning(left_s, result)
+            elif leader == self._me:
+                appended = self._append(proposal)
+                tried = tried or appended
+                await self.turning(left_s if appended else min(left_s, PAUSE_S), result)
+            else:
+                reply = await self._forward(leader, proposal, attempt, result, min(left_s, FORWARD_S))
+                if reply.outcome == "applied":
+                    return await self._own_copy(result, reply, end_s)
+                tried = tried or reply.outcome in ("lost", "expired")
+                if reply.outcome != "lost" and not result.done():
+                    await self.turning(min(left_s, PAUSE_S), result)
+            if result.done():
+                return _value(result.result())
+        if tried:
+            raise OutcomeUnknown("it was proposed, but no result came in time")
+        leader = self._desk.leader
+        raise NoLeader("no leader is known" if leader is None else f"{leader} takes no proposals now")
+
+    async def _own_copy(self, result: Result, reply: ProposeReply, end_s: float) -> bytes:
+        """The leader's result; wait a little until this host has applied the command as well."""
+        wait_s = min(end_s - self._env.clock.now_s(), APPLY_S)
+        if not result.done() and wait_s > 0:
+            await asyncio.wait([result], timeout=wait_s)
+        return _value(result.result()) if result.done() else reply.result
+
+    async def turning(self, seconds: float, result: Result) -> None:
+        """Wait until there is a result, the leader changes, or the time is over."""
+        awaited: list[asyncio.Future[Any]] = [result, self._next_turn()]
+        await asyncio.wait(awaited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+    def _next_turn(self) -> asyncio.Future[None]:
+        if self._turn is None or self._turn.done():
+            self._turn = asyncio.get_running_loop().create_future()
+        return self._turn
+
+    def _result_of(self, proposal: bytes) -> Result:
+        if proposal not in self._results:
+            self._results[proposal] = asyncio.get_running_loop().create_future()
+        return self._results[proposal]
+
+    def _append(self, proposal: Proposal) -> bool:
+        """Queue it for the core, once while the same leader leads. False when too much is under way."""
+        if proposal.id in self._appended:
+            return True
+        if self._desk.under_way + len(self._queued) > UNDER_WAY_MAX:
+            self._counters["busy"] += 1
+            return False
+        self._appended.add(proposal.id)
+        if not self._queued:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._queued[proposal.id] = proposal
+        return True
+
+    def _flush(self) -> None:
+        queued, self._queued = tuple(self._queued.values()), {}
+        self._desk.dispatch(Proposed(queued))
+
+    # ---- to the leader ----
+
+    async def _forward(
+        self, leader: HostId, proposal: Proposal, attempt: int, result: Result, seconds: float
+    ) -> ProposeReply:
+        """The leader's answer; `lost` when there is none, or when the result or another leader came first."""
+        question = ProposeEntry(self._desk.rack, proposal.id, attempt, proposal.base, proposal.command)
+        reply: asyncio.Future[ProposeReply] = asyncio.get_running_loop().create_future()
+        self._counters["forwarded"] += 1
+        self._env.spawn("forward a proposal", self._ask(leader, question, seconds, reply))
+        awaited: list[asyncio.Future[Any]] = [reply, result, self._next_turn()]
+        await asyncio.wait(awaited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return reply.result() if reply.done() else ProposeReply("lost")
+
+    async def _ask(
+        self, leader: HostId, question: ProposeEntry, seconds: float, reply: asyncio.Future[ProposeReply]
+    ) -> None:
+        answer = ProposeReply("lost")
+        try:
+            decoded = decode_asked(await self._ask_leader(leader, encode_asked(question), seconds))
+            if isinstance(decoded, ProposeReply):
+                answer = decoded
+        except (TimeoutError, Refused, MalformedMessage):
+            self._counters["forwarding failed"] += 1
+        if not reply.done():
+            reply.set_result(answer)
+
+    # ---- as the leader ----
+
+    async def answer(self, sender: HostId, question: Asked) -> bytes:
+        """A proposal that `sender` forwards. Refused when it is something else, or for another log."""
+        if not isinstance(question, ProposeEntry) or another_rack(question.rack, self._desk.rack):
+            self._counters["of another rack"] += 1
+            why = "its log began apart from the one here"
+            raise Refused(2, f"{sender} belongs to another rack", why, "docs/operations.md, 'Who votes'")
+        return encode_asked(await self._asked(question))
+
+    async def _asked(self, question: ProposeEntry) -> ProposeReply:
+        if known := self._once.find(question.id):
+            return _reply(known)
+        key = (question.id, question.attempt)
+        leads = self._desk.open and self._desk.leader == self._me
+        proposal = Proposal(question.id, question.base, question.command)
+        if not leads or key in self._refused or not self._append(proposal):
+            self._refuse(key)
+            return ProposeReply("busy" if leads else "not leader")
+        result = self._result_of(question.id)
+        try:
+            await self.turning(ANSWER_S, result)
+        finally:
+            if not result.done():
+                self._results.pop(question.id, None)
+        return _reply(result.result()) if result.done() else ProposeReply("lost")
+
+    def _refuse(self, key: tuple[bytes, int]) -> None:
+        self._refused[key] = None
+        if len(self._refused) > REFUSED_MAX:
+            self._refused.popitem(last=False)
+
+
+def _reply(outcome: Outcome) -> ProposeReply:
+    if outcome.kind == "expired" or outcome.result is None:
+        return ProposeReply("expired", outcome.index)
+    return ProposeReply("applied", outcome.index, outcome.result)
+
+
+def _value(outcome: Outcome) -> bytes:
+    if outcome.kind == "expired":
+        raise OutcomeUnknown("it was repeated so late that nobody can tell whether it was applied before")
+    if outcome.result is None:
+        raise OutcomeUnknown("it was applied, but its result is no longer kept")
+    return outcome.result

@@ -1,0 +1,60 @@
+"""The section [leader] of agent.toml."""
+
+import re
+
+import msgspec
+
+from agent.raft.policy import Timing
+from covey.core import ID_PATTERN
+
+VOTERS = (1, 3, 5)
+"""How many hosts may vote; a second and a fourth would help nobody."""
+
+
+class LeaderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[leader]: who votes, and how patient they are."""
+
+    voters: tuple[str, ...] = ()
+    """Names of one, three or five hosts, the same on every host; empty: this host alone (a rack of one)."""
+    heartbeat_s: float = 0.15
+    """A leader's heartbeat."""
+    election_min_s: float = 1.2
+    """A voter stands for election after a silence between this ..."""
+    election_max_s: float = 1.75
+    """... and this. The defaults give a failover of about 1.5 s. Both grow with the silences seen on a busy machine."""
+    step_down_s: float = 1.55
+    """A leader that no majority answers steps down after this."""
+    observer_s: float = 1.0
+    """A heartbeat to hosts that do not vote."""
+    snapshot_entries: int = 4096
+    """Entries applied between two snapshots."""
+    keep_entries: int = 1024
+    """Entries kept below a snapshot for hosts that are a little behind."""
+
+    def __post_init__(self) -> None:
+        if self.voters and (len(self.voters) not in VOTERS or len(set(self.voters)) != len(self.voters)):
+            raise ValueError(f"voters = {list(self.voters)}: expected one, three or five different hosts")
+        for voter in self.voters:
+            if not re.match(ID_PATTERN, voter):
+                raise ValueError(f"voters: {voter!r} is not a host name (a-z, 0-9, '-' and '.')")
+        if not 0.01 <= self.heartbeat_s <= self.election_min_s / 3:
+            raise ValueError("heartbeat_s: expected at least 0.01 and at most a third of election_min_s")
+        if not self.election_min_s < self.election_max_s <= 60:
+            raise ValueError("election_max_s: expected more than election_min_s and at most 60")
+        if not self.election_min_s <= self.step_down_s <= 60:
+            raise ValueError("step_down_s: expected at least election_min_s and at most 60")
+        if not self.heartbeat_s <= self.observer_s <= 60:
+            raise ValueError("observer_s: expected at least heartbeat_s and at most 60")
+        if self.snapshot_entries < 16 or self.keep_entries < 0:
+            raise ValueError("snapshot_entries: expected at least 16; keep_entries: at least 0")
+
+    def timing(self) -> Timing:
+        """For the core."""
+        return Timing(
+            heartbeat_s=self.heartbeat_s,
+            election_min_s=self.election_min_s,
+            election_max_s=self.election_max_s,
+            step_down_s=self.step_down_s,
+            observer_s=self.observer_s,
+            keep_entries=self.keep_entries,
+        )

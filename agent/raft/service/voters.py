@@ -1,0 +1,184 @@
+"""Who votes: what is asked of the leader, and what it says to that.
+
+`decide` is the whole of the judgement: a wish, what the log says now, and who can be heard go in; the next
+configuration or three lines for people come out. A wish that is fulfilled already, or under way, is no error: asking
+twice is harmless.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from agent.raft.messages import ChangeVoters, Configuration
+from agent.raft.policy import quorum
+from covey.core import HostId
+from covey.errors import Refused
+
+VOTERS_AT_MOST = 7
+"""More make every change slower and protect against nothing that seven do not."""
+REFUSED, AGAIN = 4, 75
+NOBODY = HostId("")
+
+
+class VotersSeen(msgspec.Struct, frozen=True):
+    """What the leader knows of its rack."""
+
+    alive: frozenset[HostId]
+    """By gossip, itself included."""
+    away: frozenset[HostId]
+    """Known by gossip, but gone or left."""
+    heard: frozenset[HostId]
+    """Who answered the leader within an election timeout, itself included."""
+    strangers: frozenset[HostId]
+    """Whose log is of another rack."""
+
+
+def decide(asked: ChangeVoters, now: Configuration, rack: VotersSeen) -> Configuration:
+    """What the log is to say next; the same as now when the wish is fulfilled or under way. Refused."""
+    add, remove = asked.add, asked.remove
+    if (not add and not remove) or add == remove:
+        raise Refused(2, "nothing to change", "expected a host to add, one to remove, or two different ones", NEXT)
+    if (now.learner or now.leaving) and (add, remove) != (now.learner, now.leaving):
+        return _while_another_is_under_way(asked, now)
+    if remove and remove not in now.hosts and remove not in rack.alive | rack.away:
+        why = f"no host of that name is known; {', '.join(now.hosts)} {_vote(now.hosts)}"
+        raise Refused(REFUSED, f"{remove} does not vote", why, NEXT)
+    if (now.learner or now.leaving) or _fulfilled(asked, now):
+        return now
+    if add:
+        _check_new(asked, now, rack)
+    if remove:
+        _check_old(asked, now, rack)
+    return msgspec.structs.replace(now, learner=add if add not in now.hosts else NOBODY, leaving=remove)
+
+
+NEXT = "agentctl voters"
+
+
+def _fulfilled(asked: ChangeVoters, now: Configuration) -> bool:
+    return (not asked.add or asked.add in now.hosts) and (not asked.remove or asked.remove not in now.hosts)
+
+
+def _while_another_is_under_way(asked: ChangeVoters, now: Configuration) -> Configuration:
+    """One can be called off by asking for its contrary; nothing else can be asked for."""
+    if asked.remove == now.learner and not asked.add and asked.remove:
+        return msgspec.structs.replace(now, learner=NOBODY, leaving=NOBODY)
+    if asked.add == now.leaving and not asked.remove and not now.learner and asked.add:
+        return msgspec.structs.replace(now, leaving=NOBODY)
+    if now.learner:
+        why, back = f"{under_way(now)}; one change at a time", f"agentctl voters remove {now.learner}"
+    else:
+        why, back = f"{under_way(now)}; one change at a time", f"agentctl voters add {now.leaving}"
+    raise Refused(REFUSED, "the voters cannot be changed now", why, f"wait: {NEXT} shows it; or call it off: {back}")
+
+
+def _check_new(asked: ChangeVoters, now: Configuration, rack: VotersSeen) -> None:
+    new = asked.add
+    if new in now.hosts:
+        return
+    if new in rack.strangers:
+        why = "its log is of another rack"
+        raise Refused(REFUSED, f"{new} cannot vote here", why, f"on {new}: {GIVE_UP_LOG}")
+    if new not in rack.alive and new not in rack.away:
+        why = "no host of that name was heard of"
+        raise Refused(REFUSED, f"{new} cannot vote", why, "agentctl hosts lists the names; start its agent first")
+    if new not in rack.alive and not asked.force:
+        next_step = "start its agent; with --force it is brought up whenever it comes"
+        raise Refused(REFUSED, f"{new} cannot vote now", "it is away", next_step)
+    if len(now.voters) - bool(asked.remove) >= VOTERS_AT_MOST:
+        why = f"{len(now.voters)} hosts vote; more than {VOTERS_AT_MOST} make the log slower, not safer"
+        raise Refused(REFUSED, f"{new} is one voter too many", why, "agentctl voters replace OLD NEW")
+
+
+GIVE_UP_LOG = "stop its agent, move the folder consensus in its state directory away, start it again"
+
+
+def _check_old(asked: ChangeVoters, now: Configuration, rack: VotersSeen) -> None:
+    old, new = asked.remove, asked.add
+    if old not in now.hosts:
+        why = f"it does not vote; {', '.join(now.hosts)} do"
+        raise Refused(REFUSED, f"{old} cannot be replaced", why, f"agentctl voters add {new}")
+    rest = [host for host in now.hosts if host != old]
+    if not rest and not new:
+        why = "it is the last voter: without it nothing could be changed any more"
+        raise Refused(REFUSED, f"{old} cannot be removed", why, f"agentctl voters replace {old} NEW")
+    joins = [new] if new and new not in now.hosts else []
+    before, after = [*now.hosts, *joins], [*rest, *joins]
+    coming = {*rack.heard, new}
+    for voters in (before, after):
+        if not _majority(voters, coming):
+            silent = [host for host in voters if host not in coming]
+            why = f"a majority of {', '.join(voters)} must answer, and {', '.join(silent)} {_do(silent)} not"
+            next_step = f"bring {silent[0]} back first, or remove or replace it instead"
+            raise Refused(REFUSED, f"{old} cannot be {'replaced' if new else 'removed'} now", why, next_step)
+
+
+def _vote(hosts: Sequence[HostId]) -> str:
+    return "votes" if len(hosts) == 1 else "vote"
+
+
+def _do(hosts: Sequence[HostId]) -> str:
+    return "does" if len(hosts) == 1 else "do"
+
+
+def _majority(voters: list[HostId], heard: Iterable[HostId]) -> bool:
+    return len({*voters} & {*heard}) >= quorum(len(voters))
+
+
+# ---- in words ----
+
+
+def under_way(now: Configuration) -> str:
+    """The change that is under way; empty when there is none."""
+    if now.learner and now.leaving:
+        return f"{now.learner} is to take the place of {now.leaving}: it learns the log first"
+    if now.learner:
+        return f"{now.learner} is to vote: it learns the log first"
+    return f"{now.leaving} is to vote no more" if now.leaving else ""
+
+
+def accepted(asked: ChangeVoters, before: Configuration, after: Configuration) -> str:
+    """What was done about a wish that was not refused."""
+    if not (after.learner or after.leaving) and (before.learner or before.leaving):
+        return f"called off: {', '.join(after.hosts)} {_vote(after.hosts)}"
+    return under_way(after) or f"it is so: {', '.join(after.hosts)} {_vote(after.hosts)}"
+
+
+def even(now: Configuration) -> str:
+    """What is to be said of an even number of voters; empty for an odd one."""
+    count = len(now.voters)
+    if count % 2 or now.learner or now.leaving:
+        return ""
+    return (
+        f"{count} hosts vote: {quorum(count)} of them must be there, so they bear no more losses than {count - 1}; "
+        "add one or remove one"
+    )
+
+
+def of_another_rack(host: HostId, folder: str) -> str:
+    """What is to be said of a host whose log does not belong to ours."""
+    return (
+        f"{host} has a log that began apart from the one here, so neither follows the other; "
+        f"on the one that is to give up its own: stop the agent, move {folder} away, start it again"
+    )
+
+
+def not_followed(leader: HostId | None, founders: Iterable[str]) -> str:
+    """What is to be said when a leader calls a host whose log has not begun, and is none of agent.toml's voters."""
+    if leader is None:
+        return ""
+    return (
+        f"{leader} leads a log, and none of its voters is in leader.voters = {', '.join(founders)}: "
+        f"if it is this rack's, name {leader} there and restart the agent"
+    )
+
+
+def differs(founders: Iterable[str], now: Configuration, source: str) -> str:
+    """What is to be said when agent.toml names other voters than the log; empty when it does not."""
+    named = sorted(founders)
+    if named == sorted(now.hosts):
+        return ""
+    return (
+        f"{source} says leader.voters = {', '.join(named)}; the log says {', '.join(now.hosts)}, and that counts: "
+        "change voters with agentctl voters, and write them into agent.toml"
+    )

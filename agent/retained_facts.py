@@ -1,0 +1,65 @@
+"""Facts that hold now, for a plugin that begins while the others are at work: it has missed how they came about."""
+
+from collections.abc import Iterable, Sequence
+
+from covey.core import Fact, JobId
+from plugins.facts import (
+    HostAway,
+    HostGone,
+    HostSeen,
+    HostSuspected,
+    HostView,
+    JobPlaced,
+    JobUnplaced,
+    SpareChanged,
+    TensorsAssigned,
+    TensorsSeen,
+)
+
+
+class RetainedFacts:
+    """What plugins told one another, less what is over. Hosts, ranks and the leader are asked where they are known."""
+
+    def __init__(self) -> None:
+        self._placed: dict[JobId, JobPlaced] = {}
+        self._tensors: dict[JobId, TensorsSeen] = {}
+        self._assigned: dict[JobId, TensorsAssigned] = {}
+        self._spare: SpareChanged | None = None
+
+    def on_fact(self, fact: Fact) -> None:
+        match fact:
+            case JobPlaced():
+                self._placed[fact.job] = fact
+            case JobUnplaced():
+                self._placed.pop(fact.job, None)
+                self._tensors.pop(fact.job, None)
+                self._assigned.pop(fact.job, None)
+            case TensorsSeen() if fact.job in self._placed:
+                self._tensors[fact.job] = fact
+            case TensorsAssigned() if fact.job in self._placed:
+                self._assigned[fact.job] = fact
+            case SpareChanged():
+                self._spare = fact
+            case _:
+                pass
+
+    def facts(self) -> Sequence[Fact]:
+        """In an order in which they may have come about: a job is placed before its tensors are seen."""
+        spare = [] if self._spare is None else [self._spare]
+        return [*self._placed.values(), *self._tensors.values(), *self._assigned.values(), *spare]
+
+
+def facts_of_hosts(views: Iterable[HostView]) -> Sequence[Fact]:
+    """What gossip would have said of each host by now."""
+    found: list[Fact] = []
+    for view in views:
+        if view.state in ("gone", "left"):
+            found.append(HostGone(view.host, view.state == "left"))
+            continue
+        if view.state == "away":
+            found.append(HostAway(view.host, view.away_s))
+            continue
+        found.append(HostSeen(view.host))
+        if view.state == "suspect" and view.suspected_by is not None:
+            found.append(HostSuspected(view.host, view.suspected_by))
+    return found

@@ -1,0 +1,446 @@
+"""Simulated bulk byte streams: TCP between hosts, unix sockets within one.
+
+A connection is a pair of `SimStream`s with one `Pipe` per direction. A pipe keeps order, takes time (delay and
+bandwidth), holds at most `WINDOW_BYTES` on its way (then writers wait: back-pressure), and goes through the weather:
+
+    lost packet      a retransmission: later, never missing
+    cut              nothing arrives; what was written waits. Joined again in time: it all arrives. Cut for longer than
+                     `USER_TIMEOUT_S` (TCP_USER_TIMEOUT, keep-alive): both ends get ConnectionError
+    process killed   the kernel closes its sockets: the peer reads what was on its way, then ConnectionError
+    power lost       silence: the peer finds out when its user timeout is over, or by a reset once the host is back
+    stopped process  its kernel still accepts what fits into the window
+
+Unix addresses reach only within their host and tell the peer's uid; nothing else can go wrong with them.
+"""
+
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from chaos.world.net import bind_address, split
+from covey.ports import Address
+
+if TYPE_CHECKING:
+    from chaos.world.host import SimHost, SimProcess
+    from chaos.world.world import World
+
+WINDOW_BYTES = 1 << 20
+"""Bytes of one direction that may be on their way or unread; a writer waits while there are more."""
+USER_TIMEOUT_S = 5.0
+"""Seconds after which a connection across a cut breaks, or one whose reader takes nothing (TCP_USER_TIMEOUT)."""
+RETRANSMIT_S = 0.2
+"""Delay that a lost segment adds, and how often a held pipe tries again."""
+
+
+class Pipe:
+    """One direction of a connection."""
+
+    def __init__(self, writer: "SimStream", reader: "SimStream") -> None:
+        self.writer, self.reader = writer, reader
+        self._within = writer.host is reader.host
+        self.way: deque[tuple[float, bytes]] = deque()
+        """Earliest arrival and chunk, in order; an empty chunk is the end."""
+        self.under_way = 0
+        self._last = 0.0
+        self._timer = False
+
+    def put(self, chunk: bytes) -> None:
+        world, network = self.writer.world, self.writer.world.network
+        here, there = self.writer.host.name, self.reader.host.name
+        arrives = world.now + network.delay_s(here, there)
+        if network.lost(here, there):
+            arrives += RETRANSMIT_S
+        if arrives < self._last:
+            arrives = self._last
+        self._last = arrives + len(chunk) / network.weather.bytes_per_s
+        self.way.append((self._last, chunk))
+        self.under_way += len(chunk)
+        if not self._timer:
+            self._wait()
+
+    def _wait(self) -> None:
+        """For what arrives next."""
+        self._timer = True
+        self.writer.world.at(self.way[0][0], self._arrive)
+
+    def _arrive(self) -> None:
+        self._timer = False
+        world, way, reader = self.writer.world, self.way, self.reader
+        while way and way[0][0] <= world.now:
+            if reader.broken is not None:
+                way.clear()
+                return
+            if not (self._within or self.writer.connected):
+                self._timer = True
+                world.at(world.now + RETRANSMIT_S * world.network.rng.uniform(0.5, 2.0), self._arrive)
+                return
+            chunk = way.popleft()[1]
+            self.under_way -= len(chunk)
+            if chunk:
+                reader.arrived(chunk)
+            else:
+                reader.ended()
+        if way:
+            self._wait()
+
+
+class SimStream:
+    """One end of a connection: the `ByteStream` port."""
+
+    def __init__(self, process: "SimProcess", peer: Address, uid: int) -> None:
+        self.process, self.host, self.world = process, process.host, process.world
+        self.peer, self.uid = peer, uid
+        self.other: SimStream
+        self.out: Pipe
+        self.broken: ConnectionError | None = None
+        self.closed = False
+        self._end = False
+        self._buffer = bytearray()
+        self._wake: asyncio.Future[None] | None = None
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._writing: asyncio.Future[None] | None = None
+        process.resources.append(self)
+
+    @property
+    def connected(self) -> bool:
+        """Do segments and their acknowledgements get through now?"""
+        if self.host is self.other.host:
+            return True
+        network = self.world.network
+        return self.host.up and self.other.host.up and network.both_ways(self.host.name, self.other.host.name)
+
+    # ---- the port ----------------------------------------------------------------------------------------------------
+
+    async def read_into(self, view: memoryview) -> None:
+        if self.world.mischief.on:
+            await self._mischief("read")
+        target = view.cast("B") if view.format != "B" or view.ndim != 1 else view
+        at, wanted, buffer = 0, len(target), self._buffer
+        while at < wanted:
+            if buffer:
+                step = min(len(buffer), wanted - at)
+                target[at : at + step] = buffer[:step]
+                del buffer[:step]
+                at += step
+                if self.other._room:
+                    self.other.room()
+                continue
+            if self.broken is not None:
+                raise self.broken
+            if self.closed:
+                raise ConnectionAbortedError("this stream was closed here")
+            if self._end:
+                raise ConnectionResetError(f"{self.peer} closed the connection")
+            if self._wake is not None and not self._wake.done():
+                raise RuntimeError("two readers on one stream")
+            self._wake = self.process.loop.create_future()
+            await self._wake
+
+    async def write(self, *parts: bytes | bytearray | memoryview) -> None:
+        data = b"".join(parts)
+        if self.world.mischief.on:
+            await self._mischief("write", data)
+        while self._writing is not None:
+            await asyncio.shield(self._writing)
+        if self.closed or self._end or self.broken is not None:
+            self._usable()
+        if len(data) <= WINDOW_BYTES - self.out.under_way - len(self.other._buffer):
+            if data:
+                self.out.put(data)
+            return
+        turn: asyncio.Future[None] = self.process.loop.create_future()
+        self._writing = turn
+        try:
+            await self._write_slowly(data)
+        finally:
+            self._writing = None
+            if not turn.done():
+                turn.set_result(None)
+
+    async def _write_slowly(self, data: bytes) -> None:
+        """As the other end makes room."""
+        at = 0
+        try:
+            while at < len(data):
+                room = WINDOW_BYTES - self.out.under_way - len(self.other._buffer)
+                if room > 0:
+                    self.out.put(data[at : at + room])
+                    at += room
+                else:
+                    await self._wait_for_room()
+                    self._usable()
+        except asyncio.CancelledError:
+            if at:  # half a unit is of no use
+                self.abort(ConnectionAbortedError(f"a write to {self.peer} was given up half way"))
+            raise
+
+    async def _mischief(self, port: str, data: bytes = b"") -> None:
+        """Perhaps it takes long, or the connection breaks after some of the bytes."""
+        mischief = self.world.mischief
+        if not mischief.strikes(port) or self.broken is not None or self.closed:
+            return
+        for told in mischief.on_link:
+            told(self.process.name, self.other.process.name)
+        if mischief.rng.random() < 0.5:
+            await asyncio.sleep(mischief.pause_s())
+            return
+        if data:
+            self.out.put(data[: mischief.rng.randrange(len(data))])
+        self.abort(ConnectionResetError(f"the connection with {self.peer} was reset"))
+
+    async def _wait_for_room(self) -> None:
+        waiter: asyncio.Future[None] = self.process.loop.create_future()
+        self._room.append(waiter)
+        if self.host is not self.other.host:
+            silent = ConnectionResetError(f"{self.peer} took nothing for {USER_TIMEOUT_S:.0f} s")
+            self.world.at(self.world.now + USER_TIMEOUT_S, lambda: None if waiter.done() else self.abort(silent))
+        await waiter
+
+    def abort(self, error: ConnectionError) -> None:
+        """The connection is over for both ends."""
+        self.break_off(error)
+        if self.connected:
+            self.other.break_off(ConnectionResetError(f"{self.other.peer} gave the connection up"))
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            if self.broken is None:
+                self.out.put(b"")
+                if self._buffer:  # unread data: the kernel resets the connection
+                    self.other.room()
+            self._buffer.clear()
+            self._wake_all()
+
+    # ---- what the kernel does ----------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """The process was killed: the kernel closes its sockets."""
+        self.close()
+
+    def vanish(self) -> None:
+        """The power failed: not another word."""
+        self.closed = True
+        self.out.way.clear()
+
+    def _usable(self) -> None:
+        if self.broken is not None:
+            raise self.broken
+        if self.closed:
+            raise ConnectionAbortedError("this stream was closed here")
+        if self._end:
+            raise BrokenPipeError(f"{self.peer} closed the connection")
+
+    def arrived(self, chunk: bytes) -> None:
+        if self.closed:
+            return
+        self.world.mark("bytes", self.process.name, "", zlib.crc32(chunk))
+        self._buffer += chunk
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    def ended(self) -> None:
+        """The peer's end of the stream arrived."""
+        self._end = True
+        self._wake_all()
+
+    def break_off(self, error: ConnectionError) -> None:
+        if self.broken is None and not self.closed:
+            self.broken = error
+            self._wake_all()
+
+    def room(self) -> None:
+        while self._room and not self._room[0].done():
+            self._room.popleft().set_result(None)
+        self._room = deque(waiter for waiter in self._room if not waiter.done())
+
+    def _wake_reader(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    def _wake_all(self) -> None:
+        self._wake_reader()
+        self.room()
+
+
+class SimListener:
+    """One listening address: the `Listener` port."""
+
+    def __init__(
+        self, process: "SimProcess", address: Address, accept: Callable[[SimStream], Coroutine[Any, Any, None]]
+    ) -> None:
+        self.process, self.address, self._accept = process, address, accept
+        self._accepted: dict[asyncio.Task[Any], SimStream] = {}
+        self.closed = False
+
+    def take(self, stream: SimStream) -> None:
+        if self.closed:
+            stream.close()
+            return
+        task = self.process.spawn(f"accept {self.address}", self._serve(stream))
+        if isinstance(task, asyncio.Task):
+            self._accepted[task] = stream
+            task.add_done_callback(lambda done: self._accepted.pop(done, None))
+
+    async def _serve(self, stream: SimStream) -> None:
+        try:
+            await self._accept(stream)
+        except OSError as error:
+            self.process.env.log.debug("connection ended", address=self.address, why=str(error))
+        finally:
+            stream.close()
+
+    async def close(self) -> None:
+        """Idempotent."""
+        self.release()
+        tasks = [task for task in self._accepted if task is not asyncio.current_task()]
+        for task, stream in list(self._accepted.items()):
+            stream.close()
+            if task in tasks:
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def release(self) -> None:
+        self.vanish()
+
+    def vanish(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.process.world.wires.listeners.pop(self.process.world.wires.key(self.process.host, self.address), None)
+
+
+class Wires:
+    """Every listener and connection of the world."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.listeners: dict[tuple[str, str], SimListener] = {}
+        self.streams: list[SimStream] = []
+        """One end of every connection between two hosts."""
+        world.network.on_change.append(self.watch)
+        self._watched: dict[int, float] = {}
+
+    def key(self, host: "SimHost", address: Address) -> tuple[str, str]:
+        """Unix addresses belong to a host, the others to everybody."""
+        return (host.name, address) if address.startswith("unix:") else ("", address)
+
+    def join(self, caller: "SimProcess", listener: SimListener, here: Address) -> SimStream:
+        unix = listener.address.startswith("unix:")
+        near = SimStream(caller, listener.address, listener.process.uid if unix else -1)
+        far = SimStream(listener.process, here, caller.uid if unix else -1)
+        near.other, far.other = far, near
+        near.out, far.out = Pipe(near, far), Pipe(far, near)
+        if near.host is not far.host:
+            self.streams = [s for s in self.streams if not (s.closed and s.other.closed) and not s.broken]
+            self.streams.append(near)
+            self.watch()
+        listener.take(far)
+        return near
+
+    def reset(self, host: str, share: float) -> None:
+        """Connections between this host and others end now, each with chance `share`: both ends hear of it."""
+        for stream in list(self.streams):
+            if host in (stream.host.name, stream.other.host.name) and self.world.chance.random() < share:
+                for end in (stream, stream.other):
+                    end.break_off(ConnectionResetError(f"the connection with {end.peer} was reset"))
+
+    def watch(self) -> None:
+        """After a cut or a crash: whoever stays apart for the user timeout breaks."""
+        for stream in self.streams:
+            if not stream.connected and id(stream) not in self._watched and not (stream.broken and stream.other.broken):
+                self._watched[id(stream)] = self.world.now
+                self.world.at(self.world.now + 0.5, lambda stream=stream: self._look(stream))  # type: ignore[misc]
+
+    def _look(self, stream: SimStream) -> None:
+        since = self._watched.get(id(stream), self.world.now)
+        if stream.connected:
+            del self._watched[id(stream)]
+            for end in (stream, stream.other):
+                if not end.process.alive:  # it came back from a power loss and does not know this connection
+                    end.other.break_off(ConnectionResetError(f"{end.other.peer} does not know this connection"))
+        elif self.world.now - since >= USER_TIMEOUT_S:
+            del self._watched[id(stream)]
+            for end in (stream, stream.other):
+                end.break_off(ConnectionResetError(f"{end.peer} was silent for {USER_TIMEOUT_S:.0f} s"))
+        else:
+            self.world.at(self.world.now + 0.5, lambda: self._look(stream))
+
+
+class SimBytes:
+    """The `Bytes` port of one process."""
+
+    def __init__(self, process: "SimProcess") -> None:
+        self._process = process
+
+    async def listen(self, bind: Address, accept: Callable[[Any], Coroutine[Any, Any, None]]) -> SimListener:
+        process, wires = self._process, self._process.world.wires
+        address = bind
+        if process.world.mischief.strikes("listen"):
+            raise OSError(98, f"somebody listens on {bind} already")
+        if bind.startswith("unix:"):
+            if wires.key(process.host, bind) in wires.listeners:
+                raise OSError(98, f"somebody listens on {bind} already")
+        else:
+            address = bind_address(process.host, bind, lambda candidate: ("", candidate) in wires.listeners)
+        listener = SimListener(process, address, accept)
+        wires.listeners[wires.key(process.host, address)] = listener
+        process.resources.append(listener)
+        return listener
+
+    async def connect(self, to: Address, timeout_s: float = 2.0) -> SimStream:
+        process, world = self._process, self._process.world
+        if world.mischief.strikes("connect"):
+            await asyncio.sleep(world.mischief.rng.choice((0.0, timeout_s)))
+            raise ConnectionError(f"no answer from {to} within {timeout_s:g} s")
+        host, wires, network = process.host, world.wires, world.network
+        here = f"{host.ip}:{host.ephemeral_port()}"
+        if to.startswith("unix:"):
+            target, address, here = host, to, f"unix:{process.name}"
+        else:
+            ip, port = split(to)
+            loop = ip.startswith("127.") or ip in ("::1", "localhost")
+            found = host if loop else network.hosts_by_ip.get(ip)
+            if found is None:
+                await asyncio.sleep(timeout_s)
+                raise ConnectionError(f"no answer from {to} within {timeout_s:g} s")
+            target, address = found, f"{found.ip}:{port}"
+        deadline = world.now + timeout_s
+        while True:
+            trip = network.delay_s(host.name, target.name) + network.delay_s(target.name, host.name)
+            reached = target is host or (target.up and network.both_ways(host.name, target.name))
+            if reached and not network.lost(host.name, target.name) and world.now + trip <= deadline:
+                break
+            if world.now + RETRANSMIT_S * 5 > deadline:
+                await asyncio.sleep(max(0.0, deadline - world.now))
+                raise ConnectionError(f"no answer from {to} within {timeout_s:g} s")
+            await asyncio.sleep(RETRANSMIT_S * 5)
+        await asyncio.sleep(trip)
+        listener = wires.listeners.get(wires.key(target, address))
+        if listener is None or isinstance(listener, HeldPort) or not target.up:
+            raise ConnectionRefusedError(f"nobody listens on {to}")
+        return wires.join(process, listener, here)
+
+    def hold(self, ip: str, port: int = 0) -> "HeldPort":
+        """Keep a TCP port from others without listening on it. OSError when it is taken."""
+        wires, host = self._process.world.wires, self._process.host
+        if port and self._process.world.mischief.strikes("hold"):
+            raise OSError(98, f"somebody listens on {ip}:{port} already")
+        address = bind_address(host, f"{ip}:{port}", lambda candidate: ("", candidate) in wires.listeners)
+        held = HeldPort(self._process, address)
+        wires.listeners[("", address)] = held
+        self._process.resources.append(held)
+        return held
+
+
+class HeldPort(SimListener):
+    """A TCP port that is bound but does not listen: nobody else gets it, and who connects is refused."""
+
+    def __init__(self, process: "SimProcess", address: Address) -> None:
+        super().__init__(process, address, _nobody)
+        self.port = split(address)[1]
+
+
+async def _nobody(_: SimStream) -> None:
+    """Never called: a held port refuses."""

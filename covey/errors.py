@@ -1,0 +1,21 @@
+"""What a question or a change may end with, in words that a person sees."""
+
+
+class Refused(Exception):
+    """An answer a person sees: one line what, one line why, one line what to do next.
+
+    `code` is agentctl's exit code: 1 error, 2 usage, 3 not found, 4 refused, 6 deadline passed, 7 can never be placed,
+    75 no leader, try again.
+    """
+
+    def __init__(self, code: int, what: str, why: str, next: str) -> None:
+        super().__init__(f"{what}: {why}")
+        self.code, self.what, self.why, self.next = code, what, why, next
+
+
+class NoLeader(Exception):
+    """Nobody leads now, or the leader could not be reached: nothing was proposed. Try again."""
+
+
+class OutcomeUnknown(Exception):
+    """The proposal may or may not be applied later. Repeat it with the same idempotency key."""

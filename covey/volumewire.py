@@ -1,0 +1,46 @@
+"""The first words between a process and that of a volume (`vold`), on a unix socket, and what may be asked there.
+
+Requests and replies are those of `covey.headers`. The hello carries the token that the agent gave to both ends.
+"""
+
+import struct
+
+from covey import headers
+from covey.headers import Op, WireError
+
+MAGIC = b"coveyvl3"
+"""The last byte is the version of the protocol. Version 1 had a WELCOME of its own and no word for other versions;
+version 2 gave no reason for what failed."""
+TOKEN_BYTES = 32
+_HELLO = struct.Struct(f"<8s{TOKEN_BYTES}s")
+HELLO_BYTES = _HELLO.size
+REQUEST_PAGES_MAX = 256
+"""Pages in one request."""
+OPERATIONS = {Op.READ: REQUEST_PAGES_MAX, Op.WRITE: REQUEST_PAGES_MAX, Op.DISCARD: REQUEST_PAGES_MAX, Op.FLUSH: 0}
+"""What a volume does, and of how many pages at once. The pages follow a WRITE, and the reply to a READ."""
+SPOKEN = f"version {MAGIC[-1:].decode()} of the protocol is spoken here"
+
+
+class OtherVersion(WireError):
+    """A hello of this protocol in another version. The text says what to do, for `agentctl why`."""
+
+
+def pack_hello(token: bytes) -> bytes:
+    return _HELLO.pack(MAGIC, token)
+
+
+def hello(data: bytes | bytearray) -> bytes:
+    """The token. OtherVersion when it is the hello of another version, WireError when it is none."""
+    headers.expect("hello", data, HELLO_BYTES)
+    magic, token = _HELLO.unpack(data)
+    if magic == MAGIC:
+        return bytes(token)
+    if magic[:-1] != MAGIC[:-1]:
+        raise WireError("not a volume connection")
+    theirs, ours = magic[-1:].decode("ascii", "replace"), MAGIC[-1:].decode()
+    step = (
+        "install the covey-job of this agent where it runs"
+        if magic < MAGIC
+        else "end this process (SIGTERM): the agent starts its own"
+    )
+    raise OtherVersion(f"it speaks version {theirs} of the volume protocol, this process {ours}; {step}")

@@ -1,0 +1,262 @@
+"""An aggregator that sees itself the least loaded tries to empty itself into the others (AutoPS §4.3.3.3).
+
+    resting --due, and by gossip the least loaded--> asking --all others said what they promised--> reserving
+       ^                                               | it is not, or it does not fit              | all hold room
+       |<----------------------------------------------+                                            v
+       |<-- one will not: Release to all ------------------------------------------------- handing over: the homes
+       |<-- after a while, whatever became of it ---------------------------------------------------+ move their jobs
+
+Where everything would go is decided by `policy.scale.emptied` on what the others say, and each of them checks again
+before it holds room: all of it finds a place or nothing moves. Two never empty themselves into each other: whoever is
+at it refuses to hold room, and whoever holds room does not begin.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from covey.core import HostId, JobId, LogEvent, Send, SetTimer
+from plugins.aggregator import policy
+from plugins.aggregator.machine.cycle_ledger import CycleLedger
+from plugins.aggregator.machine.events import AskQuestion, QuestionAnswered, RackUpdated
+from plugins.aggregator.machine.served_job import ServedJob
+from plugins.aggregator.messages import (
+    CycleHere,
+    CycleNotReserved,
+    CycleNow,
+    CycleReserved,
+    Demand,
+    Handover,
+    HoldMessage,
+    ReleaseCycle,
+    ReserveCycle,
+)
+from plugins.aggregator.policy import pools, scale
+from plugins.aggregator.policy.assign import refusal_of
+from plugins.aggregator.policy.cycle import Cycle, cycle_of
+from plugins.aggregator.policy.measured import BARRED
+from plugins.aggregator.policy.profile import profile_of, share_of
+from plugins.aggregator.policy.scale import Emptied, OrphanedTensor
+
+ASK_S = 1.5
+"""How long another aggregator may take to say what it promised."""
+RESERVE_S = 4.0
+"""How long one may take to hold room."""
+HAND_S = 12.0
+"""How long the homes may take to move their jobs; shorter than room is held for them."""
+SOON_S = (1.0, 4.0)
+"""When promises have changed somewhere the next attempt comes so soon: at least, and as much more as the name says."""
+PAUSE_S = 8.0
+"""Between two attempts, seconds."""
+
+
+class EmptyingEnds(msgspec.Struct, frozen=True):
+    """Timer: this attempt has taken long enough in this state."""
+
+    attempt: int
+    state: str
+
+
+Action = Send | AskQuestion | LogEvent | SetTimer[EmptyingEnds]
+
+
+class Consolidator:
+    def __init__(self, me: HostId, scale_s: float) -> None:
+        self.me, self.scale_s = me, scale_s
+        self.state = "resting"
+        self.refused: dict[JobId, str] = {}
+        """Job -> why it could not go elsewhere at the last attempt."""
+        self._jitter = hashlib.blake2b(me.encode(), digest_size=2).digest()[0] / 256
+        self._attempt = 0
+        """When the last one began, microseconds."""
+        self._due_s: float | None = None
+        self._tried_s = 0.0
+        self._promises: frozenset[tuple[HostId, int, int]] | None = None
+        """Of every aggregator, as gossip showed them last."""
+        self._idle: frozenset[JobId] = frozenset()
+        """Jobs held here that had not pushed anything yet at the last look."""
+        self._asked: list[HostId] = []
+        self._said: dict[HostId, CycleNow] = {}
+        self._holding: dict[JobId, HostId] = {}
+        """Job -> who was asked to hold room for it."""
+        self._planned: dict[JobId, ServedJob] = {}
+        """What this host held when they were asked."""
+        self._missing: set[JobId] = set()
+
+    @property
+    def busy(self) -> bool:
+        return self.state != "resting"
+
+    def _soon(self, now_s: float) -> None:
+        soon_s = max(now_s, self._tried_s + PAUSE_S) + SOON_S[0] + self._jitter * SOON_S[1]
+        self._due_s = soon_s if self._due_s is None else min(self._due_s, soon_s)
+
+    def look(
+        self,
+        rack: RackUpdated,
+        held: Mapping[JobId, ServedJob],
+        idle: frozenset[JobId],
+        ledger: CycleLedger,
+        now_s: float,
+    ) -> Sequence[Action]:
+        """Once a second. `idle`: jobs held here that have not pushed anything yet."""
+        self._idle = idle
+        promises = frozenset((one.host, one.cycle_us, one.used_us) for one in rack.candidates)
+        if self._due_s is None:
+            self._due_s = now_s + self.scale_s * (0.5 + self._jitter)
+        elif promises != self._promises:
+            self._soon(now_s)
+        self._promises = promises
+        if self.busy or now_s < self._due_s:
+            return ()
+        self._due_s = now_s + self.scale_s
+        others = self._others(rack)
+        if not others or not self._may_go(held, ledger) or not self._is_least(ledger.cycle, others):
+            return ()
+        self._attempt, self._tried_s = int(now_s * 1e6), now_s
+        self.state, self._said, self._asked = "asking", {}, [one.host for one in others]
+        return [AskQuestion(host, CycleHere(), ASK_S) for host in self._asked]
+
+    def _may_go(self, held: Mapping[JobId, ServedJob], ledger: CycleLedger) -> bool:
+        """Whether there is something to move, nobody holds room here, and no job is on trial."""
+        measured = all(one.demand is not None or job in self._idle for job, one in held.items())
+        return bool(held) and not ledger.reserved and measured
+
+    def _others(self, rack: RackUpdated) -> list[policy.Candidate]:
+        """Those of our pool that sum something."""
+        usable = {one.host: one for one in rack.candidates if not one.suspect and one.host not in rack.gone}
+        hosts = sorted({*usable, self.me})
+        pool = next(pool for pool in pools.pools_of(hosts) if self.me in pool)
+        return [usable[host] for host in pool if host != self.me and usable[host].jobs]
+
+    def _is_least(self, cycle: Cycle, others: Sequence[policy.Candidate]) -> bool:
+        loads = {one.host: one.cycle for one in others} | {self.me: cycle}
+        return scale.least_loaded(loads, _by_name(loads)) == self.me
+
+    def answered(
+        self, event: QuestionAnswered, held: Mapping[JobId, ServedJob], ledger: CycleLedger
+    ) -> Sequence[Action]:
+        if self.state != "asking" or event.host not in self._asked:
+            return ()
+        self._asked.remove(event.host)
+        if isinstance(event.answer, CycleNow) and event.answer.takes:
+            self._said[event.host] = event.answer
+        return () if self._asked else self._plan(held, ledger)
+
+    def _plan(self, held: Mapping[JobId, ServedJob], ledger: CycleLedger) -> Sequence[Action]:
+        cycles = {host: _cycle_said(said) for host, said in sorted(self._said.items())} | {self.me: ledger.cycle}
+        if len(cycles) < 2 or not self._may_go(held, ledger) or scale.least_loaded(cycles, _by_name(cycles)) != self.me:
+            return self._rest()
+        found = self._emptied(held, cycles)
+        if found is None:
+            before, self.refused = self.refused, self._refusals(held, cycles)
+            said = [
+                LogEvent(job, "tensors fit nowhere else", why) for job, why in self.refused.items() if job not in before
+            ]
+            return [*said, *self._rest()]
+        self.state, self.refused = "reserving", {}
+        self._holding = {work.job: to for work, to in found.moves}
+        self._planned, self._missing = dict(held), set(self._holding)
+        asks = [
+            Send(to, ReserveCycle(job, held[job].epoch, self._attempt, held[job].demand), RESERVE_S)
+            for job, to in self._holding.items()
+        ]
+        return [*asks, SetTimer(RESERVE_S, EmptyingEnds(self._attempt, self.state))]
+
+    def _emptied(self, held: Mapping[JobId, ServedJob], cycles: Mapping[HostId, Cycle]) -> Emptied | None:
+        """All jobs, those with a known demand where they fit best; the others need no room, but may be barred."""
+        known = {job: one.demand for job, one in sorted(held.items()) if one.demand is not None}
+        barred = {job: frozenset(host for host, said in self._said.items() if job in said.barred) for job in held}
+        free_to = {job: sorted(self._said.keys() - barred[job]) for job in sorted(held.keys() - known.keys())}
+        if not all(free_to.values()):
+            return None
+        works = [OrphanedTensor(job, "all", demand.work_us) for job, demand in known.items()]
+        profiles = {job: profile_of(job, demand) for job, demand in known.items()}
+        found = scale.emptied(self.me, works, cycles, profiles, barred)
+        if found is None:
+            return None
+        rest = tuple((OrphanedTensor(job, "all", 0), hosts[0]) for job, hosts in free_to.items())
+        return msgspec.structs.replace(found, moves=(*found.moves, *rest))
+
+    def _refusals(self, held: Mapping[JobId, ServedJob], cycles: Mapping[HostId, Cycle]) -> dict[JobId, str]:
+        """In the others' own words, what each job would have heard of the fullest of them."""
+        others = sorted((cycle.load, host) for host, cycle in cycles.items() if host != self.me)
+        said: dict[JobId, str] = {}
+        for job, one in held.items():
+            for _, host in others:
+                why = _refusal(self._said[host], cycles[host], job, one.demand)
+                if why:
+                    said[job] = f"{host}: {why}"
+        return said
+
+    def reserved(self, sender: HostId, message: CycleReserved, held: Mapping[JobId, ServedJob]) -> Sequence[Action]:
+        if not self._is_asked(sender, message):
+            return (Send(sender, ReleaseCycle(message.job, message.attempt)),)  # that attempt is over
+        if self.state != "reserving":
+            return ()  # said twice
+        self._missing.discard(message.job)
+        if self._missing:
+            return ()
+        if held != self._planned:
+            return self._give_up("its jobs changed meanwhile")
+        self.state = "handing over"
+        why = f"{self.me} was the least loaded aggregator and gave all its jobs away"
+        handed = [
+            Send(held[job].home, Handover(job, held[job].epoch, to, why)) for job, to in sorted(self._holding.items())
+        ]
+        count = f"{len(handed)} jobs" if len(handed) != 1 else "1 job"
+        return [
+            LogEvent(self.me, "aggregator emptied", f"{count} to {', '.join(sorted(set(self._holding.values())))}"),
+            *handed,
+            SetTimer(HAND_S, EmptyingEnds(self._attempt, self.state)),
+        ]
+
+    def not_reserved(
+        self, sender: HostId, message: CycleNotReserved, held: Mapping[JobId, ServedJob]
+    ) -> Sequence[Action]:
+        if self.state != "reserving" or not self._is_asked(sender, message):
+            return ()
+        if message.job in held:
+            self.refused[message.job] = f"{sender}: {message.reason}"
+        return self._give_up(f"{sender} holds no room for {message.job}: {message.reason}")
+
+    def _is_asked(self, sender: HostId, message: HoldMessage) -> bool:
+        """Whether this attempt asked the sender to hold room for the job."""
+        return (message.attempt, self._holding.get(message.job)) == (self._attempt, sender)
+
+    def ended(self, event: EmptyingEnds) -> Sequence[Action]:
+        if (event.attempt, event.state) != (self._attempt, self.state):
+            return ()
+        return self._give_up("not all answered") if self.state == "reserving" else self._rest()
+
+    def stop(self) -> Sequence[Action]:
+        """The process is down: its jobs are dropped, there is nothing left to hand over."""
+        return self._give_up("its process is down") if self.state == "reserving" else self._rest()
+
+    def _give_up(self, why: str) -> Sequence[Action]:
+        """All or nothing: this time nothing."""
+        released = [Send(to, ReleaseCycle(job, self._attempt)) for job, to in sorted(self._holding.items())]
+        self._rest()
+        return [*released, LogEvent(self.me, "aggregator not emptied", why)]
+
+    def _rest(self) -> Sequence[Action]:
+        self.state, self._asked = "resting", []
+        self._holding, self._planned, self._missing = {}, {}, set()
+        return ()
+
+
+def _by_name(hosts: Mapping[HostId, Cycle]) -> dict[HostId, int]:
+    """Of equals the last by name goes first: everybody sees the same one."""
+    return {host: -at for at, host in enumerate(sorted(hosts))}
+
+
+def _cycle_said(said: CycleNow) -> Cycle:
+    shares = {one.job: share_of(one.demand) for one in said.jobs}
+    return cycle_of(shares, said.lanes, said.cycles_max, said.cycle_us)
+
+
+def _refusal(said: CycleNow, cycle: Cycle, job: JobId, demand: Demand | None) -> str:
+    if job in said.barred:
+        return BARRED
+    return refusal_of(cycle, job, share_of(demand)) if demand is not None else ""

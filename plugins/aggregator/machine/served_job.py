@@ -1,0 +1,23 @@
+"""What an aggregator knows of a job that it sums; kept on disk."""
+
+import msgspec
+
+from covey.core import HostId, JobId
+from plugins.aggregator.messages import Demand
+
+
+class ServedJob(msgspec.Struct, frozen=True):
+    """One job summed here."""
+
+    job: JobId
+    epoch: int
+    workers: int
+    secret: bytes
+    home: HostId
+    """Who offered it, and is told when it is dropped."""
+    demand: Demand | None = None
+    """What was promised to it; None: on trial, or nobody had room for it and somebody must sum it."""
+    order: int = 0
+    """Of two jobs the one with the higher was assigned later."""
+    refused: str = ""
+    """The last refusal that its home heard before it came here, for people."""

@@ -1,0 +1,233 @@
+"""The GPUs of the hosts that are alive, by host: free, open to guaranteed jobs, kept for a gang.
+
+    total = free + held by opportunistic jobs + held by jobs that stop + held by guaranteed jobs
+            `------------------------- open -------------------------'
+
+GPUs of a rack are not shared between jobs yet (where they are: `machine/shared_capacity.py`), so an opportunistic job
+on an open GPU has to stop before a guaranteed one starts there. A reservation says how many open GPUs of a host are
+kept, not which: opportunistic jobs run on them until the gang is complete. Counted from the log: gangs that are being
+placed hold GPUs that nobody knows yet.
+
+A job is put in again whenever it changed, so this map is never drawn anew. Hosts where nothing is free, open or
+staying are not in those maps: in a full rack a decision looks at the few where something is.
+"""
+
+import bisect
+from collections.abc import Iterable, Mapping
+
+from covey.core import HostId, JobId
+from plugins.scheduler.machine.jobs import Job
+from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.policy import classes
+from plugins.scheduler.policy.place import fits, place
+
+Gpus = dict[HostId, int]
+
+
+class Capacity:
+    """`totals`: GPUs of each host that is alive. `jobs`: those that are not over, if they are known already."""
+
+    stops = True
+    """Opportunistic jobs have to stop where a guaranteed one starts."""
+
+    def __init__(self, queue: Queue, totals: Mapping[HostId, int], jobs: Iterable[Job] | None = None) -> None:
+        self.queue = queue
+        self.totals = dict(sorted(totals.items()))
+        self.size = sum(self.totals.values())
+        self.free: Gpus = {host: gpus for host, gpus in self.totals.items() if gpus > 0}
+        """Nobody's."""
+        self.open: Gpus = dict(self.free)
+        """No guaranteed job's, or of one that stops: its GPUs are about to be free."""
+        self.staying: Gpus = {}
+        """Held by opportunistic jobs that nobody told to stop."""
+        self.guests: list[tuple[JobId, Gpus]] = []
+        """Opportunistic jobs that run, newest first, and the GPUs of each."""
+        self.reserving = queue.reserving
+        self.reserved = dict(queue.reserved)
+        self.withheld = self.reserved
+        """What is reserved, as far as it is in `open`."""
+        self.claimed = False
+        """Gangs count on GPUs that are about to be free: what is free may be spoken for."""
+        self.placing = 0
+        """GPUs of gangs that are being placed, wherever."""
+        self._ages: list[int] = []
+        """Of `guests`: their numbers, negative, so that they ascend."""
+        self._held: Gpus = {}
+        self._guaranteed: Gpus = {}
+        self._marks: dict[JobId, tuple[Gpus, bool, int | None, int]] = {}
+        """What each job holds: GPUs by host, whether they are open, its place among the guests, GPUs being placed."""
+        for job in queue.live() if jobs is None else jobs:
+            self.put(job)
+
+    def put(self, job: Job) -> None:
+        """This job is as it is now."""
+        placing = job.spec.gpus if job.state == "placing" else 0
+        held = self.held_by(job)
+        age = -job.number if self.stops and held and not job.counts and job.state == "running" else None
+        stays = job.counts and job.state != "stopping"
+        mark = held, stays, age, placing
+        if self._marks.get(job.id) == mark:
+            return
+        self.drop(job.id)
+        if not held and not placing:
+            return
+        self.placing += placing
+        self._marks[job.id] = mark
+        if age is not None:
+            at = bisect.bisect_left(self._ages, age)
+            self._ages.insert(at, age)
+            self.guests.insert(at, (job.id, held))
+        self._hold(held, stays, age is not None, 1)
+
+    def drop(self, id: JobId) -> None:
+        """This job holds nothing."""
+        if id not in self._marks:
+            return
+        held, counts, age, placing = self._marks.pop(id)
+        self.placing -= placing
+        if age is not None:
+            at = bisect.bisect_left(self._ages, age)
+            del self._ages[at], self.guests[at]
+        self._hold(held, counts, age is not None, -1)
+
+    def _hold(self, held: Gpus, counts: bool, stays: bool, sign: int) -> None:
+        for host, gpus in held.items():
+            self._held[host] = self._held.get(host, 0) + sign * gpus
+            _set(self.free, host, self.totals[host] - self._held[host])
+            if counts:
+                self._guaranteed[host] = self._guaranteed.get(host, 0) + sign * gpus
+                _set(self.open, host, self.totals[host] - self._guaranteed[host])
+            elif stays:
+                _set(self.staying, host, self.staying.get(host, 0) + sign * gpus)
+
+    @property
+    def vacant(self) -> int:
+        """GPUs that are nobody's, also when every gang that is being placed has found its own."""
+        return max(0, sum(self.free.values()) - self.placing)
+
+    @property
+    def kept(self) -> bool:
+        """Whether all GPUs of a gang are reserved: it is about to start on them."""
+        gang = self.queue.jobs.get(self.reserving) if self.reserving is not None else None
+        return gang is not None and sum(self.reserved.values()) == gang.spec.gpus
+
+    def free_for(self, job: Job) -> Gpus:
+        """GPUs that this job may start on now."""
+        mine = classes.may_reserve(job.id, self.reserving) or (not job.counts and not self.kept)
+        if mine and not self.claimed:
+            return self.free
+        staying = self.staying if self.kept or self.claimed else {}
+        withheld = {} if mine else self.withheld
+        found: Gpus = {}
+        for host, free in self.free.items():
+            left = self.open.get(host, 0) - staying.get(host, 0) - withheld.get(host, 0)
+            if left > 0:
+                found[host] = min(free, left)
+        return found
+
+    def open_for(self, job: Job) -> Gpus:
+        """GPUs that a guaranteed job may wait for: opportunistic ones would stop for it."""
+        if classes.may_reserve(job.id, self.reserving):
+            return self.open
+        return {host: max(0, gpus - self.withheld.get(host, 0)) for host, gpus in self.open.items()}
+
+    def held_by(self, job: Job) -> Gpus:
+        """GPUs that a gang holds."""
+        return held_by(job, self.totals)
+
+    def takes(self, job: Job, free: Mapping[HostId, int]) -> bool:
+        """Whether the whole gang fits into this."""
+        return takes(job, free)
+
+    def plan(self, job: Job, free: Mapping[HostId, int], skew: float | None, packlimit: float) -> Gpus:
+        """GPUs where its home would put it; empty when it does not fit whole, or asks for none."""
+        spec = job.spec
+        if not spec.gpus_per_worker:
+            return {}
+        workers = place(free, spec.workers, spec.gpus_per_worker, skew, packlimit, spec.pack) or {}
+        return {host: count * spec.gpus_per_worker for host, count in workers.items()}
+
+    def grown(self, job: Job, there: Mapping[HostId, int]) -> Gpus:
+        """What a gang keeps of these while it does not fit."""
+        spec = job.spec
+        mine = self.reserved if self.reserving == job.id else {}
+        return classes.grown(mine, there, self.totals, spec.workers, spec.gpus_per_worker, spec.pack)
+
+    def victims(self, job: Job, coming: Mapping[HostId, int], most: Mapping[HostId, int]) -> list[JobId] | None:
+        """Opportunistic jobs that have to stop so that this gang fits; None when that would not help."""
+        spec = job.spec
+        return classes.victims(coming, self.guests, most, spec.workers, spec.gpus_per_worker, spec.pack)
+
+    def closed(self, job: Job) -> bool:
+        """Whether a job that runs holds a GPU that is kept for a gang: counting it would break the reservation."""
+        held = self.held_by(job)
+        return any(self.open.get(host, 0) - gpus < self.withheld.get(host, 0) for host, gpus in held.items())
+
+    def count(self, job: Job) -> None:
+        """An opportunistic job that runs is guaranteed from now on."""
+        for host, gpus in self.held_by(job).items():
+            self.open[host] = self.open.get(host, 0) - gpus
+            self.staying[host] = self.staying.get(host, 0) - gpus
+
+    def take(self, gpus: Mapping[HostId, int], counts: bool) -> None:
+        """From now on these are somebody's."""
+        for host, count in gpus.items():
+            _set(self.free, host, self.free.get(host, 0) - count)
+            if counts:
+                _set(self.open, host, self.open.get(host, 0) - count)
+
+    def reserve(self, job: JobId | None, gpus: Mapping[HostId, int]) -> None:
+        """A gang keeps these from now on, and nobody else any."""
+        self.reserving, self.reserved = job, dict(gpus)
+        self.withheld = self.reserved
+
+    def claim(self, job: Job, gpus: Mapping[HostId, int]) -> None:
+        """A guaranteed gang starts on these once they are free; if it keeps them already, it does so now for good."""
+        self.claimed = True
+        self.withheld = {} if self.reserving == job.id else self.withheld
+        for host, count in gpus.items():
+            _set(self.open, host, self.open.get(host, 0) - count)
+
+    def draft(self) -> "Capacity":
+        """What one look gives away, it gives away from this."""
+        return CapacityPlan(self)
+
+    def anew(self) -> "Capacity":
+        """The same, drawn from the queue."""
+        return Capacity(self.queue, self.totals)
+
+    def check(self) -> None:
+        """It is what it would be if it were drawn anew."""
+        anew = self.anew()
+        for name in ("free", "open", "staying", "guests", "placing"):
+            assert getattr(self, name) == getattr(anew, name), f"{name}: {getattr(self, name)}, {getattr(anew, name)}"
+
+
+class CapacityPlan(Capacity):
+    """A copy for one look, in which GPUs may be given away; no job is put into it."""
+
+    def __init__(self, ground: Capacity) -> None:
+        queue = self.queue = ground.queue
+        self.totals, self.size, self.placing = ground.totals, ground.size, ground.placing
+        self.free, self.open, self.staying = dict(ground.free), dict(ground.open), dict(ground.staying)
+        self.guests = ground.guests
+        self.claimed = False
+        self.reserve(queue.reserving, queue.reserved)
+
+
+def _set(gpus: Gpus, host: HostId, count: int) -> None:
+    if count > 0:
+        gpus[host] = count
+    else:
+        gpus.pop(host, None)
+
+
+def held_by(job: Job, hosts: Mapping[HostId, int]) -> Gpus:
+    """GPUs of these hosts that a gang holds, by host."""
+    return {place.host: len(place.gpus) for place in job.awaited if place.host in hosts and place.gpus}
+
+
+def takes(job: Job, free: Mapping[HostId, int]) -> bool:
+    """Whether the whole gang fits into this; one without GPUs always does."""
+    spec = job.spec
+    return not spec.gpus_per_worker or fits(free, spec.workers, spec.gpus_per_worker, spec.pack)

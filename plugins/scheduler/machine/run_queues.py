@@ -1,0 +1,236 @@
+"""Whose turn it is, for jobs of several tenants, without looking at everybody (`policy/classes.py: choose`, fast).
+
+Each tenant with a quota has an order of its own, all others share one: one `OrderBook` each, in which a job moves only
+when it changed. The walk down all of them at once rests on what makes one book fast, and on three facts about quotas. A
+tenant whose quota suffices for its running jobs and for none of the others rests: nothing that the others do changes
+it, and in a full rack most do. One whose chosen jobs owe nothing keeps all its running jobs of a queue when their sum
+is within its quota, whatever the others do. And while those that wait are walked, what a tenant may have only shrinks,
+so that whoever was passed over stays passed over, and the next one chosen is the first of the heads that fit.
+"""
+
+import bisect
+import heapq
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from covey.core import JobId
+from plugins.scheduler.machine.jobs import HOLDING, Job
+from plugins.scheduler.machine.order_book import JOB_BITS, JOB_MASK, OrderBook
+from plugins.scheduler.messages.spec import Pack
+from plugins.scheduler.policy.classes import Promises
+from plugins.scheduler.policy.order import queue_of
+from plugins.scheduler.policy.settings import SchedulerSettings
+
+NEVER = 1 << 60
+"""Of a job that never started; over every index of the log."""
+PLENTY = 1 << 60
+"""More GPUs than there are."""
+
+
+Shape = tuple[int, int, Pack]
+"""Workers, GPUs of each, how they lie on hosts."""
+
+
+class QueueEntry(msgspec.Struct, frozen=True):
+    """Where a guaranteed job stands."""
+
+    tenant: str | None
+    """Whose book; None: that of the tenants without a quota."""
+    queue: int
+    key: int
+    running: bool
+    promoted: bool
+
+
+class RunQueues:
+    """Jobs that may run. Whoever puts one in says whether its tenant has a quota, and puts it in again when it
+    changed."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.settings = settings
+        self.books: dict[str | None, OrderBook] = {}
+        self.sizes: dict[str | None, int] = {}
+        """Jobs in each book."""
+        self.seats: dict[JobId, QueueEntry] = {}
+        self.ids: dict[int, JobId] = {}
+        self.widths: dict[int, int] = {}
+        self.guests: dict[Shape, list[int]] = {}
+        """Shape -> numbers of the opportunistic jobs that wait, oldest first."""
+        self.shapes: dict[JobId, tuple[Shape, int]] = {}
+        """Where each of them stands there, and its number."""
+        self._chosen: tuple[tuple[int, dict[str, int]], tuple[list[JobId], list[JobId]]] | None = None
+        """What the newest walk was asked and answered; None when somebody moved since."""
+
+    def put(self, job: Job, promised: bool) -> None:
+        """A job that is queued, being placed or running."""
+        seat = self._seat(job, job.spec.tenant if promised else None) if job.counts else None
+        if seat is not None and self.seats.get(job.id) == seat:
+            return
+        self.drop(job.id)
+        number = job.number
+        if seat is None:
+            if job.state == "queued":
+                shape = job.spec.workers, job.spec.gpus_per_worker, job.spec.pack
+                self.ids[number], self.shapes[job.id] = job.id, (shape, number)
+                bisect.insort(self.guests.setdefault(shape, []), number)
+            return
+        self._chosen = None
+        self.ids[number], self.widths[number], self.seats[job.id] = job.id, job.spec.gpus, seat
+        book = self.books.get(seat.tenant)
+        if book is None:
+            queues = len(self.settings.queue_thresholds_gpu_s) + 1
+            book = self.books[seat.tenant] = OrderBook(queues, self.widths)
+        self.sizes[seat.tenant] = self.sizes.get(seat.tenant, 0) + 1
+        if seat.promoted:
+            book.promote(seat.key, seat.running)
+        elif seat.running:
+            book.run(seat.queue, seat.key)
+        else:
+            book.wait(seat.queue, seat.key)
+
+    def _seat(self, job: Job, tenant: str | None) -> QueueEntry:
+        attained = max(0.0, job.attained_gpu_s - job.base_gpu_s)
+        queue, running = queue_of(attained, self.settings.queue_thresholds_gpu_s), job.state in HOLDING
+        if job.promoted is not None and queue == 0:
+            return QueueEntry(tenant, queue, job.promoted << JOB_BITS | job.number, running, True)
+        if running and not self.settings.preemption:
+            queue = 0  # nobody stops it, so nobody is chosen in its stead
+        first = NEVER if job.first is None else job.first
+        if not running and self.settings.narrow_first:
+            first |= job.spec.gpus * 2 * NEVER
+        return QueueEntry(tenant, queue, first << JOB_BITS | job.number, running, False)
+
+    def drop(self, id: JobId) -> None:
+        """A job that is over, or sits this out."""
+        if id in self.shapes:
+            shape, number = self.shapes.pop(id)
+            numbers = self.guests[shape]
+            at = bisect.bisect_left(numbers, number)
+            del numbers[at], self.ids[number]
+            if not numbers:
+                del self.guests[shape]
+        seat = self.seats.pop(id, None)
+        if seat is None:
+            return
+        self._chosen = None
+        book, number = self.books[seat.tenant], seat.key & JOB_MASK
+        if seat.promoted:
+            book.demote(seat.key)
+        elif seat.running:
+            book.stop(seat.queue, seat.key)
+        else:
+            book.leave(seat.queue, seat.key)
+        del self.ids[number], self.widths[number]
+        self.sizes[seat.tenant] -= 1
+        if not self.sizes[seat.tenant]:
+            del self.sizes[seat.tenant], self.books[seat.tenant]
+
+    # ---- the walk ----
+
+    def choose(self, capacity: int, left: Callable[[str], int]) -> tuple[list[JobId], list[JobId]]:
+        """Jobs that wait and should run, and jobs that run and should not, both in order. `left`: GPUs of a tenant's
+        quota. Asked the same again before anybody moved, it answers without walking."""
+        promised = {tenant: book for tenant, book in self.books.items() if tenant is not None}
+        asked = capacity, {tenant: left(tenant) for tenant in promised}
+        if self._chosen is None or self._chosen[0] != asked:
+            self._chosen = asked, self._walk(*asked, promised)
+        return self._chosen[1]
+
+    def _walk(
+        self, capacity: int, quotas: dict[str, int], promised: dict[str, OrderBook]
+    ) -> tuple[list[JobId], list[JobId]]:
+        promises = Promises(capacity, {tenant: book.taken() for tenant, book in promised.items()}, quotas)
+        run: list[int] = []
+        stop: list[int] = []
+        awake = {tenant: book for tenant, book in promised.items() if not _rests(book, quotas[tenant])}
+        self._promoted(awake, promises, run, stop)
+        taken: list[tuple[OrderBook, int, int]] = []
+        for queue in range(len(self.settings.queue_thresholds_gpu_s) + 1) if awake else ():
+            self._running(queue, awake, promises, stop)
+            self._waiting(queue, awake, promises, run, taken)
+        for book, queue, key in taken:
+            book.wait(queue, key)
+        others = self.books.get(None)
+        if others is not None:
+            begin, end = others.decide(promises.pool, PLENTY)
+            for number in begin:
+                seat = self.seats[self.ids[number]]
+                if not seat.promoted:
+                    others.wait(seat.queue, seat.key)
+            run += begin
+            stop += end
+        return [self.ids[number] for number in run], [self.ids[number] for number in stop]
+
+    def _promoted(self, books: dict[str, OrderBook], promises: Promises, run: list[int], stop: list[int]) -> None:
+        everybody = [(*each, tenant) for tenant, book in books.items() for each in book.promoted]
+        for key, width, running, tenant in sorted(everybody):
+            chosen = promises.see(tenant, width, running)
+            if chosen != running:
+                (run if chosen else stop).append(key & JOB_MASK)
+
+    def _running(self, queue: int, books: dict[str, OrderBook], promises: Promises, stop: list[int]) -> None:
+        """Those who cannot all stay are walked one by one."""
+        tight = [
+            tenant
+            for tenant, book in books.items()
+            if book.held[queue] and not promises.all_stay(tenant, book.held[queue])
+        ]
+        for key, tenant in sorted([(key, name) for name in tight for key in books[name].running[queue]]):
+            if not promises.see(tenant, self.widths[key & JOB_MASK], True):
+                stop.append(key & JOB_MASK)
+
+    def _waiting(
+        self,
+        queue: int,
+        books: dict[str, OrderBook],
+        promises: Promises,
+        run: list[int],
+        taken: list[tuple[OrderBook, int, int]],
+    ) -> None:
+        heads: list[tuple[int, int, str]] = []
+
+        def look_at(tenant: str) -> None:
+            key, width = books[tenant].first(queue, promises.most(tenant))
+            if key >= 0:
+                heapq.heappush(heads, (key, width, tenant))
+
+        for tenant, book in books.items():
+            if book.narrow[queue]:
+                look_at(tenant)
+        while heads:
+            key, width, tenant = heapq.heappop(heads)
+            if width <= promises.most(tenant):
+                taken.append((books[tenant], queue, books[tenant].pop(queue, width)))
+                promises.see(tenant, width, False)
+                run.append(key & JOB_MASK)
+            look_at(tenant)
+
+    def oldest_guests(self, most: int, fits: Callable[[JobId], bool]) -> Iterator[JobId]:
+        """Opportunistic jobs of at most so many GPUs that wait and fit, oldest first; what is free only shrinks
+        meanwhile."""
+        heads = [(numbers[0], 0, shape) for shape, numbers in self.guests.items() if shape[0] * shape[1] <= most]
+        heapq.heapify(heads)
+        while heads:
+            number, at, shape = heapq.heappop(heads)
+            if fits(self.ids[number]):
+                yield self.ids[number]
+                if at + 1 < len(self.guests[shape]):
+                    heapq.heappush(heads, (self.guests[shape][at + 1], at + 1, shape))
+
+    def check(self) -> None:
+        """What must hold between two looks."""
+        for book in self.books.values():
+            book.check()
+        assert sorted(self.ids.values()) == sorted([*self.seats, *self.shapes])
+        assert sum(self.sizes.values()) == len(self.seats) == len(self.widths)
+
+
+def _rests(book: OrderBook, quota: int) -> bool:
+    """Whether all of a tenant's running jobs stay, and none of its others is chosen, whatever the other tenants do:
+    the quota suffices for those and not for one more."""
+    for held, narrow in zip(book.held, book.narrow, strict=True):
+        quota -= held
+        if quota < 0 or (narrow and narrow[0] <= quota):
+            return False
+    return not book.promoted

@@ -1,0 +1,335 @@
+"""Why, in words: why a job can never run, and what a waiting job waits for.
+
+People ask who is ahead of them, whose jobs these are and what would change it; so every answer says that.
+"""
+
+from collections.abc import Container, Mapping, Sequence
+from typing import assert_never
+
+import msgspec
+
+from covey.core import HostId, JobId
+from covey.units import format_seconds
+from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.policy.order import Row, queue_of
+from plugins.scheduler.policy.place import slots
+from plugins.scheduler.policy.queue_positions import QueuePositions
+
+NAMED_MAX = 3
+"""Jobs named one by one before the rest becomes a number."""
+
+
+class Never(msgspec.Struct, frozen=True):
+    """A job that can never run as asked. `code` as in `plugins.base.Refused`: 4 quota, 7 the rack."""
+
+    code: int
+    what: str
+    why: str
+    next: str
+
+
+def gpus(count: int) -> str:
+    """`1 GPU`, `4 GPUs`."""
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+def ordinal(number: int) -> str:
+    """`1st`, `2nd`, `3rd`, `4th`, `11th`."""
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def over_rack(spec: JobSpec, totals: Mapping[HostId, int]) -> Never | None:
+    """No host, or not the whole rack, could hold this gang even if it were empty. `totals`: GPUs per host."""
+    have = sum(totals.values())
+    largest = max(totals.values(), default=0)
+    if spec.gpus_per_worker > largest:
+        why = f"each worker needs {gpus(spec.gpus_per_worker)} on one host, and the largest host has {largest}"
+        return Never(7, f"{spec.name} can never be placed", why, "ask for fewer gpus_per_worker")
+    fits = _fits_in_empty(spec, totals)
+    if fits >= spec.workers:
+        return None
+    what = f"{spec.name} can never be placed"
+    if spec.pack == "host" and spec.gpus <= have:
+        why = f"all its workers want one host, which needs {gpus(spec.gpus)}, and the largest host has {largest}"
+        return Never(7, what, why, "submit it without --pack host, or ask for fewer workers")
+    if spec.pack == "apart" and spec.gpus <= have:
+        why = f"{_needs(spec)}, and this rack has {fits} such hosts"
+        return Never(7, what, why, f"ask for at most {fits} nodes, or use --workers, which may share a host")
+    if spec.gpus > have:
+        why = f"it needs {gpus(spec.gpus)}, and this rack has {have} on {len(totals)} hosts"
+    else:
+        why = f"this rack's hosts take {fits} workers with {gpus(spec.gpus_per_worker)} each, and it has {spec.workers}"
+    return Never(7, what, why, f"ask for at most {fits} workers, or add hosts (agentctl gpus shows what there is)")
+
+
+def _fits_in_empty(spec: JobSpec, totals: Mapping[HostId, int]) -> int:
+    """Workers of this gang that the rack could hold if it were empty."""
+    if not spec.gpus_per_worker:
+        return len(totals) if spec.pack == "apart" else spec.workers
+    return sum(slots(total, spec.workers, spec.gpus_per_worker, spec.pack) for total in totals.values())
+
+
+def over_quota(spec: JobSpec, quota: int | None, may_demote: bool = False) -> Never | None:
+    """More than the tenant could ever hold at once; opportunistic jobs need no quota, nor do jobs of class auto in the
+    end where they are demoted."""
+    needs_none = spec.job_class == "opportunistic" or (spec.job_class == "auto" and may_demote)
+    if quota is None or needs_none or spec.gpus <= quota:
+        return None
+    why = f"it needs {gpus(spec.gpus)}, and the quota of tenant {spec.tenant} is {quota}"
+    next = f"ask for at most {gpus(quota)}, submit with class opportunistic, or raise the quota of {spec.tenant}"
+    return Never(4, f"{spec.name} can never run", why, next)
+
+
+def demoted(spec: JobSpec, waited_s: float) -> str:
+    """What happened to a job of class auto that waited this long."""
+    return (
+        f"it waited {format_seconds(waited_s)} for the quota of tenant {spec.tenant}: from now on it is opportunistic, "
+        f"runs on GPUs that guaranteed jobs leave, and yields to them"
+    )
+
+
+def upgraded(spec: JobSpec, used: int, quota: int | None) -> str:
+    """What happened to a demoted job. `used`: GPUs of its tenant, its own among them."""
+    limit = "which has no limit" if quota is None else f"of which {used} of {quota} are used now"
+    return f"its {gpus(spec.gpus)} count against the quota of tenant {spec.tenant}, {limit}: it is guaranteed"
+
+
+def reserved(wanted: int, kept: Mapping[HostId, int]) -> str:
+    """`2 of 4 GPUs reserved: h1 2`."""
+    if not kept:
+        return "it keeps no GPUs any more: others may have them"
+    where = ", ".join(f"{host} {count}" for host, count in sorted(kept.items()))
+    return f"{sum(kept.values())} of {gpus(wanted)} reserved: {where}"
+
+
+def named(rows: Sequence[Row], count: int | None = None) -> str:
+    """`j1 (alice, 2 GPUs), j2 (bob, 1 GPU) and 4 more`. `count`: how many there are, if `rows` are the first few."""
+    shown = ", ".join(f"{row.id} ({row.tenant}, {gpus(row.gpus)})" for row in rows[:NAMED_MAX])
+    rest = (len(rows) if count is None else count) - NAMED_MAX
+    return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+def waits_for(
+    job: JobId,
+    walk: QueuePositions,
+    over_quota: Container[JobId],
+    capacity: int,
+    thresholds: Sequence[float],
+    quotas: Mapping[str, int | None],
+    default: int | None,
+    hindrance: str = "",
+    preempts: bool = True,
+) -> str:
+    """What a waiting job waits for: its place, who is ahead and whose they are, what would let it start. `walk`: all
+    guaranteed jobs; `over_quota`: those that wait only for their tenant's quota; `hindrance`: why it does not start on
+    GPUs that are free; `preempts`: whether jobs of a lower queue are stopped."""
+    spot = walk.spots[job]
+    row, waiting = spot.row, spot.ahead
+    queue = queue_of(row.attained_gpu_s, thresholds)
+    place = f"{ordinal(waiting + 1)} of those waiting, in queue {queue}"
+    if job in over_quota:
+        return f"{place}; {_quota_words(row, walk, quotas.get(row.tenant, default))}"
+    if row.gpus > capacity:
+        return (
+            f"{place}; it needs {gpus(row.gpus)} and the hosts that are alive have {capacity}: it starts when more join"
+        )
+    holders = walk.holders
+    free = max(0, capacity - walk.held)
+    narrow = ", as gangs of fewer GPUs go first" if spot.passed else ""
+    first = walk.waiting[: min(waiting, NAMED_MAX)]
+    ahead = f"; ahead: {named(first, waiting)}{narrow}" if waiting else ""
+    if row.gpus <= free and not waiting:
+        return f"{place}; {hindrance or f'{are_free(free)}, and it is about to be placed'}"
+    hindrance = f"; {hindrance}" if hindrance else ""
+    until = f"; it starts when enough of {named(holders)} end" if holders else ""
+    sinks = preempts and bool(holders) and not waiting
+    sooner = _when_others_sink(row, queue, holders, free, thresholds, quotas, default) if sinks else ""
+    return f"{place}; it needs {gpus(row.gpus)} and {free} are free{ahead}{until}{sooner}{hindrance}"
+
+
+def _when_others_sink(
+    row: Row,
+    queue: int,
+    holders: Sequence[Row],
+    free: int,
+    thresholds: Sequence[float],
+    quotas: Mapping[str, int | None],
+    default: int | None,
+) -> str:
+    """Running jobs that this one would stop once they attained so much service that they sink below it: the first few
+    that suffice. Only jobs of the same order: of its tenant, or, without a quota, of all tenants without one."""
+    limited = quotas.get(row.tenant, default) is not None
+    mine = [
+        other
+        for other in holders
+        if (other.tenant == row.tenant if limited else quotas.get(other.tenant, default) is None)
+        and other.promoted is None
+    ]
+    sinking: list[tuple[float, Row]] = []
+    for other in mine:
+        at = queue_of(other.attained_gpu_s, thresholds)
+        if at <= queue < len(thresholds):
+            width = other.gpus or 1
+            sinking.append(((thresholds[queue] - other.attained_gpu_s) / width, other))
+    sinking.sort(key=lambda each: (each[0], each[1].number))
+    below = sum(other.gpus for other in mine if queue_of(other.attained_gpu_s, thresholds) > queue)
+    have, said = free + below, []
+    for left_s, other in sinking:
+        if have >= row.gpus:
+            break
+        have += other.gpus
+        said.append((left_s, other))
+    if have < row.gpus or not said:
+        return ""
+    shown = ", ".join(
+        f"{other.id} sinks below it in about {format_seconds(left_s)} of running" for left_s, other in said[:NAMED_MAX]
+    )
+    more = f" and {len(said) - NAMED_MAX} more later" if len(said) > NAMED_MAX else ""
+    return f", or when {shown}{more}"
+
+
+def waits_as_guest(job: JobId, guests: QueuePositions, guaranteed: QueuePositions, free: int) -> str:
+    """What an opportunistic job waits for. `guests`: all opportunistic jobs, oldest first; `free`: GPUs that are
+    nobody's."""
+    spot = guests.spots[job]
+    row, ahead = spot.row, spot.ahead
+    place = f"{ordinal(ahead + 1)} of the opportunistic jobs waiting"
+    older = f"; ahead: {named(guests.waiting[: min(ahead, NAMED_MAX)], ahead)}" if ahead else ""
+    if row.gpus <= free:
+        held = ", and guaranteed jobs come first" if guaranteed.waiting else ""
+        return f"{place}; it needs {gpus(row.gpus)} that guaranteed jobs leave, {free} are free{held}{older}"
+    holders = [*guaranteed.holders[:NAMED_MAX], *guests.holders[:NAMED_MAX]]
+    count = len(guaranteed.holders) + len(guests.holders)
+    until = f"; it starts when enough of {named(holders, count)} end" if holders else ""
+    return f"{place}; it needs {gpus(row.gpus)} that guaranteed jobs leave and {free} are free{older}{until}"
+
+
+def reserved_now(wanted: int, kept: Mapping[HostId, int], holders: Sequence[Row]) -> str:
+    """`2 of 4 GPUs reserved: h1 2, waiting for j3 (alice, 2 GPUs)`."""
+    waits = f", waiting for {named(holders)}" if holders else ""
+    return f"{reserved(wanted, kept)}{waits}"
+
+
+def unlike_kernels(kernels: Mapping[int, str]) -> str:
+    """`ranks 0, 1: numpy 2.1.0 OpenBLAS Haswell; rank 2: numpy 2.1.0 OpenBLAS SkylakeX; ...` Empty when they are alike.
+    `kernels`: by rank, of those that said so."""
+    ranks: dict[str, list[int]] = {}
+    for rank, kernel in sorted(kernels.items()):
+        ranks.setdefault(kernel, []).append(rank)
+    if len(ranks) < 2:
+        return ""
+    return (
+        f"{'; '.join(f'{_ranks(of)}: {kernel}' for kernel, of in ranks.items())} (results may differ in the last bits)"
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """`rank 2`, `ranks 0, 1, 2 and 5 more`."""
+    shown = ", ".join(str(rank) for rank in ranks[:NAMED_MAX])
+    more = f" and {len(ranks) - NAMED_MAX} more" if len(ranks) > NAMED_MAX else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+
+
+def are_free(count: int) -> str:
+    """`1 GPU is free`, `4 GPUs are free`."""
+    return f"{gpus(count)} {'is' if count == 1 else 'are'} free"
+
+
+def scattered(free: Mapping[HostId, int], spec: JobSpec) -> str:
+    """Enough GPUs, and not where this gang needs them."""
+    where = ", ".join(f"{host} {count}" for host, count in sorted(free.items()) if count)
+    return f"free GPUs by host are {where}, and {_needs(spec)}"
+
+
+def _needs(spec: JobSpec) -> str:
+    """What a gang needs of hosts."""
+    match spec.pack:
+        case "host":
+            return f"all its workers want one host (--pack host), with {gpus(spec.gpus)}"
+        case "apart":
+            each = f"{gpus(spec.gpus_per_worker)} on a host" if spec.gpus else "a host"
+            return f"each of its {spec.workers} workers needs {each} of its own (--nodes)"
+        case "few" | "any":
+            return f"each worker needs {gpus(spec.gpus_per_worker)} on one host"
+        case _:
+            assert_never(spec.pack)
+
+
+def demoted_later(after_s: float) -> str:
+    """What a waiting job of class auto will come to."""
+    return f"it becomes opportunistic after a wait of {format_seconds(after_s)}"
+
+
+def _quota_words(row: Row, walk: QueuePositions, quota: int | None) -> str:
+    mine, used = walk.holders_of.get(row.tenant, []), walk.used.get(row.tenant, 0)
+    if quota is not None and row.gpus > quota:
+        now = f"the quota of tenant {row.tenant} is now {quota}: raise it, or cancel the job"
+        return f"it needs {gpus(row.gpus)} and {now}"
+    held = f" by {named(mine)}" if mine else ""
+    return (
+        f"it needs {gpus(row.gpus)} and tenant {row.tenant} uses {used} of its quota of {quota}{held}: it starts when "
+        f"enough of those end or the quota is raised"
+    )
+
+
+def ended_words(rank: int, host: HostId, code: int, signal_name: str | None) -> str:
+    """`rank 2 on gpu3 was killed by SIGKILL (9)`, `rank 0 on gpu1 exited with 3`."""
+    if code < 0:
+        return f"rank {rank} on {host} was killed by {signal_name or 'signal'} ({-code})"
+    return f"rank {rank} on {host} exited with {code}"
+
+
+SIGNALS = {
+    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
+    9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM",
+    24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
+}  # fmt: skip
+"""Linux's numbers on x86-64 and arm64; written down because a simulated rack must say the same everywhere."""
+EXIT_AGAIN = 75
+"""EX_TEMPFAIL: a job that ends so wants to be started again."""
+EXIT_LOST = 255
+"""A job whose hosts were lost once too often: no rank could say how it ended."""
+EXIT_CANCELLED = 143
+"""128 + SIGTERM: a job cancelled before any of its ranks said otherwise."""
+
+
+def too_often(cause: str, count: int, allowed: int) -> str:
+    """Why it is not started again, behind what happened; empty where nobody would expect it to be."""
+    if not allowed:
+        return ""
+    times = {
+        "preempted": f"it had to yield {count} times",
+        "host lost": f"hosts lost it {count} times",
+        "exit 75": f"it asked {count} times",
+        "failed": f"it failed {count} times",
+    }[cause]
+    return f"; {times}, and is started again {allowed} times at most for that"
+
+
+def away(gone_s: Mapping[HostId, float], lost_after_s: float, keeps: bool, leads: bool) -> str:
+    """What a gang waits for whose hosts are gone, each for so many seconds: `waits for gpu2, gone for 12 s; taken back
+    in 48 s`. `keeps`: its ranks are not ended; `leads`: somebody leads, who could take it back."""
+    where = ", ".join(f"{host}, gone for {format_seconds(s)}" for host, s in sorted(gone_s.items()))
+    left_s = lost_after_s - max(gone_s.values())
+    if keeps:
+        hosts = ", ".join(f"agentctl hosts give-up {host}" for host in sorted(gone_s))
+        return f"waits for {where}; its ranks go on there (--on-lost keep) until it is back, or somebody says {hosts}"
+    if not leads:
+        return f"waits for {where}; nobody leads now, so it is not taken back"
+    soon = f"in {format_seconds(left_s)}" if left_s > 0 else "as soon as its ranks there are certainly over"
+    return f"waits for {where}; taken back {soon}"
+
+
+def job_code(code: int) -> int:
+    """A rank's status as the job's own: N as it is, 128+N for signal N."""
+    return 128 - code if code < 0 else code
+
+
+def first_failure(codes: Mapping[int, int]) -> tuple[int, int] | None:
+    """(rank, code) of the failure to blame on one host, None when all its ranks ended with 0. `codes` are in the order
+    in which the ranks ended; one that SIGTERM ended was most likely stopped because another had failed, and comes last.
+    """
+    failed = [(rank, code) for rank, code in codes.items() if code != 0]
+    unasked = [(rank, code) for rank, code in failed if code not in (-15, EXIT_CANCELLED)]
+    return next(iter(unasked or failed), None)

@@ -1,0 +1,52 @@
+"""One walk down an order: who stands where, so that each job can be told in a moment what it waits for."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from covey.core import JobId
+from plugins.scheduler.policy.order import Row
+
+
+class Position(msgspec.Struct, frozen=True):
+    """Where one job stands."""
+
+    row: Row
+    ahead: int
+    """Jobs before it that wait."""
+    passed: bool
+    """One of these was admitted later and asks for fewer GPUs."""
+
+
+class QueuePositions:
+    """What an order says of all its jobs. It costs time in proportion to jobs times distinct widths, and a question
+    afterwards none."""
+
+    def __init__(self, order: Sequence[Row]) -> None:
+        self.spots: dict[JobId, Position] = {}
+        self.waiting: list[Row] = []
+        self.holders: list[Row] = []
+        """Those that run, in order."""
+        self.held = 0
+        """Their GPUs."""
+        self.holders_of: dict[str, list[Row]] = {}
+        """The same by tenant."""
+        self.used: dict[str, int] = {}
+        """GPUs of a tenant's holders that count against its quota."""
+        newest: dict[int, int] = {}
+        """Width -> newest job of this width that waits, among those walked so far."""
+        for row in order:
+            passed = any(number > row.number and gpus < row.gpus for gpus, number in newest.items())
+            self.spots[row.id] = Position(row, len(self.waiting), passed)
+            if row.running:
+                self._hold(row)
+            else:
+                self.waiting.append(row)
+                newest[row.gpus] = max(row.number, newest.get(row.gpus, 0))
+
+    def _hold(self, row: Row) -> None:
+        self.holders.append(row)
+        self.held += row.gpus
+        self.holders_of.setdefault(row.tenant, []).append(row)
+        if row.job_class != "opportunistic":
+            self.used[row.tenant] = self.used.get(row.tenant, 0) + row.gpus

@@ -1,0 +1,44 @@
+"""Who holds memory that others wait for, and does not let go: harder each time, and only opportunistic jobs.
+
+asked --(3 mini-batches or 5 s)--> driver limit --1 s--> suspend --10 s--> terminate --10 s--> kill
+"""
+
+from collections.abc import Mapping
+
+from covey.core import JobId, LogEvent
+from covey.units import format_size
+from plugins.sharing.machine.events import Actions, GpuAction, HardLimit, Kill, Suspend, Terminate
+from plugins.sharing.machine.member import GpuMember
+from plugins.sharing.machine.share_ledger import ShareLedger
+
+PRESS_S = (1.0, 10.0, 10.0, 10.0)
+"""How long each way of pressing a job may take before the next: driver, suspend, terminate, kill."""
+
+
+def press(members: Mapping[JobId, GpuMember], ledger: ShareLedger, now_s: float) -> Actions:
+    """What to do now about those that are late; each member remembers how far it was pressed."""
+    late = ledger.overdue(now_s, {member.job: member.step_s for member in members.values()})
+    actions: Actions = []
+    for job in late:
+        member = members[job]
+        if member.guaranteed or member.stage != "running":
+            continue
+        if member.press and now_s - member.press_s < PRESS_S[min(member.press, 4) - 1]:
+            continue
+        member.press, member.press_s = min(4, member.press + 1), now_s
+        actions += _pressed(member, ledger.accounts[job].told_bytes)
+    return actions
+
+
+def _pressed(member: GpuMember, want: int) -> Actions:
+    why = f"{member.job} has not applied its limit of {format_size(want)}, and others wait for the memory"
+    pressing: tuple[GpuAction, str]
+    if member.press == 1:
+        pressing = HardLimit(member.job, want), "driver limit"
+    elif member.press == 2:
+        pressing = Suspend(member.job, why), "suspend"
+    elif member.press == 3:
+        pressing = Terminate(member.job, why), "terminate"
+    else:
+        pressing = Kill(member.job, why), "kill"
+    return [pressing[0], LogEvent(f"job/{member.job}", pressing[1], why)]

@@ -1,0 +1,67 @@
+"""What a simulation found: tables for people, one object for programs, figures as SVG, all from one `Report`.
+
+Every `covey-sim` command and every `make tables` experiment is a function that returns a `Report`; `sim.output`
+writes it as text, JSON, Markdown, CSV or SVG.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Cell = str | int | float | None
+Progress = Callable[[float, str], None]
+"""Told the share done, 0..1, and what is being done; called often, shows seldom."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows for people. Numbers stay numbers here; how many digits is the writer's business."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    notes: Sequence[str] = ()
+    """What a reader must know to judge it: sizes, seeds, what is assumed, what the paper says."""
+
+
+@dataclass(frozen=True)
+class Series:
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Lines over one pair of axes."""
+
+    name: str
+    """File name without ending: `a-z0-9-`."""
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    log_x: bool = False
+    log_y: bool = False
+    steps: bool = False
+    """Draw as a staircase (a distribution) instead of straight lines."""
+
+
+@dataclass(frozen=True)
+class Report:
+    name: str
+    """`a-z0-9-`; names its files."""
+    data: dict[str, Any]
+    """The JSON for programs: stable names, units last, schema version 1."""
+    tables: Sequence[Table] = ()
+    figures: Sequence[Figure] = ()
+    warnings: Sequence[str] = field(default_factory=tuple)
+    """What was left out and counted."""
+
+
+class Wrong(Exception):
+    """Input that cannot be used: one line what (with file, line and column), one line why, one line what to do next."""
+
+    def __init__(self, what: str, why: str, next: str) -> None:
+        super().__init__(f"{what}: {why}")
+        self.what, self.why, self.next = what, why, next

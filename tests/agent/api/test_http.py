@@ -1,0 +1,502 @@
+"""The HTTP doors against a fake agent: routes, refusals, both doors, and bytes nobody should send."""
+
+import asyncio
+import contextlib
+import gzip
+import io
+import json
+import os
+import random
+import socket
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+from aiohttp import ClientConnectorError, ClientError, ClientSession, UnixConnector
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.api import http, sockets
+from agent.api.http import HttpApi
+from covey.core import HostId
+from covey.errors import NoLeader, OutcomeUnknown, Refused
+from covey.ports import Env
+from plugins.base import Command
+from plugins.views import ErrorView, HostRow, LeaderView, PluginHealth
+from tests.agent.api.test_metrics import parsed
+
+_BOMB = gzip.compress(b" " * (20 << 20))
+
+
+class FakeClock:
+    def now_s(self) -> float:
+        return 5.0
+
+    def wall_s(self) -> float:
+        return 1_800_000_000.0
+
+    def boot_s(self) -> float:
+        return self.now_s()
+
+    def cpu_s(self) -> float:
+        return 0.0
+
+
+class FakeLog:
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, dict[str, Any]]] = []
+
+    def error(self, event: str, **fields: Any) -> None:
+        self.lines.append((event, fields))
+
+
+class FakeApi:
+    """An agent of one host; every command notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.id = HostId("gpu1")
+        self.boot = 3
+        self.started_wall_s = 1_799_999_000.0
+        self.loop_lag_s = 0.001
+        self.log = FakeLog()
+        self.env = cast(Env, SimpleNamespace(clock=FakeClock(), log=self.log, rng=random.Random(1)))
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.plugins = {"memory": PluginHealth("on"), "scheduler": PluginHealth("on")}
+        self.commands: dict[str, Command] = {
+            name: self.answering(name, answer)
+            for name, answer in {
+                "agent.hosts": [HostRow(HostId("gpu1"), "alive", 0.0, "127.0.0.1:1", True, 9.0)],
+                "agent.ports.gpus": [],
+                "agent.leader": LeaderView(HostId("gpu1"), 2, 4.0, 17, 0.0),
+                "agent.why": [],
+                "agent.rack_slabs": [],
+                "agent.rack_volumes": [],
+                "agent.rack_tensors": [],
+                "scheduler.jobs": [],
+                "scheduler.job": {"id": "j1"},
+                "scheduler.logs": {"text": ""},
+                "scheduler.submit": {"id": "j2"},
+                "scheduler.cancel": {"id": "j1"},
+                "scheduler.quotas": [],
+                "scheduler.quota_set": {},
+                "memory.attach": {},
+                "memory.detach": {},
+                "memory.give_up": {},
+            }.items()
+        }
+        self.commands["agent.health"] = self.health
+
+    def answering(self, name: str, answer: Any) -> Command:
+        async def command(given: Mapping[str, Any]) -> Any:
+            self.asked.append((name, dict(given)))
+            return answer
+
+        return command
+
+    async def health(self, _given: Mapping[str, Any]) -> Any:
+        return {"plugins": self.plugins}
+
+    def refuse(self, name: str, refusal: Exception) -> None:
+        async def command(_given: Mapping[str, Any]) -> Any:
+            raise refusal
+
+        self.commands[name] = command
+
+    def metrics(self) -> Mapping[str, float]:
+        return {'covey_slabs{role="lent"}': 4.0, "covey_slab_evictions_total": 2.0, 'covey_slabs{role="borrowed"}': 0.5}
+
+
+class Rig:
+    """A fake agent behind real doors."""
+
+    def __init__(self, folder: str) -> None:
+        self.api = FakeApi()
+        self.path = os.path.join(folder, "agent.sock")
+        self.http = HttpApi(self.api, self.path, "127.0.0.1:0")
+
+    async def ask(self, method: str, path: str, *, tcp: bool = False, **options: Any) -> tuple[int, Any]:
+        base = f"http://{self.http.address}" if tcp else "http://localhost"
+        connector = None if tcp else UnixConnector(self.path)
+        async with (
+            ClientSession(connector=connector) as session,
+            session.request(method, base + path, **options) as answer,
+        ):
+            text = await answer.text()
+            return answer.status, json.loads(text) if answer.content_type == "application/json" else text
+
+    async def raw(self, data: bytes) -> bytes:
+        reader, writer = await asyncio.open_unix_connection(self.path)
+        with contextlib.suppress(ConnectionError):
+            writer.write(data)
+            writer.write_eof()
+            await writer.drain()
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            answer = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def opened() -> AsyncIterator[Rig]:
+    with tempfile.TemporaryDirectory(prefix="cv") as folder:
+        rig = Rig(folder)
+        await rig.http.start()
+        try:
+            yield rig
+        finally:
+            await rig.http.stop()
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    async with opened() as found:
+        yield found
+
+
+async def test_an_answer_says_who_spoke_and_when(rig: Rig) -> None:
+    status, body = await rig.ask("GET", "/v1/hosts")
+    assert status == 200
+    assert (body["schema"], body["host"], body["as_of_wall_s"]) == (1, "gpu1", 1_800_000_000.0)
+    assert body["data"][0]["host"] == "gpu1"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "command", "given"),
+    [
+        ("GET", "/v1/gpus", None, "agent.ports.gpus", {}),
+        ("GET", "/v1/leader", None, "agent.leader", {}),
+        ("GET", "/v1/jobs", None, "scheduler.jobs", {"all": False}),
+        ("GET", "/v1/jobs?all=1", None, "scheduler.jobs", {"all": True}),
+        ("GET", "/v1/jobs/j1", None, "scheduler.job", {"id": "j1"}),
+        ("GET", "/v1/jobs/j1/logs", None, "scheduler.logs", {"id": "j1", "offset": 0}),
+        ("GET", "/v1/jobs/j1/logs?rank=2&offset=77", None, "scheduler.logs", {"id": "j1", "rank": 2, "offset": 77}),
+        ("GET", "/v1/why/slab/v1/3", None, "agent.why", {"id": "slab/v1/3"}),
+        ("GET", "/v1/slabs", None, "agent.rack_slabs", {}),
+        ("GET", "/v1/volumes", None, "agent.rack_volumes", {}),
+        ("GET", "/v1/tensors", None, "agent.rack_tensors", {}),
+        ("GET", "/v1/quotas", None, "scheduler.quotas", {}),
+        ("POST", "/v1/jobs", {"argv": ["true"]}, "scheduler.submit", {"argv": ["true"]}),
+        ("POST", "/v1/jobs/j1/cancel", None, "scheduler.cancel", {"id": "j1"}),
+        ("POST", "/v1/volumes/demo/give-up", None, "memory.give_up", {"volume": "demo"}),
+        (
+            "POST",
+            "/v1/volumes",
+            {"volume": "v1", "size_bytes": 4096},
+            "memory.attach",
+            {"volume": "v1", "size_bytes": 4096},
+        ),
+        ("DELETE", "/v1/volumes/v1", None, "memory.detach", {"volume": "v1"}),
+        ("POST", "/v1/quotas", {"tenant": "a", "gpus": 4}, "scheduler.quota_set", {"tenant": "a", "gpus": 4}),
+    ],
+)
+async def test_each_route_asks_its_command(
+    rig: Rig, method: str, path: str, body: Any, command: str, given: dict[str, Any]
+) -> None:
+    status, _ = await rig.ask(method, path, json=body)
+    assert status == 200
+    assert rig.api.asked == [(command, given)]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(1, 500), (2, 400), (3, 404), (4, 403), (6, 504), (7, 422), (75, 503), (9, 500)]
+)
+async def test_a_refusal_keeps_its_words_and_gets_a_matching_status(rig: Rig, code: int, status: int) -> None:
+    rig.api.refuse("scheduler.job", Refused(code, "no such job", "never submitted", "agentctl jobs"))
+    assert await rig.ask("GET", "/v1/jobs/j9") == (
+        status,
+        {"code": code, "what": "no such job", "why": "never submitted", "next": "agentctl jobs"},
+    )
+
+
+async def test_no_leader_is_a_try_again(rig: Rig) -> None:
+    rig.api.refuse("scheduler.submit", NoLeader())
+    status, body = await rig.ask("POST", "/v1/jobs", json={})
+    assert (status, body["code"]) == (503, 75)
+
+
+async def test_an_outcome_that_is_not_known_is_said_to_be_so_and_not_that_nothing_was_changed(rig: Rig) -> None:
+    rig.api.refuse("scheduler.submit", OutcomeUnknown())
+    status, body = await rig.ask("POST", "/v1/jobs", json={})
+    assert (status, body["code"], body["what"]) == (503, 75, "the outcome is not known")
+    assert body["next"] == "look: agentctl jobs -a" and rig.api.log.lines == []
+    rig.api.refuse("scheduler.submit", NoLeader())
+    assert (await rig.ask("POST", "/v1/jobs", json={}))[1]["what"] == "nothing was changed"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "data", "what", "why"),
+    [
+        ("GET", "/v1/nothing", None, "there is no /v1/nothing", "this agent does not know that path"),
+        ("PUT", "/v1/jobs", None, "/v1/jobs does not take PUT", "wrong method"),
+        ("POST", "/v1/jobs", b"[" + b" " * http.BODY_BYTES_MAX, "the request is too long", "at most 1048576 bytes"),
+        ("POST", "/v1/jobs", b"[1]", "the body is not a JSON object", "it is a list"),
+        ("GET", "/v1/jobs/j1/logs?offset=-1", None, "offset='-1' cannot be used", "a whole number, 0 or more"),
+        ("GET", "/v1/jobs/" + "a" * 201, None, "that is not an id", "1 to 200 printable characters"),
+    ],
+)
+async def test_what_is_malformed_is_refused_with_what_is_wrong_and_why(
+    rig: Rig, method: str, path: str, data: bytes | None, what: str, why: str
+) -> None:
+    _, body = await rig.ask(method, path, data=None if data is None else io.BytesIO(data))
+    assert body["what"] == what and why in body["why"]
+    status, _ = await rig.ask("GET", "/v1/jobs/" + "a" * 200)
+    assert status == 200, "the longest id there may be"
+
+
+async def test_a_plugin_that_is_off_is_named(rig: Rig) -> None:
+    del rig.api.commands["memory.attach"]
+    status, body = await rig.ask("POST", "/v1/volumes", json={})
+    assert status == 500
+    assert "`memory`" in body["why"]
+
+
+async def test_a_defect_in_a_command_is_logged_once_and_the_next_request_is_served(rig: Rig) -> None:
+    rig.api.refuse("scheduler.job", ZeroDivisionError("division by zero"))
+    status, body = await rig.ask("GET", "/v1/jobs/j1")
+    assert (status, body["code"]) == (500, 1)
+    assert [event for event, _ in rig.api.log.lines] == ["request failed"]
+    assert (await rig.ask("GET", "/v1/hosts"))[0] == 200
+
+
+async def test_a_command_that_hangs_is_given_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "ANSWER_S_MAX", 0.05)
+
+    async def hang(_given: Mapping[str, Any]) -> Any:
+        await asyncio.Event().wait()
+
+    rig.api.commands["agent.rack_slabs"] = hang
+    status, body = await rig.ask("GET", "/v1/slabs")
+    assert (status, body["code"]) == (504, 6)
+
+
+async def test_closing_the_doors_waits_for_answers_under_way_but_not_for_one_that_hangs(rig: Rig) -> None:
+    closing = asyncio.Event()
+
+    async def hang(_given: Mapping[str, Any]) -> Any:
+        await asyncio.Event().wait()
+
+    async def soon(_given: Mapping[str, Any]) -> Any:
+        await closing.wait()
+        await asyncio.sleep(0.05)
+        return ["in time"]
+
+    rig.api.commands |= {"agent.rack_slabs": hang, "agent.rack_volumes": soon}
+    hanging = asyncio.create_task(rig.ask("GET", "/v1/slabs"))
+    waiting = asyncio.create_task(rig.ask("GET", "/v1/volumes", tcp=True))
+    await asyncio.sleep(0.1)
+    closing.set()
+    async with asyncio.timeout(http.STOP_S + 1.0):  # without a limit it takes as long as the command may
+        await rig.http.stop()
+    assert (await waiting)[1]["data"] == ["in time"]
+    with pytest.raises(ClientError):
+        await hanging
+    with pytest.raises(ClientConnectorError):
+        await rig.ask("GET", "/v1/hosts", tcp=True)
+    with pytest.raises(FileNotFoundError):
+        os.stat(rig.path)
+    await rig.http.stop()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "options", "status"),
+    [
+        ("POST", "/v1/jobs", {"data": b"{"}, 400),
+        ("POST", "/v1/jobs", {"data": b""}, 400),
+        ("POST", "/v1/jobs", {"data": b"[1]"}, 400),
+        ("POST", "/v1/jobs", {"data": b"[" * 100_000}, 400),
+        ("POST", "/v1/jobs", {"data": b'"\xff"'}, 400),
+        ("POST", "/v1/jobs", {"data": io.BytesIO(b"{" + b" " * http.BODY_BYTES_MAX + b"}")}, 413),
+        ("POST", "/v1/jobs", {"data": b"no gzip at all", "headers": {"Content-Encoding": "gzip"}}, 400),
+        ("POST", "/v1/jobs", {"data": _BOMB, "headers": {"Content-Encoding": "gzip"}}, 413),
+        ("POST", "/v1/jobs", {"data": b'{"argv": ' + b"[" * 40 + b"]" * 40 + b"}"}, 400),
+        ("GET", "/v1/jobs/j1/logs?offset=-1", {}, 400),
+        ("GET", "/v1/jobs/j1/logs?rank=two", {}, 400),
+        ("GET", "/v1/jobs/j1/logs?rank=%C2%B2", {}, 400),
+        ("GET", "/v1/why/" + "a" * 300, {}, 400),
+        ("GET", "/v1/jobs/%00", {}, 400),
+        ("GET", "/v1/nothing", {}, 404),
+        ("PUT", "/v1/jobs", {}, 405),
+    ],
+)
+async def test_what_is_malformed_is_refused_and_counted_and_reaches_no_plugin(
+    rig: Rig, method: str, path: str, options: dict[str, Any], status: int
+) -> None:
+    found, body = await rig.ask(method, path, **options)
+    assert found == status
+    assert msgspec.convert(body, ErrorView).code in (2, 3)
+    assert rig.api.asked == []
+    assert rig.http.refused == {f"http_{status}": 1}
+
+
+async def test_only_our_user_may_open_the_unix_socket(rig: Rig) -> None:
+    assert stat.S_IMODE(os.stat(rig.path).st_mode) == 0o600
+
+
+async def test_a_socket_of_a_live_agent_is_not_stolen_but_a_dead_ones_is_replaced(rig: Rig) -> None:
+    with pytest.raises(OSError, match="running"):
+        await HttpApi(rig.api, rig.path).start()
+    dead = rig.path + "2"
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(dead)
+    second = HttpApi(rig.api, dead)
+    await second.start()
+    await second.stop()
+    with pytest.raises(FileNotFoundError):
+        os.stat(dead)
+
+
+async def test_a_taken_tcp_port_is_an_error_that_names_it_and_leaves_no_socket_open(rig: Rig, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=rig.http.address):
+        await HttpApi(rig.api, str(tmp_path / "b.sock"), rig.http.address).start()
+
+
+async def test_tcp_reads_need_a_name_that_no_attacker_can_point_here(rig: Rig) -> None:
+    assert (await rig.ask("GET", "/v1/hosts", tcp=True))[0] == 200
+    for name in ("localhost:1", "gpu1", "[::1]:80", "127.0.0.1"):
+        assert (await rig.ask("GET", "/v1/hosts", tcp=True, headers={"Host": name}))[0] == 200
+    for name in ("evil.example:80", "localhost.evil.example", "127.0.0.1.evil.example", "", "["):
+        status, body = await rig.ask("GET", "/v1/hosts", tcp=True, headers={"Host": name})
+        assert (status, body["code"]) == (403, 4)
+    assert rig.http.refused["host"] == 5
+
+
+async def test_tcp_connections_are_so_many_and_no_more_and_keep_nobody_from_the_unix_socket(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "TCP_CONNECTIONS_MAX", 3)
+    host, port = rig.http.address.rsplit(":", 1)
+    held = [await asyncio.open_connection(host, int(port)) for _ in range(5)]
+    for reader, _ in held[3:]:
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(1), 5) == b""
+    assert rig.http.refused["full"] == 2
+    assert (await rig.ask("GET", "/v1/hosts"))[0] == 200
+    for _, writer in held:
+        writer.close()
+
+
+async def test_a_tcp_change_needs_our_header_and_no_foreign_page(rig: Rig) -> None:
+    ours = {"X-Covey": "1"}
+    for headers in ({}, ours | {"Origin": "http://evil.example"}, ours | {"Origin": "null"}):
+        assert (await rig.ask("POST", "/v1/jobs", tcp=True, json={}, headers=headers))[0] == 403
+    assert rig.api.asked == []
+    for headers in (ours, ours | {"Origin": f"http://{rig.http.address}"}):
+        assert (await rig.ask("POST", "/v1/jobs", tcp=True, json={}, headers=headers))[0] == 200
+    assert dict(rig.http.refused) == {"header": 1, "origin": 2}
+
+
+async def test_a_tcp_change_by_another_user_of_this_machine_is_refused(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "peer_uid", lambda _sock: 54321)
+    status, body = await rig.ask("DELETE", "/v1/volumes/v1", tcp=True, headers={"X-Covey": "1"})
+    assert (status, "own user" in body["why"]) == (403, True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_kernel_tells_whose_a_loopback_connection_is(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener, socket.socket(family) as client:
+        try:
+            listener.bind((host, 0))
+        except OSError:
+            pytest.skip(f"no {host} here")
+        listener.listen()
+        client.connect(listener.getsockname())
+        served, _ = listener.accept()
+        with served:
+            assert sockets.peer_uid(served) == os.geteuid()
+
+
+async def test_liveness_readiness_and_health_tell_three_different_things(rig: Rig) -> None:
+    for path in ("/livez", "/readyz", "/healthz"):
+        assert (await rig.ask("GET", path))[0] == 200
+    rig.api.plugins = rig.api.plugins | {"memory": PluginHealth("failed", "disk is full")}
+    assert (await rig.ask("GET", "/livez"))[0] == 200
+    status, body = await rig.ask("GET", "/readyz")
+    assert (status, body["data"]["plugins_failed"]) == (503, ["memory"])
+    status, body = await rig.ask("GET", "/healthz")
+    assert (status, body["data"]["plugins"]["memory"]["why"]) == (503, "disk is full")
+    rig.api.loop_lag_s = 9.0
+    assert (await rig.ask("GET", "/livez"))[0] == 503
+
+
+async def test_metrics_are_prometheus_text_with_each_family_once(rig: Rig) -> None:
+    await rig.ask("GET", "/v1/hosts")
+    await rig.ask("GET", "/v1/nothing")
+    status, text = await rig.ask("GET", "/metrics")
+    assert status == 200
+    assert 'covey_http_refused_total{why="http_404"} 1' in text.splitlines()
+    lines = text.splitlines()
+    assert lines.index("# TYPE covey_slabs gauge") + 1 == lines.index('covey_slabs{role="borrowed"} 0.5')
+    assert 'covey_slabs{role="lent"} 4' in lines
+    assert "# TYPE covey_slab_evictions_total counter" in lines
+    assert 'covey_http_requests_total{status="200"} 1' in lines
+    assert {"covey_boot", "covey_build_info", "covey_slabs"} <= parsed(text).keys()
+
+
+async def test_the_page_comes_with_a_strict_policy(rig: Rig) -> None:
+    async with ClientSession(connector=UnixConnector(rig.path)) as session:
+        for path, kind in (("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")):
+            async with session.get("http://localhost" + path) as answer:
+                assert (answer.status, answer.content_type) == (200, kind)
+                assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+                assert answer.headers["Server"] == "covey"
+
+
+_VALID = [
+    b"GET /v1/hosts HTTP/1.1\r\nHost: x\r\n\r\n",
+    b'POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 15\r\n\r\n{"argv":["ls"]}',
+    b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
+    b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+]
+_MUTATED = st.tuples(
+    st.sampled_from(_VALID),
+    st.lists(st.tuples(st.integers(0, 90), st.integers(0, 255)), max_size=8),
+    st.integers(0, 140),
+).map(lambda parts: _mutate(*parts))
+
+
+def _mutate(data: bytes, changes: list[tuple[int, int]], length: int) -> bytes:
+    found = bytearray(data)
+    for place, value in changes:
+        found[place % len(found)] = value
+    return bytes(found[:length]) if length < 110 else bytes(found)
+
+
+def test_random_and_mutated_bytes_never_hurt_the_agent() -> None:
+    sent: list[bytes] = []
+
+    @settings(max_examples=250, deadline=None)
+    @given(st.one_of(st.binary(max_size=200), _MUTATED))
+    def gather(data: bytes) -> None:
+        sent.append(data)
+
+    gather()
+
+    async def story() -> None:
+        async with opened() as rig:
+            for data in sent:
+                await rig.raw(data)
+            assert (await rig.ask("GET", "/v1/hosts"))[0] == 200
+            assert rig.api.log.lines == []
+            assert rig.http.refused["not_http"] > 0
+            for command, given_ in rig.api.asked:
+                assert command in rig.api.commands
+                assert isinstance(given_, dict)
+
+    asyncio.run(story())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=60), st.text(max_size=20))
+def test_any_host_header_gets_an_answer(host: str, own: str) -> None:
+    assert sockets.is_our_name(host, own) in (True, False)

@@ -1,0 +1,142 @@
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.api.rack_view import AskView, PluginsFailed, RackView, ViewAnswer
+from covey.core import HostId, Message
+from covey.errors import Refused
+from plugins.facts import GpusNow, HostView
+from plugins.views import EventLine, GpuRow, HostRow
+
+GPU1, GPU2 = HostId("gpu1"), HostId("gpu2")
+
+
+def gpu(host: str, age_s: float = 0.0) -> GpuRow:
+    return GpuRow(HostId(host), 0, f"GPU-{host}", "H200", 1 << 30, 0, 0.5, None, False, age_s)
+
+
+class Clock:
+    at_s = 100.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+    def wall_s(self) -> float:
+        return self.at_s
+
+    def boot_s(self) -> float:
+        return self.now_s()
+
+    def cpu_s(self) -> float:
+        return 0.0
+
+
+class FakeAgent:
+    """Two hosts; gpu2 answers while `answering`."""
+
+    id = GPU1
+    leader_since_s = 40.0
+    voters: Sequence[HostId] = (GPU1,)
+
+    def __init__(self) -> None:
+        self.answering = True
+        self.state = "alive"
+
+        class Env:
+            clock = Clock()
+
+            class probes:
+                @staticmethod
+                def gpus() -> list[Any]:
+                    return []
+
+        class Log:
+            leader, term, applied_index, age_s, is_leader = GPU1, 3, 7, 0.0, True
+
+        class Journal:
+            @staticmethod
+            def story(names: Sequence[str], prefix: str = "") -> list[EventLine]:
+                return [EventLine(2.0, GPU1, "j1", "granted", "why", "log/2")] if "j1" in names else []
+
+        self.env, self.log, self.event_log = Env(), Log(), Journal()
+
+    def hosts(self) -> list[HostView]:
+        values = {
+            "gpus": msgspec.msgpack.encode(GpusNow(8, 3, "H200", False)),
+            "health": msgspec.msgpack.encode(PluginsFailed(("memory",))),
+            "spare": b"\xc1 not a Spare",
+        }
+        return [
+            HostView(GPU1, "alive", "127.0.0.1:1", 1, 90.0, 0.0, None, values),
+            HostView(GPU2, self.state, "127.0.0.1:2", 1, 95.0, 1.5, None, {}),  # type: ignore[arg-type]
+        ]
+
+    def plugin_commands(self) -> Mapping[str, Any]:
+        return {}
+
+    async def ask(self, plugin: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
+        assert isinstance(question, AskView)
+        if not self.answering:
+            raise TimeoutError
+        rows: list[Any] = [gpu("gpu2")]
+        if question.read == "agent.story":
+            rows = [EventLine(1.0, GPU2, "j1", "granted", "why", "log/2"), EventLine(3.0, GPU2, "j1", "started", "")]
+        return ViewAnswer(msgspec.json.encode(rows))
+
+
+def view(agent: FakeAgent) -> RackView:
+    return RackView(agent)  # type: ignore[arg-type]
+
+
+async def test_hosts_are_shown_from_gossip_with_age_and_failed_rooms() -> None:
+    rows: list[HostRow] = await view(FakeAgent()).commands()["agent.hosts"]({})
+    one, two = rows
+    assert (one.leads, one.gpus_total, one.gpus_free, one.plugins_failed) == (True, 8, 3, ("memory",))
+    assert one.slabs_free is None, "a value of another version is shown as unknown"
+    assert (two.leads, two.age_s, two.since_s) == (False, 1.5, 5.0)
+
+
+async def test_a_host_that_stops_answering_is_shown_from_its_last_answer_with_its_age() -> None:
+    agent = FakeAgent()
+    commands = view(agent).commands()
+    assert [row.age_s for row in await commands["agent.ports.gpus"]({})] == [0.0]
+    agent.answering = False
+    agent.env.clock.at_s += 9.0
+    (row,) = await commands["agent.ports.gpus"]({})
+    assert (row.host, row.age_s) == (GPU2, 9.0)
+
+
+async def test_a_gpu_says_that_its_host_is_gone() -> None:
+    agent = FakeAgent()
+    commands = view(agent).commands()
+    assert [row.host_state for row in await commands["agent.ports.gpus"]({})] == ["alive"]
+    agent.state = "gone"
+    assert [row.host_state for row in await commands["agent.ports.gpus"]({})] == ["gone"]
+
+
+async def test_a_story_is_gathered_from_every_host_and_told_once() -> None:
+    story: list[EventLine] = await view(FakeAgent()).commands()["agent.why"]({"id": "j1"})
+    assert [(line.event, line.host) for line in story] == [("granted", GPU2), ("started", GPU2)]
+
+
+async def test_a_story_of_nothing_is_refused_with_the_next_step() -> None:
+    agent = FakeAgent()
+    agent.answering = False
+    with pytest.raises(Refused) as refused:
+        await view(agent).commands()["agent.why"]({"id": "j9"})
+    assert refused.value.code == 3
+    assert "agentctl jobs" in refused.value.next
+
+
+async def test_only_listed_reads_are_answered_to_other_hosts() -> None:
+    with pytest.raises(Refused):
+        await view(FakeAgent()).answer(AskView("scheduler.cancel", {"id": "j1"}))
+    answer = await view(FakeAgent()).answer(AskView("agent.story", {"id": "j1"}))
+    assert msgspec.json.decode(answer.rows, type=list[EventLine])[0].event == "granted"
+
+
+async def test_the_leader_is_shown_with_the_age_of_this_copy() -> None:
+    leader: Any = await view(FakeAgent()).commands()["agent.leader"]({})
+    assert (leader.leader, leader.term, leader.since_s, leader.applied_index) == (GPU1, 3, 60.0, 7)

@@ -1,0 +1,373 @@
+"""jobs.sock: who may join, what becomes of each frame, and what hostile or slow processes can do to it: nothing."""
+
+import asyncio
+import math
+import os
+import random
+import socket
+import struct
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.jobs import jobs_socket as jobs_module
+from agent.jobs.jobs_socket import STEP_MAX, JobSocket
+from agent.ports.clock import RealClock
+from agent.ports.protocol_error_limit import FORGIVE_S, OFFENCES_MAX
+from covey.core import Fact, HostId, JobId
+from covey.errors import Refused
+from covey.frames import FRAME_BYTES_MAX, pack, read_frame
+from covey.ports import ByteStream
+from covey.wire import (
+    GRACE_KEPT,
+    AggregatorAt,
+    AggregatorLost,
+    Attach,
+    ExtendGrace,
+    Frame,
+    Join,
+    Joined,
+    Refusal,
+    Stepped,
+    Stopping,
+    decoder,
+)
+from plugins.base import JobPeer, RanksSpec
+from plugins.facts import JobJoined, StepTimed
+from tests.agent.here import Here, here, ranks, until
+
+J1 = JobId("j1")
+GOOD = Join(pid=1, job=J1, rank=1, epoch=3, token="secret")
+
+
+@pytest.fixture
+def short() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="covey-") as directory:
+        yield directory
+
+
+class Known:
+    """A runner that knows epoch 3 of j1 with ranks 0 and 1 of 4 here."""
+
+    def __init__(self) -> None:
+        self.asked: Stopping | None = None
+
+    def token(self, job: JobId, epoch: int) -> str | None:
+        return "secret" if (job, epoch) == (J1, 3) else None
+
+    def spec(self, job: JobId, epoch: int) -> RanksSpec | None:
+        known = msgspec.structs.replace(ranks("j1", "x", count=2, epoch=3), world_size=4)
+        return known if (job, epoch) == (J1, 3) else None
+
+    def stopping(self, job: JobId, epoch: int) -> Stopping | None:
+        return self.asked
+
+    async def extend(self, job: JobId, epoch: int, seconds: float) -> None:
+        if self.asked is None:
+            raise Refused(4, GRACE_KEPT, "nobody asked", "wait")
+        self.asked = Stopping(self.asked.left_s + seconds, self.asked.why, may_extend=False)
+
+
+class Door:
+    """A job socket, and what came through it."""
+
+    def __init__(self, host: Here) -> None:
+        self.host = host
+        self.facts: list[Fact] = []
+        self.heard: list[tuple[JobPeer, Frame]] = []
+        self.answer: Callable[[JobPeer, Frame], None] = lambda peer, frame: None
+        self.runner = Known()
+        self.socket = JobSocket(host.env, self.runner, self.facts.append, self._deliver)
+        self.address = f"unix:{host.env.run_dir}/jobs.sock"
+
+    async def _deliver(self, peer: JobPeer, frame: Frame) -> None:
+        self.heard.append((peer, frame))
+        self.answer(peer, frame)
+
+    async def connect(self) -> ByteStream:
+        return await self.host.env.bytes.connect(self.address)
+
+    async def say(self, *frames: Frame) -> tuple[ByteStream, Frame]:
+        """Connect and say these: the stream and the first answer."""
+        stream = await self.connect()
+        await stream.write(b"".join(map(pack, frames)))
+        return stream, await read_frame(stream, decoder)
+
+
+@asynccontextmanager
+async def door(short: str) -> AsyncIterator[Door]:
+    async with here(short) as host:
+        found = Door(host)
+        await found.socket.start()
+        try:
+            yield found
+        finally:
+            await found.socket.stop()
+
+
+async def test_a_rank_joins_with_its_token_and_learns_its_place(short: str) -> None:
+    async with door(short) as found:
+        stream, answer = await found.say(GOOD)
+        assert answer == Joined(HostId("h1"), J1, 1, 4, 3)
+        await until(lambda: found.facts)
+        assert found.facts == [JobJoined(J1, 3, 1)]
+        (peer,) = found.socket.peers(J1)
+        assert (peer.job, peer.rank, peer.epoch, peer.uid) == (J1, 1, 3, os.getuid())
+        stream.close()
+
+
+async def test_what_a_rank_computes_with_is_told_as_far_as_it_can_be_shown(short: str) -> None:
+    async with door(short) as found:
+        stream, _ = await found.say(msgspec.structs.replace(GOOD, kernel="numpy\x1b[2J" + "x" * 100))
+        await until(lambda: found.facts)
+        assert found.facts == [JobJoined(J1, 3, 1, "numpy[2J" + "x" * 55)]
+        stream.close()
+        await until(lambda: not found.socket.peers(J1))
+
+
+async def test_a_tool_joins_without_a_job_and_is_known_by_its_uid(short: str) -> None:
+    async with door(short) as found:
+        stream, answer = await found.say(Join(pid=5), Attach("scratch", 1 << 20))
+        assert answer == Joined(HostId("h1"))
+        await until(lambda: found.heard)
+        assert (found.heard[0][0].uid, found.heard[0][0].job) == (os.getuid(), None)
+        assert found.facts == []
+        stream.close()
+
+
+@pytest.mark.parametrize(
+    ("join", "why"),
+    [
+        (msgspec.structs.replace(GOOD, token="guess"), "COVEY_TOKEN is wrong"),
+        (msgspec.structs.replace(GOOD, token=""), "COVEY_TOKEN is wrong"),
+        (msgspec.structs.replace(GOOD, token="sécret\udcff".encode("utf-8", "replace").decode()), "COVEY_TOKEN"),
+        (msgspec.structs.replace(GOOD, epoch=2), "epoch 2 of j1 does not run on h1"),
+        (msgspec.structs.replace(GOOD, job=JobId("j9")), "epoch 3 of j9 does not run on h1"),
+        (msgspec.structs.replace(GOOD, rank=2), "another host"),
+    ],
+)
+async def test_who_is_no_rank_of_this_epoch_here_is_refused_with_the_next_step(
+    short: str, join: Join, why: str
+) -> None:
+    async with door(short) as found:
+        stream, answer = await found.say(join)
+        assert isinstance(answer, Refusal)
+        assert why in answer.why
+        assert answer.next
+        with pytest.raises(ConnectionError):
+            await read_frame(stream, decoder)
+        assert (found.facts, found.socket.peers(J1)) == ([], [])
+        assert found.socket.counters["refused"] == 1
+
+
+async def test_a_rank_is_told_that_it_is_asked_to_end_also_when_it_joins_late_and_may_ask_for_time(short: str) -> None:
+    async with door(short) as found:
+        early, _ = await found.say(GOOD)
+        await early.write(pack(ExtendGrace(5.0)))
+        refusal = await read_frame(early, decoder)
+        assert isinstance(refusal, Refusal) and refusal.what == GRACE_KEPT
+        asked = found.runner.asked = Stopping(60.0, "preempted")
+        found.socket.say_stopping(J1, 2)
+        found.socket.say_stopping(J1, 3)
+        assert await read_frame(early, decoder) == asked
+        late, _ = await found.say(GOOD, ExtendGrace(5.0))
+        assert await read_frame(late, decoder) == asked
+        await until(lambda: found.runner.asked == Stopping(65.0, "preempted", may_extend=False))
+        assert found.heard == []
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 0.0])
+async def test_a_time_that_cannot_be_is_not_asked_for(short: str, seconds: float) -> None:
+    async with door(short) as found:
+        found.runner.asked = Stopping(60.0, "preempted")
+        stream, _ = await found.say(GOOD, ExtendGrace(seconds))
+        with pytest.raises(ConnectionError):
+            while True:
+                await read_frame(stream, decoder)
+        assert found.socket.counters["malformed"] == 1 and found.runner.asked.left_s == 60.0
+
+
+async def test_a_step_becomes_a_fact_with_finite_and_few_metrics(short: str) -> None:
+    metrics = {"loss": math.nan, "accuracy": 0.5, "x" * 65: 1.0, **{f"m{number}": 1.0 for number in range(50)}}
+    async with door(short) as found:
+        stream, _ = await found.say(GOOD, Stepped(7, 0.5, 0.25, 0.125, metrics))
+        await until(lambda: len(found.facts) == 2)
+        told = found.facts[1]
+        assert isinstance(told, StepTimed)
+        assert (told.job, told.epoch, told.rank, told.step) == (J1, 3, 1, 7)
+        assert (told.step_s, told.compute_s, told.communicate_s) == (0.5, 0.25, 0.125)
+        assert told.metrics["accuracy"] == 0.5
+        assert len(told.metrics) == 14
+        assert found.socket.counters["metrics dropped"] == len(metrics) - 14
+        stream.close()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Stepped(-1, 1.0),
+        Stepped(STEP_MAX + 1, 1.0),
+        Stepped(1, math.nan),
+        Stepped(1, math.inf),
+        Stepped(1, -0.1),
+        Stepped(1, 1.0, compute_s=math.nan),
+        GOOD,
+        Joined(HostId("h1")),
+    ],
+)
+async def test_a_joined_process_that_says_what_cannot_be_is_cut_off_and_counted(short: str, frame: Frame) -> None:
+    async with door(short) as found:
+        stream, _ = await found.say(GOOD, frame)
+        with pytest.raises(ConnectionError):
+            await read_frame(stream, decoder)
+        assert found.socket.counters["malformed"] == 1
+        assert [fact for fact in found.facts if isinstance(fact, StepTimed)] == []
+
+
+async def test_other_frames_go_to_the_plugins_in_order_and_a_refusal_comes_back(short: str) -> None:
+    def refuse(peer: JobPeer, frame: Frame) -> None:
+        if isinstance(frame, Attach):
+            raise Refused(4, "cannot attach", "no room", "agentctl slabs")
+        peer.send(AggregatorAt(J1, 5, HostId("h2"), "127.0.0.1:9", b"s"))
+
+    async with door(short) as found:
+        found.answer = refuse
+        stream, _ = await found.say(GOOD, AggregatorLost(4, "reset"), Attach("v", 1))
+        assert await read_frame(stream, decoder) == AggregatorAt(J1, 5, HostId("h2"), "127.0.0.1:9", b"s")
+        assert await read_frame(stream, decoder) == Refusal("cannot attach", "no room", "agentctl slabs")
+        assert [frame for _, frame in found.heard] == [AggregatorLost(4, "reset"), Attach("v", 1)]
+        stream.close()
+
+
+async def test_a_process_that_does_not_read_is_cut_off_and_the_others_are_served(short: str) -> None:
+    async with door(short) as found:
+        slow, _ = await found.say(GOOD)
+        await until(lambda: found.socket.peers(J1))
+        (peer,) = found.socket.peers(J1)
+        moved = AggregatorAt(J1, 1, HostId("h2"), "a" * 10_000, b"")
+        for _ in range(400):
+            peer.send(moved)
+            await asyncio.sleep(0)
+        await until(lambda: not found.socket.peers(J1))
+        other, answer = await found.say(msgspec.structs.replace(GOOD, rank=0))
+        assert isinstance(answer, Joined)
+        slow.close()
+        other.close()
+
+
+async def test_a_flood_of_steps_leaves_the_loop_its_turns(short: str) -> None:
+    async with door(short) as found:
+        stream, _ = await found.say(GOOD)
+        flood = asyncio.ensure_future(stream.write(pack(Stepped(1, 0.1)) * 20_000))
+        turns = 0
+        while found.socket.counters["steps"] < 20_000:
+            await asyncio.sleep(0)
+            turns += 1
+        await flood
+        assert turns > 20_000 // (2 * jobs_module.FRAMES_AT_ONCE)
+        stream.close()
+
+
+async def test_a_silent_connection_is_closed(short: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_module, "JOIN_S", 0.01)
+    async with door(short) as found:
+        stream = await found.connect()
+        with pytest.raises(ConnectionError):
+            await read_frame(stream, decoder)
+
+
+async def test_no_more_processes_than_the_limit_are_served(short: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_module, "PEERS_MAX", 2)
+    async with door(short) as found:
+        streams = [await found.say(Join(pid=number)) for number in range(3)]
+        assert [type(answer) for _, answer in streams] == [Joined, Joined, Refusal]
+        for stream, _ in streams:
+            stream.close()
+
+
+async def test_a_frame_that_announces_too_much_is_refused_before_anything_is_allocated(short: str) -> None:
+    async with door(short) as found:
+        stream = await found.connect()
+        await stream.write(struct.pack("<I", FRAME_BYTES_MAX + 1))
+        with pytest.raises(ConnectionError):
+            await read_frame(stream, decoder)
+        assert found.socket.counters["malformed"] == 1
+
+
+async def test_a_process_that_sends_garbage_again_and_again_is_shut_out_and_does_not_fill_the_log(
+    short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with door(short) as found:
+        for _ in range(OFFENCES_MAX):
+            stream = await found.connect()
+            await stream.write(struct.pack("<I", FRAME_BYTES_MAX + 1))
+            with pytest.raises(ConnectionError):
+                await read_frame(stream, decoder)
+        for _ in range(20):
+            stream = await found.connect()
+            with pytest.raises(ConnectionError):
+                await stream.write(pack(GOOD))
+                await read_frame(stream, decoder)
+        counters = found.socket.counters
+        assert (counters["malformed"], counters["shut out"], counters["joined"]) == (OFFENCES_MAX, 20, 0)
+        assert found.host.lines.text.count("malformed frame") == OFFENCES_MAX
+        clock, real = found.host.env.clock, RealClock()
+        monkeypatch.setattr(clock, "now_s", lambda: real.now_s() + FORGIVE_S + 1)
+        _, answer = await found.say(GOOD)
+        assert isinstance(answer, Joined), "it kept quiet for a while"
+
+
+def mutated(data: bytes, rng: random.Random) -> bytes:
+    """`data` with a few bytes changed, cut or doubled."""
+    changed = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(changed) + 1)
+        match rng.randrange(4):
+            case 0:
+                changed[at:at] = rng.randbytes(rng.randint(1, 4))
+            case 1:
+                del changed[at : at + rng.randint(1, 8)]
+            case 2 if changed:
+                changed[at % len(changed)] ^= 1 << rng.randrange(8)
+            case _:
+                changed += changed[at:]
+    return bytes(changed)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.one_of(st.binary(max_size=200), st.integers(0, 1 << 30)))
+def test_nothing_that_is_sent_to_it_harms_the_socket(short: str, attack: bytes | int) -> None:
+    """Random bytes, and mutations of good conversations: afterwards an honest rank joins and is heard."""
+    if isinstance(attack, int):
+        rng = random.Random(attack)
+        talk = [GOOD, Stepped(1, 0.5, metrics={"loss": 1.0}), AggregatorLost(1, "why"), Attach("v", 1)]
+        attack = mutated(b"".join(map(pack, talk)), rng)
+
+    async def story() -> None:
+        async with door(short) as found:
+            with socket.socket(socket.AF_UNIX) as hostile:
+                hostile.connect(found.address.removeprefix("unix:"))
+                hostile.sendall(attack)
+                hostile.shutdown(socket.SHUT_WR)
+                stream, answer = await found.say(msgspec.structs.replace(GOOD, rank=0), Stepped(99, 0.5))
+                assert isinstance(answer, Joined)
+                await until(lambda: any(isinstance(f, StepTimed) and f.step == 99 for f in found.facts))
+                stream.close()
+            await until(lambda: not found.socket.peers(J1))
+            assert "connection failed" not in found.host.lines.text
+
+    asyncio.run(story())
+
+
+async def test_counters_are_metrics(short: str) -> None:
+    async with door(short) as found:
+        stream, _ = await found.say(GOOD)
+        await until(lambda: found.socket.peers(J1))
+        assert found.socket.metrics()["covey_job_processes"] == 1.0
+        assert found.socket.metrics()['covey_job_frames_total{kind="joined"}'] == 1.0
+        stream.close()

@@ -1,0 +1,215 @@
+"""What ranks write is bounded: for each rank by its ring, for the host by its budget, and in time."""
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.jobs.output import RANK_BYTES_MIN, JobsSettings, KeptOutput, output_of, rank_bytes_max, read_log, to_remove
+from agent.jobs.runner import SupervisedRunner
+from agent.ports import shim
+from agent.ports.disk import RESERVE, DirectoryDisk
+from covey.core import JobId
+from plugins.base import LogRead
+from plugins.facts import RanksEnded, RanksStarted
+from tests.agent.here import here, ranks, until
+from tests.agent.jobs.test_runner import short as short
+
+J1 = JobId("j1")
+LIMIT = 64 * 1024
+NAME = "jobs/j1/rank0.log"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[DirectoryDisk]:
+    found = DirectoryDisk(str(tmp_path))
+    (tmp_path / "jobs/j1").mkdir(parents=True)
+    yield found
+    found.close()
+
+
+def lines(first: int, last: int) -> list[str]:
+    return [f"line {number:08d}" for number in range(first, last)]
+
+
+def on_disk(disk: DirectoryDisk) -> int:
+    folder = Path(disk.path("jobs/j1"))
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+async def read_all(disk: DirectoryDisk) -> list[LogRead]:
+    found: list[LogRead] = []
+    offset = 0
+    while (part := await read_log(disk, NAME, offset, 10_000)).data:
+        found.append(part)
+        offset = part.offset + len(part.data)
+    assert offset == part.size
+    return found
+
+
+@pytest.mark.parametrize("written", [0, 10, 1_000, 5_000, 50_000])
+async def test_the_beginning_and_the_newest_part_are_kept_within_the_limit(disk: DirectoryDisk, written: int) -> None:
+    half = written // 2
+    for first, last in ((0, half), (half, written)):  # two attempts of a job, one after the other
+        output = shim.Output(disk.path(NAME), LIMIT)
+        for line in lines(first, last):
+            output.take(f"{line}\n".encode())
+        assert on_disk(disk) <= LIMIT
+        os.close(output.file)
+    parts = await read_all(disk)
+    text = b"".join(part.data for part in parts).decode().splitlines()
+    wanted = lines(0, written)
+    real = set(wanted)
+    kept = [line for line in text if line in real]
+    if len("\n".join(wanted)) < LIMIT // 4 - shim.LINE_BYTES:
+        assert text == wanted
+        return
+    assert kept[:1000] == wanted[:1000] and kept[-2000:] == wanted[-2000:]
+    assert sum("bytes until here" in line for line in text) == 1
+
+
+async def test_offsets_keep_their_meaning_when_the_ring_goes_on(disk: DirectoryDisk) -> None:
+    output = shim.Output(disk.path(NAME), LIMIT)
+    said = b""
+    for number in range(2_000):
+        output.take(data := f"{number:019d}\n".encode())
+        said += data
+    early = await read_log(disk, NAME, 100, 40)
+    assert early == LogRead(said[100:140], 100, output.end)
+    for number in range(2_000, 9_000):
+        output.take(f"{number:019d}\n".encode())
+    after = await read_log(disk, NAME, 20_000, 40)
+    assert after.offset > 20_000, "dropped: the next that was kept, and where it stood"
+    late = await read_log(disk, NAME, -20, 100)
+    assert late == LogRead(b"%019d\n" % 8_999, output.end - 20, output.end)
+
+
+async def test_a_full_disk_costs_output_and_a_line_says_how_much(disk: DirectoryDisk) -> None:
+    output = shim.Output(disk.path(NAME), LIMIT)
+    output.take(b"before\n")
+    right, output.file = output.file, os.open("/dev/full", os.O_WRONLY)
+    output.take(b"x" * 500)
+    output.take(b"y" * 500)
+    os.close(output.file)
+    output.file = right
+    output.take(b"after\n")
+    (part,) = await read_all(disk)
+    lost = os.strerror(errno.ENOSPC)
+    assert part.data.decode().splitlines() == [
+        "before",
+        "",
+        f"[covey: 1000 bytes of output were lost here: {lost}]",
+        "after",
+    ]
+
+
+async def test_a_rank_that_writes_without_end_keeps_its_limit_and_its_exit_code(short: str) -> None:
+    async with here(short) as host:
+        settings = JobsSettings(output_rank_max="1 MiB")
+        runner = SupervisedRunner(host.env, host.facts.append, "127.0.0.1", "/x", settings)
+        await runner.start(ranks("j1", "/bin/sh", "-c", "echo first; yes | head -c 30000000; echo last; exit 3"))
+        await until(lambda: host.told(RanksEnded), 20.0)
+        assert host.told(RanksEnded)[0].codes == {0: 3}
+        found = (await output_of(host.env.disk))[J1]
+        assert len(found) == 13 and sum(found.values()) <= 1 << 20
+        assert (await runner.read_log(J1, 0, 0, 6)).data == b"first\n"
+        assert (await runner.read_log(J1, 0, -5, 6)).data == b"last\n"
+        assert (await runner.read_log(J1, 0, 0, 6)).size > 30_000_000
+
+
+async def test_who_writes_without_end_is_stopped_as_fast_as_any_other(short: str) -> None:
+    async with here(short) as host:
+        settings = JobsSettings(output_rank_max="1 MiB")
+        runner = SupervisedRunner(host.env, host.facts.append, "127.0.0.1", "/x", settings)
+        await runner.start(ranks("j1", "/bin/sh", "-c", "exec yes"))
+        await until(lambda: host.told(RanksStarted))
+        await runner.stop(J1, 1, 5.0, "enough")
+        await until(lambda: host.told(RanksEnded))
+        assert host.told(RanksEnded)[0].codes == {0: -signal.SIGTERM}
+
+
+# ---- how much is kept ----
+
+SETTINGS = JobsSettings(output_rank_max="8 MiB", output_host_max="32 MiB", keep_ended=3, keep_ended_for="100 s")
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("promised", "count", "each"), [(0, 1, 8), (0, 4, 8), (0, 8, 4), (24, 1, 8), (28, 2, 2), (32, 4, 1), (99, 4, 1)]
+)
+def test_ranks_that_start_share_what_others_were_not_promised(promised: int, count: int, each: int) -> None:
+    assert rank_bytes_max(SETTINGS, promised * MIB, count) == each * MIB
+    assert each * MIB >= RANK_BYTES_MIN
+
+
+def job(number: int, mib: int, ended_s: float | None) -> KeptOutput:
+    return KeptOutput(JobId(f"j{number}"), mib * MIB, ended_s)
+
+
+@pytest.mark.parametrize(
+    ("kept", "gone"),
+    [
+        ([], []),
+        ([job(1, 1, 900.0), job(2, 1, 950.0)], []),
+        ([job(1, 1, 899.0), job(2, 1, 950.0)], ["j1"]),  # too old
+        ([job(n, 1, 1000.0 - n) for n in range(1, 6)], ["j5", "j4"]),  # too many: the oldest go
+        ([job(1, 20, 950.0), job(2, 20, 960.0)], ["j1"]),  # too much
+        ([job(1, 20, 950.0), job(2, 20, None)], ["j1"]),  # with what runs
+        ([job(1, 40, None), job(2, 0, 960.0)], []),  # what runs does not go, and nothing is won by the rest
+        ([job(1, 1, None), job(2, 1, 0.0)], ["j2"]),
+    ],
+)
+def test_output_of_ended_jobs_goes_by_age_number_and_size(kept: list[KeptOutput], gone: list[str]) -> None:
+    assert to_remove(SETTINGS, kept, wall_s=1000.0) == gone
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.one_of(st.none(), st.floats(0, 1000))), max_size=12))
+def test_whatever_there_is_the_budget_holds_for_all_that_may_go(found: list[tuple[int, float | None]]) -> None:
+    kept = [job(number, mib, ended_s) for number, (mib, ended_s) in enumerate(found)]
+    gone = to_remove(SETTINGS, kept, 1000.0)
+    left = [each for each in kept if each.job not in gone]
+    ended = [each for each in left if each.ended_s is not None]
+    assert all(each.ended_s is not None for each in kept if each.job in gone)
+    assert len(ended) <= 3 and all((each.ended_s or 0.0) >= 900.0 for each in ended)
+    assert sum(each.size_bytes for each in left) <= 32 * MIB or not any(each.size_bytes for each in ended)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"output_rank_max": "1 KiB"}, {"output_host_max": "0 B"}, {"keep_ended": 0}, {"keep_ended_for": "0 s"}]
+)
+def test_settings_that_keep_nothing_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(wrong, JobsSettings)
+
+
+# ---- room that was set aside ----
+
+
+async def test_the_log_is_written_on_a_full_disk_in_the_room_set_aside_and_nothing_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = DirectoryDisk(str(tmp_path), reserve_bytes=1 << 20)
+    reserve = tmp_path / RESERVE
+    assert reserve.stat().st_blocks * 512 >= 1 << 20
+    real = os.pwrite
+
+    def full(file: int, data: bytes, offset: int) -> int:
+        if reserve.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space"):
+        await disk.append("scheduler/state", b"x")
+    assert reserve.exists(), "only the log may have it"
+    await disk.append("consensus/log-00000001", b"entry")
+    assert await disk.read("consensus/log-00000001") == b"entry" and not reserve.exists()
+    assert await disk.free_bytes() > 0
+    assert reserve.exists(), "there is room again"
+    disk.close()

@@ -1,0 +1,141 @@
+"""What a rank finds in its environment, for every shape of a job: workers, GPUs of each, hosts, bound or not.
+
+The GPUs are those of a stand-in for NVML; `Devices` is what CUDA makes of CUDA_VISIBLE_DEVICES.
+"""
+
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.jobs.rank_env import RankEndpoints, environment
+from agent.ports.gpus import read_nvml
+from covey.core import HostId, JobId
+from plugins.base import RankSpec
+from plugins.facts import Place
+from plugins.scheduler.machine.jobs import Job
+from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.service.rankspec import ranks_spec
+from tests.agent.ports.test_gpus import Driver
+
+GPUS = 8
+Env = Mapping[str, str]
+
+
+class Devices:
+    """A process's view of its host's GPUs, as CUDA counts them."""
+
+    def __init__(self, env: Env, on_host: tuple[str, ...]) -> None:
+        self.seen = [gpu for gpu in env["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
+        assert set(self.seen) <= set(on_host) and len(set(self.seen)) == len(self.seen)
+
+    def set_device(self, ordinal: int) -> str:
+        """The GPU. What CUDA calls an invalid device ordinal fails here."""
+        assert 0 <= ordinal < len(self.seen), f"invalid device ordinal {ordinal} of {len(self.seen)}"
+        return self.seen[ordinal]
+
+
+def uuids() -> tuple[str, ...]:
+    return tuple(gpu.uuid for gpu in read_nvml(Driver(GPUS)))
+
+
+def door(host: HostId) -> RankEndpoints:
+    return RankEndpoints(host, "token", "/run/jobs.sock", "/state/preempt")
+
+
+def ranks_of(workers_by_host: list[int], each: int, bind: bool, taken: int = 0) -> list[tuple[HostId, RankSpec, Env]]:
+    """Every rank of a job that got these many workers on each host, and its environment. `taken`: GPUs of each host
+    that others hold."""
+    places, rank = [], 0
+    for number, workers in enumerate(workers_by_host, 1):
+        gpus = uuids()[taken : taken + workers * each]
+        places.append(Place(HostId(f"h{number}"), tuple(range(rank, rank + workers)), gpus))
+        rank += workers
+    given = {"argv": ["x"], "workers": rank, "gpus_per_worker": each, "bind_gpus": bind}
+    job = Job(id=JobId("j1"), number=1, key="key", spec=JobSpec.parse(given), submitted_wall_s=0.0)
+    job.places, job.master_addr, job.master_port, job.attempt = tuple(places), "10.0.0.1", 29_500, 1
+    found: list[tuple[HostId, RankSpec, Env]] = []
+    for place in places:
+        spec = ranks_spec(job, place, {"OMP_NUM_THREADS": "7"})
+        found += [(place.host, each, environment(spec, each, door(place.host), True)) for each in spec.ranks]
+    return found
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[list[int], int, bool, int]:
+    each = draw(st.integers(0, GPUS))
+    taken = draw(st.integers(0, GPUS - each))
+    most = (GPUS - taken) // each if each else 8
+    return draw(st.lists(st.integers(1, most), min_size=1, max_size=4)), each, draw(st.booleans()), taken
+
+
+@given(shapes())
+def test_set_device_of_local_rank_is_valid_and_another_gpu_for_every_rank_of_a_host(
+    shape: tuple[list[int], int, bool, int],
+) -> None:
+    workers, each, bind, taken = shape
+    used: dict[HostId, list[str]] = {}
+    for host, rank, env in ranks_of(workers, each, bind, taken):
+        if not each:
+            assert env["CUDA_VISIBLE_DEVICES"] == env["COVEY_LOCAL_DEVICE"] == "", "a rank without GPUs sees one"
+            continue
+        devices = Devices(env, uuids())
+        first = devices.set_device(int(env["LOCAL_RANK"]))
+        assert first in rank.gpus, "LOCAL_RANK is a sibling's GPU"
+        assert devices.set_device(int(env["COVEY_LOCAL_DEVICE"])) == first
+        own = [devices.set_device(int(index)) for index in env["COVEY_LOCAL_DEVICES"].split(",")]
+        assert own[0] == first and sorted(own) == sorted(rank.gpus) and env["COVEY_GPUS"] == ",".join(rank.gpus)
+        used.setdefault(host, []).extend(own)
+        if bind:
+            assert tuple(devices.seen) == rank.gpus and env["LOCAL_RANK"] == "0"
+    for host, gpus in used.items():
+        assert len(set(gpus)) == len(gpus), f"two ranks of {host} take one GPU"
+
+
+@given(shapes())
+def test_every_rank_of_a_host_sees_all_gpus_that_the_job_has_there_and_no_others(
+    shape: tuple[list[int], int, bool, int],
+) -> None:
+    workers, each, _, taken = shape
+    for host, _, env in ranks_of(workers, each, bind=False, taken=taken):
+        here = workers[int(host[1:]) - 1]
+        seen = [gpu for gpu in env["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
+        assert sorted(seen) == sorted(uuids()[taken : taken + here * each])
+
+
+@given(shapes())
+def test_two_workers_never_share_a_node_rank_and_what_torchrun_counts_adds_up(
+    shape: tuple[list[int], int, bool, int],
+) -> None:
+    workers, each, bind, taken = shape
+    found = ranks_of(workers, each, bind, taken)
+    world = sum(workers)
+    for name in ("RANK", "NODE_RANK", "PET_NODE_RANK"):
+        assert [int(env[name]) for _, _, env in found] == list(range(world)), name
+    groups: dict[int, int] = {}
+    for host, _, env in found:
+        assert env["NNODES"] == env["PET_NNODES"] == env["WORLD_SIZE"] == str(world)
+        assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == (env["PET_MASTER_ADDR"], env["PET_MASTER_PORT"])
+        assert env["PET_NPROC_PER_NODE"] == str(max(1, each))
+        assert bind or int(env["GROUP_RANK"]) == int(host[1:]) - 1
+        groups[int(env["GROUP_RANK"])] = int(env["LOCAL_WORLD_SIZE"])
+        assert int(env["LOCAL_RANK"]) < int(env["LOCAL_WORLD_SIZE"])
+        assert int(env["GROUP_WORLD_SIZE"]) == (world if bind else len(workers))
+    assert sum(groups.values()) == world, "the groups do not make up the world"
+    assert len({(env["GROUP_RANK"], env["LOCAL_RANK"]) for _, _, env in found}) == world
+
+
+def test_a_worker_of_several_gpus_counts_its_own_first() -> None:
+    ranks = ranks_of([2], 4, bind=False)
+    assert [env["CUDA_VISIBLE_DEVICES"] for _, _, env in ranks] == [
+        "GPU-0,GPU-1,GPU-2,GPU-3,GPU-4,GPU-5,GPU-6,GPU-7",
+        "GPU-4,GPU-5,GPU-6,GPU-7,GPU-0,GPU-1,GPU-2,GPU-3",
+    ]
+    assert [env["COVEY_LOCAL_DEVICES"] for _, _, env in ranks] == ["0,1,2,3", "1,0,2,3"]
+
+
+def test_where_local_rank_is_beyond_its_own_gpus_one_of_them_stands_there() -> None:
+    *_, (_, rank, env) = ranks_of([4], 2, bind=False)
+    assert rank.gpus == ("GPU-6", "GPU-7")
+    assert env["CUDA_VISIBLE_DEVICES"] == "GPU-6,GPU-0,GPU-1,GPU-7,GPU-2,GPU-3,GPU-4,GPU-5"
+    assert (env["LOCAL_RANK"], env["COVEY_LOCAL_DEVICES"]) == ("3", "3,0")
