@@ -52,7 +52,7 @@ class Undelivered(msgspec.Struct, frozen=True):
     """Event: nobody acknowledged `message` before its deadline. It may or may not have been handled."""
 
     to: HostId
-    message: Message
+    message: Any
 
 
 class SetTimer(msgspec.Struct, Generic[E], frozen=True):

@@ -41,7 +41,7 @@ from plugins.memory.machine.lender import (
     StoreFound,
 )
 from plugins.memory.machine.published import PublishedBorrower
-from plugins.memory.messages import Activity, Done, Evict, Map, MrInfo, QueryMem, Renew
+from plugins.memory.messages import Evict, MrInfo, QueryMem, ToLender
 from plugins.memory.policy import headroom, placement
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.placement import LenderPeer
@@ -51,7 +51,6 @@ from sim.memory_pages import PAGE, Load, Pages
 DEFAULTS = MemorySettings()
 VOLUME = "swap"
 """Each host has one volume."""
-TO_LENDERS = (QueryMem, Map, Activity, Done, Renew)
 
 
 @dataclass(frozen=True)
@@ -253,7 +252,7 @@ class Rack:
         """What follows at once, and what follows from that."""
         while self._now:
             n, event = self._now.popleft()
-            if isinstance(event, _OF_LENDERS) or (isinstance(event, Heard) and isinstance(event.message, TO_LENDERS)):
+            if isinstance(event, _OF_LENDERS) or (isinstance(event, Heard) and isinstance(event.message, ToLender)):
                 self._lender_does(n, event)
             else:
                 self._borrower_does(n, event)

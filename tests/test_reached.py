@@ -70,7 +70,7 @@ def test_an_entry_without_a_reason_for_nothing_or_for_what_runs_is_wrong(graph: 
     ]
 
 
-def test_a_package_stands_for_what_tools_reach_in_it_and_not_for_what_only_tests_do() -> None:
+def test_a_package_stands_for_what_tools_reach_in_it_not_for_what_only_tests_do() -> None:
     modules, by_tools = ["p.a", "p.a.used", "p.a.dead"], {"p.a", "p.a.used"}
     assert reached.wrong(modules, set(), by_tools, {"p.a": "no service yet"}) == [
         "p.a.dead is reached by tests only: remove it, or list it with its reason"

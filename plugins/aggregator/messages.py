@@ -240,11 +240,24 @@ class Tensors(Message, frozen=True, tag="Tensors"):
     jobs: Annotated[list[AggregatorJobView], Meta(max_length=4096)]
 
 
-Heard = (
-    Offer | Accepted | Declined | Profiled | AssignmentKept | LossReport | Handover | ReserveCycle | CycleReserved |
-    CycleNotReserved | ReleaseCycle
-    | Assigned | Retire | AssignmentDropped | Lost | OwnerWanted
-)  # fmt: skip
+ToOwner = Offer | Profiled | LossReport | Retire | ReserveCycle | CycleReserved | CycleNotReserved | ReleaseCycle
+ToHome = Accepted | Declined | AssignmentKept | Handover | AssignmentDropped | Lost | Assigned
+ToDirectory = Assigned | OwnerWanted | Lost
+"""By the machine that takes them; two are for two."""
+Heard = ToOwner | ToHome | ToDirectory
+FromOwner = (
+    Accepted
+    | Declined
+    | AssignmentKept
+    | Handover
+    | AssignmentDropped
+    | ReserveCycle
+    | CycleReserved
+    | CycleNotReserved
+    | ReleaseCycle
+)
+FromHome = Offer | Profiled | LossReport | Retire | Assigned
+"""By the machine that sends them, and hears when they were not delivered."""
 Question = GetOwner | Probe | WorkOf | CycleHere | TensorsHere
 Answer = KnownOwner | Serving | WorkCounters | CycleNow | Tensors
 Any = Heard | Question | Answer

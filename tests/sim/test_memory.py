@@ -236,14 +236,15 @@ def crowded(way: Strategy, seconds: int = 250) -> Rack:
     return rack
 
 
-def test_an_evicted_slab_of_ours_moves_with_its_pages_and_a_published_one_starts_anew_and_empty() -> None:
+def test_an_evicted_slab_moves_with_its_pages_and_a_published_one_starts_empty() -> None:
+    """Reference: §2.4.4."""
     by_one = Strategy("one by lot", choices=1, drawn=1, hot=1.25)
     moved, anew = crowded(by_one), crowded(replace(by_one, published=True))
     assert moved.counts["moved"] > 0 == anew.counts["moved"] < anew.counts["evicted"]
     assert moved.pages.valid[moved.pages.lender >= 0].mean() > 0.95 > anew.pages.valid[anew.pages.lender >= 0].mean()
 
 
-def test_a_place_that_a_slab_moves_to_has_as_much_as_was_copied_when_the_old_one_closes() -> None:
+def test_the_new_place_of_a_slab_has_what_was_copied_when_the_old_one_closes() -> None:
     load = (np.zeros((1, 2)), np.full((1, 2), float(GIB)), np.ones((1, 2)))
     pages = Pages(GIB, True, load, random.Random(1))
     pages.second(0)

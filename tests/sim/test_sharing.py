@@ -189,7 +189,7 @@ def test_the_command_prints_a_table_json_and_a_figure(tmp_path: Path, capsys: py
     assert "--tolerance 9" in capsys.readouterr().err
 
 
-def test_rivals_that_know_the_flag_stand_in_a_table_of_their_own_beside_the_ladder() -> None:
+def test_rivals_that_know_the_flag_have_a_table_of_their_own_with_the_ladder() -> None:
     found = compare(SCENARIOS[:1], ("pi", "pi+flag", "ladder"), TOLERANCE, (1,), 5.0, lambda share, text: None)
     assert [list(table.columns[1:]) for table in found.tables[:2]] == [["pi", "ladder"], ["pi+flag", "ladder"]]
 

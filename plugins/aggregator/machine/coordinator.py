@@ -21,7 +21,7 @@ epoch (`policy.next_epoch`), and a host that knows a higher one than it is told 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, assert_never
+from typing import assert_never
 
 import msgspec
 
@@ -38,6 +38,7 @@ from plugins.aggregator.messages import (
     AssignmentDropped,
     AssignmentKept,
     Declined,
+    FromHome,
     GetOwner,
     Handover,
     KnownOwner,
@@ -48,6 +49,7 @@ from plugins.aggregator.messages import (
     Profiled,
     Retire,
     Serving,
+    ToHome,
     WorkCounters,
     WorkOf,
 )
@@ -91,6 +93,9 @@ Action = Send | AskQuestion | SetTimer[Expired] | LogEvent | Publish
 
 
 class JobCoordinator:
+    takes = ToHome
+    """Messages that may be heard."""
+
     def __init__(
         self, me: HostId, entropy: Callable[[int], bytes], settings: AggregatorSettings = AggregatorSettings()
     ) -> None:
@@ -375,7 +380,7 @@ class JobCoordinator:
         job.asked = [host for host in job.asked if host not in hosts]
         return () if job.asked else self._surveyed(job)
 
-    def _heard(self, sender: HostId, message: Any, now_s: float) -> Sequence[Action]:
+    def _heard(self, sender: HostId, message: ToHome, now_s: float) -> Sequence[Action]:
         job = self.jobs.get(message.job)
         if job is None or job.state == "away":
             return ()
@@ -407,7 +412,7 @@ class JobCoordinator:
                     return ()
                 return self._adopt(job, message)
             case _:
-                return ()
+                assert_never(message)
 
     def _ours(self, job: TrackedJob, epoch: int) -> bool:
         return policy.of_run(epoch, job.placed.grant)
@@ -461,7 +466,7 @@ class JobCoordinator:
     def _undelivered(self, event: Undelivered) -> Sequence[Action]:
         """A host that was cut off while its job moved, and whose old aggregator still answers its ranks, would never
         complain: it is told the present assignment, and a former owner of its end, until it has heard."""
-        message = event.message
+        message: FromHome = event.message
         match message:
             case Offer():
                 return self._no_answer(message.job, message.epoch)
@@ -471,8 +476,10 @@ class JobCoordinator:
             case Retire():
                 job = self.jobs.get(message.job)
                 return (Send(event.to, message),) if job is not None and self._current(job, message.instead) else ()
+            case Profiled() | LossReport():
+                return ()  # the next timings of its ranks are told again
             case _:
-                return ()
+                assert_never(message)
 
     def _expired(self, event: Expired) -> Sequence[Action]:
         return self._no_answer(event.job, event.epoch)

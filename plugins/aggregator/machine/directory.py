@@ -3,7 +3,7 @@ their agent, and a rank that asks again must never be sent back to an earlier ag
 """
 
 from collections.abc import Sequence
-from typing import Any, assert_never
+from typing import assert_never
 
 import msgspec
 
@@ -11,7 +11,7 @@ from covey.core import Heard, HostId, JobId, Send, Undelivered
 from covey.tensorwire import grant_of
 from plugins.aggregator import policy
 from plugins.aggregator.machine.events import GangPlaced, Keep, RackUpdated, TellRanks, Unplaced
-from plugins.aggregator.messages import Assigned, Lost, OwnerWanted
+from plugins.aggregator.messages import Assigned, Lost, OwnerWanted, ToDirectory
 
 ASK_S = 2.0
 """Pause between two questions to the home about a job without an aggregator."""
@@ -39,6 +39,9 @@ Action = Send | Keep | TellRanks
 
 
 class Directory:
+    takes = ToDirectory
+    """Messages that may be heard."""
+
     def __init__(self, me: HostId, known: Sequence[Assigned] = ()) -> None:
         self.me = me
         self.known: dict[JobId, Assigned] = {one.job: one for one in known}
@@ -109,7 +112,7 @@ class Directory:
         del self.known[event.job]
         return (Keep(),)
 
-    def _heard(self, sender: HostId, message: Any) -> Sequence[Action]:
+    def _heard(self, sender: HostId, message: ToDirectory) -> Sequence[Action]:
         match message:
             case Assigned():
                 return self._assigned(sender, message)
@@ -117,7 +120,7 @@ class Directory:
                 known = self.known.get(message.job)
                 return (Send(sender, known),) if known is not None and known.epoch > message.epoch else ()
             case _:
-                return ()
+                assert_never(message)
 
     def _assigned(self, sender: HostId, message: Assigned) -> Sequence[Action]:
         known, placed = self.known.get(message.job), self._placed.get(message.job)

@@ -10,7 +10,7 @@ the home looks elsewhere while the sums go on here. What is offered with its dem
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, assert_never
+from typing import assert_never
 
 import msgspec
 
@@ -31,6 +31,7 @@ from plugins.aggregator.messages import (
     CycleReserved,
     Declined,
     Demand,
+    FromOwner,
     Handover,
     JobDemand,
     LossReport,
@@ -39,6 +40,7 @@ from plugins.aggregator.messages import (
     ReleaseCycle,
     ReserveCycle,
     Retire,
+    ToOwner,
 )
 from plugins.aggregator.policy.measured import BARRED, reverted
 
@@ -97,6 +99,9 @@ Action = Send | AskQuestion | LogEvent | SetTimer[EmptyingEnds] | Keep | ServeJo
 
 
 class Owner:
+    takes = ToOwner
+    """Messages that may be heard."""
+
     def __init__(self, settings: AggregatorSettings, held: Sequence[ServedJob] = (), me: HostId = HostId("")) -> None:
         self.settings, self.me = settings, me
         self.jobs: dict[JobId, ServedJob] = {one.job: one for one in held}
@@ -213,15 +218,25 @@ class Owner:
     def _undelivered(self, event: Undelivered) -> Sequence[Action]:
         """A home that is away asks when it is back, and so does the one after it; but one that never heard of our
         acceptance may have found another aggregator, and tells us so when it hears."""
-        message = event.message
+        message: FromOwner = event.message
         match message:
             case ReserveCycle():
                 said = CycleNotReserved(message.job, message.attempt, "no answer")
                 return self.emptier.not_reserved(event.to, said, self.jobs)
-            case Accepted() if self.serves(message.job, message.epoch):
-                return (Send(event.to, message),)
+            case Accepted():
+                return (Send(event.to, message),) if self.serves(message.job, message.epoch) else ()
+            case (
+                Declined()
+                | AssignmentKept()
+                | Handover()
+                | AssignmentDropped()
+                | CycleReserved()
+                | CycleNotReserved()
+                | ReleaseCycle()
+            ):
+                return ()  # who is away asks again, and a reservation ends by itself
             case _:
-                return ()
+                assert_never(message)
 
     def _profiled(self, sender: HostId, message: Profiled) -> Sequence[Action]:
         """The exact check of a job that is here already; declined, it goes on here until its home found another."""
@@ -275,7 +290,7 @@ class Owner:
 
     # ---- jobs come and go ----
 
-    def _heard(self, sender: HostId, message: Any, now_s: float) -> Sequence[Action]:
+    def _heard(self, sender: HostId, message: ToOwner, now_s: float) -> Sequence[Action]:
         match message:
             case Offer():
                 return self._offered(sender, message)
@@ -295,7 +310,7 @@ class Owner:
             case CycleNotReserved():
                 return self.emptier.not_reserved(sender, message, self.jobs)
             case _:
-                return ()
+                assert_never(message)
 
     def _offered(self, sender: HostId, offer: Offer) -> Sequence[Action]:
         known = self.jobs.get(offer.job)

@@ -287,10 +287,10 @@ class AggregatorService(PluginService):
             return
         if isinstance(message, messages.Offer | messages.ReserveCycle) and self.settings.serve:
             await self._woken()
-        heard = Heard(sender, message)
-        self.dispatch(heard, self.owner)
-        self.dispatch(heard, self.directory)
-        self.dispatch(heard, self.home)
+        machines: Sequence[JobCoordinator | Owner | Directory] = (self.owner, self.directory, self.home)
+        for machine in machines:
+            if isinstance(message, machine.takes):
+                self.dispatch(Heard(sender, message), machine)
 
     async def _woken(self) -> None:
         """aggd runs, or takes longer than whoever asks waits; then the owner says that it is not up."""

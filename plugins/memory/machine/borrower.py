@@ -12,17 +12,18 @@ this machine takes its word. Epochs come from `boot << 32`, so those of a later 
 
 import random
 from collections.abc import Mapping, Sequence
+from typing import assert_never
 
 from covey.core import Heard, HostId, LogEvent, Send, SetTimer, Undelivered
 from plugins.memory.machine.borrower_events import (
     Actions,
-    BorrowedSlabEvent,
     BorrowerAction,
     BorrowerEvent,
     BorrowerTick,
     CloseSlab,
     GraceOver,
     LenderLost,
+    OfSlab,
     OpenSlab,
     SearchOver,
     SlabClosed,
@@ -48,6 +49,8 @@ from plugins.memory.messages import (
     SlabActivity,
     SlabMessage,
     SlabRef,
+    ToBorrower,
+    ToLender,
 )
 from plugins.memory.policy import eviction, placement
 from plugins.memory.policy.placement import CHOICES, DRAWN, LenderPeer
@@ -107,7 +110,7 @@ class Borrower:
                 slab = self._slab(event.volume, event.index)
                 return [] if slab is None else self._slab_event(slab, event, now_s)
 
-    def _slab_event(self, slab: BorrowedSlab, event: BorrowedSlabEvent, now_s: float) -> Actions:
+    def _slab_event(self, slab: BorrowedSlab, event: OfSlab, now_s: float) -> Actions:
         match event:
             case SlabOpened():
                 return self._opened(slab, event.epoch)
@@ -124,7 +127,7 @@ class Borrower:
             case GraceOver():
                 return self._grace_over(slab, event.epoch)
             case _:
-                raise TypeError(f"the borrower does not know {type(event).__name__}")
+                assert_never(event)
 
     def check(self) -> None:
         epochs: set[int] = set()
@@ -382,14 +385,14 @@ class Borrower:
 
     # ---- messages ----
 
-    def _heard(self, sender: HostId, message: object, now_s: float) -> Actions:
+    def _heard(self, sender: HostId, message: ToBorrower, now_s: float) -> Actions:
         match message:
             case CheckActivity():
                 return [Send(sender, self._activity(message), ANSWER_S)]
             case FreeMem() | MrInfo() | Evict():
                 return self._heard_about_slab(sender, message, now_s)
             case _:
-                return []
+                assert_never(message)
 
     def _heard_about_slab(self, sender: HostId, message: FreeMem | MrInfo | Evict, now_s: float) -> Actions:
         slab = self._slab(message.volume, message.index)
@@ -426,9 +429,16 @@ class Borrower:
                 known.append(SlabActivity(ref, self._requests_per_s(slab)))
         return Activity(message.round, tuple(known))
 
-    def _undelivered(self, to: HostId, message: object, now_s: float) -> Actions:
-        if not isinstance(message, QueryMem | Map):
-            return []  # a lost Renew is repeated, a lost Done ends with the lease
+    def _undelivered(self, to: HostId, message: ToLender, now_s: float) -> Actions:
+        match message:
+            case QueryMem() | Map():
+                return self._not_asked(to, message, now_s)
+            case Renew() | Done() | Activity():
+                return []  # a lost Renew is repeated, a lost Done ends with the lease, who is silent counts as idle
+            case _:
+                assert_never(message)
+
+    def _not_asked(self, to: HostId, message: QueryMem | Map, now_s: float) -> Actions:
         slab = self._slab(message.volume, message.index)
         search = slab.search if slab is not None else None
         if slab is None or search is None or search.epoch != message.epoch:

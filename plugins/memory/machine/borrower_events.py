@@ -77,21 +77,9 @@ class GraceOver(BorrowedSlabEvent, frozen=True):
     """Timer: the lender's patience ends."""
 
 
-BorrowerEvent = (
-    BorrowerTick
-    | VolumeFound
-    | VolumeDetached
-    | SlabOpened
-    | SlabNotOpened
-    | SlabCopied
-    | SlabFailed
-    | SlabClosed
-    | LenderLost
-    | SearchOver
-    | GraceOver
-    | Heard
-    | Undelivered
-)
+OfSlab = SlabOpened | SlabNotOpened | SlabCopied | SlabFailed | SlabClosed | SearchOver | GraceOver
+"""About one slab."""
+BorrowerEvent = BorrowerTick | VolumeFound | VolumeDetached | LenderLost | Heard | Undelivered | OfSlab
 
 # ---- actions ---------------------------------------------------------------------------------------------------------
 

@@ -39,6 +39,8 @@ from plugins.memory.messages import (
     SlabMessage,
     SlabRef,
     SlabsAreHeld,
+    ToBorrower,
+    ToLender,
 )
 from plugins.memory.policy import eviction, headroom, lending
 from plugins.memory.policy.headroom import HeadroomGrowth
@@ -110,19 +112,9 @@ class AnswersOver(msgspec.Struct, frozen=True):
     round: int
 
 
-LenderEvent = (
-    LenderTick
-    | SlabRegistered
-    | SlabNotRegistered
-    | SlabFreed
-    | StoreFound
-    | StoreAsleep
-    | StoreLost
-    | BorrowerAway
-    | AnswersOver
-    | Heard
-    | Undelivered
-)
+OfStore = SlabRegistered | SlabNotRegistered | SlabFreed | StoreFound | StoreAsleep | StoreLost
+"""From the slab process."""
+LenderEvent = LenderTick | OfStore | BorrowerAway | AnswersOver | Heard | Undelivered
 
 # ---- actions ---------------------------------------------------------------------------------------------------------
 
@@ -349,7 +341,7 @@ class Lender:
 
     # ---- lending ----
 
-    def _heard(self, sender: HostId, message: object, now_s: float) -> Actions:
+    def _heard(self, sender: HostId, message: ToLender, now_s: float) -> Actions:
         match message:
             case QueryMem():
                 slabs = self.spare_bytes() // message.slab_bytes if message.slab_bytes else 0
@@ -364,7 +356,7 @@ class Lender:
             case Activity():
                 return self._activity(sender, message, now_s)
             case _:
-                return []
+                assert_never(message)
 
     def _map(self, sender: HostId, message: Map, now_s: float) -> Actions:
         known = self.lent.get((sender, message.volume, message.index))
@@ -452,12 +444,16 @@ class Lender:
             del self.lent[lent.borrower, lent.slab.volume, lent.slab.index]
         return []
 
-    def _undelivered(self, to: HostId, message: object, now_s: float) -> Actions:
+    def _undelivered(self, to: HostId, message: ToBorrower, now_s: float) -> Actions:
         """A borrower that cannot be asked counts as idle. One that did not hear `MrInfo` gives up or lets the lease run
         out; from one that did not hear `Evict` the slab is taken when grace and lease are over."""
-        if isinstance(message, CheckActivity):
-            return self._activity(to, Activity(message.round, ()), now_s)
-        return []
+        match message:
+            case CheckActivity():
+                return self._activity(to, Activity(message.round, ()), now_s)
+            case FreeMem() | MrInfo() | Evict():
+                return []
+            case _:
+                assert_never(message)
 
     # ---- the slab process ----
 

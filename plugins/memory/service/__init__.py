@@ -19,18 +19,11 @@ from plugins.facts import HostAway, HostGone, SecondPassed
 from plugins.memory.machine.borrower_events import LenderLost
 from plugins.memory.machine.lender import BorrowerAway
 from plugins.memory.messages import (
-    Activity,
-    CheckActivity,
-    Done,
-    Evict,
-    FreeMem,
-    Map,
-    MrInfo,
-    QueryMem,
-    Renew,
     SlabsAre,
     SlabsHeld,
     SlabsHere,
+    ToBorrower,
+    ToLender,
 )
 from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service.borrowing import Borrowing
@@ -85,13 +78,12 @@ class MemoryService(PluginService):
             self._second_passes = False
 
     async def on_message(self, sender: HostId, message: Any) -> None:
-        match message:
-            case QueryMem() | Map() | Activity() | Done() | Renew():
-                self.lending.dispatch(Heard(sender, message))
-            case FreeMem() | MrInfo() | CheckActivity() | Evict():
-                self.borrowing.dispatch(Heard(sender, message))
-            case _:
-                self.log.warning("not a message but a question or an answer", sender=sender, message=str(message)[:200])
+        if isinstance(message, ToLender):
+            self.lending.dispatch(Heard(sender, message))
+        elif isinstance(message, ToBorrower):
+            self.borrowing.dispatch(Heard(sender, message))
+        else:
+            self.log.warning("not a message but a question or an answer", sender=sender, message=str(message)[:200])
 
     async def answer(self, sender: HostId, question: Any) -> msgspec.Struct:
         if isinstance(question, SlabsHere):

@@ -237,7 +237,8 @@ class MiniRack:
 
     def _hear(self, to: HostId, sender: HostId, message: Any) -> None:
         for machine in ("owner", "directory", "home"):
-            self.dispatch(to, machine, Heard(sender, message))
+            if isinstance(message, getattr(self.agents[to], machine).takes):
+                self.dispatch(to, machine, Heard(sender, message))
 
     def _serve(self, agent: Agent, action: ServeJob) -> None:
         if agent.owner.jobs.get(action.held.job) == action.held and agent.owner.address:

@@ -47,6 +47,14 @@ def test_activity_lies_between_what_was_and_what_is(old: float, measured: int) -
     assert min(old, measured) * 0.999999 - 1e-9 <= new <= max(old, measured) * 1.000001 + 1e-9
 
 
+@given(st.lists(st.tuples(st.floats(0, 1e9), st.integers(0, 10**9))))
+def test_the_activities_of_many_slabs_are_that_of_each(slabs: list[tuple[float, int]]) -> None:
+    old, measured = [before for before, _ in slabs], [now for _, now in slabs]
+    assert placement.activities(old, measured) == [placement.activity(*slab) for slab in slabs]
+    with pytest.raises(ValueError):
+        placement.activities([*old, 0.0], measured)
+
+
 def test_a_slab_is_hot_above_the_threshold_not_at_it() -> None:
     assert not placement.is_hot(20.0)
     assert placement.is_hot(20.1)
