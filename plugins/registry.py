@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
-from plugins import aggregator, memory, scheduler
+from plugins.aggregator.plugin import PLUGIN as AGGREGATOR
 from plugins.base import Plugin
+from plugins.memory.plugin import PLUGIN as MEMORY
+from plugins.scheduler.plugin import PLUGIN as SCHEDULER
 
-PLUGINS: Sequence[Plugin] = (scheduler.PLUGIN, memory.PLUGIN, aggregator.PLUGIN)
+PLUGINS: Sequence[Plugin] = (SCHEDULER, MEMORY, AGGREGATOR)
 """In the order in which an agent starts them and tells them facts."""

@@ -1,6 +1,8 @@
 """Names are the wire: what is sent or written is tagged, a tag never changes, and a class name means one thing."""
 
 import ast
+import subprocess
+import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -70,3 +72,15 @@ def test_no_tests_name_is_longer_than_eighty_characters_where_it_was_not_before(
 
 
 LONG_NAMES = 190
+
+
+def test_a_policy_is_imported_without_the_agent_around_it() -> None:
+    """Whoever wants one function of a paper loads a handful of modules, and no event loop."""
+    told = (
+        "import sys, plugins.scheduler.policy.order; "
+        "print(sum(name.partition('.')[0] in ('covey', 'gossip', 'plugins', 'agent') for name in sys.modules), "
+        "'asyncio' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True, cwd=ROOT)
+    modules, loop = done.stdout.split()
+    assert int(modules) <= 8 and loop == "False"

@@ -13,24 +13,9 @@ No parameter is lost with an aggregator: every rank keeps the last result, and a
 paper copies tensors from the old owner to the new one and assumes that both live; this path needs neither, and is the
 one that also starts a job.
 
-A job's first iterations are its trial. Then its home knows D and e (`machine/gauge.py`), and its owner promises it a
-part of its cycle or declines (`machine/ledger.py`): exactly, on what it has promised itself. What hurts by measurement
-leaves; the least loaded aggregator empties itself into others (`machine/emptier.py`). `machine/pool.py` decides the
-same for single tensors of many jobs at once, in simulation; a live job has one aggregator (docs/papers/aggregator.md).
+A job's first iterations are its trial. Then its home knows D and e (`machine/profiler.py`), and its owner promises it a
+part of its cycle or declines (`machine/cycle_ledger.py`): exactly, on what it has promised itself. What hurts by
+measurement leaves; the least loaded aggregator empties itself into others (`machine/consolidator.py`).
+`machine/pool.py` decides the same for single tensors of many jobs at once, in simulation; a live job has one aggregator
+(docs/papers/aggregator.md).
 """
-
-from covey.wire import AggregatorLost
-from plugins.aggregator import messages
-from plugins.aggregator.datapath.aggd import AGGD
-from plugins.aggregator.service import AggregatorService
-from plugins.base import Plugin
-
-PLUGIN = Plugin(
-    name="aggregator",
-    paper="AutoPS",
-    settings=messages.AggregatorSettings,
-    messages=messages.Any,
-    service=AggregatorService,
-    programs=(AGGD,),
-    frames=(AggregatorLost,),
-)

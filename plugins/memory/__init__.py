@@ -27,21 +27,3 @@ exists. Each is explained where it is done.
     machine    borrower and lender: who holds what                 datapath  the two programs, and the rules for pages
     service    feeds the machines, keeps the programs alive
 """
-
-from covey.wire import Attach, Detach
-from plugins.base import Plugin, Program
-from plugins.memory.datapath.slabd import SlabdConfig, run_slabd
-from plugins.memory.datapath.vold import VoldConfig, run_vold
-from plugins.memory.messages import Messages
-from plugins.memory.policy.settings import MemorySettings
-from plugins.memory.service import MemoryService
-
-PLUGIN = Plugin(
-    name="memory",
-    paper="Infiniswap (Gu 2021, chapter 2)",
-    settings=MemorySettings,
-    messages=Messages,
-    service=MemoryService,
-    programs=(Program("slabd", SlabdConfig, run_slabd), Program("vold", VoldConfig, run_vold)),
-    frames=(Attach, Detach),
-)

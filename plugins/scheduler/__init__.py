@@ -23,7 +23,7 @@ Without a leader everything that runs goes on and every question is answered; on
 wait. Order is discretised two-dimensional attained service (`policy/order.py`): a job sinks as its GPUs times seconds
 grow, so short jobs overtake long ones without anybody saying how long they are. Placement packs a gang onto few hosts
 until its model has shown that it does not mind, and fills gaps then (`policy/place.py`). Every no and every wait says
-why (`policy/words.py`).
+why (`policy/explain.py`).
 
 Jobs have classes (`policy/classes.py`). Guaranteed ones run within their tenant's quota, and the order of one tenant
 never stops a job of another. Opportunistic ones use what is left and yield (`machine/admission.py`). A job of class
@@ -40,17 +40,3 @@ Words: a *gang* is the workers of one job, started whole; a *grant* is the leave
 is the host that looks for a grant's GPUs; *attained service* is GPUs times seconds; a *place* is the part of a gang on
 one host.
 """
-
-from plugins.base import Plugin
-from plugins.scheduler.messages.wire import Talk
-from plugins.scheduler.policy.settings import SchedulerSettings
-from plugins.scheduler.service.main import SchedulerService
-
-PLUGIN = Plugin(
-    name="scheduler",
-    paper="Gu et al., Tiresias: A GPU Cluster Manager for Distributed Deep Learning, NSDI 2019 "
-    "(quota and job classes: Xiao et al., AntMan, OSDI 2020)",
-    settings=SchedulerSettings,
-    messages=Talk,
-    service=SchedulerService,
-)

@@ -10,9 +10,9 @@ import pytest
 from chaos.rackworld import SimRack
 from covey.core import Fact, HostId, Message
 from covey.errors import Refused
-from plugins import memory
 from plugins.base import Command, Plugin, PluginService
 from plugins.facts import SecondPassed
+from plugins.memory.plugin import PLUGIN as MEMORY
 from plugins.views import HostRow
 
 
@@ -64,7 +64,7 @@ FRAGILE = Plugin(name="fragile", paper="none", settings=Settings, messages=Poke,
 
 def broken(where: str) -> SimRack:
     settings = {"fragile": {"fails_in": where}}
-    rack = SimRack(7, hosts=2, plugins=(memory.PLUGIN, FRAGILE), settings=settings, watched=False).start()
+    rack = SimRack(7, hosts=2, plugins=(MEMORY, FRAGILE), settings=settings, watched=False).start()
     rack.run(20)
     return rack
 
@@ -171,7 +171,7 @@ def sick_rack() -> Iterator[Callable[[int], SimRack]]:
 
     def make(sick_lives: int) -> SimRack:
         Sick.lives, Sick.sick_lives = [], sick_lives
-        racks.append(SimRack(7, hosts=1, plugins=(memory.PLUGIN, SICK), settings={"sick": {}}, watched=False).start())
+        racks.append(SimRack(7, hosts=1, plugins=(MEMORY, SICK), settings={"sick": {}}, watched=False).start())
         return racks[0]
 
     yield make

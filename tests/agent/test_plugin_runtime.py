@@ -16,9 +16,9 @@ from covey import wire
 from covey.core import Fact, HostId, JobId, Message
 from covey.errors import Refused
 from covey.frames import pack, read_frame
-from plugins import memory
 from plugins.base import Command, Host, Plugin, PluginService
 from plugins.facts import JobPlaced, JobUnplaced, SecondPassed, TensorsSeen
+from plugins.memory.plugin import PLUGIN as MEMORY
 from plugins.views import HostRow
 
 H1, H2, J1 = HostId("h1"), HostId("h2"), JobId("j1")
@@ -97,7 +97,7 @@ def rack() -> Iterator[Callable[..., SimRack]]:
 
     def make(hosts: int = 1) -> SimRack:
         Pet.lives, Pet.made, Pet.starting, Pet.stopping = [], nothing, at_once, at_once
-        made.append(SimRack(7, hosts=hosts, plugins=(memory.PLUGIN, PET), settings={"pet": {}}, watched=False))
+        made.append(SimRack(7, hosts=hosts, plugins=(MEMORY, PET), settings={"pet": {}}, watched=False))
         return made[0]
 
     yield make

@@ -1,6 +1,6 @@
 """Who starts and who stops, at one look of the leader: 2DAS within quotas, then GPUs that are really there.
 
-First the order says who should run (`machine/lines.py`): guaranteed jobs, each tenant within its quota. Then,
+First the order says who should run (`machine/run_queues.py`): guaranteed jobs, each tenant within its quota. Then,
 down that order, each of them that waits
 
 - is granted, when a place for it is free;

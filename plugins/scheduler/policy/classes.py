@@ -155,7 +155,7 @@ def choose(
 
     Each tenant's jobs are walked with its quota as the capacity, so a job is preempted only by one of its own tenant.
     GPUs that other tenants' jobs run on are out of reach, also when quotas promise more than there is. Tenants without
-    a quota share what is left, in one order, and yield to a promise. `machine/lines.py` decides the same without
+    a quota share what is left, in one order, and yield to a promise. `machine/run_queues.py` decides the same without
     looking at everybody.
     """
     promised = [row for row in rows if quotas.get(row.tenant, default) is not None]

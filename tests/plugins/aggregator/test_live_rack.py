@@ -8,7 +8,7 @@ import pytest
 from chaos.rackworld import SimRack
 from covey.core import JobId
 from plugins import facts
-from plugins.aggregator import PLUGIN
+from plugins.aggregator.plugin import PLUGIN
 from plugins.facts import AggregatorNow
 from tests.plugins.aggregator.ranks import Job
 

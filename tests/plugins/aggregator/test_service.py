@@ -16,8 +16,8 @@ from covey.core import JobId
 from covey.errors import Refused
 from covey.tensorwire import ballot_of
 from plugins import facts
-from plugins.aggregator import PLUGIN
 from plugins.aggregator.messages import AggregatorSettings
+from plugins.aggregator.plugin import PLUGIN
 from tests.plugins.aggregator.ranks import Job
 
 JOB = JobId("j1")

@@ -19,9 +19,9 @@ from covey.headers import Op, Request, Status
 from covey.ports import Command, Env
 from plugins.base import JobPeer, Program, ReplicatedLog, Runner, S
 from plugins.facts import HostGone, HostState, HostView, SecondPassed
-from plugins.memory import PLUGIN
 from plugins.memory.machine.slab import BorrowedSlab
 from plugins.memory.messages import Messages
+from plugins.memory.plugin import PLUGIN
 from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service import MemoryService
 from plugins.views import SlabView, VolumeView

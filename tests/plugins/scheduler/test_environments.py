@@ -13,8 +13,8 @@ from chaos.rackworld import SimRack
 from covey.core import HostId, JobId
 from covey.errors import Refused
 from covey.ports import Command, Env
-from plugins.scheduler import PLUGIN as SCHEDULER
 from plugins.scheduler.messages.wire import EnvAnswer, EnvOf, KeepEnv
+from plugins.scheduler.plugin import PLUGIN as SCHEDULER
 
 SECRET = "sk-live-7f3c-planted"
 J1 = JobId("j1")

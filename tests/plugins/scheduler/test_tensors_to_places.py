@@ -4,8 +4,8 @@ from typing import Any
 
 from chaos.rackworld import SimRack
 from covey.core import JobId
-from plugins.aggregator import PLUGIN as AGGREGATOR
-from plugins.scheduler import PLUGIN as SCHEDULER
+from plugins.aggregator.plugin import PLUGIN as AGGREGATOR
+from plugins.scheduler.plugin import PLUGIN as SCHEDULER
 
 
 def job(rack: SimRack, id: str) -> Any:

@@ -1,0 +1,17 @@
+"""What the agent starts: the plugin `aggregator`."""
+
+from covey.wire import AggregatorLost
+from plugins.aggregator import messages
+from plugins.aggregator.datapath.aggd import AGGD
+from plugins.aggregator.service import AggregatorService
+from plugins.base import Plugin
+
+PLUGIN = Plugin(
+    name="aggregator",
+    paper="AutoPS",
+    settings=messages.AggregatorSettings,
+    messages=messages.Any,
+    service=AggregatorService,
+    programs=(AGGD,),
+    frames=(AggregatorLost,),
+)

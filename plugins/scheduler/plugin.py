@@ -1,0 +1,15 @@
+"""What the agent starts: the plugin `scheduler`."""
+
+from plugins.base import Plugin
+from plugins.scheduler.messages.wire import Talk
+from plugins.scheduler.policy.settings import SchedulerSettings
+from plugins.scheduler.service.main import SchedulerService
+
+PLUGIN = Plugin(
+    name="scheduler",
+    paper="Gu et al., Tiresias: A GPU Cluster Manager for Distributed Deep Learning, NSDI 2019 "
+    "(quota and job classes: Xiao et al., AntMan, OSDI 2020)",
+    settings=SchedulerSettings,
+    messages=Talk,
+    service=SchedulerService,
+)
