@@ -52,9 +52,9 @@ class Answers:
         if letter.page:
             self._turn_to(sender, letter, question)
         elif question in at_work:
-            self._counters["asked again"] += 1
+            self._counters["asked_again"] += 1
         elif len(at_work) >= AT_ONCE_MAX:
-            self._counters["too many questions"] += 1
+            self._counters["questions_refused"] += 1
             why = f"{AT_ONCE_MAX} of them are being answered"
             what = f"{self._env.host} has too many questions of {sender}"
             self._refuse(sender, letter, Refused(75, what, why, "ask again later"))
@@ -70,12 +70,12 @@ class Answers:
         except Refused as no:
             self._refuse(sender, letter, no)
         except TimeoutError:
-            self._counters["answers too late"] += 1
+            self._counters["answers_late"] += 1
             why = f"it took longer than {ANSWER_S_MAX:g} s"
             self._refuse(sender, letter, Refused(1, f"{self._env.host} gave no answer", why, "see its agent's log"))
         except Exception as error:
             # What another host asks must not end this agent; that it could is our mistake, so all of it is told.
-            self._counters["answers failed"] += 1
+            self._counters["answers_failed"] += 1
             self._env.log.error("question not answered", sender=sender, plugin=letter.plugin, exc_info=error)
             self._refuse(sender, letter, Refused(1, f"{self._env.host} failed at it", repr(error), "see its log"))
         else:
@@ -87,7 +87,7 @@ class Answers:
 
     def _check_length(self, body: bytes) -> None:
         if len(body) > ANSWER_BYTES_MAX:
-            self._counters["answers too long"] += 1
+            self._counters["answers_too_long"] += 1
             why = f"it has {len(body)} bytes, and at most {ANSWER_BYTES_MAX} are sent"
             raise Refused(1, f"the answer of {self._env.host} is too long", why, f"ask the agent of {self._env.host}")
 
@@ -113,7 +113,7 @@ class Answers:
     def _turn_to(self, sender: HostId, letter: Envelope, question: Question) -> None:
         known = self._kept.get(question)
         if known is None or letter.page * PAGE_BYTES >= len(known[1]):
-            self._counters["pages not kept"] += 1
+            self._counters["pages_not_kept"] += 1
             gone = Refused(75, "the rest of that answer is gone", "it was not fetched in time", "ask again")
             self._refuse(sender, letter, gone)
             return

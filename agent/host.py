@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from agent.api.metrics import counted
 from agent.api.rack_view import AskView, RackView, ViewAnswer
 from agent.bus import Bus
 from agent.config import Config
@@ -77,7 +78,7 @@ class HostAgent:
         self.event_log = EventLog(self.id, env.clock, env.disk)
         self.retained = RetainedFacts()
         self.plugin_runtime = PluginRuntime(self, plugins)
-        self.counters: dict[str, int] = {"letters for nobody": 0, "malformed letters": 0}
+        self.counters: dict[str, int] = {"without_plugin": 0, "malformed_bodies": 0}
         self._keys = gossip_keys
         self._decoders = {plugin.name: msgspec.msgpack.Decoder(plugin.messages) for plugin in plugins}
         self._identity_now = Identity(b"", 0)
@@ -202,7 +203,7 @@ class HostAgent:
         may come again, to a plugin that is on by then. Refused when the plugin failed at it."""
         message = self._decoded(plugin, body)
         if plugin not in self.plugins or message is None:
-            self.counters["letters for nobody"] += 1
+            self.counters["without_plugin"] += 1
             return False
         await self.plugin_runtime.ask(plugin, lambda service: service.on_message(sender, message))
         return True
@@ -227,7 +228,7 @@ class HostAgent:
         decoder = self._decoders.get(plugin)
         message = None if decoder is None else _decode(decoder, body)
         if decoder is not None and message is None:
-            self.counters["malformed letters"] += 1
+            self.counters["malformed_bodies"] += 1
         return message
 
     def _raw(self, sender: HostId, plugin: str, body: bytes) -> None:
@@ -403,15 +404,11 @@ class HostAgent:
         links = self.env.links
         if isinstance(links, CountedLinks):
             found |= links.metrics()
-        for source, counters in (
-            ("links", links.counters if isinstance(links, CountedLinks) else {}),
-            ("gossip", self.gossip.counters),
-            ("messenger", self.messenger.counters),
-            ("log", self.log.counters),
-            ("agent", self.counters),
-        ):
-            for name, count in counters.items():
-                found[f'covey_events_total{{source="{source}",event="{name}"}}'] = count
+            found |= counted("links", links.counters)
+        found |= counted("gossip", self.gossip.counters)
+        found |= self.gossip.metrics()
+        found |= counted("rpc", {**self.messenger.counters, **self.counters})
+        found |= counted("raft", self.log.counted)
         found["covey_leader_term"] = self.log.term
         found["covey_hosts_alive"] = sum(view.state == "alive" for view in self.hosts())
         return found

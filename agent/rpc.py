@@ -182,7 +182,7 @@ class Messenger:
         if known is None or letter.boot > known.boot:
             known = self._senders[sender] = Duplicates(letter.boot, self.remembered_max)
         if letter.boot < known.boot:
-            self.counters["old boot"] += 1
+            self.counters["old_boot"] += 1
             return
         known.settle(letter.settled)
         if known.seen(letter.id):
@@ -191,7 +191,7 @@ class Messenger:
         elif letter.id in known.handling:
             pass
         elif known.full and letter.id != known.settled:  # the oldest one is what all others wait for
-            self.counters["refused: table full"] += 1
+            self.counters["refused_table_full"] += 1
             self._post(sender, Envelope("full", letter.id, letter.boot, 0, 0, letter.plugin, b""))
         else:
             known.handling.add(letter.id)
@@ -214,11 +214,11 @@ class Messenger:
     def _reply(self, sender: HostId, letter: Envelope) -> None:
         waiting = self._waiting.get(letter.id)
         if letter.boot != self._boot or waiting is None or waiting[0] != sender or waiting[1].done():
-            self.counters["late reply"] += 1
+            self.counters["late_replies"] += 1
         elif letter.kind == "full":
-            self.counters["receiver's table full"] += 1  # it certainly was not handled, and comes again
+            self.counters["receiver_table_full"] += 1  # it certainly was not handled, and comes again
         elif letter.page != waiting[2]:
-            self.counters["late reply"] += 1
+            self.counters["late_replies"] += 1
         else:
             waiting[1].set_result(letter)
 

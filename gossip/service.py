@@ -194,16 +194,20 @@ class GossipService:
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """For metrics: datagrams received, sent, dropped by reason; probes, suspicions, health."""
-        membership, spread = self._gossip.membership, self._gossip.spread
-        found = {**self._counts, **membership.counts}
-        found["alone"] = int(self._is_forsaken())
-        found["seeds_unknown"] = len(self.seeds_unknown)
-        found["health_score"] = membership.health
-        found["facts_ignored"] = spread.ignored
+        """For metrics, since the start: datagrams received, sent, dropped by reason; probes, suspicions."""
+        found = {**self._counts, **self._gossip.membership.counts}
+        found["facts_ignored"] = self._gossip.spread.ignored
         found["facts_refused"] = self._gossip.refused
-        found["loop_lag_ms_max"] = int(self._lag_s_max * 1000)
         return dict(sorted(found.items()))
+
+    def metrics(self) -> Mapping[str, float]:
+        """What holds now."""
+        return {
+            "covey_gossip_alone": float(self._is_forsaken()),
+            "covey_gossip_health_score": float(self._gossip.membership.health),
+            "covey_gossip_loop_lag_max_seconds": self._lag_s_max,
+            "covey_gossip_seeds_unknown": float(len(self.seeds_unknown)),
+        }
 
     # ---- events in ----
 

@@ -1,10 +1,12 @@
 """What `GET /metrics` says: Prometheus' text format, version 0.0.4.
 
 A source gives `name{label="value"} -> number`; the family is the name without labels. A family that ends in `_total`
-counts; everything else is a gauge.
+counts; everything else is a gauge. What a part of the agent counts by a word (`counters["elections"]`) is a family for
+each word, `covey_raft_elections_total`; values of labels are `[a-z0-9_]+`.
 """
 
 import math
+import re
 from collections.abc import Mapping
 
 HELP: Mapping[str, str] = {
@@ -23,7 +25,10 @@ HELP: Mapping[str, str] = {
     "covey_build_info": "Always 1; the version is in the label.",
     "covey_control_connections": "Connections of peers to the control link, by whether they have shown a key.",
     "covey_event_loop_lag_seconds": "How late the event loop was when last measured.",
-    "covey_events_total": "Events by their source in the agent.",
+    "covey_gossip_alone": "1 while no other host answers although there should be one.",
+    "covey_gossip_health_score": "How badly this host hears; 0 is well, probes wait longer by it (Lifeguard).",
+    "covey_gossip_loop_lag_max_seconds": "Longest that the event loop stood still since the start.",
+    "covey_gossip_seeds_unknown": "Seeds whose names do not resolve.",
     "covey_gpus_free": "GPUs of this host that no gang holds.",
     "covey_grants_total": "Grants this host decided as leader.",
     "covey_headroom_bytes": "Memory this host keeps free for itself.",
@@ -54,6 +59,112 @@ HELP: Mapping[str, str] = {
 }
 """Family -> what it counts, one line."""
 
+COUNTED: Mapping[str, Mapping[str, str]] = {
+    "gossip": {
+        "dropped": "Datagrams dropped before anybody read them, by the reason.",
+        "facts_ignored": "Facts of hosts that were older than what was known.",
+        "facts_refused": "Facts said by hosts that are not members.",
+        "full": "Hosts not taken into the table of members, which is full.",
+        "messages_unknown": "Messages of a kind that this version does not know.",
+        "not_sent": "Datagrams that never left this host.",
+        "probes": "Members probed.",
+        "probes_failed": "Probes that nobody answered.",
+        "probes_void": "Probes that do not count, since this host stood still meanwhile.",
+        "received": "Datagrams received.",
+        "received_bytes": "Bytes of datagrams received.",
+        "refutations": "Times this host said that it is alive although others suspected it.",
+        "relays": "Probes sent on behalf of others.",
+        "sent": "Datagrams sent.",
+        "sent_bytes": "Bytes of datagrams sent.",
+        "stalls": "Times the event loop stood still for longer than a probe may take.",
+        "told": "What gossip told the agent of hosts, by kind.",
+    },
+    "links": {
+        "accepted": "Connections to the control link accepted.",
+        "allowed": "Handshakes with a known key.",
+        "bad_key": "Peers that gossiped something that is no key.",
+        "broken_off": "Connections that ended before they had shown a key.",
+        "dropped": "Messages dropped because their sender is not who it says.",
+        "handshakes": "Connections that have shown a key.",
+        "not_connected_or_full": "Messages not sent: no connection, or its queue is full.",
+        "received": "Messages received from peers.",
+        "refused_key": "Handshakes with a key that no host gossips.",
+        "renewed": "Connections to peers made anew after silence.",
+        "sent": "Messages sent to peers.",
+        "silent": "Connections that showed no key in time.",
+        "turned_away": "Connections turned away because too many had shown no key.",
+    },
+    "raft": {
+        "acknowledged_entries_lost": "Followers found to have lost entries that they had acknowledged.",
+        "appends_of_strangers": "Appends of hosts that do not vote.",
+        "applied": "Entries applied to the state of this host.",
+        "busy": "Proposals refused because too many were under way.",
+        "elected": "Elections won.",
+        "elections": "Elections this host stood in.",
+        "forwarded": "Proposals sent on to the leader.",
+        "forwarding_failed": "Proposals whose leader did not answer.",
+        "handover_orders_stale": "Orders to stand for election that came too late to be followed.",
+        "handovers": "Times this host handed its leadership over.",
+        "handovers_for_slow_disk": "Times it offered to, because its disk was slow.",
+        "malformed": "Messages that could not be understood.",
+        "not_sent": "Messages that the control link did not take.",
+        "of_another_rack": "Messages of another rack.",
+        "prevotes": "Times this host asked whether it would be elected.",
+        "snapshots_installed": "Snapshots received from a leader.",
+        "snapshots_saved": "Snapshots written.",
+        "snapshots_too_large": "Snapshots that were not written because of their size.",
+        "stepped_down": "Times this host led no more.",
+        "two_leaders_in_one_term": "Never: two leaders seen in one term.",
+        "votes_of_another_log": "Votes that do not count: their host has another log now.",
+        "votes_of_strangers": "Votes of hosts that do not vote.",
+        "votes_refused_leader_alive": "Votes refused because a leader is alive.",
+        "writes": "Writes of the log, each with a sync.",
+    },
+    "rpc": {
+        "answers_failed": "Questions that a plugin failed at.",
+        "answers_late": "Answers that were not ready in time.",
+        "answers_too_long": "Answers too long to be sent.",
+        "asked_again": "Questions that came once more while the answer was worked out.",
+        "deadline": "Messages and questions that nobody acknowledged before their deadline.",
+        "duplicate": "Messages that came once more and were not handled again.",
+        "late_replies": "Replies that nobody waited for any more.",
+        "malformed": "Envelopes that could not be understood.",
+        "malformed_bodies": "Messages whose body their plugin does not know.",
+        "old_boot": "Messages of an earlier start of their sender.",
+        "pages_not_kept": "Pages of answers asked for after they were forgotten.",
+        "questions_refused": "Questions refused because one host asked too many at once.",
+        "receiver_table_full": "Messages that a receiver had no room to remember.",
+        "refused_table_full": "Messages refused because this host had no room to remember them.",
+        "stale": "Messages to an earlier start of this host.",
+        "without_plugin": "Messages to a plugin that is off, or that could not be read.",
+    },
+}
+"""Subsystem -> what it counts -> what that is, one line."""
+_SPLIT = {"dropped_": ("dropped", "reason"), "told_": ("told", "kind")}
+"""Words whose rest is a label."""
+
+
+def counted(subsystem: str, counters: Mapping[str, int]) -> dict[str, float]:
+    """Counters of one part of the agent as samples of `covey_SUBSYSTEM_WORD_total`."""
+    found: dict[str, float] = {}
+    for word, count in counters.items():
+        family, label = word, ""
+        for prefix, (short, name) in _SPLIT.items():
+            if word.startswith(prefix):
+                family, label = short, f'{{{name}="{_snake(word[len(prefix) :])}"}}'
+        found[f"covey_{subsystem}_{family}_total{label}"] = float(count)
+    return found
+
+
+def _snake(word: str) -> str:
+    """A class name as a label's value."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", word).lower()
+
+
+def _help(family: str) -> str | None:
+    subsystem, _, word = family.removeprefix("covey_").removesuffix("_total").partition("_")
+    return HELP.get(family) or COUNTED.get(subsystem, {}).get(word)
+
 
 def prometheus(values: Mapping[str, float]) -> str:
     """`# HELP` and `# TYPE` once per family, samples of a family together, whole numbers without a point."""
@@ -62,8 +173,8 @@ def prometheus(values: Mapping[str, float]) -> str:
     for name, value in sorted(values.items(), key=lambda item: (item[0].partition("{")[0], item[0])):
         family = name.partition("{")[0]
         if family != last:
-            if family in HELP:
-                lines.append(f"# HELP {family} {HELP[family]}")
+            if (told := _help(family)) is not None:
+                lines.append(f"# HELP {family} {told}")
             lines.append(f"# TYPE {family} {'counter' if family.endswith('_total') else 'gauge'}")
             last = family
         lines.append(f"{name} {_number(value)}")

@@ -83,7 +83,7 @@ class JobSocket:
         self._env, self._runner, self._tell, self._deliver = env, runner, tell, deliver
         self._listener: Listener | None = None
         self._joined: list[ConnectedProcess] = []
-        self.counters = {"joined": 0, "refused": 0, "malformed": 0, "steps": 0, "metrics dropped": 0, "shut out": 0}
+        self.counters = {"joined": 0, "refused": 0, "malformed": 0, "steps": 0, "metrics_dropped": 0, "shut_out": 0}
         self._offences = ProtocolErrorLimit()
 
     async def start(self) -> None:
@@ -120,7 +120,7 @@ class JobSocket:
 
     async def _serve(self, stream: ByteStream) -> None:
         if self._offences.shut_out(stream.peer, self._env.clock.now_s()):
-            self.counters["shut out"] += 1
+            self.counters["shut_out"] += 1
             return
         try:
             async with asyncio.timeout(JOIN_S):
@@ -221,7 +221,7 @@ class JobSocket:
             if len(name) <= METRIC_NAME_MAX and math.isfinite(value)
         }
         self.counters["steps"] += 1
-        self.counters["metrics dropped"] += len(frame.metrics) - len(good)
+        self.counters["metrics_dropped"] += len(frame.metrics) - len(good)
         self._tell(StepTimed(peer.job, peer.epoch, peer.rank, frame.step, *times, good))
 
     def _malformed(self, stream: ByteStream, error: FrameError) -> None:

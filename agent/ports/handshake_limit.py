@@ -47,7 +47,7 @@ class HandshakeLimit:
                 self._counters["handshakes"] += 1
                 self._unproven.pop(next(iter(self._unproven), -1), None)
             case "failed":
-                self._counters["silent" if value == errno.EAGAIN else "broken off"] += 1
+                self._counters["silent" if value == errno.EAGAIN else "broken_off"] += 1
             case "ended":
                 self.open = max(0, self.open - 1)
                 self._unproven.pop(value, None)
@@ -60,5 +60,5 @@ class HandshakeLimit:
         self._unproven[file] = now_s
         if len(self._unproven) <= UNPROVEN_MAX:
             return False
-        self._counters["turned away"] += 1
+        self._counters["turned_away"] += 1
         return True

@@ -109,7 +109,7 @@ class ZmqLinks:
     def callback(self, _domain: str, key: bytes | str) -> bool:
         """ZAP asks whether this client key may speak."""
         known = (key.encode() if isinstance(key, str) else key) in self._names
-        self.counters["allowed" if known else "refused key"] += 1
+        self.counters["allowed" if known else "refused_key"] += 1
         return known
 
     async def _read(self, router: zmq.asyncio.Socket, heard: Callable[[HostId, bytes], None]) -> None:
@@ -142,7 +142,7 @@ class ZmqLinks:
         if known and (known.address, known.public_key) == (address, public_key):
             return
         if len(public_key) != 40:
-            self.counters["bad key"] += 1
+            self.counters["bad_key"] += 1
             return
         self.forget(host)
         dealer = self._connected(host, address, public_key)
@@ -182,7 +182,7 @@ class ZmqLinks:
         try:
             known.dealer.send(data, zmq.NOBLOCK)
         except zmq.Again:
-            self.counters["not connected or full"] += 1
+            self.counters["not_connected_or_full"] += 1
             self._renew(to, known)
             return False
         known.good_s, known.pause_s = time.monotonic(), RECONNECT_S[0]

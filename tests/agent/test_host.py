@@ -116,8 +116,8 @@ def test_letters_for_nobody_and_malformed_ones_are_dropped_and_counted() -> None
         rack.run(5)
         agent = rack.agents["h1"]
         tries = 3
-        assert agent.counters["letters for nobody"] >= 3 * tries, "not acknowledged, so each came again"
-        assert agent.counters["malformed letters"] == agent.counters["letters for nobody"] * 2 // 3
+        assert agent.counters["without_plugin"] >= 3 * tries, "not acknowledged, so each came again"
+        assert agent.counters["malformed_bodies"] == agent.counters["without_plugin"] * 2 // 3
         assert agent.health["fragile"].state == agent.health["memory"].state == "on"
 
 

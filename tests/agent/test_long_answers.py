@@ -36,7 +36,7 @@ def test_agentctl_slabs_beside_a_volume_of_many_slabs_ends_no_agent(
         assert len(rack.ask("h2", "agent.rack_slabs", {})) == seen
         assert {name: host.agent for name, host in rack.hosts.items()} == agents
         assert all(host.agent is not None and host.agent.alive for host in rack.hosts.values())
-        assert rack.agents["h1"].messenger.counters["answers too long"] == (seen == 0)
+        assert rack.agents["h1"].messenger.counters["answers_too_long"] == (seen == 0)
 
 
 def test_a_read_that_raises_is_refused_and_its_agent_lives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,4 +55,4 @@ def test_a_read_that_raises_is_refused_and_its_agent_lives(monkeypatch: pytest.M
         assert {row.host for row in rack.ask("h2", "agent.ports.gpus", {})} <= {"h2", "h3"}
         rack.run(3.0)
         assert rack.hosts["h1"].agent is agent and agent is not None and agent.alive
-        assert rack.agents["h1"].messenger.counters["answers failed"] >= 1
+        assert rack.agents["h1"].messenger.counters["answers_failed"] >= 1

@@ -140,7 +140,7 @@ class Raft(Outlook):
         self._now_s = now_s
         self._stall.passed(self.wake_s, now_s)
         if self.leading and self.leading.deserted(now_s, self._stall.ended_s):
-            self.counters["stepped down"] += 1
+            self.counters["stepped_down"] += 1
             self._follow(None)
         match event:
             case Heard():
@@ -210,14 +210,14 @@ class Raft(Outlook):
     def _spare_a_slow_disk(self) -> None:
         """A leader whose disk hangs offers its office, again and again while nobody can take it."""
         if self.leading and self._others and self._disk.hangs(self._now_s) and not self.leading.leaving(self._now_s):
-            self.counters["offices offered for a slow disk"] += 1
+            self.counters["handovers_for_slow_disk"] += 1
             self.leading.hand_over(self._now_s + OFFER_S, self._now_s)
 
     def _hand_over(self) -> None:
         """First down, then the order: from here on nothing of ours counts in this term."""
         successor = self.leading.successor(self._now_s) if self.leading else None
         if successor is not None:
-            self.counters["handed over"] += 1
+            self.counters["handovers"] += 1
             self._follow(None)
             self._ledger.send(successor, TimeoutNow(self.term))
 
@@ -252,7 +252,7 @@ class Raft(Outlook):
         if isinstance(message, RequestVote | VoteReply | TimeoutNow):
             asked = isinstance(message, RequestVote) and self._may_vote(message)
             if not asked and (sender not in self._others or not self._votes_here):
-                self.counters["votes of strangers"] += 1
+                self.counters["votes_of_strangers"] += 1
             elif isinstance(message, RequestVote):
                 self._vote_asked(sender, message)
             elif isinstance(message, TimeoutNow):
@@ -287,7 +287,7 @@ class Raft(Outlook):
     def _ask(self) -> None:
         """Would a majority vote for us? No term changes yet."""
         self.role, self._votes, self._voted_with = Role.PRECANDIDATE, {self.me: True}, {}
-        self.counters["prevotes asked"] += 1
+        self.counters["prevotes"] += 1
         for host in self._others:
             self._ledger.send(host, self._request(host, self.term + 1, pre_vote=True))
         self._count()
@@ -297,7 +297,7 @@ class Raft(Outlook):
         if fit and order.term == self.term and self.leader == sender:
             self._stand(handed_over=True)
         else:
-            self.counters["orders out of date"] += 1
+            self.counters["handover_orders_stale"] += 1
 
     def _stand(self, handed_over: bool = False) -> None:
         """Stand for election: a new term, our own vote first, and nobody hears of it before it is durable."""
@@ -323,7 +323,7 @@ class Raft(Outlook):
     def _vote_asked(self, sender: HostId, asked: RequestVote) -> None:
         ledger = self._ledger
         if asked.term > self.term and not asked.handed_over and self._loyal():
-            self.counters["votes refused: a leader lives"] += 1
+            self.counters["votes_refused_leader_alive"] += 1
             return
         fits = policy.up_to_date(asked.last_index, asked.last_term, ledger.log.last_index, ledger.log.last_term)
         if asked.pre_vote:
@@ -357,7 +357,7 @@ class Raft(Outlook):
             return
         voter = self._ledger.configuration.voter(sender)
         if voter is None or voter.identity not in (b"", reply.identity):
-            self.counters["votes of another log"] += 1
+            self.counters["votes_of_another_log"] += 1
             return
         self._votes.setdefault(sender, reply.granted)
         self._voted_with.setdefault(sender, reply.identity)
@@ -386,7 +386,7 @@ class Raft(Outlook):
 
     def _leader_heard(self, sender: HostId, message: Append | InstallSnapshot) -> None:
         if not self._one_of_us(sender, message):
-            self.counters["appends of strangers"] += 1
+            self.counters["appends_of_strangers"] += 1
             self.stranger = sender
             if isinstance(message, Append) and message.prev_index:  # the first entry says whose log this is
                 self._refuse(sender, message.round, message.prev_index, (0, 0), message.term)
@@ -395,7 +395,7 @@ class Raft(Outlook):
             self._refuse(sender, message.round, 0, (0, 0))
             return
         if message.term == self.term and self.leader not in (None, sender):
-            self.counters["two leaders in one term"] += 1
+            self.counters["two_leaders_in_one_term"] += 1
             return
         if message.term > self.term or self.role is not Role.FOLLOWER or self.leader is None:
             self._follow(sender, message.term)
@@ -425,7 +425,7 @@ class Raft(Outlook):
     def _append(self, sender: HostId, message: Append) -> None:
         ledger, log = self._ledger, self._ledger.log
         if message.acknowledged > log.last_index and message.by == ledger.identity != b"":
-            self.counters["acknowledged entries lost"] += 1
+            self.counters["acknowledged_entries_lost"] += 1
             ledger.lose(self._rng.randbytes(IDENTITY_BYTES))
         if message.prev_index < log.base_index:
             self._accept(sender, message.round, min(ledger.commit, ledger.durable), durable=True)
@@ -477,7 +477,7 @@ class Raft(Outlook):
             who = (ledger.identity, ledger.lost, ledger.durable)
             ledger.answer(sender, SnapshotReply(self.term, piece.round, piece.index, self._parcel.length, *who))
             return
-        self.counters["snapshots installed"] += 1
+        self.counters["snapshots_installed"] += 1
         ledger.install(image)
         self._accept(sender, piece.round, image.index, durable=False)
 

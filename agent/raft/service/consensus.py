@@ -11,7 +11,7 @@ age.
 import asyncio
 import sys
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import assert_never
 
@@ -194,6 +194,11 @@ class Consensus:
         others = ", ".join(self._raft.uncounted)
         return f"{others}: {UNCOUNTED}" if others else ""
 
+    @property
+    def counted(self) -> Mapping[str, int]:
+        """For metrics: what this service and its machine counted since the start."""
+        return {**self.counters, **(self._raft.counters if self._raft else {})}
+
     def _say_trouble(self) -> None:
         """Once, when it begins, changes or is over."""
         if (now := self.trouble) != self._said_trouble:
@@ -333,7 +338,7 @@ class Consensus:
             self.counters["malformed"] += 1
             return
         if another_rack(envelope.rack, self.rack):
-            self.counters["of another rack"] += 1
+            self.counters["of_another_rack"] += 1
             self.changes.stranger(sender)
             return
         self.changes.strangers.pop(sender, None)
@@ -365,7 +370,7 @@ class Consensus:
         match action:
             case SendRaft():
                 if not self._send(action.to, encode(self.rack, action.message)):
-                    self.counters["not sent"] += 1
+                    self.counters["not_sent"] += 1
             case Persist() | SaveSnapshot():
                 self._writes.append(action)
                 self._work.set()
@@ -440,7 +445,7 @@ class Consensus:
         if isinstance(first, SaveSnapshot):
             await self._store.checkpoint(first)
             self._writes.popleft()
-            self.counters["snapshots saved"] += 1
+            self.counters["snapshots_saved"] += 1
             return first.number
         ready: list[Persist] = []
         for request in self._writes:
@@ -470,7 +475,7 @@ class Consensus:
         data = msgspec.msgpack.encode(StateBody(self._once.dump(), self._snapshot()))
         self._growth.cut(len(data))
         if len(data) > SNAPSHOT_BYTES_MAX:
-            self.counters["snapshots too large"] += 1
+            self.counters["snapshots_too_large"] += 1
             self._env.log.error("the log's snapshot is too large", bytes=len(data), limit=SNAPSHOT_BYTES_MAX)
             return
         self._events.append(SnapshotTaken(self._applied, data))

@@ -215,7 +215,7 @@ class Proposals:
             if isinstance(decoded, ProposeReply):
                 answer = decoded
         except (TimeoutError, Refused, MalformedMessage):
-            self._counters["forwarding failed"] += 1
+            self._counters["forwarding_failed"] += 1
         if not reply.done():
             reply.set_result(answer)
 
@@ -224,7 +224,7 @@ class Proposals:
     async def answer(self, sender: HostId, question: Asked) -> bytes:
         """A proposal that `sender` forwards. Refused when it is something else, or for another log."""
         if not isinstance(question, ProposeEntry) or another_rack(question.rack, self._desk.rack):
-            self._counters["of another rack"] += 1
+            self._counters["of_another_rack"] += 1
             why = "its log began apart from the one here"
             raise Refused(2, f"{sender} belongs to another rack", why, "docs/operations.md, 'Who votes'")
         return encode_asked(await self._asked(question))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.api.metrics import HELP, prometheus
+from agent.api.metrics import COUNTED, HELP, prometheus
 from chaos.rackworld import SimRack
 
 ROOT = Path(__file__).parents[3]
@@ -61,17 +61,39 @@ def test_all_that_a_living_agent_tells_is_good_prometheus_and_explained() -> Non
         families = parsed(prometheus(rack.agents["h1"].metrics()))
     assert len(families) > 20
     for family in families.values():
-        assert family.help == HELP[family.name]
+        assert family.help
+        assert all(
+            re.fullmatch("[a-z0-9_]+", value) for line in family.samples for value in re.findall('="(.*?)"', line)
+        )
         assert (family.kind == "counter") == family.name.endswith("_total")
         assert family.samples
 
 
 def test_every_family_that_the_code_names_is_explained_and_no_other() -> None:
     named: set[str] = set()
-    for path in [*(ROOT / "agent").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")]:
+    for path in [*(ROOT / "agent").rglob("*.py"), *(ROOT / "gossip").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")]:
         if path.name != "metrics.py":
             named |= set(re.findall(r"[\"'](covey_[a-z_]+)[{\"']", path.read_text()))
-    assert named == set(HELP)
+    assert {family for family in named if not family.endswith("_")} == set(HELP)
+
+
+WHERE = {
+    "gossip": ("gossip/**/*.py",),
+    "links": ("agent/ports/links.py", "agent/ports/handshake_limit.py"),
+    "raft": ("agent/raft/**/*.py",),
+    "rpc": ("agent/rpc.py", "agent/answers.py", "agent/host.py"),
+}
+
+
+@pytest.mark.parametrize("subsystem", WHERE)
+def test_every_word_that_is_counted_is_explained_and_no_other(subsystem: str) -> None:
+    text = "".join(path.read_text() for pattern in WHERE[subsystem] for path in sorted(ROOT.glob(pattern)))
+    lines = [line for line in text.splitlines() if re.search(r"count(er)?s(\[| = \{)", line)]
+    words = {word for line in lines for word in re.findall(r'f?"([^"{]+)[{"]', line)} | set(
+        re.findall(r'found\["(\w+)"\] = self\._gossip', text)
+    )
+    assert {word.removesuffix("_") for word in words} == set(COUNTED[subsystem])
+    assert all(re.fullmatch("[a-z0-9_]+", word) for word in words)
 
 
 def test_a_family_whose_name_begins_another_is_not_split() -> None:

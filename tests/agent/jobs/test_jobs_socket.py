@@ -203,7 +203,7 @@ async def test_a_step_becomes_a_fact_with_finite_and_few_metrics(short: str) -> 
         assert (told.step_s, told.compute_s, told.communicate_s) == (0.5, 0.25, 0.125)
         assert told.metrics["accuracy"] == 0.5
         assert len(told.metrics) == 14
-        assert found.socket.counters["metrics dropped"] == len(metrics) - 14
+        assert found.socket.counters["metrics_dropped"] == len(metrics) - 14
         stream.close()
 
 
@@ -314,7 +314,7 @@ async def test_a_process_that_sends_garbage_again_and_again_is_shut_out_and_does
                 await stream.write(pack(GOOD))
                 await read_frame(stream, decoder)
         counters = found.socket.counters
-        assert (counters["malformed"], counters["shut out"], counters["joined"]) == (OFFENCES_MAX, 20, 0)
+        assert (counters["malformed"], counters["shut_out"], counters["joined"]) == (OFFENCES_MAX, 20, 0)
         assert found.host.lines.text.count("malformed frame") == OFFENCES_MAX
         clock, real = found.host.env.clock, RealClock()
         monkeypatch.setattr(clock, "now_s", lambda: real.now_s() + FORGIVE_S + 1)

@@ -51,7 +51,7 @@ async def test_the_sender_is_who_its_key_says_and_strangers_are_not_heard() -> N
         for _ in range(10):
             stranger.links.send(GPU2, b"let me in")
             await asyncio.sleep(0.02)
-        assert two.links.counters["refused key"] >= 1
+        assert two.links.counters["refused_key"] >= 1
         while not two.heard.empty():
             assert two.heard.get_nowait()[1] == b"hello"
     finally:
@@ -85,10 +85,10 @@ async def test_a_peer_that_refused_us_before_it_knew_our_key_is_reached_once_it_
         one.links.know(GPU2, two.links.address, two.links.public_key)
         for _ in range(100):
             one.links.send(GPU2, b"early")
-            if two.links.counters["refused key"]:
+            if two.links.counters["refused_key"]:
                 break
             await asyncio.sleep(0.02)
-        assert two.links.counters["refused key"]
+        assert two.links.counters["refused_key"]
         two.links.know(GPU1, one.links.address, one.links.public_key)
         assert (await send_until_heard(one, GPU2, b"hello", two))[0] == GPU1
         assert one.links.counters["renewed"] >= 1
@@ -131,7 +131,7 @@ async def test_a_peer_that_cannot_be_reached_is_tried_anew_but_not_at_every_mess
             while (passed_s := asyncio.get_running_loop().time() - began_s) < 1.2:
                 assert not one.links.send(GPU2, b"hello")
                 await asyncio.sleep(0.005)
-        tries = one.links.counters["not connected or full"]
+        tries = one.links.counters["not_connected_or_full"]
         assert 1 <= one.links.counters["renewed"] <= 1 + passed_s / RECONNECT_S[0] / 2, "pauses double"
         assert tries > 10 * one.links.counters["renewed"]
         assert one.links.counters["sent"] == 0
@@ -143,7 +143,7 @@ async def test_an_address_that_is_none_is_logged_and_the_host_is_not_known() -> 
     one = await End().open()
     try:
         one.links.know(GPU2, "no port here", one.links.public_key)
-        assert not one.links.send(GPU2, b"hello") and one.links.counters["not connected or full"] == 0
+        assert not one.links.send(GPU2, b"hello") and one.links.counters["not_connected_or_full"] == 0
     finally:
         await one.links.close()
 
@@ -173,7 +173,7 @@ async def test_sending_to_nobody_says_so() -> None:
     try:
         assert not one.links.send(GPU2, b"hello")
         one.links.know(GPU2, "127.0.0.1:9", b"short key")
-        assert one.links.counters["bad key"] == 1
+        assert one.links.counters["bad_key"] == 1
         assert not one.links.send(GPU2, b"hello")
     finally:
         await one.links.close()
@@ -260,10 +260,10 @@ async def test_who_connects_and_says_nothing_is_counted_and_a_crowd_of_them_is_t
         silent += [socket.create_connection((ip, int(port))) for _ in range(20)]
         await until(lambda: two.links.counters["accepted"] == 20)
         await until(lambda: two.links.visitors.open == 8)
-        assert two.links.counters["turned away"] == 12
+        assert two.links.counters["turned_away"] == 12
         assert two.links.metrics()['covey_control_connections{key="not_shown"}'] == 8
         silent[0].close()
-        await until(lambda: two.links.counters["broken off"] >= 1)
+        await until(lambda: two.links.counters["broken_off"] >= 1)
         one.links.know(GPU2, two.links.address, two.links.public_key)
         two.links.know(GPU1, one.links.address, one.links.public_key)
         assert await send_until_heard(one, GPU2, b"hello", two) == (GPU1, b"hello"), "there is room for honest ones"

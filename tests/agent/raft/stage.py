@@ -152,11 +152,11 @@ class Stage:
 
     def stand(self, name: HostId) -> None:
         """Nobody has heard a leader for longer than anybody waits; `name` notices."""
-        before = self.rafts[name].counters["prevotes asked"]
+        before = self.rafts[name].counters["prevotes"]
         for _ in range(3):  # it led until now, and was late itself
             self.now_s += 6.0
             self.tell(name, Tick())
-            if self.rafts[name].counters["prevotes asked"] > before:
+            if self.rafts[name].counters["prevotes"] > before:
                 return
 
     def elect(self, name: HostId, *gone: HostId) -> None:

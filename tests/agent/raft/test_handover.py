@@ -88,7 +88,7 @@ def test_an_order_counts_in_its_own_term_and_from_its_own_leader_only() -> None:
     stage = led_by_a()
     for sender, order in ((A, TimeoutNow(2)), (A, TimeoutNow(0)), (C, TimeoutNow(1))):
         assert stage.hear(B, sender, order) == []
-    assert stage.rafts[B].role is Role.FOLLOWER and stage.rafts[B].counters["orders out of date"] == 3
+    assert stage.rafts[B].role is Role.FOLLOWER and stage.rafts[B].counters["handover_orders_stale"] == 3
     stage.hear(B, A, TimeoutNow(1))
     assert stage.rafts[B].role is Role.CANDIDATE and stage.rafts[B].term == 2
 
