@@ -16,6 +16,7 @@ from covey.errors import NoLeader, OutcomeUnknown, Refused
 from covey.ports import Command, Env
 from covey.rounds import Superseded
 from covey.tensorstream import TensorStream
+from plugins.scheduler.machine.jobs import OVER
 
 if TYPE_CHECKING:
     from chaos.rackworld import SimRack
@@ -65,7 +66,7 @@ class People:
             self.rack.saw_wrong(f"{command} of {name} with {arguments} ended with {error!r}")
         else:
             if command == "scheduler.submit" and "key" in arguments:  # others are larger than the rack
-                self.jobs[JobId(answer.id)] = ("done", "failed", "cancelled")
+                self.jobs[JobId(answer.id)] = OVER
 
     # ---- what they ask ----
 

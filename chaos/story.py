@@ -21,6 +21,7 @@ from chaos.novelty import Seen
 from chaos.rackworld import SimRack
 from chaos.world.world import Broken, Enough
 from covey.core import JobId
+from plugins.scheduler.machine.jobs import OVER
 
 WHOLE_S = 90.0
 """After `heal`, within which all hosts see each other and one leader."""
@@ -32,7 +33,6 @@ QUIET_S = 30.0
 """After the last job, within which nothing of any job is left on any host."""
 READ_S = 120.0
 """After all is healed, within which every page of a volume is read back."""
-STATES_OVER = ("done", "failed", "cancelled")
 
 Story = Callable[[Any], Any]
 
@@ -160,9 +160,7 @@ def ended(rack: SimRack, jobs: Mapping[JobId, tuple[str, ...]], over_s: float = 
     rack.run(2.0)
     rack.settle(WHOLE_S)
     rack.until(lambda: not rack.failed(), PLUGINS_S, "every plugin that a sick disk stopped is on again")
-    rack.until(
-        lambda: all(_state(rack, job) in STATES_OVER for job in jobs), over_s, f"all of {', '.join(jobs)} are over"
-    )
+    rack.until(lambda: all(_state(rack, job) in OVER for job in jobs), over_s, f"all of {', '.join(jobs)} are over")
     for job, allowed in jobs.items():
         seen = {name: _state(rack, job, name) for name in rack.hosts}
         rack.until(

@@ -273,8 +273,8 @@ def rack_addresses(place: Path) -> list[str]:
         return []
 
 
-def wait_until(agent: Agent, job: str, states: Sequence[str], deadline_s: float | None, poll_s: float = 0.2) -> Any:
-    """The job's JSON once its state is one of `states`. AgentctlError 6 when `deadline_s` (monotonic) passes first; an
+def wait_until_over(agent: Agent, job: str, deadline_s: float | None, poll_s: float = 0.2) -> Any:
+    """The job's JSON once it is over. AgentctlError 6 when `deadline_s` (monotonic) passes first; an
     agent that restarts meanwhile is waited for."""
     patience_until_s = time.monotonic() + 30
     while True:
@@ -286,7 +286,7 @@ def wait_until(agent: Agent, job: str, states: Sequence[str], deadline_s: float 
             agent.address = None if len(agent.addresses) > 1 else agent.address
         else:
             patience_until_s = time.monotonic() + 30
-            if view["state"] in states:
+            if view["over"]:
                 return view
         if deadline_s is not None and time.monotonic() > deadline_s:
             why = "the deadline passed" if "view" not in locals() else f"it is {view['state']}: {view['reason']}"

@@ -8,7 +8,6 @@ from cli.table import plural, since, table
 from covey.units import format_seconds
 
 TITLES = ("JOB", "NAME", "TENANT", "CLASS", "STATE", "WORKERS", "GPUS", "STEP", "TIME", "WHERE", "WHY")
-ENDED = ("done", "failed", "cancelled")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

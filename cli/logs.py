@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from cli.client import FAILED, NOT_FOUND, TRY_AGAIN, USAGE, Agent, AgentctlError
 from cli.context import Context, not_found
-from cli.jobs import ENDED
 
 POLL_S = 0.3
 """Between two looks while following, seconds."""
@@ -129,7 +128,7 @@ def collect(agent: Agent, job: str, rank: int) -> str:
 def has_ended(context: Context, job: str) -> bool:
     """False too while an agent restarts; when no agent answers at all any more, that is an AgentctlError."""
     try:
-        return context.agent.get("jobs", job).data["state"] in ENDED
+        return bool(context.agent.get("jobs", job).data["over"])
     except AgentctlError as error:
         if error.code != TRY_AGAIN:
             raise

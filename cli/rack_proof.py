@@ -25,7 +25,7 @@ from typing import Any
 
 from cli import submit
 from cli.client import FAILED, Agent, AgentctlError
-from cli.jobs import ENDED, how_long
+from cli.jobs import how_long
 from cli.logs import collect
 from cli.main import parse
 from cli.rack_files import RackHost
@@ -242,7 +242,7 @@ class Watch:
     def until_ended(self, deadline_s: float) -> dict[str, Any]:
         while True:
             view = self._look()
-            if view["state"] in ENDED:
+            if view["over"]:
                 return view
             if time.monotonic() > deadline_s:
                 why = f"it is {view['state']}: {view['reason']}"

@@ -5,9 +5,8 @@ import argparse
 import time
 from typing import Any
 
-from cli.client import FAILED, AgentctlError, wait_until
+from cli.client import FAILED, AgentctlError, wait_until_over
 from cli.context import Context, not_found
-from cli.jobs import ENDED
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +22,7 @@ def run(context: Context) -> int:
 
 def wait(context: Context, job: str) -> int:
     deadline_s = None if context.args.timeout is None else time.monotonic() + context.args.timeout
-    return report(context, wait_until(context.agent, job, ENDED, deadline_s))
+    return report(context, wait_until_over(context.agent, job, deadline_s))
 
 
 def report(context: Context, view: dict[str, Any]) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 
 from cli.client import AgentctlError
 from cli.context import Context, not_found
-from cli.jobs import ENDED
 from cli.table import clock, plural, table
 
 TITLES = ("TIME", "HOST", "OF", "EVENT", "WHY")
@@ -47,7 +46,7 @@ def say_now(context: Context) -> None:
         view = context.agent.get("jobs", context.args.id).data
     except AgentctlError:
         return
-    if view["state"] not in ENDED:
+    if not view["over"]:
         context.say(f"now {context.paint.state(view['state'])}: {view['reason']}")
 
 

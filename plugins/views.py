@@ -120,7 +120,10 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     job_class: str
     """As asked for: `guaranteed`, `auto` or `opportunistic`."""
     state: str
-    """`queued`, `placing`, `running`, `stopping`, `done`, `failed`, `cancelled`."""
+    """One of `plugins.scheduler.machine.jobs.STATES`: `queued`, `placing`, `running`, `stopping`, `done`, `failed`,
+    `cancelled`."""
+    over: bool
+    """Its state is one that a job never leaves. Read this, and not a list of states of your own."""
     reason: str
     """Why it is in this state, in words: place in the queue, who is ahead, exit status by rank and signal name."""
     workers: int

@@ -21,7 +21,7 @@ from covey.core import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.admission import packlimit
 from plugins.scheduler.machine.capacity import Capacity
-from plugins.scheduler.machine.jobs import OVER, Job
+from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.leader import Leader, RackHost, ScheduleTick
 from plugins.scheduler.machine.queue import LIVE_MAX, Queue
 from plugins.scheduler.messages.commands import (
@@ -365,7 +365,7 @@ class Live:
         changed = self.dispatch.take()
         for id in self.queue.jobs if changed is None else changed:
             job = self.queue.jobs.get(id)
-            if job is None or job.state in OVER:
+            if job is None or job.over:
                 self.ground.drop(id)
             else:
                 self.ground.put(job)

@@ -39,7 +39,6 @@ RANK_ENV = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRIT
 _SHA256 = re.compile(r"parameters sha256=([0-9a-f]{64})")
 UNKNOWN_MAX = 20
 """Looks, half a second apart: a copy of the log may be as much behind as its agent says."""
-OVER = ("done", "failed", "cancelled")
 
 
 class Watched:
@@ -74,7 +73,7 @@ class Watched:
 
     def submit(self) -> None:
         """One more job, if fewer than wanted run; a rack without a leader is asked again next time."""
-        waiting = sum(job["state"] not in OVER for job in self.jobs.values())
+        waiting = sum(not job["over"] for job in self.jobs.values())
         if waiting >= JOBS_AT_ONCE:
             return
         out = self.rack.lab.folder / "out"
@@ -97,7 +96,7 @@ class Watched:
         self.jobs[view["id"]] = dict(view)
 
     def look(self) -> None:
-        for job in [job for job, view in self.jobs.items() if view["state"] not in OVER]:
+        for job in [job for job, view in self.jobs.items() if not view["over"]]:
             try:
                 view = dict(self.rack.agent().get("jobs", job).data)
             except AgentctlError as error:
@@ -109,7 +108,7 @@ class Watched:
                 continue
             self._unknown.pop(job, None)
             self.jobs[job] = view
-            if view["state"] in OVER:
+            if view["over"]:
                 self._judge(job, view)
 
     def _judge(self, job: str, view: dict[str, Any]) -> None:
@@ -227,12 +226,12 @@ def _play(
 def _all_over(users: Watched) -> bool:
     users.keep_paging()
     users.look()
-    return all(view["state"] in OVER for view in users.jobs.values())
+    return all(view["over"] for view in users.jobs.values())
 
 
 def _states(users: Watched) -> str:
     return ", ".join(
-        f"{job} {view['state']} ({view['reason']})" for job, view in users.jobs.items() if view["state"] not in OVER
+        f"{job} {view['state']} ({view['reason']})" for job, view in users.jobs.items() if not view["over"]
     )
 
 

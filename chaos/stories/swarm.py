@@ -9,6 +9,7 @@ from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.story import READ_S, ended, not_stale
 from covey.core import JobId
+from plugins.scheduler.machine.jobs import OVER
 
 FAULTS_S = 60.0
 
@@ -27,7 +28,6 @@ def play(rack: SimRack, mischief: bool = False, others: dict[JobId, tuple[str, .
     end = max([start + FAULTS_S, *(at + fault.for_s + 5.0 for at, fault in plan if fault.for_s >= faults.AWAY_S[0])])
     rack.forgive()
     pager = rack.pager(rack.rng.choice(sorted(rack.hosts)), "vol1", 1 << 18, FAULTS_S, pace=LONG_RUNS)
-    over = ("done", "failed", "cancelled")
     jobs = {} if others is None else others
     for number in range(rack.rng.randint(1, 4)):
         tenant = rack.rng.choice(("red", "blue"))
@@ -39,7 +39,7 @@ def play(rack: SimRack, mischief: bool = False, others: dict[JobId, tuple[str, .
             key=f"swarm-{number}",
             within_s=FAULTS_S + 120.0,
         )
-        jobs[job] = over
+        jobs[job] = OVER
         rack.run(rack.rng.uniform(0.0, 12.0))
     rack.run(max(0.0, end - rack.world.now))
     ended(rack, jobs)

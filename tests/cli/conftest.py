@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from plugins.scheduler.machine.jobs import OVER
+
 Reply = tuple[int, Any]
 
 
@@ -128,7 +130,8 @@ def job_view(**changes: Any) -> dict[str, Any]:
         "aggregator": "gpu3",
         "age_s": 0.0,
     }
-    return view | changes
+    view |= changes
+    return {"over": view["state"] in OVER, **view}
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from covey.core import HostId, JobId
-from plugins.scheduler.machine.jobs import HOLDING, OVER, Job
+from plugins.scheduler.machine.jobs import HOLDING, Job
 from plugins.scheduler.machine.kept_bytes import KeptBytes
 from plugins.scheduler.machine.models import Models, StepHistory
 
@@ -122,7 +122,7 @@ class JobTable:
 
     def live(self) -> list[Job]:
         """Jobs that are not over, in order of admission."""
-        return [job for job in self.jobs.values() if job.state not in OVER]
+        return [job for job in self.jobs.values() if not job.over]
 
     def quota(self, tenant: str) -> int | None:
         """GPUs a tenant may hold; None: not limited."""
@@ -147,7 +147,7 @@ class JobTable:
         known = self.jobs.get(job)
         if known is None:
             return self.was(job)
-        return known.epoch > epoch or known.state in OVER or (known.epoch == epoch and known.state == "queued")
+        return known.epoch > epoch or known.over or (known.epoch == epoch and known.state == "queued")
 
     def changed(self) -> list[JobId]:
         """Jobs whose state changed since this was last asked, in order; each once."""
@@ -240,7 +240,7 @@ class JobTable:
                 for gpu in place.gpus if job.awaits(place.host) else ():
                     assert (place.host, gpu) not in holders, f"GPU {gpu} on {place.host} is held twice"
                     holders[place.host, gpu] = job.id
-            assert (job.state in OVER) == (job.exit_code is not None), f"{job.id} is {job.state} with {job.exit_code}"
+            assert job.over == (job.exit_code is not None), f"{job.id} is {job.state} with {job.exit_code}"
         assert used == self._used, f"usage {self._used} is not {used}"
         assert holders == {(h, g): j for h, held in self.holders.items() for g, j in held.items()}
         for tenant, count in used.items():

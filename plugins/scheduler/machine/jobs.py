@@ -9,7 +9,7 @@ passes through `stopping`, and the job is over only when each of its hosts has s
 more, or is lost.
 """
 
-from typing import Literal, assert_never
+from typing import Literal, assert_never, get_args
 
 import msgspec
 
@@ -18,13 +18,19 @@ from plugins.facts import Place
 from plugins.scheduler.messages.spec import JobClass, JobSpec, SealedEnv
 from plugins.scheduler.policy.order import Row, queue_of
 
-State = Literal["queued", "placing", "running", "stopping", "done", "failed", "cancelled"]
+Holding = Literal["placing", "running", "stopping"]
+Over = Literal["done", "failed", "cancelled"]
+State = Literal["queued", Holding, Over]
+"""A new state is written into one of these three: what it counts against and what waits for it follow from that."""
 After = Literal["queued", "failed", "cancelled"]
 Cause = Literal["preempted", "host lost", "exit 75", "failed"]
 """Why a job that ran is to run again: each is counted by itself, and has a limit of its own."""
-HOLDING: tuple[State, ...] = ("placing", "running", "stopping")
+STATES: tuple[State, ...] = get_args(State)
+"""In the order in which a job passes through them."""
+HOLDING: tuple[State, ...] = get_args(Holding)
 """States that count against the tenant's quota."""
-OVER: tuple[State, ...] = ("done", "failed", "cancelled")
+OVER: tuple[Over, ...] = get_args(Over)
+"""States that a job never leaves. Nothing else says which these are: programs read `JobView.over`."""
 
 
 class FirstFailure(msgspec.Struct, frozen=True):
@@ -120,6 +126,11 @@ class Job(msgspec.Struct, kw_only=True):
     def counts(self) -> bool:
         """Whether its GPUs count against a quota when it holds any."""
         return self.job_class != "opportunistic"
+
+    @property
+    def over(self) -> bool:
+        """It will not run again."""
+        return self.state in OVER
 
     @property
     def placed(self) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from covey.core import JobId
-from plugins.scheduler.machine.jobs import OVER, Job
+from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.messages.spec import JobSpec
 
 LIVE_BYTES_MAX = 64 * 1024 * 1024
@@ -30,7 +30,7 @@ class KeptBytes:
         self._sizes: dict[JobId, int] = {}
         for job in jobs:
             self.submitted(job)
-            if job.state in OVER:
+            if job.over:
                 self.over(job)
 
     def submitted(self, job: Job) -> None:

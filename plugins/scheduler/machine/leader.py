@@ -15,7 +15,7 @@ from covey.units import format_seconds
 from plugins.scheduler.machine.admission import Admission, taken
 from plugins.scheduler.machine.capacity import Capacity
 from plugins.scheduler.machine.job_index import JobIndex
-from plugins.scheduler.machine.jobs import OVER, Job
+from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.leases import Leases
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.machine.run_queues import RunQueues
@@ -160,7 +160,7 @@ class Leader:
             changed += self._heard(rack)
         for id in changed:
             job = self.queue.jobs.get(id)
-            if job is None or job.state in OVER:
+            if job is None or job.over:
                 self._drop(id)
             else:
                 self._put(job, now_s)

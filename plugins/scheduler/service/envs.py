@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from covey.core import HostId, JobId
 from covey.errors import Refused
 from plugins.base import Host
-from plugins.scheduler.machine.jobs import HOLDING, OVER, Job
+from plugins.scheduler.machine.jobs import HOLDING, Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.spec import SealedEnv
 from plugins.scheduler.messages.wire import EnvAnswer, EnvOf, KeepEnv
@@ -203,7 +203,7 @@ class Envs:
         if not self._kept:
             return
         unclaimed, now_s = self._unclaimed(), self._host.env.clock.now_s()
-        over = {job.env.digest for job in self._queue.jobs.values() if job.env is not None and job.state in OVER}
+        over = {job.env.digest for job in self._queue.jobs.values() if job.env is not None and job.over}
         for digest in sorted(unclaimed):
             if digest in over or now_s - self._kept[digest] > UNCLAIMED_S:
                 await self._delete(digest)

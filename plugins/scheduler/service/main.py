@@ -26,7 +26,7 @@ from plugins.facts import (
 )
 from plugins.scheduler.machine import gang
 from plugins.scheduler.machine.admission import packlimit, taken
-from plugins.scheduler.machine.jobs import OVER, Job
+from plugins.scheduler.machine.jobs import STATES, Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import Applied, CancelAsked, Placed, PlaceFailed, Submitted
 from plugins.scheduler.messages.spec import JobSpec, SpecError
@@ -304,7 +304,7 @@ class SchedulerService(PluginService):
 
     def metrics(self) -> Mapping[str, float]:
         found: dict[str, float] = {}
-        for state in ("queued", "placing", "running", "stopping", *OVER):
+        for state in STATES:
             found[f'covey_jobs{{state="{state}"}}'] = sum(job.state == state for job in self.queue.jobs.values())
         found["covey_gpus_free"] = len(self.ranks.reservations.free())
         found["covey_grants_total"] = self.leadership.counters["grants"]
@@ -409,10 +409,10 @@ class SchedulerService(PluginService):
 
     async def _cancel(self, given: Mapping[str, Any]) -> JobView:
         job = await self._seek(given)
-        if job.state not in OVER:
+        if not job.over:
             by = str(given.get("by", ""))[:100]
             await self.queue_log.change(CancelAsked(wall_s=0.0, job=job.id, by=by), f"cancel {job.id}")
-            await self.queue_log.until(lambda: job.after == "cancelled" or job.state in OVER, SHOWN_S)
+            await self.queue_log.until(lambda: job.after == "cancelled" or job.over, SHOWN_S)
         return await self._job(given)
 
     async def _give_up(self, given: Mapping[str, Any]) -> list[JobView]:
@@ -442,10 +442,10 @@ class SchedulerService(PluginService):
             raise Refused(3, f"there is no rank {rank}", why, f"agentctl logs {job.id} --rank 0")
         host = next((place.host for place in job.places if rank in place.ranks), None)
         if host is None:
-            return views.LogPart(b"", 0, job.state in OVER, self.host.id, 0)
+            return views.LogPart(b"", 0, job.over, self.host.id, 0)
         ask = LogTail(job.id, rank, offset, limit)
         part = await (self._log_tail(ask) if host == self.host.id else self._ask_log(host, ask))
-        over = job.state in OVER or (part.ended and rank in job.codes.get(host, {}))
+        over = job.over or (part.ended and rank in job.codes.get(host, {}))
         if over and not part.kept:
             raise views.output_gone(job, rank, host)
         return views.LogPart(

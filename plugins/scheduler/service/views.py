@@ -220,6 +220,7 @@ def job_view(
         job_class=job.spec.job_class,
         runs_as=job.job_class,
         state=job.state,
+        over=job.over,
         reason=_reason(job, standing, away, seen.leads),
         workers=job.spec.workers,
         gpus=job.spec.gpus,

@@ -7,7 +7,6 @@ import random
 import pytest
 
 from covey.errors import Refused
-from plugins.scheduler.machine.jobs import OVER
 from plugins.scheduler.policy.settings import SchedulerSettings
 from tests.plugins.scheduler.rack import Rack, play, until
 
@@ -114,7 +113,7 @@ class Storm:
             assert epoch > 0
         jobs = self.rack["gpu1"].service.queue.jobs
         assert self.submitted <= set(jobs), "a job that was taken is gone"
-        return all(job.state in OVER for job in jobs.values())
+        return all(job.over for job in jobs.values())
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -1,0 +1,56 @@
+"""What a job's state means is said once, in `machine/jobs.py`; nobody keeps a list of states of their own."""
+
+import ast
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from cli.table import STATE_COLOURS
+from covey.core import JobId
+from plugins.scheduler.machine.jobs import HOLDING, OVER, STATES, After, Job, State
+from plugins.scheduler.messages.spec import JobSpec
+
+ROOT = Path(__file__).parents[3]
+PLACE = ROOT / "plugins/scheduler/machine/jobs.py"
+PACKAGES = ("covey", "gossip", "plugins", "agent", "cli", "sim", "chaos", "bench")
+
+
+def lists_of_states_over(source: str) -> list[int]:
+    """Lines with a tuple, list or set that names every state in which a job is over."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Tuple | ast.List | ast.Set)
+        and {item.value for item in node.elts if isinstance(item, ast.Constant)} >= set(OVER)
+    ]
+
+
+def test_every_state_waits_holds_or_is_over() -> None:
+    assert {*STATES} == {"queued", *HOLDING, *OVER}
+    assert len(STATES) == 1 + len(HOLDING) + len(OVER)
+    assert {*get_args(After)} < {*STATES}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_job_is_over_in_the_states_that_it_never_leaves(state: State) -> None:
+    spec = JobSpec.parse({"argv": ["true"], "cwd": "/"})
+    job = Job(id=JobId("j1"), number=1, key="k", spec=spec, submitted_wall_s=0.0, state=state)
+    assert job.over == (state not in ("queued", *HOLDING))
+
+
+def test_no_other_file_lists_the_states_in_which_a_job_is_over() -> None:
+    """`agentctl wait` could otherwise wait for ever for a state that only `jobs.py` knows."""
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path != PLACE]
+    found = [f"{path.relative_to(ROOT)}:{line}" for path in files for line in lists_of_states_over(path.read_text())]
+    assert found == []
+
+
+def test_a_list_of_states_that_somebody_keeps_is_found() -> None:
+    assert lists_of_states_over('ENDED = ("failed", "done", "timeout", "cancelled")\nTWO = ("done", "failed")') == [1]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_every_state_has_a_colour_and_is_named_where_programs_read_it(state: State) -> None:
+    assert state in STATE_COLOURS
+    assert f"`{state}`" in (ROOT / "plugins/views.py").read_text()
