@@ -76,7 +76,7 @@ KNOBS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "preemption": (False,),
         "demote_after_s": (0.0, INF),
         "starve_limit_s": (0.0, INF),
-        "promote_knob": (0.0, INF),
+        "promote_knob": (1.0, INF),
         "host_lost_after_s": (6.0, 120.0),
         "home_lost_after_s": (0.1, 20.0),
         "placing_limit_s": (5.0, 600.0),

@@ -33,7 +33,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     that nobody is passed for ever)."""
     promote_knob: float | None = None
     """A job below the highest queue that waited this many times as long as it ran goes to the head of everything; None
-    or inf: never (NSDI'19 §3.3, PROMOTEKNOB, which the paper's testbed leaves off too)."""
+    or inf: never (NSDI'19 §3.3, PROMOTEKNOB, which the paper's testbed leaves off too). At least 1, where the paper's
+    own series begins (§5): under that two jobs that need the same GPUs stop one another before either gets on."""
     host_lost_after_s: float = 60.0
     """A host gone for longer loses its jobs (chosen: an agent's restart and a switch's reboot fit in). Ranks that no
     leader confirms are asked to end after half of it, and are gone after three quarters (`policy/leases.py`)."""
@@ -86,6 +87,10 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
                 raise ValueError(f"{name} must be 0 or more; inf is never")
             if value == math.inf:
                 msgspec.structs.force_setattr(self, name, None)
+        if self.promote_knob is not None and self.promote_knob < 1:
+            raise ValueError(
+                "promote_knob must be at least 1: a job that gave way must not come back before the other ran"
+            )
         if self.place_attempts < 1 or self.env_copies < 0:
             raise ValueError("place_attempts must be at least 1, env_copies at least 0")
         if any(value < 0 for value in self.quotas.values()):
