@@ -22,6 +22,10 @@ hosts      --gpus 64x8 also places every gang on hosts: packed when its model is
            (of jobs whose trace says nothing; 0: all of them into gaps), spread_slowdown=0.5 (a skewed gang on more
            hosts than needed takes 1.5 times as long) and packlimit=0.3 (the skew above which a gang is packed). Where
            nobody is slowed, hosts change no time.
+
+tenants    --tenants FILE runs quotas, classes, demotion, upgrade and reservations by the scheduler of agents itself
+           (covey, or dlas with inside=sticky) and says what each tenant got. The file is TOML: [tenants.NAME] with
+           quota = GPUs, class = "auto" and of = [names in the trace]; `sim/tenants.py` says all of it
 """
 
 import argparse
@@ -40,8 +44,12 @@ from plugins.scheduler.policy.rules import COVEY, LAS_PUBLISHED, NON_PREEMPTIVE,
 from sim.engine import Outcome, SimJob
 from sim.engine_baselines import engine_for
 from sim.engine_places import Placing, Tally
+from sim.figures import duration as duration
+from sim.figures import quantile as quantile
 from sim.report import Cell, Figure, Progress, Report, Series, Table, Wrong
 from sim.sharing_cluster import Cluster, Sharing
+from sim.tenants import Tenancy, read_tenants
+from sim.tenants_report import run_shared, with_tenants
 from sim.trace import SLOWDOWN_MAX, Trace, read_services, read_trace
 
 HELP = "run a trace of jobs under a scheduling policy"
@@ -74,6 +82,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, required=True, metavar="FILE", help="CSV, plain or gzip")
     parser.add_argument("--gpus", required=True, metavar="N[xM]", help="N GPUs, or N hosts of M")
     parser.add_argument("--policy", default="covey", metavar="P", help="default: covey")
+    parser.add_argument("--tenants", type=Path, metavar="FILE", help="quotas and classes of the trace's tenants, TOML")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting; may be repeated")
 
 
@@ -83,7 +92,19 @@ def run(options: argparse.Namespace, progress: Progress) -> Report:
     unusable = sorted(set(settings_of(options.set)) & HOSTS_ONLY)
     if unusable and hosts is None:
         raise Wrong(f"--set {unusable[0]}", "it describes gangs on hosts", "give hosts x GPUs, such as --gpus 64x8")
-    return simulate(read_trace(options.trace), capacity, plan, progress, hosts)
+    tenancy = None if options.tenants is None else _tenancy(options.tenants, plan, options.set)
+    return simulate(read_trace(options.trace), capacity, plan, progress, hosts, tenancy)
+
+
+def _tenancy(path: Path, plan: Plan, given: Sequence[str]) -> Tenancy:
+    """Wrong also for what means nothing to the scheduler of agents."""
+    if plan.sharing is not None:
+        raise Wrong(f"--tenants {path} with --set sharing=on", "agents share no GPUs yet", "leave one of them out")
+    for key in sorted(set(settings_of(given)) & HOSTS_ONLY):
+        raise Wrong(
+            f"--set {key} with --tenants {path}", "no gang is slowed there by its hosts", "leave one of them out"
+        )
+    return read_tenants(path)
 
 
 # ---- what was asked for ----
@@ -296,12 +317,22 @@ EXPECTED = {
 # ---- the run ----
 
 
-def simulate(trace: Trace, capacity: int, plan: Plan, progress: Progress, hosts: int | None = None) -> Report:
+def simulate(
+    trace: Trace,
+    capacity: int,
+    plan: Plan,
+    progress: Progress,
+    hosts: int | None = None,
+    tenancy: Tenancy | None = None,
+) -> Report:
     """One run, on so many equal hosts when they are given. Gangs wider than the cluster are left out, and counted."""
     jobs = [job for job in trace.jobs if job.gpus <= capacity]
     wide = len(trace.jobs) - len(jobs)
     if not jobs:
         raise Wrong(f"{trace.name}: no job fits", f"all ask for more than {capacity} GPUs", "give more --gpus")
+    if tenancy is not None:
+        given = run_shared(jobs, capacity, hosts, plan.rules, tenancy, progress)
+        return with_tenants(report(trace, given.jobs, capacity, plan, given.out, wide), given, tenancy)
     jobs = [_limited(job, plan.limit_factor) for job in jobs] if plan.rules.discipline == "backfill" else jobs
     if plan.rules.discipline == "gandiva" and plan.rules.quantum_s is None:
         span = max(job.submit_s for job in jobs) - min(job.submit_s for job in jobs)
@@ -373,11 +404,6 @@ def history_of(plan: Plan, jobs: Sequence[SimJob]) -> History:
     if plan.samples is not None:
         return History(read_services(plan.samples))
     return History(job.gpus * job.duration_s for job in jobs)
-
-
-def quantile(ascending: Sequence[int], share: float) -> int:
-    """Nearest rank: the smallest value that at least this share does not exceed."""
-    return ascending[max(0, math.ceil(share * len(ascending)) - 1)]
 
 
 def measures(jobs: Sequence[SimJob], capacity: int, out: Outcome) -> dict[str, Any]:
@@ -469,11 +495,3 @@ def said(plan: Plan) -> dict[str, Any]:
         found |= {"sharing": "on", "interference": plan.sharing.interference, "busy_low": low, "busy_high": high}
         found |= {"memory_large": plan.sharing.memory_large, "draw": plan.draw}
     return found
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `12.3 min`, `4.5 h`, `3.2 days`."""
-    for size, word in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= size * (1 if word != "days" else 2):
-            return f"{seconds / size:.1f} {word}"
-    return f"{seconds:.0f} s"

@@ -73,7 +73,7 @@ class Life:
     """It has GPUs."""
     runs: bool = False
     """It makes progress on them."""
-    counts: bool = True
+    counts: bool = False
     """They count against its tenant's quota."""
     since: int = 0
     """When it was last looked at."""
@@ -165,6 +165,8 @@ class Live:
         self.left = count = len(jobs)
         self.out = Outcome([0] * count, [0] * count, [0] * count, [0] * count, [0] * count)
         self.tally = Tally(used={ask.tenant: Used() for ask in self.asks})
+        self.held = dict.fromkeys(self.tally.used, 0)
+        """GPUs that each tenant's jobs hold in the world and that count against its quota."""
 
     # ---- the run ----
 
@@ -198,7 +200,7 @@ class Live:
     def _pass_until(self, now: int) -> None:
         for tenant, used in self.tally.used.items():
             quota = self.queue.quota(tenant)
-            if quota is not None and self.queue.used(tenant) > quota:
+            if quota is not None and self.held[tenant] > quota:
                 used.over_s += now - self.now
         self.now = now
 
@@ -233,7 +235,7 @@ class Live:
         else:
             raise AssertionError(f"the leader does not come to rest at second {self.now}")
         for tenant, used in self.tally.used.items():
-            used.held_max = max(used.held_max, self.queue.used(tenant))
+            used.held_max = max(used.held_max, self.held[tenant])
 
     def _look(self) -> bool:
         """Everything that the leader proposes is performed; whether there was anything that the log took."""
@@ -262,7 +264,7 @@ class Live:
                 self.tally.demoted.add(self.at[command.job])
             case Upgraded():
                 self.tally.upgraded.add(self.at[command.job])
-                self.lives[self.at[command.job]].counts = True
+                self._counts(self.at[command.job], True)
             case GpusReserved() if command.gpus:
                 self.tally.reserved.add(self.at[command.job])
             case _:
@@ -280,8 +282,8 @@ class Live:
 
     def _ranks_end(self, at: int, asked: bool) -> None:
         job = self._job(at)
-        life = self.lives[at]
-        life.holds, life.since = False, self.now
+        self._counts(at, False)
+        self.lives[at].holds, self.lives[at].since = False, self.now
         for place in job.places:
             codes = dict.fromkeys(place.ranks, 0)
             epoch, host = job.epoch, place.host
@@ -306,6 +308,12 @@ class Live:
             used.guaranteed_gpu_s += passed * gpus * life.counts
             used.opportunistic_gpu_s += passed * gpus * (not life.counts)
             life.since = self.now
+
+    def _counts(self, at: int, counts: bool) -> None:
+        """From now on the GPUs that it has count against its tenant's quota, or do not."""
+        life = self.lives[at]
+        self.held[self.asks[at].tenant] += self.jobs[at].gpus * (counts - life.counts)
+        life.counts = counts
 
     def _arrive(self, at: int) -> None:
         self.lives[at].since = self.jobs[at].submit_s
@@ -374,7 +382,8 @@ class Live:
     def _start(self, at: int, counts: bool) -> None:
         life = self.lives[at]
         self.out.wait_s[at] += self.now - life.since
-        life.holds, life.counts, life.since, life.starts = True, counts, self.now, life.starts + 1
+        life.holds, life.since, life.starts = True, self.now, life.starts + 1
+        self._counts(at, counts)
         if life.starts == 1:
             self.out.first_s[at] = self.now
         if life.starts > 1 and self.restore_s:

@@ -237,12 +237,14 @@ def test_whoever_is_promoted_comes_before_whoever_would_have_started() -> None:
     rack = Little([2], {}, starve_limit_s=50.0, narrow_first=True)
     first = rack.submit(2, "red")
     rack.settle()
-    starving, narrow = rack.submit(2, "red"), rack.submit(1, "red")
+    starving = rack.submit(2, "red")
     rack.look()
     rack.now_s += 60.0
+    narrow = rack.submit(1, "red")
     rack.end(rack.queue.jobs[first])
     rack.settle()
     assert [rack.state(job) for job in (starving, narrow)] == ["running", "queued"]
+    assert rack.queue.jobs[narrow].attempt == 0, "it did not start in between"
 
 
 def test_without_preemption_nobody_waits_for_a_job_that_could_only_start_if_another_stopped() -> None:
