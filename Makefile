@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables clean
+.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables picture docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -63,6 +63,9 @@ rack-test: $(READY) ## kill real agents and byte processes under a job and remot
 
 storm: $(READY) ## harm real agents on hosts of their own for half an hour: make storm SEED=1 SECONDS=1800
 	@$(BIN)/covey-chaos storm --seed $(or $(SEED),1) --seconds $(or $(SECONDS),1800)
+
+picture: $(READY) ## draw docs/picture.svg anew: the layers, and who imports whom
+	@$(BIN)/python docs/picture.py
 
 clean: ## remove .venv and everything made by tools
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info covey/*.egg-info build
