@@ -7,6 +7,7 @@ is in `make house`.
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "docs/picture.svg"
 WIDTH, ROW, BOX, GAP, TOP = 620, 100, 52, 16, 64
 """Pixels: of a panel; between the tops of two rows; height of a box; between two boxes; above the first row."""
+APART = 13.0
+"""Pixels between two arrows downwards, at least."""
 COLOURS = ("#1b6ca8", "#b3541e", "#3a7d44", "#7b4397", "#a8324a", "#4f6d7a", "#7a6a1b")
 """An arrow has the colour of the box that it leaves."""
 
@@ -100,13 +103,24 @@ def boxes(rows: Rows) -> dict[str, Box]:
 
 def lanes(arrows: Arrows, at: Mapping[str, Box]) -> Iterator[tuple[str, str, float]]:
     """Each arrow with an x of its own below the box that it leaves. ValueError for one that would point upwards."""
+    taken: list[float] = []
     for name, box in at.items():
         targets = sorted((to for of, to in arrows if of == name), key=lambda to: (at[to].y, at[to].x))
         if above := [to for to in targets if at[to].y < box.y]:
             raise ValueError(f"{name} imports {above[0]}, which is above it")
         targets = [to for to in targets if at[to].y > box.y]
         for number, to in enumerate(targets):
-            yield name, to, inside(box.x + box.width * (number + 1) / (len(targets) + 1), at[to])
+            wanted = inside(box.x + box.width * (number + 1) / (len(targets) + 1), at[to])
+            taken.append(next(x for x in aside(wanted) if all(abs(x - other) >= APART for other in taken)))
+            yield name, to, taken[-1]
+
+
+def aside(wanted: float) -> Iterator[float]:
+    """That x, then others ever further to both sides of it."""
+    yield wanted
+    for step in count(1):
+        yield wanted + step * APART
+        yield wanted - step * APART
 
 
 def asides(arrows: Arrows, at: Mapping[str, Box]) -> Iterator[tuple[str, str, str]]:

@@ -357,6 +357,13 @@ def test_each_claim_of_a_paper_is_a_test_that_names_its_section(page: Path) -> N
     assert claims_without_reference(page.read_text()) == []
 
 
+@pytest.mark.parametrize("name", ["ARCHITECTURE", "MAP"])
+def test_pages_for_newcomers_name_files_and_functions_that_exist(name: str) -> None:
+    page = ROOT / f"docs/{name}.md"
+    assert len(set(PATH.findall(page.read_text()))) >= 8, "each step names its file and function"
+    assert wrong_names(page.read_text(), page) == []
+
+
 def test_every_page_of_a_paper_is_a_plugins() -> None:
     assert {page.stem for page in PAPERS[1:]} == {plugin.name for plugin in PLUGINS}
 
