@@ -244,6 +244,17 @@ def test_an_evicted_slab_moves_with_its_pages_and_a_published_one_starts_empty()
     assert moved.pages.valid[moved.pages.lender >= 0].mean() > 0.95 > anew.pages.valid[anew.pages.lender >= 0].mean()
 
 
+def test_with_lend_auto_nobody_lends_more_than_half_of_what_was_free_at_first() -> None:
+    """As an agent does by default: `lend = "auto"`. Reference: §2.5.1."""
+    one, auto = Strategy("one by lot", choices=1, drawn=1, hot=1.25), {}
+    for capped in (False, True):
+        rack = crowded(replace(one, auto_lend=capped), 120)
+        free = rack.host_bytes - rack.pages.local[0] - memory_reports.HEADROOM.of(rack.host_bytes)
+        lent = [sum(slab.size_bytes for slab in each.lent.values()) for each in rack.lenders]
+        auto[capped] = float((np.array(lent) / free).max())
+    assert 0.3 < auto[True] <= 0.5 < auto[False]
+
+
 def test_the_new_place_of_a_slab_has_what_was_copied_when_the_old_one_closes() -> None:
     load = (np.zeros((1, 2)), np.full((1, 2), float(GIB)), np.ones((1, 2)))
     pages = Pages(GIB, True, load, random.Random(1))
