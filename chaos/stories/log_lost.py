@@ -38,6 +38,7 @@ def play(rack: SimRack) -> None:
     if len({first, second, third}) != 3:
         raise Broken(f"an id was given out twice: {first}, {second}, {third}")
     rack.settle()
+    rack.until(lambda: not any(rack.agents[name].log.trouble for name in (loser, keeper)), 30.0, "every log has a vote")
     _kill(rack, keeper)
     rack.until(lambda: rack.leader() in (away, loser), 30.0, "the log that was lost counts again")
     rack.hosts[keeper].revive()

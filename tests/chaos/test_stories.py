@@ -66,6 +66,10 @@ def test_a_rack_whose_disks_were_sick_finishes_its_jobs(seed: int) -> None:
     tell("swarm", seed)
 
 
+def test_a_log_that_was_lost_counts_once_its_host_says_so() -> None:
+    tell("log_lost", 71107)
+
+
 def test_pages_of_a_place_that_was_closed_survive_a_loss_of_power() -> None:
     tell("files_damaged", 6)
 
