@@ -182,10 +182,10 @@ def test_a_leader_that_commits_what_it_alone_holds_is_found(monkeypatch: pytest.
 def test_a_queue_that_forgets_quotas_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     granted = Queue._granted
 
-    def without_quota(self: Queue, command: Any) -> Any:
+    def without_quota(self: Queue, job: Any, command: Any) -> Any:
         kept, self.quotas = self.quotas, {}
         try:
-            return granted(self, command)
+            return granted(self, job, command)
         finally:
             self.quotas = kept
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from covey.core import HostId, JobId
 from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.messages.commands import NotApplied, Placed
+from plugins.scheduler.messages.commands import AboutJob, CancelAsked, NotApplied, Placed
 from plugins.scheduler.policy import explain
 
 
@@ -13,7 +13,8 @@ def unknown(job: JobId, was: bool) -> NotApplied:
     return NotApplied(3, f"there is no job {job}", why, "see agentctl jobs --all")
 
 
-def stale(job: Job, epoch: int) -> NotApplied:
+def stale(job: Job, command: AboutJob) -> NotApplied:
+    epoch = None if isinstance(command, CancelAsked) else command.epoch
     why = f"the command is about epoch {epoch}; the job is {job.state} under epoch {job.epoch}"
     return NotApplied(4, f"nothing was changed about {job.id}", why, f"see agentctl why {job.id}")
 

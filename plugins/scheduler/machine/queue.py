@@ -14,7 +14,7 @@ waits (`Elapsed`), and a job remembers what that clock showed when its wait bega
 Ended jobs are kept for the list, the newest `ENDED_MAX` of them; their keys and environments go with them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import assert_never
 
 import msgspec
@@ -25,6 +25,7 @@ from plugins.scheduler.machine.job_table import ENDED_MAX, JobTable
 from plugins.scheduler.machine.jobs import HOLDING, After, Cause, FirstFailure, Job, State
 from plugins.scheduler.machine.kept_bytes import ENDED_BYTES_MAX, LIVE_BYTES_MAX, size_of
 from plugins.scheduler.messages.commands import (
+    AboutJob,
     Applied,
     Attained,
     CancelAsked,
@@ -53,6 +54,22 @@ LIVE_MAX = 10_000
 """Jobs that are not over; more are refused at submit, so that no tenant can fill every host's memory."""
 
 
+FINDS: Mapping[type[AboutJob], tuple[State, ...]] = {
+    Granted: ("queued",),
+    Placed: ("placing",),
+    PlaceFailed: ("placing",),
+    RanksReported: ("running", "stopping"),
+    TimeUp: ("running",),
+    TakenBack: HOLDING,
+    Promoted: ("queued",),
+    Demoted: ("queued",),
+    Upgraded: ("running",),
+    GpusReserved: ("queued",),
+}
+"""In which states a command may find its job, which must be under the command's epoch as well; one before it when the
+command is a grant."""
+
+
 class Queue(JobTable):
     """Every job, as the log tells it."""
 
@@ -76,28 +93,6 @@ class Queue(JobTable):
         match command:
             case Submitted():
                 return self._submitted(command)
-            case Granted():
-                return self._granted(command)
-            case Placed():
-                return self._placed(command)
-            case PlaceFailed():
-                return self._place_failed(command)
-            case RanksReported():
-                return self._ranks_reported(command)
-            case CancelAsked():
-                return self._cancel_asked(command)
-            case TimeUp():
-                return self._time_up(command)
-            case TakenBack():
-                return self._taken_back(command)
-            case Promoted():
-                return self._promoted(command)
-            case Demoted():
-                return self._demoted(command)
-            case Upgraded():
-                return self._upgraded(command)
-            case GpusReserved():
-                return self._gpus_reserved(command)
             case QuotaSet():
                 return self._quota_set(command)
             case Attained():
@@ -107,6 +102,42 @@ class Queue(JobTable):
                 return Applied()
             case Leads():
                 return self._leads(command)
+            case _:
+                job = self.jobs.get(command.job)
+                if job is None:
+                    return answers.unknown(command.job, self.was(command.job))
+                return self._about_job(job, command) or answers.stale(job, command)
+
+    def _about_job(self, job: Job, command: AboutJob) -> Result | None:
+        """None: the job is not, or no more, where this command takes it to be. Nothing changes then."""
+        if isinstance(command, CancelAsked):
+            return self._cancel_asked(job, command)
+        if isinstance(command, Placed) and job.placed and (job.epoch, job.places) == (command.epoch, command.places):
+            return Applied(job.id)  # it was heard before
+        grants = isinstance(command, Granted)
+        if job.state not in FINDS[type(command)] or command.epoch != job.epoch + grants:
+            return None
+        match command:
+            case Granted():
+                return self._granted(job, command)
+            case Placed():
+                return self._placed(job, command)
+            case PlaceFailed():
+                return self._place_failed(job, command)
+            case RanksReported():
+                return self._ranks_reported(job, command)
+            case TimeUp():
+                return self._time_up(job)
+            case TakenBack():
+                return self._taken_back(job, command)
+            case Promoted():
+                return self._promoted(job)
+            case Demoted():
+                return self._demoted(job, command)
+            case Upgraded():
+                return self._upgraded(job)
+            case GpusReserved():
+                return self._gpus_reserved(job, command)
             case _:
                 assert_never(command)
 
@@ -140,12 +171,7 @@ class Queue(JobTable):
         self._enter(job, "queued", "submitted", f"{spec.name} of tenant {spec.tenant}, {spec.job_class}: {asks}")
         return Applied(id)
 
-    def _granted(self, command: Granted) -> Result:
-        job = self.jobs.get(command.job)
-        if job is None:
-            return answers.unknown(command.job, self.was(command.job))
-        if job.state != "queued" or command.epoch != job.epoch + 1:
-            return answers.stale(job, command.epoch)
+    def _granted(self, job: Job, command: Granted) -> Result:
         quota = self.quota(job.spec.tenant)
         if job.counts and quota is not None and self.used(job.spec.tenant) + job.spec.gpus > quota:
             return answers.over_quota(job, self.used(job.spec.tenant), quota, "granted")
@@ -154,14 +180,7 @@ class Queue(JobTable):
         self._enter(job, "placing", "granted", f"epoch {job.epoch}; {job.home} looks for {explain.gpus(job.spec.gpus)}")
         return Applied(job.id)
 
-    def _placed(self, command: Placed) -> Result:
-        job = self.jobs.get(command.job)
-        if job is None:
-            return answers.unknown(command.job, self.was(command.job))
-        if job.placed and job.epoch == command.epoch and job.places == command.places:
-            return Applied(job.id)
-        if job.state != "placing" or job.epoch != command.epoch:
-            return answers.stale(job, command.epoch)
+    def _placed(self, job: Job, command: Placed) -> Result:
         wrong = answers.wrong_places(job, command, self.holders)
         if wrong:
             return NotApplied(4, f"{job.id} was not placed", wrong, "nothing: its home tries again")
@@ -180,23 +199,13 @@ class Queue(JobTable):
         self._enter(job, "running", "placed", f"start {job.attempt} under epoch {job.epoch}, workers by host: {where}")
         return Applied(job.id)
 
-    def _place_failed(self, command: PlaceFailed) -> Result:
-        job = self.jobs.get(command.job)
-        if job is None:
-            return answers.unknown(command.job, self.was(command.job))
-        if job.state != "placing" or job.epoch != command.epoch:
-            return answers.stale(job, command.epoch)
+    def _place_failed(self, job: Job, command: PlaceFailed) -> Result:
         job.place_failures += 1
         self._use(job, -1)
         self._enter(job, "queued", "not placed", command.reason)
         return Applied(job.id)
 
-    def _ranks_reported(self, command: RanksReported) -> Result:
-        job = self.jobs.get(command.job)
-        if job is None:
-            return answers.unknown(command.job, self.was(command.job))
-        if not job.placed or job.epoch != command.epoch:
-            return answers.stale(job, command.epoch)
+    def _ranks_reported(self, job: Job, command: RanksReported) -> Result:
         if job.place_on(command.host) is None:
             return NotApplied(4, f"no rank of {job.id} is on {command.host}", "the report was not taken", "nothing")
         if not job.awaits(command.host):
@@ -254,10 +263,7 @@ class Queue(JobTable):
         job.hosts_lost += 1
         self._again(job, "host lost", said)
 
-    def _cancel_asked(self, command: CancelAsked) -> Result:
-        job = self.jobs.get(command.job)
-        if job is None:
-            return answers.unknown(command.job, self.was(command.job))
+    def _cancel_asked(self, job: Job, command: CancelAsked) -> Result:
         by = f"by {command.by}" if command.by else "by a person"
         if job.state in ("queued", "placing"):
             self._end(job, "cancelled", f"cancelled {by} before it started", command.wall_s, explain.EXIT_CANCELLED)
@@ -265,21 +271,13 @@ class Queue(JobTable):
             self._stop(job, "cancelled", f"cancelled {by}")
         return Applied(job.id)
 
-    def _time_up(self, command: TimeUp) -> Result:
-        job = self.jobs.get(command.job)
-        if job is None:
-            return answers.unknown(command.job, self.was(command.job))
-        if job.state != "running" or job.epoch != command.epoch:
-            return answers.stale(job, command.epoch)
+    def _time_up(self, job: Job) -> Result:
         self._stop(job, "failed", f"it ran past its limit of {job.spec.time_limit_s or 0:g} s")
         return Applied(job.id)
 
-    def _taken_back(self, command: TakenBack) -> Result:
-        job = self.jobs.get(command.job)
-        if job is None:
-            return answers.unknown(command.job, self.was(command.job))
-        if job.state not in HOLDING or job.epoch != command.epoch or command.term not in (0, self.leading_term):
-            return answers.stale(job, command.epoch)
+    def _taken_back(self, job: Job, command: TakenBack) -> Result | None:
+        if command.term not in (0, self.leading_term):
+            return None
         if job.state == "placing":
             self._use(job, -1)
             self._enter(job, "queued", "taken back", f"{command.cause}: {command.reason}")
@@ -298,36 +296,24 @@ class Queue(JobTable):
         self._end_when_all_reported(job, command.wall_s)
         return Applied(job.id)
 
-    def _promoted(self, command: Promoted) -> Result:
-        job = self.jobs.get(command.job)
-        if job is None:
-            return answers.unknown(command.job, self.was(command.job))
-        if job.state != "queued" or job.epoch != command.epoch:
-            return answers.stale(job, command.epoch)
+    def _promoted(self, job: Job) -> Result:
         job.promoted, job.base_gpu_s = self.index, job.attained_gpu_s
         job.queued_s, job.waited_s = self.clock_s, 0.0
         self._note(job.id, "promoted", "it waited so long that it begins again in the highest queue")
         return Applied(job.id)
 
-    def _demoted(self, command: Demoted) -> Result:
-        job = self.jobs.get(command.job)
-        if job is None:
-            return answers.unknown(command.job, self.was(command.job))
-        if job.state != "queued" or job.epoch != command.epoch or job.job_class != "auto":
-            return answers.stale(job, command.epoch)
+    def _demoted(self, job: Job, command: Demoted) -> Result | None:
+        if job.job_class != "auto":
+            return None
         job.demoted = self.index
         self._give_back(job)
         self._changed[job.id] = None
         self._note(job.id, "demoted", explain.demoted(job.spec, command.waited_s))
         return Applied(job.id)
 
-    def _upgraded(self, command: Upgraded) -> Result:
-        job = self.jobs.get(command.job)
-        if job is None:
-            return answers.unknown(command.job, self.was(command.job))
-        demoted = job.demoted is not None and job.upgraded is None
-        if job.state != "running" or job.epoch != command.epoch or not demoted:
-            return answers.stale(job, command.epoch)
+    def _upgraded(self, job: Job) -> Result | None:
+        if job.demoted is None or job.upgraded is not None:
+            return None
         quota = self.quota(job.spec.tenant)
         if not classes.may_upgrade(job.spec.gpus, self.free_quota(job.spec.tenant), closed=False):
             return answers.over_quota(job, self.used(job.spec.tenant), quota or 0, "upgraded")
@@ -337,12 +323,9 @@ class Queue(JobTable):
         self._note(job.id, "upgraded", explain.upgraded(job.spec, self.used(job.spec.tenant), quota))
         return Applied(job.id)
 
-    def _gpus_reserved(self, command: GpusReserved) -> Result:
-        job = self.jobs.get(command.job)
-        if job is None:
-            return answers.unknown(command.job, self.was(command.job))
-        if job.state != "queued" or job.epoch != command.epoch or not job.counts:
-            return answers.stale(job, command.epoch)
+    def _gpus_reserved(self, job: Job, command: GpusReserved) -> Result | None:
+        if not job.counts:
+            return None
         if not classes.may_reserve(job.id, self.reserving):
             why = f"{self.reserving} keeps GPUs already, and only one gang of a rack may"
             return NotApplied(4, f"nothing is reserved for {job.id}", why, f"see agentctl why {self.reserving}")
