@@ -24,8 +24,7 @@ hosts      --gpus 64x8 also places every gang on hosts: packed when its model is
            nobody is slowed, hosts change no time.
 
 tenants    --tenants FILE runs quotas, classes, demotion, upgrade and reservations by the scheduler of agents itself
-           (covey, or dlas with inside=sticky) and says what each tenant got. The file is TOML: [tenants.NAME] with
-           quota = GPUs, class = "auto" and of = [names in the trace]; `sim/tenants.py` says all of it
+           (covey, or dlas with inside=sticky) and says what each tenant got. The file is shown at the end
 """
 
 import argparse
@@ -41,6 +40,7 @@ import msgspec
 from cli.table import plural
 from plugins.scheduler.policy.history import History
 from plugins.scheduler.policy.rules import COVEY, LAS_PUBLISHED, NON_PREEMPTIVE, Discipline, OrderRules
+from sim import tenants
 from sim.engine import Outcome, SimJob
 from sim.engine_baselines import engine_for
 from sim.engine_places import Placing, Tally
@@ -82,6 +82,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, required=True, metavar="FILE", help="CSV, plain or gzip")
     parser.add_argument("--gpus", required=True, metavar="N[xM]", help="N GPUs, or N hosts of M")
     parser.add_argument("--policy", default="covey", metavar="P", help="default: covey")
+    parser.epilog = tenants.__doc__
     parser.add_argument("--tenants", type=Path, metavar="FILE", help="quotas and classes of the trace's tenants, TOML")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting; may be repeated")
 

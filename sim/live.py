@@ -317,11 +317,14 @@ class Live:
 
     def _arrive(self, at: int) -> None:
         self.lives[at].since = self.jobs[at].submit_s
-        if self.outside or len(self.queue.jobs) - len(self.queue.ended) >= LIVE_MAX:
+        if self.outside or self._is_full():
             self.outside.append(at)
             self.tally.late += 1
         else:
             self._submit(at)
+
+    def _is_full(self) -> bool:
+        return len(self.queue.jobs) - len(self.queue.ended) >= LIVE_MAX
 
     def _submit(self, at: int) -> None:
         job, asks = self.jobs[at], self.asks[at]
@@ -435,5 +438,5 @@ class Live:
         self.out.end_s[at] = self.now
         self._ranks_end(at, asked=False)
         self.left -= 1
-        if self.outside:
+        while self.outside and not self._is_full():
             self._submit(self.outside.popleft())

@@ -79,6 +79,15 @@ def test_a_job_wider_than_its_quota_is_refused_and_counted() -> None:
     assert run.tally.refused == {0} and run.out.end_s[1] == 100
 
 
+def test_jobs_that_the_log_has_no_room_for_come_when_others_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them is refused then, and the next one does not wait for it."""
+    monkeypatch.setattr("sim.live.LIVE_MAX", 2)
+    asked = [(0, 1, 100, a()), (0, 1, 50, a()), (10, 3, 10, a()), (10, 1, 10, a()), (10, 1, 10, a())]
+    run = live(asked, 4, {"a": 2})
+    assert run.tally.late == 3 and run.tally.refused == {2}
+    assert run.out.first_s == [0, 0, 0, 50, 60]
+
+
 def test_whatever_comes_no_tenant_holds_more_than_its_quota_and_every_job_ends() -> None:
     """What the cluster held is counted apart from the log, and every second of it is somebody's."""
     for seed in range(40):
