@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -285,6 +286,14 @@ def test_the_project_names_no_place_it_was_made_in() -> None:
     assert found == []
 
 
+def test_the_contracts_of_imports_name_every_plugin() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    plugins = {f"plugins.{plugin.name}" for plugin in PLUGINS}
+    inside = next(set(contract["containers"]) for contract in contracts if contract["name"].startswith("2."))
+    apart = next(set(contract["modules"]) for contract in contracts if contract["name"].startswith("3."))
+    assert plugins <= inside and plugins == apart
+
+
 def test_the_map_shows_every_plugin_and_package() -> None:
     text = (ROOT / "docs/MAP.md").read_text()
     missing = [f"{name}/" for name in (*PACKAGES, "systemd", "tests", "bench", "examples") if f"{name}/" not in text]
@@ -357,7 +366,7 @@ def test_each_claim_of_a_paper_is_a_test_that_names_its_section(page: Path) -> N
     assert claims_without_reference(page.read_text()) == []
 
 
-@pytest.mark.parametrize("name", ["ARCHITECTURE", "MAP"])
+@pytest.mark.parametrize("name", ["ARCHITECTURE", "MAP", "tutorial-plugin"])
 def test_pages_for_newcomers_name_files_and_functions_that_exist(name: str) -> None:
     page = ROOT / f"docs/{name}.md"
     assert len(set(PATH.findall(page.read_text()))) >= 8, "each step names its file and function"

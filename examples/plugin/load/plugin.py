@@ -1,0 +1,14 @@
+"""What the agent starts: the plugin `load`."""
+
+from examples.plugin.load.messages import Messages
+from examples.plugin.load.policy import LoadSettings
+from examples.plugin.load.service import LoadService
+from plugins.base import Plugin
+
+PLUGIN = Plugin(
+    name="load",
+    paper="none: the example of docs/tutorial-plugin.md",
+    settings=LoadSettings,
+    messages=Messages,
+    service=LoadService,
+)
