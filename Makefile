@@ -4,22 +4,22 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables picture clean
+.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables picture dist agent-toml clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
 setup: $(READY) ## make .venv and install everything into it
 
-$(READY): pyproject.toml covey/pyproject.toml
+$(READY): pyproject.toml covey/pyproject.toml tools/pyproject.toml covey/version.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: Python 3.11 or newer is needed; name it with PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make: this Python cannot make virtual environments; next: apt install python3-venv" >&2; exit 1; }
 	@echo "setting up .venv ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check uv 2>/dev/null || true
 	@{ $(BIN)/python -c 'import uv' 2>/dev/null && \
-	   $(BIN)/python -m uv pip install -q --compile-bytecode --python $(BIN)/python -e ./covey -e '.[dev]' 2>/dev/null; } || \
-	 $(BIN)/python -m pip install -q --disable-pip-version-check -e ./covey -e '.[dev]'
+	   $(BIN)/python -m uv pip install -q --compile-bytecode --python $(BIN)/python -e ./covey -e '.[dev]' -e ./tools 2>/dev/null; } || \
+	 $(BIN)/python -m pip install -q --disable-pip-version-check -e ./covey -e '.[dev]' -e ./tools
 	@touch $@
 
 run: $(READY) ## start a rack of four agents on this machine and watch it work
@@ -67,5 +67,11 @@ storm: $(READY) ## harm real agents on hosts of their own for half an hour: make
 picture: $(READY) ## draw docs/picture.svg anew: the layers, and who imports whom
 	@$(BIN)/python docs/picture.py
 
+dist: $(READY) ## sdists and wheels of all three into dist/, tried in an empty environment
+	@$(BIN)/python -m tests.wheels dist
+
+agent-toml: $(READY) ## write systemd/agent.toml anew: every setting, its default, its words
+	@$(BIN)/python -m tests.annotated
+
 clean: ## remove .venv and everything made by tools
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info covey/*.egg-info build
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info covey/*.egg-info tools/*.egg-info build dist

@@ -106,7 +106,7 @@ class Config:
     """The file it came from."""
 
 
-_SECTIONS: dict[str, type[msgspec.Struct]] = {
+SECTIONS: dict[str, type[msgspec.Struct]] = {
     "gossip": GossipSettings,
     "control": ControlSettings,
     "http": HttpSettings,
@@ -139,7 +139,7 @@ def parse(
 ) -> Config:
     """The checked Config of a parsed file."""
     known_plugins = {plugin.name: plugin for plugin in (tuple(PLUGINS) if plugins is None else plugins)}
-    sections = _SECTIONS | {name: plugin.settings for name, plugin in known_plugins.items()}
+    sections = SECTIONS | {name: plugin.settings for name, plugin in known_plugins.items()}
     top_keys = {key: value for key, value in tree.items() if key not in sections}
     top = _section(Top, top_keys, source, "", others=tuple(sections))
     parts = {name: _section(kind, tree.get(name, {}), source, name) for name, kind in sections.items()}

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import gc
-import importlib.metadata
 import os
 import random
 import signal
@@ -36,6 +35,7 @@ from covey.addresses import ip_port
 from covey.checked import StateRefused
 from covey.ports import Env
 from covey.units import parse_size
+from covey.version import VERSION
 
 FORCED_EXIT_S = 5.0
 """SIGTERM to exit, at most; what takes longer is cut off."""
@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("--config", metavar="FILE", help="agent.toml; without it every setting has its default")
     parser.add_argument("--check", action="store_true", help="check the configuration and exit")
     parser.add_argument("--make-key", metavar="FILE", help="write a new gossip key, the same for all hosts, and exit")
-    parser.add_argument("--version", action="version", version=importlib.metadata.version("covey-agent"))
+    parser.add_argument("--version", action="version", version=VERSION)
     options = parser.parse_args()
     if options.make_key:
         sys.exit(make_key(Path(options.make_key)))

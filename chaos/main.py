@@ -240,6 +240,9 @@ def _soaked(
 
 def _mutants(options: argparse.Namespace) -> int:
     every = known_mutants()
+    if not every:
+        print("covey-chaos: planted bugs come with a checkout, not with the wheel; next: make mutants", file=sys.stderr)
+        return 2
     chosen = [
         mutant
         for mutant in every

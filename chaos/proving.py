@@ -31,7 +31,10 @@ from chaos.planted import ROOT, Mutant, problems, with_bug
 from chaos.story import known_stories
 
 PACKAGES = ("covey", "gossip", "plugins", "agent", "cli", "sim", "chaos")
-COPIED = (*PACKAGES, "tests", "docs", "bench", "examples", "systemd", "pyproject.toml", "Makefile", "README.md")
+COPIED = (
+    *(*PACKAGES, "tools", "tests", "docs", "bench", "examples", "systemd"),
+    *("pyproject.toml", "MANIFEST.in", "Makefile", "README.md", "LICENSE"),
+)
 LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info", "results")
 WORKERS_MAX = 2
 TEST_CPU_S = 200

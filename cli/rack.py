@@ -98,7 +98,8 @@ def agentd_command() -> list[str]:
     """The agentd installed beside this Python."""
     found = Path(sys.executable).with_name("agentd")
     if not found.exists():
-        raise AgentctlError(FAILED, "agentd is not installed", f"there is no {found}", "make setup")
+        next_step = "pip install covey-agent; in a checkout: make setup"
+        raise AgentctlError(FAILED, "agentd is not installed", f"there is no {found}", next_step)
     return [str(found)]
 
 

@@ -28,13 +28,13 @@ from cli.client import FAILED, Agent, AgentctlError
 from cli.jobs import how_long
 from cli.logs import collect
 from cli.main import parse
+from cli.rack_example import example
 from cli.rack_files import RackHost
 from cli.rack_summary import summary
 from cli.table import plural
 from covey.remote import RemoteMemory, RemoteMemoryError
 from covey.units import MIB, format_seconds, format_size
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "digits.py"
 WORKERS = 4
 ACCURACY_MIN = 0.93
 """Held-out accuracy that the example must reach."""
@@ -96,7 +96,7 @@ def run(rack: Sequence[RackHost], timer: Any) -> int:
     agent = Agent([host.address for host in rack], "the rack")
     progress, outcome = Progress(timer.say), Outcome()
     job = str(submit_digits(agent)["id"])
-    timer.say(f"{job} submitted: {EXAMPLE.name} on {WORKERS} workers, 1 GPU each")
+    timer.say(f"{job} submitted: digits.py on {WORKERS} workers, 1 GPU each")
     with sequential() as finish:
         watch = Watch(agent, job, progress)
         if len(rack) > 1:
@@ -131,9 +131,9 @@ def next_commands(job: str) -> str:
         (f"agentctl why slab/{VOLUME}/0", "and of a slab"),
         (f"agentctl logs {job}", "what its workers wrote"),
         ("agentctl submit --workers 2 --follow -- hostname", "a job of your own"),
-        ("make stop", "end the rack"),
+        ("covey-rack stop", "end the rack"),
     ]
-    rows = [(line if line.startswith("make") else f"{shown}/{line}", what) for line, what in lines]
+    rows = [(f"{shown}/{line}", what) for line, what in lines]
     width = max(len(line) for line, _ in rows)
     return "\n".join(f"  {line:<{width}}  {what}" for line, what in rows)
 
@@ -143,8 +143,9 @@ def next_commands(job: str) -> str:
 
 def submit_digits(agent: Agent) -> dict[str, Any]:
     """As `agentctl submit` would."""
-    words = ["submit", "--name", "digits", "--workers", str(WORKERS), "--cwd", str(EXAMPLE.parent.parent)]
-    args: argparse.Namespace = parse([*words, "--", sys.executable, str(EXAMPLE)])
+    script = example()
+    words = ["submit", "--name", "digits", "--workers", str(WORKERS), "--cwd", str(script.parent.parent)]
+    args: argparse.Namespace = parse([*words, "--", sys.executable, str(script)])
     return submit.send(agent, submit.spec_of(args, args.command, os.environ, os.getcwd()))
 
 
@@ -152,7 +153,7 @@ def submit_digits(agent: Agent) -> dict[str, Any]:
 def sequential() -> Iterator[Callable[[], tuple[str, float]]]:
     """The same training in one process, beside everything else: call the result for what it wrote and its seconds."""
     began_s = time.monotonic()
-    command = [sys.executable, str(EXAMPLE), "--sequential", str(WORKERS)]
+    command = [sys.executable, str(example()), "--sequential", str(WORKERS)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
 
         def finish() -> tuple[str, float]:

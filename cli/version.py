@@ -3,6 +3,7 @@
 import argparse
 
 from cli.context import Context
+from covey.version import VERSION
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -10,10 +11,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(context: Context) -> int:
-    from importlib import metadata  # costs 30 ms: only here
-
-    version = metadata.version("covey-agent")
     if context.json:
-        return context.say_json({"schema": 1, "data": {"version": version}})
-    context.say(f"agentctl {version}")
+        return context.say_json({"schema": 1, "data": {"version": VERSION}})
+    context.say(f"agentctl {VERSION}")
     return 0

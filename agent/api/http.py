@@ -24,7 +24,6 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from importlib import metadata
 from importlib.resources import files
 from typing import Any, Protocol, cast
 
@@ -37,6 +36,7 @@ from agent.api.sockets import is_our_name, peer_uid, tcp_socket, unix_socket
 from covey.core import HostId
 from covey.errors import NoLeader, OutcomeUnknown, Refused
 from covey.ports import Env
+from covey.version import VERSION
 from plugins.base import Command
 from plugins.views import ErrorView
 
@@ -255,7 +255,7 @@ class HttpApi:
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         values = {
-            f'covey_build_info{{version="{_version()}"}}': 1.0,
+            f'covey_build_info{{version="{VERSION}"}}': 1.0,
             "covey_boot": float(self.api.boot),
             "covey_start_time_seconds": self.api.started_wall_s,
             "covey_event_loop_lag_seconds": self.api.loop_lag_s,
@@ -416,13 +416,6 @@ def _http_error(request: web.Request, refusal: web.HTTPException) -> web.Respons
 def _failed_plugins(health: Any) -> list[str]:
     plugins = health.get("plugins", {})
     return sorted(name for name, plugin in plugins.items() if plugin.get("state") == "failed")
-
-
-def _version() -> str:
-    try:
-        return metadata.version("covey-agent")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from chaos.rack.agents import AgentRack, wait
 from chaos.rack.faults import Storm
 from chaos.rack.hosts import Host, Laboratory
 from cli.client import NOT_FOUND, AgentctlError
+from cli.rack_example import example
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.py"
 WORKERS, STEPS, STEP_S = 4, 1500, 0.02
 JOBS_AT_ONCE = 2
 VOLUME_MIB = 32
@@ -63,7 +63,7 @@ class Watched:
         return {**RANK_ENV, **kept, "PATH": self.borrower.environment()["PATH"]}
 
     def compute_expected(self) -> None:
-        command = [sys.executable, str(EXAMPLE), f"--steps={STEPS}", f"--sequential={WORKERS}"]
+        command = [sys.executable, str(example()), f"--steps={STEPS}", f"--sequential={WORKERS}"]
         done = subprocess.run(command, env=self.env(), capture_output=True, text=True, check=True)
         found = _SHA256.search(done.stdout)
         assert found, done.stdout
@@ -78,7 +78,7 @@ class Watched:
             return
         out = self.rack.lab.folder / "out"
         out.mkdir(exist_ok=True)
-        script = [sys.executable, locked_rank.__file__, str(self.locks), str(EXAMPLE)]
+        script = [sys.executable, locked_rank.__file__, str(self.locks), str(example())]
         body = {
             "name": "digits",
             "key": f"storm-{len(self.jobs)}-{time.monotonic_ns()}",
