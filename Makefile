@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables picture dist agent-toml clean
+.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables picture dist agent-toml docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -72,6 +72,9 @@ dist: $(READY) ## sdists and wheels of all three into dist/, tried in an empty e
 
 agent-toml: $(READY) ## write systemd/agent.toml anew: every setting, its default, its words
 	@$(BIN)/python -m tests.annotated
+
+docs: $(READY) ## API pages from docstrings: docs/api/ (what a script imports, what a plugin is made of)
+	@$(BIN)/pdoc -o docs/api covey covey.client covey.remote covey.tensors plugins.base
 
 clean: ## remove .venv and everything made by tools
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info covey/*.egg-info tools/*.egg-info build dist

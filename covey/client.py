@@ -56,7 +56,7 @@ GOODBYE_S = 0.5
 
 
 class CoveyError(RuntimeError):
-    """What happened, why, and what to do next, one line each."""
+    """What happened, why, and what to do next: `what`, `why` and `next`, one line each."""
 
     def __init__(self, what: str, why: str, next: str) -> None:
         super().__init__(f"{what}\n{why}\nnext: {next}")
@@ -64,7 +64,11 @@ class CoveyError(RuntimeError):
 
 
 class JobClient:
-    """One rank's connection to its agent. Made by `covey.join()`; a context manager."""
+    """One rank's connection to its agent. Made by `covey.join()`; a context manager.
+
+    `id` names the job, `rank` is 0..`world_size`-1, `epoch` the number of the grant under which it runs, which
+    is higher after each restart, and `host` the host's name.
+    """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         """CoveyError when this process is no rank of a job."""
@@ -123,9 +127,9 @@ class JobClient:
         communicate_s: float | None = None,
         **metrics: float,
     ) -> None:
-        """One mini-batch done. Never waits. `step` counts from 0 by itself, `step_s` is the time since the last call,
-        `communicate_s` the time since then inside `tensors`, `compute_s` the rest. `metrics` (loss, accuracy) are shown
-        by `agentctl job`. While the agent is away only the newest step is kept."""
+        """One mini-batch done. Never waits. `step` counts from 0 by itself. In seconds: `step_s` is the time since the
+        last call, `communicate_s` the time since then inside `tensors`, `compute_s` the rest. `metrics` (loss,
+        accuracy) are shown by `agentctl job`. While the agent is away only the newest step is kept."""
         now_s = time.monotonic()
         with self._lock:
             if self._closed:
@@ -164,7 +168,7 @@ class JobClient:
         signal.signal(signal.SIGTERM, deferred)
 
     def extend_grace(self, seconds: float, timeout_s: float = 5.0) -> float:
-        """Ask, once, for more time to save: how many seconds are left now, at most 600 more than before. The ranks of
+        """Ask, once, for `seconds` more to save: how many are left now, at most 600 more than before. The ranks of
         the job on this host share what is granted. CoveyError when the job is not stopping, has asked before, may not
         ask, or the agent does not answer."""
         self._extended.clear()
@@ -217,7 +221,7 @@ class JobClient:
         self.close()
 
     def wait_joined(self, timeout_s: float) -> None:
-        """Until the agent answered, or `timeout_s` passed. CoveyError when it refused."""
+        """Until the agent answered, or `timeout_s` seconds passed. CoveyError when it refused."""
         self._answered.wait(timeout_s)
         if self._refusal is not None and not self._joined:
             refusal = self._refusal
@@ -423,8 +427,8 @@ def _script() -> str:
 
 
 def join(timeout_s: float = JOIN_S) -> JobClient:
-    """This rank's job. Waits for the agent's answer at most `timeout_s`; an agent that is away is joined later, in the
-    background. CoveyError outside a job, or when the agent refuses this process."""
+    """This rank's job. Waits for the agent's answer at most `timeout_s` seconds; an agent that is away is joined
+    later, in the background. CoveyError outside a job, or when the agent refuses this process."""
     client = JobClient(os.environ)
     client.wait_joined(timeout_s)
     return client

@@ -54,7 +54,11 @@ class _HungUp(ConnectionResetError):
 
 
 class RemoteMemory:
-    """One volume, open in this process. Made by `open`."""
+    """One volume, open in this process. Made by `open`; a context manager. Offsets and sizes are bytes.
+
+    ValueError for what lies outside the volume. RemoteMemoryError when the volume's process is away for a minute, or
+    neither a lender nor the disk can do what is asked.
+    """
 
     def __init__(self, at: wire.VolumeAt, agent_socket: str) -> None:
         self._at, self._agent_socket = at, agent_socket
@@ -96,7 +100,7 @@ class RemoteMemory:
         return self.size
 
     def read(self, offset: int, size: int) -> bytes:
-        """What was last written there; zeros where nothing was."""
+        """`size` bytes from `offset` on: what was last written there, zeros where nothing was. Any offset, any size."""
         self._check(offset, size)
         first, end = offset // self.page, -(-(offset + size) // self.page)
         with self._lock:
@@ -105,8 +109,9 @@ class RemoteMemory:
         return bytes(memoryview(pages)[skip : skip + size])
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Returns when a lender has it (the disk follows) or the disk. Not aligned to pages, the pages at both ends are
-        read first; two processes that do that to one page at the same time may undo one another."""
+        """Write `data` at `offset`. Returns when a lender has it (the disk follows) or the disk. Not aligned to pages,
+        the pages at both ends are read first; two processes that do that to one page at the same time may undo one
+        another."""
         view = memoryview(data).cast("B")
         self._check(offset, len(view))
         if not len(view):
@@ -120,7 +125,7 @@ class RemoteMemory:
                 self._ask(Op.WRITE, first + at, len(part) // self.page, part)
 
     def discard(self, offset: int, size: int) -> None:
-        """Whole pages that are not needed any more: they read as zeros from now on."""
+        """Whole pages that are not needed any more: they read as zeros from now on. ValueError for a part of a page."""
         self._check(offset, size)
         if offset % self.page or size % self.page:
             raise ValueError(f"discard wants whole pages of {self.page} bytes, not {size} bytes at {offset}")
@@ -141,7 +146,7 @@ class RemoteMemory:
             self._hang_up()
 
     def detach(self) -> None:
-        """Forget the volume and everything in it."""
+        """Forget the volume and everything in it. RemoteMemoryError when the agent refuses or is not there."""
         self.close()
         _ask_agent(self._agent_socket, wire.Detach(self._at.volume), wire.Detached)
 

@@ -102,14 +102,16 @@ class TensorClient:
     # ---- what the script calls ----
 
     def model(self, name: str, initial: Array) -> Array:
-        """Parameters kept at the aggregator: rank 0's `initial`, on every rank. Blocks until all ranks called it."""
+        """Parameters kept at the aggregator: rank 0's `initial`, on every rank, as a new float32 array of that shape.
+        Blocks until all ranks called it. Errors as of `push_pull`."""
         data = _checked(name, initial)
         with self._timed():
             self._say_out(lambda: self._rounds.declare(name, "model", data.shape, _bytes(data)))
             return self._wait(name, lambda: self._rounds.tensors[name].agreed)
 
     def push_pull(self, name: str, array: Array) -> Array:
-        """The result of this tensor's next round: a new array. Blocks until every rank has pushed.
+        """The result of this tensor's next round: the sum of all ranks' arrays, in rank order, added to the parameters
+        of `model` where there are any. A new float32 array of the same shape. Blocks until every rank has pushed.
 
         ValueError when the shape is not that of earlier calls, TypeError when it is not float32, TensorError when the
         aggregator refuses it, Superseded when this run of the job is over.
@@ -129,12 +131,12 @@ class TensorClient:
             return self._wait(name, lambda: self._rounds.tensors[name].unacknowledged is None)
 
     def barrier(self) -> None:
-        """Blocks until every rank called it."""
+        """Blocks until every rank called it. Errors as of `push_pull`."""
         self.push_pull(BARRIER, np.zeros(1, np.float32))
 
     def leave(self, linger_s: float = LEAVE_S) -> bool:
         """The last call of a script that ended well: blocks until every rank has made it, so that no rank goes while
-        another may still need its copy of a last result. False when that took longer than `linger_s`. Again is
+        another may still need its copy of a last result. False when that took longer than `linger_s` seconds. Again is
         harmless: `with covey.join()` makes it too."""
         with self._timed():
             if LEAVE in self._rounds.tensors:

@@ -23,9 +23,13 @@ class ReplicatedLog(Protocol):
     each host can answer every read from its own copy."""
 
     @property
-    def leader(self) -> HostId | None: ...
+    def leader(self) -> HostId | None:
+        """Whom this host takes for the leader; None while it knows none."""
+
     @property
-    def term(self) -> int: ...
+    def term(self) -> int:
+        """Of the newest election that this host knows; grows."""
+
     @property
     def leaderless_s(self) -> float:
         """Seconds for which this host has known no leader, after the time that one which lost its majority may take to
@@ -36,7 +40,9 @@ class ReplicatedLog(Protocol):
         """True only while this host holds a majority's confirmation (CheckQuorum)."""
 
     @property
-    def applied_index(self) -> int: ...
+    def applied_index(self) -> int:
+        """Index of the newest entry applied here; 0 before the first."""
+
     @property
     def voters(self) -> Sequence[HostId]:
         """The hosts whose majority elects and commits."""
@@ -59,11 +65,15 @@ class ReplicatedLog(Protocol):
         what the one before it holds. `apply(index, command) -> result` is deterministic."""
 
     async def propose(self, command: bytes, timeout_s: float = 5.0) -> bytes:
-        """From any host: the result of `apply` once committed. NoLeader, OutcomeUnknown."""
+        """From any host: the result of `apply` once committed. NoLeader: nothing was proposed. OutcomeUnknown: it was
+        not committed within `timeout_s` seconds, and may be later."""
 
 
 class RankSpec(msgspec.Struct, frozen=True):
+    """One rank of those that a host starts."""
+
     rank: int
+    """Of the whole gang, 0..world_size-1."""
     local_rank: int
     """Among the ranks on its host."""
     gpus: tuple[str, ...]
@@ -83,6 +93,7 @@ class RankLease(msgspec.Struct, frozen=True):
 
     @property
     def until_s(self) -> float:
+        """`Clock.boot_s` at which it runs out; infinite without an end."""
         return math.inf if self.lease_s is None else self.asked_s + self.lease_s
 
 
@@ -90,25 +101,37 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the runner starts on one host: some ranks of one gang under one epoch."""
 
     job: JobId
+    """Whose ranks these are."""
     epoch: int
+    """Of the grant: a later one fences these ranks."""
     name: str
+    """Of the job, for people."""
     tenant: str
+    """Whose quota the job counts against."""
     job_class: str
+    """What the job runs as under this grant: `guaranteed`, `auto` or `opportunistic`."""
     argv: tuple[str, ...]
+    """Program and arguments."""
     cwd: str
+    """Absolute path on this host."""
     env: dict[str, str]
     """The submitter's variables; the runner adds the rank's own on top."""
     ranks: tuple[RankSpec, ...]
+    """Those of this host, ascending."""
     world_size: int
+    """Ranks of the whole gang."""
     node_rank: int
     """Index of this host in `nodes`."""
     nodes: tuple[HostId, ...]
+    """Hosts of the gang."""
     master_addr: str
     """An IP the peers reach."""
     master_port: int
+    """TCP port there that rank 0 may listen on."""
     attempt: int = 1
+    """Starts of the job, this one included."""
     grace_s: float = 60.0
-    """Between SIGTERM and SIGKILL."""
+    """Seconds between SIGTERM and SIGKILL."""
     bind_gpus: bool = False
     """Each rank sees its own GPUs only, not those of its siblings here."""
     lease: RankLease | None = None
@@ -119,6 +142,7 @@ class LogRead(msgspec.Struct, frozen=True):
     """A part of a rank's output."""
 
     data: bytes
+    """As the rank wrote it: any bytes."""
     offset: int
     """Of its first byte in all that was written: over the one that was asked for when what lay there was dropped."""
     size: int
@@ -132,15 +156,18 @@ class Runner(Protocol):
     facts: `RanksStarted`, `RanksEnded`."""
 
     async def reserve_port(self, job: JobId, epoch: int) -> int:
-        """A free TCP port on the advertised address, kept from others until these ranks start or are released."""
+        """A free TCP port on the advertised address, kept from others until these ranks start or are released.
+        OSError when there is none."""
 
-    def release_port(self, job: JobId, epoch: int) -> None: ...
+    def release_port(self, job: JobId, epoch: int) -> None:
+        """The port is free for others again. Idempotent."""
+
     async def start(self, spec: RanksSpec) -> None:
         """Idempotent: the same job and epoch is started once, also across restarts of the agent."""
 
     async def stop(self, job: JobId, epoch: int, grace_s: float, why: str) -> None:
-        """SIGTERM to the ranks' main processes, SIGKILL to all of them after `grace_s`. Idempotent; `RanksEnded`
-        follows."""
+        """SIGTERM to the ranks' main processes, SIGKILL to all of them after `grace_s` seconds. Idempotent;
+        `RanksEnded` follows."""
 
     async def renew(self, leases: Mapping[tuple[JobId, int], RankLease]) -> None:
         """The ranks of these (job, epoch) may go on for so long. When a lease runs out they are told, ended, and
@@ -166,8 +193,8 @@ class Runner(Protocol):
 
     async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> LogRead:
         """Up to `limit` bytes of that output from `offset` on (from its end, if negative), or from the next byte that
-        was kept; nothing of size 0, not kept, when there is none. Here, not in the room, because files are read through
-        ports."""
+        was kept; nothing of size 0, not kept, when there is none. Here, not in the plugin, because files are read
+        through ports. OSError from a sick disk."""
 
     @property
     def refusal(self) -> str:
@@ -178,23 +205,36 @@ class JobPeer(Protocol):
     """A process connected on jobs.sock, after it joined."""
 
     @property
-    def job(self) -> JobId | None: ...
+    def job(self) -> JobId | None:
+        """Whose rank it is; None of a tool outside any job."""
+
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Of the whole gang, 0..world_size-1; without meaning for a tool."""
+
     @property
-    def epoch(self) -> int: ...
+    def epoch(self) -> int:
+        """Of the grant that it was started under."""
+
     @property
-    def uid(self) -> int: ...
-    def send(self, frame: Frame) -> None: ...
+    def uid(self) -> int:
+        """User of the process, as the kernel tells it."""
+
+    def send(self, frame: Frame) -> None:
+        """Never waits: a peer that is too far behind with reading is cut off."""
 
 
 class Host(Protocol):
     """What a plugin may ask of its agent."""
 
     @property
-    def id(self) -> HostId: ...
+    def id(self) -> HostId:
+        """This host's name."""
+
     @property
-    def env(self) -> Env: ...
+    def env(self) -> Env:
+        """Its ports: clock, chance, disk, links, processes, probes. Nothing else leads outside."""
+
     @property
     def advertise(self) -> str:
         """The IP address under which other hosts reach this one."""
@@ -204,9 +244,13 @@ class Host(Protocol):
         """Counts starts of this agent; kept on disk, grows."""
 
     @property
-    def runner(self) -> Runner: ...
+    def runner(self) -> Runner:
+        """Who starts and ends ranks here."""
+
     @property
-    def log(self) -> ReplicatedLog: ...
+    def log(self) -> ReplicatedLog:
+        """The rack's replicated log; one plugin binds it."""
+
     def settings(self, kind: type[S]) -> S:
         """This plugin's section of agent.toml, checked."""
 
@@ -214,12 +258,16 @@ class Host(Protocol):
         """Every host gossip knows, this one included, sorted by name."""
 
     def spread(self, key: str, value: msgspec.Struct) -> None:
-        """Gossip this to everybody (at most 256 bytes encoded). A hint for others, never a promise."""
+        """Gossip this to everybody under a key; read with `HostView.value`. A hint for others, never a promise.
+        ValueError when it takes more than 256 bytes encoded."""
 
-    def publish(self, fact: Fact) -> None: ...
+    def publish(self, fact: Fact) -> None:
+        """Tell every plugin of this host, this one included, in order: what is published while another fact is told
+        waits for its turn."""
+
     async def send(self, plugin: str, to: HostId, message: Message, deadline_s: float) -> bool:
-        """At least once until the deadline, handled at most once by `on_message` of the same plugin there. False: not
-        acknowledged in time (it may still have been handled)."""
+        """At least once until `deadline_s` seconds have passed, handled at most once by `on_message` of the same plugin
+        there. False: not acknowledged in time (it may still have been handled)."""
 
     async def ask(self, plugin: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
         """A question that changes nothing: the answer of the same plugin's `answer` there, decoded by
@@ -237,7 +285,9 @@ class Program:
     """A process of ours beside the agent: bytes or supervision, no policy. Runs on the same ports."""
 
     name: str
+    """Such as `slabd`, unique among all plugins."""
     config: type[msgspec.Struct]
+    """What it is started with."""
     run: Callable[[Env, Any], Coroutine[Any, Any, None]]
     """Ends when its work is over; cancelled by SIGTERM."""
 
@@ -247,13 +297,17 @@ class Plugin:
     """One folder of `plugins/`, as the registry lists it."""
 
     name: str
+    """Of its folder, of its section of agent.toml, and of its messages' addressee."""
     paper: str
+    """What it is built after."""
     settings: type[msgspec.Struct]
     """Its section of agent.toml: every field has a default that names its source."""
     messages: Any
     """Union of the Message classes it hears and answers with; decoded with bounds."""
     service: Callable[[Host], "PluginService"]
+    """Makes the service; again, on a new one, after a failure."""
     programs: Sequence[Program] = ()
+    """Processes of its own, beside the agent."""
     frames: Sequence[type[Frame]] = ()
     """Frames of jobs.sock that go to this plugin's `frame`."""
 
@@ -266,6 +320,7 @@ class PluginService:
     """What the agent calls. Subclasses hold machines, `feed` them events and `perform` what they ask for."""
 
     name: ClassVar[str]
+    """The plugin's."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -327,7 +382,9 @@ class Outbox:
     """Frames to one slow reader, bounded: `put` never blocks; when full the reader is cut off rather than the agent."""
 
     limit: int = 256
+    """Frames, not bytes."""
     queue: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
+    """What was put and not yet written, oldest first."""
 
     def put(self, data: bytes) -> bool:
         """False when the reader is too far behind."""

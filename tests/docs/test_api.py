@@ -1,0 +1,76 @@
+"""What a script imports and what a plugin is made of: every public name is explained, and `make docs` shows it."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import covey
+
+ROOT = Path(__file__).parents[2]
+API = {
+    "covey/client.py": {"CoveyError", "JobClient", "join"},
+    "covey/remote.py": {"RemoteMemory", "RemoteMemoryError"},
+    "covey/tensors.py": {"TensorClient", "TensorError"},
+    "plugins/base.py": None,
+}
+"""File -> which of its names are public; None: all that do not begin with `_`."""
+MODULES = ("covey", "covey.client", "covey.remote", "covey.tensors", "plugins.base")
+
+
+def explained(body: list[ast.stmt], at: int) -> bool:
+    """Whether a docstring follows the field or constant at this place."""
+    after = body[at + 1] if at + 1 < len(body) else None
+    return isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
+
+
+def unexplained(source: str, public: set[str] | None = None) -> list[str]:
+    """Public classes, functions, methods and fields without a docstring, as `Class.name`."""
+
+    def walk(body: list[ast.stmt], prefix: str) -> Iterator[str]:
+        for at, node in enumerate(body):
+            match node:
+                case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                    name, has = node.name, bool(ast.get_docstring(node))
+                case ast.AnnAssign(target=ast.Name(id=name)):
+                    has = explained(body, at)
+                case _:
+                    continue
+            if name.startswith("_") or (not prefix and public is not None and name not in public):
+                continue
+            if not has:
+                yield prefix + name
+            if isinstance(node, ast.ClassDef):
+                yield from walk(node.body, f"{name}.")
+
+    return list(walk(ast.parse(source).body, ""))
+
+
+@pytest.mark.parametrize("path", API)
+def test_every_public_name_is_explained(path: str) -> None:
+    assert unexplained((ROOT / path).read_text(), API[path]) == []
+
+
+def test_what_scripts_import_is_among_what_is_looked_at() -> None:
+    looked_at = set().union(*(names for names in API.values() if names))
+    assert {getattr(covey, name).__name__ for name in covey.__all__} <= looked_at
+
+
+def test_a_name_without_a_docstring_is_found() -> None:
+    fields = '    x: int\n    y: int\n    """Bytes."""\n'
+    source = f'class A:\n    """It is."""\n{fields}    def f(self): ...\n    def _g(self): ...\n'
+    assert unexplained(source) == ["A.x", "A.f"]
+    assert unexplained("def f(): ...\ndef g(): ...", {"g"}) == ["g"]
+
+
+def test_make_docs_writes_a_page_for_each_module(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pdoc", "-o", str(tmp_path), *MODULES]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"pdoc -o docs/api {' '.join(MODULES)}\n" in (ROOT / "Makefile").read_text()
+    pages = [tmp_path / f"{module.replace('.', '/')}.html" for module in MODULES]
+    assert [page for page in pages if not page.is_file()] == []
+    assert "never a promise" in pages[-1].read_text() and "One mini-batch done" in pages[1].read_text()
