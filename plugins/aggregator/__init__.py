@@ -1,4 +1,5 @@
 """Aggregator: tensors of many jobs summed on few hosts (AutoPS: J. Gu, thesis 2021, chapter IV).
+Not live: `machine/pool.py`, which assigns single tensors; `covey-sim aggregators` and `covey-vectors` run it.
 
 Words. *Aggregator*: a host whose process `aggd` sums tensors. *Owner* of a job: the aggregator that sums it now.
 *Home* of a job: the agent of its lowest live rank's host; it finds the owner, and another one when the owner is gone.

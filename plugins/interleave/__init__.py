@@ -1,4 +1,5 @@
 """Interleaving: many jobs on one set of hosts, one computing while another uses the network.
+Not live: it has no service, so no agent loads it; `covey-sim groups` runs its machine on modelled hosts.
 
 Paper: Harmony, in Woo-Yeon Lee, chapter 4, Seoul National University 2020. A job that is trained over the network
 leaves its processors idle while it communicates and its network idle while it computes. Two jobs put together at

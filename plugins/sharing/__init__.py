@@ -1,4 +1,5 @@
 """GPU sharing: one guaranteed job and opportunistic ones on the same GPU, and the guaranteed one does not notice.
+Not live: it has no service, so no agent loads it; `covey-sim sharing` runs its ladder on a modelled device.
 
 Paper: AntMan (Xiao et al., OSDI 2020), the local coordinator of §3.2-3.3. Training jobs leave much of their GPU unused:
 its memory between peaks, its time while they wait for input or gradients (§2.2). AntMan lets opportunistic jobs have

@@ -1,4 +1,5 @@
 """The tuner: how many hosts of a job compute, how many hold the model, and who holds which part of both.
+Not live: it has no service, so no agent loads it; `covey-sim tuner` runs its machine on modelled hosts.
 
 Paper: Cruise, in Woo-Yeon Lee, chapter 3, Seoul National University 2020. A job with parameter servers splits its hosts
 into workers, which hold training data, and servers, which hold the model. Too few workers and computing takes long; too
