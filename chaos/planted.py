@@ -2,7 +2,7 @@
 
 A file `chaos/mutants/<area>/<slug>.toml` says which text of which file is replaced by what:
 
-    file = "agent/raft/disk.py"
+    file = "agent/raft/disk/store.py"
     find = '''text that occurs exactly once in that file'''
     replace = '''text with the bug'''
     why = "One sentence: what goes wrong for users."

@@ -26,7 +26,7 @@ A_co = TypeVar("A_co", covariant=True)
 
 class Message(msgspec.Struct, frozen=True, tag=True):
     """What crosses the network between two hosts. Subclasses (`frozen=True` again) stand in a plugin's
-    `messages.py`."""
+    part `messages`."""
 
 
 class Fact(msgspec.Struct, frozen=True):

@@ -64,8 +64,8 @@ class Datagrams(Protocol):
 
 
 class Links(Protocol):
-    """Control messages between hosts: authenticated, encrypted, **at most once and lost silently** (reliability.md 4).
-    FIFO per peer within one connection. `agent/messenger` puts ids, acknowledgements, retries and duplicates on top."""
+    """Control messages between hosts: authenticated, encrypted, **at most once and lost silently** (ZeroMQ's way).
+    FIFO per peer within one connection. `agent/rpc.py` puts ids, acknowledgements, retries and duplicates on top."""
 
     @property
     def address(self) -> Address: ...

@@ -19,7 +19,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class ReplicatedLog(Protocol):
-    """The log under the leader (leader.md 4). Voters vote; every other alive host receives the log as an observer, so
+    """The log under the leader. Voters vote; every other alive host receives the log as an observer, so
     each host can answer every read from its own copy."""
 
     @property

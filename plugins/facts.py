@@ -114,7 +114,7 @@ class JobJoined(Fact, frozen=True):
 
 
 class StepTimed(Fact, frozen=True):
-    """A rank on this host finished a mini-batch. The joint that makes six systems one (house.md)."""
+    """A rank on this host finished a mini-batch. All plugins that measure a job hear it."""
 
     job: JobId
     epoch: int

@@ -373,6 +373,32 @@ def test_pages_for_newcomers_name_files_and_functions_that_exist(name: str) -> N
     assert wrong_names(page.read_text(), page) == []
 
 
+REFERENCE = re.compile(r"((?:[\w.-]+/)+[\w-]+\.(?:py|md))|`([\w-]+\.(?:py|md))`|\(([\w-]+\.md)")
+"""A path in code or in a comment, a bare file in backquotes, a page in brackets."""
+OF_USERS = {"./train.py", "agent.py"}
+"""Files that a user may have."""
+
+
+def references_that_lead_nowhere(path: Path) -> list[str]:
+    """From the root, from `docs`, or from a folder above the file that names it."""
+    found = {next(filter(None, groups)) for groups in REFERENCE.findall(path.read_text())}
+    above = [folder for folder in path.parents if folder.is_relative_to(ROOT)]
+    return sorted(
+        ref for ref in found - OF_USERS if not any((at / ref).exists() for at in (ROOT, ROOT / "docs", *above))
+    )
+
+
+def test_references_in_the_code_lead_to_files_of_this_repository() -> None:
+    wrong = {named(path): references_that_lead_nowhere(path) for path in OUR_FILES}
+    assert {name: refs for name, refs in wrong.items() if refs} == {}
+
+
+def test_a_reference_to_a_file_that_was_renamed_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    path.write_text('"""See `words.py`, agent/raft/disk.py, (leader.md 4), `covey/core.py` and docs/MAP.md."""')
+    assert references_that_lead_nowhere(path) == ["agent/raft/disk.py", "leader.md", "words.py"]
+
+
 def test_every_page_of_a_paper_is_a_plugins() -> None:
     assert {page.stem for page in PAPERS[1:]} == {plugin.name for plugin in PLUGINS}
 

@@ -13,7 +13,7 @@ slow link, a stopped agent) is on the safe side. Two clocks may differ in rate b
 import msgspec
 
 LEASE_SHARE, GRACE_SHARE = 0.5, 0.25
-"""Parts of `host_lost_after_s` (leader.md 4.6 takes 30 s of 60 s): with the defaults an agent may be away for 30 s
+"""Parts of `host_lost_after_s` (chosen: 30 s of 60 s): with the defaults an agent may be away for 30 s
 before ranks are asked to end, and they have 15 s for it; the rest is margin."""
 RENEWALS = 6
 """Times that a lease is renewed while it runs: 5 s with the defaults; five may be lost in a row."""
