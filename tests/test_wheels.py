@@ -82,3 +82,13 @@ def test_the_version_is_written_in_one_place() -> None:
 
 def test_the_annotated_agent_toml_says_every_setting_and_its_default() -> None:
     assert Path(ROOT, "systemd", "agent.toml").read_text() == annotated.text(), "next: make agent-toml"
+
+
+def test_hooks_before_a_commit_are_those_of_the_gate_and_of_this_checkout() -> None:
+    text = (ROOT / ".pre-commit-config.yaml").read_text()
+    assert re.findall(r"repo: (.*)", text) == ["local"]
+    assert set(re.findall(r"language: (.*)", text)) == {"system"}
+    tools = [entry.split() for entry in re.findall(r"entry: (.*)", text)]
+    assert [Path(words[0]).name for words in tools] == ["ruff", "ruff", "mypy", "lint-imports"]
+    gate = (ROOT / "Makefile").read_text()
+    assert [words[0] for words in tools if f"$(BIN)/{Path(words[0]).name}" not in gate] == []
