@@ -26,8 +26,10 @@ from typing import TYPE_CHECKING
 from covey.core import HostId, JobId
 from covey.frames import FrameError, body_size, pack, unpack
 from covey.kernels import kernel
+from covey.version import VERSION
 from covey.wire import (
     GRACE_KEPT,
+    PROTOCOL,
     AggregatorAt,
     AggregatorLost,
     ExtendGrace,
@@ -38,6 +40,7 @@ from covey.wire import (
     Stepped,
     Stopping,
     decoder,
+    other_protocol,
 )
 
 if TYPE_CHECKING:
@@ -316,7 +319,7 @@ class JobClient:
 
     def _hello(self) -> Join:
         """Made anew each time: the kernel is known once numpy is imported."""
-        return Join(os.getpid(), self.id, self.rank, self.epoch, self._token, kernel())
+        return Join(os.getpid(), self.id, self.rank, self.epoch, self._token, kernel(), PROTOCOL, VERSION)
 
     def _next_out(self) -> bytes:
         with self._lock:
@@ -347,6 +350,9 @@ class JobClient:
             self._stop_asked(frame)
 
     def _welcome(self, joined: Joined) -> None:
+        refusal = other_protocol(f"rank {self.rank} cannot join job {self.id}", "covey-agent", joined)
+        if refusal is not None:
+            self._refuse(refusal)
         with self._lock:
             self.host = joined.host
             self._joined = True

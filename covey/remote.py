@@ -26,6 +26,7 @@ import msgspec
 from covey import frames, headers, wire
 from covey.headers import Op, Request, Status, Welcome, WireError
 from covey.units import format_size, parse_size
+from covey.version import VERSION
 from covey.volumewire import REQUEST_PAGES_MAX, SPOKEN, pack_hello
 
 ANSWER_S = 60.0
@@ -286,12 +287,14 @@ def _ask_agent(path: str, question: wire.Frame, kind: type[F]) -> F:
     what = f"{type(question).__name__.lower()} {getattr(question, 'volume', '')}"
     try:
         with contextlib.closing(_dial(path)) as stream:
-            stream.sendall(frames.pack(wire.Join(pid=os.getpid())))
+            stream.sendall(frames.pack(wire.Join(os.getpid(), protocol=wire.PROTOCOL, version=VERSION)))
             stream.sendall(frames.pack(question))
             while True:
-                frame = _receive_frame(stream)
+                frame: msgspec.Struct | None = _receive_frame(stream)
                 if isinstance(frame, kind):
                     return frame
+                if isinstance(frame, wire.Joined):
+                    frame = wire.other_protocol(what, "covey-agent", frame)
                 if isinstance(frame, wire.Refusal):
                     raise RemoteMemoryError(frame.what, frame.why, frame.next)
     except OSError as error:

@@ -7,6 +7,13 @@ A process that loses the socket keeps working and joins again when the agent is 
 import msgspec
 
 from covey.core import HostId, JobId
+from covey.version import VERSION
+
+PROTOCOL = 1
+"""Of these frames: one more whenever one side could no longer understand the other. Sides that differ say so when they
+meet, with both versions; a wheel of another version that speaks the same is welcome, as while a rack is upgraded."""
+VERSION_MAX = 32
+"""Characters shown of a version that the other side says."""
 
 
 class Frame(msgspec.Struct, frozen=True, tag=True):
@@ -26,6 +33,10 @@ class Join(Frame, frozen=True, tag="Join"):
     """COVEY_TOKEN: proves that the runner started this process."""
     kernel: str = ""
     """`covey.kernels.kernel()`; empty: not known yet."""
+    protocol: int = 1
+    """`PROTOCOL` of the process; a word without it is of before the first release."""
+    version: str = ""
+    """Of its covey-job."""
 
 
 class Joined(Frame, frozen=True, tag="Joined"):
@@ -34,6 +45,9 @@ class Joined(Frame, frozen=True, tag="Joined"):
     rank: int = 0
     world_size: int = 1
     epoch: int = 0
+    protocol: int = 1
+    version: str = ""
+    """Of the agent."""
 
 
 class Refusal(Frame, frozen=True, tag="Refusal"):
@@ -126,3 +140,14 @@ FrameUnion = (
     | Stopping | ExtendGrace | Attach | VolumeAt | Detach | Detached
 )  # fmt: skip
 decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnion)
+
+
+def other_protocol(what: str, there: str, other: Join | Joined) -> Refusal | None:
+    """What is to be said, on either side, when `there` (covey-job or covey-agent) speaks otherwise than this process;
+    None when it does not."""
+    if other.protocol == PROTOCOL:
+        return None
+    here = "covey-agent" if there == "covey-job" else "covey-job"
+    version = "".join(filter(str.isprintable, other.version[:VERSION_MAX])) or "of before"
+    why = f"{there} {version} speaks version {other.protocol} of jobs.sock, {here} {VERSION} here speaks {PROTOCOL}"
+    return Refusal(what, why, "install the covey-job of this host's agent where the script runs, and start it again")

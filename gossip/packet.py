@@ -50,7 +50,16 @@ SENDERS_MAX = 4096
 _HEADER = struct.Struct(">B4s4sQQ4sQ")
 HEADER_BYTES = _HEADER.size
 
-Reason = Literal["malformed", "oversized", "unknown_key", "other_cluster", "unsealed", "replayed", "reflected"]
+Reason = Literal[
+    "malformed",
+    "oversized",
+    "unknown_key",
+    "other_version",
+    "other_cluster",
+    "unsealed",
+    "replayed",
+    "reflected",
+]
 """Why a datagram was dropped. `unknown_key`: not of our ring, or not sealed at all; `unsealed`: the seal does not hold;
 `reflected`: our own."""
 
@@ -70,6 +79,8 @@ class Opened(msgspec.Struct, frozen=True):
 
 class Dropped(msgspec.Struct, frozen=True):
     reason: Reason
+    version: int = VERSION
+    """That its first byte says; of one that names a key of ours it is worth telling a person."""
 
 
 _body_decoder = msgspec.msgpack.Decoder(Body)
@@ -192,7 +203,7 @@ class Opener:
         version, name, cluster, sender, boot, _, counter = _HEADER.unpack(header)
         key = self._ring.by_id.get(name)
         if version != VERSION:
-            return Dropped("malformed")
+            return Dropped("malformed" if key is None else "other_version", version)
         if key is None:
             return Dropped("unknown_key")
         if cluster != self._ring.cluster[name]:

@@ -19,10 +19,12 @@ from covey import checked
 from covey.addresses import ip_port, is_everywhere, joined
 from covey.core import HostId, Publish, SetTimer
 from covey.ports import Address, DatagramSocket, Env
+from covey.version import VERSION
 from gossip.machine import Action, DatagramHeard, Event, Gossip, GossipStarted
 from gossip.membership.machine.events import Leaving, LoopStalled, SeedsFound
 from gossip.membership.messages import MemberRecord
 from gossip.packet import SALT_BYTES, Dropped, Keyring, Opener, Sealer, budget
+from gossip.packet import VERSION as PACKET_VERSION
 from gossip.seeds import LOOK_AGAIN_ALONE_S, LOOK_AGAIN_S, Seeds
 from gossip.spread.machine import Published
 from gossip.types import (
@@ -101,6 +103,8 @@ class GossipService:
         self._stall_s = min(STALL_S, settings.probe_timeout_s / 4)
         self._saved: tuple[MemberRecord, ...] = ()
         self._alone = False
+        self._versions: set[int] = set()
+        """Of gossip, heard of hosts that have our key and cannot be understood: one byte, so at most 255."""
         self._seeds: Seeds | None = None
 
     # ---- life ----
@@ -219,6 +223,8 @@ class GossipService:
         opened = self._opener.open(datagram)
         if isinstance(opened, Dropped):
             self._counts[f"dropped_{opened.reason}"] += 1
+            if opened.reason == "other_version":
+                self._notice_version(opened.version, source)
             return
         self._counts["messages_unknown"] += opened.unknown
         self._dispatch(DatagramHeard(opened.sender, source, opened.messages))
@@ -321,6 +327,18 @@ class GossipService:
             await asyncio.wait([ended], timeout=PEERS_INTERVAL_S)
             await self._save_peers()
             self._notice_alone()
+
+    def _notice_version(self, version: int, source: Address) -> None:
+        """Say it once for each version: a host of ours, by its key, that neither side can hear."""
+        if version in self._versions:
+            return
+        self._versions.add(version)
+        self._env.log.warning(
+            "a host of another version cannot be heard",
+            source=source,
+            why=f"it speaks version {version} of gossip; covey-agent {VERSION} here speaks {PACKET_VERSION}",
+            next="install the same covey-agent on both: agentctl version",
+        )
 
     def _notice_alone(self) -> None:
         """Say once that nobody answers although somebody should."""

@@ -21,7 +21,19 @@ from covey.core import Fact, JobId
 from covey.errors import Refused
 from covey.frames import FrameError, pack, read_frame
 from covey.ports import ByteStream, Env, Listener
-from covey.wire import ExtendGrace, Frame, Join, Joined, Refusal, Stepped, Stopping, decoder
+from covey.version import VERSION
+from covey.wire import (
+    PROTOCOL,
+    ExtendGrace,
+    Frame,
+    Join,
+    Joined,
+    Refusal,
+    Stepped,
+    Stopping,
+    decoder,
+    other_protocol,
+)
 from plugins.base import JobPeer, Outbox, RanksSpec
 from plugins.facts import JobJoined, StepTimed
 
@@ -140,6 +152,9 @@ class JobSocket:
     def _admit(self, first: Frame, stream: ByteStream) -> ConnectedProcess:
         if not isinstance(first, Join):
             raise FrameError(f"{type(first).__name__} before Join")
+        what = "cannot join" if first.job is None else f"rank {first.rank} cannot join job {first.job}"
+        if (other := other_protocol(what, "covey-job", first)) is not None:
+            raise Refused(4, other.what, other.why, other.next)
         if len(self._joined) >= PEERS_MAX:
             why = f"{PEERS_MAX} processes are joined on {self._env.host}"
             raise Refused(4, "cannot join", why, "close what you do not need and try again")
@@ -161,10 +176,9 @@ class JobSocket:
             raise Refused(3, what, f"that rank runs on another host than {self._env.host}", f"agentctl job {job}")
 
     def _welcome(self, peer: ConnectedProcess) -> Joined:
-        if peer.job is None:
-            return Joined(self._env.host)
-        spec = self._runner.spec(peer.job, peer.epoch)
-        return Joined(self._env.host, peer.job, peer.rank, spec.world_size if spec is not None else 1, peer.epoch)
+        spec = self._runner.spec(peer.job, peer.epoch) if peer.job is not None else None
+        ranks = spec.world_size if spec is not None else 1
+        return Joined(self._env.host, peer.job, peer.rank, ranks, peer.epoch, PROTOCOL, VERSION)
 
     async def _live(self, peer: ConnectedProcess, stream: ByteStream) -> None:
         self.counters["joined"] += 1

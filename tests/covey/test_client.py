@@ -20,7 +20,8 @@ from covey.core import Fact, HostId, JobId
 from covey.errors import Refused
 from covey.frames import pack
 from covey.kernels import kernel
-from covey.wire import GRACE_KEPT, AggregatorAt, AggregatorLost, Frame, Joined, Stopping
+from covey.version import VERSION
+from covey.wire import GRACE_KEPT, PROTOCOL, AggregatorAt, AggregatorLost, Frame, Joined, Stopping
 from plugins.base import JobPeer, RanksSpec
 from plugins.facts import JobJoined, StepTimed
 from tests.agent.here import Here, here, ranks, until
@@ -197,6 +198,24 @@ async def test_no_step_waits_for_an_agent_that_does_not_read(agent: Agent) -> No
     assert stuck.connection is not None
     stuck.connection.close()
     stuck.socket.close()
+
+
+async def test_an_agent_that_speaks_otherwise_is_named_with_both_versions(agent: Agent) -> None:
+    other = Joined(HostId("h1"), J1, 1, 2, 1, PROTOCOL + 1, "9.8.7")
+    path = f"{agent.host.env.run_dir}/other.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        job = JobClient(agent.environ(COVEY_SOCKET=path))
+        connection, _ = await asyncio.to_thread(listening.accept)
+        with connection:
+            connection.sendall(pack(other))
+            with pytest.raises(CoveyError) as raised:
+                await asyncio.to_thread(job.wait_joined, 10.0)
+    assert not job.connected
+    assert (raised.value.what, raised.value.next.split()[0]) == ("rank 1 cannot join job j1", "install")
+    spoken = f"covey-agent 9.8.7 speaks version {PROTOCOL + 1} of jobs.sock, covey-job {VERSION} here speaks {PROTOCOL}"
+    assert raised.value.why == spoken
 
 
 async def test_what_an_agent_must_know_is_said_again_to_the_next_one(agent: Agent) -> None:

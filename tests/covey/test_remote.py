@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from covey.core import HostId
 from covey.frames import read_frame, write_frame
 from covey.ports import ByteStream
 from covey.remote import RemoteMemory, RemoteMemoryError
+from covey.version import VERSION
 from plugins.memory.datapath.control import ClientRefused, ControlClient, ListPlaces, Told
 from plugins.memory.datapath.vold import VoldConfig, run_vold
 from tests.plugins.memory.ports import SHAPE, Bench, a_bench, soon
@@ -42,12 +44,13 @@ class Agent:
         self.path = f"{bench.env.run_dir}/jobs.sock"
         self.asked: list[wire.Frame] = []
         self.refuse: wire.Refusal | None = None
+        self.welcome = wire.Joined(HostId("h1"), protocol=wire.PROTOCOL, version=VERSION)
         self.vold: Any = None
 
     async def serve(self, stream: ByteStream) -> None:
         first: wire.FrameUnion = await read_frame(stream, wire.decoder)
         assert isinstance(first, wire.Join)
-        await write_frame(stream, wire.Joined(HostId("h1")))
+        await write_frame(stream, self.welcome)
         question: wire.FrameUnion = await read_frame(stream, wire.decoder)
         self.asked.append(question)
         if self.refuse is not None:
@@ -105,6 +108,13 @@ async def test_what_is_written_is_read_back_also_off_the_page_grid() -> None:
 
     async with an_agent() as agent:
         await in_a_thread(lambda: script(agent.path))
+
+
+async def test_an_agent_that_speaks_otherwise_is_named_with_both_versions() -> None:
+    async with an_agent() as agent:
+        agent.welcome = wire.Joined(HostId("h1"), protocol=wire.PROTOCOL + 1, version="9.8.7")
+        with pytest.raises(RemoteMemoryError, match=f"covey-agent 9.8.7 .*covey-job {re.escape(VERSION)} here"):
+            await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path))
 
 
 async def test_a_request_larger_than_256_pages_is_cut_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from covey.addresses import ip_port, joined
 from covey.core import HostId
 from covey.ports import Address, Env
-from gossip.packet import Keyring, Sealer
+from gossip.packet import VERSION, Keyring, Sealer
 from gossip.seeds import Seeds
 from gossip.service import GossipEvent, GossipService, GossipSettings, HostDown, HostUp
 from gossip.types import Sender
@@ -289,6 +289,18 @@ async def test_rubbish_on_the_port_is_counted_and_harms_nobody(rack: Rack) -> No
         "dropped_unsealed": 1,
         "dropped_replayed": 1,
     }
+
+
+async def test_a_host_of_another_version_is_named_once_and_not_heard(rack: Rack) -> None:
+    a = await rack.start("a")
+    host, _, port = a.address.rpartition(":")
+    sealer = Sealer(Keyring([KEY], "covey"), Sender(HostId("x"), b"x" * 16, 1), b"salt")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as wire:
+        for _ in range(3):
+            wire.sendto(bytes([VERSION + 1]) + sealer.seal([])[1:], (host, int(port)))
+    await until(lambda: a.counters.get("dropped_other_version", 0) == 3)
+    assert rack.ports["a"].warnings == ["a host of another version cannot be heard"]
+    assert states(a) == {"a": "alive"}
 
 
 async def test_an_oversized_value_is_refused_and_gossip_goes_on(rack: Rack) -> None:

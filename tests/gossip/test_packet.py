@@ -13,6 +13,7 @@ from gossip.packet import (
     HEADER_BYTES,
     KEYS_MAX,
     TAG_BYTES,
+    VERSION,
     WINDOW,
     Dropped,
     Keyring,
@@ -97,6 +98,12 @@ def test_a_host_without_the_key_is_not_heard_and_hears_nothing() -> None:
     foreign = sealer(keys=(FOREIGN_KEY,))
     assert reason(opener().open(foreign.seal([m.SyncSame()]))) == "unknown_key"
     assert reason(opener(keys=(FOREIGN_KEY,)).open(sealer().seal([m.SyncSame()]))) == "unknown_key"
+
+
+def test_a_host_of_ours_that_speaks_another_version_is_told_from_noise() -> None:
+    later = bytes([VERSION + 1])
+    assert opener().open(later + sealer().seal([])[1:]) == Dropped("other_version", VERSION + 1)
+    assert reason(opener().open(later + sealer(keys=(FOREIGN_KEY,)).seal([])[1:])) == "malformed"
 
 
 def test_a_datagram_shows_neither_name_nor_label_nor_words() -> None:

@@ -23,8 +23,10 @@ from covey.core import Fact, HostId, JobId
 from covey.errors import Refused
 from covey.frames import FRAME_BYTES_MAX, pack, read_frame
 from covey.ports import ByteStream
+from covey.version import VERSION
 from covey.wire import (
     GRACE_KEPT,
+    PROTOCOL,
     AggregatorAt,
     AggregatorLost,
     Attach,
@@ -113,12 +115,34 @@ async def door(short: str) -> AsyncIterator[Door]:
 async def test_a_rank_joins_with_its_token_and_learns_its_place(short: str) -> None:
     async with door(short) as found:
         stream, answer = await found.say(GOOD)
-        assert answer == Joined(HostId("h1"), J1, 1, 4, 3)
+        assert answer == Joined(HostId("h1"), J1, 1, 4, 3, PROTOCOL, VERSION)
         await until(lambda: found.facts)
         assert found.facts == [JobJoined(J1, 3, 1)]
         (peer,) = found.socket.peers(J1)
         assert (peer.job, peer.rank, peer.epoch, peer.uid) == (J1, 1, 3, os.getuid())
         stream.close()
+
+
+async def test_a_wheel_that_speaks_otherwise_is_refused_with_both_versions(short: str) -> None:
+    async with door(short) as found:
+        other = msgspec.structs.replace(GOOD, protocol=PROTOCOL + 1, version="9.8.7\x1b" + "0" * 100)
+        _, answer = await found.say(other)
+        assert isinstance(answer, Refusal)
+        assert answer.what == "rank 1 cannot join job j1"
+        assert "covey-job 9.8.700" in answer.why and f"version {PROTOCOL + 1}" in answer.why
+        assert f"covey-agent {VERSION} here speaks {PROTOCOL}" in answer.why
+        assert len(answer.why) < 150
+        assert answer.next.startswith("install the covey-job")
+        assert found.socket.counters["refused"] == 1
+        assert found.facts == []
+
+
+async def test_a_wheel_of_another_version_that_speaks_the_same_is_welcome(short: str) -> None:
+    async with door(short) as found:
+        stream, answer = await found.say(msgspec.structs.replace(GOOD, protocol=PROTOCOL, version="9.8.7"))
+        assert isinstance(answer, Joined)
+        stream.close()
+        await until(lambda: not found.socket.peers(J1))
 
 
 async def test_what_a_rank_computes_with_is_told_as_far_as_it_can_be_shown(short: str) -> None:
@@ -133,7 +157,7 @@ async def test_what_a_rank_computes_with_is_told_as_far_as_it_can_be_shown(short
 async def test_a_tool_joins_without_a_job_and_is_known_by_its_uid(short: str) -> None:
     async with door(short) as found:
         stream, answer = await found.say(Join(pid=5), Attach("scratch", 1 << 20))
-        assert answer == Joined(HostId("h1"))
+        assert answer == Joined(HostId("h1"), protocol=PROTOCOL, version=VERSION)
         await until(lambda: found.heard)
         assert (found.heard[0][0].uid, found.heard[0][0].job) == (os.getuid(), None)
         assert found.facts == []
