@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables picture dist agent-toml docs clean
+.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables picture coverage dist agent-toml docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -67,6 +67,9 @@ storm: $(READY) ## harm real agents on hosts of their own for half an hour: make
 picture: $(READY) ## draw docs/picture.svg anew: the layers, and who imports whom
 	@$(BIN)/python docs/picture.py
 
+coverage: $(READY) ## lines and branches run by tests, without tests/rack and tests/chaos; not a part of check, for it takes longer
+	@nice -n 10 $(BIN)/pytest -n 2 --dist loadgroup --ignore tests/rack --ignore tests/chaos --cov --cov-report=term
+
 dist: $(READY) ## sdists and wheels of all three into dist/, tried in an empty environment
 	@$(BIN)/python -m tests.wheels dist
 
@@ -77,4 +80,4 @@ docs: $(READY) ## API pages from docstrings: docs/api/ (what a script imports, w
 	@$(BIN)/pdoc -o docs/api covey covey.client covey.remote covey.tensors plugins.base
 
 clean: ## remove .venv and everything made by tools
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info covey/*.egg-info tools/*.egg-info build dist
+	rm -rf .venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info covey/*.egg-info tools/*.egg-info build dist
