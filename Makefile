@@ -77,7 +77,7 @@ agent-toml: $(READY) ## write systemd/agent.toml anew: every setting, its defaul
 	@$(BIN)/python -m tests.annotated
 
 docs: $(READY) ## API pages from docstrings: docs/api/ (what a script imports, what a plugin is made of)
-	@$(BIN)/pdoc -o docs/api covey covey.client covey.remote covey.tensors plugins.base
+	@$(BIN)/python docs/pages.py
 
 clean: ## remove .venv and everything made by tools
 	rm -rf .venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info covey/*.egg-info tools/*.egg-info build dist

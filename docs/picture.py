@@ -66,10 +66,8 @@ def packages(graph: grimp.ImportGraph) -> Panel:
 
 
 def part(module: str) -> tuple[str, str] | None:
-    """The plugin and its part that a module is of; `__init__` of a plugin counts as its part `plugin`."""
+    """The plugin and its part that a module is of."""
     match module.split("."):
-        case ["plugins", plugin]:
-            return plugin, "plugin"
         case ["plugins", plugin, name, *_]:
             return plugin, name
         case _:
