@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
 import uvloop
@@ -177,6 +178,17 @@ def check_own(run_dir: str) -> None:
         raise ConfigError(f"cannot use run_dir {run_dir}", why, f"chmod 700 {run_dir}, or set run_dir in agent.toml")
 
 
+def check_wheels() -> None:
+    """ConfigError when covey-agent and covey-job of this environment are not of one version: an upgrade took one."""
+    try:
+        installed = metadata.version("covey-agent")
+    except metadata.PackageNotFoundError:
+        return  # a tree that was not installed
+    if installed != VERSION:
+        why = f"covey-agent is {installed}, covey-job is {VERSION}"
+        raise ConfigError("the wheels installed here are of two versions", why, "pip install -U covey-agent covey-job")
+
+
 def check(config: Config) -> None:
     """Say what is good, and which names are not known now: they may be when the agent runs. ConfigError."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -235,6 +247,7 @@ def main() -> None:
     if options.make_key:
         sys.exit(make_key(Path(options.make_key)))
     try:
+        check_wheels()
         config = load(options.config, os.environ)
         if options.check:
             check(config)

@@ -26,6 +26,7 @@ from agent.raft.messages import configuration_entry
 from agent.raft.policy import founders
 from agent.raft.service import consensus
 from covey.core import HostId
+from covey.version import VERSION
 from gossip import service as gossip
 
 AGENTD = Path(sys.executable).with_name("agentd")
@@ -131,6 +132,20 @@ def test_a_wrong_setting_is_refused_at_start_in_three_lines(place: Path) -> None
     assert "agent.toml: `gpus.simulatd` is not a setting" in what
     assert "why: [gpus] knows simulated" in why
     assert next_step.strip() == "next: did you mean `gpus.simulated`?"
+
+
+def test_wheels_of_two_versions_are_refused_at_start_in_three_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("agent.main.metadata.version", {"covey-agent": "9.8.7"}.__getitem__)
+    monkeypatch.setattr(sys, "argv", ["agentd", "--check"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 2
+    what, why, following = capsys.readouterr().err.splitlines()
+    assert what == "agentd: the wheels installed here are of two versions"
+    assert why == f"  why: covey-agent is 9.8.7, covey-job is {VERSION}"
+    assert following == "  next: pip install -U covey-agent covey-job"
 
 
 def test_check_says_that_a_file_is_good_and_starts_nothing(place: Path) -> None:
