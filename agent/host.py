@@ -32,7 +32,7 @@ from covey.core import Fact, HostId, Message
 from covey.errors import Refused
 from covey.ports import Env
 from covey.wire import Frame
-from gossip.service import GossipEvent, GossipService, HostDown, HostUp, MemberAway, MemberSuspected, NameConflict, Peer
+from gossip.service import GossipEvent, GossipService, HostDown, HostUp, MemberAway, MemberSuspected, NameConflict
 from plugins import facts
 from plugins.base import Command, JobPeer, Plugin, PluginService
 from plugins.facts import Endpoints, HostView
@@ -274,7 +274,7 @@ class HostAgent:
         self._meet_now()
 
     def hosts(self) -> Sequence[HostView]:
-        return [_view(peer) for peer in self.gossip.hosts()]
+        return self.gossip.hosts()
 
     def spread(self, key: str, value: msgspec.Struct) -> None:
         self.gossip.spread(key, _encode(value))
@@ -412,21 +412,6 @@ class HostAgent:
         found["covey_leader_term"] = self.log.term
         found["covey_hosts_alive"] = sum(view.state == "alive" for view in self.hosts())
         return found
-
-
-def _view(peer: Peer) -> HostView:
-    """Gossip's word for a host, as plugins know it."""
-    return HostView(
-        host=peer.host,
-        state=peer.state,
-        address=peer.address,
-        incarnation=peer.incarnation,
-        since_s=peer.since_s,
-        age_s=peer.age_s,
-        suspected_by=peer.suspected_by,
-        values=peer.values,
-        away_s=peer.away_s,
-    )
 
 
 def _endpoints_in(said: bytes | None) -> Endpoints | None:

@@ -20,7 +20,7 @@ from gossip.membership.messages import MemberRecord
 from gossip.spread import machine as spread
 from gossip.spread.machine import Spread
 from gossip.spread.messages import AnyMessage as AboutFacts
-from gossip.types import GossipSettings, HostDown, HostUp, MemberAway, Peer, SendDatagram, Sender, Shown
+from gossip.types import GossipSettings, HostDown, HostState, HostUp, HostView, MemberAway, SendDatagram, Sender
 
 
 class GossipStarted(msgspec.Struct, frozen=True):
@@ -147,30 +147,30 @@ class Gossip:
 
     # ---- what is known ----
 
-    def hosts(self, now_s: float) -> list[Peer]:
+    def hosts(self, now_s: float) -> list[HostView]:
         """Every host that is remembered, this one included, sorted by name."""
         peers = [self._peer(member, now_s) for member in self.membership.members.values()]
         return sorted([self._self(), *peers], key=lambda peer: peer.host)
 
-    def peer(self, host: HostId, now_s: float) -> Peer | None:
+    def peer(self, host: HostId, now_s: float) -> HostView | None:
         """One host, or None when it is not known."""
         if host == self.me.host:
             return self._self()
         member = self.membership.members.get(host)
         return None if member is None else self._peer(member, now_s)
 
-    def said(self, key: str, now_s: float) -> list[tuple[HostId, Shown, bytes | None]]:
+    def said(self, key: str, now_s: float) -> list[tuple[HostId, HostState, bytes | None]]:
         """Every other host, how it is shown, and what it published under this key in its present life, by name."""
-        found: list[tuple[HostId, Shown, bytes | None]] = []
+        found: list[tuple[HostId, HostState, bytes | None]] = []
         for host, member in sorted(self.membership.members.items()):
             facts = self.spread.of(host)
             entry = facts.entries.get(key) if facts is not None and facts.boot >= member.boot else None
             found.append((host, member.shown(now_s), None if entry is None else entry.value))
         return found
 
-    def _self(self) -> Peer:
+    def _self(self) -> HostView:
         mine = self.spread.facts[self.spread.identity]
-        return Peer(
+        return HostView(
             host=self.me.host,
             state="alive",
             address=self.membership.address,
@@ -182,12 +182,12 @@ class Gossip:
             values=mine.values,
         )
 
-    def _peer(self, member: Member, now_s: float) -> Peer:
+    def _peer(self, member: Member, now_s: float) -> HostView:
         """Facts of an earlier life of the host are no longer true, and are not shown."""
         facts = self.spread.of(member.host)
         current = facts is not None and facts.boot >= member.boot
         fresh_s = facts.fresh_s if facts is not None and current else member.since_s
-        return Peer(
+        return HostView(
             host=member.host,
             state=member.shown(now_s),
             address=member.address,

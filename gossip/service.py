@@ -31,14 +31,14 @@ from gossip.types import (
     GossipEvent,
     GossipSettings,
     HostDown,
+    HostState,
     HostUp,
+    HostView,
     MemberAway,
     MemberSuspected,
     NameConflict,
-    Peer,
     SendDatagram,
     Sender,
-    Shown,
     identity,
 )
 
@@ -48,10 +48,10 @@ __all__ = [
     "GossipSettings",
     "HostDown",
     "HostUp",
+    "HostView",
     "MemberAway",
     "MemberSuspected",
     "NameConflict",
-    "Peer",
 ]
 
 PEERS_FILE = "gossip/peers"
@@ -178,15 +178,15 @@ class GossipService:
         if not self._stopped:
             self._dispatch_checked(Published(key, value))
 
-    def hosts(self) -> Sequence[Peer]:
+    def hosts(self) -> Sequence[HostView]:
         """Every host that is remembered, this one included, sorted by name."""
         return self._gossip.hosts(self._env.clock.now_s())
 
-    def peer(self, host: HostId) -> Peer | None:
+    def peer(self, host: HostId) -> HostView | None:
         """One host, or None when it is not known."""
         return self._gossip.peer(host, self._env.clock.now_s())
 
-    def said(self, key: str) -> Sequence[tuple[HostId, Shown, bytes | None]]:
+    def said(self, key: str) -> Sequence[tuple[HostId, HostState, bytes | None]]:
         """Every other host, how it is shown, and what it published under this key in its present life, by name."""
         return self._gossip.said(key, self._env.clock.now_s())
 

@@ -42,7 +42,7 @@ PeerAddress = Annotated[Address, Meta(pattern=r"\A[0-9A-Za-z.:\[\]_-]{0,80}\Z")]
 
 State = Literal["alive", "suspect", "gone", "left"]
 """As it is told: of two things said of one life of a host the later in this order counts."""
-Shown = Literal["alive", "suspect", "away", "gone", "left"]
+HostState = Literal["alive", "suspect", "away", "gone", "left"]
 """As it is shown: who left and said that it would be back is away until then, and gone afterwards."""
 
 
@@ -106,29 +106,35 @@ class NameConflict(Fact, frozen=True):
 GossipEvent = HostUp | MemberSuspected | MemberAway | HostDown | NameConflict
 
 
-class Peer(msgspec.Struct, frozen=True, kw_only=True):
+class HostView(msgspec.Struct, frozen=True, kw_only=True):
     """One host, as seen here and now."""
 
     host: HostId
-    state: Shown
-    address: Address
+    state: HostState
+    address: Address = ""
     """Where its gossip is reached; empty for this host itself until a peer told it."""
-    boot: int
-    incarnation: int
-    since_s: float
+    boot: int = 0
+    incarnation: int = 0
+    since_s: float = 0.0
     """Monotonic clock of this host at the last change of state."""
-    age_s: float
+    age_s: float = 0.0
     """Seconds since the newest fact of it was made, told-on time included; 0 for this host itself."""
-    suspected_by: HostId | None
+    suspected_by: HostId | None = None
     """Who could not reach it, for a suspect host and for one that is gone."""
-    values: Mapping[str, bytes]
-    """What it published in its present life."""
+    values: Mapping[str, bytes] = {}
+    """What it published in its present life, still encoded; read with `value`."""
     away_s: float = 0.0
     """Of one that is away: seconds within which it said it is back."""
 
-    @property
-    def name(self) -> HostId:
-        return self.host
+    def value(self, key: str, kind: type[msgspec.Struct]) -> msgspec.Struct | None:
+        """A published value, or None when absent or malformed (a host of another version)."""
+        found = self.values.get(key)
+        if found is None:
+            return None
+        try:
+            return msgspec.msgpack.decode(found, type=kind)
+        except msgspec.DecodeError:
+            return None
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------

@@ -1,12 +1,11 @@
 """What plugins tell one another on one host (facts), and what hosts gossip about themselves (published values)."""
 
-from collections.abc import Mapping
-from typing import Literal
-
 import msgspec
 
 from covey.core import Fact, HostId, JobId
 from covey.ports import Address
+from gossip.types import HostState as HostState
+from gossip.types import HostView as HostView
 
 # ---- facts on the bus of one host ------------------------------------------------------------------------------------
 
@@ -206,35 +205,3 @@ class LeaderHint(msgspec.Struct, frozen=True):
     term: int
     leader: HostId
     since_wall_s: float
-
-
-HostState = Literal["alive", "suspect", "away", "gone", "left"]
-
-
-class HostView(msgspec.Struct, frozen=True):
-    """One host as gossip shows it here and now."""
-
-    host: HostId
-    state: HostState
-    address: Address
-    """Gossip address."""
-    incarnation: int
-    since_s: float
-    """Clock time (monotonic, this host's) of the last change of state."""
-    age_s: float
-    """How old the newest fact of it is."""
-    suspected_by: HostId | None
-    values: Mapping[str, bytes]
-    """Published values, still encoded; read with `value`."""
-    away_s: float = 0.0
-    """Of one that is away: seconds within which it said it is back."""
-
-    def value(self, key: str, kind: type[msgspec.Struct]) -> msgspec.Struct | None:
-        """A published value, or None when absent or malformed (a host of another version)."""
-        found = self.values.get(key)
-        if found is None:
-            return None
-        try:
-            return msgspec.msgpack.decode(found, type=kind)
-        except msgspec.DecodeError:
-            return None

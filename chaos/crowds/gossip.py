@@ -13,7 +13,7 @@ from gossip.membership.messages import Gone, Left, MemberRecord, Suspect
 from gossip.packet import Dropped, Keyring, Opener, Sealer, budget
 from gossip.spread.machine import Published
 from gossip.spread.messages import Delta
-from gossip.types import GossipSettings, HostDown, HostUp, Peer, SendDatagram, Sender
+from gossip.types import GossipSettings, HostDown, HostUp, HostView, SendDatagram, Sender
 
 KEY = bytes(range(32))
 OUTWEIGHS = {"alive": 0, "suspect": 1, "gone": 2, "left": 3}
@@ -137,7 +137,7 @@ class Member:
     def spread(self, key: str, value: bytes | None) -> None:
         self.dispatch(Published(key, value))
 
-    def peers(self) -> dict[str, Peer]:
+    def peers(self) -> dict[str, HostView]:
         return {peer.host: peer for peer in self.gossip.hosts(self.crowd.now_s)}
 
     def sees(self, name: str) -> str:

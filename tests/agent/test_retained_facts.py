@@ -75,7 +75,7 @@ def test_what_only_happened_does_not_hold() -> None:
 
 
 def view(host: HostId, state: str, by: HostId | None = None) -> HostView:
-    return HostView(host, state, "1.2.3.4:5", 1, 0.0, 0.0, by, {})  # type: ignore[arg-type]
+    return HostView(host=host, state=state, address="1.2.3.4:5", suspected_by=by)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from gossip.membership import policy
 from gossip.membership.machine.events import Action, CallDue, ForgetMember, GossipDue, Timer
 from gossip.membership.machine.rumours import Rumours
 from gossip.membership.messages import Gone, Left, MemberRecord, Suspect
-from gossip.types import U32_MAX, GossipSettings, NameConflict, SendDatagram, Sender, Shown, State, identity, size
+from gossip.types import U32_MAX, GossipSettings, HostState, NameConflict, SendDatagram, Sender, State, identity, size
 
 CONFLICT_INTERVAL_S = 30.0
 """Between two reports of the same conflict."""
@@ -62,7 +62,7 @@ class Member:
         """Not there, and not because it said that it would never be."""
         return self.state == "gone" or self.remembered or (self.state == "left" and self.away_until_s is not None)
 
-    def shown(self, now_s: float) -> Shown:
+    def shown(self, now_s: float) -> HostState:
         if self.state != "left" or self.away_until_s is None:
             return self.state
         return "away" if now_s < self.away_until_s else "gone"

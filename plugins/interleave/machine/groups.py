@@ -60,7 +60,7 @@ class GroupRules(msgspec.Struct, frozen=True):
     look: int | None = LOOK
     """Jobs that a decision looks at; None: all."""
     by_left: bool = True
-    """Who has least left first, each with its urge, and reviews (`policy/order`); else as they came."""
+    """Who has least left first, each with its bonus, and reviews (`policy/order`); else as they came."""
     lean: float = LEAN
     """Communication is planned with as if it took so many times as long."""
     polish: bool = True
@@ -220,8 +220,8 @@ class Groups:
             return [job for job in self.jobs if self.is_profiled(job)]
         return sorted(ordered(self._lefts(), len(self.hosts)), key=lambda job: not self._is_impatient(job))
 
-    def _urged(self) -> dict[JobId, JobProfile]:
-        """All that are profiled, each with its urge, where our rules hold."""
+    def _weighted(self) -> dict[JobId, JobProfile]:
+        """All that are profiled, each with its bonus, where our rules hold."""
         if self.manner.by_left:
             return weighted(self._lefts(), len(self.hosts))
         return {job: self.profile(job) for job in self.jobs if self.is_profiled(job)}
@@ -290,14 +290,14 @@ class Groups:
         if not self.arranged:
             return [] if self._unprofiled() else self._arrange_all()
         at = self._placed().get(job)
-        urges = self._urged()
-        rest = self._known(urges, {job})
+        bonuses = self._weighted()
+        rest = self._known(bonuses, {job})
         places = list(rest)
         hosts = len(self.hosts)
         others = [other for other in self.waiting() if other != job]
-        change = None if others else regroup.arrival([rest[g] for g in places], urges[job], hosts, self.weights)
+        change = None if others else regroup.arrival([rest[g] for g in places], bonuses[job], hosts, self.weights)
         if change is None and self.manner.by_left:
-            anew = self._anew(urges, regroup.WORTH)
+            anew = self._anew(bonuses, regroup.WORTH)
             if anew:
                 return anew
         if change is None:
@@ -332,10 +332,10 @@ class Groups:
         self.groups[at].jobs = left
         if not self.arranged:
             return self._after_loss(at)
-        urges = self._urged()
-        groups = self._known(urges, set())
+        bonuses = self._weighted()
+        groups = self._known(bonuses, set())
         places = list(groups)
-        waiting = [urges[other] for other in self.waiting()]
+        waiting = [bonuses[other] for other in self.waiting()]
         change = regroup.repaired(
             [groups[g] for g in places],
             places.index(at),
@@ -353,7 +353,7 @@ class Groups:
     def _reviewed(self) -> list[GroupsAction]:
         if not self.manner.by_left or not self.arranged or self._unprofiled():
             return []
-        return self._anew(self._urged(), REVIEW_WORTH)
+        return self._anew(self._weighted(), REVIEW_WORTH)
 
     def _after_loss(self, at: int) -> list[GroupsAction]:
         """Group `at` goes on with the jobs that it has; without any its hosts go to whoever is there."""
@@ -397,24 +397,24 @@ class Groups:
         count = min(len(jobs), max(1, len(self.hosts) // PROFILING_HOSTS))
         return self._put(list(self.groups), [(tuple(jobs[n::count]), self.hosts[n::count]) for n in range(count)])
 
-    def _scheduled(self, urges: Mapping[JobId, JobProfile]) -> Grouping:
+    def _scheduled(self, bonuses: Mapping[JobId, JobProfile]) -> Grouping:
         """What would be best if nothing ran yet."""
         return schedule(
-            [urges[job] for job in self._ordered()[: self._look]],
+            [bonuses[job] for job in self._ordered()[: self._look]],
             len(self.hosts),
             self.weights,
             group_max=self.group_max,
             starts_max=None if self.manner.polish else 0,
         )
 
-    def _anew(self, urges: Mapping[JobId, JobProfile], worth: float) -> list[GroupsAction]:
+    def _anew(self, bonuses: Mapping[JobId, JobProfile], worth: float) -> list[GroupsAction]:
         """Everything as it would be best, if that is better by so much; else nothing."""
-        found = self._scheduled(urges)
-        now = score_of(list(self._known(urges, set()).values()), len(self.hosts), self.weights)
+        found = self._scheduled(bonuses)
+        now = score_of(list(self._known(bonuses, set()).values()), len(self.hosts), self.weights)
         return self._replace(list(self.groups), found.groups, found.score) if found.score > (1 + worth) * now else []
 
     def _arrange_all(self) -> list[GroupsAction]:
-        found = self._scheduled(self._urged())
+        found = self._scheduled(self._weighted())
         self.arranged = True
         return self._replace(list(self.groups), found.groups, found.score)
 

@@ -37,15 +37,15 @@ def exhaustive(jobs: Sequence[JobProfile], hosts: int, weights: Weights) -> tupl
 def _worth(jobs: Sequence[JobProfile], hosts: int, weights: Weights) -> Floats:
     """Hosts times score of every set of jobs as one group. Shape (2^jobs, hosts + 1); -inf without hosts."""
     given = np.arange(1, hosts + 1)
-    work, net, urge = np.zeros(1), np.zeros(1), np.zeros(1)
+    work, net, bonus = np.zeros(1), np.zeros(1), np.zeros(1)
     longest = np.zeros((1, hosts))
     for job in jobs:  # the sets without the job, then the same with it
         work, net = np.append(work, work + job.work_s), np.append(net, net + job.net_s)
-        urge = np.append(urge, urge + job.urge * hosts)
+        bonus = np.append(bonus, bonus + job.bonus * hosts)
         longest = np.append(longest, np.maximum(longest, job.work_s / given + job.net_s), axis=0)
     cpu, talk = work[:, None] / given, np.broadcast_to(net[:, None], longest.shape)
     took = np.maximum(np.maximum(cpu, talk), longest)
-    worth = given * (weights.cpu * cpu + weights.net * talk) + urge[:, None]
+    worth = given * (weights.cpu * cpu + weights.net * talk) + bonus[:, None]
     return np.append(np.full((len(work), 1), -np.inf), worth / np.where(took > 0, took, 1.0), axis=1)
 
 

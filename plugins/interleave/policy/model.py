@@ -15,9 +15,9 @@ class JobProfile(msgspec.Struct, frozen=True):
     """Host-seconds of computing in one iteration: T_cpu times the hosts it was measured on (equation 4.2)."""
     net_s: float
     """Seconds of communication in one iteration, T_net; more hosts do not change it."""
-    urge: float = 0.0
-    """How much it matters that it goes on, ours: a grouping in which its group's iteration takes T seconds gains urge/T
-    (`policy/order.urged`). 0: only busy hosts count, as in the paper."""
+    bonus: float = 0.0
+    """How much it matters that it goes on, ours: a grouping in which its group's iteration takes T seconds gains
+    bonus/T (`policy/order.weighted`). 0: only busy hosts count, as in the paper."""
 
     def cpu_s(self, hosts: float) -> float:
         """T_cpu on so many hosts (equation 4.2)."""
@@ -77,11 +77,11 @@ def use_of_all(groups: Iterable[Group], hosts: int | None = None) -> Use:
 
 
 def pushed(groups: Iterable[Group]) -> float:
-    """What a grouping gains by the jobs that it lets go on: urge / T of each, T its group's iteration. Ours."""
+    """What a grouping gains by the jobs that it lets go on: bonus / T of each, T its group's iteration. Ours."""
     total = 0.0
     for group in groups:
         took = iteration_s(group.jobs, group.hosts) if group.hosts > 0 else 0.0
-        total += sum(job.urge for job in group.jobs) / took if took > 0 else 0.0
+        total += sum(job.bonus for job in group.jobs) / took if took > 0 else 0.0
     return total
 
 

@@ -3,8 +3,8 @@
 The paper takes jobs in the order of its lists (Algorithm 1, line 5), and of groupings asks only how busy they keep the
 hosts. Ours: the mean completion time is least when the job with the least left goes first, so jobs are looked at in
 that order. And since a job does one iteration while its group does one of each, a job of short iterations among long
-ones hardly goes on, though the hosts are busy: so each job has an *urge*, which a grouping is paid for as it lets the
-job go on (`policy/model.Profile.urge`). It has two parts:
+ones hardly goes on, though the hosts are busy: so each job has an *bonus*, which a grouping is paid for as it lets the
+job go on (`policy/model.Profile.bonus`). It has two parts:
 
     for the mean       more, the less the job has left
     for the end        hosts stay busy to the end only when no long job is left over for it. A job's *share* is what it
@@ -31,7 +31,7 @@ TYPICAL_S = 600.0
 """Seconds expected of a job of which nothing is known; only their order matters, and it is the same for all."""
 ALONE_ON = 16
 """Hosts on which lengths of jobs are compared: those of the paper's profiles (§4.4.2)."""
-URGE = 0.15
+BONUS = 0.15
 """What it is worth, against hosts that are all busy, if all jobs went on as if each were alone."""
 END = 0.2
 """The same for those that may be left over at the end, all together."""
@@ -80,9 +80,9 @@ def shares(jobs: Sequence[Waiting], hosts: int) -> dict[JobId, float]:
 
 
 def weighted(jobs: Sequence[Waiting], hosts: int) -> dict[JobId, JobProfile]:
-    """The profiles of these jobs, each with its urge. All share `URGE`, more of it the less a job has left: as the root
-    of one over it, since what is gained for the mean by speed is one over it, and for the end nothing. And all share as
-    much of `END` as the largest share of a job demands, nearly all of it those that have the largest."""
+    """The profiles of these jobs, each with its bonus. All share `BONUS`, more of it the less a job has left: as the
+    root of one over it, since what is gained for the mean by speed is one over it, and for the end nothing. And all
+    share as much of `END` as the largest share of a job demands, nearly all of it those that have the largest."""
     left_s, share = _left_s(jobs, hosts), shares(jobs, hosts)
     soon = {job: took_s**-0.5 for job, took_s in left_s.items()}
     largest = max(share.values(), default=0.0)
@@ -92,8 +92,8 @@ def weighted(jobs: Sequence[Waiting], hosts: int) -> dict[JobId, JobProfile]:
     found: dict[JobId, JobProfile] = {}
     for job in jobs:
         name = job.profile.job
-        weight = URGE * soon[name] / all_soon + END * threat * late[name] / all_late
-        found[name] = msgspec.structs.replace(job.profile, urge=weight * alone_s(job.profile, _alone_on(hosts)))
+        weight = BONUS * soon[name] / all_soon + END * threat * late[name] / all_late
+        found[name] = msgspec.structs.replace(job.profile, bonus=weight * alone_s(job.profile, _alone_on(hosts)))
     return found
 
 

@@ -47,7 +47,7 @@ class _Polish:
         self.jobs, self.hosts, self.weights, self.limits = jobs, hosts, weights, limits
         self.work = [job.work_s for job in jobs]
         self.net = [job.net_s for job in jobs]
-        self.urge = [job.urge * hosts for job in jobs]
+        self.bonus = [job.bonus * hosts for job in jobs]
         place = {job.job: at for at, job in enumerate(jobs)}
         self.cells: list[Cell] = [
             (tuple(sorted(place[job.job] for job in group.jobs)), group.hosts) for group in groups if group.jobs
@@ -94,15 +94,15 @@ class _Polish:
         if known is not None:
             return known
         members, hosts = cell
-        cpu = talk = longest = urge = 0.0
+        cpu = talk = longest = bonus = 0.0
         for at in members:
             own, said = self.work[at] / hosts, self.net[at]
             cpu += own
             talk += said
-            urge += self.urge[at]
+            bonus += self.bonus[at]
             longest = max(longest, own + said)
         took = max(cpu, talk, longest)
-        worth = (hosts * (self.weights.cpu * cpu + self.weights.net * talk) + urge) / took if took > 0 else 0.0
+        worth = (hosts * (self.weights.cpu * cpu + self.weights.net * talk) + bonus) / took if took > 0 else 0.0
         self.known[cell] = worth
         return worth
 

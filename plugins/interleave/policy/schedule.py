@@ -9,7 +9,7 @@ the last grouping, not the best. With two jobs on many hosts one resource or the
   (§4.3.2);
 - besides n_G, which may be the number of jobs and so leave every job alone, some smaller numbers of groups are tried;
 - small sets are polished at the end: one job added, dropped, replaced or moved, one host moved (`polish`). Only there,
-  and where all groupings are looked at, do urges of jobs count.
+  and where all groupings are looked at, do bonuses of jobs count.
 """
 
 from collections.abc import Sequence

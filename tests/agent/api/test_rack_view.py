@@ -69,8 +69,8 @@ class FakeAgent:
             "spare": b"\xc1 not a Spare",
         }
         return [
-            HostView(GPU1, "alive", "127.0.0.1:1", 1, 90.0, 0.0, None, values),
-            HostView(GPU2, self.state, "127.0.0.1:2", 1, 95.0, 1.5, None, {}),  # type: ignore[arg-type]
+            HostView(host=GPU1, state="alive", address="127.0.0.1:1", since_s=90.0, values=values),
+            HostView(host=GPU2, state=self.state, address="127.0.0.1:2", since_s=95.0, age_s=1.5),  # type: ignore[arg-type]
         ]
 
     def plugin_commands(self) -> Mapping[str, Any]:

@@ -238,16 +238,16 @@ def test_jobs_that_need_no_time_at_all_keep_their_hosts_through_a_review() -> No
 def test_plans_lean_to_computing_and_printed_ones_take_times_as_measured() -> None:
     assert two_groups(PRINTED).profile(A).net_s == pytest.approx(10)
     assert two_groups(OURS).profile(A).net_s == pytest.approx(10 * LEAN)
-    assert [job.net_s for job in two_groups(OURS)._urged().values()] == pytest.approx([10 * LEAN] * 3)
+    assert [job.net_s for job in two_groups(OURS)._weighted().values()] == pytest.approx([10 * LEAN] * 3)
     assert two_groups(OURS).profile(A).work_s == pytest.approx(two_groups(PRINTED).profile(A).work_s)
 
 
-def test_as_printed_nobody_urges() -> None:
+def test_as_printed_nobody_bonuses() -> None:
     """Reference: Algorithm 1: a grouping is as good as its hosts are busy."""
     for manner, expected in ((PRINTED, {0.0}), (OURS, None)):
         of = waiting_on_one_host(manner)
-        urges = {profile.urge for profile in of._urged().values()}
-        assert urges == expected if expected else min(urges) > 0
+        bonuses = {profile.bonus for profile in of._weighted().values()}
+        assert bonuses == expected if expected else min(bonuses) > 0
 
 
 def test_a_job_keeps_the_hosts_that_it_has() -> None:

@@ -283,16 +283,16 @@ def test_of_jobs_that_say_nothing_who_ran_least_is_first() -> None:
     assert order.ordered(each, 4) == (young.job, old.job)
 
 
-def test_urges_are_shared_and_who_has_less_left_has_more() -> None:
+def test_bonuses_are_shared_and_who_has_less_left_has_more() -> None:
     jobs = made(20, 5)
     each = [order.Waiting(job, 10.0 * (n + 1)) for n, job in enumerate(jobs)]
     found = order.weighted(each, 10)
     alone = [Group((found[job.job],), 10) for job in jobs]
     assert max(order.shares(each, 10).values()) < order.FAR, "nobody will be left over"
-    assert model.pushed(alone) == pytest.approx(order.URGE), "all of it when each goes on as if it were alone"
+    assert model.pushed(alone) == pytest.approx(order.BONUS), "all of it when each goes on as if it were alone"
     like = [order.Waiting(job, left) for job, left in zip(jobs_of([(1600, 20)] * 4), (100, 25, 100, 100), strict=True)]
     long, short, *_ = order.weighted(like, 10).values()
-    assert short.urge == pytest.approx(2 * long.urge), "a quarter left: twice as much"
+    assert short.bonus == pytest.approx(2 * long.bonus), "a quarter left: twice as much"
 
 
 def paid_for_the_end(remaining: Sequence[float]) -> list[float]:
@@ -301,8 +301,8 @@ def paid_for_the_end(remaining: Sequence[float]) -> list[float]:
         order.Waiting(job, left) for job, left in zip(jobs_of([(160, 10)] * len(remaining)), remaining, strict=True)
     ]
     soon = [left**-0.5 for left in remaining]
-    urges = [job.urge / 20 for job in order.weighted(each, 100).values()]
-    return [urge - order.URGE * mine / sum(soon) for urge, mine in zip(urges, soon, strict=True)]
+    bonuses = [job.bonus / 20 for job in order.weighted(each, 100).values()]
+    return [bonus - order.BONUS * mine / sum(soon) for bonus, mine in zip(bonuses, soon, strict=True)]
 
 
 def test_who_may_be_left_over_is_paid_the_more_the_nearer_the_end() -> None:
@@ -322,11 +322,11 @@ def test_a_share_larger_by_a_sixth_is_paid_e_times_as_much() -> None:
 
 
 def test_short_iterations_do_not_wait_for_long_ones_when_it_matters() -> None:
-    """Two jobs of long iterations and two of short ones keep 32 hosts busy however they are paired; with urges the
+    """Two jobs of long iterations and two of short ones keep 32 hosts busy however they are paired; with bonuses the
     short ones share hosts, and do ten times the iterations."""
     jobs = jobs_of([(1600, 100), (1600, 100), (160, 10), (160, 10)])
-    urging = [msgspec.structs.replace(job, urge=0.05 * 20) for job in jobs]
-    score, groups_found = exhaustive(urging, 32, W)
+    hurried = [msgspec.structs.replace(job, bonus=0.05 * 20) for job in jobs]
+    score, groups_found = exhaustive(hurried, 32, W)
     short = [group for group in groups_found if jobs[2].job in {job.job for job in group.jobs}]
     assert {job.job for job in short[0].jobs} == {jobs[2].job, jobs[3].job}
     assert model.iteration_s(short[0].jobs, short[0].hosts) <= 25
@@ -338,9 +338,9 @@ def test_short_iterations_do_not_wait_for_long_ones_when_it_matters() -> None:
     figures=st.lists(st.tuples(st.floats(1, 2000), st.floats(0.5, 60), st.floats(0, 5)), min_size=1, max_size=4),
     hosts=st.integers(1, 6),
 )
-def test_urges_count_in_the_best_of_all_groupings(figures: list[tuple[float, float, float]], hosts: int) -> None:
+def test_bonuses_count_in_the_best_of_all_groupings(figures: list[tuple[float, float, float]], hosts: int) -> None:
     """Against trying every set of groups and every way to give them hosts, one by one."""
-    jobs = [JobProfile(JobId(f"j{n}"), work, net, urge) for n, (work, net, urge) in enumerate(figures)]
+    jobs = [JobProfile(JobId(f"j{n}"), work, net, bonus) for n, (work, net, bonus) in enumerate(figures)]
     best = max(model.score_of(groups, hosts, W) for groups in all_groupings(tuple(jobs), hosts))
     assert exhaustive(jobs, hosts, W)[0] == pytest.approx(best)
     found = schedule(jobs, hosts, W)
@@ -361,16 +361,16 @@ def all_groupings(jobs: tuple[JobProfile, ...], hosts: int) -> Iterator[tuple[Gr
                         yield (group, *groups)
 
 
-def test_a_polished_grouping_is_worth_what_it_says_with_urges() -> None:
+def test_a_polished_grouping_is_worth_what_it_says_with_bonuses() -> None:
     """Beyond the sets that are searched: as the polish adds it up, and as the model does."""
     rng = random.Random(4)
-    jobs = [msgspec.structs.replace(job, urge=rng.uniform(0, 2)) for job in made(16, 4)]
+    jobs = [msgspec.structs.replace(job, bonus=rng.uniform(0, 2)) for job in made(16, 4)]
     found = schedule(jobs, 40, W)
     assert found.score == pytest.approx(model.score_of(found.groups, 40, W))
     without = schedule(made(16, 4), 40, W)
     same = {job.job: job for job in jobs}
-    urging = [Group(tuple(same[job.job] for job in group.jobs), group.hosts) for group in without.groups]
-    assert found.score >= model.score_of(urging, 40, W) - 1e-3, "at least as good as when urges are not looked at"
+    hurried = [Group(tuple(same[job.job] for job in group.jobs), group.hosts) for group in without.groups]
+    assert found.score >= model.score_of(hurried, 40, W) - 1e-3, "at least as good as when bonuses are not looked at"
     assert found.use.score(W) <= without.use.score(W) + 1e-2
 
 

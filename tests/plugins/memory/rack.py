@@ -120,16 +120,7 @@ class MemoryRack:
     # ---- between hosts ----
 
     def view(self, name: str) -> HostView:
-        return HostView(
-            host=HostId(name),
-            state=self.states.get(name, "alive"),
-            address="",
-            incarnation=1,
-            since_s=0,
-            age_s=0,
-            suspected_by=None,
-            values=self.published.get(name, {}),
-        )
+        return HostView(host=HostId(name), state=self.states.get(name, "alive"), values=self.published.get(name, {}))
 
     async def post(
         self,

@@ -417,7 +417,9 @@ class Rack:
 
     def views(self, here: HostId) -> list[HostView]:
         return [
-            HostView(host, self.states[host][0], "", 1, self.states[host][1], 0.0, None, dict(self.values[host]))
+            HostView(
+                host=host, state=self.states[host][0], since_s=self.states[host][1], values=dict(self.values[host])
+            )
             for host in sorted(self.hosts)
         ]
 
