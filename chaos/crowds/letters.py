@@ -3,7 +3,7 @@ start again, plugins are off for a while, one host is dead and letters for it wa
 
 What must hold: no life of an agent handles a letter twice, and none handles what was meant for another; what was
 acknowledged was handled. And once nothing fails any more, every letter arrives in time, whatever another one waits for:
-a room that is off, or the dead.
+a plugin that is off, or the dead.
 """
 
 import asyncio
@@ -20,10 +20,11 @@ LIVE = (HostId("h1"), HostId("h2"))
 DEAD = HostId("h3")
 FAULTS = 5
 MANY = 24
-PROMPT_S = 12.0
-"""Within which every letter arrives once all is well."""
+PROMPT_S = 20.0
+"""Within which every letter arrives once all is well: where a table of eight is full of those that wait for a plugin,
+the others wait in line behind pauses that grow."""
 OFF_S = 3.0
-"""How long a room is off at most."""
+"""How long a plugin is off at most."""
 PATIENCE_S = 60.0
 """How long a letter to the dead is tried."""
 
@@ -44,7 +45,7 @@ class Post:
         self.written = self.arrived = 0
         """In peace, to the living."""
         self.off_until_s = 0.0
-        """Room `late` is off until then, everywhere."""
+        """Plugin `late` is off until then, everywhere."""
         self.peace = False
         self.pace_s = self.rng.choice((0.02, 0.04, 0.1))
         self.remembered = self.rng.choice((8, 16, 32))
@@ -60,8 +61,8 @@ class Post:
         boot = self.boots[me]
         handled = self.handled.setdefault((me, boot), [])
 
-        async def hear(sender: HostId, room: str, body: bytes) -> bool:
-            if room == "late" and self.world.now < self.off_until_s:
+        async def hear(sender: HostId, plugin: str, body: bytes) -> bool:
+            if plugin == "late" and self.world.now < self.off_until_s:
                 return False
             await asyncio.sleep(env.rng.choice((0.0, 0.01, 0.3)))
             to = body.split()[1].decode()
@@ -80,7 +81,7 @@ class Post:
         return 0
 
     async def _write(self, env: Env, messenger: Messenger, boot: int) -> None:
-        """One of many letters is for the dead, one for the room that may be off, in peace the first two."""
+        """One of many letters is for the dead, one for the plugin that may be off, in peace the first two."""
         to_others = [host for host in LIVE if host != env.host]
         for number in itertools.count():
             await asyncio.sleep(env.rng.uniform(0.5, 1.5) * self.pace_s)
@@ -95,10 +96,10 @@ class Post:
             body = f"{env.host} {to} {boot} {number}".encode()
             env.spawn("letter", self._send(messenger, "late" if kind == MANY - 1 else "memory", to, body))
 
-    async def _send(self, messenger: Messenger, room: str, to: HostId, body: bytes) -> None:
+    async def _send(self, messenger: Messenger, plugin: str, to: HostId, body: bytes) -> None:
         must = self.peace and to != DEAD
         self.written += must
-        acknowledged = await messenger.send(room, to, body, PATIENCE_S if to == DEAD else OFF_S + PROMPT_S)
+        acknowledged = await messenger.send(plugin, to, body, PATIENCE_S if to == DEAD else OFF_S + PROMPT_S)
         by = [life for life, bodies in self.handled.items() if life[0] == to and body in bodies]
         assert by or not acknowledged, f"{body!r} was acknowledged and not handled"
         assert acknowledged or not must, f"{body!r} did not arrive though nothing fails"
@@ -109,7 +110,7 @@ class Post:
     def fault(self) -> None:
         self.faults += 1
         host = self.world.hosts[self.rng.choice(LIVE)]
-        kind = self.rng.choice(("kill", "break", "cut", "room off"))
+        kind = self.rng.choice(("kill", "break", "cut", "plugin off"))
         if kind == "kill" and host.agent is not None:
             host.agent.signal(signal.SIGKILL)
             self.world.at(self.world.now + self.rng.uniform(0.0, 2.0), host.revive)
@@ -118,7 +119,7 @@ class Post:
         elif kind == "cut":
             self.world.network.cut([LIVE])
             self.world.at(self.world.now + self.rng.uniform(0.1, 5.0), self.world.network.heal)
-        elif kind == "room off":
+        elif kind == "plugin off":
             self.off_until_s = self.world.now + self.rng.uniform(0.1, OFF_S)
         self.world.run(self.world.now + self.rng.uniform(0.1, 2.0))
 
@@ -132,7 +133,7 @@ class Post:
             self.world.hosts[name].revive()
 
     def check(self) -> None:
-        """All is well, but for a room that is off for a moment, and connections that break once."""
+        """All is well, but for a plugin that is off for a moment, and connections that break once."""
         self.left.clear()
         self.heal()
         self.world.run(self.world.now + OFF_S + PROMPT_S)
@@ -159,7 +160,7 @@ class Post:
         return self.world.story_hash
 
 
-async def _nothing(_sender: HostId, _room: str, body: bytes) -> bytes:
+async def _nothing(_sender: HostId, _plugin: str, body: bytes) -> bytes:
     return body
 
 
