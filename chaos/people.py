@@ -122,7 +122,7 @@ class People:
         command = self.rng.choice(
             (
                 "agent.hosts",
-                "agent.ports.gpus",
+                "agent.gpus",
                 "agent.rack_slabs",
                 "agent.rack_volumes",
                 "agent.rack_tensors",

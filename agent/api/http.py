@@ -177,7 +177,7 @@ class HttpApi:
         get, post = app.router.add_get, app.router.add_post
         for path, command in (
             ("hosts", "agent.hosts"),
-            ("gpus", "agent.ports.gpus"),
+            ("gpus", "agent.gpus"),
             ("leader", "agent.leader"),
             ("slabs", "agent.rack_slabs"),
             ("volumes", "agent.rack_volumes"),

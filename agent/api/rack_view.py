@@ -100,7 +100,7 @@ class RackView:
     def commands(self) -> Mapping[str, Command]:
         return {
             "agent.hosts": self._hosts,
-            "agent.ports.gpus": self._gpus,
+            "agent.gpus": self._gpus,
             "agent.local_gpus": self._local_gpus,
             "agent.leader": self._leader,
             "agent.local_voter": self._local_voter,

@@ -52,7 +52,7 @@ def test_a_read_that_raises_is_refused_and_its_agent_lives(monkeypatch: pytest.M
         rack.settle()
         monkeypatch.setattr(RackView, "_here", wrong)
         agent = rack.hosts["h1"].agent
-        assert {row.host for row in rack.ask("h2", "agent.ports.gpus", {})} <= {"h2", "h3"}
+        assert {row.host for row in rack.ask("h2", "agent.gpus", {})} <= {"h2", "h3"}
         rack.run(3.0)
         assert rack.hosts["h1"].agent is agent and agent is not None and agent.alive
         assert rack.agents["h1"].messenger.counters["answers_failed"] >= 1

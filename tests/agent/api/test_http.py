@@ -71,7 +71,7 @@ class FakeApi:
             name: self.answering(name, answer)
             for name, answer in {
                 "agent.hosts": [HostRow(HostId("gpu1"), "alive", 0.0, "127.0.0.1:1", True, 9.0)],
-                "agent.ports.gpus": [],
+                "agent.gpus": [],
                 "agent.leader": LeaderView(HostId("gpu1"), 2, 4.0, 17, 0.0),
                 "agent.why": [],
                 "agent.rack_slabs": [],
@@ -171,7 +171,7 @@ async def test_an_answer_says_who_spoke_and_when(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body", "command", "given"),
     [
-        ("GET", "/v1/gpus", None, "agent.ports.gpus", {}),
+        ("GET", "/v1/gpus", None, "agent.gpus", {}),
         ("GET", "/v1/leader", None, "agent.leader", {}),
         ("GET", "/v1/jobs", None, "scheduler.jobs", {"all": False}),
         ("GET", "/v1/jobs?all=1", None, "scheduler.jobs", {"all": True}),

@@ -101,19 +101,19 @@ async def test_hosts_are_shown_from_gossip_with_age_and_failed_rooms() -> None:
 async def test_a_host_that_stops_answering_is_shown_from_its_last_answer_with_its_age() -> None:
     agent = FakeAgent()
     commands = view(agent).commands()
-    assert [row.age_s for row in await commands["agent.ports.gpus"]({})] == [0.0]
+    assert [row.age_s for row in await commands["agent.gpus"]({})] == [0.0]
     agent.answering = False
     agent.env.clock.at_s += 9.0
-    (row,) = await commands["agent.ports.gpus"]({})
+    (row,) = await commands["agent.gpus"]({})
     assert (row.host, row.age_s) == (GPU2, 9.0)
 
 
 async def test_a_gpu_says_that_its_host_is_gone() -> None:
     agent = FakeAgent()
     commands = view(agent).commands()
-    assert [row.host_state for row in await commands["agent.ports.gpus"]({})] == ["alive"]
+    assert [row.host_state for row in await commands["agent.gpus"]({})] == ["alive"]
     agent.state = "gone"
-    assert [row.host_state for row in await commands["agent.ports.gpus"]({})] == ["gone"]
+    assert [row.host_state for row in await commands["agent.gpus"]({})] == ["gone"]
 
 
 async def test_a_story_is_gathered_from_every_host_and_told_once() -> None:
