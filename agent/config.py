@@ -101,7 +101,7 @@ class Config:
     log: LogSettings
     jobs: JobsSettings
     plugins: Mapping[str, msgspec.Struct]
-    """Settings of each room that is switched on, in the registry's order."""
+    """Settings of each plugin that is switched on, in the registry's order."""
     source: str = ""
     """The file it came from."""
 

@@ -147,7 +147,7 @@ class Live:
         names = [HostId(f"h{at:0{len(str(hosts))}}") for at in range(hosts)]
         self.rack = tuple(RackHost(host, gpus_each) for host in names)
         self.gpus = {host: [str(gpu) for gpu in range(gpus_each)] for host in names}
-        self.ground = Capacity(self.queue, dict.fromkeys(names, gpus_each))
+        self.capacity = Capacity(self.queue, dict.fromkeys(names, gpus_each))
         """Where homes look for places."""
         self.dispatch = self.queue.follow()
         self.lives = [Life(job.duration_s) for job in jobs]
@@ -356,7 +356,7 @@ class Live:
         self._bring_ground_up_to_date()
         skew = self.queue.models.shown_skew(job.spec, job.tensors)
         limit = packlimit(self.queue, self.leader.settings)
-        plan = self.ground.plan(job, self.ground.free_for(job), skew, limit)
+        plan = self.capacity.plan(job, self.capacity.free_for(job), skew, limit)
         if not plan:
             self._say(PlaceFailed(wall_s=self.now, job=job.id, epoch=job.epoch, reason="no room"))
             return
@@ -377,10 +377,10 @@ class Live:
         for id in self.queue.jobs if changed is None else changed:
             job = self.queue.jobs.get(id)
             if job is None or job.over:
-                self.ground.drop(id)
+                self.capacity.drop(id)
             else:
-                self.ground.put(job)
-        self.ground.reserve(self.queue.reserving, self.queue.reserved)
+                self.capacity.put(job)
+        self.capacity.reserve(self.queue.reserving, self.queue.reserved)
 
     def _start(self, at: int, counts: bool) -> None:
         life = self.lives[at]

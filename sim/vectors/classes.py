@@ -188,7 +188,7 @@ class SharedPool:
         """Its home and its hosts: they start it where the pool as it is now says."""
         capacity = SharedCapacity(
             self.queue,
-            self.leader.ground.totals,
+            self.leader.capacity.totals,
             None,
             self.leader.sharing or Sharing(),
             {host.host: host.utilisation for host in self.leader.rack},

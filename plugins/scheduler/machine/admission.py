@@ -27,17 +27,17 @@ from plugins.scheduler.policy.settings import SchedulerSettings
 
 
 class Admission:
-    """One look. `lines`: jobs that may run; `apart`: running ones that wait for a host; `ground`: a draft."""
+    """One look. `run_queues`: jobs that may run; `apart`: running ones that wait for a host; `capacity`: a draft."""
 
     def __init__(
         self,
         queue: Queue,
         settings: SchedulerSettings,
-        lines: RunQueues,
+        run_queues: RunQueues,
         apart: Sequence[Job],
         pausing: Set[JobId],
         placing: Iterable[JobId],
-        ground: Capacity,
+        capacity: Capacity,
         homes: Mapping[HostId, int],
         wall_s: float,
     ) -> None:
@@ -45,8 +45,8 @@ class Admission:
         `homes`: how many of them each host looks for a place for."""
         self.queue, self.settings, self.wall_s = queue, settings, wall_s
         self.placing = placing
-        self.lines, self.ground, self.apart, self.pausing = lines, ground, apart, pausing
-        self.homes = {host: count for host, count in homes.items() if host in ground.totals}
+        self.run_queues, self.capacity, self.apart, self.pausing = run_queues, capacity, apart, pausing
+        self.homes = {host: count for host, count in homes.items() if host in capacity.totals}
         self._fewest: list[tuple[int, HostId]] = []
         """Heap of the same, once every host looks for some."""
         self.spent: dict[str, int] = {}
@@ -61,7 +61,7 @@ class Admission:
 
     def decide(self) -> list[AboutJob]:
         """Grants, reservations and stops, in this order for each job."""
-        if not self.ground.totals:
+        if not self.capacity.totals:
             return []
         jobs = self.queue.jobs
         run, stop = self._choose()
@@ -70,13 +70,13 @@ class Admission:
         for id in run:
             self._admit(jobs[id])
         self._preempt()
-        for id in self.lines.oldest_guests(self.ground.vacant, lambda id: self._fits(jobs[id])):
+        for id in self.run_queues.oldest_opportunistic(self.capacity.vacant, lambda id: self._fits(jobs[id])):
             self._grant(jobs[id])
         return self.commands
 
     def _choose(self) -> tuple[list[JobId], list[JobId]]:
-        totals, beside = self.ground.totals, dict[str, int]()
-        within = self.ground.size
+        totals, beside = self.capacity.totals, dict[str, int]()
+        within = self.capacity.size
         for job in self.apart:
             if job.counts:
                 within -= sum(held_by(job, totals).values())
@@ -86,7 +86,7 @@ class Admission:
             """What is left of its quota beside its jobs that wait for a host."""
             return max(0, (self.queue.quota(tenant) or 0) - beside.get(tenant, 0))
 
-        return self.lines.choose(within, left)
+        return self.run_queues.choose(within, left)
 
     # ---- one job ----
 
@@ -105,19 +105,19 @@ class Admission:
 
     def _fits(self, job: Job) -> bool:
         if not job.spec.gpus:
-            return job.spec.pack != "apart" or len(self.ground.totals) >= job.spec.workers
-        free = self.ground.free_for(job)
+            return job.spec.pack != "apart" or len(self.capacity.totals) >= job.spec.workers
+        free = self.capacity.free_for(job)
         if not free:
             return False
-        return job.spec.gpus <= max(0, sum(free.values()) - self.ground.placing) and self.ground.takes(job, free)
+        return job.spec.gpus <= max(0, sum(free.values()) - self.capacity.placing) and self.capacity.takes(job, free)
 
     def _plan(self, job: Job, free: Mapping[HostId, int]) -> dict[HostId, int]:
         """GPUs where its home would put it; empty when it does not fit whole."""
         skew = self.queue.models.shown_skew(job.spec, job.tensors)
-        return self.ground.plan(job, free, skew, packlimit(self.queue, self.settings))
+        return self.capacity.plan(job, free, skew, packlimit(self.queue, self.settings))
 
     def _grant(self, job: Job) -> None:
-        self.ground.take(self._plan(job, self.ground.free_for(job)), job.counts)
+        self.capacity.take(self._plan(job, self.capacity.free_for(job)), job.counts)
         if job.counts:
             self.spent[job.spec.tenant] = self.spent.get(job.spec.tenant, 0) + job.spec.gpus
         home = self._home()
@@ -125,7 +125,7 @@ class Admission:
 
     def _home(self) -> HostId:
         """The host that looks for the fewest gangs' places."""
-        totals = self.ground.totals
+        totals = self.capacity.totals
         if not self._fewest and len(self.homes) < len(totals):
             host = next(host for host in totals if not self.homes.get(host))
             self.homes[host] = 1
@@ -139,76 +139,76 @@ class Admission:
     def _clear_the_way(self, job: Job) -> None:
         """It is within its quota, and no place is free: wait for GPUs of guaranteed jobs that stop when these suffice,
         stop opportunistic jobs when that helps, or keep what is there."""
-        ground, spec = self.ground, job.spec
+        capacity, spec = self.capacity, job.spec
         self._set_aside()
         if self._is_served_by_those_who_stop(job):
             return
-        open_gpus = ground.open_for(job)
-        if ground.takes(job, open_gpus):
-            coming = {host: ground.open[host] - ground.staying.get(host, 0) for host in open_gpus}
-            stop = ground.victims(job, coming, open_gpus)
+        open_gpus = capacity.open_for(job)
+        if capacity.takes(job, open_gpus):
+            coming = {host: capacity.open[host] - capacity.staying.get(host, 0) for host in open_gpus}
+            stop = capacity.victims(job, coming, open_gpus)
         else:
             coming, stop = {}, None
         if stop is None:
-            self._reserve(job, ground.grown(job, open_gpus))
+            self._reserve(job, capacity.grown(job, open_gpus))
             return
-        for id, held in [guest for guest in ground.guests if guest[0] in stop]:
+        for id, held in [guest for guest in capacity.opportunistic if guest[0] in stop]:
             said = f"{job.id} (tenant {spec.tenant}, {explain.gpus(spec.gpus)}) is guaranteed and comes first"
             self.commands.append(taken(self.queue.jobs[id], "preempted", said, self.wall_s))
             for host, gpus in held.items():
                 coming[host] = coming.get(host, 0) + gpus
-                ground.staying[host] = ground.staying.get(host, 0) - gpus
-        ground.guests = [guest for guest in ground.guests if guest[0] not in stop]
+                capacity.staying[host] = capacity.staying.get(host, 0) - gpus
+        capacity.opportunistic = [guest for guest in capacity.opportunistic if guest[0] not in stop]
         plan = self._plan(job, _least(coming, open_gpus))
-        if not stop and ground.takes(job, ground.free_for(job)):
-            ground.take(plan, True)
+        if not stop and capacity.takes(job, capacity.free_for(job)):
+            capacity.take(plan, True)
             return
         self._reserve(job, plan)
-        ground.claim(job, plan)
+        capacity.claim(job, plan)
 
     def _is_served_by_those_who_stop(self, job: Job) -> bool:
         """Whether it starts once they have stopped, without keeping anything: others may start meanwhile on what it
         does not need, also those that come before it in the order by then. One that keeps GPUs goes on to."""
-        ground = self.ground
-        if ground.reserving == job.id or ground.takes(job, ground.free_for(job)):
+        capacity = self.capacity
+        if capacity.reserving == job.id or capacity.takes(job, capacity.free_for(job)):
             return False
-        soon = {host: gpus - ground.staying.get(host, 0) for host, gpus in ground.open_for(job).items()}
+        soon = {host: gpus - capacity.staying.get(host, 0) for host, gpus in capacity.open_for(job).items()}
         for other in self.unchosen if self.settings.preemption and not job.place_failures else ():
             if self._may_displace(job, other):
-                for host, gpus in ground.held_by(other).items():
+                for host, gpus in capacity.held_by(other).items():
                     soon[host] = soon.get(host, 0) + gpus
         plan = self._plan(job, {host: gpus for host, gpus in soon.items() if gpus > 0})
         if plan:
-            ground.claim(job, plan)
+            capacity.claim(job, plan)
         return bool(plan)
 
     def _set_aside(self) -> None:
         """From now on gangs that are being placed hold GPUs where their homes would put them, in the order of their
         grants: nobody keeps, or stops others for, what they are about to take. One that fits nowhere is counted on."""
-        jobs, ground = [self.queue.jobs[id] for id in self.placing], self.ground
+        jobs, capacity = [self.queue.jobs[id] for id in self.placing], self.capacity
         for job in sorted(jobs, key=lambda job: job.granted):
-            plan = self._plan(job, ground.free_for(job))
-            ground.take(plan, job.counts)
-            ground.placing -= sum(plan.values())
+            plan = self._plan(job, capacity.free_for(job))
+            capacity.take(plan, job.counts)
+            capacity.placing -= sum(plan.values())
         self.placing = ()
 
     def _reserve(self, job: Job, gpus: Mapping[HostId, int]) -> None:
         """Keep these, all that the gang has, unless another gang keeps some. A promise outdoes a tenant without."""
-        ground = self.ground
-        other = self.queue.jobs.get(ground.reserving) if ground.reserving not in (None, job.id) else None
+        capacity = self.capacity
+        other = self.queue.jobs.get(capacity.reserving) if capacity.reserving not in (None, job.id) else None
         if other is not None and other.state == "queued" and self._promised(job) and not self._promised(other):
             self._give_back(other)
-        if gpus and classes.may_reserve(job.id, ground.reserving) and gpus != ground.reserved:
+        if gpus and classes.may_reserve(job.id, capacity.reserving) and gpus != capacity.reserved:
             self.commands.append(GpusReserved(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus=dict(gpus)))
-            ground.reserve(job.id, gpus)
+            capacity.reserve(job.id, gpus)
 
     def _give_back(self, job: Job) -> None:
         self.commands.append(GpusReserved(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus={}))
-        self.ground.reserve(None, {})
+        self.capacity.reserve(None, {})
 
     def _give_back_if_stale(self, chosen: Sequence[JobId]) -> None:
         """Whoever keeps GPUs and should not run any more, because its tenant's other jobs come first now."""
-        id = self.ground.reserving
+        id = self.capacity.reserving
         job = self.queue.jobs.get(id) if id is not None else None
         if job is not None and job.state == "queued" and job.id not in chosen and job.id not in self.pausing:
             self._give_back(job)

@@ -40,7 +40,7 @@ class Capacity:
         """No guaranteed job's, or of one that stops: its GPUs are about to be free."""
         self.staying: Gpus = {}
         """Held by opportunistic jobs that nobody told to stop."""
-        self.guests: list[tuple[JobId, Gpus]] = []
+        self.opportunistic: list[tuple[JobId, Gpus]] = []
         """Opportunistic jobs that run, newest first, and the GPUs of each."""
         self.reserving = queue.reserving
         self.reserved = dict(queue.reserved)
@@ -51,7 +51,7 @@ class Capacity:
         self.placing = 0
         """GPUs of gangs that are being placed, wherever."""
         self._ages: list[int] = []
-        """Of `guests`: their numbers, negative, so that they ascend."""
+        """Of `opportunistic`: their numbers, negative, so that they ascend."""
         self._held: Gpus = {}
         self._guaranteed: Gpus = {}
         self._marks: dict[JobId, tuple[Gpus, bool, int | None, int]] = {}
@@ -76,7 +76,7 @@ class Capacity:
         if age is not None:
             at = bisect.bisect_left(self._ages, age)
             self._ages.insert(at, age)
-            self.guests.insert(at, (job.id, held))
+            self.opportunistic.insert(at, (job.id, held))
         self._hold(held, stays, age is not None, 1)
 
     def drop(self, id: JobId) -> None:
@@ -87,7 +87,7 @@ class Capacity:
         self.placing -= placing
         if age is not None:
             at = bisect.bisect_left(self._ages, age)
-            del self._ages[at], self.guests[at]
+            del self._ages[at], self.opportunistic[at]
         self._hold(held, counts, age is not None, -1)
 
     def _hold(self, held: Gpus, counts: bool, stays: bool, sign: int) -> None:
@@ -156,7 +156,7 @@ class Capacity:
     def victims(self, job: Job, coming: Mapping[HostId, int], most: Mapping[HostId, int]) -> list[JobId] | None:
         """Opportunistic jobs that have to stop so that this gang fits; None when that would not help."""
         spec = job.spec
-        return classes.victims(coming, self.guests, most, spec.workers, spec.gpus_per_worker, spec.pack)
+        return classes.victims(coming, self.opportunistic, most, spec.workers, spec.gpus_per_worker, spec.pack)
 
     def closed(self, job: Job) -> bool:
         """Whether a job that runs holds a GPU that is kept for a gang: counting it would break the reservation."""
@@ -199,18 +199,18 @@ class Capacity:
     def check(self) -> None:
         """It is what it would be if it were drawn anew."""
         anew = self.anew()
-        for name in ("free", "open", "staying", "guests", "placing"):
+        for name in ("free", "open", "staying", "opportunistic", "placing"):
             assert getattr(self, name) == getattr(anew, name), f"{name}: {getattr(self, name)}, {getattr(anew, name)}"
 
 
 class CapacityPlan(Capacity):
     """A copy for one look, in which GPUs may be given away; no job is put into it."""
 
-    def __init__(self, ground: Capacity) -> None:
-        queue = self.queue = ground.queue
-        self.totals, self.size, self.placing = ground.totals, ground.size, ground.placing
-        self.free, self.open, self.staying = dict(ground.free), dict(ground.open), dict(ground.staying)
-        self.guests = ground.guests
+    def __init__(self, capacity: Capacity) -> None:
+        queue = self.queue = capacity.queue
+        self.totals, self.size, self.placing = capacity.totals, capacity.size, capacity.placing
+        self.free, self.open, self.staying = dict(capacity.free), dict(capacity.open), dict(capacity.staying)
+        self.opportunistic = capacity.opportunistic
         self.claimed = False
         self.reserve(queue.reserving, queue.reserved)
 

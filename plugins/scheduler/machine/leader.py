@@ -101,9 +101,9 @@ class Leader:
     def _begin(self) -> None:
         """What follows from the queue and the rack, before anything is known of them."""
         self.roll = JobIndex(self.queue)
-        self.lines = RunQueues(self.settings)
+        self.run_queues = RunQueues(self.settings)
         self.rack: Sequence[RackHost] = ()
-        self.ground = self._capacity({}, ())
+        self.capacity = self._capacity({}, ())
         self.away: dict[JobId, None] = {}
         """Running gangs that wait for a host that is not alive."""
         self.gone: dict[HostId, float] = {}
@@ -119,11 +119,11 @@ class Leader:
         about += promoted
         settled = {command.job for command in about}
         for id in settled:
-            self.lines.drop(id)
+            self.run_queues.drop(id)
         moved = self._moved(settled, event.wall_s, now_s)
         starts = self._order(settled, event.wall_s) if not moved and not promoted else []
         for id in settled:
-            self._seat(self.queue.jobs[id])
+            self._entry(self.queue.jobs[id])
         commands: list[Command] = [*self._initial_quotas(event.wall_s), *self.elapsed(event.wall_s, now_s)]
         commands += [*self._shorter_leases(event, now_s), *about]
         return [ProposeCommand(command) for command in [*commands, *moved, *starts]]
@@ -136,13 +136,13 @@ class Leader:
     def check(self) -> None:
         """Nothing is remembered about jobs that are unknown, and what is kept up to date is what there is. What was
         applied after the last look is read at the next one: until then only the order is checked, against itself."""
-        self.lines.check()
+        self.run_queues.check()
         if self.feed.pending:
             return
         for id in [*self.waits.since, *self.retry_at, *self.failures]:
             job = self.queue.jobs.get(id)
             assert job is not None, f"{id} is remembered and unknown"
-        self.ground.check()
+        self.capacity.check()
 
     # ---- what it remembers ----
 
@@ -166,13 +166,13 @@ class Leader:
                 self._put(job, now_s)
         for id in [id for id, at in self.retry_at.items() if at <= now_s]:
             del self.retry_at[id]
-            self._seat(self.queue.jobs[id])
+            self._entry(self.queue.jobs[id])
 
     def _whose_promise_changed(self) -> list[JobId]:
         """Jobs whose tenant got its first quota, or lost it: they change the book."""
-        seats = self.lines.seats
-        now = {job: self.queue.quota(self.queue.jobs[job].spec.tenant) is not None for job in seats}
-        return [job for job, promised in now.items() if promised != (seats[job].tenant is not None)]
+        entries = self.run_queues.entries
+        now = {job: self.queue.quota(self.queue.jobs[job].spec.tenant) is not None for job in entries}
+        return [job for job, promised in now.items() if promised != (entries[job].tenant is not None)]
 
     def _heard(self, rack: Sequence[RackHost]) -> list[JobId]:
         """Gossip says something else of the rack. Jobs on hosts that came or went."""
@@ -180,14 +180,14 @@ class Leader:
         self.gone = {host.host: host.gone_s for host in rack if host.gone_s is not None}
         self.roll.heard({host.host: host.gone_s for host in rack})
         totals = {host.host: host.gpus for host in rack if host.gone_s is None}
-        if isinstance(self.ground, SharedCapacity):
-            self.ground.heard(self._utilisation())
-        if totals == self.ground.totals:
+        if isinstance(self.capacity, SharedCapacity):
+            self.capacity.heard(self._utilisation())
+        if totals == self.capacity.totals:
             return []
-        moved = totals.keys() ^ self.ground.totals.keys()
+        moved = totals.keys() ^ self.capacity.totals.keys()
         held = {**self.roll.placing, **_all_of(self.roll.awaited)}
         jobs = [self.queue.jobs[id] for id in held if id in self.queue.jobs]
-        self.ground = self._capacity(totals, jobs)
+        self.capacity = self._capacity(totals, jobs)
         return [id for host in sorted(moved) for id in self.roll.awaited.get(host, ())]
 
     def _capacity(self, totals: Mapping[HostId, int], jobs: Sequence[Job]) -> Capacity:
@@ -211,27 +211,27 @@ class Leader:
         if failures or id in self.failures:
             self.failures[id] = failures
         self.roll.put(job)
-        self.ground.put(job)
-        self._seat(job)
+        self.capacity.put(job)
+        self._entry(job)
 
     def _drop(self, id: JobId) -> None:
         for remembered in (self.placing_since, self.failures, self.retry_at, self.away):
             remembered.pop(id, None)
         self.waits.drop(id)
         self.roll.drop(id)
-        self.ground.drop(id)
-        self.lines.drop(id)
+        self.capacity.drop(id)
+        self.run_queues.drop(id)
 
-    def _seat(self, job: Job) -> None:
+    def _entry(self, job: Job) -> None:
         """Whether it may run now, and where it stands then."""
         self.away.pop(job.id, None)
-        totals = self.ground.totals
+        totals = self.capacity.totals
         if job.state == "running" and any(at.host not in totals for at in job.awaited):
             self.away[job.id] = None
         if job.state == "stopping" or job.id in self.away or job.id in self.retry_at:
-            self.lines.drop(job.id)
+            self.run_queues.drop(job.id)
         else:
-            self.lines.put(job, self.queue.quota(job.spec.tenant) is not None)
+            self.run_queues.put(job, self.queue.quota(job.spec.tenant) is not None)
 
     def _gone(self, now_s: float) -> dict[HostId, float]:
         """Seconds for which each host that matters is gone; one that gossip never named counts from now."""
@@ -305,16 +305,16 @@ class Leader:
         moved: list[Demoted | Upgraded] = [
             Demoted(wall_s=wall_s, job=job.id, epoch=job.epoch, waited_s=round(waited_s, 3)) for job, waited_s in late
         ]
-        guests = [job for job in self.roll.by_age(self._with_quota()) if job.id not in settled]
-        ground = self.ground.draft() if guests else self.ground
+        opportunistic = [job for job in self.roll.by_age(self._with_quota()) if job.id not in settled]
+        capacity = self.capacity.draft() if opportunistic else self.capacity
         spent: dict[str, int] = {}
-        for job in guests:
+        for job in opportunistic:
             tenant, gpus = job.spec.tenant, job.spec.gpus
             free = self.queue.free_quota(tenant)
             left = None if free is None else free - spent.get(tenant, 0)
-            if classes.may_upgrade(gpus, left, ground.closed(job)):
+            if classes.may_upgrade(gpus, left, capacity.closed(job)):
                 spent[tenant] = spent.get(tenant, 0) + gpus
-                ground.count(job)
+                capacity.count(job)
                 moved.append(Upgraded(wall_s=wall_s, job=job.id, epoch=job.epoch))
         return moved
 
@@ -339,9 +339,9 @@ class Leader:
     def _order(self, settled: Set[JobId], wall_s: float) -> list[AboutJob]:
         """Who starts and who stops. A job that just failed to be placed sits some decisions out."""
         apart = [job for job in self.roll.by_age(self.away) if job.id not in settled]
-        ground, roll, pausing = self.ground.draft(), self.roll, set(self.retry_at)
+        capacity, roll, pausing = self.capacity.draft(), self.roll, set(self.retry_at)
         look = Admission(
-            self.queue, self.settings, self.lines, apart, pausing, roll.placing, ground, roll.homes, wall_s
+            self.queue, self.settings, self.run_queues, apart, pausing, roll.placing, capacity, roll.homes, wall_s
         )
         return look.decide()
 

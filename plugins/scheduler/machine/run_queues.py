@@ -52,10 +52,10 @@ class RunQueues:
         self.books: dict[str | None, OrderBook] = {}
         self.sizes: dict[str | None, int] = {}
         """Jobs in each book."""
-        self.seats: dict[JobId, QueueEntry] = {}
+        self.entries: dict[JobId, QueueEntry] = {}
         self.ids: dict[int, JobId] = {}
         self.widths: dict[int, int] = {}
-        self.guests: dict[Shape, list[int]] = {}
+        self.opportunistic: dict[Shape, list[int]] = {}
         """Shape -> numbers of the opportunistic jobs that wait, oldest first."""
         self.shapes: dict[JobId, tuple[Shape, int]] = {}
         """Where each of them stands there, and its number."""
@@ -64,32 +64,32 @@ class RunQueues:
 
     def put(self, job: Job, promised: bool) -> None:
         """A job that is queued, being placed or running."""
-        seat = self._seat(job, job.spec.tenant if promised else None) if job.counts else None
-        if seat is not None and self.seats.get(job.id) == seat:
+        entry = self._entry(job, job.spec.tenant if promised else None) if job.counts else None
+        if entry is not None and self.entries.get(job.id) == entry:
             return
         self.drop(job.id)
         number = job.number
-        if seat is None:
+        if entry is None:
             if job.state == "queued":
                 shape = job.spec.workers, job.spec.gpus_per_worker, job.spec.pack
                 self.ids[number], self.shapes[job.id] = job.id, (shape, number)
-                bisect.insort(self.guests.setdefault(shape, []), number)
+                bisect.insort(self.opportunistic.setdefault(shape, []), number)
             return
         self._chosen = None
-        self.ids[number], self.widths[number], self.seats[job.id] = job.id, job.spec.gpus, seat
-        book = self.books.get(seat.tenant)
+        self.ids[number], self.widths[number], self.entries[job.id] = job.id, job.spec.gpus, entry
+        book = self.books.get(entry.tenant)
         if book is None:
             queues = len(self.settings.queue_thresholds_gpu_s) + 1
-            book = self.books[seat.tenant] = OrderBook(queues, self.widths)
-        self.sizes[seat.tenant] = self.sizes.get(seat.tenant, 0) + 1
-        if seat.promoted:
-            book.promote(seat.key, seat.running)
-        elif seat.running:
-            book.run(seat.queue, seat.key)
+            book = self.books[entry.tenant] = OrderBook(queues, self.widths)
+        self.sizes[entry.tenant] = self.sizes.get(entry.tenant, 0) + 1
+        if entry.promoted:
+            book.promote(entry.key, entry.running)
+        elif entry.running:
+            book.run(entry.queue, entry.key)
         else:
-            book.wait(seat.queue, seat.key)
+            book.wait(entry.queue, entry.key)
 
-    def _seat(self, job: Job, tenant: str | None) -> QueueEntry:
+    def _entry(self, job: Job, tenant: str | None) -> QueueEntry:
         attained = max(0.0, job.attained_gpu_s - job.base_gpu_s)
         queue, running = queue_of(attained, self.settings.queue_thresholds_gpu_s), job.state in HOLDING
         if job.promoted is not None and queue == 0:
@@ -105,26 +105,26 @@ class RunQueues:
         """A job that is over, or sits this out."""
         if id in self.shapes:
             shape, number = self.shapes.pop(id)
-            numbers = self.guests[shape]
+            numbers = self.opportunistic[shape]
             at = bisect.bisect_left(numbers, number)
             del numbers[at], self.ids[number]
             if not numbers:
-                del self.guests[shape]
-        seat = self.seats.pop(id, None)
-        if seat is None:
+                del self.opportunistic[shape]
+        entry = self.entries.pop(id, None)
+        if entry is None:
             return
         self._chosen = None
-        book, number = self.books[seat.tenant], seat.key & JOB_MASK
-        if seat.promoted:
-            book.demote(seat.key)
-        elif seat.running:
-            book.stop(seat.queue, seat.key)
+        book, number = self.books[entry.tenant], entry.key & JOB_MASK
+        if entry.promoted:
+            book.demote(entry.key)
+        elif entry.running:
+            book.stop(entry.queue, entry.key)
         else:
-            book.leave(seat.queue, seat.key)
+            book.leave(entry.queue, entry.key)
         del self.ids[number], self.widths[number]
-        self.sizes[seat.tenant] -= 1
-        if not self.sizes[seat.tenant]:
-            del self.sizes[seat.tenant], self.books[seat.tenant]
+        self.sizes[entry.tenant] -= 1
+        if not self.sizes[entry.tenant]:
+            del self.sizes[entry.tenant], self.books[entry.tenant]
 
     # ---- the walk ----
 
@@ -155,9 +155,9 @@ class RunQueues:
         if others is not None:
             begin, end = others.decide(promises.pool, PLENTY)
             for number in begin:
-                seat = self.seats[self.ids[number]]
-                if not seat.promoted:
-                    others.wait(seat.queue, seat.key)
+                entry = self.entries[self.ids[number]]
+                if not entry.promoted:
+                    others.wait(entry.queue, entry.key)
             run += begin
             stop += end
         return [self.ids[number] for number in run], [self.ids[number] for number in stop]
@@ -206,24 +206,24 @@ class RunQueues:
                 run.append(key & JOB_MASK)
             look_at(tenant)
 
-    def oldest_guests(self, most: int, fits: Callable[[JobId], bool]) -> Iterator[JobId]:
+    def oldest_opportunistic(self, most: int, fits: Callable[[JobId], bool]) -> Iterator[JobId]:
         """Opportunistic jobs of at most so many GPUs that wait and fit, oldest first; what is free only shrinks
         meanwhile."""
-        heads = [(numbers[0], 0, shape) for shape, numbers in self.guests.items() if shape[0] * shape[1] <= most]
+        heads = [(numbers[0], 0, shape) for shape, numbers in self.opportunistic.items() if shape[0] * shape[1] <= most]
         heapq.heapify(heads)
         while heads:
             number, at, shape = heapq.heappop(heads)
             if fits(self.ids[number]):
                 yield self.ids[number]
-                if at + 1 < len(self.guests[shape]):
-                    heapq.heappush(heads, (self.guests[shape][at + 1], at + 1, shape))
+                if at + 1 < len(self.opportunistic[shape]):
+                    heapq.heappush(heads, (self.opportunistic[shape][at + 1], at + 1, shape))
 
     def check(self) -> None:
         """What must hold between two looks."""
         for book in self.books.values():
             book.check()
-        assert sorted(self.ids.values()) == sorted([*self.seats, *self.shapes])
-        assert sum(self.sizes.values()) == len(self.seats) == len(self.widths)
+        assert sorted(self.ids.values()) == sorted([*self.entries, *self.shapes])
+        assert sum(self.sizes.values()) == len(self.entries) == len(self.widths)
 
 
 def _rests(book: OrderBook, quota: int) -> bool:

@@ -147,7 +147,7 @@ class SharedDraft(SharedCapacity):
         self.sharing, self.units, self.utilisation = capacity.sharing, capacity.units, capacity.utilisation
         self.totals, self.size, self.placing = capacity.totals, capacity.size, capacity.placing
         self.free, self.open, self.staying = dict(capacity.free), dict(capacity.open), {}
-        self.beside, self.guests = dict(capacity.beside), []
+        self.beside, self.opportunistic = dict(capacity.beside), []
         self.claimed = False
         self.reserve(queue.reserving, queue.reserved)
 

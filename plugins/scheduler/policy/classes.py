@@ -67,15 +67,15 @@ def grown(
 
 def victims(
     free: Mapping[Host, int],
-    guests: Sequence[tuple[Guest, Mapping[Host, int]]],
+    opportunistic: Sequence[tuple[Guest, Mapping[Host, int]]],
     most: Mapping[Host, int],
     workers: int,
     each: int,
     pack: Pack = "few",
 ) -> list[Guest] | None:
     """Which opportunistic jobs stop so that a gang of `workers` times `each` GPUs fits: none of the older ones that
-    need not, and nobody when all of them would not be enough (None). `guests`: newest first, with the GPUs that each
-    holds by host; `most`: GPUs per host that the gang may take at all. Every GPU is looked at twice at most."""
+    need not, and nobody when all of them would not be enough (None). `opportunistic`: newest first, with the GPUs that
+    each holds by host; `most`: GPUs per host that the gang may take at all. Every GPU is looked at twice at most."""
     have = dict(free)
 
     def room(host: Host) -> int:
@@ -92,12 +92,12 @@ def victims(
 
     stopped = 0
     while fits < workers:
-        if stopped == len(guests):
+        if stopped == len(opportunistic):
             return None
-        change(guests[stopped], 1)
+        change(opportunistic[stopped], 1)
         stopped += 1
     needed = []
-    for guest in reversed(guests[:stopped]):
+    for guest in reversed(opportunistic[:stopped]):
         change(guest, -1)
         if fits < workers:
             change(guest, 1)

@@ -124,8 +124,8 @@ def waits_for(
     """What a waiting job waits for: its place, who is ahead and whose they are, what would let it start. `walk`: all
     guaranteed jobs; `over_quota`: those that wait only for their tenant's quota; `hindrance`: why it does not start on
     GPUs that are free; `preempts`: whether jobs of a lower queue are stopped."""
-    spot = walk.spots[job]
-    row, waiting = spot.row, spot.ahead
+    position = walk.positions[job]
+    row, waiting = position.row, position.ahead
     queue = queue_of(row.attained_gpu_s, thresholds)
     place = f"{ordinal(waiting + 1)} of those waiting, in queue {queue}"
     if job in over_quota:
@@ -136,7 +136,7 @@ def waits_for(
         )
     holders = walk.holders
     free = max(0, capacity - walk.held)
-    narrow = ", as gangs of fewer GPUs go first" if spot.passed else ""
+    narrow = ", as gangs of fewer GPUs go first" if position.passed else ""
     first = walk.waiting[: min(waiting, NAMED_MAX)]
     ahead = f"; ahead: {named(first, waiting)}{narrow}" if waiting else ""
     if row.gpus <= free and not waiting:
@@ -189,18 +189,18 @@ def _when_others_sink(
     return f", or when {shown}{more}"
 
 
-def waits_as_guest(job: JobId, guests: QueuePositions, guaranteed: QueuePositions, free: int) -> str:
-    """What an opportunistic job waits for. `guests`: all opportunistic jobs, oldest first; `free`: GPUs that are
+def waits_as_opportunistic(job: JobId, opportunistic: QueuePositions, guaranteed: QueuePositions, free: int) -> str:
+    """What an opportunistic job waits for. `opportunistic`: all opportunistic jobs, oldest first; `free`: GPUs that are
     nobody's."""
-    spot = guests.spots[job]
-    row, ahead = spot.row, spot.ahead
+    position = opportunistic.positions[job]
+    row, ahead = position.row, position.ahead
     place = f"{ordinal(ahead + 1)} of the opportunistic jobs waiting"
-    older = f"; ahead: {named(guests.waiting[: min(ahead, NAMED_MAX)], ahead)}" if ahead else ""
+    older = f"; ahead: {named(opportunistic.waiting[: min(ahead, NAMED_MAX)], ahead)}" if ahead else ""
     if row.gpus <= free:
         held = ", and guaranteed jobs come first" if guaranteed.waiting else ""
         return f"{place}; it needs {gpus(row.gpus)} that guaranteed jobs leave, {free} are free{held}{older}"
-    holders = [*guaranteed.holders[:NAMED_MAX], *guests.holders[:NAMED_MAX]]
-    count = len(guaranteed.holders) + len(guests.holders)
+    holders = [*guaranteed.holders[:NAMED_MAX], *opportunistic.holders[:NAMED_MAX]]
+    count = len(guaranteed.holders) + len(opportunistic.holders)
     until = f"; it starts when enough of {named(holders, count)} end" if holders else ""
     return f"{place}; it needs {gpus(row.gpus)} that guaranteed jobs leave and {free} are free{older}{until}"
 

@@ -23,7 +23,7 @@ class QueuePositions:
     afterwards none."""
 
     def __init__(self, order: Sequence[Row]) -> None:
-        self.spots: dict[JobId, Position] = {}
+        self.positions: dict[JobId, Position] = {}
         self.waiting: list[Row] = []
         self.holders: list[Row] = []
         """Those that run, in order."""
@@ -37,7 +37,7 @@ class QueuePositions:
         """Width -> newest job of this width that waits, among those walked so far."""
         for row in order:
             passed = any(number > row.number and gpus < row.gpus for gpus, number in newest.items())
-            self.spots[row.id] = Position(row, len(self.waiting), passed)
+            self.positions[row.id] = Position(row, len(self.waiting), passed)
             if row.running:
                 self._hold(row)
             else:

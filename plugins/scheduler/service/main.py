@@ -249,7 +249,7 @@ class SchedulerService(PluginService):
         for id, search in sorted(self.gangs.searches.items()):
             job = self.queue.jobs.get(id)
             if by is not None and by != id and job is not None:
-                free = self._standing().ground.free_for(job)
+                free = self._standing().gpu_capacity.free_for(job)
                 self._feed_gangs(gang.GpusKept(id, search.epoch, by, {host: free.get(host, 0) for host in kept}))
 
     def _feed_gangs(self, event: gang.Event) -> None:

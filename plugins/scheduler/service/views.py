@@ -103,7 +103,7 @@ class QueueSnapshot:
         return [row for row in self._rows if row.job_class == "opportunistic"]
 
     @cached_property
-    def ground(self) -> Capacity:
+    def gpu_capacity(self) -> Capacity:
         """GPUs by host."""
         return Capacity(self.queue, self.totals)
 
@@ -122,7 +122,7 @@ class QueueSnapshot:
 
     @cached_property
     def _nobodys(self) -> int:
-        return sum(self.ground.free.values())
+        return sum(self.gpu_capacity.free.values())
 
     def reason(self, job: Job) -> str:
         """Why the job is in its state."""
@@ -131,7 +131,7 @@ class QueueSnapshot:
         waits = (
             self._waits(job)
             if job.counts
-            else explain.waits_as_guest(job.id, self._guests_walk, self._walk, self._nobodys)
+            else explain.waits_as_opportunistic(job.id, self._guests_walk, self._walk, self._nobodys)
         )
         late_s = self.settings.demote_after_s
         if job.job_class == "auto" and self.queue.quota(job.spec.tenant) is not None and late_s is not None:
@@ -172,13 +172,13 @@ class QueueSnapshot:
         if job.spec.pack == "apart" and len(self.totals) < job.spec.workers:
             return False
         if shape not in self._fits:
-            self._fits[shape] = takes(job, self.ground.free_for(job))
+            self._fits[shape] = takes(job, self.gpu_capacity.free_for(job))
         return self._fits[shape]
 
     def _scatter(self, spec: JobSpec) -> str:
         shape = spec.workers, spec.gpus_per_worker, spec.pack
         if shape not in self._scattered:
-            self._scattered[shape] = explain.scattered(self.ground.free, spec)
+            self._scattered[shape] = explain.scattered(self.gpu_capacity.free, spec)
         return self._scattered[shape]
 
     def _in_the_way(self, job: Job) -> list[order.Row]:
@@ -335,7 +335,7 @@ def free_for(hosts: Sequence[HostView], standing: QueueSnapshot, job: Job | None
     free = free_of(hosts, standing.queue)
     if job is None or standing.queue.reserving in (None, job.id):
         return free
-    allowed = standing.ground.free_for(job)
+    allowed = standing.gpu_capacity.free_for(job)
     return {host: min(gpus, allowed.get(host, 0)) for host, gpus in free.items()}
 
 

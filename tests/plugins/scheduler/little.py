@@ -95,14 +95,14 @@ class Little:
     def jobs(self, *states: str) -> list[Job]:
         return [job for job in self.queue.live() if job.state in states]
 
-    def ground(self) -> Capacity:
+    def capacity(self) -> Capacity:
         return Capacity(self.queue, self.totals)
 
     def place(self, job: Job, on: Mapping[HostId, Sequence[str]] | None = None) -> None:
         """What its home does: on these GPUs by host, or on a place found as homes find it."""
         each = job.spec.gpus_per_worker
         if on is None:
-            workers = place(self.ground().free_for(job), job.spec.workers, each, 0.0, 0.3, job.spec.pack) or {}
+            workers = place(self.capacity().free_for(job), job.spec.workers, each, 0.0, 0.3, job.spec.pack) or {}
             on = {host: self.free(host)[: count * each] for host, count in workers.items()}
         if not on:
             self.say(PlaceFailed(wall_s=1.0, job=job.id, epoch=job.epoch, reason="no room"))
@@ -119,7 +119,7 @@ class Little:
 
     def scattered(self, job: Job) -> dict[HostId, list[str]]:
         """GPUs that it may start on, one per host in turn; none when it does not fit, or its workers take several."""
-        allowed = self.ground().free_for(job)
+        allowed = self.capacity().free_for(job)
         found: dict[HostId, list[str]] = {}
         for turn in range(max(allowed.values(), default=0)):
             for host in sorted(allowed):

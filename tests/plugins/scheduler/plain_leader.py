@@ -257,7 +257,7 @@ class PlainAdmission:
         wall_s: float,
     ) -> None:
         self.queue, self.settings, self.wall_s = queue, settings, wall_s
-        self.ground = PlainGround(queue, totals)
+        self.capacity = PlainGround(queue, totals)
         self.pausing = pausing
         self.packlimit = packlimit(queue, settings)
         self.homes = dict.fromkeys(totals, 0)
@@ -277,7 +277,7 @@ class PlainAdmission:
     def decide(self, live: Sequence[Job]) -> list[AboutJob]:
         """`live`: jobs that are not over and that nothing else was decided about."""
         jobs = {job.id: job for job in live}
-        apart = [job for job in live if _away(job, self.ground.totals)]
+        apart = [job for job in live if _away(job, self.capacity.totals)]
         fixed = {job.id for job in apart} | {job.id for job in live if job.state == "stopping"}
         may_run = [job for job in live if job.id not in fixed and job.id not in self.pausing]
         guaranteed = [job for job in may_run if job.counts]
@@ -297,7 +297,7 @@ class PlainAdmission:
     def _choose(self, guaranteed: Sequence[Job], apart: Sequence[Job], live: Sequence[Job]) -> order.Selection:
         queue, thresholds = self.queue, self.settings.queue_thresholds_gpu_s
         default = queue.quotas.get("*")
-        totals = self.ground.totals
+        totals = self.capacity.totals
         within = sum(totals.values()) - sum(sum(held_by(job, totals).values()) for job in apart if job.counts)
         rows = [row_of(job, thresholds) for job in guaranteed]
         if not self.settings.preemption:  # whoever runs stays, also beside those of a higher queue
@@ -331,9 +331,9 @@ class PlainAdmission:
 
     def _fits(self, job: Job) -> bool:
         if not job.spec.gpus and job.spec.pack == "apart":
-            return len(self.ground.totals) >= job.spec.workers
-        free = self.ground.free_for(job)
-        return job.spec.gpus <= max(0, sum(free.values()) - self.ground.placing) and takes(job, free)
+            return len(self.capacity.totals) >= job.spec.workers
+        free = self.capacity.free_for(job)
+        return job.spec.gpus <= max(0, sum(free.values()) - self.capacity.placing) and takes(job, free)
 
     def _plan(self, job: Job, free: Mapping[HostId, int]) -> dict[HostId, int]:
         """GPUs by host where its home would put it; empty when it does not fit whole."""
@@ -345,7 +345,7 @@ class PlainAdmission:
         return {host: count * spec.gpus_per_worker for host, count in workers.items()}
 
     def _grant(self, job: Job) -> None:
-        self.ground.take(self._plan(job, self.ground.free_for(job)), job.counts)
+        self.capacity.take(self._plan(job, self.capacity.free_for(job)), job.counts)
         if job.counts:
             self.spent[job.spec.tenant] = self.spent.get(job.spec.tenant, 0) + job.spec.gpus
         home = min((count, host) for host, count in self.homes.items())[1]
@@ -355,7 +355,7 @@ class PlainAdmission:
     def _clear_the_way(self, job: Job) -> None:
         """It is within its quota, and no place is free: stop opportunistic jobs when that helps, or keep what is
         there."""
-        ground, spec = self.ground, job.spec
+        ground, spec = self.capacity, job.spec
         for other in sorted(self.placing, key=lambda other: other.granted):
             plan = self._plan(other, ground.free_for(other))
             ground.take(plan, other.counts)
@@ -369,19 +369,19 @@ class PlainAdmission:
         open_gpus = ground.open_for(job)
         unclaimed = ground._unclaimed()
         coming = {host: unclaimed[host] - ground.staying[host] for host in open_gpus}
-        stop = victims(coming, ground.guests, lambda free: takes(job, _least(free, open_gpus)))
+        stop = victims(coming, ground.opportunistic, lambda free: takes(job, _least(free, open_gpus)))
         if stop is None:
             mine = ground.reserved if ground.reserving == job.id else {}
             kept = classes.grown(mine, open_gpus, ground.totals, spec.workers, spec.gpus_per_worker, spec.pack)
             self._reserve(job, kept)
             return
-        for id, held in [guest for guest in ground.guests if guest[0] in stop]:
+        for id, held in [guest for guest in ground.opportunistic if guest[0] in stop]:
             said = f"{job.id} (tenant {spec.tenant}, {explain.gpus(spec.gpus)}) is guaranteed and comes first"
             self.commands.append(taken(self.queue.jobs[id], "preempted", said, self.wall_s))
             for host, gpus in held.items():
                 coming[host] += gpus
                 ground.staying[host] -= gpus
-        ground.guests = [guest for guest in ground.guests if guest[0] not in stop]
+        ground.opportunistic = [guest for guest in ground.opportunistic if guest[0] not in stop]
         plan = self._plan(job, _least(coming, open_gpus))
         if stop or not takes(job, ground.free_for(job)):
             self._reserve(job, plan)
@@ -391,7 +391,7 @@ class PlainAdmission:
 
     def _soon_free(self, job: Job) -> Gpus:
         """Free, of jobs that stop, and of those that stop for it."""
-        ground = self.ground
+        ground = self.capacity
         soon = {host: gpus - ground.staying[host] for host, gpus in ground.open_for(job).items()}
         able = self.settings.preemption and not job.place_failures
         for other in [other for other in self.unchosen if able and self._may_displace(job, other)]:
@@ -400,7 +400,7 @@ class PlainAdmission:
 
     def _reserve(self, job: Job, gpus: Mapping[HostId, int]) -> None:
         """Keep these, all that the gang has, unless another gang keeps some. A promise outdoes a tenant without."""
-        ground = self.ground
+        ground = self.capacity
         other = self.queue.jobs.get(ground.reserving) if ground.reserving not in (None, job.id) else None
         if other is not None and other.state == "queued" and self._promised(job) and not self._promised(other):
             self._give_back(other)
@@ -410,11 +410,11 @@ class PlainAdmission:
 
     def _give_back(self, job: Job) -> None:
         self.commands.append(GpusReserved(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus={}))
-        self.ground.reserving, self.ground.reserved = None, {}
+        self.capacity.reserving, self.capacity.reserved = None, {}
 
     def _give_back_if_stale(self, chosen: Sequence[JobId]) -> None:
         """Whoever keeps GPUs and should not run any more, because its tenant's other jobs come first now."""
-        id = self.ground.reserving
+        id = self.capacity.reserving
         job = self.queue.jobs.get(id) if id is not None else None
         if job is not None and job.state == "queued" and job.id not in chosen and job.id not in self.pausing:
             self._give_back(job)
@@ -450,7 +450,7 @@ class PlainGround:
         """No guaranteed job's."""
         self.staying: Gpus = dict.fromkeys(self.totals, 0)
         """Held by opportunistic jobs that nobody told to stop."""
-        self.guests: list[tuple[JobId, Gpus]] = []
+        self.opportunistic: list[tuple[JobId, Gpus]] = []
         """Opportunistic jobs that run, newest first, and the GPUs of each."""
         self.reserving = queue.reserving
         self.reserved = dict(queue.reserved)
@@ -460,7 +460,7 @@ class PlainGround:
         """GPUs of gangs that are being placed, wherever."""
         for job in queue.live():
             self._count(job)
-        self.guests.reverse()
+        self.opportunistic.reverse()
         for gpus in (self.free, self.open):
             gpus.update({host: 0 for host, count in gpus.items() if count < 0})  # a host whose GPU broke
 
@@ -475,7 +475,7 @@ class PlainGround:
             elif job.state == "running":
                 self.staying[host] += gpus
         if held and not job.counts and job.state == "running":
-            self.guests.append((job.id, held))
+            self.opportunistic.append((job.id, held))
 
     @property
     def kept(self) -> bool:

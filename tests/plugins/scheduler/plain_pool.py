@@ -127,7 +127,7 @@ class Pool:
         self.demote_after_s, self.opportunistic_max, self.busy = demote_after_s, opportunistic_max, busy
         self.holder: list[str | None] = [None] * gpus
         """The guaranteed job of each GPU."""
-        self.guests: list[int] = [0] * gpus
+        self.opportunistic: list[int] = [0] * gpus
         """Opportunistic jobs on each GPU."""
         self.utilisation = [0.0] * gpus
         self.reserving: str | None = None
@@ -180,7 +180,7 @@ class Pool:
             if entry.guaranteed:
                 self.holder[gpu] = None
             else:
-                self.guests[gpu] -= 1
+                self.opportunistic[gpu] -= 1
         if entry.guaranteed:
             self.used[entry.job.tenant] -= entry.job.gpus
         self._drop_reservation(id)
@@ -219,7 +219,7 @@ class Pool:
             self.used[tenant] = self.used.get(tenant, 0) + entry.job.gpus
             for gpu in entry.gpus:
                 self.holder[gpu] = id
-                self.guests[gpu] -= 1
+                self.opportunistic[gpu] -= 1
             actions.append(Upgrade(id))
         return actions
 
@@ -283,7 +283,7 @@ class Pool:
             candidates = hosts[min(fits)[1]]
         if len(candidates) < job.gpus:
             return None
-        return tuple(sorted(sorted(candidates, key=lambda gpu: (self.guests[gpu], gpu))[: job.gpus]))
+        return tuple(sorted(sorted(candidates, key=lambda gpu: (self.opportunistic[gpu], gpu))[: job.gpus]))
 
     def _reserve(self, job: PoolJob, candidates: list[int]) -> list[Action]:
         """What there is, up to what it asks for; for one host the host where most is. It never shrinks."""
@@ -293,7 +293,7 @@ class Pool:
             there, anything = self._by_host(candidates), dict.fromkeys(self._by_host(candidates), job.gpus)
             kept = classes.grown(self._by_host(mine), there, anything, 1, job.gpus)
             wanted = [gpu for gpu in candidates if gpu // self.per_host in kept]
-        more = sorted((gpu for gpu in wanted if gpu not in mine), key=lambda gpu: (self.guests[gpu], gpu))
+        more = sorted((gpu for gpu in wanted if gpu not in mine), key=lambda gpu: (self.opportunistic[gpu], gpu))
         grown = tuple(sorted([*mine, *more[: max(0, job.gpus - len(mine))]]))
         if not grown or grown == mine:
             return []
@@ -313,14 +313,14 @@ class Pool:
             free = [
                 gpu
                 for gpu, share in enumerate(self.utilisation)
-                if share < self.busy and self.guests[gpu] < self.opportunistic_max
+                if share < self.busy and self.opportunistic[gpu] < self.opportunistic_max
             ]
             if len(free) < entry.job.gpus:
                 continue
-            free.sort(key=lambda gpu: (self.utilisation[gpu], self.guests[gpu], gpu))
+            free.sort(key=lambda gpu: (self.utilisation[gpu], self.opportunistic[gpu], gpu))
             entry.gpus = tuple(sorted(free[: entry.job.gpus]))
             for gpu in entry.gpus:
-                self.guests[gpu] += 1
+                self.opportunistic[gpu] += 1
             actions.append(Start(entry.job.id, entry.gpus, False))
         return actions
 
@@ -333,7 +333,7 @@ class Pool:
         for gpu, holder in enumerate(self.holder):
             assert holder is None or gpu in self.jobs[holder].gpus
             guests = [e for e in self.jobs.values() if gpu in e.gpus and not e.guaranteed]
-            assert len(guests) == self.guests[gpu] <= self.opportunistic_max
+            assert len(guests) == self.opportunistic[gpu] <= self.opportunistic_max
         for tenant, used in self.used.items():
             mine = sum(e.job.gpus for e in self.jobs.values() if e.guaranteed and e.job.tenant == tenant)
             assert used == mine <= self.quotas.get(tenant, 0)

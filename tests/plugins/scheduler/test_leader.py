@@ -267,6 +267,6 @@ def test_between_two_looks_the_log_may_be_ahead_and_after_one_nothing_may_be_wro
     led.submit(3)
     led.leader.check()
     led.look()
-    led.leader.ground.placing += 1
+    led.leader.capacity.placing += 1
     with pytest.raises(AssertionError, match="placing"):
         led.leader.check()

@@ -418,7 +418,7 @@ class AnyLife(RuleBasedStateMachine):
         """Whoever is within a quota and still waits at rest is kept out by guaranteed jobs alone."""
         said = self.rack.settle()
         assert len([command for command in said if isinstance(command, TakenBack | Promoted)]) <= 40
-        queue, ground = self.rack.queue, self.rack.ground()
+        queue, ground = self.rack.queue, self.rack.capacity()
         for job in self.rack.jobs("queued"):
             free = queue.free_quota(job.spec.tenant)
             promised = job.counts and free is not None and job.spec.gpus <= free and not job.place_failures

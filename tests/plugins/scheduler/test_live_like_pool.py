@@ -78,10 +78,10 @@ class Pair:
     def compare(self, told: Any) -> None:
         """One event on both sides; what each says about it."""
         pool, now_s = self.pool, self.rack.now_s
-        guests = list(pool.guests)
+        guests = list(pool.opportunistic)
         pool.utilisation = [1.0] * len(pool.holder)
         said = list(pool.handle(told, now_s))
-        idle = [gpu for gpu, holder in enumerate(pool.holder) if holder is None and not pool.guests[gpu]]
+        idle = [gpu for gpu, holder in enumerate(pool.holder) if holder is None and not pool.opportunistic[gpu]]
         said += pool.handle(Measured(dict.fromkeys(idle, 0.0)), now_s)
         pool.utilisation = [1.0] * len(pool.holder)
         while more := pool.handle(Looked(), now_s):  # an upgrade follows a start at the next look
@@ -95,7 +95,7 @@ class Pair:
                 "it starts elsewhere or they stop"
             )
             return
-        if any(pool.guests[gpu] for gpu in pool.reserved):
+        if any(pool.opportunistic[gpu] for gpu in pool.reserved):
             self.over = True
             return
         heard = self.looks(starts)

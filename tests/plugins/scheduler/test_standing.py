@@ -35,7 +35,7 @@ def test_one_walk_says_what_looking_at_everybody_says(given: list[tuple[int, boo
     for at, row in enumerate(order):
         ahead = [other for other in order[:at] if not other.running]
         passed = any(other.number > row.number and other.gpus < row.gpus for other in ahead)
-        assert (walk.spots[row.id].row, walk.spots[row.id].ahead, walk.spots[row.id].passed) == (
+        assert (walk.positions[row.id].row, walk.positions[row.id].ahead, walk.positions[row.id].passed) == (
             row,
             len(ahead),
             passed,

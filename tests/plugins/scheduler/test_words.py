@@ -141,17 +141,17 @@ def test_guests_are_told_who_is_ahead_and_whether_guaranteed_jobs_wait() -> None
     idle, busy = QueuePositions([row(8, running=True)]), QueuePositions([row(8, running=True), row(9)])
     place = "2nd of the opportunistic jobs waiting; it needs 2 GPUs that guaranteed jobs leave"
     ahead = "; ahead: j2 (t, 1 GPU)"
-    assert explain.waits_as_guest(JobId("j3"), guests, idle, 2) == f"{place}, 2 are free{ahead}"
+    assert explain.waits_as_opportunistic(JobId("j3"), guests, idle, 2) == f"{place}, 2 are free{ahead}"
     held = ", and guaranteed jobs come first"
-    assert explain.waits_as_guest(JobId("j3"), guests, busy, 2) == f"{place}, 2 are free{held}{ahead}"
+    assert explain.waits_as_opportunistic(JobId("j3"), guests, busy, 2) == f"{place}, 2 are free{held}{ahead}"
     until = "; it starts when enough of j8 (t, 1 GPU), j1 (t, 2 GPUs) end"
-    assert explain.waits_as_guest(JobId("j3"), guests, busy, 1) == f"{place} and 1 are free{ahead}{until}"
-    alone = explain.waits_as_guest(JobId("j2"), QueuePositions([row(2)]), QueuePositions([]), 0)
+    assert explain.waits_as_opportunistic(JobId("j3"), guests, busy, 1) == f"{place} and 1 are free{ahead}{until}"
+    alone = explain.waits_as_opportunistic(JobId("j2"), QueuePositions([row(2)]), QueuePositions([]), 0)
     assert alone == (
         "1st of the opportunistic jobs waiting; it needs 1 GPU that guaranteed jobs leave and 0 are free"
     ), "nobody is ahead and nobody runs"
     many = QueuePositions([row(number, running=True) for number in range(4, 8)])
-    assert "j4 (t, 1 GPU), j5 (t, 1 GPU), j6 (t, 1 GPU) and 2 more end" in explain.waits_as_guest(
+    assert "j4 (t, 1 GPU), j5 (t, 1 GPU), j6 (t, 1 GPU) and 2 more end" in explain.waits_as_opportunistic(
         JobId("j3"), guests, many, 1
     )
 
