@@ -18,7 +18,8 @@ from covey.core import HostId, Publish, SetTimer
 from gossip.machine import DatagramHeard, Gossip, GossipStarted
 from gossip.membership.messages import MemberRecord
 from gossip.packet import budget
-from gossip.types import DATAGRAM_BYTES, GossipSettings, HostDown, SendDatagram, Sender
+from gossip.settings import DATAGRAM_BYTES, GossipSettings
+from gossip.types import HostDown, SendDatagram, Sender
 
 
 def names(count: int) -> list[HostId]:

@@ -17,10 +17,11 @@ from gossip.membership.machine import events as members
 from gossip.membership.machine.table import Member
 from gossip.membership.messages import AnyMessage as AboutMembers
 from gossip.membership.messages import MemberRecord
+from gossip.settings import GossipSettings
 from gossip.spread import machine as spread
 from gossip.spread.machine import Spread
 from gossip.spread.messages import AnyMessage as AboutFacts
-from gossip.types import GossipSettings, HostDown, HostState, HostUp, HostView, MemberAway, SendDatagram, Sender
+from gossip.types import HostDown, HostState, HostUp, HostView, MemberAway, SendDatagram, Sender
 
 
 class GossipStarted(msgspec.Struct, frozen=True):

@@ -34,8 +34,9 @@ from msgspec import Meta
 
 from covey.core import Message
 from gossip.membership import messages as membership
+from gossip.settings import DATAGRAM_BYTES_MAX
 from gossip.spread import messages as spread
-from gossip.types import DATAGRAM_BYTES_MAX, KEY_BYTES, UUID_BYTES, HostName, Sender, Uuid, encoded
+from gossip.types import KEY_BYTES, UUID_BYTES, HostName, Sender, Uuid, encoded
 
 VERSION = 1
 TAG_BYTES = 16

@@ -26,10 +26,10 @@ from gossip.membership.messages import MemberRecord
 from gossip.packet import SALT_BYTES, Dropped, Keyring, Opener, Sealer, budget
 from gossip.packet import VERSION as PACKET_VERSION
 from gossip.seeds import LOOK_AGAIN_ALONE_S, LOOK_AGAIN_S, Seeds
+from gossip.settings import GossipSettings
 from gossip.spread.machine import Published
 from gossip.types import (
     GossipEvent,
-    GossipSettings,
     HostDown,
     HostState,
     HostUp,

@@ -11,9 +11,10 @@ from gossip.machine import DatagramHeard, Event, Gossip, GossipStarted
 from gossip.membership.machine.events import Leaving, LoopStalled
 from gossip.membership.messages import Gone, Left, MemberRecord, Suspect
 from gossip.packet import Dropped, Keyring, Opener, Sealer, budget
+from gossip.settings import GossipSettings
 from gossip.spread.machine import Published
 from gossip.spread.messages import Delta
-from gossip.types import GossipSettings, HostDown, HostUp, HostView, SendDatagram, Sender
+from gossip.types import HostDown, HostUp, HostView, SendDatagram, Sender
 
 KEY = bytes(range(32))
 OUTWEIGHS = {"alive": 0, "suspect": 1, "gone": 2, "left": 3}

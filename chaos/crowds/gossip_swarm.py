@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from chaos.crowds.gossip import Crowd, Member
 from covey.core import HostId
+from gossip.settings import GossipSettings
 from gossip.spread.messages import TOMBSTONES_MAX
-from gossip.types import GossipSettings, HostDown, HostUp
+from gossip.types import HostDown, HostUp
 
 WHOLE_S = 90.0
 """Within which a rack is whole after the last fault."""

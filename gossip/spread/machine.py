@@ -21,10 +21,11 @@ from typing import assert_never
 import msgspec
 
 from covey.core import HostId, Message, SetTimer
+from gossip.settings import GossipSettings
 from gossip.spread import policy
 from gossip.spread.messages import AnyMessage, Delta, KnownVersion, Syn, Want
 from gossip.spread.policy import Facts
-from gossip.types import GossipSettings, SendDatagram, Sender, batches, size
+from gossip.types import SendDatagram, Sender, batches, size
 
 REPLY_DATAGRAMS = 4
 """Datagrams sent in answer to one; what does not fit is told in a later round."""

@@ -24,8 +24,9 @@ from gossip.packet import (
     budget,
     key_id,
 )
+from gossip.settings import DATAGRAM_BYTES, DATAGRAM_BYTES_MAX
 from gossip.spread import messages as s
-from gossip.types import DATAGRAM_BYTES, DATAGRAM_BYTES_MAX, U32_MAX, U63_MAX, Sender, batches, size
+from gossip.types import U32_MAX, U63_MAX, Sender, batches, size
 
 KEY, NEXT_KEY, FOREIGN_KEY = bytes(32), b"\1" * 32, b"\2" * 32
 A = Sender(HostId("a"), b"A" * 16, 3)

@@ -53,7 +53,8 @@ from gossip.membership.machine.events import (
 from gossip.membership.machine.member_states import MemberStates
 from gossip.membership.machine.probing import RELAYS_MAX, Prober
 from gossip.membership.machine.table import Member, Table
-from gossip.types import GossipSettings, SendDatagram, Sender
+from gossip.settings import GossipSettings
+from gossip.types import SendDatagram, Sender
 
 REMARK_INTERVAL_S = 0.2
 """Between two unasked remarks to the same host about what is thought of it."""

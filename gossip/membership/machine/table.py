@@ -11,7 +11,8 @@ from gossip.membership import policy
 from gossip.membership.machine.events import Action, CallDue, ForgetMember, GossipDue, Timer
 from gossip.membership.machine.rumours import Rumours
 from gossip.membership.messages import Gone, Left, MemberRecord, Suspect
-from gossip.types import U32_MAX, GossipSettings, HostState, NameConflict, SendDatagram, Sender, State, identity, size
+from gossip.settings import GossipSettings
+from gossip.types import U32_MAX, HostState, NameConflict, SendDatagram, Sender, State, identity, size
 
 CONFLICT_INTERVAL_S = 30.0
 """Between two reports of the same conflict."""

@@ -30,9 +30,9 @@ from gossip.membership.machine.events import (
     SuspicionDue,
     SyncDue,
 )
+from gossip.settings import GossipSettings
 from gossip.types import (
     U32_MAX,
-    GossipSettings,
     HostDown,
     HostUp,
     MemberAway,

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.core import HostId, Message, SetTimer
+from gossip.settings import GossipSettings
 from gossip.spread.machine import (
     REPLY_DATAGRAMS,
     Action,
@@ -23,7 +24,7 @@ from gossip.spread.machine import (
     Told,
 )
 from gossip.spread.messages import AnyMessage, Delta, FactEntry, KnownVersion, Syn, Want
-from gossip.types import U63_MAX, GossipSettings, SendDatagram, Sender, size
+from gossip.types import U63_MAX, SendDatagram, Sender, size
 
 BUDGET = 1100
 

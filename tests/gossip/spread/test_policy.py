@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossip.settings import DATAGRAM_BYTES
 from gossip.spread import policy
 from gossip.spread.messages import KEYS_MAX, TOMBSTONES_MAX, VALUE_BYTES_MAX, Delta, FactEntry, KnownVersion
 from gossip.spread.policy import ENTRY_BYTES, MAP_BYTES_MAX, Facts
-from gossip.types import DATAGRAM_BYTES, U32_MAX, U63_MAX, size
+from gossip.types import U32_MAX, U63_MAX, size
 
 keys = st.sampled_from([f"k{number}" for number in range(14)])
 writes = st.lists(st.tuples(keys, st.none() | st.binary(max_size=2)), max_size=30)
