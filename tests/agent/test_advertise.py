@@ -53,7 +53,7 @@ def test_a_host_that_is_its_own_seed_under_a_loopback_name_looks_at_the_others()
     assert settled(seeds("gpu7:7946"), "192.168.1.7").config.advertise == "192.168.1.7"
 
 
-def test_without_seeds_and_a_default_route_the_only_address_is_told_and_never_one_of_several() -> None:
+def test_without_seeds_or_route_the_only_address_is_told_and_never_one_of_several() -> None:
     assert settled({}, own=("10.9.0.7",)).config.advertise == "10.9.0.7"
     assert settled({}).config.advertise == "127.0.0.1"
 
@@ -74,7 +74,7 @@ def test_what_the_file_says_counts_first_then_the_address_that_gossip_is_bound_t
         (seeds("gpu99:7946"), "`advertise`"),
     ],
 )
-def test_a_loopback_address_beside_a_seed_elsewhere_is_refused_with_the_addresses_there_are(
+def test_loopback_beside_a_seed_elsewhere_is_refused_with_the_addresses_there_are(
     tree: Mapping[str, object], key: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:

@@ -67,7 +67,7 @@ def test_a_host_that_restarts_while_another_is_away_knows_that_it_is(knew: bool)
         assert shown(rack, other, away)[0] == "gone"
 
 
-def test_slabs_on_a_host_that_does_not_come_back_are_placed_anew_once_its_time_is_over() -> None:
+def test_slabs_of_a_host_that_stays_away_are_placed_anew_once_its_time_is_over() -> None:
     with SimRack(12, hosts=3, settings={"gossip": {"away_s": 20}}) as rack:
         rack.start()
         rack.settle()
@@ -106,7 +106,7 @@ def test_nothing_new_is_placed_on_a_host_that_is_away() -> None:
         assert pager.alive
 
 
-def test_a_volume_keeps_its_slabs_while_its_own_agent_is_away_for_longer_than_a_lease() -> None:
+def test_a_volume_keeps_its_slabs_while_its_agent_is_away_for_longer_than_a_lease() -> None:
     with SimRack(11, hosts=4, settings={"gossip": {"away_s": 50}, "memory": {"lease": "20 s"}}) as rack:
         rack.start()
         rack.settle()

@@ -179,7 +179,7 @@ def sick_rack() -> Iterator[Callable[[int], SimRack]]:
         rack.close()
 
 
-def test_a_plugin_that_a_sick_disk_keeps_from_starting_is_started_again_with_growing_pauses(
+def test_a_plugin_kept_from_starting_by_a_sick_disk_is_retried_with_growing_pauses(
     sick_rack: Callable[[int], SimRack],
 ) -> None:
     rack = sick_rack(3)

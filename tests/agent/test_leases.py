@@ -76,7 +76,7 @@ class Host:
 
 
 @pytest.mark.parametrize("agent", ["alive", "killed", "stopped"])
-def test_ranks_that_nobody_confirms_are_gone_after_lease_and_grace_whatever_their_agent_does(agent: str) -> None:
+def test_ranks_nobody_confirms_are_gone_after_lease_and_grace_whatever_agents_do(agent: str) -> None:
     with World(1) as world:
         host = Host(world, stubborn=True).begin()
         if agent != "alive":
@@ -121,7 +121,7 @@ def test_ranks_that_are_confirmed_go_on_for_ever() -> None:
         assert len(host.living()) == 2
 
 
-def test_an_answer_that_was_overtaken_shortens_nothing_and_none_reaches_into_the_future() -> None:
+def test_an_overtaken_answer_shortens_nothing_and_none_reaches_into_the_future() -> None:
     with World(5) as world:
         host = Host(world).begin()
         old = host.asked_now()
@@ -168,7 +168,7 @@ def test_a_machine_that_slept_finds_its_leases_over(monkeypatch: pytest.MonkeyPa
         assert host.living() == []
 
 
-def test_a_supervisor_started_again_by_an_agent_that_knows_of_no_lease_gives_a_short_one() -> None:
+def test_a_supervisor_started_again_by_an_agent_without_a_lease_gives_a_short_one() -> None:
     with World(9) as world:
         host = Host(world).begin()
         host.host.agent.signal(signal.SIGKILL)  # type: ignore[union-attr]
@@ -180,7 +180,7 @@ def test_a_supervisor_started_again_by_an_agent_that_knows_of_no_lease_gives_a_s
         assert host.living() == []
 
 
-def test_ranks_that_are_being_stopped_already_get_no_more_time_than_their_lease_and_keep_their_reason() -> None:
+def test_ranks_being_stopped_get_no_more_time_than_their_lease_and_keep_their_reason() -> None:
     with World(10) as world:
         host = Host(world, stubborn=True).begin()
         agent = host.host.agent

@@ -73,7 +73,7 @@ def run(config: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([AGENTD, "--config", config, *more], capture_output=True, text=True, timeout=30, check=False)
 
 
-def test_systemd_is_told_ready_status_watchdog_and_stopping_and_sigterm_ends_it_in_time(place: Path) -> None:
+def test_systemd_is_told_ready_status_watchdog_stopping_and_sigterm_ends_it_in_time(place: Path) -> None:
     systemd = Systemd(place)
     environ = os.environ | {"NOTIFY_SOCKET": systemd.path, "WATCHDOG_USEC": "1000000"}
     process = subprocess.Popen(
@@ -273,10 +273,10 @@ def once_run(place: Path) -> Path:
 
 
 @pytest.mark.parametrize("damaged", ["identity", "consensus/log-00000001", "consensus"])
-def test_state_that_cannot_be_trusted_ends_in_three_lines_and_a_status_that_systemd_does_not_restart(
+def test_state_that_cannot_be_trusted_ends_in_three_lines_and_a_final_status(
     place: Path, once_run: Path, damaged: str
 ) -> None:
-    """A rack of one: nobody else has what is gone."""
+    """A status at which systemd does not start it again. A rack of one: nobody else has what is gone."""
     path = once_run / damaged
     shutil.rmtree(path) if path.is_dir() else rotten(path)
     kept = [*once_run.glob("consensus/*"), once_run / "acknowledged", *([path] if path.is_file() else [])]

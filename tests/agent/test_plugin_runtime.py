@@ -226,7 +226,7 @@ def test_a_life_that_is_over_hears_nothing_more(rack: Callable[..., SimRack]) ->
     assert [fact for fact in on(one, life=2).heard if isinstance(fact, SecondPassed)]
 
 
-def test_a_command_half_way_when_its_plugin_starts_again_is_refused_not_answered_with_nothing(
+def test_a_command_half_way_when_its_plugin_restarts_is_refused_not_answered_empty(
     rack: Callable[..., SimRack],
 ) -> None:
     one = rack().start()
@@ -274,7 +274,7 @@ def test_a_letter_to_a_plugin_that_starts_again_waits_for_it(rack: Callable[...,
     assert told == [True] and new.heard.count(Word("retire")) == 1
 
 
-def test_what_is_asked_of_a_plugin_that_is_away_or_unknown_is_refused_with_the_reason(
+def test_a_question_to_a_plugin_away_or_unknown_is_refused_with_the_reason(
     rack: Callable[..., SimRack],
 ) -> None:
     one = rack().start()
@@ -393,7 +393,7 @@ def test_pauses_grow_while_a_plugin_fails_at_once_and_begin_anew_after_a_steady_
     assert one.agents["h1"].health["pet"].again_s == 1.0
 
 
-def test_a_plugin_waits_longer_and_longer_while_not_even_its_boot_number_can_be_written(
+def test_a_plugin_waits_longer_each_time_while_its_boot_number_cannot_be_written(
     rack: Callable[..., SimRack],
 ) -> None:
     one = rack().start()

@@ -151,7 +151,7 @@ def stored(path: Path) -> SupervisorState:
     return found
 
 
-async def test_killing_the_group_of_its_starter_does_not_touch_a_program_and_sigterm_ends_it(tmp_path: Path) -> None:
+async def test_killing_its_starters_group_does_not_touch_a_program_and_sigterm_ends_it(tmp_path: Path) -> None:
     starter, supervisor = starting_a_supervisor(tmp_path)
     state = tmp_path / "state/st"
     await until(lambda: state.exists() and stored(state).pids)

@@ -159,7 +159,7 @@ async def test_a_replayed_letter_is_not_handled_again(wire: Wire) -> None:
     assert wire.heard == [b"%d" % number for number in range(20)]
 
 
-async def test_a_letter_for_a_plugin_that_is_off_is_not_acknowledged_and_finds_it_once_it_is_on(wire: Wire) -> None:
+async def test_a_letter_for_a_plugin_that_is_off_waits_unacknowledged_until_it_is_on(wire: Wire) -> None:
     wire.off = True
     assert not await wire.messengers[GPU1].send("memory", GPU2, b"map", 0.03)
     sending = asyncio.create_task(wire.messengers[GPU1].send("memory", GPU2, b"evict", 1.0))
@@ -170,7 +170,7 @@ async def test_a_letter_for_a_plugin_that_is_off_is_not_acknowledged_and_finds_i
     assert wire.heard == [b"evict"], "the one whose sender gave up is not handled late"
 
 
-async def test_a_letter_at_which_the_plugin_failed_is_neither_acknowledged_nor_handled_again(wire: Wire) -> None:
+async def test_a_letter_a_plugin_failed_at_is_neither_acknowledged_nor_handled_again(wire: Wire) -> None:
     wire.fails = True
     sending = asyncio.create_task(wire.messengers[GPU1].send("memory", GPU2, b"map", 0.1))
     await asyncio.sleep(0.02)
@@ -268,7 +268,7 @@ async def test_a_letter_that_waits_for_a_dead_host_holds_up_nobody_else(
     assert wire.messengers[GPU2].counters["refused_table_full"] == 0
 
 
-async def test_a_table_that_is_full_refuses_and_counts_and_takes_the_letter_once_there_is_plugin(
+async def test_a_full_table_refuses_a_letter_and_counts_it_and_takes_it_once_there_is_room(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wire.messengers[GPU2].remembered_max = 3

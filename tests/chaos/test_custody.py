@@ -35,7 +35,8 @@ def played(*killed: str, slow: float = 2_000.0, forgets: bool = False) -> tuple[
         return rack.custody.forgiven, list(rack.stale), behind
 
 
-def test_pages_whose_lender_and_volume_fail_before_the_disk_has_them_are_forgiven_and_counted() -> None:
+def test_pages_lost_by_lender_and_volume_before_the_disk_are_forgiven_and_counted() -> None:
+    """Both fail before the disk has them."""
     forgiven, stale, behind = played("slabd", "vold")
     assert behind > 0, "the slow disk had not everything"
     assert 0 < forgiven <= behind and not stale

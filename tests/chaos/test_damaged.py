@@ -8,7 +8,7 @@ from chaos.story import tell
 from covey.checked import StateRefused
 
 
-def test_an_agent_that_refuses_its_files_stays_down_until_somebody_does_what_it_advises() -> None:
+def test_an_agent_that_refuses_its_files_stays_down_until_its_advice_is_followed() -> None:
     with SimRack(5, 3) as rack:
         rack.start()
         rack.settle()
@@ -51,7 +51,7 @@ def test_a_swarm_damages_files_of_one_host_only_and_never_pages(seed: int) -> No
 
 
 @pytest.mark.parametrize("seed", [16, 34])
-def test_ranks_whose_state_is_gone_after_a_loss_of_power_do_not_start_again_under_the_same_epoch(
+def test_ranks_whose_state_went_with_the_power_do_not_restart_under_the_same_epoch(
     seed: int,
 ) -> None:
     """They began at round 0 of what an aggregator had summed long ago, and waited for ever."""

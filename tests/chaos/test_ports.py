@@ -435,7 +435,7 @@ def test_signals_end_stop_and_continue_a_process() -> None:
     assert family(lambda world, host: None, play) == [-15, -9, (42, 8)]
 
 
-def test_programs_and_ranks_survive_the_agent_and_are_found_again_but_not_as_children() -> None:
+def test_programs_and_ranks_outlive_the_agent_and_are_found_again_not_as_children() -> None:
     ids: list[ProcessId] = []
 
     async def play(env: Env, told: list[Any]) -> None:

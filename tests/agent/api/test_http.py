@@ -222,7 +222,7 @@ async def test_no_leader_is_a_try_again(rig: Rig) -> None:
     assert (status, body["code"]) == (503, 75)
 
 
-async def test_an_outcome_that_is_not_known_is_said_to_be_so_and_not_that_nothing_was_changed(rig: Rig) -> None:
+async def test_an_unknown_outcome_is_said_to_be_unknown_and_not_to_have_changed_nothing(rig: Rig) -> None:
     rig.api.refuse("scheduler.submit", OutcomeUnknown())
     status, body = await rig.ask("POST", "/v1/jobs", json={})
     assert (status, body["code"], body["what"]) == (503, 75, "the outcome is not known")
@@ -368,7 +368,7 @@ async def test_tcp_reads_need_a_name_that_no_attacker_can_point_here(rig: Rig) -
     assert rig.http.refused["host"] == 5
 
 
-async def test_tcp_connections_are_so_many_and_no_more_and_keep_nobody_from_the_unix_socket(
+async def test_tcp_connections_are_bounded_and_keep_nobody_from_the_unix_socket(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "TCP_CONNECTIONS_MAX", 3)

@@ -189,7 +189,7 @@ async def test_who_is_no_rank_of_this_epoch_here_is_refused_with_the_next_step(
         assert found.socket.counters["refused"] == 1
 
 
-async def test_a_rank_is_told_that_it_is_asked_to_end_also_when_it_joins_late_and_may_ask_for_time(short: str) -> None:
+async def test_a_rank_that_joins_late_hears_too_that_it_is_to_end_and_may_ask_for_time(short: str) -> None:
     async with door(short) as found:
         early, _ = await found.say(GOOD)
         await early.write(pack(ExtendGrace(5.0)))
@@ -323,7 +323,7 @@ async def test_a_frame_that_announces_too_much_is_refused_before_anything_is_all
         assert found.socket.counters["malformed"] == 1
 
 
-async def test_a_process_that_sends_garbage_again_and_again_is_shut_out_and_does_not_fill_the_log(
+async def test_a_process_that_keeps_sending_garbage_is_shut_out_and_does_not_fill_the_log(
     short: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with door(short) as found:

@@ -86,9 +86,11 @@ async def test_a_rank_finds_its_place_in_its_environment_and_its_output_in_its_l
     assert "HOME" not in seen
 
 
-async def test_a_secret_of_the_environment_is_in_one_file_for_this_user_alone_and_gone_when_it_is_forgotten(
+async def test_a_secret_is_in_one_file_for_this_user_alone_and_gone_once_it_is_forgotten(
     host: Here, short: str
 ) -> None:
+    """A secret of the environment."""
+
     def files() -> dict[str, int]:
         """Files that hold it, with their modes and those of their directories."""
         found = {}
@@ -307,7 +309,7 @@ async def test_a_newer_epoch_ends_the_older_one_before_it_starts(host: Here) -> 
     assert [(told.epoch, told.codes) for told in host.told(RanksEnded)] == [(1, {0: -9}), (2, {0: 5})]
 
 
-async def test_an_epoch_older_than_one_that_is_known_is_not_started_though_it_was_never_seen(host: Here) -> None:
+async def test_an_epoch_older_than_a_known_one_is_not_started_though_it_was_never_seen(host: Here) -> None:
     runner = host.runner()
     await runner.start(ranks("j1", "/bin/sh", "-c", "exit 5", epoch=3))
     await runner.start(ranks("j1", "/bin/sh", "-c", "exit 6", epoch=2))
@@ -517,7 +519,7 @@ def test_a_newer_epoch_does_not_wait_for_one_that_was_written_down_and_never_sta
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_where_supervisors_do_not_start_the_ranks_end_in_words_and_nothing_of_them_runs_on(known: bool) -> None:
+def test_where_no_supervisor_starts_the_ranks_end_in_words_and_nothing_runs_on(known: bool) -> None:
     """Also when the one that died had not written down which they are."""
     launched: list[float] = []
 
@@ -593,7 +595,7 @@ def test_ranks_whose_supervisors_id_cannot_be_written_run_to_their_own_end() -> 
         assert rack.ends()[0].reason == ""
 
 
-def test_ranks_whose_state_cannot_be_read_now_are_not_taken_for_ranks_that_never_began() -> None:
+def test_ranks_whose_state_cannot_be_read_now_do_not_count_as_never_begun() -> None:
     """Their record was deleted, and with it the token: they were not let in by their agent again, for ever."""
     writes: list[str] = []
 

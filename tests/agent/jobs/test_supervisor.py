@@ -143,7 +143,7 @@ def test_what_it_says_is_on_disk_first_and_it_ends_after_the_last_word() -> None
         story.play(talk)
 
 
-def test_whoever_connects_while_a_rank_is_being_written_down_hears_of_it_only_afterwards() -> None:
+def test_who_connects_while_a_rank_is_being_written_down_hears_of_it_only_afterwards() -> None:
     early: list[int] = []
 
     async def talk(env: Env, told: SupervisorConfig) -> None:
@@ -196,7 +196,7 @@ def test_after_the_end_a_supervisor_started_again_does_nothing() -> None:
         story.play(talk)
 
 
-def test_who_ignores_sigterm_is_killed_after_the_grace_and_a_second_stop_can_only_hurry() -> None:
+def test_who_ignores_sigterm_is_killed_after_the_grace_and_another_stop_only_hurries() -> None:
     async def talk(env: Env, told: SupervisorConfig) -> None:
         stream = await meet(env, told)
         await status(stream, running)
@@ -250,7 +250,7 @@ def test_ranks_get_more_time_once_within_bounds_and_only_as_long_as_nobody_is_fi
         story.play(talk, program="stubborn")
 
 
-def test_the_notice_is_there_before_anybody_is_signalled_and_a_disk_that_hangs_delays_no_signal() -> None:
+def test_the_notice_is_there_before_any_signal_and_a_hanging_disk_delays_no_signal() -> None:
     seen: list[tuple[bool, bool]] = []
 
     async def careful(env: Env, command: Command) -> int:
@@ -317,7 +317,7 @@ def test_a_stop_between_two_ranks_starts_no_further_one() -> None:
 
 
 @pytest.mark.parametrize("twice", [False, True])
-def test_a_supervisor_that_is_told_to_end_gives_its_ranks_their_grace_unless_it_is_told_twice(twice: bool) -> None:
+def test_a_supervisor_told_to_end_gives_its_ranks_their_grace_unless_told_twice(twice: bool) -> None:
     async def talk(env: Env, told: SupervisorConfig) -> None:
         stream = await meet(env, told)
         await status(stream, running)
@@ -427,7 +427,7 @@ def test_a_disk_that_is_sick_for_a_moment_delays_the_start_and_no_more() -> None
         story.play(talk)
 
 
-def test_ranks_of_a_supervisor_that_died_do_not_run_on_where_its_record_cannot_be_read() -> None:
+def test_ranks_of_a_dead_supervisor_do_not_run_on_where_its_record_cannot_be_read() -> None:
     async def talk(env: Env, told: SupervisorConfig) -> None:
         told = ranked(told, command("train", **MARKED))
         await env.processes.start(command("left", **MARKED))
@@ -485,7 +485,7 @@ def test_ranks_run_on_under_the_next_supervisor_which_knows_how_they_end() -> No
         story.play(talk)
 
 
-def test_what_ended_while_there_was_no_supervisor_is_known_and_its_siblings_are_stopped() -> None:
+def test_what_ended_under_no_supervisor_is_known_and_its_siblings_are_stopped() -> None:
     async def talk(env: Env, told: SupervisorConfig) -> None:
         state = await status(await meet(env, told), running)
         killed(story)
@@ -502,7 +502,7 @@ def test_what_ended_while_there_was_no_supervisor_is_known_and_its_siblings_are_
         story.play(talk)
 
 
-def test_siblings_of_a_rank_that_failed_before_its_supervisor_died_are_stopped_all_the_same() -> None:
+def test_siblings_of_a_rank_that_failed_before_its_supervisor_died_are_stopped() -> None:
     async def talk(env: Env, told: SupervisorConfig) -> None:
         stream = await meet(env, told)
         state = await status(stream, running)
@@ -519,7 +519,7 @@ def test_siblings_of_a_rank_that_failed_before_its_supervisor_died_are_stopped_a
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_a_rank_that_had_ended_with_0_does_not_run_again_also_where_the_state_file_is_damaged(damaged: bool) -> None:
+def test_a_rank_that_ended_with_0_never_runs_again_even_with_a_damaged_state_file(damaged: bool) -> None:
     async def quick(_env: Env, _command: Command) -> int:
         story.starts += 1
         return 0
@@ -540,7 +540,7 @@ def test_a_rank_that_had_ended_with_0_does_not_run_again_also_where_the_state_fi
         story.play(talk, program="quick")
 
 
-def test_a_stop_that_was_asked_for_goes_on_under_the_next_supervisor_and_nobody_is_asked_twice() -> None:
+def test_a_stop_goes_on_under_the_next_supervisor_and_nobody_is_asked_twice() -> None:
     async def talk(env: Env, told: SupervisorConfig) -> None:
         stream = await meet(env, told)
         await status(stream, running)
@@ -607,7 +607,7 @@ def test_a_rank_that_cannot_start_keeps_the_others_from_running_alone() -> None:
         story.play(talk)
 
 
-def test_what_ended_before_its_siblings_is_said_at_once_and_known_after_the_supervisor_died() -> None:
+def test_what_ended_before_its_siblings_is_said_at_once_and_outlives_the_supervisor() -> None:
     async def quick(_env: Env, _command: Command) -> int:
         return 0
 

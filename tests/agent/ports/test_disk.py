@@ -71,7 +71,7 @@ class Calls:
         return call
 
 
-async def test_a_replaced_file_is_durable_before_it_takes_the_name_and_the_name_before_we_return(
+async def test_a_replacement_is_durable_before_it_takes_the_name_and_the_name_on_return(
     disk: DirectoryDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await disk.replace("state", b"old")

@@ -97,7 +97,7 @@ async def test_a_peer_that_refused_us_before_it_knew_our_key_is_reached_once_it_
             await end.links.close()
 
 
-async def test_a_host_told_of_again_keeps_its_connection_and_one_with_a_new_key_loses_the_old() -> None:
+async def test_a_host_told_of_again_keeps_its_connection_unless_its_key_is_new() -> None:
     one, two, three = [await End().open() for _ in range(3)]
     try:
         one.links.know(GPU2, two.links.address, two.links.public_key)

@@ -215,7 +215,7 @@ def test_what_runs_for_users_has_no_privilege_over_them(tmp_path: Path) -> None:
     assert output.read_text().split() == ["0"]
 
 
-async def test_processes_are_ended_by_what_their_environment_holds_whoevers_children_they_are(
+async def test_processes_are_ended_by_their_environment_whoevers_children_they_are(
     port: RealProcesses, tmp_path: Path
 ) -> None:
     away = "setsid sleep 600 & exec sleep 600"

@@ -25,7 +25,7 @@ def test_offences_far_apart_do_not_add_up() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.floats(0, 5)), max_size=600))
-def test_however_many_peers_there_are_lines_and_memory_are_bounded_and_every_offence_is_accounted_for(
+def test_for_any_number_of_peers_lines_and_memory_are_bounded_and_offences_counted(
     story: list[tuple[int, float]],
 ) -> None:
     offences, now_s, lines, told = ProtocolErrorLimit(), 0.0, 0, 0

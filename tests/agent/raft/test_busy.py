@@ -79,7 +79,7 @@ def test_lateness_of_the_leader_and_then_of_a_majority_changes_nobody() -> None:
     assert len(play(70006).leaders) == 3, "one for the disk that hangs, one for the host that is lost"
 
 
-def test_what_lay_unread_while_a_host_was_stopped_does_not_say_that_its_copy_is_the_newest() -> None:
+def test_what_lay_unread_while_a_host_was_stopped_does_not_make_its_copy_the_newest() -> None:
     stage = Stage(A, B, C)
     stage.elect(A)
     stage.beat(A)
@@ -94,7 +94,7 @@ def test_what_lay_unread_while_a_host_was_stopped_does_not_say_that_its_copy_is_
     assert stage.rafts[B].current_s == stage.now_s, "a leader spoke now"
 
 
-def test_who_hears_a_leader_that_has_committed_nothing_yet_does_not_take_its_copy_for_the_newest() -> None:
+def test_a_leader_that_has_committed_nothing_yet_makes_nobodys_copy_the_newest() -> None:
     """What an earlier leader committed, this one has, and does not know to be committed. Reference: Raft §8."""
     stage = Stage(A, B, C, logs=dict.fromkeys((A, B, C), (1, 1, 1)))
     stage.stand(A)
@@ -124,7 +124,7 @@ def led_with_a_hanging_disk() -> Stage:
     return stage
 
 
-def test_a_leader_whose_disk_hangs_commits_through_the_others_and_hands_over_after_two_seconds() -> None:
+def test_a_leader_whose_disk_hangs_commits_by_the_others_and_hands_over_after_2_s() -> None:
     stage = led_with_a_hanging_disk()
     assert stage.applied[A] == ["x"], "two of three have it"
     end_s = stage.now_s + SLOW_S + 0.5

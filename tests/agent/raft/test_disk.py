@@ -61,7 +61,7 @@ def test_what_was_written_is_read_back() -> None:
     assert saved.entries == (*log_of(1, 1), entry(2, "new")), "a conflict replaced the third entry"
 
 
-def test_what_is_found_is_durable_before_anybody_hears_of_it_also_where_its_sync_had_failed() -> None:
+def test_what_is_found_is_durable_before_it_is_told_also_where_its_sync_had_failed() -> None:
     """The kernel shows what was written and forgets that it did not reach the disk: behind it the next frame was whole,
     and the log counted as damaged after a loss of power."""
     disk = MemoryDisk(random.Random(1))
@@ -75,7 +75,7 @@ def test_what_is_found_is_durable_before_anybody_hears_of_it_also_where_its_sync
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_a_disk_without_room_for_a_second_copy_lets_a_host_start_and_a_sick_one_does_not(number: int) -> None:
+def test_a_disk_too_full_for_a_second_copy_lets_a_host_start_and_a_sick_one_does_not(number: int) -> None:
     disk = MemoryDisk(random.Random(1))
     run(opened(disk).append([persist(1, *log_of(1, 1))]))
     run(disk.append(FILE, b"torn"))

@@ -61,7 +61,7 @@ def test_whoever_heard_the_leader_just_now_does_not_even_adopt_a_candidates_term
     assert stage.hear(B, C, RequestVote(9, False, 99, 9)) == [VoteReply(9, False, True)]
 
 
-def test_a_restarted_voter_waits_before_it_helps_anybody_since_it_may_have_heard_a_leader() -> None:
+def test_a_restarted_voter_helps_nobody_at_first_since_it_may_have_heard_a_leader() -> None:
     """Reference: Raft thesis §6.4.1: the lease counts on every voter that answered."""
     stage = Stage(A, B, C)
     stage.elect(A)

@@ -60,7 +60,7 @@ def test_the_old_leader_is_down_and_has_no_lease_before_the_order_leaves() -> No
     assert stage.rafts[A].role is Role.FOLLOWER
 
 
-def test_while_it_looks_for_a_successor_it_takes_no_command_and_leads_on_if_nobody_is_ready() -> None:
+def test_while_it_hands_over_it_takes_no_command_and_leads_on_if_nobody_is_ready() -> None:
     """Reference: Raft thesis §3.10: the leader "aborts the transfer and resumes"."""
     stage = led_by_a()
     stage.now_s += 0.01

@@ -327,7 +327,7 @@ def test_a_vote_of_a_log_that_is_gone_elects_nobody() -> None:
     assert stage.leaders() == [A], "with the vote of B"
 
 
-def test_a_log_that_came_anew_counts_and_votes_once_the_others_have_committed_who_it_is() -> None:
+def test_a_log_that_came_anew_counts_and_votes_once_the_others_committed_who_it_is() -> None:
     stage = led()
     stage.lose_log(C)
     commit = stage.rafts[A].commit
@@ -374,7 +374,7 @@ def test_a_new_identity_is_durable_before_anybody_hears_of_it() -> None:
     assert all(isinstance(one, AppendReply) and one.lost and one.identity == stage.rafts[C].identity for one in said)
 
 
-def test_a_restart_between_a_vote_and_its_write_leaves_the_vote_free_and_nobody_was_told() -> None:
+def test_a_restart_between_a_vote_and_its_write_leaves_the_vote_free_and_untold() -> None:
     """Reference: Raft Figure 2, "updated on stable storage before responding to RPCs"."""
     stage = Stage(A, B, C, identities=True)
     stage.slow.add(B)

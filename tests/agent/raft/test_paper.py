@@ -67,7 +67,7 @@ def test_a_leader_sends_heartbeats_without_entries_to_all_others() -> None:
         assert (beat.entries, beat.term) == ((), 1)
 
 
-def test_a_follower_that_hears_nothing_stands_for_election_in_the_next_term_and_votes_for_itself() -> None:
+def test_a_follower_that_hears_nothing_stands_in_the_next_term_and_votes_for_itself() -> None:
     """Reference: Raft §5.2."""
     stage = Stage(A, B, C, term=2)
     stage.stand(A)
@@ -210,7 +210,7 @@ def test_a_leader_appends_commands_and_sends_them_to_the_others_in_parallel() ->
         assert [each.command for each in sent.entries] == [b"x"]
 
 
-def test_an_entry_is_committed_and_applied_once_a_majority_holds_it_and_all_learn_of_it() -> None:
+def test_an_entry_is_committed_and_applied_once_a_majority_has_it_and_all_hear_it() -> None:
     """Reference: Raft §5.3."""
     stage = Stage(A, B, C)
     stage.elect(A)

@@ -31,7 +31,7 @@ def progress(stage: Stage, host: HostId) -> ProgressState:
     return leading.peers[host].state
 
 
-def test_an_entry_is_acknowledged_once_it_is_on_the_disk_and_committed_by_no_earlier_word() -> None:
+def test_an_entry_is_acknowledged_once_on_the_disk_and_committed_by_no_earlier_word() -> None:
     stage = led()
     stage.slow |= {B, C}
     stage.propose(A, "kept")
@@ -102,7 +102,7 @@ def test_an_observer_gets_one_append_at_a_time_and_then_all_that_gathered() -> N
     assert stage.applied[D] == stage.applied[A]
 
 
-def test_a_host_that_becomes_an_observer_catches_up_and_one_that_leaves_is_left_alone() -> None:
+def test_a_new_observer_catches_up_and_a_host_that_leaves_is_left_alone() -> None:
     stage = led(observers=[D])
     stage.tell(A, RaftHostsChanged(()))
     fill(stage, 5)

@@ -48,7 +48,7 @@ def test_a_rack_of_one_leads_when_start_returns() -> None:
     play(story)
 
 
-def test_a_proposal_from_any_host_is_applied_everywhere_and_seen_at_once_where_it_was_made() -> None:
+def test_a_proposal_of_any_host_is_applied_everywhere_and_seen_at_once_by_its_maker() -> None:
     async def story() -> None:
         async with Rack("a", "b", "c", "d") as rack:
             await rack.led()
@@ -321,7 +321,7 @@ def test_stopping_lets_every_waiting_proposal_go() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_through_kills_and_partitions_every_answer_is_true_and_every_command_applied_once(seed: int) -> None:
+def test_through_kills_and_partitions_answers_are_true_and_commands_applied_once(seed: int) -> None:
     """Clients on all hosts; what they are told is compared with what the rack holds in the end."""
 
     async def story() -> None:

@@ -344,7 +344,7 @@ def test_a_new_host_follows_the_rack_that_its_agent_toml_names_and_no_other() ->
     assert (fresh.leader, fresh.last_index) == (E, 1)
 
 
-def test_a_voter_that_was_identified_anew_and_does_not_know_yet_votes_for_who_says_so() -> None:
+def test_a_voter_identified_anew_that_does_not_know_it_yet_votes_for_who_says_so() -> None:
     """It lost its log, the leader wrote its new identity down, the other voter committed that, and both the leader and
     the word that it is committed were lost: without its vote the rest had no majority."""
     stage = Stage(A, B, C)

@@ -64,7 +64,7 @@ def test_wait_for_gives_the_result_in_time_and_timeout_error_after() -> None:
     assert played(main) == [(7, True)]
 
 
-def test_a_task_group_cancels_the_siblings_of_a_failed_task_in_the_order_they_were_made() -> None:
+def test_a_task_group_cancels_siblings_of_a_failed_task_in_the_order_they_were_made() -> None:
     async def main(env: Env) -> list[int]:
         cancelled: list[int] = []
 

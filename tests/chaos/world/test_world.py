@@ -123,7 +123,7 @@ class NeverThree:
         assert world.counts.get("tick", 0) < 3, "it ticked three times"
 
 
-def test_an_invariant_that_does_not_hold_stops_the_world_with_the_line_that_repeats_it() -> None:
+def test_a_broken_invariant_stops_the_world_with_the_line_that_repeats_it() -> None:
     with World(11) as world:
         world.watch(NeverThree())
 
