@@ -183,7 +183,7 @@ def test_last_comes_the_machines_own_agent(tmp_path: Path, monkeypatch: pytest.M
     assert find(None, {}).addresses == [f"unix:{tmp_path}/system.sock"]
 
 
-def test_an_agent_of_this_user_is_found_before_the_systems_and_one_in_anothers_directory_never(
+def test_this_users_agent_is_found_before_the_systems_and_none_in_anothers_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -109,7 +109,7 @@ def test_ports_in_use_are_not_taken(tmp_path: Path, environ: dict[str, str]) -> 
     assert rack_ports.is_free(f"127.0.0.1:{wanted}")
 
 
-def test_two_racks_that_start_at_once_get_different_ports_though_no_agent_has_bound_one_yet(tmp_path: Path) -> None:
+def test_two_racks_that_start_at_once_get_different_ports_before_any_is_bound(tmp_path: Path) -> None:
     with Claims() as first, Claims() as second:
         ours = rack_ports.free_ports(tmp_path, 12, set(), first)
         theirs = rack_ports.free_ports(tmp_path, 12, set(), second)

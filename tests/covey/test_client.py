@@ -142,7 +142,7 @@ async def test_a_wrong_token_is_an_error_with_the_agents_words(agent: Agent) -> 
         await agent.client(COVEY_TOKEN="guess")
 
 
-async def test_the_script_goes_on_while_the_agent_is_away_and_its_newest_step_arrives_after(agent: Agent) -> None:
+async def test_a_script_goes_on_while_its_agent_is_away_and_its_newest_step_arrives_after(agent: Agent) -> None:
     job = await agent.client()
     await agent.socket.stop()
     await until(lambda: not job.connected)

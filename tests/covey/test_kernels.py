@@ -30,7 +30,7 @@ def test_the_kernel_that_openblas_was_told_to_use_is_the_one_that_is_found() -> 
     assert said(OPENBLAS_CORETYPE=other) == found.replace(core, other)
 
 
-def test_nothing_is_said_before_numpy_is_imported_and_importing_this_imports_no_numpy() -> None:
+def test_nothing_is_said_before_numpy_is_imported_and_this_does_not_import_it() -> None:
     code = "import covey.client, sys; from covey.kernels import kernel; print(kernel(), 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

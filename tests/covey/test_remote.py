@@ -257,7 +257,7 @@ async def agent_of(bench: Bench, told: list[Told]) -> ControlClient:
         (b"coveyvl4", "it speaks version 4", "end this process"),
     ],
 )
-async def test_a_process_of_another_version_is_told_so_and_the_agent_hears_what_to_do_once_a_minute(
+async def test_another_version_is_told_so_and_the_agent_hears_what_to_do_once_a_minute(
     magic: bytes, speaks: str, step: str
 ) -> None:
     async with an_agent() as agent:

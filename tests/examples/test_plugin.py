@@ -150,7 +150,7 @@ def roots(path: Path) -> set[str]:
     return {name.split(".")[0] for name in names}
 
 
-def test_the_example_has_the_parts_of_a_plugin_and_its_decisions_reach_nothing_outside() -> None:
+def test_the_example_has_a_plugins_parts_and_its_decisions_reach_nothing_outside() -> None:
     parts = {"__init__", "messages", "policy", "machine", "service", "plugin"}
     assert {path.stem for path in LOAD.glob("*.py")} == parts
     for part in ("messages", "policy", "machine"):

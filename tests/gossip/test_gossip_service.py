@@ -397,7 +397,8 @@ async def test_a_seed_whose_name_is_not_known_is_named_and_found_once_it_is(
     assert b.seeds_unknown == {}
 
 
-async def test_a_seed_that_has_only_addresses_of_the_other_family_is_named_with_what_to_change(rack: Rack) -> None:
+async def test_a_seed_with_addresses_of_the_other_family_is_named_with_what_to_change(rack: Rack) -> None:
+    """It has only such addresses."""
     rack.ports["b"] = Ports()
     rack.ports["b"].names = {"six": ["fd00::1"]}
     b = await rack.start("b", seeds=("six:7946",))

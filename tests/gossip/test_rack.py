@@ -45,7 +45,7 @@ def test_in_a_rack_of_four_a_killed_host_is_gone_in_about_five_seconds() -> None
     assert 4.5 <= lasted[10] <= 6.0 and lasted[-1] <= 7.0, lasted
 
 
-def test_two_killed_at_once_in_a_rack_of_four_do_not_wait_for_each_others_confirmation() -> None:
+def test_two_killed_at_once_of_four_do_not_wait_for_each_others_confirmation() -> None:
     crowd = Crowd(seed=4)
     hosts = crowd.rack(4)
     crowd.run(5)

@@ -153,7 +153,7 @@ def test_a_version_grows_with_every_beat_so_that_age_means_something() -> None:
     assert after.version == before.version + 1 and after.fresh_s == 50.0
 
 
-def test_what_is_published_is_pushed_at_once_but_not_more_often_than_four_times_a_second() -> None:
+def test_what_is_published_is_pushed_at_once_but_at_most_four_times_a_second() -> None:
     a = spread("a", "b")
     first = list(a.handle(Published("x", b"1"), 1.0))
     assert first == [SetTimer(0.0, PushDue())]

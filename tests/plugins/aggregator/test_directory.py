@@ -41,7 +41,7 @@ def test_while_nothing_is_known_the_home_is_asked_every_two_seconds() -> None:
     assert asked == 5
 
 
-def test_a_rank_that_lost_an_older_aggregator_is_told_the_newer_and_otherwise_the_home_hears_of_it() -> None:
+def test_a_rank_that_lost_an_older_aggregator_is_told_the_newer_else_its_home_hears() -> None:
     play = directory(HIGH)
     assert play(RankLost(JOB, LOW.epoch, "reset")) == [TellRanks(HIGH)]
     assert sends(play(RankLost(JOB, HIGH.epoch, "reset"))) == [(A, Lost(JOB, HIGH.epoch, "reset"))]

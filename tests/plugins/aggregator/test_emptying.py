@@ -87,7 +87,7 @@ def until_asked(play: Play, *others: Candidate, step_s: float = 0.25) -> float:
     return play.now_s - began_s
 
 
-def test_it_tries_once_a_period_and_soon_after_promises_changed_but_not_at_once_again() -> None:
+def test_it_tries_once_a_period_and_soon_after_promises_change_not_at_once_again() -> None:
     """Hosts do not all try in the same moment, and one that just tried lets others be heard first."""
     period_s, soon_s = AggregatorSettings().scale_s, (SOON_S[0], SOON_S[0] + SOON_S[1])
     firsts = set()
@@ -133,7 +133,7 @@ def test_one_that_takes_no_jobs_now_gets_none() -> None:
         assert play(QuestionAnswered(B, CycleHere(), said)) == [] and not play.machine.emptier.busy
 
 
-def test_why_nothing_moved_is_told_in_the_words_of_who_refused_and_answers_count_once() -> None:
+def test_why_nothing_moved_is_told_in_the_refusers_words_and_answers_count_once() -> None:
     """Nothing moves when any of it does not fit. Reference: §4.3.3.3."""
     play = promising("j1", "j2")
     begin(play, loaded(B, 85_000), loaded(D, 60_000))
@@ -161,7 +161,7 @@ def test_a_job_that_has_not_pushed_yet_goes_to_one_that_does_not_bar_it() -> Non
         assert asked == {J1: B, IDLE: to}
 
 
-def test_a_job_that_has_not_pushed_yet_and_is_barred_everywhere_keeps_all_where_they_are() -> None:
+def test_a_job_that_has_not_pushed_and_is_barred_everywhere_keeps_all_in_place() -> None:
     play = promising("j1")
     comes(play, IDLE)
     play(LoadChanged(0.0, frozenset({IDLE})))
@@ -171,7 +171,7 @@ def test_a_job_that_has_not_pushed_yet_and_is_barred_everywhere_keeps_all_where_
     assert not play.machine.emptier.busy
 
 
-def test_a_job_whose_trial_began_after_the_others_were_asked_keeps_all_where_they_are() -> None:
+def test_a_job_whose_trial_began_after_the_others_were_asked_keeps_all_in_place() -> None:
     """What is not measured yet cannot be promised a place: a plan made a moment ago is looked at again."""
     play = promising("j1")
     begin(play, loaded(D, 60_000))
@@ -179,7 +179,7 @@ def test_a_job_whose_trial_began_after_the_others_were_asked_keeps_all_where_the
     assert play(QuestionAnswered(D, CycleHere(), ROOMY)) == [] and not play.machine.emptier.busy
 
 
-def test_a_job_that_pushed_for_the_first_time_while_the_others_were_asked_is_on_trial() -> None:
+def test_a_job_that_first_pushed_while_the_others_were_asked_is_on_trial() -> None:
     play = promising("j1")
     comes(play, IDLE)
     play(LoadChanged(0.0, frozenset({IDLE})))
@@ -196,7 +196,7 @@ def test_one_that_became_the_fuller_since_it_asked_does_not_empty_itself() -> No
     assert play(QuestionAnswered(D, CycleHere(), less)) == [] and not play.machine.emptier.busy
 
 
-def test_jobs_that_change_while_room_is_asked_for_go_nowhere_and_the_room_is_given_back() -> None:
+def test_jobs_that_change_while_room_is_asked_for_stay_and_the_room_is_given_back() -> None:
     """What was reserved was for what they were. A job more, one less, another epoch, another demand.
     Reference: §4.3.3.3."""
     changes: list[list[Any]] = [
@@ -311,7 +311,7 @@ def held(play: Play) -> tuple[HostId, int, int] | None:
     return (found.by, found.epoch, found.attempt) if found is not None else None
 
 
-def test_room_is_held_for_the_latest_order_and_an_earlier_one_that_comes_late_changes_nothing() -> None:
+def test_room_is_held_for_the_latest_order_and_a_late_earlier_one_changes_nothing() -> None:
     """By a former owner of the job (a lower epoch), or by an attempt of the same one that is over."""
     for late in (Heard(B, ReserveCycle(J1, G1 + 4, 99, NEED)), Heard(C, ReserveCycle(J1, G1 + 5, 49, NEED))):
         play = holder()
@@ -361,7 +361,7 @@ def test_an_offer_that_does_not_fit_the_room_held_for_it_ends_that() -> None:
     assert "us free" in declined.reason and held(play) is None
 
 
-def test_an_offer_of_a_job_that_is_here_and_does_not_fit_leaves_it_what_it_was_promised() -> None:
+def test_an_offer_that_does_not_fit_leaves_a_job_that_is_here_what_it_was_promised() -> None:
     play = promising("j1")
     ((_, declined),) = sends(play(Heard(A, Offer(J1, G1 + 3, 2, SECRET, Demand(100_000, 100_001)))))
     assert "us free" in declined.reason and play.machine.ledger.demands == {J1: DEMAND}

@@ -62,7 +62,7 @@ def test_an_assignment_that_is_old_by_now_is_not_sent_again() -> None:
     assert told(Undelivered(B, second)) == [], "the job is over"
 
 
-def test_a_host_of_its_ranks_that_was_gone_when_it_was_assigned_is_told_when_it_is_back() -> None:
+def test_a_host_of_its_ranks_that_missed_the_assignment_is_told_when_it_is_back() -> None:
     told = Told(B)
     assert told(rack()) == [(B, told.first)]
     assert told(rack()) == [], "once; the letter itself is repeated until it is delivered"

@@ -41,7 +41,7 @@ def test_a_job_is_summed_on_trial_then_promised_what_it_was_measured_to_need() -
     assert rack.said("tensors keep their place")
 
 
-def test_two_jobs_that_fit_end_on_one_aggregator_and_a_third_that_does_not_is_refused_there_in_words() -> None:
+def test_two_jobs_that_fit_share_an_aggregator_and_a_third_is_refused_there_in_words() -> None:
     rack = MiniRack(2, 4, cycles_max=1)
     rack.start("j1", 100_000, 20_000)
     rack.start("j2", 100_000, 30_000, ("h2",))

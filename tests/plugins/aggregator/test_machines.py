@@ -184,7 +184,7 @@ def test_an_aggregator_that_dropped_the_job_is_asked_again_only_after_the_others
     assert play(Heard(C, AssignmentDropped(JOB, assigned.epoch, "its process died"))) == []
 
 
-def test_a_rank_that_lost_its_aggregator_makes_the_home_ask_it_and_replace_it_if_it_must() -> None:
+def test_when_a_rank_lost_its_aggregator_the_home_asks_it_and_may_replace_it() -> None:
     for answer, replaced in ((Serving(True), False), (Serving(False), True), (None, True)):
         play, assigned = assigned_home()
         lost = Heard(B, Lost(JOB, assigned.epoch, "closed the connection"))
@@ -366,7 +366,7 @@ def again(play: Play, job: str, epoch: int = G1 + 3) -> Any:
     return type(answer)
 
 
-def test_who_hurt_another_may_come_back_when_one_that_was_there_has_left_and_not_before() -> None:
+def test_who_hurt_another_may_come_back_only_once_one_that_was_there_has_left() -> None:
     """The newest assignment is taken back. Reference: §4.5.2.3."""
     play = promising("j1", "j2", "j3")
     asked = sends(play(Heard(A, LossReport(JobId("j1"), G1 + 1, 100, 150, True))))
@@ -380,7 +380,7 @@ def test_who_hurt_another_may_come_back_when_one_that_was_there_has_left_and_not
     assert again(play, "j3") is ServeJob
 
 
-def test_only_one_job_is_asked_to_leave_at_a_time_and_a_loss_below_the_limit_asks_nobody() -> None:
+def test_one_job_at_a_time_is_asked_to_leave_and_none_for_a_loss_below_the_limit() -> None:
     """Reference: §4.5.2.3."""
     play = promising("j1", "j2", "j3")
     assert play(Heard(A, LossReport(JobId("j1"), G1 + 1, 100, 90, False))) == []
@@ -392,7 +392,7 @@ def test_only_one_job_is_asked_to_leave_at_a_time_and_a_loss_below_the_limit_ask
     assert len(sends(play(Heard(A, LossReport(JobId("j2"), G1 + 1, 100, 150, True))))) == 1
 
 
-def test_a_job_that_needs_more_than_it_was_promised_goes_on_without_a_promise_until_it_fits() -> None:
+def test_a_job_that_outgrew_its_promise_goes_on_without_one_until_it_fits() -> None:
     """The exact check of what is here already; what it was promised is not what it needs. Reference: §4.3.3.1."""
     play, job = promising("j1", "j2"), JobId("j2")
 
@@ -484,7 +484,7 @@ def test_whatever_happens_a_home_is_sound_and_offers_rising_epochs_of_its_own(ev
     )
 )
 @settings(max_examples=100, deadline=None)
-def test_whatever_happens_an_owner_is_sound_and_never_serves_a_lower_epoch_after_a_higher(events: list[Any]) -> None:
+def test_an_owner_is_always_sound_and_never_serves_a_lower_epoch_after_a_higher(events: list[Any]) -> None:
     play, served = owner(), 0
     for event in events:
         if isinstance(event, RackUpdated):

@@ -67,7 +67,7 @@ def given_away(to: HostId | None, play: Play, assigned: Assigned, why: str = "c 
     return play(Heard(C, Handover(JOB, assigned.epoch, to, why)))
 
 
-def test_a_job_is_handed_to_the_host_that_holds_room_and_the_old_owner_ends_after_the_new_one_accepted() -> None:
+def test_a_job_goes_to_who_holds_room_and_its_owner_ends_after_the_new_one_accepted() -> None:
     """Reference: §4.3.3.3."""
     play, assigned = summed()
     found = given_away(E, play, assigned)
@@ -90,7 +90,7 @@ def test_an_order_to_move_under_an_epoch_that_is_over_moves_nothing() -> None:
     assert given_away(D, play, assigned) == [], "c is its former owner"
 
 
-def test_when_the_only_host_that_holds_room_declines_the_job_stays_and_room_is_looked_for_later() -> None:
+def test_when_the_only_host_that_holds_room_declines_the_job_stays_and_looks_later() -> None:
     play, assigned = summed()
     _, offer = offered(given_away(E, play, assigned))
     found = play(Heard(E, Declined(JOB, offer.epoch, "it is full")))
@@ -158,8 +158,8 @@ def test_a_job_on_trial_goes_only_where_room_is_held_for_it() -> None:
     assert to == E and offer.demand is None
 
 
-def test_an_owner_without_room_for_what_was_measured_is_left_for_one_that_by_gossip_has_it() -> None:
-    """Best fit first; nobody is asked who has none. Reference: Pseudocode 3, 16-24."""
+def test_an_owner_without_room_for_what_was_measured_is_left_for_one_with_room() -> None:
+    """Who has room is known by gossip. Best fit first; nobody is asked who has none. Reference: Pseudocode 3, 16-24."""
     play, assigned = summed()
     play(seen(c=90_000, d=80_000, e=60_000))
     refused = Declined(JOB, assigned.epoch, "30000 us of work and 10000 us free", assigned.epoch)
@@ -175,7 +175,7 @@ def test_an_owner_without_room_for_what_was_measured_is_left_for_one_that_by_gos
     assert second == [], "the same words once"
 
 
-def test_a_job_that_lost_its_owner_and_fits_nowhere_is_summed_without_a_promise_and_it_is_told_why() -> None:
+def test_a_job_without_owner_that_fits_nowhere_is_summed_unpromised_and_told_why() -> None:
     play, assigned = summed()
     play(seen(c=90_000, d=80_000, e=80_000))
     found = play(Heard(C, AssignmentDropped(JOB, assigned.epoch, "its process died")))
@@ -204,7 +204,7 @@ def test_a_job_that_runs_again_needs_what_it_needed_if_it_has_as_many_ranks() ->
         assert (offer.workers, offer.demand) == (size, needs)
 
 
-def test_what_another_home_assigned_is_not_taken_for_promised_before_its_owner_says_so() -> None:
+def test_what_another_home_assigned_is_promised_only_once_its_owner_says_so() -> None:
     play, assigned = summed()
     higher = Assigned(JOB, assigned.epoch + 1, D, "10.0.0.4:9", SECRET)
     play(Heard(B, higher))
@@ -263,7 +263,7 @@ def test_a_former_owner_that_gets_the_job_back_is_not_told_to_end_it() -> None:
     assert sends(play(seen())) == [(D, Retire(JOB, offer.epoch, again.epoch, "c sums it now"))], "when d is back"
 
 
-def test_other_plugins_are_told_of_the_tensors_sizes_once_and_again_when_they_changed() -> None:
+def test_other_plugins_are_told_the_tensors_sizes_once_and_again_when_they_change() -> None:
     play, assigned = summed()
 
     def told(largest: int, total: int) -> list[Any]:

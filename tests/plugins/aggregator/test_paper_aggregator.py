@@ -43,7 +43,7 @@ def test_alone_an_aggregators_cycle_is_its_jobs_iteration() -> None:
     assert (other.us, other.used_us, other.free_us) == (12, 3, 9)
 
 
-def test_together_the_cycle_is_the_longest_iteration_and_shorter_ones_run_several_times() -> None:
+def test_the_cycle_is_the_longest_iteration_and_shorter_ones_run_several_times() -> None:
     """Iterations of 6 and 12: a cycle of 12 in which the first runs twice. Reference: §4.3.3.2, figure 4.6."""
     both = cycle_of({J1: Share(6, 2), J2: Share(12, 3)})
     assert (both.us, both.used_us, both.free_us) == (12, 7, 5)
@@ -88,7 +88,7 @@ def test_a_late_sum_runs_only_beside_all_that_is_still_due_in_the_cycle() -> Non
     assert runs_late(0, 12, 7, [3], 2) and not runs_late(0, 12, 8, [3], 2)
 
 
-def test_a_job_that_loses_its_limit_over_a_hundred_iterations_gets_another_aggregator() -> None:
+def test_a_job_that_loses_its_limit_over_100_iterations_gets_another_aggregator() -> None:
     """AlexNet beside VGG19 loses 22 %, is measured for 100 iterations, and its assignment is revoked. Reference:
     §4.5.2.3, figure 4.11."""
     assert ITERATIONS == 100
@@ -135,7 +135,7 @@ def test_a_job_goes_to_the_pool_with_the_least_free_that_suffices() -> None:
     assert best_pool({"one": 3, "two": 5, "three": 9}, 4.2) == "two"
 
 
-def test_between_periods_nothing_is_given_back_and_only_a_large_lack_is_served_at_once() -> None:
+def test_between_periods_nothing_is_given_back_and_only_a_large_lack_is_served() -> None:
     """Hybrid scaling. Reference: §4.3.3.4."""
     pool = pool_of(profile("a", 10, 9), rules=PoolRules(scaling="hybrid", lacking_min=2))
     assert list(pool.waiting) == ["a"]

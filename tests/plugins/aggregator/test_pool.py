@@ -76,7 +76,8 @@ def test_a_job_that_arrives_twice_or_that_nobody_can_sum_changes_nothing() -> No
     assert list(play.pool.jobs) == ["a"]
 
 
-def test_when_a_job_leaves_the_least_loaded_aggregator_is_emptied_into_the_others_and_stops() -> None:
+def test_when_a_job_leaves_the_least_loaded_aggregator_is_emptied_and_stops() -> None:
+    """It is emptied into the others."""
     play = Play()
     play.arrive("a", 10, 6)
     play.arrive("b", 10, 4, 2)
@@ -98,7 +99,7 @@ def test_hybrid_scaling_clears_up_when_the_period_ends_only() -> None:
     assert play(PeriodPassed()) == []
 
 
-def test_in_hybrid_scaling_a_job_that_lacks_little_waits_for_the_period_and_one_that_lacks_much_does_not() -> None:
+def test_in_hybrid_scaling_only_a_job_that_lacks_little_waits_for_the_period() -> None:
     play = Play(PoolRules(scaling="hybrid", lacking_min=2))
     (note,) = play.arrive("a", 10, 9)
     assert isinstance(note, LogEvent) and "period" in note.reason and play.pool.waiting
@@ -296,7 +297,7 @@ def events_of(drawn: object) -> list[Event]:
 
 @given(rules=RULES, drawn=EVENTS, limited=st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_whatever_happens_no_task_is_on_two_aggregators_nobody_is_hurt_and_nothing_is_overfull(
+def test_no_task_is_ever_on_two_aggregators_nobody_is_hurt_and_nothing_is_overfull(
     rules: PoolRules, drawn: list[Any], limited: bool
 ) -> None:
     play = Play(rules, HOSTS if limited else None)

@@ -42,7 +42,7 @@ def test_a_job_that_became_slower_for_good_is_not_taken_for_outliers() -> None:
     assert not is_outlier((500_000,) * 9, 500_000)
 
 
-def test_nobody_needs_more_of_a_lane_than_all_of_it_and_nothing_is_known_of_no_iterations() -> None:
+def test_nobody_needs_more_than_all_of_a_lane_and_no_iterations_tell_nothing() -> None:
     assert demand_of(MeasuredIterations(2, 200), 500, 2, TENTH) == Demand(100, 100, 100)
     assert (
         demand_of(MeasuredIterations(), 500, 2, TENTH) is None
@@ -182,7 +182,7 @@ def test_rounds_are_counted_where_the_script_says_no_steps() -> None:
     assert found[0] == "profiled" and watched.gauge.demand == Demand(250_000, 9_000, 100)
 
 
-def test_a_job_beside_others_that_loses_its_limit_is_hurt_and_one_alone_is_measured_again() -> None:
+def test_a_job_that_loses_its_limit_is_hurt_beside_others_and_measured_again_alone() -> None:
     watched = Watched()
     watched.run(30, 200_000)
     watched.beside = 1

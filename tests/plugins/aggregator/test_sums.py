@@ -136,7 +136,7 @@ def test_new_owner_killed_while_it_fetches_the_state(steps: int) -> None:
     bench.check_results()
 
 
-def test_the_holder_that_was_asked_goes_away_and_another_with_the_same_version_is_asked() -> None:
+def test_when_the_holder_that_was_asked_goes_away_another_of_its_version_is_asked() -> None:
     tensor = TensorSum(Declared("w", "model", (4,), 8), 3)
     assert tensor.open(0, 4, False) == ()
     assert tensor.open(2, 5, False) == ()

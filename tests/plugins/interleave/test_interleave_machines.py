@@ -178,7 +178,7 @@ def test_as_printed_new_jobs_are_tried_out_together_on_the_fewest_hosts() -> Non
     assert [len(group.jobs) for _, group in sorted(of.groups.items())] == [4, 2]
 
 
-def test_when_no_group_is_busier_with_a_new_job_all_are_arranged_anew_if_it_is_worth_it() -> None:
+def test_when_no_group_is_busier_with_a_new_job_all_are_regrouped_if_worth_it() -> None:
     """Two jobs keep the network of all hosts busy and processors three fifths of the time; a third in their group
     changes nothing, but in fewer hosts each all compute more. As printed it waits until something ends."""
     for manner, runs in ((OURS, True), (PRINTED, False)):

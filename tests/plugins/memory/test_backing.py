@@ -120,7 +120,7 @@ async def test_content_in_the_wrong_place_is_wrong() -> None:
             await content(await loaded(bench), 3, 1)
 
 
-async def test_what_a_failed_sync_may_have_dropped_is_written_again_before_the_next_is_believed() -> None:
+async def test_what_a_failed_sync_may_have_dropped_is_rewritten_before_one_is_believed() -> None:
     """A kernel drops what it could not write and says so once: the sync after that succeeds and proves nothing."""
     async with a_bench() as bench:
         backing = await loaded(bench)
@@ -146,7 +146,7 @@ async def test_what_a_failed_sync_may_have_dropped_is_written_again_before_the_n
         assert await content(await loaded(bench), 3, 2) == [3, 7]
 
 
-async def test_what_refused_writes_left_behind_is_checked_although_a_later_write_was_synced() -> None:
+async def test_what_refused_writes_left_is_checked_although_a_later_write_was_synced() -> None:
     """A disk may have done what it says it refused: here the entry of a page, and then half of its next content."""
     async with a_bench() as bench:
         backing = await loaded(bench)

@@ -32,7 +32,7 @@ def budget(free: int, lent: int, cap: int = 1 << 50, pressure: float = 0.0) -> B
     cap=st.integers(0, 64 * GIB),
     pressure=st.floats(0, 100),
 )
-def test_a_lender_never_plans_to_free_more_than_it_lends_nor_less_than_needed_when_it_can(
+def test_a_lender_plans_to_free_at_most_what_it_lends_and_what_is_needed_if_it_can(
     free: int, lent: int, cap: int, pressure: float
 ) -> None:
     now = budget(free, lent, cap, pressure)
@@ -125,7 +125,7 @@ def test_of_slabs_of_one_size_e_and_at_most_e_more_are_asked_about(
 
 
 @given(activities=slabs, evict=st.integers(0, 20), chance=st.randoms(use_true_random=False))
-def test_the_order_in_which_activities_come_in_does_not_change_how_active_the_evicted_are(
+def test_the_order_activities_come_in_does_not_change_how_active_the_evicted_are(
     activities: dict[int, float], evict: int, chance: random.Random
 ) -> None:
     order = list(activities)
@@ -160,7 +160,7 @@ def test_no_more_are_asked_about_than_the_chance_wanted_needs(evict: int, busy: 
     assert extra == 0 or eviction.chance_all_lightly_active(evict, extra - 1, busy) < wanted
 
 
-def test_with_a_tenth_of_all_slabs_busy_three_more_are_enough_for_nineteen_times_in_twenty() -> None:
+def test_with_a_tenth_of_slabs_busy_three_more_are_enough_19_times_in_20() -> None:
     """The formula turned round. Reference: §2.5.2, Figure 2.7."""
     assert eviction.extra_for(10, 0.1) == 3
     assert eviction.chance_all_lightly_active(10, 2, 0.1) < 0.95 < eviction.chance_all_lightly_active(10, 3, 0.1)
@@ -187,7 +187,7 @@ def test_a_slab_moves_to_where_it_is_not_evicted_again_at_once() -> None:
     assert eviction.movable_to(peers, leaving=H[0], me=H[6], slabs=3) == [H[1], H[2], H[7]]
 
 
-def test_whom_to_ask_is_everybody_with_room_or_who_is_fit_for_a_move_counted_in_slabs_of_this_size() -> None:
+def test_who_has_room_for_slabs_of_this_size_or_is_fit_for_a_move_may_be_asked() -> None:
     """Two choices among hosts with room; an evicted slab is mapped elsewhere. Reference: §2.4.2, §2.4.4."""
     peers = [
         LenderPeer(H[3], "alive", 1, 4 * SLAB),

@@ -349,7 +349,7 @@ def test_after_a_restart_the_volumes_process_is_believed() -> None:
     assert (tale.state(0), tale.state(1)) == ("cold", "mapped")
 
 
-def test_a_slab_granted_and_not_opened_before_a_restart_is_given_back_and_one_that_is_open_is_not() -> None:
+def test_a_slab_not_opened_before_a_restart_is_given_back_and_an_open_one_is_not() -> None:
     for opened in (False, True):
         tale = Tale()
         asked = sent(tale.second(1000), QueryMem)
@@ -365,7 +365,7 @@ def test_a_slab_granted_and_not_opened_before_a_restart_is_given_back_and_one_th
         assert tale.state() == ("mapped" if opened else "cold")
 
 
-def test_of_two_hosts_with_equal_room_the_one_with_fewer_slabs_of_this_volume_is_taken() -> None:
+def test_of_hosts_with_equal_room_the_one_with_fewer_slabs_of_the_volume_is_taken() -> None:
     """Spread over as many hosts as there are. Reference: §2.4.2."""
     many, few = OTHERS[0], OTHERS[1]
     places = [(at, SlabPlace(at + 1, host, "10.0.0.2:7", SECRET)) for at, host in enumerate((many, many, few))]
@@ -460,7 +460,7 @@ def test_without_a_slab_process_nothing_is_offered_or_lent() -> None:
     assert "lends nothing" in sent(loan.hear(ME, Map("v", 0, 1, SLAB, PAGE)), MrInfo)[0][1].refused
 
 
-def test_before_the_first_measurement_and_before_the_slab_process_answers_nothing_is_offered() -> None:
+def test_nothing_is_offered_before_a_measurement_or_before_the_slab_process_answers() -> None:
     asks, memory = Heard(ME, QueryMem("v", 0, 1, SLAB)), MemoryNow(64 * GIB, 40 * GIB, 0.0)
     for first, then in (
         (le.StoreFound("10.0.0.2:7", ()), le.LenderTick(memory, 0)),
@@ -521,7 +521,7 @@ def test_a_failed_registration_is_a_refusal() -> None:
     assert loan.machine.lent == {}
 
 
-def test_a_slab_process_found_again_keeps_what_both_know_and_what_is_being_registered() -> None:
+def test_a_slab_process_found_again_keeps_what_both_know_and_what_is_being_added() -> None:
     loan = Loan()
     ref = loan.lend(0)
     for _ in range(30):
@@ -633,7 +633,7 @@ def test_of_slabs_of_several_sizes_no_more_go_than_must() -> None:
     assert gone == [large]
 
 
-def test_while_tasks_wait_for_memory_an_eighth_of_what_is_lent_goes_with_headroom_intact() -> None:
+def test_while_tasks_wait_for_memory_an_eighth_of_loans_goes_with_headroom_intact() -> None:
     """Ours, beside what restores headroom. Reference: §2.5.2."""
     loan = Loan(spare=40)
     for index in range(16):

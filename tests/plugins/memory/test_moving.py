@@ -109,7 +109,7 @@ def test_a_new_place_that_wants_it_back_before_it_is_filled_is_given_up() -> Non
     assert tale.places == [tale.old, None]
 
 
-def test_a_place_that_fails_before_we_hear_that_it_is_open_is_closed_and_then_given_back() -> None:
+def test_a_place_that_fails_before_it_is_known_open_is_closed_and_then_given_back() -> None:
     """What the process tells by itself overtakes its answers."""
     tale = Tale()
     asked = sent(tale.second(1000), QueryMem)

@@ -123,7 +123,7 @@ async def test_a_request_waits_for_all_its_pages_wherever_they_lie() -> None:
         assert await read(volume, 15, 2) == [1, 2]
 
 
-async def test_a_read_after_a_write_survives_the_loss_of_the_lender_before_the_disk_has_the_page() -> None:
+async def test_a_read_after_a_write_survives_a_lender_lost_before_the_disk_has_the_page() -> None:
     """Read-after-write goes through the same queue. Reference: §2.4.5"""
     async with a_bench() as bench:
         volume = await bench.volume()

@@ -86,7 +86,7 @@ def test_of_the_memory_taken_nearly_all_holds_pages_and_as_published_five_sixths
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_with_all_six_applications_of_the_workloads_section_it_is_more_than_three_fifths(seed: int) -> None:
+def test_with_all_six_applications_of_the_workloads_it_is_more_than_three_fifths(seed: int) -> None:
     """Spark too, which the text does not exclude. Reference: §2.7.3, §2.7.5"""
     setting = replace(SETTING, apps=(*memory_workload.APPS, memory_workload.SPARK))
     outcome = setting.outcome(ours("covey", SLAB), setting.load(seed), seed)

@@ -192,7 +192,7 @@ def test_a_quiet_host_keeps_the_floor() -> None:
     assert headroom.headroom_auto(memory(40 * GIB), growth, 14.0) == round(0.03 * 64 * GIB)
 
 
-def test_a_host_that_grows_keeps_what_it_would_take_while_slabs_come_back_and_half_again() -> None:
+def test_a_growing_host_keeps_what_it_takes_while_slabs_come_back_and_half_again() -> None:
     """Headroom that follows the host is future work of the paper. Reference: §2.5.1."""
     growth = after([second * 200.0 * MIB for second in range(30)])
     assert growth.peak_bytes_per_s == pytest.approx(200 * MIB)

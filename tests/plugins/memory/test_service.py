@@ -163,7 +163,7 @@ def test_a_lender_short_of_memory_gets_it_back_and_a_hot_slab_moves_on() -> None
         assert rack.agents[old].lending.machine.evictions["forced"] == 0
 
 
-def test_a_lender_that_measures_its_headroom_lends_more_and_gives_way_when_its_programs_grow() -> None:
+def test_a_lender_that_measures_headroom_lends_more_and_gives_way_to_its_programs() -> None:
     """A tenth of the memory is free; the paper's eighth of headroom would leave nothing to lend. Reference: §2.5.1."""
     settings = msgspec.structs.replace(SETTINGS, headroom="auto", lend="64 MiB")
     with World(1) as world:
@@ -252,7 +252,7 @@ def test_nothing_is_lent_with_lend_0_and_no_slab_process_runs() -> None:
         assert rack.mapped("h1", "data") == []
 
 
-def test_why_of_a_volume_says_once_a_minute_that_a_script_of_another_version_was_refused() -> None:
+def test_a_volumes_why_says_once_a_minute_that_another_version_was_refused() -> None:
     with a_rack(2) as rack:
         rack.attach("h1", "data", "64 KiB")
 
@@ -393,7 +393,7 @@ def test_a_person_gives_up_lenders_that_will_not_come_back() -> None:
 # ---- links that end --------------------------------------------------------------------------------------------------
 
 
-def test_idle_slabs_of_a_killed_slab_process_are_not_called_mapped_and_nothing_stays_lent() -> None:
+def test_idle_slabs_of_a_killed_process_are_not_called_mapped_and_none_stay_lent() -> None:
     with a_rack(3) as rack:
         rack.attach("h1", "data", "128 KiB")
         keep_hot(rack, "h1", "data", slabs=2)
@@ -406,7 +406,7 @@ def test_idle_slabs_of_a_killed_slab_process_are_not_called_mapped_and_nothing_s
         assert sum(len(rack.agents[host].lending.machine.lent) for host in ("h2", "h3")) == 0
 
 
-def test_idle_slabs_whose_links_are_reset_are_mapped_under_the_same_epoch_seconds_later() -> None:
+def test_idle_slabs_whose_links_are_reset_are_soon_mapped_under_the_same_epoch() -> None:
     with a_rack(3) as rack:
         rack.attach("h1", "data", "128 KiB")
         keep_hot(rack, "h1", "data", slabs=2)

@@ -100,7 +100,7 @@ async def test_hole_1_a_failed_overwrite_does_not_leave_the_lenders_older_copy_v
         assert await read(again, 5, 1) == [2]
 
 
-async def test_hole_1_a_lender_that_answers_with_older_content_than_it_acknowledged_is_given_up() -> None:
+async def test_hole_1_a_lender_that_answers_older_than_it_acknowledged_is_given_up() -> None:
     async with a_bench() as bench:
         volume = await bench.volume()
         await volume.open_place(bench.register(0))
