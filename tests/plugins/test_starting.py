@@ -20,7 +20,8 @@ def test_a_start_that_loads_has_minutes_and_one_that_has_loaded_has_seconds() ->
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_pauses_grow_with_every_failed_start_up_to_half_a_minute_and_only_a_long_life_sets_them_back(seed: int) -> None:
+def test_pauses_grow_with_failed_starts_to_half_a_minute_and_a_long_life_ends_that(seed: int) -> None:
+    """Only a long life sets them back."""
     pauses = Pauses(random.Random(seed))
     drawn = [pauses.after(lived_s=0.0 if number % 2 else STEADY_S - 1) for number in range(12)]
     for number, pause_s in enumerate(drawn):
@@ -58,7 +59,8 @@ def wake(rack: SimRack) -> None:
         rack.plugin(name, "aggregator").wake()
 
 
-def test_where_nobody_borrows_and_nothing_is_summed_no_program_is_started_and_the_first_use_starts_one() -> None:
+def test_no_program_is_started_before_something_is_borrowed_or_summed() -> None:
+    """The first use starts one."""
     with SimRack(5, hosts=3) as rack:
         rack.start()
         rack.run(30.0)

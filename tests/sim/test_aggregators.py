@@ -30,7 +30,7 @@ def test_the_same_seed_draws_the_same_jobs_and_nobody_could_refuse_them() -> Non
     assert all(0.149 < each < 0.501 for each in use)
 
 
-def test_as_published_sharing_saves_about_what_the_thesis_says_and_no_job_reaches_its_limit() -> None:
+def test_as_published_sharing_saves_about_what_the_thesis_says_within_every_limit() -> None:
     outcome = Trace(PoolRules()).run(Workload().drawn(random.Random(1)))
     assert outcome.over_limit == 0 and outcome.loss_max < 0.1
     assert 0.55 < outcome.saved < 0.66

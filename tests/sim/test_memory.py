@@ -83,7 +83,7 @@ def test_measured_headroom_is_for_our_ways_and_not_for_the_papers(capsys: pytest
 
 
 @pytest.mark.parametrize("scheme", memory_racks.SCHEMES, ids=lambda scheme: scheme.label)
-def test_no_slab_is_lost_with_a_rack_when_its_members_lie_apart_and_some_are_when_not(
+def test_no_slab_is_lost_with_a_rack_when_members_lie_apart_and_some_are_when_not(
     scheme: memory_racks.Scheme,
 ) -> None:
     blind, apart = (memory_racks.losses(4, scheme, look, seed=3, hosts=32) for look in (False, True))

@@ -66,7 +66,7 @@ def test_a_skewed_gang_that_is_spread_takes_longer_and_others_do_not() -> None:
     assert full.floor is not None and full.floor.tally.lost_gpu_s == 100
 
 
-def test_a_gang_of_which_nothing_is_known_is_packed_and_one_spread_needlessly_is_counted() -> None:
+def test_an_unknown_gang_is_packed_and_one_spread_needlessly_is_counted() -> None:
     jobs = [SimJob(str(at), 0, 7, 100) for at in range(3)] + [SimJob("gang", 1, 8, 100)]
     engine = on(4, 8, jobs)
     engine.run()

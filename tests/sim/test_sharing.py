@@ -287,7 +287,7 @@ def test_tenants_with_quota_take_as_long_as_alone_plus_the_interference() -> Non
     assert mean <= 1.15 * sharing_reports.jct_mean(ours, alone.end_s)
 
 
-def test_the_split_by_trial_reaches_the_optimum_where_plain_climbing_stays_at_a_cliff() -> None:
+def test_split_by_trial_reaches_the_optimum_where_plain_climbing_stays_at_a_cliff() -> None:
     """Reference: §3.3 and figure 10."""
     rows = sharing_reports.split(lambda share, what: None, rooms=(26, 34)).data["rooms"]
     for row in rows:

@@ -48,7 +48,7 @@ def test_a_tenant_waits_for_its_quota_although_gpus_are_free() -> None:
     assert run.tally.used["a"].held_max == 2 and run.tally.used["a"].over_s == 0
 
 
-def test_an_auto_job_is_demoted_after_its_wait_runs_aside_and_is_upgraded_when_its_quota_is_free() -> None:
+def test_an_auto_job_is_demoted_after_its_wait_and_upgraded_when_its_quota_is_free() -> None:
     """It is charged to the quota from the second at which the other job of its tenant ends. Reference: AntMan §3.3."""
     run = live([(0, 2, 500, a()), (10, 1, 1000, a("auto"))], 4, {"a": 2, "b": 2}, demote_after_s=300.0)
     assert run.out.first_s == [0, 310]

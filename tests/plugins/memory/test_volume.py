@@ -113,7 +113,7 @@ async def test_hole_1_a_lender_that_answers_older_than_it_acknowledged_is_given_
         assert "older content" in bench.told[-1].why
 
 
-async def test_hole_2_after_an_eviction_a_read_does_not_overtake_the_disk_write_of_its_page() -> None:
+async def test_hole_2_after_an_eviction_a_read_does_not_overtake_its_pages_disk_write() -> None:
     async with a_bench() as bench:
         volume = await bench.volume()
         await volume.open_place(bench.register(0))
@@ -220,7 +220,7 @@ async def test_a_place_that_cannot_be_opened_changes_nothing() -> None:
 # ---- links that end --------------------------------------------------------------------------------------------------
 
 
-async def test_a_link_that_breaks_while_nobody_asks_anything_is_opened_again_under_its_epoch() -> None:
+async def test_a_link_that_breaks_while_nobody_asks_is_opened_again_under_its_epoch() -> None:
     async with a_bench() as bench:
         volume = await bench.volume()
         await volume.open_place(bench.register(0))
@@ -399,7 +399,7 @@ async def crashed_with_a_silent_lender(bench: Bench) -> Volume:
     return await bench.volume(deadline_s=0.2)
 
 
-async def test_a_read_waits_for_a_lender_that_may_hold_a_newer_page_however_long_that_takes() -> None:
+async def test_a_read_waits_however_long_for_a_lender_that_may_hold_a_newer_page() -> None:
     async with a_bench() as bench:
         again = await crashed_with_a_silent_lender(bench)
         reading = asyncio.ensure_future(read(again, 0, 3))
@@ -608,7 +608,7 @@ async def test_a_disk_that_refuses_fails_unmapped_writes_and_loses_nothing_of_ma
         assert await read(volume, 0, 1) == [1]
 
 
-async def test_a_silent_lender_is_left_at_the_deadline_and_the_write_is_acknowledged_by_the_disk() -> None:
+async def test_a_silent_lender_is_left_at_the_deadline_and_the_disk_acknowledges() -> None:
     async with a_bench() as bench:
         volume = await bench.volume(deadline_s=0.05)
         await volume.open_place(bench.register(0))

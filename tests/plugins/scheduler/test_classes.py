@@ -79,7 +79,7 @@ def test_without_quotas_and_with_one_tenants_it_is_the_plain_walk(
 
 
 @given(ROWS, st.integers(1, 12), st.dictionaries(st.sampled_from("abc"), st.integers(0, 8)))
-def test_no_quota_and_no_rack_is_ever_exceeded_and_nobody_loses_gpus_to_another_tenants_order(
+def test_no_quota_or_rack_is_exceeded_and_another_tenants_order_takes_nobodys_gpus(
     rows: list[tuple[int, str, bool, float]], capacity: int, quotas: Mapping[str, int]
 ) -> None:
     made = [row(n, g, t, run, done) for n, (g, t, run, done) in enumerate(rows)]
@@ -172,8 +172,8 @@ def test_the_next_job_of_a_name_is_placed_by_what_the_last_one_showed() -> None:
     assert models.skew(model(skew=0.2), seen=(1, 10)) == 0.2, "and its own word most"
 
 
-def test_a_gang_is_spread_only_after_its_tensors_and_its_steps_on_one_host_and_on_several_were_seen() -> None:
-    """Reference: Tiresias §3.3: the skew is measured, not believed."""
+def test_a_gang_is_spread_only_after_its_tensors_and_its_steps_were_seen() -> None:
+    """Its steps on one host, and on several. Reference: Tiresias §3.3: the skew is measured, not believed."""
     models, spec = Models(), model(skew=0.1)
     assert models.shown_skew(spec) is None, "what it says of itself is not enough"
     models.saw_tensors(model(), 10, 100)

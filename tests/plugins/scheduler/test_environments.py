@@ -180,7 +180,7 @@ def test_only_hosts_of_the_job_are_given_its_environment() -> None:
             assert isinstance(answer, EnvAnswer) and bool(answer.data) == given, (name, epoch)
 
 
-def test_what_no_job_claims_is_deleted_after_a_while_and_what_is_damaged_is_not_taken() -> None:
+def test_what_no_job_claims_is_deleted_in_time_and_what_is_damaged_is_not_taken() -> None:
     with a_rack(76) as rack:
         rack.start().settle()
         envs = rack.plugin("h1", "scheduler").envs

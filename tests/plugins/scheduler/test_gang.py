@@ -183,7 +183,8 @@ def test_a_grant_taken_back_releases_and_one_that_was_placed_does_not() -> None:
     assert home.gangs.searches == {}
 
 
-def test_gpus_kept_for_another_gang_meanwhile_are_closed_to_a_plan_and_not_to_a_proposal() -> None:
+def test_gpus_kept_for_another_gang_are_closed_to_a_plan_and_not_to_a_proposal() -> None:
+    """They were kept meanwhile."""
     home = Home()
     asked = home.grant(workers=4)
     assert set(asked) == {H1, H2}
@@ -222,7 +223,7 @@ ANSWERS = st.lists(
 
 
 @given(ANSWERS)
-def test_whatever_comes_in_whatever_order_nothing_half_is_proposed_and_nothing_stays_unreleased(script: Any) -> None:
+def test_in_whatever_order_nothing_half_is_proposed_and_nothing_stays_unreleased(script: Any) -> None:
     home = Home()
     kept: set[tuple[HostId, int]] = set()
     log: list[Placed | PlaceFailed] = []

@@ -142,7 +142,7 @@ def test_inside_one_queue_nobody_is_preempted() -> None:
     assert led.look() == []
 
 
-def test_a_job_that_waits_for_a_host_is_left_alone_and_what_lies_beside_it_is_given_out() -> None:
+def test_a_job_that_waits_for_a_host_is_left_alone_and_what_is_beside_is_given_out() -> None:
     led = Led()
     on_h1, on_h2 = led.run(3, host=H1), led.run(4, host=H2)
     for id in (on_h1, on_h2):
@@ -178,7 +178,7 @@ def test_opportunistic_jobs_yield_to_promised_ones() -> None:
     assert taken(led.act()) == [(guest, "preempted")]
 
 
-def test_jobs_of_a_host_gone_long_enough_are_taken_back_and_once_more_for_each_host_that_follows() -> None:
+def test_jobs_of_a_host_gone_long_enough_are_taken_back() -> None:
     led = Led()
     id = led.run(2, host=H2)
     assert led.look((RackHost(H1, 4), RackHost(H2, 4, gone_s=59.0)), after_s=58.0) == []

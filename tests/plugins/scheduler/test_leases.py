@@ -43,7 +43,7 @@ def test_ranks_are_gone_before_a_leader_may_grant_again_whatever_two_clocks_do(l
     assert true_s * (1 + DRIFT) + SLACK_S <= told.over_s * (1 + 1e-9), "by a leader whose clock is fast"
 
 
-def test_with_the_defaults_an_agent_may_be_away_for_half_a_minute_and_a_leader_waits_for_one() -> None:
+def test_by_default_an_agent_may_be_away_for_30_s_and_a_leader_waits_for_a_minute() -> None:
     told = terms(SchedulerSettings().host_lost_after_s)
     assert told.lease_s - told.lease_s / RENEWALS >= 25.0, "its last renewal may be one interval old"
     assert told.over_s < SchedulerSettings().host_lost_after_s
@@ -52,7 +52,7 @@ def test_with_the_defaults_an_agent_may_be_away_for_half_a_minute_and_a_leader_w
 # ---- the leader ------------------------------------------------------------------------------------------------------
 
 
-def test_a_host_that_was_confirmed_since_gossip_lost_it_keeps_its_jobs_until_that_lease_is_over() -> None:
+def test_a_host_confirmed_since_gossip_lost_it_keeps_its_jobs_until_that_lease_ends() -> None:
     led = Led()
     id = led.run(2, host=H2)
     led.look(after_s=200.0)
@@ -61,7 +61,7 @@ def test_a_host_that_was_confirmed_since_gossip_lost_it_keeps_its_jobs_until_tha
     assert taken(led.act(gone(102.0), after_s=2.0)) == [(id, "host lost")]
 
 
-def test_a_new_leader_takes_no_host_for_lost_before_the_leases_of_earlier_ones_are_over() -> None:
+def test_a_new_leader_takes_no_host_for_lost_before_earlier_leaders_leases_end() -> None:
     led = Led()
     id = led.run(2, host=H2)
     led.look(after_s=200.0)
@@ -72,7 +72,7 @@ def test_a_new_leader_takes_no_host_for_lost_before_the_leases_of_earlier_ones_a
     assert taken(led.look(gone(500.0), after_s=2.0)) == [(id, "host lost")]
 
 
-def test_a_new_leader_with_shorter_leases_waits_for_the_longer_ones_of_the_one_before() -> None:
+def test_a_new_leader_with_shorter_leases_waits_for_the_longer_ones_before_it() -> None:
     led = Led(host_lost_after_s=20.0)
     id = led.run(2, host=H2)
     led.say(Leads(wall_s=1.0, term=3, leases_over_s=100.0))
@@ -84,7 +84,7 @@ def test_a_new_leader_with_shorter_leases_waits_for_the_longer_ones_of_the_one_b
     assert [command.leases_over_s for command in proposed if isinstance(command, Leads)] == [terms(20.0).over_s]
 
 
-def test_a_grant_that_is_about_to_be_taken_back_is_confirmed_no_more_until_the_log_has_decided() -> None:
+def test_a_grant_about_to_be_taken_back_is_not_confirmed_until_the_log_decided() -> None:
     led = Led()
     id, other = led.run(2, host=H2), led.run(1, host=H2, on_lost="keep")
     led.look(after_s=200.0)
@@ -174,7 +174,7 @@ def test_a_job_without_retries_fails_at_its_first_failure_and_says_only_that() -
     assert (told[id].state, told[id].exit_code, told[id].reason) == ("failed", 3, "rank 0 on h1 exited with 3")
 
 
-def test_ranks_whose_lease_ran_out_and_that_saved_and_exited_with_0_are_started_again() -> None:
+def test_ranks_that_saved_and_exited_with_0_as_their_lease_ran_out_start_again() -> None:
     told = Told()
     id = told.run()
     told.report(id, H1, {0: 0}, lost=True, reason="no leader has confirmed these ranks for 30 s")
@@ -202,7 +202,7 @@ def test_ranks_start_under_a_lease_that_is_renewed_while_they_run() -> None:
     on_a_rack(story)
 
 
-def test_two_jobs_whose_supervisors_start_slowly_on_one_host_do_not_keep_its_agent_busy() -> None:
+def test_two_jobs_whose_supervisors_start_slowly_do_not_keep_their_agent_busy() -> None:
     """Each time one of them was given its lease that of the other was dropped, and it asked at once, without end."""
     with SimRack(1, hosts=1) as rack:
         rack.start()
@@ -288,7 +288,7 @@ def test_only_who_leads_confirms_and_a_relayed_question_is_not_relayed_again() -
     on_a_rack(story)
 
 
-def test_while_a_majority_of_voters_knows_no_leader_ranks_go_on_and_a_minority_proves_nothing() -> None:
+def test_ranks_go_on_while_a_majority_knows_no_leader_and_a_minority_proves_nothing() -> None:
     async def story(rack: Rack) -> None:
         rack.voters = ["gpu1", "gpu2", "gpu3"]
         await submit(rack, workers=8)

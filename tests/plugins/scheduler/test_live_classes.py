@@ -172,7 +172,7 @@ def test_what_is_kept_goes_back_when_the_job_is_cancelled_demoted_or_passed() ->
     assert rack.queue.reserving is None and isinstance(rack.say(asks), Applied)
 
 
-def test_how_long_a_job_waits_survives_the_leader_and_is_counted_while_somebody_waits_only() -> None:
+def test_a_jobs_wait_outlives_the_leader_and_counts_only_while_somebody_waits() -> None:
     rack = Little([1], {"red": 1}, demote_after_s=100.0)
     rack.submit(1, "red")
     rack.settle()
@@ -247,7 +247,7 @@ def test_whoever_is_promoted_comes_before_whoever_would_have_started() -> None:
     assert rack.queue.jobs[narrow].attempt == 0, "it did not start in between"
 
 
-def test_without_preemption_nobody_waits_for_a_job_that_could_only_start_if_another_stopped() -> None:
+def test_without_preemption_nobody_waits_for_a_job_that_needs_another_to_stop() -> None:
     """The second job of blue is before its first one in the order; red has GPUs and quota all the same."""
     rack = Little([4], {"red": 3, "blue": 1}, preemption=False)
     sunk = rack.submit(1, "blue")

@@ -67,7 +67,7 @@ def test_the_log_takes_no_places_that_lie_otherwise(pack: Pack, said: str) -> No
     assert isinstance(answer, NotApplied) and said in answer.why
 
 
-def test_agents_put_a_gang_of_which_nothing_is_known_on_the_idle_host_and_not_into_three_gaps() -> None:
+def test_agents_put_an_unknown_gang_on_the_idle_host_and_not_into_three_gaps() -> None:
     async def story(rack: Rack) -> None:
         for number in range(3):
             await submit(rack, workers=1, pack="any", name=f"filler{number}")

@@ -67,7 +67,7 @@ def test_the_default_limit_packs_exactly_the_models_that_mind(name: str) -> None
     assert chosen == ({"b": 3} if minds else {"c": 1, "a": 2})
 
 
-def test_the_limit_moves_to_where_it_separates_those_that_lose_from_those_that_do_not() -> None:
+def test_the_limit_moves_to_where_it_separates_who_loses_from_who_does_not() -> None:
     """Reference: Gu 2021, §3.3.3.3, a linear classifier on placement and performance."""
     seen = [
         SpreadLoss(0.05, 0.01),

@@ -208,7 +208,7 @@ def test_a_job_without_gpus_lies_apart_too() -> None:
     st.sampled_from([None, 0.2, 0.5]),
     st.sampled_from(["few", "host", "any", "apart"]),
 )
-def test_a_place_is_found_exactly_when_the_gang_fits_and_on_no_more_hosts_than_needed(
+def test_a_place_is_found_exactly_when_a_gang_fits_and_on_as_few_hosts_as_needed(
     counts: list[int], workers: int, each: int, skew: float | None, pack: Pack
 ) -> None:
     there = free(*counts)

@@ -93,7 +93,7 @@ def test_every_host_tells_its_plugins_once_where_a_job_is_and_when_it_is_over() 
     on_a_rack(story)
 
 
-def test_a_killed_rank_fails_the_job_with_128_plus_the_signal_and_the_others_are_stopped() -> None:
+def test_a_killed_rank_fails_its_job_with_128_plus_the_signal_and_stops_the_others() -> None:
     async def story(rack: Rack) -> None:
         await submit(rack)
         await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
@@ -153,7 +153,7 @@ def test_a_job_over_its_quota_waits_says_why_and_starts_when_the_quota_is_free()
     on_a_rack(story)
 
 
-def test_what_can_never_run_is_refused_at_submit_with_7_for_the_rack_and_4_for_the_quota() -> None:
+def test_what_can_never_run_is_refused_at_submit_with_7_for_rack_and_4_for_quota() -> None:
     async def story(rack: Rack) -> None:
         error = await refused(submit(rack, workers=9))
         assert error.code == 7 and "9 GPUs" in error.why and "8" in error.why
@@ -169,7 +169,7 @@ def test_what_can_never_run_is_refused_at_submit_with_7_for_the_rack_and_4_for_t
     on_a_rack(story)
 
 
-def test_a_host_whose_disk_is_nearly_full_takes_no_submission_and_no_ranks_and_others_do() -> None:
+def test_a_host_with_a_nearly_full_disk_takes_no_submission_or_ranks_and_others_do() -> None:
     async def story(rack: Rack) -> None:
         rack["gpu1"].runner.refusal = "less than 1 GiB is free in /state/jobs of gpu1"
         error = await refused(submit(rack, workers=1))

@@ -65,7 +65,7 @@ def test_an_end_while_the_agent_was_away_is_reported_when_it_is_back() -> None:
     on_a_rack(story)
 
 
-def test_a_host_gone_for_a_minute_loses_its_jobs_which_start_again_elsewhere_under_a_higher_epoch() -> None:
+def test_jobs_of_a_host_gone_for_a_minute_start_elsewhere_under_a_higher_epoch() -> None:
     async def story(rack: Rack) -> None:
         await submit(rack, workers=4)
         await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
@@ -365,8 +365,11 @@ def test_a_log_that_is_begun_anew_gives_no_id_twice() -> None:
     on_a_rack(story)
 
 
-def test_gpus_of_ranks_whose_end_is_in_the_log_are_free_after_a_restart_also_when_the_disk_was_sick_meanwhile() -> None:
-    """The runner's record went before the hold did: an agent that died in between held these GPUs for ever."""
+def test_gpus_of_ended_ranks_are_free_after_a_restart_though_the_disk_was_sick() -> None:
+    """Their end is in the log. The runner's record went before the hold did.
+
+    An agent that died in between held these GPUs for ever.
+    """
 
     async def story(rack: Rack) -> None:
         await submit(rack, workers=1)

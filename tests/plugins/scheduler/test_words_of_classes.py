@@ -98,7 +98,7 @@ def test_a_new_start_begins_with_no_step() -> None:
     on_a_rack(story)
 
 
-def test_gangs_of_a_name_are_spread_once_their_tensors_and_their_steps_showed_that_they_do_not_mind() -> None:
+def test_gangs_of_a_name_are_spread_once_tensors_and_steps_show_they_do_not_mind() -> None:
     """Reference: Tiresias §3.2, §3.4."""
 
     async def run(rack: Rack, id: str, step_s: float, **more: str) -> int:

@@ -112,7 +112,7 @@ def test_a_job_that_fits_is_told_what_hinders_it_if_something_does() -> None:
     assert said("j2 keeps it") == f"{place}; j2 keeps it"
 
 
-def test_jobs_are_said_to_sink_soonest_first_and_only_where_somebody_would_be_stopped_for_it() -> None:
+def test_jobs_are_said_to_sink_soonest_first_and_only_where_it_would_stop_somebody() -> None:
     late, soon = row(1, running=True, attained_gpu_s=970.0), row(2, running=True, attained_gpu_s=990.0)
     order = QueuePositions([late, soon, row(3), row(4)])
 
@@ -125,7 +125,7 @@ def test_jobs_are_said_to_sink_soonest_first_and_only_where_somebody_would_be_st
     assert "sinks" not in told(QueuePositions([row(3, gpus=8), row(4)]), "j4", 8), "nobody runs"
 
 
-def test_neither_the_promoted_nor_those_without_gpus_nor_the_lowest_queue_sink_out_of_the_way() -> None:
+def test_the_promoted_the_lowest_queue_and_those_without_gpus_do_not_sink_away() -> None:
     running = row(1, running=True, attained_gpu_s=990.0)
     promoted = msgspec.structs.replace(running, promoted=1.0)
     bare = row(4, gpus=0, running=True, attained_gpu_s=900.0)

@@ -28,7 +28,7 @@ def answers(actions: list[Any]) -> list[str]:
     return [action.answer.refused for action in actions if isinstance(action, UpgradeAnswer)]
 
 
-def test_when_a_guaranteed_job_ends_the_others_are_free_at_once_and_the_next_may_come() -> None:
+def test_once_a_guaranteed_job_ends_the_others_are_free_and_the_next_may_come() -> None:
     """Its memory is handed on later, when the device shows it free. Reference: §3.3, Local coordinator."""
     rack = Rack()
     rack.steady()
@@ -42,7 +42,7 @@ def test_when_a_guaranteed_job_ends_the_others_are_free_at_once_and_the_next_may
     assert StartRank in kinds(rack.tell(Freed(G)))
 
 
-def test_an_opportunistic_job_comes_beside_a_guaranteed_one_without_disturbing_its_measurement() -> None:
+def test_an_opportunistic_job_beside_a_guaranteed_one_leaves_its_measurement_alone() -> None:
     rack = Rack()
     rack.steady()
     ladder = rack.gpu.ladder
@@ -83,7 +83,7 @@ def test_nobody_comes_twice_and_nobody_comes_to_a_lost_device() -> None:
     assert list(rack.gpu.members) == [OTHER]
 
 
-def test_a_promise_keeps_a_guaranteed_job_away_but_no_opportunistic_one_nor_one_that_is_there() -> None:
+def test_a_promise_keeps_away_a_guaranteed_job_but_no_opportunistic_or_present_one() -> None:
     rack = Rack()
     rack.arrive("o", "opportunistic", 8)
     rack.step("o", peak=8 * GIB)
@@ -184,7 +184,7 @@ def test_a_lost_device_asks_nobody_to_end_who_has_ended_and_is_not_emptied_any_m
     assert rack.tell(DeviceDraining("rows to remap")) == [] and state(rack) == "lost"
 
 
-def test_an_opportunistic_job_that_has_ended_is_not_asked_to_leave_a_device_to_be_emptied() -> None:
+def test_an_ended_opportunistic_job_is_not_asked_to_leave_a_device_to_be_emptied() -> None:
     rack = Rack()
     rack.steady()
     rack.tell(RankEnded(OTHER))
@@ -227,7 +227,7 @@ def test_a_downgrade_on_a_device_to_be_emptied_is_done_and_the_job_goes() -> Non
     assert rack.gpu.members[G].kind == "opportunistic"
 
 
-def test_a_promise_lasts_until_its_job_is_told_what_it_is_and_nobody_elses_fate_ends_it() -> None:
+def test_a_promise_lasts_until_its_job_is_told_what_it_is_whatever_befalls_others() -> None:
     rack = Rack()
     for job in ("o", "p", "q"):
         rack.arrive(job, "opportunistic", 8)
@@ -240,7 +240,7 @@ def test_a_promise_lasts_until_its_job_is_told_what_it_is_and_nobody_elses_fate_
     assert answers(rack.tell(UpgradeAsked(MORE, 2))) == [""]
 
 
-def test_an_order_under_an_older_epoch_is_not_obeyed_whether_or_not_somebody_asked_before() -> None:
+def test_an_order_under_an_older_epoch_is_not_obeyed_whether_one_asked_before_or_not() -> None:
     rack = Rack()
     rack.arrive("o", "opportunistic", 8)
     rack.step("o", peak=8 * GIB)

@@ -62,7 +62,7 @@ def test_a_guaranteed_job_starts_only_when_the_others_have_stopped_and_given_roo
     assert state(rack) == "init" and rack.gib("g") == 8 and rack.stopped("o")
 
 
-def test_after_the_baseline_the_others_get_idle_phases_and_the_guaranteed_job_no_limit() -> None:
+def test_after_the_baseline_others_get_idle_phases_and_the_guaranteed_job_no_limit() -> None:
     """Reference: §3.3: what is left, step by step."""
     rack = Rack()
     rack.steady()
@@ -100,7 +100,7 @@ def test_a_surge_of_memory_takes_from_the_others_and_gives_to_the_guaranteed_job
     assert rack.gib("g") == 20
 
 
-def test_a_surge_takes_from_the_largest_first_and_spares_what_the_others_cannot_give_back() -> None:
+def test_a_surge_takes_from_the_largest_first_and_spares_what_cannot_be_given_back() -> None:
     """Introspective scaling makes the opportunistic jobs give way; that the largest does first is ours. Reference: §3.3
     and figure 7a."""
     rack = Rack()
@@ -190,7 +190,7 @@ def test_limits_are_renewed_before_their_lease_is_over() -> None:
     assert renewed >= 9
 
 
-def test_a_job_that_does_not_let_go_is_pressed_harder_each_time_and_only_an_opportunistic_one() -> None:
+def test_only_an_opportunistic_job_that_does_not_let_go_is_pressed_ever_harder() -> None:
     rack = Rack()
     rack.arrive("o", "opportunistic", 30)
     rack.step("o", peak=30 * GIB)
@@ -261,7 +261,7 @@ def test_a_suspended_job_comes_back_when_there_is_room() -> None:
     assert rack.gpu.state == "alone"
 
 
-def test_an_upgrade_makes_a_job_guaranteed_in_place_and_the_others_wait_for_its_baseline() -> None:
+def test_an_upgrade_makes_a_job_guaranteed_in_place_and_others_await_its_baseline() -> None:
     """Reference: §3.3, Job upgrade."""
     rack = Rack()
     rack.arrive("o", "opportunistic", 8)

@@ -56,7 +56,7 @@ def test_the_others_are_stopped_until_the_job_was_measured_alone() -> None:
     assert job.ladder.baseline.mean_s == pytest.approx(ALONE_S, rel=0.01)
 
 
-def test_the_mini_batch_that_began_under_the_limits_before_says_nothing_about_the_new_ones() -> None:
+def test_a_mini_batch_begun_under_the_limits_before_says_nothing_about_the_new_ones() -> None:
     job = Job(Ladder())
     job.until("run")
     job.step(harm=5.0)
@@ -83,7 +83,7 @@ def test_a_violation_stops_the_others_first_and_blames_them_only_if_it_recovers(
     assert job.ladder.too_much == rung
 
 
-def test_a_job_that_grew_slower_by_itself_gets_a_new_baseline_and_the_others_their_rung() -> None:
+def test_a_job_that_grew_slower_by_itself_gets_a_new_baseline_and_others_their_rung() -> None:
     job = Job(Ladder())
     job.run(200)
     rung = job.ladder.u
@@ -162,7 +162,7 @@ def test_a_job_that_is_away_leaves_everything_to_the_others_until_it_is_back() -
     assert phase(job) == "run" and job.ladder.u == rung
 
 
-def test_a_job_that_goes_away_while_it_is_measured_does_not_stop_the_others_meanwhile() -> None:
+def test_a_job_that_goes_away_while_it_is_measured_does_not_stop_the_others() -> None:
     job = Job(Ladder())
     job.run(3)
     assert job.ladder.passed(job.now_s + 5, busy=False) is not None

@@ -71,7 +71,7 @@ def test_a_baseline_is_as_long_as_its_noise_needs_and_not_for_ever() -> None:
     assert interference.is_precise(StepSamples(64, 0.02, 63 * 0.02**2))
 
 
-def test_a_baseline_is_known_at_a_twentieth_of_the_tolerance_and_good_for_busy_time_at_a_third() -> None:
+def test_a_baseline_is_known_at_a_20th_of_the_tolerance_and_busy_time_at_a_third() -> None:
     def known_to(share_of_tolerance: float, count: int = 40) -> StepSamples:
         error_s = share_of_tolerance * interference.TOLERANCE * 0.02
         return StepSamples(count, 0.02, error_s**2 * count * (count - 1))

@@ -44,7 +44,7 @@ def told_limits(actions: list[Any]) -> list[str]:
     return [each.limits.job for each in actions if isinstance(each, SetLimits)]
 
 
-def test_a_word_of_the_driver_counts_only_for_who_is_being_pressed_and_for_no_more_than_he_has() -> None:
+def test_the_drivers_word_counts_only_for_who_is_pressed_and_only_for_what_it_has() -> None:
     rack = deaf()
     assert rack.gpu.ledger.accounts[OTHER].charged_bytes == 32 * GIB
     rack.tell(HardLimited(OTHER, 12 * GIB, ok=True))
@@ -85,7 +85,7 @@ def test_nothing_is_sent_to_who_is_suspended_or_has_ended() -> None:
         assert told_limits(rack.tell(TimePassed(True), 1)) == []
 
 
-def test_who_is_suspended_comes_back_as_soon_as_what_it_cannot_do_without_fits_and_no_sooner() -> None:
+def test_the_suspended_come_back_exactly_when_what_they_cannot_do_without_fits() -> None:
     rack = suspended()
     rack.tell(RankEnded(G))
     assert Resume not in kinds(rack.tell(TimePassed(True), 1)), "12 GiB are free; it needs 30"

@@ -86,7 +86,7 @@ def test_one_no_is_enough_and_silence_is_a_no() -> None:
     assert home.tags == {"a": "opportunistic", "b": "opportunistic"} and home.machine.asked == {}
 
 
-def test_who_was_guaranteed_under_an_older_epoch_is_not_any_more_when_the_next_is_refused() -> None:
+def test_who_was_guaranteed_in_an_older_epoch_is_not_when_the_next_is_refused() -> None:
     """All ranks or none: `UpgradeDone` says that all are opportunistic, so they are. Reference: AntMan §3.3, Job
     upgrade."""
     home = Home()
@@ -109,7 +109,7 @@ def test_a_promise_that_was_broken_takes_all_back() -> None:
     assert home.tags == {"a": "opportunistic", "b": "opportunistic"}
 
 
-def test_answers_of_another_epoch_or_host_count_for_nothing_and_a_new_wish_replaces_the_old() -> None:
+def test_answers_of_another_epoch_or_host_do_not_count_and_a_new_wish_replaces_one() -> None:
     home = Home()
     home.want(5)
     home.say("a", epoch=4)

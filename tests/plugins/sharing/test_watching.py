@@ -54,7 +54,7 @@ def test_a_job_that_waits_for_memory_is_not_watched_yet() -> None:
     assert state(rack) == "init"
 
 
-def test_a_job_that_is_stuck_before_it_ever_ran_steadily_begins_anew_when_it_moves_again() -> None:
+def test_a_job_stuck_before_it_ever_ran_steadily_begins_anew_when_it_moves_again() -> None:
     rack = starting()
     rack.step("g", peak=8 * GIB)
     assert said(rack.tell(TimePassed(busy=True), 29)) == "" and state(rack) == "init"

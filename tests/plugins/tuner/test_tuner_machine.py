@@ -130,7 +130,7 @@ def test_a_host_that_has_not_worked_is_like_those_of_its_kind_else_like_the_medi
     assert [host.sample_s for host in of.hosts()] == [1.0, 10.0, 30.0, 1.0, 20.0, 10.0]
 
 
-def test_hosts_of_a_kind_that_differ_by_chance_count_as_equal_and_a_slow_one_does_not() -> None:
+def test_hosts_of_a_kind_that_differ_by_chance_are_equal_and_a_slow_one_is_not() -> None:
     rng = random.Random(5)
     of = tuner(5)
     for _ in range(40):

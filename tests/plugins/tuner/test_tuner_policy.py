@@ -36,7 +36,7 @@ def test_the_slowest_server_or_the_own_card_holds_up_a_worker() -> None:
     assert cost.communication_s(25, 10, [50.0, 50.0], [10.0, 10.0], 1) == 30.0
 
 
-def test_an_epoch_of_given_shares_waits_for_the_slowest_server_and_the_slowest_worker() -> None:
+def test_an_epoch_of_given_shares_waits_for_the_slowest_server_and_slowest_worker() -> None:
     """Reference: §3.2.2, equations 3.1 and 3.4."""
     load = Load(samples=100.0, model_bytes=100.0, batch=10.0)
     worker, other, fast, slow = hosts_of([(1.0, 1000.0), (2.0, 1000.0), (1.0, 50.0), (1.0, 10.0)])
@@ -237,7 +237,7 @@ def test_a_plan_moves_the_largest_change_first_and_waits_for_what_it_must() -> N
         assert (order[before], order[after]) in edges
 
 
-def test_a_host_without_blocks_still_joins_before_it_starts_and_stops_before_it_leaves() -> None:
+def test_a_host_without_blocks_joins_before_it_starts_and_stops_before_it_leaves() -> None:
     a, b, c, d = (HostId(each) for each in "abcd")
     now = plan.Configuration({a: "worker", b: "server", c: "worker"}, {a: (0,), c: ()}, {b: (0,)})
     found = plan.compiled(now, plan.Target({a: "worker", b: "server", d: "worker"}, {a: 1, d: 0}, {b: 1}), (a, c))

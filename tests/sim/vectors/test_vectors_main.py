@@ -105,7 +105,7 @@ def test_the_beginning_of_a_name_says_the_schema(name: str, schema: str | None) 
     assert schema_of(name, ["quota", "2das_small", "2das_traces", "placement"]) == schema
 
 
-def test_packed_files_sub_folders_and_several_files_of_a_schema_are_counted_each_for_itself(
+def test_packed_files_sub_folders_and_files_of_one_schema_are_counted_separately(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed(tmp_path, "placement", lambda cases: cases[0].update(gpus=1))
@@ -157,7 +157,7 @@ def test_a_case_without_its_trace_fails_alone_and_says_how_to_name_the_folder(
     assert said([str(folder), "--traces", str(tmp_path / "none")], capsys)[0] == 2
 
 
-def test_traces_beside_the_vectors_are_found_and_gangs_wider_than_the_cluster_left_out(
+def test_traces_beside_vectors_are_found_and_gangs_wider_than_the_cluster_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "traces").mkdir()
