@@ -1,20 +1,23 @@
 """What hosts say to one another about who sums which job's tensors.
 
-        home of the job                    aggregator                        host of some ranks
+     job coordinator                       aggregator                        host of some ranks
            |-- Offer ------------------------>|                                      |
            |<------- Accepted, or Declined ---|                                      |
            |-- Assigned -------------------------------------------------------------->|
            |                                  |<== tensors ==========================| (its ranks)
            |-- Profiled --------------------->|  (after its trial iterations: what it needs)
-           |<----------- Kept, or Declined ---|
-           |-- Judged ----------------------->|  (each 100 iterations: what sharing costs it)
+           |<-- AssignmentKept, or Declined --|
+           |-- LossReport ------------------->|  (each 100 iterations: what sharing costs it)
            |<--------------------- Handover --|  (it hurts somebody here, or this host empties itself)
-           |<---------------------- Dropped --|                                      |
-           |<----------------------------------------------------- Lost, or Wanted --|
+           |<------------ AssignmentDropped --|                                      |
+           |<------------------------------------------------ Lost, or OwnerWanted --|
            |-- Retire ----------------------->|  (another one sums it now, or the job is over)
 
-An aggregator that empties itself asks the others first, all or nothing: Reserve, then Reserved or CycleNotReserved;
-then `Handover` to the homes, or Release. Each attempt has a number; what is said of another attempt is too late.
+The job coordinator is the agent that the grant names as the job's home.
+
+An aggregator that empties itself asks the others first, all or nothing: `ReserveCycle`, then `CycleReserved` or
+`CycleNotReserved`; then `Handover` to the coordinators, or `ReleaseCycle`. Each attempt has a number; what is said of
+another attempt is too late.
 
 An assignment's epoch orders it among all of its job (`covey.tensorwire`); the higher one wins wherever two meet, and
 whoever hears a lower one answers with the higher.
