@@ -18,7 +18,7 @@ from covey.core import Heard, HostId, JobId, Send, SetTimer, Undelivered
 from plugins.facts import Place
 from plugins.scheduler.messages.commands import Applied, NotApplied, Placed, PlaceFailed, Result
 from plugins.scheduler.messages.spec import JobSpec
-from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved
+from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved, ToGang
 from plugins.scheduler.policy.place import place, spread
 from plugins.scheduler.policy.settings import SchedulerSettings
 
@@ -151,7 +151,7 @@ class Gangs:
             case PlacementProposed():
                 return self._proposed(event)
             case Heard():
-                return self._heard(event, now_s)
+                return self._heard(event.sender, event.message, now_s)
             case Undelivered():
                 return self._undelivered(event)
             case _:
@@ -218,14 +218,14 @@ class Gangs:
         timer = AttemptOver(search.job, search.epoch, search.attempt)
         return [*asks, SetTimer[AttemptOver | TryAgain](self.settings.reserve_deadline_s, timer)]
 
-    def _heard(self, event: Heard, now_s: float) -> Sequence[Action]:
-        match event.message:
+    def _heard(self, sender: HostId, message: ToGang, now_s: float) -> Sequence[Action]:
+        match message:
             case Reserved():
-                return self._said_yes(event.sender, event.message)
+                return self._said_yes(sender, message)
             case NotReserved():
-                return self._said_no(event.sender, event.message, now_s)
+                return self._said_no(sender, message, now_s)
             case _:
-                return ()
+                assert_never(message)
 
     def _said_yes(self, host: HostId, answer: Reserved) -> Sequence[Action]:
         search = self._find(answer.job, answer.epoch, answer.attempt)

@@ -15,7 +15,7 @@ from typing import assert_never
 import msgspec
 
 from covey.core import Heard, HostId, JobId, Send
-from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved
+from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved, ToHost
 
 RELEASED_MAX = 4096
 """Fences kept for jobs that hold nothing here."""
@@ -130,7 +130,7 @@ class Reservations:
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
         match event:
             case Heard():
-                return self._heard(event, now_s)
+                return self._heard(event.sender, event.message, now_s)
             case GpusSeen():
                 self.gpus = event.gpus
                 return ()
@@ -154,14 +154,14 @@ class Reservations:
 
     # ---- events ----
 
-    def _heard(self, event: Heard, now_s: float) -> Sequence[Action]:
-        match event.message:
+    def _heard(self, sender: HostId, message: ToHost, now_s: float) -> Sequence[Action]:
+        match message:
             case Reserve():
-                return self._reserve(event.sender, event.message, now_s)
+                return self._reserve(sender, message, now_s)
             case Release():
-                return self._release(event.message)
+                return self._release(message)
             case _:
-                return ()
+                assert_never(message)
 
     def _reserve(self, home: HostId, ask: Reserve, now_s: float) -> Sequence[Action]:
         if (ask.epoch, ask.attempt) <= self.released.get(ask.job, (-1, -1)):

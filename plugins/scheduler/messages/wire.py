@@ -67,6 +67,12 @@ class Release(Message, frozen=True, tag="Release"):
     attempt: Count
 
 
+ToHost = Reserve | Release
+"""What a gang's coordinator says to the hosts that it wants."""
+ToGang = Reserved | NotReserved
+"""What they say to it."""
+
+
 class JobNow(Message, frozen=True, tag="JobNow"):
     """Question: what do you know of this job's ranks on your host?"""
 

@@ -37,11 +37,9 @@ from plugins.scheduler.messages.wire import (
     KeepEnv,
     LogTail,
     LogTailAnswer,
-    NotReserved,
-    Release,
     RenewLeases,
-    Reserve,
-    Reserved,
+    ToGang,
+    ToHost,
 )
 from plugins.scheduler.policy import explain
 from plugins.scheduler.policy.settings import SchedulerSettings
@@ -162,12 +160,12 @@ class SchedulerService(PluginService):
             self._look.set()
 
     async def on_message(self, sender: HostId, message: Any) -> None:
-        if isinstance(message, Reserve | Release):
+        if isinstance(message, ToHost):
             await self.ranks.on_message(sender, message)
             self._publish()
         elif isinstance(message, KeepEnv):
             await self.envs.keep(sender, message)
-        elif isinstance(message, Reserved | NotReserved):
+        elif isinstance(message, ToGang):
             self._feed_gangs(Heard(sender, message))
         else:
             self.counters["malformed"] += 1
