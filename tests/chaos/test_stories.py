@@ -66,6 +66,11 @@ def test_a_rack_whose_disks_were_sick_finishes_its_jobs(seed: int) -> None:
     tell("swarm", seed)
 
 
+def test_a_coordinator_that_stood_still_learns_whom_its_deputy_chose() -> None:
+    """Also where the deputy's agent began anew meanwhile."""
+    tell("swarm", 72125)
+
+
 def test_a_log_that_was_lost_counts_once_its_host_says_so() -> None:
     tell("log_lost", 71107)
 

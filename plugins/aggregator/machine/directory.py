@@ -2,7 +2,7 @@
 their agent, and a rank that asks again must never be sent back to an earlier aggregator.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import assert_never
 
 import msgspec
@@ -56,8 +56,8 @@ class Directory:
             case Unplaced():
                 return self._unplace(event)
             case RackUpdated():
-                self._gone = event.gone
-                return self._ask_again(now_s)
+                back, self._gone = self._gone - event.gone, event.gone
+                return [*self._meet(back, now_s), *self._ask_again(now_s)]
             case Heard():
                 return self._heard(event.sender, event.message)
             case RankJoined():
@@ -65,7 +65,7 @@ class Directory:
             case RankLost():
                 return self._lost(event)
             case Undelivered():
-                return ()  # ranks complain again, and what they lack is asked for again
+                return self._undelivered(event, now_s)
             case _:
                 assert_never(event)
 
@@ -117,10 +117,18 @@ class Directory:
             case Assigned():
                 return self._assigned(sender, message)
             case OwnerWanted() | Lost():
-                known = self.known.get(message.job)
-                return (Send(sender, known),) if known is not None and known.epoch > message.epoch else ()
+                return self._compare(sender, message)
             case _:
                 assert_never(message)
+
+    def _compare(self, sender: HostId, message: OwnerWanted | Lost) -> Sequence[Action]:
+        """Whoever of the two knows less is told: the other side by us, or we by it, which we ask."""
+        known, placed = self.known.get(message.job), self._placed.get(message.job)
+        mine = 0 if known is None else known.epoch
+        if known is not None and mine > message.epoch:
+            return (Send(sender, known),)
+        newer = placed is not None and message.epoch > mine and policy.of_run(message.epoch, placed.grant)
+        return (Send(sender, OwnerWanted(message.job, mine), ASK_S),) if newer else ()
 
     def _assigned(self, sender: HostId, message: Assigned) -> Sequence[Action]:
         known, placed = self.known.get(message.job), self._placed.get(message.job)
@@ -154,6 +162,23 @@ class Directory:
             if self.current(job) is None and self._is_here(placed) and now_s - self._asked_s.get(job, 0.0) >= ASK_S:
                 actions += self._ask(placed, now_s)
         return actions
+
+    def _meet(self, back: Collection[HostId], now_s: float) -> Sequence[Action]:
+        """The coordinator is back. If it only stood still, it does not know whom the one in its place chose: it learns
+        that by being asked, from each host of the job, since the one in its place may have begun anew."""
+        actions: list[Action] = []
+        for job, placed in sorted(self._placed.items()):
+            place = policy.home(placed.places, self._gone)
+            if place is not None and place.host in back and self.current(job) is not None and self._is_here(placed):
+                actions += self._ask(placed, now_s)
+        return actions
+
+    def _undelivered(self, event: Undelivered, now_s: float) -> Sequence[Action]:
+        """Ranks complain again, and what they lack is asked for again; only whoever knows an owner asks no more."""
+        if not isinstance(event.message, OwnerWanted) or self.current(event.message.job) is None:
+            return ()
+        placed = self._placed[event.message.job]
+        return self._ask(placed, now_s) if self._is_here(placed) and event.to not in self._gone else ()
 
     def _ask(self, placed: GangPlaced, now_s: float) -> Sequence[Action]:
         place = policy.home(placed.places, self._gone)

@@ -1,6 +1,6 @@
 """Directory by story: what the ranks of a host are told of who sums their tensors."""
 
-from covey.core import Heard, Send
+from covey.core import Heard, Send, Undelivered
 from plugins.aggregator.machine.directory import ASK_S, Directory, RankJoined, RankLost
 from plugins.aggregator.machine.events import GangPlaced, Keep, TellRanks, Unplaced
 from plugins.aggregator.messages import Lost, OwnerWanted
@@ -54,6 +54,26 @@ def test_whoever_knows_less_is_told() -> None:
     assert sends(play(Heard(A, OwnerWanted(JOB, LOW.epoch)))) == [(A, HIGH)]
     assert sends(play(Heard(A, Lost(JOB, LOW.epoch, "reset")))) == [(A, HIGH)]
     assert not play(Heard(A, OwnerWanted(JOB, HIGH.epoch)))
+
+
+def test_whoever_is_asked_and_knows_less_asks_back() -> None:
+    """A coordinator that stood still hears from a host of the job that there is a newer owner."""
+    play = directory(LOW)
+    assert sends(play(Heard(B, OwnerWanted(JOB, HIGH.epoch)))) == [(B, OwnerWanted(JOB, LOW.epoch))]
+    assert not play(Heard(B, OwnerWanted(JOB, LOW.epoch)))
+    assert not play(Heard(B, OwnerWanted(JOB, (2 << 32) + 1))), "of a run that the log has not told of"
+
+
+def test_a_coordinator_that_is_back_is_asked_until_it_has_heard() -> None:
+    play = Play(Directory(B, [HIGH]))
+    play(rack(A))
+    play(PLACED)
+    asked = OwnerWanted(JOB, HIGH.epoch)
+    assert sends(play(rack())) == [(A, asked)]
+    assert sends(play(Undelivered(A, asked))) == [(A, asked)]
+    assert not play(rack()), "once is enough when it was heard"
+    play(rack(A))
+    assert not play(Undelivered(A, asked)), "it is gone again"
 
 
 def test_assignments_of_an_earlier_run_are_not_told_to_a_later_one() -> None:
