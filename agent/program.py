@@ -48,7 +48,7 @@ def program_named(name: str) -> Program:
 
 
 class JsonLog:
-    """`covey.ports.Log` without structlog, whose import takes longer than everything else a supervisor does."""
+    """`covey.ports.Logger` without structlog, whose import takes longer than everything else a supervisor does."""
 
     def __init__(self, out: IO[str], level: str = "info", **bound: Any) -> None:
         self._out, self._from, self._bound = out, LEVELS.index(level), bound

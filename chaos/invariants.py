@@ -75,7 +75,7 @@ class LogsAgree:
         if raft.commit <= seen:
             return
         self.seen[world.last] = raft.commit
-        log = raft._ledger.log
+        log = raft._raft_log.log
         first = max(seen, log.base_index) + 1
         for index, entry in enumerate(log.slice(first, raft.commit), first):
             here = (entry.term, zlib.crc32(entry.command))

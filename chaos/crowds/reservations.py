@@ -1,4 +1,4 @@
-"""Room that aggregators hold for jobs of one another (`plugins.aggregator.machine.cycle_ledger.Ledger`), by seed:
+"""Room that aggregators hold for jobs of one another (`plugins.aggregator.machine.cycle_ledger.CycleLedger`), by seed:
 several empty themselves at a time, again and again, and what they say comes late, twice and out of order.
 
 What must hold: whoever asked last (by epoch, then by attempt) and was told yes has its room until it gives it back or

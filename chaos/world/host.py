@@ -50,7 +50,7 @@ class Resource(Protocol):
 
 
 class SimLog:
-    """The `Log` port: lines of the story, kept when somebody listens."""
+    """The `Logger` port: lines of the story, kept when somebody listens."""
 
     def __init__(self, world: "World", name: str) -> None:
         self._world, self._name = world, name

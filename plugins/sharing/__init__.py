@@ -36,6 +36,6 @@ handed on only after the old holder acknowledged.
 
 There is no service yet: the job side of the memory limit needs PyTorch on a GPU. `covey-sim sharing` runs the ladder,
 its rivals and the search for memory. The states of a GPU (`machine.gpu`), and what comes from outside it, the upgrade
-of a gang (`Upgrades`, which asks each GPU with `Asked`) and a device to be emptied (`DeviceDraining`), are driven by
-tests only.
+of a gang (`Upgrades`, which asks each GPU with `UpgradeAsked`) and a device to be emptied (`DeviceDraining`), are
+driven by tests only.
 """

@@ -52,7 +52,7 @@ OBSERVER_PATIENCE_S = 5.0
 class Leading:
     def __init__(
         self,
-        ledger: RaftLog,
+        raft_log: RaftLog,
         timing: Timing,
         me: HostId,
         alive: Sequence[HostId],
@@ -62,7 +62,7 @@ class Leading:
     ) -> None:
         """`alive`: the other living hosts; those that do not vote observe. `identities`: which logs voted for us, our
         own among them. `rng` names the rack whose log begins with us."""
-        self._ledger, self._timing, self._me, self._alive, self._rng = ledger, timing, me, alive, rng
+        self._raft_log, self._timing, self._me, self._alive, self._rng = raft_log, timing, me, alive, rng
         self._elected_s = now_s
         self._round = 0
         self._rounds: dict[int, float] = {}
@@ -73,22 +73,22 @@ class Leading:
         """Since when, and until when, the office is offered to others."""
         self.tick_s = now_s
         """When the next round of heartbeats is due."""
-        self.first_index = ledger.log.last_index + 1
+        self.first_index = raft_log.log.last_index + 1
         """Our no-op: once it is committed, so is everything before it (Raft §5.4.2, §8)."""
         self.peers: dict[HostId, Progress] = {}
         self._arrange()
-        ledger.append([self._first_entry(identities)])
+        raft_log.append([self._first_entry(identities)])
         self.beat(now_s)
 
     def _first_entry(self, identities: Mapping[HostId, bytes]) -> Entry:
         """A no-op, or who votes where that is not written yet; a new log's also says which rack this is."""
-        ledger, known = self._ledger, self._ledger.configuration
+        raft_log, known = self._raft_log, self._raft_log.configuration
         voters = tuple(
             voter if voter.identity else Voter(voter.host, identities.get(voter.host, b"")) for voter in known.voters
         )
-        rack = known.rack if ledger.log.last_index else self._rng.randbytes(RACK_BYTES)
+        rack = known.rack if raft_log.log.last_index else self._rng.randbytes(RACK_BYTES)
         now = msgspec.structs.replace(known, voters=voters, rack=rack)
-        return Entry(ledger.term, b"", 0, b"") if now == known else configuration_entry(ledger.term, now)
+        return Entry(raft_log.term, b"", 0, b"") if now == known else configuration_entry(raft_log.term, now)
 
     # ---- who takes part ----
 
@@ -99,13 +99,13 @@ class Leading:
 
     def _arrange(self) -> None:
         """Who receives the log, and who counts; one that stays keeps its place."""
-        configuration, known = self._ledger.configuration, self.peers
+        configuration, known = self._raft_log.configuration, self.peers
         voters = configuration.hosts
         whole = [host for host in (*voters, configuration.learner) if host not in ("", self._me)]
         observers = [host for host in self._alive if host not in whole]
         self.peers = {}
         for host in (*whole, *observers):
-            start = self.first_index if host in voters else self._ledger.commit + 1
+            start = self.first_index if host in voters else self._raft_log.commit + 1
             progress = self.peers[host] = known.get(host) or Progress(start)
             progress.whole, progress.voter = host in whole, host in voters
 
@@ -114,21 +114,21 @@ class Leading:
         """One change at a time, and none before an entry of our own term is committed: else two leaders could each
         have appended a change that the other does not know, and their majorities need not meet (Ongaro, raft-dev,
         July 2015)."""
-        return self._ledger.commit >= self.first_index and self._ledger.configuration_committed
+        return self._raft_log.commit >= self.first_index and self._raft_log.configuration_committed
 
     def change(self, configuration: Configuration, now_s: float) -> None:
         """Append who takes part from now on."""
-        ledger = self._ledger
-        assert self.may_change and policy.one_step(ledger.configuration, configuration), "two changes at a time"
+        raft_log = self._raft_log
+        assert self.may_change and policy.one_step(raft_log.configuration, configuration), "two changes at a time"
         assert self._me in configuration.hosts, "a leader that does not vote"
-        ledger.append([configuration_entry(ledger.term, configuration)])
+        raft_log.append([configuration_entry(raft_log.term, configuration)])
         self._changed_s = math.nextafter(now_s, math.inf)  # a round that began at this moment began before it
         self._arrange()
         self._feed_all(now_s)
 
     def next_step(self, now_s: float) -> Configuration | None:
         """Who is to take part next, when a change is under way and its next step can be taken now."""
-        configuration = self._ledger.configuration
+        configuration = self._raft_log.configuration
         if not self.may_change:
             return None
         if configuration.learner:
@@ -147,7 +147,8 @@ class Leading:
 
     def gives_way(self, now_s: float) -> bool:
         """This leader is to leave the voters, and another voter could lead."""
-        if self._ledger.configuration.leaving != self._me or self._ledger.configuration.learner or not self.may_change:
+        configuration = self._raft_log.configuration
+        if configuration.leaving != self._me or configuration.learner or not self.may_change:
             return False
         since_s = now_s - self._timing.election_min_s
         return not self.leaving(now_s) and self._follower_with_everything(since_s) is not None
@@ -159,7 +160,7 @@ class Leading:
     def _caught_up(self, host: HostId, now_s: float) -> bool:
         progress = self.peers[host]
         heard = progress.confirmed_s >= self._lately(now_s)
-        return heard and progress.state is ProgressState.STREAM and progress.match >= self._ledger.commit
+        return heard and progress.state is ProgressState.STREAM and progress.match >= self._raft_log.commit
 
     def _stands(self, configuration: Configuration, now_s: float) -> bool:
         """A majority of these voters was heard so lately that it can commit what comes next."""
@@ -167,7 +168,7 @@ class Leading:
         def confirmed_s(host: HostId) -> float:
             if host == self._me:
                 return now_s
-            counts = self._counts(host) or host == self._ledger.configuration.learner
+            counts = self._counts(host) or host == self._raft_log.configuration.learner
             return self.peers[host].confirmed_s if counts else -math.inf
 
         return policy.stands(configuration.hosts, confirmed_s, self._lately(now_s))
@@ -200,13 +201,13 @@ class Leading:
         elif progress.state is ProgressState.PROBE:
             progress.waiting = False
             self.feed(host, progress, now_s)
-        elif progress.next <= self._ledger.log.base_index:
+        elif progress.next <= self._raft_log.log.base_index:
             self._begin_snapshot(host, progress, now_s)
         else:
             self._say_append(host, progress, progress.next - 1, ())
 
     def _pause(self, progress: Progress, now_s: float) -> float:
-        behind = progress.match < self._ledger.commit or progress.state is not ProgressState.STREAM
+        behind = progress.match < self._raft_log.commit or progress.state is not ProgressState.STREAM
         silent = now_s - max(progress.confirmed_s, self._elected_s) > OBSERVER_PATIENCE_S
         return 2 * self._timing.heartbeat_s if behind and not silent else self._timing.observer_s
 
@@ -245,16 +246,16 @@ class Leading:
 
     def _follower_with_everything(self, since_s: float) -> HostId | None:
         voters = [(host, each.match, each.confirmed_s) for host, each in self.peers.items() if self._counts(host)]
-        return policy.successor(voters, self._ledger.log.last_index, since_s)
+        return policy.successor(voters, self._raft_log.log.last_index, since_s)
 
     # ---- who counts ----
 
     def _counts(self, host: HostId) -> bool:
         """Its answers make majorities: it votes, and with the log that answers."""
-        voter, progress = self._ledger.configuration.voter(host), self.peers[host]
+        voter, progress = self._raft_log.configuration.voter(host), self.peers[host]
         if voter is None or not progress.voter:
             return False
-        return voter.identity == progress.identity and voter.since <= self._ledger.commit
+        return voter.identity == progress.identity and voter.since <= self._raft_log.commit
 
     def uncounted(self) -> tuple[HostId, ...]:
         """Voters that answer, and do not count."""
@@ -269,28 +270,28 @@ class Leading:
         progress = self.peers[host]
         if not progress.answered(reply.identity, reply.lost, reply.last_index):
             return False
-        voter = self._ledger.configuration.voter(host)
+        voter = self._raft_log.configuration.voter(host)
         if progress.voter and voter is not None and voter.identity != reply.identity:
             self._write_down(voter, progress)
         return True
 
     def _write_down(self, voter: Voter, progress: Progress) -> None:
         """One change at a time, and after our first entry is committed; the next answer comes soon."""
-        ledger, since = self._ledger, 0
+        raft_log, since = self._raft_log, 0
         if voter.identity or progress.lost:
-            since = ledger.log.last_index + 1
-            if max(ledger.configuration_index, self.first_index) > ledger.commit:
+            since = raft_log.log.last_index + 1
+            if max(raft_log.configuration_index, self.first_index) > raft_log.commit:
                 return
         now = Voter(voter.host, progress.identity, since)
-        voters = tuple(now if each.host == voter.host else each for each in ledger.configuration.voters)
-        configuration = msgspec.structs.replace(ledger.configuration, voters=voters)
-        ledger.append([configuration_entry(ledger.term, configuration)])
+        voters = tuple(now if each.host == voter.host else each for each in raft_log.configuration.voters)
+        configuration = msgspec.structs.replace(raft_log.configuration, voters=voters)
+        raft_log.append([configuration_entry(raft_log.term, configuration)])
 
     # ---- entries ----
 
     def propose(self, proposals: Sequence[Proposal], now_s: float) -> None:
-        term = self._ledger.term
-        self._ledger.append([Entry(term, each.id, each.base, each.command) for each in proposals])
+        term = self._raft_log.term
+        self._raft_log.append([Entry(term, each.id, each.base, each.command) for each in proposals])
         self._feed_all(now_s)
 
     def _feed_all(self, now_s: float) -> None:
@@ -301,39 +302,39 @@ class Leading:
 
     def advance(self, now_s: float) -> None:
         """Commit what a majority holds durably, if it is of our own term (Raft §5.3, §5.4.2), and say so."""
-        ledger = self._ledger
+        raft_log = self._raft_log
         voters = [host for host, progress in self.peers.items() if progress.voter]
         matches = [self.peers[host].match if self._counts(host) else 0 for host in voters]
-        index = policy.commit_index([ledger.durable, *matches])
-        if index > ledger.commit and ledger.log.term_at(index) == ledger.term:
-            ledger.commit_to(index)
+        index = policy.commit_index([raft_log.durable, *matches])
+        if index > raft_log.commit and raft_log.log.term_at(index) == raft_log.term:
+            raft_log.commit_to(index)
             for host, progress in self.peers.items():
                 self.feed(host, progress, now_s)
 
     def feed(self, host: HostId, progress: Progress, now_s: float) -> None:
         """Send what this host lacks, as far as its window allows. Observers get only what is committed."""
-        ledger = self._ledger
-        last = ledger.log.last_index if progress.whole else ledger.commit
+        raft_log = self._raft_log
+        last = raft_log.log.last_index if progress.whole else raft_log.commit
         while progress.may_send:
-            if progress.next <= ledger.log.base_index:
+            if progress.next <= raft_log.log.base_index:
                 self._begin_snapshot(host, progress, now_s)
                 return
             lacks = progress.next <= last
-            news = progress.told_commit < min(ledger.commit, progress.next - 1)
+            news = progress.told_commit < min(raft_log.commit, progress.next - 1)
             if not lacks and not news and progress.state is ProgressState.STREAM:
                 return
-            entries = ledger.log.slice(progress.next, min(last, progress.next + ENTRIES_MAX))
+            entries = raft_log.log.slice(progress.next, min(last, progress.next + ENTRIES_MAX))
             entries = entries[: policy.batch_length(entries)]
             self._say_append(host, progress, progress.next - 1, entries)
 
     def _say_append(self, host: HostId, progress: Progress, prev_index: int, entries: tuple[Entry, ...]) -> None:
-        ledger = self._ledger
-        prev_term = 0 if prev_index == 0 else ledger.log.term_at(prev_index)
+        raft_log = self._raft_log
+        prev_term = 0 if prev_index == 0 else raft_log.log.term_at(prev_index)
         assert prev_term is not None, f"entry {prev_index} is compacted"
-        known = (progress.match, progress.identity, host == ledger.configuration.learner)
-        ledger.send(host, Append(ledger.term, prev_index, prev_term, ledger.commit, self._round, entries, *known))
+        known = (progress.match, progress.identity, host == raft_log.configuration.learner)
+        raft_log.send(host, Append(raft_log.term, prev_index, prev_term, raft_log.commit, self._round, entries, *known))
         if progress.state is not ProgressState.SNAPSHOT:
-            progress.sent(prev_index + len(entries), ledger.commit)
+            progress.sent(prev_index + len(entries), raft_log.commit)
 
     def appended(self, sender: HostId, reply: AppendReply, now_s: float) -> None:
         """An answer to an Append, or to a whole snapshot."""
@@ -342,11 +343,11 @@ class Leading:
         progress = self.peers[sender]
         self._confirm(progress, reply.round, now_s)
         if not reply.accepted:
-            try_next = self._ledger.log.hint(reply.hint_index, reply.hint_term)[0] + 1
+            try_next = self._raft_log.log.hint(reply.hint_index, reply.hint_term)[0] + 1
             if progress.refused(reply.match, try_next):
                 self.feed(sender, progress, now_s)
             return
-        if reply.match > self._ledger.log.last_index:
+        if reply.match > self._raft_log.log.last_index:
             return
         if progress.accepted(reply.match) and progress.voter:
             self.advance(now_s)
@@ -361,21 +362,21 @@ class Leading:
     # ---- snapshots ----
 
     def _begin_snapshot(self, host: HostId, progress: Progress, now_s: float) -> None:
-        image = self._ledger.image
+        image = self._raft_log.image
         assert image is not None, "the log is compacted, but there is no snapshot"
         progress.begin_snapshot(image)
         self._piece(host, progress, now_s)
 
     def _piece(self, host: HostId, progress: Progress, now_s: float) -> None:
         if progress.offset == 0:
-            progress.image = self._ledger.image  # nothing has arrived yet: the newest is the shortest way
+            progress.image = self._raft_log.image  # nothing has arrived yet: the newest is the shortest way
         image = progress.image
         assert image is not None
         progress.sent_s = now_s
         data = image.data[progress.offset : progress.offset + self._timing.chunk_bytes]
-        piece = _piece_of(image, self._ledger.term, self._round, progress.offset, data)
-        invited = host == self._ledger.configuration.learner
-        self._ledger.send(host, msgspec.structs.replace(piece, invited=True) if invited else piece)
+        piece = _piece_of(image, self._raft_log.term, self._round, progress.offset, data)
+        invited = host == self._raft_log.configuration.learner
+        self._raft_log.send(host, msgspec.structs.replace(piece, invited=True) if invited else piece)
 
     def wanted(self, sender: HostId, reply: SnapshotReply, now_s: float) -> None:
         """The next piece is asked for."""

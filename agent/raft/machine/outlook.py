@@ -13,32 +13,32 @@ class Outlook:
 
     me: HostId
     leading: Leading | None
-    _ledger: RaftLog
+    _raft_log: RaftLog
     _timing: Timing
     _now_s: float
     _deadline_s: float
 
     @property
     def term(self) -> int:
-        return self._ledger.term
+        return self._raft_log.term
 
     @property
     def configuration(self) -> Configuration:
         """Who takes part, as this host's log says."""
-        return self._ledger.configuration
+        return self._raft_log.configuration
 
     @property
     def configuration_committed(self) -> bool:
-        return self._ledger.configuration_committed
+        return self._raft_log.configuration_committed
 
     @property
     def rack(self) -> bytes:
         """The rack's identity, NO_RACK until it is certain."""
-        return self._ledger.rack
+        return self._raft_log.rack
 
     @property
     def voters(self) -> tuple[HostId, ...]:
-        return self._ledger.configuration.hosts
+        return self._raft_log.configuration.hosts
 
     @property
     def may_change(self) -> bool:
@@ -58,30 +58,30 @@ class Outlook:
 
     @property
     def commit(self) -> int:
-        return self._ledger.commit
+        return self._raft_log.commit
 
     @property
     def last_index(self) -> int:
-        return self._ledger.log.last_index
+        return self._raft_log.log.last_index
 
     @property
     def image(self) -> Snapshot | None:
-        return self._ledger.image
+        return self._raft_log.image
 
     @property
     def identity(self) -> bytes:
         """Which log this is."""
-        return self._ledger.identity
+        return self._raft_log.identity
 
     @property
     def _votes_here(self) -> bool:
         """This log votes: see the module's essay."""
-        voter = self._ledger.configuration.voter(self.me)
+        voter = self._raft_log.configuration.voter(self.me)
         if voter is None:
             return False
         if not voter.identity:
-            return not self._ledger.lost
-        return voter.identity == self._ledger.identity and voter.since <= self._ledger.commit
+            return not self._raft_log.lost
+        return voter.identity == self._raft_log.identity and voter.since <= self._raft_log.commit
 
     @property
     def forgotten(self) -> bool:
@@ -95,18 +95,16 @@ class Outlook:
 
     @property
     def wake_s(self) -> float:
-        """When `Woken` is due."""
+        """When `Tick` is due."""
         return self.leading.tick_s if self.leading else self._deadline_s
 
     def confirmed_s(self, now_s: float) -> float | None:
         """When a majority last stood behind us; None: we do not lead, or our no-op is not committed, so that what is
         applied here may be old."""
         leading = self.leading
-        return leading.confirmed_s(now_s) if leading and self._ledger.commit >= leading.first_index else None
+        return leading.confirmed_s(now_s) if leading and self._raft_log.commit >= leading.first_index else None
 
     def holds_lease(self, now_s: float) -> bool:
         """We lead, nobody else can, and our no-op is committed: what is applied here is the newest there is."""
-        leading = self.leading
-        if leading is None or self._ledger.commit < leading.first_index:
-            return False
-        return now_s - leading.confirmed_s(now_s) < self._timing.lease_s
+        confirmed_s = self.confirmed_s(now_s)
+        return confirmed_s is not None and now_s - confirmed_s < self._timing.lease_s

@@ -15,7 +15,7 @@ stays loyal to a leader that left: of a later leader the request's term says tha
 the term in which it was given and no other; whoever gets it late ignores it.
 
 A host that is not among the voters is an observer: a follower that never stands for election. Who votes is what the
-log says (`ledger`), and a host may not know yet that it was made a voter, or that it is none any more. Therefore it
+log says (`raft_log`), and a host may not know yet that it was made a voter, or that it is none any more. Therefore it
 follows any leader of its rack, and answers any candidate of its rack, whoever it believes to vote (Raft thesis §4.2.1,
 §4.2.2): only the candidate counts, by its own log. A host whose log has not begun knows no rack and no voters but those
 of agent.toml: it follows one of these, or a leader whose log began with, or is now voted on by, one of these; and one
@@ -108,7 +108,7 @@ class Raft(Outlook):
         self.leading: Leading | None = None
         self.counters: Counter[str] = Counter()
         self._alive: tuple[HostId, ...] = ()
-        self._ledger = RaftLog(saved, policy.founders(voters, NO_RACK), timing.keep_entries, timing.hint_s)
+        self._raft_log = RaftLog(saved, policy.founders(voters, NO_RACK), timing.keep_entries, timing.hint_s)
         self._timing, self._rng, self._now_s = timing, rng, now_s
         self._votes: dict[HostId, bool] = {}
         self._voted_with: dict[HostId, bytes] = {}
@@ -128,7 +128,7 @@ class Raft(Outlook):
         self._deadline_s = now_s + self._patience()
         self.current_s: float | None = None
         """When a leader last confirmed that all it had committed is applied here."""
-        self._parcel = SnapshotReceiver()
+        self._receiver = SnapshotReceiver()
         self.stranger: HostId | None = None
         """A leader that is none of agent.toml's voters, while this host knows no rack."""
         self._told: tuple[int, HostId | None] = (0, None)
@@ -162,7 +162,7 @@ class Raft(Outlook):
                 if self.leading:
                     self.leading.hand_over(event.until_s, now_s)
             case SnapshotTaken():
-                self._ledger.compact(event)
+                self._raft_log.compact(event)
             case RaftStarted():
                 self._started()
             case _:
@@ -172,32 +172,32 @@ class Raft(Outlook):
         self._hand_over()
         voted, self._voted_here = self._voted_here, self._votes_here
         if self._voted_here and not voted:
-            self._ledger.write_commit()
+            self._raft_log.write_commit()
         self._tell()
-        actions = self._ledger.finish(now_s)
+        actions = self._raft_log.finish(now_s)
         self._disk.began(actions, now_s)
         return actions
 
     def _tell(self) -> None:
         if self._told != (self.term, self.leader):
             self._told = (self.term, self.leader)
-            self._ledger.act(SoftState(self.term, self.leader))
-        configuration = (self._ledger.configuration, self._ledger.configuration_committed)
+            self._raft_log.act(SoftState(self.term, self.leader))
+        configuration = (self._raft_log.configuration, self._raft_log.configuration_committed)
         if self._told_configuration != configuration:
             self._told_configuration = configuration
-            self._ledger.act(ConfigurationChanged(*configuration))
+            self._raft_log.act(ConfigurationChanged(*configuration))
 
     # ---- who takes part ----
 
     def _configuration_wanted(self, wanted: ConfigurationWanted) -> None:
-        leading, configuration = self.leading, self._ledger.configuration
+        leading, configuration = self.leading, self._raft_log.configuration
         fits = wanted.instead_of == configuration and policy.one_step(configuration, wanted.configuration)
         if leading and fits and leading.may_change and not leading.leaving(self._now_s):
             leading.change(wanted.configuration, self._now_s)
 
     def _drive(self) -> None:
         """The next step of a change that is under way, whoever began it."""
-        if self.leading is None or not (self._ledger.configuration.learner or self._ledger.configuration.leaving):
+        if self.leading is None or not (self._raft_log.configuration.learner or self._raft_log.configuration.leaving):
             return
         wanted = self.leading.next_step(self._now_s)
         if wanted is not None:
@@ -219,10 +219,10 @@ class Raft(Outlook):
         if successor is not None:
             self.counters["handovers"] += 1
             self._follow(None)
-            self._ledger.send(successor, TimeoutNow(self.term))
+            self._raft_log.send(successor, TimeoutNow(self.term))
 
     def _started(self) -> None:
-        self._ledger.begin()
+        self._raft_log.begin()
         if self.voters == (self.me,) and self._votes_here:
             self._stand()
 
@@ -241,7 +241,7 @@ class Raft(Outlook):
 
     def _persisted(self, number: int) -> None:
         self._disk.done(number, self._now_s)
-        self._ledger.persisted(number)
+        self._raft_log.persisted(number)
         if self.role is Role.CANDIDATE and number >= self._own_vote:
             self._votes[self.me] = True
             self._count()
@@ -279,7 +279,7 @@ class Raft(Outlook):
         if (confirmed_s := self.confirmed_s(self._now_s)) not in (None, -math.inf):
             self.current_s = confirmed_s
         if term is not None and term > self.term:
-            self._ledger.enter(term)
+            self._raft_log.enter(term)
         self.role, self.leader, self.leading = Role.FOLLOWER, leader, None
         self._votes, self._voted_with = {}, {}
         self._wait()
@@ -289,7 +289,7 @@ class Raft(Outlook):
         self.role, self._votes, self._voted_with = Role.PRECANDIDATE, {self.me: True}, {}
         self.counters["prevotes"] += 1
         for host in self._others:
-            self._ledger.send(host, self._request(host, self.term + 1, pre_vote=True))
+            self._raft_log.send(host, self._request(host, self.term + 1, pre_vote=True))
         self._count()
 
     def _told_to_stand(self, sender: HostId, order: TimeoutNow) -> None:
@@ -303,42 +303,42 @@ class Raft(Outlook):
         """Stand for election: a new term, our own vote first, and nobody hears of it before it is durable."""
         self.role, self.leader, self._votes, self._voted_with = Role.CANDIDATE, None, {}, {}
         self.counters["elections"] += 1
-        self._ledger.enter(self.term + 1, self.me)
-        self._own_vote = self._ledger.next_number
+        self._raft_log.enter(self.term + 1, self.me)
+        self._own_vote = self._raft_log.next_number
         self._wait()
         for host in self._others:
-            self._ledger.promise(host, self._request(host, self.term, False, handed_over))
+            self._raft_log.promise(host, self._request(host, self.term, False, handed_over))
 
     def _request(self, host: HostId, term: int, pre_vote: bool, handed_over: bool = False) -> RequestVote:
-        ledger, voter = self._ledger, self._ledger.configuration.voter(host)
-        counts = voter.identity if voter and voter.since <= ledger.commit else b""
-        return RequestVote(term, pre_vote, ledger.log.last_index, ledger.log.last_term, handed_over, counts)
+        raft_log, voter = self._raft_log, self._raft_log.configuration.voter(host)
+        counts = voter.identity if voter and voter.since <= raft_log.commit else b""
+        return RequestVote(term, pre_vote, raft_log.log.last_index, raft_log.log.last_term, handed_over, counts)
 
     def _may_vote(self, asked: RequestVote) -> bool:
         """Whoever asks, if this host belongs to a rack, and its log is not known to be one that does not vote."""
-        if asked.counts and asked.counts == self._ledger.identity:
+        if asked.counts and asked.counts == self._raft_log.identity:
             return True
         return self.rack != NO_RACK and not self.forgotten
 
     def _vote_asked(self, sender: HostId, asked: RequestVote) -> None:
-        ledger = self._ledger
+        raft_log = self._raft_log
         if asked.term > self.term and not asked.handed_over and self._loyal():
             self.counters["votes_refused_leader_alive"] += 1
             return
-        fits = policy.up_to_date(asked.last_index, asked.last_term, ledger.log.last_index, ledger.log.last_term)
+        fits = policy.up_to_date(asked.last_index, asked.last_term, raft_log.log.last_index, raft_log.log.last_term)
         if asked.pre_vote:
             granted = asked.term > self.term and fits
-            ledger.send(sender, VoteReply(asked.term if granted else self.term, True, granted, ledger.identity))
+            raft_log.send(sender, VoteReply(asked.term if granted else self.term, True, granted, raft_log.identity))
             return
         if asked.term > self.term:
             self._follow(None, asked.term)
-        granted = asked.term == self.term and ledger.vote in ("", sender) and fits
+        granted = asked.term == self.term and raft_log.vote in ("", sender) and fits
         if not granted:
-            ledger.send(sender, VoteReply(self.term, False, False, ledger.identity))
+            raft_log.send(sender, VoteReply(self.term, False, False, raft_log.identity))
             return
-        ledger.vote_for(sender)
+        raft_log.vote_for(sender)
         self._wait()
-        ledger.promise(sender, VoteReply(self.term, False, True, ledger.identity))
+        raft_log.promise(sender, VoteReply(self.term, False, True, raft_log.identity))
 
     def _loyal(self) -> bool:
         """A leader was heard so recently that its lease may still run."""
@@ -355,7 +355,7 @@ class Raft(Outlook):
             return
         if not reply.granted and not reply.pre_vote and reply.term != self.term:
             return
-        voter = self._ledger.configuration.voter(sender)
+        voter = self._raft_log.configuration.voter(sender)
         if voter is None or voter.identity not in (b"", reply.identity):
             self.counters["votes_of_another_log"] += 1
             return
@@ -377,10 +377,10 @@ class Raft(Outlook):
 
     def _lead(self) -> None:
         identities = {host: self._voted_with.get(host, b"") for host, granted in self._votes.items() if granted}
-        identities[self.me] = self._ledger.identity
+        identities[self.me] = self._raft_log.identity
         self.role, self.leader, self._votes = Role.LEADER, self.me, {}
         self.counters["elected"] += 1
-        self.leading = Leading(self._ledger, self._timing, self.me, self._alive, identities, self._now_s, self._rng)
+        self.leading = Leading(self._raft_log, self._timing, self.me, self._alive, identities, self._now_s, self._rng)
 
     # ---- following ----
 
@@ -411,7 +411,7 @@ class Raft(Outlook):
 
     def _one_of_us(self, sender: HostId, message: Append | InstallSnapshot) -> bool:
         """Whether this leader may lead us. Once a log has begun here, envelopes name the rack; see the essay above."""
-        if self.rack != NO_RACK or sender in self._ledger.configuration.hosts or message.invited:
+        if self.rack != NO_RACK or sender in self._raft_log.configuration.hosts or message.invited:
             return True
         if isinstance(message, InstallSnapshot):
             says: Configuration | None = message.configuration
@@ -419,66 +419,66 @@ class Raft(Outlook):
             says = configuration_of(message.entries[0]) if message.prev_index == 0 and message.entries else None
         if says is None:
             return False
-        again = says.rack == self._ledger.rack_before != NO_RACK
-        return again or not {*says.hosts}.isdisjoint(self._ledger.configuration.hosts)
+        again = says.rack == self._raft_log.rack_before != NO_RACK
+        return again or not {*says.hosts}.isdisjoint(self._raft_log.configuration.hosts)
 
     def _append(self, sender: HostId, message: Append) -> None:
-        ledger, log = self._ledger, self._ledger.log
-        if message.acknowledged > log.last_index and message.by == ledger.identity != b"":
+        raft_log, log = self._raft_log, self._raft_log.log
+        if message.acknowledged > log.last_index and message.by == raft_log.identity != b"":
             self.counters["acknowledged_entries_lost"] += 1
-            ledger.lose(self._rng.randbytes(IDENTITY_BYTES))
+            raft_log.lose(self._rng.randbytes(IDENTITY_BYTES))
         if message.prev_index < log.base_index:
-            self._accept(sender, message.round, min(ledger.commit, ledger.durable), durable=True)
+            self._accept(sender, message.round, min(raft_log.commit, raft_log.durable), durable=True)
             return
         if log.term_at(message.prev_index) != message.prev_term:
             known = log.term_at(message.prev_index)
-            if known is not None and message.prev_index <= ledger.commit:
+            if known is not None and message.prev_index <= raft_log.commit:
                 raise Contradiction(message.prev_index, known, message.prev_term)
             hint = log.hint(message.prev_index, message.prev_term)
             self._refuse(sender, message.round, message.prev_index, hint)
             return
-        ledger.merge(message.prev_index, message.entries)
+        raft_log.merge(message.prev_index, message.entries)
         verified = message.prev_index + len(message.entries)
-        ledger.commit_to(min(message.commit, verified))
+        raft_log.commit_to(min(message.commit, verified))
         knows = log.term_at(message.commit) == self.term  # by an entry of its own term, what is committed (Raft §8)
-        if knows and ledger.commit >= message.commit and not self._stall.holds(self._now_s):  # nor lay this here unread
+        if knows and raft_log.commit >= message.commit and not self._stall.holds(self._now_s):  # nor did it lie unread
             self.current_s = self._now_s
         if message.entries:
             self._accept(sender, message.round, verified, durable=False)
         else:
-            self._accept(sender, message.round, min(verified, ledger.durable), durable=True)
+            self._accept(sender, message.round, min(verified, raft_log.durable), durable=True)
 
     def _accept(self, sender: HostId, number: int, match: int, durable: bool) -> None:
         """A heartbeat is answered at once with what is already durable, so that a slow disk does not look like a lost
         host; entries are answered when they are on the disk."""
-        ledger = self._ledger
-        reply = AppendReply(self.term, number, True, match, 0, 0, ledger.identity, ledger.lost, ledger.durable)
-        (ledger.answer if durable else ledger.promise)(sender, reply)
+        raft_log = self._raft_log
+        reply = AppendReply(self.term, number, True, match, 0, 0, raft_log.identity, raft_log.lost, raft_log.durable)
+        (raft_log.answer if durable else raft_log.promise)(sender, reply)
 
     def _refuse(
         self, sender: HostId, number: int, prev_index: int, hint: tuple[int, int], term: int | None = None
     ) -> None:
-        ledger = self._ledger
-        who = (ledger.identity, ledger.lost, ledger.durable)
+        raft_log = self._raft_log
+        who = (raft_log.identity, raft_log.lost, raft_log.durable)
         (index, index_term), in_term = hint, self.term if term is None else term
-        ledger.answer(sender, AppendReply(in_term, number, False, prev_index, index, index_term, *who))
+        raft_log.answer(sender, AppendReply(in_term, number, False, prev_index, index, index_term, *who))
 
     def _snapshot(self, sender: HostId, piece: InstallSnapshot) -> None:
-        ledger = self._ledger
-        if piece.index <= ledger.commit:
-            self._accept(sender, piece.round, ledger.commit, durable=False)
+        raft_log = self._raft_log
+        if piece.index <= raft_log.commit:
+            self._accept(sender, piece.round, raft_log.commit, durable=False)
             return
-        if ledger.log.term_at(piece.index) == piece.entry_term:
-            ledger.commit_to(piece.index)
+        if raft_log.log.term_at(piece.index) == piece.entry_term:
+            raft_log.commit_to(piece.index)
             self._accept(sender, piece.round, piece.index, durable=False)
             return
-        image = self._parcel.add(sender, piece)
+        image = self._receiver.add(sender, piece)
         if image is None:
-            who = (ledger.identity, ledger.lost, ledger.durable)
-            ledger.answer(sender, SnapshotReply(self.term, piece.round, piece.index, self._parcel.length, *who))
+            who = (raft_log.identity, raft_log.lost, raft_log.durable)
+            raft_log.answer(sender, SnapshotReply(self.term, piece.round, piece.index, self._receiver.length, *who))
             return
         self.counters["snapshots_installed"] += 1
-        ledger.install(image)
+        raft_log.install(image)
         self._accept(sender, piece.round, image.index, durable=False)
 
     def _answer_heard(self, sender: HostId, reply: AppendReply | SnapshotReply) -> None:
@@ -494,7 +494,7 @@ class Raft(Outlook):
             self.leading.wanted(sender, reply, self._now_s)
 
     def check(self) -> None:
-        self._ledger.check()
+        self._raft_log.check()
         assert (self.role is Role.LEADER) == (self.leading is not None), "a leader without its state"
         assert self.role is not Role.LEADER or self.leader == self.me, "a leader that follows"
         assert self.role is Role.FOLLOWER or self._votes_here, "an observer stands for election"

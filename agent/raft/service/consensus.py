@@ -108,9 +108,9 @@ class Consensus:
         self._env, self._me, self._settings = env, me, settings
         self._send, self._changed = send, changed
         self._store = Store(env.disk, env.entropy)
-        self._once = SessionTable()
+        self._sessions = SessionTable()
         self.changes = Changes(env, me, self.founders, self, ask_leader)
-        self._proposals = Proposals(env, me, self, ask_leader, self._once, self.counters)
+        self._proposals = Proposals(env, me, self, ask_leader, self._sessions, self.counters)
         self._raft: Raft | None = None
         self._apply: Callable[[int, bytes], bytes] = _unbound
         self._snapshot: Callable[[], bytes] = bytes
@@ -167,12 +167,12 @@ class Consensus:
 
     @property
     def may_change(self) -> bool:
-        """See `changes.Desk`."""
+        """See `changes.ProposalLogView`."""
         return self._raft is not None and self.is_leader and self._raft.may_change
 
     @property
     def stranger(self) -> HostId | None:
-        """See `changes.Desk`."""
+        """See `changes.ProposalLogView`."""
         return self._raft.stranger if self._raft else None
 
     @property
@@ -466,13 +466,13 @@ class Consensus:
             self._applied = index
             if entry.id:
                 self._growth.applied(entry.command)
-                self._proposals.applied(entry, self._once.apply(index, entry, self._apply))
+                self._proposals.applied(entry, self._sessions.apply(index, entry, self._apply))
         self.counters["applied"] += len(action.entries)
         if self._growth.is_due:
             self._take_snapshot()
 
     def _take_snapshot(self) -> None:
-        data = msgspec.msgpack.encode(StateBody(self._once.dump(), self._snapshot()))
+        data = msgspec.msgpack.encode(StateBody(self._sessions.dump(), self._snapshot()))
         self._growth.cut(len(data))
         if len(data) > SNAPSHOT_BYTES_MAX:
             self.counters["snapshots_too_large"] += 1
@@ -482,7 +482,7 @@ class Consensus:
 
     def _restore_image(self, image: Snapshot) -> None:
         body = _state.decode(image.data)
-        self._once.load(body.kept)
+        self._sessions.load(body.kept)
         self._restore(body.state)
         self._applied = image.index
         self._growth.cut(len(image.data))

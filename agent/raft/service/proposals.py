@@ -80,7 +80,7 @@ class Proposals:
         counters: Counter[str],
     ) -> None:
         self._env, self._me, self._desk = env, me, desk
-        self._ask_leader, self._once, self._counters = ask_leader, once, counters
+        self._ask_leader, self._sessions, self._counters = ask_leader, once, counters
         self._queued: dict[bytes, Proposal] = {}
         """To be handed to the core at the end of this turn of the loop."""
         self._appended: set[bytes] = set()
@@ -100,7 +100,7 @@ class Proposals:
     def restored(self, image: Snapshot) -> None:
         """A snapshot took the place of many commands; some may be awaited."""
         for proposal in list(self._results):
-            if outcome := self._once.find(proposal):
+            if outcome := self._sessions.find(proposal):
                 self._resolve(proposal, outcome)
 
     def _resolve(self, proposal: bytes, outcome: Outcome) -> None:
@@ -230,7 +230,7 @@ class Proposals:
         return encode_asked(await self._asked(question))
 
     async def _asked(self, question: ProposeEntry) -> ProposeReply:
-        if known := self._once.find(question.id):
+        if known := self._sessions.find(question.id):
             return _reply(known)
         key = (question.id, question.attempt)
         leads = self._desk.open and self._desk.leader == self._me

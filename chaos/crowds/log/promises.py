@@ -31,7 +31,7 @@ class Promises:
         """Crashes, elections, snapshots installed: that a run was worth it."""
 
     def follows_its_log(self, node: Node) -> None:
-        ledger = node.raft._ledger
+        ledger = node.raft._raft_log
         for index in range(ledger.log.last_index, ledger.log.base_index, -1):
             found = configuration_of(ledger.log.slice(index, index)[0])
             if found:
@@ -57,7 +57,7 @@ class Promises:
         first = self.leaders.setdefault(action.term, node.name)
         if first != node.name:
             raise Violation(f"Election Safety: {first} and {node.name} both lead term {action.term}")
-        log = node.raft._ledger.log
+        log = node.raft._raft_log.log
         must = max((index for term, index in self.chosen_in.items() if term < action.term), default=0)
         if log.base_index < must and log.term_at(must) != self.chosen[must].term:
             raise Violation(f"Leader Completeness: {node.name} leads term {action.term} without entry {must}")
@@ -84,7 +84,7 @@ class Promises:
         for host in {*found.hosts} - {*node.configuration.hosts}:
             learner = self.nodes[host]
             if node.configuration.learner == host and learner.up and not learner.forgot:
-                has, needs = learner.raft._ledger.durable, node.commit
+                has, needs = learner.raft._raft_log.durable, node.commit
                 if has < needs:
                     raise Violation(f"Learner first: {host} is made a voter with {has} of {needs} entries")
 

@@ -1,1 +1,1 @@
-"""What the plugin remembers: `Home` of jobs, `Owner` of their tensors, `Directory` for the ranks of this host."""
+"""What the plugin remembers: `JobCoordinator` of jobs, `Owner` of tensors, `Directory` for the ranks of this host."""

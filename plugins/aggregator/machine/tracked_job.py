@@ -1,4 +1,4 @@
-"""One job as its home knows it; only `Home` changes it."""
+"""One job as its coordinator knows it; only `JobCoordinator` changes it."""
 
 from collections.abc import Collection, Sequence
 from typing import Literal

@@ -177,7 +177,7 @@ class Stage:
 
     def terms(self, name: HostId) -> list[int]:
         """The terms of the entries in this host's memory."""
-        log = self.rafts[name]._ledger.log
+        log = self.rafts[name]._raft_log.log
         return [each.term for each in log.slice(log.base_index + 1, log.last_index)]
 
     def said(self, sender: HostId, to: HostId, kind: type[Words]) -> list[Words]:

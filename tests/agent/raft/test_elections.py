@@ -142,7 +142,7 @@ def test_a_candidate_stuck_in_a_later_term_frees_itself() -> None:
     """It refuses the leader's appends with its own term; the leader then follows and a new election includes it."""
     stage = Stage(A, B, C)
     stage.elect(A)
-    stage.rafts[C]._ledger.enter(5, C)
+    stage.rafts[C]._raft_log.enter(5, C)
     stage.beat(A)
     assert stage.leaders() == []
     assert stage.rafts[A].term == 5

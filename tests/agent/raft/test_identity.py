@@ -248,14 +248,14 @@ def test_who_votes_is_written_in_the_log_and_survives_its_snapshots() -> None:
                 await (await rack.led()).log.propose(f"{number}".encode())
             await asyncio.sleep(3)
             for member in rack.members.values():
-                ledger = log_of(member)._raft._ledger
-                assert ledger.image is not None
-                assert ledger.configuration == ledger.image.configuration == expected
-                kept = ledger.log.slice(ledger.log.base_index + 1, ledger.log.last_index)
+                raft_log = log_of(member)._raft._raft_log
+                assert raft_log.image is not None
+                assert raft_log.configuration == raft_log.image.configuration == expected
+                kept = raft_log.log.slice(raft_log.log.base_index + 1, raft_log.log.last_index)
                 assert not any(map(configuration_of, kept)), "what the snapshot holds need not be in the entries"
                 await member.stop()
                 await member.start()
-                assert log_of(member)._raft._ledger.configuration == expected
+                assert log_of(member)._raft._raft_log.configuration == expected
 
     play(story)
 

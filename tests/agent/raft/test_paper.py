@@ -73,7 +73,7 @@ def test_a_follower_that_hears_nothing_stands_in_the_next_term_and_votes_for_its
     stage.stand(A)
     stage.hear(A, B, VoteReply(3, True, True))
     raft = stage.rafts[A]
-    assert (raft.role, raft.term, raft._ledger.vote) == (Role.CANDIDATE, 3, A)
+    assert (raft.role, raft.term, raft._raft_log.vote) == (Role.CANDIDATE, 3, A)
     assert stage.said(A, B, RequestVote)[-1] == RequestVote(3, False, 0, 0)
 
 

@@ -87,7 +87,7 @@ def lead_on_after_the_order(patch: pytest.MonkeyPatch) -> None:
     def hand_over(self: Raft) -> None:
         successor = self.leading.successor(self._now_s) if self.leading else None
         if successor is not None:
-            self._ledger.send(successor, TimeoutNow(self.term))
+            self._raft_log.send(successor, TimeoutNow(self.term))
 
     patch.setattr(Raft, "_hand_over", hand_over)
 

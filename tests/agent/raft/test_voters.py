@@ -48,7 +48,7 @@ def voters(stage: Stage, name: HostId) -> str:
 
 def steps(stage: Stage, name: HostId) -> list[str]:
     """What the entries of this host's log say: voters, +learner, -leaving."""
-    log = stage.rafts[name]._ledger.log
+    log = stage.rafts[name]._raft_log.log
     found = [configuration_of(each) for each in log.slice(log.base_index + 1, log.last_index)]
     return [_words(each) for each in found if each]
 
@@ -363,8 +363,8 @@ def test_a_voter_identified_anew_that_does_not_know_it_yet_votes_for_who_says_so
     assert voter is not None and voter.identity == stage.rafts[C].identity
     ask = RequestVote(9, True, 99, 9, False, voter.identity)
     stage.now_s += 2
-    ledger = stage.rafts[C]._ledger
-    ledger.commit = min(ledger.commit, max(0, voter.since - 1))  # as if the word had not come
+    raft_log = stage.rafts[C]._raft_log
+    raft_log.commit = min(raft_log.commit, max(0, voter.since - 1))  # as if the word had not come
     assert stage.rafts[C].forgotten
     (reply,) = stage.hear(C, B, ask)
     assert isinstance(reply, VoteReply) and reply.granted
