@@ -19,8 +19,10 @@ from chaos.pager import Oracle, version_of
 from chaos.world.disk import SimDisk
 from chaos.world.host import SimHost, SimProcess
 from chaos.world.world import World
+from covey.ports import Env
 from plugins.memory.datapath.backing import Backing
-from plugins.memory.datapath.vold import control_name, prefix
+from plugins.memory.datapath.vold import VoldConfig, control_name, prefix, run_vold
+from plugins.memory.datapath.volume import Volume as VolumeInside
 
 if TYPE_CHECKING:
     from chaos.rackworld import SimRack
@@ -136,6 +138,8 @@ class Custody:
     def __init__(self, rack: "SimRack", slab_bytes: int) -> None:
         self.rack, self.slab_bytes = rack, slab_bytes
         self.volumes: list[Volume] = []
+        self._serving: dict[str, VolumeInside] = {}
+        """Name of a volume's process -> the volume that it served last."""
         self.forgiven = 0
         """Reads of older pages that two failures explain."""
         rack.world.on_loss.append(self.lost)
@@ -146,6 +150,11 @@ class Custody:
         oracle.on_acknowledged = lambda page, version: volume.acknowledged(page, version, self._alone(volume, page))
         oracle.forgives = lambda page: self._forgives(volume, page)
         self.volumes.append(volume)
+
+    def watch(self, env: Env, config: VoldConfig) -> Coroutine[Any, Any, None]:
+        """The program `vold`, watched."""
+        name = f"{env.host}/{control_name(config.volume)}"
+        return run_vold(env, config, lambda inside: self._serving.update({name: inside}))
 
     def _forgives(self, volume: Volume, page: int) -> bool:
         held = volume.held.get(page)
@@ -228,11 +237,15 @@ class Custody:
 
     def _alone(self, volume: Volume, page: int) -> bool:
         """Is the slab of this page without a link now, as the volume's own agent knows: closed, lost, or to be opened
-        again? What is written there is on the disk alone, also while a lender has not heard yet that it may forget."""
+        again? What is written there is on the disk alone, also while a lender has not heard yet that it may forget.
+        While the agent is away the volume's process is asked: a place that was granted before may never be opened."""
         memory = self.rack.plugin(volume.host.name, "memory")
         known = None if memory is None else memory.borrowing.machine.volumes.get(volume.oracle.volume)
-        slab = None if known is None else known.slabs[page * volume.oracle.page_bytes // self.slab_bytes]
-        return slab is not None and slab.next is None and not slab.is_served
+        index = page * volume.oracle.page_bytes // self.slab_bytes
+        if known is not None:
+            return known.slabs[index].next is None and not known.slabs[index].is_served
+        inside = self._serving.get(volume.process)
+        return inside is not None and not any(link.usable for link in inside.slabs[index].links())
 
     def _counts_on(self, volume: Volume, index: int, lender: str) -> bool:
         """Does the volume's own agent, if it runs, still hold on to this lender? Once it has closed a place, what is

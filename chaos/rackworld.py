@@ -8,6 +8,7 @@ disk) is started again after a while, as systemd does; one that a fault killed c
 """
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -189,6 +190,9 @@ class SimRack:
         stories with more than one fault at a time. Before the first pager."""
         self.custody = Custody(self, parse_size(self._slab))
         self.world.watch(self.custody)
+        programs = dict(self.world.programs())
+        programs["vold"] = dataclasses.replace(programs["vold"], run=self.custody.watch)
+        self.world.programs = lambda: programs
 
     def administered(self) -> Administrator:
         """From now on somebody does what an agent that cannot trust its files advises."""

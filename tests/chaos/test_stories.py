@@ -71,6 +71,11 @@ def test_a_coordinator_that_stood_still_learns_whom_its_deputy_chose() -> None:
     tell("swarm", 72125)
 
 
+def test_a_page_written_while_no_agent_opened_its_place_is_the_disks_alone() -> None:
+    """A lender had granted the place, the agent ended before it was opened, and power took what was not synced."""
+    tell("swarm", 80034)
+
+
 def test_a_log_that_was_lost_counts_once_its_host_says_so() -> None:
     tell("log_lost", 71107)
 

@@ -180,9 +180,9 @@ class VolumeControl:
         return Yes(question.id)
 
 
-async def run_vold(env: Env, config: VoldConfig) -> None:
+async def run_vold(env: Env, config: VoldConfig, watch: Callable[[Volume], None] | None = None) -> None:
     """The program. OSError when another process serves this volume already. Ends when the agent says `Stop`, or by
-    SIGTERM; in good order it brings its queue to the disk first."""
+    SIGTERM; in good order it brings its queue to the disk first. `watch` is given the volume that it serves."""
     shape = Shape(config.volume, config.size_bytes, config.page_bytes, config.slab_bytes)
     server: ControlServer | None = None
 
@@ -201,6 +201,8 @@ async def run_vold(env: Env, config: VoldConfig) -> None:
             f"unix:{env.run_dir}/{front_name(config.volume)}.sock", Front(env, config, volume, tell).serve
         )
         asked.opened.set()
+        if watch is not None:
+            watch(volume)
         env.log.info("volume serves", volume=config.volume, size_bytes=config.size_bytes)
         await asked.stopped.wait()
     finally:
