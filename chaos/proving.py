@@ -263,13 +263,14 @@ def table(trials: Sequence[Trial]) -> str:
     return "\n".join(lines)
 
 
-def summary(trials: Sequence[Trial]) -> tuple[str, bool]:
-    """A few lines in words, and whether the shares hold. Mutants called harmless count as not caught."""
+def summary(trials: Sequence[Trial], asked: bool = True) -> tuple[str, bool]:
+    """A few lines in words, and whether the shares hold. Mutants called harmless count as not caught. `asked`: was the
+    simulator asked about every mutant that concerns several hosts, and not only those that tests let through?"""
     caught = sum(trial.caught for trial in trials)
     several = [trial for trial in trials if trial.mutant.hosts == "several"]
     seen = sum(bool(trial.by_simulator) and trial.caught for trial in several)
     unusable = [trial.mutant.name for trial in trials if trial.unusable]
-    tried = any(trial.simulator_cpu_s for trial in several)
+    tried = asked and any(trial.simulator_cpu_s for trial in several)
     lines = [f"{caught} of {len(trials)} caught by tests or simulator (wanted: {SHARE:.0%})"]
     if tried:
         lines.append(
@@ -292,6 +293,6 @@ def prove(mutants: Sequence[Mutant], cpu_s: float, workers: int = WORKERS_MAX) -
 
     with tempfile.TemporaryDirectory(prefix="covey-mutants-") as folder:
         trials = Proof(Path(folder), mutants, cpu_s, workers).run(tell)
-    words, enough = summary(trials)
+    words, enough = summary(trials, cpu_s > 0)
     print(table(trials), words, sep="\n\n")
     return enough

@@ -92,6 +92,7 @@ def test_the_shares_decide_and_an_unusable_mutant_is_never_enough() -> None:
     seen = msgspec.structs.replace(several, by_simulator="swarm 3: it broke")
     assert summary([seen, seen, several])[1]
     assert not summary([seen, several])[1]
+    assert summary([seen, several], asked=False)[1]
     words = table([survivor, caught, seen])
     assert words.index("gossip/unseen") < words.index("gossip/heard-again"), "survivors first"
     assert "**holds**" in words
