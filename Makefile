@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables picture coverage dist agent-toml docs clean
+.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables picture states coverage dist agent-toml docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -66,6 +66,9 @@ storm: $(READY) ## harm real agents on hosts of their own for half an hour: make
 
 picture: $(READY) ## draw docs/picture.svg anew: the layers, and who imports whom
 	@$(BIN)/python docs/picture.py
+
+states: $(READY) ## draw docs/STATES.md anew: the states of machines, and what may follow what
+	@$(BIN)/python -m tests.states
 
 coverage: $(READY) ## lines and branches run by tests, without tests/rack and tests/chaos; not a part of check, for it takes longer
 	@nice -n 10 $(BIN)/pytest -n 2 --dist loadgroup --ignore tests/rack --ignore tests/chaos --cov --cov-report=term

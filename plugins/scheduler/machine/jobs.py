@@ -1,8 +1,4 @@
-"""One job as every host knows it from the log.
-
-    queued -> placing -> running -> stopping -> done | failed | cancelled
-      ^          |          |          |
-      +----------+----------+----------+   taken back: lost host, preempted, exit 75, no room
+"""One job as every host knows it from the log: its states, and in `TRANSITIONS` what may follow each.
 
 `placing`, `running` and `stopping` hold quota. `running` ends by itself when every host reported zeros; anything else
 passes through `stopping`, and the job is over only when each of its hosts has said that nothing of it runs there any
@@ -14,6 +10,7 @@ from typing import Literal, assert_never, get_args
 import msgspec
 
 from covey.core import HostId, JobId
+from covey.transitions import StateTable
 from plugins.facts import Place
 from plugins.scheduler.messages.spec import JobClass, JobSpec, SealedEnv
 from plugins.scheduler.policy.order import Row, queue_of
@@ -31,6 +28,34 @@ HOLDING: tuple[State, ...] = get_args(Holding)
 """States that count against the tenant's quota."""
 OVER: tuple[Over, ...] = get_args(Over)
 """States that a job never leaves. Nothing else says which these are: programs read `JobView.over`."""
+TRANSITIONS: StateTable[State] = StateTable(
+    "a job in the log",
+    {
+        "queued": {
+            "placing": "the leader grants it GPUs of its tenant's quota and names its coordinator",
+            "cancelled": "it is cancelled",
+        },
+        "placing": {
+            "running": "its coordinator reserved GPUs for every worker",
+            "queued": "no hosts could be reserved, or the leader takes the grant back",
+            "cancelled": "it is cancelled",
+        },
+        "running": {
+            "stopping": "cancelled, over its time limit, preempted, a host or a worker lost, or a worker failed",
+            "done": "each of its hosts reported that all workers exited with 0",
+        },
+        "stopping": {
+            "stopping": "cancelled while it stopped in order to run again",
+            "queued": "all hosts reported or are lost, and it is to run again",
+            "failed": "all hosts reported or are lost; it failed, or was over its time limit",
+            "cancelled": "all hosts reported or are lost, and it was cancelled",
+            "done": "all workers exited with 0, before a host told any of them to stop",
+        },
+        "done": {},
+        "failed": {},
+        "cancelled": {},
+    },
+)
 
 
 class FirstFailure(msgspec.Struct, frozen=True):

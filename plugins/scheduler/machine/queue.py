@@ -22,7 +22,7 @@ import msgspec
 from covey.core import JobId, LogEvent
 from plugins.scheduler.machine import answers
 from plugins.scheduler.machine.job_table import ENDED_MAX, JobTable
-from plugins.scheduler.machine.jobs import HOLDING, After, Cause, FirstFailure, Job, State
+from plugins.scheduler.machine.jobs import HOLDING, TRANSITIONS, After, Cause, FirstFailure, Job, State
 from plugins.scheduler.machine.kept_bytes import ENDED_BYTES_MAX, LIVE_BYTES_MAX, size_of
 from plugins.scheduler.messages.commands import (
     AboutJob,
@@ -168,7 +168,7 @@ class Queue(JobTable):
         self.keys[command.key] = id
         self.kept_bytes.submitted(job)
         asks = f"{spec.workers} x {explain.gpus(spec.gpus_per_worker)}" if spec.gpus else f"{spec.workers} without GPUs"
-        self._enter(job, "queued", "submitted", f"{spec.name} of tenant {spec.tenant}, {spec.job_class}: {asks}")
+        self._say(job, "submitted", f"{spec.name} of tenant {spec.tenant}, {spec.job_class}: {asks}")
         return Applied(id)
 
     def _granted(self, job: Job, command: Granted) -> Result:
@@ -432,7 +432,12 @@ class Queue(JobTable):
     def _enter(self, job: Job, state: State, event: str, reason: str) -> None:
         if state == "queued" or state == "placing":
             job.codes, job.lost, job.asked, job.after, job.blame = {}, (), False, None, None
-        job.state, job.reason = state, reason
+        job.state = TRANSITIONS.next(job.state, state)
+        self._say(job, event, reason)
+
+    def _say(self, job: Job, event: str, reason: str) -> None:
+        """Why it is in its state."""
+        job.reason = reason
         self._changed[job.id] = None
         self._note(job.id, event, reason)
 
