@@ -61,14 +61,18 @@ class Tale:
     def state(self, index: int = 0) -> str:
         return self.machine.volumes["v"].slabs[index].state
 
-    def mapped(self, offers: tuple[int, int] = (5, 4)) -> tuple[HostId, int]:
+    def offers(self, asked: Sequence[tuple[HostId, QueryMem]], *slabs: int) -> Sequence[Any]:
+        """The first of the hosts asked offer so many slabs, the others none; what follows the last answer."""
+        actions: Sequence[Any] = ()
+        for (host, query), offered in zip(asked, (*slabs, *[0] * len(asked)), strict=False):
+            actions = self.hear(host, FreeMem(query.volume, query.index, query.epoch, offered))
+        return actions
+
+    def mapped(self) -> tuple[HostId, int]:
         """Bring slab 0 to `mapped`; its lender and epoch."""
         asked = sent(self.second(1000), QueryMem)
         epoch = asked[0][1].epoch
-        actions: Sequence[Any] = ()
-        for (host, _), slabs in zip(asked, offers, strict=True):
-            actions = self.hear(host, FreeMem("v", 0, epoch, slabs))
-        ((lender, _),) = sent(actions, Map)
+        ((lender, _),) = sent(self.offers(asked, 5, 4), Map)
         self.hear(lender, MrInfo("v", 0, epoch, "10.0.0.2:7", SECRET))
         self.tell(b.SlabOpened("v", 0, epoch))
         assert self.state() == "mapped"

@@ -1,11 +1,8 @@
 """A slab between two places: whichever of them is lost, the other serves, and nothing is left behind."""
 
-from collections.abc import Sequence
-from typing import Any
-
 from covey.core import HostId
 from plugins.memory.machine import borrower_events as b
-from plugins.memory.messages import Done, Evict, FreeMem, Map, MrInfo, QueryMem, Renew
+from plugins.memory.messages import Done, Evict, Map, MrInfo, QueryMem, Renew
 from tests.plugins.memory.tale import SECRET, Tale, noted, only, sent
 
 
@@ -17,10 +14,7 @@ class Move(Tale):
         self.old, self.old_epoch = self.mapped()
         asked = sent(self.hear(self.old, Evict("v", 0, self.old_epoch, 10.0)), QueryMem)
         self.epoch = asked[0][1].epoch
-        found: Sequence[Any] = ()
-        for host, _ in asked:
-            found = self.hear(host, FreeMem("v", 0, self.epoch, 5))
-        ((self.new, _),) = sent(found, Map)
+        ((self.new, _),) = sent(self.offers(asked, 5, 5), Map)
         only(self.hear(self.new, MrInfo("v", 0, self.epoch, "10.0.0.3:7", SECRET)), b.OpenSlab)
         assert noted(self.tell(b.SlabOpened("v", 0, self.epoch))) == ["moving"]
 
@@ -114,9 +108,7 @@ def test_a_place_that_fails_before_it_is_known_open_is_closed_and_then_given_bac
     tale = Tale()
     asked = sent(tale.second(1000), QueryMem)
     epoch = asked[0][1].epoch
-    for host, _ in asked:
-        found = tale.hear(host, FreeMem("v", 0, epoch, 5))
-    ((taken, _),) = sent(found, Map)
+    ((taken, _),) = sent(tale.offers(asked, 5, 5), Map)
     tale.hear(taken, MrInfo("v", 0, epoch, "10.0.0.3:7", SECRET))
     found = tale.tell(b.SlabFailed("v", 0, epoch, "reset"))
     assert only(found, b.CloseSlab).epoch == epoch
@@ -129,9 +121,7 @@ def test_a_place_that_was_filled_before_we_heard_that_it_is_open_is_moved_to_at_
     old, old_epoch = tale.mapped()
     asked = sent(tale.hear(old, Evict("v", 0, old_epoch, 10.0)), QueryMem)
     epoch = asked[0][1].epoch
-    for host, _ in asked:
-        found = tale.hear(host, FreeMem("v", 0, epoch, 5))
-    ((new, _),) = sent(found, Map)
+    ((new, _),) = sent(tale.offers(asked, 5, 5), Map)
     tale.hear(new, MrInfo("v", 0, epoch, "10.0.0.3:7", SECRET))
     assert tale.tell(b.SlabCopied("v", 0, epoch)) == []
     assert only(tale.tell(b.SlabOpened("v", 0, epoch)), b.CloseSlab).epoch == old_epoch

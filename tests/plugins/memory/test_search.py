@@ -8,18 +8,19 @@ import pytest
 from covey.core import HostId, LogEvent, SetTimer, Undelivered
 from plugins.memory.machine import borrower_events as b
 from plugins.memory.machine.borrower import ANSWER_S, OPEN_S
+from plugins.memory.machine.slab import names
 from plugins.memory.messages import Done, FreeMem, Map, MrInfo, QueryMem, Renew
 from tests.plugins.memory.tale import OTHERS, PAGE, SECRET, SLAB, Tale, noted, only, sent
 
 
 class Search(Tale):
-    """Slab 0 turned hot: `asked` two hosts under `epoch`."""
+    """Slab 0 turned hot: it `asked` some hosts under `epoch`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.actions = self.second(1000)
-        (one, query), (two, _) = sent(self.actions, QueryMem)
-        self.asked, self.epoch, self.query = (one, two), query.epoch, query
+        self.queries = sent(self.actions, QueryMem)
+        self.asked, self.epoch = [host for host, _ in self.queries], self.queries[0][1].epoch
 
     def offer(self, host: HostId, slabs: int, epoch: int | None = None) -> Sequence[Any]:
         return self.hear(host, FreeMem("v", 0, self.epoch if epoch is None else epoch, slabs))
@@ -28,9 +29,8 @@ class Search(Tale):
         return self.tell(b.SearchOver("v", 0, self.epoch if epoch is None else epoch, step))
 
     def taken(self) -> HostId:
-        """The first is taken, the other has less room."""
-        self.offer(self.asked[0], 9)
-        ((host, _),) = sent(self.offer(self.asked[1], 5), Map)
+        """The first is taken, the second has less room."""
+        ((host, _),) = sent(self.offers(self.queries, 9, 5), Map)
         return host
 
     def granted(self) -> b.OpenSlab:
@@ -48,22 +48,23 @@ def test_each_step_of_a_search_has_its_time() -> None:
     tale = Search()
     timer = only(tale.actions, SetTimer)
     assert timer.event == b.SearchOver("v", 0, tale.epoch, "answers") and timer.after_s == 1.5 * ANSWER_S == 3.0
-    tale.offer(tale.asked[0], 9)
-    timer = only(tale.offer(tale.asked[1], 5), SetTimer)
+    timer = only(tale.offers(tale.queries, 9, 5), SetTimer)
     assert timer.event.step == "map" and timer.after_s == 3.0
     timer = only(tale.hear(tale.asked[0], MrInfo("v", 0, tale.epoch, "10.0.0.2:7", SECRET)), SetTimer)
     assert timer.event.step == "open" and timer.after_s == OPEN_S
 
 
 def test_an_offer_counts_once_and_only_from_who_was_asked_in_this_search() -> None:
-    """Two are asked. Reference: §2.4.2."""
+    """Reference: §2.4.2."""
     tale = Search()
+    last = tale.asked[-1]
     stranger = next(host for host in OTHERS if host not in tale.asked)
     assert tale.offer(stranger, 50) == []
     assert tale.offer(tale.asked[0], 9, tale.epoch - 1) == []
     assert tale.offer(tale.asked[0], 3) == []
     assert tale.offer(tale.asked[0], 90) == [], "told twice"
-    assert sent(tale.offer(tale.asked[1], 5), Map) == [(tale.asked[1], Map("v", 0, tale.epoch, SLAB, PAGE))]
+    tale.offers(tale.queries[1:-1])
+    assert sent(tale.offer(last, 5), Map) == [(last, Map("v", 0, tale.epoch, SLAB, PAGE))]
     assert tale.offer(tale.asked[0], 90) == [], "one is taken already"
     assert tale.state() == "asking"
 
@@ -94,7 +95,7 @@ def test_who_does_not_answer_the_map_is_told_to_forget_it_and_the_other_is_taken
     found = tale.over("map")
     assert sent(found, Done) == [(first, Done("v", 0, tale.epoch))]
     ((second, message),) = sent(found, Map)
-    assert {first, second} == set(tale.asked) and message.epoch > tale.epoch
+    assert [first, second] == tale.asked[:2] and message.epoch > tale.epoch
     assert "did not answer" in next(each.reason for each in found if isinstance(each, LogEvent))
 
 
@@ -148,13 +149,13 @@ def test_with_nobody_to_ask_the_slab_stays_on_disk_and_says_when_it_tries_again(
 def test_the_story_names_the_hosts_without_a_slab_of_this_volume() -> None:
     """They are asked first. Reference: §2.4.2."""
     tale = Search()
-    assert f"no slab of v: {tale.asked[0]} and {tale.asked[1]}" in only(tale.actions, LogEvent).reason
+    assert only(tale.actions, LogEvent).reason.endswith(f"no slab of v: {names(tale.asked)}")
     other = Tale(slabs=2)
     lender, _ = other.mapped()
     found = other.second(1000, 1000)
     fresh = [host for host, _ in sent(found, QueryMem)]
     assert lender not in fresh
-    assert only(found, LogEvent).reason.endswith(f"no slab of v: {fresh[0]} and {fresh[1]}")
+    assert only(found, LogEvent).reason.endswith(f"no slab of v: {names(fresh)}")
 
 
 def test_counts_of_a_volume_that_was_detached_are_dropped() -> None:
