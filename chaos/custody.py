@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 STRUCK_S = 10.0
 """After mischief struck a connection: it is found silent (2 s), opened again (4 s), and filled."""
+UNNOTICED_S = 3.0
+"""Within which an agent hears from the process of a volume that a link is gone: it counts once a second."""
 APART_S = 5.0
 """A lender that the volume's host does not reach for so long has failed (the user timeout of a connection)."""
 
@@ -109,6 +111,8 @@ class Volume:
         self.oracle, self.host = oracle, host
         self.held: dict[int, Held] = {}
         self.lenders: dict[int, frozenset[str]] = {}
+        self.linked: dict[int, float] = {}
+        """Slab -> when a link of it was last seen to work."""
         self.apart: dict[str, float] = {}
         """Lenders out of reach, since when."""
         self.struck: dict[str, float] = {}
@@ -233,19 +237,27 @@ class Custody:
                 if not speaks or lender in volume.apart:
                     self._lender_failed(volume, lender)
         volume.lenders = {index: frozenset(lenders) for index, lenders in now.items()}
+        inside = self._serving.get(volume.process)
+        for slab in inside.slabs if inside is not None else ():
+            if any(link.usable for link in slab.links()):
+                volume.linked[slab.index] = world.now
         self._reach(world, volume, {lender for lenders in now.values() for lender in lenders})
 
     def _alone(self, volume: Volume, page: int) -> bool:
         """Is the slab of this page without a link now, as the volume's own agent knows: closed, lost, or to be opened
         again? What is written there is on the disk alone, also while a lender has not heard yet that it may forget.
-        While the agent is away the volume's process is asked: a place that was granted before may never be opened."""
+        The volume's process knows it first. For longer than `UNNOTICED_S` its word does not count: an agent that still
+        believes in the link then has lost a slab without a word, and nothing is forgiven."""
         memory = self.rack.plugin(volume.host.name, "memory")
         known = None if memory is None else memory.borrowing.machine.volumes.get(volume.oracle.volume)
         index = page * volume.oracle.page_bytes // self.slab_bytes
-        if known is not None:
-            return known.slabs[index].next is None and not known.slabs[index].is_served
-        inside = self._serving.get(volume.process)
-        return inside is not None and not any(link.usable for link in inside.slabs[index].links())
+        if known is not None and known.slabs[index].next is None and not known.slabs[index].is_served:
+            return True
+        inside, now = self._serving.get(volume.process), self.rack.world.now
+        if inside is None or any(link.usable for link in inside.slabs[index].links()):
+            volume.linked[index] = now
+            return False
+        return known is None or now - volume.linked.get(index, now) < UNNOTICED_S
 
     def _counts_on(self, volume: Volume, index: int, lender: str) -> bool:
         """Does the volume's own agent, if it runs, still hold on to this lender? Once it has closed a place, what is

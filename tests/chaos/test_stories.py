@@ -76,6 +76,11 @@ def test_a_page_written_while_no_agent_opened_its_place_is_the_disks_alone() -> 
     tell("swarm", 80034)
 
 
+def test_a_page_written_in_the_instant_without_a_link_is_the_disks_alone() -> None:
+    """The link was there again 0.1 s later, the copy to the lender failed on a sick disk, and power took the page."""
+    tell("mischief", 83043, vary=1)
+
+
 def test_a_log_that_was_lost_counts_once_its_host_says_so() -> None:
     tell("log_lost", 71107)
 

@@ -37,7 +37,7 @@ PAUSE_S, PAUSE_MAX_S = 0.1, 1.0
 OPENING_MAX = 16
 """Links that one volume opens at once; a host with several volumes stays below `covey.handshake.PER_ADDRESS_MAX`."""
 TROUBLE_MAX_S = 60.0
-"""Longest pause before a task of a slab that failed is tried again."""
+"""Longest pause before a task of a slab that failed, or a copy, is tried again."""
 TOLD_PLACES = 64
 """Places of which it is said why they do not answer; the others are like them."""
 
@@ -197,25 +197,34 @@ class Lenders:
 
     async def _copy_up(self, slab: SlabMemory, link: RemoteSlab) -> None:
         """What was written before the slab was mapped goes up too, so that reads find it there. The paper waits for the
-        next page-out instead (Infiniswap §2.4.1); a slab read more than written would stay on disk for ever."""
+        next page-out instead (Infiniswap §2.4.1); a slab read more than written would stay on disk for ever. What a
+        disk cannot read now is tried again: until it is copied, a slab that moves keeps its old place."""
+        pause_s = PAUSE_S
+        while link.usable:
+            try:
+                await self._copy_missing(slab, link)
+            except SlabGone:
+                return  # that is an event already
+            except OSError as error:
+                self._env.log.warning("cannot copy a slab to its lender", slab=slab.index, why=str(error))
+                await asyncio.sleep(pause_s)
+                pause_s = min(TROUBLE_MAX_S, 2 * pause_s)
+            else:
+                if link.usable:
+                    self._tell(SlabCopiedFrame(slab.index, link.place.epoch))
+                return
+
+    async def _copy_missing(self, slab: SlabMemory, link: RemoteSlab) -> None:
         size = self._page_bytes
         buffer = memoryview(bytearray(COPY_PAGES * size))
         page = slab.first
-        try:
-            while page < slab.first + slab.pages and link.usable:
-                run = self._missing(slab, link, page)
-                if run:
-                    versions = await self._fetch(slab, page, buffer[: run * size])
-                    await link.write(page - slab.first, versions, buffer[: run * size])
-                    slab.changed = True
-                page += run or 1
-        except SlabGone:
-            return  # that is an event already
-        except OSError as error:
-            self._env.log.warning("cannot copy a slab to its lender", slab=slab.index, why=str(error))
-            return
-        if link.usable:
-            self._tell(SlabCopiedFrame(slab.index, link.place.epoch))
+        while page < slab.first + slab.pages and link.usable:
+            run = self._missing(slab, link, page)
+            if run:
+                versions = await self._fetch(slab, page, buffer[: run * size])
+                await link.write(page - slab.first, versions, buffer[: run * size])
+                slab.changed = True
+            page += run or 1
 
     def _missing(self, slab: SlabMemory, link: RemoteSlab, page: int) -> int:
         """How many pages from `page` on were written and are not at `link` in their newest version."""

@@ -39,12 +39,20 @@ class GateDisk:
         self.gate.set()
         self.syncs = 0
         self.fail = self.sync_fail = self.replace_fail = False
+        self.reads_failing = 0
+        """So many reads fail, then the disk reads again."""
 
     async def write_at(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:
         await self.gate.wait()
         if self.fail:
             raise OSError(28, "no space left in this test")
         await self._disk.write_at(name, offset, data)
+
+    async def read_at(self, name: str, offset: int, size: int) -> bytes:
+        if self.reads_failing:
+            self.reads_failing -= 1
+            raise OSError(5, "unreadable in this test")
+        return await self._disk.read_at(name, offset, size)
 
     async def replace(self, name: str, data: bytes) -> None:
         if self.replace_fail:

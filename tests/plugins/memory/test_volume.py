@@ -195,6 +195,19 @@ async def test_while_a_slab_moves_the_old_place_still_serves_what_it_holds() -> 
         await other.close()
 
 
+async def test_a_copy_that_the_disk_could_not_read_is_tried_again() -> None:
+    """Else a slab that moves would keep its old place for ever, and its lender wait for it."""
+    async with a_bench() as bench:
+        volume = await bench.volume()
+        await write(volume, 0, *range(1, 17))
+        await volume.flush()
+        bench.disk.reads_failing = 2
+        await volume.open_place(bench.register(0))
+        await copied(bench)
+        assert bench.disk.reads_failing == 0
+        assert volume.counts(1).slabs[0].remote == 16
+
+
 async def test_a_place_of_an_older_epoch_than_the_one_in_use_is_refused() -> None:
     async with a_bench() as bench:
         volume = await bench.volume()
