@@ -9,6 +9,7 @@
 What is named here is imported when it is first used: `import covey` alone costs no numpy.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,17 +17,22 @@ if TYPE_CHECKING:
     from covey.client import JobClient as Job
     from covey.client import join as join
     from covey.remote import RemoteMemory as RemoteMemory
+    from covey.remote import RemoteMemoryError as RemoteMemoryError
+    from covey.tensors import TensorError as TensorError
 
-__all__ = ["CoveyError", "Job", "RemoteMemory", "join"]
+__all__ = ["CoveyError", "Job", "RemoteMemory", "RemoteMemoryError", "TensorError", "join"]
+_FROM = {
+    "CoveyError": ("client", "CoveyError"),
+    "Job": ("client", "JobClient"),
+    "RemoteMemory": ("remote", "RemoteMemory"),
+    "RemoteMemoryError": ("remote", "RemoteMemoryError"),
+    "TensorError": ("tensors", "TensorError"),
+    "join": ("client", "join"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "RemoteMemory":
-        from covey.remote import RemoteMemory
-
-        return RemoteMemory
-    if name in __all__:
-        from covey import client
-
-        return client.JobClient if name == "Job" else getattr(client, name)
-    raise AttributeError(f"module 'covey' has no attribute {name!r}")
+    if name not in _FROM:
+        raise AttributeError(f"module 'covey' has no attribute {name!r}")
+    module, attribute = _FROM[name]
+    return getattr(importlib.import_module(f"covey.{module}"), attribute)

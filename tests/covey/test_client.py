@@ -335,7 +335,8 @@ print([name for name in ('numpy', 'torch', 'asyncio', 'agent', 'plugins', 'covey
 def test_a_name_that_covey_does_not_have_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'jion'"):
         covey.jion  # noqa: B018
-    assert sorted(covey.__all__) == ["CoveyError", "Job", "RemoteMemory", "join"]
+    names = ["CoveyError", "Job", "RemoteMemory", "RemoteMemoryError", "TensorError", "join"]
+    assert sorted(covey.__all__) == names and all(callable(getattr(covey, name)) for name in names)
     assert covey.Job is JobClient
 
 
