@@ -6,11 +6,11 @@ when the last sum is done. Whatever a job loses beside others comes from the wai
 assumed, also by the pool: every iteration is told to it (`PoolJobTimed`), and it reverts what hurts.
 """
 
-import heapq
 import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -18,6 +18,7 @@ from covey.core import HostId, JobId, LogEvent
 from plugins.aggregator.machine.pool import Action, Event, Exited, Pool, PoolJobArrived, PoolJobTimed, PoolPlace
 from plugins.aggregator.policy.assign import AggregationProfile
 from sim.aggregators_jobs import PUSHING
+from sim.kernel import Kernel
 
 JITTER = 0.02
 """Compute time of an iteration varies by up to this part either way."""
@@ -44,37 +45,26 @@ class Rounds:
     """One clock for jobs and aggregators; `on` says who sums what, and may change between two iterations."""
 
     def __init__(self, timed: Callable[[JobId, int], None]) -> None:
-        self.now_us = 0
+        self.kernel: Kernel[int, Callable[[], None]] = Kernel(0)
         self.jobs: dict[JobId, Job] = {}
         self.on: dict[JobId, dict[str, HostId]] = {}
         self._timed = timed
-        self._todo: list[tuple[int, int, str, JobId, str]] = []
         self._queues: dict[HostId, deque[tuple[JobId, int]]] = {}
-        self._count = 0
+
+    @property
+    def now_us(self) -> int:
+        return self.kernel.now
 
     def add(self, job: Job, on: dict[str, HostId], start_us: int) -> None:
         self.jobs[job.profile.job], self.on[job.profile.job] = job, on
-        self._later(start_us, "begin", job.profile.job, "")
+        self.kernel.post(start_us, partial(self._begin, job.profile.job))
 
     def remove(self, name: JobId) -> None:
         """The job ends with the iteration it is in."""
         self.jobs[name].over = True
 
     def run_until(self, us: int) -> None:
-        while self._todo and self._todo[0][0] <= us:
-            self.now_us, _, what, name, tensor = heapq.heappop(self._todo)
-            match what:
-                case "begin":
-                    self._begin(name)
-                case "ready":
-                    self._ready(name, tensor)
-                case _:
-                    self._summed(HostId(tensor), name)
-        self.now_us = us
-
-    def _later(self, us: int, what: str, name: JobId, tensor: str) -> None:
-        self._count += 1
-        heapq.heappush(self._todo, (us, self._count, what, name, tensor))
+        self.kernel.run_until(us, lambda happens: happens())
 
     def _begin(self, name: JobId) -> None:
         job = self.jobs[name]
@@ -86,7 +76,7 @@ class Rounds:
         job.waits_for = len(tensors)
         for at, tensor in enumerate(tensors, 1):
             ready = 1 - PUSHING + PUSHING * at / len(tensors)
-            self._later(self.now_us + round(compute_us * ready), "ready", name, tensor.name)
+            self.kernel.post(self.now_us + round(compute_us * ready), partial(self._ready, name, tensor.name))
 
     def _ready(self, name: JobId, tensor: str) -> None:
         host = self.on[name][tensor]
@@ -94,13 +84,13 @@ class Rounds:
         work_us = self.jobs[name].works_us[tensor]
         queue.append((name, work_us))
         if len(queue) == 1:
-            self._later(self.now_us + work_us, "summed", name, host)
+            self.kernel.post(self.now_us + work_us, partial(self._summed, host, name))
 
     def _summed(self, host: HostId, name: JobId) -> None:
         queue = self._queues[host]
         queue.popleft()
         if queue:
-            self._later(self.now_us + queue[0][1], "summed", queue[0][0], host)
+            self.kernel.post(self.now_us + queue[0][1], partial(self._summed, host, queue[0][0]))
         job = self.jobs[name]
         job.waits_for -= 1
         if job.waits_for == 0:

@@ -5,15 +5,16 @@ iteration takes what the longest of its cycles makes of it, so sharing also make
 too. CPU is counted in server-seconds: aggregators and temporary servers, whether they have work or not.
 """
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from covey.core import JobId
 from plugins.aggregator.machine.pool import Exited, PeriodPassed, Pool, PoolJobArrived, PoolMove, PoolRules
 from plugins.aggregator.policy.assign import AggregationProfile
 from plugins.aggregator.policy.pools import best_pool, free_of, need_of
 from sim.aggregators_jobs import TracedJob
+from sim.kernel import Kernel
 
 TRIAL_ITERATIONS = 20
 """Iterations on servers of its own before a job's tensors are assigned; ours (the thesis: several)."""
@@ -60,48 +61,42 @@ class Trace:
         self.outcome = Outcome()
         self._running: dict[JobId, _Running] = {}
         self._trial: dict[JobId, TracedJob] = {}
-        self._now_s = 0.0
+        self._kernel: Kernel[float, Callable[[], None]] = Kernel(0.0)
 
     def run(self, jobs: Sequence[TracedJob]) -> Outcome:
         """Time passes from event to event: a submission, the end of trials, an exit, a period."""
-        todo: list[tuple[float, int, str, TracedJob | None]] = []
-        for at, one in enumerate(jobs):
-            trial_s = min(one.duration_s, TRIAL_ITERATIONS * one.profile.period_us / 1e6)
-            todo += [(one.submit_s, at, "submit", one), (one.submit_s + trial_s, at, "tried", one)]
+        for job in jobs:
+            trial_s = min(job.duration_s, TRIAL_ITERATIONS * job.profile.period_us / 1e6)
+            self._kernel.post(job.submit_s, partial(self._submitted, job))
+            self._kernel.post(job.submit_s + trial_s, partial(self._tried, job))
         if self.period_s is not None:
-            todo.append((self.period_s, len(jobs), "period", None))
-        heapq.heapify(todo)
-        while self._running or any(job is not None for *_, job in todo):
-            leaves_s, leaving = min(
-                ((self._now_s + one.left * one.period_s, name) for name, one in self._running.items()),
-                default=(float("inf"), JobId("")),
-            )
-            if todo and todo[0][0] <= leaves_s:
-                at_s, number, what, job = heapq.heappop(todo)
-                self._pass(at_s)
-                if job is not None and what == "submit":
-                    self._trial[job.profile.job] = job
-                elif job is not None:
-                    self._tried(job)
-                elif self.period_s is not None:
-                    for pool in self.pools:
-                        self._heed(pool, PeriodPassed())
-                    heapq.heappush(todo, (at_s + self.period_s, number, what, None))
-            else:
-                self._pass(leaves_s)
-                self._left(leaving)
+            self._kernel.post(self.period_s, partial(self._period_passed, self.period_s))
+        while len(self.outcome.slower) < len(jobs):
+            self._step()
             self._look()
         return self.outcome
 
-    def _pass(self, until_s: float) -> None:
-        passed_s = until_s - self._now_s
+    def _step(self) -> None:
+        """The next event. Periods of iterations change at every step, so the next exit is computed anew."""
+        kernel, exit_number = self._kernel, 0
+        ends = [(kernel.now + one.left * one.period_s, name) for name, one in self._running.items()]
+        if ends:
+            end_s, name = min(ends)
+            exit_number = kernel.post(end_s, partial(self._left, name), rank=1)
+        before_s = kernel.now
+        happens = kernel.pop()
+        self._count(kernel.now - before_s)
+        happens()
+        kernel.cancel(exit_number)
+
+    def _count(self, passed_s: float) -> None:
+        """Time has passed since the last event: servers were in use, jobs got on."""
         shared, asked = self._servers()
         self.outcome.shared_s += shared * passed_s
         if asked and passed_s > 0:
             self.outcome.ratios.append((passed_s, shared / asked))
         for one in self._running.values():
             one.left = max(0.0, one.left - passed_s / one.period_s)
-        self._now_s = until_s
 
     def _servers(self) -> tuple[int, int]:
         trial = sum(job.profile.servers for job in self._trial.values())
@@ -110,11 +105,19 @@ class Trace:
         shared += sum(profile.servers for pool in self.pools for profile in pool.waiting.values())
         return shared, trial + sum(one.profile.servers for one in self._running.values())
 
+    def _submitted(self, job: TracedJob) -> None:
+        self._trial[job.profile.job] = job
+
+    def _period_passed(self, period_s: float) -> None:
+        for pool in self.pools:
+            self._heed(pool, PeriodPassed())
+        self._kernel.post(self._kernel.now + period_s, partial(self._period_passed, period_s))
+
     def _tried(self, job: TracedJob) -> None:
         profile = job.profile
         del self._trial[profile.job]
         self.outcome.dedicated_s += job.duration_s * profile.servers
-        done_s = self._now_s - job.submit_s
+        done_s = self._kernel.now - job.submit_s
         left = (job.duration_s - done_s) * 1e6 / profile.period_us
         if left <= 0:
             self.outcome.slower.append(1.0)
@@ -134,12 +137,12 @@ class Trace:
 
     def _left(self, name: JobId) -> None:
         one = self._running.pop(name)
-        self.outcome.slower.append((self._now_s - one.began_s) / one.alone_s)
+        self.outcome.slower.append((self._kernel.now - one.began_s) / one.alone_s)
         self.outcome.over_limit += one.worst >= float(one.profile.limit)
         self._heed(self.pools[one.pool], Exited(name))
 
     def _heed(self, pool: Pool, event: PoolJobArrived | Exited | PeriodPassed) -> None:
-        self.outcome.moves += sum(isinstance(action, PoolMove) for action in pool.handle(event, self._now_s))
+        self.outcome.moves += sum(isinstance(action, PoolMove) for action in pool.handle(event, self._kernel.now))
 
     def _look(self) -> None:
         """What every job loses now."""

@@ -12,25 +12,24 @@ in WAIT. The order itself is `plugins.scheduler.machine.order_book`, the same wa
 """
 
 import bisect
-import heapq
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from plugins.scheduler.machine.order_book import JOB_BITS, JOB_MASK, OrderBook
+from plugins.scheduler.machine.order_book import JOB_BITS, OrderBook
 from plugins.scheduler.policy.history import History
 from plugins.scheduler.policy.rules import MOVING, OrderRules
 from plugins.scheduler.policy.starve import due_second, promoted_after
 from sim.engine_moving import Evaluated, Paced
 from sim.engine_places import Floor, Placing
+from sim.kernel import PackedEvents
 
 WAIT, RUN, RESUME, SUSP, DONE, UNBORN = range(6)
 COMPLETE, READY, _ARRIVE, DEMOTE, PROMOTE = 2, 3, 4, 5, 6
+"""What happens to a job, in this order within one second."""
 NEVER = 1 << 44
 """Later than any second: the first start of a job that has not started."""
-_KIND_BITS = 3
-_TIME_SHIFT = JOB_BITS + _KIND_BITS
 
 
 @dataclass(frozen=True)
@@ -107,9 +106,8 @@ class Engine:
         self.forgiven = [False] * count
         """Promoted in an order without queues."""
         self.key = [0] * count
-        self.pending = [0] * count
         self.out = Outcome([0] * count, [0] * count, [0] * count, [0] * count, [0] * count)
-        self.events: list[int] = []
+        self.events = PackedEvents(count)
         self.suspended = 0
         self.arrived = 0
         self.left = count
@@ -122,7 +120,7 @@ class Engine:
         discipline = rules.discipline
         self.thresholds = rules.thresholds_gpu_s if discipline in ("dlas", "dgittins") else ()
         self.moving = discipline in MOVING
-        self.quantum = None if discipline in ("fifo", "fjf") else rules.quantum_s
+        self.quantum = None if discipline in ("fifo", "fjf", "gandiva") else rules.quantum_s
         merged = discipline == "sjf" or self.moving or (discipline == "dlas" and rules.inside == "first")
         self.paced = self.evaluated = None
         if discipline in ("las", "srsf", "srtf"):
@@ -136,6 +134,10 @@ class Engine:
             blocking=discipline == "fifo",
             moving=self.paced or self.evaluated,
         )
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """The last step of the constructor: a policy of its own sets up what it keeps besides."""
 
     def on_hosts(self, hosts: int, placing: Placing) -> None:
         """Before `run`: the GPUs are those of so many hosts, and whoever starts gets a place on them."""
@@ -227,10 +229,8 @@ class Engine:
 
     def _next(self) -> int:
         """The next instant at which something happens."""
-        events, pending = self.events, self.pending
-        while events and pending[events[0] & JOB_MASK] != events[0]:
-            heapq.heappop(events)
-        now = events[0] >> _TIME_SHIFT if events else NEVER
+        at = self.events.next_at()
+        now = NEVER if at is None else at
         if self.arrived < len(self.jobs):
             now = min(now, self.jobs[self.arrived].submit_s)
         if self.quantum is not None and (self.dirty or self.moving) and self._active():
@@ -243,15 +243,9 @@ class Engine:
 
     def _take(self) -> bool:
         """Everything that happens now. Whether a decision is needed."""
-        events, pending, now = self.events, self.pending, self.now
+        now = self.now
         changed = False
-        while events and events[0] >> _TIME_SHIFT == now:
-            code = heapq.heappop(events)
-            job = code & JOB_MASK
-            if pending[job] != code:
-                continue
-            pending[job] = 0
-            kind = code >> JOB_BITS & 7
+        for kind, job in self.events.due(now):
             if kind == COMPLETE:
                 self._complete(job)
             elif kind == READY:
@@ -299,28 +293,23 @@ class Engine:
 
     # ---- what happens to a job ----
 
-    def _post(self, job: int, at: int, kind: int) -> None:
-        code = (at << _KIND_BITS | kind) << JOB_BITS | job
-        self.pending[job] = code
-        heapq.heappush(self.events, code)
-
     def _wait(self, job: int) -> None:
         self.state[job] = WAIT
         self.since[job] = self.now
         if self.lead[job]:
             self.book.promote(self.lead[job], False)
-            self.pending[job] = 0
+            self.events.cancel(job)
             return
         queue = self.queue[job]
         key = self.key[job] = self._key(job, False)
         self.book.wait(queue, key)
         due = None if self.forgiven[job] else self._promotion(job, queue)
         if due is None:
-            self.pending[job] = 0
+            self.events.cancel(job)
         else:
             self.due[job] = due
             quantum = self.quantum or 1
-            self._post(job, -(-due // quantum) * quantum, PROMOTE)
+            self.events.post(job, -(-due // quantum) * quantum, PROMOTE)
 
     def _promotion(self, job: int, queue: int) -> int | None:
         """When this job, waiting from now on, will be due to be promoted; after the decision that is being taken."""
@@ -337,7 +326,7 @@ class Engine:
         again = self.first[job] != NEVER
         if self.lead[job]:
             self.book.demote(self.lead[job])
-        self.pending[job] = 0
+        self.events.cancel(job)
         if not again:
             self.first[job] = now
         if self.floor is not None:
@@ -349,7 +338,7 @@ class Engine:
             self._enter(job)
         if again and restore_s:
             self.since[job] = now
-            self._post(job, now + restore_s, READY)
+            self.events.post(job, now + restore_s, READY)
         else:
             self._go(job)
 
@@ -381,9 +370,9 @@ class Engine:
             if self.quantum is not None:
                 down = -(-down // self.quantum) * self.quantum
             if down < end:
-                self._post(job, down, DEMOTE)
+                self.events.post(job, down, DEMOTE)
                 return
-        self._post(job, end, COMPLETE)
+        self.events.post(job, end, COMPLETE)
 
     def _accrue(self, job: int) -> None:
         """What a job gained since it was last looked at."""
@@ -426,7 +415,7 @@ class Engine:
         if preempt_s:
             self.suspended += self.width[job]
             self.out.held_gpu_s += preempt_s * self.width[job]
-            self._post(job, self.now + preempt_s, READY)
+            self.events.post(job, self.now + preempt_s, READY)
         else:
             self._lift(job)
             self._wait(job)

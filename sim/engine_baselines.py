@@ -2,12 +2,10 @@
 `engine`."""
 
 import bisect
-from collections.abc import Sequence
 
 from plugins.scheduler.machine.order_book import JOB_BITS, JOB_MASK
-from plugins.scheduler.policy.history import History
 from plugins.scheduler.policy.rules import OrderRules
-from sim.engine import WAIT, Engine, SimJob
+from sim.engine import WAIT, Engine
 
 LOOKED_AT_MAX = 1000
 """Waiting jobs behind the first that one decision looks at, as Slurm's `bf_max_job_test` bounds it."""
@@ -17,15 +15,7 @@ class Backfill(Engine):
     """First come, first served; whoever does not fit gets a time from the requested limits of those that run, and who
     stands behind may start when that does not delay it (EASY). Nobody is stopped, also not at his limit."""
 
-    def __init__(
-        self,
-        jobs: Sequence[SimJob],
-        capacity: int,
-        rules: OrderRules,
-        history: History | None = None,
-        watch: bool = False,
-    ) -> None:
-        super().__init__(jobs, capacity, rules, history, watch)
+    def _prepare(self) -> None:
         self.line: list[int] = []
         """Who waits, by arrival."""
         self.until: list[tuple[int, int]] = []
@@ -90,17 +80,8 @@ class Slices(Engine):
     GPUs go to whoever waits and nobody is stopped. As Gandiva does when there are more jobs than GPUs, without its
     packing and migration. A stop costs nothing, a start after it `restore_s`."""
 
-    def __init__(
-        self,
-        jobs: Sequence[SimJob],
-        capacity: int,
-        rules: OrderRules,
-        history: History | None = None,
-        watch: bool = False,
-    ) -> None:
-        super().__init__(jobs, capacity, rules, history, watch)
-        self.slice_s = rules.quantum_s or 60
-        self.quantum = None
+    def _prepare(self) -> None:
+        self.slice_s = self.rules.quantum_s or 60
 
     def _key(self, job: int, running: bool) -> int:
         return self.now << JOB_BITS | job

@@ -10,7 +10,6 @@ Nothing is taken from the equations of the model: what a group achieves comes ou
 and is compared with them. Memory makes COMPs longer (`group_memory`).
 """
 
-import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from plugins.interleave.machine.turns import LAPS, Finished, OrderChanged, TurnA
 from plugins.interleave.messages import Need
 from sim.group_memory import Load, MemoryEffect, resident, spilling
 from sim.group_workload import Job
+from sim.kernel import Kernel
 
 EPS = 1e-9
 Event = Literal["came", "ended", "iterated"]
@@ -248,21 +248,21 @@ class Cluster:
 
     def _until(self, stop_s: float) -> Work | None:
         """Groups go on one by one until a job ended, or an iteration that is watched, or `stop_s`."""
-        heap = [(group.next_s(), at) for at, group in enumerate(self.groups)]
-        heapq.heapify(heap)
-        while True:
-            next_s, at = heap[0] if heap else (math.inf, -1)
-            if min(next_s, stop_s) == math.inf:
-                raise RuntimeError("jobs are left and nothing runs")
-            if stop_s <= next_s:
-                self._pass(stop_s)
-                return None
+        kernel: Kernel[float, int] = Kernel(self.now_s)
+        for at, group in enumerate(self.groups):
+            kernel.post(group.next_s(), at, rank=at)
+        while (next_s := kernel.next_at()) is not None and next_s < stop_s:
+            at = kernel.pop()
             group = self.groups[at]
-            told = self._first(group.advance(next_s), group, next_s)
-            if told is not None:
+            found = self._first(group.advance(next_s), group, next_s)
+            if found is not None:
                 self._pass(next_s)
-                return told
-            heapq.heapreplace(heap, (group.next_s(), at))
+                return found
+            kernel.post(group.next_s(), at, rank=at)
+        if stop_s == math.inf:
+            raise RuntimeError("jobs are left and nothing runs")
+        self._pass(stop_s)
+        return None
 
     def _first(self, over: Sequence[Work], group: Shared, now_s: float) -> Work | None:
         """The first of these that must be told; what ends in the same moment is found again at once."""

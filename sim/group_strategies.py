@@ -1,6 +1,5 @@
 """Three ways to run the same jobs: each on hosts of its own, two thrown together, in groups (Harmony §4.4.1)."""
 
-import heapq
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from plugins.interleave.machine.turns import LAPS
 from sim.group_cluster import Cluster, Event, Outcome, Rules, Shared, Work
 from sim.group_memory import Load, collecting, hosts_least, resident
 from sim.group_workload import Job
+from sim.kernel import Kernel
 
 ALONE_ON = (4, 6, 8, 10, 12, 16, 20, 25, 33)
 """Hosts a job that are tried for isolated jobs."""
@@ -65,21 +65,22 @@ def isolated(jobs: Sequence[Job], setting: Setting) -> tuple[Outcome, int]:
 def alone(jobs: Sequence[Job], setting: Setting, each: int) -> Outcome:
     """First come, first served, `each` hosts a job, more where a job's memory needs them; hosts too few for another job
     go to the one that starts."""
-    running: list[tuple[float, int]] = []
+    ends: Kernel[float, int] = Kernel(0.0)
+    """Of jobs, and the hosts that each gives back."""
     free, now_s = setting.hosts, 0.0
     spans: list[tuple[float, float, int, float]] = []
     jct, busy, useful = [], 0.0, 0.0
     for job in sorted(jobs, key=lambda job: job.submit_s):
         now_s = max(now_s, job.submit_s)
         least = min(setting.hosts, max(each, hosts_least(job.input_gb, job.model_gb)))
-        while running and (running[0][0] <= now_s or free < least):
-            end_s, back = heapq.heappop(running)
-            now_s, free = max(now_s, end_s), free + back
+        while (end_s := ends.next_at()) is not None and (end_s <= now_s or free < least):
+            free += ends.pop()
+            now_s = max(now_s, end_s)
         given = free if free < least + each else least
         load = Load(job.profile.work_s / given, job.profile.net_s, job.input_gb / given, job.model_gb / given)
         comp_s = resident([load]).comp_s[0]
         took_s = (comp_s + job.profile.net_s) * job.iterations
-        heapq.heappush(running, (now_s + took_s, given))
+        ends.post(now_s + took_s, given)
         free -= given
         jct.append(now_s + took_s - job.submit_s)
         busy += comp_s * given * job.iterations

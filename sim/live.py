@@ -11,11 +11,11 @@ the order of their numbers.
 `tests/sim/test_live_like_engine.py` ties the two.
 """
 
-import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from covey.core import HostId, JobId
 from plugins.facts import Place
@@ -45,6 +45,7 @@ from plugins.scheduler.policy.order import queue_of
 from plugins.scheduler.policy.rules import OrderRules
 from plugins.scheduler.policy.settings import SchedulerSettings
 from sim.engine import Outcome, SimJob
+from sim.kernel import Kernel
 
 COMPLETE, READY, ARRIVE, SINK = 2, 3, 4, 5
 """What happens to a job, in this order within one second."""
@@ -77,8 +78,8 @@ class Life:
     """They count against its tenant's quota."""
     since: int = 0
     """When it was last looked at."""
-    token: int = 0
-    """Of the newest event that was posted for it: earlier ones are out of date."""
+    event: int = 0
+    """What happens to it next: the number of the event in the kernel; 0: nothing was posted yet."""
     starts: int = 0
 
 
@@ -155,13 +156,11 @@ class Live:
         self.ids: dict[int, JobId] = {}
         self.granted: list[JobId] = []
         """Gangs without a place, yet."""
-        self.events = [(jobs[at].submit_s, ARRIVE, turn, at) for turn, at in enumerate(self.given)]
-        """Heap of (second, what, token or turn, job)."""
-        heapq.heapify(self.events)
-        self.tokens = len(jobs)
+        self.kernel: Kernel[int, Callable[[], None]] = Kernel(min((job.submit_s for job in jobs), default=0))
+        for at in self.given:
+            self.kernel.post(jobs[at].submit_s, partial(self._arrive, at), ARRIVE)
         self.outside: deque[int] = deque()
         """They come when the log takes them."""
-        self.now = min((job.submit_s for job in jobs), default=0)
         self.left = count = len(jobs)
         self.out = Outcome([0] * count, [0] * count, [0] * count, [0] * count, [0] * count)
         self.tally = Tally(used={ask.tenant: Used() for ask in self.asks})
@@ -169,6 +168,10 @@ class Live:
         """GPUs that each tenant's jobs hold in the world and that count against its quota."""
 
     # ---- the run ----
+
+    @property
+    def now(self) -> int:
+        return self.kernel.now
 
     def run(self, progress: Callable[[float, str], None] | None = None) -> Outcome:
         """Until every job has ended, or was refused."""
@@ -178,7 +181,7 @@ class Live:
             self._pass_until(self._next())
             for command in self.leader.elapsed(self.now, self.now):
                 self._say(command)
-            self._take()
+            self.kernel.run_until(self.now, lambda happens: happens())
             self._decide()
             steps += 1
             if progress is not None and steps % 1024 == 0:
@@ -188,9 +191,8 @@ class Live:
 
     def _next(self) -> int:
         """The next second at which something happens, or the leader has something to do."""
-        while self.events and self._is_stale(self.events[0]):
-            heapq.heappop(self.events)
-        times = [self.events[0][0]] if self.events else []
+        at = self.kernel.next_at()
+        times = [] if at is None else [at]
         wakes_s = self.leader.wakes_s()
         if wakes_s is not None:
             times.append(max(self.now + 1, math.ceil(wakes_s - OFTEN_S)))
@@ -202,29 +204,7 @@ class Live:
             quota = self.queue.quota(tenant)
             if quota is not None and self.held[tenant] > quota:
                 used.over_s += now - self.now
-        self.now = now
-
-    def _is_stale(self, event: tuple[int, int, int, int]) -> bool:
-        _, kind, token, at = event
-        return kind != ARRIVE and self.lives[at].token != token
-
-    def _take(self) -> None:
-        """Everything that happens at this second."""
-        while self.events and self.events[0][0] <= self.now:
-            event = heapq.heappop(self.events)
-            if not self._is_stale(event):
-                self._happens(event[1], event[3])
-
-    def _happens(self, kind: int, at: int) -> None:
-        if kind == COMPLETE:
-            self._complete(at)
-        elif kind == READY:
-            self._ready(at)
-        elif kind == ARRIVE:
-            self._arrive(at)
-        else:
-            self._report(at)
-            self._watch(at)
+        self.kernel.advance(now)
 
     def _decide(self) -> None:
         """The leader looks until it has nothing to say and every gang that was granted has its places."""
@@ -291,10 +271,10 @@ class Live:
 
     # ---- what happens to a job ----
 
-    def _post(self, at: int, second: int, kind: int) -> None:
-        self.tokens += 1
-        self.lives[at].token = self.tokens
-        heapq.heappush(self.events, (second, kind, self.tokens, at))
+    def _post(self, at: int, second: int, kind: int, happens: Callable[[int], None]) -> None:
+        """What happens to this job next, in place of what was posted before."""
+        self.kernel.cancel(self.lives[at].event)
+        self.lives[at].event = self.kernel.post(second, partial(happens, at), kind)
 
     def _accrue(self, at: int) -> None:
         life, gpus = self.lives[at], self.jobs[at].gpus
@@ -390,7 +370,7 @@ class Live:
         if life.starts == 1:
             self.out.first_s[at] = self.now
         if life.starts > 1 and self.restore_s:
-            self._post(at, self.now + self.restore_s, READY)
+            self._post(at, self.now + self.restore_s, READY, self._ready)
         else:
             self._go(at)
 
@@ -408,9 +388,13 @@ class Live:
         if queue < len(thresholds):
             sinks = self.now + math.ceil((thresholds[queue] - attained) / gpus)
             if sinks < end:
-                self._post(at, sinks, SINK)
+                self._post(at, sinks, SINK, self._sink)
                 return
-        self._post(at, end, COMPLETE)
+        self._post(at, end, COMPLETE, self._complete)
+
+    def _sink(self, at: int) -> None:
+        self._report(at)
+        self._watch(at)
 
     def _stopped(self, at: int) -> None:
         """The log says that it has to stop: it writes a checkpoint."""
@@ -419,10 +403,10 @@ class Live:
         life.runs = False
         self.out.preempted[at] += 1
         if self.preempt_s:
-            self._post(at, self.now + self.preempt_s, READY)
+            self._post(at, self.now + self.preempt_s, READY, self._ready)
         else:
             self._ranks_end(at, asked=True)
-            life.token = -1
+            self.kernel.cancel(life.event)
 
     def _ready(self, at: int) -> None:
         """Its checkpoint is written, or read."""

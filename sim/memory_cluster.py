@@ -6,11 +6,9 @@ the modelled rack (`memory_pages`): letters arrive at once and are never lost, a
 freed at once, and copied in the time that it takes. Hosts are asked in an order drawn by lot each second.
 """
 
-import heapq
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, assert_never
 
 import numpy as np
@@ -46,6 +44,7 @@ from plugins.memory.policy import headroom, placement
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import MemorySettings
+from sim.kernel import Kernel
 from sim.memory_pages import PAGE, Load, Pages
 
 DEFAULTS = MemorySettings()
@@ -139,11 +138,9 @@ class Rack:
         self.pages = Pages(way.slab_bytes, not way.published, load, rng)
         self.hosts = [HostId(f"h{n:04d}") for n in range(self.pages.hosts)]
         self.number = {host: n for n, host in enumerate(self.hosts)}
-        self.now_s = 0.0
+        self.kernel: Kernel[float, tuple[int, Any]] = Kernel(0.0)
         self.counts: Counter[str] = Counter()
         self.views: list[tuple[LenderPeer, ...]] = []
-        self._due: list[tuple[float, int, int, Any]] = []
-        self._order = count()
         self._now: deque[tuple[int, Any]] = deque()
         """Host and event: what happens next, at once."""
         self.lenders = [self._lender(n) for n in range(len(self.hosts))] if way.choices else []
@@ -210,9 +207,13 @@ class Rack:
 
     # ---- time ----
 
+    @property
+    def now_s(self) -> float:
+        return self.kernel.now
+
     def second(self, second: int) -> np.ndarray:
         """The next one. Pages requested of each slab."""
-        self._until(second)
+        self.kernel.run_until(second, self._happens)
         measured = self.pages.second(second)
         self._machines(second, measured)
         return measured
@@ -240,13 +241,9 @@ class Rack:
         del self.views[: -self.view_age_s - 1]
         return self.views[0]
 
-    def _until(self, now_s: float) -> None:
-        """What was due before, at its time."""
-        while self._due and self._due[0][0] <= now_s:
-            self.now_s, _, n, event = heapq.heappop(self._due)
-            self._now.append((n, event))
-            self._settle()
-        self.now_s = now_s
+    def _happens(self, due: tuple[int, Any]) -> None:
+        self._now.append(due)
+        self._settle()
 
     def _settle(self) -> None:
         """What follows at once, and what follows from that."""
@@ -258,7 +255,7 @@ class Rack:
                 self._borrower_does(n, event)
 
     def _later(self, after_s: float, n: int, event: object) -> None:
-        heapq.heappush(self._due, (self.now_s + after_s, next(self._order), n, event))
+        self.kernel.post(self.now_s + after_s, (n, event))
 
     # ---- what the machines ask for ----
 

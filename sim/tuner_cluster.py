@@ -8,7 +8,6 @@ and its steps take time: executors start and end, blocks cross the network, lost
 its way is worked on by nobody; other traffic is not slowed by moves.
 """
 
-import heapq
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +30,7 @@ from plugins.tuner.messages import Add, Delete, Move, Recover, Role, Start, Stop
 from plugins.tuner.policy.blocks import whole
 from plugins.tuner.policy.cost import Load
 from plugins.tuner.policy.plan import GAIN_MIN, Configuration
+from sim.kernel import Kernel
 from sim.report import Progress
 
 MESSAGE_S = 0.0004
@@ -135,10 +135,9 @@ class Cluster:
         self.machines = {machine.host: machine for machine in machines}
         self.here = {machine.host for machine in machines if machine.joins_s <= 0}
         self.tuner = Tuner(JobId("job"), job.load, start, self._available(), batches_min, gain_min)
-        self.now_s = self.began_s = 0.0
+        self.kernel: Kernel[float, Callable[[], None]] = Kernel(0.0)
+        self.began_s = 0.0
         self.changed_s: float | None = None
-        self.due: list[tuple[float, int, Callable[[], None]]] = []
-        self.count = 0
         self.left = dict.fromkeys(range(job.data_blocks), self._per_block)
         """Samples of each block that are still to do in this epoch."""
         self.to_do = job.data_blocks
@@ -157,6 +156,10 @@ class Cluster:
     def _per_block(self) -> float:
         return self.job.load.samples / self.job.data_blocks
 
+    @property
+    def now_s(self) -> float:
+        return self.kernel.now
+
     def run(self, epochs: int, progress: Progress) -> Outcome:
         """Until so many epochs are done, or nothing can happen any more."""
         self._rest()
@@ -171,11 +174,13 @@ class Cluster:
             self._later(at_s, partial(self._hosts, joining, leaving))
         self._cards()
         self._work()
-        while self.due and len(self.outcome.epochs) < epochs:
-            self.now_s, _, happens = heapq.heappop(self.due)
-            happens()
+
+        def happens(event: Callable[[], None]) -> None:
+            event()
             self._work()
             progress(len(self.outcome.epochs) / epochs, f"epoch {len(self.outcome.epochs)}")
+
+        self.kernel.run_while(lambda: len(self.outcome.epochs) < epochs, happens)
         self.outcome.roles = dict(self.tuner.roles)
         return self.outcome
 
@@ -352,8 +357,7 @@ class Cluster:
 
     def _later(self, at_s: float | None, happens: Callable[[], None]) -> None:
         if at_s is not None:
-            self.count += 1
-            heapq.heappush(self.due, (at_s, self.count, happens))
+            self.kernel.post(at_s, happens)
 
 
 def _ends(step: Move | Recover) -> tuple[HostId, ...]:
