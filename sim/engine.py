@@ -109,6 +109,8 @@ class Engine:
         self.out = Outcome([0] * count, [0] * count, [0] * count, [0] * count, [0] * count)
         self.events = PackedEvents(count)
         self.suspended = 0
+        self.arrivals = [*(job.submit_s for job in self.jobs), NEVER]
+        """Seconds, ascending; the last stands for no job."""
         self.arrived = 0
         self.left = count
         self.now = 0
@@ -229,10 +231,10 @@ class Engine:
 
     def _next(self) -> int:
         """The next instant at which something happens."""
+        now = self.arrivals[self.arrived]
         at = self.events.next_at()
-        now = NEVER if at is None else at
-        if self.arrived < len(self.jobs):
-            now = min(now, self.jobs[self.arrived].submit_s)
+        if at is not None and at < now:
+            now = at
         if self.quantum is not None and (self.dirty or self.moving) and self._active():
             after = self.now if self.now > self.decided_at else self.now + 1
             now = min(now, -(-after // self.quantum) * self.quantum)
@@ -261,7 +263,7 @@ class Engine:
             else:
                 self._promote(job)
             changed = True
-        while self.arrived < len(self.jobs) and self.jobs[self.arrived].submit_s == now:
+        while self.arrivals[self.arrived] == now:
             self._wait(self.arrived)
             self.arrived += 1
             changed = True
@@ -298,15 +300,12 @@ class Engine:
         self.since[job] = self.now
         if self.lead[job]:
             self.book.promote(self.lead[job], False)
-            self.events.cancel(job)
             return
         queue = self.queue[job]
         key = self.key[job] = self._key(job, False)
         self.book.wait(queue, key)
         due = None if self.forgiven[job] else self._promotion(job, queue)
-        if due is None:
-            self.events.cancel(job)
-        else:
+        if due is not None:
             self.due[job] = due
             quantum = self.quantum or 1
             self.events.post(job, -(-due // quantum) * quantum, PROMOTE)
@@ -326,7 +325,6 @@ class Engine:
         again = self.first[job] != NEVER
         if self.lead[job]:
             self.book.demote(self.lead[job])
-        self.events.cancel(job)
         if not again:
             self.first[job] = now
         if self.floor is not None:
@@ -417,6 +415,7 @@ class Engine:
             self.out.held_gpu_s += preempt_s * self.width[job]
             self.events.post(job, self.now + preempt_s, READY)
         else:
+            self.events.cancel(job)
             self._lift(job)
             self._wait(job)
 

@@ -120,10 +120,10 @@ class PackedEvents:
 
     def due(self, now: int) -> Iterator[tuple[int, int]]:
         """(kind, job) of all events up to this second, those included that are posted meanwhile."""
-        heap, event_of = self._heap, self._event_of
+        heap, event_of, pop = self._heap, self._event_of, heapq.heappop
         end = now + 1 << _TIME_SHIFT
         while heap and heap[0] < end:
-            event = heapq.heappop(heap)
+            event = pop(heap)
             job = event & _JOB_MASK
             if event_of[job] == event:
                 event_of[job] = 0
