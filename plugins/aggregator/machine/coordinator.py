@@ -143,7 +143,7 @@ class JobCoordinator:
         self.jobs[event.job] = self._new(event)
         if known is not None and known.placed.world_size == event.world_size:
             self.jobs[event.job].gauge.demand = known.gauge.demand  # it runs again, and needs the same
-        return self._come_or_go(self.jobs[event.job])
+        return self._come_or_go(self.jobs[event.job], frozenset())
 
     def _new(self, placed: GangPlaced) -> TrackedJob:
         return TrackedJob(placed, Profiler(self._settings))
@@ -158,18 +158,22 @@ class JobCoordinator:
         back = self._gone - event.gone
         self._gone, self._candidates = event.gone, event.candidates
         actions: list[Action] = []
-        for _, job in sorted(self.jobs.items()):
-            actions += self._come_or_go(job)
+        for name in sorted(self.jobs):
+            actions += self._come_or_go(self.jobs[name], back)
+            job = self.jobs[name]
             if job.state != "away":
                 actions += [*self._look_again(job, back), *self._look_after(job, now_s)]
         return actions
 
-    def _come_or_go(self, job: TrackedJob) -> Sequence[Action]:
+    def _come_or_go(self, job: TrackedJob, back: frozenset[HostId]) -> Sequence[Action]:
         place = policy.home(job.placed.places, self._gone)
-        if place is None or place.host != self.me:
-            self.jobs[job.job] = job if job.state == "away" else self._new(job.placed)
+        if place is not None and place.host == self.me:
+            return self._survey(job) if job.state == "away" else ()
+        if job.state != "away":
+            self.jobs[job.job] = self._new(job.placed)
+        if job.assigned is None or job.assigned.owner in self._gone:
             return ()
-        return self._survey(job) if job.state == "away" else ()
+        return [*self._tell_those_back(job, back), *self._retire_former(job, back)]
 
     def _survey(self, job: TrackedJob) -> Sequence[Action]:
         job.state, job.offered_to, job.moving = "surveying", None, False

@@ -223,7 +223,20 @@ def test_the_next_host_is_the_home_while_the_first_is_gone_and_gives_it_back() -
     assert [(a.to, a.question) for a in found] == [(B, GetOwner(JOB))]
     ((_, offer),) = sends(play(QuestionAnswered(B, GetOwner(JOB), KnownOwner(None))))
     assert offer.epoch == G1 + 1, "a number that only rank 1's home may use"
-    play(rack())
+    assert sends(play(rack(C))) == [], "that one finds it another aggregator"
+    assert play.machine.jobs[JOB].state == "away"
+
+
+def test_who_gives_a_job_back_tells_the_coordinator_who_sums_it_and_former_owners_that_they_do_not() -> None:
+    play = Play(JobCoordinator(B, lambda size: bytes(size)))
+    play(rack(A))
+    play(PLACED)
+    ((_, offer),) = sends(play(QuestionAnswered(B, GetOwner(JOB), KnownOwner(None))))
+    play(Heard(C, Accepted(JOB, offer.epoch, "10.0.0.3:9")))
+    ((_, higher),) = sends(play(rack(A, C)))
+    play(Heard(D, Accepted(JOB, higher.epoch, "10.0.0.4:9")))
+    now = Assigned(JOB, higher.epoch, D, "10.0.0.4:9", SECRET)
+    assert sends(play(rack())) == [(A, now), (C, Retire(JOB, offer.epoch, higher.epoch, "d sums it now"))]
     assert play.machine.jobs[JOB].state == "away"
 
 
