@@ -62,7 +62,13 @@ def commands() -> Iterator[str]:
     yield ""
 
 
-MACHINES = (Machine("plugins.scheduler.machine.jobs", ["tests/plugins/scheduler/test_queue.py"], commands),)
+MACHINES = (
+    Machine("plugins.scheduler.machine.jobs", ["tests/plugins/scheduler/test_queue.py"], commands),
+    Machine(
+        "plugins.aggregator.machine.tracked_job",
+        [f"tests/plugins/aggregator/{name}.py" for name in ("test_tracked_job", "test_machines", "test_moving")],
+    ),
+)
 
 
 def declaring() -> list[str]:

@@ -1,26 +1,20 @@
-"""The home of jobs: finds somebody to sum each job whose lowest live rank runs on this host, and finds somebody else
-when that one is gone.
+"""The coordinator of jobs: finds an aggregator for each job whose lowest live rank runs on this host, and another
+one when that is gone.
 
-        Placed, or it became ours                       all answered, nobody sums it
-    away ------------------------> surveying ---------------------------------------> offering <--+ declined,
-                                       | somebody sums it                      accepted |   |     | no answer:
-                                       v                                                v   +-----+ next epoch
-                                   assigned <-------------------------------------------+
-                                       |   owner gone, dropped it, or does not serve it: offering, next epoch
-                                       |   moving (the owner goes on meanwhile): offering; nobody takes it: assigned
+The states of a job and what leads from one to the next: `TRANSITIONS` in `tracked_job.py`, drawn in docs/STATES.md.
 
-The first owner sums the trial iterations (`gauge`). Then the home tells it what the job needs, and the owner checks. If
-it declines, or later asks the job away because somebody is hurt, or empties itself, the job moves: it is offered with
-its demand, best fit first, and the old owner is retired once another has accepted. Where nobody has room the job stays,
-and room is looked for again. What has lost its owner is offered with its demand first, and if nobody has room without
-it, to the least busy: somebody must sum it.
+The first owner sums the trial iterations (`gauge`). Then the coordinator tells it what the job needs, and the owner
+checks. If it declines, or later asks the job away because somebody is hurt, or empties itself, the job moves: it is
+offered with its demand, best fit first, and the old owner is retired once another has accepted. Where nobody has room
+the job stays, and room is looked for again. What has lost its owner is offered with its demand first, and if nobody has
+room without it, to the least busy: somebody must sum it.
 
-A home keeps nothing on disk. When it becomes one (a start, or the hosts before it are gone) it asks all hosts of the
-job which assignment they know; the highest epoch counts. It need not hear all of them: two homes never use the same
-epoch (`policy.next_epoch`), and a host that knows a higher one than it is told says so.
+A coordinator keeps nothing on disk. When it becomes one (a start, or the hosts before it are gone) it asks all hosts of
+the job which assignment they know; the highest epoch counts. It need not hear all of them: two coordinators never use
+the same epoch (`policy.next_epoch`), and a host that knows a higher one than it is told says so.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import assert_never
 
 import msgspec
@@ -30,7 +24,17 @@ from covey.tensorwire import SECRET_BYTES, epoch_text
 from plugins.aggregator import policy
 from plugins.aggregator.machine.events import AskQuestion, GangPlaced, QuestionAnswered, RackUpdated, Unplaced
 from plugins.aggregator.machine.profiler import Profiler
-from plugins.aggregator.machine.tracked_job import TrackedJob
+from plugins.aggregator.machine.tracked_job import (
+    Away,
+    ChangingOwner,
+    MoveSearch,
+    Nobody,
+    Offering,
+    OwnerSearch,
+    Summed,
+    Surveying,
+    TrackedJob,
+)
 from plugins.aggregator.messages import (
     Accepted,
     AggregatorSettings,
@@ -38,6 +42,7 @@ from plugins.aggregator.messages import (
     AssignmentDropped,
     AssignmentKept,
     Declined,
+    Demand,
     FromHome,
     GetOwner,
     Handover,
@@ -64,8 +69,6 @@ SERVE_S = 1.5
 """How long an aggregator may take to say that it still sums a job."""
 COMPLAINTS_S = 5.0
 """An aggregator that says it serves, but that ranks cannot use for this long, is replaced."""
-FORGIVE_S = 10.0
-"""Complaints further apart than this are separate ones."""
 
 NO_ROOM = "no aggregator that gossip shows has room for it"
 AGAIN_S = 30.0
@@ -127,12 +130,7 @@ class JobCoordinator:
 
     def check(self) -> None:
         for job in self.jobs.values():
-            assert (job.state == "offering") == (job.offered_to is not None)
-            assert (job.state == "surveying") == bool(job.asked)
-            assert not job.moving or (job.state == "offering" and job.assigned is not None)
-            if job.state == "assigned":
-                assert job.assigned is not None and job.assigned.epoch <= job.epoch
-                assert policy.of_run(job.assigned.epoch, job.placed.grant)
+            job.check()
 
     # ---- whose home we are ----
 
@@ -158,103 +156,104 @@ class JobCoordinator:
         back = self._gone - event.gone
         self._gone, self._candidates = event.gone, event.candidates
         actions: list[Action] = []
-        for name in sorted(self.jobs):
-            actions += self._come_or_go(self.jobs[name], back)
-            job = self.jobs[name]
-            if job.state != "away":
+        for _, job in sorted(self.jobs.items()):
+            actions += self._come_or_go(job, back)
+            if not isinstance(job.state, Away):
                 actions += [*self._look_again(job, back), *self._look_after(job, now_s)]
         return actions
 
     def _come_or_go(self, job: TrackedJob, back: frozenset[HostId]) -> Sequence[Action]:
         place = policy.home(job.placed.places, self._gone)
         if place is not None and place.host == self.me:
-            return self._survey(job) if job.state == "away" else ()
-        if job.state != "away":
-            self.jobs[job.job] = self._new(job.placed)
-        if job.assigned is None or job.assigned.owner in self._gone:
+            return self._survey(job) if isinstance(job.state, Away) else ()
+        state = job.state
+        if isinstance(state, Away):
             return ()
-        return [*self._tell_those_back(job, back), *self._retire_former(job, back)]
+        told: Sequence[Action] = ()
+        if isinstance(state, Summed) and state.assigned.owner not in self._gone:
+            told = self._tell_those_back(job, state.assigned, back)
+        job.leave(Profiler(self._settings))
+        return told
 
     def _survey(self, job: TrackedJob) -> Sequence[Action]:
-        job.state, job.offered_to, job.moving = "surveying", None, False
-        job.asked = [place.host for place in job.placed.places if place.host not in self._gone]
-        return [AskQuestion(host, GetOwner(job.job), SURVEY_S) for host in job.asked]
+        hosts = [place.host for place in job.placed.places if place.host not in self._gone]
+        job.survey(hosts)
+        return [AskQuestion(host, GetOwner(job.job), SURVEY_S) for host in hosts]
 
-    def _surveyed(self, job: TrackedJob) -> Sequence[Action]:
-        found = job.assigned
-        if found is None or not policy.of_run(found.epoch, job.placed.grant):
-            job.promised = job.gauge.demand is not None
-            return self._offer(job, "nobody sums this job yet")
-        return self._adopt(job, found)
+    def _asked_less(
+        self, job: TrackedJob, state: Surveying, hosts: Sequence[HostId], found: Assigned | None
+    ) -> Sequence[Action]:
+        """These hosts have answered the survey, or are gone."""
+        if not hosts:
+            return ()
+        left = [host for host in state.asked if host not in hosts]
+        if left:
+            job.wait_for(left, found)
+            return ()
+        if found is not None:
+            return self._adopt(job, found)
+        return self._look(job, OwnerSearch(promised=job.gauge.demand is not None), "nobody sums this job yet")
 
     def _adopt(self, job: TrackedJob, found: Assigned) -> Sequence[Action]:
-        job.state, job.assigned, job.offered_to, job.asked, job.moving = "assigned", found, None, [], False
+        job.adopt(found)
         job.gauge.begin(0.0)
-        job.promised = False  # what its owner promised it says with its counters
-        job.epoch = max(job.epoch, found.epoch)
         return [*self._broadcast(job, found), *self._look_again(job, frozenset())]
 
     # ---- an owner for it ----
 
-    def _offer(self, job: TrackedJob, why: str) -> Sequence[Action]:
-        hosts = job.hosts_to_ask(self._candidates, self._gone)
+    def _look(self, job: TrackedJob, search: OwnerSearch | MoveSearch, why: str) -> Sequence[Action]:
+        """It is offered to the best of the hosts that may be asked."""
+        alive = [one for one in self._candidates if one.host not in self._gone]
+        hosts = search.hosts_to_ask(job.job, job.gauge.demand, alive)
         if not hosts:
-            return self._nobody(job)
-        job.epoch = policy.next_epoch(job.placed.grant, job.placed.world_size, self._rank(job), job.epoch)
-        job.state, job.offered_to, job.secret = "offering", hosts[0], self._entropy(SECRET_BYTES)
-        job.complaints, job.checking, job.asked = None, False, []
-        demand = job.gauge.demand if job.promised else None
-        offer = Offer(job.job, job.epoch, job.placed.world_size, job.secret, demand, job.refused)
+            return self._stays(job, search) if isinstance(search, MoveSearch) else self._nobody(job, search)
+        epoch = policy.next_epoch(job.placed.grant, job.placed.world_size, self._rank(job), job.epoch)
+        secret = self._entropy(SECRET_BYTES)
+        job.offer(search, hosts[0], epoch, secret)
+        demand = job.gauge.demand if search.promised else None
+        offer = Offer(job.job, epoch, job.placed.world_size, secret, demand, job.refused)
         return (
-            LogEvent(job.job, "tensors offered", f"to {hosts[0]} as epoch {epoch_text(job.epoch)}: {why}"),
+            LogEvent(job.job, "tensors offered", f"to {hosts[0]} as epoch {epoch_text(epoch)}: {why}"),
             Send(hosts[0], offer, OFFER_S),
-            SetTimer(OFFER_S, Expired(job.job, job.epoch)),
+            SetTimer(OFFER_S, Expired(job.job, epoch)),
         )
 
-    def _nobody(self, job: TrackedJob) -> Sequence[Action]:
+    def _nobody(self, job: TrackedJob, search: OwnerSearch) -> Sequence[Action]:
         """Without an owner it is tried again each second, with those that declined too."""
-        if job.moving:
-            return self._stays(job)
-        if job.promised and job.gauge.demand is not None:
-            job.promised, job.declined = False, {}
-            return self._offer(job, f"nobody has room for it ({job.refused or NO_ROOM}), and somebody must sum it")
-        told, job.state, job.offered_to = job.state == "nobody", "nobody", None
-        reasons = "; ".join(f"{host}: {why}" for host, why in job.declined.items()) or "no host offers to"
-        job.declined, job.avoid = {}, None
-        return () if told else (LogEvent(job.job, "nobody sums its tensors", f"{reasons}; asking again each second"),)
+        if search.promised and job.gauge.demand is not None:
+            anybody = OwnerSearch(promised=False, avoid=search.avoid)
+            return self._look(
+                job, anybody, f"nobody has room for it ({job.refused or NO_ROOM}), and somebody must sum it"
+            )
+        if isinstance(job.state, Nobody):
+            return ()  # said before
+        job.give_up()
+        reasons = "; ".join(f"{host}: {why}" for host, why in search.declined.items()) or "no host offers to"
+        return (LogEvent(job.job, "nobody sums its tensors", f"{reasons}; asking again each second"),)
 
-    def _next(self, job: TrackedJob, why: str) -> Sequence[Action]:
-        assert job.offered_to is not None
-        job.declined[job.offered_to] = why
-        job.refused = f"{job.offered_to}: {why}"[:300]
-        said = LogEvent(job.job, "tensors declined", f"by {job.offered_to}: {why}")
-        return [said, *self._offer(job, "the one asked before declined")]
+    def _next(self, job: TrackedJob, state: Offering | ChangingOwner, why: str) -> Sequence[Action]:
+        job.refused = f"{state.to}: {why}"[:300]
+        said = LogEvent(job.job, "tensors declined", f"by {state.to}: {why}")
+        return [said, *self._look(job, state.search.declining(state.to, why), "the one asked before declined")]
 
-    def _replace(self, job: TrackedJob, why: str) -> Sequence[Action]:
-        assert job.assigned is not None
-        job.superseded[job.assigned.owner] = job.assigned.epoch
-        job.settle()
-        job.avoid = job.assigned.owner
-        job.promised = job.gauge.demand is not None
-        return self._offer(job, why)
+    def _replace(self, job: TrackedJob, former: Assigned, why: str) -> Sequence[Action]:
+        job.superseded[former.owner] = former.epoch
+        return self._look(job, OwnerSearch(promised=job.gauge.demand is not None, avoid=former.owner), why)
 
     def _accepted(self, job: TrackedJob, sender: HostId, message: Accepted, now_s: float) -> Sequence[Action]:
-        if job.state != "offering" or (sender, message.epoch) != (job.offered_to, job.epoch):
-            if job.assigned is not None and job.assigned.epoch == message.epoch:
+        state = job.open_offer(sender, message.epoch)
+        if state is None:
+            if message.epoch == job.newest_epoch:
                 return ()  # said twice
-            instead = job.assigned.epoch if job.state == "assigned" and job.assigned is not None else 0
+            instead = job.state.assigned.epoch if isinstance(job.state, Summed) else 0
             return (self._retire(job, sender, message.epoch, instead, "another was found meanwhile"),)
-        if job.moving and job.assigned is not None:
-            job.superseded[job.assigned.owner] = job.assigned.epoch
-        assigned = Assigned(job.job, job.epoch, sender, message.address, job.secret)
-        job.state, job.assigned, job.offered_to = "assigned", assigned, None
-        job.settle()
+        assigned = job.accept(state, message.address)
         job.again_s = now_s + AGAIN_S
         job.gauge.begin(now_s)
         return [
-            LogEvent(job.job, "tensors assigned", f"to {sender} at {message.address}, epoch {epoch_text(job.epoch)}"),
+            LogEvent(job.job, "tensors assigned", f"to {sender} at {message.address}, epoch {epoch_text(state.epoch)}"),
             *self._broadcast(job, assigned),
-            *self._retire_former(job, set(job.superseded)),
+            *self._retire_former(job, assigned, job.superseded.keys()),
         ]
 
     def _broadcast(self, job: TrackedJob, assigned: Assigned) -> Sequence[Action]:
@@ -265,207 +264,189 @@ class JobCoordinator:
     def _retire(self, job: TrackedJob, owner: HostId, epoch: int, instead: int, why: str) -> Send:
         return Send(owner, Retire(job.job, epoch, instead, why))
 
-    def _retire_former(self, job: TrackedJob, hosts: set[HostId] | frozenset[HostId]) -> Sequence[Action]:
+    def _retire_former(self, job: TrackedJob, assigned: Assigned, hosts: Collection[HostId]) -> Sequence[Action]:
         """A former owner that got the job back is not one any more; those we reach are told once, those that were gone
         again when they are back."""
-        if job.state != "assigned" or job.assigned is None:
-            return ()
-        job.superseded.pop(job.assigned.owner, None)
+        job.superseded.pop(assigned.owner, None)
         told = [host for host in job.superseded if host in hosts and host not in self._gone]
-        why = f"{job.assigned.owner} sums it now"
-        return [self._retire(job, host, job.superseded.pop(host), job.assigned.epoch, why) for host in told]
+        why = f"{assigned.owner} sums it now"
+        return [self._retire(job, host, job.superseded.pop(host), assigned.epoch, why) for host in told]
 
     # ---- what it needs, and whether it gets that ----
 
     def _stepped(self, event: JobStepped, now_s: float) -> Sequence[Action]:
         job = self.jobs.get(event.job)
-        if job is None or job.state != "assigned" or job.placed.grant != event.grant:
+        if job is None or not isinstance(job.state, Summed) or job.placed.grant != event.grant:
             return ()
-        return self._ask_work(job) if job.gauge.stepped(event.step, event.period_us, now_s) else ()
+        return self._ask_work(job.state.assigned) if job.gauge.stepped(event.step, event.period_us, now_s) else ()
 
-    def _ask_work(self, job: TrackedJob) -> Sequence[Action]:
-        assert job.assigned is not None
-        return (AskQuestion(job.assigned.owner, WorkOf(job.job, job.assigned.epoch), SERVE_S),)
+    def _ask_work(self, assigned: Assigned) -> Sequence[Action]:
+        return (AskQuestion(assigned.owner, WorkOf(assigned.job, assigned.epoch), SERVE_S),)
 
     def _look_after(self, job: TrackedJob, now_s: float) -> Sequence[Action]:
         """Once a second."""
-        if job.state != "assigned" or job.assigned is None:
+        state = job.state
+        if not isinstance(state, Summed):
             return ()
-        asks = self._ask_work(job) if job.gauge.due(now_s) else ()
-        if job.gauge.demand is None or job.promised or now_s < job.again_s:
+        asks = self._ask_work(state.assigned) if job.gauge.due(now_s) else ()
+        if job.gauge.demand is None or state.promised or now_s < job.again_s:
             return asks
         job.again_s = now_s + AGAIN_S
-        return [*asks, *self._tell_demand(job)]
+        return [*asks, self._tell_demand(state.assigned, job.gauge.demand)]
 
-    def _tell_demand(self, job: TrackedJob) -> Sequence[Action]:
-        assert job.assigned is not None and job.gauge.demand is not None
-        return (Send(job.assigned.owner, Profiled(job.job, job.assigned.epoch, job.gauge.demand), OFFER_S),)
+    def _tell_demand(self, assigned: Assigned, demand: Demand) -> Send:
+        return Send(assigned.owner, Profiled(assigned.job, assigned.epoch, demand), OFFER_S)
 
-    def _weighed(self, job: TrackedJob, work: WorkCounters, now_s: float) -> Sequence[Action]:
-        """The owner's counters; a home that is new takes over what the owner was told by the one before."""
-        assert job.assigned is not None
-        if work.demand is not None and job.gauge.demand in (None, work.demand):
-            job.gauge.demand, job.promised = work.demand, True
-        if work.demand is None:
-            job.promised = False  # a `AssignmentKept` that came late may have said otherwise
+    def _weighed(self, job: TrackedJob, state: Summed, work: WorkCounters, now_s: float) -> Sequence[Action]:
+        """The owner's counters; a coordinator that is new takes over what the owner was told by the one before."""
+        gauge = job.gauge
+        promised = state.promised and work.demand is not None  # an `AssignmentKept` that came late may have said so
+        if work.demand is not None and gauge.demand in (None, work.demand):
+            gauge.demand, promised = work.demand, True
         told: list[Action] = []
         if work.total_bytes and job.seen != (work.largest_bytes, work.total_bytes):
             job.seen = (work.largest_bytes, work.total_bytes)
             told.append(Publish(TensorsSeen(job.job, job.placed.grant, *job.seen)))
-        found = job.gauge.heard(work, now_s)
-        if found == "profiled":
-            job.promised, job.again_s = False, now_s + AGAIN_S
-            return [*told, *self._tell_demand(job)]
-        return [*told, self._judgement(job, found == "hurt")] if found else told
+        found = gauge.heard(work, now_s)
+        if found == "profiled" and gauge.demand is not None:
+            promised, job.again_s = False, now_s + AGAIN_S
+            told.append(self._tell_demand(state.assigned, gauge.demand))
+        elif found:
+            told.append(self._judgement(gauge, state.assigned, found == "hurt"))
+        job.promise(state, promised)
+        return told
 
-    def _judgement(self, job: TrackedJob, hurt: bool) -> Send:
-        assert job.assigned is not None
-        gauge = job.gauge
-        judged = LossReport(job.job, job.assigned.epoch, gauge.iterations, min(1000, int(gauge.lost * 1000)), hurt)
-        return Send(job.assigned.owner, judged)
+    def _judgement(self, gauge: Profiler, assigned: Assigned, hurt: bool) -> Send:
+        lost_permille = min(1000, int(gauge.lost * 1000))
+        return Send(assigned.owner, LossReport(assigned.job, assigned.epoch, gauge.iterations, lost_permille, hurt))
 
-    def _not_kept(self, job: TrackedJob, sender: HostId, why: str, now_s: float) -> Sequence[Action]:
+    def _not_kept(
+        self, job: TrackedJob, state: Summed, sender: HostId, message: Declined, now_s: float
+    ) -> Sequence[Action]:
         """Its trial is over, and its owner has no room for it."""
-        job.promised, job.again_s = False, now_s + AGAIN_S
-        refused, job.refused = job.refused, f"{sender}: {why}"[:300]
+        job.promise(state, False)
+        job.again_s = now_s + AGAIN_S
+        refused, job.refused = job.refused, f"{sender}: {message.reason}"[:300]
         told = () if refused == job.refused else (LogEvent(job.job, "tensors have no promised place", job.refused),)
-        return [*told, *self._move(job, None, f"{sender} has no room for what it needs", quiet=False)]
+        return [*told, *self._move(job, state.assigned, None, f"{sender} has no room for what it needs", quiet=False)]
 
-    def _move(self, job: TrackedJob, to: HostId | None, why: str, quiet: bool) -> Sequence[Action]:
+    def _move(self, job: TrackedJob, assigned: Assigned, to: HostId | None, why: str, quiet: bool) -> Sequence[Action]:
         """To another owner under a higher epoch; the present one goes on until then."""
-        assert job.assigned is not None
-        if job.gauge.demand is None and to is None:
+        promised = job.gauge.demand is not None
+        if not promised and to is None:
             return ()  # its trial is not over: it is on the least busy host already
-        before = job.promised
-        job.moving, job.wanted, job.quiet, job.promised = True, to, quiet, job.gauge.demand is not None
-        job.declined, job.avoid = {job.assigned.owner: "it is there now"}, None
-        actions = self._offer(job, why)
-        if job.state == "assigned":
-            job.promised = before
-        return actions
+        return self._look(job, MoveSearch(assigned, promised, to, quiet), why)
 
-    def _stays(self, job: TrackedJob) -> Sequence[Action]:
-        """Nobody took it: its owner has never stopped."""
-        assert job.assigned is not None
-        tried = len(job.declined) > 1
-        job.settle()
-        job.state, job.offered_to, job.promised = "assigned", None, False
-        told = (
-            (LogEvent(job.job, "tensors stay", f"on {job.assigned.owner}: {job.refused or NO_ROOM}"),) if tried else ()
-        )
-        return [*told, *self._retire_former(job, set(job.superseded))]
+    def _stays(self, job: TrackedJob, search: MoveSearch) -> Sequence[Action]:
+        """Nobody takes it: its owner has never stopped."""
+        told: Sequence[Action] = ()
+        if isinstance(job.state, ChangingOwner):  # somebody was asked
+            said = f"on {search.assigned.owner}: {job.refused or NO_ROOM}"
+            told = (LogEvent(job.job, "tensors stay", said),)
+            job.stay(job.state)
+        return [*told, *self._retire_former(job, search.assigned, job.superseded.keys())]
 
     # ---- what happens to the owner ----
 
     def _look_again(self, job: TrackedJob, back: frozenset[HostId]) -> Sequence[Action]:
-        match job.state:
-            case "assigned" if job.assigned is not None and job.assigned.owner in self._gone:
-                return self._replace(job, f"{job.assigned.owner} is gone")
-            case "offering" if job.moving and job.assigned is not None and job.assigned.owner in self._gone:
-                return self._replace(job, f"{job.assigned.owner} is gone")
-            case "offering" if job.offered_to in self._gone:
-                return self._next(job, "it is gone")
-            case "surveying":
-                return self._asked_less(job, [host for host in job.asked if host in self._gone])
-            case "nobody":
-                return self._offer(job, "an aggregator appeared")
+        state, assigned = job.state, job.assigned
+        if assigned is not None and assigned.owner in self._gone:
+            return self._replace(job, assigned, f"{assigned.owner} is gone")
+        match state:
+            case Surveying():
+                return self._asked_less(job, state, [host for host in state.asked if host in self._gone], state.found)
+            case Offering() | ChangingOwner():
+                return self._next(job, state, "it is gone") if state.to in self._gone else ()
+            case Nobody():
+                return self._look(job, OwnerSearch(promised=False), "an aggregator appeared")
+            case Summed():
+                return self._tell_those_back(job, state.assigned, back)
+            case Away():
+                return ()
             case _:
-                return [*self._tell_those_back(job, back), *self._retire_former(job, back)]
+                assert_never(state)
 
-    def _tell_those_back(self, job: TrackedJob, back: frozenset[HostId]) -> Sequence[Action]:
-        """Hosts of its ranks that were gone when it was assigned, and may still use a former owner."""
-        if job.state != "assigned" or job.assigned is None:
-            return ()
-        return [Send(place.host, job.assigned) for place in job.placed.places if place.host in back]
-
-    def _asked_less(self, job: TrackedJob, hosts: Sequence[HostId]) -> Sequence[Action]:
-        if not hosts:
-            return ()
-        job.asked = [host for host in job.asked if host not in hosts]
-        return () if job.asked else self._surveyed(job)
+    def _tell_those_back(self, job: TrackedJob, assigned: Assigned, back: frozenset[HostId]) -> Sequence[Action]:
+        """Hosts that were gone when it was assigned: of its ranks, which may use a former owner, and former owners."""
+        ranks = [Send(place.host, assigned) for place in job.placed.places if place.host in back]
+        return [*ranks, *self._retire_former(job, assigned, back)]
 
     def _heard(self, sender: HostId, message: ToHome, now_s: float) -> Sequence[Action]:
         job = self.jobs.get(message.job)
-        if job is None or job.state == "away":
+        if job is None or isinstance(job.state, Away):
             return ()
+        present = job.summed_as(message.epoch)
         match message:
             case Accepted():
                 return self._accepted(job, sender, message, now_s)
             case Declined():
-                asked = job.state == "offering" and (sender, message.epoch) == (job.offered_to, job.epoch)
-                job.epoch = max(job.epoch, message.known) if self._ours(job, message.known) else job.epoch
-                if self._current(job, message.epoch):
-                    return self._not_kept(job, sender, message.reason, now_s)
-                return self._next(job, message.reason) if asked else ()
+                asked = job.open_offer(sender, message.epoch)
+                job.epoch = max(job.epoch, message.known) if job.is_of_run(message.known) else job.epoch
+                if present is not None:
+                    return self._not_kept(job, present, sender, message, now_s)
+                return self._next(job, asked, message.reason) if asked is not None else ()
             case AssignmentKept():
-                job.promised = job.promised or self._current(job, message.epoch)
+                if present is not None:
+                    job.promise(present, True)
                 return ()
             case Handover():
-                if not self._current(job, message.epoch):
+                if present is None:
                     return ()
-                return self._move(job, message.to, message.reason, quiet=message.to is None)
+                return self._move(job, present.assigned, message.to, message.reason, quiet=message.to is None)
             case AssignmentDropped():
-                moving = job.moving and job.assigned is not None and job.assigned.epoch == message.epoch
-                if not moving and not self._current(job, message.epoch):
+                if job.assigned is None or job.assigned.epoch != message.epoch:
                     return ()
-                return self._replace(job, f"{sender} dropped it: {message.reason}")
+                return self._replace(job, job.assigned, f"{sender} dropped it: {message.reason}")
             case Lost():
-                return self._lost(job, sender, message, now_s)
+                return self._lost(job, present, sender, message, now_s) if present is not None else ()
             case Assigned():
-                if message.epoch <= job.epoch or not self._ours(job, message.epoch):
+                if message.epoch <= job.epoch or not job.is_of_run(message.epoch):
                     return ()
                 return self._adopt(job, message)
             case _:
                 assert_never(message)
 
-    def _ours(self, job: TrackedJob, epoch: int) -> bool:
-        return policy.of_run(epoch, job.placed.grant)
-
-    def _current(self, job: TrackedJob, epoch: int) -> bool:
-        return job.state == "assigned" and job.assigned is not None and job.assigned.epoch == epoch
-
-    def _lost(self, job: TrackedJob, sender: HostId, message: Lost, now_s: float) -> Sequence[Action]:
+    def _lost(self, job: TrackedJob, state: Summed, sender: HostId, message: Lost, now_s: float) -> Sequence[Action]:
         """A rank cannot use its aggregator: is it the rank's trouble, or the aggregator's?"""
-        if not self._current(job, message.epoch) or job.assigned is None:
+        assigned = state.assigned
+        after, since_s = job.complain(state, now_s)
+        if since_s > COMPLAINTS_S:
+            return self._replace(job, assigned, f"{assigned.owner} cannot be used from {sender}: {message.reason}")
+        if after.checking:
             return ()
-        first, last = job.complaints or (now_s, now_s)
-        job.complaints = (first if now_s - last < FORGIVE_S else now_s, now_s)
-        if now_s - job.complaints[0] > COMPLAINTS_S:
-            return self._replace(job, f"{job.assigned.owner} cannot be used from {sender}: {message.reason}")
-        if job.checking:
-            return ()
-        job.checking = True
-        return (AskQuestion(job.assigned.owner, Probe(job.job, message.epoch), SERVE_S),)
+        job.question(after, True)
+        return (AskQuestion(assigned.owner, Probe(job.job, assigned.epoch), SERVE_S),)
 
     def _answered(self, event: QuestionAnswered, now_s: float) -> Sequence[Action]:
-        job = self.jobs.get(event.question.job) if isinstance(event.question, GetOwner | Probe | WorkOf) else None
+        question, answer = event.question, event.answer
+        job = self.jobs.get(question.job) if isinstance(question, GetOwner | Probe | WorkOf) else None
         if job is None:
             return ()
-        if isinstance(event.question, WorkOf):
-            if (
-                not isinstance(event.answer, WorkCounters)
-                or not event.answer.known
-                or not self._current(job, event.question.epoch)
-            ):
-                return ()
-            return self._weighed(job, event.answer, now_s)
-        if isinstance(event.question, Probe):
-            return self._checked(job, event.question.epoch, event.answer)
-        if job.state != "surveying" or event.host not in job.asked:
+        if isinstance(question, GetOwner):
+            return self._surveyed(job, event.host, answer)
+        present = job.summed_as(question.epoch) if isinstance(question, Probe | WorkOf) else None
+        if present is None:
             return ()
-        found = event.answer.assigned if isinstance(event.answer, KnownOwner) else None
-        if found is not None and found.job == job.job and found.epoch > job.epoch and self._ours(job, found.epoch):
-            job.epoch, job.assigned = found.epoch, found
-        return self._asked_less(job, [event.host])
+        if isinstance(question, Probe):
+            return self._checked(job, present, answer)
+        return self._weighed(job, present, answer, now_s) if isinstance(answer, WorkCounters) and answer.known else ()
 
-    def _checked(self, job: TrackedJob, epoch: int, answer: msgspec.Struct | None) -> Sequence[Action]:
-        if not self._current(job, epoch) or job.assigned is None:
+    def _surveyed(self, job: TrackedJob, host: HostId, answer: msgspec.Struct | None) -> Sequence[Action]:
+        state = job.state
+        if not isinstance(state, Surveying) or host not in state.asked:
             return ()
-        job.checking = False
+        found = answer.assigned if isinstance(answer, KnownOwner) else None
+        if found is None or found.job != job.job or found.epoch <= job.epoch or not job.is_of_run(found.epoch):
+            return self._asked_less(job, state, [host], state.found)
+        job.epoch = job.newest_epoch = found.epoch
+        return self._asked_less(job, state, [host], found)
+
+    def _checked(self, job: TrackedJob, state: Summed, answer: msgspec.Struct | None) -> Sequence[Action]:
+        job.question(state, False)
         if isinstance(answer, Serving) and answer.yes:
             return ()  # the rank tries again, and complains again if it must
         why = "does not serve it" if isinstance(answer, Serving) else f"did not answer within {SERVE_S:g} s"
-        return self._replace(job, f"{job.assigned.owner} {why}")
+        return self._replace(job, state.assigned, f"{state.assigned.owner} {why}")
 
     def _undelivered(self, event: Undelivered) -> Sequence[Action]:
         """A host that was cut off while its job moved, and whose old aggregator still answers its ranks, would never
@@ -476,10 +457,14 @@ class JobCoordinator:
                 return self._no_answer(message.job, message.epoch)
             case Assigned():
                 job = self.jobs.get(message.job)
-                return (Send(event.to, message),) if job is not None and self._current(job, message.epoch) else ()
+                return (
+                    (Send(event.to, message),) if job is not None and job.summed_as(message.epoch) is not None else ()
+                )
             case Retire():
                 job = self.jobs.get(message.job)
-                return (Send(event.to, message),) if job is not None and self._current(job, message.instead) else ()
+                return (
+                    (Send(event.to, message),) if job is not None and job.summed_as(message.instead) is not None else ()
+                )
             case Profiled() | LossReport():
                 return ()  # the next timings of its ranks are told again
             case _:
@@ -490,11 +475,11 @@ class JobCoordinator:
 
     def _no_answer(self, name: JobId, epoch: int) -> Sequence[Action]:
         job = self.jobs.get(name)
-        if job is None or job.state != "offering" or job.epoch != epoch:
+        state = job.state if job is not None else None
+        if job is None or not isinstance(state, Offering | ChangingOwner) or (state.epoch, job.epoch) != (epoch, epoch):
             return ()
-        assert job.offered_to is not None
-        job.superseded[job.offered_to] = epoch  # its answer may have been lost
-        return self._next(job, f"no answer within {OFFER_S:g} s")
+        job.superseded[state.to] = epoch  # its answer may have been lost
+        return self._next(job, state, f"no answer within {OFFER_S:g} s")
 
     def _rank(self, job: TrackedJob) -> int:
         return min(place.ranks[0] for place in job.placed.places if place.host == self.me)

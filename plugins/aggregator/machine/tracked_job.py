@@ -1,51 +1,187 @@
-"""One job as its coordinator knows it; only `JobCoordinator` changes it."""
+"""One job as an agent that may coordinate it knows it: its state, and one method for each transition.
 
-from collections.abc import Collection, Sequence
-from typing import Literal
+A state has what is known in it and in no other: an open offer exists only while a host is asked, a promise only while
+somebody sums the job. What outlives states stands on `TrackedJob`. Only `JobCoordinator` calls the transitions.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Self, assert_never
+
+import msgspec
 
 from covey.core import HostId, JobId
+from covey.transitions import CheckedState, StateTable
 from plugins.aggregator import policy
 from plugins.aggregator.machine.events import GangPlaced
 from plugins.aggregator.machine.profiler import Profiler
-from plugins.aggregator.messages import Assigned
+from plugins.aggregator.messages import Assigned, Demand
 from plugins.aggregator.policy import Candidate
 
 TRIES_MAX = 16
 """Hosts asked for room; then somebody sums the job without a promise."""
+FORGIVE_S = 10.0
+"""Complaints further apart than this are separate ones, seconds."""
 
-State = Literal["away", "surveying", "offering", "assigned", "nobody"]
+
+class AnySearch(msgspec.Struct, frozen=True, kw_only=True):
+    """An aggregator is looked for."""
+
+    declined: Mapping[HostId, str] = {}
+    """Who was asked -> why not."""
+
+    def declining(self, host: HostId, why: str) -> Self:
+        """The search after one more host declined."""
+        return msgspec.structs.replace(self, declined={**self.declined, host: why})
+
+
+class OwnerSearch(AnySearch, frozen=True):
+    """An aggregator is looked for, for a job that nobody sums."""
+
+    promised: bool
+    """Offered with what the job needs; False: somebody must sum it, and promises nothing."""
+    avoid: HostId | None = None
+    """The former owner, asked last."""
+
+    def hosts_to_ask(self, job: JobId, demand: Demand | None, candidates: Sequence[Candidate]) -> Sequence[HostId]:
+        """Everybody who has not declined, best first."""
+        usable = [one for one in candidates if one.host not in self.declined]
+        if demand is None or not self.promised:
+            return policy.ranked(job, usable, () if self.avoid is None else (self.avoid,))
+        likely, rest = policy.ranked_for(job, demand, usable)
+        hosts = [*likely, *rest] if len(self.declined) < TRIES_MAX else []
+        return sorted(hosts, key=lambda host: host == self.avoid)
+
+
+class MoveSearch(AnySearch, frozen=True):
+    """Another aggregator is looked for, for a job whose owner goes on meanwhile."""
+
+    assigned: Assigned
+    """The owner that goes on."""
+    promised: bool
+    """Offered with what the job needs; False: its trial is not over."""
+    wanted: HostId | None
+    """The only host to offer it to: it holds room."""
+    quiet: bool
+    """Only to aggregators with little to do: the job hurt another one, or was hurt."""
+
+    def hosts_to_ask(self, job: JobId, demand: Demand | None, candidates: Sequence[Candidate]) -> Sequence[HostId]:
+        """The one that holds room, or those that by gossip have some, best first."""
+        usable = [one for one in candidates if one.host not in self.declined and one.host != self.assigned.owner]
+        if self.wanted is not None or demand is None:
+            return [one.host for one in usable if one.host == self.wanted]
+        return policy.ranked_for(job, demand, usable, self.quiet)[0]
+
+
+class Away(msgspec.Struct, frozen=True):
+    """Another host is its coordinator, or all its hosts are gone."""
+
+
+class Surveying(msgspec.Struct, frozen=True):
+    """The hosts of its ranks are asked which assignment they know."""
+
+    asked: Sequence[HostId]
+    """They have not answered."""
+    found: Assigned | None = None
+    """The newest that one of them knew."""
+
+
+class Offering(msgspec.Struct, frozen=True):
+    """Nobody sums it, and one host is asked to."""
+
+    search: OwnerSearch
+    to: HostId
+    epoch: int
+    secret: bytes
+
+
+class ChangingOwner(msgspec.Struct, frozen=True):
+    """Its owner goes on, and one host is asked to take it over."""
+
+    search: MoveSearch
+    to: HostId
+    epoch: int
+    secret: bytes
+
+
+class Summed(msgspec.Struct, frozen=True):
+    """Its owner sums it."""
+
+    assigned: Assigned
+    promised: bool
+    """The owner promised what the job needs."""
+    complaints: tuple[float, float] | None = None
+    """First and last of the present series, seconds."""
+    checking: bool = False
+    """The owner was asked whether it serves the job."""
+
+
+class Nobody(msgspec.Struct, frozen=True):
+    """Nobody takes it; hosts are asked again each second."""
+
+
+State = Away | Surveying | Offering | ChangingOwner | Summed | Nobody
+ELSEWHERE = "a host of lower ranks is back, or this host is taken for gone: another one is its coordinator"
+NEWER = "a host of its ranks says that a newer owner sums it"
+TRANSITIONS: StateTable[State] = StateTable(
+    "a job that looks for an aggregator",
+    {
+        Away: {Surveying: "this host is its coordinator now: that of its lowest live rank"},
+        Surveying: {
+            Surveying: "some answered or are gone, others have not",
+            Summed: f"all answered, and the newest owner that they know goes on; or {NEWER}",
+            Offering: "all answered, nobody sums it: the best host is asked",
+            Nobody: "all answered, nobody sums it, and no host can be asked",
+            Away: ELSEWHERE,
+        },
+        Offering: {
+            Offering: "the host asked declined, is gone or did not answer: the next one, under the next epoch",
+            Summed: f"the host asked accepted; or {NEWER}",
+            Nobody: "nobody is left to be asked",
+            Away: ELSEWHERE,
+        },
+        ChangingOwner: {
+            ChangingOwner: "the host asked declined, is gone or did not answer: the next one, under the next epoch",
+            Summed: f"the host asked accepted, and its owner is retired; or nobody takes it, and it stays; or {NEWER}",
+            Offering: "its owner is gone or dropped it while it moved",
+            Nobody: "its owner is gone or dropped it while it moved, and no host can be asked",
+            Away: ELSEWHERE,
+        },
+        Summed: {
+            Summed: f"its promise or the complaints of its ranks change; or {NEWER}",
+            ChangingOwner: "its owner has no room for what it needs, or wants it to leave: another one is asked",
+            Offering: "its owner is gone, dropped it or cannot be used: another one is asked",
+            Nobody: "its owner is gone, dropped it or cannot be used, and no host can be asked",
+            Away: ELSEWHERE,
+        },
+        Nobody: {
+            Offering: "an aggregator appeared, or has declined a second ago",
+            Summed: NEWER,
+            Away: ELSEWHERE,
+        },
+    },
+)
 
 
 class TrackedJob:
+    state = CheckedState(TRANSITIONS)
+
     def __init__(self, placed: GangPlaced, gauge: Profiler) -> None:
-        self.placed, self.gauge = placed, gauge
-        self.state: State = "away"
+        self.placed = placed
+        self._begin(gauge)
+
+    def _begin(self, gauge: Profiler) -> None:
+        self.state = Away()
+        self.gauge = gauge
         self.epoch = 0
         """Highest epoch seen or used."""
-        self.assigned: Assigned | None = None
-        self.asked: list[HostId] = []
-        """Hosts of the survey that have not answered."""
-        self.offered_to: HostId | None = None
-        self.secret = b""
-        self.moving = False
-        """An owner that can go on is there while another one is looked for."""
-        self.wanted: HostId | None = None
-        """The only host to offer it to: it holds room."""
-        self.promised = True
-        """The present offer, or the present owner, is with what the job needs."""
-        self.quiet = False
-        """Only to aggregators with little to do: it hurt, or was hurt."""
+        self.newest_epoch: int | None = None
+        """Of the newest assignment, also when that is over."""
         self.again_s = 0.0
         """When to look for room again, if not promised."""
         self.refused = ""
         """The last refusal, for people."""
         self.seen = (0, 0)
         """Bytes of its largest tensor, and of all, as told to other plugins."""
-        self.declined: dict[HostId, str] = {}
-        self.avoid: HostId | None = None
-        self.complaints: tuple[float, float] | None = None
-        """First and last of the present series, seconds."""
-        self.checking = False
         self.superseded: dict[HostId, int] = {}
         """Former owners that may not know it yet -> their epoch."""
 
@@ -53,19 +189,106 @@ class TrackedJob:
     def job(self) -> JobId:
         return self.placed.job
 
-    def settle(self) -> None:
-        """The search for an owner is over, or begins anew."""
-        self.declined, self.avoid, self.moving, self.wanted, self.quiet = {}, None, False, None, False
+    @property
+    def assigned(self) -> Assigned | None:
+        """Who sums it now."""
+        match self.state:
+            case Summed(assigned=assigned) | ChangingOwner(search=MoveSearch(assigned=assigned)):
+                return assigned
+            case _:
+                return None
 
-    def hosts_to_ask(self, candidates: Sequence[Candidate], gone: Collection[HostId]) -> Sequence[HostId]:
-        """Best first. Who moves asks only those that by gossip have room; who has no owner asks everybody."""
-        usable = [c for c in candidates if c.host not in self.declined and c.host not in gone]
-        if self.wanted is not None:
-            return [c.host for c in usable if c.host == self.wanted]
-        if self.gauge.demand is None or not self.promised:
-            return policy.ranked(self.job, usable, () if self.avoid is None else (self.avoid,))
-        likely, rest = policy.ranked_for(self.job, self.gauge.demand, usable, self.quiet)
-        if self.moving:
-            return likely
-        hosts = [*likely, *rest] if len(self.declined) < TRIES_MAX else []
-        return sorted(hosts, key=lambda host: host == self.avoid)
+    def summed_as(self, epoch: int) -> Summed | None:
+        """Its state, if its owner sums it under this epoch and it does not move."""
+        state = self.state
+        return state if isinstance(state, Summed) and state.assigned.epoch == epoch else None
+
+    def open_offer(self, host: HostId, epoch: int) -> Offering | ChangingOwner | None:
+        """Its state, if this host is asked under this epoch, the highest that is known."""
+        state = self.state
+        if not isinstance(state, Offering | ChangingOwner):
+            return None
+        return state if (state.to, state.epoch, self.epoch) == (host, epoch, epoch) else None
+
+    def is_of_run(self, epoch: int) -> bool:
+        """Whether an assignment of this epoch is of this run of the job."""
+        return policy.of_run(epoch, self.placed.grant)
+
+    def check(self) -> None:
+        state = self.state
+        match state:
+            case Surveying():
+                assert state.asked
+            case Offering() | ChangingOwner():
+                assert state.epoch <= self.epoch and state.to not in state.search.declined
+            case Away() | Summed() | Nobody():
+                pass
+            case _:
+                assert_never(state)
+        if self.assigned is not None:
+            assert self.assigned.epoch <= self.epoch and self.is_of_run(self.assigned.epoch)
+
+    # ---- transitions ----
+
+    def leave(self, gauge: Profiler) -> None:
+        """Another host is its coordinator: what this one knew is forgotten."""
+        self._begin(gauge)
+
+    def survey(self, hosts: Sequence[HostId]) -> None:
+        self.state = Surveying(hosts)
+
+    def wait_for(self, hosts: Sequence[HostId], found: Assigned | None) -> None:
+        """Only these have not answered the survey."""
+        self.state = Surveying(hosts, found)
+
+    def offer(self, search: OwnerSearch | MoveSearch, to: HostId, epoch: int, secret: bytes) -> None:
+        """It is offered to one host; an owner that can go on does so."""
+        self.epoch = epoch
+        match search:
+            case OwnerSearch():
+                self.state = Offering(search, to, epoch, secret)
+            case MoveSearch():
+                self.state = ChangingOwner(search, to, epoch, secret)
+            case _:
+                assert_never(search)
+
+    def accept(self, state: Offering | ChangingOwner, address: str) -> Assigned:
+        """The host asked is its owner from now on; a former one is to be retired."""
+        match state:
+            case ChangingOwner(search=MoveSearch(assigned=former)):
+                self.superseded[former.owner] = former.epoch
+            case _:
+                pass
+        assigned = Assigned(self.job, state.epoch, state.to, address, state.secret)
+        self.state, self.newest_epoch = Summed(assigned, state.search.promised), assigned.epoch
+        return assigned
+
+    def adopt(self, found: Assigned) -> None:
+        """Another coordinator assigned it; what its owner promised that says with its counters."""
+        self.state, self.newest_epoch = Summed(found, promised=False), found.epoch
+        self.epoch = max(self.epoch, found.epoch)
+
+    def stay(self, state: ChangingOwner) -> None:
+        """Nobody took it: its owner has never stopped."""
+        self.state = Summed(state.search.assigned, promised=False)
+
+    def give_up(self) -> None:
+        """No host can be asked."""
+        self.state = Nobody()
+
+    def promise(self, state: Summed, promised: bool) -> None:
+        """Its owner says whether it keeps what the job needs free for it."""
+        if state.promised != promised:
+            self.state = msgspec.structs.replace(state, promised=promised)
+
+    def complain(self, state: Summed, now_s: float) -> tuple[Summed, float]:
+        """One of its ranks cannot use the owner; for how long that has been so, seconds."""
+        first, last = state.complaints or (now_s, now_s)
+        first = first if now_s - last < FORGIVE_S else now_s
+        after = msgspec.structs.replace(state, complaints=(first, now_s))
+        self.state = after
+        return after, now_s - first
+
+    def question(self, state: Summed, checking: bool) -> None:
+        """Its owner is asked whether it serves the job, or has answered."""
+        self.state = msgspec.structs.replace(state, checking=checking)

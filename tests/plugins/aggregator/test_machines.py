@@ -31,6 +31,7 @@ from plugins.aggregator.machine.owner import (
     ServeJob,
 )
 from plugins.aggregator.machine.served_job import ServedJob
+from plugins.aggregator.machine.tracked_job import Away, Summed
 from plugins.aggregator.messages import (
     Accepted,
     AggregatorSettings,
@@ -224,7 +225,7 @@ def test_the_next_host_is_the_home_while_the_first_is_gone_and_gives_it_back() -
     ((_, offer),) = sends(play(QuestionAnswered(B, GetOwner(JOB), KnownOwner(None))))
     assert offer.epoch == G1 + 1, "a number that only rank 1's home may use"
     assert sends(play(rack(C))) == [], "that one finds it another aggregator"
-    assert play.machine.jobs[JOB].state == "away"
+    assert play.machine.jobs[JOB].state == Away()
 
 
 def test_who_gives_a_job_back_tells_the_coordinator_who_sums_it_and_former_owners_that_they_do_not() -> None:
@@ -237,7 +238,7 @@ def test_who_gives_a_job_back_tells_the_coordinator_who_sums_it_and_former_owner
     play(Heard(D, Accepted(JOB, higher.epoch, "10.0.0.4:9")))
     now = Assigned(JOB, higher.epoch, D, "10.0.0.4:9", SECRET)
     assert sends(play(rack())) == [(A, now), (C, Retire(JOB, offer.epoch, higher.epoch, "d sums it now"))]
-    assert play.machine.jobs[JOB].state == "away"
+    assert play.machine.jobs[JOB].state == Away()
 
 
 def test_a_higher_assignment_of_another_home_is_taken_over() -> None:
@@ -265,12 +266,12 @@ def test_an_owner_that_does_not_know_of_a_promise_is_told_again_what_the_job_nee
     play, assigned = assigned_home()
     demand, asked = Demand(100_000, 10_000), WorkOf(JOB, assigned.epoch)
     play(QuestionAnswered(C, asked, WorkCounters(True, demand=demand)))
-    assert play.machine.jobs[JOB].promised
+    assert play.machine.jobs[JOB].state == Summed(assigned, promised=True)
     play(QuestionAnswered(C, asked, WorkCounters(True)))
     play.now_s += AGAIN_S
     assert (C, Profiled(JOB, assigned.epoch, demand)) in sends(play(rack()))
     play(Heard(C, AssignmentKept(JOB, assigned.epoch - 2)))
-    assert not play.machine.jobs[JOB].promised, "of an epoch that is over"
+    assert play.machine.jobs[JOB].state == Summed(assigned, promised=False), "of an epoch that is over"
     play(Heard(C, AssignmentKept(JOB, assigned.epoch)))
     play.now_s += AGAIN_S
     assert not sends(play(rack()))

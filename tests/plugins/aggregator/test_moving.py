@@ -5,6 +5,7 @@ from typing import Any
 from covey.core import Heard, HostId, JobId, LogEvent, Publish, SetTimer, Undelivered
 from plugins.aggregator.machine.coordinator import AGAIN_S, OFFER_S, Expired, JobCoordinator, JobStepped
 from plugins.aggregator.machine.events import AskQuestion, GangPlaced, QuestionAnswered, RackUpdated
+from plugins.aggregator.machine.tracked_job import Offering, OwnerSearch, Summed
 from plugins.aggregator.messages import (
     Accepted,
     Assigned,
@@ -79,7 +80,7 @@ def test_a_job_goes_to_who_holds_room_and_its_owner_ends_after_the_new_one_accep
     told = sends(play(Heard(E, Accepted(JOB, offer.epoch, "10.0.0.5:9"))))
     now = Assigned(JOB, offer.epoch, E, "10.0.0.5:9", SECRET)
     assert told == [(A, now), (B, now), (C, Retire(JOB, assigned.epoch, offer.epoch, "e sums it now"))]
-    assert play.machine.jobs[JOB].promised
+    assert play.machine.jobs[JOB].state == Summed(now, promised=True)
 
 
 def test_an_order_to_move_under_an_epoch_that_is_over_moves_nothing() -> None:
@@ -95,7 +96,7 @@ def test_when_the_only_host_that_holds_room_declines_the_job_stays_and_looks_lat
     _, offer = offered(given_away(E, play, assigned))
     found = play(Heard(E, Declined(JOB, offer.epoch, "it is full")))
     assert ("tensors stay", "on c: e: it is full") in notes(found) and sends(found) == []
-    assert play.machine.jobs[JOB].assigned == assigned and not play.machine.jobs[JOB].promised
+    assert play.machine.jobs[JOB].state == Summed(assigned, promised=False)
     play.now_s += AGAIN_S
     assert (C, Profiled(JOB, assigned.epoch, DEMAND)) in sends(play(seen()))
     _, offer = offered(play(Heard(C, AssignmentDropped(JOB, assigned.epoch, "its process died"))))
@@ -107,7 +108,7 @@ def test_a_host_that_is_gone_is_not_offered_what_it_held_room_for() -> None:
         play, assigned = summed()
         play(rack)
         assert given_away(E, play, assigned) == [], "and nothing is said: nobody was asked"
-        assert play.machine.jobs[JOB].state == "assigned"
+        assert play.machine.jobs[JOB].state == Summed(assigned, promised=True)
 
 
 def test_a_host_that_goes_while_it_is_asked_leaves_the_job_where_it_was() -> None:
@@ -117,7 +118,7 @@ def test_a_host_that_goes_while_it_is_asked_leaves_the_job_where_it_was() -> Non
         found = play(lost) if lost is not None else play(Undelivered(to, offer))
         why = "it is gone" if lost is not None else f"no answer within {OFFER_S:g} s"
         assert ("tensors stay", f"on c: e: {why}") in notes(found)
-        assert play.machine.jobs[JOB].assigned == assigned and play.machine.jobs[JOB].state == "assigned"
+        assert play.machine.jobs[JOB].state == Summed(assigned, promised=False)
 
 
 def test_one_that_accepts_too_late_is_told_that_the_job_stayed() -> None:
@@ -135,8 +136,8 @@ def test_an_owner_that_goes_or_drops_the_job_while_it_moves_is_replaced_by_anybo
         _, offer = offered(given_away(E, play, assigned))
         to, again = offered(play(lost(assigned.epoch)))
         assert to != C and again.epoch > offer.epoch and again.demand == DEMAND
-        job = play.machine.jobs[JOB]
-        assert not job.moving and job.wanted is None, "nobody goes on with it, and nobody holds room"
+        state = play.machine.jobs[JOB].state
+        assert isinstance(state, Offering) and state.search == OwnerSearch(True, C), "nobody goes on with it"
 
 
 def test_who_is_asked_to_leave_goes_to_an_aggregator_with_little_to_do() -> None:
@@ -147,8 +148,8 @@ def test_who_is_asked_to_leave_goes_to_an_aggregator_with_little_to_do() -> None
     assert to == E
     play, assigned = summed()
     play(seen(c=60_000, d=50_000, e=40_000))
-    assert given_away(None, play, assigned) == [] and play.machine.jobs[JOB].state == "assigned"
-    assert play.machine.jobs[JOB].promised, "nothing has become of it: its owner still keeps its promise"
+    assert given_away(None, play, assigned) == []
+    assert play.machine.jobs[JOB].state == Summed(assigned, promised=True), "its owner still keeps its promise"
 
 
 def test_a_job_on_trial_goes_only_where_room_is_held_for_it() -> None:
@@ -191,7 +192,7 @@ def test_a_job_without_owner_that_fits_nowhere_is_summed_unpromised_and_told_why
         reason.endswith("nobody has room for it (c: full), and somebody must sum it") for _, reason in notes(found)
     )
     play(Heard(to, Accepted(JOB, offer.epoch, "10.0.0.9:9")))
-    assert not play.machine.jobs[JOB].promised
+    assert not play.machine.jobs[JOB].state.promised
 
 
 def test_a_job_that_runs_again_needs_what_it_needed_if_it_has_as_many_ranks() -> None:
