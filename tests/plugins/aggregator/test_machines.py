@@ -228,7 +228,7 @@ def test_the_next_host_is_the_home_while_the_first_is_gone_and_gives_it_back() -
     assert play.machine.jobs[JOB].state == Away()
 
 
-def test_who_gives_a_job_back_tells_the_coordinator_who_sums_it_and_former_owners_that_they_do_not() -> None:
+def test_who_gives_a_job_back_says_who_sums_it_and_retires_former_owners() -> None:
     play = Play(JobCoordinator(B, lambda size: bytes(size)))
     play(rack(A))
     play(PLACED)
