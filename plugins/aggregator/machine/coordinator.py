@@ -247,6 +247,9 @@ class JobCoordinator:
                 return ()  # said twice
             instead = job.state.assigned.epoch if isinstance(job.state, Summed) else 0
             return (self._retire(job, sender, message.epoch, instead, "another was found meanwhile"),)
+        if state.epoch < job.epoch:  # hosts that know the higher one would not use this one
+            job.superseded[sender] = state.epoch
+            return self._look(job, state.search, f"a host knows epoch {epoch_text(job.epoch)}")
         assigned = job.accept(state, message.address)
         job.again_s = now_s + AGAIN_S
         job.gauge.begin(now_s)
@@ -476,7 +479,7 @@ class JobCoordinator:
     def _no_answer(self, name: JobId, epoch: int) -> Sequence[Action]:
         job = self.jobs.get(name)
         state = job.state if job is not None else None
-        if job is None or not isinstance(state, Offering | ChangingOwner) or (state.epoch, job.epoch) != (epoch, epoch):
+        if job is None or not isinstance(state, Offering | ChangingOwner) or state.epoch != epoch:
             return ()
         job.superseded[state.to] = epoch  # its answer may have been lost
         return self._next(job, state, f"no answer within {OFFER_S:g} s")

@@ -122,6 +122,7 @@ class Nobody(msgspec.Struct, frozen=True):
 State = Away | Surveying | Offering | ChangingOwner | Summed | Nobody
 ELSEWHERE = "a host of lower ranks is back, or this host is taken for gone: another one is its coordinator"
 NEWER = "a host of its ranks says that a newer owner sums it"
+HIGHER = "it accepted under an epoch below one heard meanwhile: asked again, above that"
 TRANSITIONS: StateTable[State] = StateTable(
     "a job that looks for an aggregator",
     {
@@ -134,13 +135,13 @@ TRANSITIONS: StateTable[State] = StateTable(
             Away: ELSEWHERE,
         },
         Offering: {
-            Offering: "the host asked declined, is gone or did not answer: the next one, under the next epoch",
+            Offering: f"the host asked declined, is gone or did not answer: the next one is asked; or {HIGHER}",
             Summed: f"the host asked accepted; or {NEWER}",
             Nobody: "nobody is left to be asked",
             Away: ELSEWHERE,
         },
         ChangingOwner: {
-            ChangingOwner: "the host asked declined, is gone or did not answer: the next one, under the next epoch",
+            ChangingOwner: f"the host asked declined, is gone or did not answer: the next one is asked; or {HIGHER}",
             Summed: f"the host asked accepted, and its owner is retired; or nobody takes it, and it stays; or {NEWER}",
             Offering: "its owner is gone or dropped it while it moved",
             Nobody: "its owner is gone or dropped it while it moved, and no host can be asked",
@@ -204,11 +205,11 @@ class TrackedJob:
         return state if isinstance(state, Summed) and state.assigned.epoch == epoch else None
 
     def open_offer(self, host: HostId, epoch: int) -> Offering | ChangingOwner | None:
-        """Its state, if this host is asked under this epoch, the highest that is known."""
+        """Its state, if this host is asked under this epoch."""
         state = self.state
         if not isinstance(state, Offering | ChangingOwner):
             return None
-        return state if (state.to, state.epoch, self.epoch) == (host, epoch, epoch) else None
+        return state if (state.to, state.epoch) == (host, epoch) else None
 
     def is_of_run(self, epoch: int) -> bool:
         """Whether an assignment of this epoch is of this run of the job."""

@@ -1,11 +1,12 @@
 """The states of a job at its coordinator: each keeps what is known in it and forgets what was known before."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from covey.core import Heard, HostId
-from plugins.aggregator.machine.coordinator import JobCoordinator
+from plugins.aggregator.machine.coordinator import Expired, JobCoordinator
 from plugins.aggregator.machine.events import AskQuestion, QuestionAnswered, RackUpdated
 from plugins.aggregator.machine.tracked_job import (
     Away,
@@ -29,6 +30,7 @@ from plugins.aggregator.messages import (
     KnownOwner,
     Lost,
     Probe,
+    Retire,
     WorkCounters,
     WorkOf,
 )
@@ -136,3 +138,22 @@ def test_complaints_about_an_owner_are_not_counted_against_the_next() -> None:
     play.now_s += 6.0
     (ask,) = play(Heard(B, Lost(JOB, newer.epoch, "reset")))
     assert isinstance(ask, AskQuestion) and (ask.to, ask.question) == (D, Probe(JOB, newer.epoch))
+
+
+@pytest.mark.parametrize(
+    ("answer", "asked"),
+    [
+        (Heard(C, Accepted(JOB, G1 + 1, "10.0.0.3:9")), C),
+        (Heard(C, Declined(JOB, G1 + 1, "full")), D),
+        (Expired(JOB, G1 + 1), D),
+    ],
+)
+def test_an_offer_below_an_epoch_heard_meanwhile_is_followed_by_one_above(answer: Any, asked: HostId) -> None:
+    """Hosts that know the higher epoch would not push their tensors under the lower one."""
+    play = offering()
+    assert play(Heard(E, Declined(JOB, G1 - 1, "it knows epoch 1.7", known=G1 + 7))) == []
+    ((to, offer),) = sends(play(answer))
+    assert (to, offer.epoch) == (asked, G1 + 9)
+    told = sends(play(Heard(to, Accepted(JOB, offer.epoch, "10.0.0.5:9"))))
+    former = [] if to == C or isinstance(answer, Heard) else [(C, Retire(JOB, G1 + 1, G1 + 9, "d sums it now"))]
+    assert [sent for sent in told if isinstance(sent[1], Retire)] == former, "its answer may be on the way"
