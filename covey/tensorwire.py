@@ -18,7 +18,7 @@ much it will ever allocate before it allocates. The checksum covers header and p
                                        <- PONG
 
 An epoch orders assignments of a job to aggregators: the grant of the job in the upper half, then a ballot that only one
-home agent can use (ballot modulo world size is a rank on that agent's host), so equal epochs are the same assignment.
+coordinator can use (ballot modulo world size is a rank on its host), so equal epochs are the same assignment.
 
 Both ends prove that they know the secret of the assignment, and neither sends it (`covey.handshake`).
 """

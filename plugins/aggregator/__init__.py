@@ -2,21 +2,22 @@
 Not live: `machine/pool.py`, which assigns single tensors; `covey-sim aggregators` and `covey-vectors` run it.
 
 Words. *Aggregator*: a host whose process `aggd` sums tensors. *Owner* of a job: the aggregator that sums it now.
-*Home* of a job: the agent of its lowest live rank's host; it finds the owner, and another one when the owner is gone.
+*Coordinator* of a job: the agent of its lowest live rank's host; it finds the owner, and another one when that is gone.
 *Round*: every rank's push of a tensor, summed once, in rank order. *Epoch*: orders a job's owners; the higher one wins.
 
     rank (covey.tensors) ==== tensors ==== aggd (datapath)          a job's bytes touch no agent
       | jobs.sock                            | unix socket
     agent of the rank (Directory)          agent of the owner (Owner)
-      +------------ Home of the job -----------+                    decisions, by control messages
+      +-------- Coordinator of the job -------+                        decisions, by control messages
 
 No parameter is lost with an aggregator: every rank keeps the last result, and an owner without state asks for it. The
 paper copies tensors from the old owner to the new one and assumes that both live; this path needs neither, and is the
 one that also starts a job.
 
-A job's first iterations are its trial. Then its home knows D and e (`machine/profiler.py`), and its owner promises it a
-part of its cycle or declines (`machine/cycle_ledger.py`): exactly, on what it has promised itself. What hurts by
-measurement leaves; the least loaded aggregator empties itself into others (`machine/consolidator.py`).
+A job's first iterations are its trial. Then its coordinator knows D and e (`machine/profiler.py`), and its owner
+promises it a part of its cycle or declines (`machine/cycle_ledger.py`): exactly, on what it has promised itself. A job
+that is measured to hurt another leaves; the least loaded aggregator empties itself into others
+(`machine/consolidator.py`). The states of a job at its coordinator: `machine/tracked_job.py`.
 `machine/pool.py` decides the same for single tensors of many jobs at once, in simulation; a live job has one aggregator
 (docs/papers/aggregator.md).
 """

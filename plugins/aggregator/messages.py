@@ -13,7 +13,7 @@
            |<------------------------------------------------ Lost, or OwnerWanted --|
            |-- Retire ----------------------->|  (another one sums it now, or the job is over)
 
-The job coordinator is the agent that the grant names as the job's home.
+The job coordinator here is the agent of the host of the job's lowest live rank, whatever host the grant names.
 
 An aggregator that empties itself asks the others first, all or nothing: `ReserveCycle`, then `CycleReserved` or
 `CycleNotReserved`; then `Handover` to the coordinators, or `ReleaseCycle`. Each attempt has a number; what is said of
@@ -70,43 +70,44 @@ class Demand(msgspec.Struct, frozen=True):
 
 
 class Offer(JobMessage, frozen=True, tag="Offer"):
-    """Home -> aggregator: will you sum this job? Its ranks will present `secret`."""
+    """Coordinator -> aggregator: will you sum this job? Its ranks will present `secret`."""
 
     workers: Workers
     secret: Secret
     demand: Demand | None = None
     """None: not known yet, for trial iterations; or nobody had room for it, and somebody must."""
     refused: Reason = ""
-    """The last refusal that the home heard, for people."""
+    """The last refusal that the coordinator heard, for people."""
 
 
 class Accepted(JobMessage, frozen=True, tag="Accepted"):
-    """Aggregator -> home: yes, its process serves it at `address` by now."""
+    """Aggregator -> coordinator: yes, its process serves it at `address` by now."""
 
     address: Address
 
 
 class Declined(JobMessage, frozen=True, tag="Declined"):
-    """Aggregator -> home: no. `known` is the highest epoch of the job it has seen: a new offer must be above it."""
+    """Aggregator -> coordinator: no. A new offer must be above `known`, the highest epoch of the job that it has
+    seen."""
 
     reason: Reason
     known: Epoch = 0
 
 
 class Profiled(JobMessage, frozen=True, tag="Profiled"):
-    """Home -> aggregator: this is what the job you sum needs; will you keep it? Answer: `AssignmentKept` or
+    """Coordinator -> aggregator: this is what the job you sum needs; will you keep it? Answer: `AssignmentKept` or
     `Declined`."""
 
     demand: Demand
 
 
 class AssignmentKept(JobMessage, frozen=True, tag="Kept"):
-    """Aggregator -> home: yes."""
+    """Aggregator -> coordinator: yes."""
 
 
 class LossReport(JobMessage, frozen=True, tag="Judged"):
-    """Home -> aggregator: what the job measured over a window of iterations here. With `hurt` the newest assignment
-    beside it goes."""
+    """Coordinator -> aggregator: what the job measured over a window of iterations. With `hurt` one job has to go:
+    of this one and those beside it the one that came last."""
 
     iterations: Annotated[int, Meta(ge=1, le=1 << 40)]
     lost_permille: Annotated[int, Meta(ge=0, le=1000)]
@@ -114,7 +115,7 @@ class LossReport(JobMessage, frozen=True, tag="Judged"):
 
 
 class Handover(JobMessage, frozen=True, tag="Handover"):
-    """Aggregator -> home: find the job another aggregator; `to` holds room for it, None: choose."""
+    """Aggregator -> coordinator: find the job another aggregator; `to` holds room for it, None: choose."""
 
     to: Host | None
     reason: Reason
@@ -141,7 +142,8 @@ class ReleaseCycle(HoldMessage, frozen=True, tag="Release"):
 
 
 class Assigned(JobMessage, frozen=True, tag="Assigned"):
-    """Home -> hosts of the job's ranks: push and pull there. Also the answer to one that knows only a lower epoch."""
+    """Coordinator -> hosts of the job's ranks: push and pull there. Also the answer to a host that knows only a lower
+    epoch."""
 
     owner: Host
     address: Address
@@ -149,26 +151,26 @@ class Assigned(JobMessage, frozen=True, tag="Assigned"):
 
 
 class Retire(JobMessage, frozen=True, tag="Retire"):
-    """Home -> aggregator: do not sum this job under `epoch` or lower; `instead` is the epoch that holds now."""
+    """Coordinator -> aggregator: do not sum this job under `epoch` or lower; `instead` is the epoch that holds now."""
 
     instead: Epoch
     reason: Reason
 
 
 class AssignmentDropped(JobMessage, frozen=True, tag="Dropped"):
-    """Aggregator -> home: I no longer sum it."""
+    """Aggregator -> coordinator: I no longer sum it."""
 
     reason: Reason
 
 
 class Lost(JobMessage, frozen=True, tag="Lost"):
-    """Host of ranks -> home: a rank cannot use the aggregator of `epoch`."""
+    """Host of ranks -> coordinator: a rank cannot use the aggregator of `epoch`."""
 
     reason: Reason
 
 
 class OwnerWanted(JobMessage, frozen=True, tag="Wanted"):
-    """Host of ranks -> home: I know `epoch` (0: nothing) of this job; tell me if there is a higher one."""
+    """Host of ranks -> coordinator: I know `epoch` (0: nothing) of this job; tell me if there is a higher one."""
 
 
 # ---- questions and answers -------------------------------------------------------------------------------------------
@@ -244,10 +246,10 @@ class Tensors(Message, frozen=True, tag="Tensors"):
 
 
 ToOwner = Offer | Profiled | LossReport | Retire | ReserveCycle | CycleReserved | CycleNotReserved | ReleaseCycle
-ToHome = Accepted | Declined | AssignmentKept | Handover | AssignmentDropped | Lost | Assigned
+ToCoordinator = Accepted | Declined | AssignmentKept | Handover | AssignmentDropped | Lost | Assigned
 ToDirectory = Assigned | OwnerWanted | Lost
 """By the machine that takes them; two are for two."""
-Heard = ToOwner | ToHome | ToDirectory
+Heard = ToOwner | ToCoordinator | ToDirectory
 FromOwner = (
     Accepted
     | Declined
@@ -259,7 +261,7 @@ FromOwner = (
     | CycleNotReserved
     | ReleaseCycle
 )
-FromHome = Offer | Profiled | LossReport | Retire | Assigned
+FromCoordinator = Offer | Profiled | LossReport | Retire | Assigned
 """By the machine that sends them, and hears when they were not delivered."""
 Question = GetOwner | Probe | WorkOf | CycleHere | TensorsHere
 Answer = KnownOwner | Serving | WorkCounters | CycleNow | Tensors
@@ -279,7 +281,8 @@ class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     memory_bytes_max: Annotated[int, Meta(ge=1 << 20)] = 4 << 30
     """Tensor bytes the process may hold, a sum and a state for each; ours."""
     loss_limit: Annotated[float, Meta(ge=0.001, le=1)] = 0.1
-    """A job whose home is here may lose less than this part of its speed by sharing (AutoPS §4.3.3.2, LossLimit)."""
+    """A job whose coordinator is here may lose less than this part of its speed by sharing (LossLimit, AutoPS
+    §4.3.3.2)."""
     trial_iterations: Annotated[int, Meta(ge=2, le=10_000)] = 30
     """After which a job's iteration and work are known (AutoPS §4.3.3.1: several; ours)."""
     revert_iterations: Annotated[int, Meta(ge=2, le=100_000)] = 100

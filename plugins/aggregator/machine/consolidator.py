@@ -3,12 +3,12 @@
     resting --due, and by gossip the least loaded--> asking --all others said what they promised--> reserving
        ^                                               | it is not, or it does not fit              | all hold room
        |<----------------------------------------------+                                            v
-       |<-- one will not: Release to all ------------------------------------------------- handing over: the homes
-       |<-- after a while, whatever became of it ---------------------------------------------------+ move their jobs
+       |<-- one will not: ReleaseCycle to all -------------------------------------- handing over: coordinators move
+       |<-- after a while, whatever became of it ---------------------------------------------------+ their jobs
 
 Where everything would go is decided by `policy.scale.emptied` on what the others say, and each of them checks again
-before it holds room: all of it finds a place or nothing moves. Two never empty themselves into each other: whoever is
-at it refuses to hold room, and whoever holds room does not begin.
+before it holds room: all jobs find a place or none moves. Two never empty themselves into each other: an aggregator
+that empties itself refuses to hold room, and one that holds room does not begin.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ ASK_S = 1.5
 RESERVE_S = 4.0
 """How long one may take to hold room."""
 HAND_S = 12.0
-"""How long the homes may take to move their jobs; shorter than room is held for them."""
+"""How long the coordinators may take to move their jobs; shorter than room is held for them."""
 SOON_S = (1.0, 4.0)
 """When promises have changed somewhere the next attempt comes so soon: at least, and as much more as the name says."""
 PAUSE_S = 8.0
@@ -203,7 +203,8 @@ class Consolidator:
         self.state = "handing over"
         why = f"{self.me} was the least loaded aggregator and gave all its jobs away"
         handed = [
-            Send(held[job].home, Handover(job, held[job].epoch, to, why)) for job, to in sorted(self._holding.items())
+            Send(held[job].coordinator, Handover(job, held[job].epoch, to, why))
+            for job, to in sorted(self._holding.items())
         ]
         count = f"{len(handed)} jobs" if len(handed) != 1 else "1 job"
         return [

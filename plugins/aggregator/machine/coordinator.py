@@ -43,7 +43,7 @@ from plugins.aggregator.messages import (
     AssignmentKept,
     Declined,
     Demand,
-    FromHome,
+    FromCoordinator,
     GetOwner,
     Handover,
     KnownOwner,
@@ -54,7 +54,7 @@ from plugins.aggregator.messages import (
     Profiled,
     Retire,
     Serving,
-    ToHome,
+    ToCoordinator,
     WorkCounters,
     WorkOf,
 )
@@ -96,7 +96,7 @@ Action = Send | AskQuestion | SetTimer[Expired] | LogEvent | Publish
 
 
 class JobCoordinator:
-    takes = ToHome
+    takes = ToCoordinator
     """Messages that may be heard."""
 
     def __init__(
@@ -132,7 +132,7 @@ class JobCoordinator:
         for job in self.jobs.values():
             job.check()
 
-    # ---- whose home we are ----
+    # ---- whose coordinator we are ----
 
     def _placed(self, event: GangPlaced) -> Sequence[Action]:
         known = self.jobs.get(event.job)
@@ -163,7 +163,7 @@ class JobCoordinator:
         return actions
 
     def _come_or_go(self, job: TrackedJob, back: frozenset[HostId]) -> Sequence[Action]:
-        place = policy.home(job.placed.places, self._gone)
+        place = policy.coordinator_place(job.placed.places, self._gone)
         if place is not None and place.host == self.me:
             return self._survey(job) if isinstance(job.state, Away) else ()
         state = job.state
@@ -374,7 +374,7 @@ class JobCoordinator:
         ranks = [Send(place.host, assigned) for place in job.placed.places if place.host in back]
         return [*ranks, *self._retire_former(job, assigned, back)]
 
-    def _heard(self, sender: HostId, message: ToHome, now_s: float) -> Sequence[Action]:
+    def _heard(self, sender: HostId, message: ToCoordinator, now_s: float) -> Sequence[Action]:
         job = self.jobs.get(message.job)
         if job is None or isinstance(job.state, Away):
             return ()
@@ -454,7 +454,7 @@ class JobCoordinator:
     def _undelivered(self, event: Undelivered) -> Sequence[Action]:
         """A host that was cut off while its job moved, and whose old aggregator still answers its ranks, would never
         complain: it is told the present assignment, and a former owner of its end, until it has heard."""
-        message: FromHome = event.message
+        message: FromCoordinator = event.message
         match message:
             case Offer():
                 return self._no_answer(message.job, message.epoch)

@@ -14,7 +14,7 @@ from plugins.aggregator.machine.events import GangPlaced, Keep, RackUpdated, Tel
 from plugins.aggregator.messages import Assigned, Lost, OwnerWanted, ToDirectory
 
 ASK_S = 2.0
-"""Pause between two questions to the home about a job without an aggregator."""
+"""Pause between two questions to the coordinator about a job without an aggregator."""
 
 KNOWN_MAX = 1024
 """Assignments remembered, those of jobs that are placed now aside: the end of a job may pass an agent that is down."""
@@ -151,7 +151,7 @@ class Directory:
         known, placed = self.current(event.job), self._placed.get(event.job)
         if known is not None and known.epoch > event.epoch:
             return (TellRanks(known),)
-        place = policy.home(placed.places, self._gone) if placed is not None else None
+        place = policy.coordinator_place(placed.places, self._gone) if placed is not None else None
         if place is None:
             return ()
         return (Send(place.host, Lost(event.job, event.epoch, event.why[:300]), ASK_S),)
@@ -168,7 +168,7 @@ class Directory:
         that by being asked, from each host of the job, since the one in its place may have begun anew."""
         actions: list[Action] = []
         for job, placed in sorted(self._placed.items()):
-            place = policy.home(placed.places, self._gone)
+            place = policy.coordinator_place(placed.places, self._gone)
             if place is not None and place.host in back and self.current(job) is not None and self._is_here(placed):
                 actions += self._ask(placed, now_s)
         return actions
@@ -181,7 +181,7 @@ class Directory:
         return self._ask(placed, now_s) if self._is_here(placed) and event.to not in self._gone else ()
 
     def _ask(self, placed: GangPlaced, now_s: float) -> Sequence[Action]:
-        place = policy.home(placed.places, self._gone)
+        place = policy.coordinator_place(placed.places, self._gone)
         if place is None or place.host == self.me:
             return ()
         self._asked_s[placed.job] = now_s

@@ -1,12 +1,13 @@
 """The jobs whose tensors this host sums: taken on or refused when offered, dropped when the process that sums dies.
 
 An offer is accepted only after it is on disk and the process serves it, so what was accepted survives a restart of the
-agent. It does not survive a restart of the process: the sums are gone, and the job's home is told at once, which offers
-it again, perhaps here, under a higher epoch.
+agent. It does not survive a restart of the process: the sums are gone, and the job's coordinator is told at once. That
+offers the job again, perhaps here, under a higher epoch.
 
-A job comes for its trial iterations, and is taken by how busy this host is. Once its home says what it needs, this host
+For its trial iterations a job is accepted by how busy this host is. Once its coordinator says what it needs, this host
 checks exactly (`ledger`), on what it has promised itself and nobody's gossip, and keeps the job or declines it: then
-the home looks elsewhere while the sums go on here. What is offered with its demand is checked before it is accepted.
+the coordinator looks elsewhere while the sums go on here. A job that is offered with its demand is checked before it is
+accepted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -216,7 +217,7 @@ class Owner:
         return policy.refusal(len(self.jobs) + reserved, self.settings.jobs_max, 0.0, 1.0)
 
     def _undelivered(self, event: Undelivered) -> Sequence[Action]:
-        """A home that is away asks when it is back, and so does the one after it; but one that never heard of our
+        """A coordinator that is away asks when it is back, and so does the one after it. One that never heard of our
         acceptance may have found another aggregator, and tells us so when it hears."""
         message: FromOwner = event.message
         match message:
@@ -239,7 +240,7 @@ class Owner:
                 assert_never(message)
 
     def _profiled(self, sender: HostId, message: Profiled) -> Sequence[Action]:
-        """The exact check of a job that is here already; declined, it goes on here until its home found another."""
+        """The exact check of a job that is here already. A declined one goes on here until another accepted it."""
         held = self.jobs.get(message.job)
         if held is None or held.epoch != message.epoch:
             return ()
@@ -285,7 +286,7 @@ class Owner:
         why = f"{held.job} lost {lost} on {self.me}, and {newest.job} came last"
         return (
             LogEvent(newest.job, "tensors must leave", why),
-            Send(newest.home, Handover(newest.job, newest.epoch, None, why)),
+            Send(newest.coordinator, Handover(newest.job, newest.epoch, None, why)),
         )
 
     # ---- jobs come and go ----
@@ -314,7 +315,7 @@ class Owner:
 
     def _offered(self, sender: HostId, offer: Offer) -> Sequence[Action]:
         known = self.jobs.get(offer.job)
-        if known is not None and (known.epoch, known.secret, known.home) == (offer.epoch, offer.secret, sender):
+        if known is not None and (known.epoch, known.secret, known.coordinator) == (offer.epoch, offer.secret, sender):
             return (Send(sender, Accepted(offer.job, offer.epoch, self.address)),) if self._is_served(known) else ()
         above = known.epoch if known is not None else self._awaited(offer.job)
         refusal = self._refusal(known, offer)
@@ -380,8 +381,8 @@ class Owner:
             return ()
         self._serving.add((event.job, event.epoch))
         return (
-            Send(held.home, Accepted(held.job, held.epoch, self.address)),
-            LogEvent(held.job, "tensors summed here", f"epoch {epoch_text(held.epoch)}, offered by {held.home}"),
+            Send(held.coordinator, Accepted(held.job, held.epoch, self.address)),
+            LogEvent(held.job, "tensors summed here", f"epoch {epoch_text(held.epoch)}, offered by {held.coordinator}"),
         )
 
     def _retired(self, message: Retire) -> Sequence[Action]:
@@ -429,7 +430,7 @@ class Owner:
         actions: list[Action] = []
         for held in lost:
             self._remove(held)
-            actions.append(Send(held.home, AssignmentDropped(held.job, held.epoch, why)))
+            actions.append(Send(held.coordinator, AssignmentDropped(held.job, held.epoch, why)))
             actions.append(LogEvent(held.job, "tensors dropped", why))
         return [*actions, Keep()] if lost else ()
 

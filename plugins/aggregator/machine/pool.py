@@ -1,7 +1,7 @@
 """One pool of aggregators: which of them sums each tensor of each of its jobs, and how many of them there are.
 
-A pool is what a controller of a cluster of aggregators is in AutoPS (§4.3.3.4), seen by whoever decides for it: the
-home of a job, or a simulation. It proposes; each aggregator checks again by itself and may refuse (`PoolRefused`).
+A pool is what a controller of a cluster of aggregators is in AutoPS (§4.3.3.4), seen by whoever decides for it: a
+job's coordinator, or a simulation. It proposes; each aggregator checks again by itself and may refuse (`PoolRefused`).
 
     a job arrives        its tensors, largest first, where they fit best; new aggregators for the rest
     a job leaves         aggregators without work stop; the least loaded one is emptied into the others if all of its

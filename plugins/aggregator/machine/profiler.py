@@ -1,4 +1,4 @@
-"""The iterations of one job, as its home hears of them, and what follows from each window of them.
+"""The iterations of one job, as its coordinator hears of them, and what follows from each window of them.
 
 A window begins with the owner's counters and ends when enough iterations have passed, with its counters again: the
 difference is the owner's work in them. The trial is the first window. A window in which a job came to the owner or left

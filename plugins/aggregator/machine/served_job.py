@@ -13,11 +13,11 @@ class ServedJob(msgspec.Struct, frozen=True):
     epoch: int
     workers: int
     secret: bytes
-    home: HostId
+    coordinator: HostId = msgspec.field(name="home")
     """Who offered it, and is told when it is dropped."""
     demand: Demand | None = None
     """What was promised to it; None: on trial, or nobody had room for it and somebody must sum it."""
     order: int = 0
     """Of two jobs the one with the higher was assigned later."""
     refused: str = ""
-    """The last refusal that its home heard before it came here, for people."""
+    """The last refusal that its coordinator heard before it came here, for people."""

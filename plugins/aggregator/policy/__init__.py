@@ -14,7 +14,7 @@ Time is in whole microseconds and every comparison is of integers, so two hosts 
 from plugins.aggregator.policy.owners import (
     AGE_S,
     Candidate,
-    home,
+    coordinator_place,
     load_now,
     next_epoch,
     of_run,
@@ -23,4 +23,14 @@ from plugins.aggregator.policy.owners import (
     refusal,
 )
 
-__all__ = ["AGE_S", "Candidate", "home", "load_now", "next_epoch", "of_run", "ranked", "ranked_for", "refusal"]
+__all__ = [
+    "AGE_S",
+    "Candidate",
+    "coordinator_place",
+    "load_now",
+    "next_epoch",
+    "of_run",
+    "ranked",
+    "ranked_for",
+    "refusal",
+]

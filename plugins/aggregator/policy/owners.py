@@ -1,12 +1,12 @@
 """Who should sum a job, and who decides that: pure functions.
 
-AutoPS has one pMaster that assigns every tensor. Here each job has a *home*: the agent of the host of its lowest live
-rank. It ranks the aggregators by what they gossip and offers the job to the best; the aggregator itself accepts or
-refuses on its own state, so stale gossip costs a retry, never an overload. A job's first aggregator, for its trial
-iterations, is the least busy one (§4.3.3.1 starts new ones for them); with its demand known, the best fit counts.
+AutoPS has one pMaster that assigns every tensor. Here each job has a *coordinator*: the agent of the host of its
+lowest live rank. It ranks the aggregators by what they gossip and offers the job to the best; the aggregator itself
+accepts or refuses on its own state, so stale gossip costs a retry, never an overload. A job's first aggregator, for its
+trial iterations, is the least busy one (§4.3.3.1 starts new ones for them); with its demand known, the best fit counts.
 
-Epochs are ballots: a home may only use numbers that are congruent to its lowest rank modulo the world size, so two
-agents that both take themselves for the home never name the same epoch, and the higher one wins.
+Epochs are ballots: a coordinator may only use numbers that are congruent to its lowest rank modulo the world size. So
+two agents that both take themselves for the coordinator never name the same epoch, and the higher one wins.
 """
 
 import hashlib
@@ -121,14 +121,14 @@ def refusal(jobs: int, jobs_max: int, load: float, load_max: float) -> str:
     return ""
 
 
-def home(places: Sequence[Place], gone: Collection[HostId]) -> Place | None:
+def coordinator_place(places: Sequence[Place], gone: Collection[HostId]) -> Place | None:
     """Where the lowest live rank runs; None when all its hosts are gone."""
     alive = [place for place in places if place.host not in gone]
     return min(alive, key=lambda place: place.ranks[0], default=None)
 
 
 def next_epoch(grant: int, world_size: int, rank: int, above: int) -> int:
-    """The lowest epoch of this grant above `above` that only the home with this lowest rank may use."""
+    """The lowest epoch of this grant above `above` that only the coordinator with this lowest rank may use."""
     base = max(above, grant << 32) + 1
     return base + (rank - (base & 0xFFFFFFFF)) % world_size
 

@@ -2,7 +2,8 @@
 
 `aggd` is looked for before it is started (by its process id in this plugin's state on disk, then at its control
 socket), so a restarted agent finds the one that went on without it. It is asked for its numbers once a second; when it
-no longer answers, or its process ends, every job it served is dropped and its home told, and a new one is started.
+no longer answers, or its process ends, every job it served is dropped, the job's coordinator is told, and a new `aggd`
+is started.
 """
 
 import asyncio
@@ -55,7 +56,7 @@ STATE = "aggregator/state"
 ORDER_S = 5.0
 """How long aggd may take to obey, seconds."""
 WAKE_S = 3.0
-"""How long an offer waits for aggd to come up; its home waits 4 s for an answer."""
+"""How long an offer waits for aggd to come up; its coordinator waits 4 s for an answer."""
 ASLEEP = "asleep"
 """Published in place of an address by a host that would sum, and does not yet."""
 POLL_S = 1.0
@@ -85,7 +86,7 @@ class AggregatorService(PluginService):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.settings = host.settings(messages.AggregatorSettings)
-        self.home = JobCoordinator(host.id, host.env.entropy, self.settings)
+        self.coordinator = JobCoordinator(host.id, host.env.entropy, self.settings)
         self.owner = Owner(self.settings, me=host.id)
         self.directory = Directory(host.id)
         self.now: Now | None = None
@@ -130,7 +131,7 @@ class AggregatorService(PluginService):
             self._control.close()
 
     async def _load_kept(self) -> AggregatorState:
-        """Nothing when the file is damaged: homes offer their tensors again, and the workers know the sums."""
+        """Nothing when the file is damaged: coordinators offer their tensors again, and the workers know the sums."""
         try:
             return await checked.load(self.env.disk, STATE, _kept) or AggregatorState()
         except checked.Damaged as error:
@@ -155,7 +156,7 @@ class AggregatorService(PluginService):
     # ---- aggd ----
 
     async def _end_aggd(self) -> None:
-        """This host served before its settings changed: the homes of its jobs are told, and the process ends."""
+        """This host served before its settings changed: the coordinators of its jobs are told, and the process ends."""
         try:
             self._control = await self._aggd.connect()
             await self._order(Quit())
@@ -252,7 +253,7 @@ class AggregatorService(PluginService):
                 self._feed_all(Unplaced(fact.job, fact.epoch, fact.ended))
             case facts.HostGone() | facts.HostSeen() | facts.SecondPassed():
                 rack = self._rack()
-                self.dispatch(rack, self.home)
+                self.dispatch(rack, self.coordinator)
                 self.dispatch(rack, self.directory)
                 self.dispatch(rack, self.owner)
             case facts.StepTimed():
@@ -266,7 +267,9 @@ class AggregatorService(PluginService):
         """The lowest rank here stands for the job: rounds keep the ranks in step."""
         here = [place.ranks[0] for place in self._hosts_of.get(fact.job, ()) if place.host == self.host.id]
         if here == [fact.rank] and 0 < fact.step_s < STEP_S_MAX:
-            self.dispatch(JobStepped(fact.job, fact.epoch, fact.step, max(1, round(fact.step_s * 1e6))), self.home)
+            self.dispatch(
+                JobStepped(fact.job, fact.epoch, fact.step, max(1, round(fact.step_s * 1e6))), self.coordinator
+            )
 
     async def frame(self, peer: JobPeer, frame: Frame) -> None:
         if isinstance(frame, AggregatorLost) and peer.job is not None:
@@ -287,7 +290,7 @@ class AggregatorService(PluginService):
             return
         if isinstance(message, messages.Offer | messages.ReserveCycle) and self.settings.serve:
             await self._woken()
-        machines: Sequence[JobCoordinator | Owner | Directory] = (self.owner, self.directory, self.home)
+        machines: Sequence[JobCoordinator | Owner | Directory] = (self.owner, self.directory, self.coordinator)
         for machine in machines:
             if isinstance(message, machine.takes):
                 self.dispatch(Heard(sender, message), machine)
@@ -348,7 +351,7 @@ class AggregatorService(PluginService):
     def _feed_all(self, event: GangPlaced | Unplaced) -> None:
         self.dispatch(event, self.owner)
         self.dispatch(event, self.directory)
-        self.dispatch(event, self.home)
+        self.dispatch(event, self.coordinator)
 
     def dispatch(self, event: Any, machine: JobCoordinator | Owner | Directory) -> None:
         for action in machine.handle(event, self.env.clock.now_s()):

@@ -59,7 +59,7 @@ class Script:
 class Agent:
     def __init__(self, name: str, settings: AggregatorSettings, entropy: Callable[[int], bytes]) -> None:
         self.name = HostId(name)
-        self.home = JobCoordinator(self.name, entropy, settings)
+        self.coordinator = JobCoordinator(self.name, entropy, settings)
         self.owner = Owner(settings, me=self.name)
         self.directory = Directory(self.name)
         self.aggd: dict[JobId, tuple[int, int, int]] = {}
@@ -95,14 +95,14 @@ class MiniRack:
         return script
 
     def tell_placed(self, name: str, script: Script) -> None:
-        for machine in ("owner", "directory", "home"):
+        for machine in ("owner", "directory", "coordinator"):
             self.dispatch(name, machine, GangPlaced(script.job, script.grant, len(script.places), script.places))
 
     def end(self, job: str) -> None:
         script = self.scripts.pop(JobId(job))
         self.over.add(script.job)
         for name in self.agents:
-            for machine in ("owner", "directory", "home"):
+            for machine in ("owner", "directory", "coordinator"):
                 self.dispatch(name, machine, Unplaced(script.job, script.grant, True))
 
     def kill_aggd(self, host: str) -> None:
@@ -132,7 +132,7 @@ class MiniRack:
         for name, agent in self.agents.items():
             idle = frozenset(job for job, (_, _, iterations) in agent.aggd.items() if not iterations)
             self.dispatch(name, "owner", LoadChanged(0.0, idle))
-            for machine in ("home", "directory", "owner"):
+            for machine in ("coordinator", "directory", "owner"):
                 self.dispatch(name, machine, rack)
         for script in self.scripts.values():
             self._complain(script)
@@ -166,8 +166,8 @@ class MiniRack:
                 aggd = self.agents[owner].aggd
                 epoch, busy_us, iterations = aggd[script.job]
                 aggd[script.job] = epoch, busy_us + script.work_us, iterations + 1
-                home = script.places[0].host
-                self.dispatch(home, "home", JobStepped(script.job, script.grant, script.step, period_us))
+                coordinator = script.places[0].host
+                self.dispatch(coordinator, "coordinator", JobStepped(script.job, script.grant, script.step, period_us))
 
     # ---- what is true ----
 
@@ -185,7 +185,7 @@ class MiniRack:
     def check(self) -> None:
         served: set[tuple[JobId, int]] = set()
         for agent in self.agents.values():
-            for machine in (agent.home, agent.owner, agent.directory):
+            for machine in (agent.coordinator, agent.owner, agent.directory):
                 machine.check()
             for job, (epoch, _, _) in agent.aggd.items():
                 assert (job, epoch) not in served, f"{job} is summed twice under one epoch"
@@ -236,7 +236,7 @@ class MiniRack:
                 raise AssertionError(action)
 
     def _hear(self, to: HostId, sender: HostId, message: Any) -> None:
-        for machine in ("owner", "directory", "home"):
+        for machine in ("owner", "directory", "coordinator"):
             if isinstance(message, getattr(self.agents[to], machine).takes):
                 self.dispatch(to, machine, Heard(sender, message))
 

@@ -15,24 +15,24 @@ def test_ranks_are_told_of_a_higher_epoch_and_the_sender_of_a_lower_one_is_put_r
     assert play(Heard(A, HIGH)) == []
 
 
-def test_a_rank_that_joins_is_told_or_the_home_is_asked() -> None:
+def test_a_rank_that_joins_is_told_or_the_coordinator_is_asked() -> None:
     assert directory(LOW)(RankJoined(JOB)) == [TellRanks(LOW)]
     assert sends(directory()(RankJoined(JOB))) == [(A, OwnerWanted(JOB, 0))]
 
 
 def test_ranks_that_join_before_the_log_tells_of_their_run_are_told_when_it_does() -> None:
     """An agent that starts again knows from its disk who sums; its ranks come back before its log does."""
-    home, other = Play(Directory(A, [LOW])), Play(Directory(B, [LOW]))
-    for play in (home, other):
+    coordinator, other = Play(Directory(A, [LOW])), Play(Directory(B, [LOW]))
+    for play in (coordinator, other):
         assert play(RankJoined(JOB)) == [], "which run they are of is not known yet"
-    assert home(PLACED) == [TellRanks(LOW)]
+    assert coordinator(PLACED) == [TellRanks(LOW)]
     assert other(PLACED) == [TellRanks(LOW), Send(A, OwnerWanted(JOB, LOW.epoch), ASK_S)], (
         "and there may be a newer one"
     )
-    assert home(PLACED) == other(PLACED) == []
+    assert coordinator(PLACED) == other(PLACED) == []
 
 
-def test_while_nothing_is_known_the_home_is_asked_every_two_seconds() -> None:
+def test_while_nothing_is_known_the_coordinator_is_asked_every_two_seconds() -> None:
     play = directory()
     asked = 0
     for _ in range(20):
@@ -41,7 +41,7 @@ def test_while_nothing_is_known_the_home_is_asked_every_two_seconds() -> None:
     assert asked == 5
 
 
-def test_a_rank_that_lost_an_older_aggregator_is_told_the_newer_else_its_home_hears() -> None:
+def test_a_rank_that_lost_its_aggregator_is_told_the_newer_else_coordinator_hears() -> None:
     play = directory(HIGH)
     assert play(RankLost(JOB, LOW.epoch, "reset")) == [TellRanks(HIGH)]
     assert sends(play(RankLost(JOB, HIGH.epoch, "reset"))) == [(A, Lost(JOB, HIGH.epoch, "reset"))]

@@ -1,4 +1,4 @@
-"""An aggregator that empties itself, and those that hold room for its jobs: event by event. (With homes: test_live.)"""
+"""An aggregator that empties itself, and those that hold room for its jobs: by event. (All machines: test_live.)"""
 
 from typing import Any
 
@@ -219,7 +219,7 @@ def test_jobs_that_change_while_room_is_asked_for_stay_and_the_room_is_given_bac
 # ---- what was said of another attempt --------------------------------------------------------------------------------
 
 
-def test_all_hold_room_then_each_home_is_told_once_however_often_they_say_so() -> None:
+def test_all_hold_room_then_each_coordinator_is_told_once_however_often_they_say_so() -> None:
     play = promising("j1", "j2")
     asked = reserving(play)
     attempt = asked[J1][1].attempt

@@ -29,13 +29,13 @@ from plugins.aggregator.messages import (
 from plugins.aggregator.policy import Candidate
 from tests.plugins.aggregator.play import G1, SECRET
 
-HOME = HostId("home")
+COORDINATOR = HostId("coordinator")
 DEMANDS = {JobId(f"j{at}"): Demand(100_000, 10_000 * at) for at in (1, 2, 3, 4)}
 
 
 class Yard:
-    """Three aggregators, and one home that moves jobs as it is asked to, and sometimes of itself. A letter arrives at
-    once or much later, and may arrive again."""
+    """Three aggregators, and one coordinator that moves jobs as it is asked to, and sometimes of itself. A letter
+    arrives at once or much later, and may arrive again."""
 
     def __init__(self, seed: int) -> None:
         self.rng, self.now_s = random.Random(seed), 0.0
@@ -43,7 +43,7 @@ class Yard:
         self.ahead_s = {name: self.rng.choice([0.0, 1.0, 1e6]) for name in self.owners}
         """No two clocks say the same."""
         self.epochs = dict.fromkeys(DEMANDS, G1)
-        """The last epoch that the home has used."""
+        """The last epoch that the coordinator has used."""
         self.at: dict[JobId, tuple[HostId, int]] = {}
         """Who accepted the job last, and its epoch."""
         self.calm = False
@@ -57,7 +57,7 @@ class Yard:
 
     def offer(self, job: JobId, to: HostId) -> None:
         self.epochs[job] += 1
-        self.post(HOME, to, Offer(job, self.epochs[job], 1, SECRET, DEMANDS[job]))
+        self.post(COORDINATOR, to, Offer(job, self.epochs[job], 1, SECRET, DEMANDS[job]))
 
     def run(self, seconds: int) -> None:
         for _ in range(seconds * 10):
@@ -86,8 +86,8 @@ class Yard:
             self._due.append((self.now_s + self.delay_s(), lambda: self.arrives(sender, to, message)))
 
     def arrives(self, sender: HostId, to: HostId, message: Any) -> None:
-        if to == HOME:
-            self.home_hears(sender, message)
+        if to == COORDINATOR:
+            self.coordinator_hears(sender, message)
             return
         before = dict(self.owners[to].ledger.reserved)
         self.dispatch(to, Heard(sender, message))
@@ -102,14 +102,14 @@ class Yard:
         emptier = self.owners[to if isinstance(message, CycleReserved) else sender].emptier
         return bool(message.attempt != emptier._attempt)
 
-    def home_hears(self, sender: HostId, message: Any) -> None:
+    def coordinator_hears(self, sender: HostId, message: Any) -> None:
         match message:
             case Accepted() if message.epoch == self.epochs[message.job]:
                 former, self.at[message.job] = self.at.get(message.job), (sender, message.epoch)
                 if former is not None and former[0] != sender:
-                    self.post(HOME, former[0], Retire(message.job, former[1], message.epoch, "moved"))
+                    self.post(COORDINATOR, former[0], Retire(message.job, former[1], message.epoch, "moved"))
             case Accepted() if self.at.get(message.job) != (sender, message.epoch):
-                self.post(HOME, sender, Retire(message.job, message.epoch, self.epochs[message.job], "another"))
+                self.post(COORDINATOR, sender, Retire(message.job, message.epoch, self.epochs[message.job], "another"))
             case Handover() if self.at.get(message.job) == (sender, message.epoch) and message.to is not None:
                 self.offer(message.job, message.to)
             case _:

@@ -1,4 +1,4 @@
-"""Homes and owners of a small rack together: trial, exact check, packing, reverting, emptying. By story, and by
+"""Coordinators and owners of a small rack together: trial, exact check, packing, reverting, emptying. By story, and by
 hypothesis in any order and with lost messages."""
 
 from typing import Any

@@ -55,7 +55,7 @@ def test_two_jobs_share_an_aggregator_and_a_third_is_refused_there(steps: bool) 
             job.finish()
 
 
-def test_a_home_tells_what_its_jobs_tensors_are_and_who_sums_them() -> None:
+def test_a_coordinator_tells_what_its_jobs_tensors_are_and_who_sums_them() -> None:
     with quick_rack(32) as rack:
         told: list[Any] = []
         plugin = cast(Any, rack.agents["h1"].plugins["aggregator"])

@@ -1,4 +1,4 @@
-"""Home and Owner by story: events in, actions out. (What ranks are told: test_directory.)"""
+"""Coordinator and owner by story: events in, actions out. (What ranks are told: test_directory.)"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -73,8 +73,8 @@ from tests.plugins.aggregator.play import (
 )
 
 
-def at_home(sums: Sequence[HostId] = (C, D)) -> Play:
-    """Host a is the home of a job; everybody knows nothing yet; the first offer is out."""
+def coordinating(sums: Sequence[HostId] = (C, D)) -> Play:
+    """Host a is the coordinator of a job; everybody knows nothing yet; the first offer is out."""
     play = Play(JobCoordinator(A, lambda size: bytes(size)))
     play(rack(sums=sums))
     assert [(a.to, a.question) for a in play(PLACED)] == [(A, GetOwner(JOB)), (B, GetOwner(JOB))]
@@ -83,65 +83,65 @@ def at_home(sums: Sequence[HostId] = (C, D)) -> Play:
     return play
 
 
-def assigned_home() -> tuple[Play, Assigned]:
-    play = at_home()
+def coordinating_assigned() -> tuple[Play, Assigned]:
+    play = coordinating()
     ((to, offer),) = sends(play.actions)
     play(Heard(to, Accepted(JOB, offer.epoch, "10.0.0.3:9")))
     return play, Assigned(JOB, offer.epoch, to, "10.0.0.3:9", SECRET)
 
 
-# ---- Home ------------------------------------------------------------------------------------------------------------
+# ---- Coordinator -----------------------------------------------------------------------------------------------------
 
 
-def test_a_home_asks_who_sums_the_job_then_offers_it_to_the_least_loaded() -> None:
-    play = at_home()
+def test_a_coordinator_asks_who_sums_the_job_then_offers_it_to_the_least_loaded() -> None:
+    play = coordinating()
     assert sends(play.actions) == [(C, Offer(JOB, G1 + 2, 2, SECRET))]
     assert any(isinstance(action, SetTimer) and action.event == Expired(JOB, G1 + 2) for action in play.actions)
 
 
 def test_an_accepted_offer_is_told_to_this_host_first_then_to_all_hosts_of_the_job() -> None:
-    play, assigned = assigned_home()
+    play, assigned = coordinating_assigned()
     assert sends(play.actions)[1:] == [(A, assigned), (B, assigned)]
     assert [a.event for a in play.actions if isinstance(a, LogEvent)] == ["tensors offered", "tensors assigned"]
 
 
 def test_a_declined_offer_goes_to_the_next_under_an_epoch_above_any_that_was_seen() -> None:
-    play = at_home()
+    play = coordinating()
     found = play(Heard(C, Declined(JOB, G1 + 2, "full", known=G1 + 7)))
     assert sends(found) == [(D, Offer(JOB, G1 + 8, 2, SECRET, refused="c: full"))]
 
 
 def test_a_refusal_of_an_earlier_epoch_does_not_refuse_the_offer_that_is_open() -> None:
-    play = at_home()
+    play = coordinating()
     assert play(Heard(C, Declined(JOB, G1 + 1, "not kept"))) == []
     found = play(Heard(C, Accepted(JOB, G1 + 2, "10.0.0.3:9")))
     assert any(isinstance(message, Assigned) for _, message in sends(found))
 
 
 def test_an_offer_that_nobody_answers_goes_to_the_next() -> None:
-    play = at_home()
+    play = coordinating()
     ((to, offer),) = sends(play.actions)
     assert [host for host, _ in sends(play(Undelivered(to, offer)))] == [D]
     assert play(Expired(JOB, offer.epoch)) == [], "the timer of an offer that is over"
-    play = at_home()
+    play = coordinating()
     assert [host for host, _ in sends(play(Expired(JOB, G1 + 2)))] == [D]
 
 
 def test_an_acceptance_that_comes_too_late_is_given_back() -> None:
-    play = at_home()
+    play = coordinating()
     play(Expired(JOB, G1 + 2))
     ((to, message),) = sends(play(Heard(C, Accepted(JOB, G1 + 2, "10.0.0.3:9"))))
     assert (to, message) == (C, Retire(JOB, G1 + 2, 0, "another was found meanwhile"))
 
 
 def test_an_acceptance_that_is_said_twice_does_not_end_what_it_began() -> None:
-    play, assigned = assigned_home()
+    play, assigned = coordinating_assigned()
     assert play(Heard(C, Accepted(JOB, assigned.epoch, "10.0.0.3:9"))) == []
     assert play.machine.jobs[JOB].assigned == assigned
 
 
 def test_when_nobody_takes_it_this_is_said_once_and_tried_again_each_second() -> None:
-    play = at_home(sums=())
+    play = coordinating(sums=())
     (note,) = [action for action in play.actions if isinstance(action, LogEvent)]
     assert (note.event, note.reason) == ("nobody sums its tensors", "no host offers to; asking again each second")
     assert play(rack(sums=())) == []
@@ -149,7 +149,7 @@ def test_when_nobody_takes_it_this_is_said_once_and_tried_again_each_second() ->
 
 
 def test_when_all_declined_each_of_them_is_quoted_and_then_asked_again() -> None:
-    play = at_home()
+    play = coordinating()
     ((to, offer),) = sends(play.actions)
     ((then, again),) = sends(play(Heard(to, Declined(JOB, offer.epoch, "full"))))
     found = play(Heard(then, Declined(JOB, again.epoch, "busy")))
@@ -159,7 +159,7 @@ def test_when_all_declined_each_of_them_is_quoted_and_then_asked_again() -> None
     assert [host for host, _ in sends(play(rack()))] == [C]
 
 
-def test_a_home_that_starts_again_takes_the_highest_epoch_that_a_host_knows() -> None:
+def test_a_coordinator_that_starts_again_takes_the_highest_epoch_that_a_host_knows() -> None:
     play = Play(JobCoordinator(A, lambda size: bytes(size)))
     play(rack())
     play(PLACED)
@@ -169,7 +169,7 @@ def test_a_home_that_starts_again_takes_the_highest_epoch_that_a_host_knows() ->
 
 
 def test_an_aggregator_whose_host_is_gone_is_replaced_and_told_when_it_is_back() -> None:
-    play, assigned = assigned_home()
+    play, assigned = coordinating_assigned()
     ((to, offer),) = sends(play(rack(C)))
     assert to == D and offer.epoch > assigned.epoch
     play(Heard(D, Accepted(JOB, offer.epoch, "10.0.0.4:9")))
@@ -179,15 +179,15 @@ def test_an_aggregator_whose_host_is_gone_is_replaced_and_told_when_it_is_back()
 
 
 def test_an_aggregator_that_dropped_the_job_is_asked_again_only_after_the_others() -> None:
-    play, assigned = assigned_home()
+    play, assigned = coordinating_assigned()
     ((to, _),) = sends(play(Heard(C, AssignmentDropped(JOB, assigned.epoch, "its process died"))))
     assert to == D
     assert play(Heard(C, AssignmentDropped(JOB, assigned.epoch, "its process died"))) == []
 
 
-def test_when_a_rank_lost_its_aggregator_the_home_asks_it_and_may_replace_it() -> None:
+def test_when_a_rank_lost_its_aggregator_the_coordinator_asks_it_and_may_replace_it() -> None:
     for answer, replaced in ((Serving(True), False), (Serving(False), True), (None, True)):
-        play, assigned = assigned_home()
+        play, assigned = coordinating_assigned()
         lost = Heard(B, Lost(JOB, assigned.epoch, "closed the connection"))
         (ask,) = play(lost)
         assert isinstance(ask, AskQuestion) and (ask.to, ask.question) == (C, Probe(JOB, assigned.epoch))
@@ -197,7 +197,7 @@ def test_when_a_rank_lost_its_aggregator_the_home_asks_it_and_may_replace_it() -
 
 
 def test_an_aggregator_that_says_it_serves_but_cannot_be_used_for_long_is_replaced() -> None:
-    play, assigned = assigned_home()
+    play, assigned = coordinating_assigned()
     lost = Heard(B, Lost(JOB, assigned.epoch, "timed out"))
     for _ in range(10):
         found = play(lost)
@@ -209,21 +209,21 @@ def test_an_aggregator_that_says_it_serves_but_cannot_be_used_for_long_is_replac
 
 
 def test_complaints_far_apart_do_not_add_up() -> None:
-    play, assigned = assigned_home()
+    play, assigned = coordinating_assigned()
     for _ in range(10):
         assert not sends(play(Heard(B, Lost(JOB, assigned.epoch, "reset"))))
         play(QuestionAnswered(C, Probe(JOB, assigned.epoch), Serving(True)))
         play.now_s += 60.0
 
 
-def test_the_next_host_is_the_home_while_the_first_is_gone_and_gives_it_back() -> None:
+def test_the_next_host_is_the_coordinator_while_the_first_is_gone_and_gives_it_back() -> None:
     play = Play(JobCoordinator(B, lambda size: bytes(size)))
     play(rack())
     assert play(PLACED) == []
     found = play(rack(A))
     assert [(a.to, a.question) for a in found] == [(B, GetOwner(JOB))]
     ((_, offer),) = sends(play(QuestionAnswered(B, GetOwner(JOB), KnownOwner(None))))
-    assert offer.epoch == G1 + 1, "a number that only rank 1's home may use"
+    assert offer.epoch == G1 + 1, "a number that only rank 1's coordinator may use"
     assert sends(play(rack(C))) == [], "that one finds it another aggregator"
     assert play.machine.jobs[JOB].state == Away()
 
@@ -241,15 +241,15 @@ def test_who_gives_a_job_back_says_who_sums_it_and_retires_former_owners() -> No
     assert play.machine.jobs[JOB].state == Away()
 
 
-def test_a_higher_assignment_of_another_home_is_taken_over() -> None:
-    play, assigned = assigned_home()
+def test_a_higher_assignment_of_another_coordinator_is_taken_over() -> None:
+    play, assigned = coordinating_assigned()
     higher = Assigned(JOB, assigned.epoch + 1, D, "10.0.0.4:9", SECRET)
     assert sends(play(Heard(B, higher))) == [(A, higher), (B, higher)]
     assert play(Heard(B, assigned)) == []
 
 
 def test_a_job_that_runs_again_is_offered_under_epochs_of_its_new_grant() -> None:
-    play, assigned = assigned_home()
+    play, assigned = coordinating_assigned()
     assert play(PLACED) == [] and play.machine.jobs[JOB].assigned == assigned, "the same run, said again"
     play(GangPlaced(JOB, 2, 2, PLACES))
     play(QuestionAnswered(A, GetOwner(JOB), KnownOwner(assigned)))
@@ -263,7 +263,7 @@ def test_a_job_that_runs_again_is_offered_under_epochs_of_its_new_grant() -> Non
 
 def test_an_owner_that_does_not_know_of_a_promise_is_told_again_what_the_job_needs() -> None:
     """A `AssignmentKept` may have been overtaken by what became of the next demand."""
-    play, assigned = assigned_home()
+    play, assigned = coordinating_assigned()
     demand, asked = Demand(100_000, 10_000), WorkOf(JOB, assigned.epoch)
     play(QuestionAnswered(C, asked, WorkCounters(True, demand=demand)))
     assert play.machine.jobs[JOB].state == Summed(assigned, promised=True)
@@ -281,6 +281,11 @@ def test_an_owner_that_does_not_know_of_a_promise_is_told_again_what_the_job_nee
 
 OFFER = Offer(JOB, G1 + 2, 2, SECRET)
 HELD = ServedJob(JOB, G1 + 2, 2, SECRET, A)
+
+
+def test_what_is_kept_of_a_job_has_the_names_that_are_on_disks() -> None:
+    on_disk = {"job", "epoch", "workers", "secret", "home", "demand", "order", "refused"}
+    assert msgspec.to_builtins(HELD).keys() == on_disk and msgspec.to_builtins(HELD)["home"] == A
 
 
 def owner(*held: ServedJob, **changes: Any) -> Play:
@@ -321,7 +326,7 @@ def test_an_offer_is_declined_with_a_reason() -> None:
 
 
 def test_one_epoch_is_never_two_assignments() -> None:
-    """Not even when another home or another secret comes with it."""
+    """Not even when another coordinator or another secret comes with it."""
     for other in (Heard(B, OFFER), Heard(A, msgspec.structs.replace(OFFER, secret=b"x" * 16))):
         assert declined(owner(HELD)(other)) == "it knows epoch 1.2"
 
@@ -341,7 +346,7 @@ def test_a_job_offered_again_under_a_higher_epoch_is_begun_anew_even_when_full()
     assert not play.machine.serves(JOB, OFFER.epoch)
 
 
-def test_when_its_process_dies_every_home_is_told_and_nothing_is_kept() -> None:
+def test_when_its_process_dies_every_coordinator_is_told_and_nothing_is_kept() -> None:
     play = owner(HELD)
     found = play(ProcessDown("killed"))
     assert sends(found) == [(A, AssignmentDropped(JOB, G1 + 2, "killed"))] and Keep() in found
@@ -464,7 +469,7 @@ def heard_by(kind: type[JobCoordinator] | type[Owner] | type[Directory]) -> st.S
     return EVENTS.filter(lambda event: not isinstance(event, Heard) or isinstance(event.message, kind.takes))
 
 
-HOME = st.one_of(
+COORDINATOR = st.one_of(
     heard_by(JobCoordinator),
     st.builds(
         QuestionAnswered,
@@ -477,19 +482,19 @@ HOME = st.one_of(
 )
 
 
-@given(st.lists(HOME, max_size=40))
+@given(st.lists(COORDINATOR, max_size=40))
 @settings(max_examples=150, deadline=None)
-def test_whatever_happens_a_home_is_sound_and_offers_rising_epochs_of_its_own(events: list[Any]) -> None:
+def test_whatever_happens_a_coordinator_is_sound_and_offers_rising_epochs_of_its_own(events: list[Any]) -> None:
     play, last = Play(JobCoordinator(A, lambda size: bytes(size))), 0
     for event in events:
         play.now_s += 1.0
         for _, message in sends(play(event)):
             if isinstance(message, Offer):
-                assert message.epoch % 2 == 0, "rank 0's home uses even ballots of two"
+                assert message.epoch % 2 == 0, "rank 0's coordinator uses even ballots of two"
                 assert message.epoch > last, "an epoch stood for two assignments"
                 last = message.epoch
         if isinstance(event, Unplaced) or (isinstance(event, RackUpdated) and A in event.gone):
-            last = 0  # the job, or our being its home, is over: the survey of a next time finds what is known
+            last = 0  # the job, or our being its coordinator, is over: the survey of a next time finds what is known
 
 
 @given(

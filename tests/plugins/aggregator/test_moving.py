@@ -1,4 +1,4 @@
-"""A home moves a job from an owner that can go on to another one: event by event. (Whole racks: test_live.)"""
+"""A coordinator moves a job from an owner that can go on to another one: event by event. (Whole racks: test_live.)"""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def seen(*gone: HostId, **used_us: int) -> RackUpdated:
 
 
 def summed(profiled: bool = True) -> tuple[Play, Assigned]:
-    """Host a is the home of a job that c sums, and has promised what it needs."""
+    """Host a is the coordinator of a job that c sums, and has promised what it needs."""
     play = Play(JobCoordinator(A, lambda size: bytes(size)))
     play(RackUpdated(frozenset(), (Candidate(C, False, 0.0, 0, 0.0),)))
     play(PLACED)
@@ -205,7 +205,7 @@ def test_a_job_that_runs_again_needs_what_it_needed_if_it_has_as_many_ranks() ->
         assert (offer.workers, offer.demand) == (size, needs)
 
 
-def test_what_another_home_assigned_is_promised_only_once_its_owner_says_so() -> None:
+def test_what_another_coordinator_assigned_is_promised_only_once_its_owner_says_so() -> None:
     play, assigned = summed()
     higher = Assigned(JOB, assigned.epoch + 1, D, "10.0.0.4:9", SECRET)
     play(Heard(B, higher))

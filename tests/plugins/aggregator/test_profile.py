@@ -1,4 +1,4 @@
-"""What a job needs, from its trial iterations; and the windows that its home measures afterwards."""
+"""What a job needs, from its trial iterations; and the windows that its coordinator measures afterwards."""
 
 from fractions import Fraction
 

@@ -107,16 +107,16 @@ def test_every_agent_of_the_job_dies_in_turn_and_the_job_does_not_notice() -> No
         job.finish()
 
 
-def test_home_and_aggregator_die_together_and_the_next_home_takes_over() -> None:
+def test_coordinator_and_aggregator_die_together_and_the_next_coordinator_takes_over() -> None:
     with settled_rack(8) as rack:
         job = Job(rack, ["h1", "h2", "h3"], rounds=60)
         rack.until(job.reached(5), 60, "round 5")
-        home = rack.hosts["h1"].agent
-        assert home is not None
+        coordinator = rack.hosts["h1"].agent
+        assert coordinator is not None
         before = job.ranks[1].told[-1].epoch
-        home.signal(9)  # its rank lives on, but hears of no new aggregator until an agent is there again
+        coordinator.signal(9)  # its rank lives on, but hears of no new aggregator until an agent is there again
         aggd_of(rack, job.owner()).signal(9)
-        rack.until(lambda: job.ranks[1].told[-1].epoch > before, 60, "the next home has found another")
+        rack.until(lambda: job.ranks[1].told[-1].epoch > before, 60, "the next coordinator has found another")
         assert ballot_of(job.ranks[1].told[-1].epoch) % 3 == 1  # a number that only the second rank's host may use
         rack.hosts["h1"].revive()
         rack.until(lambda: len(job.ranks[0].results) > 20, 60, "the first rank goes on")
@@ -141,7 +141,7 @@ def test_a_job_whose_run_is_over_is_forgotten_everywhere() -> None:
         for host in rack.alive():
             plugin = job.plugin(host)
             assert plugin is not None
-            assert not plugin.owner.jobs and not plugin.directory.known and not plugin.home.jobs
+            assert not plugin.owner.jobs and not plugin.directory.known and not plugin.coordinator.jobs
 
 
 def test_a_rank_of_an_earlier_run_is_told_that_it_is_over() -> None:

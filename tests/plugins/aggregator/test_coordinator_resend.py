@@ -1,5 +1,5 @@
-"""What a home sent into a partition it sends again: a rank's host that was cut off while its job moved, and whose old
-aggregator still answers, would never complain by itself."""
+"""What a coordinator sent into a partition it sends again: a rank's host that was cut off while its job moved would
+never complain by itself, if the former aggregator still answers it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,10 +22,10 @@ def rack(*gone: HostId) -> RackUpdated:
 
 
 class Told:
-    """The home on a, and what it sends."""
+    """The coordinator on a, and what it sends."""
 
     def __init__(self, *gone: HostId) -> None:
-        self.home, self.now_s = JobCoordinator(A, lambda size: bytes(size)), 100.0
+        self.coordinator, self.now_s = JobCoordinator(A, lambda size: bytes(size)), 100.0
         self(rack(*gone))
         self(GangPlaced(JOB, 1, 2, PLACES))
         offers = [found for host in (A, B) for found in self(QuestionAnswered(host, GetOwner(JOB), KnownOwner(None)))]
@@ -33,8 +33,8 @@ class Told:
 
     def __call__(self, event: Any) -> list[tuple[HostId, Any]]:
         """(to, message) of everything that this event makes it send."""
-        actions: Sequence[Any] = self.home.handle(event, self.now_s)
-        self.home.check()
+        actions: Sequence[Any] = self.coordinator.handle(event, self.now_s)
+        self.coordinator.check()
         return [(action.to, action.message) for action in actions if isinstance(action, Send)]
 
     def accept(self, offers: list[tuple[HostId, Any]]) -> Assigned:
