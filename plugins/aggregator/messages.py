@@ -52,7 +52,7 @@ class JobMessage(Message, frozen=True):
 
 
 class HoldMessage(Message, frozen=True):
-    """About the room that one aggregator holds for one job of another, for one attempt of that one to empty itself."""
+    """About room that an aggregator holds for one job of another, which makes this attempt to empty itself."""
 
     job: Job
     attempt: Attempt
@@ -70,7 +70,7 @@ class Demand(msgspec.Struct, frozen=True):
 
 
 class Offer(JobMessage, frozen=True, tag="Offer"):
-    """Coordinator -> aggregator: will you sum this job? Its ranks will present `secret`."""
+    """Coordinator -> aggregator: will you sum this job? Its ranks prove that they know `secret`."""
 
     workers: Workers
     secret: Secret
@@ -228,13 +228,13 @@ class CycleNow(Message, frozen=True, tag="CycleNow"):
     """An aggregator's plan, as exact as it is itself."""
 
     takes: bool
-    """Whether it takes jobs now."""
+    """Whether it accepts jobs now."""
     cycle_us: Annotated[int, Meta(ge=0)] = 0
     lanes: Annotated[int, Meta(ge=1, le=4096)] = 1
     cycles_max: Annotated[int, Meta(ge=1, le=64)] = 1
     jobs: Annotated[list[JobDemand], Meta(max_length=4096)] = []
     barred: Annotated[list[Job], Meta(max_length=4096)] = []
-    """Jobs that hurt somebody there, or were hurt."""
+    """Jobs that hurt another one there, or were hurt."""
 
 
 class TensorsHere(Message, frozen=True, tag="TensorsHere"):
@@ -248,7 +248,7 @@ class Tensors(Message, frozen=True, tag="Tensors"):
 ToOwner = Offer | Profiled | LossReport | Retire | ReserveCycle | CycleReserved | CycleNotReserved | ReleaseCycle
 ToCoordinator = Accepted | Declined | AssignmentKept | Handover | AssignmentDropped | Lost | Assigned
 ToDirectory = Assigned | OwnerWanted | Lost
-"""By the machine that takes them; two are for two."""
+"""Messages by the machine that takes them; two machines take `Assigned` and `Lost`."""
 Heard = ToOwner | ToCoordinator | ToDirectory
 FromOwner = (
     Accepted
@@ -262,7 +262,7 @@ FromOwner = (
     | ReleaseCycle
 )
 FromCoordinator = Offer | Profiled | LossReport | Retire | Assigned
-"""By the machine that sends them, and hears when they were not delivered."""
+"""Messages by the machine that sends them, and hears when they were not delivered."""
 Question = GetOwner | Probe | WorkOf | CycleHere | TensorsHere
 Answer = KnownOwner | Serving | WorkCounters | CycleNow | Tensors
 Any = Heard | Question | Answer

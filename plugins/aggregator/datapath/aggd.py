@@ -114,8 +114,8 @@ class Aggd:
         known.end(instead)
 
     def account(self) -> None:
-        """Divide what this process worked since the last time, and no job counted as its own, among the jobs by what
-        their frames weighed: reading and writing belongs to somebody too (for small tensors it is most of the work)."""
+        """Divide among the jobs, by the weight of their frames, the work since the last time that no job counted as its
+        own: reading and writing. For small tensors that is most of the work."""
         cpu_s, counters = self.env.clock.cpu_s(), self.counters
         rest_s = max(0.0, cpu_s - self._cpu_s - (counters.busy_s - self._accounted_s))
         moved = counters.moved - self._moved
@@ -174,7 +174,7 @@ class Aggd:
         self.env.log.warning("worker dropped", peer=stream.peer, why=str(error))
 
     async def hello(self, stream: ByteStream) -> WorkerLink | None:
-        """The connection of a worker that may speak; None when it was refused."""
+        """The connection of a worker whose hello was accepted; None when it was refused."""
         async with asyncio.timeout(HANDSHAKE_S):
             head, hello = await self._hear(stream, TensorOp.HELLO, NONCE_BYTES)
             job = self._by_hash.get(head.job)

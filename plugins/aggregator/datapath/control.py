@@ -29,7 +29,7 @@ class DropJob(msgspec.Struct, frozen=True, tag="Forget"):
 
 
 class GetStatus(msgspec.Struct, frozen=True, tag="Tell"):
-    """How are you? Also the answer to the other two."""
+    """Ask for `Now`, which is also the answer to `Serve` and `DropJob`."""
 
 
 class Quit(msgspec.Struct, frozen=True, tag="Quit"):
@@ -47,11 +47,11 @@ class JobCounters(msgspec.Struct, frozen=True):
     received_bytes: int
     sent_bytes: int
     busy_us: int = 0
-    """Of a core, spent for this job since it is served under this epoch."""
+    """Time of a core spent for this job since it is served under this epoch."""
     iterations: int = 0
     """Rounds of its most frequent tensor."""
     largest_bytes: int = 0
-    """Of its largest tensor."""
+    """Bytes of its largest tensor."""
 
 
 class Now(msgspec.Struct, frozen=True, tag="Now"):
@@ -60,7 +60,7 @@ class Now(msgspec.Struct, frozen=True, tag="Now"):
     address: str
     jobs: list[JobCounters]
     busy_s: float
-    """Of a core, spent for all jobs and between them."""
+    """Time of a core spent for all jobs and between them."""
     bad_frames: int
     refused: int
     memory_bytes: int

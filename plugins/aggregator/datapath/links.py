@@ -108,11 +108,11 @@ class JobSums:
         self.busy_s = 0.0
         """Seconds of a core spent on this job's checksums, additions and headers."""
         self.carried_s = 0.0
-        """Its part of the rest: reading, writing, waking up."""
+        """Its part of the process's other work: reading, writing, waking up."""
         self.moved = self.accounted = 0
-        """What its frames weighed so far, and when the rest was divided last."""
+        """What its frames weigh so far, and what they weighed when the other work was divided last."""
         self.over = False
-        """Served here no more."""
+        """No longer served here."""
         self._memory, self._held, self.counters = memory, 0, counters
 
     @property
@@ -133,7 +133,7 @@ class JobSums:
         return sum(tensor.declared.size_bytes for tensor in self.tensors.values())
 
     def worked(self, began_s: float) -> None:
-        """By the core's clock since `began_s`, without a pause in between."""
+        """Count the core's time since `began_s`, in which nothing else ran."""
         took_s = self.env.clock.cpu_s() - began_s
         self.busy_s += took_s
         self.counters.busy_s += took_s
@@ -223,7 +223,7 @@ class WorkerLink:
         self._put((key, tensor))
 
     def finish(self) -> None:
-        """Close once everything said so far is out."""
+        """Close once everything that was said so far is sent."""
         self._queue.put_nowait(None)
 
     def close(self) -> None:

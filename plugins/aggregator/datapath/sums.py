@@ -30,7 +30,7 @@ Array = npt.NDArray[np.float32]
 
 
 class Violation(Exception):
-    """A worker said what no correct worker says; its connection is of no more use."""
+    """A worker said what no correct worker says; its connection is closed."""
 
 
 class StateTransfer(NamedTuple):
@@ -60,7 +60,7 @@ class TensorSum:
         """id of an array that is being sent -> how often."""
         self._held_versions: dict[int, int] = {}
         self._wants: set[int] = set()
-        """Ranks that ask for the agreed state; what they hold of version 0 is their own idea of it."""
+        """Ranks that ask for the agreed state: what they hold of version 0 is only their own initial value."""
         self._here: set[int] = set()
         self._holder: int | None = None
         self._fetched: set[int] = set()
@@ -90,7 +90,7 @@ class TensorSum:
         return self._recover()
 
     def gone(self, rank: int) -> Sequence[StateTransfer]:
-        """A rank's connection ended. What it said and pushed stays true."""
+        """A rank's connection ended. What it said and pushed still counts."""
         self._here.discard(rank)
         if rank != self._holder:
             return ()

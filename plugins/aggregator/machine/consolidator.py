@@ -42,11 +42,11 @@ from plugins.aggregator.policy.scale import Emptied, OrphanedTensor
 ASK_S = 1.5
 """How long another aggregator may take to say what it promised."""
 RESERVE_S = 4.0
-"""How long one may take to hold room."""
+"""How long another aggregator may take to hold room."""
 HAND_S = 12.0
 """How long the coordinators may take to move their jobs; shorter than room is held for them."""
 SOON_S = (1.0, 4.0)
-"""When promises have changed somewhere the next attempt comes so soon: at least, and as much more as the name says."""
+"""From a change of promises to the next attempt, seconds: at least, and at most more, by a hash of the name."""
 PAUSE_S = 8.0
 """Between two attempts, seconds."""
 
@@ -66,10 +66,10 @@ class Consolidator:
         self.me, self.scale_s = me, scale_s
         self.state = "resting"
         self.refused: dict[JobId, str] = {}
-        """Job -> why it could not go elsewhere at the last attempt."""
+        """Job -> why no other aggregator took it at the last attempt."""
         self._jitter = hashlib.blake2b(me.encode(), digest_size=2).digest()[0] / 256
         self._attempt = 0
-        """When the last one began, microseconds."""
+        """When the last attempt began, microseconds."""
         self._due_s: float | None = None
         self._tried_s = 0.0
         self._promises: frozenset[tuple[HostId, int, int]] | None = None
@@ -124,7 +124,7 @@ class Consolidator:
         return bool(held) and not ledger.reserved and measured
 
     def _others(self, rack: RackUpdated) -> list[policy.Candidate]:
-        """Those of our pool that sum something."""
+        """Aggregators of this host's pool that sum something."""
         usable = {one.host: one for one in rack.candidates if not one.suspect and one.host not in rack.gone}
         hosts = sorted({*usable, self.me})
         pool = next(pool for pool in pools.pools_of(hosts) if self.me in pool)
@@ -165,7 +165,7 @@ class Consolidator:
         return [*asks, SetTimer(RESERVE_S, EmptyingEnds(self._attempt, self.state))]
 
     def _emptied(self, held: Mapping[JobId, ServedJob], cycles: Mapping[HostId, Cycle]) -> Emptied | None:
-        """All jobs, those with a known demand where they fit best; the others need no room, but may be barred."""
+        """Where each job would go: where its demand fits best. One on trial needs no room, but may be barred."""
         known = {job: one.demand for job, one in sorted(held.items()) if one.demand is not None}
         barred = {job: frozenset(host for host, said in self._said.items() if job in said.barred) for job in held}
         free_to = {job: sorted(self._said.keys() - barred[job]) for job in sorted(held.keys() - known.keys())}
@@ -180,7 +180,7 @@ class Consolidator:
         return msgspec.structs.replace(found, moves=(*found.moves, *rest))
 
     def _refusals(self, held: Mapping[JobId, ServedJob], cycles: Mapping[HostId, Cycle]) -> dict[JobId, str]:
-        """In the others' own words, what each job would have heard of the fullest of them."""
+        """Job -> why it fits nowhere, as the other aggregators would have said it."""
         others = sorted((cycle.load, host) for host, cycle in cycles.items() if host != self.me)
         said: dict[JobId, str] = {}
         for job, one in held.items():
@@ -232,11 +232,11 @@ class Consolidator:
         return self._give_up("not all answered") if self.state == "reserving" else self._rest()
 
     def stop(self) -> Sequence[Action]:
-        """The process is down: its jobs are dropped, there is nothing left to hand over."""
+        """The process is down and its jobs are dropped: no job is left to hand over."""
         return self._give_up("its process is down") if self.state == "reserving" else self._rest()
 
     def _give_up(self, why: str) -> Sequence[Action]:
-        """All or nothing: this time nothing."""
+        """No job moves: what was held for some of them is released."""
         released = [Send(to, ReleaseCycle(job, self._attempt)) for job, to in sorted(self._holding.items())]
         self._rest()
         return [*released, LogEvent(self.me, "aggregator not emptied", why)]
@@ -248,7 +248,7 @@ class Consolidator:
 
 
 def _by_name(hosts: Mapping[HostId, Cycle]) -> dict[HostId, int]:
-    """Of equals the last by name goes first: everybody sees the same one."""
+    """Of equals the last by name: all aggregators choose the same one."""
     return {host: -at for at, host in enumerate(sorted(hosts))}
 
 

@@ -30,9 +30,9 @@ class Reservation(msgspec.Struct, frozen=True):
 
     by: HostId
     epoch: int
-    """Of the assignment that would end; who comes to use the room has a higher one."""
+    """Epoch of the assignment that would end; the one that comes to use the room has a higher one."""
     attempt: int
-    """Of `by` to empty itself."""
+    """Number of the attempt of `by` to empty itself."""
     until_s: float
 
     @property
@@ -44,7 +44,7 @@ class CycleLedger:
     def __init__(self, cycles_max: int = 1, jobs: Mapping[JobId, Demand] = {}) -> None:
         self.cycle = Cycle({}, LANES, cycles_max)
         self.demands: dict[JobId, Demand] = {}
-        """Of jobs summed here and of those with a reservation."""
+        """Demands of the jobs summed here and of those that room is held for."""
         self.reserved: dict[JobId, Reservation] = {}
         for job, demand in sorted(jobs.items()):
             if not self.refusal(job, demand):
@@ -55,7 +55,8 @@ class CycleLedger:
         return refusal_of(self._others(job), job, share_of(demand))
 
     def take(self, job: JobId, demand: Demand) -> str:
-        """Promise it, in place of what it was promised before or held for it; or why not, and nothing happens."""
+        """Promise the demand, in place of what the job was promised or what was held for it. Otherwise why not; nothing
+        changes then."""
         why = self.refusal(job, demand)
         if not why:
             self.leave(job)
@@ -68,7 +69,7 @@ class CycleLedger:
             self.cycle = without(self.cycle, job)
 
     def reserve(self, job: JobId, demand: Demand | None, reservation: Reservation) -> str:
-        """Hold room in place of what was held for it; or why not, and nothing happens."""
+        """Hold room, in place of what was held for the job. Otherwise why not; nothing changes then."""
         held = self.reserved.get(job)
         if held is not None and reservation.order < held.order:
             return f"it holds room for it already, asked for later by {held.by}"
@@ -78,13 +79,13 @@ class CycleLedger:
         return why
 
     def release(self, job: JobId, by: HostId, attempt: int) -> None:
-        """This attempt does not need it; what is held for another one stays."""
+        """This attempt does not need the room any more; what is held for another attempt stays."""
         held = self.reserved.get(job)
         if held is not None and (held.by, held.attempt) == (by, attempt):
             self.leave(job)
 
     def let_go(self, job: JobId) -> None:
-        """Whatever is held for a job that may come; what was promised to one that is here stays."""
+        """All room that is held for jobs that may come; what was promised to jobs that are here stays."""
         if job in self.reserved:
             self.leave(job)
 
@@ -97,12 +98,12 @@ class CycleLedger:
         return float(loss(self.cycle.us, self.demands[job].period_us))
 
     def load(self, job: JobId) -> float:
-        """The part of this aggregator that is promised to it."""
+        """The part of this aggregator that is promised to the job."""
         demand = self.demands[job]
         return demand.work_us * (self.cycle.us // demand.period_us) / (LANES * self.cycle.us)
 
     def check(self) -> None:
-        """Nobody hurt, nothing overfull, and the cycle is that of the demands."""
+        """No job is hurt, the cycle is not overfull, and it is the one that follows from the demands."""
         assert sound(self.cycle), self.cycle
         assert self.cycle.used_us == used(self.cycle.us, self.cycle.shares.values())
         assert {job: share_of(demand) for job, demand in self.demands.items()} == dict(self.cycle.shares)

@@ -17,7 +17,7 @@ ASK_S = 2.0
 """Pause between two questions to the coordinator about a job without an aggregator."""
 
 KNOWN_MAX = 1024
-"""Assignments remembered, those of jobs that are placed now aside: the end of a job may pass an agent that is down."""
+"""Assignments remembered of jobs that are not placed now: an agent that is down does not hear of a job's end."""
 
 
 class RankJoined(msgspec.Struct, frozen=True):
@@ -122,7 +122,7 @@ class Directory:
                 assert_never(message)
 
     def _compare(self, sender: HostId, message: OwnerWanted | Lost) -> Sequence[Action]:
-        """Whoever of the two knows less is told: the other side by us, or we by it, which we ask."""
+        """The side that knows the lower epoch is told: the sender by us, or we by the sender, whom we ask."""
         known, placed = self.known.get(message.job), self._placed.get(message.job)
         mine = 0 if known is None else known.epoch
         if known is not None and mine > message.epoch:
@@ -164,8 +164,8 @@ class Directory:
         return actions
 
     def _meet(self, back: Collection[HostId], now_s: float) -> Sequence[Action]:
-        """The coordinator is back. If it only stood still, it does not know whom the one in its place chose: it learns
-        that by being asked, from each host of the job, since the one in its place may have begun anew."""
+        """The coordinator is back. If it only stood still, it does not know which aggregator its deputy chose. Each
+        host of the job asks it, so that it learns that; the deputy itself may have begun anew."""
         actions: list[Action] = []
         for job, placed in sorted(self._placed.items()):
             place = policy.coordinator_place(placed.places, self._gone)
@@ -174,7 +174,8 @@ class Directory:
         return actions
 
     def _undelivered(self, event: Undelivered, now_s: float) -> Sequence[Action]:
-        """Ranks complain again, and what they lack is asked for again; only whoever knows an owner asks no more."""
+        """Only the question of a host that knows an owner is repeated: ranks complain again by themselves, and a host
+        that knows none asks again every `ASK_S`."""
         if not isinstance(event.message, OwnerWanted) or self.current(event.message.job) is None:
             return ()
         placed = self._placed[event.message.job]

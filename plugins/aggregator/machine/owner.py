@@ -1,4 +1,4 @@
-"""The jobs whose tensors this host sums: taken on or refused when offered, dropped when the process that sums dies.
+"""The jobs whose tensors this host sums: accepted or declined when offered, dropped when `aggd` dies.
 
 An offer is accepted only after it is on disk and the process serves it, so what was accepted survives a restart of the
 agent. It does not survive a restart of the process: the sums are gone, and the job's coordinator is told at once. That
@@ -112,17 +112,17 @@ class Owner:
             self.jobs[job] = msgspec.structs.replace(self.jobs[job], demand=None)
         self.emptier = Consolidator(me, settings.scale_s)
         self.judged: dict[JobId, float] = {}
-        """Job -> the part of its speed that it measured to have lost here, last."""
+        """Job -> the part of its speed that it lost here by its last measurement."""
         self.refused: dict[JobId, str] = {}
         """Job held here -> why it was not promised what it needs."""
         self.changes = max((one.order for one in held), default=0)
-        """Grows when a job comes or leaves: what was measured before says nothing of what is now."""
+        """Grows when a job comes or leaves: measurements from before do not hold afterwards."""
         self.address = ""
         """Where the process listens; empty while it is down."""
         self.load = 0.0
         self._idle: frozenset[JobId] = frozenset()
         self._barred: set[JobId] = set()
-        """Jobs that left because they hurt somebody here; when another one leaves they may come back."""
+        """Jobs that left because they hurt another one here; when a job leaves they may come back."""
         self._leaving: dict[JobId, float] = {}
         """Job that was asked to leave -> when, seconds."""
         self._serving: set[tuple[JobId, int]] = set()
@@ -176,7 +176,7 @@ class Owner:
     # ---- what it has promised ----
 
     def promised(self) -> CycleNow:
-        """For one that wants to empty itself into this host."""
+        """The answer to an aggregator that wants to empty itself into this host."""
         takes = self.settings.serve and bool(self.address) and not self.emptier.busy
         jobs = [JobDemand(job, demand) for job, demand in sorted(self.ledger.demands.items())]
         cycle = self.ledger.cycle
@@ -235,7 +235,7 @@ class Owner:
                 | CycleNotReserved()
                 | ReleaseCycle()
             ):
-                return ()  # who is away asks again, and a reservation ends by itself
+                return ()  # an aggregator that is away asks again, and a reservation ends by itself
             case _:
                 assert_never(message)
 
@@ -259,7 +259,7 @@ class Owner:
         declined = Send(sender, Declined(held.job, held.epoch, why[:300], held.epoch))
         if held.demand is None:
             return (declined,)
-        self.ledger.leave(held.job)  # what it was promised is not what it needs
+        self.ledger.leave(held.job)  # it needs something else than it was promised
         self.jobs[held.job] = msgspec.structs.replace(held, demand=None)
         return (declined, Keep())
 
@@ -271,7 +271,8 @@ class Owner:
         )
 
     def _judged(self, message: LossReport, now_s: float) -> Sequence[Action]:
-        """A job lost its limit here: the newest assignment beside it goes, one at a time (AutoPS §4.5.2.3)."""
+        """A job lost more than its limit here: of it and the jobs beside it the newest goes, one at a time (AutoPS
+        §4.5.2.3)."""
         held = self.jobs.get(message.job)
         if held is None or held.epoch != message.epoch:
             return ()
@@ -337,7 +338,7 @@ class Owner:
         )
 
     def _refusal(self, known: ServedJob | None, offer: Offer) -> str:
-        """Empty when it is taken: what it needs is promised then."""
+        """Why the offer is declined; empty: it is accepted, and what the job needs is promised."""
         if closed := self._closed():
             return closed
         if self._is_over(offer.job, offer.epoch):
@@ -363,7 +364,7 @@ class Owner:
         return grant_of(epoch) <= self._over.get(job, 0)
 
     def _awaited(self, job: JobId) -> int:
-        """The epoch that room is held for the successor of; 0 without."""
+        """Room is held for an assignment of the job above this epoch; 0: for none."""
         reserved = self.ledger.reserved.get(job)
         return reserved.epoch if reserved is not None else 0
 
@@ -409,7 +410,7 @@ class Owner:
         return self._retired(Retire(job, held.epoch, instead, why))
 
     def _up(self, event: ProcessUp) -> Sequence[Action]:
-        """Also after a restart of this agent: what is on disk and what the process serves must be the same."""
+        """The process answers, also after a restart of this agent: it has to serve the same jobs as are on disk."""
         self.address = event.address
         held_here = {(held.job, held.epoch) for held in self.jobs.values()}
         self._serving = held_here & set(event.serves.items())
@@ -435,7 +436,7 @@ class Owner:
         return [*actions, Keep()] if lost else ()
 
     def _remove(self, held: ServedJob) -> None:
-        """Whoever was hurt beside this job, or hurt it, may come back."""
+        """A job that was hurt beside this one, or hurt it, may come back."""
         del self.jobs[held.job]
         self.ledger.leave(held.job)
         self._barred = self._barred & {held.job}

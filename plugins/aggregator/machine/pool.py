@@ -71,7 +71,7 @@ class PeriodPassed(msgspec.Struct, frozen=True):
 
 
 class PoolRefused(msgspec.Struct, frozen=True):
-    """The aggregator's own check said no to a job's tensors."""
+    """The aggregator refused a job's tensors by its own check."""
 
     host: HostId
     job: JobId
@@ -79,7 +79,7 @@ class PoolRefused(msgspec.Struct, frozen=True):
 
 
 class PoolJobEnded(msgspec.Struct, frozen=True):
-    """A host is gone with all it held."""
+    """A host is gone with all the tensors it held."""
 
     host: HostId
 
@@ -148,7 +148,7 @@ class Pool:
         self._barred: dict[JobId, frozenset[HostId]] = {}
         """Job -> aggregators that hurt it or refused it."""
         self._least: dict[JobId, int] = {}
-        """Job -> aggregators it was too slow on fewer of."""
+        """Job -> how many aggregators it needs: it was too slow on fewer."""
 
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
         match event:
@@ -171,7 +171,7 @@ class Pool:
                 assert_never(event)
 
     def check(self) -> None:
-        """Each tensor on one aggregator; each aggregator holds what it is said to; nobody hurt, nothing overfull."""
+        """Each tensor is on one aggregator, which knows of it; no job is hurt, and no aggregator overfull."""
         assert self.on.keys() == self.jobs.keys() and not self.waiting.keys() & self.jobs.keys()
         held: dict[HostId, dict[JobId, int]] = {host: {} for host in self.cycles}
         for job, profile in self.jobs.items():
@@ -242,7 +242,7 @@ class Pool:
         return [*self._scaled_down(), *self._let_in()]
 
     def _taken_off(self, job: JobId) -> None:
-        """Whoever was hurt beside this job may come back."""
+        """A job that was hurt beside this one may come back."""
         left = frozenset(self.on[job].values())
         for host in sorted(left & self.cycles.keys()):
             self._changed(host)
@@ -328,7 +328,7 @@ class Pool:
     # ---- what was wrong with a plan ----
 
     def _refused(self, event: PoolRefused) -> Sequence[Action]:
-        """Only the tensors it would not take move; the rest of the job stays."""
+        """Only the tensors that it refused move; the rest of the job stays."""
         if event.host not in self.on.get(event.job, {}).values():
             return ()
         return self._moved_off(event.job, frozenset({event.host}), frozenset(), f"{event.host} refused: {event.why}")
@@ -380,7 +380,7 @@ class Pool:
         return [PoolStart(hosts[-1]), LogEvent(job, "tensors spread", why), *self._told(job, before)]
 
     def _moved_off(self, job: JobId, hosts: frozenset[HostId], avoid: frozenset[HostId], why: str) -> Sequence[Action]:
-        """The job's tensors leave these aggregators, and come back when one of those that are there has left."""
+        """The job's tensors leave these aggregators, and may come back once one of the jobs there has left."""
         barred = self._barred.get(job, frozenset()) | hosts
         actions = self._moved(job, hosts, barred | avoid, why)
         if actions is None:
@@ -420,6 +420,6 @@ class Pool:
             self._changed(host)
 
     def _changed(self, host: HostId) -> None:
-        """Jobs there are measured anew."""
+        """The jobs on these aggregators are measured anew."""
         for job in self.cycles[host].shares if host in self.cycles else ():
             self._measured.pop(job, None)

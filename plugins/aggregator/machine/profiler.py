@@ -1,4 +1,4 @@
-"""The iterations of one job, as its coordinator hears of them, and what follows from each window of them.
+"""The iterations of one job, as its coordinator hears of them: what the job needs, and what it loses by sharing.
 
 A window begins with the owner's counters and ends when enough iterations have passed, with its counters again: the
 difference is the owner's work in them. The trial is the first window. A window in which a job came to the owner or left
@@ -40,10 +40,10 @@ class Profiler:
         self.lost = Fraction(0)
         """The part of its speed that the job lost in the last window."""
         self.iterations = 0
-        """In the last window."""
+        """Iterations in the last window."""
         self._pace = Pace()
         self._steps = 0
-        """Since the mark, outliers among them."""
+        """Iterations since the mark, outliers included."""
         self._last: int | None = None
         """The number that the script gave its last step."""
         self._mark: Mark | None = None
@@ -58,7 +58,7 @@ class Profiler:
         anew = self._last is not None and step <= self._last
         self._last, self._steps = step, self._steps + 1
         if self._mark is not None and (anew or not self._mark.by_steps):
-            self._mark = None  # it counts its steps anew, or did not say them so far
+            self._mark = None  # the script counts its steps anew, or has just begun to say them
         if self._mark is None:
             return self._ask(now_s, FIRST_S)
         self._pace = self._pace.plus(period_us)

@@ -153,7 +153,7 @@ class Packing:
         return at
 
     def open(self, empty: Cycle) -> int:
-        """One more."""
+        """Add one aggregator."""
         self.cycles.append(empty)
         at = len(self.cycles) - 1
         for index in self._jobs.values():

@@ -40,5 +40,5 @@ def is_hurt(measured: MeasuredIterations, period_us: int, limit: Fraction, itera
 
 
 def reverted(hurt: JobId, beside: Iterable[JobId], assigned: Mapping[JobId, int]) -> JobId:
-    """Whose assignment goes: the one made last among the job that is hurt and those on its aggregators."""
+    """Which job has to go: the one assigned last, of the job that is hurt and those on its aggregators."""
     return max({hurt, *beside}, key=lambda job: (assigned[job], job))

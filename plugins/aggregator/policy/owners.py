@@ -35,22 +35,22 @@ class Candidate(msgspec.Struct, frozen=True):
     cycle_us: int = 0
     """C of what it promised; 0 without."""
     used_us: int = 0
-    """W in it."""
+    """W, the work in that cycle."""
     lanes: int = 1
 
     @property
     def cycle(self) -> Cycle:
-        """As much of its cycle as gossip tells: not whose it is."""
+        """Its cycle as far as gossip tells it: without the jobs."""
         return Cycle({}, self.lanes, 1, self.cycle_us, self.used_us)
 
 
 AGE_S = 10.0
-"""Older word of a host counts as if it were suspect, seconds; gossip renews it each second or two."""
+"""A host of which gossip is older than this, seconds, counts as suspect; it is renewed each second or two."""
 
 
 def ranked(job: JobId, candidates: Sequence[Candidate], avoid: Collection[HostId] = ()) -> list[HostId]:
-    """Hosts to offer a job to, best first: those just found wanting last, then suspect or unheard-of ones, then by load
-    in tenths and by jobs. Jobs that see the same gossip in the same moment spread over equals by a hash."""
+    """Hosts to offer a job to, best first: by load in tenths, then by jobs. Suspect and unheard-of ones come later,
+    those to avoid last. Jobs that see the same gossip in the same moment spread over equals by a hash."""
 
     def key(candidate: Candidate) -> tuple[bool, bool, int, int, bytes]:
         doubtful = candidate.suspect or candidate.age_s > AGE_S

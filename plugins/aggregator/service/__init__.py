@@ -1,4 +1,4 @@
-"""The aggregator plugin at work: feeds its three machines, keeps `aggd` alive and talks to it, tells the ranks.
+"""The aggregator plugin at work: gives events to its three machines, keeps `aggd` alive, tells the ranks.
 
 `aggd` is looked for before it is started (by its process id in this plugin's state on disk, then at its control
 socket), so a restarted agent finds the one that went on without it. It is asked for its numbers once a second; when it
@@ -54,7 +54,7 @@ from plugins.views import AggregatorJobView
 
 STATE = "aggregator/state"
 ORDER_S = 5.0
-"""How long aggd may take to obey, seconds."""
+"""How long aggd may take to answer an order, seconds."""
 WAKE_S = 3.0
 """How long an offer waits for aggd to come up; its coordinator waits 4 s for an answer."""
 ASLEEP = "asleep"
@@ -126,7 +126,7 @@ class AggregatorService(PluginService):
         self._wanted.set()
 
     async def stop(self) -> None:
-        """aggd goes on: its jobs do."""
+        """aggd is left running, since its jobs go on."""
         if self._control is not None:
             self._control.close()
 
@@ -144,7 +144,7 @@ class AggregatorService(PluginService):
             await checked.save(self.env.disk, STATE, kept)
 
     async def _keep(self) -> None:
-        """On a sick disk it is tried until it works: what is kept is only needed after a restart."""
+        """A write that fails is repeated until one succeeds: what is kept is only needed after a restart."""
         while True:
             try:
                 await self._save()
@@ -209,7 +209,7 @@ class AggregatorService(PluginService):
         async with self._turn:
             if self._control is None:
                 raise ConnectionError("is not connected")
-            control, self._control = self._control, None  # of no more use if we do not come to the end
+            control, self._control = self._control, None  # kept only if the order is answered in time
             try:
                 async with asyncio.timeout(ORDER_S):
                     await write_frame(control, order)
@@ -264,7 +264,7 @@ class AggregatorService(PluginService):
                 pass
 
     def _stepped(self, fact: facts.StepTimed) -> None:
-        """The lowest rank here stands for the job: rounds keep the ranks in step."""
+        """The steps of the lowest rank here count for the job: rounds keep the ranks in step."""
         here = [place.ranks[0] for place in self._hosts_of.get(fact.job, ()) if place.host == self.host.id]
         if here == [fact.rank] and 0 < fact.step_s < STEP_S_MAX:
             self.dispatch(
@@ -285,7 +285,7 @@ class AggregatorService(PluginService):
         return True
 
     async def on_message(self, sender: HostId, message: Any) -> None:
-        """Each machine takes the messages it knows."""
+        """Each message goes to the machines that take it."""
         if not isinstance(message, messages.Heard):
             return
         if isinstance(message, messages.Offer | messages.ReserveCycle) and self.settings.serve:
@@ -296,7 +296,7 @@ class AggregatorService(PluginService):
                 self.dispatch(Heard(sender, message), machine)
 
     async def _woken(self) -> None:
-        """aggd runs, or takes longer than whoever asks waits; then the owner says that it is not up."""
+        """Wait until aggd runs, for a part of the coordinator's patience; else the owner says that it is not up."""
         self.wake()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WAKE_S):
@@ -319,7 +319,7 @@ class AggregatorService(PluginService):
                 return await super().answer(sender, question)
 
     async def _work_of(self, name: JobId, epoch: int) -> messages.WorkCounters:
-        """With counters that aggd says now."""
+        """The counters of the job, which aggd is asked for now."""
         known = self.owner.serves(name, epoch) and await self._obeyed(GetStatus())
         jobs = self.now.jobs if known and self.now is not None else []
         for job in jobs:
@@ -399,7 +399,7 @@ class AggregatorService(PluginService):
             self._publish()
 
     async def _obeyed(self, order: Order) -> bool:
-        """False when aggd is down: whoever watches it drops its jobs."""
+        """False when aggd is down: the task that watches it drops its jobs."""
         try:
             self.now = await self._order(order)
         except (OSError, TimeoutError):
