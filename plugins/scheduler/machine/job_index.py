@@ -13,7 +13,7 @@ class JobIndex:
     def __init__(self, queue: JobTable) -> None:
         self.queue = queue
         self.placing: dict[JobId, None] = {}
-        self.over_limit: dict[JobId, None] = {}
+        self.time_limit_reached: dict[JobId, None] = {}
         """They run and used up their time."""
         self.demoted: dict[str, dict[int, dict[JobId, None]]] = {}
         """Opportunistic jobs that run and were guaranteed once: by tenant and width."""
@@ -39,7 +39,7 @@ class JobIndex:
         if job.state == "placing":
             self.placing[id] = None
         elif job.state == "running" and limit_s is not None and job.attained_gpu_s / spec.width >= limit_s:
-            self.over_limit[id] = None
+            self.time_limit_reached[id] = None
         for host in hosts:
             self.awaited.setdefault(host, {})[id] = None
         if home is not None:
@@ -53,7 +53,7 @@ class JobIndex:
     def drop(self, id: JobId) -> None:
         """This job is over, or about to be put in again."""
         self.placing.pop(id, None)
-        self.over_limit.pop(id, None)
+        self.time_limit_reached.pop(id, None)
         if id not in self._marks:
             return
         job, hosts, home, width = self._marks.pop(id)

@@ -41,13 +41,13 @@ TRANSITIONS: StateTable[State] = StateTable(
             "cancelled": "it is cancelled",
         },
         "running": {
-            "stopping": "cancelled, over its time limit, preempted, a host or a worker lost, or a worker failed",
+            "stopping": "cancelled, its time limit reached, preempted, a host or a worker lost, or a worker failed",
             "done": "each of its hosts reported that all workers exited with 0",
         },
         "stopping": {
             "stopping": "cancelled while it stopped in order to run again",
             "queued": "all hosts reported or are lost, and it is to run again",
-            "failed": "all hosts reported or are lost; it failed, or was over its time limit",
+            "failed": "all hosts reported or are lost; it failed, or reached its time limit",
             "cancelled": "all hosts reported or are lost, and it was cancelled",
             "done": "all workers exited with 0, before a host told any of them to stop",
         },

@@ -30,7 +30,7 @@ from plugins.scheduler.messages.commands import (
     Promoted,
     QuotaSet,
     TakenBack,
-    TimeUp,
+    TimeLimitReached,
     Upgraded,
 )
 from plugins.scheduler.policy import classes
@@ -114,7 +114,7 @@ class Leader:
         self.leases.begin(now_s)
         self._read(event.rack, now_s)
         gone = self._gone(now_s)
-        about: list[AboutJob] = [*self._lost(gone, event, now_s), *self._timed_out(event.wall_s)]
+        about: list[AboutJob] = [*self._lost(gone, event, now_s), *self._time_limit_reached(event.wall_s)]
         promoted = self._starved(event.wall_s, now_s)
         about += promoted
         settled = {command.job for command in about}
@@ -286,10 +286,10 @@ class Leader:
             return []
         return [Leads(wall_s=event.wall_s, term=event.term, leases_over_s=self.terms.over_s)]
 
-    def _timed_out(self, wall_s: float) -> list[TimeUp]:
+    def _time_limit_reached(self, wall_s: float) -> list[TimeLimitReached]:
         """Running time is attained service over the gang's width, so it counts across attempts and leaders."""
-        over = self.roll.by_age(self.roll.over_limit)
-        return [TimeUp(wall_s=wall_s, job=job.id, epoch=job.epoch) for job in over]
+        over = self.roll.by_age(self.roll.time_limit_reached)
+        return [TimeLimitReached(wall_s=wall_s, job=job.id, epoch=job.epoch) for job in over]
 
     def _starved(self, wall_s: float, now_s: float) -> list[Promoted]:
         """STARVELIMIT and PROMOTEKNOB, for guaranteed jobs: the others have no place in the order. Nobody starts in the

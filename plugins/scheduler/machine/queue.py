@@ -44,7 +44,7 @@ from plugins.scheduler.messages.commands import (
     Result,
     Submitted,
     TakenBack,
-    TimeUp,
+    TimeLimitReached,
     Upgraded,
 )
 from plugins.scheduler.messages.spec import SealedEnv
@@ -59,7 +59,7 @@ FINDS: Mapping[type[AboutJob], tuple[State, ...]] = {
     Placed: ("placing",),
     PlaceFailed: ("placing",),
     RanksReported: ("running", "stopping"),
-    TimeUp: ("running",),
+    TimeLimitReached: ("running",),
     TakenBack: HOLDING,
     Promoted: ("queued",),
     Demoted: ("queued",),
@@ -126,8 +126,8 @@ class Queue(JobTable):
                 return self._place_failed(job, command)
             case RanksReported():
                 return self._ranks_reported(job, command)
-            case TimeUp():
-                return self._time_up(job)
+            case TimeLimitReached():
+                return self._time_limit_reached(job)
             case TakenBack():
                 return self._taken_back(job, command)
             case Promoted():
@@ -271,8 +271,8 @@ class Queue(JobTable):
             self._stop(job, "cancelled", f"cancelled {by}")
         return Applied(job.id)
 
-    def _time_up(self, job: Job) -> Result:
-        self._stop(job, "failed", f"it ran past its limit of {job.spec.time_limit_s or 0:g} s")
+    def _time_limit_reached(self, job: Job) -> Result:
+        self._stop(job, "failed", f"it reached its time limit of {job.spec.time_limit_s or 0:g} s")
         return Applied(job.id)
 
     def _taken_back(self, job: Job, command: TakenBack) -> Result | None:

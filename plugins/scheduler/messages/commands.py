@@ -101,7 +101,7 @@ class CancelAsked(CommandBase, frozen=True, kw_only=True, tag="CancelAsked"):
     by: Text = ""
 
 
-class TimeUp(CommandBase, frozen=True, kw_only=True, tag="TimeUp"):
+class TimeLimitReached(CommandBase, frozen=True, kw_only=True, tag="TimeUp"):
     """Leader: the job has run for its time limit."""
 
     job: JobId
@@ -187,7 +187,7 @@ class Attained(CommandBase, frozen=True, kw_only=True, tag="Attained"):
     """Bytes of the largest tensor and of all, of jobs whose tensors were seen there (the larger model wins)."""
 
 
-AboutGrant = Granted | Placed | PlaceFailed | RanksReported | CancelAsked | TimeUp | TakenBack
+AboutGrant = Granted | Placed | PlaceFailed | RanksReported | CancelAsked | TimeLimitReached | TakenBack
 AboutClass = Promoted | Demoted | Upgraded | GpusReserved
 AboutJob = AboutGrant | AboutClass
 Command = Submitted | AboutJob | QuotaSet | Attained | Elapsed | Leads

@@ -391,10 +391,10 @@ class LocalRanks:
             self.numbers = self.queue.next_number
             await self.save()
         await self.dispatch(SecondWent())
-        for id in self._out_of_time():
+        for id in self._time_limit_reached():
             await self.checkpoint(id)
 
-    def _out_of_time(self) -> list[JobId]:
+    def _time_limit_reached(self) -> list[JobId]:
         """Jobs here that reached their time limit since the log last heard of them: the leader ends them by what the
         log knows, so it hears at once. Their other hosts have run for as long as this one."""
         found: list[JobId] = []

@@ -23,7 +23,7 @@ from plugins.scheduler.messages.commands import (
     Promoted,
     QuotaSet,
     TakenBack,
-    TimeUp,
+    TimeLimitReached,
     Upgraded,
 )
 from plugins.scheduler.policy import classes, explain, order
@@ -86,7 +86,10 @@ class PlainLeader:
         live = self.queue.live()
         self._remember(live, now_s)
         gone = self._gone(event.rack, live, now_s)
-        about: list[AboutJob] = [*self._lost(live, gone, event.wall_s, now_s), *self._timed_out(live, event.wall_s)]
+        about: list[AboutJob] = [
+            *self._lost(live, gone, event.wall_s, now_s),
+            *self._time_limit_reached(live, event.wall_s),
+        ]
         promoted = self._starved(live, event.wall_s, now_s)
         about += promoted
         settled = {command.job for command in about}
@@ -170,7 +173,7 @@ class PlainLeader:
         gone = gone_s >= self.settings.host_lost_after_s
         return gone and job.spec.on_lost == "stop" and self._over(host, now_s)
 
-    def _timed_out(self, live: list[Job], wall_s: float) -> list[TimeUp]:
+    def _time_limit_reached(self, live: list[Job], wall_s: float) -> list[TimeLimitReached]:
         """Running time is attained service over the gang's width, so it counts across attempts and leaders."""
         over = [
             job
@@ -179,7 +182,7 @@ class PlainLeader:
             and job.spec.time_limit_s is not None
             and job.attained_gpu_s / job.spec.width >= job.spec.time_limit_s
         ]
-        return [TimeUp(wall_s=wall_s, job=job.id, epoch=job.epoch) for job in over]
+        return [TimeLimitReached(wall_s=wall_s, job=job.id, epoch=job.epoch) for job in over]
 
     def _starved(self, live: list[Job], wall_s: float, now_s: float) -> list[Promoted]:
         """STARVELIMIT and PROMOTEKNOB, for guaranteed jobs: the others have no place in the order."""

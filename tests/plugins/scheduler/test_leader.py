@@ -21,7 +21,7 @@ from plugins.scheduler.messages.commands import (
     RanksReported,
     Submitted,
     TakenBack,
-    TimeUp,
+    TimeLimitReached,
 )
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.settings import SchedulerSettings
@@ -118,7 +118,7 @@ def test_what_is_stopping_still_holds_its_gpus() -> None:
     assert granted(led.look()) == [second]
     led = Led()
     first, second = led.run(8), led.submit(8)
-    led.say(TimeUp(wall_s=1.0, job=first, epoch=1))
+    led.say(TimeLimitReached(wall_s=1.0, job=first, epoch=1))
     assert led.look() == []
 
 
@@ -164,7 +164,7 @@ def test_a_job_that_waits_for_a_host_still_uses_its_tenants_quota() -> None:
 
 def test_only_what_is_free_in_truth_is_granted_while_a_gang_is_stopping() -> None:
     led = Led()
-    led.say(TimeUp(wall_s=1.0, job=led.run(5), epoch=1))
+    led.say(TimeLimitReached(wall_s=1.0, job=led.run(5), epoch=1))
     led.submit(2)
     led.submit(2)
     assert granted(led.look()) == ["j2"]
@@ -238,7 +238,7 @@ def test_a_time_limit_counts_running_time_of_all_attempts() -> None:
     led.serve(id, 59.0)
     assert led.look() == []
     led.serve(id, 60.0)
-    assert [type(command) for command in led.look()] == [TimeUp]
+    assert [type(command) for command in led.look()] == [TimeLimitReached]
 
 
 def test_quotas_bind_within_one_decision() -> None:

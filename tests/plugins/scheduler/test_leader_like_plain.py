@@ -228,7 +228,7 @@ def agree(seed: int, looks: int) -> Story:
 
 
 ALL_KINDS = {
-    "Demoted", "Elapsed", "GpusReserved", "Granted", "Promoted", "QuotaSet", "TimeUp", "Upgraded",
+    "Demoted", "Elapsed", "GpusReserved", "Granted", "Promoted", "QuotaSet", "TimeLimitReached", "Upgraded",
     "home lost", "host lost", "placing took too long", "preempted",
 }  # fmt: skip
 

@@ -119,7 +119,7 @@ COMMANDS: list[commands.Command] = [
     commands.PlaceFailed(wall_s=1.0, job=J1, epoch=1, reason="no"),
     commands.RanksReported(wall_s=1.0, job=J1, epoch=1, host=H1, codes={0: -9}, step=3, metrics={"loss": 0.5}),
     commands.CancelAsked(wall_s=1.0, job=J1, by="bob"),
-    commands.TimeUp(wall_s=1.0, job=J1, epoch=1),
+    commands.TimeLimitReached(wall_s=1.0, job=J1, epoch=1),
     commands.TakenBack(wall_s=1.0, job=J1, epoch=1, cause="host lost", reason="gone", lost=(H1,)),
     commands.Promoted(wall_s=1.0, job=J1, epoch=1),
     commands.QuotaSet(wall_s=1.0, tenant="*", gpus=4),

@@ -24,7 +24,7 @@ from plugins.scheduler.messages.commands import (
     Result,
     Submitted,
     TakenBack,
-    TimeUp,
+    TimeLimitReached,
 )
 from plugins.scheduler.messages.spec import JobSpec
 
@@ -171,7 +171,7 @@ def test_commands_of_another_epoch_change_nothing() -> None:
         PlaceFailed(wall_s=3.0, job=id, epoch=1, reason="late"),
         RanksReported(wall_s=3.0, job=id, epoch=1, host=H1, codes={0: 1}),
         TakenBack(wall_s=3.0, job=id, epoch=1, cause="preempted", reason="late"),
-        TimeUp(wall_s=3.0, job=id, epoch=1),
+        TimeLimitReached(wall_s=3.0, job=id, epoch=1),
         Promoted(wall_s=3.0, job=id, epoch=1),
     ]
     index = told.queue.index

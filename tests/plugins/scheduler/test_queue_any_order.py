@@ -23,7 +23,7 @@ from plugins.scheduler.messages.commands import (
     Result,
     Submitted,
     TakenBack,
-    TimeUp,
+    TimeLimitReached,
 )
 from plugins.scheduler.messages.spec import JobSpec
 
@@ -111,7 +111,7 @@ class AnyOrder(RuleBasedStateMachine):
         commands: dict[str, Command] = {
             "cancel": CancelAsked(wall_s=1.0, job=id),
             "fail": PlaceFailed(wall_s=1.0, job=id, epoch=epoch, reason="r"),
-            "time": TimeUp(wall_s=1.0, job=id, epoch=epoch),
+            "time": TimeLimitReached(wall_s=1.0, job=id, epoch=epoch),
             "promote": Promoted(wall_s=1.0, job=id, epoch=epoch),
         }
         self.say(commands[what])

@@ -239,7 +239,7 @@ def test_a_job_past_its_time_limit_is_stopped_and_failed() -> None:
     async def story(rack: Rack) -> None:
         await submit(rack, workers=2, time_limit_s=20)
         await until(lambda: rack.job("j1").state == "failed")
-        assert rack.job("j1").reason == "it ran past its limit of 20 s"
+        assert rack.job("j1").reason == "it reached its time limit of 20 s"
         assert rack.job("j1").exit_code == 143
 
     on_a_rack(story)
