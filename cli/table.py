@@ -4,18 +4,15 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
+from covey.tones import TONES, Tone
 from covey.units import format_seconds
 
 GREEN, RED, YELLOW, DIM, BOLD = "32", "31", "33", "2", "1"
 
-STATE_COLOURS = {
-    "alive": GREEN, "running": GREEN, "mapped": GREEN, "done": GREEN, "on": GREEN,
-    "suspect": YELLOW, "queued": YELLOW, "placing": YELLOW, "stopping": YELLOW, "asking": YELLOW, "moving": YELLOW,
-    "gone": RED, "failed": RED, "cancelled": YELLOW, "left": DIM, "off": DIM, "cold": DIM,
-}  # fmt: skip
+TONE_COLOURS: Mapping[Tone, str] = {"good": GREEN, "waiting": YELLOW, "warning": YELLOW, "bad": RED, "quiet": DIM}
 
 
 FOLD_MIN = 24
@@ -40,7 +37,8 @@ class Paint:
         return f"\x1b[{colour}m{text}\x1b[0m" if self.on and text else text
 
     def state(self, word: str) -> str:
-        return self(word, STATE_COLOURS.get(word.strip(), "0")) if word.strip() in STATE_COLOURS else word
+        tone = TONES.get(word.strip())
+        return word if tone is None else self(word, TONE_COLOURS[tone])
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[object]], right: Collection[str], paint: Paint) -> str:

@@ -36,6 +36,7 @@ from agent.api.sockets import is_our_name, peer_uid, tcp_socket, unix_socket
 from covey.core import HostId
 from covey.errors import NoLeader, OutcomeUnknown, Refused
 from covey.ports import Env
+from covey.tones import TONES
 from covey.version import VERSION
 from plugins.base import Command
 from plugins.views import ErrorView
@@ -204,7 +205,8 @@ class HttpApi:
         get("/healthz", self._healthz)
         get("/metrics", self._metrics)
         for path, name, kind in PAGE:
-            get(path, _page_file(name, kind))
+            get(path, _fixed((files("agent.api") / "page" / name).read_bytes(), kind))
+        get("/states.json", _fixed(msgspec.json.encode(TONES), "application/json"))
         return app
 
     def _ask(self, name: str, arguments: Arguments) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
@@ -428,8 +430,8 @@ PAGE = (
 """Path -> file in agent/api/page/ and its type."""
 
 
-def _page_file(name: str, kind: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    body = (files("agent.api") / "page" / name).read_bytes()
+def _fixed(body: bytes, kind: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """A route whose answer is always the same bytes."""
 
     async def route(_request: web.Request) -> web.Response:
         return web.Response(body=body, content_type=kind, charset="utf-8")

@@ -1,8 +1,7 @@
 // The rack as one agent knows it: four reads every two seconds, tables made of text only (never innerHTML).
 "use strict";
 
-const GOOD = new Set(["alive", "running", "done", "mapped"]);
-const BAD = new Set(["gone", "suspect", "failed"]);
+let tones = null; // state -> CSS class, as the agent says (covey/tones.py)
 const MIB = 1024 * 1024;
 
 const seconds = (s) =>
@@ -43,12 +42,11 @@ function table(name, rows) {
   const body = made.createTBody();
   for (const row of rows) {
     const line = body.insertRow();
-    for (const [, read] of TABLES[name]) {
+    for (const [title, read] of TABLES[name]) {
       const cell = line.insertCell();
       const text = shown(read(row));
       cell.textContent = text;
-      if (GOOD.has(text)) cell.className = "good";
-      if (BAD.has(text)) cell.className = "bad";
+      if (title === "state" && Object.hasOwn(tones, text)) cell.className = tones[text];
     }
   }
   if (!rows.length) {
@@ -75,6 +73,7 @@ async function show(name, path) {
 async function refresh() {
   const trouble = document.getElementById("trouble");
   try {
+    tones ??= await read("/states.json");
     const [hosts] = await Promise.all([
       show("hosts", "/v1/hosts"), show("gpus", "/v1/gpus"), show("jobs", "/v1/jobs?all=1"), show("slabs", "/v1/slabs"),
     ]);

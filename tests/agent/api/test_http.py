@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import msgspec
 import pytest
@@ -27,6 +27,7 @@ from covey.core import HostId
 from covey.errors import NoLeader, OutcomeUnknown, Refused
 from covey.ports import Env
 from plugins.base import Command
+from plugins.facts import HostState
 from plugins.views import ErrorView, HostRow, LeaderView, PluginHealth
 from tests.agent.api.test_metrics import parsed
 
@@ -450,6 +451,16 @@ async def test_the_page_comes_with_a_strict_policy(rig: Rig) -> None:
                 assert (answer.status, answer.content_type) == (200, kind)
                 assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
                 assert answer.headers["Server"] == "covey"
+
+
+async def test_the_page_reads_from_the_agent_how_each_state_of_a_host_is_shown(rig: Rig) -> None:
+    async with ClientSession(connector=UnixConnector(rig.path)) as session:
+        async with session.get("http://localhost/states.json") as answer:
+            tones = await answer.json()
+        async with session.get("http://localhost/page.js") as answer:
+            assert 'read("/states.json")' in await answer.text()
+    assert {*get_args(HostState)} <= tones.keys()
+    assert (tones["alive"], tones["suspect"], tones["gone"]) == ("good", "warning", "bad")
 
 
 _VALID = [

@@ -1,13 +1,14 @@
 """What a job's state means is said once, in `machine/jobs.py`; nobody keeps a list of states of their own."""
 
 import ast
+import re
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from cli.table import STATE_COLOURS
 from covey.core import JobId
+from covey.tones import TONES
 from plugins.scheduler.machine.jobs import HOLDING, OVER, STATES, After, Job, State
 from plugins.scheduler.messages.spec import JobSpec
 
@@ -51,6 +52,12 @@ def test_a_list_of_states_that_somebody_keeps_is_found() -> None:
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_every_state_has_a_colour_and_is_named_where_programs_read_it(state: State) -> None:
-    assert state in STATE_COLOURS
+def test_every_state_has_a_tone_and_is_named_where_programs_read_it(state: State) -> None:
+    assert state in TONES
     assert f"`{state}`" in (ROOT / "plugins/views.py").read_text()
+
+
+def test_the_web_page_has_no_list_of_job_states() -> None:
+    """It reads `/states.json`, so it shows a new state in its colour without being touched."""
+    words = set(re.findall(r"\w+", (ROOT / "agent/api/page/page.js").read_text()))
+    assert words & {*STATES} == set()

@@ -1,0 +1,23 @@
+"""How each state reads at a glance: agentctl and the web page take their colours from this table and keep none.
+
+Nothing is decided by it: whether a job is over, programs read in `JobView.over`.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+Tone = Literal["good", "waiting", "warning", "bad", "quiet"]
+
+TONES: Mapping[str, Tone] = {
+    # hosts
+    "alive": "good", "suspect": "warning", "away": "waiting", "gone": "bad", "left": "quiet",
+    # jobs
+    "queued": "waiting", "placing": "waiting", "running": "good", "stopping": "waiting",
+    "done": "good", "failed": "bad", "cancelled": "waiting",
+    # slabs
+    "cold": "quiet", "asking": "waiting", "mapped": "good", "moving": "waiting", "reopening": "waiting",
+    "recovering": "waiting", "lost": "bad",
+    # plugins, which fail as jobs do
+    "on": "good", "off": "quiet",
+}  # fmt: skip
+"""State -> how it reads. A word that two kinds of things share means the same of both."""
