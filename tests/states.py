@@ -68,6 +68,7 @@ MACHINES = (
         "plugins.aggregator.machine.tracked_job",
         [f"tests/plugins/aggregator/{name}.py" for name in ("test_tracked_job", "test_machines", "test_moving")],
     ),
+    Machine("plugins.aggregator.machine.consolidator", ["tests/plugins/aggregator/test_emptying.py"]),
 )
 
 

@@ -1,11 +1,5 @@
 """An aggregator that sees itself the least loaded tries to empty itself into the others (AutoPS §4.3.3.3).
 
-    resting --due, and by gossip the least loaded--> asking --all others said what they promised--> reserving
-       ^                                               | it is not, or it does not fit              | all hold room
-       |<----------------------------------------------+                                            v
-       |<-- one will not: ReleaseCycle to all -------------------------------------- handing over: coordinators move
-       |<-- after a while, whatever became of it ---------------------------------------------------+ their jobs
-
 Where everything would go is decided by `policy.scale.emptied` on what the others say, and each of them checks again
 before it holds room: all jobs find a place or none moves. Two never empty themselves into each other: an aggregator
 that empties itself refuses to hold room, and one that holds room does not begin.
@@ -17,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from covey.core import HostId, JobId, LogEvent, Send, SetTimer
+from covey.transitions import CheckedState, StateTable
 from plugins.aggregator import policy
 from plugins.aggregator.machine.cycle_ledger import CycleLedger
 from plugins.aggregator.machine.events import AskQuestion, QuestionAnswered, RackUpdated
@@ -52,19 +47,72 @@ PAUSE_S = 8.0
 
 
 class EmptyingEnds(msgspec.Struct, frozen=True):
-    """Timer: this attempt has taken long enough in this state."""
+    """Timer: this attempt has taken long enough to find room, or to hand over."""
 
     attempt: int
-    state: str
+    handing_over: bool
 
 
 Action = Send | AskQuestion | LogEvent | SetTimer[EmptyingEnds]
 
 
+class Resting(msgspec.Struct, frozen=True):
+    """It does not try to empty itself."""
+
+
+class Asking(msgspec.Struct, frozen=True):
+    """The other aggregators are asked what they promised."""
+
+    asked: Sequence[HostId]
+    """They have not answered."""
+    said: Mapping[HostId, CycleNow]
+    """What those said that take jobs."""
+
+
+class Reserving(msgspec.Struct, frozen=True):
+    """Others are asked to hold room, for each job one."""
+
+    holding: Mapping[JobId, HostId]
+    """Job -> who was asked to hold room for it."""
+    planned: Mapping[JobId, ServedJob]
+    """What this host held when they were asked."""
+    missing: frozenset[JobId]
+    """Jobs for which nobody has said so yet."""
+
+
+class HandingOver(msgspec.Struct, frozen=True):
+    """Others hold room for every job, and the coordinators move the jobs there."""
+
+    holding: Mapping[JobId, HostId]
+    """Job -> who holds room for it."""
+
+
+State = Resting | Asking | Reserving | HandingOver
+TRANSITIONS: StateTable[State] = StateTable(
+    "an aggregator that may empty itself",
+    {
+        Resting: {Asking: "an attempt is due, and by gossip it is the least loaded"},
+        Asking: {
+            Asking: "one answered or does not answer, others have not",
+            Reserving: "all answered: it is the least loaded, and all its jobs fit elsewhere",
+            Resting: "it is not the least loaded, or not all its jobs fit elsewhere; or its process is down",
+        },
+        Reserving: {
+            Reserving: "one holds room, others have not answered",
+            HandingOver: "all hold room, and its jobs are still the same",
+            Resting: "one holds no room or does not answer, its jobs changed, or its process is down",
+        },
+        HandingOver: {Resting: "some time has passed, whatever became of the jobs; or its process is down"},
+    },
+)
+
+
 class Consolidator:
+    state = CheckedState(TRANSITIONS)
+
     def __init__(self, me: HostId, scale_s: float) -> None:
         self.me, self.scale_s = me, scale_s
-        self.state = "resting"
+        self.state = Resting()
         self.refused: dict[JobId, str] = {}
         """Job -> why no other aggregator took it at the last attempt."""
         self._jitter = hashlib.blake2b(me.encode(), digest_size=2).digest()[0] / 256
@@ -76,17 +124,15 @@ class Consolidator:
         """Of every aggregator, as gossip showed them last."""
         self._idle: frozenset[JobId] = frozenset()
         """Jobs held here that had not pushed anything yet at the last look."""
-        self._asked: list[HostId] = []
-        self._said: dict[HostId, CycleNow] = {}
-        self._holding: dict[JobId, HostId] = {}
-        """Job -> who was asked to hold room for it."""
-        self._planned: dict[JobId, ServedJob] = {}
-        """What this host held when they were asked."""
-        self._missing: set[JobId] = set()
 
     @property
     def busy(self) -> bool:
-        return self.state != "resting"
+        return not isinstance(self.state, Resting)
+
+    @property
+    def holding(self) -> Mapping[JobId, HostId]:
+        """Job -> who was asked by this attempt to hold room for it."""
+        return self.state.holding if isinstance(self.state, Reserving | HandingOver) else {}
 
     def _soon(self, now_s: float) -> None:
         soon_s = max(now_s, self._tried_s + PAUSE_S) + SOON_S[0] + self._jitter * SOON_S[1]
@@ -115,8 +161,9 @@ class Consolidator:
         if not others or not self._may_go(held, ledger) or not self._is_least(ledger.cycle, others):
             return ()
         self._attempt, self._tried_s = int(now_s * 1e6), now_s
-        self.state, self._said, self._asked = "asking", {}, [one.host for one in others]
-        return [AskQuestion(host, CycleHere(), ASK_S) for host in self._asked]
+        hosts = [one.host for one in others]
+        self.state = Asking(hosts, {})
+        return [AskQuestion(host, CycleHere(), ASK_S) for host in hosts]
 
     def _may_go(self, held: Mapping[JobId, ServedJob], ledger: CycleLedger) -> bool:
         """Whether there is something to move, nobody holds room here, and no job is on trial."""
@@ -137,38 +184,43 @@ class Consolidator:
     def answered(
         self, event: QuestionAnswered, held: Mapping[JobId, ServedJob], ledger: CycleLedger
     ) -> Sequence[Action]:
-        if self.state != "asking" or event.host not in self._asked:
+        state = self.state
+        if not isinstance(state, Asking) or event.host not in state.asked:
             return ()
-        self._asked.remove(event.host)
+        left, said = [host for host in state.asked if host != event.host], state.said
         if isinstance(event.answer, CycleNow) and event.answer.takes:
-            self._said[event.host] = event.answer
-        return () if self._asked else self._plan(held, ledger)
+            said = {**said, event.host: event.answer}
+        if not left:
+            return self._plan(said, held, ledger)
+        self.state = Asking(left, said)
+        return ()
 
-    def _plan(self, held: Mapping[JobId, ServedJob], ledger: CycleLedger) -> Sequence[Action]:
-        cycles = {host: _cycle_said(said) for host, said in sorted(self._said.items())} | {self.me: ledger.cycle}
+    def _plan(
+        self, said: Mapping[HostId, CycleNow], held: Mapping[JobId, ServedJob], ledger: CycleLedger
+    ) -> Sequence[Action]:
+        cycles = {host: _cycle_said(now) for host, now in sorted(said.items())} | {self.me: ledger.cycle}
         if len(cycles) < 2 or not self._may_go(held, ledger) or scale.least_loaded(cycles, _by_name(cycles)) != self.me:
             return self._rest()
-        found = self._emptied(held, cycles)
+        found = self._emptied(said, held, cycles)
         if found is None:
-            before, self.refused = self.refused, self._refusals(held, cycles)
-            said = [
-                LogEvent(job, "tensors fit nowhere else", why) for job, why in self.refused.items() if job not in before
-            ]
-            return [*said, *self._rest()]
-        self.state, self.refused = "reserving", {}
-        self._holding = {work.job: to for work, to in found.moves}
-        self._planned, self._missing = dict(held), set(self._holding)
+            before, self.refused = self.refused, _refusals(said, held, cycles, self.me)
+            notes = [(job, why) for job, why in self.refused.items() if job not in before]
+            return [*(LogEvent(job, "tensors fit nowhere else", why) for job, why in notes), *self._rest()]
+        holding = {work.job: to for work, to in found.moves}
+        self.state, self.refused = Reserving(holding, dict(held), frozenset(holding)), {}
         asks = [
             Send(to, ReserveCycle(job, held[job].epoch, self._attempt, held[job].demand), RESERVE_S)
-            for job, to in self._holding.items()
+            for job, to in holding.items()
         ]
-        return [*asks, SetTimer(RESERVE_S, EmptyingEnds(self._attempt, self.state))]
+        return [*asks, SetTimer(RESERVE_S, EmptyingEnds(self._attempt, handing_over=False))]
 
-    def _emptied(self, held: Mapping[JobId, ServedJob], cycles: Mapping[HostId, Cycle]) -> Emptied | None:
+    def _emptied(
+        self, said: Mapping[HostId, CycleNow], held: Mapping[JobId, ServedJob], cycles: Mapping[HostId, Cycle]
+    ) -> Emptied | None:
         """Where each job would go: where its demand fits best. One on trial needs no room, but may be barred."""
         known = {job: one.demand for job, one in sorted(held.items()) if one.demand is not None}
-        barred = {job: frozenset(host for host, said in self._said.items() if job in said.barred) for job in held}
-        free_to = {job: sorted(self._said.keys() - barred[job]) for job in sorted(held.keys() - known.keys())}
+        barred = {job: frozenset(host for host, now in said.items() if job in now.barred) for job in held}
+        free_to = {job: sorted(said.keys() - barred[job]) for job in sorted(held.keys() - known.keys())}
         if not all(free_to.values()):
             return None
         works = [OrphanedTensor(job, "all", demand.work_us) for job, demand in known.items()]
@@ -179,44 +231,35 @@ class Consolidator:
         rest = tuple((OrphanedTensor(job, "all", 0), hosts[0]) for job, hosts in free_to.items())
         return msgspec.structs.replace(found, moves=(*found.moves, *rest))
 
-    def _refusals(self, held: Mapping[JobId, ServedJob], cycles: Mapping[HostId, Cycle]) -> dict[JobId, str]:
-        """Job -> why it fits nowhere, as the other aggregators would have said it."""
-        others = sorted((cycle.load, host) for host, cycle in cycles.items() if host != self.me)
-        said: dict[JobId, str] = {}
-        for job, one in held.items():
-            for _, host in others:
-                why = _refusal(self._said[host], cycles[host], job, one.demand)
-                if why:
-                    said[job] = f"{host}: {why}"
-        return said
-
     def reserved(self, sender: HostId, message: CycleReserved, held: Mapping[JobId, ServedJob]) -> Sequence[Action]:
         if not self._is_asked(sender, message):
             return (Send(sender, ReleaseCycle(message.job, message.attempt)),)  # that attempt is over
-        if self.state != "reserving":
+        state = self.state
+        if not isinstance(state, Reserving):
             return ()  # said twice
-        self._missing.discard(message.job)
-        if self._missing:
+        missing = state.missing - {message.job}
+        if missing:
+            self.state = msgspec.structs.replace(state, missing=missing)
             return ()
-        if held != self._planned:
+        if held != state.planned:
             return self._give_up("its jobs changed meanwhile")
-        self.state = "handing over"
+        self.state = HandingOver(state.holding)
         why = f"{self.me} was the least loaded aggregator and gave all its jobs away"
         handed = [
             Send(held[job].coordinator, Handover(job, held[job].epoch, to, why))
-            for job, to in sorted(self._holding.items())
+            for job, to in sorted(state.holding.items())
         ]
         count = f"{len(handed)} jobs" if len(handed) != 1 else "1 job"
         return [
-            LogEvent(self.me, "aggregator emptied", f"{count} to {', '.join(sorted(set(self._holding.values())))}"),
+            LogEvent(self.me, "aggregator emptied", f"{count} to {', '.join(sorted(set(state.holding.values())))}"),
             *handed,
-            SetTimer(HAND_S, EmptyingEnds(self._attempt, self.state)),
+            SetTimer(HAND_S, EmptyingEnds(self._attempt, handing_over=True)),
         ]
 
     def not_reserved(
         self, sender: HostId, message: CycleNotReserved, held: Mapping[JobId, ServedJob]
     ) -> Sequence[Action]:
-        if self.state != "reserving" or not self._is_asked(sender, message):
+        if not isinstance(self.state, Reserving) or not self._is_asked(sender, message):
             return ()
         if message.job in held:
             self.refused[message.job] = f"{sender}: {message.reason}"
@@ -224,26 +267,30 @@ class Consolidator:
 
     def _is_asked(self, sender: HostId, message: HoldMessage) -> bool:
         """Whether this attempt asked the sender to hold room for the job."""
-        return (message.attempt, self._holding.get(message.job)) == (self._attempt, sender)
+        return (message.attempt, self.holding.get(message.job)) == (self._attempt, sender)
 
     def ended(self, event: EmptyingEnds) -> Sequence[Action]:
-        if (event.attempt, event.state) != (self._attempt, self.state):
-            return ()
-        return self._give_up("not all answered") if self.state == "reserving" else self._rest()
+        match self.state:
+            case Reserving() if (event.attempt, event.handing_over) == (self._attempt, False):
+                return self._give_up("not all answered")
+            case HandingOver() if (event.attempt, event.handing_over) == (self._attempt, True):
+                return self._rest()
+            case _:
+                return ()
 
     def stop(self) -> Sequence[Action]:
         """The process is down and its jobs are dropped: no job is left to hand over."""
-        return self._give_up("its process is down") if self.state == "reserving" else self._rest()
+        return self._give_up("its process is down") if isinstance(self.state, Reserving) else self._rest()
 
     def _give_up(self, why: str) -> Sequence[Action]:
         """No job moves: what was held for some of them is released."""
-        released = [Send(to, ReleaseCycle(job, self._attempt)) for job, to in sorted(self._holding.items())]
+        released = [Send(to, ReleaseCycle(job, self._attempt)) for job, to in sorted(self.holding.items())]
         self._rest()
         return [*released, LogEvent(self.me, "aggregator not emptied", why)]
 
     def _rest(self) -> Sequence[Action]:
-        self.state, self._asked = "resting", []
-        self._holding, self._planned, self._missing = {}, {}, set()
+        if self.busy:
+            self.state = Resting()
         return ()
 
 
@@ -255,6 +302,20 @@ def _by_name(hosts: Mapping[HostId, Cycle]) -> dict[HostId, int]:
 def _cycle_said(said: CycleNow) -> Cycle:
     shares = {one.job: share_of(one.demand) for one in said.jobs}
     return cycle_of(shares, said.lanes, said.cycles_max, said.cycle_us)
+
+
+def _refusals(
+    said: Mapping[HostId, CycleNow], held: Mapping[JobId, ServedJob], cycles: Mapping[HostId, Cycle], me: HostId
+) -> dict[JobId, str]:
+    """Job -> why it fits nowhere, as the other aggregators would have said it."""
+    others = sorted((cycle.load, host) for host, cycle in cycles.items() if host != me)
+    found: dict[JobId, str] = {}
+    for job, one in held.items():
+        for _, host in others:
+            why = _refusal(said[host], cycles[host], job, one.demand)
+            if why:
+                found[job] = f"{host}: {why}"
+    return found
 
 
 def _refusal(said: CycleNow, cycle: Cycle, job: JobId, demand: Demand | None) -> str:

@@ -6,7 +6,14 @@ import msgspec
 import pytest
 
 from covey.core import Heard, HostId, JobId, LogEvent, SetTimer, Undelivered
-from plugins.aggregator.machine.consolidator import PAUSE_S, SOON_S, EmptyingEnds
+from plugins.aggregator.machine.consolidator import (
+    HAND_S,
+    PAUSE_S,
+    SOON_S,
+    EmptyingEnds,
+    HandingOver,
+    Resting,
+)
 from plugins.aggregator.machine.cycle_ledger import RESERVE_S
 from plugins.aggregator.machine.events import AskQuestion, GangPlaced, QuestionAnswered, RackUpdated, Unplaced
 from plugins.aggregator.machine.owner import LoadChanged, Owner, ProcessDown, ProcessUp, Served, ServeJob
@@ -413,7 +420,7 @@ def test_an_aggregator_whose_process_died_gives_back_the_room_held_for_its_jobs(
     attempt = reserving(play)[J1][1].attempt
     found = play(ProcessDown("killed"))
     assert (D, ReleaseCycle(J1, attempt)) in sends(found) and not play.machine.emptier.busy
-    assert play(EmptyingEnds(attempt, "reserving")) == []
+    assert play(EmptyingEnds(attempt, handing_over=False)) == []
 
 
 def answer(play: Play, job: JobId, attempt: int = 1) -> str:
@@ -446,3 +453,13 @@ def test_one_that_a_job_was_asked_to_leave_holds_no_room_for_it() -> None:
     play(Heard(A, LossReport(J1, G1 + 1, 100, 150, True)))
     play(Heard(A, Retire(J2, G1 + 1, G1 + 2, "d sums it now")))
     assert answer(play, J2) == BARRED
+
+
+def test_who_handed_over_rests_after_a_while_and_its_question_for_room_ends_nothing() -> None:
+    play = promising("j1")
+    attempt = reserving(play)[J1][1].attempt
+    play(Heard(D, CycleReserved(J1, attempt)))
+    asked, handed = [action for action in play.actions if isinstance(action, SetTimer)]
+    assert handed.after_s == HAND_S > asked.after_s
+    assert play(asked.event) == [] and play.machine.emptier.state == HandingOver({J1: D})
+    assert play(handed.event) == [] and play.machine.emptier.state == Resting()

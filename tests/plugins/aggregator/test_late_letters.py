@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.core import Heard, HostId, JobId, Send, SetTimer
+from plugins.aggregator.machine.consolidator import HandingOver
 from plugins.aggregator.machine.cycle_ledger import RESERVE_S
 from plugins.aggregator.machine.events import AskQuestion, QuestionAnswered, RackUpdated
 from plugins.aggregator.machine.owner import Owner, ProcessUp, Served, ServeJob
@@ -122,15 +123,15 @@ class Yard:
             self.perform(name, action)
         owner.check()
         assert all(held.until_s <= now_s + RESERVE_S for held in owner.ledger.reserved.values())
-        if owner.emptier.state == "handing over" != before:
+        if isinstance(owner.emptier.state, HandingOver) and not isinstance(before, HandingOver):
             self.emptied += 1
             self.all_hold(name)
 
     def all_hold(self, name: HostId) -> None:
         """All or nothing: whoever hands over has room for each of its jobs where it hands it, at that moment."""
         emptier = self.owners[name].emptier
-        assert emptier._holding.keys() == self.owners[name].jobs.keys()
-        for job, to in emptier._holding.items():
+        assert emptier.holding.keys() == self.owners[name].jobs.keys()
+        for job, to in emptier.holding.items():
             other, here = self.owners[to], self.owners[name].jobs[job]
             held, there = other.ledger.reserved.get(job), other.jobs.get(job)
             came = there is not None and there.epoch > here.epoch
