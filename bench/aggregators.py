@@ -13,7 +13,7 @@ PHILLY = Path(__file__).parent / "traces" / "philly_vc_ee9e8c.csv.gz"
 
 
 def philly() -> tuple[tuple[float, float, int], ...]:
-    """The first 150 jobs of several GPUs of one virtual cluster; the thesis's trace is of the same company."""
+    """The first 150 jobs of several GPUs of one virtual cluster; the thesis's trace is from the same firm."""
     return aggregators.read_recorded(PHILLY, 150)
 
 

@@ -412,7 +412,7 @@ def held_out(progress: Progress) -> Report:
 
 
 def chosen(seen: Sequence[Found], labels: Sequence[str]) -> str:
-    """The settings that are best on these traces and harm none of them; the least harm when all do some."""
+    """The settings that are best on these traces and make none of them worse; the least worse when all do."""
 
     def of(label: str, what: str) -> list[float]:
         return [each[label][what] / each["published"][what] for each in seen]
@@ -492,7 +492,7 @@ def places(progress: Progress) -> Report:
 
 
 def _unknown(progress: Progress, data: Found) -> Table:
-    """Gangs whose models nobody knows, by how full the hosts are."""
+    """Gangs whose models are not known, by how full the hosts are."""
     rows: list[list[Cell]] = []
     for file in [file for name, _, file in there() if name == "philly_2017-09_10"][:1]:
         for hosts in PHILLY_HOSTS:

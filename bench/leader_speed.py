@@ -35,13 +35,13 @@ from sim.report import Cell, Progress, Report, Table
 
 HOSTS, EACH = 1250, 8
 QUOTAS = {"red": 3000, "blue": 2500, "green": 2000, "grey": 1000, "teal": 500}
-"""GPUs; 1,000 are promised to nobody, and three tenants without a quota share them."""
+"""GPUs; 1,000 are under no quota, and three tenants without a quota share them."""
 TENANTS = (*QUOTAS, "one", "two", "three")
 WIDTHS, OFTEN = (1, 2, 4, 8, 16, 32, 64), (60, 12, 12, 10, 3, 2, 1)
 
 
 class Rack:
-    """The log, its leader, and hosts that do at once what they are told."""
+    """The log, its leader, and hosts that do at once what the log says."""
 
     def __init__(self, waiting: int, dice: random.Random) -> None:
         self.dice = dice
@@ -79,7 +79,7 @@ class Rack:
         spent = time.process_time() - began
         kinds = {type(command) for command in said}
         what = (
-            "stops somebody" if TakenBack in kinds else "starts somebody" if Granted in kinds
+            "stops a job" if TakenBack in kinds else "starts a job" if Granted in kinds
             else "keeps GPUs" if GpusReserved in kinds else "changes nothing" if kinds <= {Elapsed} else "else"
         )  # fmt: skip
         self.times.setdefault(what, []).append(spent)
@@ -158,7 +158,7 @@ class Rack:
                 self.end(dice.choice(self.running))
             case 1:
                 self.submit()
-            case _:  # a host tells what its jobs attained, which it does every 10 s
+            case _:  # a host reports what its jobs attained, which it does every 10 s
                 id = dice.choice(self.running)
                 job = self.queue.jobs[id]
                 host = job.places[0].host

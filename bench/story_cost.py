@@ -4,7 +4,7 @@
     python bench/story_cost.py --seeds 1-8 --repeats 3 --against DIR      # another checkout, in turns with this one
     python bench/story_cost.py --seeds 1-24 --where                       # which files it goes to
 
-Every repeat is a process of its own, which imports once, as a soak does; the import is told apart. The median of the
+Every repeat is a process of its own, which imports once, as a soak does; the import is counted apart. The median of the
 repeats is printed. On a machine that does other work compare two trees within one run only.
 """
 

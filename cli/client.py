@@ -3,7 +3,7 @@
 An agent is looked for at `--agent`, then $COVEY_AGENT, then in `.rack/rack.json` of this directory or one above it,
 then beside this virtual environment, then where an agent of this user or of the system has its socket by default; the
 first place that exists counts. A rack
-has many agents and each answers everything, so a dead or stopped one is passed over. When nobody answers, that is said
+has many agents and each answers everything, so a dead or stopped one is passed over. When none answers, that is said
 in under a second.
 """
 
@@ -29,7 +29,7 @@ ANSWER_S = 25.0
 KNOCK_S = (0.2, 2.0)
 """How long to wait for a sign of life from each of several agents: first round, second round (a busy machine)."""
 CONNECT_S = 0.8
-"""How long one connection may take: the answer that nobody is there comes within a second."""
+"""How long one connection may take: a refusal comes within a second when no agent listens."""
 
 
 class AgentctlError(Exception):
@@ -222,8 +222,8 @@ def find(given: str | None, environ: Mapping[str, str], timeout_s: float = ANSWE
 
 
 def _own_sockets(environ: Mapping[str, str]) -> list[str]:
-    """Where an agent without `run_dir` puts its socket when it is not root's. /tmp is everybody's, so a directory there
-    counts only when it is ours."""
+    """Where an agent without `run_dir` puts its socket when it is not root's. All users write to /tmp, so a directory
+    there counts only when it is ours."""
     base = environ.get("XDG_RUNTIME_DIR")
     folder = os.path.join(base, "covey") if base else f"/tmp/covey-{os.geteuid()}"
     try:
@@ -261,7 +261,7 @@ def _rack_files() -> Iterator[Path]:
 
 
 def rack_addresses(place: Path) -> list[str]:
-    """The sockets in a rack file. Empty when it is absent, malformed or another user's: it would be told our
+    """The sockets in a rack file. Empty when it is absent, malformed or another user's: that user would get our
     environment on submit."""
     try:
         with place.open("rb") as file:

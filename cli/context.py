@@ -37,7 +37,7 @@ class Context:
 
 
 def on_host(context: Context, host: str | None) -> Agent:
-    """The agent to ask for something on `host`; without it, whichever answers. AgentctlError when it is not known."""
+    """The agent to ask for something on `host`; without it, any that answers. AgentctlError when it is not known."""
     if host is None:
         return context.agent
     found = context.agent.of_host(host)

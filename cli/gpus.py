@@ -49,6 +49,6 @@ def run(context: Context) -> int:
 
 
 def use(gpu: Mapping[str, Any]) -> str:
-    """Its job, `free`, or that its host is `gone` or has `left`: then nobody holds it and nobody gets it."""
+    """Its job, `free`, or that its host is `gone` or has `left`: then no job holds it and none gets it."""
     state = gpu.get("host_state", "alive")
     return state if state in AWAY else gpu["job"] or "free"

@@ -1,7 +1,7 @@
 """`covey-rack`: a rack of several agents on this machine, to look at, to break, and to develop with.
 
 run      start it, run a real job and remote memory through it, check both, say what happened (make run)
-start    start the agents that are not running, wait until they see each other and somebody leads
+start    start the agents that are not running, wait until they see each other and one leads
 stop     end every process of the rack, and leave no socket or lock (make stop); state and logs stay
 status   which agents run
 summary  what the rack is doing now

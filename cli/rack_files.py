@@ -94,7 +94,7 @@ def read_host(config: Path) -> RackHost:
         tree = tomllib.loads(config.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise AgentctlError(
-            USAGE, f"{config} cannot be read", str(error), "mend it, or remove it: the next start writes a new one"
+            USAGE, f"{config} cannot be read", str(error), "correct it, or remove it: the next start writes a new one"
         ) from None
     for key in ("name", "state_dir", "run_dir"):
         if not isinstance(tree.get(key), str):
@@ -231,7 +231,7 @@ def taken_by(hosts: Sequence[RackHost]) -> set[int]:
 
 
 def make_run_dirs(hosts: Sequence[RackHost]) -> None:
-    """Mode 0700. AgentctlError when somebody else made the folder first: its sockets would be theirs."""
+    """Mode 0700. AgentctlError when another user made the folder first: its sockets would be theirs."""
     for host in hosts:
         for folder in (host.run_dir.parent, host.run_dir):
             folder.mkdir(mode=0o700, exist_ok=True)

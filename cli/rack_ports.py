@@ -1,8 +1,8 @@
 """TCP and UDP ports for the agents of a rack on this machine.
 
 Between choosing a port and the agent's bind, a second or so passes. Two racks that are started at once would choose the
-same ones, and each would disturb the other merely by trying whether a port is free. So a port is claimed first: whoever
-starts a rack holds an abstract unix socket named after it, which no other can bind and which goes away with its holder.
+same ones, and each would disturb the other merely by trying whether a port is free. So a port is claimed first: a start
+of a rack holds an abstract unix socket named after it, which no other can bind and which goes away with its holder.
 """
 
 import errno
@@ -20,7 +20,7 @@ two starts, and below those that agents reserve for jobs (20000)."""
 
 
 class Claims:
-    """Ports that nobody else starting a rack here will try until `close`."""
+    """Ports that no other start of a rack on this machine tries until `close`."""
 
     def __init__(self) -> None:
         self._held: dict[int, socket.socket] = {}

@@ -1,6 +1,6 @@
-"""The processes of a rack on this machine: found again by what only they carry, and ended; nobody else's are touched.
+"""The processes of a rack on this machine: found again by what only they carry, and ended; no others are touched.
 
-Agents die of `kill -9` and leave programs behind: supervisors, job ranks, byte processes. Each of ours can be told:
+Agents die of `kill -9` and leave programs behind: supervisors, job ranks, byte processes. Ours can be recognised:
 
 - what covey-rack starts, and whatever that starts, has COVEY_RACK=FOLDER in its environment;
 - a rank and its children have COVEY_TOKEN, and a COVEY_SOCKET in this rack's socket folder;
@@ -86,7 +86,7 @@ def ancestors(pid: int) -> Iterator[int]:
 
 
 def lock_holder(state_dir: Path) -> int | None:
-    """The pid of the agent that lives in this state directory, whoever started it; None when nobody does."""
+    """The pid of the agent that uses this state directory, however it was started; None when none does."""
     try:
         file = os.open(state_dir / "agent.lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

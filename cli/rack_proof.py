@@ -102,7 +102,7 @@ def run(rack: Sequence[RackHost], timer: Any) -> int:
         if len(rack) > 1:
             borrow(rack[-1], watch, outcome, timer)
         else:
-            timer.say("one host alone has nobody to borrow memory from: that part is left out")
+            timer.say("one host alone has no lender of memory: that part is left out")
         view = watch.until_ended(time.monotonic() + JOB_S)
         progress.clear()
         timer.say(f"{job} {view['state']} after {how_long(view, view['ended_wall_s'])}: {view['reason']}")

@@ -44,5 +44,5 @@ def _why(plugin: Mapping[str, Any]) -> str:
     if plugin["state"] != "failed":
         return str(plugin["why"])
     again_s = plugin.get("again_s")
-    then = "restart the agent once it is mended" if again_s is None else f"starts again every {again_s:g} s or so"
+    then = "restart the agent once that is corrected" if again_s is None else f"starts again every {again_s:g} s or so"
     return f"{plugin['why']}; {then}"

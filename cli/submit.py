@@ -39,11 +39,11 @@ BIND_HELP = (
 NODES_HELP = "one process on each of N different hosts, for launchers: --nodes 2 --gpus 8 -- torchrun train.py"
 PACK_HELP = (
     "host: all workers on one host, and wait for one with room; any: wherever GPUs are free, filling gaps; "
-    "default: the fewest hosts that have room now, and gaps once a model has shown that it does not mind"
+    "default: the fewest hosts that have room now, and gaps once a model has shown that spreading does not slow it"
 )
 ON_LOST_HELP = (
     "on a host that is cut off, stop (default): ranks end there and the job goes on elsewhere; keep: they go on, and "
-    "the job waits until the host is back or somebody gives it up"
+    "the job waits until the host is back or is given up"
 )
 SUBMIT_TRIES = 3
 

@@ -1,6 +1,6 @@
 """Remote memory volumes: where they are attached, how much of each is mapped, and what went through it.
 
-`agentctl volumes give-up NAME` is for a volume whose process began anew and waits for a lender that does not answer.
+`agentctl volumes give-up NAME` is for a volume whose process was restarted and waits for a lender that does not answer.
 That lender may hold the newest content of pages which were written last; given up, they read as this host's disk has
 them, which may be older. Waiting costs nothing but time; a host that comes back answers by itself."""
 
@@ -82,5 +82,5 @@ def give_up(context: Context) -> int:
         gone = " and ".join(lenders)
         context.say(f"{name} waits no longer for {gone}: pages of slab {which} that were written last may read older")
     else:
-        context.say(f"{name} waits for nobody")
+        context.say(f"{name} waits for no lender")
     return 0

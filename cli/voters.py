@@ -4,7 +4,7 @@
   remove HOST       it votes no more and observes; a leader hands over first
   replace OLD NEW   add NEW, then remove OLD
 
-A change goes on by itself, whoever leads: waiting for it here may be interrupted. It is called off by its contrary:
+A change goes on by itself under any leader: waiting for it here may be interrupted. It is called off by its contrary:
 `remove` of the learner, `add` of the one that leaves."""
 
 import argparse

@@ -1,13 +1,14 @@
-"""One GPU in virtual time: a guaranteed job, opportunistic ones beside it, and whoever decides what these may do.
+"""One GPU in virtual time: a guaranteed job, opportunistic ones beside it, and the controller that bounds what these
+may do.
 
 The model. A mini-batch of the guaranteed job is work on the device, then a wait without it (input, gradients). An
 opportunistic job has one operation after the other. Operations cannot be interrupted; those of several jobs run at
 once and share the device: a guaranteed job is slowed by 1 + `contention` per operation beside it (1: they halve the
 device; 0.15: it leaves most of the device idle), an opportunistic one runs at `beside` of its speed. What the
-guaranteed job needs is drawn before anybody interferes, so the slowdown is exact: time it took over time it would
+guaranteed job needs is drawn before another job interferes, so the slowdown is exact: time it took over time it would
 have taken alone.
 
-Each opportunistic job asks its gate before each operation. The gate knows the rates that the controller gave and,
+Each opportunistic job asks its gate before each operation. The gate has the rates that the controller gave and reads,
 `FLAG_DELAY_S` late, whether the guaranteed job is busy on the device. A rate under 1 is an account: running takes from
 it, the rate fills it, an operation may start when it is not overdrawn. Nothing here reads a clock; a seed decides all.
 """
@@ -26,12 +27,13 @@ FLAG_DELAY_S = 0.0002
 ACCOUNT_MAX_S = 0.002
 """How much unused time an account keeps: one quantum."""
 TICK_S = 0.05
-"""How often the controller is told the time."""
+"""How often the controller is called with the time."""
 NEVER = math.inf
 
 
 class Controller(Protocol):
-    """What decides: told of each mini-batch of the guaranteed job and of the time; says why when rates change."""
+    """Sets the rates: called after each mini-batch of the guaranteed job and each `TICK_S`; returns why rates
+    change."""
 
     @property
     def rates(self) -> Rates: ...
@@ -139,7 +141,7 @@ class _Guaranteed:
 
 
 class Device:
-    """One run. `observe` is told (time, reason) whenever the rates change."""
+    """One run. `observe` gets (time, reason) whenever the rates change."""
 
     def __init__(self, scenario: Scenario, controller: Controller, seed: int) -> None:
         rng = random.Random(f"{scenario.name}/{seed}")

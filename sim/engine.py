@@ -60,7 +60,7 @@ class Outcome:
     promoted: list[int]
     decisions: int = 0
     held_gpu_s: int = 0
-    """GPUs times seconds for which somebody held them, overheads included."""
+    """GPUs times seconds for which jobs held them, overheads included."""
     timeline: list[tuple[int, list[str | int]]] = field(default_factory=list)
     """(second, who holds GPUs and does not checkpoint), each time this changes; only when it was asked for."""
 
@@ -139,10 +139,10 @@ class Engine:
         self._prepare()
 
     def _prepare(self) -> None:
-        """The last step of the constructor: a policy of its own sets up what it keeps besides."""
+        """The last step of the constructor: a subclass sets up the state that it adds."""
 
     def on_hosts(self, hosts: int, placing: Placing) -> None:
-        """Before `run`: the GPUs are those of so many hosts, and whoever starts gets a place on them."""
+        """Before `run`: the GPUs are those of so many hosts, and a job that starts gets a place on them."""
         jobs = self.jobs
         self.floor = Floor(
             hosts,

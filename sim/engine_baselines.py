@@ -12,12 +12,13 @@ LOOKED_AT_MAX = 1000
 
 
 class Backfill(Engine):
-    """First come, first served; whoever does not fit gets a time from the requested limits of those that run, and who
-    stands behind may start when that does not delay it (EASY). Nobody is stopped, also not at his limit."""
+    """First come, first served; the first job that does not fit gets a start time from the requested limits of those
+    that run, and a job behind it may start when that does not delay it (EASY). No job is stopped, not even at its
+    limit."""
 
     def _prepare(self) -> None:
         self.line: list[int] = []
-        """Who waits, by arrival."""
+        """Jobs that wait, by arrival."""
         self.until: list[tuple[int, int]] = []
         """(when its limit is over, job) for those that run, ascending."""
         self.ends = [0] * len(self.jobs)
@@ -77,7 +78,7 @@ class Backfill(Engine):
 
 class Slices(Engine):
     """Turns: every `quantum_s` those that wait take the places of those that ran, longest wait first; in between, free
-    GPUs go to whoever waits and nobody is stopped. As Gandiva does when there are more jobs than GPUs, without its
+    GPUs go to jobs that wait and no job is stopped. As Gandiva does when there are more jobs than GPUs, without its
     packing and migration. A stop costs nothing, a start after it `restore_s`."""
 
     def _prepare(self) -> None:

@@ -1,13 +1,13 @@
 """Which hosts the GPUs of a gang are on, and what it costs a gang to be spread.
 
-The model. A cluster is `hosts` times `gpus_each`. Whoever starts is placed by the product's own `place`: packed when
+The model. A cluster is `hosts` times `gpus_each`. A gang that starts is placed by the agents' own `place`: packed when
 the model is skewed (skew > PACKLIMIT) or nothing is known of it, into the gaps otherwise (a trace that gives a skew
 stands for a history that has shown it), a single GPU where it leaves the least. Placement never keeps a gang waiting:
 it starts whenever enough GPUs are free, wherever they are (Tiresias §3.4). So hosts change two things only. One is how
 many of them a gang spans. The other is the pace of a gang whose skew is above PACKLIMIT as published (whatever limit
 packing goes by) and that spans more hosts than the fewest that could hold it: the same work takes 1 + `slowdown` times
-as long until it is placed anew. Nobody migrates; a checkpoint holds its places until it is over, and a restart is a new
-placement.
+as long until it is placed again. No gang migrates; a checkpoint holds its places until it is over, and a restart is a
+new placement.
 """
 
 import math
@@ -118,7 +118,7 @@ class Floor:
         gpus, skew, slowdown = self.asked(job)
         skew = self.placing.skew if skew is None else skew
         chosen = place(self.free, gpus, 1, skew, self.placing.packlimit)
-        assert chosen is not None, "whoever starts has its GPUs somewhere"
+        assert chosen is not None, "a gang that starts has all its GPUs"
         self.tally.needless += len(chosen) > 1 and len(chosen) > len(consolidate(self.free, gpus))
         for host, count in chosen.items():
             self.free[host] -= count

@@ -26,7 +26,7 @@ RELOAD_S_PER_GB = 0.4
 BLOCKS = 40
 """In which a job's input is spilled. Ours."""
 FULL_MAX = 0.9
-"""Of the heap, above which nobody would start a job on so few hosts."""
+"""Of the heap, above which no operator would start a job on so few hosts."""
 TO_FILL = 0.7
 """Of the heap, to which the first guess of what to spill fills it."""
 FULLEST = 0.99

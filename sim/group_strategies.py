@@ -1,4 +1,4 @@
-"""Three ways to run the same jobs: each on hosts of its own, two thrown together, in groups (Harmony §4.4.1)."""
+"""Three ways to run the same jobs: each on hosts of its own, two on the same hosts, in groups (Harmony §4.4.1)."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ class Setting:
 
 def isolated(jobs: Sequence[Job], setting: Setting) -> tuple[Outcome, int]:
     """First come, first served, each job on hosts of its own, as many as keep the processors busiest over the whole run
-    (§4.4.1), and that number. It is found by trying all of `ALONE_ON`; nobody could on a real cluster."""
+    (§4.4.1), and that number. It is found by trying all of `ALONE_ON`, which a real cluster cannot do."""
     sizes = [each for each in ALONE_ON if each <= setting.hosts] or [setting.hosts]
     tried = [(alone(jobs, setting, each), each) for each in sizes]
     return max(tried, key=lambda each: each[0].cpu)
@@ -159,7 +159,7 @@ def grouped(jobs: Sequence[Job], setting: Setting, progress: Callable[[float], N
 
 
 class _Grouped:
-    """The machine of the plugin beside the cluster, each hearing what the other does."""
+    """The machine of the plugin and the cluster: each gets what the other did as an event."""
 
     def __init__(self, jobs: Sequence[Job], setting: Setting) -> None:
         self.setting, self.all = setting, list(jobs)
@@ -250,4 +250,4 @@ class _Grouped:
             if self.home.arranged:
                 cluster.spilled += group.felt.spilled
         cluster.groups = [self.shared[at] for at in sorted(self.shared)]
-        assert set(self.shared) == set(self.home.groups), "what runs is what the machine says"
+        assert set(self.shared) == set(self.home.groups), "the cluster runs the groups of the machine"

@@ -11,7 +11,7 @@ say.
   groups fewer.
 - *Lengths* (`LONG`, `RATIO`). 27.2 jobs ran at once, so by Little's law the mean completion time was at least 0.34 of
   the makespan, and 2.11 / 1.60 times less than isolated jobs in order of submission, about half of theirs: 0.38. So a
-  third of the jobs was there nearly all the time, and two thirds ended early, though nobody knew which. One wide
+  third of the jobs was there nearly all the time, and two thirds ended early; which ones, no job said. One wide
   distribution (log-uniform over 5, 10, 20 and 30) does not do: either completion stays above 0.4, or its few longest
   jobs leave isolated CPUs 34 to 53 % busy. Two classes do: naive 1.12x to 1.14x in completion time (1.11x there), the
   printed rules 1.70x with 0.34 and 0.40 of the makespan.
@@ -68,7 +68,7 @@ APPS = {
 
 @dataclass
 class Job:
-    """One job as it is; nobody but the cluster sees it so."""
+    """One job as it is; only the cluster reads these numbers, the machine measures them."""
 
     profile: JobProfile
     iterations: int

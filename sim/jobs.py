@@ -1,10 +1,10 @@
 """Run a trace of jobs under a scheduling policy, in virtual time.
 
-policies   covey          ours: 2D-LAS with three queues, narrow gangs first, whoever runs stays
+policies   covey          ours: 2D-LAS with three queues, narrow gangs first, running gangs stay
            las-published  Tiresias-L as in the paper's testbed: two queues, 3200 GPU-s, FIFO by first start
            dlas dgittins  2D-LAS and 2D-Gittins with --set thresholds=..., starve=..., knob=...
            las gittins    the same without queues
-           srsf srtf      they know how long every job is
+           srsf srtf      shortest remaining service, or time, first; they use the durations of the trace
            sjf fjf fifo   fewest GPUs first; first come, best effort; first come, who does not fit blocks
            backfill       fifo with EASY backfill on requested time limits (time_limit_s of the trace)
            gandiva        turns of equal length
@@ -13,7 +13,7 @@ settings   thresholds=3200/51200  inside=sticky|first  quantum=60  knob=8 (or 1/
            preempt=30  restore=30  narrow=on|off  limit_factor=1 (backfill: the limit of a job that names none, as a
            multiple of its duration)  samples=FILE (gittins, dgittins: totals of past jobs, one column service_gpu_s)
            sharing=on (covey: jobs run beside others on their GPUs; `sim/sharing_cluster.py` is the model) with
-           interference=0.05 (how much slower whoever is guaranteed gets by that)  busy_low=0.1 busy_high=0.9 (jobs use
+           interference=0.05 (how much slower the guaranteed job gets by that)  busy_low=0.1 busy_high=0.9 (jobs use
            their GPU for a share of the time between these)  memory_large=0.2 (share of them that need more than half
            of its memory)  draw=1 (the seed of both)
 
@@ -21,7 +21,7 @@ hosts      --gpus 64x8 also places every gang on hosts: packed when its model is
            otherwise. The columns `skew`, `model` and `spread_slowdown` of a trace say which is which, or --set skew=0.7
            (of jobs whose trace says nothing; 0: all of them into gaps), spread_slowdown=0.5 (a skewed gang on more
            hosts than needed takes 1.5 times as long) and packlimit=0.3 (the skew above which a gang is packed). Where
-           nobody is slowed, hosts change no time.
+           no gang is slowed, hosts change no time.
 
 tenants    --tenants FILE runs quotas, classes, demotion, upgrade and reservations by the scheduler of agents itself
            (covey, or dlas with inside=sticky) and says what each tenant got. The file is shown at the end

@@ -2,10 +2,10 @@
 
 A cluster is hosts of equal GPUs. It makes what happens (a job comes, has run for as long as it takes, has written its
 checkpoint, has attained enough to sink) into commands of the log, lets the leader look whenever something happened or
-the leader itself has something to do, and does what the log then says: a granted gang starts where its home would put
-it, a gang that is taken back holds its GPUs for a checkpoint and then waits, a gang that starts again restores first.
-Whole seconds; everything of one second comes before the leader's looks at it, and gangs granted at one second start in
-the order of their numbers.
+the leader itself has something to do, and does what the log then says: a granted gang starts where its coordinator
+would put it, a gang that is taken back holds its GPUs for a checkpoint and then waits, a gang that starts again
+restores first. Whole seconds; everything of one second comes before the leader's looks at it, and gangs granted at one
+second start in the order of their numbers.
 
 `sim/engine.py` does the same many times faster for one tenant, without a log;
 `tests/sim/test_live_like_engine.py` ties the two.
@@ -52,7 +52,7 @@ COMPLETE, READY, ARRIVE, SINK = 2, 3, 4, 5
 OFTEN_S = 1e-6
 """The log's clock is as exact as the simulation."""
 LOOKS_MAX = 10_000
-"""Within one second; more of them would be a leader that does not come to rest."""
+"""Within one second; a leader that needs more would never stop."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def settings_of(
 ) -> SchedulerSettings:
     """What agents would be configured with. ValueError for rules that they do not have."""
     if rules.discipline != "dlas" or rules.inside != "sticky" or rules.quantum_s is not None:
-        raise ValueError("agents know 2D-LAS in which whoever runs stays, without a quantum")
+        raise ValueError("agents have 2D-LAS in which running gangs stay, without a quantum")
     return SchedulerSettings(
         queue_thresholds_gpu_s=tuple(float(limit) for limit in rules.thresholds_gpu_s),
         narrow_first=rules.narrow_first,
@@ -149,7 +149,7 @@ class Live:
         self.rack = tuple(RackHost(host, gpus_each) for host in names)
         self.gpus = {host: [str(gpu) for gpu in range(gpus_each)] for host in names}
         self.capacity = Capacity(self.queue, dict.fromkeys(names, gpus_each))
-        """Where homes look for places."""
+        """Where coordinators look for places."""
         self.dispatch = self.queue.follow()
         self.lives = [Life(job.duration_s) for job in jobs]
         self.at: dict[JobId, int] = {}
@@ -213,7 +213,7 @@ class Live:
             if not self._look() and not self._place_all():
                 break
         else:
-            raise AssertionError(f"the leader does not come to rest at second {self.now}")
+            raise AssertionError(f"the leader does not stop deciding at second {self.now}")
         for tenant, used in self.tally.used.items():
             used.held_max = max(used.held_max, self.held[tenant])
 
@@ -255,7 +255,7 @@ class Live:
         return self.queue.jobs[self.ids[at]]
 
     def _report(self, at: int) -> None:
-        """Its hosts tell the log what it attained."""
+        """Its hosts report to the log what it attained."""
         self._accrue(at)
         served = {self.ids[at]: float(self.lives[at].ran * self.jobs[at].gpus)}
         self._say(Attained(wall_s=self.now, host=self.rack[0].host, service_gpu_s=served))
@@ -325,7 +325,8 @@ class Live:
             self.ids[at], self.at[said.job] = said.job, at
 
     def _place_all(self) -> bool:
-        """Homes find places for the gangs that were granted, in the order of their numbers; whether there were any."""
+        """Coordinators find places for the gangs that were granted, in the order of their numbers; whether there were
+        any."""
         granted = sorted([self.queue.jobs[id] for id in self.granted], key=lambda job: job.number)
         self.granted = []
         for job in granted:

@@ -1,9 +1,9 @@
 """A rack that borrows memory: the machines of live agents, `Borrower` and `Lender`, one of each on every modelled host.
 
 Nothing is decided here. Each second the lenders measure their host, gossip says what they could lend (`view_age_s`
-old), and the borrowers hear how many pages of each of their slabs were requested. What the machines ask for is done on
-the modelled rack (`memory_pages`): letters arrive at once and are never lost, a slab is registered, opened, closed and
-freed at once, and copied in the time that it takes. Hosts are asked in an order drawn by lot each second.
+old), and the borrowers get how many pages of each of their slabs were requested. The actions of the machines are done
+on the modelled rack (`memory_pages`): messages arrive at once and are never lost, a slab is registered, opened, closed
+and freed at once, and copied in the time that it takes. Hosts have their turn in a random order each second.
 """
 
 import random
@@ -59,15 +59,15 @@ class Strategy:
     label: str
     slab_bytes: int = 64 * MIB
     choices: int = placement.CHOICES
-    """Hosts asked for one slab; 0: nobody, there is no remote memory."""
+    """Hosts asked for one slab; 0: none, there is no remote memory."""
     drawn: int = placement.CHOICES
-    """Hosts drawn, of which the freest by gossip are asked; no more than `choices`: drawn by lot alone."""
+    """Hosts drawn, of which the freest by gossip are asked; no more than `choices`: random ones."""
     hot: float = 0.0
     """Page requests per second above which a slab is mapped."""
     cold_share: float = 0.0
     """The part of it below which a slab is given back unasked (ColdSlab); 0: never."""
     published: bool = False
-    """An evicted slab is mapped anew, empty, and a slab just mapped takes all of its memory and is filled by nobody.
+    """An evicted slab is mapped anew, empty, and a slab just mapped takes all of its memory and is not filled.
     Else it moves with its content, is filled in the background, and costs its lender only pages that were touched."""
     auto_headroom: bool = False
     auto_lend: bool = False
@@ -85,7 +85,7 @@ def ours(label: str = "covey", slab_bytes: int = 64 * MIB) -> Strategy:
 
 
 def by_lot(label: str, slab_bytes: int, choices: int) -> Strategy:
-    """The same, but those asked are drawn by lot alone: one, two (power of two choices), four, all."""
+    """The same, but those asked are drawn at random: one, two (power of two choices), four, all."""
     return Strategy(label, slab_bytes, choices, choices, hot=placement.hot_for(slab_bytes))
 
 
@@ -100,7 +100,7 @@ class Outcome:
     useful_share: np.ndarray
     """The same with only those pages of slabs counted that their lender really has."""
     counts: Counter[str] = field(default_factory=Counter)
-    """asked (QueryMem), refused (Map), nowhere (searches that found nobody), mapped, moved, evicted, busy_evicted,
+    """asked (QueryMem), refused (Map), nowhere (searches that found no lender), mapped, moved, evicted, busy_evicted,
     given_back, short_host_s."""
     disk_share: float = 0.0
     """Page requests that had to go to the disk."""
@@ -187,7 +187,7 @@ class Rack:
         return Outcome(used / over, whole / over, useful / over, self.counts, to_disk / asked if asked else 0.0)
 
     def check(self) -> None:
-        """What the machines believe is what the rack has, between letters."""
+        """Between messages the state of the machines is that of the rack."""
         pages = self.pages
         held: Counter[tuple[int, int]] = Counter()
         for slab in np.flatnonzero(pages.lender >= 0).tolist():
@@ -201,7 +201,7 @@ class Rack:
             for host, slabs in one.volumes[VOLUME].lenders().items():
                 borrowed[n, self.number[host]] += slabs
         assert held == lent == borrowed, "slabs by place, by lender and by borrower are the same slabs"
-        assert all(owner != lends for owner, lends in held), "nobody lends to itself"
+        assert all(owner != lends for owner, lends in held), "no host lends to itself"
         for each in self.lenders:
             each.check()
 

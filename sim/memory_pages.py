@@ -41,7 +41,7 @@ class Moving:
 
 class Pages:
     """Slabs are numbered through the rack: `first[h]` and the following are those of host h. `fills` False: a mapped
-    slab takes all of its memory at once and nobody fills it, as in the paper."""
+    slab takes all of its memory at once and is not filled, as in the paper."""
 
     def __init__(self, slab_bytes: int, fills: bool, load: Load, rng: random.Random) -> None:
         self.slab_bytes, self.fills = slab_bytes, fills

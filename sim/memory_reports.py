@@ -40,7 +40,7 @@ class Setting:
     seconds: int = SECONDS
     apps: tuple[App, ...] = APPS
     given: tuple[Container, ...] = ()
-    """Containers of a file; then nothing but how busy slabs are is drawn by lot."""
+    """Containers of a file; then only the load of slabs is drawn at random."""
 
     def ways(self) -> list[Strategy]:
         size = self.slab_bytes

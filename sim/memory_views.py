@@ -1,12 +1,12 @@
-"""Thousands of hosts that choose lenders on what gossip told them some seconds ago.
+"""Thousands of hosts that choose lenders by views that gossip brought some seconds ago.
 
-Slabs turn hot all over the rack within twenty seconds. Whoever trusts an old view and takes the freest host in it takes
-the same host as everybody else (a herd); whoever draws two hosts and *asks* them does not, however old the view is that
-it draws from. Time goes in steps of 100 ms, about what asking and mapping take: choices made in one step do not see
-one another, but a lender knows what it has lent and refuses what it has not.
+Slabs turn hot all over the rack within twenty seconds. A borrower that takes the freest host of an old view takes the
+same host as all others (a herd); one that draws two hosts and *asks* them does not, however old the view is that it
+draws from. Time goes in steps of 100 ms, about what asking and mapping take: choices made in one step do not depend on
+one another, but a lender counts what it has lent and refuses what it does not have.
 
-With thousands of hosts a `Borrower` for each would take hours. Whom `covey` asks, whom it takes, and who is next after
-a refusal is what `Borrower` decides, drawn for drawn: a test steps both through the same 10,000 choices.
+With thousands of hosts a `Borrower` for each would take hours. Which host `covey` asks, which it takes, and which is
+next after a refusal is what `Borrower` decides, drawn for drawn: a test steps both through the same 10,000 choices.
 """
 
 import random
@@ -79,7 +79,7 @@ class Seen(Mapping[HostId, int]):
 
 
 class Crowd:
-    """Hosts, what they can lend, and what was known of them when."""
+    """Hosts, what they can lend, and the views of them at each step."""
 
     def __init__(self, hosts: int, age_s: float, seed: int, drawn: int = placement.DRAWN) -> None:
         self.drawn = drawn
@@ -102,7 +102,7 @@ class Crowd:
         self.refused = 0
 
     def remember(self) -> None:
-        """The rack as it is now, for those who will hear of it later. Equal to before: not made anew."""
+        """The rack as it is now, for later views. Equal to before: the same array."""
         if self.history and np.array_equal(self.history[-1], self.free):
             self.history.append(self.history[-1])
             self.askable.append(self.askable[-1])
@@ -175,7 +175,7 @@ class Crowd:
         return self._freest_of(self.free, borrower, step, tries=1)
 
     def _freest_of(self, view: np.ndarray, borrower: int, step: int, tries: int) -> bool:
-        """Between equals by lot; its own lenders only for want of others; never one that refused after the view was
+        """Equals at random; its own lenders only for want of others; never one that refused after the view was
         taken."""
         room = view + self.chance.random(len(view)) / 2
         room[borrower] = 0
@@ -204,7 +204,7 @@ def herd(
     told: Callable[[float], None] = lambda share: None,
     drawn: int = placement.DRAWN,
 ) -> HerdResult:
-    """One run. `told` hears the share done; `drawn` is for the way that ranks by view."""
+    """One run. `told` gets the share done; `drawn` is for the way that ranks by view."""
     crowd = Crowd(hosts, age_s, seed, drawn)
     choose = {
         "covey": crowd.by_view,

@@ -17,7 +17,7 @@ LARGEST = 1e15
 DECADES_MAX = 12
 """Of a logarithmic axis; what is smaller lies on its lower end."""
 POINTS_MAX = 1500
-"""More than this of one line are thinned out; nobody sees them on so few pixels."""
+"""More than this of one line are thinned out: so few pixels do not show them."""
 
 
 def svg(figures: Sequence[Figure]) -> str:

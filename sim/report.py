@@ -10,7 +10,7 @@ from typing import Any
 
 Cell = str | int | float | None
 Progress = Callable[[float, str], None]
-"""Told the share done, 0..1, and what is being done; called often, shows seldom."""
+"""Gets the share done, 0..1, and what is being done; called often, shows it now and then."""
 
 
 @dataclass(frozen=True)

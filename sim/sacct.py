@@ -101,7 +101,7 @@ def as_csv(found: Sequence[Found]) -> str:
 
 
 def busiest(found: Sequence[Found]) -> int:
-    """The most GPUs that were held at once; 0 when nobody knows when jobs started."""
+    """The most GPUs that were held at once; 0 when no line says when jobs started."""
     changes: Counter[int] = Counter()
     for job in found:
         for run in job.runs():

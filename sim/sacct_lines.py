@@ -5,7 +5,7 @@ are one attempt seen again (exports that overlap), and lines with several submis
 one job that runs for as long as all its attempts held GPUs, and waits from when the first one could begin, except while
 an attempt runs. Parts of a heterogeneous job (107+0, 107+1) start together and are one gang.
 
-Slurm writes local time unless it is told otherwise. It is taken as UTC, which changes no span but those over a change
+Slurm writes local time by default. It is taken as UTC, which changes no span but those over a change
 of the clock: what then seems to end up to an hour before it began gets that hour back, and is counted.
 """
 
@@ -168,9 +168,9 @@ def _check_columns(name: str, columns: dict[str, int]) -> None:
         if needed not in columns:
             raise Wrong(f"{name}, line 1: no column {needed}", f"it has {', '.join(columns)}", fix)
     if not {"AllocTRES", "AllocGRES", "ReqTRES", "ReqGRES"} & set(columns):
-        raise Wrong(f"{name}, line 1: no column AllocTRES", "without it nobody knows who had GPUs", fix)
+        raise Wrong(f"{name}, line 1: no column AllocTRES", "it says which jobs had GPUs", fix)
     if not {"ElapsedRaw", "Elapsed"} & set(columns) and not {"Start", "End"} <= set(columns):
-        raise Wrong(f"{name}, line 1: no column ElapsedRaw", "without it nobody knows how long a job ran", fix)
+        raise Wrong(f"{name}, line 1: no column ElapsedRaw", "it says how long a job ran", fix)
 
 
 # ---- one line --------------------------------------------------------------------------------------------------------

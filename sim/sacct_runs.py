@@ -19,7 +19,7 @@ class Run:
 
 @dataclass
 class Found:
-    """One job as Slurm tells it. Seconds since 1970."""
+    """One job by the lines of Slurm. Seconds since 1970."""
 
     id: str
     submit_s: int
@@ -35,7 +35,7 @@ class Found:
     """Attempts before that one."""
 
     def waited_s(self) -> int | None:
-        """Seconds until its last start in which no earlier attempt ran; None when nobody knows when it started."""
+        """Seconds until its last start in which no earlier attempt ran; None when no line says when it started."""
         if self.start_s is None:
             return None
         return max(0, self.start_s - self.submit_s - sum(run.ran_s for run in self.earlier))

@@ -56,7 +56,7 @@ CONTROLLERS: dict[str, Callable[[float], Controller]] = {
 COMPARED = tuple(name for name in CONTROLLERS if name != "orphaned")
 """Whom the tables show; the other one is asked for by name."""
 TOLD = tuple(name for name in CONTROLLERS if name.endswith("flag"))
-"""Rivals that are told when the guaranteed job is idle on the device, as the ladder is: a table of their own."""
+"""Rivals that get the flag whether the guaranteed job is idle on the device, as the ladder does: their own table."""
 MEANING = {
     "naive": "no control: packing",
     "step-up": "AntMan: up by one percent while the guaranteed job is not affected",
@@ -155,7 +155,7 @@ def compare(
 
 
 def _beside(controllers: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Title and columns of each overview: rivals as they are, and rivals that are told the flag beside the ladder."""
+    """Title and columns of each overview: rivals as they are, and rivals that get the flag, beside the ladder."""
     title = "Guaranteed job slower by %, opportunistic work in % of alone"
     told, rest = ([name for name in controllers if (name in TOLD) is flag] for flag in (True, False))
     found = [(title, rest)] if rest else []

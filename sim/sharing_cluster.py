@@ -1,11 +1,11 @@
-"""Jobs of a trace on a cluster whose GPUs are shared: who is guaranteed on which GPU, and how fast everybody gets on.
+"""Jobs of a trace on a cluster whose GPUs are shared: which is guaranteed on which GPU, and how fast each runs.
 
 The order is 2DAS by the given rules (queues, who stays, narrow first, the limit of waiting); attained service is the
-progress that was made. Down this order every gang becomes guaranteed whose GPUs nobody before it has; the others are
+progress that was made. Down this order every gang becomes guaranteed whose GPUs no gang before it has; the others are
 opportunistic where they are. So a job that falls behind is not checkpointed but shrinks in place (AntMan §3.1), and one
 that comes first again is upgraded in place (§3.3). Only where a job cannot come beside others (memory, or devices used
-for more than M already) does 2DAS preempt as ever. With `classes` the order is AntMan's own instead: jobs of the tenant
-with quota are guaranteed, those of the other never.
+for more than M already) does 2DAS preempt as usual. With `classes` the order is AntMan's own instead: jobs of the
+tenant with quota are guaranteed, those of the other never.
 
 The model of one GPU. A job works on the device for a share `busy` of its own time and waits for the rest. Alone it
 runs at speed 1. Guaranteed beside others it runs at 1 / (1 + interference): the assumption that is swept. The others
@@ -14,9 +14,9 @@ its own waits go on beside: speed `used` / (n busy / idle + 1 - busy). Without `
 ladder gives in the device model (`pairs` in `sim/sharing_reports.py`). A gang goes at the speed of its slowest
 rank, and is guaranteed only where all its ranks are. `packing` replaces this by processor sharing without control.
 
-Jobs share a GPU only if their memory fits together. Nobody migrates, except (at the price `move_s`) who was preempted
-or leaves a shared place for an empty one. Hosts are not looked at. `covey-sim jobs --policy covey --set sharing=on` and
-the experiments of `bench/sharing.py` are this model.
+Jobs share a GPU only if their memory fits together. No job migrates, except (at the price `move_s`) one that was
+preempted or leaves a shared place for an empty one. Hosts are not looked at. `covey-sim jobs --policy covey --set
+sharing=on` and the experiments of `bench/sharing.py` are this model.
 """
 
 import math
@@ -44,7 +44,7 @@ class Sharing:
     """What is assumed of jobs and devices."""
 
     interference: float = 0.05
-    """How much slower a guaranteed job is for every minute that somebody is beside it: the whole tolerance."""
+    """How much slower a guaranteed job is for every minute that another job is beside it: the whole tolerance."""
     used: float = 0.9
     """How much an opportunistic job gets of what the device model gives on average: measuring baselines takes time."""
     own_waits: bool = True
@@ -55,11 +55,11 @@ class Sharing:
     """Share of its time in which a job works on the device, uniform between these. AntMan's figure 1: one GPU in ten is
     used for more than 80 % of the time; here one in eight."""
     busy_max: float = 0.8
-    """M: a GPU used more than this takes nobody else (AntMan §3.3)."""
+    """M: a GPU used more than this takes no further job (AntMan §3.3)."""
     memory_large: float = 0.2
     """Share of the jobs that need more than half of the device memory (AntMan figure 1: 20 %)."""
     move_s: float | None = 60.0
-    """What it costs to checkpoint a job here and restart it there; None: nobody moves."""
+    """What it costs to checkpoint a job here and restart it there; None: no job moves."""
     mode: Mode = "ladder"
     classes: bool = False
     """The job's tenant says its class (`GUARANTEED` or another), not the order."""
@@ -113,8 +113,8 @@ class Outcome:
 
 
 def speeds(busy: Sequence[float], leader: int | None, sharing: Sharing) -> list[float]:
-    """How fast each of the jobs of one GPU gets on, by their shares of device time; `leader` is guaranteed there, None:
-    nobody is."""
+    """Speeds of the jobs of one GPU, by their shares of device time; `leader` is the guaranteed one, None: there is
+    none."""
     if len(busy) == 1:
         return [1.0]
     if sharing.mode == "packing" or leader is None:
@@ -279,7 +279,7 @@ class Cluster:
         return (float(running.queue), 1.0, runs, float(width), *by_age)
 
     def _set_speeds(self) -> None:
-        """In order, every job leads whose GPUs nobody leads yet; a gang goes at the speed of its slowest rank."""
+        """In order, every job leads whose GPUs no other leads yet; a gang goes at the speed of its slowest rank."""
         self.running.sort(key=self._key)
         self.leader = [None] * self.gpus
         for running in self.running:
@@ -321,7 +321,7 @@ class Cluster:
             self._put(running, gpus)
             self.running.append(running)
             self._set_speeds()
-            failed.clear()  # somebody may have been stopped for it
+            failed.clear()  # a job may have been stopped for it
             if again and self.sharing.move_s:
                 running.held_until_s = self.now_s + self.sharing.move_s
         self.waiting = still + self.preempted
@@ -336,7 +336,7 @@ class Cluster:
             self._sum_up(gpu)
 
     def _gpus_for(self, running: Running) -> list[int] | None:
-        """The GPUs where it gets on best and harms least; None when there are not enough to which it may come."""
+        """The GPUs where it runs fastest and slows others least; None when there are not enough that it may use."""
         costs = []
         for gpu, jobs in enumerate(self.on):
             if not jobs:

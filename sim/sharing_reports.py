@@ -58,7 +58,7 @@ def assumed(sharing: Sharing) -> list[str]:
     """What a reader must know."""
     low, high = sharing.busy
     return [
-        f"Assumed: a guaranteed job with somebody beside it is {100 * sharing.interference:g} % slower all the time; "
+        f"Assumed: a guaranteed job with another beside it is {100 * sharing.interference:g} % slower all the time; "
         f"jobs use their GPU for {100 * low:g} to {100 * high:g} % of the time, uniformly; "
         f"{100 * sharing.memory_large:g} % of them need more than half of its memory.",
         f"An opportunistic job gets {100 * sharing.used:g} % of what the device model gives; a gang goes at its worst. "
@@ -121,7 +121,7 @@ def sweep(paths: Sequence[Path], progress: Progress, gpus: int = GPUS) -> Report
         ["busy_%", *(f"slower_{100 * each:g}_%" for each in INTERFERENCES)],
         rows,
         [
-            "busy: how much of its time a job uses its GPU. slower: a guaranteed job with somebody beside it.",
+            "busy: how much of its time a job uses its GPU. slower: a guaranteed job with another beside it.",
             "With 100..100 no GPU takes a second job (M is 80 %): what is left is the order, and preemption.",
             f"{len(traces)} traces, {gpus} GPUs.",
         ],
@@ -162,7 +162,7 @@ def classes(paths: Sequence[Path], progress: Progress, gpus: int = CLASSES_GPUS)
         rows,
         [
             f"The paper, on its own trace and 64 V100: {PAPER_YARN} over YARN-CS, {PAPER_GANDIVA} over Gandiva.",
-            "yarn-cs: first come, first served, blocking. packing: Gandiva's, nobody is protected. A_: how much longer "
+            "yarn-cs: first come, first served, blocking. packing: Gandiva's, no job is protected. A_: how much longer "
             "tenant A's jobs take than with the cluster to themselves, in %.",
             *assumed(SHARED),
         ],

@@ -7,7 +7,7 @@
     class = "auto"                   # of its jobs: guaranteed (default), auto or opportunistic
     of = ["ee9e8c", "103959"]        # the trace's tenants that are this one; default: its own name
 
-    [tenants."*"]                    # every tenant of the trace that nobody names, each by itself
+    [tenants."*"]                    # every tenant of the trace not named above, each by itself
     quota = 16
 
     [classes]
@@ -127,7 +127,7 @@ def _tenant(path: Path, name: str, value: Any) -> tuple[Tenant, list[str]]:
         raise _wrong(path, f"{where}.quota", quota, f"a whole number of GPUs from 0 to {GPUS_MAX}")
     theirs = table.get("of", [] if name == OTHERS else [name])
     if not isinstance(theirs, list) or not all(isinstance(each, str) for each in theirs) or (name == OTHERS and theirs):
-        expected = "no such key: it is everybody else" if name == OTHERS else "a list of tenants of the trace"
+        expected = "no such key: it stands for all others" if name == OTHERS else "a list of tenants of the trace"
         raise _wrong(path, f"{where}.of", theirs, expected)
     return Tenant(name, quota, _class(path, f"{where}.class", table.get("class", "guaranteed"))), theirs
 

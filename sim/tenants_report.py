@@ -117,7 +117,7 @@ def _row(name: str, told: dict[str, Any]) -> list[Cell]:
 
 
 def _mean(numbers: Sequence[int]) -> float | None:
-    """None: of nobody."""
+    """None: of no job."""
     return sum(numbers) / len(numbers) if numbers else None
 
 

@@ -5,7 +5,7 @@
 The first four columns are needed, in any order; others are kept out of the way. Three more are for clusters with hosts:
 `skew` (0 to 1), `model` (its skew, when it is one of `engine_places.SKEWS`) and `spread_slowdown` say what it means to
 a gang to be spread. What cannot be used is refused with line, column and what was expected there, because a run over a
-trace that was half understood says nothing.
+trace that was half understood proves nothing.
 """
 
 from collections.abc import Sequence

@@ -250,7 +250,7 @@ def mixed_hosts(noise: float, batches: int, epochs: int, seed: int, progress: Pr
                "settled, epochs", "moving s", "moves")  # fmt: skip
     notes = (
         "28 hosts and 4 strong ones with four times the processors and 5 Gbit/s; 17+3 are 17 and 3 strong",
-        "all shares are equal at the start; the tuner hears of two kinds, not of what they can do",
+        "all shares are equal at the start; the tuner gets two kinds of hosts, not what they can do",
     )
     return Report("tuner-mixed", {"mixed": data}, (Table("Hosts of two kinds", columns, rows, notes),))
 

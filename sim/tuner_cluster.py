@@ -4,8 +4,8 @@ What hosts do here is not what the cost model says of them. A worker computes a 
 take, then pulls the model and pushes its gradient: as slow as its own card or the server with the most to send, plus
 a fixed cost for each server that is asked. It works on its own blocks until all blocks of all workers are done; then
 the next epoch begins. The tuner sees what the real one sees, mini-batches timed and cards measured, each with noise,
-and its steps take time: executors start and end, blocks cross the network, lost ones are read again. A block that is on
-its way is worked on by nobody; other traffic is not slowed by moves.
+and its steps take time: executors start and end, blocks cross the network, lost ones are read again. No worker
+computes on a block that is on its way; other traffic is not slowed by moves.
 """
 
 import random
@@ -78,9 +78,9 @@ class Outcome:
     epochs: list[tuple[float, float]] = field(default_factory=list)
     """(end, length) of each, seconds."""
     splits: list[tuple[float, int, int]] = field(default_factory=list)
-    """(when, workers, servers): at the start, and whenever the tuner came to rest."""
+    """(when, workers, servers): at the start, and at the end of each plan."""
     story: list[tuple[float, str, str]] = field(default_factory=list)
-    """(when, event, reason) of what the tuner says, but for decisions to stay."""
+    """(when, event, reason) of what the tuner logs, but for decisions to stay."""
     kept: int = 0
     """Decisions to stay."""
     moves: int = 0
@@ -92,7 +92,7 @@ class Outcome:
 
     @property
     def settled_s(self) -> float:
-        """When the tuner came to rest for the last time."""
+        """When the last plan ended."""
         return self.splits[-1][0]
 
     def epoch_s(self, after_s: float = 0.0) -> float:
@@ -118,7 +118,7 @@ def _dealt(blocks: int, hosts: Sequence[HostId]) -> dict[HostId, tuple[int, ...]
 
 
 class Cluster:
-    """The job on its hosts. With `tunes` off the tuner hears of hosts that come and go, and of no measurement."""
+    """The job on its hosts. With `tunes` off the tuner gets hosts that come and go, and no measurement."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class Cluster:
                 break
             if block not in self.away and self.left[block] > 0:
                 part = min(self.job.load.batch - taken, self.left[block])
-                part = self.left[block] if self.left[block] - part < 1 else part  # no crumbs
+                part = self.left[block] if self.left[block] - part < 1 else part  # no rest under one sample
                 parts.append((block, part))
                 self._give(block, -part)
                 taken += part

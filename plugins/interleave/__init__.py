@@ -5,7 +5,7 @@ Paper: Harmony, in Woo-Yeon Lee, chapter 4, Seoul National University 2020. A jo
 leaves its processors idle while it communicates and its network idle while it computes. Two jobs put together at
 random help little, since they also want the same thing at the same time. So every job is cut into *subtasks* that need
 one thing, a host runs one COMP at a time and one COMM (and a second one in its gaps), and jobs are put into groups in
-which one's computing fills the other's communicating.
+which the COMP of one job fills the COMM of another.
 
     job A   |==COMP==|--COMM--|==COMP==|--COMM--|
     job B   |--COMM--|==COMP==|--COMM--|==COMP==|      one group: CPU and network busy all the time

@@ -1,4 +1,5 @@
-"""What hosts say about groups (Harmony §4.3): profiles go to the home of a group, plans come from it, turns are local.
+"""What hosts say about groups (Harmony §4.3): profiles go to the coordinator of a group, plans come from it, turns are
+local.
 
 A plan names the epoch of each group that it replaces; a host takes it only when it still is in that epoch, so of two
 plans made at the same time one fails and its maker looks again.
@@ -28,7 +29,7 @@ class SubtaskTimed(Message, frozen=True, tag="SubtaskTimed"):
 
 
 class ProposeGroup(Message, frozen=True, tag="Propose"):
-    """Home: these jobs share these hosts from now on, if you are still in epoch `replaces`."""
+    """From the coordinator: these jobs share these hosts from now on, if you are still in epoch `replaces`."""
 
     group: Epoch
     replaces: Epoch

@@ -3,8 +3,8 @@ Not live: it has no service, so no agent loads it; `covey-sim tuner` runs its ma
 
 Paper: Cruise, in Woo-Yeon Lee, chapter 3, Seoul National University 2020. A job with parameter servers splits its hosts
 into workers, which hold training data, and servers, which hold the model. Too few workers and computing takes long; too
-few servers and everybody waits for the network. The best split depends on the algorithm, on its parameters and on the
-hosts, and nobody knows it before the job runs. So the tuner measures some mini-batches, finds the split with the
+few servers and all wait for the network. The best split depends on the algorithm, on its parameters and on the
+hosts, and is not known before the job runs. So the tuner measures some mini-batches, finds the split with the
 shortest epoch, and moves the job there without stopping it, if that saves at least 5 %.
 
     mini-batches timed -> enough of them? -> search -> worth 5 %? -> a plan: add, switch, move, delete -> steps, done

@@ -1,4 +1,4 @@
-"""The tuner of one job, at its home: measures, decides, and walks a plan to its end (Cruise §3.3.1).
+"""The tuner of one job, at its coordinator: measures, decides, and walks a plan to its end (Cruise §3.3.1).
 
     measuring --- every worker has timed k mini-batches ---> deciding --- not worth 5 % ---> measuring, anew
         ^                                                        |
@@ -7,18 +7,18 @@
 
 The first mini-batches fluctuate, so a decision waits for `batches_min` of every worker (§3.4.1) and uses moving
 averages. They still differ by chance, and the best split of hosts that differ by chance always looks better than the
-one at hand: with mini-batches that spread by 10 % the tuner would find another 5 % to gain for ever. So hosts of a kind
-count as equal, with their median, but for those that differ from it by more than their own fluctuation explains. A host
-that has not worked yet is like those of its kind, else like the median of all. What is gained is counted in whole
+present one: with mini-batches that spread by 10 % the tuner would find another 5 % to gain every time. So hosts of a
+kind count as equal, with their median, but for those that differ from it by more than their own fluctuation explains. A
+host that has not worked yet is like those of its kind, else like the median of all. What is gained is counted in whole
 blocks, before and after, since the best shares are no whole blocks either.
 
 A step that failed is ordered again; hosts that are to leave are emptied whatever it costs. The owner of a block changes
 when its move is *done*, so an owner is known at every instant.
 
 A host that is lost cannot be emptied. Its blocks change their owner at that instant: they go to whom they were being
-sent, else evenly to hosts of the same role, and the new owners are told to recover them. What is under way between
+sent, else evenly to hosts of the same role, and the new owners are ordered to recover them. What is under way between
 other hosts is waited for, the rest of the plan is dropped, and when all is recovered a new plan is made, worth 5 % or
-not if somebody is without the blocks of its role. When nobody is left the blocks wait for the next host.
+not if a host is without the blocks of its role. When no host is left the blocks wait for the next one.
 """
 
 import math
@@ -47,8 +47,8 @@ DEVIATION_MIN = 0.05
 """Of the median of its kind: a host that differs by less is like its kind. As much as a change must save."""
 ERRORS_MIN = 6.0
 """Standard errors of its moving average by which a host must differ, too. The error itself is known from some ten
-measurements only, so this is less certain than it looks: with 4 a job of 32 hosts moved once in 250 decisions by
-chance."""
+measurements only, so this is less certain than its value suggests: with 4 a job of 32 hosts moved once in 250 decisions
+by chance."""
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -97,7 +97,7 @@ class NicReported(msgspec.Struct, frozen=True):
 
 class HostsChanged(msgspec.Struct, frozen=True):
     """These hosts, and no others, are the job's to use from now on. Those that it works on and that are not named are
-    alive and will be emptied; of dead ones `HostLost` tells."""
+    alive and will be emptied; dead ones come as `HostLost`."""
 
     hosts: Mapping[HostId, Available]
 
@@ -159,7 +159,7 @@ class Tuner:
         self.computing = {host for host, role in now.roles.items() if role == "worker"}
         """Workers between their start and their stop."""
         self.orphans: dict[Kind, tuple[int, ...]] = {"data": (), "model": ()}
-        """Blocks of lost hosts while nobody is left to take them."""
+        """Blocks of lost hosts while no host is left to take them."""
         self.plans = 0
         self.plan: Plan | None = None
         self.begun: set[int] = set()
@@ -198,7 +198,7 @@ class Tuner:
             holding = {host for host, owned in self._owned(kind).items() if owned}
             assert holding <= set(self.roles), f"{kind}: who owns a block is there"
         heirs = self._heirs("data") if self.roles else []
-        assert not (heirs and any(self.orphans.values())), "no block is without an owner while somebody can take it"
+        assert not (heirs and any(self.orphans.values())), "no block is without an owner while a host can take it"
         assert self.computing <= set(self.roles), "who computes is there"
         assert self.done <= self.begun, "what is done was begun"
         if self.plan is not None:
@@ -395,7 +395,7 @@ class Tuner:
         return self._order() if len(self.done) < len(self.plan.steps) else self._finished()
 
     def _heirs(self, kind: Kind) -> list[HostId]:
-        """Who may take blocks of a lost host: hosts of the role, not on their way out; else whoever is there."""
+        """Who may take blocks of a lost host: hosts of the role, not being deleted; else any that is there."""
         deleting = [self.plan.steps[at] for at in self.begun - self.done] if self.plan is not None else []
         there = [host for host in sorted(self.roles) if not _is_deleted(host, deleting)]
         staying = [host for host in there if host in self.available]

@@ -1,8 +1,8 @@
 """What the hosts of one job say about its configuration: what they measured, and the steps of a plan (Cruise §3.3).
 
-The home of a job decides. Workers tell it their mini-batches, servers their network; it tells each host the steps that
-are due there, and a host tells when one is done. A step is named by the plan's number and its own place in the plan, so
-a repeated order or answer is recognised.
+The coordinator of a job decides. Workers report their mini-batches to it, servers their network; it sends each host the
+steps that are due there, and a host reports when one is done. A step is named by the plan's number and its own place in
+the plan, so a repeated order or answer is recognised.
 """
 
 from typing import Annotated, Literal
@@ -54,7 +54,7 @@ class Move(msgspec.Struct, frozen=True, tag="move"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """Finish the mini-batch at hand, flush the pushes, and compute no more: its data is about to leave."""
+    """Finish the present mini-batch, flush the pushes, and compute no more: its data is about to leave."""
 
     host: HostId
 
@@ -97,7 +97,7 @@ class NicMeasured(Message, frozen=True, tag="NicMeasured"):
 
 
 class PlanStep(Message, frozen=True, tag="Do"):
-    """Home: this step of this plan is yours now."""
+    """From the coordinator: do this step of this plan now."""
 
     job: Name
     plan: Count

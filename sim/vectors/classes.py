@@ -1,8 +1,8 @@
 """A pool of shared GPUs for the cases of classes and quotas: the agents' `Queue` and `Leader` decide, this performs.
 
 Each event of a case becomes a command of the log or a measurement, then the leader looks. A look that demotes or
-upgrades starts nobody, so it looks again until it has; once more when a gang that kept GPUs has started, because only
-then another may keep some. Whoever is granted GPUs starts at once, where the leader's own view of the pool puts it.
+upgrades starts no job, so it looks again until it has; once more when a gang that kept GPUs has started, because only
+then another may keep some. A job that is granted GPUs starts at once, where the leader's own view of the pool puts it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -149,7 +149,7 @@ class SharedPool:
             started = keeps is not None and any(isinstance(each, Granted) and each.job == keeps for each in commands)
             if not moved and not started:
                 return
-        raise ValueError("the leader does not come to rest")
+        raise ValueError("the leader does not stop deciding")
 
     def _look(self, now_s: float) -> list[Command]:
         """What the leader proposes and the log takes."""
@@ -185,7 +185,7 @@ class SharedPool:
         return int(host_of(unit)) * self.each + int(unit.rpartition("/")[2])
 
     def _place(self, job: Job, now_s: float) -> list[HostId]:
-        """Its home and its hosts: they start it where the pool as it is now says."""
+        """Its coordinator and its hosts: they start it where the pool as it is now says."""
         capacity = SharedCapacity(
             self.queue,
             self.leader.capacity.totals,
@@ -207,7 +207,7 @@ class SharedPool:
         return units
 
     def _part(self, job: Job, host: HostId, gpu: str) -> str:
-        """The GPU, or a part of it that is nobody's: an upgraded job keeps the part that it has."""
+        """The GPU, or a free part of it: an upgraded job keeps the part that it has."""
         if job.counts:
             return gpu
         held = self.queue.holders.get(host, {})

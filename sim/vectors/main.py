@@ -99,7 +99,7 @@ def vector_files(folder: Path) -> list[tuple[str, Path]]:
 
 
 def near(folder: Path) -> list[Path]:
-    """Where traces may lie when nobody says: beside the vectors, or those that come with us."""
+    """Where traces may lie without `--traces`: beside the vectors, or those that come with us."""
     home = (folder if folder.is_dir() else folder.parent).resolve()
     return [path for path in (home, home / "traces", home.parent / "traces", SHIPPED_TRACES) if path.is_dir()]
 

@@ -489,7 +489,7 @@ def test_lenders_that_do_not_answer_may_be_given_up(run: Run, agent: FakeAgent) 
         "demo waits no longer for gpu3: pages of slab 0, 2 that were written last may read older\n",
     )
     agent.replies["POST /v1/volumes/demo/give-up"] = {"volume": "demo", "slabs": [], "lenders": []}
-    assert run("volumes", "give-up", "demo")[1] == "demo waits for nobody\n"
+    assert run("volumes", "give-up", "demo")[1] == "demo waits for no lender\n"
     assert run("volumes", "give-up")[0] == 2
     assert run("volumes", "forget")[0] == 2
 

@@ -214,7 +214,7 @@ def test_what_does_not_fit_is_in_swap_and_only_paging_containers_ask_for_pages()
     ],
 )
 def test_the_machines_of_a_rack_believe_what_the_rack_has_in_every_second(way: Strategy) -> None:
-    """Slabs by place, by lender and by borrower are the same slabs; nobody lends to itself."""
+    """Slabs by place, by lender and by borrower are the same slabs; no host lends to itself."""
     setting = Setting(hosts=5, containers=22, seconds=250)
     rack = Rack(way, setting.host_bytes, memory_reports.HEADROOM, setting.load(3), random.Random(3))
     for second in range(setting.seconds):

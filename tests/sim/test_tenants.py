@@ -161,7 +161,7 @@ def test_the_class_of_a_tenant_of_the_trace_outdoes_that_of_its_tenant(tmp_path:
         ("[tenants.ann]\nquota = true", "tenants.ann.quota: True", "expected a whole number of GPUs"),
         ('[tenants.ann]\nclass = "best"', "tenants.ann.class: 'best'", "guaranteed, auto, opportunistic"),
         ('[tenants.ann]\nof = "ben"', "tenants.ann.of: 'ben'", "expected a list of tenants of the trace"),
-        ('[tenants."*"]\nof = ["ben"]', "tenants.*.of: ['ben']", "it is everybody else"),
+        ('[tenants."*"]\nof = ["ben"]', "tenants.*.of: ['ben']", "it stands for all others"),
         ('[tenants.a]\nof = ["x"]\n[tenants.b]\nof = ["x"]', "tenants.b: 'x' of the trace is a already", "one tenant"),
         ("demote_after_s = -1\n[tenants.ann]", "demote_after_s: -1", "expected seconds, 0 or more"),
         ("demote_after_s = nan\n[tenants.ann]", "demote_after_s: nan", "expected seconds, 0 or more"),
@@ -181,7 +181,7 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path: Path, te
     ("more", "tenants", "said"),
     [
         ([], "[tenants.ann]\nquota = 4\n", "nothing is said of tenant 'ben' of the trace"),
-        (["--policy", "srsf"], '[tenants."*"]\n', "agents know 2D-LAS in which whoever runs stays"),
+        (["--policy", "srsf"], '[tenants."*"]\n', "agents have 2D-LAS in which running gangs stay"),
         (["--set", "quantum=60"], '[tenants."*"]\n', "without a quantum"),
         (["--set", "sharing=on"], '[tenants."*"]\n', "agents share no GPUs yet"),
         (["--gpus", "2x4", "--set", "skew=0.5"], '[tenants."*"]\n', "no gang is slowed there by its hosts"),

@@ -1,10 +1,10 @@
-"""Which jobs share which hosts: the home's side (Harmony §4.3.2).
+"""Which jobs share which hosts: the coordinator's side (Harmony §4.3.2).
 
     submitted -> profiling -> running -> ended
                      `------> paused <-> running        (profiled, and waits for a place)
 
 Nothing is known of a job when it comes, so it runs first and is timed: its COMP and COMM subtasks are alone in their
-lanes, so their times mean something even in company. With `timings_min` of each it is profiled. While jobs are
+lanes, so their times are valid beside other jobs. With `timings_min` of each it is profiled. While jobs are
 profiled that were there at the start, nothing is arranged; then all of them are at once. Afterwards a new job joins
 where it helps, and an ended one is replaced (`policy/regroup`). All are arranged anew when that is worth it: for a new
 job that has no place where it helps, and from time to time, since what is left of each job changes whom a grouping
@@ -356,7 +356,7 @@ class Groups:
         return self._anew(self._weighted(), REVIEW_WORTH)
 
     def _after_loss(self, at: int) -> list[GroupsAction]:
-        """Group `at` goes on with the jobs that it has; without any its hosts go to whoever is there."""
+        """Group `at` goes on with the jobs that it has; without any its hosts go to the groups that are left."""
         group = self.groups[at]
         if group.jobs:
             return [self._set(at, group.jobs, group.hosts)]

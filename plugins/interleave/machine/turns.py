@@ -85,11 +85,11 @@ class Turns:
         assert not set(held) & set(self.waiting), "who runs does not wait"
         assert set(self.passed) == set(self.waiting), "all that wait are counted, and no others"
         assert set(held) | set(self.waiting) <= set(self.order), "only jobs of the group have turns"
-        assert "secondary" not in self.holds or "primary" in self.holds, "nobody is second without a first"
+        assert "secondary" not in self.holds or "primary" in self.holds, "no COMM is secondary without a primary one"
         if "comp" not in self.holds:
-            assert "comp" not in self.waiting.values(), "processors are not idle while somebody wants them"
+            assert "comp" not in self.waiting.values(), "processors are not idle while a job waits for them"
         if len({"primary", "secondary"} & set(self.holds)) < 2:
-            assert "comm" not in self.waiting.values(), "the network is not idle while somebody wants it"
+            assert "comm" not in self.waiting.values(), "the network is not idle while a job waits for it"
 
     def _give_back(self, job: JobId) -> None:
         self.waiting.pop(job, None)

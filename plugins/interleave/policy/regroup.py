@@ -2,7 +2,7 @@
 
 A change of groups pauses jobs and moves models, so it must be worth 5 %, and it touches the fewest groups:
 
-    a job came     profiled, and nobody else waits: into the group where it helps most, or it waits too
+    a job came     profiled, and no other waits: into the group where it helps most, or it waits too
     a job ended    a job like it takes its place; or some jobs that are together like it; or its group and the smallest
                    other are arranged anew, then one more, and so on; of these plans the one with the fewest groups,
                    unless one with more is 5 % better

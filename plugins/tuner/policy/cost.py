@@ -92,7 +92,7 @@ def epoch_of_shares(
     model: Sequence[float],
 ) -> float:
     """Seconds of an epoch with these shares, whatever they are: samples per worker, model bytes per server;
-    mini-batches counted as fractions. The worst worker decides (Cruise, equation 3.1); inf when somebody must work and
+    mini-batches counted as fractions. The worst worker decides (Cruise, equation 3.1); inf when a host must work and
     cannot."""
     if not workers or not servers:
         return math.inf
@@ -116,7 +116,7 @@ def rates(load: Load, sample_s: Floats, nic: Floats, workers: npt.NDArray[np.boo
 
 
 def epochs(load: Load, sample_s: Floats, nic: Floats, workers: npt.NDArray[np.bool_]) -> Floats:
-    """Seconds of an epoch with the best shares, for each of many role assignments; inf where nobody works or serves.
+    """Seconds of an epoch with the best shares, for each of many role assignments; inf where none works or none serves.
     Shapes as in `rates` -> (assignments,)."""
     total = rates(load, sample_s, nic, workers).sum(axis=1)
     with np.errstate(divide="ignore"):

@@ -1,9 +1,9 @@
-"""From the configuration at hand to the one wanted: operations that may run at the same time (Cruise §3.3.1).
+"""From the present configuration to the one wanted: operations that may run at the same time (Cruise §3.3.1).
 
 A plan is a directed graph without cycles. What must wait for what:
 
     add h ------> move to h ------> start h        blocks need a place; a worker needs data before it computes
-    stop h -----> move from h ----> delete h       data leaves once nobody computes on it; then the host may go
+    stop h -----> move from h ----> delete h       data leaves once its host has stopped; then the host may go
 
 Everything else is independent and runs together; `switch` waits for nothing, since its executor is there already. At
 any instant, after any set of steps that the graph allows, every block has exactly one owner: a `move` hands over
@@ -125,8 +125,8 @@ def owners(now: Configuration, done: Sequence[Step]) -> dict[tuple[Kind, int], H
 def after_loss(
     kind: Kind, lost: Sequence[int], under_way: Sequence[Move], heirs: Sequence[HostId]
 ) -> dict[HostId, tuple[int, ...]]:
-    """Who takes which of the blocks that a lost host owned: whoever was being sent a block takes it, the others are
-    spread evenly over `heirs`. Without heirs they are nobody's."""
+    """Who takes which of the blocks that a lost host owned: the host that was being sent a block takes it, the others
+    are spread evenly over `heirs`. Without heirs they have no owner."""
     taken: dict[HostId, list[int]] = {}
     rest = sorted(lost)
     for move in under_way:
