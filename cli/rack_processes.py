@@ -2,7 +2,7 @@
 
 Agents die of `kill -9` and leave programs behind: supervisors, job ranks, byte processes. Ours can be recognised:
 
-- what covey-rack starts, and whatever that starts, has COVEY_RACK=FOLDER in its environment;
+- what covey-rack starts, and what that starts, has COVEY_RACK=FOLDER in its environment;
 - a rank and its children have COVEY_TOKEN, and a COVEY_SOCKET in this rack's socket folder;
 - an agent that a person started by hand is `agentd --config` with a file of this folder; its programs are
   `-m agent.program` and work in this folder.

@@ -1,7 +1,7 @@
 """The story of one job (j1), slab (slab/VOLUME/N), volume or host: every event, when, where and why.
 
-HOST is where it happened; `rack` stands for what the hosts agreed on in their common log. The story of a host is told
-by the others, so there the column says who saw it."""
+HOST is where it happened; `rack` stands for what the hosts agreed on in their common log. Events of a host are
+recorded by the others, so there the column names the host that recorded it."""
 
 import argparse
 from collections.abc import Mapping

@@ -3,7 +3,7 @@
 The cycles of `policy.cycle` are a plan; this is what the plan meets. A job computes, its tensors become ready one after
 the other in the backward part, each is summed by its aggregator, first come first served, and the next iteration begins
 when the last sum is done. Whatever a job loses beside others comes from the waiting, so it is measured here rather than
-assumed, also by the pool: every iteration is told to it (`PoolJobTimed`), and it reverts what hurts.
+assumed, also by the pool: it gets the time of every iteration (`PoolJobTimed`) and reverts moves that cost too much.
 """
 
 import random
@@ -42,7 +42,8 @@ class Job:
 
 
 class Rounds:
-    """One clock for jobs and aggregators; `on` says who sums what, and may change between two iterations."""
+    """One clock for jobs and aggregators; `on` has the host that sums each tensor, and may change between two
+    iterations."""
 
     def __init__(self, timed: Callable[[JobId, int], None]) -> None:
         self.kernel: Kernel[int, Callable[[], None]] = Kernel(0)
@@ -104,7 +105,7 @@ class Rounds:
 def alone(profile: AggregationProfile, seed: int, window: bool = True, iterations: int = 50) -> Job:
     """The job as its trial iterations find it: on its own servers, tensors balanced, its iteration measured.
 
-    Its compute time is what is left of the iteration that its model says, so that measured and said nearly agree.
+    Its compute time is what is left of the iteration of its model, so that the measured one nearly agrees with it.
     """
     hosts = [HostId(f"s{at}") for at in range(profile.servers)]
     loads = dict.fromkeys(hosts, 0)
@@ -166,7 +167,7 @@ class Shared:
             self._heed(PoolJobTimed(name, period_us))
 
     def _heed(self, event: Event) -> None:
-        """Moves take effect with the next tensor that is pushed: `Pool.on` is what ranks look into."""
+        """Moves take effect with the next tensor that is pushed: ranks look it up in `Pool.on`."""
         before = len(self.pool.cycles)
         actions: list[Action] = list(self.pool.handle(event, self.rounds.now_us / 1e6))
         now_s = self.rounds.now_us / 1e6

@@ -90,7 +90,7 @@ class Trace:
         kernel.cancel(exit_number)
 
     def _count(self, passed_s: float) -> None:
-        """Time has passed since the last event: servers were in use, jobs got on."""
+        """Time has passed since the last event: servers were in use, jobs made progress."""
         shared, asked = self._servers()
         self.outcome.shared_s += shared * passed_s
         if asked and passed_s > 0:

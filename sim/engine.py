@@ -154,7 +154,7 @@ class Engine:
     # ---- keys ----
 
     def _key(self, job: int, running: bool) -> int:
-        """Where the job stands now among those of its queue."""
+        """The place of the job now among those of its queue."""
         rules = self.rules
         match rules.discipline:
             case "dlas":

@@ -188,7 +188,7 @@ class Outcome:
 
 class Cluster:
     """Groups side by side. `arrange(cluster, event, job)` is called when a job came, ended an iteration (only if
-    `watched` says so) or ended, `review(cluster)` every `review_s` seconds. Both may change `groups`; groups that they
+    it is `watched`) or ended, `review(cluster)` every `review_s` seconds. Both may change `groups`; groups that they
     change are brought to the present before."""
 
     def __init__(
@@ -265,7 +265,7 @@ class Cluster:
         return None
 
     def _first(self, over: Sequence[Work], group: Shared, now_s: float) -> Work | None:
-        """The first of these that must be told; what ends in the same moment is found again at once."""
+        """The first of these that the cluster acts on; the next call finds others that end at the same time."""
         for job in over:
             if not group.next_subtask(job):
                 continue

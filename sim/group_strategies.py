@@ -46,7 +46,7 @@ class Setting:
     talking: float = 0.0
     """Share of processors that a COMM takes; the model of the paper (equations 4.1 to 4.4) has none."""
     declared: bool = False
-    """Do jobs say how many iterations they will do?"""
+    """Whether jobs declare how many iterations they will do."""
     spill: bool = True
     """Without, only while jobs are tried out."""
     group_max: int | None = None

@@ -7,8 +7,8 @@ The cluster is CSV, one host a line:
     host,compute_s_per_sample,nic_bytes_per_s[,kind][,role][,joins_s][,leaves_s][,lost_s][,slows_s,slows_times]
 
 The tuner is the one of `plugins/tuner`: it waits for mini-batches of every worker, decides, and its plan is executed
-step by step, moves and all (`sim/tuner_cluster.py` says what hosts do meanwhile, which is not what the tuner's
-model says of them). It is compared with what the job would have been without it, and with every fixed number of
+step by step, moves and all (`sim/tuner_cluster.py` says what hosts do meanwhile, which differs from the tuner's
+model of them). It is compared with what the job would have been without it, and with every fixed number of
 workers.
 """
 

@@ -1,9 +1,9 @@
 """One job with parameter servers on hosts in virtual time, and the tuner that drives it (Cruise §3.3).
 
-What hosts do here is not what the cost model says of them. A worker computes a mini-batch, as long as it happens to
+What hosts do here differs from the cost model. A worker computes a mini-batch, as long as it happens to
 take, then pulls the model and pushes its gradient: as slow as its own card or the server with the most to send, plus
 a fixed cost for each server that is asked. It works on its own blocks until all blocks of all workers are done; then
-the next epoch begins. The tuner sees what the real one sees, mini-batches timed and cards measured, each with noise,
+the next epoch begins. The tuner gets what a live one would: mini-batches timed and cards measured, each with noise,
 and its steps take time: executors start and end, blocks cross the network, lost ones are read again. No worker
 computes on a block that is on its way; other traffic is not slowed by moves.
 """

@@ -356,7 +356,7 @@ class Groups:
         return self._anew(self._weighted(), REVIEW_WORTH)
 
     def _after_loss(self, at: int) -> list[GroupsAction]:
-        """Group `at` goes on with the jobs that it has; without any its hosts go to the groups that are left."""
+        """Group `at` goes on with the jobs that it has; without any the smallest other group gets its hosts."""
         group = self.groups[at]
         if group.jobs:
             return [self._set(at, group.jobs, group.hosts)]
