@@ -376,8 +376,12 @@ class JobCoordinator:
 
     def _heard(self, sender: HostId, message: ToCoordinator, now_s: float) -> Sequence[Action]:
         job = self.jobs.get(message.job)
-        if job is None or isinstance(job.state, Away):
+        if job is None:
             return ()
+        if isinstance(job.state, Away):
+            if not isinstance(message, Accepted) or job.state.offered != (sender, message.epoch):
+                return ()
+            return (self._retire(job, sender, message.epoch, 0, "another host is its coordinator now"),)
         present = job.summed_as(message.epoch)
         match message:
             case Accepted():

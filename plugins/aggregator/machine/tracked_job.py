@@ -75,6 +75,9 @@ class MoveSearch(AnySearch, frozen=True):
 class Away(msgspec.Struct, frozen=True):
     """Another host is its coordinator, or all its hosts are gone."""
 
+    offered: tuple[HostId, int] | None = None
+    """Who was asked, under which epoch, when this host gave it back: nobody knows of an acceptance."""
+
 
 class Surveying(msgspec.Struct, frozen=True):
     """The hosts of its ranks are asked which assignment they know."""
@@ -168,10 +171,10 @@ class TrackedJob:
 
     def __init__(self, placed: GangPlaced, gauge: Profiler) -> None:
         self.placed = placed
-        self._begin(gauge)
+        self._begin(gauge, Away())
 
-    def _begin(self, gauge: Profiler) -> None:
-        self.state = Away()
+    def _begin(self, gauge: Profiler, away: Away) -> None:
+        self.state = away
         self.gauge = gauge
         self.epoch = 0
         """Highest epoch seen or used."""
@@ -232,8 +235,10 @@ class TrackedJob:
     # ---- transitions ----
 
     def leave(self, gauge: Profiler) -> None:
-        """Another host is its coordinator: what this one knew is forgotten."""
-        self._begin(gauge)
+        """Another host is its coordinator: what this one knew is forgotten, but for an offer that is open."""
+        state = self.state
+        offered = (state.to, state.epoch) if isinstance(state, Offering | ChangingOwner) else None
+        self._begin(gauge, Away(offered))
 
     def survey(self, hosts: Sequence[HostId]) -> None:
         self.state = Surveying(hosts)

@@ -225,7 +225,7 @@ def test_the_next_host_is_the_coordinator_while_the_first_is_gone_and_gives_it_b
     ((_, offer),) = sends(play(QuestionAnswered(B, GetOwner(JOB), KnownOwner(None))))
     assert offer.epoch == G1 + 1, "a number that only rank 1's coordinator may use"
     assert sends(play(rack(C))) == [], "that one finds it another aggregator"
-    assert play.machine.jobs[JOB].state == Away()
+    assert play.machine.jobs[JOB].state == Away(offered=(C, G1 + 1))
 
 
 def test_who_gives_a_job_back_says_who_sums_it_and_retires_former_owners() -> None:

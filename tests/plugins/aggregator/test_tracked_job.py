@@ -99,8 +99,26 @@ def test_in_every_state_a_job_is_given_back_when_its_coordinator_is_back(begin: 
     play = begin()
     play(rack())
     job = play.machine.jobs[JOB]
-    assert job.state == Away() and job.gauge.demand is None
+    assert isinstance(job.state, Away) and job.gauge.demand is None
     assert (job.epoch, job.newest_epoch, job.superseded, job.refused) == (0, None, {}, "")
+
+
+@pytest.mark.parametrize(("begin", "asked", "epoch"), [(offering, C, G1 + 1), (changing_owner, E, G1 + 3)])
+def test_who_accepts_after_the_job_was_given_back_sums_it_no_more(
+    begin: Callable[[], Play], asked: HostId, epoch: int
+) -> None:
+    """The coordinator that is back knows nothing of that offer."""
+    play = begin()
+    play(rack())
+    assert sends(play(Heard(asked, Accepted(JOB, epoch, "10.0.0.5:9")))) == [
+        (asked, Retire(JOB, epoch, 0, "another host is its coordinator now"))
+    ]
+
+
+def test_an_acceptance_that_is_said_again_after_the_job_was_given_back_ends_nothing() -> None:
+    play = summed()
+    play(rack())
+    assert play(Heard(C, Accepted(JOB, FIRST.epoch, "10.0.0.3:9"))) == []
 
 
 @pytest.mark.parametrize("begin", [surveying, offering, summed, changing_owner, nobody])
