@@ -18,7 +18,7 @@ from plugins.scheduler.messages.commands import (
     Attained,
     Command,
     Elapsed,
-    GpusReserved,
+    GpusKept,
     Granted,
     Placed,
     PlaceFailed,
@@ -80,7 +80,7 @@ class Rack:
         kinds = {type(command) for command in said}
         what = (
             "stops a job" if TakenBack in kinds else "starts a job" if Granted in kinds
-            else "keeps GPUs" if GpusReserved in kinds else "changes nothing" if kinds <= {Elapsed} else "else"
+            else "keeps GPUs" if GpusKept in kinds else "changes nothing" if kinds <= {Elapsed} else "else"
         )  # fmt: skip
         self.times.setdefault(what, []).append(spent)
         for command in said:

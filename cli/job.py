@@ -51,7 +51,7 @@ def facts(job: dict[str, Any], now_wall_s: float) -> list[tuple[str, object]]:
         ("metrics", metrics),
         ("exit code", job["exit_code"]),
         ("tenant", f"{job['tenant']}, {class_of(job)}"),
-        ("reserved", f"{job['reserved_gpus']} of {job['gpus']} GPUs" if job.get("reserved_gpus") else ""),
+        ("kept for it", f"{job['reserved_gpus']} of {job['gpus']} GPUs" if job.get("reserved_gpus") else ""),
         ("command", " ".join(job["argv"])),
         ("directory", job["cwd"]),
         ("submitted", clock(job["submitted_wall_s"])),

@@ -28,7 +28,7 @@ from plugins.scheduler.messages.commands import (
     Attained,
     Command,
     Demoted,
-    GpusReserved,
+    GpusKept,
     Granted,
     NotApplied,
     Placed,
@@ -103,7 +103,7 @@ class Tally:
     upgraded: set[int] = field(default_factory=set)
     refused: set[int] = field(default_factory=set)
     """The log did not take them: they ask for more than their tenant's quota."""
-    reserved: set[int] = field(default_factory=set)
+    kept: set[int] = field(default_factory=set)
     """They kept GPUs until they were whole."""
     late: int = 0
     """Submissions put off while as many jobs waited as a log takes."""
@@ -245,8 +245,8 @@ class Live:
             case Upgraded():
                 self.tally.upgraded.add(self.at[command.job])
                 self._counts(self.at[command.job], True)
-            case GpusReserved() if command.gpus:
-                self.tally.reserved.add(self.at[command.job])
+            case GpusKept() if command.gpus:
+                self.tally.kept.add(self.at[command.job])
             case _:
                 pass
         return True
@@ -361,7 +361,7 @@ class Live:
                 self.capacity.drop(id)
             else:
                 self.capacity.put(job)
-        self.capacity.reserve(self.queue.reserving, self.queue.reserved)
+        self.capacity.keep(self.queue.keeper, self.queue.kept)
 
     def _start(self, at: int, counts: bool) -> None:
         life = self.lives[at]

@@ -65,7 +65,7 @@ def with_tenants(found: Report, shared: Shared, tenancy: Tenancy) -> Report:
     tally = shared.tally
     kinds = f"{plural(len(tally.demoted), 'auto job')} demoted, {len(tally.upgraded)} of them upgraded, "
     notes = [
-        kinds + f"{plural(len(tally.reserved), 'gang')} kept GPUs until they were whole",
+        kinds + f"{plural(len(tally.kept), 'gang')} kept GPUs until they were whole",
         "run by the queue and the leader of agents; GPU-h: held, checkpoints and restores among them",
     ]
     warnings = [*found.warnings]
@@ -74,7 +74,7 @@ def with_tenants(found: Report, shared: Shared, tenancy: Tenancy) -> Report:
     if tally.late:
         warnings.append(f"{plural(tally.late, 'job')} came later: as many as a log holds were waiting")
     data = {**found.data, "tenants": told, "refused_over_quota": len(shared.refused), "demoted": len(tally.demoted)}
-    data |= {"upgraded": len(tally.upgraded), "gangs_that_reserved": len(tally.reserved), "submitted_late": tally.late}
+    data |= {"upgraded": len(tally.upgraded), "gangs_that_reserved": len(tally.kept), "submitted_late": tally.late}
     data["settings"] = {
         **found.data["settings"],
         "demote_after_s": "inf" if tenancy.demote_after_s is None else tenancy.demote_after_s,

@@ -19,7 +19,7 @@ from plugins.scheduler.messages.commands import (
     CancelAsked,
     Command,
     Demoted,
-    GpusReserved,
+    GpusKept,
     Granted,
     NotApplied,
     Placed,
@@ -142,7 +142,7 @@ class SharedPool:
 
     def _looks(self, now_s: float) -> Iterator[Action]:
         for _ in range(LOOKS_MAX):
-            commands, keeps = self._look(now_s), self.queue.reserving
+            commands, keeps = self._look(now_s), self.queue.keeper
             for command in commands:
                 yield from self._perform(command, now_s)
             moved = any(isinstance(command, Demoted | Upgraded) for command in commands)
@@ -171,7 +171,7 @@ class SharedPool:
                 yield ["DEMOTE", self.names[command.job]]
             case Upgraded():
                 yield ["UPGRADE", self.names[command.job]]
-            case GpusReserved() if command.gpus:
+            case GpusKept() if command.gpus:
                 yield ["RESERVE", self.names[command.job], [self.number(unit) for unit in command.gpus]]
             case Granted():
                 job = self.queue.jobs[command.job]

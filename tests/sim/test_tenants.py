@@ -70,7 +70,7 @@ def test_a_gang_keeps_the_gpus_of_those_that_stop_for_it() -> None:
     rules = OrderRules(thresholds_gpu_s=(100_000,), preempt_s=30)
     aside = b("opportunistic")
     run = live([(0, 3, 1000, aside), (50, 4, 100, a()), (55, 1, 10, aside)], 4, {"a": 4}, rules=rules)
-    assert run.tally.reserved == {1}
+    assert run.tally.kept == {1}
     assert run.out.first_s == [0, 80, 180]
 
 

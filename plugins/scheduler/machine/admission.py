@@ -21,7 +21,7 @@ from plugins.scheduler.machine.capacity import Capacity, held_by
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.machine.run_queues import RunQueues
-from plugins.scheduler.messages.commands import AboutJob, GpusReserved, Granted, TakenBack
+from plugins.scheduler.messages.commands import AboutJob, GpusKept, Granted, TakenBack
 from plugins.scheduler.policy import classes, explain
 from plugins.scheduler.policy.settings import SchedulerSettings
 
@@ -109,7 +109,7 @@ class Admission:
         free = self.capacity.free_for(job)
         if not free:
             return False
-        return job.spec.gpus <= max(0, sum(free.values()) - self.capacity.placing) and self.capacity.takes(job, free)
+        return job.spec.gpus <= max(0, sum(free.values()) - self.capacity.placing) and self.capacity.fits(job, free)
 
     def _plan(self, job: Job, free: Mapping[HostId, int]) -> dict[HostId, int]:
         """GPUs where its home would put it; empty when it does not fit whole."""
@@ -144,40 +144,40 @@ class Admission:
         if self._is_served_by_those_who_stop(job):
             return
         open_gpus = capacity.open_for(job)
-        if capacity.takes(job, open_gpus):
+        if capacity.fits(job, open_gpus):
             coming = {host: capacity.open[host] - capacity.staying.get(host, 0) for host in open_gpus}
             stop = capacity.victims(job, coming, open_gpus)
         else:
             coming, stop = {}, None
         if stop is None:
-            self._reserve(job, capacity.grown(job, open_gpus))
+            self._keep(job, capacity.to_keep(job, open_gpus))
             return
         for id, held in [guest for guest in capacity.opportunistic if guest[0] in stop]:
             said = f"{job.id} (tenant {spec.tenant}, {explain.gpus(spec.gpus)}) is guaranteed and comes first"
-            self.commands.append(taken(self.queue.jobs[id], "preempted", said, self.wall_s))
+            self.commands.append(taken_back(self.queue.jobs[id], "preempted", said, self.wall_s))
             for host, gpus in held.items():
                 coming[host] = coming.get(host, 0) + gpus
                 capacity.staying[host] = capacity.staying.get(host, 0) - gpus
         capacity.opportunistic = [guest for guest in capacity.opportunistic if guest[0] not in stop]
         plan = self._plan(job, _least(coming, open_gpus))
-        if not stop and capacity.takes(job, capacity.free_for(job)):
+        if not stop and capacity.fits(job, capacity.free_for(job)):
             capacity.take(plan, True)
             return
-        self._reserve(job, plan)
+        self._keep(job, plan)
         capacity.claim(job, plan)
 
     def _is_served_by_those_who_stop(self, job: Job) -> bool:
         """Whether it starts once they have stopped, without keeping anything: others may start meanwhile on what it
         does not need, also those that come before it in the order by then. One that keeps GPUs goes on to."""
         capacity = self.capacity
-        if capacity.reserving == job.id or capacity.takes(job, capacity.free_for(job)):
+        if capacity.keeper == job.id or capacity.fits(job, capacity.free_for(job)):
             return False
-        soon = {host: gpus - capacity.staying.get(host, 0) for host, gpus in capacity.open_for(job).items()}
+        coming = {host: gpus - capacity.staying.get(host, 0) for host, gpus in capacity.open_for(job).items()}
         for other in self.unchosen if self.settings.preemption and not job.place_failures else ():
             if self._may_displace(job, other):
                 for host, gpus in capacity.held_by(other).items():
-                    soon[host] = soon.get(host, 0) + gpus
-        plan = self._plan(job, {host: gpus for host, gpus in soon.items() if gpus > 0})
+                    coming[host] = coming.get(host, 0) + gpus
+        plan = self._plan(job, {host: gpus for host, gpus in coming.items() if gpus > 0})
         if plan:
             capacity.claim(job, plan)
         return bool(plan)
@@ -192,29 +192,32 @@ class Admission:
             capacity.placing -= sum(plan.values())
         self.placing = ()
 
-    def _reserve(self, job: Job, gpus: Mapping[HostId, int]) -> None:
-        """Keep these, all that the gang has, unless another gang keeps some. A promise outdoes a tenant without."""
+    def _keep(self, job: Job, gpus: Mapping[HostId, int]) -> None:
+        """Keep these, all that the gang has, unless another gang keeps some. A tenant with a quota comes before
+        one without: what a gang of such a tenant keeps is given back for it."""
         capacity = self.capacity
-        other = self.queue.jobs.get(capacity.reserving) if capacity.reserving not in (None, job.id) else None
-        if other is not None and other.state == "queued" and self._promised(job) and not self._promised(other):
+        other = self.queue.jobs.get(capacity.keeper) if capacity.keeper not in (None, job.id) else None
+        if (
+            other is not None
+            and other.state == "queued"
+            and self.queue.has_quota(job.spec.tenant)
+            and not self.queue.has_quota(other.spec.tenant)
+        ):
             self._give_back(other)
-        if gpus and classes.may_reserve(job.id, capacity.reserving) and gpus != capacity.reserved:
-            self.commands.append(GpusReserved(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus=dict(gpus)))
-            capacity.reserve(job.id, gpus)
+        if gpus and classes.may_keep(job.id, capacity.keeper) and gpus != capacity.kept:
+            self.commands.append(GpusKept(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus=dict(gpus)))
+            capacity.keep(job.id, gpus)
 
     def _give_back(self, job: Job) -> None:
-        self.commands.append(GpusReserved(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus={}))
-        self.capacity.reserve(None, {})
+        self.commands.append(GpusKept(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus={}))
+        self.capacity.keep(None, {})
 
     def _give_back_if_stale(self, chosen: Sequence[JobId]) -> None:
         """Whoever keeps GPUs and should not run any more, because its tenant's other jobs come first now."""
-        id = self.capacity.reserving
+        id = self.capacity.keeper
         job = self.queue.jobs.get(id) if id is not None else None
         if job is not None and job.state == "queued" and job.id not in chosen and job.id not in self.pausing:
             self._give_back(job)
-
-    def _promised(self, job: Job) -> bool:
-        return self.queue.quota(job.spec.tenant) is not None
 
     def _preempt(self) -> None:
         """Guaranteed jobs that the order passed over stop for those it chose: of the same tenant, or, without a quota,
@@ -226,10 +229,12 @@ class Admission:
             first = next((job for job in able if self._may_displace(job, other)), None)
             if first is not None:
                 said = f"{first.id} (tenant {first.spec.tenant}, {explain.gpus(first.spec.gpus)}) comes first"
-                self.commands.append(taken(other, "preempted", said, self.wall_s))
+                self.commands.append(taken_back(other, "preempted", said, self.wall_s))
 
     def _may_displace(self, job: Job, other: Job) -> bool:
-        return job.spec.tenant == other.spec.tenant or (job.id in self.lacks_gpus and not self._promised(other))
+        return job.spec.tenant == other.spec.tenant or (
+            job.id in self.lacks_gpus and not self.queue.has_quota(other.spec.tenant)
+        )
 
 
 def packlimit(queue: Queue, settings: SchedulerSettings) -> float:
@@ -237,7 +242,9 @@ def packlimit(queue: Queue, settings: SchedulerSettings) -> float:
     return queue.models.packlimit(settings.packlimit) if settings.packlimit_refit else settings.packlimit
 
 
-def taken(job: Job, cause: str, reason: str, wall_s: float, lost: tuple[HostId, ...] = (), term: int = 0) -> TakenBack:
+def taken_back(
+    job: Job, cause: str, reason: str, wall_s: float, lost: tuple[HostId, ...] = (), term: int = 0
+) -> TakenBack:
     told = {"wall_s": wall_s, "job": job.id, "epoch": job.epoch, "cause": cause, "reason": reason}
     return msgspec.convert({**told, "lost": lost, "term": term}, TakenBack)
 

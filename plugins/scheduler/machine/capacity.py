@@ -4,9 +4,9 @@
             `------------------------- open -------------------------'
 
 GPUs of a rack are not shared between jobs yet (where they are: `machine/shared_capacity.py`), so an opportunistic job
-on an open GPU has to stop before a guaranteed one starts there. A reservation says how many open GPUs of a host are
-kept, not which: opportunistic jobs run on them until the gang is complete. Counted from the log: gangs that are being
-placed hold GPUs that nobody knows yet.
+on an open GPU has to stop before a guaranteed one starts there. The log says how many open GPUs of a host are kept for
+one gang, not which ones: opportunistic jobs run on them until the gang is complete. All counts come from the log, which
+does not know yet which GPUs the gangs that are being placed will hold.
 
 A job is put in again whenever it changed, so this map is never drawn anew. Hosts where nothing is free, open or
 staying are not in those maps: in a full rack a decision looks at the few where something is.
@@ -42,10 +42,10 @@ class Capacity:
         """Held by opportunistic jobs that nobody told to stop."""
         self.opportunistic: list[tuple[JobId, Gpus]] = []
         """Opportunistic jobs that run, newest first, and the GPUs of each."""
-        self.reserving = queue.reserving
-        self.reserved = dict(queue.reserved)
-        self.withheld = self.reserved
-        """What is reserved, as far as it is in `open`."""
+        self.keeper = queue.keeper
+        self.kept = dict(queue.kept)
+        self.withheld = self.kept
+        """What is kept and not claimed, as far as it is in `open`."""
         self.claimed = False
         """Gangs count on GPUs that are about to be free: what is free may be spoken for."""
         self.placing = 0
@@ -106,17 +106,17 @@ class Capacity:
         return max(0, sum(self.free.values()) - self.placing)
 
     @property
-    def kept(self) -> bool:
-        """Whether all GPUs of a gang are reserved: it is about to start on them."""
-        gang = self.queue.jobs.get(self.reserving) if self.reserving is not None else None
-        return gang is not None and sum(self.reserved.values()) == gang.spec.gpus
+    def kept_whole(self) -> bool:
+        """Whether the gang that keeps GPUs has as many as it asks for: it is about to start on them."""
+        gang = self.queue.jobs.get(self.keeper) if self.keeper is not None else None
+        return gang is not None and sum(self.kept.values()) == gang.spec.gpus
 
     def free_for(self, job: Job) -> Gpus:
         """GPUs that this job may start on now."""
-        mine = classes.may_reserve(job.id, self.reserving) or (not job.counts and not self.kept)
+        mine = classes.may_keep(job.id, self.keeper) or (not job.counts and not self.kept_whole)
         if mine and not self.claimed:
             return self.free
-        staying = self.staying if self.kept or self.claimed else {}
+        staying = self.staying if self.kept_whole or self.claimed else {}
         withheld = {} if mine else self.withheld
         found: Gpus = {}
         for host, free in self.free.items():
@@ -127,7 +127,7 @@ class Capacity:
 
     def open_for(self, job: Job) -> Gpus:
         """GPUs that a guaranteed job may wait for: opportunistic ones would stop for it."""
-        if classes.may_reserve(job.id, self.reserving):
+        if classes.may_keep(job.id, self.keeper):
             return self.open
         return {host: max(0, gpus - self.withheld.get(host, 0)) for host, gpus in self.open.items()}
 
@@ -135,9 +135,9 @@ class Capacity:
         """GPUs that a gang holds."""
         return held_by(job, self.totals)
 
-    def takes(self, job: Job, free: Mapping[HostId, int]) -> bool:
+    def fits(self, job: Job, free: Mapping[HostId, int]) -> bool:
         """Whether the whole gang fits into this."""
-        return takes(job, free)
+        return fits_whole(job, free)
 
     def plan(self, job: Job, free: Mapping[HostId, int], skew: float | None, packlimit: float) -> Gpus:
         """GPUs where its home would put it; empty when it does not fit whole, or asks for none."""
@@ -147,11 +147,11 @@ class Capacity:
         workers = place(free, spec.workers, spec.gpus_per_worker, skew, packlimit, spec.pack) or {}
         return {host: count * spec.gpus_per_worker for host, count in workers.items()}
 
-    def grown(self, job: Job, there: Mapping[HostId, int]) -> Gpus:
+    def to_keep(self, job: Job, there: Mapping[HostId, int]) -> Gpus:
         """What a gang keeps of these while it does not fit."""
         spec = job.spec
-        mine = self.reserved if self.reserving == job.id else {}
-        return classes.grown(mine, there, self.totals, spec.workers, spec.gpus_per_worker, spec.pack)
+        mine = self.kept if self.keeper == job.id else {}
+        return classes.gpus_to_keep(mine, there, self.totals, spec.workers, spec.gpus_per_worker, spec.pack)
 
     def victims(self, job: Job, coming: Mapping[HostId, int], most: Mapping[HostId, int]) -> list[JobId] | None:
         """Opportunistic jobs that have to stop so that this gang fits; None when that would not help."""
@@ -159,7 +159,7 @@ class Capacity:
         return classes.victims(coming, self.opportunistic, most, spec.workers, spec.gpus_per_worker, spec.pack)
 
     def closed(self, job: Job) -> bool:
-        """Whether a job that runs holds a GPU that is kept for a gang: counting it would break the reservation."""
+        """Whether a running job holds a GPU that is kept for a gang: upgraded, it would take that GPU from the gang."""
         held = self.held_by(job)
         return any(self.open.get(host, 0) - gpus < self.withheld.get(host, 0) for host, gpus in held.items())
 
@@ -176,15 +176,15 @@ class Capacity:
             if counts:
                 _set(self.open, host, self.open.get(host, 0) - count)
 
-    def reserve(self, job: JobId | None, gpus: Mapping[HostId, int]) -> None:
+    def keep(self, job: JobId | None, gpus: Mapping[HostId, int]) -> None:
         """A gang keeps these from now on, and nobody else any."""
-        self.reserving, self.reserved = job, dict(gpus)
-        self.withheld = self.reserved
+        self.keeper, self.kept = job, dict(gpus)
+        self.withheld = self.kept
 
     def claim(self, job: Job, gpus: Mapping[HostId, int]) -> None:
         """A guaranteed gang starts on these once they are free; if it keeps them already, it does so now for good."""
         self.claimed = True
-        self.withheld = {} if self.reserving == job.id else self.withheld
+        self.withheld = {} if self.keeper == job.id else self.withheld
         for host, count in gpus.items():
             _set(self.open, host, self.open.get(host, 0) - count)
 
@@ -212,7 +212,7 @@ class CapacityPlan(Capacity):
         self.free, self.open, self.staying = dict(capacity.free), dict(capacity.open), dict(capacity.staying)
         self.opportunistic = capacity.opportunistic
         self.claimed = False
-        self.reserve(queue.reserving, queue.reserved)
+        self.keep(queue.keeper, queue.kept)
 
 
 def _set(gpus: Gpus, host: HostId, count: int) -> None:
@@ -227,7 +227,7 @@ def held_by(job: Job, hosts: Mapping[HostId, int]) -> Gpus:
     return {place.host: len(place.gpus) for place in job.awaited if place.host in hosts and place.gpus}
 
 
-def takes(job: Job, free: Mapping[HostId, int]) -> bool:
+def fits_whole(job: Job, free: Mapping[HostId, int]) -> bool:
     """Whether the whole gang fits into this; one without GPUs always does."""
     spec = job.spec
     return not spec.gpus_per_worker or fits(free, spec.workers, spec.gpus_per_worker, spec.pack)

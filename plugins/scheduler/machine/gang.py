@@ -6,7 +6,7 @@
 
 The view is hearsay, so each host is asked live and a no says how many GPUs are free there in truth; the next attempt
 plans with that. GPUs that the log keeps for another gang meanwhile are closed to the plan too. Nothing starts here:
-committing Placed is the start, and a host that said yes keeps its GPUs until the log says what became of the grant.
+committing Placed is the start, and a host that said yes holds its GPUs until the log says what became of the grant.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ class RackSeen(msgspec.Struct, frozen=True):
     """Fitted from history; None: as set."""
 
 
-class GpusKept(msgspec.Struct, frozen=True):
+class KeptForAnother(msgspec.Struct, frozen=True):
     """Event: the log keeps GPUs for another gang since this one was granted."""
 
     job: JobId
@@ -95,7 +95,9 @@ class ProposePlacement(msgspec.Struct, frozen=True):
     command: Placed | PlaceFailed
 
 
-Event = GrantSeen | GrantOver | RackSeen | GpusKept | AttemptOver | TryAgain | PlacementProposed | Heard | Undelivered
+Event = (
+    GrantSeen | GrantOver | RackSeen | KeptForAnother | AttemptOver | TryAgain | PlacementProposed | Heard | Undelivered
+)
 Action = Send | SetTimer[AttemptOver | TryAgain] | ProposePlacement
 
 
@@ -137,8 +139,8 @@ class Gangs:
                 return self._seen(event, now_s)
             case GrantOver():
                 return self._grant_over(event)
-            case GpusKept():
-                return self._gpus_kept(event)
+            case KeptForAnother():
+                return self._kept_for_another(event)
             case AttemptOver():
                 search = self._find(event.job, event.epoch, event.attempt)
                 if search is None or not search.plan or search.proposed is not None:
@@ -182,7 +184,7 @@ class Gangs:
         del self.searches[event.job]
         return [] if event.placed else self._release(search)
 
-    def _gpus_kept(self, event: GpusKept) -> Sequence[Action]:
+    def _kept_for_another(self, event: KeptForAnother) -> Sequence[Action]:
         """A plan that needs them is given up, unless it is proposed already: then it comes first."""
         search = self.searches.get(event.job)
         if search is None or search.epoch != event.epoch or search.proposed is not None:
@@ -236,7 +238,7 @@ class Gangs:
         if search.proposed is not None:
             return []
         if len(set(answer.gpus)) != wanted * search.spec.gpus_per_worker:
-            return self._fail(search, f"{host} kept {len(set(answer.gpus))} GPUs, not what was asked for")
+            return self._fail(search, f"{host} reserved {len(set(answer.gpus))} GPUs, not what was asked for")
         search.yes[host] = answer
         if len(search.yes) < len(search.plan):
             return []
@@ -319,7 +321,7 @@ class Gangs:
         )
 
     def _fail(self, search: HostSearch, why: str) -> list[Action]:
-        """This attempt is over: nothing is kept; another one after a pause, or back to the queue."""
+        """This attempt is over and no host holds GPUs for it; another one after a pause, or back to the queue."""
         actions = self._release(search)
         search.plan, search.yes, search.proposed, search.trouble = {}, {}, None, why
         if search.attempt >= self.settings.place_attempts:

@@ -88,9 +88,9 @@ class JobTable:
         self.ended: list[JobId] = []
         self.clock_s = 0.0
         """Seconds for which somebody waited, as far as leaders counted them into the log."""
-        self.reserving: JobId | None = None
+        self.keeper: JobId | None = None
         """The gang that fits its quota and not yet the rack."""
-        self.reserved: dict[HostId, int] = {}
+        self.kept: dict[HostId, int] = {}
         """GPUs that no other guaranteed job gets."""
         self.models = Models()
         self.leading_term = 0
@@ -127,6 +127,10 @@ class JobTable:
     def quota(self, tenant: str) -> int | None:
         """GPUs a tenant may hold; None: not limited."""
         return self.quotas.get(tenant, self.quotas.get("*"))
+
+    def has_quota(self, tenant: str) -> bool:
+        """Whether a quota limits this tenant; its jobs come before those of tenants without one."""
+        return self.quota(tenant) is not None
 
     def used(self, tenant: str) -> int:
         """GPUs a tenant holds against its quota."""
@@ -207,8 +211,8 @@ class JobTable:
             kept,
             self.ended,
             self.clock_s,
-            self.reserving,
-            self.reserved,
+            self.keeper,
+            self.kept,
             self.models.tensors,
             self.models.steps,
             self.leading_term,
@@ -224,13 +228,13 @@ class JobTable:
         self.index, self.next_number = state.index, state.next_number
         self.quotas, self.overshoot, self.ended = dict(state.quotas), dict(state.overshoot), list(state.ended)
         self.jobs = {job.id: job for job in state.jobs}
-        self.clock_s, self.reserving, self.reserved = state.clock_s, state.reserving, dict(state.reserved)
+        self.clock_s, self.keeper, self.kept = state.clock_s, state.reserving, dict(state.reserved)
         self.models = Models(state.tensors, state.steps)
         self.leading_term, self.leases_over_s = state.leading_term, state.leases_over_s
         self._rebuild()
 
     def check(self) -> None:
-        """Raise AssertionError when quota, epochs or GPUs are not as promised at the top."""
+        """Raise AssertionError when quota, epochs or GPUs are not as `machine/queue.py` says at its top."""
         used: dict[str, int] = {}
         holders: dict[tuple[HostId, str], JobId] = {}
         for job in self.jobs.values():
@@ -250,8 +254,8 @@ class JobTable:
         assert len(self.ended) <= ENDED_MAX
         counted = KeptBytes(self.jobs.values())
         assert (self.kept_bytes.live, self.kept_bytes.ended) == (counted.live, counted.ended), "bytes are miscounted"
-        assert (self.reserving is None) == (not self.reserved)
-        if self.reserving is not None:
-            gang = self.jobs[self.reserving]
-            assert gang.state in ("queued", "placing") and gang.counts, f"{gang.id} reserves and is {gang.state}"
-            assert 0 < sum(self.reserved.values()) <= gang.spec.gpus
+        assert (self.keeper is None) == (not self.kept)
+        if self.keeper is not None:
+            gang = self.jobs[self.keeper]
+            assert gang.state in ("queued", "placing") and gang.counts, f"{gang.id} keeps GPUs and is {gang.state}"
+            assert 0 < sum(self.kept.values()) <= gang.spec.gpus

@@ -12,7 +12,7 @@ import msgspec
 
 from covey.core import HostId, JobId
 from covey.units import format_seconds
-from plugins.scheduler.machine.admission import Admission, taken
+from plugins.scheduler.machine.admission import Admission, taken_back
 from plugins.scheduler.machine.capacity import Capacity
 from plugins.scheduler.machine.job_index import JobIndex
 from plugins.scheduler.machine.jobs import Job
@@ -154,7 +154,7 @@ class Leader:
             known = dict.fromkeys([*self.waits.since, *self.placing_since, *self.failures, *self.retry_at])
             changed = list(dict.fromkeys([*self.queue.jobs, *known]))
         if self.quotas != self.queue.quotas:
-            changed += self._whose_promise_changed()
+            changed += self._whose_tenant_got_or_lost_its_quota()
             self.quotas = dict(self.queue.quotas)
         if rack is not self.rack and rack != self.rack:
             changed += self._heard(rack)
@@ -168,11 +168,11 @@ class Leader:
             del self.retry_at[id]
             self._entry(self.queue.jobs[id])
 
-    def _whose_promise_changed(self) -> list[JobId]:
+    def _whose_tenant_got_or_lost_its_quota(self) -> list[JobId]:
         """Jobs whose tenant got its first quota, or lost it: they change the book."""
         entries = self.run_queues.entries
-        now = {job: self.queue.quota(self.queue.jobs[job].spec.tenant) is not None for job in entries}
-        return [job for job, promised in now.items() if promised != (entries[job].tenant is not None)]
+        now = {job: self.queue.has_quota(self.queue.jobs[job].spec.tenant) for job in entries}
+        return [job for job, has_quota in now.items() if has_quota != (entries[job].tenant is not None)]
 
     def _heard(self, rack: Sequence[RackHost]) -> list[JobId]:
         """Gossip says something else of the rack. Jobs on hosts that came or went."""
@@ -231,7 +231,7 @@ class Leader:
         if job.state == "stopping" or job.id in self.away or job.id in self.retry_at:
             self.run_queues.drop(job.id)
         else:
-            self.run_queues.put(job, self.queue.quota(job.spec.tenant) is not None)
+            self.run_queues.put(job, self.queue.has_quota(job.spec.tenant))
 
     def _gone(self, now_s: float) -> dict[HostId, float]:
         """Seconds for which each host that matters is gone; one that gossip never named counts from now."""
@@ -258,13 +258,13 @@ class Leader:
                 lost = [place.host for place in job.awaited if place.host in lost_on[job.id]]
                 said = ", ".join(f"{host} is gone for {format_seconds(gone.get(host, 0.0))}" for host in lost)
                 self.leases.close(lost, (job.id, job.epoch))
-                commands.append(taken(job, "host lost", said, wall_s, tuple(lost), event.term))
+                commands.append(taken_back(job, "host lost", said, wall_s, tuple(lost), event.term))
             elif job.home is not None:
                 if gone.get(job.home, -1.0) >= self.settings.home_lost_after_s:
                     said = f"{job.home}, which looked for its GPUs, is gone"
-                    commands.append(taken(job, "home lost", said, wall_s))
+                    commands.append(taken_back(job, "home lost", said, wall_s))
                 elif now_s - self.placing_since[job.id][1] > self.settings.placing_limit_s:
-                    commands.append(taken(job, "placing took too long", f"{job.home} did not place it", wall_s))
+                    commands.append(taken_back(job, "placing took too long", f"{job.home} did not place it", wall_s))
         return commands
 
     def _lost_on(self, gone: dict[HostId, float], now_s: float) -> dict[JobId, dict[HostId, None]]:
@@ -305,7 +305,7 @@ class Leader:
         moved: list[Demoted | Upgraded] = [
             Demoted(wall_s=wall_s, job=job.id, epoch=job.epoch, waited_s=round(waited_s, 3)) for job, waited_s in late
         ]
-        opportunistic = [job for job in self.roll.by_age(self._with_quota()) if job.id not in settled]
+        opportunistic = [job for job in self.roll.by_age(self._upgradable()) if job.id not in settled]
         capacity = self.capacity.draft() if opportunistic else self.capacity
         spent: dict[str, int] = {}
         for job in opportunistic:
@@ -318,7 +318,7 @@ class Leader:
                 moved.append(Upgraded(wall_s=wall_s, job=job.id, epoch=job.epoch))
         return moved
 
-    def _with_quota(self) -> list[JobId]:
+    def _upgradable(self) -> list[JobId]:
         """Demoted jobs that run and whose tenant's free quota is wide enough for each of them alone."""
         found: list[JobId] = []
         for tenant, widths in self.roll.demoted.items():

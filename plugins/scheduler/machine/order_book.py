@@ -121,7 +121,7 @@ class OrderBook:
         """The first waiting job of at most so many GPUs, and its width; (-1, 0) when there is none."""
         return self._best(self.narrow[queue], self.waiting[queue], most)
 
-    def taken(self) -> int:
+    def running_gpus(self) -> int:
         """GPUs of all its running jobs."""
         return sum(self.held) + sum([width for _, width, running in self.promoted if running])
 

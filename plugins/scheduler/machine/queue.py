@@ -6,7 +6,7 @@ What must never happen is refused here and nowhere else, because here a leader t
 - no tenant ever holds more GPUs than its quota (one lowered under what is held lets that run out and grants nothing);
 - a grant's epoch grows by one each time, and a command of another epoch changes nothing;
 - a gang is placed whole, and no GPU belongs to two gangs;
-- at most one gang keeps GPUs reserved that do not suffice for it yet.
+- at most one gang keeps GPUs that do not suffice for it yet.
 
 No clock is read here. How long jobs wait comes through the log too: whoever leads counts the time for which somebody
 waits (`Elapsed`), and a job remembers what that clock showed when its wait began.
@@ -32,7 +32,7 @@ from plugins.scheduler.messages.commands import (
     Command,
     Demoted,
     Elapsed,
-    GpusReserved,
+    GpusKept,
     Granted,
     Leads,
     NotApplied,
@@ -64,7 +64,7 @@ FINDS: Mapping[type[AboutJob], tuple[State, ...]] = {
     Promoted: ("queued",),
     Demoted: ("queued",),
     Upgraded: ("running",),
-    GpusReserved: ("queued",),
+    GpusKept: ("queued",),
 }
 """In which states a command may find its job, which must be under the command's epoch as well; one before it when the
 command is a grant."""
@@ -136,8 +136,8 @@ class Queue(JobTable):
                 return self._demoted(job, command)
             case Upgraded():
                 return self._upgraded(job)
-            case GpusReserved():
-                return self._gpus_reserved(job, command)
+            case GpusKept():
+                return self._gpus_kept(job, command)
             case _:
                 assert_never(command)
 
@@ -323,24 +323,24 @@ class Queue(JobTable):
         self._note(job.id, "upgraded", explain.upgraded(job.spec, self.used(job.spec.tenant), quota))
         return Applied(job.id)
 
-    def _gpus_reserved(self, job: Job, command: GpusReserved) -> Result | None:
+    def _gpus_kept(self, job: Job, command: GpusKept) -> Result | None:
         if not job.counts:
             return None
-        if not classes.may_reserve(job.id, self.reserving):
-            why = f"{self.reserving} keeps GPUs already, and only one gang of a rack may"
-            return NotApplied(4, f"nothing is reserved for {job.id}", why, f"see agentctl why {self.reserving}")
+        if not classes.may_keep(job.id, self.keeper):
+            why = f"{self.keeper} keeps GPUs already, and only one gang of a rack may"
+            return NotApplied(4, f"nothing is kept for {job.id}", why, f"see agentctl why {self.keeper}")
         if sum(command.gpus.values()) > job.spec.gpus:
             why = f"it asks for {explain.gpus(job.spec.gpus)}"
-            return NotApplied(4, f"nothing is reserved for {job.id}", why, "nothing: the leader looks again")
-        self.reserving, self.reserved = (job.id if command.gpus else None), dict(sorted(command.gpus.items()))
+            return NotApplied(4, f"nothing is kept for {job.id}", why, "nothing: the leader looks again")
+        self.keeper, self.kept = (job.id if command.gpus else None), dict(sorted(command.gpus.items()))
         self._changed[job.id] = None
-        self._note(job.id, "reserved", explain.reserved(job.spec.gpus, self.reserved))
+        self._note(job.id, "keeps GPUs", explain.keeps(job.spec.gpus, self.kept))
         return Applied(job.id)
 
     def _give_back(self, job: Job) -> None:
-        """What was reserved for this job is open again."""
-        if self.reserving == job.id:
-            self.reserving, self.reserved = None, {}
+        """What was kept for this job is open to all again."""
+        if self.keeper == job.id:
+            self.keeper, self.kept = None, {}
 
     def _quota_set(self, command: QuotaSet) -> Result:
         if command.if_absent and command.tenant in self.quotas:

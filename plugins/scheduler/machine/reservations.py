@@ -1,6 +1,6 @@
 """This host's GPUs: who holds which, under which grant.
 
-    free -- Reserve --> kept -- the log says placed --> started -- all its ranks ended --> free
+    free -- Reserve --> held -- the log says placed --> started -- all its ranks ended --> free
                          |
                          +-- Release, a newer grant, or a lease without news of the grant --> free
 
@@ -18,7 +18,7 @@ from covey.core import Heard, HostId, JobId, Send
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved, ToHost
 
 RELEASED_MAX = 4096
-"""Fences kept for jobs that hold nothing here."""
+"""Fences held for jobs that hold nothing here."""
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ class ReleasePort(msgspec.Struct, frozen=True):
 
 
 class Save(msgspec.Struct, frozen=True):
-    """Action: `kept()` changed; it must be on disk before the actions after this one."""
+    """Action: `held()` changed; it must be on disk before the actions after this one."""
 
 
 Event = Heard | GpusSeen | GrantNews | Starting | RanksGone | SecondWent
@@ -98,19 +98,19 @@ class HeldReservations(msgspec.Struct, frozen=True):
 class Reservations:
     """The GPUs of one host."""
 
-    def __init__(self, kept: HeldReservations, lease_s: float, now_s: float) -> None:
+    def __init__(self, held: HeldReservations, lease_s: float, now_s: float) -> None:
         self.gpus: tuple[str, ...] = ()
         self.lease_s = lease_s
         self.holds: dict[JobId, list[Hold]] = {}
         """Per job, by epoch: an older one whose ranks still end, and the newest."""
         self.lease_until_s: dict[tuple[JobId, int], float] = {}
-        self.released: dict[JobId, tuple[int, int]] = dict(kept.released)
+        self.released: dict[JobId, tuple[int, int]] = dict(held.released)
         """The newest (epoch, attempt) that is over here; a Reserve up to it comes too late."""
-        for hold in kept.holds:
+        for hold in held.holds:
             self.holds.setdefault(hold.job, []).append(hold)
             self.lease_until_s[hold.job, hold.epoch] = now_s + lease_s
 
-    def kept(self) -> HeldReservations:
+    def held(self) -> HeldReservations:
         return HeldReservations(tuple(self.all()), dict(self.released))
 
     def all(self) -> list[Hold]:

@@ -18,7 +18,7 @@ from covey.core import JobId
 from plugins.scheduler.machine.jobs import HOLDING, Job
 from plugins.scheduler.machine.order_book import JOB_BITS, JOB_MASK, OrderBook
 from plugins.scheduler.messages.spec import Pack
-from plugins.scheduler.policy.classes import Promises
+from plugins.scheduler.policy.classes import QuotaWalk
 from plugins.scheduler.policy.order import queue_of
 from plugins.scheduler.policy.settings import SchedulerSettings
 
@@ -62,9 +62,9 @@ class RunQueues:
         self._chosen: tuple[tuple[int, dict[str, int]], tuple[list[JobId], list[JobId]]] | None = None
         """What the newest walk was asked and answered; None when somebody moved since."""
 
-    def put(self, job: Job, promised: bool) -> None:
+    def put(self, job: Job, has_quota: bool) -> None:
         """A job that is queued, being placed or running."""
-        entry = self._entry(job, job.spec.tenant if promised else None) if job.counts else None
+        entry = self._entry(job, job.spec.tenant if has_quota else None) if job.counts else None
         if entry is not None and self.entries.get(job.id) == entry:
             return
         self.drop(job.id)
@@ -131,29 +131,29 @@ class RunQueues:
     def choose(self, capacity: int, left: Callable[[str], int]) -> tuple[list[JobId], list[JobId]]:
         """Jobs that wait and should run, and jobs that run and should not, both in order. `left`: GPUs of a tenant's
         quota. Asked the same again before anybody moved, it answers without walking."""
-        promised = {tenant: book for tenant, book in self.books.items() if tenant is not None}
-        asked = capacity, {tenant: left(tenant) for tenant in promised}
+        with_quota = {tenant: book for tenant, book in self.books.items() if tenant is not None}
+        asked = capacity, {tenant: left(tenant) for tenant in with_quota}
         if self._chosen is None or self._chosen[0] != asked:
-            self._chosen = asked, self._walk(*asked, promised)
+            self._chosen = asked, self._walk(*asked, with_quota)
         return self._chosen[1]
 
     def _walk(
-        self, capacity: int, quotas: dict[str, int], promised: dict[str, OrderBook]
+        self, capacity: int, quotas: dict[str, int], with_quota: dict[str, OrderBook]
     ) -> tuple[list[JobId], list[JobId]]:
-        promises = Promises(capacity, {tenant: book.taken() for tenant, book in promised.items()}, quotas)
+        walk = QuotaWalk(capacity, {tenant: book.running_gpus() for tenant, book in with_quota.items()}, quotas)
         run: list[int] = []
         stop: list[int] = []
-        awake = {tenant: book for tenant, book in promised.items() if not _rests(book, quotas[tenant])}
-        self._promoted(awake, promises, run, stop)
+        awake = {tenant: book for tenant, book in with_quota.items() if not _rests(book, quotas[tenant])}
+        self._promoted(awake, walk, run, stop)
         taken: list[tuple[OrderBook, int, int]] = []
         for queue in range(len(self.settings.queue_thresholds_gpu_s) + 1) if awake else ():
-            self._running(queue, awake, promises, stop)
-            self._waiting(queue, awake, promises, run, taken)
+            self._running(queue, awake, walk, stop)
+            self._waiting(queue, awake, walk, run, taken)
         for book, queue, key in taken:
             book.wait(queue, key)
         others = self.books.get(None)
         if others is not None:
-            begin, end = others.decide(promises.pool, PLENTY)
+            begin, end = others.decide(walk.pool, PLENTY)
             for number in begin:
                 entry = self.entries[self.ids[number]]
                 if not entry.promoted:
@@ -162,36 +162,34 @@ class RunQueues:
             stop += end
         return [self.ids[number] for number in run], [self.ids[number] for number in stop]
 
-    def _promoted(self, books: dict[str, OrderBook], promises: Promises, run: list[int], stop: list[int]) -> None:
+    def _promoted(self, books: dict[str, OrderBook], walk: QuotaWalk, run: list[int], stop: list[int]) -> None:
         everybody = [(*each, tenant) for tenant, book in books.items() for each in book.promoted]
         for key, width, running, tenant in sorted(everybody):
-            chosen = promises.see(tenant, width, running)
+            chosen = walk.see(tenant, width, running)
             if chosen != running:
                 (run if chosen else stop).append(key & JOB_MASK)
 
-    def _running(self, queue: int, books: dict[str, OrderBook], promises: Promises, stop: list[int]) -> None:
+    def _running(self, queue: int, books: dict[str, OrderBook], walk: QuotaWalk, stop: list[int]) -> None:
         """Those who cannot all stay are walked one by one."""
         tight = [
-            tenant
-            for tenant, book in books.items()
-            if book.held[queue] and not promises.all_stay(tenant, book.held[queue])
+            tenant for tenant, book in books.items() if book.held[queue] and not walk.all_stay(tenant, book.held[queue])
         ]
         for key, tenant in sorted([(key, name) for name in tight for key in books[name].running[queue]]):
-            if not promises.see(tenant, self.widths[key & JOB_MASK], True):
+            if not walk.see(tenant, self.widths[key & JOB_MASK], True):
                 stop.append(key & JOB_MASK)
 
     def _waiting(
         self,
         queue: int,
         books: dict[str, OrderBook],
-        promises: Promises,
+        walk: QuotaWalk,
         run: list[int],
         taken: list[tuple[OrderBook, int, int]],
     ) -> None:
         heads: list[tuple[int, int, str]] = []
 
         def look_at(tenant: str) -> None:
-            key, width = books[tenant].first(queue, promises.most(tenant))
+            key, width = books[tenant].first(queue, walk.most(tenant))
             if key >= 0:
                 heapq.heappush(heads, (key, width, tenant))
 
@@ -200,9 +198,9 @@ class RunQueues:
                 look_at(tenant)
         while heads:
             key, width, tenant = heapq.heappop(heads)
-            if width <= promises.most(tenant):
+            if width <= walk.most(tenant):
                 taken.append((books[tenant], queue, books[tenant].pop(queue, width)))
-                promises.see(tenant, width, False)
+                walk.see(tenant, width, False)
                 run.append(key & JOB_MASK)
             look_at(tenant)
 

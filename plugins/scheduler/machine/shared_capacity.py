@@ -68,8 +68,8 @@ class SharedCapacity(Capacity):
     def _free_again(self, units: Iterable[HostId]) -> None:
         for unit in units:
             busy, count = self.utilisation.get(unit, 0.0), self.beside.get(unit, 0)
-            takes = shared.takes_beside(busy, count, self.sharing.beside, self.sharing.busy)
-            _set(self.free, unit, int(takes))
+            has_room = shared.has_room_beside(busy, count, self.sharing.beside, self.sharing.busy)
+            _set(self.free, unit, int(has_room))
 
     def held_by(self, job: Job) -> Gpus:
         return {unit_of(place.host, gpu): 1 for place in job.awaited if place.host in self.totals for gpu in place.gpus}
@@ -88,14 +88,14 @@ class SharedCapacity(Capacity):
         return self.open_for(job) if job.counts else self.free
 
     def open_for(self, job: Job) -> Gpus:
-        if classes.may_reserve(job.id, self.reserving):
+        if classes.may_keep(job.id, self.keeper):
             return self.open
-        return {unit: 1 for unit in self.open if unit not in self.reserved}
+        return {unit: 1 for unit in self.open if unit not in self.kept}
 
     def closed(self, job: Job) -> bool:
-        return any(unit not in self.open or unit in self.reserved for unit in self.held_by(job))
+        return any(unit not in self.open or unit in self.kept for unit in self.held_by(job))
 
-    def takes(self, job: Job, free: Mapping[HostId, int]) -> bool:
+    def fits(self, job: Job, free: Mapping[HostId, int]) -> bool:
         return not job.spec.gpus or bool(self.plan(job, free, None, 1.0))
 
     def plan(self, job: Job, free: Mapping[HostId, int], skew: float | None, packlimit: float) -> Gpus:
@@ -105,9 +105,9 @@ class SharedCapacity(Capacity):
             chosen = shared.least_shared(list(free), job.spec.gpus, self.beside, _host_if_one(job))
         return dict.fromkeys(chosen, 1)
 
-    def grown(self, job: Job, there: Mapping[HostId, int]) -> Gpus:
-        mine = list(self.reserved) if self.reserving == job.id else []
-        return dict.fromkeys(shared.kept(mine, list(there), job.spec.gpus, self.beside, _host_if_one(job)), 1)
+    def to_keep(self, job: Job, there: Mapping[HostId, int]) -> Gpus:
+        mine = list(self.kept) if self.keeper == job.id else []
+        return dict.fromkeys(shared.which_to_keep(mine, list(there), job.spec.gpus, self.beside, _host_if_one(job)), 1)
 
     def victims(self, job: Job, coming: Mapping[HostId, int], most: Mapping[HostId, int]) -> list[JobId] | None:
         return []
@@ -149,7 +149,7 @@ class SharedDraft(SharedCapacity):
         self.free, self.open, self.staying = dict(capacity.free), dict(capacity.open), {}
         self.beside, self.opportunistic = dict(capacity.beside), []
         self.claimed = False
-        self.reserve(queue.reserving, queue.reserved)
+        self.keep(queue.keeper, queue.kept)
 
 
 def unit_of(host: HostId, gpu: str) -> HostId:

@@ -89,7 +89,7 @@ class StarvationTimers:
                 heapq.heappush(self._demotions, (self.since[id] + late_s, id))
         if not self._late:
             return []
-        bound = [ids for tenant, ids in self._late.items() if self.queue.quota(tenant) is not None]
+        bound = [ids for tenant, ids in self._late.items() if self.queue.has_quota(tenant)]
         return [(job, now_s - self.since[job.id]) for job in self._jobs(id for ids in bound for id in ids)]
 
     def next_s(self) -> list[float]:

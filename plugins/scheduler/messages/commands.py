@@ -152,7 +152,7 @@ class Upgraded(CommandBase, frozen=True, kw_only=True, tag="Upgraded"):
     epoch: Epoch
 
 
-class GpusReserved(CommandBase, frozen=True, kw_only=True, tag="GpusReserved"):
+class GpusKept(CommandBase, frozen=True, kw_only=True, tag="GpusReserved"):
     """Leader: this gang fits its quota and not yet the rack; no other guaranteed job gets these GPUs. All that it has,
     per host; none gives them back."""
 
@@ -188,7 +188,7 @@ class Attained(CommandBase, frozen=True, kw_only=True, tag="Attained"):
 
 
 AboutGrant = Granted | Placed | PlaceFailed | RanksReported | CancelAsked | TimeLimitReached | TakenBack
-AboutClass = Promoted | Demoted | Upgraded | GpusReserved
+AboutClass = Promoted | Demoted | Upgraded | GpusKept
 AboutJob = AboutGrant | AboutClass
 Command = Submitted | AboutJob | QuotaSet | Attained | Elapsed | Leads
 

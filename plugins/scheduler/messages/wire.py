@@ -26,7 +26,7 @@ SealedBytes = Annotated[bytes, Meta(max_length=SPEC_BYTES_MAX + 1024)]
 
 
 class Reserve(Message, frozen=True, tag="Reserve"):
-    """Home -> host: keep `workers` times `gpus_per_worker` GPUs for this gang."""
+    """Home -> host: reserve `workers` times `gpus_per_worker` GPUs for this gang."""
 
     job: Job
     epoch: Epoch
@@ -34,12 +34,12 @@ class Reserve(Message, frozen=True, tag="Reserve"):
     workers: Annotated[int, Meta(ge=1, le=4096)]
     gpus_per_worker: Annotated[int, Meta(ge=0, le=64)]
     master: bool
-    """Rank 0 will be here: keep a TCP port too."""
+    """Rank 0 will be here: reserve a TCP port too."""
     lease_s: Annotated[float, Meta(gt=0, le=3600)]
 
 
 class Reserved(Message, frozen=True, tag="Reserved"):
-    """Host -> home: these GPUs are kept for you until the lease ends without news of the grant."""
+    """Host -> home: I hold these GPUs for you until the lease ends without news of the grant."""
 
     job: Job
     epoch: Epoch

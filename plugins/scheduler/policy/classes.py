@@ -31,13 +31,13 @@ def may_upgrade(gpus: int, free_quota: int | None, closed: bool) -> bool:
     return not closed and (free_quota is None or gpus <= free_quota)
 
 
-def may_reserve(job: str, reserving: str | None) -> bool:
+def may_keep(job: str, keeper: str | None) -> bool:
     """Whether this gang may keep GPUs that do not suffice for it. Only one does at a time: two half gangs could wait
     for each other for ever."""
-    return reserving is None or reserving == job
+    return keeper is None or keeper == job
 
 
-def grown(
+def gpus_to_keep(
     mine: Mapping[Host, int],
     there: Mapping[Host, int],
     totals: Mapping[Host, int],
@@ -105,9 +105,10 @@ def victims(
     return needed[::-1]
 
 
-class Promises:
-    """What tenants with quotas get, as a walk down the order gives it out. A tenant's jobs take from its quota; what
-    they take of GPUs comes from those that no tenant with a quota holds, or from its own jobs later in the order."""
+class QuotaWalk:
+    """A walk down the order of jobs of tenants with quotas: which of them are chosen. A chosen job uses up a part of
+    its tenant's quota. Its GPUs come from those that no such tenant holds, or from jobs of its own tenant later in the
+    order."""
 
     def __init__(self, capacity: int, held: Mapping[str, int], quotas: Mapping[str, int]) -> None:
         """`held`: GPUs of each tenant's running jobs; `quotas` names the same tenants."""
@@ -154,29 +155,29 @@ def choose(
     """2DAS for jobs of several tenants. `rows`: guaranteed jobs, in the order of `order.ordered`.
 
     Each tenant's jobs are walked with its quota as the capacity, so a job is preempted only by one of its own tenant.
-    GPUs that other tenants' jobs run on are out of reach, also when quotas promise more than there is. Tenants without
-    a quota share what is left, in one order, and yield to a promise. `machine/run_queues.py` decides the same without
-    looking at everybody.
+    GPUs that other tenants' jobs run on are out of reach, also when the quotas add up to more GPUs than there are.
+    Tenants without a quota share what is left, in one order, and their jobs stop for those of tenants with one.
+    `machine/run_queues.py` decides the same without looking at everybody.
     """
-    promised = [row for row in rows if quotas.get(row.tenant, default) is not None]
-    shared = [row for row in rows if quotas.get(row.tenant, default) is None]
+    with_quota = [row for row in rows if quotas.get(row.tenant, default) is not None]
+    without_quota = [row for row in rows if quotas.get(row.tenant, default) is None]
     own: dict[str, int] = {}
-    for row in promised:
+    for row in with_quota:
         own[row.tenant] = own.get(row.tenant, 0) + (row.gpus if row.running else 0)
-    promises = Promises(capacity, own, {tenant: quotas.get(tenant, default) or 0 for tenant in own})
+    walk = QuotaWalk(capacity, own, {tenant: quotas.get(tenant, default) or 0 for tenant in own})
     run: list[JobId] = []
     preempt: list[JobId] = []
     over_quota: list[JobId] = []
-    for row in promised:
-        left = promises.left[row.tenant]
-        if promises.see(row.tenant, row.gpus, row.running):
+    for row in with_quota:
+        left = walk.left[row.tenant]
+        if walk.see(row.tenant, row.gpus, row.running):
             run.append(row.id)
         elif row.running:
             preempt.append(row.id)
         elif row.gpus > left:
             over_quota.append(row.id)
-    pool = promises.pool
-    for row in shared:
+    pool = walk.pool
+    for row in without_quota:
         if row.gpus <= pool:
             pool -= row.gpus
             run.append(row.id)

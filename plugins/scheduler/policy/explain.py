@@ -95,12 +95,12 @@ def upgraded(spec: JobSpec, used: int, quota: int | None) -> str:
     return f"its {gpus(spec.gpus)} count against the quota of tenant {spec.tenant}, {limit}: it is guaranteed"
 
 
-def reserved(wanted: int, kept: Mapping[HostId, int]) -> str:
-    """`2 of 4 GPUs reserved: h1 2`."""
+def keeps(wanted: int, kept: Mapping[HostId, int]) -> str:
+    """`2 of 4 GPUs kept: h1 2`."""
     if not kept:
         return "it keeps no GPUs any more: others may have them"
     where = ", ".join(f"{host} {count}" for host, count in sorted(kept.items()))
-    return f"{sum(kept.values())} of {gpus(wanted)} reserved: {where}"
+    return f"{sum(kept.values())} of {gpus(wanted)} kept: {where}"
 
 
 def named(rows: Sequence[Row], count: int | None = None) -> str:
@@ -205,10 +205,10 @@ def waits_as_opportunistic(job: JobId, opportunistic: QueuePositions, guaranteed
     return f"{place}; it needs {gpus(row.gpus)} that guaranteed jobs leave and {free} are free{older}{until}"
 
 
-def reserved_now(wanted: int, kept: Mapping[HostId, int], holders: Sequence[Row]) -> str:
-    """`2 of 4 GPUs reserved: h1 2, waiting for j3 (alice, 2 GPUs)`."""
+def keeps_and_waits(wanted: int, kept: Mapping[HostId, int], holders: Sequence[Row]) -> str:
+    """`2 of 4 GPUs kept: h1 2, waiting for j3 (alice, 2 GPUs)`."""
     waits = f", waiting for {named(holders)}" if holders else ""
-    return f"{reserved(wanted, kept)}{waits}"
+    return f"{keeps(wanted, kept)}{waits}"
 
 
 def unlike_kernels(kernels: Mapping[int, str]) -> str:

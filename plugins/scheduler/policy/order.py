@@ -108,7 +108,7 @@ def _queued_key(
 
 
 def rank(row: Row, quotas: Mapping[str, int | None], default: int | None) -> int:
-    """0: within a quota, which is a promise; 1: a tenant without quota, who shares what is left; 2: opportunistic."""
+    """0: a job of a tenant with a quota; 1: of a tenant without one, who shares what is left; 2: opportunistic."""
     if row.job_class == "opportunistic":
         return 2
     return 1 if quotas.get(row.tenant, default) is None else 0
@@ -121,7 +121,7 @@ def ordered(
     default: int | None = None,
     narrow_first: bool = False,
 ) -> list[Row]:
-    """All jobs, whoever may run first at the front: promises first, then 2DAS."""
+    """All jobs, whoever may run first at the front: those of tenants with a quota first, then 2DAS."""
     return sorted(rows, key=lambda row: (rank(row, quotas, default), *key(row, thresholds, narrow_first=narrow_first)))
 
 

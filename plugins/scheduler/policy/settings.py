@@ -43,7 +43,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     placing_limit_s: float = 60.0
     """A grant that is not placed by then goes to another home."""
     reservation_lease_s: float = 15.0
-    """How long a host keeps GPUs for a gang without news of its grant."""
+    """How long a host holds GPUs for a gang without news of its grant."""
     reserve_deadline_s: float = 3.0
     """How long a home waits for the hosts of one attempt."""
     env_copies: int = 2

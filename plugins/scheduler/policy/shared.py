@@ -8,7 +8,7 @@ they are: Algorithm 1 asks for the topology of guaranteed jobs only.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from plugins.scheduler.policy.classes import grown
+from plugins.scheduler.policy.classes import gpus_to_keep
 from plugins.scheduler.policy.place import consolidate
 
 Gpu = TypeVar("Gpu", bound=Any)
@@ -18,7 +18,7 @@ BUSY = 0.8
 """Utilisation from which on a GPU takes no more opportunistic jobs (AntMan §3.3: M, over the last 10 s)."""
 
 
-def takes_beside(utilisation: float, beside: int, beside_max: int, busy: float = BUSY) -> bool:
+def has_room_beside(utilisation: float, beside: int, beside_max: int, busy: float = BUSY) -> bool:
     """Whether a GPU takes one more opportunistic job. `beside`: those that it has."""
     return utilisation < busy and beside < beside_max
 
@@ -42,7 +42,7 @@ def least_shared(
     return sorted(chosen) if len(chosen) == gpus else []
 
 
-def kept(
+def which_to_keep(
     mine: Sequence[Gpu],
     candidates: Sequence[Gpu],
     gpus: int,
@@ -54,7 +54,7 @@ def kept(
     wanted = list(candidates)
     if host_of is not None:
         there = _by_host(candidates, host_of)
-        hosts = grown(_by_host(mine, host_of), there, dict.fromkeys(there, gpus), 1, gpus)
+        hosts = gpus_to_keep(_by_host(mine, host_of), there, dict.fromkeys(there, gpus), 1, gpus)
         wanted = [gpu for gpu in candidates if host_of(gpu) in hosts]
     has = [gpu for gpu in mine if gpu in candidates]
     more = sorted((gpu for gpu in wanted if gpu not in has), key=lambda gpu: (beside.get(gpu, 0), gpu))

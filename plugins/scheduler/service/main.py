@@ -25,7 +25,7 @@ from plugins.facts import (
     TensorsSeen,
 )
 from plugins.scheduler.machine import gang
-from plugins.scheduler.machine.admission import packlimit, taken
+from plugins.scheduler.machine.admission import packlimit, taken_back
 from plugins.scheduler.machine.jobs import STATES, Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import Applied, CancelAsked, Placed, PlaceFailed, Submitted
@@ -240,7 +240,7 @@ class SchedulerService(PluginService):
 
     def _look_at_what_is_kept(self) -> None:
         """Gangs that look for GPUs here hear of a reservation that is newer than their plans."""
-        by, kept = self.queue.reserving, self.queue.reserved
+        by, kept = self.queue.keeper, self.queue.kept
         if kept == self._kept:
             return
         self._kept = dict(kept)
@@ -248,7 +248,7 @@ class SchedulerService(PluginService):
             job = self.queue.jobs.get(id)
             if by is not None and by != id and job is not None:
                 free = self._standing().gpu_capacity.free_for(job)
-                self._feed_gangs(gang.GpusKept(id, search.epoch, by, {host: free.get(host, 0) for host in kept}))
+                self._feed_gangs(gang.KeptForAnother(id, search.epoch, by, {host: free.get(host, 0) for host in kept}))
 
     def _feed_gangs(self, event: gang.Event) -> None:
         now_s = self.env.clock.now_s()
@@ -425,7 +425,7 @@ class SchedulerService(PluginService):
             raise Refused(4, f"{host} was not given up", why, "stop its agent first, or agentctl cancel its jobs")
         by = str(given.get("by", ""))[:100] or "a person"
         for job in on_it:
-            command = taken(job, "host lost", f"{host} was given up by {by}", 0.0, (host,))
+            command = taken_back(job, "host lost", f"{host} was given up by {by}", 0.0, (host,))
             await self.queue_log.change(command, f"give up {host}")
         jobs = [self.queue.jobs[job.id] for job in on_it if job.id in self.queue.jobs]
         return [views.job_view(job, self._standing(), self.host.log.age_s, self._seen()) for job in jobs]

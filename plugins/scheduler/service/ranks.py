@@ -130,7 +130,7 @@ class LocalRanks:
 
     async def save(self) -> bool:
         """Whether it is on disk now."""
-        now = (self.reservations.kept(), dict(self.fences), dict(self.told), list(self.asked), self.numbers)
+        now = (self.reservations.held(), dict(self.fences), dict(self.told), list(self.asked), self.numbers)
         try:
             await self.journal.save(ReservationFile(*now))
         except OSError as error:
@@ -164,7 +164,7 @@ class LocalRanks:
                 case Save():
                     saved = await self.save()
                 case Send():
-                    self._send(action if saved else self._cannot_promise(action))
+                    self._send(action if saved else self._no_instead_of(action))
                 case KeepPort():
                     await self._keep_port(action, saved)
                 case ReleasePort():
@@ -175,13 +175,13 @@ class LocalRanks:
     async def _keep_port(self, action: KeepPort, saved: bool) -> None:
         yes = action.reserved
         if not saved:
-            self._send(self._cannot_promise(Send(action.to, yes)))
+            self._send(self._no_instead_of(Send(action.to, yes)))
             return
         port = await self.host.runner.reserve_port(yes.job, yes.epoch)
         self._send(Send(action.to, msgspec.structs.replace(yes, address=self.host.advertise, port=port)))
 
-    def _cannot_promise(self, send: Send) -> Send:
-        """What is not on disk is not promised: a yes becomes a no, and the GPUs are free again."""
+    def _no_instead_of(self, send: Send) -> Send:
+        """A yes that is not on disk becomes a no, and the GPUs are free again."""
         yes = send.message
         if not isinstance(yes, Reserved):
             return send

@@ -9,7 +9,7 @@ import msgspec
 from covey.core import HostId, JobId
 from covey.errors import Refused
 from plugins.facts import GpusNow, HostView
-from plugins.scheduler.machine.capacity import Capacity, takes
+from plugins.scheduler.machine.capacity import Capacity, fits_whole
 from plugins.scheduler.machine.jobs import HOLDING, Cause, Job, row_of
 from plugins.scheduler.machine.leader import RackHost
 from plugins.scheduler.machine.queue import Queue
@@ -155,24 +155,24 @@ class QueueSnapshot:
     def _hindrance(self, job: Job) -> str:
         """Why a guaranteed job does not start on GPUs that are free, as far as there are any; empty when it may."""
         queue = self.queue
-        gang = queue.jobs.get(queue.reserving) if queue.reserving is not None else None
+        gang = queue.jobs.get(queue.keeper) if queue.keeper is not None else None
         if gang is not None and gang.id == job.id:
-            return explain.reserved_now(job.spec.gpus, queue.reserved, self._in_the_way(job))
+            return explain.keeps_and_waits(job.spec.gpus, queue.kept, self._in_the_way(job))
         if self._may_start(job):
             return ""
         if gang is not None:
-            kept = explain.reserved(gang.spec.gpus, queue.reserved)
+            kept = explain.keeps(gang.spec.gpus, queue.kept)
             return f"{gang.id} (tenant {gang.spec.tenant}) keeps GPUs for itself, {kept}"
         return self._scatter(job.spec) if self._nobodys >= job.spec.gpus else ""
 
     def _may_start(self, job: Job) -> bool:
-        """Whether there is room for a guaranteed job, other than the gang that reserves: the same for all
-        of its shape."""
+        """Whether there is room for a guaranteed job other than the gang that keeps GPUs: the same for all of its
+        shape."""
         shape = job.spec.workers, job.spec.gpus_per_worker, job.spec.pack
         if job.spec.pack == "apart" and len(self.totals) < job.spec.workers:
             return False
         if shape not in self._fits:
-            self._fits[shape] = takes(job, self.gpu_capacity.free_for(job))
+            self._fits[shape] = fits_whole(job, self.gpu_capacity.free_for(job))
         return self._fits[shape]
 
     def _scatter(self, spec: JobSpec) -> str:
@@ -185,7 +185,7 @@ class QueueSnapshot:
         """Who holds GPUs that a gang waits for: opportunistic jobs that stop for it once all the rest is there, or
         everybody whose end would help."""
         queue = self.queue
-        complete = sum(queue.reserved.values()) == job.spec.gpus
+        complete = sum(queue.kept.values()) == job.spec.gpus
         rows = {row.id: row for row in (self.opportunistic if complete else self.guaranteed)}
         return [rows[other.id] for other in queue.live() if other.id in rows and other.placed]
 
@@ -248,7 +248,7 @@ def job_view(
         metrics=metrics,
         aggregator=sums[0] if sums else None,
         unlike=explain.unlike_kernels({rank: kernel for answer in now for rank, kernel in answer.kernels.items()}),
-        reserved_gpus=sum(standing.queue.reserved.values()) if standing.queue.reserving == job.id else 0,
+        reserved_gpus=sum(standing.queue.kept.values()) if standing.queue.keeper == job.id else 0,
         age_s=age_s,
     )
 
@@ -333,7 +333,7 @@ def free_of(hosts: Sequence[HostView], queue: Queue) -> dict[HostId, int]:
 def free_for(hosts: Sequence[HostView], standing: QueueSnapshot, job: Job | None) -> dict[HostId, int]:
     """The same without GPUs that are kept for another gang than `job`."""
     free = free_of(hosts, standing.queue)
-    if job is None or standing.queue.reserving in (None, job.id):
+    if job is None or standing.queue.keeper in (None, job.id):
         return free
     allowed = standing.gpu_capacity.free_for(job)
     return {host: min(gpus, allowed.get(host, 0)) for host, gpus in free.items()}

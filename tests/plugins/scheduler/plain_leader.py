@@ -7,8 +7,8 @@ import msgspec
 
 from covey.core import HostId, JobId
 from covey.units import format_seconds
-from plugins.scheduler.machine.admission import packlimit, taken
-from plugins.scheduler.machine.capacity import Gpus, held_by, takes
+from plugins.scheduler.machine.admission import packlimit, taken_back
+from plugins.scheduler.machine.capacity import Gpus, fits_whole, held_by
 from plugins.scheduler.machine.jobs import Job, row_of
 from plugins.scheduler.machine.leader import RETRY_S, ProposeCommand, RackHost, ScheduleTick
 from plugins.scheduler.machine.queue import Queue
@@ -17,7 +17,7 @@ from plugins.scheduler.messages.commands import (
     Command,
     Demoted,
     Elapsed,
-    GpusReserved,
+    GpusKept,
     Granted,
     Leads,
     Promoted,
@@ -151,13 +151,13 @@ class PlainLeader:
                 if lost:
                     self.closed |= {(host, job.id, job.epoch) for host in lost}
                     said = ", ".join(f"{host} is gone for {format_seconds(gone.get(host, 0.0))}" for host in lost)
-                    commands.append(taken(job, "host lost", said, wall_s, tuple(lost)))
+                    commands.append(taken_back(job, "host lost", said, wall_s, tuple(lost)))
             elif job.state == "placing" and job.home is not None:
                 if gone.get(job.home, -1.0) >= self.settings.home_lost_after_s:
                     said = f"{job.home}, which looked for its GPUs, is gone"
-                    commands.append(taken(job, "home lost", said, wall_s))
+                    commands.append(taken_back(job, "home lost", said, wall_s))
                 elif now_s - self.placing_since[job.id, job.epoch] > self.settings.placing_limit_s:
-                    commands.append(taken(job, "placing took too long", f"{job.home} did not place it", wall_s))
+                    commands.append(taken_back(job, "placing took too long", f"{job.home} did not place it", wall_s))
         return commands
 
     def _shorter_leases(self, event: ScheduleTick, now_s: float) -> list[Leads]:
@@ -336,7 +336,7 @@ class PlainAdmission:
         if not job.spec.gpus and job.spec.pack == "apart":
             return len(self.capacity.totals) >= job.spec.workers
         free = self.capacity.free_for(job)
-        return job.spec.gpus <= max(0, sum(free.values()) - self.capacity.placing) and takes(job, free)
+        return job.spec.gpus <= max(0, sum(free.values()) - self.capacity.placing) and fits_whole(job, free)
 
     def _plan(self, job: Job, free: Mapping[HostId, int]) -> dict[HostId, int]:
         """GPUs by host where its home would put it; empty when it does not fit whole."""
@@ -364,30 +364,30 @@ class PlainAdmission:
             ground.take(plan, other.counts)
             ground.placing -= sum(plan.values())
         self.placing = []
-        if ground.reserving != job.id and not takes(job, ground.free_for(job)):
+        if ground.keeper != job.id and not fits_whole(job, ground.free_for(job)):
             soon = self._soon_free(job)
-            if takes(job, soon):
+            if fits_whole(job, soon):
                 ground.claims.append((job.id, self._plan(job, soon)))
                 return
         open_gpus = ground.open_for(job)
         unclaimed = ground._unclaimed()
         coming = {host: unclaimed[host] - ground.staying[host] for host in open_gpus}
-        stop = victims(coming, ground.opportunistic, lambda free: takes(job, _least(free, open_gpus)))
+        stop = victims(coming, ground.opportunistic, lambda free: fits_whole(job, _least(free, open_gpus)))
         if stop is None:
-            mine = ground.reserved if ground.reserving == job.id else {}
-            kept = classes.grown(mine, open_gpus, ground.totals, spec.workers, spec.gpus_per_worker, spec.pack)
-            self._reserve(job, kept)
+            mine = ground.kept if ground.keeper == job.id else {}
+            kept = classes.gpus_to_keep(mine, open_gpus, ground.totals, spec.workers, spec.gpus_per_worker, spec.pack)
+            self._keep(job, kept)
             return
         for id, held in [guest for guest in ground.opportunistic if guest[0] in stop]:
             said = f"{job.id} (tenant {spec.tenant}, {explain.gpus(spec.gpus)}) is guaranteed and comes first"
-            self.commands.append(taken(self.queue.jobs[id], "preempted", said, self.wall_s))
+            self.commands.append(taken_back(self.queue.jobs[id], "preempted", said, self.wall_s))
             for host, gpus in held.items():
                 coming[host] += gpus
                 ground.staying[host] -= gpus
         ground.opportunistic = [guest for guest in ground.opportunistic if guest[0] not in stop]
         plan = self._plan(job, _least(coming, open_gpus))
-        if stop or not takes(job, ground.free_for(job)):
-            self._reserve(job, plan)
+        if stop or not fits_whole(job, ground.free_for(job)):
+            self._keep(job, plan)
             ground.claims.append((job.id, plan))
         else:
             ground.take(plan, True)
@@ -401,28 +401,28 @@ class PlainAdmission:
             soon = _plus(soon, held_by(other, ground.totals), 1)
         return {host: max(0, gpus) for host, gpus in soon.items()}
 
-    def _reserve(self, job: Job, gpus: Mapping[HostId, int]) -> None:
+    def _keep(self, job: Job, gpus: Mapping[HostId, int]) -> None:
         """Keep these, all that the gang has, unless another gang keeps some. A promise outdoes a tenant without."""
         ground = self.capacity
-        other = self.queue.jobs.get(ground.reserving) if ground.reserving not in (None, job.id) else None
-        if other is not None and other.state == "queued" and self._promised(job) and not self._promised(other):
+        other = self.queue.jobs.get(ground.keeper) if ground.keeper not in (None, job.id) else None
+        if other is not None and other.state == "queued" and self._has_quota(job) and not self._has_quota(other):
             self._give_back(other)
-        if gpus and classes.may_reserve(job.id, ground.reserving) and gpus != ground.reserved:
-            self.commands.append(GpusReserved(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus=dict(gpus)))
-            ground.reserving, ground.reserved = job.id, dict(gpus)
+        if gpus and classes.may_keep(job.id, ground.keeper) and gpus != ground.kept:
+            self.commands.append(GpusKept(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus=dict(gpus)))
+            ground.keeper, ground.kept = job.id, dict(gpus)
 
     def _give_back(self, job: Job) -> None:
-        self.commands.append(GpusReserved(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus={}))
-        self.capacity.reserving, self.capacity.reserved = None, {}
+        self.commands.append(GpusKept(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus={}))
+        self.capacity.keeper, self.capacity.kept = None, {}
 
     def _give_back_if_stale(self, chosen: Sequence[JobId]) -> None:
         """Whoever keeps GPUs and should not run any more, because its tenant's other jobs come first now."""
-        id = self.capacity.reserving
+        id = self.capacity.keeper
         job = self.queue.jobs.get(id) if id is not None else None
         if job is not None and job.state == "queued" and job.id not in chosen and job.id not in self.pausing:
             self._give_back(job)
 
-    def _promised(self, job: Job) -> bool:
+    def _has_quota(self, job: Job) -> bool:
         return self.queue.quota(job.spec.tenant) is not None
 
     def _preempt(self) -> None:
@@ -435,10 +435,10 @@ class PlainAdmission:
             first = next((job for job in able if self._may_displace(job, other)), None)
             if first is not None:
                 said = f"{first.id} (tenant {first.spec.tenant}, {explain.gpus(first.spec.gpus)}) comes first"
-                self.commands.append(taken(other, "preempted", said, self.wall_s))
+                self.commands.append(taken_back(other, "preempted", said, self.wall_s))
 
     def _may_displace(self, job: Job, other: Job) -> bool:
-        return job.spec.tenant == other.spec.tenant or (job in self.lacks_gpus and not self._promised(other))
+        return job.spec.tenant == other.spec.tenant or (job in self.lacks_gpus and not self._has_quota(other))
 
 
 class PlainGround:
@@ -455,8 +455,8 @@ class PlainGround:
         """Held by opportunistic jobs that nobody told to stop."""
         self.opportunistic: list[tuple[JobId, Gpus]] = []
         """Opportunistic jobs that run, newest first, and the GPUs of each."""
-        self.reserving = queue.reserving
-        self.reserved = dict(queue.reserved)
+        self.keeper = queue.keeper
+        self.kept = dict(queue.kept)
         self.claims: list[tuple[JobId, Gpus]] = []
         """What gangs of this look count on once it is free."""
         self.placing = 0
@@ -481,17 +481,17 @@ class PlainGround:
             self.opportunistic.append((job.id, held))
 
     @property
-    def kept(self) -> bool:
+    def kept_whole(self) -> bool:
         """Whether all GPUs of a gang are reserved: it is about to start on them."""
-        gang = self.queue.jobs.get(self.reserving) if self.reserving is not None else None
-        return gang is not None and sum(self.reserved.values()) == gang.spec.gpus
+        gang = self.queue.jobs.get(self.keeper) if self.keeper is not None else None
+        return gang is not None and sum(self.kept.values()) == gang.spec.gpus
 
     def free_for(self, job: Job) -> Gpus:
         """GPUs that this job may start on now."""
-        mine = classes.may_reserve(job.id, self.reserving) or (not job.counts and not self.kept)
+        mine = classes.may_keep(job.id, self.keeper) or (not job.counts and not self.kept_whole)
         if mine and not self.claims:
             return self.free
-        stay = self.kept or self.claims
+        stay = self.kept_whole or self.claims
         kept = {} if mine else self._reserved_and_unclaimed()
         left = {host: gpus - (self.staying[host] if stay else 0) for host, gpus in self._unclaimed().items()}
         return {host: max(0, min(free, left[host] - kept.get(host, 0))) for host, free in self.free.items()}
@@ -501,11 +501,11 @@ class PlainGround:
         return {host: max(0, gpus - claimed[host]) for host, gpus in self.open.items()}
 
     def _reserved_and_unclaimed(self) -> Gpus:
-        return {} if any(id == self.reserving for id, _ in self.claims) else self.reserved
+        return {} if any(id == self.keeper for id, _ in self.claims) else self.kept
 
     def open_for(self, job: Job) -> Gpus:
         """GPUs that a guaranteed job may wait for: opportunistic ones would stop for it."""
-        if classes.may_reserve(job.id, self.reserving):
+        if classes.may_keep(job.id, self.keeper):
             return self._unclaimed()
         kept = self._reserved_and_unclaimed()
         return {host: max(0, gpus - kept.get(host, 0)) for host, gpus in self._unclaimed().items()}
@@ -513,7 +513,7 @@ class PlainGround:
     def closed(self, job: Job) -> bool:
         """Whether a job that runs holds a GPU that is kept for a gang: counting it would break the reservation."""
         held = held_by(job, self.totals)
-        return any(self.open[host] - gpus < self.reserved.get(host, 0) for host, gpus in held.items())
+        return any(self.open[host] - gpus < self.kept.get(host, 0) for host, gpus in held.items())
 
     def count(self, job: Job) -> None:
         """An opportunistic job that runs is guaranteed from now on."""

@@ -224,7 +224,7 @@ class Pool:
         return actions
 
     def _closed(self, gpu: int, id: str) -> bool:
-        return not classes.may_reserve(id, self.reserving) and gpu in self.reserved
+        return not classes.may_keep(id, self.reserving) and gpu in self.reserved
 
     def _chosen(self) -> list[_Entry]:
         """Waiting jobs that 2DAS chooses within their tenants' quotas, in order."""
@@ -265,7 +265,7 @@ class Pool:
                     self.holder[gpu] = job.id
                 over = job.id if job.id == self.reserving else over
                 actions.append(Start(job.id, picked, True))
-            elif classes.may_reserve(job.id, self.reserving):
+            elif classes.may_keep(job.id, self.reserving):
                 actions += self._reserve(job, candidates)
         if over is not None:
             self._drop_reservation(over)
@@ -291,7 +291,7 @@ class Pool:
         mine = self.reserved if self.reserving == job.id else ()
         if job.same_host:
             there, anything = self._by_host(candidates), dict.fromkeys(self._by_host(candidates), job.gpus)
-            kept = classes.grown(self._by_host(mine), there, anything, 1, job.gpus)
+            kept = classes.gpus_to_keep(self._by_host(mine), there, anything, 1, job.gpus)
             wanted = [gpu for gpu in candidates if gpu // self.per_host in kept]
         more = sorted((gpu for gpu in wanted if gpu not in mine), key=lambda gpu: (self.opportunistic[gpu], gpu))
         grown = tuple(sorted([*mine, *more[: max(0, job.gpus - len(mine))]]))

@@ -68,12 +68,12 @@ class Shared:
 
     @property
     def reserving(self) -> str | None:
-        id = self.pool.queue.reserving
+        id = self.pool.queue.keeper
         return None if id is None else self.pool.names[id]
 
     @property
     def reserved(self) -> tuple[int, ...]:
-        return tuple(self.pool.number(unit) for unit in self.pool.queue.reserved)
+        return tuple(self.pool.number(unit) for unit in self.pool.queue.kept)
 
     def free_quota(self, tenant: str) -> int | None:
         return self.pool.queue.free_quota(tenant)

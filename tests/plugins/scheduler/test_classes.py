@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from covey.core import JobId
 from plugins.scheduler.machine.models import GANGS_MAX, Models
 from plugins.scheduler.messages.spec import JobSpec
-from plugins.scheduler.policy.classes import choose, grown, is_late, may_upgrade, victims
+from plugins.scheduler.policy.classes import choose, gpus_to_keep, is_late, may_upgrade, victims
 from plugins.scheduler.policy.order import Row, ordered, select
 from plugins.scheduler.policy.starve import promoted_after
 
@@ -100,10 +100,10 @@ def test_no_quota_or_rack_is_exceeded_and_another_tenants_order_takes_nobodys_gp
 
 def test_what_a_gang_keeps_is_where_most_is_and_only_where_a_worker_will_fit() -> None:
     totals = {"h1": 4, "h2": 4, "h3": 1}
-    assert grown({}, {"h1": 1, "h2": 3, "h3": 1}, totals, 1, 4) == {"h2": 3}
-    assert grown({"h1": 1}, {"h1": 1, "h2": 3, "h3": 1}, totals, 1, 4) == {"h1": 1}, "it stays where it began"
-    assert grown({}, {"h1": 1, "h2": 3, "h3": 1}, totals, 2, 2) == {"h2": 3}
-    assert grown({}, {"h3": 1}, totals, 1, 2) == {}, "one GPU will never be two"
+    assert gpus_to_keep({}, {"h1": 1, "h2": 3, "h3": 1}, totals, 1, 4) == {"h2": 3}
+    assert gpus_to_keep({"h1": 1}, {"h1": 1, "h2": 3, "h3": 1}, totals, 1, 4) == {"h1": 1}, "it stays where it began"
+    assert gpus_to_keep({}, {"h1": 1, "h2": 3, "h3": 1}, totals, 2, 2) == {"h2": 3}
+    assert gpus_to_keep({}, {"h3": 1}, totals, 1, 2) == {}, "one GPU will never be two"
 
 
 BY_HOST = st.fixed_dictionaries({host: st.integers(0, 4) for host in HOSTS})
@@ -114,9 +114,9 @@ def test_a_reservation_only_grows_and_never_beyond_the_gang(
     there: dict[str, int], more: dict[str, int], workers: int, each: int
 ) -> None:
     totals = dict.fromkeys(HOSTS, 8)
-    mine = grown({}, there, totals, workers, each)
+    mine = gpus_to_keep({}, there, totals, workers, each)
     later = {host: there[host] + more[host] for host in HOSTS}
-    then = grown(mine, later, totals, workers, each)
+    then = gpus_to_keep(mine, later, totals, workers, each)
     for kept, most in ((mine, there), (then, later)):
         assert sum(kept.values()) <= workers * each
         assert all(0 < gpus <= most[host] for host, gpus in kept.items())

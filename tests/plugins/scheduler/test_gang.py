@@ -12,9 +12,9 @@ from plugins.scheduler.machine.gang import (
     AttemptOver,
     Event,
     Gangs,
-    GpusKept,
     GrantOver,
     GrantSeen,
+    KeptForAnother,
     PlacementProposed,
     ProposePlacement,
     RackSeen,
@@ -188,7 +188,7 @@ def test_gpus_kept_for_another_gang_are_closed_to_a_plan_and_not_to_a_proposal()
     home = Home()
     asked = home.grant(workers=4)
     assert set(asked) == {H1, H2}
-    kept = GpusKept(J1, 1, JobId("j2"), {H2: 2, H3: 0})
+    kept = KeptForAnother(J1, 1, JobId("j2"), {H2: 2, H3: 0})
     assert home.dispatch(kept) == [], "there is still room for two workers on h2"
     assert home.dispatch(msgspec.structs.replace(kept, epoch=2, free={H2: 1})) == [], "it is about another grant"
     actions = home.dispatch(msgspec.structs.replace(kept, free={H2: 1}))

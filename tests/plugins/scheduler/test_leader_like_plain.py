@@ -228,7 +228,7 @@ def agree(seed: int, looks: int) -> Story:
 
 
 ALL_KINDS = {
-    "Demoted", "Elapsed", "GpusReserved", "Granted", "Promoted", "QuotaSet", "TimeLimitReached", "Upgraded",
+    "Demoted", "Elapsed", "GpusKept", "Granted", "Promoted", "QuotaSet", "TimeLimitReached", "Upgraded",
     "home lost", "host lost", "placing took too long", "preempted",
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from covey.core import HostId
-from plugins.scheduler.machine.capacity import takes
+from plugins.scheduler.machine.capacity import fits_whole
 from plugins.scheduler.machine.leader import Leader
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import (
@@ -16,7 +16,7 @@ from plugins.scheduler.messages.commands import (
     CancelAsked,
     Command,
     Demoted,
-    GpusReserved,
+    GpusKept,
     Granted,
     NotApplied,
     Promoted,
@@ -88,8 +88,8 @@ def test_a_gang_that_does_not_fit_keeps_what_there_is_and_starts_when_it_is_whol
     for number in (0, 2):  # one GPU is left on each host
         rack.end(rack.queue.jobs[ones[number]])
     gang = rack.submit(1, "red", each=2)
-    assert kinds(rack.settle()) == [("GpusReserved", gang)]
-    assert rack.queue.reserved == {H1: 1}
+    assert kinds(rack.settle()) == [("GpusKept", gang)]
+    assert rack.queue.kept == {H1: 1}
     rack.restore()
     rack.say(QuotaSet(wall_s=1.0, tenant="green", gpus=2))
     other, guest = rack.submit(2, "green"), rack.submit(1, "green", "opportunistic")
@@ -98,7 +98,7 @@ def test_a_gang_that_does_not_fit_keeps_what_there_is_and_starts_when_it_is_whol
     assert rack.queue.jobs[guest].state == "running"
     rack.end(rack.queue.jobs[ones[1]])
     rack.settle()
-    assert rack.queue.jobs[gang].state == "running" and rack.queue.reserving != gang
+    assert rack.queue.jobs[gang].state == "running" and rack.queue.keeper != gang
 
 
 def test_nothing_is_kept_that_a_gang_being_placed_is_about_to_take() -> None:
@@ -110,8 +110,8 @@ def test_nothing_is_kept_that_a_gang_being_placed_is_about_to_take() -> None:
     first = rack.submit(1, "red")
     assert kinds(rack.look()) == [("Granted", first)]
     wide = rack.submit(1, "blue", each=2)
-    assert kinds(rack.look()) == [("GpusReserved", wide)]
-    assert rack.queue.reserved == {H2: 1}, "the home of the first will take the GPU of h1"
+    assert kinds(rack.look()) == [("GpusKept", wide)]
+    assert rack.queue.kept == {H2: 1}, "the home of the first will take the GPU of h1"
     rack.place(rack.queue.jobs[first], {H1: ["h1.1"]})
     assert rack.settle() == [], "what is kept is there"
 
@@ -124,8 +124,8 @@ def test_nobody_is_stopped_for_gpus_that_a_gang_being_placed_is_about_to_take() 
     first = rack.submit(1, "red", each=2)
     assert kinds(rack.look()) == [("Granted", first)]
     second = rack.submit(1, "blue", each=2)
-    assert kinds(rack.look()) == [("TakenBack", guest), ("GpusReserved", second)]
-    assert rack.queue.reserved == {H1: 2}, "h2 is where the home of the first will put it"
+    assert kinds(rack.look()) == [("TakenBack", guest), ("GpusKept", second)]
+    assert rack.queue.kept == {H1: 2}, "h2 is where the home of the first will put it"
 
 
 def test_two_gangs_never_hold_half_each() -> None:
@@ -155,21 +155,21 @@ def test_what_is_kept_goes_back_when_the_job_is_cancelled_demoted_or_passed() ->
         rack.place(job, {HostId(gpu[:2]): [gpu]})
     gang = rack.submit(1, "red", "auto", each=2)
     rack.settle()
-    assert rack.queue.reserving == gang
-    assert kinds(rack.look(200.0))[0] == ("Demoted", gang) and rack.queue.reserving is None
+    assert rack.queue.keeper == gang
+    assert kinds(rack.look(200.0))[0] == ("Demoted", gang) and rack.queue.keeper is None
     gang = rack.submit(1, "red", each=2)
     rack.settle()
-    assert rack.queue.reserving == gang
+    assert rack.queue.keeper == gang
     rack.say(QuotaSet(wall_s=1.0, tenant="red", gpus=1))
-    assert ("GpusReserved", gang) in kinds(rack.look()) and rack.queue.reserving is None, "it is over its quota now"
+    assert ("GpusKept", gang) in kinds(rack.look()) and rack.queue.keeper is None, "it is over its quota now"
     rack.say(QuotaSet(wall_s=1.0, tenant="red", gpus=2))
     rack.settle()
-    assert rack.queue.reserving == gang
+    assert rack.queue.keeper == gang
     second = rack.submit(1, "red", each=2)
-    asks = GpusReserved(wall_s=1.0, job=second, epoch=0, gpus={H2: 1})
+    asks = GpusKept(wall_s=1.0, job=second, epoch=0, gpus={H2: 1})
     assert isinstance(rack.say(asks), NotApplied), "one gang at a time"
     rack.say(CancelAsked(wall_s=1.0, job=gang))
-    assert rack.queue.reserving is None and isinstance(rack.say(asks), Applied)
+    assert rack.queue.keeper is None and isinstance(rack.say(asks), Applied)
 
 
 def test_a_jobs_wait_outlives_the_leader_and_counts_only_while_somebody_waits() -> None:
@@ -280,8 +280,8 @@ def test_the_log_refuses_what_a_leader_that_was_cut_off_says_too_late() -> None:
         Upgraded(wall_s=1.0, job=b, epoch=0),
         Demoted(wall_s=1.0, job=a, epoch=1, waited_s=1.0),
         Demoted(wall_s=1.0, job=b, epoch=7, waited_s=1.0),
-        GpusReserved(wall_s=1.0, job=a, epoch=1, gpus={H1: 1}),
-        GpusReserved(wall_s=1.0, job=b, epoch=0, gpus={H1: 3}),
+        GpusKept(wall_s=1.0, job=a, epoch=1, gpus={H1: 1}),
+        GpusKept(wall_s=1.0, job=b, epoch=0, gpus={H1: 3}),
     ]
     assert all(isinstance(rack.say(command), NotApplied) for command in refused)
     rack.look(20.0)
@@ -343,12 +343,12 @@ class AnyLife(RuleBasedStateMachine):
 
     @rule(after_s=st.sampled_from([0.1, 1.0, 1.0, 20.0, 70.0]))
     def look(self, after_s: float) -> None:
-        before = self.rack.queue.reserving, dict(self.rack.queue.reserved)
+        before = self.rack.queue.keeper, dict(self.rack.queue.kept)
         said = self.rack.look(after_s)
-        reserved = [command for command in said if isinstance(command, GpusReserved)]
+        reserved = [command for command in said if isinstance(command, GpusKept)]
         for command in reserved:
             if before[0] == command.job and command.gpus:
-                kept = self.rack.queue.reserved
+                kept = self.rack.queue.kept
                 grew = all(kept.get(host, 0) >= gpus for host, gpus in before[1].items())
                 assert grew or sum(kept.values()) == self.rack.queue.jobs[command.job].spec.gpus, "it shrank"
         assert len({command.job for command in reserved if command.gpus}) <= 1
@@ -391,10 +391,10 @@ class AnyLife(RuleBasedStateMachine):
         commands: dict[str, Command] = {
             "demote": Demoted(wall_s=1.0, job=id, epoch=epoch, waited_s=1.0),
             "upgrade": Upgraded(wall_s=1.0, job=id, epoch=epoch),
-            "reserve": GpusReserved(wall_s=1.0, job=id, epoch=epoch, gpus={HostId("h1"): 1 + at % 3}),
-            "return": GpusReserved(wall_s=1.0, job=id, epoch=epoch, gpus={}),
+            "reserve": GpusKept(wall_s=1.0, job=id, epoch=epoch, gpus={HostId("h1"): 1 + at % 3}),
+            "return": GpusKept(wall_s=1.0, job=id, epoch=epoch, gpus={}),
         }
-        reserving = self.rack.queue.reserving
+        reserving = self.rack.queue.keeper
         result = self.rack.say(commands[what])
         if what == "reserve" and reserving not in (None, id):
             assert isinstance(result, NotApplied), "two gangs keep GPUs"
@@ -422,9 +422,9 @@ class AnyLife(RuleBasedStateMachine):
         for job in self.rack.jobs("queued"):
             free = queue.free_quota(job.spec.tenant)
             promised = job.counts and free is not None and job.spec.gpus <= free and not job.place_failures
-            if promised and queue.reserving in (None, job.id) and self._first_of_tenant(job):
-                assert not takes(job, ground.open), f"{job.id} is kept out by opportunistic jobs"
-                assert not any(ground.open.values()) or queue.reserving is not None or job.spec.gpus_per_worker > 1
+            if promised and queue.keeper in (None, job.id) and self._first_of_tenant(job):
+                assert not fits_whole(job, ground.open), f"{job.id} is kept out by opportunistic jobs"
+                assert not any(ground.open.values()) or queue.keeper is not None or job.spec.gpus_per_worker > 1
 
     def _first_of_tenant(self, job: Any) -> bool:
         """Whether no other of its tenant's jobs has a claim on the same quota."""

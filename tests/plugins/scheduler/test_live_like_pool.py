@@ -12,7 +12,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from covey.core import HostId, JobId
-from plugins.scheduler.messages.commands import Demoted, GpusReserved, Granted, TakenBack, Upgraded
+from plugins.scheduler.messages.commands import Demoted, GpusKept, Granted, TakenBack, Upgraded
 from tests.plugins.scheduler.little import Little
 from tests.plugins.scheduler.plain_pool import (
     Demote,
@@ -103,10 +103,10 @@ class Pair:
         for ours, theirs in ((Granted, Start), (Demoted, Demote), (Upgraded, Upgrade)):
             live_said = {name(command.job) for command in heard if isinstance(command, ours)}
             assert live_said == {each.job for each in said if isinstance(each, theirs)}, (ours, heard, said)
-        reserving = self.rack.queue.reserving
+        reserving = self.rack.queue.keeper
         assert (name(reserving) if reserving else None) == pool.reserving
-        assert sum(self.rack.queue.reserved.values()) == len(pool.reserved)
-        assert any(isinstance(each, Reserve) for each in said) == any(isinstance(each, GpusReserved) for each in heard)
+        assert sum(self.rack.queue.kept.values()) == len(pool.reserved)
+        assert any(isinstance(each, Reserve) for each in said) == any(isinstance(each, GpusKept) for each in heard)
         for tenant in QUOTAS:
             assert self.rack.queue.used(tenant) == pool.used.get(tenant, 0)
 

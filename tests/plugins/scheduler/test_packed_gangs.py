@@ -4,7 +4,7 @@ import pytest
 
 from covey.core import HostId
 from plugins.facts import Place
-from plugins.scheduler.messages.commands import GpusReserved, NotApplied, Placed
+from plugins.scheduler.messages.commands import GpusKept, NotApplied, Placed
 from plugins.scheduler.messages.spec import Pack
 from plugins.scheduler.service import views
 from tests.plugins.scheduler.little import Little
@@ -32,11 +32,11 @@ def test_a_gang_for_one_host_waits_for_one_and_keeps_gpus_of_no_other() -> None:
     gang = rack.submit(2, "red", pack="host")
     rack.end(next(job for job in rack.jobs("running") if job.id == second))
     proposed = rack.look()
-    assert [each.gpus for each in proposed if isinstance(each, GpusReserved)] == [{H1: 1}], (
+    assert [each.gpus for each in proposed if isinstance(each, GpusKept)] == [{H1: 1}], (
         "two GPUs are free, on two hosts"
     )
     standing = views.QueueSnapshot(rack.queue, rack.settings, rack.totals)
-    assert "1 of 2 GPUs reserved: h1 1" in standing.reason(rack.queue.jobs[gang])
+    assert "1 of 2 GPUs kept: h1 1" in standing.reason(rack.queue.jobs[gang])
     for job in rack.jobs("running"):
         if job.places[0].host == H1:
             rack.end(job)

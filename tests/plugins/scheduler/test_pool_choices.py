@@ -91,4 +91,4 @@ def test_a_snapshot_remembers_the_reservation() -> None:
     gang = rack.submit(1, "red", each=2)
     rack.settle()
     rack.restore()
-    assert rack.copy.reserving == gang and rack.copy.reserved == rack.queue.reserved != {}
+    assert rack.copy.keeper == gang and rack.copy.kept == rack.queue.kept != {}

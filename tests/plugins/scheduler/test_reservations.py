@@ -52,7 +52,7 @@ class Local:
         return last.message
 
     def restarted(self) -> "Local":
-        data = msgspec.msgpack.encode(self.machine.kept())
+        data = msgspec.msgpack.encode(self.machine.held())
         return Local(msgspec.msgpack.decode(data, type=HeldReservations), self.now_s)
 
 

@@ -27,7 +27,7 @@ def test_a_gang_is_told_what_is_reserved_and_whose_end_it_waits_for() -> None:
     assert "free GPUs by host are h1 1, h2 1, and each worker needs 2 GPUs on one host" in reason(rack, gang)
     rack.settle()
     said = reason(rack, gang)
-    assert said.endswith("1 of 2 GPUs reserved: h1 1, waiting for j2 (blue, 1 GPU), j4 (blue, 1 GPU)")
+    assert said.endswith("1 of 2 GPUs kept: h1 1, waiting for j2 (blue, 1 GPU), j4 (blue, 1 GPU)")
     assert "about to be placed" not in said
     rack.end(rack.queue.jobs[ones[1]])
     other = rack.submit(1, "blue", each=1)

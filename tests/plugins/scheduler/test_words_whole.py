@@ -48,11 +48,11 @@ def test_what_a_change_of_class_means_is_said() -> None:
 
 
 def test_what_is_reserved_is_said_by_host_and_that_nothing_is() -> None:
-    assert explain.reserved(4, {}) == "it keeps no GPUs any more: others may have them"
-    assert explain.reserved(4, {HostId("h2"): 1, HostId("h1"): 2}) == "3 of 4 GPUs reserved: h1 2, h2 1"
+    assert explain.keeps(4, {}) == "it keeps no GPUs any more: others may have them"
+    assert explain.keeps(4, {HostId("h2"): 1, HostId("h1"): 2}) == "3 of 4 GPUs kept: h1 2, h2 1"
     kept = {HostId("h1"): 1}
-    assert explain.reserved_now(2, kept, []) == "1 of 2 GPUs reserved: h1 1"
-    assert explain.reserved_now(2, kept, [row(3)]) == "1 of 2 GPUs reserved: h1 1, waiting for j3 (t, 1 GPU)"
+    assert explain.keeps_and_waits(2, kept, []) == "1 of 2 GPUs kept: h1 1"
+    assert explain.keeps_and_waits(2, kept, [row(3)]) == "1 of 2 GPUs kept: h1 1, waiting for j3 (t, 1 GPU)"
 
 
 def told(order: QueuePositions, job: str, quota: int, over: tuple[str, ...] = ()) -> str:
