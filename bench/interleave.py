@@ -209,7 +209,7 @@ def errors(progress: Progress) -> Report:
 
 
 def spreads(progress: Progress) -> Report:
-    """What the paper does not tell: how unlike the jobs are in length."""
+    """What the paper does not say: how unlike the jobs are in length."""
     rows: list[list[Cell]] = []
     cases = (1.0, 5.0, 50.0)
     for at, ratio in enumerate(cases):

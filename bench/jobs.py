@@ -383,7 +383,7 @@ def family(name: str) -> str:
 
 
 def held_out(progress: Progress) -> Report:
-    """Covey's constants chosen anew for each trace from all the others, and shown on that one."""
+    """Covey's constants chosen again for each trace from all the others, and shown on that one."""
     grid = [dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values())]
     plans = {
         "published": plan_of("las-published", {}),

@@ -222,7 +222,7 @@ def speed(progress: Progress) -> Report:
     notes = [
         f"{data['waiting']:,} jobs wait, {data['running']:,} run; {data['gpus_free']} of {data['gpus']:,} GPUs free",
         "five tenants with quotas of 9,000 GPUs, three without; one job of ten is opportunistic",
-        "before each look: a job ends (1 of 4), comes (1 of 4) or tells what it attained, and whatever follows from it",
+        "before each look: a job ends (1 of 4), comes (1 of 4) or reports what it attained, and all that follows",
         f"CPU time of `Leader.handle`; the first look of a new leader, which reads everything: "
         f"{data['first_look_s']:.2f} s",
         "garbage is collected as agents do (`agent.main.settle_collector`)",

@@ -106,7 +106,7 @@ def read_host(config: Path) -> RackHost:
         # Two racks with one state and the same sockets would stop one another.
         why, next_step = (
             f"its files still say {state_dir}",
-            f"remove {config.parent.parent}: the next start writes it anew",
+            f"remove {config.parent.parent}: the next start writes it again",
         )
         raise AgentctlError(USAGE, f"the rack in {config.parent.parent} was copied or moved here", why, next_step)
     return RackHost(

@@ -5,7 +5,7 @@
     memory    a volume on one host, written page by page until its slabs turn hot and are placed on other hosts, then
               filled in larger requests, and read back whole: part of it was written before its slab had a lender
 
-Nothing here knows an answer beforehand: the pattern of the pages is drawn anew each time, and the sequential run is
+No answer is stored beforehand: the pattern of the pages is drawn at random each time, and the sequential run is
 made here and now.
 """
 
@@ -279,7 +279,7 @@ def borrow(host: RackHost, watch: Watch, outcome: Outcome, timer: Any) -> None:
 
 
 def attach(host: RackHost, agent: Agent) -> RemoteMemory:
-    """The volume of an earlier run, or a new one; one of another size is made anew."""
+    """The volume of an earlier run, or a new one; one of another size is replaced."""
     path = str(host.run_dir / "jobs.sock")
     try:
         return RemoteMemory.open(VOLUME, VOLUME_BYTES, path)
@@ -297,7 +297,7 @@ def write_until_placed(
     memory: RemoteMemory, agent: Agent, host: RackHost, watch: Watch, outcome: Outcome, seed: int
 ) -> set[int]:
     """Write pages one by one, in turn to each slab, until every slab is on another host: which were written. After
-    `MAP_S` it goes on whatever holds, and `outcome` says so."""
+    `MAP_S` it goes on in any case, and `outcome` records that."""
     until_s = time.monotonic() + MAP_S
     placed, of = mapped(agent, host)
     order = in_turn(memory.size // memory.page, max(1, of))

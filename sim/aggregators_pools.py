@@ -74,7 +74,7 @@ def compared(tensors: int, count: int, size: int, rng: random.Random) -> list[Fo
     at_host = dict(zip(hosts, cycles, strict=True))
     for how, decide in (("one pool, looking at each", by_scan), ("one pool, by index", assign)):
         pools = {f"p{at:04}": [at_host[host] for host in pool] for at, pool in enumerate(pools_of(hosts, size))}
-        free = {name: free_of(pool) for name, pool in pools.items()}  # kept as jobs come and go, not counted anew
+        free = {name: free_of(pool) for name, pool in pools.items()}  # kept as jobs come and go, not counted again
         began_s = time.process_time()
         name = best_pool(free, need_of(job)) or max(free, key=lambda one: (free[one], one))
         result = decide(job, pools[name])

@@ -77,7 +77,7 @@ class Trace:
         return self.outcome
 
     def _step(self) -> None:
-        """The next event. Periods of iterations change at every step, so the next exit is computed anew."""
+        """The next event. Periods of iterations change at every step, so the next exit is computed again."""
         kernel, exit_number = self._kernel, 0
         ends = [(kernel.now + one.left * one.period_s, name) for name, one in self._running.items()]
         if ends:

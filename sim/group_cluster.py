@@ -32,7 +32,7 @@ class Work:
     job: Job
     need: Need = "comp"
     left: float = 1.0
-    """Of the subtask at hand, 0..1."""
+    """Of the present subtask, 0..1."""
     done: int = 0
     """Iterations."""
     from_s: float = 0.0
@@ -122,7 +122,7 @@ class Shared:
         return [(job, share[job.need] / self.length(job)) for job in active]
 
     def length(self, job: Work) -> float:
-        """Seconds of the subtask at hand when it is alone."""
+        """Seconds of the present subtask when it is alone."""
         return max(1e-6, job.comp_s if job.need == "comp" else job.job.profile.net_s)
 
     def next_s(self) -> float:

@@ -10,7 +10,7 @@ is the same every time.
 
 `PackedEvents` packs an event into one int, which a heap compares faster than a tuple: `engine` simulates tens of
 thousands of jobs a second with it. `sharing_cluster` has no event queue: the speed of every job may change at every
-step, so it computes each next end anew.
+step, so it computes the next end at each.
 """
 
 import heapq

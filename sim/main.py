@@ -32,7 +32,7 @@ COMMANDS = {
     "sharing": ("sharing", "two jobs on one GPU"),
 }
 """Word -> (module of this package, one line). The module gives `HELP`, `arguments(parser)`, `run(options, progress)`;
-one that draws lots also gives `SEED`, its default, and gets `--seed`."""
+one that uses random numbers also gives `SEED`, its default, and gets `--seed`."""
 SHOW_EVERY_S = 0.1
 SHOW_EVERY_QUIET_S = 15.0
 
@@ -198,7 +198,7 @@ def help_text(paint: Paint) -> str:
     lines += [paint("commands", BOLD)] + [f"  {name:<12} {text}" for name, (_, text) in COMMANDS.items()]
     lines += ["", paint("everywhere", BOLD), "  --json           for programs; errors too"]
     lines += ["  --plot FILE.svg  draw the figures", "  --quiet          no progress on stderr"]
-    lines += ["  --seed N         of chance, where a command draws lots"]
+    lines += ["  --seed N         of random numbers, where a command uses them"]
     lines += [
         "",
         paint("exit codes", BOLD),

@@ -67,7 +67,7 @@ class Strategy:
     cold_share: float = 0.0
     """The part of it below which a slab is given back unasked (ColdSlab); 0: never."""
     published: bool = False
-    """An evicted slab is mapped anew, empty, and a slab just mapped takes all of its memory and is not filled.
+    """An evicted slab is mapped again, empty, and a slab just mapped takes all of its memory and is not filled.
     Else it moves with its content, is filled in the background, and costs its lender only pages that were touched."""
     auto_headroom: bool = False
     auto_lend: bool = False

@@ -63,7 +63,7 @@ class HerdResult:
 
 
 class Seen(Mapping[HostId, int]):
-    """Hosts with room by a view -> what it says that they could lend, looked up only for those that are drawn."""
+    """Hosts with room by a view -> what they could lend by it, looked up only for those that are drawn."""
 
     def __init__(self, hosts: Sequence[HostId], view: np.ndarray, number: Mapping[HostId, int]) -> None:
         self._hosts, self._view, self._number = hosts, view, number

@@ -10,7 +10,7 @@ WIDTH, HEIGHT = 760, 420
 LEFT, RIGHT, TOP, BOTTOM = 78, 20, 44, 56
 LEGEND_PX = 17
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#7f7f7f")
-"""Okabe and Ito's, which most people can tell apart."""
+"""Okabe and Ito's, which most people can distinguish."""
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
 LARGEST = 1e15
 """Values beyond this, and on a logarithmic axis below its inverse, are not drawn."""

@@ -44,7 +44,7 @@ class Sharing:
     """What is assumed of jobs and devices."""
 
     interference: float = 0.05
-    """How much slower a guaranteed job is for every minute that another job is beside it: the whole tolerance."""
+    """How much slower a guaranteed job is all the time that another job is beside it: the whole tolerance."""
     used: float = 0.9
     """How much an opportunistic job gets of what the device model gives on average: measuring baselines takes time."""
     own_waits: bool = True
@@ -198,7 +198,7 @@ class Cluster:
         return self.outcome
 
     def whole(self) -> engine.Outcome:
-        """What became of the jobs as the other engines say it: whole seconds, ends rounded up."""
+        """What became of the jobs in the form of the other engines: whole seconds, ends rounded up."""
         return engine.Outcome(
             end_s=[math.ceil(end_s - 1e-6) for end_s in self.outcome.end_s],
             first_s=[math.floor(first_s + 1e-6) for first_s in self.outcome.first_s],
