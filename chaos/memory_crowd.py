@@ -20,7 +20,9 @@ from plugins.memory.machine import borrower_events as b
 from plugins.memory.machine import lender as le
 from plugins.memory.machine.borrower import Borrower
 from plugins.memory.machine.lender import Lender
-from plugins.memory.machine.slab import SlabPlace
+from plugins.memory.machine.lender_search import Opening
+from plugins.memory.machine.place import SlabPlace
+from plugins.memory.machine.slab import BorrowedSlab
 from plugins.memory.messages import CheckActivity, Evict, FreeMem, MrInfo, SlabRef
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.placement import HOT_SLAB, LenderPeer
@@ -255,11 +257,10 @@ def memory_story(seed: int, count: int, slabs: int = 4, log: Callable[[str], Non
         _watched(world, crowd, 60.0)
         _watched(world, crowd, 2.5 * LEASE_S)
         used = {
-            (host.name, slab.volume, slab.index, place.epoch)
+            (host.name, slab.volume, slab.index, epoch)
             for host in crowd.up()
             for slab in host.borrower._all()
-            for place in (slab.place, slab.next, slab.search and slab.search.place)
-            if place
+            for epoch in _in_use(slab)
         }
         leaked = [
             (borrower, slab)
@@ -277,6 +278,12 @@ def memory_story(seed: int, count: int, slabs: int = 4, log: Callable[[str], Non
             leaked=len(leaked),
             story_hash=world.story_hash,
         )
+
+
+def _in_use(slab: BorrowedSlab) -> list[int]:
+    """Epochs of places that are open or being opened."""
+    opening = [slab.search.epoch] if isinstance(slab.search, Opening) else []
+    return [*(place.epoch for place in slab.places), *opening]
 
 
 def _watched(world: World, crowd: MemoryCrowd, seconds: float) -> None:

@@ -62,6 +62,7 @@ def commands() -> Iterator[str]:
     yield ""
 
 
+BORROWER = [f"tests/plugins/memory/test_{part}.py" for part in ("slab", "search", "moving")]
 MACHINES = (
     Machine("plugins.scheduler.machine.jobs", ["tests/plugins/scheduler/test_queue.py"], commands),
     Machine(
@@ -69,6 +70,8 @@ MACHINES = (
         [f"tests/plugins/aggregator/{name}.py" for name in ("test_tracked_job", "test_machines", "test_moving")],
     ),
     Machine("plugins.aggregator.machine.consolidator", ["tests/plugins/aggregator/test_emptying.py"]),
+    Machine("plugins.memory.machine.slab", BORROWER),
+    Machine("plugins.memory.machine.lender_search", BORROWER),
 )
 
 

@@ -65,10 +65,7 @@ def leaked(rack: SimRack) -> list[str]:
     for name in rack.hosts:
         memory = rack.plugin(name, "memory")
         for slab in [] if memory is None else memory.borrowing.machine._all():
-            for place in (slab.place, slab.next, slab.search):
-                if place is not None:
-                    used.add((name, slab.volume, slab.index, place.epoch))
-            used.update((name, slab.volume, slab.index, epoch) for epoch in slab.left)
+            used.update((name, slab.volume, slab.index, epoch) for epoch in slab.epochs)
     found: list[str] = []
     for name in rack.hosts:
         memory = rack.plugin(name, "memory")

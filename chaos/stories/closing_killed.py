@@ -31,4 +31,4 @@ def play(rack: SimRack) -> None:
 def closing(rack: SimRack, borrower: str) -> bool:
     """Is one of its slabs being closed?"""
     memory = rack.plugin(borrower, "memory")
-    return memory is not None and any(slab.closing for slab in memory.borrowing.machine._all())
+    return memory is not None and any(slab.is_closing for slab in memory.borrowing.machine._all())

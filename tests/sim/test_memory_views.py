@@ -8,7 +8,7 @@ from typing import Any
 from covey.core import Heard, HostId, Send
 from plugins.memory.machine.borrower import Borrower
 from plugins.memory.machine.borrower_events import BorrowerTick, VolumeFound
-from plugins.memory.machine.slab import SlabPlace
+from plugins.memory.machine.place import SlabPlace
 from plugins.memory.messages import FreeMem, Map, MrInfo, QueryMem
 from plugins.memory.policy.placement import DRAWN, LenderPeer
 from sim.memory_views import Crowd

@@ -14,6 +14,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
+import msgspec
+
 from covey.core import Heard, HostId, LogEvent, Send, SetTimer, Undelivered
 from plugins.memory.machine.borrower_events import (
     Actions,
@@ -35,7 +37,9 @@ from plugins.memory.machine.borrower_events import (
     VolumeFound,
 )
 from plugins.memory.machine.leaving import close, closed, leave_if_evicted, lost_note, reconcile
-from plugins.memory.machine.slab import BorrowedSlab, BorrowedVolume, LenderSearch, Link, SlabPlace, counted, names
+from plugins.memory.machine.lender_search import Opening, Querying, Requesting, names, without
+from plugins.memory.machine.place import Link, SlabPlace
+from plugins.memory.machine.slab import BorrowedSlab, BorrowedVolume, Cold, Migrating, counted
 from plugins.memory.messages import (
     Activity,
     CheckActivity,
@@ -135,9 +139,7 @@ class Borrower:
             assert len(volume.rates) == len(volume.slabs), f"{name} measures other slabs than it has"
             for index, slab in enumerate(volume.slabs):
                 assert (slab.volume, slab.index) == (name, index), f"{slab.subject} is out of place"
-                slab.check()
-                places = [place.epoch for place in (slab.place, slab.next, slab.search) if place is not None]
-                for epoch in (*places, *slab.left):
+                for epoch in slab.epochs:
                     assert epoch not in epochs, f"epoch {epoch} is used twice"
                     epochs.add(epoch)
 
@@ -158,10 +160,10 @@ class Borrower:
     def _looked(self, slab: BorrowedSlab, links: Mapping[int, Link] | None, now_s: float) -> Actions:
         """What the volume's process says of its places each second. What it tells by itself comes sooner, but may be
         lost or overtaken: a place that it does not have, twice in a row, is lost. None: it does not answer."""
-        slab.link = links.get(slab.place.epoch, "") if links and slab.place is not None else ""
-        places = [place for place in (slab.place, slab.next) if place is not None]
-        gone = [place for place in places if links is not None and links.get(place.epoch, "leaving") == "leaving"]
-        slab.doubted = slab.doubted + 1 if gone and not slab.closing else 0
+        if slab.place is not None:
+            slab.linked(links.get(slab.place.epoch, "") if links else "")
+        gone = [p for p in slab.places if links is not None and links.get(p.epoch, "leaving") == "leaving"]
+        slab.doubted = slab.doubted + 1 if gone and not slab.is_closing else 0
         if slab.doubted < DOUBTED_S:
             return []
         slab.doubted = 0
@@ -170,9 +172,8 @@ class Borrower:
     def _measured(self, volume: BorrowedVolume, requests: Sequence[int], now_s: float) -> Actions:
         """Each second for each slab of the host: with thousands of slabs nothing costs more."""
         volume.rates = placement.activities(volume.rates, requests)
-        unplaced = [slab for slab in volume.slabs if slab.place is None and slab.search is None]
         actions: Actions = []
-        for slab in unplaced:
+        for slab in [slab for slab in volume.slabs if isinstance(slab.phase, Cold)]:
             if now_s >= slab.retry_at_s and placement.is_hot(volume.rates[slab.index], volume.hot):
                 why = f"{_rate(volume.rates[slab.index])} page requests/s, hot above {_rate(volume.hot)}"
                 actions += self._seek(slab, "hot", why, now_s)
@@ -198,26 +199,25 @@ class Borrower:
         self._renewed_s = now_s
         by_lender: dict[HostId, list[SlabRef]] = {}
         for slab in self._all():
-            for place in (slab.place, slab.next):
-                if place is not None:
-                    by_lender.setdefault(place.lender, []).append(slab.ref(place.epoch))
+            for place in slab.places:
+                by_lender.setdefault(place.lender, []).append(slab.ref(place.epoch))
             for epoch, lender in slab.left.items():
                 by_lender.setdefault(lender, []).append(slab.ref(epoch))
         return [Send(lender, Renew(tuple(slabs)), self.lease_s / 3) for lender, slabs in sorted(by_lender.items())]
 
     # ---- finding a place ----
 
-    def _seek(self, slab: BorrowedSlab, event: str, why: str, now_s: float, without: HostId | None = None) -> Actions:
-        """Ask two hosts. Nobody to ask: say so, and try again later. `without`: the lender that it has to leave."""
+    def _seek(self, slab: BorrowedSlab, event: str, why: str, now_s: float, leaving: HostId | None = None) -> Actions:
+        """Ask two hosts. Nobody to ask: say so, and try again later. `leaving`: the lender that it has to leave."""
         volume = self.volumes[slab.volume]
         holding = {host for other in volume.slabs for host in other.hosts()}
-        leaving = sum(other.leaves(without) for other in self._all()) if without is not None else 0
-        free = eviction.free_at_others(self._peers, volume.slab_bytes, self.me, without, leaving)
+        away = sum(other.leaves(leaving) for other in self._all()) if leaving is not None else 0
+        free = eviction.free_at_others(self._peers, volume.slab_bytes, self.me, leaving, away)
         asked = placement.hosts_to_ask_by_view(free, holding, self._rng, self._choices, self._drawn)
         if not asked:
             return self._retry_later(slab, "nobody asked", f"{why}; no other host says that it has room", now_s)
         self._epoch += 1
-        slab.search = LenderSearch(self._epoch, asked)
+        slab.seek(Querying(epoch=self._epoch, asked=asked, offers={}))
         fresh = [host for host in asked if host not in holding]
         chosen = f", freest of {self._drawn} drawn," if self._choices < self._drawn < len(free) else ""
         reason = (
@@ -225,14 +225,11 @@ class Borrower:
         )
         query = QueryMem(slab.volume, slab.index, self._epoch, volume.slab_bytes)
         sends: Actions = [Send(host, query, ANSWER_S) for host in asked]
-        return [LogEvent(slab.subject, event, reason), *sends, self._search_timer(slab, "answers", 1.5 * ANSWER_S)]
-
-    def _search_timer(self, slab: BorrowedSlab, step: str, after_s: float) -> SetTimer[SearchOver | GraceOver]:
-        assert slab.search is not None
-        return SetTimer(after_s, SearchOver(slab.volume, slab.index, slab.search.epoch, step))
+        timer = _search_timer(slab, self._epoch, "answers", 1.5 * ANSWER_S)
+        return [LogEvent(slab.subject, event, reason), *sends, timer]
 
     def _retry_later(self, slab: BorrowedSlab, event: str, reason: str, now_s: float) -> Actions:
-        slab.search = None
+        slab.search_ended()
         slab.retries += 1
         pause_s = min(RETRY_MAX_S, RETRY_S * 2 ** min(slab.retries - 1, 10))
         slab.retry_at_s = now_s + pause_s
@@ -241,75 +238,74 @@ class Borrower:
 
     def _offered(self, slab: BorrowedSlab, host: HostId, slabs: int, now_s: float) -> Actions:
         search = slab.search
-        if search is None or search.chosen is not None or host not in search.asked or host in search.offers:
+        if not isinstance(search, Querying) or host not in search.asked or host in search.offers:
             return []
-        search.offers[host] = slabs
-        return self._take(slab, search, now_s) if len(search.offers) == len(search.asked) else []
+        search = search.offered(host, slabs)
+        if len(search.offers) == len(search.asked):
+            return self._take(slab, search, now_s)
+        slab.search_on(search)
+        return []
 
-    def _take(self, slab: BorrowedSlab, search: LenderSearch, now_s: float) -> Actions:
-        """The freer of those that answered; what each said goes into the story."""
-        ours, said = self.volumes[slab.volume].lenders(), search.said
-        search.chosen = placement.freest(search.asked, search.offers, ours)
-        if search.chosen is None:
+    def _take(self, slab: BorrowedSlab, search: Querying, now_s: float) -> Actions:
+        """The freest of those that answered; what each said goes into the story."""
+        volume, said = self.volumes[slab.volume], search.said
+        ours = volume.lenders()
+        chosen = placement.freest(search.asked, search.offers, ours)
+        if chosen is None:
             return self._retry_later(slab, "nobody has room", said, now_s)
-        volume = self.volumes[slab.volume]
+        slab.search_on(search.requesting(chosen))
         taken = Map(slab.volume, slab.index, search.epoch, volume.slab_bytes, volume.page_bytes)
-        equal = sorted(search.offers.values())[-2:] == [search.offers[search.chosen]] * 2
-        best = f"no less room, and {counted(ours[search.chosen])} of {slab.volume}" if equal else "the most room"
-        note = LogEvent(slab.subject, "taken", f"{said}; {search.chosen} has {best}")
-        return [note, Send(search.chosen, taken, ANSWER_S), self._search_timer(slab, "map", 1.5 * ANSWER_S)]
+        equal = sorted(search.offers.values())[-2:] == [search.offers[chosen]] * 2
+        best = f"no less room, and {counted(ours[chosen])} of {slab.volume}" if equal else "the most room"
+        note = LogEvent(slab.subject, "taken", f"{said}; {chosen} has {best}")
+        return [note, Send(chosen, taken, ANSWER_S), _search_timer(slab, search.epoch, "map", 1.5 * ANSWER_S)]
 
-    def _next_best(self, slab: BorrowedSlab, search: LenderSearch, why: str, now_s: float) -> Actions:
+    def _next_best(self, slab: BorrowedSlab, search: Requesting | Opening, why: str, now_s: float) -> Actions:
         """The chosen host is out; take the other one, if it has room. What the volume's process was told to open is
         closed first: it may be open, with pages that nobody else has."""
-        assert search.chosen is not None
-        lost, granted, old = search.chosen, search.place, search.epoch
-        search.offers[lost], search.chosen, search.place = 0, None, None
+        lost, old = search.chosen, search.epoch
         self._epoch += 1
-        search.epoch = self._epoch
         back: BorrowerAction = Send(lost, Done(slab.volume, slab.index, old))
-        if granted is not None:
+        if isinstance(search, Opening):
             slab.left[old] = lost
             back = CloseSlab(slab.volume, slab.index, old)
-        return [LogEvent(slab.subject, "refused", f"{lost}: {why}"), back, *self._take(slab, search, now_s)]
+        note = LogEvent(slab.subject, "refused", f"{lost}: {why}")
+        return [note, back, *self._take(slab, without(search, self._epoch), now_s)]
 
-    def _granted(self, slab: BorrowedSlab, search: LenderSearch, info: MrInfo) -> Actions:
-        assert search.chosen is not None
-        search.place = SlabPlace(search.epoch, search.chosen, info.address, info.secret)
-        return [OpenSlab(slab.volume, slab.index, search.place), self._search_timer(slab, "open", OPEN_S)]
+    def _granted(self, slab: BorrowedSlab, search: Requesting, info: MrInfo) -> Actions:
+        opening = search.granted(info.address, info.secret)
+        slab.search_on(opening)
+        opens = OpenSlab(slab.volume, slab.index, opening.place)
+        return [opens, _search_timer(slab, search.epoch, "open", OPEN_S)]
 
     def _search_over(self, slab: BorrowedSlab, event: SearchOver, now_s: float) -> Actions:
         search = slab.search
         if search is None or search.epoch != event.epoch:
             return []
-        match event.step:
-            case "answers" if search.chosen is None:
+        match search:
+            case Querying() if event.step == "answers":
                 return self._take(slab, search, now_s)
-            case "map" if search.chosen is not None and search.place is None:
+            case Requesting() if event.step == "map":
                 return self._next_best(slab, search, "did not answer", now_s)
-            case "open" if search.place is not None:
-                return self._not_opened(slab, event.epoch, f"not opened within {OPEN_S:g} s", now_s)
+            case Opening() if event.step == "open":
+                return self._next_best(slab, search, f"not opened within {OPEN_S:g} s", now_s)
             case _:
                 return []
 
     def _opened(self, slab: BorrowedSlab, epoch: int) -> Actions:
         search = slab.search
-        if search is None or search.place is None or search.epoch != epoch:
+        if not isinstance(search, Opening) or search.epoch != epoch:
             return [CloseSlab(slab.volume, slab.index, epoch)]
-        slab.search, slab.retries = None, 0
-        if slab.place is None:
-            slab.place, slab.link = search.place, "open"
-        else:
-            slab.next = search.place
+        place = slab.opened()
         event = "mapped" if slab.next is None else "moving"
-        note = LogEvent(slab.subject, event, f"on {search.place.lender} ({search.place.address}), epoch {epoch}")
+        note = LogEvent(slab.subject, event, f"on {place.lender} ({place.address}), epoch {epoch}")
         return [note, *(self._copied(slab, epoch) if search.copied else [])]
 
     def _not_opened(self, slab: BorrowedSlab, epoch: int, why: str, now_s: float) -> Actions:
         search = slab.search
-        if search is None or search.place is None or search.epoch != epoch:
-            return []
-        return self._next_best(slab, search, why, now_s)
+        if isinstance(search, Opening) and search.epoch == epoch:
+            return self._next_best(slab, search, why, now_s)
+        return []
 
     # ---- losing a place ----
 
@@ -318,18 +314,17 @@ class Borrower:
         lender free it, and another place be looked for. A place may fail before we hear that it was opened: what the
         process tells by itself overtakes its answers."""
         search = slab.search
-        if search is not None and search.epoch == epoch and search.place is not None:
+        if isinstance(search, Opening) and search.epoch == epoch:
             return [*self._opened(slab, epoch), *self._failed(slab, epoch, why, now_s)]
         if slab.next is not None and slab.next.epoch == epoch:
-            lost, slab.next = slab.next, None
+            lost = slab.next_gone()
             slab.left[epoch] = lost.lender
             note = lost_note(slab, lost, why, "the place it was leaving serves it")
             return [note, CloseSlab(slab.volume, slab.index, epoch), *leave_if_evicted(slab)]
-        if slab.place is None or slab.place.epoch != epoch or slab.closing:
+        if slab.place is None or slab.place.epoch != epoch or slab.is_closing:
             return []
-        slab.lost = True
         note = lost_note(slab, slab.place, why, "the disk serves it, until another place is found")
-        return [note, close(slab)]
+        return [note, close(slab, lost=True)]
 
     def _host_lost(self, host: HostId) -> Actions:
         """Its places are closed at once, also those that nobody reads now; a search does not wait for its answer."""
@@ -337,7 +332,7 @@ class Borrower:
         for slab in self._all():
             if slab.next is not None and slab.next.lender == host:
                 actions.append(CloseSlab(slab.volume, slab.index, slab.next.epoch))
-            if slab.place is not None and slab.place.lender == host and not slab.closing:
+            if slab.place is not None and slab.place.lender == host and not slab.is_closing:
                 actions += [LogEvent(slab.subject, "lender gone", f"{host} is gone from the rack"), close(slab)]
         return actions
 
@@ -348,9 +343,9 @@ class Borrower:
         place = slab.place
         if place is None or place.epoch != message.epoch or place.lender != sender:
             return self._evict_other(slab, sender, message, now_s)
-        if slab.evicted or slab.closing:
+        if slab.is_evicted or slab.is_closing:
             return []
-        slab.evicted = True
+        slab.evict()
         why = f"{sender} needs its memory back within {message.grace_s:g} s"
         if not self._moves(slab):
             cool = f"{why}; {self._requests_per_s(slab):.1f} page requests/s is not hot, the disk will do"
@@ -358,7 +353,9 @@ class Borrower:
         timer: SetTimer[SearchOver | GraceOver] = SetTimer(
             CLOSE_AT * message.grace_s, GraceOver(slab.volume, slab.index, place.epoch)
         )
-        return [timer, *self._seek(slab, "evicted", why, now_s, without=sender)]
+        if isinstance(slab.phase, Migrating):
+            return [timer, LogEvent(slab.subject, "evicted", f"{why}; another place is searched for or filled already")]
+        return [timer, *self._seek(slab, "evicted", why, now_s, leaving=sender)]
 
     def _moves(self, slab: BorrowedSlab) -> bool:
         """Is it worth looking for another place with its pages, rather than leaving them to the disk?"""
@@ -369,18 +366,19 @@ class Borrower:
         if slab.next is not None and slab.next.epoch == message.epoch:
             return [CloseSlab(slab.volume, slab.index, message.epoch)]
         search = slab.search
-        if search is not None and search.epoch == message.epoch and search.chosen == sender:
+        if isinstance(search, Requesting | Opening) and (search.epoch, search.chosen) == (message.epoch, sender):
             return self._next_best(slab, search, "wants it back already", now_s)
         return [Send(sender, Done(slab.volume, slab.index, message.epoch))]
 
     def _copied(self, slab: BorrowedSlab, epoch: int) -> Actions:
-        if slab.search is not None and slab.search.epoch == epoch:
-            slab.search.copied = True
-        moved = slab.next is not None and slab.next.epoch == epoch and not slab.closing
+        search = slab.search
+        if isinstance(search, Opening) and search.epoch == epoch:
+            slab.search_on(msgspec.structs.replace(search, copied=True))
+        moved = slab.next is not None and slab.next.epoch == epoch and not slab.is_closing
         return [close(slab)] if moved else []
 
     def _grace_over(self, slab: BorrowedSlab, epoch: int) -> Actions:
-        late = slab.place is not None and slab.place.epoch == epoch and not slab.closing
+        late = slab.place is not None and slab.place.epoch == epoch and not slab.is_closing
         return [close(slab)] if late else []
 
     # ---- messages ----
@@ -412,10 +410,10 @@ class Borrower:
     def _heard_mr_info(self, slab: BorrowedSlab, sender: HostId, message: MrInfo, now_s: float) -> Actions:
         search = slab.search
         if search is None or search.epoch != message.epoch or search.chosen != sender:
-            known = {place.epoch for place in (slab.place, slab.next) if place is not None}
+            known = {place.epoch for place in slab.places}
             unused = not message.refused and message.epoch not in known
             return [_give_back(sender, message)] if unused else []
-        if search.place is not None:
+        if not isinstance(search, Requesting):
             return []
         if message.refused:
             return self._next_best(slab, search, message.refused, now_s)
@@ -445,7 +443,7 @@ class Borrower:
             return []
         if isinstance(message, QueryMem):
             return self._offered(slab, to, 0, now_s)
-        if search.chosen == to and search.place is None:
+        if isinstance(search, Requesting) and search.chosen == to:
             return self._next_best(slab, search, "did not answer", now_s)
         return []
 
@@ -455,12 +453,10 @@ class Borrower:
         """Take the process's word for what is open; give back what it does not have."""
         known = self.volumes.get(event.volume)
         if known is None:
-            slabs = [BorrowedSlab(event.volume, index) for index in range(event.slabs)]
             hot = placement.hot_for(event.slab_bytes) if self.hot is None else self.hot
-            cold = self._cold_share * hot or None
-            known = self.volumes[event.volume] = BorrowedVolume(
-                event.slab_bytes, event.page_bytes, slabs, [0.0] * event.slabs, hot, cold
-            )
+            slabs = [BorrowedSlab(event.volume, index) for index in range(event.slabs)]
+            known = BorrowedVolume(event.slab_bytes, event.page_bytes, slabs, hot, self._cold_share * hot or None)
+            self.volumes[event.volume] = known
         open_now: dict[int, list[SlabPlace]] = {}
         for index, place in event.places:
             open_now.setdefault(index, []).append(place)
@@ -474,7 +470,7 @@ class Borrower:
         volume = self.volumes.pop(name, None)
         actions: Actions = []
         for slab in volume.slabs if volume else ():
-            held = [(place.lender, place.epoch) for place in (slab.place, slab.next) if place is not None]
+            held = [(place.lender, place.epoch) for place in slab.places]
             if slab.search is not None and slab.search.chosen is not None:
                 held.append((slab.search.chosen, slab.search.epoch))
             held += [(lender, epoch) for epoch, lender in slab.left.items()]
@@ -493,6 +489,10 @@ class Borrower:
 
 def _give_back(to: HostId, message: SlabMessage) -> Send:
     return Send(to, Done(message.volume, message.index, message.epoch))
+
+
+def _search_timer(slab: BorrowedSlab, epoch: int, step: str, after_s: float) -> SetTimer[SearchOver | GraceOver]:
+    return SetTimer(after_s, SearchOver(slab.volume, slab.index, epoch, step))
 
 
 def _rate(requests_per_s: float) -> str:

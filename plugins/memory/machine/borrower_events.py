@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from covey.core import Heard, HostId, LogEvent, Send, SetTimer, Undelivered
-from plugins.memory.machine.slab import Link, SlabPlace
+from plugins.memory.machine.place import Link, SlabPlace
 from plugins.memory.policy.placement import LenderPeer
 
 # ---- events ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ reason for leaving. What the process does not have any more is given back at onc
 
 from covey.core import LogEvent, Send
 from plugins.memory.machine.borrower_events import Actions, CloseSlab
-from plugins.memory.machine.slab import BorrowedSlab, SlabPlace
+from plugins.memory.machine.lender_search import Opening
+from plugins.memory.machine.place import SlabPlace
+from plugins.memory.machine.slab import BorrowedSlab
 from plugins.memory.messages import Done
 
 
@@ -20,18 +22,8 @@ def forgotten(slab: BorrowedSlab, place: SlabPlace) -> Actions:
     return [note, Send(place.lender, Done(slab.volume, slab.index, place.epoch))]
 
 
-def promote(slab: BorrowedSlab) -> str:
-    """The place it was moving to, if any, is its place now. Who serves it, for people."""
-    slab.place, slab.next = slab.next, None
-    slab.evicted = slab.closing = slab.lost = False
-    slab.link = "open" if slab.place is not None else ""
-    return "the disk" if slab.place is None else slab.place.lender
-
-
-def close(slab: BorrowedSlab) -> CloseSlab:
-    assert slab.place is not None
-    slab.closing = True
-    return CloseSlab(slab.volume, slab.index, slab.place.epoch)
+def close(slab: BorrowedSlab, lost: bool = False) -> CloseSlab:
+    return CloseSlab(slab.volume, slab.index, slab.close(lost).epoch)
 
 
 def closed(slab: BorrowedSlab, epoch: int) -> Actions:
@@ -39,19 +31,18 @@ def closed(slab: BorrowedSlab, epoch: int) -> Actions:
     if epoch in slab.left:
         return [Send(slab.left.pop(epoch), done)]
     if slab.next is not None and slab.next.epoch == epoch:
-        lender, slab.next = slab.next.lender, None
-        return [Send(lender, done), *leave_if_evicted(slab)]
+        return [Send(slab.next_gone().lender, done), *leave_if_evicted(slab)]
     if slab.place is None or slab.place.epoch != epoch:
         return []
     lender = slab.place.lender
-    where = promote(slab)
+    serving = slab.closed()
+    where = "the disk" if serving is None else serving.lender
     return [LogEvent(slab.subject, "done", f"{lender} may free it, {where} holds it now"), Send(lender, done)]
 
 
 def leave_if_evicted(slab: BorrowedSlab) -> Actions:
     """An evicted slab that found no new place leaves the old one now: there is nothing to wait for."""
-    leaves = slab.evicted and slab.place is not None and not slab.closing
-    return [close(slab)] if leaves else []
+    return [close(slab)] if slab.is_evicted and not slab.is_closing else []
 
 
 def reconcile(slab: BorrowedSlab, found: list[SlabPlace]) -> Actions:
@@ -59,30 +50,22 @@ def reconcile(slab: BorrowedSlab, found: list[SlabPlace]) -> Actions:
     way: the older one is closed, the newer one stays."""
     epochs = {place.epoch for place in found}
     actions: Actions = []
-    for place in (slab.place, slab.next):
-        if place is not None and place.epoch not in epochs:
+    for place in slab.places:
+        if place.epoch not in epochs:
             actions += forgotten(slab, place)
-    if slab.search is not None and slab.search.place is not None:
-        search, slab.search = slab.search, None
-        if search.epoch not in epochs:
-            assert search.chosen is not None
-            actions.append(Send(search.chosen, Done(slab.volume, slab.index, search.epoch)))
-    if epochs - {place.epoch for place in (slab.place, slab.next) if place is not None} - slab.left.keys():
+    search = slab.search
+    if isinstance(search, Opening) and search.epoch not in epochs:
+        actions.append(Send(search.chosen, Done(slab.volume, slab.index, search.epoch)))
+    if epochs - {place.epoch for place in slab.places} - slab.left.keys():
         actions.append(LogEvent(slab.subject, "found again", f"on {found[-1].lender}, epoch {found[-1].epoch}"))
-    was_closing = slab.closing
-    still = slab.place is not None and slab.place.epoch in epochs
     kept = [place for place in found if place.epoch not in slab.left]
     slab.left |= {place.epoch: place.lender for place in kept[1:-1]}
-    slab.place = kept[0] if kept else None
-    slab.next = kept[-1] if len(kept) > 1 else None
-    slab.closing = slab.lost = False
-    slab.evicted = slab.evicted and still
-    slab.link = ""
+    slab.found(kept)
     for epoch, lender in sorted(slab.left.items()):
         again = CloseSlab(slab.volume, slab.index, epoch)
         done = Send(lender, Done(slab.volume, slab.index, epoch))
         actions.append(again if epoch in epochs else done)
     slab.left = {epoch: lender for epoch, lender in slab.left.items() if epoch in epochs}
-    if kept and (was_closing or slab.next is not None):
-        actions.append(close(slab))  # the process died before it had closed it
+    if slab.is_closing and slab.place is not None:
+        actions.append(CloseSlab(slab.volume, slab.index, slab.place.epoch))  # the process died before it had closed it
     return actions

@@ -1,164 +1,327 @@
 """One slab of a volume, as its borrower knows it.
 
-           hot                  two answered            MrInfo              vold opened it
-cold -------------> asking ------------------> asking --------> asking ----------------------> mapped <--> reopening
- ^  <- nobody has room -'     (Map to the freest)                                               |   |
- |                                                                                              |   |
- |<- closed, `Done` --- lost: its link ended for good, or its lender is gone <------------------'   | Evict
- |                                                                                                  v
- '<- closed, `Done` -------------- moving: asks again while the old place still serves reads -------'
-                                    '- copied to the new place, old one closed, `Done` -> mapped
+          it is hot              its place is open
+     Cold -----------> Seeking --------------------> Mapped <-----------------.
+     ^  ^ <------------'    ^                         | |                     |
+     |    nobody has room   |              no longer  | | its lender wants it |
+     |                      |        hot, or no link  | | back while it is hot|
+     |                      |                         | v                     |
+     |                      |                         | Migrating             |
+     |                      |                         |  | the next place is  |
+     |                      |                         v  v filled, or no link |
+     '----------------------'---------------------- Closing ------------------'
+                 its place is closed; left are: nothing, a search, the next place
 
-`mapped` is what has a working link, by the word of the volume's process a second ago at most. Without one it is
-`reopening` (the link ended, and is tried again under its epoch) or `recovering` (the process began anew, and the lender
-has not said yet what it holds). A lender hears `Done` only when the process says that the place is closed: until then
-its pages may be the only copy, should the process die.
+These are the usual ones of the `TRANSITIONS` below, all of which `docs/STATES.md` draws. A slab that migrates has a
+place, which serves reads, and beside it a search for the next place, or the next place while it is filled. What is
+beside the place stays while the place is closed.
+
+People see `mapped` only with a working link, by the word of the volume's process a second ago at most. Without one the
+slab is `reopening` (the link ended, and is tried again under its epoch) or `recovering` (the process began anew, and
+the lender has not said yet what it holds). A lender hears `Done` only when the process says that the place is closed:
+until then its pages may be the only copy, should the process die.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
 import msgspec
 
 from covey.core import HostId
+from covey.transitions import StateTable
+from plugins.memory.machine import lender_search
+from plugins.memory.machine.lender_search import LenderSearch, Opening
+from plugins.memory.machine.place import Link, SlabPlace
 from plugins.memory.messages import SlabRef
 
-Link = Literal["", "open", "reopening", "recovering", "leaving"]
-"""What the volume's process says of the link to a place."""
+Onward = LenderSearch | SlabPlace | None
+"""Beside a place that a slab leaves: a search for the next one, the next one while it is filled, or nothing."""
 
 
-@dataclass(frozen=True)
-class SlabPlace:
-    """Where a slab lies: one mapping, under one epoch."""
-
-    epoch: int
-    lender: HostId
-    address: str
-    secret: bytes
+class Cold(msgspec.Struct, frozen=True):
+    """No host holds it, and none is asked: the disk serves it."""
 
 
-@dataclass
-class LenderSearch:
-    """A slab looking for a place: two hosts are asked, the freer one is taken."""
+class Seeking(msgspec.Struct, frozen=True):
+    """No host holds it, and some are asked: the disk serves it."""
 
-    epoch: int
-    asked: tuple[HostId, ...]
-    offers: dict[HostId, int] = field(default_factory=dict)
-    """Slabs each could lend; 0 for one that did not answer or refused."""
-    chosen: HostId | None = None
-    place: SlabPlace | None = None
-    """Granted by `chosen`, being opened by the volume's process."""
-    copied: bool = False
-    """Filled already: we heard that before we heard that it is open."""
+    search: LenderSearch
+
+
+class AtLender(msgspec.Struct, frozen=True):
+    place: SlabPlace
+    link: Link
+    """To `place`, as the volume's process says."""
+    evicted: bool
+    """The lender of `place` wants its memory back."""
+
+
+class Mapped(AtLender, frozen=True):
+    """A lender holds it."""
+
+
+class Migrating(AtLender, frozen=True):
+    """A lender holds it, and another one is asked for a place, or fills it."""
+
+    onward: LenderSearch | SlabPlace
+
+
+class Closing(AtLender, frozen=True):
+    """The volume's process closes its place: `Done` follows."""
+
+    lost: bool
+    """Its link ended for good: the disk serves it already."""
+    onward: Onward
+
+
+Phase = Cold | Seeking | Mapped | Migrating | Closing
+COLD = Cold()
+TRANSITIONS: StateTable[Phase] = StateTable(
+    "slab of a volume, at its borrower",
+    {
+        Cold: {
+            Seeking: "it is hot: some hosts are asked for room",
+            Mapped: "the volume's process was found, and has a place of it open",
+            Closing: "the volume's process was found, and has two places of it open: the older one is closed",
+        },
+        Seeking: {
+            Seeking: "its search goes on",
+            Cold: "nobody has room, or the volume's process began anew and does not have the place",
+            Mapped: "its place is open",
+            Migrating: "the volume's process was found, and has a place of it open; the search goes on",
+            Closing: "the volume's process was found, and has two places of it open: the older one is closed",
+        },
+        Mapped: {
+            Mapped: "the volume's process says how its link is, or its lender wants it back",
+            Migrating: "its lender wants it back while it is hot: other hosts are asked for room",
+            Closing: "it is cold, its link ended for good, its lender is gone, or wants it back in vain",
+            Cold: "the volume's process does not have the place any more",
+        },
+        Migrating: {
+            Migrating: "its search goes on or found a place, or the volume's process says how its link is",
+            Mapped: "nothing came of the next place, or the volume's process has only the next one",
+            Closing: "the next place is filled or came to nothing, time is over, or its link ended for good",
+            Seeking: "the volume's process does not have the place any more; the search goes on",
+            Cold: "the volume's process began anew and has none of its places",
+        },
+        Closing: {
+            Closing: "its search goes on, found a place or ended, or the volume's process began anew",
+            Mapped: "the place is closed: the next one serves it",
+            Seeking: "the place is closed; the search for another one goes on",
+            Cold: "the place is closed: the disk serves it",
+        },
+    },
+)
+
+
+def goes_on(phase: Phase, onward: Onward) -> Phase:
+    """The same place, if there is one, with another search or next place beside it."""
+    if isinstance(phase, Closing):
+        return msgspec.structs.replace(phase, onward=onward)
+    if isinstance(phase, AtLender):
+        kept = (phase.place, phase.link, phase.evicted)
+        return Mapped(*kept) if onward is None else Migrating(*kept, onward)
+    if onward is None:
+        return COLD
+    return Mapped(onward, "open", evicted=False) if isinstance(onward, SlabPlace) else Seeking(onward)
+
+
+class BorrowedSlab:
+    """`left`: epoch -> lender of places that came to nothing and are being closed. `doubted`: seconds for which the
+    process has not known a place that we believe in. `retry_at_s`: nobody had room, so nobody is asked before."""
+
+    __slots__ = ("_phase", "doubted", "index", "left", "retries", "retry_at_s", "volume")
+
+    def __init__(self, volume: str, index: int) -> None:
+        self.volume, self.index = volume, index
+        self._phase: Phase = TRANSITIONS.first(COLD)
+        self.left: dict[int, HostId] = {}
+        self.doubted = self.retries = 0
+        self.retry_at_s = 0.0
+
+    # ---- reading ----
 
     @property
-    def said(self) -> str:
-        """What each of the hosts asked said, for people."""
-        answered = [host for host in self.asked if host in self.offers]
-        said = [f"{host} offers {self.offers[host]}" for host in answered]
-        silent = [host for host in self.asked if host not in self.offers]
-        return ", ".join([*said, f"{names(silent)} silent"] if silent else said)
-
-
-@dataclass(slots=True)
-class BorrowedSlab:
-    volume: str
-    index: int
-    place: SlabPlace | None = None
-    """Serving now."""
-    next: SlabPlace | None = None
-    """Open and being filled, while `place` is on its way out."""
-    search: LenderSearch | None = None
-    evicted: bool = False
-    """The lender of `place` wants it back."""
-    closing: bool = False
-    """`place` is being closed."""
-    lost: bool = False
-    """Since its link ended for good."""
-    link: Link = ""
-    """To `place`, as its volume's process says; empty while that does not answer."""
-    doubted: int = 0
-    """Seconds for which the process has not known a place that we believe in."""
-    left: dict[int, HostId] = field(default_factory=dict)
-    """Epoch -> lender of places that came to nothing and are being closed."""
-    retry_at_s: float = 0.0
-    """Nobody had room: do not ask before."""
-    retries: int = 0
+    def phase(self) -> Phase:
+        return self._phase
 
     @property
     def subject(self) -> str:
         return f"slab/{self.volume}/{self.index}"
 
     @property
+    def place(self) -> SlabPlace | None:
+        """Serving now."""
+        return self._phase.place if isinstance(self._phase, AtLender) else None
+
+    @property
+    def next(self) -> SlabPlace | None:
+        """Open and being filled, while `place` is on its way out."""
+        onward = self._onward
+        return onward if isinstance(onward, SlabPlace) else None
+
+    @property
+    def search(self) -> LenderSearch | None:
+        if isinstance(self._phase, Seeking):
+            return self._phase.search
+        onward = self._onward
+        return None if isinstance(onward, SlabPlace) else onward
+
+    @property
+    def _onward(self) -> Onward:
+        return self._phase.onward if isinstance(self._phase, Migrating | Closing) else None
+
+    @property
+    def places(self) -> list[SlabPlace]:
+        """Open, as far as we know: the one that serves, and the one that is filled."""
+        return [place for place in (self.place, self.next) if place is not None]
+
+    @property
     def state(self) -> str:
         """`cold`, `asking`, `mapped`, `reopening`, `recovering`, `lost` or `moving`."""
-        if self.place is None:
-            return "cold" if self.search is None else "asking"
-        if self.link == "recovering":
-            return self.link
-        if self.lost:
-            return "lost"
-        if self.evicted or self.closing:
+        phase = self._phase
+        if not isinstance(phase, AtLender):
+            return "asking" if isinstance(phase, Seeking) else "cold"
+        if phase.link == "recovering":
+            return phase.link
+        if isinstance(phase, Closing):
+            return "lost" if phase.lost else "moving"
+        if phase.evicted:
             return "moving"
-        return "mapped" if self.link == "open" else "reopening"
+        return "mapped" if phase.link == "open" else "reopening"
 
     @property
     def is_served(self) -> bool:
         """Has it a lender that serves its pages now?"""
-        return self.place is not None and self.link == "open" and not self.lost
+        phase = self._phase
+        return isinstance(phase, AtLender) and phase.link == "open" and not (isinstance(phase, Closing) and phase.lost)
+
+    @property
+    def is_evicted(self) -> bool:
+        return isinstance(self._phase, AtLender) and self._phase.evicted
+
+    @property
+    def is_closing(self) -> bool:
+        return isinstance(self._phase, Closing)
+
+    @property
+    def epochs(self) -> list[int]:
+        """Every one under which a lender may hold it."""
+        known = [place.epoch for place in self.places]
+        return [*known, *([] if self.search is None else [self.search.epoch]), *self.left]
 
     def ref(self, epoch: int) -> SlabRef:
         return SlabRef(self.volume, self.index, epoch)
 
     def hosts(self) -> list[HostId]:
         """Every host that holds this slab or is being asked for it."""
-        found = [] if self.place is None else [self.place.lender]
-        if self.next is not None:
-            found.append(self.next.lender)
-        if self.search is not None:
-            found += self.search.asked
-        return found
+        search = self.search
+        return [*(place.lender for place in self.places), *(() if search is None else search.asked)]
 
     def leaves(self, lender: HostId) -> bool:
         """Is it to go away from there?"""
-        return self.evicted and self.place is not None and self.place.lender == lender
+        return isinstance(self._phase, AtLender) and self._phase.evicted and self._phase.place.lender == lender
 
-    def check(self) -> None:
-        assert self.place is not None or not self.closing, f"{self.subject} closes nothing"
-        assert self.closing or not self.lost, f"{self.subject} is lost and not being closed"
-        assert self.place is not None or not self.evicted, f"{self.subject} is evicted from nowhere"
-        assert self.place is not None or self.next is None, f"{self.subject} moves from nowhere"
-        assert self.next is None or self.search is None, f"{self.subject} searches twice"
+    # ---- transitions ----
+
+    def _become(self, phase: Phase) -> None:
+        self._phase = TRANSITIONS.next(self._phase, phase)
+
+    def seek(self, search: LenderSearch) -> None:
+        """It has no place or leaves it, and begins to search for another one."""
+        assert self._onward is None and not isinstance(self._phase, Seeking), f"{self.subject} searches twice"
+        self._become(goes_on(self._phase, lender_search.TRANSITIONS.first(search)))
+
+    def search_on(self, step: LenderSearch) -> None:
+        """Its search goes on."""
+        before = self.search
+        assert before is not None, f"{self.subject} does not search"
+        self._become(goes_on(self._phase, lender_search.TRANSITIONS.next(before, step)))
+
+    def search_ended(self) -> None:
+        """Nobody has room."""
+        if self.search is not None:
+            self._become(goes_on(self._phase, None))
+
+    def opened(self) -> SlabPlace:
+        """The place that was searched for serves it, or is filled from now on."""
+        search = self.search
+        assert isinstance(search, Opening), f"{self.subject} opens nothing"
+        self._become(goes_on(self._phase, search.place))
+        self.retries = 0
+        return search.place
+
+    def next_gone(self) -> SlabPlace:
+        """The place being filled came to nothing."""
+        gone = self.next
+        assert gone is not None, f"{self.subject} does not move"
+        self._become(goes_on(self._phase, None))
+        return gone
+
+    def linked(self, link: Link) -> None:
+        """The volume's process says how the link to its place is."""
+        phase = self._phase
+        if isinstance(phase, AtLender) and phase.link != link:
+            self._become(msgspec.structs.replace(phase, link=link))
+
+    def evict(self) -> None:
+        """The lender of its place wants it back."""
+        phase = self._phase
+        assert isinstance(phase, Mapped | Migrating), f"{self.subject} is evicted from nowhere"
+        self._become(msgspec.structs.replace(phase, evicted=True))
+
+    def close(self, lost: bool = False) -> SlabPlace:
+        """Its place is closed from now on."""
+        phase = self._phase
+        assert isinstance(phase, Mapped | Migrating), f"{self.subject} closes nothing"
+        self._become(Closing(phase.place, phase.link, phase.evicted, lost, self._onward))
+        return phase.place
+
+    def closed(self) -> SlabPlace | None:
+        """Its place is closed: the next one serves it, or the disk."""
+        self._become(goes_on(COLD, self._onward))
+        return self.place
+
+    def found(self, open_now: Sequence[SlabPlace]) -> None:
+        """The volume's process began anew, or we did: it has these places open, the oldest first. Of two the older one
+        is closed, and what was being closed is again. A place that was being opened is among them, or came to nothing.
+        """
+        search = None if isinstance(self.search, Opening) else self.search
+        after = goes_on(COLD, search)
+        if open_now:
+            first, *others = open_now
+            place = self.place
+            evicted = self.is_evicted and place is not None and any(place.epoch == each.epoch for each in open_now)
+            after = goes_on(Mapped(first, "", evicted), search)
+            if others or self.is_closing:  # of a search beside two places nothing is left: what it is granted goes back
+                after = Closing(first, "", evicted, lost=False, onward=others[-1] if others else search)
+        if after != self._phase:
+            self._become(after)
 
 
 class BorrowedVolume(msgspec.Struct):
     slab_bytes: int
     page_bytes: int
     slabs: list[BorrowedSlab]
-    rates: list[float]
-    """Page requests per second of each of them, smoothed."""
     hot: float
     """Page requests per second above which a slab is placed."""
     cold: float | None
     """Page requests per second below which a placed slab is given back unasked (§2.4.1, ColdSlab); None: never."""
+    rates: list[float] = []
+    """Page requests per second of each of them, smoothed."""
+
+    def __post_init__(self) -> None:
+        self.rates = self.rates or [0.0] * len(self.slabs)
 
     def lenders(self) -> Counter[HostId]:
         """How many of its slabs each host holds or was chosen for."""
         chosen: Counter[HostId] = Counter()
         for slab in self.slabs:
-            for place in (slab.place, slab.next):
-                if place is not None:
-                    chosen[place.lender] += 1
+            for place in slab.places:
+                chosen[place.lender] += 1
             if slab.search is not None and slab.search.chosen is not None:
                 chosen[slab.search.chosen] += 1
         return chosen
-
-
-def names(hosts: Sequence[HostId]) -> str:
-    """For people."""
-    return " and ".join(hosts) if hosts else "none"
 
 
 def counted(slabs: int) -> str:

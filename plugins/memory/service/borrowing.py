@@ -29,7 +29,8 @@ from plugins.memory.datapath.vold import VoldConfig
 from plugins.memory.machine import borrower_events as events
 from plugins.memory.machine.borrower import ANSWER_S, OPEN_S, Borrower
 from plugins.memory.machine.borrower_events import BorrowerEvent, CloseSlab, OpenSlab
-from plugins.memory.machine.slab import BorrowedSlab, Link, SlabPlace
+from plugins.memory.machine.place import Link, SlabPlace
+from plugins.memory.machine.slab import BorrowedSlab
 from plugins.memory.messages import SlabRef, SlabsAreHeld, SlabsHeld
 from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import SLABS_MAX, MemorySettings
@@ -287,7 +288,7 @@ class Borrowing:
         for name, volume in self.volumes.items():
             epochs = {now.epoch for now in volume.counts.places if now.state == "recovering"} if volume.counts else ()
             for slab in self._slabs(name) if epochs else ():
-                held = {place.epoch: place.lender for place in (slab.place, slab.next) if place is not None}
+                held = {place.epoch: place.lender for place in slab.places}
                 for epoch, lender in (held | slab.left).items():
                     if epoch in epochs:
                         found.setdefault(lender, []).append(slab.ref(epoch))

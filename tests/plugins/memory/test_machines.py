@@ -16,7 +16,7 @@ from plugins.memory.machine import lender as le
 from plugins.memory.machine.borrower import Borrower
 from plugins.memory.machine.lender import Lender
 from plugins.memory.machine.loan import LoanedSlab
-from plugins.memory.machine.slab import Link, SlabPlace
+from plugins.memory.machine.place import Link, SlabPlace
 from plugins.memory.messages import (
     Activity,
     CheckActivity,
@@ -147,19 +147,6 @@ def test_a_host_that_cannot_be_reached_counts_as_full_at_once() -> None:
     (away, query), *others = sent(tale.second(1000), QueryMem)
     tale.tell(Undelivered(away, query))
     assert sent(tale.offers(others, 1), Map)[0][0] == others[0][0]
-
-
-def test_when_nobody_has_room_the_slab_waits_longer_each_time() -> None:
-    tale = Tale()
-    pauses = []
-    for _ in range(4):
-        began_s = tale.now_s
-        while not (asked := sent(tale.second(1000), QueryMem)):
-            pass
-        pauses.append(tale.now_s - began_s)
-        assert noted(tale.offers(asked)) == ["nobody has room"]
-        assert tale.state() == "cold"
-    assert pauses == [1, 2, 4, 8]
 
 
 def test_a_refusal_leads_to_the_other_host_and_the_first_is_told_to_forget_it() -> None:

@@ -2,8 +2,9 @@
 
 from covey.core import HostId
 from plugins.memory.machine import borrower_events as b
+from plugins.memory.machine.place import SlabPlace
 from plugins.memory.messages import Done, Evict, Map, MrInfo, QueryMem, Renew
-from tests.plugins.memory.tale import SECRET, Tale, noted, only, sent
+from tests.plugins.memory.tale import PAGE, SECRET, SLAB, Tale, noted, only, sent
 
 
 class Move(Tale):
@@ -125,3 +126,34 @@ def test_a_place_that_was_filled_before_we_heard_that_it_is_open_is_moved_to_at_
     tale.hear(new, MrInfo("v", 0, epoch, "10.0.0.3:7", SECRET))
     assert tale.tell(b.SlabCopied("v", 0, epoch)) == []
     assert only(tale.tell(b.SlabOpened("v", 0, epoch)), b.CloseSlab).epoch == old_epoch
+
+
+def test_a_slab_that_loses_its_place_while_others_are_asked_goes_on_asking() -> None:
+    tale = Tale()
+    old, old_epoch = tale.mapped()
+    asked = sent(tale.hear(old, Evict("v", 0, old_epoch, 10.0)), QueryMem)
+    assert only(tale.tell(b.SlabFailed("v", 0, old_epoch, "reset")), b.CloseSlab).epoch == old_epoch
+    assert tale.state() == "lost"
+    tale.offers(asked[:1], 5)
+    assert sent(tale.tell(b.SlabClosed("v", 0, old_epoch)), Done) == [(old, Done("v", 0, old_epoch))]
+    assert tale.state() == "asking"
+    assert len(sent(tale.offers(asked[1:], 4), Map)) == 1
+
+
+def test_when_its_process_began_anew_without_either_place_the_disk_serves_it() -> None:
+    tale = Move()
+    found = tale.tell(b.VolumeFound("v", 1, SLAB, PAGE, ()))
+    gone = [(tale.old, Done("v", 0, tale.old_epoch)), (tale.new, Done("v", 0, tale.epoch))]
+    assert sent(found, Done) == gone
+    assert tale.places == [None, None] and tale.state() == "cold"
+
+
+def test_when_its_process_has_only_the_place_it_was_leaving_that_one_is_left_in_time() -> None:
+    """The grace of its lender began before the process was killed."""
+    tale = Move()
+    kept = SlabPlace(tale.old_epoch, tale.old, "10.0.0.2:7", SECRET)
+    assert sent(tale.tell(b.VolumeFound("v", 1, SLAB, PAGE, ((0, kept),))), Done) == [
+        (tale.new, Done("v", 0, tale.epoch))
+    ]
+    assert tale.places == [tale.old, None] and tale.state() == "moving"
+    assert only(tale.tell(b.GraceOver("v", 0, tale.old_epoch)), b.CloseSlab).epoch == tale.old_epoch

@@ -8,7 +8,7 @@ import pytest
 from covey.core import HostId, LogEvent, SetTimer, Undelivered
 from plugins.memory.machine import borrower_events as b
 from plugins.memory.machine.borrower import ANSWER_S, OPEN_S
-from plugins.memory.machine.slab import names
+from plugins.memory.machine.lender_search import names
 from plugins.memory.messages import Done, FreeMem, Map, MrInfo, QueryMem, Renew
 from tests.plugins.memory.tale import OTHERS, PAGE, SECRET, SLAB, Tale, noted, only, sent
 
@@ -135,6 +135,19 @@ def test_a_slab_that_opens_without_being_looked_for_is_closed() -> None:
     tale.taken()
     assert only(tale.tell(b.SlabOpened("v", 0, tale.epoch)), b.CloseSlab).epoch == tale.epoch, "nobody granted it"
     assert tale.state() == "asking"
+
+
+def test_when_nobody_has_room_the_slab_waits_longer_each_time() -> None:
+    tale = Tale()
+    pauses = []
+    for _ in range(4):
+        began_s = tale.now_s
+        while not (asked := sent(tale.second(1000), QueryMem)):
+            pass
+        pauses.append(tale.now_s - began_s)
+        assert noted(tale.offers(asked)) == ["nobody has room"]
+        assert tale.state() == "cold"
+    assert pauses == [1, 2, 4, 8]
 
 
 def test_with_nobody_to_ask_the_slab_stays_on_disk_and_says_when_it_tries_again() -> None:

@@ -1,9 +1,16 @@
-"""What a borrower remembers of one slab and of one volume."""
+"""What a borrower remembers of one slab and of one volume, and which of its states may follow which."""
+
+from collections.abc import Callable
 
 import pytest
 
 from covey.core import HostId
-from plugins.memory.machine.slab import BorrowedSlab, BorrowedVolume, LenderSearch, SlabPlace, counted, names
+from plugins.memory.machine import borrower_events as b
+from plugins.memory.machine.lender_search import Querying, names
+from plugins.memory.machine.place import SlabPlace
+from plugins.memory.machine.slab import BorrowedSlab, BorrowedVolume, Closing, Mapped, Migrating, counted
+from plugins.memory.messages import Done, Evict, FreeMem, MrInfo, QueryMem
+from tests.plugins.memory.tale import OTHERS, PAGE, SECRET, SLAB, Tale, noted, sent
 
 A, B, C = HostId("a"), HostId("b"), HostId("c")
 
@@ -12,47 +19,138 @@ def place(lender: HostId, epoch: int = 1) -> SlabPlace:
     return SlabPlace(epoch, lender, "10.0.0.2:7", b"s" * 16)
 
 
+def querying(epoch: int, *asked: HostId, **offers: int) -> Querying:
+    return Querying(epoch=epoch, asked=asked, offers={HostId(host): slabs for host, slabs in offers.items()})
+
+
+def held(*places: SlabPlace, index: int = 0) -> BorrowedSlab:
+    slab = BorrowedSlab("v", index)
+    slab.found(places)
+    return slab
+
+
+def searching(slab: BorrowedSlab, *asked: HostId) -> BorrowedSlab:
+    slab.seek(querying(7, *asked))
+    return slab
+
+
 def test_the_story_of_a_search_says_what_each_offered_and_who_was_silent() -> None:
-    assert LenderSearch(1, (A, B), {B: 3, A: 5}).said == "a offers 5, b offers 3"
-    assert LenderSearch(1, (A, B), {A: 0}).said == "a offers 0, b silent"
-    assert LenderSearch(1, (A, B)).said == "a and b silent"
+    assert querying(1, A, B, b=3, a=5).said == "a offers 5, b offers 3"
+    assert querying(1, A, B, a=0).said == "a offers 0, b silent"
+    assert querying(1, A, B).said == "a and b silent"
     assert (names([]), counted(1), counted(2)) == ("none", "1 slab", "2 slabs")
 
 
 def test_hosts_that_hold_a_slab_or_are_asked_for_it_count_as_holding() -> None:
     """Slabs that turn hot together spread. Reference: §2.4.2."""
     assert BorrowedSlab("v", 0).hosts() == []
-    assert BorrowedSlab("v", 0, place=place(A), next=place(B, 2)).hosts() == [A, B]
-    assert BorrowedSlab("v", 0, place=place(A), search=LenderSearch(2, (B, C))).hosts() == [A, B, C]
+    assert held(place(A), place(B, 2)).hosts() == [A, B]
+    assert searching(held(place(A)), B, C).hosts() == [A, B, C]
+    assert searching(BorrowedSlab("v", 0), B, C).hosts() == [B, C]
 
 
 def test_a_volume_counts_its_slabs_at_each_lender_also_those_that_are_only_promised() -> None:
     """Between equal offers the host with the fewest is taken. Reference: §2.4.2."""
-    slabs = [
-        BorrowedSlab("v", 0, place=place(A)),
-        BorrowedSlab("v", 1, place=place(A), next=place(B, 2)),
-        BorrowedSlab("v", 2, search=LenderSearch(3, (B, C), chosen=B)),
-        BorrowedSlab("v", 3, search=LenderSearch(4, (B, C))),
-    ]
-    assert BorrowedVolume(64, 4, slabs, [0.0] * 4, 20.0, None).lenders() == {A: 2, B: 2}
+    promised, asking = (searching(BorrowedSlab("v", index), B, C) for index in (2, 3))
+    promised.search_on(querying(7, B, C, b=1).requesting(B))
+    slabs = [held(place(A)), held(place(A), place(B, 2), index=1), promised, asking]
+    volume = BorrowedVolume(64, 4, slabs, 20.0, None)
+    assert volume.lenders() == {A: 2, B: 2} and volume.rates == [0.0] * 4
 
 
 def test_only_a_slab_that_was_evicted_from_a_lender_leaves_it() -> None:
-    assert BorrowedSlab("v", 0, place=place(A), evicted=True).leaves(A)
-    assert not BorrowedSlab("v", 0, place=place(A), evicted=True).leaves(B)
-    assert not BorrowedSlab("v", 0, place=place(A)).leaves(A)
+    slab = held(place(A))
+    assert not slab.leaves(A)
+    slab.evict()
+    assert slab.leaves(A) and not slab.leaves(B)
     assert not BorrowedSlab("v", 0).leaves(A)
 
 
+def test_every_epoch_is_known_under_which_a_lender_may_hold_it() -> None:
+    assert BorrowedSlab("v", 0).epochs == []
+    slab = searching(held(place(A, 3)), B)
+    slab.left = {2: C}
+    assert slab.epochs == [3, 7, 2]
+    assert held(place(A, 3), place(B, 4)).epochs == [3, 4]
+
+
 @pytest.mark.parametrize(
-    ("slab", "says"),
+    ("slab", "change", "says"),
     [
-        (BorrowedSlab("v", 0, closing=True), "closes nothing"),
-        (BorrowedSlab("v", 0, evicted=True), "evicted from nowhere"),
-        (BorrowedSlab("v", 0, next=place(A)), "moves from nowhere"),
-        (BorrowedSlab("v", 0, place=place(A), next=place(B, 2), search=LenderSearch(3, (C,))), "searches twice"),
+        (held(), lambda slab: slab.close(), "closes nothing"),
+        (held(place(A), place(B, 2)), lambda slab: slab.close(), "closes nothing"),
+        (held(), lambda slab: slab.evict(), "evicted from nowhere"),
+        (held(place(A)), lambda slab: slab.next_gone(), "does not move"),
+        (searching(held(place(A)), B), lambda slab: slab.seek(querying(8, C)), "searches twice"),
+        (searching(held(), B), lambda slab: slab.seek(querying(8, C)), "searches twice"),
+        (held(place(A), place(B, 2)), lambda slab: slab.seek(querying(8, C)), "searches twice"),
+        (searching(held(), B), lambda slab: slab.opened(), "opens nothing"),
+        (held(place(A)), lambda slab: slab.search_on(querying(8, C)), "does not search"),
     ],
 )
-def test_a_slab_that_cannot_be_is_found_out(slab: BorrowedSlab, says: str) -> None:
+def test_what_a_slab_cannot_do_is_refused(
+    slab: BorrowedSlab, change: Callable[[BorrowedSlab], object], says: str
+) -> None:
+    before = slab.phase
     with pytest.raises(AssertionError, match=f"slab/v/0.*{says}"):
-        slab.check()
+        change(slab)
+    assert slab.phase == before
+
+
+# ---- the volume's process was found, and its word counts -------------------------------------------------------------
+
+
+def asked(tale: Tale) -> list[tuple[HostId, QueryMem]]:
+    return sent(tale.second(1000), QueryMem)
+
+
+def found(tale: Tale, *places: SlabPlace) -> list[str]:
+    return noted(tale.tell(b.VolumeFound("v", 1, SLAB, PAGE, tuple((0, each) for each in places))))
+
+
+def phase(tale: Tale) -> type:
+    return type(tale.machine.volumes["v"].slabs[0].phase)
+
+
+def test_a_place_found_while_others_are_asked_is_used_and_the_search_goes_on() -> None:
+    """It was closed, and the answer of the process is older than that."""
+    tale = Tale()
+    (first, query), *_ = asked(tale)
+    assert found(tale, place(OTHERS[3], 5)) == ["found again"]
+    assert phase(tale) is Migrating and tale.state() == "reopening"
+    assert tale.hear(first, FreeMem("v", 0, query.epoch, 5)) == []
+    assert found(tale) == ["lost"]
+    assert tale.state() == "asking"
+
+
+def test_nothing_comes_of_a_search_beside_a_place_and_the_place_stays() -> None:
+    tale = Tale()
+    hosts = asked(tale)
+    found(tale, place(OTHERS[3], 5))
+    assert noted(tale.offers(hosts)) == ["nobody has room"]
+    assert phase(tale) is Mapped
+    assert found(tale) == ["lost"] and tale.state() == "cold"
+
+
+def test_a_slab_evicted_while_a_search_is_under_way_begins_no_second_one() -> None:
+    tale = Tale()
+    hosts = asked(tale)
+    found(tale, place(OTHERS[3], 5))
+    actions = tale.hear(OTHERS[3], Evict("v", 0, 5, 10.0))
+    assert sent(actions, QueryMem) == [] and noted(actions) == ["evicted"]
+    assert tale.state() == "moving"
+    assert noted(tale.offers(hosts)) == ["nobody has room"]
+    assert phase(tale) is Closing
+
+
+def test_of_two_places_found_the_older_one_is_closed_and_no_third_is_searched_for() -> None:
+    tale = Tale()
+    hosts = asked(tale)
+    old, new = place(OTHERS[2], 5), place(OTHERS[3], 6)
+    assert found(tale, new, old) == ["found again"]
+    assert phase(tale) is Closing and tale.machine.volumes["v"].slabs[0].search is None
+    assert tale.offers(hosts, 5, 5) == [], "what they offer is not taken"
+    late = tale.hear(hosts[0][0], MrInfo("v", 0, hosts[0][1].epoch, "10.0.0.3:7", SECRET))
+    assert sent(late, Done) == [(hosts[0][0], Done("v", 0, hosts[0][1].epoch))]
+    tale.tell(b.SlabClosed("v", 0, 5))
+    assert tale.machine.volumes["v"].slabs[0].place == new
