@@ -1,6 +1,6 @@
 """The replicated log under the leader: a Raft core of our own (Ongaro and Ousterhout, 2014) and what runs around it.
 
-    messages   what voters and observers say to one another, decoded with bounds
+    messages   the messages between voters and observers, decoded with bounds
     policy     who may win a vote, what is committed, how long to wait: pure functions
     machine    the Raft core: events in, actions out; it opens nothing and reads no clock
     disk       the durable log: one generation file of checksummed frames, one snapshot, and how far it last went

@@ -1,10 +1,10 @@
-"""What voters, leader and observers say to one another, and how it is decoded.
+"""The messages between leader, voters and observers, and how they are decoded.
 
-Raft's own messages travel raw, at most once, and may be lost, doubled, delayed and reordered: the core bears that.
+Raft's own messages travel raw, at most once, and may be lost, doubled, delayed and reordered: the core allows for it.
 They are wrapped in an `RaftEnvelope` that names the rack, by eight random bytes which its first leader put into the
 first entry of its log: two racks, or a host that used to be alone and one that belongs to a rack, can never mix their
-histories, whatever their voters are called. A host learns the name when it knows that entry to be committed; until then
-it says `NO_RACK`. `ProposeEntry` is asked through the messenger instead.
+logs, whatever their voters are called. A host learns the name when it knows that entry to be committed; until then it
+sends `NO_RACK`. `ProposeEntry` is a question through the messenger instead.
 
 Everything is decoded with bounds, once, here; what passes is trusted by the machine.
 """
@@ -23,7 +23,7 @@ COMMAND_BYTES_MAX = 256 * 1024
 ENTRIES_MAX = 1024
 """Entries in one Append."""
 MESSAGE_BYTES_MAX = 900 * 1024
-"""Longest message: a letter of the messenger holds 1 MiB."""
+"""Longest message: an envelope of the messenger holds 1 MiB."""
 CHUNK_BYTES_MAX = 256 * 1024
 """Snapshot bytes in one message."""
 SNAPSHOT_BYTES_MAX = 256 * 1024 * 1024
@@ -33,7 +33,7 @@ ID_BYTES = 16
 
 RACK_BYTES = 8
 NO_RACK = bytes(RACK_BYTES)
-"""Said by a host that does not know yet which rack it belongs to."""
+"""Sent by a host that does not know yet which rack it belongs to."""
 IDENTITY_BYTES = 16
 """Length of a voter's identity."""
 VOTERS_MAX = 16
@@ -48,7 +48,7 @@ Identity = Annotated[bytes, msgspec.Meta(max_length=IDENTITY_BYTES)]
 Rack = Annotated[bytes, msgspec.Meta(min_length=RACK_BYTES, max_length=RACK_BYTES)]
 """A rack's identity."""
 Name = Annotated[HostId, msgspec.Meta(max_length=64)]
-"""A host's name; empty where nobody is meant."""
+"""A host's name; empty: no host."""
 
 
 class MalformedMessage(Exception):
@@ -56,18 +56,18 @@ class MalformedMessage(Exception):
 
 
 class Voter(msgspec.Struct, frozen=True, array_like=True):
-    """A host that votes: its name *and* the log it votes with. What another log under that name says does not count."""
+    """A host that votes: its name *and* the log it votes with. Answers of another log under that name do not count."""
 
     host: Annotated[HostId, msgspec.Meta(min_length=1, max_length=64)]
     identity: Identity = b""
-    """Empty: no leader has heard this host yet, so whatever it says first is the first it ever said."""
+    """Empty: no leader has had an answer of this host yet, so the log that answers first is the one that votes."""
     since: Count = 0
     """It counts once this entry is committed: the one that put this identity in the place of another one."""
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """Who votes, from an entry of the log on, and which change is under way: in force as soon as it stands in a host's
-    log (Raft thesis §4.1).
+    """Who votes, from an entry of the log on, and which change is under way: in force as soon as the entry is in a
+    host's log (Raft thesis §4.1).
 
     add NEW            learner=NEW                    -> NEW votes
     remove OLD                         leaving=OLD    -> OLD does not vote
@@ -95,26 +95,27 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One entry of the log; its index is where it stands."""
+    """One entry of the log; its index is its position."""
 
     term: Count
     id: Annotated[bytes, msgspec.Meta(max_length=ID_BYTES)]
     """Who proposed it, so that a repeated proposal is applied once; empty: the leader's own, whose command is nothing,
     or a Configuration (`configuration_of`)."""
     base: Count
-    """An index that was committed before the first try of this proposal (see `machine.once`)."""
+    """An index that was committed before the first try of this proposal (see `machine.session_table`)."""
     command: Annotated[bytes, msgspec.Meta(max_length=COMMAND_BYTES_MAX)]
 
 
 class RequestVote(Message, frozen=True, array_like=True, tag="RequestVote"):
-    """May I lead `term`? With `pre_vote`: would you say yes? Nobody's term changes by asking (Raft thesis §9.6)."""
+    """A candidate asks for a vote in `term`. With `pre_vote`: whether it would get one; no host's term changes by that
+    (Raft thesis §9.6)."""
 
     term: Count
     pre_vote: bool
     last_index: Count
     last_term: Count
     handed_over: bool = False
-    """The leader of the term before gave up its office to this candidate: no lease can be hurt (Raft thesis §4.2.3)."""
+    """The leader of the term before handed over to this candidate: no lease of it still runs (Raft thesis §4.2.3)."""
     counts: Identity = b""
     """Which log of the asked host is known to be one that votes: that host may not know it yet."""
 
@@ -147,9 +148,9 @@ class Append(Message, frozen=True, array_like=True, tag="Append"):
     acknowledged: Count = 0
     """What the receiver has acknowledged to this leader; one that holds less has lost a part of its log."""
     by: Identity = b""
-    """Which log of the receiver's did so."""
+    """The identity of the receiver's log that acknowledged it."""
     invited: bool = False
-    """The receiver is the learner: people want it to vote, so it follows whatever its agent.toml says."""
+    """The receiver is the learner: an operator made it one, so it follows whatever its agent.toml says."""
 
 
 class AppendReply(Message, frozen=True, array_like=True, tag="AppendReply"):
@@ -164,15 +165,15 @@ class AppendReply(Message, frozen=True, array_like=True, tag="AppendReply"):
     hint_term: Count = 0
     """Refused: the last entry here, at or below prev_index, whose term is not above prev_term (Raft §5.3, end)."""
     identity: Identity = b""
-    """Which log answers."""
+    """The identity of the log that answers."""
     lost: bool = False
-    """It stands in for a log that voted before and is gone, or holds less than it acknowledged."""
+    """It replaces a log that voted before and is missing, or holds less than it acknowledged."""
     last_index: Count = 0
     """Where the log that answers ends, durable."""
 
 
 class InstallSnapshot(Message, frozen=True, array_like=True, tag="Snapshot"):
-    """One piece of the state after `index`; pieces are asked for one after the other."""
+    """One piece of the state after `index`; the receiver asks for one piece after the other."""
 
     term: Count
     index: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
@@ -215,7 +216,7 @@ class ProposeEntry(Message, frozen=True, array_like=True, tag="Propose"):
 
 class ProposeReply(Message, frozen=True, array_like=True, tag="ProposeReply"):
     outcome: Annotated[str, msgspec.Meta(max_length=16)]
-    """`applied`; `not leader` and `busy`: certainly not appended; `lost`, `expired`: nobody can tell any more."""
+    """`applied`; `not leader` and `busy`: certainly not appended; `lost`, `expired`: it cannot be known any more."""
     index: Count = 0
     result: bytes = b""
 
@@ -232,7 +233,7 @@ class ChangeVoters(Message, frozen=True, array_like=True, tag="ChangeVoters"):
 
 
 class ChangeReply(Message, frozen=True, array_like=True, tag="ChangeReply"):
-    """What is done about it: an exit code of agentctl, and words for people. Code 0 has the first only."""
+    """The result: an exit code of agentctl, and text for people. Code 0 has the first line only."""
 
     code: Annotated[int, msgspec.Meta(ge=0, le=255)]
     what: Annotated[str, msgspec.Meta(max_length=400)]
@@ -241,9 +242,9 @@ class ChangeReply(Message, frozen=True, array_like=True, tag="ChangeReply"):
 
 
 Words = RequestVote | TimeoutNow | VoteReply | Append | AppendReply | InstallSnapshot | SnapshotReply
-"""What travels raw."""
+"""Messages that travel raw."""
 Asked = ProposeEntry | ProposeReply | ChangeVoters | ChangeReply
-"""What travels as a question and its answer."""
+"""Messages that travel as a question and its answer."""
 
 
 class RaftEnvelope(msgspec.Struct, frozen=True, array_like=True):
@@ -263,8 +264,8 @@ def configuration_entry(term: int, configuration: Configuration) -> Entry:
 
 
 def configuration_of(entry: Entry) -> Configuration | None:
-    """Who votes from this entry on; None when it does not say so. DecodeError for one that cannot be read, which
-    `decode` lets nobody send."""
+    """Who votes from this entry on; None when it is of another kind. DecodeError for one that cannot be read, which
+    `decode` refuses from other hosts."""
     return None if entry.id or not entry.command else _configuration.decode(entry.command)
 
 
@@ -313,7 +314,7 @@ def decode_asked(data: bytes) -> Asked:
 
 
 def _contradiction(message: Words) -> str:
-    """What no correct peer says; empty when the message makes sense in itself."""
+    """Why no correct peer sends this; empty when the message is consistent in itself."""
     if isinstance(message, Append):
         return _append_contradiction(message)
     if isinstance(message, InstallSnapshot):
@@ -327,7 +328,7 @@ def _contradiction(message: Words) -> str:
         if message.last_term > message.term:
             return "a candidate's log is of a term after its own"
         if message.pre_vote and message.handed_over:
-            return "who was handed the office need not ask whether it may stand"
+            return "a pre-vote of a candidate that was handed the leadership"
     return ""
 
 
@@ -358,7 +359,7 @@ def _configuration_contradiction(configuration: Configuration) -> str:
     if list(hosts) != sorted(set(hosts)):
         return "the voters are not different hosts in order"
     if configuration.learner in hosts:
-        return "who votes is no learner"
+        return "a learner that votes already"
     if configuration.leaving and configuration.leaving not in hosts:
-        return "who does not vote cannot leave the voters"
+        return "a host that does not vote cannot leave the voters"
     return ""

@@ -9,7 +9,7 @@ from agent.raft.messages import CHUNK_BYTES_MAX, ENTRIES_MAX, Configuration, Ent
 from covey.core import HostId
 
 BATCH_BYTES_MAX = 512 * 1024
-"""Command bytes in one Append, unless a single entry is longer; well below a letter's 1 MiB."""
+"""Command bytes in one Append, unless a single entry is longer; well below an envelope's 1 MiB."""
 ENTRY_OVERHEAD_BYTES = 48
 """Upper bound of what an entry adds to its command on the wire and on disk."""
 LEASE_SHARE = 0.9
@@ -17,15 +17,14 @@ LEASE_SHARE = 0.9
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """How patient everybody is, in seconds, and how much is kept and sent at once. The defaults give a failover of
-    about 1.5 s in the median and under 2 s at worst, let an isolated leader step down within 1.8 s, and
-    outlast a leader that is late by a second. Where silences were seen to be longer, everybody waits longer
-    (`machine/patience.py`)."""
+    """Timeouts in seconds, and how much is kept and sent at once. The defaults give a failover of about 1.5 s in the
+    median and under 2 s at worst, let an isolated leader step down within 1.8 s, and outlast a leader that is late by
+    a second. Where silences were seen to be longer, every host waits longer (`machine/patience.py`)."""
 
     heartbeat_s: float = 0.15
     """Between two rounds of heartbeats to the voters."""
     election_min_s: float = 1.2
-    """A voter that heard the leader less than this ago helps nobody to replace it (Raft thesis §4.2.3)."""
+    """A voter that heard the leader less than this ago gives no vote against it (Raft thesis §4.2.3)."""
     election_max_s: float = 1.75
     """Each voter waits a random time between these two before it stands for election (Raft §5.2)."""
     step_down_s: float = 1.55
@@ -41,7 +40,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lease_s(self) -> float:
-        """How long after the start of a round that a majority answered its leader may act as one."""
+        """How long the leader may act as one, from the start of a round that a majority answered."""
         return self.election_min_s * LEASE_SHARE
 
 
@@ -63,14 +62,14 @@ def commit_index(matches: Sequence[int]) -> int:
 
 
 def quorum_time(confirmed_s: Sequence[float]) -> float:
-    """The latest time at which a majority stood behind the leader; one number per voter, the leader's own included."""
+    """The start of the latest round that a majority answered; one time per voter, the leader's own included."""
     return sorted(confirmed_s, reverse=True)[quorum(len(confirmed_s)) - 1]
 
 
 def successor(voters: Iterable[tuple[HostId, int, float]], last_index: int, since_s: float) -> HostId | None:
-    """Who should lead after us, of other voters given as (host, durable up to, last stood behind us): one that has the
-    whole log and has answered a round that began at `since_s` or later, the freshest first; None when there is none
-    (Raft thesis §3.10)."""
+    """Who should lead after us, of other voters given as (host, durable up to, start of the last round it answered):
+    one that has the whole log and has answered a round that began at `since_s` or later, the freshest first; None when
+    there is none (Raft thesis §3.10)."""
     ready = [
         (confirmed_s, host) for host, match, confirmed_s in voters if match == last_index and confirmed_s >= since_s
     ]
@@ -83,14 +82,14 @@ def founders(voters: Iterable[HostId], rack: bytes) -> Configuration:
 
 
 def promoted(configuration: Configuration, voter: Voter) -> Configuration:
-    """The learner votes; whoever leaves does so in a step of its own."""
+    """The learner votes; the voter that leaves does so in a step of its own."""
     assert configuration.learner == voter.host, f"{voter.host} is not learning"
     voters = tuple(sorted((*configuration.voters, voter), key=lambda each: each.host))
     return msgspec.structs.replace(configuration, voters=voters, learner=HostId(""))
 
 
 def removed(configuration: Configuration) -> Configuration:
-    """Whoever leaves votes no more."""
+    """The voter that leaves does not vote any more."""
     voters = tuple(voter for voter in configuration.voters if voter.host != configuration.leaving)
     assert len(voters) < len(configuration.voters), "nobody is leaving"
     return msgspec.structs.replace(configuration, voters=voters, leaving=HostId(""))

@@ -1,7 +1,7 @@
-"""What the log has on disk, and what becomes of it when that is not what it was.
+"""The log on disk, and how a log is found to be damaged or lost.
 
-acknowledged  how far the log went when it last said so: what tells a lost log from a new one
-store         one generation file of checksummed frames, and the snapshot it stands on
+acknowledged  how far the log went when it last acknowledged: tells a lost log from a new one
+store         one generation file of checksummed frames, and the snapshot before them
 """
 
 from agent.raft.disk.store import FOLDER, VERSION, Contradicted, DiskRefused, Store, write_length

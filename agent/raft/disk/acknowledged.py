@@ -1,14 +1,14 @@
-"""How far this host's log went when it last said so: a second record, outside the log's folder.
+"""How far this host's log went when it last acknowledged entries: a second record, outside the log's folder.
 
     acknowledged   two slots of 512 bytes, written in turn:   body | crc32 of the body
 
-The log alone cannot tell a torn tail, which nobody was told of, from a tail that was cut off, rotted, or replaced by an
-older copy after others had relied on it. So after each write that is durable, and before anybody hears of it, its
+The log alone cannot tell a torn tail, which was not acknowledged, from a tail that was cut off, rotted, or replaced by
+an older copy after it was acknowledged. So after each write that is durable, and before it is acknowledged, its
 generation and length go here. This write is not synced: it costs some microseconds, it survives every death of a
 process, and when the power fails the record is a little older than the log, never newer. A log that is shorter than
-its record has forgotten something that it acknowledged; one that is gone while the record is there has voted before.
+its record has lost entries that it acknowledged; one that is missing while the record exists has voted before.
 
-The record does not lie in the log's folder: who deletes or moves that folder leaves it, and it is what makes this safe.
+The record lies outside the log's folder, so it stays when an operator deletes or moves that folder.
 """
 
 import struct

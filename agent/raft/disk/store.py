@@ -1,4 +1,4 @@
-"""The durable log: one generation file of checksummed frames, and the snapshot it stands on.
+"""The durable log: one generation file of checksummed frames, and the snapshot before them.
 
     consensus/log-00000007        header | head frame | frames of the checkpoint | one frame per write ...
     consensus/snapshot-00000007   header | one frame            (absent before the first snapshot)
@@ -7,10 +7,10 @@
     frame    mark u32 | length u32 | crc32(length, payload; seeded by the salt) u32 | payload
 
 A write is one frame, appended and durable before it is acknowledged. The next one begins only after that, so whatever
-a crash does to the sectors of the last frame, no complete frame can stand behind a damaged one - unless bytes rotted
-that were acknowledged. That is the difference between a *torn tail*, which is cut off, and a *corrupt middle*, which
-is refused: a voter that silently forgets entries it acknowledged could help to elect a leader without them. The salt is
-random, so that no command can contain bytes that look like a frame.
+a crash does to the sectors of the last frame, no complete frame can follow a damaged one - unless acknowledged bytes
+rotted. That is the difference between a *torn tail*, which is cut off, and a *corrupt middle*, which is refused: a
+voter that loses entries it acknowledged could help to elect a leader without them. The salt is random, so that no
+command can contain bytes that look like a frame.
 
 A log that is shorter than `acknowledged` says, that is an older copy, or that is gone, is used as far as it goes, but
 under a new identity and marked as `lost`: it does not vote until a leader has brought it up to date (`machine.raft`).
@@ -69,11 +69,11 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     frames: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
     """Frames after this one that were written together with it and cannot be torn."""
     configuration: Configuration
-    """Who votes after the base, and in which rack; nobody while the log has not begun."""
+    """Who votes after the base, and in which rack; no voters while the log has not begun."""
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """One request to write: the hard state, and entries from `first` on that replace what stood there."""
+    """One request to write: the hard state, and entries from `first` on that replace those there."""
 
     hard: HardState
     first: Count
@@ -117,7 +117,7 @@ class Store:
     async def load(self, alone: bool = False) -> Saved:
         """What the last run left. DiskRefused when the files are damaged or of another version, and also when they hold
         less than was acknowledged and no other host votes: by the log, or, where it has not begun, by `alone`. OSError
-        from a sick disk."""
+        when the disk fails."""
         record = await self._acknowledged.load()
         names = await self._disk.names(f"{FOLDER}/")
         logs = sorted(int(found[1]) for name in names if (found := re.fullmatch(rf"{FOLDER}/log-(\d{{8}})", name)))
@@ -138,8 +138,8 @@ class Store:
         return saved
 
     async def _write_anew(self, name: str, data: bytes, size: int) -> None:
-        """Also what is whole: a frame whose sync failed can be read, and a later sync may not bring it to the disk. A
-        disk without room for a second copy keeps the first, and does not keep the host from starting."""
+        """Rewrite also a whole file: a frame whose sync failed can be read, and a later sync may not bring it to disk.
+        A disk without room for a second copy keeps the first, and the host starts all the same."""
         try:
             await self._disk.replace(name, data[:size])
         except OSError as error:
@@ -149,7 +149,7 @@ class Store:
                 await self._disk.truncate(name, size)
 
     async def peek(self) -> Configuration:
-        """Who votes, as the newest file says, without changing anything; nobody when no log has begun. DiskRefused,
+        """Who votes according to the newest file, which stays as it is; no voters when no log has begun. DiskRefused,
         OSError."""
         logs = sorted(name for name in await self._disk.names(f"{FOLDER}/log-") if name[-8:].isdigit())
         if not logs:
@@ -170,7 +170,7 @@ class Store:
         return Saved(hard)
 
     def _is_less(self, record: AcknowledgedRecord | None) -> bool:
-        """Than what this host said that it holds."""
+        """Whether the files hold less than this host acknowledged."""
         if record is None or not record.identity:
             return False
         if record.identity != self._hard.identity:
@@ -181,14 +181,14 @@ class Store:
         folder, record = self._disk.path(FOLDER), self._disk.path(RECORD)
         return DiskRefused(
             f"the log of this host, which alone votes, {what}",
-            f"{record} says that it went further, and no other host has a copy",
+            f"{record} shows that it held more, and no other host has a copy",
             f"put {folder} back as it was; if other hosts vote by now, name one in leader.voters and move {folder} "
             f"away; to go on with less of it, or with nothing, delete {record} as well: what was submitted since then "
-            "is forgotten",
+            "is lost",
         )
 
     async def _lose(self, saved: Saved, alone: bool) -> Saved:
-        """The same log under a new identity, durable before anybody hears of it."""
+        """The same log under a new identity, durable before it is sent to other hosts."""
         if _alone(saved, alone):
             raise self._nobody_else("holds less than it acknowledged")
         hard = msgspec.structs.replace(saved.hard, identity=self._entropy(IDENTITY_BYTES), lost=True)
@@ -224,7 +224,7 @@ class Store:
         await self._sweep(old)
 
     async def _sweep(self, names: Sequence[str]) -> None:
-        """Delete what no longer counts."""
+        """Delete files of older generations."""
         for name in names:
             if name not in (self._name("log"), self._name("snapshot")):
                 await self._disk.delete(name)
@@ -245,15 +245,15 @@ class Store:
         folder = self._disk.path(FOLDER)
         return Contradicted(
             f"the log of this host contradicts that of its leader {leader}",
-            f"{why}: a majority of the voters forgot what it had acknowledged",
-            f"stop this host, keep a copy of {folder}: it holds what only this host still knows; to follow {leader} "
+            f"{why}: a majority of the voters lost entries that it had acknowledged",
+            f"stop this host, keep a copy of {folder}: it holds entries that no other host has; to follow {leader} "
             f"without it, move {folder} away and start again",
         )
 
     # ---- reading back ----
 
     def _recover(self, name: str, data: bytes) -> tuple[Saved, Head, int]:
-        """What the file says, and how many of its bytes count."""
+        """The content of the file, and how many of its bytes are valid."""
         self._salt = self._checked_header(name, data, LOG_MAGIC)
         frames, size = read_frames(data, _HEADER.size + _CRC.size, self._salt)
         damaged = next_frame(data, size, self._salt)
@@ -295,12 +295,12 @@ class Store:
             for block in self._decoded(name, _blocks, payload):
                 at = block.first - head.base_index - 1
                 if not 0 <= at <= len(entries) or block.hard.term < hard.term:
-                    raise self._refused(name, f"entry {block.first} does not follow what stands before it")
+                    raise self._refused(name, f"entry {block.first} does not follow the entries before it")
                 hard = block.hard
                 if block.entries:
                     entries[at:] = block.entries
         if entries and entries[-1].term > hard.term:
-            raise self._refused(name, "it holds an entry of a term to come")
+            raise self._refused(name, "it holds an entry of a term after its own")
         if head.image_index > head.base_index + len(entries) or head.image_index < head.base_index:
             raise self._refused(name, "its snapshot does not meet its entries")
         return Saved(hard, None, head.base_index, head.base_term, tuple(entries), head.configuration)
@@ -329,7 +329,7 @@ class Store:
 
 
 def _alone(saved: Saved, alone: bool) -> bool:
-    """Whether nobody else votes, as the log says."""
+    """Whether no other host votes according to the log."""
     newest = _newest(saved)
     if not newest.voters:
         return alone
@@ -348,7 +348,7 @@ def header(magic: bytes, salt: int) -> bytes:
 
 
 def frame(payload: bytes, salt: int) -> bytes:
-    """One write, as it stands in the file."""
+    """One write, as bytes of the file."""
     return _FRAME.pack(_MARK, len(payload), _frame_crc(payload, salt)) + payload
 
 

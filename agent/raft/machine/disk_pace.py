@@ -1,9 +1,9 @@
 """How long the log's disk takes, and whether a host with such a disk should lead.
 
-A leader commits through the disks of the others, so that its own may hang for long without anybody noticing, until its
-writes fill its memory and a loss of one voter stops the rack. So a leader whose oldest write takes longer than `SLOW_S`
-hands over; and a host does not stand for election while a write hangs, and after a slow one only when nobody else did
-for some time: it may be the only one left.
+A leader commits through the disks of the others, so its own may hang for long unnoticed, until its writes fill its
+memory and a loss of one voter stops the rack. So a leader whose oldest write takes longer than `SLOW_S` hands over; and
+a host does not stand for election while a write hangs, and after a slow one only when no other host did for some time:
+it may be the only one left.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from agent.raft.machine.types import Action, Persist, SaveSnapshot
 SLOW_S = 2.0
 """A write that takes longer: a healthy disk syncs within some hundredths of a second, a busy one within some tenths."""
 SNAPSHOT_BYTES_PER_S = 20_000_000
-"""What a snapshot may take longer for its size."""
+"""A write of a snapshot may take longer by its size over this."""
 RELUCTANCE = 4.0
 """How many times longer a host whose last write was slow waits before it stands for election."""
 
@@ -22,11 +22,11 @@ RELUCTANCE = 4.0
 class DiskPace:
     def __init__(self) -> None:
         self._writing: deque[tuple[int, float]] = deque()
-        """(number, when it is slow if it is still under way)."""
+        """(number, time from which the write counts as slow)."""
         self._last_was_slow = False
 
     def began(self, actions: Iterable[Action], now_s: float) -> None:
-        """The writes among these actions were asked for now."""
+        """The writes among these actions begin now."""
         for action in actions:
             if isinstance(action, Persist | SaveSnapshot):
                 size = len(action.image.data) if isinstance(action, SaveSnapshot) else 0
@@ -44,5 +44,5 @@ class DiskPace:
 
     @property
     def reluctance(self) -> float:
-        """Times the usual patience before standing for election."""
+        """Factor on the time to wait before standing for election."""
         return RELUCTANCE if self._last_was_slow else 1.0

@@ -1,18 +1,18 @@
-"""A leader's own state: what each other host has, and whether a majority still stands behind us.
+"""A leader's own state: what each other host has, and whether a majority still answers us.
 
-It is made new at each election and dropped when the leader steps down (Raft Figure 2, "volatile state on leaders").
+It is created at each election and dropped when the leader steps down (Raft Figure 2, "volatile state on leaders").
 
 CheckQuorum and the lease. Each round of heartbeats has a number, every answer names it, and what counts is when the
-round *began*: at that moment the voter had not yet helped anybody else, and for `election_min_s` after it heard us it
-will not (Raft thesis §4.2.3, §6.4.1). So until `lease_s` after the latest round that a majority answered, no other
-leader can exist.
+round *began*: at that moment the voter had not yet voted for another host, and for `election_min_s` after it received
+our heartbeat it will not (Raft thesis §4.2.3, §6.4.1). So until `lease_s` after the latest round that a majority
+answered, no other leader can exist.
 
 Who counts. A voter is a name and the log that it votes with (`messages.Voter`). The leader writes down which log that
-is before it counts an answer of it: of a host that no leader has heard yet, with the first answer; of one that answers
-with another log than before - the former is gone, and with it what it had acknowledged and whom it had voted for - as
-an entry that the *other* voters have to commit. From that entry on the former log's votes are worth nothing, and once
-it is committed the new one counts. Two majorities that follow one another in this way always share a voter that
-remembers, as when one voter is taken out of a configuration and another one put in (Raft thesis §4.1).
+is before it counts an answer of it: of a host that has answered no leader yet, with the first answer; of one that
+answers with another log than before - the former log is lost, with the entries it acknowledged and its votes - as an
+entry that the *other* voters have to commit. From that entry on the former log's votes do not count, and once it is
+committed the new log counts. Two majorities that follow one another in this way always share a voter that still has its
+log, as when one voter is taken out of a configuration and another one put in (Raft thesis §4.1).
 """
 
 import math
@@ -42,7 +42,7 @@ from agent.raft.policy import Timing
 from covey.core import HostId
 
 ROUNDS_MAX = 256
-"""Rounds whose beginning is remembered; an answer to an older one confirms nothing."""
+"""Rounds whose start is remembered; an answer to an older one is ignored."""
 RETRY_ROUNDS = 4
 """Heartbeats after which a piece of a snapshot is sent again."""
 OBSERVER_PATIENCE_S = 5.0
@@ -61,16 +61,16 @@ class Leading:
         rng: random.Random,
     ) -> None:
         """`alive`: the other living hosts; those that do not vote observe. `identities`: which logs voted for us, our
-        own among them. `rng` names the rack whose log begins with us."""
+        own among them. `rng` draws the identity of a rack whose log begins with us."""
         self._raft_log, self._timing, self._me, self._alive, self._rng = raft_log, timing, me, alive, rng
         self._elected_s = now_s
         self._round = 0
         self._rounds: dict[int, float] = {}
         self._patience = ElectionPatience()
         self._changed_s = now_s
-        """When the configuration in force was appended: who answers a round that began later lives with it."""
+        """When the configuration in force was appended: a host that answers a later round answers under it."""
         self._leaving: tuple[float, float] | None = None
-        """Since when, and until when, the office is offered to others."""
+        """Since when, and until when, this leader offers to hand over."""
         self.tick_s = now_s
         """When the next round of heartbeats is due."""
         self.first_index = raft_log.log.last_index + 1
@@ -81,7 +81,7 @@ class Leading:
         self.beat(now_s)
 
     def _first_entry(self, identities: Mapping[HostId, bytes]) -> Entry:
-        """A no-op, or who votes where that is not written yet; a new log's also says which rack this is."""
+        """A no-op, or the configuration where it is not written yet; in a new log also with the rack's identity."""
         raft_log, known = self._raft_log, self._raft_log.configuration
         voters = tuple(
             voter if voter.identity else Voter(voter.host, identities.get(voter.host, b"")) for voter in known.voters
@@ -98,7 +98,7 @@ class Leading:
         self._arrange()
 
     def _arrange(self) -> None:
-        """Who receives the log, and who counts; one that stays keeps its place."""
+        """Set which hosts receive the log and which are voters; a host that stays keeps its progress."""
         configuration, known = self._raft_log.configuration, self.peers
         voters = configuration.hosts
         whole = [host for host in (*voters, configuration.learner) if host not in ("", self._me)]
@@ -139,8 +139,8 @@ class Leading:
         return None
 
     def _with_learner(self, configuration: Configuration, now_s: float) -> Configuration | None:
-        """It votes from its first answer on, with the log that we know: what it held under this name before belongs to
-        a configuration that is over."""
+        """The configuration in which the learner votes, with the log that answers now; None until it has caught up and
+        a majority with it answers."""
         host = configuration.learner
         wanted = policy.promoted(configuration, Voter(host, self.peers[host].identity))
         return wanted if self._caught_up(host, now_s) and self._stands(wanted, now_s) else None
@@ -154,7 +154,7 @@ class Leading:
         return not self.leaving(now_s) and self._follower_with_everything(since_s) is not None
 
     def heard_since(self, since_s: float) -> list[HostId]:
-        """Who answered a round that began then or later."""
+        """Hosts that answered a round that began then or later."""
         return [host for host, progress in self.peers.items() if progress.confirmed_s >= since_s]
 
     def _caught_up(self, host: HostId, now_s: float) -> bool:
@@ -163,7 +163,7 @@ class Leading:
         return heard and progress.state is ProgressState.STREAM and progress.match >= self._raft_log.commit
 
     def _stands(self, configuration: Configuration, now_s: float) -> bool:
-        """A majority of these voters was heard so lately that it can commit what comes next."""
+        """A majority of these voters answered so lately that it can commit the next entry."""
 
         def confirmed_s(host: HostId) -> float:
             if host == self._me:
@@ -174,8 +174,8 @@ class Leading:
         return policy.stands(configuration.hosts, confirmed_s, self._lately(now_s))
 
     def _lately(self, now_s: float) -> float:
-        """Whoever answered a round that began then or later is there, with the log that we count on: asked anew for
-        each step of a change, so that one that lost its log meanwhile is not relied on."""
+        """A host that answered a round that began then or later still has the log that counts: each step of a change
+        needs new answers, so that a host that lost its log meanwhile does not count."""
         return max(now_s - self._timing.election_min_s, self._changed_s)
 
     # ---- time ----
@@ -212,7 +212,7 @@ class Leading:
         return 2 * self._timing.heartbeat_s if behind and not silent else self._timing.observer_s
 
     def confirmed_s(self, now_s: float) -> float:
-        """The latest time at which a majority, ourselves included, stood behind us; -inf before the first answers."""
+        """The start of the latest round that a majority, ourselves included, answered; -inf before the first."""
         others = [
             progress.confirmed_s if self._counts(host) else -math.inf
             for host, progress in self.peers.items()
@@ -222,7 +222,7 @@ class Leading:
 
     def deserted(self, now_s: float, stalled_until_s: float = -math.inf) -> bool:
         """No majority has answered for `step_down_s`, or longer where answers were late before. While this host itself
-        was stopped nobody was asked anything: voters have as long again from then on, up to `LATE_S_MAX` in all."""
+        was stopped it asked no voter: they have as long again from then on, up to `LATE_S_MAX` in all."""
         heard_s = max(self.confirmed_s(now_s), self._elected_s)
         if now_s - heard_s <= LATE_S_MAX:
             heard_s = max(heard_s, stalled_until_s)
@@ -231,7 +231,7 @@ class Leading:
     # ---- handing over ----
 
     def hand_over(self, until_s: float, now_s: float) -> None:
-        """Offer the office: take no more commands, and see at once who is there."""
+        """Offer to hand over: take no more commands, and send heartbeats at once to see which voters answer."""
         self._leaving = (now_s, until_s)
         self.beat(now_s)
 
@@ -239,7 +239,7 @@ class Leading:
         return self._leaving is not None and now_s < self._leaving[1]
 
     def successor(self, now_s: float) -> HostId | None:
-        """Who can take over now; None while nobody can, or nobody is asked."""
+        """The voter that can take over now; None when there is none, or when this leader does not hand over."""
         if self._leaving is None or not self.leaving(now_s):
             return None
         return self._follower_with_everything(self._leaving[0])
@@ -251,14 +251,14 @@ class Leading:
     # ---- who counts ----
 
     def _counts(self, host: HostId) -> bool:
-        """Its answers make majorities: it votes, and with the log that answers."""
+        """Its answers count towards majorities: it votes, and with the log that answers."""
         voter, progress = self._raft_log.configuration.voter(host), self.peers[host]
         if voter is None or not progress.voter:
             return False
         return voter.identity == progress.identity and voter.since <= self._raft_log.commit
 
     def uncounted(self) -> tuple[HostId, ...]:
-        """Voters that answer, and do not count."""
+        """Voters that answer with a log that does not count."""
         return tuple(
             host
             for host, progress in self.peers.items()
@@ -266,7 +266,8 @@ class Leading:
         )
 
     def _answered(self, host: HostId, reply: AppendReply | SnapshotReply) -> bool:
-        """Whether this answer is of the log that stands for its sender now; which one that is is written down."""
+        """Whether this answer is of the newest log of its sender; a log that is not in the configuration yet is
+        written there."""
         progress = self.peers[host]
         if not progress.answered(reply.identity, reply.lost, reply.last_index):
             return False
@@ -301,7 +302,7 @@ class Leading:
                 self.feed(host, progress, now_s)
 
     def advance(self, now_s: float) -> None:
-        """Commit what a majority holds durably, if it is of our own term (Raft §5.3, §5.4.2), and say so."""
+        """Commit what a majority holds durably, if it is of our own term (Raft §5.3, §5.4.2), and tell the others."""
         raft_log = self._raft_log
         voters = [host for host, progress in self.peers.items() if progress.voter]
         matches = [self.peers[host].match if self._counts(host) else 0 for host in voters]

@@ -1,4 +1,4 @@
-"""What others may know of the Raft core of one host: who leads, who votes, how far its log goes."""
+"""What other modules may ask of the Raft core of one host: who leads, who votes, how far its log goes."""
 
 from agent.raft.machine.leading import Leading
 from agent.raft.machine.raft_log import RaftLog
@@ -24,7 +24,7 @@ class Outlook:
 
     @property
     def configuration(self) -> Configuration:
-        """Who takes part, as this host's log says."""
+        """Who votes and learns, according to this host's log."""
         return self._raft_log.configuration
 
     @property
@@ -70,7 +70,7 @@ class Outlook:
 
     @property
     def identity(self) -> bytes:
-        """Which log this is."""
+        """The identity of this log."""
         return self._raft_log.identity
 
     @property
@@ -85,7 +85,7 @@ class Outlook:
 
     @property
     def forgotten(self) -> bool:
-        """This host should vote, but its log is not the one that votes."""
+        """This host is a voter, but its log is not the one that votes."""
         return self.me in self.voters and not self._votes_here
 
     @property
@@ -99,12 +99,12 @@ class Outlook:
         return self.leading.tick_s if self.leading else self._deadline_s
 
     def confirmed_s(self, now_s: float) -> float | None:
-        """When a majority last stood behind us; None: we do not lead, or our no-op is not committed, so that what is
-        applied here may be old."""
+        """The start of the latest round that a majority answered; None: we do not lead, or our no-op is not committed,
+        so that the state applied here may be old."""
         leading = self.leading
         return leading.confirmed_s(now_s) if leading and self._raft_log.commit >= leading.first_index else None
 
     def holds_lease(self, now_s: float) -> bool:
-        """We lead, nobody else can, and our no-op is committed: what is applied here is the newest there is."""
+        """We lead, no other host can, and our no-op is committed: the state applied here is the newest there is."""
         confirmed_s = self.confirmed_s(now_s)
         return confirmed_s is not None and now_s - confirmed_s < self._timing.lease_s

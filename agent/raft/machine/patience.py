@@ -1,10 +1,10 @@
 """How long silence may last before it counts as a loss: longer where it was long before and ended well.
 
-A host whose processor is busy is late, and so is its neighbour's disk; a fixed timeout then changes the leader every
-half minute although nobody failed. So each host remembers the longest silences of the last minute that *ended*, which
-shows that nobody was lost, and waits `STRETCH` times as long as the longest of them. Only ever longer than configured:
-a lease that was promised for the configured time still holds. A host that was late itself cannot tell whether others
-were: `Stall` makes it listen once more before it decides.
+A host whose processor or disk is busy answers late; a fixed timeout then changes the leader every half minute although
+no host failed. So each host remembers the longest silences of the last minute that *ended*, which shows that no host
+was lost, and waits `STRETCH` times as long as the longest of them. Only ever longer than configured: a lease that was
+promised for the configured time still holds. A host that was late itself cannot tell whether others were: `Stall` makes
+it wait for one more heartbeat before it decides.
 """
 
 import math
@@ -26,7 +26,7 @@ class ElectionPatience:
         """(when it ended, how long it was)."""
 
     def ended(self, silence_s: float, now_s: float) -> None:
-        """Somebody who was silent for this long spoke again."""
+        """A host that was silent for this long sent a message again."""
         if silence_s > LATE_S_MAX:
             return
         while self._silences and self._silences[-1][1] <= silence_s:
@@ -46,7 +46,7 @@ class ElectionPatience:
 
 
 class Stall:
-    """Whether this host itself was stopped or late just now: what others sent meanwhile is still to be read."""
+    """Whether this host itself was stopped or late just now: messages received meanwhile are still unread."""
 
     def __init__(self, heartbeat_s: float, now_s: float) -> None:
         self._heartbeat_s, self._last_s = heartbeat_s, now_s
@@ -54,7 +54,7 @@ class Stall:
         """When this host went on after the last time."""
 
     def passed(self, due_s: float, now_s: float) -> None:
-        """An event happens; something was due at `due_s`."""
+        """An event is handled; the core was to wake at `due_s`."""
         if now_s - max(due_s, self._last_s) > self._heartbeat_s:
             self.ended_s = now_s
         self._last_s = now_s

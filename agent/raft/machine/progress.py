@@ -1,4 +1,4 @@
-"""What a leader knows of one other host, and how much it may send it before it hears back.
+"""What a leader knows of one other host, and how much it may send before it gets an answer.
 
 probe     one Append at a time, until the place is found where the two logs agree
 stream    entries are sent ahead of the answers, up to `window` messages
@@ -50,13 +50,13 @@ class Progress:
         self.whole = False
         """It receives all entries at once: voters and the learner do, observers receive what is committed."""
         self.identity = b""
-        """Which log answers; empty until it has."""
+        """The identity of the log that answers; empty until one has."""
         self.past: set[bytes] = set()
-        """Logs that answered under this name before: what they still say, late, is of no use."""
+        """Logs that answered under this name before: late answers of theirs are ignored."""
         self.lost = False
         """See AppendReply."""
         self.last_index = 0
-        """Where it said that its log ends."""
+        """The end of its log, by its last answer."""
         self.match = 0
         self.next = next_index
         self.state = ProgressState.PROBE
@@ -68,7 +68,7 @@ class Progress:
         self.confirmed_s = -math.inf
         """When the last round began that this host answered."""
         self.beat_s = -math.inf
-        """When it is due to hear from us."""
+        """When the next heartbeat to it is due."""
         self.image: Snapshot | None = None
         self.offset = 0
         self.sent_s = -math.inf
@@ -121,8 +121,8 @@ class Progress:
         return True
 
     def answered(self, identity: bytes, lost: bool, last_index: int) -> bool:
-        """Whether this answer is of the log that answers now. Another log under this name begins anew: nothing that
-        the former one held is counted on."""
+        """Whether this answer is of the log that answers now. Another log under this name starts from nothing: entries
+        of the former one do not count."""
         if identity in self.past:
             return False
         if identity != self.identity and self.identity:

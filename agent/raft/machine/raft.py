@@ -5,29 +5,29 @@
         +---------------------+---- a leader, a later term ----+---- no majority answers-+
 
 PreVote (Raft thesis §9.6): before a host enters a new term it asks whether a majority would vote for it. A host that
-was cut off or restarts therefore deposes nobody: whoever heard the leader within `election_min_s` says no, and
-nobody's term grows by asking. A voter also treats its own start as if it had just heard a leader, because it has
-forgotten whether it did: the old leader's lease may still run.
+was cut off or restarts therefore deposes no leader: voters that heard the leader within `election_min_s` refuse, and no
+term grows by asking. A voter also treats its own start as if it had just heard a leader, because it cannot know whether
+it did: the old leader's lease may still run.
 
 A leader that is to be stopped hands over (Raft thesis §3.10): it steps down first, so that no lease of its can run, and
-then tells the voter with the whole log to stand at once. That one asks in the next term with `handed_over`, and nobody
-stays loyal to a leader that left: of a later leader the request's term says that it is out of date. The order is for
-the term in which it was given and no other; whoever gets it late ignores it.
+then tells the voter with the whole log to stand at once. That voter asks in the next term with `handed_over`, and the
+others vote although they heard a leader just now; if there is a later leader, the request's term is out of date. The
+order is for the term in which it was given and no other; a voter that receives it late ignores it.
 
-A host that is not among the voters is an observer: a follower that never stands for election. Who votes is what the
-log says (`raft_log`), and a host may not know yet that it was made a voter, or that it is none any more. Therefore it
-follows any leader of its rack, and answers any candidate of its rack, whoever it believes to vote (Raft thesis §4.2.1,
-§4.2.2): only the candidate counts, by its own log. A host whose log has not begun knows no rack and no voters but those
-of agent.toml: it follows one of these, or a leader whose log began with, or is now voted on by, one of these; and one
-that lost its log follows the rack that it belonged to, and one that is to vote the leader who says so.
+A host that is not among the voters is an observer: a follower that never stands for election. Who votes is what the log
+says (`raft_log`), and a host may not know yet that it was made a voter, or that it is none any more. Therefore it
+follows any leader of its rack, and answers any candidate of its rack, whichever voters its own log names (Raft thesis
+§4.2.1, §4.2.2): only the candidate counts votes, by its own log. A host whose log has not begun knows no rack and only
+the voters of agent.toml: it follows one of these, or a leader whose log began with, or is now voted on by, one of
+these. A host that lost its log follows the rack that it belonged to; a learner follows the leader that made it one.
 
-A voter whose log is not the one that votes under its name (`messages.Voter`) observes too: one that lost its log, or
-finds less in it than it acknowledged, has forgotten whom it voted for. It votes again when a leader has written its new
-identity down and brought it to where the other voters have committed that. It learns of its loss from its own second
-record (`disk`), or from the leader, who says in each Append what this log has acknowledged to it.
+A voter whose log is not the one that votes under its name (`messages.Voter`) observes too: a host that lost its log, or
+finds less in it than it acknowledged, has also lost its votes. It votes again when a leader has written its new
+identity to the log and has sent it all entries up to the one with which the other voters committed that. It detects the
+loss by its own second record (`disk`), or by the leader's Appends, each of which states what this log has acknowledged.
 
-A change of voters is driven by whoever leads (`leading.next_step`), one committed step after the other. A leader that
-is to leave the voters hands over first and becomes an observer under the next one; it is not cut off without a word.
+The leader of the time drives a change of voters (`leading.next_step`), one committed step after the other. A leader
+that is to leave the voters hands over first and becomes an observer under the next one.
 """
 
 import enum
@@ -112,9 +112,9 @@ class Raft(Outlook):
         self._timing, self._rng, self._now_s = timing, rng, now_s
         self._votes: dict[HostId, bool] = {}
         self._voted_with: dict[HostId, bytes] = {}
-        """Which logs gave these votes."""
+        """The identities of the logs that gave these votes."""
         self._voted_here = True
-        """Before this event."""
+        """Whether this log voted before this event."""
         self._own_vote = 0
         """Candidate: the write that makes our vote for ourselves durable."""
         self._heard_s = now_s
@@ -123,7 +123,7 @@ class Raft(Outlook):
         """Term and name of that leader."""
         self._silences, self._stall = ElectionPatience(), Stall(timing.heartbeat_s, now_s)
         self._excused = False
-        """We were late ourselves when `_deadline_s` came, and listen once more."""
+        """We were late ourselves when `_deadline_s` came, and wait for one more heartbeat."""
         self._disk = DiskPace()
         self._deadline_s = now_s + self._patience()
         self.current_s: float | None = None
@@ -196,7 +196,7 @@ class Raft(Outlook):
             leading.change(wanted.configuration, self._now_s)
 
     def _drive(self) -> None:
-        """The next step of a change that is under way, whoever began it."""
+        """Take the next step of a change that is under way, also of one that another leader began."""
         if self.leading is None or not (self._raft_log.configuration.learner or self._raft_log.configuration.leaving):
             return
         wanted = self.leading.next_step(self._now_s)
@@ -208,13 +208,13 @@ class Raft(Outlook):
     # ---- handing over ----
 
     def _spare_a_slow_disk(self) -> None:
-        """A leader whose disk hangs offers its office, again and again while nobody can take it."""
+        """A leader whose disk hangs offers to hand over, again and again while no voter can take over."""
         if self.leading and self._others and self._disk.hangs(self._now_s) and not self.leading.leaving(self._now_s):
             self.counters["handovers_for_slow_disk"] += 1
             self.leading.hand_over(self._now_s + OFFER_S, self._now_s)
 
     def _hand_over(self) -> None:
-        """First down, then the order: from here on nothing of ours counts in this term."""
+        """Step down, then send the order: from here on this host leads no more in this term."""
         successor = self.leading.successor(self._now_s) if self.leading else None
         if successor is not None:
             self.counters["handovers"] += 1
@@ -285,7 +285,7 @@ class Raft(Outlook):
         self._wait()
 
     def _ask(self) -> None:
-        """Would a majority vote for us? No term changes yet."""
+        """Pre-vote: ask whether a majority would vote for us. No term changes yet."""
         self.role, self._votes, self._voted_with = Role.PRECANDIDATE, {self.me: True}, {}
         self.counters["prevotes"] += 1
         for host in self._others:
@@ -300,7 +300,7 @@ class Raft(Outlook):
             self.counters["handover_orders_stale"] += 1
 
     def _stand(self, handed_over: bool = False) -> None:
-        """Stand for election: a new term, our own vote first, and nobody hears of it before it is durable."""
+        """Stand for election: a new term; the requests leave once our own vote is durable."""
         self.role, self.leader, self._votes, self._voted_with = Role.CANDIDATE, None, {}, {}
         self.counters["elections"] += 1
         self._raft_log.enter(self.term + 1, self.me)
@@ -315,7 +315,7 @@ class Raft(Outlook):
         return RequestVote(term, pre_vote, raft_log.log.last_index, raft_log.log.last_term, handed_over, counts)
 
     def _may_vote(self, asked: RequestVote) -> bool:
-        """Whoever asks, if this host belongs to a rack, and its log is not known to be one that does not vote."""
+        """For any candidate, if this host belongs to a rack, and its log is not known to be one that does not vote."""
         if asked.counts and asked.counts == self._raft_log.identity:
             return True
         return self.rack != NO_RACK and not self.forgotten
@@ -388,7 +388,7 @@ class Raft(Outlook):
         if not self._one_of_us(sender, message):
             self.counters["appends_of_strangers"] += 1
             self.stranger = sender
-            if isinstance(message, Append) and message.prev_index:  # the first entry says whose log this is
+            if isinstance(message, Append) and message.prev_index:  # the first entry names the rack
                 self._refuse(sender, message.round, message.prev_index, (0, 0), message.term)
             return
         if message.term < self.term:

@@ -1,15 +1,15 @@
-"""What this host holds, what of it is durable, and what it has promised but may not say yet.
+"""The entries that this host holds, how many of them are durable, and the answers held back until they are.
 
     log        1 ........ commit ........ durable ........ last
                applied    known to be     on this          in memory
                at once    committed       disk
 
-Who takes part is what the last entry that says so says, committed or not: it goes with its entry, and comes back when
-that is cut off (Raft thesis §4.1).
+The configuration is the one of the last entry that holds one, committed or not; when that entry is cut off, the one
+before it is in force again (Raft thesis §4.1).
 
 `commit` and `durable` are independent: a follower may learn that an entry is committed (a majority holds it) before
 its own disk has finished writing it. At the end of every event `finish` asks for one write of all that changed, and
-holds the promises made meanwhile back until that write is done.
+holds the promises (messages of this event) back until that write is done.
 """
 
 from collections import deque
@@ -37,8 +37,8 @@ KEEP_BYTES_MAX = 8 * 1024 * 1024
 
 
 class Contradiction(Exception):
-    """A leader's log holds another entry where ours is known to be committed: one of the two forgot what a majority
-    had acknowledged. Nothing that this host could do by itself would be right."""
+    """A leader's log holds another entry where ours is known to be committed: one of the two lost entries that a
+    majority had acknowledged. This host cannot repair that by itself."""
 
     def __init__(self, index: int, own_term: int, other_term: int) -> None:
         super().__init__(f"entry {index} is committed here in term {own_term}, the leader has one of term {other_term}")
@@ -47,7 +47,7 @@ class Contradiction(Exception):
 
 class RaftLog:
     def __init__(self, saved: Saved, founders: Configuration, keep_entries: int, hint_s: float) -> None:
-        """`founders` take part as long as no entry says who does."""
+        """`founders` is the configuration as long as no entry holds one."""
         self.term, self.vote = saved.hard.term, saved.hard.vote
         self.identity, self.lost, self.rack_before = saved.hard.identity, saved.hard.lost, saved.hard.rack
         first = saved.configuration if saved.configuration.voters else founders
@@ -70,11 +70,11 @@ class RaftLog:
         """(number, last index) of writes under way."""
         self._promises: list[tuple[HostId, Words]] = []
         self._held: deque[tuple[int, int, HostId, Words]] = deque()
-        """(number, term, to, message): to be said once `number` is durable, if that is still our term."""
+        """(number, term, to, message): sent once `number` is durable, if that is still our term."""
         self._actions: list[Action] = []
 
     def begin(self) -> None:
-        """Apply what the disk knew to be committed."""
+        """Apply what was committed according to the disk."""
         if self.image is not None:
             self._actions.append(Restore(self.image))
         self.commit_to(self._saved_commit)
@@ -82,7 +82,7 @@ class RaftLog:
     # ---- term and vote ----
 
     def enter(self, term: int, vote: str = "") -> None:
-        """A later term begins for us; in it we have voted for `vote`, or for nobody yet."""
+        """Enter a later term, in which we have voted for `vote`, or not yet."""
         assert term > self.term, f"term {term} after {self.term}"
         self.term, self.vote, self._changed = term, vote, True
 
@@ -95,17 +95,17 @@ class RaftLog:
 
     @property
     def configuration(self) -> Configuration:
-        """Who votes: the newest word of the log, committed or not (Raft §6)."""
+        """The newest configuration in the log, committed or not (Raft §6)."""
         return self._configurations[-1][1]
 
     @property
     def configuration_index(self) -> int:
-        """The entry that says so."""
+        """The index of its entry."""
         return self._configurations[-1][0]
 
     @property
     def configuration_committed(self) -> bool:
-        """Nothing can take back what `configuration` says."""
+        """Whether the entry of `configuration` is committed."""
         return self.configuration_index <= self.commit
 
     @property
@@ -130,7 +130,7 @@ class RaftLog:
         self._identity_number = self.next_number
 
     def write_commit(self) -> None:
-        """This log votes since an entry was committed: after a restart it must still know."""
+        """This log votes since an entry was committed: write that down for after a restart."""
         self._changed = True
 
     # ---- entries ----
@@ -228,14 +228,14 @@ class RaftLog:
         self._writing.append((self._number, log.last_index))
         self._changed, self._unsaved, self._saved_commit = False, None, self.commit
 
-    # ---- saying ----
+    # ---- sending ----
 
     def send(self, to: HostId, message: Words) -> None:
         """At once: it promises nothing that a crash could undo."""
         self._actions.append(SendRaft(to, message))
 
     def answer(self, to: HostId, message: Words) -> None:
-        """At once, unless the disk does not know yet as whom we speak."""
+        """At once, unless our identity is not durable yet."""
         named = not self._writing or self._writing[0][0] > self._identity_number
         (self.send if named and not self._changed else self.promise)(to, message)
 
@@ -245,7 +245,7 @@ class RaftLog:
 
     @property
     def next_number(self) -> int:
-        """The number under which what changed in this event will be written."""
+        """The number of the write that will hold what changed in this event."""
         return self._number + 1
 
     def act(self, action: Action) -> None:
@@ -296,7 +296,7 @@ class RaftLog:
         assert self.durable <= log.last_index, "durable beyond the end"
         assert self.image is None or self.image.index <= self.commit, "a snapshot of what is not committed"
         assert log.base_index <= (self.image.index if self.image else 0), "compacted without a snapshot"
-        assert self._configurations[0][0] <= log.base_index, "nobody knows who takes part"
-        assert self._configurations[-1][0] <= log.last_index, "an entry is gone, and what it said is not"
-        assert log.last_term <= self.term, "an entry of a term to come"
+        assert self._configurations[0][0] <= log.base_index, "no configuration at the base"
+        assert self._configurations[-1][0] <= log.last_index, "a configuration without its entry"
+        assert log.last_term <= self.term, "an entry of a later term than ours"
         assert all(number <= self._number for number, *_ in self._held), "a promise that nothing releases"

@@ -1,4 +1,4 @@
-"""Commands are applied once, however often they are proposed.
+"""Commands are applied once, even when they are proposed several times.
 
 A proposer that loses its leader cannot know whether its command was appended, so it proposes it again under the same
 id, and the log may then hold it twice. Every copy of the state remembers the ids of the last `window` entries with
@@ -21,7 +21,7 @@ from agent.raft.messages import Entry
 WINDOW = 8192
 """Entries whose ids are remembered: minutes at 100 commands a second."""
 RESULT_BYTES_MAX = 4 * 1024 * 1024
-"""Results remembered, all together; the oldest go first, their ids stay."""
+"""Results remembered, all together; the oldest are dropped first, their ids stay."""
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""A snapshot on its way in: pieces put together, and checked as a whole."""
+"""A snapshot that is being received: pieces put together, and checked as a whole."""
 
 from agent.raft.machine.types import Snapshot
 from agent.raft.messages import InstallSnapshot, crc
@@ -19,7 +19,7 @@ class SnapshotReceiver:
 
     def add(self, sender: HostId, piece: InstallSnapshot) -> Snapshot | None:
         """The whole snapshot with its last piece; None while something is missing. One whose checksum is wrong is
-        thrown away and begins anew."""
+        dropped and received from the start."""
         of = (sender, piece.term, piece.index, piece.entry_term, piece.total, piece.crc)
         if of != self._of:
             self._of = of

@@ -1,9 +1,9 @@
-"""What the Raft core hears (events) and what it asks for (actions).
+"""The events and the actions of the Raft core.
 
 The contract of durability: what the core promises to others (a vote, an accepted entry) is held back until the service
-has said `Persisted` for everything before it. The service performs `Persist` and `SaveSnapshot` strictly in order and
-may join several into one write; it says `Persisted(number)` with the highest number that is on the disk. `SendRaft` and
-`Apply` may be performed at once.
+has sent `Persisted` for everything before it. The service performs `Persist` and `SaveSnapshot` strictly in order and
+may join several into one write; it sends `Persisted(number)` with the highest number that is on the disk. `SendRaft`
+and `Apply` may be performed at once.
 """
 
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ from covey.core import Heard, HostId
 
 
 class HardState(msgspec.Struct, frozen=True, array_like=True):
-    """What must be on the disk before anybody hears of it, and how far the log was known to be committed."""
+    """What must be on the disk before it is sent to other hosts, and how far the log was known to be committed."""
 
     term: int = 0
     vote: str = ""
-    """Whom this host voted for in `term`; empty: nobody."""
+    """The host that this one voted for in `term`; empty: none."""
     commit: int = 0
-    """A hint: entries up to here may be applied again after a restart. It may be older than the truth."""
+    """A hint: entries up to here may be applied again after a restart. More may be committed."""
     identity: bytes = b""
-    """Which log this is: see `messages.Voter`."""
+    """The identity of this log: see `messages.Voter`."""
     lost: bool = False
-    """It stands in for one that is gone, or that holds less than it acknowledged: see `machine.raft`."""
+    """It replaces one that is missing, or that holds less than it acknowledged: see `machine.raft`."""
     rack: Rack = NO_RACK
-    """The rack that this host belongs to, or did with the log that is gone."""
+    """The rack that this host belongs to, or belonged to with the log that is missing."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class Saved(msgspec.Struct, frozen=True):
     base_term: int = 0
     entries: tuple[Entry, ...] = ()
     configuration: Configuration = Configuration()
-    """Who votes after `base_index`; nobody: whoever leader.voters names."""
+    """Who votes after `base_index`; without voters: those of leader.voters."""
 
 
 # ---- events ----
@@ -97,7 +97,7 @@ class ConfigurationWanted(msgspec.Struct, frozen=True):
 
 class HandOver(msgspec.Struct, frozen=True):
     """This host is to be stopped: if it leads, another voter should, as soon as one has the whole log (Raft thesis
-    §3.10). Until `until_s` no command is appended; if nobody was ready by then, it leads on."""
+    §3.10). Until `until_s` no command is appended; if no voter was ready by then, it goes on as leader."""
 
     until_s: float
 
@@ -175,7 +175,7 @@ class SoftState(msgspec.Struct, frozen=True):
 
 
 class ConfigurationChanged(msgspec.Struct, frozen=True):
-    """These take part now, as this host's log says; `committed`: that cannot be undone any more."""
+    """The configuration of this host's log changed, or became `committed`."""
 
     configuration: Configuration
     committed: bool

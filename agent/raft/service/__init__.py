@@ -2,7 +2,7 @@
 
 settings    [leader] of agent.toml
 proposals   a command on its way to the leader and its result on the way back
-voters      what the leader says to a change of voters
+voters      the leader's decision about a change of voters
 changes     a change of voters on its way to the leader
 consensus   timers, messages, group commit, the state that is applied
 """

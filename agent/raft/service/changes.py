@@ -1,7 +1,7 @@
-"""A change of voters on its way to the leader, and what a host says about who votes.
+"""A change of voters on its way to the leader, and a host's notes on who votes.
 
-The leader decides (`voters.decide`) and appends the first step; the core takes the others, whoever leads by then
-(`machine.leading`). Nothing here has to live until a change is completed.
+The leader decides (`voters.decide`) and appends the first step; the core of the leader of that time takes the others
+(`machine.leading`). Nothing here has to run until a change is completed.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from covey.errors import Refused
 from covey.ports import Env
 
 PAUSE_S = 0.2
-"""Before the leader is asked again that could not change anything yet."""
+"""Pause before a leader that could not change anything yet is asked again."""
 REASON_MAX = 400
 """Characters of a reply's line."""
 
@@ -45,7 +45,7 @@ class ProposalLogView(Protocol):
 
     @property
     def heard_lately(self) -> frozenset[HostId]:
-        """As the leader: who answered within an election timeout, itself included."""
+        """On the leader: the hosts that answered within an election timeout, itself included."""
 
     @property
     def stranger(self) -> HostId | None:
@@ -75,7 +75,7 @@ class Changes:
     # ---- from this host ----
 
     async def change(self, add: str, remove: str, force: bool, timeout_s: float) -> str:
-        """Ask the leader: what is being done, in words. Refused."""
+        """Ask the leader: one line on what it does. Refused."""
         asked = ChangeVoters(self._desk.rack, HostId(add), HostId(remove), force)
         end_s = self._env.clock.now_s() + timeout_s
         while True:
@@ -128,10 +128,10 @@ class Changes:
             self._desk.dispatch(ConfigurationWanted(now, wanted))
         return ChangeReply(0, voters.accepted(asked, now, wanted)[:REASON_MAX])
 
-    # ---- what is to be said ----
+    # ---- notes ----
 
     def changed(self, changed: ConfigurationChanged) -> bool:
-        """Say who votes once that cannot be taken back. True when it is another word than the last."""
+        """Log who votes once that is committed. True when it differs from the last time."""
         now, before = changed.configuration, self._told
         if not changed.committed or now == before:
             return False
@@ -144,7 +144,7 @@ class Changes:
         return True
 
     def notes(self, source: str = "agent.toml") -> list[str]:
-        """What people should know of who votes, one sentence each."""
+        """Warnings about who votes, one sentence each."""
         now = self._desk.configuration
         found = [
             voters.differs(self._founders, now, source),

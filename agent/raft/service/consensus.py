@@ -1,10 +1,10 @@
-"""The log of one host: the core with its timer, its messages, its disk and the state that is applied.
+"""The log of one host: the core with its timer, its messages, its disk and the applied state.
 
 Writes. One task performs them in order. While one write is under way further requests gather and become the next one
 (group commit). What the core promised to others leaves only after `Persisted`.
 
 Trouble. When the disk fails, or the state cannot apply a committed command, this host's part in the log ends: what an
-interrupted write left there is unknown until a restart reads it back. The agent lives on and answers reads with their
+interrupted write left there is unknown until a restart reads it back. The agent goes on and answers reads with their
 age.
 """
 
@@ -88,8 +88,8 @@ def _unbound(index: int, command: bytes) -> bytes:
 
 class Consensus:
     """`plugins.base.ReplicatedLog`. `send(to, data)` is one try at most; `ask_leader(to, data, seconds)` asks until it
-    is answered or raises TimeoutError, and the other host answers with `answer`; `changed(term, leader)` is told when
-    either is new, and (term, None) when this host's part ends."""
+    is answered or raises TimeoutError, and the other host answers with `answer`; `changed(term, leader)` is called when
+    either is new, and with (term, None) when this host's part ends."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Consensus:
         self.founders = tuple(HostId(name) for name in sorted(settings.voters)) or (me,)
         """Who votes in a log that has not begun, as agent.toml says."""
         self.configured: Callable[[], None] = lambda: None
-        """Told when other hosts vote, or a change begins, and that cannot be taken back."""
+        """Called when other hosts vote, or a change begins, and that is committed."""
         self._env, self._me, self._settings = env, me, settings
         self._send, self._changed = send, changed
         self._store = Store(env.disk, env.entropy)
@@ -185,8 +185,8 @@ class Consensus:
 
     @property
     def trouble(self) -> str:
-        """For people: why this host's log has no vote although it should have one, or whose log does not count for us,
-        its leader; empty when all is well."""
+        """For people: why this host's log has no vote although it should have one, or, on the leader, which voters do
+        not count; empty when all is well."""
         if self._raft is None or self._broken:
             return ""
         if self._raft.forgotten:
@@ -200,7 +200,7 @@ class Consensus:
         return {**self.counters, **(self._raft.counters if self._raft else {})}
 
     def _say_trouble(self) -> None:
-        """Once, when it begins, changes or is over."""
+        """Logged once when it begins, changes or ends."""
         if (now := self.trouble) != self._said_trouble:
             self._said_trouble = now
             if now:
@@ -258,7 +258,7 @@ class Consensus:
 
     async def start(self) -> None:
         """Read the disk back and apply what was known to be committed. A rack of one leads when this returns. Raises
-        DiskRefused for files that cannot be trusted, OSError for a sick disk."""
+        DiskRefused for files that cannot be trusted, OSError when the disk fails."""
         saved = await self._store.load(alone=self.founders == (self._me,))
         self._started_s = self._leader_since_s = self._leaderless_since_s = self._env.clock.now_s()
         self._raft = Raft(self._me, self.founders, saved, self._settings.timing(), self._env.rng, self._started_s)
@@ -273,7 +273,7 @@ class Consensus:
             raise self._broken
 
     async def stop(self) -> None:
-        """Hand over, finish what is being written, and let every waiting proposal go."""
+        """Hand over, finish the write under way, and end every waiting proposal."""
         await self._hand_over()
         self._stopping = True
         if self._timer:
@@ -288,7 +288,7 @@ class Consensus:
         self._proposals.leader_changed()
 
     async def _hand_over(self) -> None:
-        """If we lead, until another voter does, so that a planned stop costs less than an election timeout."""
+        """If we lead, wait until another voter does, so that a planned stop costs less than an election timeout."""
         if self._leader != self._me or not self.open or len(self.voters) == 1:
             return
         end_s = self._env.clock.now_s() + HAND_OVER_S
@@ -313,7 +313,7 @@ class Consensus:
         return await self._proposals.propose(command, timeout_s)
 
     async def answer(self, sender: HostId, data: bytes) -> bytes:
-        """A proposal that another host forwards to us (`ask_leader` there). Refused when it is no such thing."""
+        """A proposal that another host forwards to us (`ask_leader` there). Refused when it is of another kind."""
         try:
             asked = decode_asked(data)
         except MalformedMessage as error:
@@ -324,14 +324,14 @@ class Consensus:
         return await self._proposals.answer(sender, asked)
 
     async def change_voters(self, add: str, remove: str, force: bool, timeout_s: float = 5.0) -> str:
-        """Ask the leader for another voter, one fewer, or one in the place of another: what is being done, in words.
-        It goes on by itself, whoever leads. Refused."""
+        """Ask the leader for another voter, one fewer, or one in the place of another: one line on what it does. The
+        change goes on by itself, also under another leader. Refused."""
         return await self.changes.change(add, remove, force, timeout_s)
 
     # ---- events and actions ----
 
     def receive(self, sender: HostId, data: bytes) -> None:
-        """A raw message of an authenticated host. Never raises: it is only decoded here and handled in its turn."""
+        """A raw message of an authenticated host. Never raises: it is only decoded here and handled as an event."""
         try:
             envelope = decode(data)
         except MalformedMessage:
@@ -416,7 +416,7 @@ class Consensus:
             if self._leader is not None:
                 self._leaderless_since_s = self._env.clock.now_s()
             self._broken, self._leader = error, None
-            self._env.log.error("the log stopped on this host", why=repr(error), next="mend it, then restart the agent")
+            self._env.log.error("the log stopped on this host", why=repr(error), next="fix it, then restart the agent")
             self._written.set()
             self._work.set()
             self._proposals.leader_changed()

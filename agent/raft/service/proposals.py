@@ -1,9 +1,9 @@
-"""A command's way to the leader, and its result's way back.
+"""The way of a command to the leader, and of its result back.
 
 `propose` gives the command an id. On the leader it waits for the end of this turn of the event loop, so that all
 proposals of the turn become one event, one write and one message; elsewhere it is forwarded. It is done when *this*
-host has applied it (who then reads here sees the effect), or, if this host is slow, when the leader said so. When the
-leader changes meanwhile the same id is proposed again: `machine.once` applies it once.
+host has applied it (a read here then sees the effect), or, if this host is slow, when the leader answered so. When the
+leader changes meanwhile the same id is proposed again: `machine.session_table` applies it once.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ APPLY_S = 1.0
 PAUSE_S = 0.05
 """Before the next try when the one asked does not lead."""
 REFUSED_MAX = 4096
-"""Attempts remembered as refused, so that a late copy of the same letter is refused too."""
+"""Attempts remembered as refused, so that a late copy of the same message is refused too."""
 
 Result = asyncio.Future[Outcome]
 
@@ -87,10 +87,10 @@ class Proposals:
         """Ids handed to the core since the leader last changed, and not applied yet."""
         self._results: dict[bytes, Result] = {}
         self._turn: asyncio.Future[None] | None = None
-        """Done when the leader changes; made when somebody waits for it."""
+        """Done when the leader changes; made when a proposal waits for it."""
         self._refused: OrderedDict[tuple[bytes, int], None] = OrderedDict()
 
-    # ---- what the log tells ----
+    # ---- from the log ----
 
     def applied(self, entry: Entry, outcome: Outcome) -> None:
         """One copy of this command was reached here."""
@@ -98,7 +98,7 @@ class Proposals:
         self._resolve(entry.id, outcome)
 
     def restored(self, image: Snapshot) -> None:
-        """A snapshot took the place of many commands; some may be awaited."""
+        """A snapshot took the place of many commands; proposals here may wait for some of them."""
         for proposal in list(self._results):
             if outcome := self._sessions.find(proposal):
                 self._resolve(proposal, outcome)
@@ -260,7 +260,7 @@ def _reply(outcome: Outcome) -> ProposeReply:
 
 def _value(outcome: Outcome) -> bytes:
     if outcome.kind == "expired":
-        raise OutcomeUnknown("it was repeated so late that nobody can tell whether it was applied before")
+        raise OutcomeUnknown("it was repeated so late that it cannot be known whether it was applied before")
     if outcome.result is None:
         raise OutcomeUnknown("it was applied, but its result is no longer kept")
     return outcome.result

@@ -8,11 +8,11 @@ from agent.raft.policy import Timing
 from covey.core import ID_PATTERN
 
 VOTERS = (1, 3, 5)
-"""How many hosts may vote; a second and a fourth would help nobody."""
+"""How many hosts may vote; a second or a fourth voter lets the log survive no further loss."""
 
 
 class LeaderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[leader]: who votes, and how patient they are."""
+    """[leader]: who votes, and after what timeouts."""
 
     voters: tuple[str, ...] = ()
     """Names of one, three or five hosts, the same on every host; empty: this host alone (a rack of one)."""

@@ -1,8 +1,8 @@
-"""Who votes: what is asked of the leader, and what it says to that.
+"""Who votes: requests to the leader, and its answers.
 
-`decide` is the whole of the judgement: a wish, what the log says now, and who can be heard go in; the next
-configuration or three lines for people come out. A wish that is fulfilled already, or under way, is no error: asking
-twice is harmless.
+`decide` is the whole decision: its arguments are a request, the configuration of the log and the hosts that answer; its
+result is the next configuration, or a refusal of three lines. A request that is fulfilled already, or under way, is no
+error: asking twice is harmless.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,20 +21,20 @@ NOBODY = HostId("")
 
 
 class VotersSeen(msgspec.Struct, frozen=True):
-    """What the leader knows of its rack."""
+    """The hosts of the rack as the leader knows them."""
 
     alive: frozenset[HostId]
     """By gossip, itself included."""
     away: frozenset[HostId]
     """Known by gossip, but gone or left."""
     heard: frozenset[HostId]
-    """Who answered the leader within an election timeout, itself included."""
+    """Hosts that answered the leader within an election timeout, itself included."""
     strangers: frozenset[HostId]
-    """Whose log is of another rack."""
+    """Hosts whose log is of another rack."""
 
 
 def decide(asked: ChangeVoters, now: Configuration, rack: VotersSeen) -> Configuration:
-    """What the log is to say next; the same as now when the wish is fulfilled or under way. Refused."""
+    """The next configuration; the same as now when the request is fulfilled or under way. Refused."""
     add, remove = asked.add, asked.remove
     if (not add and not remove) or add == remove:
         raise Refused(2, "nothing to change", "expected a host to add, one to remove, or two different ones", NEXT)
@@ -60,7 +60,7 @@ def _fulfilled(asked: ChangeVoters, now: Configuration) -> bool:
 
 
 def _while_another_is_under_way(asked: ChangeVoters, now: Configuration) -> Configuration:
-    """One can be called off by asking for its contrary; nothing else can be asked for."""
+    """A change under way can be called off by asking for its opposite; any other request is refused."""
     if asked.remove == now.learner and not asked.add and asked.remove:
         return msgspec.structs.replace(now, learner=NOBODY, leaving=NOBODY)
     if asked.add == now.leaving and not asked.remove and not now.learner and asked.add:
@@ -80,7 +80,7 @@ def _check_new(asked: ChangeVoters, now: Configuration, rack: VotersSeen) -> Non
         why = "its log is of another rack"
         raise Refused(REFUSED, f"{new} cannot vote here", why, f"on {new}: {GIVE_UP_LOG}")
     if new not in rack.alive and new not in rack.away:
-        why = "no host of that name was heard of"
+        why = "gossip knows no host of that name"
         raise Refused(REFUSED, f"{new} cannot vote", why, "agentctl hosts lists the names; start its agent first")
     if new not in rack.alive and not asked.force:
         next_step = "start its agent; with --force it is brought up whenever it comes"
@@ -134,29 +134,29 @@ def under_way(now: Configuration) -> str:
         return f"{now.learner} is to take the place of {now.leaving}: it learns the log first"
     if now.learner:
         return f"{now.learner} is to vote: it learns the log first"
-    return f"{now.leaving} is to vote no more" if now.leaving else ""
+    return f"{now.leaving} is to stop voting" if now.leaving else ""
 
 
 def accepted(asked: ChangeVoters, before: Configuration, after: Configuration) -> str:
-    """What was done about a wish that was not refused."""
+    """The answer to a request that was not refused."""
     if not (after.learner or after.leaving) and (before.learner or before.leaving):
         return f"called off: {', '.join(after.hosts)} {_vote(after.hosts)}"
     return under_way(after) or f"it is so: {', '.join(after.hosts)} {_vote(after.hosts)}"
 
 
 def even(now: Configuration) -> str:
-    """What is to be said of an even number of voters; empty for an odd one."""
+    """The warning about an even number of voters; empty for an odd one."""
     count = len(now.voters)
     if count % 2 or now.learner or now.leaving:
         return ""
     return (
-        f"{count} hosts vote: {quorum(count)} of them must be there, so they bear no more losses than {count - 1}; "
+        f"{count} hosts vote: {quorum(count)} of them must answer, so they survive no more losses than {count - 1}; "
         "add one or remove one"
     )
 
 
 def of_another_rack(host: HostId, folder: str) -> str:
-    """What is to be said of a host whose log does not belong to ours."""
+    """The warning about a host whose log is of another rack."""
     return (
         f"{host} has a log that began apart from the one here, so neither follows the other; "
         f"on the one that is to give up its own: stop the agent, move {folder} away, start it again"
@@ -164,7 +164,7 @@ def of_another_rack(host: HostId, folder: str) -> str:
 
 
 def not_followed(leader: HostId | None, founders: Iterable[str]) -> str:
-    """What is to be said when a leader calls a host whose log has not begun, and is none of agent.toml's voters."""
+    """The warning of a host whose log has not begun, about a leader that is none of agent.toml's voters."""
     if leader is None:
         return ""
     return (
@@ -174,7 +174,7 @@ def not_followed(leader: HostId | None, founders: Iterable[str]) -> str:
 
 
 def differs(founders: Iterable[str], now: Configuration, source: str) -> str:
-    """What is to be said when agent.toml names other voters than the log; empty when it does not."""
+    """The warning that agent.toml names other voters than the log; empty when it does not."""
     named = sorted(founders)
     if named == sorted(now.hosts):
         return ""

@@ -60,7 +60,7 @@ def test_a_change_is_called_off_by_its_contrary_and_others_wait() -> None:
 
 
 def test_what_cannot_be_is_refused_in_words() -> None:
-    assert "no host of that name was heard of" in refused(wish(HostId("gpu9")), now(A), rack())
+    assert "gossip knows no host of that name" in refused(wish(HostId("gpu9")), now(A), rack())
     assert "no host of that name is known" in refused(wish(remove=HostId("gpu9")), now(A), rack())
     assert "d cannot vote now: it is away; start its agent; with --force" in refused(wish(D), now(A), rack(away=[D]))
     assert "the last voter" in refused(wish(remove=A), now(A), rack())
@@ -82,7 +82,7 @@ def test_nobody_is_removed_when_the_others_could_not_commit() -> None:
 
 
 def test_an_even_number_and_another_agent_toml_are_told() -> None:
-    assert "2 hosts vote: 2 of them must be there" in voters.even(now(A, B))
+    assert "2 hosts vote: 2 of them must answer" in voters.even(now(A, B))
     assert voters.even(now(A, B, C)) == voters.even(now(A, B, learner=C)) == ""
     assert "says leader.voters = a, b, c; the log says a, and that counts" in voters.differs([A, B, C], now(A), "f")
     assert voters.differs([C, A, B], now(A, B, C), "f") == ""
