@@ -1,4 +1,4 @@
-"""What an agent knows about one job's ranks on this host under one epoch, and what it tells of them."""
+"""What an agent knows about one job's ranks on this host under one epoch, and the facts about them."""
 
 import asyncio
 
@@ -16,18 +16,18 @@ class Epoch:
         self.record = record
         self.state = SupervisorState()
         self.found = found
-        """Known from disk, and nobody has asked this agent to start it."""
+        """Read from disk; the scheduler has not asked this agent to start it."""
         self.launched = False
         """This agent started its supervisor."""
         self.stop: StopRanks | None = None
         self.lease: RankLease | None = None
-        """The newest that this agent was told to give."""
+        """The newest lease that the scheduler gave for these ranks."""
         self.stream: ByteStream | None = None
         self.started = self.ended = self.forgotten = False
-        """What was told."""
+        """Whether `RanksStarted` and `RanksEnded` were published, and `forget` came."""
         self.over = asyncio.Event()
         self.launches = 0
-        """Supervisors started in vain since one was last heard."""
+        """Supervisors started since one last answered."""
 
 
 def started_of(key: Key, state: SupervisorState) -> RanksStarted:
@@ -42,7 +42,7 @@ def ended_of(key: Key, epoch: Epoch) -> RanksEnded:
 
 
 def lost_of(epoch: Epoch, state: SupervisorState, why: str) -> SupervisorState:
-    """The end of ranks that nobody supervises any more: those that ran were killed, the others never began."""
+    """The final state of ranks without a supervisor: those that ran were killed, the others never started."""
     codes = dict(state.codes)
     for rank in epoch.record.spec.ranks:
         codes.setdefault(rank.rank, -SIGKILL if rank.rank in state.pids else CANNOT_START)

@@ -1,13 +1,14 @@
-"""The unix socket `jobs.sock`: where processes on this host meet their agent (frames: `covey.wire`).
+"""The unix socket `jobs.sock`, over which processes on this host talk to their agent (frames: `covey.wire`).
 
     process --Join--> [token of the epoch, or a tool's uid] --Joined--> frames both ways until one side closes
 
 A rank proves with its token that the runner started it under an epoch that still runs here; a tool outside any job is
-known by the uid that the kernel tells. `Stepped` becomes the fact `StepTimed`, `ExtendGrace` goes to the runner, whose
-answer is `Stopping`, which every rank is told that is asked to end; every other frame goes to the plugin that hears it,
+known by its uid, which the kernel reports. `Stepped` becomes the fact `StepTimed`; `ExtendGrace` goes to the runner,
+whose answer `Stopping` goes to every rank that is asked to end; every other frame goes to the plugin that handles it,
 one at a time per process, so a process that asks faster than its plugin answers waits in its own socket.
-Frames to a process stand in a bounded outbox: who does not read is cut off, and joins again when he does. Whatever is
-malformed is counted and ends that connection, nothing else; who does it again and again is shut out (`offences`).
+Frames to a process wait in a bounded outbox: a process that does not read is disconnected, and may join again. A
+malformed frame is counted and ends that connection only; a process that repeats it is refused for a time
+(`agent.ports.protocol_error_limit`).
 """
 
 import asyncio
@@ -50,7 +51,7 @@ FRAMES_AT_ONCE = 32
 
 
 class Tokens(Protocol):
-    """What is asked of the runner."""
+    """What the socket needs of the runner."""
 
     def token(self, job: JobId, epoch: int) -> str | None: ...
     def spec(self, job: JobId, epoch: int) -> RanksSpec | None: ...
@@ -112,13 +113,13 @@ class JobSocket:
         return sorted((peer for peer in self._joined if peer.job == job), key=lambda peer: peer.rank)
 
     def facts(self) -> Sequence[Fact]:
-        """Who is joined now, for a plugin that has missed it."""
+        """A `JobJoined` of every rank that is joined now, for a plugin that started later."""
         return [
             JobJoined(peer.job, peer.epoch, peer.rank, peer.kernel) for peer in self._joined if peer.job is not None
         ]
 
     def say_stopping(self, job: JobId, epoch: int) -> None:
-        """Ranks of this epoch were asked to end, or have got more time."""
+        """Send `Stopping` to the ranks of this epoch: they were asked to end, or got more time."""
         stopping = self._runner.stopping(job, epoch)
         for peer in self.peers(job) if stopping is not None else ():
             if peer.epoch == epoch and stopping is not None:
@@ -221,14 +222,14 @@ class JobSocket:
 
     async def _extend(self, peer: ConnectedProcess, frame: ExtendGrace) -> None:
         if peer.job is None or not 0 < frame.seconds <= SECONDS_MAX:
-            raise FrameError("ExtendGrace from outside a job, or with a time that cannot be")
+            raise FrameError("ExtendGrace from outside a job, or with an impossible time")
         await self._runner.extend(peer.job, peer.epoch, frame.seconds)
 
     def _stepped(self, peer: ConnectedProcess, frame: Stepped) -> None:
-        """FrameError for figures that are none; a metric that is none (a loss that became NaN) is only left out."""
+        """FrameError for an impossible step or time; a metric that is not finite (a loss of NaN) is left out."""
         times = (frame.step_s, frame.compute_s, frame.communicate_s)
         if peer.job is None or not 0 <= frame.step <= STEP_MAX or not all(0 <= time <= SECONDS_MAX for time in times):
-            raise FrameError("Stepped from outside a job, or with figures that cannot be")
+            raise FrameError("Stepped from outside a job, or with an impossible step or time")
         good = {
             name: value
             for name, value in list(frame.metrics.items())[:METRICS_MAX]

@@ -4,7 +4,7 @@
     jobs/j7/rank0.log.000000067108864      parts of the ring behind it, from `agent/ports/shim.py`; the number is the
     jobs/j7/rank0.log.000000083886080      offset of a part's first byte in all that was ever written
 
-What lies between two files was dropped: whoever reads from an offset in there is told the next one that there is.
+What lay between two files was dropped: a read from an offset in the gap continues at the next file.
 """
 
 import re
@@ -21,9 +21,9 @@ from plugins.base import LogRead
 LOG_BYTES_MAX = 1 << 20
 """Most that one `read_log` returns."""
 RANK_BYTES_MIN = 1 << 20
-"""However little is left of a host's budget, a rank may keep so much."""
+"""What a rank may keep at least, however little is left of its host's budget."""
 FENCE_S = 86_400.0
-"""For so long the fence of an ended job stays, whatever became of its output: no message about it is as old as that."""
+"""How long the fence of an ended job stays, with or without its output: no message about the job is older than that."""
 _LOG = re.compile(r"^jobs/([a-z0-9][a-z0-9.-]{0,62})/rank\d{1,5}\.log(?:\.\d{15})?$")
 
 
@@ -71,7 +71,7 @@ async def read_log(disk: Disk, name: str, offset: int, limit: int) -> LogRead:
             try:
                 return LogRead(await _peek(disk, _part(name, first), start - first, wanted), start, size)
             except FileNotFoundError:
-                continue  # the ring went on; the next part is there
+                continue  # the ring dropped this part; a later one exists
     return LogRead(b"", start, size, kept=bool(parts))
 
 

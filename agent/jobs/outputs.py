@@ -66,7 +66,7 @@ class Outputs:
             return
         before, self.refusal = self.refusal, ""
         if free < self._free_min:
-            # The place is said, not the figure, which changes with every look: this is told to other hosts.
+            # Without the number of free bytes, which changes with every look: the text goes to other hosts.
             self.refusal = f"less than {format_size(self._free_min)} is free in {disk.path('jobs')} of {self._env.host}"
         if bool(self.refusal) != bool(before):
             self._env.log.warning("disk", free_bytes=free, refuses=self.refusal or "nothing any more")
@@ -87,7 +87,7 @@ class Outputs:
                     await self._env.disk.prune(f"jobs/{job}")
 
     def _ended_s(self, job: JobId, live: Collection[JobId], fences: Mapping[JobId, Fence]) -> float | None:
-        """Output that nobody has a record of ended in a time that nobody knows."""
+        """When the job ended by the wall clock; None while it runs, 0 when there is no record of its end."""
         if job in live:
             return None
         return fences[job].wall_s if job in fences else 0.0

@@ -31,7 +31,7 @@ UNLESS_SET = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": "/usr/loc
 
 
 class RankEndpoints(msgspec.Struct, frozen=True):
-    """How a rank finds the agent of its host, and what it shows there."""
+    """The paths through which a rank and its host's agent communicate, and the rank's token."""
 
     host: HostId
     token: str

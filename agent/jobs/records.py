@@ -39,8 +39,8 @@ _fence = msgspec.msgpack.Decoder(Fence)
 
 
 def fence_of(data: bytes, now_wall_s: float) -> Fence:
-    """Whatever is damaged fences nothing: the scheduler's own fence still keeps an older grant from starting. One
-    without a date is dated now."""
+    """A damaged record fences nothing: the scheduler's own fence still keeps an older grant from starting. A record
+    without a date gets the time of now."""
     try:
         found = checked.unseal(data, _fence)
     except checked.Damaged:

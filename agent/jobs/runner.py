@@ -5,9 +5,9 @@
     agent restarts: EPOCH.start without an end --+-- follow that socket again; it is gone: read EPOCH.state
 
 The record `EPOCH.start` is durable before anything runs, so an agent that died at any point knows what it may have
-started. A supervisor claims its epoch (see there), so starting one again is harmless. An ended epoch is told after
-every restart until the scheduler says `forget`; then only the highest forgotten epoch of the job stays, and everything
-up to it is refused: a grant's epoch is the fencing token.
+started. A supervisor claims its epoch (see there), so starting one again is harmless. The end of an epoch is published
+after every restart until the scheduler calls `forget`; then only the highest forgotten epoch of the job stays, and
+every epoch up to it is refused: a grant's epoch is the fencing token.
 """
 
 import asyncio
@@ -48,12 +48,12 @@ TOKEN_BYTES = 16
 BOOT_S = 10.0
 """A supervisor that has not opened its socket this long after its start is taken for dead."""
 LAUNCHES_MAX = 3
-"""Supervisors that die before they say a word; then the ranks cannot start here."""
+"""Supervisors in a row that die before they answer; after that the ranks cannot start here."""
 RETRY_S = 0.1
 UNREADABLE_S = 1.0
-"""Before a supervisor is looked for again whose state a sick disk does not give."""
+"""Pause before the runner looks again for a supervisor whose state file could not be read."""
 AGAIN_LEASE_S = 10.0
-"""Lease of ranks whose supervisor and agent both died: what was left of theirs nobody knows."""
+"""Lease of ranks whose supervisor and agent both died: the rest of their former lease is unknown."""
 
 
 class SupervisedRunner:
@@ -79,12 +79,12 @@ class SupervisedRunner:
         self._known = False
         """The records have been read."""
         self.on_stopping: Callable[[JobId, int], None] = lambda job, epoch: None
-        """Told whenever `stopping` has changed."""
+        """Called whenever `stopping` has changed."""
 
     # ---- life ----
 
     async def start_up(self) -> None:
-        """Find again what an earlier agent started here: told as `RanksStarted` and `RanksEnded`."""
+        """Find again what an earlier agent started here, and publish `RanksStarted` and `RanksEnded`."""
         await self._loaded()
         self._env.spawn("runner: output", self._outputs.run(lambda: self._forgotten, self._unfence))
 
@@ -92,7 +92,7 @@ class SupervisedRunner:
         self._forgotten = {other: fence for other, fence in self._forgotten.items() if other != job}
 
     def _fenced(self, job: JobId) -> int:
-        """The newest epoch that starts no more."""
+        """The newest epoch of the job that may not start here any more; 0: none."""
         fence = self._forgotten.get(job)
         return 0 if fence is None else fence.epoch
 
@@ -104,8 +104,8 @@ class SupervisedRunner:
                 epoch.stream.close()
 
     async def _loaded(self) -> None:
-        """Whoever comes first reads the records; the others wait for it. OSError from a sick disk: the next one who
-        comes reads them again."""
+        """The first caller reads the records; the others wait for it. OSError when the disk fails: the next caller
+        reads them again."""
         while not self._known:
             if self._loading is not None:
                 await asyncio.shield(self._loading)
@@ -174,7 +174,7 @@ class SupervisedRunner:
             await self._stop(known, StopRanks(grace_s, why))
 
     async def _stop(self, epoch: Epoch, stop: StopRanks) -> None:
-        """Said now if its supervisor is there, and again whenever it is met."""
+        """Sent now if the supervisor is connected, and again on every new connection."""
         if epoch.stop is None or stop.grace_s < epoch.stop.grace_s:
             epoch.stop = stop
         if epoch.stream is not None:
@@ -182,7 +182,7 @@ class SupervisedRunner:
                 await epoch.stream.write(pack(stop))
 
     async def renew(self, leases: Mapping[Key, RankLease]) -> None:
-        """Said now to each supervisor that is there, and again whenever one is met."""
+        """Sent now to each connected supervisor, and again on every new connection."""
         for key, lease in sorted(leases.items()):
             epoch = self._epochs.get(key)
             if epoch is None or epoch.ended:
@@ -197,7 +197,7 @@ class SupervisedRunner:
         return [epoch.record.spec for _, epoch in sorted(self._epochs.items()) if not epoch.forgotten]
 
     def stopping(self, job: JobId, epoch: int) -> Stopping | None:
-        """What ranks of this epoch are told that were asked to end; None when they were not."""
+        """The `Stopping` for ranks of this epoch that were asked to end; None when they were not."""
         known = self._epochs.get((job, epoch))
         ending = None if known is None or known.ended else known.state.ending
         if known is None or ending is None:
@@ -227,7 +227,7 @@ class SupervisedRunner:
         return found
 
     def facts(self) -> Sequence[Fact]:
-        """What was told of epochs that are not forgotten, for a plugin that has missed it."""
+        """The facts of epochs that are not forgotten, for a plugin that started later."""
         found: list[Fact] = []
         for key, epoch in sorted(self._epochs.items()):
             if epoch.started:
@@ -281,7 +281,7 @@ class SupervisedRunner:
         self._epochs.pop(key, None)
 
     async def _delete(self, key: Key) -> None:
-        """The record goes last: while it is there, the rest is looked for."""
+        """The record is deleted last: while it exists, the next start looks for the other files."""
         record = file_of(key, "start")
         for name in await self._env.disk.names(file_of(key, "")):
             if name != record:
@@ -289,7 +289,7 @@ class SupervisedRunner:
         await self._env.disk.delete(record)
 
     async def _delete_if_possible(self, key: Key) -> None:
-        """What a sick disk keeps is found, and deleted, after the next restart."""
+        """Files that the disk fails to delete are found and deleted after the next restart."""
         try:
             await self._delete(key)
         except OSError as error:
@@ -372,8 +372,8 @@ class SupervisedRunner:
         return f"unix:{self._env.run_dir}/{instance_of(key)}.sock"
 
     async def _follow(self, key: Key, epoch: Epoch) -> None:
-        """Until its end is known. The supervisor may be booting, alive, gone with a last word on disk, or dead. Also
-        a damaged state says that ranks were started: the next supervisor looks for them, and starts none anew."""
+        """Until its end is known. The supervisor may be booting, alive, gone with its last state on disk, or dead. A
+        damaged state file also shows that ranks were started: the next supervisor looks for them and starts none."""
         deadline_s = self._env.clock.now_s() + BOOT_S
         while not epoch.ended:
             if await self._listen(key, epoch):
@@ -382,7 +382,7 @@ class SupervisedRunner:
                 return
             try:
                 stored = await self._env.disk.read(file_of(key, "state"))
-            except OSError as error:  # nothing follows from what cannot be read now
+            except OSError as error:  # an unreadable state decides nothing: look again
                 self._env.log.error("state cannot be read", job=key[0], epoch=key[1], why=str(error))
                 await asyncio.sleep(UNREADABLE_S)
                 continue
@@ -404,7 +404,7 @@ class SupervisedRunner:
                 await self._again(key, epoch)
 
     def _may_live(self, epoch: Epoch, deadline_s: float) -> bool:
-        """If nobody wrote down which process it is, it may be booting until the deadline."""
+        """Without a recorded process id it may be booting until the deadline."""
         process = epoch.record.supervisor
         if process is None:
             return self._env.clock.now_s() < deadline_s
@@ -422,7 +422,7 @@ class SupervisedRunner:
         return f"its supervisor does not start on {self._env.host}; see {self._env.disk.path(name)}"
 
     async def _give_up(self, key: Key, epoch: Epoch, state: SupervisorState, why: str) -> None:
-        """Nobody supervises these ranks any more: end what an earlier supervisor may have left, and say so."""
+        """These ranks get no other supervisor: end what an earlier one may have left, and publish their end."""
         for pid in (pid for rank, pid in state.pids.items() if rank not in state.codes):
             process = self._env.processes.find(pid)
             if process is not None:
@@ -441,7 +441,7 @@ class SupervisedRunner:
             await asyncio.sleep(10 * RETRY_S)
 
     async def _listen(self, key: Key, epoch: Epoch) -> bool:
-        """Hear the supervisor until it goes away: whether it was there."""
+        """Handle the supervisor's frames until the connection ends: whether there was one."""
         try:
             stream = await self._env.bytes.connect(self._socket(key))
         except ConnectionError:
@@ -488,7 +488,7 @@ class SupervisedRunner:
         self._tell(ended_of(key, epoch))
 
     async def _end_here(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
-        """An end that no supervisor wrote down: like any other it is told again after a restart."""
+        """Write down an end that no supervisor wrote, so that it is published again after a restart."""
         try:
             await self._write(key, epoch)
             await checked.save(self._env.disk, file_of(key, "state"), state)

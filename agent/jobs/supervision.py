@@ -1,4 +1,4 @@
-"""What an agent and the supervisors of its host's ranks say to one another, and what lies on disk between them."""
+"""The frames between an agent and the supervisors of its host's ranks, and the files that both use."""
 
 from collections.abc import Collection, Mapping
 from typing import Protocol, runtime_checkable
@@ -14,7 +14,7 @@ SIGTERM, SIGKILL = 15, 9
 CANNOT_START = 127
 """Exit status of a rank whose command could not be started, as a shell reports it."""
 UNKNOWN = 255
-"""Exit status of a rank that ended while nobody watched; the reason says so."""
+"""Exit status of a rank whose real one is lost; the reason says so."""
 
 
 class RankStart(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     socket: str
     """Address of the control socket."""
     lease: RankLease | None = None
-    """The first one; None: none before one is told."""
+    """The first lease; None: no lease until the agent sends one."""
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -90,20 +90,20 @@ class StopRanks(SupervisorFrame, frozen=True, tag="Stop"):
 
 
 class Extend(SupervisorFrame, frozen=True, tag="Extend"):
-    """Agent -> supervisor: a rank needs so many seconds more than its grace to save what it did. Granted once, while
-    the ranks are stopping, and at most `EXTENSION_MAX_S`; Status says what came of it."""
+    """Agent -> supervisor: a rank needs so many seconds more than its grace to save its work. Granted once, while the
+    ranks are stopping, and at most `EXTENSION_MAX_S`; the next Status has the result."""
 
     seconds: float
 
 
 class Renewed(SupervisorFrame, frozen=True, tag="Renewed"):
-    """Agent -> supervisor: the leader confirmed these ranks. The one that was asked for last counts."""
+    """Agent -> supervisor: the leader confirmed these ranks. The lease with the newest `asked_s` counts."""
 
     lease: RankLease
 
 
 class ForgetRanks(SupervisorFrame, frozen=True, tag="Forget"):
-    """Agent -> supervisor: nobody will ask any more. Ends at once if all ranks ended."""
+    """Agent -> supervisor: the state is not needed any more. The supervisor exits at once if all ranks ended."""
 
 
 Frame = RanksStatus | StopRanks | Extend | Renewed | ForgetRanks
@@ -134,8 +134,8 @@ MARKS = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN")
 
 
 async def end_marked(env: Env, variables: Mapping[str, str], spare: Collection[ProcessId] = ()) -> int:
-    """SIGKILL to what is left of the ranks of an epoch, known or not, other than the ranks in `spare` and what stands
-    under them: a supervisor that was killed while it started a rank leaves one that nobody knows. `variables`: of any
+    """SIGKILL to what is left of the ranks of an epoch, recorded or not, other than the ranks in `spare` and their
+    descendants: a supervisor that was killed while it started a rank leaves one without a record. `variables`: of any
     one rank. How many there were."""
     marks = {name: variables[name] for name in MARKS if name in variables}
     if len(marks) < len(MARKS) or not isinstance(env.processes, Marked):

@@ -4,9 +4,9 @@
       |                  |
       +--- unix socket --+----> disk: EPOCH.state, replaced whole at every step
 
-What it may be asked: how things stand (`RanksStatus`, sent on connecting and at every change), to stop, and to go away.
-What it knows is on disk before it says so, and it ends by itself once the last exit status is there: an agent that was
-away reads the file.
+An agent may ask for the state of the ranks (`RanksStatus`, sent on connecting and at every change), for their stop, and
+for the supervisor's exit. The state is on disk before it is sent, and the supervisor exits by itself once the last exit
+status is there: an agent that was away reads the file.
 
     Stop --> notice: the file COVEY_PREEMPT_FILE, Status to the agent, which tells the ranks that joined it
          --> SIGTERM to each rank's main process, and to no other: the workers of a data loader live until it has saved
@@ -17,12 +17,12 @@ away reads the file.
 It holds the ranks' lease (`plugins.base.RankLease`), which its agent renews (`Renewed`) with what the log's leader
 says. One that runs out means that this host may be cut off and that another is about to run these ranks, so they get
 the notice, SIGTERM and SIGKILL from here, whatever the agent does: it may be dead or stopped. They count as lost. Time
-is `Clock.boot_s`, one reading for both processes, and no renewal reaches into the future.
+is `Clock.boot_s`, one reading for both processes; a renewal dated in the future counts from now.
 
 Started once. The unix socket is the claim: two supervisors for the same epoch cannot both listen. One that finds a
 state file takes over from a supervisor that died: it starts nothing, finds the ranks again that the other had started,
-lets them run on, and learns how they ended from what their shims wrote (`Processes.resume`). What holds the marks of
-this epoch and is none of them is ended. So an agent that does not know how far it got simply starts a supervisor again.
+lets them run on, and learns how they ended from what their shims wrote (`Processes.resume`). Every other process with
+the marks of this epoch is ended. So an agent that does not know how far it got starts a supervisor again.
 
 A rank that fails takes its siblings on this host with it after `SIBLINGS_S`, since collective operations would wait for
 it for ever; codes are kept in the order in which the ranks ended, so the first that failed comes first.
@@ -69,7 +69,7 @@ EXTENSION_MAX_S = 600.0
 NOTICE_S = 1.0
 """Longest wait for the disk between a Stop and SIGTERM."""
 LOOK_S = 0.1
-"""How often it is looked whether something lives on of a rank whose main process ended while it was being stopped."""
+"""Between two looks for processes left of a rank whose main process ended while the rank was being stopped."""
 DISK_RETRY_S = 1.0
 READS_MAX = 5
 SOCKET_CHECK_S = 2.0
@@ -83,7 +83,7 @@ class Supervisor:
     def __init__(self, env: Env, config: SupervisorConfig) -> None:
         self._env, self._config = env, config
         self._state = self._said = SupervisorState()
-        """What is so, and what of it is on disk (or cannot be written): only that is said."""
+        """The state, and the part of it that is on disk (or cannot be written): only that part is sent."""
         self._processes: dict[int, Process] = {}
         self._lease = config.lease
         self._over = self._taken_over = False
@@ -113,7 +113,7 @@ class Supervisor:
             await self._say_goodbye()
 
     async def _stored(self) -> bytes | None:
-        """What an earlier supervisor wrote. OSError when the disk stays sick: then nothing may be started here."""
+        """What an earlier supervisor wrote. OSError when the disk keeps failing: then nothing may be started here."""
         for _ in range(READS_MAX - 1):
             try:
                 return await self._env.disk.read(self._config.state)
@@ -174,7 +174,7 @@ class Supervisor:
                 self._ask_to_stop(grace_s, "their supervisor was told to end")
 
     async def _ranks(self, begin: Callable[[], Awaitable[str]]) -> None:
-        """`begin` fills in the processes; its answer is why they cannot go on, or nothing."""
+        """`begin` fills in the processes; it returns why they cannot go on, or an empty string."""
         self._env.spawn("stopper", self._stopper())
         self._env.spawn("lease", self._keep_lease())
         try:
@@ -219,7 +219,7 @@ class Supervisor:
         code = await process.wait()
         del self._processes[rank]
         if code is None and self._state.ending is None:
-            why = f"nobody knows how rank {rank} ended: this machine was restarted, or what kept the rank was killed"
+            why = f"how rank {rank} ended is unknown: this machine was restarted, or the rank's shim was killed"
             self._state = msgspec.structs.replace(self._state, lost=True, reason=self._state.reason or why)
         self._ended(rank, UNKNOWN if code is None else code)
         if code != 0 and self._processes and self._state.ending is None:
@@ -237,8 +237,8 @@ class Supervisor:
         self._state = msgspec.structs.replace(self._state, codes={**self._state.codes, rank: code})
 
     async def _ask_strays(self) -> None:
-        """While ranks are being stopped: what a main process left running has the rest of the grace, and is asked as
-        it was."""
+        """While ranks are being stopped: processes that an ended main process left running get SIGTERM too, and the
+        rest of the grace."""
         processes = self._env.processes
         while self._left_s() > 0:
             if not isinstance(processes, Adopting) or not processes.ask_strays():
@@ -252,7 +252,7 @@ class Supervisor:
             if strays:
                 self._env.log.info("ended what ranks left behind", processes=strays)
         if self._taken_over:
-            await self._end_unknown()  # what a rank left behind may stand under no process of ours
+            await self._end_unknown()  # what a rank left behind may have another parent
 
     # ---- the lease ----
 
@@ -262,8 +262,8 @@ class Supervisor:
             self._lease = msgspec.structs.replace(lease, asked_s=asked_s)
 
     async def _keep_lease(self) -> None:
-        """Until the ranks are over, or their lease is. A lease that is over stays so: other ranks may be about to start
-        under the next grant, and a renewal that comes now was asked for before."""
+        """Until the ranks are over, or their lease is. An expired lease stays expired: other ranks may be about to
+        start under the next grant, and a renewal that arrives now was requested before."""
         while not self._over:
             lease, now_s = self._lease, self._env.clock.boot_s()
             if lease is not None and now_s >= lease.until_s:
@@ -273,7 +273,7 @@ class Supervisor:
             await asyncio.sleep(min(left_s, LEASE_CHECK_S))
 
     def _lease_ran_out(self, lease: RankLease, now_s: float) -> None:
-        """Ranks that are being stopped for another reason keep it, and get no more grace than is left here."""
+        """Ranks that are being stopped for another reason keep that reason, and get no more grace than the lease's."""
         if self._state.ending is None:
             self._state = msgspec.structs.replace(self._state, lost=True)
         why = (
@@ -297,7 +297,7 @@ class Supervisor:
         self._stopping.set()
 
     def _extend(self, seconds: float) -> None:
-        """A rank asked for more time. Its agent has told it already when that cannot be."""
+        """A rank asked for more time. Its agent has already refused a request that cannot be granted."""
         ending = self._state.ending
         if ending is None or ending.extended or ending.firm or not self._left_s() > 0 or not seconds > 0:
             return
@@ -308,7 +308,7 @@ class Supervisor:
         self._env.spawn("extended", self._save())
 
     def _left_s(self) -> float:
-        """Of the grace; 0 too for ranks that nobody asked to stop."""
+        """Seconds left of the grace; 0 also for ranks that were not asked to stop."""
         ending = self._state.ending
         return 0.0 if ending is None else max(0.0, ending.kill_at_s - self._env.clock.boot_s())
 
@@ -332,8 +332,8 @@ class Supervisor:
             await asyncio.sleep(0.2)
 
     async def _give_notice(self) -> None:
-        """Before SIGTERM: whoever is asked finds out at once what for, and how long it has. A disk that hangs does not
-        keep SIGTERM back."""
+        """Before SIGTERM, so that a rank that gets it can read the reason and the grace. A disk that hangs delays
+        SIGTERM by `NOTICE_S` at most."""
         try:
             async with asyncio.timeout(NOTICE_S):
                 await self._env.disk.replace(self._config.preempt, self._state.reason.encode())
@@ -345,8 +345,8 @@ class Supervisor:
     # ---- after a supervisor that died ----
 
     async def _take_over(self) -> str:
-        """Find the ranks again that an earlier supervisor had started. None is started here: one that is missing began
-        nowhere, or was ended with what nobody had written down."""
+        """Find the ranks again that an earlier supervisor had started. None is started here: one that is missing was
+        never started, or has no record and was ended just now."""
         self._taken_over = True
         self._env.log.warning("an earlier supervisor died", pids=[found.pid for found in self._state.pids.values()])
         awaited = [start for start in self._config.ranks if start.rank not in self._state.codes]
@@ -367,7 +367,7 @@ class Supervisor:
         return f"the supervisor of these ranks died while it started them; missing: {missing}" if missing else ""
 
     def _resume(self, start: RankStart) -> bool:
-        """Whether it was started, by whomever. It may have ended since."""
+        """Whether an earlier supervisor started it. It may have ended since."""
         try:
             process = self._env.processes.resume(start.command)
         except OSError as error:
@@ -382,13 +382,13 @@ class Supervisor:
     async def _end_unknown(self, spare: Sequence[ProcessId] = ()) -> None:
         variables = self._config.ranks[0].command.env if self._config.ranks else {}
         if unknown := await end_marked(self._env, variables, spare):
-            self._env.log.warning("ended what no supervisor knew", processes=unknown)
+            self._env.log.warning("ended processes without a record", processes=unknown)
 
-    # ---- what is known, on disk before it is said ----
+    # ---- the state: on disk before it is sent ----
 
     async def _save(self, ended: bool = False) -> None:
-        """On a sick disk it is said all the same. The next change writes everything again; the last one is tried again
-        until it works, or until the agent has heard it and says Forget."""
+        """When the disk fails the state is sent all the same. The next change writes everything again; the last one is
+        tried again until it works, or until the agent has received it and sends Forget."""
         self._state = state = msgspec.structs.replace(self._state, ended=ended or self._state.ended)
         while True:
             try:

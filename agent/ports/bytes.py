@@ -28,9 +28,9 @@ from covey.addresses import ip_port
 from covey.ports import Address, ByteStream, HeldPort, Listener, Logger
 
 SPILL_BYTES = 64 << 10
-"""What one connection may hold that nobody has read yet."""
+"""Bytes that one connection may hold received and unread."""
 SPILL_BYTES_FIRST = 4 << 10
-"""The same of one that has not been read from much: what has not proven whose it is costs little memory."""
+"""The same of a connection of which little was read: one that is not authenticated yet costs little memory."""
 DIRECT_BYTES = 16 << 10
 """A read with at least this much missing is filled by the kernel itself."""
 SILENCE_MS = 5000
@@ -89,7 +89,7 @@ class SocketStream(asyncio.BufferedProtocol):
         self._start += count
         if self._start == self._end:
             if self._end == SPILL_BYTES_FIRST == len(self._spill):
-                self._spill = memoryview(bytearray(SPILL_BYTES))  # it was filled, and somebody wanted all of it
+                self._spill = memoryview(bytearray(SPILL_BYTES))  # it was full, and the reader took all of it
             self._start = self._end = 0
         return count
 
@@ -151,7 +151,7 @@ class SocketStream(asyncio.BufferedProtocol):
         return self._writing_paused and self._ended is None
 
     async def _wait_writable(self, first: bool) -> None:
-        """`first`: who has bytes under way, or has waited before, goes before those who wait to begin."""
+        """`first`: a writer that has bytes under way, or has waited before, precedes those that wait to begin."""
         writer = asyncio.get_running_loop().create_future()
         if first:
             self._writers.appendleft(writer)
@@ -285,13 +285,13 @@ class SocketBytes:
         self._log = log
 
     async def listen(self, bind: Address, accept: Callable[[ByteStream], Coroutine[Any, Any, None]]) -> Listener:
-        """OSError when the address is taken: for a unix socket, when somebody answers there. A socket file that nobody
-        answers at is replaced; two who try at the same moment are kept apart by a lock on the directory."""
+        """OSError when the address is taken: for a unix socket, when a process accepts there. A socket file without a
+        listener is replaced; a lock on the directory serialises two processes that try at the same moment."""
         listener = SocketListener(accept, self._log)
         loop = asyncio.get_running_loop()
         if bind.startswith("unix:"):
             bound = _bind_unix(bind.removeprefix("unix:"))
-            # No sleep between binding and listening: the server listens before the first await returns to others.
+            # No await between binding and listening: no other task runs before the server listens.
             server = await loop.create_unix_server(listener.stream, sock=bound)
             address = bind
         else:
@@ -408,5 +408,5 @@ def _remove_stale(path: str) -> None:
                 os.unlink(path)
             return
         except BlockingIOError:
-            pass  # a full backlog: somebody lives there
+            pass  # a full backlog: a process listens there
     raise OSError(f"another process already listens on {path}")

@@ -25,7 +25,7 @@ class UdpSocket(asyncio.DatagramProtocol):
         self._received = received
         self._transport: asyncio.DatagramTransport | None = None
         self._refused = False
-        """The kernel would not take the datagram that is being sent."""
+        """The kernel refused the datagram that is being sent."""
         self.address: Address = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -37,8 +37,8 @@ class UdpSocket(asyncio.DatagramProtocol):
         self._received(data, ip_port_text(addr))
 
     def error_received(self, exc: Exception) -> None:
-        """From within `send`: the kernel refused it (no route, too long). Otherwise ICMP said that nobody is there:
-        the network's business, membership finds out by itself."""
+        """From within `send`: the kernel refused it (no route, too long). Otherwise ICMP reported an unreachable host:
+        ignored, since membership detects that itself."""
         self._refused = True
 
     def send(self, data: bytes, to: Address) -> bool:

@@ -1,6 +1,6 @@
 """Durable files under one directory.
 
-    append     write + fdatasync; when the disk fills up half way, the half is taken off again
+    append     write + fdatasync; when the disk fills up half way, the written part is cut off again
     replace    write NAME~PID, fsync, rename over NAME, fsync the directory: the old file or the new one, never a mix
     write_at   into the page cache; `sync` makes it durable
 
@@ -22,8 +22,8 @@ R = TypeVar("R")
 NAME = re.compile(r"^(?!\.{1,2}(/|$))[A-Za-z0-9._-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._-]+)*$")
 """Relative, no `.` or `..`; `~` marks our own unfinished files and is no part of a name."""
 RESERVE, RESERVED = "reserve", "consensus/"
-"""The file whose room is set aside, and whose files get it: without its log a host leaves the rack, and with a full
-disk it could not come back."""
+"""The file that holds disk space in reserve, and the folder whose files may use it: without its log a host leaves the
+rack, and with a full disk it could not come back."""
 OPEN_FILES_MAX = 32
 """Descriptors kept open between operations."""
 
@@ -74,7 +74,7 @@ class DirectoryDisk:
         return await self._do(self._free)
 
     async def peek(self, name: str, offset: int, size: int) -> bytes:
-        """A part of a file that somebody else writes, and may remove: it is not kept open. FileNotFoundError."""
+        """A part of a file that another process writes, and may remove: it is not kept open. FileNotFoundError."""
         return await self._do(_peek, self.path(name), offset, size)
 
     async def prune(self, folder: str) -> None:
@@ -100,7 +100,7 @@ class DirectoryDisk:
         return await self._do(self._names, prefix)
 
     def close(self) -> None:
-        """Finish what was asked for, then close every file."""
+        """Finish the operations asked for, then close every file."""
         self._thread.shutdown(wait=True)
         while self._open:
             os.close(self._open.popitem()[1])
@@ -108,7 +108,7 @@ class DirectoryDisk:
     # ---- in the thread ----
 
     def _free(self) -> int:
-        """Asked again and again: what was set aside and had to be given up is set aside again when there is room."""
+        """Free bytes. Called often: a reserve that had to be given up is set aside again when there is room."""
         self._set_aside()
         found = os.statvfs(self._root)
         return found.f_bavail * found.f_frsize
@@ -121,13 +121,13 @@ class DirectoryDisk:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.posix_fallocate(file, 0, self._reserve_bytes)
-        except OSError:  # not on this file system, or somebody was faster: as if there had been no room
+        except OSError:  # not on this file system, or the room is gone: as if there had been none
             os.unlink(path)
         finally:
             os.close(file)
 
     def _roomier(self, path: str, work: Callable[[], None]) -> None:
-        """Do it; on a full disk, for the log's files, once more in the room that was set aside."""
+        """Do `work`; on a full disk, for the log's files, once more after the reserve was given up."""
         try:
             work()
         except OSError as error:

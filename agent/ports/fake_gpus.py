@@ -1,4 +1,4 @@
-"""GPUs that are not there, for racks on a laptop: the scheduler counts and places them like real ones."""
+"""Simulated GPUs, for racks on a laptop: the scheduler counts and places them like real ones."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ MODEL = "simulated GPU"
 
 
 def simulated_gpus(host: HostId, count: int, memory_bytes: int = 16 * GIB) -> Sequence[Gpu]:
-    """`count` idle GPUs of `memory_bytes` each, with UUIDs that say that they are no hardware."""
+    """`count` idle GPUs of `memory_bytes` each, with UUIDs that mark them as simulated."""
     return tuple(
         Gpu(
             index=index,

@@ -72,7 +72,7 @@ class RealProbes:
         self._take()
         if self._reading is None and time.monotonic() >= self._read_again_s:
             self._reading = Future()
-            self._reading.set_running_or_notify_cancel()  # from now on whoever stops waiting cannot cancel it
+            self._reading.set_running_or_notify_cancel()  # from now on a caller that stops waiting cannot cancel it
             # A daemon: a driver that hangs must not keep the agent from ending.
             threading.Thread(target=self._read_into, args=(self._reading,), name="nvml", daemon=True).start()
         return self._gpus
@@ -90,7 +90,7 @@ class RealProbes:
             self._read_again_s = time.monotonic() + (REFRESH_S if self._initialised else NO_DRIVER_S)
 
     def _read_into(self, reading: "Future[Sequence[Gpu]]") -> None:
-        """In the thread. Whatever goes wrong in there, the reading ends."""
+        """In the thread. The reading ends also when NVML raises."""
         found: Sequence[Gpu] = ()
         try:
             found = self._read()

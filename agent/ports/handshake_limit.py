@@ -1,9 +1,9 @@
 """Connections to the control link that have not shown a key yet: counted, and limited.
 
-ZeroMQ accepts whoever connects and gives up a handshake after `HANDSHAKE_S`; until then a connection that says nothing
-holds a file of ours. Its monitor tells of each one accepted (with its file) and ended (with the same), but of a
-handshake that succeeded not whose it was. So numbers are right, and names are not known: whoever is old enough to have
-been given up, and was not, has shown its key.
+ZeroMQ accepts every connection and gives up a handshake after `HANDSHAKE_S`; until then an idle connection holds a file
+descriptor of ours. Its monitor reports each connection accepted and ended, with the descriptor, but a handshake that
+succeeded without it. So the numbers are right, and which connections they are is not known: one that is older than the
+handshake's limit and has not ended has shown its key.
 """
 
 import errno
@@ -15,8 +15,8 @@ HANDSHAKE_S = 3.0
 GRACE_S = 1.0
 """ZeroMQ's timers and this host's event loop may be a little late."""
 UNPROVEN_MAX = 128
-"""Connections without a key at once: a rack of 256 hosts that all come back in the same moment does that in some
-hundred milliseconds, and tries again."""
+"""Connections without a key at the same time. When 256 hosts come back in the same moment, those refused try again, and
+all are connected within some hundred milliseconds."""
 
 Kind = Literal["accepted", "proven", "failed", "ended"]
 
@@ -25,7 +25,7 @@ class HandshakeLimit:
     def __init__(self, counters: Counter[str]) -> None:
         self._counters = counters
         self._unproven: dict[int, float] = {}
-        """File -> when it was accepted; oldest first."""
+        """File descriptor -> when it was accepted; oldest first."""
         self.open = 0
         """Connections that peers have made to this host now."""
 
@@ -37,8 +37,8 @@ class HandshakeLimit:
         return min(self.open, len(self._unproven))
 
     def heard(self, kind: Kind, value: int, now_s: float) -> bool:
-        """One event of the monitor: whether the connection it tells of is one too many. `value` is its file when it was
-        accepted or has ended, the error number when its handshake failed."""
+        """One event of the monitor: whether its connection exceeds the limit. `value` is the file descriptor of a
+        connection that was accepted or has ended, the error number of a handshake that failed."""
         self.unproven(now_s)
         match kind:
             case "accepted":

@@ -1,10 +1,10 @@
 """Control links between hosts: ZeroMQ with CURVE, every peer known by its key.
 
 Each host binds one ROUTER and connects one DEALER to every peer; bytes flow from DEALER to ROUTER only, so there is no
-routing id to forge and no handover to lose. Who speaks is what the CURVE handshake proved (the ZAP user id), never
-what a message says. Keys are made anew at every start, kept in memory, and told by sealed gossip: whoever lacks the
-gossip key can neither learn nor announce one. A forgotten key is refused at once, also on a standing connection. Who
-connects and shows no key is counted and, beyond a limit, turned away (`visitors`).
+routing id to forge and no handover to lose. The sender is the one that the CURVE handshake proved (the ZAP user id),
+never a name in the message. Keys are new at every start, kept in memory, and sent by sealed gossip: a host without the
+gossip key can neither learn nor announce one. A forgotten key is refused at once, also on an open connection. A
+connection that shows no key is counted and, beyond a limit, closed (`agent.ports.handshake_limit`).
 """
 
 import asyncio
@@ -39,15 +39,15 @@ EVENTS: Mapping[int, Kind] = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "failed",
     zmq.EVENT_DISCONNECTED: "ended",
 }
-"""What the router's monitor is asked to tell. Refused keys are counted where they are refused."""
+"""The events of the router's monitor that are used. Refused keys are counted where they are refused."""
 RECONNECT_S = (0.25, 2.0)
-"""A handshake that is refused ends a ZeroMQ connection for good; this is how long we wait before we make it anew:
-at first, and at most. A peer refuses us until gossip has told it our key."""
+"""A refused handshake ends a ZeroMQ connection for good; we wait this long before we open a new one, at first and at
+most. A peer refuses us until gossip has brought it our key."""
 
 
 @dataclass
 class LinkPeer:
-    """One way out: the socket to a peer, and when it was last made or last took a message."""
+    """The outgoing connection to a peer, and when it was last made or last took a message."""
 
     address: Address
     public_key: bytes
@@ -107,7 +107,7 @@ class ZmqLinks:
         self._doorkeeper = asyncio.create_task(self._watch(monitor), name="links: visitors")
 
     def callback(self, _domain: str, key: bytes | str) -> bool:
-        """ZAP asks whether this client key may speak."""
+        """ZAP asks whether this client key is allowed."""
         known = (key.encode() if isinstance(key, str) else key) in self._names
         self.counters["allowed" if known else "refused_key"] += 1
         return known
@@ -190,7 +190,7 @@ class ZmqLinks:
         return True
 
     def _renew(self, host: HostId, peer: LinkPeer) -> None:
-        """Make the connection anew when it has taken nothing for a while."""
+        """Replace the connection when it has taken no message for a while."""
         now_s = time.monotonic()
         if now_s - peer.good_s < peer.pause_s:
             return
@@ -230,8 +230,8 @@ class ZmqLinks:
 
 
 def _turn_away(file: int, bound: Address) -> None:
-    """End a connection that ZeroMQ accepted. The number may be another file's by now: only what is connected to our
-    own TCP port is touched, and whoever is hit by mistake connects again."""
+    """End a connection that ZeroMQ accepted. The descriptor may be another file's by now: only connections to our own
+    TCP port are closed, and a peer that is closed by mistake connects again."""
     with contextlib.suppress(OSError):
         copy = os.dup(file)
         try:

@@ -2,7 +2,7 @@
 
 The kernel's `MemAvailable` counts what could be freed without swapping. A cgroup counts its own page cache as used;
 what of it is inactive could be freed too, so it counts as available. Every level of the tree may hold a limit: of
-version 2 `memory.max`, above which somebody is killed, or `memory.high`, above which everybody in it is slowed down.
+version 2 `memory.max`, above which a process is killed, or `memory.high`, above which all its processes are slowed.
 """
 
 import os

@@ -1,17 +1,17 @@
 """Processes on this machine: users' commands and our own programs.
 
 Every process gets a session and a process group of its own, and no death signal tied to us: it lives on when this agent
-is killed. Its end is seen through a pidfd, also when it is somebody else's child (found again after a restart).
+is killed. Its end is seen through a pidfd, also when it is not our child (found again after a restart).
 
     start(Command)      no shell, nothing inherited, stdout and stderr appended to a file; with `run` under a shim that
                         outlives us, bounds what is written and tells how it ended (`agent/ports/shim.py`,
                         `agent/ports/shims.py`)
-    resume(Command)     what was started under that shim, by whomever
+    resume(Command)     what was started under that shim, by us or by a supervisor before
     start_program(...)  `python -P -m agent.program`, its configuration handed over in an unnamed file as stdin
     find(ProcessId)     pid and start time must match /proc: a recycled pid is another process
 
-A supervisor adopts the descendants of its processes (`adopt`: PR_SET_CHILD_SUBREAPER): whoever daemonises himself away
-from a rank becomes the supervisor's child and is ended with the job.
+A supervisor adopts the descendants of its processes (`adopt`: PR_SET_CHILD_SUBREAPER): a process that daemonises itself
+away from a rank becomes the supervisor's child and is ended with the job.
 """
 
 import asyncio
@@ -40,14 +40,14 @@ SHIM_KEEPS = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN", "LD_LIBRARY_PATH")
 RACK_MARK = "COVEY_RACK"
 """By which covey-rack finds what it started and whatever that started: a shim has it from us, not from its rank."""
 NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
-"""systemd speaks to the agent with these, not to its programs."""
+"""systemd's variables for the agent, not for its programs."""
 
 LOADED_FD = "COVEY_LOADED_FD"
-"""Where a program says that its code is loaded: the number of a pipe's end."""
+"""File descriptor of a pipe through which a program tells that its code is loaded."""
 
 
 class ProgramBase(msgspec.Struct, frozen=True):
-    """What every program of ours is told beside its own configuration."""
+    """What every program of ours gets beside its own configuration."""
 
     host: str
     state_dir: str
@@ -66,10 +66,10 @@ class ProgramStart(msgspec.Struct, frozen=True):
 
 
 class ChildProcess:
-    """A process we started. Reaped as soon as it ends, whoever waits."""
+    """A process we started. Reaped as soon as it ends, whether or not a caller waits."""
 
     def __init__(self, popen: DetachedProcess, tells: int = -1) -> None:
-        """`tells`: where it will say that it is loaded; closed here."""
+        """`tells`: our end of the pipe `LOADED_FD`; closed here."""
         self._popen, self.loaded = popen, tells < 0
         started = start_ticks(popen.pid)
         self.id = ProcessId(popen.pid, started if started is not None else 0)
@@ -80,7 +80,7 @@ class ChildProcess:
             self._loop.add_reader(tells, self._heard, tells)
 
     def _heard(self, tells: int) -> None:
-        """It said so, or its end closed what it would have said it with."""
+        """The program told that it is loaded, or ended, which closed the pipe."""
         self.loaded = True
         self._loop.remove_reader(tells)
         os.close(tells)
@@ -95,7 +95,7 @@ class ChildProcess:
         return await asyncio.shield(self._ended)
 
     def signal(self, number: int) -> None:
-        """As long as it has not been reaped: until then its number is taken."""
+        """Only while it has not been reaped: until then its pid is not used again."""
         if self._popen.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.id.pid, number)
@@ -196,7 +196,7 @@ class RealProcesses:
         try:
             output = _open_output(os.path.join(base.state_dir, "logs", f"{name}.log"))
         except OSError:
-            output = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)  # a disk that takes no log takes no program down
+            output = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)  # a program starts although the disk takes no log
         handed = os.memfd_create(f"covey-{program}", os.MFD_CLOEXEC)
         hears, tells = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         environ = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
@@ -304,8 +304,8 @@ class RealProcesses:
     async def end_holding(
         self, variables: Mapping[str, str], spare: Collection[ProcessId] = (), timeout_s: float = 5.0
     ) -> int:
-        """SIGKILL to every process of ours, whoever's child, that was started with all of these environment variables,
-        until there is none: how many there were. Not to ranks in `spare`, to their shims and what stands under them."""
+        """SIGKILL to every process of our user that was started with all of these environment variables, whether or
+        not our child, until there is none: how many there were. Not to ranks in `spare`, their shims, descendants."""
         seen: set[ProcessId] = set()
         loop = asyncio.get_running_loop()
         end_s = loop.time() + timeout_s
@@ -325,7 +325,7 @@ class RealProcesses:
         return [process for process in found if process not in spared]
 
     def _unreaped(self, pid: int) -> ChildProcess | None:
-        """The process we started under this number, as long as the number is its own."""
+        """The process we started under this pid, as long as the pid is its own."""
         known = self._children.get(pid)
         return known if known is not None and known._popen.returncode is None else None
 

@@ -1,5 +1,5 @@
-"""What /proc tells of processes on this machine: which there are, when they began, whose children they are, and with
-what environment. Each may end at any moment, so every answer may be about one that is gone."""
+"""Processes on this machine, from /proc: their pids, start times, parents and environments. Each may end at any moment,
+so every answer may be about one that has ended."""
 
 import os
 

@@ -1,8 +1,8 @@
-"""Who said what cannot be understood, how often, and whether that is worth another line in the log.
+"""Malformed frames by process: how many, whether the process may connect, and whether the next one is logged.
 
-A process that sends garbage loses its connection, and may connect again. After `OFFENCES_MAX` of them it is shut out
-until it has kept quiet for `FORGIVE_S`; and however many such processes there are, the log gets `LINES_MAX` lines per
-`FORGIVE_S`, each with the number of those that got none.
+A process that sends a malformed frame loses its connection, and may connect again. After `OFFENCES_MAX` of them it is
+refused until it has not connected for `FORGIVE_S`; and however many such processes there are, the log gets `LINES_MAX`
+lines per `FORGIVE_S`, each with the number of frames that were not logged.
 """
 
 from collections import OrderedDict
@@ -10,7 +10,7 @@ from collections import OrderedDict
 OFFENCES_MAX = 5
 FORGIVE_S = 60.0
 PEERS_MAX = 256
-"""Peers remembered; beyond that the one that was quiet longest is forgotten."""
+"""Peers remembered; beyond that the one whose last offence is oldest is forgotten."""
 LINES_MAX = 10
 
 
@@ -19,13 +19,13 @@ class ProtocolErrorLimit:
 
     def __init__(self) -> None:
         self._peers: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        """Peer -> how often, and when last."""
+        """Peer -> number of malformed frames, and time of the last one or of the last refused connection."""
         self._lines = 0
         self._since_s = float("-inf")
         self._unsaid = 0
 
     def shut_out(self, peer: str, now_s: float) -> bool:
-        """Whether it may not even speak now. Asking counts: whoever hammers at the door is not forgiven."""
+        """Whether its connection is refused now. A refused connection starts `FORGIVE_S` again."""
         count, last_s = self._peers.get(peer, (0, 0.0))
         if count < OFFENCES_MAX:
             return False
@@ -36,7 +36,7 @@ class ProtocolErrorLimit:
         return True
 
     def add(self, peer: str, now_s: float) -> int | None:
-        """One more offence: None when the log has had enough, otherwise how many offences it was not told of before."""
+        """One more malformed frame: None when it is not to be logged, otherwise how many were not logged before."""
         count, last_s = self._peers.get(peer, (0, now_s))
         self._note(peer, (count if now_s - last_s < FORGIVE_S else 0) + 1, now_s)
         if now_s - self._since_s >= FORGIVE_S:

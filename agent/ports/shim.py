@@ -4,14 +4,14 @@
                            |  ^           |        PATH.exit   how the rank ended, whole or not at all, on disk
                            |  +---pipe----+        OUTPUT      what it wrote: head and ring
 
-It adopts what the rank leaves behind, so that nothing of a rank is lost among the processes of the machine, and ends
-once none of that is left and all that was written is on disk. `kill -9` of a shim costs its rank: nobody would know how
-it ended, and nobody reads what it writes.
+It adopts the processes that the rank leaves behind, so that they can be found and ended, and exits once none of them is
+left and all output is on disk. `kill -9` of a shim costs its rank, whose exit status would be lost and whose output
+nothing would read.
 
-Output goes through here since nothing else bounds it without a race: the rank may write as fast as it likes, and a full
-disk is this process's trouble, not an exception in the midst of a training. A pipe to the supervisor or to the agent
-would tie the rank's life to theirs. Of OUTPUT the first quarter of what it may hold is kept for good (how it began: the
-arguments, the versions), then a ring of twelve parts with the newest of the rest:
+Output goes through the shim since nothing else bounds it without a race: the rank may write at any speed, and the shim
+handles a full disk, which would otherwise raise in the training script. A pipe to the supervisor or to the agent would
+end the rank with them. Of OUTPUT the first quarter of what it may hold is kept for good (how it began: the arguments,
+the versions), then a ring of twelve parts with the newest of the rest:
 
     rank0.log                   the head
     rank0.log.000000067108864   a part; the number is the offset of its first byte in all that was ever written
@@ -59,7 +59,7 @@ PART_DIGITS = 15
 LINE_BYTES = 200
 """Room for the line at the end of the head."""
 WRITE_TRIES, RETRY_MS = 30, 1000
-"""How often, and how far apart, a sick disk is asked to take the exit status."""
+"""How often, and how far apart, writing the exit status is tried when the disk fails."""
 EXIT_BYTES = 64
 
 
@@ -108,7 +108,7 @@ class Output:
         self.dropped += self._put(data)
 
     def _put(self, data: bytes) -> int:
-        """How much of it could not be written."""
+        """How many bytes of it could not be written."""
         view = memoryview(data)
         try:
             while view:
@@ -124,7 +124,7 @@ class Output:
         return len(view)
 
     def _next(self) -> None:
-        """The next part; the oldest one goes first, so that the limit holds at every moment."""
+        """Begin the next part; the oldest one is deleted first, so that the limit holds at every moment."""
         if not self.start:
             kept = (PARTS - 1) * self.part_bytes
             line = (
@@ -145,7 +145,7 @@ def started(pid: int) -> int:
 
 
 def replace(path: str, data: bytes) -> None:
-    """Whole or not at all, for whoever reads it while this machine runs."""
+    """Whole or not at all, for every reader while this machine runs."""
     file = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     os.write(file, data)
     os.close(file)
@@ -153,7 +153,7 @@ def replace(path: str, data: bytes) -> None:
 
 
 class ExitFile:
-    """Its room is taken beforehand: a full disk loses no exit status."""
+    """The file is allocated beforehand: a full disk loses no exit status."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -217,7 +217,7 @@ def make_ordinary() -> None:
 
 
 def begin(config: dict[str, Any], output: int) -> tuple[int, str]:
-    """The rank's process, and what kept it from starting."""
+    """The rank's process, and why it could not start."""
     go_out, go = os.pipe2(os.O_CLOEXEC)
     trouble, trouble_in = os.pipe2(os.O_CLOEXEC)
     rank = os.fork()
@@ -236,7 +236,7 @@ def begin(config: dict[str, Any], output: int) -> tuple[int, str]:
 
 
 def reap(rank: int) -> tuple[int | None, bool]:
-    """Take the dead off the process table: the rank's exit status if it is among them, whether any child is left."""
+    """Reap ended children: the rank's exit status if it is among them, whether any child is left."""
     code = None
     try:
         while True:
@@ -314,7 +314,7 @@ def main() -> None:
     try:
         os.write(1, sealed(f"error 1 {wrong}") if wrong else sealed(f"started 1 {rank} {started(rank)}"))
     except OSError:
-        pass  # nobody listens any more; the next supervisor reads the files
+        pass  # the supervisor is gone; the next one reads the files
     os.dup2(0, 1)
     if wrong:
         if rank:

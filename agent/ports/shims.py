@@ -1,9 +1,9 @@
-"""Ranks under their shims (`agent/ports/shim.py`): started, found again by whoever supervises them next, and their ends
+"""Ranks under their shims (`agent/ports/shim.py`): started, found again by the next supervisor, and their exit status
 read.
 
-What is known of a rank lies in two lines on disk, each with its checksum: who it is (`PATH.run`, before it begins) and
-how it ended (`PATH.exit`). So whoever started it may die at any moment: the next one finds it by pid and start time,
-sees its end through a pidfd, and reads the exit status that the shim wrote."""
+The record of a rank is two lines on disk, each with its checksum: its pids (`PATH.run`, before it begins) and how it
+ended (`PATH.exit`). So the supervisor may die at any moment: the next one finds the rank by pid and start time, sees
+its end through a pidfd, and reads the exit status that the shim wrote."""
 
 import asyncio
 import contextlib
@@ -28,10 +28,10 @@ Watch = Callable[[int, Callable[[], None]], Callable[[], None]]
 
 
 class DetachedProcess(subprocess.Popen[bytes]):
-    """A child that is meant to outlive us: forgetting it is not an accident, so no warning at the end."""
+    """A child that is meant to outlive us, so dropping the object gives no warning."""
 
     def __del__(self, *_: object) -> None:
-        """Nothing: the parent class would complain that it still runs."""
+        """Does nothing: the parent class would warn that the process still runs."""
 
 
 def unsealed(line: bytes, word: str) -> str | None:
@@ -51,7 +51,7 @@ def _read(path: str, word: str) -> str | None:
 
 
 class KeptProcess:
-    """A rank: whether it was started here or by a supervisor before."""
+    """A rank, started here or by a supervisor before."""
 
     def __init__(
         self, run: str, rank: ProcessId, shim_id: ProcessId, watch: Watch, popen: DetachedProcess | None
@@ -61,20 +61,20 @@ class KeptProcess:
 
     @property
     def loaded(self) -> bool:
-        """A command of a user says nothing of the kind."""
+        """True: a user's command has no such signal."""
         return True
 
     async def wait(self) -> int | None:
         await self._over()
         if is_alive(self.id):
-            self.kill()  # its shim was killed: what it writes goes nowhere, and nobody would learn how it ends
+            self.kill()  # its shim was killed: its output and exit status would be lost
             await self._until(lambda: not is_alive(self.id))
             return None
         await self._until(lambda: self._code() is not None or not self.shim_lives())
         return self._code()
 
     async def _until(self, true: Callable[[], bool]) -> None:
-        """Looked at again and again: what is waited for here comes within milliseconds."""
+        """Polls: every condition awaited here comes true within milliseconds."""
         while True:
             if true():
                 return
@@ -102,7 +102,7 @@ class KeptProcess:
         return is_alive(self.shim)
 
     def _code(self) -> int | None:
-        """As its shim wrote it down; by the shim's own exit status where the disk did not take it."""
+        """The exit status that the shim wrote; the shim's own exit status where the disk did not take it."""
         text = _read(f"{self._run}.exit", "exit")
         if text is not None:
             return int(text)
@@ -112,7 +112,7 @@ class KeptProcess:
         return own if own <= 128 else 128 - own
 
     def signal(self, number: int) -> None:
-        """Through a pidfd: its shim may reap it at any moment, and the number be taken again."""
+        """Through a pidfd: its shim may reap it at any moment, and the pid be used again."""
         try:
             file = os.pidfd_open(self.id.pid)
         except OSError as error:
@@ -174,14 +174,14 @@ async def start(command: Command, marks: dict[str, str], watch: Watch) -> tuple[
 def _trouble(line: bytes, popen: DetachedProcess, command: Command) -> OSError:
     said = unsealed(line, "error")
     if said is None:
-        return OSError(errno.EIO, "its shim ended without a word", command.argv[0])
+        return OSError(errno.EIO, "its shim ended before it answered", command.argv[0])
     number, _, at_fault = said.partition(" ")
     code = int(number) if number.isdigit() else errno.EIO
     return OSError(code, os.strerror(code), at_fault)
 
 
 def _gone(command: Command, started: str, watch: Watch, popen: DetachedProcess) -> KeptProcess:
-    """Its record cannot be read; what the shim said is as good while this process lives."""
+    """The rank from the shim's answer, when its record cannot be read."""
     pid, ticks = (int(word) for word in started.split())
     return KeptProcess(command.run, ProcessId(pid, ticks), ProcessId(popen.pid, 0), watch, popen)
 
@@ -195,8 +195,8 @@ def _found(command: Command, watch: Watch, popen: DetachedProcess | None) -> Kep
 
 
 def resume(command: Command, watch: Watch) -> KeptProcess | None:
-    """The process that was started for this command before, by whomever, also when it has ended; None when there was
-    none. OSError when the disk does not tell."""
+    """The process that was started for this command before, here or by another supervisor, also when it has ended; None
+    when there was none. OSError when its record cannot be read."""
     return _found(command, watch, None)
 
 

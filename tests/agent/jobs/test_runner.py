@@ -295,7 +295,7 @@ async def test_a_rank_whose_shim_is_killed_ends_and_counts_as_lost(host: Here) -
     os.kill(parent(pid), signal.SIGKILL)
     await until(lambda: host.told(RanksEnded))
     told = host.told(RanksEnded)[0]
-    assert (told.codes, told.lost) == ({0: UNKNOWN}, True) and "what kept the rank was killed" in told.reason
+    assert (told.codes, told.lost) == ({0: UNKNOWN}, True) and "shim was killed" in told.reason
     assert gone(pid) and marked(f"MARK=shimless-{os.getpid()}".encode()) == []
 
 
