@@ -1,4 +1,4 @@
-"""Under which address other hosts reach this one, where agent.toml does not say: what a kernel would send from.
+"""The address under which other hosts reach this host when agent.toml sets none: the kernel's source address.
 
     the IP that gossip is bound to, if it is one
     else the address of the route to the first seed that is not on this host
@@ -7,8 +7,8 @@
     else loopback, which is right for a rack on one machine and nowhere else
 
 A rack whose GPUs have a network of their own has no default route, and a host with several networks has one that leads
-elsewhere: the seeds say which network is the rack's. An address of loopback while a seed is elsewhere is refused, since
-such a host would find the others and none would find it.
+elsewhere: the seeds say which network is the rack's. A loopback address is refused while a seed is on another host: the
+other hosts could not connect to it.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from covey.addresses import ip_port, is_everywhere, is_ip, joined
 from covey.ports import Address, Datagrams
 
 RESOLVE_S = 5.0
-"""How long a start waits for names of seeds; gossip goes on asking."""
+"""How long the start waits until names of seeds resolve; gossip resolves the others later."""
 DEFAULT_ROUTE = ("192.0.2.1", "2001:db8::1")
 """Documentation addresses (RFC 5737, RFC 3849): only the route to them is looked up, nothing is sent."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Here:
-    """What this host's kernel knows."""
+    """Routes and addresses of this host, from its kernel."""
 
     route_from: Callable[[str], str]
     """The source address of packets to an IP; empty without a route."""
@@ -46,7 +46,7 @@ class Settled:
     config: Config
     """With an address to advertise, and sockets of its family."""
     unknown: Mapping[Address, str]
-    """Seeds whose names are not known now, and why."""
+    """Seeds whose names do not resolve now, and why."""
 
 
 async def settle(config: Config, datagrams: Datagrams, here: Here | None = None) -> Settled:

@@ -1,9 +1,9 @@
-"""Questions of other agents, answered whatever they ask and whatever the answer is.
+"""Answers to questions of other agents.
 
-An answer that does not fit into a letter is kept for a moment, and the asker fetches it page by page; one that is
-longer than all pages together is refused in words. A question that is asked again while it is being answered is not
-answered twice. Each asker has so many questions at a time, and each answer so long: a plugin that never returns costs
-what that asker may cost, and nobody else.
+An answer that does not fit into one envelope is kept for `KEPT_S`, and the asker fetches it page by page; one that is
+longer than all pages together is refused. A question that arrives again while its answer is computed is not answered
+twice. An asker has at most `AT_ONCE_MAX` questions under way, and an answer takes at most `ANSWER_S_MAX`: a plugin that
+never returns uses up the limit of one asker only.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ AT_ONCE_MAX = 256
 KEPT_S = 10.0
 """How long pages wait to be fetched."""
 KEPT_BYTES_MAX = 64 << 20
-"""All kept answers together; the oldest go first."""
+"""All kept answers together; the oldest are dropped first."""
 
 Question = tuple[HostId, int, int]
 """Asker, its boot, and the id it gave."""
@@ -46,42 +46,42 @@ class Answers:
         """Long answers: when they were made, oldest first."""
         self._kept_bytes = 0
 
-    def asked(self, sender: HostId, letter: Envelope) -> None:
-        question = (sender, letter.boot, letter.id)
+    def asked(self, sender: HostId, envelope: Envelope) -> None:
+        question = (sender, envelope.boot, envelope.id)
         at_work = self._at_work.setdefault(sender, set())
-        if letter.page:
-            self._turn_to(sender, letter, question)
+        if envelope.page:
+            self._turn_to(sender, envelope, question)
         elif question in at_work:
             self._counters["asked_again"] += 1
         elif len(at_work) >= AT_ONCE_MAX:
             self._counters["questions_refused"] += 1
             why = f"{AT_ONCE_MAX} of them are being answered"
             what = f"{self._env.host} has too many questions of {sender}"
-            self._refuse(sender, letter, Refused(75, what, why, "ask again later"))
+            self._refuse(sender, envelope, Refused(75, what, why, "ask again later"))
         else:
             at_work.add(question)
-            self._env.spawn("answer", self._work(sender, letter, question))
+            self._env.spawn("answer", self._work(sender, envelope, question))
 
-    async def _work(self, sender: HostId, letter: Envelope, question: Question) -> None:
+    async def _work(self, sender: HostId, envelope: Envelope, question: Question) -> None:
         try:
             async with asyncio.timeout(ANSWER_S_MAX):
-                body = await self._answer(sender, letter.plugin, letter.body)
+                body = await self._answer(sender, envelope.plugin, envelope.body)
             self._check_length(body)
         except Refused as no:
-            self._refuse(sender, letter, no)
+            self._refuse(sender, envelope, no)
         except TimeoutError:
             self._counters["answers_late"] += 1
             why = f"it took longer than {ANSWER_S_MAX:g} s"
-            self._refuse(sender, letter, Refused(1, f"{self._env.host} gave no answer", why, "see its agent's log"))
+            self._refuse(sender, envelope, Refused(1, f"{self._env.host} gave no answer", why, "see its agent's log"))
         except Exception as error:
-            # What another host asks must not end this agent; that it could is our mistake, so all of it is told.
+            # A question of another host must not end this agent; the exception is a defect, so its traceback is logged.
             self._counters["answers_failed"] += 1
-            self._env.log.error("question not answered", sender=sender, plugin=letter.plugin, exc_info=error)
-            self._refuse(sender, letter, Refused(1, f"{self._env.host} failed at it", repr(error), "see its log"))
+            self._env.log.error("question not answered", sender=sender, plugin=envelope.plugin, exc_info=error)
+            self._refuse(sender, envelope, Refused(1, f"{self._env.host} failed to answer", repr(error), "see its log"))
         else:
             if len(body) > PAGE_BYTES:
                 self._keep(question, body)
-            self._page(sender, letter, body)
+            self._page(sender, envelope, body)
         finally:
             self._at_work[sender].discard(question)
 
@@ -110,23 +110,25 @@ class Answers:
         for question in [question for question, (at_s, _) in self._kept.items() if at_s <= before_s]:
             self._drop(question)
 
-    def _turn_to(self, sender: HostId, letter: Envelope, question: Question) -> None:
+    def _turn_to(self, sender: HostId, envelope: Envelope, question: Question) -> None:
         known = self._kept.get(question)
-        if known is None or letter.page * PAGE_BYTES >= len(known[1]):
+        if known is None or envelope.page * PAGE_BYTES >= len(known[1]):
             self._counters["pages_not_kept"] += 1
             gone = Refused(75, "the rest of that answer is gone", "it was not fetched in time", "ask again")
-            self._refuse(sender, letter, gone)
+            self._refuse(sender, envelope, gone)
             return
-        self._page(sender, letter, known[1])
+        self._page(sender, envelope, known[1])
 
-    def _page(self, sender: HostId, letter: Envelope, body: bytes) -> None:
+    def _page(self, sender: HostId, envelope: Envelope, body: bytes) -> None:
         pages = max(1, -(-len(body) // PAGE_BYTES))
-        part = body[letter.page * PAGE_BYTES : (letter.page + 1) * PAGE_BYTES]
-        self._reply("answer", sender, letter, part, pages)
+        part = body[envelope.page * PAGE_BYTES : (envelope.page + 1) * PAGE_BYTES]
+        self._reply("answer", sender, envelope, part, pages)
 
-    def _refuse(self, sender: HostId, letter: Envelope, no: Refused) -> None:
+    def _refuse(self, sender: HostId, envelope: Envelope, no: Refused) -> None:
         body = RefusedBody(no.code, no.what[:WORDS_MAX], no.why[:WORDS_MAX], no.next[:WORDS_MAX])
-        self._reply("refused", sender, letter, encode(body))
+        self._reply("refused", sender, envelope, encode(body))
 
-    def _reply(self, kind: Kind, sender: HostId, letter: Envelope, body: bytes, pages: int = 1) -> None:
-        self._post(sender, Envelope(kind, letter.id, letter.boot, 0, 0, letter.plugin, body, letter.page, pages))
+    def _reply(self, kind: Kind, sender: HostId, envelope: Envelope, body: bytes, pages: int = 1) -> None:
+        self._post(
+            sender, Envelope(kind, envelope.id, envelope.boot, 0, 0, envelope.plugin, body, envelope.page, pages)
+        )

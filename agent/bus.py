@@ -1,4 +1,4 @@
-"""Facts on one host: told in order, heard in order, by every plugin, once."""
+"""Facts on one host: every plugin receives each fact once, in the order of publication."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,7 +9,7 @@ Listener = Callable[[Fact], None]
 
 
 class Bus:
-    """A fact told while another is being heard waits its turn, so every listener hears the same order."""
+    """A fact published while another is being delivered waits, so every listener receives the same order."""
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
@@ -17,7 +17,7 @@ class Bus:
         self._telling = False
 
     def listen(self, listener: Listener) -> None:
-        """Listeners hear in the order in which they came; they handle their own errors."""
+        """Listeners are called in the order of registration; they handle their own errors."""
         self._listeners.append(listener)
 
     def publish(self, fact: Fact) -> None:

@@ -130,7 +130,7 @@ def load(path: str | None, environ: Mapping[str, str]) -> Config:
     try:
         tree = tomllib.loads(text.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML", str(error), "mend that line and start again") from error
+        raise ConfigError(f"{path} is not TOML", str(error), "correct that line and start again") from error
     return parse(tree, path, environ)
 
 
@@ -179,7 +179,7 @@ def parse(
 
 
 RENAMED = {"rooms": "plugins"}
-"""Settings at the top of agent.toml under names of before, and what they are called now."""
+"""Former names of settings at the top of agent.toml -> their names now."""
 
 
 def _section(kind: type[msgspec.Struct], values: Any, source: str, name: str, others: tuple[str, ...] = ()) -> Any:
@@ -200,15 +200,15 @@ def _section(kind: type[msgspec.Struct], values: Any, source: str, name: str, ot
                 f"{source}: `{label}{key}` is not a setting", f"{here} {_names([*fields, *others])}", next_step
             )
     for key, value in values.items():
-        never = value == math.inf and type(None) in get_args(fields[key])  # TOML has no word for nothing
+        never = value == math.inf and type(None) in get_args(fields[key])  # TOML has no null
         if isinstance(value, float) and not math.isfinite(value) and not never:
-            raise _bad_value(source, label + key, f"{value} is not a finite number", "mend the value and start again")
+            raise _bad_value(source, label + key, f"{value} is not a finite number", "correct it and start again")
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$")
         key = (label + where.rstrip("`").lstrip(".")).rstrip(".")
-        raise _bad_value(source, key, what, "mend the value and start again") from error
+        raise _bad_value(source, key, what, "correct the value and start again") from error
 
 
 def _bad_value(source: str, key: str, why: str, next: str) -> ConfigError:

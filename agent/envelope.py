@@ -1,11 +1,11 @@
-"""What agents write to one another: one `Envelope` a message of a link."""
+"""The frame of messages between agents: each message on a control link is one `Envelope`."""
 
 from typing import Annotated, Literal
 
 import msgspec
 
 LETTER_BYTES_MAX = 1 << 20
-"""Longest letter, bytes; bulk goes over `Bytes`."""
+"""Longest envelope, bytes; bulk goes over `Bytes`."""
 PAGE_BYTES = 512 << 10
 """A longer answer comes in pages of this size, asked for one after the other."""
 ANSWER_BYTES_MAX = 32 << 20

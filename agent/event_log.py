@@ -1,8 +1,8 @@
-"""Stories: what happened to a job, a slab or a host, with time and reason, kept across restarts for `agentctl why`.
+"""Event logs: what happened to a job, a slab or a host, with time and reason, kept over restarts for `agentctl why`.
 
-Notes are appended in batches, about once a second; a crash loses at most the last batch. The file is rewritten from
-what is still remembered when it has grown past `FILE_BYTES_MAX`. A torn or damaged line ends the reading there: the
-rest of the file is dropped, and the story goes on after it.
+Events are appended in batches, about once a second; a crash loses at most the last batch. When the file has grown past
+`FILE_BYTES_MAX` it is rewritten with the events still in memory. A torn or damaged line ends the reading: the rest of
+the file is dropped, and new events follow the last whole line.
 """
 
 import struct
@@ -49,7 +49,7 @@ def lines(data: bytes) -> tuple[list[EventLine], int]:
 
 
 class EventLog:
-    """This host's stories. `note` is instant; `write` makes what was noted durable."""
+    """The event logs of this host. `note` adds an event in memory; `write` makes the new ones durable."""
 
     def __init__(self, host: HostId, clock: Clock, disk: Disk) -> None:
         self._host, self._clock, self._disk = host, clock, disk
@@ -85,7 +85,7 @@ class EventLog:
             self._keys.pop(forgotten, None)
 
     async def write(self) -> None:
-        """OSError on a sick disk; what could not be written is tried again with the next batch."""
+        """OSError when the disk fails; what could not be written is tried again with the next batch."""
         if not self._unwritten:
             return
         batch, self._unwritten = self._unwritten, []
@@ -101,7 +101,7 @@ class EventLog:
                 self._file_bytes += len(data)
         except OSError:
             self._unwritten = batch + self._unwritten
-            self._file_bytes = FILE_BYTES_MAX  # it is written anew: nothing is read behind half a line at its end
+            self._file_bytes = FILE_BYTES_MAX  # forces a rewrite: reading stops at half a line
             raise
 
     def story(self, subjects: Sequence[str], prefix: str = "") -> list[EventLine]:
@@ -111,7 +111,8 @@ class EventLog:
 
 
 def merged(stories: Sequence[Sequence[EventLine]]) -> list[EventLine]:
-    """One story from those of several hosts: an event that many saw (same key) is told once, at its earliest time."""
+    """One event log from those of several hosts: an event noted by many (same key) is there once, with its earliest
+    time."""
     seen: dict[tuple[str, str], EventLine] = {}
     alone: list[EventLine] = []
     for line in (line for story in stories for line in story):

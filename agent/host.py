@@ -42,7 +42,7 @@ from plugins.views import PluginHealth, VoterRow, VotersView
 _encode = msgspec.msgpack.Encoder().encode
 _asks: msgspec.msgpack.Decoder[AskView | ViewAnswer] = msgspec.msgpack.Decoder(AskView | ViewAnswer)
 AGENT, LOG = "agent", "log"
-"""Addressees of letters beside the plugins."""
+"""Addressees of messages beside the plugins."""
 
 
 @runtime_checkable
@@ -55,7 +55,7 @@ class CountedLinks(Protocol):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What makes this host the same host after a restart."""
+    """What identifies this host across restarts."""
 
     uuid: bytes
     boot: int
@@ -66,7 +66,7 @@ _endpoints = msgspec.msgpack.Decoder(Endpoints)
 
 
 class HostAgent:
-    """Constructed with ports and configuration; `start`, then it lives, then `stop`."""
+    """Constructed with ports and configuration; runs from `start` to `stop`."""
 
     def __init__(
         self, env: Env, config: Config, gossip_keys: Sequence[bytes], plugins: Sequence[Plugin] = PLUGINS
@@ -84,7 +84,7 @@ class HostAgent:
         self._identity_now = Identity(b"", 0)
         self._said_of_voters: dict[HostId, str] = {}
         self.loop_lag_s = 0.0
-        """How late the event loop was when last measured, seconds; kept up by whoever runs the agent."""
+        """How late the event loop was when last measured, seconds; `agent.main.Daemon` sets it."""
 
     # ---- life ----
 
@@ -126,8 +126,8 @@ class HostAgent:
         self.env.log.info("agent started", boot=self.boot, plugins=sorted(self.plugins))
 
     async def stop(self, leave: bool = True, away_s: int = 0) -> None:
-        """Say goodbye (`leave`: others see at once that this host `left`, or is `away` for so many seconds); data
-        paths and jobs live on."""
+        """End the agent; datapath programs and jobs go on. With `leave`, gossip tells the other hosts that this host
+        `left`, or is `away` for so many seconds."""
         await self.plugin_runtime.stop()
         with contextlib.suppress(OSError):
             await self.event_log.write()
@@ -147,20 +147,20 @@ class HostAgent:
         return identity
 
     def _boot_after(self, known: int) -> int:
-        """Above every boot before, also where this file is an older copy, or is gone while others remember the host:
-        what a smaller one says is taken for a replay, for ever. So it is the second of the start, unless the clock
-        lags."""
+        """A boot number above every earlier one, also when the identity file is an old copy or is missing: other hosts
+        would drop everything under a smaller number as a replay. So it is the wall clock's second, unless `known` is
+        later."""
         return max(known + 1, int(self.env.clock.wall_s()))
 
     async def _known_identity(self) -> Identity | None:
-        """StateRefused for a damaged file: under a boot number that was used before, what this host asks of others is
-        taken for what it asked then."""
+        """StateRefused for a damaged file: under a boot number that was used before, other hosts would take new
+        messages of this host for repeats."""
         try:
             return await checked.load(self.env.disk, "identity", _identity)
         except checked.Damaged as error:
             path = self.env.disk.path("identity")
             raise checked.StateRefused(
-                "this host does not know which one it is",
+                "the identity of this host cannot be read",
                 str(error),
                 f"put {path} back from a copy; or delete it and start again: it is a new host under its old name then",
             ) from error
@@ -184,7 +184,7 @@ class HostAgent:
         return self.plugin_runtime.health
 
     def standing_facts(self) -> Sequence[Fact]:
-        """What holds now, for a plugin that begins late."""
+        """The facts that hold now, for a plugin that starts later than the others."""
         leader = [facts.LeaderChanged(self.log.term, self.log.leader)] if self.log.term else []
         others = [view for view in self.hosts() if view.host != self.id]
         known = (facts_of_hosts(others), leader, self.retained.facts(), self.runner.facts(), self.jobs.facts())
@@ -196,11 +196,11 @@ class HostAgent:
         self.retained.on_fact(fact)
         self.plugin_runtime.publish(fact)
 
-    # ---- letters ----
+    # ---- messages ----
 
     async def on_message(self, sender: HostId, plugin: str, body: bytes) -> bool:
-        """A letter for a plugin: whether it was handled. What is malformed or for nobody now is dropped and counted; it
-        may come again, to a plugin that is on by then. Refused when the plugin failed at it."""
+        """A message for a plugin: whether it was handled. One that is malformed, or for a plugin that is off, is
+        counted and not acknowledged, so the sender repeats it. Refused when the plugin raised an exception."""
         message = self._decoded(plugin, body)
         if plugin not in self.plugins or message is None:
             self.counters["without_plugin"] += 1
@@ -286,7 +286,7 @@ class HostAgent:
         return 0 if endpoints is None else endpoints.boot
 
     def _meet_now(self) -> None:
-        """Know where everybody's control link is, and who is to receive the log."""
+        """Tell the links the address and key of every host, and the log which hosts are alive."""
         alive, away = [], []
         for host, state, said in self.gossip.said("endpoints"):
             if state in ("gone", "left"):
@@ -309,7 +309,7 @@ class HostAgent:
             try:
                 await self.event_log.write()
             except OSError as error:
-                self.env.log.error("stories cannot be written", why=str(error))
+                self.env.log.error("event logs cannot be written", why=str(error))
 
     def _leader_changed(self, term: int, leader: HostId | None) -> None:
         self.bus.publish(facts.LeaderChanged(term, leader))
@@ -317,13 +317,13 @@ class HostAgent:
             self.event_log.note(f"host/{leader}", "leads", f"elected in term {term}", key=f"term/{term}")
 
     def _voters_changed(self) -> None:
-        """One line in the story of every host that is concerned."""
+        """Note the change in the event log of every host whose part changed."""
         now = self.log.configuration
-        says = dict.fromkeys(now.hosts, "votes") | {now.learner: "learns the log", now.leaving: "is to vote no more"}
+        says = dict.fromkeys(now.hosts, "votes") | {now.learner: "learns the log", now.leaving: "is to stop voting"}
         for host in {*self._said_of_voters, *says} - {""}:
             if self._said_of_voters.get(host) != says.get(host):
                 self.event_log.note(
-                    f"host/{host}", says.get(host, "votes no more"), f"voters are {', '.join(now.hosts)}"
+                    f"host/{host}", says.get(host, "stopped voting"), f"voters are {', '.join(now.hosts)}"
                 )
         self._said_of_voters = says
 

@@ -1,4 +1,4 @@
-"""agentd: one agent. Reads agent.toml, opens the ports, lives until SIGTERM, then leaves the rack and exits 0."""
+"""agentd: one agent. Reads agent.toml, opens the ports, runs until SIGTERM, then leaves the rack and exits 0."""
 
 import argparse
 import asyncio
@@ -41,11 +41,11 @@ from covey.version import VERSION
 FORCED_EXIT_S = 5.0
 """SIGTERM to exit, at most; what takes longer is cut off."""
 LOG_RESERVE_BYTES = 32 << 20
-"""Set aside on disk for the log: hours of it, in which somebody may make room."""
+"""Set aside on disk for the log: enough for hours, in which an operator can make room."""
 LEAVE_S = FORCED_EXIT_S - 1
-"""Of that, to say goodbye, one after the other: the HTTP doors (`agent.api.http`), the plugins
+"""Of that, for the orderly end, one after the other: the HTTP listeners (`agent.api.http`), the plugins
 (`agent.plugin_runtime`), the log (`agent.raft.service`: a successor, then a write under way), gossip. Each has a limit
-of its own, so that a plugin that hangs does not keep the others from being told that this host leaves."""
+of its own, so that gossip tells the other hosts that this host leaves even when a plugin hangs."""
 LAG_PERIOD_S = 0.1
 STATUS_PERIOD_S = 5.0
 COLLECT_AFTER = (50_000, 20, 100)
@@ -53,7 +53,7 @@ COLLECT_AFTER = (50_000, 20, 100)
 
 
 class Daemon:
-    """One agent in one process: its ports, its HTTP door, systemd's questions."""
+    """One agent in one process: its ports, its HTTP listeners, its notifications to systemd."""
 
     def __init__(self, config: Config, gossip_keys: list[bytes], environ: Mapping[str, str]) -> None:
         self._config, self._keys = config, gossip_keys
@@ -61,7 +61,7 @@ class Daemon:
         self._log = logs.for_host(config.name)
         self._stop = asyncio.Event()
         self._away_s = config.gossip.away_s
-        """Told to the others at the end: systemd starts us again, also after a failure."""
+        """Gossiped at the end: systemd starts us again, also after a failure."""
         self._failure = ""
         self._refused: StateRefused | None = None
         self._tasks = Tasks(self._log, self._fatal)
@@ -81,8 +81,8 @@ class Daemon:
         self._stop.set()
 
     async def run(self) -> int:
-        """Exit status: 0 after SIGTERM, 1 when something that nobody could handle went wrong, 3 and 4 when this host's
-        state cannot be trusted (`covey.checked.StateRefused`): no restart mends that."""
+        """Exit status: 0 after SIGTERM, 1 after an unhandled error, 3 and 4 when this host's state cannot be trusted
+        (`covey.checked.StateRefused`): a restart does not help."""
         loop = asyncio.get_running_loop()
         for number, away_s in ((signal.SIGTERM, self._config.gossip.away_s), (signal.SIGINT, 0)):
             loop.add_signal_handler(number, self._asked_to_stop, away_s)
@@ -135,7 +135,7 @@ class Daemon:
         )
 
     async def _watch(self, agent: HostAgent) -> None:
-        """How late the loop is, systemd's watchdog, and one line of status."""
+        """Measure how late the loop is; send systemd's watchdog its signal and one line of status."""
         clock, next_status_s, next_dog_s = agent.env.clock, 0.0, 0.0
         dog_s = self._notifier.watchdog_s
         while True:
@@ -161,7 +161,7 @@ class Daemon:
 
 
 def settle_collector() -> None:
-    """What is there now stays: it is left out of garbage collections, which then stop the loop for less long, and less
+    """Leave the objects that exist now out of garbage collections, which then stop the loop for less long, and less
     often. With 100,000 jobs in the log one full collection took 40 to 160 ms."""
     gc.collect()
     gc.freeze()
@@ -169,7 +169,7 @@ def settle_collector() -> None:
 
 
 def check_own(run_dir: str) -> None:
-    """ConfigError unless only we or root can put a socket there: whoever else could would be told what is submitted."""
+    """ConfigError unless only we or root can put a socket there: another user's socket would receive submissions."""
     found = os.stat(run_dir)
     if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
         why = (
@@ -190,7 +190,7 @@ def check_wheels() -> None:
 
 
 def check(config: Config) -> None:
-    """Say what is good, and which names are not known now: they may be when the agent runs. ConfigError."""
+    """Print that the file is good, and which names do not resolve now: they may when the agent runs. ConfigError."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         settled = runner.run(settle(config, UdpDatagrams()))
         began = os.path.isdir(os.path.join(config.state_dir, FOLDER))
@@ -204,7 +204,7 @@ def check(config: Config) -> None:
 
 
 async def log_differs(config: Config) -> str:
-    """What is to be said when the log of this host names other voters than agent.toml, or cannot be read."""
+    """A warning when the log of this host names other voters than agent.toml, or cannot be read; else empty."""
     disk = DirectoryDisk(config.state_dir)
     try:
         now = await Store(disk, os.urandom).peek()

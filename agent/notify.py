@@ -1,4 +1,4 @@
-"""Telling systemd how we are (sd_notify(3)): one datagram of `KEY=value` lines to $NOTIFY_SOCKET."""
+"""State for systemd (sd_notify(3)): one datagram of `KEY=value` lines to $NOTIFY_SOCKET."""
 
 import socket
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ class Notifier:
         """How long systemd waits for a WATCHDOG=1 before it kills us; None: it does not watch."""
 
     def tell(self, **values: str | int) -> None:
-        """`tell(READY=1, STATUS="4 hosts alive")`. A full or absent socket is not our problem."""
+        """`tell(READY=1, STATUS="4 hosts alive")`. A full or absent socket is ignored."""
         if not self._path:
             return
         address = "\0" + self._path[1:] if self._path.startswith("@") else self._path

@@ -1,12 +1,12 @@
-"""The plugins of one agent: started, guarded, and started again when it was the world that failed them.
+"""The plugins of one agent: started, guarded, and started again after an OSError.
 
-    on --exception--> failed                          what we did wrong: until somebody looked and restarts the agent
-    on --OSError----> failed --1, 2, 4 .. 30 s--> on  a full or sick disk: until it works
+    on --exception--> failed                          a defect: until an operator restarts the agent
+    on --OSError----> failed --1, 2, 4 .. 30 s--> on  a full or failing disk: until it works
 
 A plugin has one *life* at a time: a service, its tasks, and a boot number of its own, so that ids and epochs of one
-life never come again in the next. What is left of a life that ended (a command half way, a timer) reaches no other
-plugin and no other host. A new one begins as after a restart of the agent, from disk and from the programs that went
-on; it is then told the facts that hold now. A plugin that fails does not take the others down.
+life never come again in the next. Code of a life that ended (a command half way, a timer) reaches no other plugin and
+no other host. A new life begins as after a restart of the agent, from disk and from the programs that went on; it then
+receives the facts that hold now. A plugin that fails does not take the others down.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 A = TypeVar("A")
 _encode = msgspec.msgpack.Encoder().encode
 STOP_S = 1.5
-"""How long plugins may take to say goodbye, all together; a part of `agent.main.LEAVE_S`."""
+"""How long plugins may take to stop, all together; a part of `agent.main.LEAVE_S`."""
 PAUSE_S, PAUSE_MAX_S = 1.0, 30.0
-"""Before a plugin that the world failed is started again; doubles while it fails at once."""
+"""Pause before a plugin that failed with OSError is started again; doubles while it fails at once."""
 STEADY_S = 60.0
 """A plugin that lived so long did not fail at once."""
 
@@ -69,10 +69,10 @@ class PluginsAgent(Protocol):
 
 
 class PluginInstance:
-    """`plugins.base.Host` as one life of one plugin sees it: the agent, this plugin's settings, tasks that fail this
-    room. Once it is over its tasks are cancelled, and what is left of it starts none, tells no fact, gossips nothing
-    and sends and asks in vain. It may still write the story, and use what is the whole agent's: the log, the runner,
-    the other ports of `env`."""
+    """`plugins.base.Host` for one life of one plugin: the agent, this plugin's settings, tasks whose failure fails this
+    plugin. At its end its tasks are cancelled; code of it that still runs can start no task, publish no fact, gossip
+    nothing, and its messages and questions are not sent. It can still note events, and use what is the whole agent's:
+    the log, the runner, the other ports of `env`."""
 
     def __init__(self, agent: PluginsAgent, plugin: Plugin, settings: msgspec.Struct, boot: int) -> None:
         self._agent, self.plugin, self._settings = agent, plugin, settings
@@ -190,12 +190,12 @@ class PluginRuntime:
                 await self._begin(PluginInstance(self._agent, plugin, settings, self._agent.boot))
 
     async def _begin(self, life: PluginInstance) -> None:
-        """It hears of the world once it has found again what survived."""
+        """The plugin receives facts once its `start` has found again what survived."""
         name = life.plugin.name
         await self.guarded_life(life, life.begin())
         if not life.open:
             return
-        if self._stopping:  # the agent leaves meanwhile, and knows nothing of this life
+        if self._stopping:  # `stop` has not seen this life
             life.end()
             await life.over()
             return
@@ -210,7 +210,7 @@ class PluginRuntime:
                 self._take(life, fact)
 
     async def stop(self) -> None:
-        """Say goodbye, all at once."""
+        """Stop all plugins at the same time."""
         self._stopping = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
@@ -274,7 +274,7 @@ class PluginRuntime:
         steady = agent.env.clock.now_s() - life.began_s >= STEADY_S
         again_s = self._pause(name, steady) if isinstance(error, OSError) else None
         self.health[name] = PluginHealth("failed", why, self.restarts.get(name, 0), again_s)
-        then = "restart the agent when it is mended" if again_s is None else f"starts again in {again_s:g} s"
+        then = "restart the agent once that is corrected" if again_s is None else f"starts again in {again_s:g} s"
         agent.event_log.note(f"host/{agent.id}", f"plugin {name} failed", f"{why}; {then}")
         self._publish()
         if not self._stopping:

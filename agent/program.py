@@ -64,7 +64,7 @@ class JsonLog:
         try:
             print(json.dumps(line, default=repr), file=self._out, flush=True)
         except OSError:
-            return  # a full disk must not end a data path
+            return  # a full disk must not end a datapath program
 
     def debug(self, event: str, **fields: Any) -> None:
         self._line("debug", event, fields)
@@ -80,7 +80,7 @@ class JsonLog:
 
 
 class NoLinks:
-    """Programs have no control links: they are told what to do by their own host's agent."""
+    """Programs have no control links: the agent of their host tells them what to do."""
 
     address: Address = ""
     public_key: bytes = b""
@@ -89,10 +89,10 @@ class NoLinks:
         raise OSError("a program has no control links; it speaks to its own host's agent over a unix socket")
 
     def know(self, host: HostId, address: Address, public_key: bytes) -> None:
-        """Nobody to know."""
+        """No links, so no peers."""
 
     def forget(self, host: HostId) -> None:
-        """Nobody to forget."""
+        """No links, so no peers."""
 
     def send(self, to: HostId, data: bytes) -> bool:
         return False
@@ -148,7 +148,7 @@ async def run(program: Program, base: ProgramBase, config: Any, log: Logger) -> 
 
 
 def say_loaded() -> None:
-    """To the agent that started us, if it still listens: from here on a start takes no time of its own."""
+    """Tell the agent that started us, if it still listens, that the code is loaded."""
     tells = os.environ.pop(LOADED_FD, "")
     if tells:
         with contextlib.suppress(OSError):

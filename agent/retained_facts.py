@@ -1,4 +1,4 @@
-"""Facts that hold now, for a plugin that begins while the others are at work: it has missed how they came about."""
+"""Facts that hold now, for a plugin that starts later than the others and has missed their publication."""
 
 from collections.abc import Iterable, Sequence
 
@@ -18,7 +18,7 @@ from plugins.facts import (
 
 
 class RetainedFacts:
-    """What plugins told one another, less what is over. Hosts, ranks and the leader are asked where they are known."""
+    """Facts that plugins published and that still hold. Those of hosts, ranks and the leader are kept elsewhere."""
 
     def __init__(self) -> None:
         self._placed: dict[JobId, JobPlaced] = {}
@@ -50,7 +50,7 @@ class RetainedFacts:
 
 
 def facts_of_hosts(views: Iterable[HostView]) -> Sequence[Fact]:
-    """What gossip would have said of each host by now."""
+    """The facts that gossip would have caused for each host by now."""
     found: list[Fact] = []
     for view in views:
         if view.state in ("gone", "left"):

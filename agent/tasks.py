@@ -1,4 +1,4 @@
-"""Tasks that are kept: referenced until they end, cancelled together, and never silent about an exception."""
+"""Tasks that are referenced until they end, cancelled together, and whose exceptions are always logged."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -8,7 +8,7 @@ from covey.ports import Logger
 
 
 class Tasks:
-    """`Env.spawn` for a real process. `fatal` hears of an exception that nobody else handled."""
+    """`Env.spawn` for a real process. `fatal(name, error)` is called with an unhandled exception."""
 
     def __init__(self, log: Logger, fatal: Callable[[str, BaseException], None]) -> None:
         self._log, self._fatal = log, fatal

@@ -36,7 +36,7 @@ class _Agentd(subprocess.Popen[bytes]):
     """An agent that is meant to outlive us: forgetting it is not an accident, so no warning at the end."""
 
     def __del__(self, *_: object) -> None:
-        """Nothing: the parent class would complain that it still runs."""
+        """Does nothing: the parent class would warn that the process still runs."""
 
 
 class Timer:

@@ -1,7 +1,7 @@
 """Which hosts vote on the log. `agentctl voters` shows them; the rest changes them, one at a time, through the log.
 
   add HOST          it receives the log as a learner and votes once it has caught up
-  remove HOST       it votes no more and observes; a leader hands over first
+  remove HOST       it stops voting and observes; a leader hands over first
   replace OLD NEW   add NEW, then remove OLD
 
 A change goes on by itself under any leader: waiting for it here may be interrupted. It is called off by its contrary:

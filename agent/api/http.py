@@ -1,17 +1,17 @@
 """The agent's HTTP: `/v1/...` for agentctl and programs, `/livez`, `/readyz`, `/healthz` and `/metrics` for machines.
 
-It decides nothing: each route names one command of a plugin or of the agent, checks the form of what came in, and wraps
-the answer. Every read is answered from what this host knows, also while no leader is known; each answer says which
-host spoke and when, and the rows say how old they are.
+It decides nothing: each route names one command of a plugin or of the agent, checks the form of the request, and wraps
+the answer. Every read is answered from what this host knows, also while no leader is known; each answer names this host
+and the time, and the rows have their age.
 
-Two doors, one set of routes:
+Two listeners, one set of routes:
 
 - the unix socket `agent.sock`, mode 0600: whoever may open it is the agent's own user (or root);
-- optionally TCP on loopback, for a browser and for Prometheus. There a page from anywhere may try its luck, and so
-  may every other user of this machine, so: the `Host` must be an address, `localhost` or our own name (a name that an
-  attacker's DNS points at 127.0.0.1 is neither); a change needs the header `X-Covey: 1` (which no page can add without
-  asking first, and we never allow it) and, when there is an `Origin`, one of ours; and the process at the other end
-  of the connection must belong to our own user or root, which the kernel tells in /proc/net/tcp.
+- optionally TCP on loopback, for a browser and for Prometheus. Any web page and any user of this machine can connect
+  there, so: the `Host` must be an address, `localhost` or our own name (a name that an attacker's DNS points at
+  127.0.0.1 is neither); a change needs the header `X-Covey: 1` (which a page can only add after a CORS preflight, and
+  we never allow one) and, when there is an `Origin`, one of ours; and the process at the other end of the connection
+  must belong to our own user or root, according to /proc/net/tcp.
 
 Errors are `ErrorView` JSON. What is malformed, too long or not allowed is refused, counted in
 `covey_http_refused_total`, and never reaches a plugin.
@@ -44,25 +44,25 @@ from plugins.views import ErrorView
 BODY_BYTES_MAX = 1 << 20
 """Longest request body: a submitted environment is a few kilobytes, a control frame's limit is the same."""
 TCP_CONNECTIONS_MAX = 128
-"""Open at once on the TCP door, silent ones too: what comes beyond is closed at once, so that nobody there can use up
+"""Open at the same time on TCP, idle ones included; one beyond that is closed at once, so that clients cannot use up
 the agent's file descriptors."""
 DEPTH_MAX = 32
 """Levels of lists and objects in a body; a job has three."""
 ID_CHARACTERS_MAX = 200
 """Longest id in a path: `slab/VOLUME/N` has at most 80."""
 ANSWER_S_MAX = 20.0
-"""How long a plugin may take before the caller is told so: the scheduler tries a change three times for 5 s each, and
-its own words are better than ours."""
+"""How long a command may take before the caller gets a timeout: the scheduler tries a change three times for 5 s each,
+and its own error says more."""
 STOP_S = 0.5
-"""How long the doors may take to close; a part of `agent.main.LEAVE_S`. aiohttp waits for requests under way for half
-of it, then cuts them off and waits as long again."""
+"""How long the listeners may take to close; a part of `agent.main.LEAVE_S`. aiohttp waits for requests under way for
+half of it, then cuts them off and waits as long again."""
 LAG_S_MAX = 2.0
-"""Event loop lag above which `/livez` says no; far above a garbage collection, below a watchdog's patience."""
+"""Event loop lag above which `/livez` answers 503; far above a garbage collection, below the watchdog's period."""
 
 STATUS_OF_CODE = {1: 500, 2: 400, 3: 404, 4: 403, 6: 504, 7: 422, 75: 503}
 """agentctl's exit code -> HTTP status."""
 CODE_OF_STATUS = {400: 2, 403: 4, 404: 3, 405: 2, 413: 2, 503: 75, 504: 6}
-"""And back, for what aiohttp itself refuses."""
+"""HTTP status -> exit code, for what aiohttp itself refuses."""
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
@@ -77,14 +77,14 @@ SECURITY_HEADERS = {
 
 
 class _TurnedAway(asyncio.Protocol):
-    """For a connection too many."""
+    """Closes a connection beyond `TCP_CONNECTIONS_MAX`."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast(asyncio.Transport, transport).abort()
 
 
 class Api(Protocol):
-    """What the HTTP doors need of the agent."""
+    """What the HTTP listeners need of the agent."""
 
     @property
     def id(self) -> HostId: ...
@@ -108,18 +108,18 @@ Arguments = Callable[[web.Request], Awaitable[dict[str, Any]]]
 
 
 class HttpApi:
-    """Both doors. `await start()` opens them (OSError when one cannot be bound), `await stop()` closes them."""
+    """Both listeners. `await start()` opens them (OSError when one cannot be bound), `await stop()` closes them."""
 
     def __init__(self, api: Api, unix_path: str, bind: str = "") -> None:
         self.api = api
         self.unix_path = unix_path
         self.bind = bind
         self.address = ""
-        """`ip:port` of the TCP door once open, with the real port."""
+        """`ip:port` of the TCP listener once open, with the real port."""
         self.requests: Counter[int] = Counter()
         """Answers by HTTP status."""
         self.refused: Counter[str] = Counter()
-        """What was turned away at the door, by reason."""
+        """Requests refused before they reached a command, by reason."""
         self._runner: web.AppRunner | None = None
         self._tcp: asyncio.Server | None = None
 
@@ -158,7 +158,7 @@ class HttpApi:
             os.unlink(self.unix_path)
 
     def _visitor(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
-        """Who serves a new TCP connection."""
+        """The protocol object of a new TCP connection."""
         server = runner.server
         assert server is not None
         if len(server.connections) < TCP_CONNECTIONS_MAX:
@@ -239,12 +239,12 @@ class HttpApi:
         return _json(body, status)
 
     async def _livez(self, _request: web.Request) -> web.Response:
-        """The loop turns: 200, or 503 while it lags."""
+        """200; 503 while the event loop lags."""
         lag_s = self.api.loop_lag_s
         return self._answer({"loop_lag_s": lag_s}, 200 if lag_s <= LAG_S_MAX else 503)
 
     async def _readyz(self, _request: web.Request) -> web.Response:
-        """The agent takes work: it lives, and plugins that are switched on are on."""
+        """200 when the event loop does not lag and no plugin has failed, else 503."""
         health = msgspec.to_builtins(await self._command("agent.health", {}))
         failed = _failed_plugins(health)
         ready = not failed and self.api.loop_lag_s <= LAG_S_MAX
@@ -265,7 +265,7 @@ class HttpApi:
         text = prometheus({**self.api.metrics(), **self.metrics(), **values})
         return web.Response(body=text.encode(), headers={hdrs.CONTENT_TYPE: "text/plain; version=0.0.4; charset=utf-8"})
 
-    # ---- the door ----------------------------------------------------------------------------------------------------
+    # ---- admission ---------------------------------------------------------------------------------------------------
 
     @web.middleware
     async def _guard(
@@ -284,7 +284,7 @@ class HttpApi:
             self.refused[f"http_{refusal.status}"] += 1
             response = _http_error(request, refusal)
         except Exception as error:
-            # A defect in a plugin must not look like a dead agent: say it, log it once, serve the next request.
+            # A defect in a plugin must not look like a dead agent: answer 500, log it once, serve the next request.
             self.api.env.log.error("request failed", path=request.path, error=repr(error), exc_info=error)
             response = _error(1, f"{request.method} {request.path} failed", repr(error), "see the agent's log")
         response.headers.update(SECURITY_HEADERS)
@@ -292,7 +292,7 @@ class HttpApi:
         return response
 
     def _admit(self, request: web.Request) -> None:
-        """Refused when this request must not come through this door."""
+        """Refused when this listener must not serve this request."""
         sock = request.transport.get_extra_info("socket") if request.transport else None
         if sock is None or sock.family == socket.AF_UNIX:
             return
@@ -358,7 +358,7 @@ async def _body(request: web.Request) -> dict[str, Any]:
 
 
 def _is_deep(found: object) -> bool:
-    """Python fails at showing such a value, wherever in a plugin that is done."""
+    """Whether Python's `repr` of this value, in any plugin, would raise RecursionError."""
     layer = [found]
     for _ in range(DEPTH_MAX):
         layer = [inner for outer in layer for inner in _within(outer)]
@@ -440,7 +440,7 @@ def _fixed(body: bytes, kind: str) -> Callable[[web.Request], Awaitable[web.Stre
 
 
 def _counting_logger(http: HttpApi) -> logging.Logger:
-    """Where aiohttp complains. Bytes that are not HTTP are counted, not written, for anybody can send them."""
+    """aiohttp's logger. Bytes that are not HTTP are counted and not logged, since anyone can send them."""
 
     class Count(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

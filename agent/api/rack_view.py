@@ -35,7 +35,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class AskView(Message, frozen=True, tag="Ask"):
-    """A read another host's agent may ask for: the name of one of `READS` and its arguments."""
+    """A read that another agent asks for: the name of one of `READS` and its arguments."""
 
     read: str
     arguments: dict[str, str] = {}
@@ -87,7 +87,7 @@ READS: Mapping[str, type[msgspec.Struct]] = {
 
 
 CHANGE: Mapping[str, Any] = {"add": "", "remove": "", "force": False}
-"""What a change of voters says, and what it means when it does not."""
+"""The fields of a change of voters and their defaults."""
 
 
 class RackView:
@@ -153,7 +153,7 @@ class RackView:
     # ---- who votes ----
 
     async def _voters(self, _arguments: Mapping[str, Any]) -> VotersView:
-        """Every voter and the learner, from themselves; and others that have something to say."""
+        """The row that each voter and the learner gives of itself, and those of other hosts that have notes."""
         rows = {row.host: row for row in await self._everywhere("agent.local_voter", {})}
         now = self._agent.voters_now()
         concerned = [HostId(host) for host in (*now.voters, now.learner) if host]
@@ -220,7 +220,7 @@ class RackView:
             raise Refused(
                 3,
                 f"nothing is known of {subject!r}",
-                "no job, slab, volume or host of that name has a story on any host that answers",
+                "no host that answers has events of a job, slab, volume or host of that name",
                 "agentctl jobs, agentctl slabs and agentctl hosts list the names",
             )
         return story
@@ -276,5 +276,5 @@ def _is_host(name: object) -> bool:
 
 
 def _aged(row: T, age_s: float) -> T:
-    """The row with its age, if it has one and it is not of this moment."""
+    """The row with `age_s`, if it has that field and the age is over 0."""
     return msgspec.structs.replace(row, age_s=age_s) if age_s > 0 and hasattr(row, "age_s") else row

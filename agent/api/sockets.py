@@ -1,7 +1,7 @@
-"""The sockets of the agent's HTTP, and who may come through them.
+"""The sockets of the agent's HTTP, and who may use them.
 
-A unix socket is a door for one user, by its mode. A TCP port on loopback is open to every user and every web page of
-this machine; `is_our_name` and `peer_uid` are what tells them apart.
+The mode of a unix socket admits one user. A TCP port on loopback is open to every user and every web page of this
+machine; `is_our_name` and `peer_uid` tell them apart.
 """
 
 import contextlib
