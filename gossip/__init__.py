@@ -1,5 +1,5 @@
-"""Who is there, and what can they spare: sealed datagrams (`packet`), SWIM membership, Scuttlebutt spreading.
+"""Which hosts are alive, and which facts they publish: sealed datagrams (`packet`), SWIM membership, Scuttlebutt facts.
 
 Start at `service.py` (the socket and the timers), then `machine.py` (both planes as one machine), then
-`membership/machine/membership.py`. `types.py` holds what all of them say, the settings, and the bounds of the wire.
+`membership/machine/membership.py`. `types.py` holds the types that all of them use and the bounds of the wire.
 """

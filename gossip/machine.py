@@ -1,7 +1,8 @@
-"""Both planes of gossip as one machine: who is there, and what they say about themselves.
+"""Both planes of gossip as one machine: which hosts are alive, and the facts that they publish.
 
-`Membership` decides who is listened to; `Spread` tells facts on between those. The service feeds proven datagrams and
-timers, and performs the actions; a crowd of these machines on a heap of events is a rack without sockets.
+`Membership` decides whose facts are accepted; `Spread` passes facts on between those hosts. The service feeds
+authenticated datagrams and timers, and performs the actions; many of these machines on a heap of events are a rack
+without sockets.
 """
 
 import random
@@ -28,14 +29,14 @@ class GossipStarted(msgspec.Struct, frozen=True):
     """Event: begin."""
 
     address: Address
-    """What others are told; empty when only they can see it."""
+    """This host's address for the others; empty while no peer has told it."""
     remembered: tuple[MemberRecord, ...] = ()
     seeds: tuple[Address, ...] = ()
-    """Where to join, as far as it is known yet."""
+    """Addresses to join through, as far as they are known yet."""
 
 
 class DatagramHeard(msgspec.Struct, frozen=True):
-    """Event: one proven datagram."""
+    """Event: one authenticated datagram."""
 
     sender: Sender
     source: Address
@@ -111,7 +112,7 @@ class Gossip:
         return [*actions, *self._spread(spread.Told(heard.sender, heard.source, tuple(facts)), now_s)]
 
     def _members(self, event: members.Event, now_s: float) -> list[Action]:
-        """What membership wants done. The other plane hears first who came and who went."""
+        """The actions of membership. `Spread` receives first which hosts came and went."""
         actions: list[Action] = []
         for action in self.membership.handle(event, now_s):
             match action:
@@ -161,7 +162,7 @@ class Gossip:
         return None if member is None else self._peer(member, now_s)
 
     def said(self, key: str, now_s: float) -> list[tuple[HostId, HostState, bytes | None]]:
-        """Every other host, how it is shown, and what it published under this key in its present life, by name."""
+        """Every other host, its state, and the value it published under this key in its present boot, by name."""
         found: list[tuple[HostId, HostState, bytes | None]] = []
         for host, member in sorted(self.membership.members.items()):
             facts = self.spread.of(host)
@@ -184,7 +185,7 @@ class Gossip:
         )
 
     def _peer(self, member: Member, now_s: float) -> HostView:
-        """Facts of an earlier life of the host are no longer true, and are not shown."""
+        """Facts of an earlier boot of the host are no longer true, and are not shown."""
         facts = self.spread.of(member.host)
         current = facts is not None and facts.boot >= member.boot
         fresh_s = facts.fresh_s if facts is not None and current else member.since_s
@@ -206,4 +207,4 @@ class Gossip:
         self.membership.check()
         self.spread.check()
         live = {member.identity for member in self.membership.members.values() if member.live and not member.remembered}
-        assert set(self.spread.live) <= live, "facts are told on of a host that is not alive"
+        assert set(self.spread.live) <= live, "facts of a host that is not alive are passed on"

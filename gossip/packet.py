@@ -1,4 +1,4 @@
-"""One datagram of gossip: sealed always, opened once, and nothing in it looked at before it is proven.
+"""One datagram of gossip: always sealed, opened once, and not decoded before it is authenticated.
 
     0    1         5          9        17     25      29        37                       end-16     end
     | ver | key id | cluster  | sender | boot | salt | counter | body, AES-256-GCM       | tag       |
@@ -6,7 +6,7 @@
 The header is in clear and bound to the body: header and cluster label are the additional data of the seal. `key id`
 names one of at most three keys of the ring: the first seals, all open, so that keys rotate without a gap (add to all,
 move to front on all, remove from all). `cluster` is a hash of the label under the key, and `sender` a hash of name and
-uuid, so that who lacks the key learns neither names nor label.
+uuid, so that a listener without the key learns neither names nor label.
 
 One shared key with random nonces would reach the 2^32 messages of NIST SP 800-38D in days on a large rack. So each
 sender and boot has a key of its own, HKDF-SHA256 of the shared one, and its nonce is a counter that also gives a replay
@@ -16,7 +16,7 @@ from a copy) then repeats a key, but not a nonce.
 The body is msgpack `[name, uuid, [message, ...]]`. Each message is decoded by itself, with bounds on everything: one
 of a later version is counted and skipped, and does not cost the others.
 
-What this does not give: hosts are not protected from one another. Whoever holds the key can speak as any host.
+What this does not give: hosts are not protected from one another. A holder of the key can send as any host.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ KEYS_MAX = 3
 WINDOW = 1024
 """Counters behind the newest that are still accepted once."""
 SENDERS_MAX = 4096
-"""Senders whose replay window is kept; only proven ones are."""
+"""Senders whose replay window is kept; only authenticated ones are."""
 
 _HEADER = struct.Struct(">B4s4sQQ4sQ")
 HEADER_BYTES = _HEADER.size
@@ -75,13 +75,13 @@ class Opened(msgspec.Struct, frozen=True):
     sender: Sender
     messages: tuple[Message, ...]
     unknown: int
-    """Messages that were not understood."""
+    """Number of messages that could not be decoded."""
 
 
 class Dropped(msgspec.Struct, frozen=True):
     reason: Reason
     version: int = VERSION
-    """That its first byte says; of one that names a key of ours it is worth telling a person."""
+    """Version in its first byte; another one in a datagram under a key of ours is logged."""
 
 
 _body_decoder = msgspec.msgpack.Decoder(Body)
@@ -114,7 +114,7 @@ class Keyring:
 
 
 def key_id(key: bytes) -> bytes:
-    """Four bytes that name a key without telling it."""
+    """Four bytes that name a key without revealing it."""
     return hashlib.blake2b(key, digest_size=4, person=b"covey-key-id").digest()
 
 
@@ -144,7 +144,7 @@ class Sealer:
         self._aead = _cipher(ring.primary, self._identity, self._me.boot)
 
     def seal(self, messages: Sequence[Message]) -> bytes:
-        """One datagram. Its length is the callers' care (`budget`)."""
+        """One datagram. The caller limits its length (`budget`)."""
         self._counter += 1
         header = _HEADER.pack(
             VERSION, self._key_id, self._cluster, self._identity, self._me.boot, self._salt, self._counter
@@ -189,13 +189,13 @@ class Opener:
         self._ciphers.clear()
 
     def remember(self, sender: int, boot: int) -> None:
-        """From before a restart of ours: this sender had reached this boot; older ones are replays."""
+        """From before our restart: the sender's boot at that time; datagrams of older boots are replays."""
         window = self._windows.get(sender)
         if window is None or window.boot < boot:
             self._windows[sender] = Window(boot)
 
     def open(self, datagram: bytes) -> Opened | Dropped:
-        """What was said and by whom, or why it does not count. Never raises."""
+        """The messages and their sender, or why the datagram is dropped. Never raises."""
         if len(datagram) > DATAGRAM_BYTES_MAX:
             return Dropped("oversized")
         if len(datagram) < HEADER_BYTES + TAG_BYTES:
@@ -241,7 +241,7 @@ class Opener:
 
 
 def _decoded(plain: bytes, sender: int, boot: int) -> Opened | Dropped:
-    """The messages of a proven body."""
+    """The messages of an authenticated body."""
     try:
         body = _body_decoder.decode(plain)
     except _MALFORMED:

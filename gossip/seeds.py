@@ -1,8 +1,8 @@
-"""Seeds that are names: what they mean now, and which mean nothing.
+"""Seeds that are names: the addresses they resolve to now, and the names that do not resolve.
 
-A name is looked up when gossip starts, then every 30 s, and every 5 s while nobody answers: hosts move, and a name
-server may come up after the hosts do. All addresses of a name are called. A name that is not known any more keeps the
-addresses it had last, for a name server that is away says nothing about the hosts.
+A name is looked up when gossip starts, then every 30 s, and every 5 s while no host answers: hosts move, and a name
+server may come up after the hosts do. All addresses of a name are called. A name that does not resolve any more keeps
+the addresses it had last, since a name server that is away proves nothing about the hosts.
 """
 
 import asyncio
@@ -31,16 +31,16 @@ class Seeds:
 
     @property
     def names(self) -> Sequence[Address]:
-        """Those that have to be looked up."""
+        """Seeds that have to be looked up."""
         return [seed for seed in self._seeds if not is_ip(ip_port(seed)[0])]
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Of all seeds that are known, each once, in the order of the file."""
+        """Addresses of all seeds that resolve, each once, in the order of the file."""
         return tuple(dict.fromkeys(address for seed in self._seeds for address in self._found.get(seed, ())))
 
     async def look(self) -> None:
-        """All names at once."""
+        """Look up all names at the same time."""
         before = dict(self.unknown)
         await asyncio.gather(*(self._look_up(name) for name in self.names))
         self._tell_changes(before)

@@ -2,11 +2,11 @@
 
     datagram -> packet.open (dropped and counted here, once) -> Gossip.handle -> actions -> seal, call_later, tell
 
-Every timer that fires late shows how long the loop stood still; the machine is told before it sees the timer, so that
-no probe or suspicion that ran out meanwhile counts. A tick makes sure that there is such a timer five times a second.
+Every timer that fires late shows how long the loop stalled; the machine gets that before it gets the timer, so that no
+probe or suspicion that ran out meanwhile counts. A tick makes sure that there is such a timer five times a second.
 
-An exception in a timer or datagram callback would end in asyncio's log while gossip went on crippled. It is caught,
-stops the service and is raised in the task that `env.spawn` watches.
+An exception in a timer or datagram callback would only go to asyncio's log while gossip went on in a broken state. It
+is caught, stops the service and is raised in the task that `env.spawn` watches.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ PEERS_FILE = "gossip/peers"
 PEERS_INTERVAL_S = 10.0
 """The file of known hosts is written at most so often."""
 TICK_S = 0.2
-"""How often the loop shows that it runs, at least; more often where probes are quicker than by default."""
+"""Longest pause between two ticks; shorter where probes are quicker than by default."""
 STALL_S = 0.1
 """A timer that is late by more shows a stall; less, too, where probes are quicker than by default."""
 GOODBYES = 3
@@ -66,8 +66,8 @@ GOODBYE_INTERVAL_S = 0.05
 
 
 class PeersFile(msgspec.Struct, frozen=True):
-    """What is on disk: every host that was known, gone ones too, so that a restart finds the rack without seeds. Under
-    a checksum: one wrong bit of a boot number makes a live host a replayer for ever, here and where it is told on."""
+    """The file of known hosts, gone ones too, so that a restart finds the rack without seeds. Under a checksum: after
+    one wrong bit in a boot number all datagrams of a live host count as replays, here and where the record goes."""
 
     records: tuple[MemberRecord, ...]
 
@@ -104,7 +104,7 @@ class GossipService:
         self._saved: tuple[MemberRecord, ...] = ()
         self._alone = False
         self._versions: set[int] = set()
-        """Of gossip, heard of hosts that have our key and cannot be understood: one byte, so at most 255."""
+        """Other gossip versions, received under our key: one byte, so at most 255."""
         self._seeds: Seeds | None = None
 
     # ---- life ----
@@ -124,7 +124,7 @@ class GossipService:
             self._env.spawn("gossip: seeds", self._keep_seeds(self._seeds, self._failed))
 
     async def stop(self, leave: bool = True, away_s: int = 0) -> None:
-        """`leave`: tell everybody, so that they see at once that this host `left`, or is `away` for so many seconds."""
+        """`leave`: tell all hosts at once that this host `left`, or is `away` for so many seconds."""
         if self._socket is None:
             return
         if leave and not self._stopped:
@@ -142,17 +142,17 @@ class GossipService:
             self._failed.set_result(None)
 
     async def _watch(self, failed: "asyncio.Future[None]") -> None:
-        """Raises what went wrong in a callback."""
+        """Raises the exception of a callback."""
         await failed
 
     def _advertised(self, bound: Address) -> Address:
-        """What others are told; empty when we are bound to all addresses and were not told which one to name."""
+        """This host's address for the others; empty when bound to all addresses and `advertise` is empty."""
         ip, port = ip_port(bound)
         if self._settings.advertise:
             return joined(self._settings.advertise, port)
         return "" if is_everywhere(ip) else bound
 
-    # ---- what the agent asks ----
+    # ---- for the agent ----
 
     @property
     def address(self) -> Address:
@@ -163,18 +163,18 @@ class GossipService:
 
     @property
     def advertised(self) -> Address:
-        """What others are told; empty as long as no peer has said where it sees us."""
+        """This host's address for the others; empty until a peer has sent `SeenAt`."""
         return self._gossip.membership.address
 
     @property
     def seeds_unknown(self) -> Mapping[Address, str]:
-        """Seed -> why it cannot be called: its name is not known, or it has no address of our kind."""
+        """Seed -> why it cannot be called: its name does not resolve, or it has no address of our family."""
         return {} if self._seeds is None else dict(self._seeds.unknown)
 
     def spread(self, key: str, value: bytes | None) -> None:
-        """Tell everybody this about this host, in place of what it said under this key; None removes it. ValueError
-        when it is too long (256 bytes a value, 32 keys, 960 bytes in all). What is published before `start` is told
-        as soon as somebody is there."""
+        """Publish a value of this host under this key, in place of the former one; None removes it. ValueError when it
+        is too long (256 bytes a value, 32 keys, 960 bytes in all). Values published before `start` are sent as soon as
+        another host is alive."""
         if not self._stopped:
             self._dispatch_checked(Published(key, value))
 
@@ -187,7 +187,7 @@ class GossipService:
         return self._gossip.peer(host, self._env.clock.now_s())
 
     def said(self, key: str) -> Sequence[tuple[HostId, HostState, bytes | None]]:
-        """Every other host, how it is shown, and what it published under this key in its present life, by name."""
+        """Every other host, its state, and the value it published under this key in its present boot, by name."""
         return self._gossip.said(key, self._env.clock.now_s())
 
     def use_keys(self, keys: Sequence[bytes]) -> None:
@@ -205,7 +205,7 @@ class GossipService:
         return dict(sorted(found.items()))
 
     def metrics(self) -> Mapping[str, float]:
-        """What holds now."""
+        """Gauges: the present state."""
         return {
             "covey_gossip_alone": float(self._is_forsaken()),
             "covey_gossip_health_score": float(self._gossip.membership.health),
@@ -230,7 +230,7 @@ class GossipService:
         self._dispatch(DatagramHeard(opened.sender, source, opened.messages))
 
     def _dispatch(self, event: Event) -> None:
-        """What goes wrong in here is our mistake: gossip ends, and whoever watches hears why."""
+        """An exception in here is a defect: gossip stops, and `_watch` raises it."""
         try:
             self._dispatch_checked(event)
         except Exception as error:
@@ -255,7 +255,7 @@ class GossipService:
             asyncio.get_running_loop().call_later(self._tick_s, self._tick, next_s)
 
     def _lag(self, due_s: float) -> None:
-        """A timer was due then and runs now: what it is late by, the loop stood still."""
+        """A timer that was due at `due_s` runs now: the difference is the loop's stall."""
         now_s = self._env.clock.now_s()
         late_s = now_s - due_s
         self._lag_s_max = max(self._lag_s_max, late_s)
@@ -329,19 +329,19 @@ class GossipService:
             self._notice_alone()
 
     def _notice_version(self, version: int, source: Address) -> None:
-        """Say it once for each version: a host of ours, by its key, that neither side can hear."""
+        """Log once for each version that a host with our key sends datagrams which cannot be read."""
         if version in self._versions:
             return
         self._versions.add(version)
         self._env.log.warning(
-            "a host of another version cannot be heard",
+            "a host sends datagrams of another gossip version",
             source=source,
-            why=f"it speaks version {version} of gossip; covey-agent {VERSION} here speaks {PACKET_VERSION}",
+            why=f"it sends version {version} of gossip; covey-agent {VERSION} here reads and sends {PACKET_VERSION}",
             next="install the same covey-agent on both: agentctl version",
         )
 
     def _notice_alone(self) -> None:
-        """Say once that nobody answers although somebody should."""
+        """Log once that no host answers although there are seeds or known hosts."""
         was_alone, self._alone = self._alone, not self._stopped and self._is_forsaken()
         if self._alone and not was_alone:
             self._env.log.warning(

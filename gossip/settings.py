@@ -16,10 +16,10 @@ class GossipSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     bind: str = "0.0.0.0:7946"
     """`ip:port` of the UDP socket; 7946 is Serf's port, known to firewalls. Port 0 takes a free one."""
     advertise: str = ""
-    """IP that others are told; default: the bound one, or, bound to all, the one that the first peer saw."""
+    """This host's IP for the others; default: the bound one, or, bound to all, the one that the first peer saw."""
     seeds: tuple[str, ...] = ()
-    """`name:port`, `ip:port` or `[ipv6]:port` of hosts to join through; a name stands for all its addresses. Asked
-    while alone, and later as long as one of them is missing."""
+    """`name:port`, `ip:port` or `[ipv6]:port` of hosts to join through; a name means all its addresses. Called while
+    this host is alone, and later as long as one of them is missing."""
     cluster: str = "covey"
     """Racks with different labels ignore each other even under one key."""
     key_file: str = ""
@@ -35,7 +35,7 @@ class GossipSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     retransmit_factor: int = 4
     """A rumour is sent factor * ceil(log10(hosts + 1)) times by each host (memberlist LAN: 4)."""
     gossip_interval_s: float = 0.2
-    """Rumours that found no probe to ride on are sent this often (memberlist LAN: 0.2 s)."""
+    """Rumours that no probe carried are sent this often (memberlist LAN: 0.2 s)."""
     gossip_fanout: int = 3
     """... to so many hosts (memberlist LAN: 3)."""
     sync_interval_s: float = 30.0
@@ -45,14 +45,14 @@ class GossipSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     spread_interval_s: float = 0.5
     """Facts are compared with a random host this often (two rounds a second kept 99 % of ages under 3.4 s at 200)."""
     heartbeat_s: float = 2.0
-    """A host's facts get a new version this often, so that their age means something."""
+    """A host's facts get a new version this often, so that their age shows whether they are current."""
     away_s: int = 60
-    """Told at SIGTERM: this host restarts and is back within so many seconds, its processes go on, nobody need take
-    anything back. 0: it leaves. SIGINT always leaves."""
+    """Announced at SIGTERM: this host restarts and is back within so many seconds, and its processes go on, so other
+    hosts take nothing back. 0: it leaves. SIGINT always leaves."""
     datagram_bytes: int = DATAGRAM_BYTES
     """Longest UDP payload sent, 1232 to 1472."""
     hosts_max: int = 512
-    """More are not remembered; zones of up to 256 hosts are what this is made for."""
+    """Most hosts remembered; gossip is designed for zones of up to 256 hosts."""
 
     def __post_init__(self) -> None:
         _in_range("probe_interval_s", self.probe_interval_s, 0.05, 60)

@@ -1,9 +1,9 @@
-"""The types of gossip: who a host is, what is told to the agent, and bounds for what is decoded.
+"""The types of gossip: the identity of a host, the events for the agent, and bounds for decoding.
 
-A host is a *name* (what people say), a *uuid* (16 bytes, made once, kept on disk) and a *boot* (counts starts of its
-agent). Name and uuid together are its *identity*, 63 bits of a hash; a name claimed under two identities is a
-conflict. Within one identity `(boot, incarnation)` orders everything that was ever said about it: a restart is a new
-boot and so beats all that was said of the last one, also that it is dead.
+A host is a *name* (for people), a *uuid* (16 bytes, made once, kept on disk) and a *boot* (counts starts of its agent).
+Name and uuid together are its *identity*, 63 bits of a hash; a name claimed under two identities is a conflict. Within
+one identity `(boot, incarnation)` orders all messages about it: a restart is a new boot and so supersedes all messages
+about the last one, also that it is gone.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ KEY_BYTES = 32
 UUID_BYTES = 16
 
 AWAY_S_MAX = 3600
-"""Longest that a host may say it is away, seconds."""
+"""Longest absence that a host may announce, seconds."""
 AwaySeconds = Annotated[int, Meta(ge=0, le=AWAY_S_MAX)]
 U32 = Annotated[int, Meta(ge=0, le=U32_MAX)]
 Boot = Annotated[int, Meta(ge=0, le=U63_MAX)]
@@ -38,12 +38,12 @@ HostName = Annotated[HostId, Meta(pattern=ID_PATTERN)]
 MaybeHostName = Annotated[HostId, Meta(pattern=rf"(?:\A\Z|{ID_PATTERN})")]
 Uuid = Annotated[bytes, Meta(min_length=UUID_BYTES, max_length=UUID_BYTES)]
 PeerAddress = Annotated[Address, Meta(pattern=r"\A[0-9A-Za-z.:\[\]_-]{0,80}\Z")]
-"""`ip:port`, or empty: "where you saw this datagram come from"."""
+"""`ip:port`, or empty: the source address of the datagram."""
 
 State = Literal["alive", "suspect", "gone", "left"]
-"""As it is told: of two things said of one life of a host the later in this order counts."""
+"""As in messages: of two messages about one boot and incarnation the later in this order counts."""
 HostState = Literal["alive", "suspect", "away", "gone", "left"]
-"""As it is shown: who left and said that it would be back is away until then, and gone afterwards."""
+"""As in views: a host that left and announced its return is away until then, and gone afterwards."""
 
 
 @lru_cache(maxsize=4096)
@@ -54,7 +54,8 @@ def identity(host: HostId, uuid: bytes) -> int:
 
 
 class Sender(msgspec.Struct, frozen=True):
-    """Who sealed a datagram: proven up to "a holder of the key" (gossip does not defend against its own members)."""
+    """The host that a datagram names as its sender: authenticated only as a holder of the key (gossip does not defend
+    against its own members)."""
 
     host: HostId
     uuid: bytes
@@ -66,11 +67,11 @@ class Sender(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "identity", identity(self.host, self.uuid))
 
 
-# ---- what is told to the agent ---------------------------------------------------------------------------------------
+# ---- events for the agent -------------------------------------------------------------------------------------------
 
 
 class HostUp(Fact, frozen=True):
-    """Joined, came back, restarted, or proved a suspicion wrong."""
+    """The host joined, came back, restarted, or refuted a suspicion."""
 
     host: HostId
 
@@ -83,15 +84,15 @@ class MemberSuspected(Fact, frozen=True):
 
 
 class HostDown(Fact, frozen=True):
-    """Dead to the rack, or gone on purpose (`left`)."""
+    """The host is gone, or went on purpose (`left`)."""
 
     host: HostId
     left: bool
 
 
 class MemberAway(Fact, frozen=True):
-    """It restarts: it said that it is back within `for_s`, and that its processes go on meanwhile. `HostUp` follows,
-    or `HostDown` once the time is over."""
+    """The host restarts: it announced that it is back within `for_s`, and that its processes go on meanwhile. `HostUp`
+    follows, or `HostDown` once the time is over."""
 
     host: HostId
     for_s: float
@@ -112,19 +113,19 @@ class HostView(msgspec.Struct, frozen=True, kw_only=True):
     host: HostId
     state: HostState
     address: Address = ""
-    """Where its gossip is reached; empty for this host itself until a peer told it."""
+    """Address of its gossip; empty for this host itself until a peer has sent it."""
     boot: int = 0
     incarnation: int = 0
     since_s: float = 0.0
     """Monotonic clock of this host at the last change of state."""
     age_s: float = 0.0
-    """Seconds since the newest fact of it was made, told-on time included; 0 for this host itself."""
+    """Seconds since the newest fact of it was made, the time to reach this host included; 0 for this host itself."""
     suspected_by: HostId | None = None
-    """Who could not reach it, for a suspect host and for one that is gone."""
+    """The host that could not reach it, of a suspect host and of one that is gone."""
     values: Mapping[str, bytes] = {}
-    """What it published in its present life, still encoded; read with `value`."""
+    """What it published in its present boot, still encoded; read with `value`."""
     away_s: float = 0.0
-    """Of one that is away: seconds within which it said it is back."""
+    """Of one that is away: seconds within which it announced to be back."""
 
     def value(self, key: str, kind: type[msgspec.Struct]) -> msgspec.Struct | None:
         """A published value, or None when absent or malformed (a host of another version)."""

@@ -40,7 +40,7 @@ class HostRow(msgspec.Struct, frozen=True):
     suspected_by: HostId | None = None
     plugins_failed: tuple[str, ...] = ()
     away_s: float = 0.0
-    """Of one that is away: seconds within which it said it is back."""
+    """Of one that is away: seconds within which it announced to be back."""
 
 
 class GpuRow(msgspec.Struct, frozen=True):

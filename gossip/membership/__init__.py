@@ -1,1 +1,1 @@
-"""Who is there: alive, suspect, gone, left."""
+"""The state of every host: alive, suspect, gone, left."""

@@ -1,6 +1,6 @@
-"""What hosts say about who is there (SWIM 4; names as in the paper where it has one).
+"""Messages about the state of hosts (SWIM 4; names as in the paper where it has one).
 
-About a host are said `identity` (name and uuid), `boot` and `incarnation`; together they order what was said.
+A message names a host by `identity` (name and uuid); `boot` and `incarnation` order the messages about it.
 """
 
 from typing import Annotated, TypeAlias
@@ -12,26 +12,26 @@ from gossip.types import U32, AwaySeconds, Boot, HostName, Identity, MaybeHostNa
 
 
 class Ping(Message, frozen=True, array_like=True, tag=1):
-    """Are you there? `to` is the identity this is meant for: another machine may have the address now, or the name."""
+    """Asks for an Ack. `to` is the identity it is meant for: another machine may have the address or the name now."""
 
     seq: U32
     to: Identity
 
 
 class Ack(Message, frozen=True, array_like=True, tag=2):
-    """I am, or: I could reach it."""
+    """The sender is alive, or, for a PingReq, the target answered the sender."""
 
     seq: U32
 
 
 class Nack(Message, frozen=True, array_like=True, tag=3):
-    """I could not reach it either; but you reached me (Lifeguard: tells a deaf host from a dead target)."""
+    """The sender got no answer of the target either (Lifeguard: it shows that the asker itself is not cut off)."""
 
     seq: U32
 
 
 class PingReq(Message, frozen=True, array_like=True, tag=4):
-    """Please ping `target` for me."""
+    """Asks the receiver to ping `target` for the sender."""
 
     seq: U32
     target: HostName
@@ -39,7 +39,7 @@ class PingReq(Message, frozen=True, array_like=True, tag=4):
 
 
 class Alive(Message, frozen=True, array_like=True, tag=5):
-    """Said first by the host itself. An empty address, only valid from itself, is where its datagram came from."""
+    """Sent first by the host itself. An empty address, only valid from itself, is the source of its datagram."""
 
     host: HostName
     uuid: Uuid
@@ -69,18 +69,18 @@ class Gone(Message, frozen=True, array_like=True, tag=7):
 
 
 class Left(Message, frozen=True, array_like=True, tag=8):
-    """Gone on purpose; said first by the host itself."""
+    """Gone on purpose; sent first by the host itself."""
 
     host: HostName
     identity: Identity
     boot: Boot
     incarnation: U32
     away_s: AwaySeconds = 0
-    """It comes back within so many seconds, and what it left at work goes on; 0: for good."""
+    """It comes back within so many seconds, and its processes go on meanwhile; 0: it leaves for good."""
 
 
 class SyncAsk(Message, frozen=True, array_like=True, tag=9):
-    """Is this the checksum of your member table, too?"""
+    """Asks whether the receiver's member table has this checksum."""
 
     checksum: Identity
 
@@ -90,7 +90,7 @@ class SyncSame(Message, frozen=True, array_like=True, tag=10):
 
 
 class SyncPull(Message, frozen=True, array_like=True, tag=11):
-    """No; send me all of yours (mine are on their way)."""
+    """The checksums differ: asks for the receiver's records (the sender's own are on their way)."""
 
 
 class MemberRecord(Message, frozen=True, array_like=True, tag=12):
@@ -104,23 +104,23 @@ class MemberRecord(Message, frozen=True, array_like=True, tag=12):
     state: Annotated[int, Meta(ge=0, le=3)]
     """0 alive, 1 suspect, 2 gone, 3 left."""
     by: MaybeHostName
-    """Who suspected it first; empty when nobody did."""
+    """The host that suspected it first; empty when none did."""
     away_s: AwaySeconds = 0
-    """Of one that left: the rest of what it said it would be away."""
+    """Of one that left: seconds left of its announced absence."""
 
 
 class WhoAreYou(Message, frozen=True, array_like=True, tag=13):
-    """I do not know you (in this life). Answer: `Alive`."""
+    """The sender does not know the receiver in its present boot. Answer: `Alive`."""
 
 
 class SeenAt(Message, frozen=True, array_like=True, tag=14):
-    """Your datagram came from here. For hosts that are bound to all addresses."""
+    """The source address of the receiver's datagram. For hosts that are bound to all addresses."""
 
     address: PeerAddress
 
 
 class NameTaken(Message, frozen=True, array_like=True, tag=15):
-    """Another machine has your name, and it is alive: you are not let in."""
+    """Another live machine has the receiver's name: the receiver is not let in."""
 
     host: HostName
 

@@ -12,13 +12,13 @@ from gossip.types import State
 T = TypeVar("T")
 
 STATES: tuple[State, ...] = ("alive", "suspect", "gone", "left")
-"""In the order in which one beats the other at equal boot and incarnation (SWIM 4.2)."""
+"""At equal boot and incarnation the later in this order supersedes the earlier (SWIM 4.2)."""
 SUSPICION_LONGEST = 6
 """Times the shortest (memberlist, SuspicionMaxTimeoutMult)."""
 HEALTH_MAX = 7
 """Worst local health score; the probe interval is multiplied by score + 1 (Lifeguard; memberlist: 8 is the most)."""
 ALONE_INTERVAL_S_MAX = 10.0
-"""Between two calls of a host that is alone: it has nothing better to do."""
+"""Longest pause between two calls of a host that is alone."""
 CALLED_AT_ONCE = 3
 """Missing hosts that are called in one go by a host that is not alone."""
 
@@ -29,7 +29,7 @@ def rank(state: State) -> int:
 
 
 def supersedes(new: tuple[int, int, State], old: tuple[int, int, State]) -> bool:
-    """Whether (boot, incarnation, state) that was heard replaces what is known of the same identity."""
+    """Whether a received (boot, incarnation, state) replaces the one known of the same identity."""
     return (new[0], new[1], rank(new[2])) > (old[0], old[1], rank(old[2]))
 
 
@@ -60,12 +60,12 @@ def confirmations_expected(factor: int, possible: int) -> int:
 
 
 def health(score: int, change: int) -> int:
-    """The local health score, 0 (well) to 7, after a change (Lifeguard IV-A)."""
+    """The local health score, 0 (healthy) to 7, after a change (Lifeguard IV-A)."""
     return min(HEALTH_MAX, max(0, score + change))
 
 
 def change_after_failed_probe(helpers: int, nacks: int) -> int:
-    """Who asked others and did not even hear them say no is deaf itself (Lifeguard, missed nacks)."""
+    """A host that asked helpers and got not even their Nacks is slow or cut off itself (Lifeguard, missed nacks)."""
     return helpers - nacks if helpers else 1
 
 
@@ -108,7 +108,7 @@ Change = Literal["none", "news", "conflict", "reclaim"]
 
 
 def claim(known_state: State, same_identity: bool, news: bool) -> Change:
-    """What to do with "this name is alive": the first machine keeps a name until it is gone."""
+    """What an `Alive` changes for its name: the first machine keeps a name until it is gone."""
     if same_identity:
         return "news" if news else "none"
     return "reclaim" if known_state in ("gone", "left") else "conflict"

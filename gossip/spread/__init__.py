@@ -1,1 +1,1 @@
-"""The newest facts of every host, told on."""
+"""The newest facts of every host, passed on."""

@@ -1,16 +1,16 @@
-"""The newest facts of every host, told on (Scuttlebutt: van Renesse et al. 2008).
+"""The newest facts of every host, passed on (Scuttlebutt: van Renesse et al. 2008).
 
-Each host writes its own map only. Twice a second it tells a random host which version of every map it has (`Syn`); that
-one answers with what it has more (`Delta`) and asks for what it has less (`Want`). A map that changed here is also
-pushed to three hosts at once, so that on a small rack everybody has it after one hop. Every two seconds the version
-grows even if nothing was written: the age of what is known of a host then tells how far one may rely on it.
+Each host writes its own map only. Twice a second it tells a random host which version of every map it has (`Syn`); the
+receiver answers with what is newer here (`Delta`) and asks for what is older (`Want`). A map that changed is also
+pushed to three hosts at once, so that on a small rack every host has it after one hop. Every two seconds the version
+grows even if nothing was written: the age of a host's facts then shows whether they are current.
 
         A                         B
         | -- Syn(what I have) --> |
         | <-- Delta ... Want ---- |
         | -- Delta ... ---------> |
 
-Facts of hosts that are gone are kept but no longer told on. Nothing is stored for hosts that membership does not know.
+Facts of hosts that are gone are kept but no longer sent. Nothing is stored for hosts that membership does not know.
 """
 
 import random
@@ -28,13 +28,13 @@ from gossip.spread.policy import Facts
 from gossip.types import SendDatagram, Sender, batches, size
 
 REPLY_DATAGRAMS = 4
-"""Datagrams sent in answer to one; what does not fit is told in a later round."""
+"""Datagrams sent in answer to one; the rest is sent in a later round."""
 PUSH_INTERVAL_S = 0.25
-"""Least time between two pushes of the own map, however often it is written."""
+"""Least time between two pushes of this host's map, however often it is written."""
 KNOWN_BYTES_MAX = 25
-"""Of one row of a digest."""
+"""Bytes of one row of a digest."""
 LIST_BYTES_MAX = 24
-"""Of what is around the rows of a digest."""
+"""Bytes of a digest beside its rows."""
 
 
 class PeerUp(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class PeerForgotten(msgspec.Struct, frozen=True):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """Event: a live host said this."""
+    """Event: a message of a live host."""
 
     sender: Sender
     source: str
@@ -107,10 +107,10 @@ class Spread:
         self.settings, self.budget, self.rng = settings, budget, rng
         self.facts: dict[int, Facts] = {self.identity: Facts(boot=me.boot)}
         self.identities: dict[HostId, int] = {}
-        """Of every host that was up since it was last forgotten."""
+        """The identity of every host that was up since it was last forgotten."""
         self.live: dict[int, HostId] = {}
         self._shared = [self.identity]
-        """Identities of those whose facts are told on, sorted: the live ones and this host."""
+        """Identities of the hosts whose facts are sent, sorted: the live ones and this host."""
         self.ignored = 0
         """Deltas of hosts that are not alive here, without news or with a gap."""
         self._pushed_s = float("-inf")
@@ -119,7 +119,7 @@ class Spread:
     # ---- what is known ----
 
     def of(self, host: HostId) -> Facts | None:
-        """What is known of a host; None when nothing is."""
+        """The facts of a host; None when none are known."""
         identity = self.identity if host == self.me.host else self.identities.get(host)
         facts = None if identity is None else self.facts.get(identity)
         return facts if facts is not None and facts.version > 0 else None
@@ -210,7 +210,7 @@ class Spread:
         return sorted(self.live.values())
 
     def _round(self) -> Sequence[Action]:
-        """The own digest, cut to datagrams by ranges of identities, each to a random host of its own."""
+        """This host's digest, cut to datagrams by ranges of identities, each to another random host."""
         peers = self._peers()
         if not peers:
             return ()
@@ -222,7 +222,7 @@ class Spread:
         facts = self.facts[identity]
         return KnownVersion(identity, facts.boot, facts.version)
 
-    # ---- what others said ----
+    # ---- messages of others ----
 
     def _told(self, event: Told, now_s: float) -> Sequence[Action]:
         actions: list[Action] = []
@@ -255,7 +255,7 @@ class Spread:
     def _deltas(
         self, source: str, wanted: Sequence[KnownVersion], lacking: Iterable[KnownVersion], now_s: float
     ) -> Sequence[Action]:
-        """What is to be told to someone who has `lacking`, in random order since not all may fit; and what we want."""
+        """The deltas for a host that has `lacking`, in random order since not all may fit; and our own `Want`."""
         news: list[Message] = []
         for row in lacking:
             if row.identity not in self.live and row.identity != self.identity:
@@ -270,7 +270,7 @@ class Spread:
         return [SendDatagram(source, tuple(batch)) for batch in batches(say, size, self.budget)[:REPLY_DATAGRAMS]]
 
     def _outnumbered(self, row: KnownVersion, now_s: float) -> None:
-        """Someone has more of our own facts in this boot than we: the boot counter was set back."""
+        """Another host has a newer version of our own facts in this boot: the boot counter was set back."""
         mine = self.facts[self.identity]
         if row.boot == mine.boot and row.version > mine.version:
             self.facts[self.identity] = policy.renumbered(mine, row.version, now_s)
@@ -289,13 +289,15 @@ class Spread:
 
     def check(self) -> None:
         mine = self.facts[self.identity]
-        assert mine.boot == self.me.boot, "somebody else wrote our facts"
+        assert mine.boot == self.me.boot, "the facts of this host are of another boot"
         assert self.identity not in self.live, "a host is not its own peer"
         for identity, host in self.live.items():
             assert self.identities[host] == identity, f"{host} is alive under an identity that it does not have"
         assert self._shared == sorted([self.identity, *self.live])
         known = {self.identity, *self.identities.values()}
         for identity, facts in self.facts.items():
-            assert identity in known, "facts of nobody"
-            assert all(0 < entry.version <= facts.version for entry in facts.entries.values()), "a fact of the future"
+            assert identity in known, "facts of an unknown identity"
+            assert all(0 < entry.version <= facts.version for entry in facts.entries.values()), (
+                "a version too high"
+            )
             assert facts.floor <= facts.version

@@ -1,4 +1,4 @@
-"""What hosts say about what they know of all hosts: digests and deltas (Scuttlebutt).
+"""Messages about the facts of all hosts: digests and deltas (Scuttlebutt).
 
 A host's facts are a map of its own, key -> bytes, each entry with the version of the map at which it was written. So
 one number says how much of a host's map another one has: everything up to that version.
@@ -18,11 +18,11 @@ KEY_BYTES_MAX = 64
 VALUE_BYTES_MAX = 256
 """Bytes of one value."""
 TOMBSTONES_MAX = 8
-"""Removed keys that are still told of; older ones are forgotten, see `Delta.floor`."""
+"""Removed keys that are still sent; older ones are forgotten, see `Delta.floor`."""
 
 
 class KnownVersion(msgspec.Struct, frozen=True, array_like=True):
-    """I have this host's facts up to here."""
+    """The sender has this host's facts up to this version."""
 
     identity: Identity
     boot: Boot
@@ -30,7 +30,7 @@ class KnownVersion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Syn(Message, frozen=True, array_like=True, tag=33):
-    """What I have of the hosts with `low <= identity <= high`; of one that is not listed I have nothing."""
+    """What the sender has of the hosts with `low <= identity <= high`; of one that is not listed it has nothing."""
 
     low: Identity
     high: Identity
@@ -38,7 +38,7 @@ class Syn(Message, frozen=True, array_like=True, tag=33):
 
 
 class Want(Message, frozen=True, array_like=True, tag=34):
-    """You have more of these than I."""
+    """The receiver has newer facts of these hosts than the sender, who asks for them."""
 
     known: tuple[KnownVersion, ...]
 
@@ -56,10 +56,10 @@ class Delta(Message, frozen=True, array_like=True, tag=35):
     identity: Identity
     boot: Boot
     since: U32
-    """0: the whole map; take it instead of what you have."""
+    """0: the whole map; it replaces the receiver's."""
     version: U32
     floor: U32
-    """Removals up to this version are forgotten: who has less than this needs the whole map."""
+    """Removals up to this version are forgotten: a host with an older version needs the whole map."""
     age_ms: U32
     """How long ago the host itself wrote `version`, as far as the sender knows."""
     entries: Annotated[tuple[FactEntry, ...], Meta(max_length=KEYS_MAX + TOMBSTONES_MAX)]

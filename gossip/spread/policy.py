@@ -24,13 +24,13 @@ one datagram or nothing."""
 
 
 class Facts(msgspec.Struct, frozen=True, dict=True):
-    """One host's map, as far as it is known here."""
+    """One host's map, in the newest version known here."""
 
     boot: int = 0
     version: int = 0
     floor: int = 0
     fresh_s: float = 0.0
-    """Clock of this host when `version` was written, as far as it is known here."""
+    """When `version` was written, by this host's clock, as far as it is known here."""
     entries: Mapping[str, FactEntry] = {}
 
     @cached_property
@@ -45,8 +45,8 @@ def is_newer(boot: int, version: int, than: Facts) -> bool:
 
 
 def since(facts: Facts, boot: int, version: int) -> int | None:
-    """The version from which to tell `facts` to someone who has `version` of `boot`; None when there is no news. 0 is
-    the whole map: for another boot, and for who missed removals that are forgotten here."""
+    """The version from which to send `facts` to a host that has `version` of `boot`; None when it has the newest. 0 is
+    the whole map: for another boot, and for a host that missed removals which are forgotten here."""
     if not is_newer(facts.boot, facts.version, Facts(boot, version)):
         return None
     if boot != facts.boot or version < facts.floor:
@@ -62,7 +62,7 @@ def delta(identity: int, facts: Facts, after: int, now_s: float) -> Delta:
 
 
 def merged(facts: Facts, told: Delta, now_s: float) -> Facts | None:
-    """What is known after a delta; None when it changes nothing: old, with a gap before it,
+    """The facts after a delta; None when it changes nothing: old, with a gap before it,
     or more than a host may publish."""
     if not is_newer(told.boot, told.version, facts):
         return None
@@ -78,8 +78,8 @@ def merged(facts: Facts, told: Delta, now_s: float) -> Facts | None:
 
 
 def written(facts: Facts, key: str, value: bytes | None, now_s: float) -> Facts:
-    """The own map after one key was set, or removed (None). Returned as it is when nothing changes. ValueError when it
-    would not fit: nothing is changed then."""
+    """This host's map after one key was set, or removed (None). Returned as it is when nothing changes. ValueError when
+    it would not fit: nothing is changed then."""
     old = facts.entries.get(key)
     if (old.value if old is not None else None) == value:
         return facts
@@ -109,8 +109,8 @@ def map_bytes(entries: Mapping[str, FactEntry]) -> int:
 
 
 def renumbered(facts: Facts, above: int, now_s: float) -> Facts:
-    """The own map written anew, after someone turned up who knows version `above` of this very boot: a boot counter
-    was set back, and what was said then must lose."""
+    """This host's map under versions over `above`, after another host had version `above` of the present boot: the
+    boot counter was set back, and the present facts must supersede those of then."""
     ordered = sorted(facts.entries.values(), key=lambda entry: entry.version)
     start = min(above, U32_MAX - len(ordered) - 1) + 1
     entries = {entry.key: FactEntry(entry.key, start + index, entry.value) for index, entry in enumerate(ordered)}

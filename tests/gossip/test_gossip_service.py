@@ -299,7 +299,7 @@ async def test_a_host_of_another_version_is_named_once_and_not_heard(rack: Rack)
         for _ in range(3):
             wire.sendto(bytes([VERSION + 1]) + sealer.seal([])[1:], (host, int(port)))
     await until(lambda: a.counters.get("dropped_other_version", 0) == 3)
-    assert rack.ports["a"].warnings == ["a host of another version cannot be heard"]
+    assert rack.ports["a"].warnings == ["a host sends datagrams of another gossip version"]
     assert states(a) == {"a": "alive"}
 
 

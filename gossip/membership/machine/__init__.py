@@ -1,4 +1,4 @@
-"""Who is there: `Membership` remembers, `events` are what it is told and what it asks for."""
+"""The state of every host: `Membership` keeps it; `events` are its events and actions."""
 
 from gossip.membership.machine.membership import Membership
 

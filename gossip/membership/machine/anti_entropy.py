@@ -16,7 +16,7 @@ LEFT_REMEMBERED_S = 24 * 3600.0
 
 
 class AntiEntropy:
-    """Calls who is missing; compares and exchanges tables."""
+    """Calls missing hosts; compares and exchanges tables."""
 
     def __init__(self, table: Table, standing: MemberStates) -> None:
         self._table, self._standing = table, standing
@@ -26,7 +26,7 @@ class AntiEntropy:
     # ---- calls ----
 
     def seeds_are(self, seeds: tuple[Address, ...]) -> None:
-        """A seed that was not known before is called at once while nobody else is there."""
+        """A new seed is called at once while no other host is alive."""
         new = set(seeds) - set(self._table.seeds)
         self._table.seeds = seeds
         if new and self._table.alone:
@@ -55,7 +55,7 @@ class AntiEntropy:
     # ---- tables ----
 
     def sync(self, now_s: float) -> None:
-        """Compare tables with one host; and forget who left long ago."""
+        """Compare tables with one host; forget hosts that left long ago."""
         for member in self._table.by_name():
             if member.state == "left" and now_s - member.since_s > LEFT_REMEMBERED_S:
                 self._table.drop(member)
@@ -66,7 +66,7 @@ class AntiEntropy:
         self._table.timer(SYNC_SOON_S * self._table.rng.uniform(0.8, 1.2), SyncDue())
 
     def _where(self) -> list[Message]:
-        """As long as we do not know where others see us, we say who we are, and are told."""
+        """While our own address is unknown: an `Alive`, which the receiver answers with `SeenAt`."""
         return [] if self._table.address else [self._table.mine()]
 
     def heard_sync(self, source: Address, checksum: int) -> list[Message]:
@@ -80,7 +80,7 @@ class AntiEntropy:
             self._table.out.append(SendDatagram(to, tuple(batch)))
 
     def heard_record(self, record: m.MemberRecord, sender: Sender, now_s: float) -> None:
-        """A line of somebody's table. The dead in it become suspects here, for they may well live (memberlist)."""
+        """A line of another host's table. A host gone there becomes suspect here, since it may live (memberlist)."""
         about = identity(record.host, record.uuid)
         state = policy.STATES[record.state]
         by = record.by or sender.host

@@ -1,4 +1,4 @@
-"""What the membership machine is told, and what it asks for."""
+"""Events and actions of the membership machine."""
 
 import msgspec
 
@@ -12,21 +12,21 @@ class MembershipStarted(msgspec.Struct, frozen=True):
     """Begin."""
 
     address: Address
-    """What others are told; empty when only they can see it."""
+    """This host's address for the others; empty while no peer has told it."""
     remembered: tuple[MemberRecord, ...] = ()
     """Hosts that were known before a restart."""
     seeds: tuple[Address, ...] = ()
-    """Where to join, as far as it is known yet."""
+    """Addresses to join through, as far as they are known yet."""
 
 
 class SeedsFound(msgspec.Struct, frozen=True):
-    """Where the seeds are now: their names were looked up. Replaces what was known."""
+    """Addresses of the seeds, after their names were looked up. Replaces those known before."""
 
     seeds: tuple[Address, ...]
 
 
 class PacketHeard(msgspec.Struct, frozen=True):
-    """One proven datagram, also one without a word about membership: it shows that the sender lives."""
+    """One authenticated datagram, also one without a membership message: it shows that the sender is alive."""
 
     sender: Sender
     source: Address
@@ -34,21 +34,22 @@ class PacketHeard(msgspec.Struct, frozen=True):
 
 
 class LoopStalled(msgspec.Struct, frozen=True):
-    """This process did not run from `start_s` to `end_s`: what it did not hear then proves nothing."""
+    """This process did not run from `start_s` to `end_s`: an answer missed then proves nothing."""
 
     start_s: float
     end_s: float
 
 
 class Leaving(msgspec.Struct, frozen=True):
-    """Say goodbye (may be said more than once, since datagrams are lost). After it the machine only listens."""
+    """Tell the others `Left` (the event may come more than once, since datagrams get lost). After it the
+    machine ignores every other event."""
 
     away_s: int = 0
     """Back within so many seconds; 0: for good."""
 
 
 class AwayOver(msgspec.Struct, frozen=True):
-    """A host said that it would be back by now."""
+    """The time that a host announced for its absence is over."""
 
     host: HostId
     identity: int
@@ -60,13 +61,13 @@ class ProbeDue(msgspec.Struct, frozen=True):
 
 
 class ProbeLate(msgspec.Struct, frozen=True):
-    """No answer to the direct ping in time: ask others."""
+    """No answer to the direct ping in time: ask other hosts to ping."""
 
     seq: int
 
 
 class RelayLate(msgspec.Struct, frozen=True):
-    """The host that we pinged for somebody else does not answer."""
+    """The host that we pinged for another host does not answer."""
 
     seq: int
 

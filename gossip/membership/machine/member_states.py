@@ -1,4 +1,4 @@
-"""What is said of hosts and what is believed: alive, suspect, gone, left; and who may have which name."""
+"""How messages change the state of members: alive, suspect, gone, left; and which machine may have which name."""
 
 from covey.core import HostId, Message
 from covey.ports import Address
@@ -10,12 +10,12 @@ from gossip.types import HostDown, HostUp, MemberAway, MemberSuspected, Sender, 
 
 
 class MemberStates:
-    """Changes the state of members; nobody else does."""
+    """Changes the state of members; no other class does."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
         self.stalls: list[tuple[float, float]] = []
-        """The last times in which we could not listen, oldest first, none overlapping."""
+        """The last intervals in which this process was stalled, oldest first, none overlapping."""
 
     # ---- alive ----
 
@@ -51,7 +51,7 @@ class MemberStates:
                 self._renew(member, alive, address, now_s)
 
     def _alive_self(self, alive: m.Alive, about: int, now_s: float) -> None:
-        """Others tell us about ourselves: what is not what we would say is corrected."""
+        """An `Alive` about this host: one that differs from our own is corrected."""
         if about != self._table.identity or alive.boot > self._table.me.boot:
             self._table.conflict(self._table.me.host, now_s)
         elif alive.boot == self._table.me.boot and self._is_wrong(alive):
@@ -81,7 +81,7 @@ class MemberStates:
             self.recount(now_s)
 
     def remember(self, record: m.MemberRecord, now_s: float) -> None:
-        """A host from before our restart: suspect until it is heard of, or gone if it was gone then."""
+        """A host from before our restart: suspect until a message about it comes, or gone if it was gone then."""
         known = record.host == self._table.me.host or record.host in self._table.members
         left = record.state == policy.rank("left")
         if known or not record.address or (left and not record.away_s):
@@ -114,7 +114,7 @@ class MemberStates:
             self.suspected(member, suspect.boot, suspect.incarnation, suspect.by, now_s)
 
     def accused(self, message: m.Suspect | m.Gone | m.Left) -> Member | None:
-        """The member that is spoken of, unless it is us, unknown, or the news is old."""
+        """The member that the message is about; None when that is this host, unknown, or the message is old."""
         if message.host == self._table.me.host:
             mine = (message.identity, message.boot) == (self._table.identity, self._table.me.boot)
             if mine and message.incarnation >= self._table.incarnation:
@@ -157,8 +157,8 @@ class MemberStates:
         self.recount(now_s)
 
     def _ends_s(self, suspicion: Suspicion, could: set[HostId], hosts: int) -> float:
-        """When the suspicion ends, as things stand: `could` confirm it, of `hosts` live ones. Hosts that are themselves
-        suspect confirm nothing."""
+        """When the suspicion ends: `could` are the hosts that could confirm it, of `hosts` live ones. Hosts that are
+        themselves suspect do not confirm."""
         possible = len(could) + sum(host not in could for host in {self._table.me.host, *suspicion.by}) - 1
         settings = self._table.settings
         expected = policy.confirmations_expected(settings.suspicion_factor, possible)
@@ -205,7 +205,7 @@ class MemberStates:
         self._bury(member, "gone", now_s)
 
     def stalled(self, stall: LoopStalled) -> None:
-        """Time in which we could not listen counts against nobody."""
+        """Time in which this process was stalled is added to every suspicion."""
         start_s = max([stall.start_s, *(end_s for _, end_s in self.stalls[-1:])])
         if start_s >= stall.end_s:
             return
@@ -217,7 +217,7 @@ class MemberStates:
     # ---- gone and left ----
 
     def heard_gone(self, gone: m.Gone, now_s: float) -> None:
-        """Believed of a suspect; of a host in good standing it is one more suspicion."""
+        """A suspect becomes gone; any other host becomes suspect."""
         member = self.accused(gone)
         if member is None or not policy.supersedes((gone.boot, gone.incarnation, "gone"), member.order):
             return
@@ -237,7 +237,7 @@ class MemberStates:
         self._bury(member, "left", now_s, left.away_s)
 
     def away_over(self, over: AwayOver) -> None:
-        """It did not come back as it had said."""
+        """It did not come back within the time that it announced."""
         member = self._table.members.get(over.host)
         if member is not None and (member.identity, member.boot, member.state) == (over.identity, over.boot, "left"):
             self._table.publish(HostDown(member.host, left=False))

@@ -1,27 +1,27 @@
-"""Who is there: SWIM (Das, Gupta, Motivala 2002) with Lifeguard's local health (Dadgar et al. 2017).
+"""The state of every host: SWIM (Das, Gupta, Motivala 2002) with Lifeguard's local health (Dadgar et al. 2017).
 
-                       ping unanswered, or somebody's Suspect
+                       ping unanswered, or another's Suspect
               +------------------------------------------------> suspect --+
-              |   <----- Alive with a higher incarnation (refuted) -----   |  nobody refuted in time, or Gone
+              |   <----- Alive with a higher incarnation (refuted) -----   |  not refuted in time, or Gone
        alive -+                                                            v
               |   <----- Alive, incarnation or boot higher ------------- gone
               +--- Left, said by the host itself --> left ----- Alive, new boot ---> alive
 
-A host that restarts says so: it has left and is back within some seconds, `away`. Nobody probes it or mourns it before.
+A host that restarts sends a Left with the seconds until it is back: it is `away`, not probed, and not gone before that.
 
 Each host probes one other a second, in a shuffled order: a ping, after half a second without an answer a ping-req
-through three others, after a second a suspicion, told to all. A suspicion ends in death unless the suspect, who hears
-of it too, refutes it with a higher incarnation; the more hosts confirm it by probes of their own, the sooner.
+through three others, after a second a suspicion, told to all. At the end of a suspicion the host is gone unless it,
+too, received the Suspect and refuted it with a higher incarnation; the more hosts confirm it by own probes, the sooner.
 
 A host that is itself slow suspects others wrongly. Three remedies: the local health score stretches its probes
-(Lifeguard); a probe during which its own loop stood still for half a probe timeout proves nothing, is void and lowers
-its health; and suspicions do not run while it could not listen.
+(Lifeguard); a probe during which its own loop stalled for half a probe timeout proves nothing, is void and lowers its
+health; and the time of a suspicion does not run while it was stalled.
 
-Nobody dies by hearsay alone: a Gone about a host that is not even suspected here, and a dead one in somebody's table,
-only make it suspect. So two halves of a rack that meet again do not bury each other.
+A message of another host alone makes no host gone: a Gone about a host that is not suspected here, and a gone host in
+another's table, only make it suspect. So two halves of a rack that meet again do not declare each other gone.
 
-Members are found through seeds; missing seeds and gone hosts are called forever, ever more slowly. Tables are compared
-by checksum now and then, and exchanged whole when they differ: datagrams enough for hundreds of hosts, no TCP.
+Members are found through seeds; missing seeds and gone hosts are called forever, with growing pauses. Tables are
+compared by checksum now and then, and exchanged whole when they differ: datagrams enough for hundreds of hosts, no TCP.
 """
 
 import random
@@ -57,7 +57,7 @@ from gossip.settings import GossipSettings
 from gossip.types import SendDatagram, Sender
 
 REMARK_INTERVAL_S = 0.2
-"""Between two unasked remarks to the same host about what is thought of it."""
+"""Between two unasked messages to the same host about its state here."""
 
 
 class Membership:
@@ -83,12 +83,12 @@ class Membership:
 
     @property
     def health(self) -> int:
-        """Local health score, 0 (well) to 7."""
+        """Local health score, 0 (healthy) to 7."""
         return self._table.health
 
     @property
     def address(self) -> Address:
-        """What others are told; empty as long as it is not known."""
+        """This host's address for the others; empty as long as it is not known."""
         return self._table.address
 
     @property
@@ -103,7 +103,7 @@ class Membership:
         return self._table.records()
 
     def accepts(self, sender: Sender) -> bool:
-        """Whether this is a live member in its present life: others are not listened to beyond membership."""
+        """Whether this is a live member in its present boot: of others only membership messages are accepted."""
         member = self._table.members.get(sender.host)
         return member is not None and member.live and member.identity == sender.identity and member.boot == sender.boot
 
@@ -163,7 +163,7 @@ class Membership:
             if member.live and member.address:
                 self._table.out.append(SendDatagram(member.address, (goodbye,)))
 
-    # ---- what others say ----
+    # ---- messages of others ----
 
     def _packet(self, event: PacketHeard, now_s: float) -> None:
         sender = event.sender
@@ -179,7 +179,7 @@ class Membership:
             self._table.send(event.source, *replies)
 
     def _may_remark(self, about: int, now_s: float) -> bool:
-        """At most so often per sender: two hosts that cannot agree must not answer each other forever."""
+        """A limit per sender: two hosts that cannot agree must not answer each other forever."""
         if now_s - self._remarked.get(about, float("-inf")) < REMARK_INTERVAL_S:
             return False
         if len(self._remarked) >= self._table.settings.hosts_max:
@@ -188,7 +188,7 @@ class Membership:
         return True
 
     def _may_speak(self, sender: Sender, source: Address, now_s: float) -> bool:
-        """False for a machine that has the name of another one, which lives; and for an earlier life of a host."""
+        """False for a machine that has the name of another live one, and for an earlier boot of a host."""
         if sender.host != self._table.me.host:
             member = self._table.members.get(sender.host)
             if member is None or (member.identity != sender.identity and (not member.live or member.remembered)):
@@ -201,7 +201,7 @@ class Membership:
         return False
 
     def _remarks(self, sender: Sender) -> list[Message]:
-        """What the sender should know about what is thought of it here."""
+        """What the sender should know about its state here."""
         member = self._table.members.get(sender.host)
         if member is None or member.identity != sender.identity or member.boot < sender.boot or member.remembered:
             return [m.WhoAreYou()]
@@ -209,7 +209,7 @@ class Membership:
         return [] if accusation is None else [accusation]
 
     def _message(self, sender: Sender, source: Address, message: m.AnyMessage, now_s: float) -> list[Message]:
-        """Takes one message; returns what to answer."""
+        """Handles one message; returns the answers."""
         match message:
             case m.Ping():
                 return [m.Ack(message.seq)] if message.to == self._table.identity else []
@@ -258,4 +258,4 @@ class Membership:
             assert (member.state == "suspect") == (member.suspicion is not None), f"{host}: suspicion without a suspect"
             assert member.address, f"{host} has no address"
             assert not member.remembered or member.state == "suspect"
-            assert member.suspected_by is not None or member.state != "suspect", f"{host}: nobody suspected it"
+            assert member.suspected_by is not None or member.state != "suspect", f"{host}: no host suspected it"

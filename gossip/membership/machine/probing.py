@@ -1,4 +1,4 @@
-"""Probes: is it there, asked directly, then through others (SWIM 3.1, 4.3; Lifeguard IV-A)."""
+"""Probes: a host is pinged directly, then through others (SWIM 3.1, 4.3; Lifeguard IV-A)."""
 
 import random
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from gossip.types import U32_MAX
 RELAYS_MAX = 256
 """Pings for others that are open at the same time."""
 NACK_FRACTION = 0.6
-"""Of the probe timeout, before a helper says that it got no answer: early enough for the asker's interval."""
+"""Part of the probe timeout before a helper reports that it got no answer: early enough for the asker's interval."""
 
 
 @dataclass
 class ProbeUnderWay:
-    """Is `target` there? Open from its ping to the next `ProbeDue`."""
+    """The probe of `target`: open from its ping to the next `ProbeDue`."""
 
     seq: int
     target: HostId
@@ -42,15 +42,15 @@ class Relay:
 
 
 class ProbeOrder:
-    """Every host once per round, in an order shuffled for each round: so a dead one is probed within 2n - 1 periods
-    at worst (SWIM 4.3). A new host comes in at a random place of the running round."""
+    """Every host once per round, in an order shuffled for each round: so a dead one is probed within 2n - 1 periods at
+    worst (SWIM 4.3). A new host gets a random place in the present round."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._coming: list[HostId] = []
         """The rest of this round, the next one last."""
         self._round: set[HostId] = set()
-        """Everybody who has a place in this round."""
+        """Every host that has a place in this round."""
 
     def again(self, host: HostId) -> None:
         """Probe this one next."""
@@ -98,12 +98,12 @@ class Prober:
         self._table.timer(self._table.settings.probe_timeout_s, ProbeLate(self._seq))
 
     def _ping(self, target: Member, seq: int) -> None:
-        """A suspect hears with the ping that it is one: Lifeguard's buddy system."""
+        """The ping to a suspect says that it is one: Lifeguard's buddy system."""
         accusation = None if target.remembered else target.accusation(self._table.now_s)
         self._table.send(target.address, m.Ping(seq, target.identity), *(() if accusation is None else (accusation,)))
 
     def ask_others(self, seq: int) -> None:
-        """Through others; and directly once more, since one lost datagram is not a sign of anything."""
+        """Ping through others; and directly once more, since one lost datagram proves nothing."""
         probe = self._probe
         if probe is None or probe.seq != seq or probe.acked:
             return

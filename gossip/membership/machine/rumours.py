@@ -1,4 +1,4 @@
-"""What is to be told on, and how often."""
+"""Rumours: messages to pass on, and how often."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Rumour:
 
 
 class Rumours:
-    """What is to be told on: the newest of each host, those sent least first (memberlist, TransmitLimitedQueue)."""
+    """Messages to pass on: the newest about each host, those sent least first (memberlist, TransmitLimitedQueue)."""
 
     def __init__(self) -> None:
         self._by_host: dict[HostId, Rumour] = {}
@@ -25,7 +25,7 @@ class Rumours:
         return len(self._by_host)
 
     def publish(self, host: HostId, message: Message) -> None:
-        """From now on tell this about `host`, and nothing older."""
+        """From now on send this about `host`, and nothing older."""
         self._serial += 1
         self._by_host[host] = Rumour(message, size(message), self._serial)
 
@@ -33,7 +33,7 @@ class Rumours:
         self._by_host.pop(host, None)
 
     def take(self, budget: int, sends_max: int) -> list[Message]:
-        """What fits into `budget` bytes; told `sends_max` times a rumour is over."""
+        """The rumours that fit into `budget` bytes; a rumour is dropped after `sends_max` sends."""
         found: list[Message] = []
         for host, rumour in sorted(self._by_host.items(), key=lambda item: (item[1].sends, -item[1].serial)):
             if rumour.bytes > budget:

@@ -1,4 +1,4 @@
-"""The table of members, and how the parts of the machine say things."""
+"""The table of members, and how the parts of the machine send messages."""
 
 import math
 import random
@@ -17,16 +17,16 @@ from gossip.types import U32_MAX, HostState, NameConflict, SendDatagram, Sender,
 CONFLICT_INTERVAL_S = 30.0
 """Between two reports of the same conflict."""
 GOSSIP_TO_THE_DEAD_S = 30.0
-"""Rumours are also sent to hosts that died so recently, so that they can object (memberlist: 30 s)."""
+"""Rumours are also sent to hosts gone for less than this, so that they can refute (memberlist: 30 s)."""
 
 
 @dataclass
 class Suspicion:
-    """A host is suspected since `start_s`. `extra_s` is time in which we could not listen and that does not count."""
+    """A host is suspected since `start_s`. `extra_s` is time in which this process was stalled; it does not count."""
 
     start_s: float
     by: list[HostId]
-    """The first one, then everybody who confirmed it independently."""
+    """The first host that suspected it, then all that confirmed it independently."""
     extra_s: float = 0.0
     timer_s: float = float("inf")
     """When the next timer for it fires."""
@@ -46,9 +46,9 @@ class Member:
     suspected_by: HostId | None = None
     suspicion: Suspicion | None = None
     remembered: bool = False
-    """Known from before a restart of this host only: not heard of since."""
+    """Known from before a restart of this host only: no message about it since."""
     away_until_s: float | None = None
-    """Of one that left: when it said it would be back; None: never."""
+    """Of one that left: when it will be back, as it announced; None: never."""
     identity: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Member:
 
     @property
     def missing(self) -> bool:
-        """Not there, and not because it said that it would never be."""
+        """Gone, left with an announced return, or known from before our restart only."""
         return self.state == "gone" or self.remembered or (self.state == "left" and self.away_until_s is not None)
 
     def shown(self, now_s: float) -> HostState:
@@ -88,7 +88,7 @@ class Member:
         )
 
     def accusation(self, now_s: float) -> Suspect | Gone | Left | None:
-        """What is said of it that it would want to refute."""
+        """The message about it that it would refute if it lives; None while it is alive here."""
         by = self.suspected_by or self.host
         match self.state:
             case "alive":
@@ -107,12 +107,12 @@ class Table:
     def __init__(self, me: Sender, settings: GossipSettings, budget: int, rng: random.Random) -> None:
         self.me, self.identity = me, me.identity
         self.address: Address = ""
-        """What others are told; empty when only they can see it."""
+        """This host's address for the others; empty while no peer has told it."""
         self.seeds: tuple[Address, ...] = ()
-        """Where to join: of `settings.seeds` those that are known, names as all their addresses."""
+        """Addresses to join through: those known of `settings.seeds`, a name as all its addresses."""
         self.settings, self.budget, self.rng = settings, budget, rng
         self.now_s = 0.0
-        """Of the event that is being handled."""
+        """The time of the event that is being handled."""
         self.incarnation = 0
         self.health = 0
         self.members: dict[HostId, Member] = {}
@@ -150,7 +150,7 @@ class Table:
     def mine(self) -> m.Alive:
         return m.Alive(self.me.host, self.me.uuid, self.me.boot, self.incarnation, self.address)
 
-    # ---- saying things ----
+    # ---- sending ----
 
     def timer(self, after_s: float, event: Timer) -> None:
         self.out.append(SetTimer(after_s, event))
@@ -200,7 +200,7 @@ class Table:
             self.publish(NameConflict(host))
 
     def call_soon(self) -> None:
-        """Somebody is newly missing: begin with short pauses again."""
+        """Another host is missing: begin with short pauses again."""
         self.call_generation += 1
         self.call_s = self.settings.probe_interval_s
         self.timer(self.call_s, CallDue(self.call_generation))
@@ -211,7 +211,7 @@ class Table:
         self.health = policy.health(self.health, change)
 
     def make_room(self) -> bool:
-        """False when the table is full of live hosts; otherwise the one that is dead for longest makes room."""
+        """False when the table is full of live hosts; otherwise the host that is dead for longest is dropped."""
         if len(self.members) + 1 < self.settings.hosts_max:
             return True
         dead = [member for member in self.by_name() if not member.live]
