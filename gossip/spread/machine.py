@@ -297,7 +297,5 @@ class Spread:
         known = {self.identity, *self.identities.values()}
         for identity, facts in self.facts.items():
             assert identity in known, "facts of an unknown identity"
-            assert all(0 < entry.version <= facts.version for entry in facts.entries.values()), (
-                "a version too high"
-            )
+            assert all(0 < entry.version <= facts.version for entry in facts.entries.values()), "a version too high"
             assert facts.floor <= facts.version
