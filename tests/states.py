@@ -63,6 +63,7 @@ def commands() -> Iterator[str]:
 
 
 BORROWER = [f"tests/plugins/memory/test_{part}.py" for part in ("slab", "search", "moving")]
+SHARED_GPU = [f"tests/plugins/sharing/test_{part}.py" for part in ("gpu", "watching", "admission")]
 MACHINES = (
     Machine("plugins.scheduler.machine.jobs", ["tests/plugins/scheduler/test_queue.py"], commands),
     Machine(
@@ -72,6 +73,8 @@ MACHINES = (
     Machine("plugins.aggregator.machine.consolidator", ["tests/plugins/aggregator/test_emptying.py"]),
     Machine("plugins.memory.machine.slab", BORROWER),
     Machine("plugins.memory.machine.lender_search", BORROWER),
+    Machine("plugins.sharing.machine.control", SHARED_GPU),
+    Machine("plugins.sharing.machine.device_use", SHARED_GPU),
 )
 
 

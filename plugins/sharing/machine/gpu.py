@@ -12,7 +12,12 @@ from typing import Literal, assert_never
 import msgspec
 
 from covey.core import JobId, LogEvent
+from covey.transitions import CheckedState
 from covey.units import format_size
+from plugins.sharing.machine.control import TRANSITIONS as CONTROL
+from plugins.sharing.machine.control import Settling, Steady, Stuck, Surging, Unwatched, unstuck, without_trouble, word
+from plugins.sharing.machine.device_use import TRANSITIONS as USE
+from plugins.sharing.machine.device_use import DrainingDevice, InUse, LostDevice
 from plugins.sharing.machine.events import (
     Actions,
     DeviceDraining,
@@ -39,7 +44,7 @@ from plugins.sharing.machine.events import (
 from plugins.sharing.machine.ladder import Ladder
 from plugins.sharing.machine.member import GpuMember
 from plugins.sharing.machine.memory_search import MemorySearch
-from plugins.sharing.machine.reclaim import press
+from plugins.sharing.machine.reclaim import hard_limited, press, suspended
 from plugins.sharing.machine.share_ledger import ShareLedger
 from plugins.sharing.messages import LEASE_S, CanUpgrade, Limits, Report
 from plugins.sharing.policy import interference, ladder, lease, memory
@@ -64,20 +69,18 @@ class SharedGpu:
     """`uuid` names the device; `reserve_bytes` of its `capacity_bytes` are nobody's; `tolerance` is a share of the
     guaranteed job's own mini-batch duration."""
 
+    use = CheckedState(USE)
+    control = CheckedState(CONTROL)
+
     def __init__(self, uuid: str, capacity_bytes: int, reserve_bytes: int, tolerance: float = TOLERANCE) -> None:
         self.uuid, self.tolerance = uuid, tolerance
         self.members: dict[JobId, GpuMember] = {}
         self.ledger = ShareLedger(capacity_bytes, reserve_bytes)
-        self.ladder: Ladder | None = None
-        """While the guaranteed job runs steadily."""
+        self.use = InUse()
+        self.control = Unwatched()
         self.trial = MemorySearch()
-        self.lost = ""
-        """Why nobody may use the device any more."""
-        self.draining = ""
-        """Why nobody may come any more, and opportunistic jobs go."""
         self._promised: tuple[JobId, float] | None = None
         """Who may become guaranteed here, and until when."""
-        self._surge = self._stuck = False
         self._renew_s = -math.inf
         self._why = ""
 
@@ -97,28 +100,28 @@ class SharedGpu:
         return [member for member in self.members.values() if not member.guaranteed and member.present]
 
     @property
+    def ladder(self) -> Ladder | None:
+        """Since the guaranteed job runs steadily."""
+        return self.control.ladder
+
+    @property
     def state(self) -> State:
-        if self.lost:
-            return "lost"
-        if self.draining:
-            return "drain"
+        """Of the device and its jobs in one word, for people."""
+        if not isinstance(self.use, InUse):
+            return "lost" if isinstance(self.use, LostDevice) else "drain"
         guaranteed = self.guaranteed
         if guaranteed is None:
             count = len(self.opportunistic)
             return "empty" if count == 0 else "alone" if count == 1 else "together"
         if guaranteed.stage == "waiting":
             return "arrival"
-        if self._stuck:
-            return "stuck"
-        if self._surge:
-            return "surge"
-        return "init" if self.ladder is None else self.ladder.phase
+        return word(self.control)
 
     def can_upgrade(self, job: JobId) -> str:
         """Why this job cannot be guaranteed here; empty when it can (AntMan §3.3: all of its ranks must be ready)."""
         member, guaranteed = self.members.get(job), self.guaranteed
-        if self.lost or self.draining:
-            return f"{self.uuid} is out of use: {self.lost or self.draining}"
+        if self.use.why:
+            return f"{self.uuid} is out of use: {self.use.why}"
         if self._promised is not None and self._promised[0] != job:
             return f"{self.uuid} is promised to {self._promised[0]}"
         if member is None or member.stage != "running":
@@ -135,7 +138,9 @@ class SharedGpu:
         assert set(self.ledger.accounts) == set(self.members), "memory without a job, or a job without an account"
         if self.ladder is not None:
             self.ladder.check()
-            assert self.guaranteed is not None
+        if not isinstance(self.control, Unwatched):
+            assert self.guaranteed is not None and self.guaranteed.stage != "waiting", "control beside nobody"
+            assert not isinstance(self.use, LostDevice), "control on a lost device"
         for member in self.members.values():
             if member.limits is not None:
                 assert member.limits.failsafe > 0 and member.limits.lease_s > 0, f"{member.job} could stop for ever"
@@ -172,9 +177,11 @@ class SharedGpu:
             case Retagged():
                 return self._retagged(event, now_s)
             case HardLimited():
-                return self._hard_limited(event)
+                hard_limited(self.members, self.ledger, event)
+                return []
             case Suspended():
-                return self._suspended(event)
+                self._why = suspended(self.members, self.ledger, event)
+                return []
             case DeviceLost():
                 return self._device_lost(event.reason)
             case DeviceDraining():
@@ -193,14 +200,14 @@ class SharedGpu:
         self._why = f"{event.kind} job {event.job} arrived, asking for {format_size(event.memory_bytes)}"
         if member.guaranteed:
             self._why += ": the others stop and make room before it starts (AntMan §3.3)"
-            self._new_guaranteed()
+            self.trial.stop()
         return []
 
     def _cannot_come(self, event: RankArrived | Found) -> str:
         guaranteed, room = self.guaranteed, self.ledger.room_bytes
         leaves = isinstance(event, RankArrived) or event.kind == "opportunistic"
-        if self.lost or (self.draining and leaves):
-            return f"{self.uuid} is out of use: {self.lost or self.draining}"
+        if isinstance(self.use, LostDevice) or (self.use.why and leaves):
+            return f"{self.uuid} is out of use: {self.use.why}"
         if event.job in self.members:
             return f"{event.job} is on {self.uuid} already"
         if event.kind == "guaranteed" and self._promised is not None and isinstance(event, RankArrived):
@@ -225,11 +232,18 @@ class SharedGpu:
         self.ledger.open(event.job, event.limit_bytes)
         self._why = f"{event.kind} job {event.job} was here before the agent; it keeps its limit"
         if member.guaranteed:
-            self._new_guaranteed()
+            self._watched()
         return []
 
-    def _new_guaranteed(self) -> None:
-        self.ladder, self._surge, self._stuck = None, False, False
+    def _watched(self) -> None:
+        """A guaranteed job runs from now on."""
+        self.control = Settling()
+        self.trial.stop()
+
+    def _unwatched(self) -> None:
+        """No guaranteed job runs any more, or the device is lost."""
+        if not isinstance(self.control, Unwatched):
+            self.control = Unwatched()
         self.trial.stop()
 
     def _ended(self, job: JobId) -> Actions:
@@ -241,7 +255,7 @@ class SharedGpu:
             self._promised = None
         self._why = f"{job} ended; its memory is handed on when the device shows it free"
         if was_guaranteed:
-            self._new_guaranteed()
+            self._unwatched()
         return []
 
     def _freed(self, job: JobId) -> Actions:
@@ -283,30 +297,30 @@ class SharedGpu:
                 answer = UpgradeAnswer(CanUpgrade(event.job, event.epoch, why))
                 return [answer, LogEvent(f"job/{event.job}", "not upgraded", why)]
         member.kind = event.kind
-        self._new_guaranteed()
         self._why = f"{event.job} is {event.kind} from now on"
-        if member.guaranteed:
+        if not member.guaranteed:
+            self._unwatched()
+        else:
+            self._watched()
             member.steps = StepSamples()
             member.started_s = member.last_step_s = now_s
         note = LogEvent(f"job/{event.job}", "upgraded" if member.guaranteed else "downgraded", self._why)
-        return (
-            [Terminate(event.job, f"{self.uuid} is to be emptied: {self.draining}"), note] if self.draining else [note]
-        )
+        if isinstance(self.use, DrainingDevice):
+            return [Terminate(event.job, f"{self.uuid} is to be emptied: {self.use.why}"), note]
+        return [note]
 
     def _device_lost(self, reason: str) -> Actions:
-        if self.lost:
+        if isinstance(self.use, LostDevice):
             return []
-        self.lost = self._why = reason
-        self.ladder = None
-        self.trial.stop()
+        self.use, self._why = LostDevice(reason), reason
+        self._unwatched()
         why = f"{self.uuid} is out of use: {reason}"
         return [Terminate(member.job, why) for member in self.members.values() if member.stage != "ended"]
 
     def _device_draining(self, reason: str) -> Actions:
-        """Nobody comes or starts any more and opportunistic jobs go; a guaranteed one that runs may end in peace."""
-        if self.lost or self.draining:
+        if not isinstance(self.use, InUse):
             return []
-        self.draining = self._why = reason
+        self.use, self._why = DrainingDevice(reason), reason
         self.trial.stop()
         why = f"{self.uuid} is to be emptied: {reason}"
         there = [member for member in self.members.values() if member.stage != "ended"]
@@ -332,8 +346,10 @@ class SharedGpu:
         return [LogEvent(self.subject, "trial", why)]
 
     def _guaranteed_stepped(self, member: GpuMember, report: Report, now_s: float) -> Actions:
-        if self._stuck:
-            self._stuck = False
+        if isinstance(self.control, Unwatched):
+            return []  # the device is lost
+        if isinstance(self.control, Stuck):
+            self.control = unstuck(self.control)
             self._why = f"{member.job} finishes mini-batches again"
         if self._surged(member, report):
             return []
@@ -351,15 +367,15 @@ class SharedGpu:
             member.wanted_bytes = max(member.wanted_bytes, min(self.ledger.room_bytes, held + RETRY_BYTES))
         lacks = report.spill_bytes > 0 or report.retries > 0
         if lacks and held < min(self.ledger.room_bytes, member.wanted_bytes):
-            if not self._surge:
+            if not isinstance(self.control, Surging):
                 spilled = f"placed {format_size(report.spill_bytes)} in host memory"
                 what = spilled if report.spill_bytes else f"failed to allocate {report.retries} times"
                 self._why = f"{member.job} {what}: the others stop and give way"
-            self._surge = True
+                self.control = Surging(self.ladder)
             return True
-        if not self._surge:
+        if not isinstance(self.control, Surging):
             return False
-        self._surge = False
+        self.control = without_trouble(self.control.ladder)
         self._why = f"{member.job} has all its memory on the device again"
         if lacks:
             self._why = f"{member.job} wants more than the device has: it goes on with what there is"
@@ -368,9 +384,9 @@ class SharedGpu:
         return True
 
     def _steady(self, member: GpuMember, why: str) -> None:
-        self.ladder = Ladder(self.tolerance, member.flag)
-        self.ladder.last_step_s = member.last_step_s
-        self._why = why
+        begun = Ladder(self.tolerance, member.flag)
+        begun.last_step_s = member.last_step_s
+        self.control, self._why = Steady(begun), why
 
     def _applied(self) -> bool:
         """Do all opportunistic jobs go by the limits sent last?"""
@@ -385,35 +401,18 @@ class SharedGpu:
         return press(self.members, self.ledger, now_s)
 
     def _watch(self, member: GpuMember, busy: bool, now_s: float) -> None:
-        silent_s = now_s - member.last_step_s
-        if self.ladder is not None and not self._stuck:
-            self._why = self.ladder.passed(now_s, busy) or self._why
-        if busy and not self._stuck and silent_s > max(STUCK_S, STUCK_STEPS * member.step_s):
-            self._stuck = True
+        now, silent_s = self.control, now_s - member.last_step_s
+        if isinstance(now, Unwatched | Stuck):
+            return
+        if now.ladder is not None:
+            self._why = now.ladder.passed(now_s, busy) or self._why
+        if busy and silent_s > max(STUCK_S, STUCK_STEPS * member.step_s):
+            self.control = Stuck(now.ladder, surging=isinstance(now, Surging))
             self._why = f"{member.job} is busy but has finished no mini-batch for {silent_s:.0f} s: is it stuck?"
-            if self.ladder is not None:
-                self.ladder.restart(self._why)
-        elif self.ladder is None and not (self._surge or self._stuck) and now_s - member.started_s > INIT_S_MAX:
+            if now.ladder is not None:
+                now.ladder.restart(self._why)
+        elif isinstance(now, Settling) and now_s - member.started_s > INIT_S_MAX:
             self._steady(member, f"{member.job} does not run steadily after {INIT_S_MAX:g} s: taken as it is")
-
-    def _hard_limited(self, event: HardLimited) -> Actions:
-        member = self.members.get(event.job)
-        if member is None or not event.ok or member.press != 1:
-            return []
-        if event.limit_bytes > self.ledger.accounts[event.job].charged_bytes:
-            return []
-        self.ledger.forced(event.job, event.limit_bytes)
-        member.press = 0
-        return []
-
-    def _suspended(self, event: Suspended) -> Actions:
-        member = self.members.get(event.job)
-        if member is None or not event.ok or member.press < 2:
-            return []
-        self.ledger.forced(event.job, 0)
-        member.stage, member.press = "suspended", 0
-        self._why = f"{event.job} is suspended to host memory"
-        return []
 
     # ---- what follows from the state ----
 
@@ -433,7 +432,7 @@ class SharedGpu:
 
     def _targets(self, now_s: float) -> dict[JobId, int]:
         """Memory each member should hold, bytes; the guaranteed job first, so it is served first."""
-        if self.lost:
+        if isinstance(self.use, LostDevice):
             return {}
         room, guaranteed = self.ledger.room_bytes, self.guaranteed
         others = self.opportunistic
@@ -442,7 +441,7 @@ class SharedGpu:
             return self.trial.targets(room, others, now_s) if len(others) > 1 else {m.job: room for m in others}
         first = min(room, guaranteed.wanted_bytes)
         stable = [m.stable_bytes or m.wanted_bytes for m in others]
-        if self._surge:
+        if isinstance(self.control, Surging) or (isinstance(self.control, Stuck) and self.control.surging):
             parts = memory.shrunk(room - first, [self.ledger.accounts[m.job].told_bytes for m in others], stable)
         else:
             parts = memory.beside(room - first, stable, [min(room, m.wanted_bytes) for m in others])
@@ -472,17 +471,17 @@ class SharedGpu:
         guaranteed = self.guaranteed
         if member.guaranteed or guaranteed is None:
             return FREE
-        if self._stuck:
+        if isinstance(self.control, Stuck):
             return ladder.plain(lease.FAILSAFE_BESIDE)
-        if self.ladder is None or self.state not in ("run", "idle"):
+        if not isinstance(self.control, Steady) or self.state not in ("run", "idle"):
             return STOPPED
         weights = sum(other.weight for other in self.opportunistic)
-        return ladder.shared(self.ladder.rates, member.weight, weights)
+        return ladder.shared(self.control.ladder.rates, member.weight, weights)
 
     def _starts(self, targets: dict[JobId, int], now_s: float) -> Actions:
         """Who waited for memory and has it: a guaranteed job all it asked for, an opportunistic one anything."""
         actions: Actions = []
-        if self.draining:
+        if isinstance(self.use, DrainingDevice):
             return actions
         for job, target in targets.items():
             member = self.members[job]
@@ -492,6 +491,8 @@ class SharedGpu:
                 action = StartRank(job) if member.stage == "waiting" else Resume(job)
                 member.stage, member.steps = "running", StepSamples()
                 member.started_s = member.last_step_s = now_s
+                if member.guaranteed and isinstance(self.control, Unwatched):
+                    self._watched()
                 why = f"{format_size(held)} of device memory are there for it"
                 actions += [action, LogEvent(f"job/{job}", type(action).__name__.lower(), why)]
                 self._why = self._why or f"{job}: {why}"

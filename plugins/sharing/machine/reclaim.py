@@ -7,7 +7,16 @@ from collections.abc import Mapping
 
 from covey.core import JobId, LogEvent
 from covey.units import format_size
-from plugins.sharing.machine.events import Actions, GpuAction, HardLimit, Kill, Suspend, Terminate
+from plugins.sharing.machine.events import (
+    Actions,
+    GpuAction,
+    HardLimit,
+    HardLimited,
+    Kill,
+    Suspend,
+    Suspended,
+    Terminate,
+)
 from plugins.sharing.machine.member import GpuMember
 from plugins.sharing.machine.share_ledger import ShareLedger
 
@@ -28,6 +37,26 @@ def press(members: Mapping[JobId, GpuMember], ledger: ShareLedger, now_s: float)
         member.press, member.press_s = min(4, member.press + 1), now_s
         actions += _pressed(member, ledger.accounts[job].told_bytes)
     return actions
+
+
+def hard_limited(members: Mapping[JobId, GpuMember], ledger: ShareLedger, event: HardLimited) -> None:
+    """The driver holds a job to its limit, or could not."""
+    member = members.get(event.job)
+    if member is None or not event.ok or member.press != 1:
+        return
+    if event.limit_bytes <= ledger.accounts[event.job].charged_bytes:
+        ledger.forced(event.job, event.limit_bytes)
+        member.press = 0
+
+
+def suspended(members: Mapping[JobId, GpuMember], ledger: ShareLedger, event: Suspended) -> str:
+    """A job's memory lies on the host, or could not be moved there. What to write down; empty: nothing changes."""
+    member = members.get(event.job)
+    if member is None or not event.ok or member.press < 2:
+        return ""
+    ledger.forced(event.job, 0)
+    member.stage, member.press = "suspended", 0
+    return f"{event.job} is suspended to host memory"
 
 
 def _pressed(member: GpuMember, want: int) -> Actions:

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import pytest
+
 from covey.core import JobId, LogEvent
 from covey.units import GIB
-from plugins.sharing.machine.events import TimePassed
+from plugins.sharing.machine.events import Freed, RankEnded, TimePassed
 from tests.plugins.sharing.gpu_rack import Rack, state
 
 
@@ -97,6 +99,25 @@ def test_a_job_may_lack_memory_before_it_runs_steadily() -> None:
     rack.step("o", peak=16 * GIB)
     assert said(rack.step("g", peak=16 * GIB)) == "g has all its memory on the device again"
     assert state(rack) == "init"
+
+
+@pytest.mark.parametrize("trouble", ["surge", "stuck"])
+def test_with_a_job_in_trouble_its_trouble_ends(trouble: str) -> None:
+    """The next guaranteed job is measured anew, and the others run freely until it comes."""
+    rack = Rack()
+    rack.steady()
+    if trouble == "surge":
+        rack.step("g", peak=8 * GIB, spill=8 * GIB)
+    else:
+        rack.tell(TimePassed(busy=True), 40)
+    assert state(rack) == trouble
+    rack.tell(RankEnded(JobId("g")))
+    assert state(rack) == "alone" and not rack.stopped("o")
+    rack.tell(Freed(JobId("g")))
+    rack.arrive("h", "guaranteed", 8)
+    rack.step("o", peak=20 * GIB)
+    rack.step("h", peak=8 * GIB)
+    assert state(rack) == "init" and rack.stopped("o")
 
 
 def test_the_story_of_a_surge_says_what_failed_and_how_it_ended() -> None:

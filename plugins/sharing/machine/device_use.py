@@ -1,0 +1,34 @@
+"""May the device be used? A lost one never is again, and one that drains is given no more jobs."""
+
+import msgspec
+
+from covey.transitions import StateTable
+
+
+class InUse(msgspec.Struct, frozen=True):
+    """Jobs may come."""
+
+    why = ""
+
+
+class DrainingDevice(msgspec.Struct, frozen=True):
+    """No job comes or starts any more, opportunistic ones go, and a guaranteed one that runs may end by itself."""
+
+    why: str
+
+
+class LostDevice(msgspec.Struct, frozen=True):
+    """No job may use it any more, and all are told to end."""
+
+    why: str
+
+
+DeviceUse = InUse | DrainingDevice | LostDevice
+TRANSITIONS: StateTable[DeviceUse] = StateTable(
+    "use of a GPU",
+    {
+        InUse: {DrainingDevice: "it is to be emptied", LostDevice: "its driver or its host reports it as failed"},
+        DrainingDevice: {LostDevice: "its driver or its host reports it as failed"},
+        LostDevice: {},
+    },
+)
