@@ -197,7 +197,7 @@ class Custody:
                 self._lender_failed(volume, lender)
         for page, held in volume.missing():
             held.volume_failed = True
-            if power and not self._lenders(volume, page):
+            if power and not self._lenders(volume, page) & self._used(volume, page):
                 held.lender_failed = True
 
     def _lender_failed(self, volume: Volume, lender: str) -> None:
@@ -210,6 +210,16 @@ class Custody:
 
     def _lenders(self, volume: Volume, page: int) -> frozenset[str]:
         return volume.lenders.get(page * volume.oracle.page_bytes // self.slab_bytes, frozenset())
+
+    def _used(self, volume: Volume, page: int) -> frozenset[str]:
+        """Lenders that the volume's process goes by for the slab of this page: another may lend it and not know yet that
+        its place was closed long ago."""
+        inside = self._serving.get(volume.process)
+        if inside is None:
+            return self._lenders(volume, page)
+        slab = inside.slabs[page * volume.oracle.page_bytes // self.slab_bytes]
+        places = [*(link.place for link in slab.links()), *(unsure.place for unsure in slab.unsure.values())]
+        return frozenset(place.lender for place in (*places, slab.reopening) if place is not None)
 
     # ---- who lends ---------------------------------------------------------------------------------------------------
 

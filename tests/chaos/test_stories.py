@@ -81,6 +81,11 @@ def test_a_page_written_in_the_instant_without_a_link_is_the_disks_alone() -> No
     tell("mischief", 83043, vary=1)
 
 
+def test_a_host_that_lends_what_was_closed_long_ago_holds_no_page() -> None:
+    """The lender in use lost its power, then the volume's host; a cut-off one had not heard that it may forget."""
+    tell("swarm", 80670)
+
+
 def test_a_log_that_was_lost_counts_once_its_host_says_so() -> None:
     tell("log_lost", 71107)
 
