@@ -138,9 +138,9 @@ class SharedGpu:
         assert set(self.ledger.accounts) == set(self.members), "memory without a job, or a job without an account"
         if self.ladder is not None:
             self.ladder.check()
-        if not isinstance(self.control, Unwatched):
-            assert self.guaranteed is not None and self.guaranteed.stage != "waiting", "control beside nobody"
-            assert not isinstance(self.use, LostDevice), "control on a lost device"
+        runs = self.guaranteed is not None and self.guaranteed.stage != "waiting"
+        watched = not isinstance(self.control, Unwatched)
+        assert watched == (runs and not isinstance(self.use, LostDevice)), "a job that runs is watched, and no other"
         for member in self.members.values():
             if member.limits is not None:
                 assert member.limits.failsafe > 0 and member.limits.lease_s > 0, f"{member.job} could stop for ever"
@@ -296,11 +296,11 @@ class SharedGpu:
             if why:
                 answer = UpgradeAnswer(CanUpgrade(event.job, event.epoch, why))
                 return [answer, LogEvent(f"job/{event.job}", "not upgraded", why)]
+        if member is self.guaranteed:
+            self._unwatched()
         member.kind = event.kind
         self._why = f"{event.job} is {event.kind} from now on"
-        if not member.guaranteed:
-            self._unwatched()
-        else:
+        if member.guaranteed:
             self._watched()
             member.steps = StepSamples()
             member.started_s = member.last_step_s = now_s

@@ -6,7 +6,7 @@ import pytest
 
 from covey.core import JobId, LogEvent
 from covey.units import GIB
-from plugins.sharing.machine.events import Freed, RankEnded, TimePassed
+from plugins.sharing.machine.events import Freed, RankEnded, Retagged, TimePassed
 from tests.plugins.sharing.gpu_rack import Rack, state
 
 
@@ -118,6 +118,19 @@ def test_with_a_job_in_trouble_its_trouble_ends(trouble: str) -> None:
     rack.step("o", peak=20 * GIB)
     rack.step("h", peak=8 * GIB)
     assert state(rack) == "init" and rack.stopped("o")
+
+
+def test_a_job_that_ended_is_downgraded_and_the_one_that_runs_is_watched_on() -> None:
+    rack = Rack()
+    rack.steady()
+    rack.tell(RankEnded(JobId("g")))
+    rack.tell(Retagged(JobId("o"), "guaranteed", 1))
+    while state(rack) == "init":
+        rack.step("o", peak=8 * GIB)
+    ladder = rack.gpu.ladder
+    assert ladder is not None
+    rack.tell(Retagged(JobId("g"), "opportunistic", 1))
+    assert rack.gpu.ladder is ladder and state(rack) == "baseline"
 
 
 def test_the_story_of_a_surge_says_what_failed_and_how_it_ended() -> None:
