@@ -212,8 +212,8 @@ class Custody:
         return volume.lenders.get(page * volume.oracle.page_bytes // self.slab_bytes, frozenset())
 
     def _used(self, volume: Volume, page: int) -> frozenset[str]:
-        """Lenders that the volume's process goes by for the slab of this page: another may lend it and not know yet that
-        its place was closed long ago."""
+        """Lenders that the volume's process goes by for the slab of this page: another may lend it and not know yet
+        that its place was closed long ago."""
         inside = self._serving.get(volume.process)
         if inside is None:
             return self._lenders(volume, page)
