@@ -6,7 +6,7 @@
         grads = job.tensors.push_pull("weights", grads)
         job.step(loss=loss)
 
-What is named here is imported when it is first used: `import covey` alone costs no numpy.
+Each name here is imported at its first use: `import covey` alone imports no numpy.
 """
 
 import importlib

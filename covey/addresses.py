@@ -1,4 +1,4 @@
-"""Addresses as text: `127.0.0.1:7946`, `[::1]:7946`, and `gpu1:7946` where a name may stand."""
+"""Addresses as text: `127.0.0.1:7946`, `[::1]:7946`, and `gpu1:7946` where a name is allowed."""
 
 import ipaddress
 
@@ -6,8 +6,8 @@ from covey.ports import Address
 
 
 def ip_port(address: Address) -> tuple[str, int]:
-    """`127.0.0.1:7946` and `[::1]:7946` in parts; what stands before the port may be a name. OSError when it is
-    neither; an IPv6 address without brackets could end anywhere."""
+    """`127.0.0.1:7946` and `[::1]:7946` in parts; the part before the port may be a name. OSError for other text, also
+    for an IPv6 address without brackets, whose end is ambiguous."""
     host, colon, port = address.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     bracketed = host == f"[{bare}]"
@@ -37,11 +37,11 @@ def is_v6(address: Address) -> bool:
 
 
 def is_everywhere(host: str) -> bool:
-    """Whether a socket bound there listens on all addresses, so that this is none that a peer can connect to."""
+    """Whether a socket bound there listens on all addresses, so that a peer cannot connect to this one."""
     return is_ip(host) and ipaddress.ip_address(host).is_unspecified
 
 
 def reached_at(bound: Address, advertise: str) -> Address:
-    """Where peers reach a socket that is bound there: bound to all addresses, at the advertised one."""
+    """The address for peers of a socket bound to `bound`: the advertised one when it is bound to all addresses."""
     host, port = ip_port(bound)
     return joined(advertise, port) if is_everywhere(host) else bound

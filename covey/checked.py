@@ -1,11 +1,11 @@
-"""Small durable files with a checksum and a version: read back as they were written, or refused in words.
+"""Small durable files with a checksum and a version: read back as they were written, or refused with a reason.
 
     file   "COVEYREC" | version u16 | length u32 | crc32(version, length, body) u32 | body
 
-The body is one msgpack value of a Struct. The checksum finds what a disk, a file system or a person changed; it does
-not find an older copy, which whoever owns the file must be able to bear. What becomes of a damaged file its owner
-decides: `Damaged` says what is wrong, and is never taken for an empty file. The log has frames and checksums of its own
-(`agent.raft.disk`), pages and their index as well (`plugins.memory.datapath.backing`).
+The body is one msgpack value of a Struct. The checksum detects a change by a disk, a file system or a person; it does
+not detect an older copy, which the caller must handle. The caller also decides about a damaged file: `Damaged` says
+what is wrong, and is never taken for an empty file. The log has frames and checksums of its own (`agent.raft.disk`),
+pages and their index as well (`plugins.memory.datapath.backing`).
 """
 
 import struct
@@ -24,11 +24,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class StateRefused(Exception):
-    """Something durable on this host cannot be trusted, and going on as if it were not there would lose or repeat
-    something. One line what, one line why, one line what to do next."""
+    """A durable file of this host cannot be trusted, and going on without it would lose or repeat work. One line what,
+    one line why, one line what to do next."""
 
     status = 3
-    """Exit status of an agent that ends with it: no restart mends it."""
+    """Exit status of an agent that ends with it: a restart does not help."""
 
     def __init__(self, what: str, why: str, next: str) -> None:
         super().__init__(f"{what}: {why}; next: {next}")
@@ -81,5 +81,5 @@ async def load(disk: Disk, name: str, decoder: "msgspec.msgpack.Decoder[S]", ver
 
 
 async def save(disk: Disk, name: str, value: msgspec.Struct, version: int = 1) -> None:
-    """The old file or the new one, whole, whatever happens; durable on return. OSError."""
+    """After a crash the file is the old one or the new one, whole; durable on return. OSError."""
     await disk.replace(name, seal(value, version))

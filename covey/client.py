@@ -1,12 +1,12 @@
-"""A training script's side of the agent's unix socket: `JobClient`, which lives as long as the script computes.
+"""A training script's side of the agent's unix socket: `JobClient`, which is open as long as the script computes.
 
     script --step(), tensors--> newest figures, what was lost --+
                                                                 | one thread: select on the socket and a wake pipe
     agent <---------------- jobs.sock --------------------------+
 
-The agent may go away at any time and come back minutes later: the thread joins again with back-off for ever, and the
-script notices nothing. What the agent must know after that is said again (an aggregator that is lost); of what is only
-news (steps) the newest is kept. No method waits for the agent, except `join` for the first answer.
+The agent may end at any time and come back minutes later: the thread joins again with back-off for ever, and the script
+notices nothing. Frames that the agent must have are sent again then (an aggregator that is lost); of the others (steps)
+the newest is kept. No method waits for the agent, except `join` for the first answer, and `extend_grace`.
 """
 
 import atexit
@@ -118,7 +118,7 @@ class JobClient:
 
     @property
     def connected(self) -> bool:
-        """The agent is there now. The script need not care."""
+        """Whether the agent is connected now. A script does not need it."""
         return self._joined
 
     def step(
@@ -151,13 +151,13 @@ class JobClient:
 
     @property
     def stopping(self) -> bool:
-        """This job is asked to end: save what was done, and end. Look at it after each mini-batch, and keep SIGTERM
-        from ending the script before (`defer_stop`). True also while the agent is away: a file says so too."""
+        """This job is asked to end: the script is to save its state, and exit. Check it after each mini-batch, and keep
+        SIGTERM from ending the script before (`defer_stop`). Known also while the agent is away, by a file."""
         return self._stopping is not None or (bool(self._preempt_file) and os.path.exists(self._preempt_file))
 
     @property
     def grace_left_s(self) -> float:
-        """Seconds until what is left of this rank is killed, as far as the agent has said; infinite when it has not."""
+        """Seconds until the rest of this rank is killed, by the agent's last message; infinite without one."""
         return max(0.0, self._killed_at_s - time.monotonic())
 
     def defer_stop(self) -> None:
@@ -199,7 +199,7 @@ class JobClient:
             return self._tensors
 
     def close(self) -> None:
-        """Hand over the last figures if the agent is there, then let go. Idempotent; also called at exit."""
+        """Send the last figures if the agent is connected, then disconnect. Idempotent; also called at exit."""
         with self._lock:
             closed, self._closed = self._closed, True
             tensors = self._tensors
@@ -242,7 +242,7 @@ class JobClient:
         self._nudge()
 
     def _nudge(self) -> None:
-        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: nobody needs to
+        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: the thread has ended
             os.write(self._wake, b"\0")
 
     def _close_pipe(self) -> None:
@@ -318,7 +318,7 @@ class JobClient:
                 self._take_frames(incoming)
 
     def _hello(self) -> Join:
-        """Made anew each time: the kernel is known once numpy is imported."""
+        """A new one each time: the kernel is known once numpy is imported."""
         return Join(os.getpid(), self.id, self.rank, self.epoch, self._token, kernel(), PROTOCOL, VERSION)
 
     def _next_out(self) -> bytes:
@@ -363,7 +363,7 @@ class JobClient:
         self._answered.set()
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Before Joined: not admitted. After it: an answer to our question; a plugin's next word comes by itself."""
+        """Before Joined: this process is not admitted. After it: the answer to our question."""
         if self._joined:
             if refusal.what == GRACE_KEPT:
                 self._grace_kept = refusal
@@ -399,7 +399,7 @@ class JobClient:
 
 
 class _Refused(OSError):
-    """The agent said no; joining again at once would not help."""
+    """The agent refused; joining again at once would not help."""
 
 
 def _ready(timeout_s: float | None, *wanted: tuple[int, int]) -> dict[int, int]:

@@ -1,7 +1,7 @@
-"""The vocabulary of every machine in Covey: who, what is said aloud, and what a machine asks for.
+"""The vocabulary of every machine in Covey: ids, messages, facts, and the actions common to all.
 
 A machine is state plus `handle(event, now_s) -> Sequence[Action]`. It never reads a clock, draws a random
-number or opens a socket: those come in as arguments, and what it wants done goes out as actions. The service
+number or opens a socket: those come in as arguments, and it asks for effects by actions. The service
 around it performs the actions; a finished action comes back as an event.
 """
 
@@ -25,12 +25,12 @@ A_co = TypeVar("A_co", covariant=True)
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """What crosses the network between two hosts. Subclasses (`frozen=True` again) stand in a plugin's
-    part `messages`."""
+    """What crosses the network between two hosts. Subclasses (`frozen=True` again) are in a plugin's part
+    `messages`."""
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """What one plugin tells the others on the same host, past tense (`JobStarted`). Told in order, heard in order."""
+    """What one plugin publishes to the others on its host, past tense (`JobStarted`). All receive it in one order."""
 
 
 class Heard(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Undelivered(msgspec.Struct, frozen=True):
-    """Event: nobody acknowledged `message` before its deadline. It may or may not have been handled."""
+    """Event: `message` was not acknowledged before its deadline. It may or may not have been handled."""
 
     to: HostId
     message: Any
@@ -70,7 +70,7 @@ class Publish(msgspec.Struct, frozen=True):
 
 
 class LogEvent(msgspec.Struct, frozen=True):
-    """Action: add a line to the story of `subject` (job, `slab/VOLUME/N`, `volume/NAME`, host), for `agentctl why`."""
+    """Action: add a line to the event log of `subject` (job, `slab/VOLUME/N`, `volume/NAME`, host; `agentctl why`)."""
 
     subject: str
     event: str

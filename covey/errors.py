@@ -1,4 +1,4 @@
-"""What a question or a change may end with, in words that a person sees."""
+"""The errors of questions and changes, with text for people."""
 
 
 class Refused(Exception):
@@ -14,7 +14,7 @@ class Refused(Exception):
 
 
 class NoLeader(Exception):
-    """Nobody leads now, or the leader could not be reached: nothing was proposed. Try again."""
+    """There is no leader now, or it could not be reached: nothing was proposed. Try again."""
 
 
 class OutcomeUnknown(Exception):

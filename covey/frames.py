@@ -1,7 +1,7 @@
 """Frames on a stream between two processes of one host: u32 little-endian length, then msgpack of one Struct.
 
-Used on the agent's unix sockets: job processes joining, and the agent telling its byte processes what to do. A frame
-longer than `FRAME_BYTES_MAX` is refused before anything is allocated.
+Used on the agent's unix sockets: by job processes that join, and by the agent to control its programs. A frame longer
+than `FRAME_BYTES_MAX` is refused before anything is allocated.
 """
 
 import struct
@@ -15,7 +15,7 @@ FRAME_BYTES_MAX = 1 << 20
 """Longest control frame, bytes. Bulk bytes never travel in frames."""
 
 PART_BYTES = 64 << 10
-"""Memory is taken for what has come, not for what was announced: that many bytes ahead at most."""
+"""Memory is allocated at most that many bytes ahead of the bytes received, however long the announced frame is."""
 
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()

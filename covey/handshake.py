@@ -1,4 +1,4 @@
-"""Who speaks on a bulk link: both ends prove that they know a key, and neither ever sends it.
+"""Authentication on a bulk link: both ends prove that they know a key, and neither ever sends it.
 
     client                                                  server
       HELLO: what it wants, and a nonce of its own ->
@@ -6,15 +6,13 @@
       PROOF: the client's ->
                                                         <-  the protocol's own yes or no
 
-The key is told to both over a link that is encrypted and proves who speaks (CURVE). A proof covers the whole hello and
-both nonces, so it is of use on this connection alone: whoever hears it learns nothing that opens another. A server that
-does not know what the hello names answers with a proof under a key of its own, so that strangers learn nothing from
-the answer either.
+Both get the key over a link that is encrypted and authenticated (CURVE). A proof covers the whole hello and both
+nonces, so it is valid on this connection alone: a listener cannot use it for another one. A server that does not know
+what the hello names answers with a proof under a random key, so that strangers learn nothing from the answer either.
 
-Until a connection has proven itself it is a stranger. `Strangers` says which of them may stay: few of one address, and
-not many in all. A new one takes the place of the oldest, which had more time to prove itself, so that a crowd of silent
-connections keeps nobody out for longer than it takes to say two words; and those that have proven themselves are none
-of its business.
+A connection is a stranger until it has proven the key. `Strangers` limits their number: few of one address, and not
+many in all. A new one takes the place of the oldest, which had more time for its proof, so that many silent connections
+cannot keep a new one out. Connections that have proven the key do not count.
 """
 
 import hashlib
@@ -25,7 +23,7 @@ NONCE_BYTES = 16
 PROOF_BYTES = 32
 CHALLENGE_BYTES = NONCE_BYTES + PROOF_BYTES
 HANDSHAKE_S = 5.0
-"""How long a connection may take to prove itself."""
+"""How long a connection may take until it has proven the key."""
 PER_ADDRESS_MAX = 64
 """Strangers of one address at once: a host whose volumes all open their slabs again in one moment has about so many."""
 STRANGERS_MAX = 256
@@ -69,20 +67,20 @@ def _proof(key: bytes, role: bytes, hello: bytes, nonce: bytes) -> bytes:
 
 
 class Strangers(Generic[Visitor]):
-    """Connections that have not proven themselves, oldest first."""
+    """Connections that have not proven the key, oldest first."""
 
     def __init__(self, per_address_max: int = PER_ADDRESS_MAX, all_max: int = STRANGERS_MAX) -> None:
         self._per_address_max, self._all_max = per_address_max, all_max
         self._from: dict[Visitor, str] = {}
         self.turned_away = 0
-        """That had to make room for a newer one."""
+        """Number of connections closed to make room for a newer one."""
 
     def __len__(self) -> int:
         return len(self._from)
 
     def come(self, visitor: Visitor, address: str) -> Visitor | None:
-        """A new one. Who has to go instead, if they are too many: the oldest of its address, else the oldest of the
-        address with most."""
+        """A new one. Returns the connection to close, if there are too many: the oldest of its address, else the oldest
+        of the address with most."""
         same = self._of(address)
         goes: Visitor | None = None
         if len(same) >= self._per_address_max:
@@ -97,7 +95,7 @@ class Strangers(Generic[Visitor]):
         return goes
 
     def go(self, visitor: Visitor) -> None:
-        """It has proven itself, or is gone."""
+        """It has proven the key, or has ended."""
         self._from.pop(visitor, None)
 
     def _of(self, address: str) -> list[Visitor]:

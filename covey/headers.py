@@ -3,9 +3,9 @@
     client -> server   HELLO, once: each protocol has its own (`covey.remote`, `plugins.memory.datapath.slabwire`)
     server -> client   WELCOME: yes with the sizes, or no
     client -> server   REQUEST, then what its operation brings along
-    server -> client   REPLY with the request's tag, then what its operation asked for
+    server -> client   REPLY with the request's tag, then the result of its operation
 
-Fixed, little-endian. What is malformed or out of range is a `WireError`: the connection is of no more use.
+Fixed, little-endian. A malformed header or a value out of range is a `WireError`: the connection is closed.
 """
 
 import struct
@@ -32,7 +32,7 @@ class Op(IntEnum):
     READ = 1
     WRITE = 2
     FLUSH = 3
-    """About no pages in particular."""
+    """Without pages."""
     DISCARD = 4
     """The pages read as zeros from now on."""
     VERSIONS = 5
@@ -45,7 +45,7 @@ class Status(IntEnum):
     BAD = 2
     """The request is out of range; the connection ends."""
     FAILED = 3
-    """It could not be done now; why, in words, follows: as many bytes of UTF-8 as the reply has pages."""
+    """It could not be done now; the reason follows: as many bytes of UTF-8 as the reply has pages."""
     VERSION = 4
     """The hello is of another version of its protocol; the connection ends."""
 

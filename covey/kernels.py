@@ -2,8 +2,8 @@
 
 OpenBLAS chooses its kernel by the processor it runs on (or OPENBLAS_CORETYPE), and another kernel adds in another
 order. So two hosts with unlike processors, or a rank and a reference run in unlike environments, may differ in the last
-bits although everything else is the same. What is found is told to the agent when a rank joins; `agentctl job` says so
-when ranks of one job found unlike ones.
+bits although everything else is the same. A rank sends the kernel's name to the agent when it joins; `agentctl job`
+says so when ranks of one job have unlike ones.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ def corename(maps: str) -> str:
     loaded = (line.split(maxsplit=5)[5] for line in maps.splitlines() if "openblas" in line and line.count(" ") > 4)
     for path in dict.fromkeys(loaded):
         try:
-            library = ctypes.CDLL(path)  # loaded already: this opens nothing anew
+            library = ctypes.CDLL(path)  # loaded already: no second copy is loaded
         except OSError:
             continue
         for name in NAMES:

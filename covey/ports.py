@@ -1,6 +1,6 @@
-"""Ports: everything a service may ask of the world outside it.
+"""Ports: everything a service may use outside itself.
 
-Production ports stand in `agent/`, simulated ones in `chaos/`; services cannot tell which they hold. asyncio itself
+Production ports are in `agent/`, simulated ones in `chaos/`; services cannot tell which they hold. asyncio itself
 (tasks, `asyncio.sleep`, `loop.call_later`, queues) is allowed in services: under the simulator the running loop is a
 virtual one. Everything else - clocks, chance, datagrams, links, bytes, disk, processes, probes - comes through `Env`.
 """
@@ -19,7 +19,7 @@ Address = str
 
 
 class Clock(Protocol):
-    """Clocks that never go back, for decisions; one for people; and what this thread has worked."""
+    """Clocks that never go back, for decisions; one for people; and the CPU time of this thread."""
 
     def now_s(self) -> float:
         """Monotonic seconds, microsecond resolution, never the event loop's cached time."""
@@ -59,8 +59,8 @@ class Datagrams(Protocol):
         """OSError when the address cannot be bound."""
 
     async def resolve(self, address: Address) -> Sequence[Address]:
-        """`NAME:PORT` as all addresses of that name, at least one; an IP as it stands. It may take many seconds.
-        OSError when the name is not known now."""
+        """`NAME:PORT` as all addresses of that name, at least one; an IP unchanged. It may take many seconds. OSError
+        when the name does not resolve now."""
 
 
 class Links(Protocol):
@@ -73,7 +73,7 @@ class Links(Protocol):
     def public_key(self) -> bytes: ...
     async def open(self, bind: Address, heard: Callable[[HostId, bytes], None]) -> None: ...
     def know(self, host: HostId, address: Address, public_key: bytes) -> None:
-        """Where a host is and which key it must prove; a changed address or key replaces the old one."""
+        """The address of a host and the key it must prove; a changed address or key replaces the old one."""
 
     def forget(self, host: HostId) -> None: ...
     def send(self, to: HostId, data: bytes) -> bool:
@@ -111,7 +111,7 @@ class Listener(Protocol):
 
 
 class HeldPort(Protocol):
-    """A TCP port that is bound but does not listen: nobody else gets it, and who connects is refused."""
+    """A TCP port that is bound but does not listen: no other process gets it, and connections are refused."""
 
     @property
     def port(self) -> int: ...
@@ -126,15 +126,15 @@ class Bytes(Protocol):
         """ConnectionRefusedError when that machine says that nothing listens there, ConnectionError otherwise."""
 
     def hold(self, ip: str, port: int = 0) -> HeldPort:
-        """Keep a TCP port for somebody who binds it after the release. OSError when it is taken."""
+        """Keep a TCP port for a process that binds it after the release. OSError when it is taken."""
 
 
 class Disk(Protocol):
-    """Durable files in this host's state directory. Names are relative, `a-z0-9._-` and `/`. OSError on a sick disk."""
+    """Durable files in this host's state directory. Names are relative, `a-z0-9._-` and `/`. OSError when it fails."""
 
     async def read(self, name: str) -> bytes | None: ...
     async def replace(self, name: str, data: bytes) -> None:
-        """The file is the old one or the new one, whole, whatever happens; durable on return."""
+        """After a crash the file is the old one or the new one, whole; durable on return."""
 
     async def append(self, name: str, data: bytes) -> None:
         """Durable on return. A crash may leave a torn tail: records carry their own length and checksum."""
@@ -168,13 +168,13 @@ class Process(Protocol):
     def id(self) -> ProcessId: ...
     @property
     def loaded(self) -> bool:
-        """False while a program of ours that was started here has not said yet that its code is loaded."""
+        """False until a program of ours that was started here has reported that its code is loaded."""
 
     async def wait(self) -> int | None:
         """Exit status once it ended: 0..255, -N when killed by signal N, None when it was not our child (unknown)."""
 
     def signal(self, number: int) -> None:
-        """To this process alone: what it started hears of it by itself. Nothing happens when it is gone."""
+        """To this process alone, not to its children. Nothing happens when it is gone."""
 
     def kill(self) -> None:
         """SIGKILL to its whole group. Nothing happens when it is gone."""
@@ -190,8 +190,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     output: str
     """Absolute path; stdout and stderr are appended to it."""
     run: str = ""
-    """Absolute path without ending: who this process is, and how it ended, is written there by something that outlives
-    whoever starts it, so that `Processes.resume` finds it again. Empty: nobody will look for it."""
+    """Absolute path without ending: a shim, which outlives us, writes the process's id and its end there, so that
+    `Processes.resume` finds it again. Empty: it cannot be resumed."""
     output_bytes_max: int = 0
     """Of a process with `run`: its output keeps its first quarter, then the newest of the rest. 0: no limit."""
 
@@ -205,8 +205,8 @@ class Processes(Protocol):
         survives this agent. `name` is its instance; its log is `logs/NAME.log` in the state directory."""
 
     def resume(self, command: Command) -> Process | None:
-        """What was started for this very `Command.run` before, by whomever, also when it has ended: `wait` then tells
-        its exit status, None when nobody knows. None when nothing was started. OSError from a sick disk."""
+        """The process started for this `Command.run` before, here or by another process, also when it has ended: `wait`
+        then gives its exit status, None when unknown. None when there was none. OSError when the disk fails."""
 
     def find(self, process: ProcessId) -> Process | None:
         """That very process, if it is still alive; None otherwise."""
@@ -231,7 +231,7 @@ class MemoryNow(msgspec.Struct, frozen=True):
     total_bytes: int
     available_bytes: int
     pressure_some_avg10: float
-    """Percent of the last 10 s in which some task waited for memory (PSI); 0 where the kernel does not tell."""
+    """Percent of the last 10 s in which some task waited for memory (PSI); 0 where the kernel has no PSI."""
 
 
 class Probes(Protocol):

@@ -4,10 +4,10 @@
         memory.write(0, batch)
         batch = memory.read(0, len(batch))
 
-The volume has a process of its own on this host (`vold`); this module speaks to it over a unix socket, and to the agent
-only to find it. When that process is killed the agent starts it again, and a request under way is repeated: reads and
-writes of the same bytes may be repeated at will. What a write put there is there for every later read, also after the
-loss of a lender; after `flush` it is on this host's disk as well.
+The volume has a process of its own on this host (`vold`); this module connects to it over a unix socket, and to the
+agent only to find it. When that process is killed the agent starts it again, and a request under way is repeated, which
+is harmless for reads and writes of the same bytes. Every later read returns what was written, also after the loss of a
+lender; after `flush` it is on this host's disk as well.
 
 A volume belongs to the user who opened it first and is forgotten by `detach`, not by `close`. Calls may come from many
 threads and take turns. Standard library and msgspec only: it runs inside training processes.
@@ -30,7 +30,7 @@ from covey.version import VERSION
 from covey.volumewire import REQUEST_PAGES_MAX, SPOKEN, pack_hello
 
 ANSWER_S = 60.0
-"""Longest wait for one answer; a volume whose process just started first asks its lenders what they hold, and says
+"""Longest wait for one answer; a volume whose process just started first asks its lenders what they hold, and reports
 after half of this time that one does not answer."""
 RECONNECT_S = 60.0
 """How long a call goes on trying to reach the volume before it gives up."""
@@ -51,7 +51,7 @@ class RemoteMemoryError(Exception):
 
 
 class _HungUp(ConnectionResetError):
-    """No word came back: what a volume's process of version 1 does to us, and any that is just ending."""
+    """The peer closed without an answer: a volume's process of version 1 does so, and any that is just ending."""
 
 
 class RemoteMemory:
@@ -94,14 +94,14 @@ class RemoteMemory:
 
     @property
     def page(self) -> int:
-        """Bytes of one page. Reads and writes aligned to it move no byte more than they say."""
+        """Bytes of one page. Reads and writes aligned to it transfer no additional bytes."""
         return self._at.page_bytes
 
     def __len__(self) -> int:
         return self.size
 
     def read(self, offset: int, size: int) -> bytes:
-        """`size` bytes from `offset` on: what was last written there, zeros where nothing was. Any offset, any size."""
+        """`size` bytes from `offset` on, zeros where nothing was written. Any offset, any size."""
         self._check(offset, size)
         first, end = offset // self.page, -(-(offset + size) // self.page)
         with self._lock:
@@ -111,8 +111,8 @@ class RemoteMemory:
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write `data` at `offset`. Returns when a lender has it (the disk follows) or the disk. Not aligned to pages,
-        the pages at both ends are read first; two processes that do that to one page at the same time may undo one
-        another."""
+        the pages at both ends are read first; of two processes that do that to one page at the same time one may
+        overwrite the other's bytes."""
         view = memoryview(data).cast("B")
         self._check(offset, len(view))
         if not len(view):
@@ -136,7 +136,7 @@ class RemoteMemory:
                 self._ask(Op.DISCARD, first + at, min(REQUEST_PAGES_MAX, count - at))
 
     def flush(self) -> None:
-        """Everything written before, by anybody, is on this host's disk when this returns."""
+        """Everything written before, by any process, is on this host's disk when this returns."""
         with self._lock:
             self._ask(Op.FLUSH, 0, 0)
 
@@ -223,8 +223,8 @@ class RemoteMemory:
         return self._stream
 
     def _greet(self) -> socket.socket:
-        """OSError when the volume's process is not there or does not know us; RemoteMemoryError when it is of a later
-        version than this module, which trying again does not change."""
+        """OSError when the volume's process is not there or refuses our token; RemoteMemoryError when it is of a later
+        version than this module: then trying again does not help."""
         stream = _dial(self._at.path)
         try:
             stream.sendall(pack_hello(self._at.token))
@@ -283,7 +283,7 @@ def _exchange(
 
 
 def _ask_agent(path: str, question: wire.Frame, kind: type[F]) -> F:
-    """Join as a tool, ask once, leave. RemoteMemoryError when the agent is not there or says no."""
+    """Join as a tool, ask once, disconnect. RemoteMemoryError when the agent is not there or refuses."""
     what = f"{type(question).__name__.lower()} {getattr(question, 'volume', '')}"
     try:
         with contextlib.closing(_dial(path)) as stream:

@@ -1,16 +1,16 @@
 """The worker's side of a tensor's rounds, without sockets, threads or numbers: bytes and frames only.
 
 A tensor has a version: the last round whose result this worker holds whole. `push` begins round version + 1 and keeps
-what was pushed until its result is here, so that whoever aggregates next can be given it again. The last result is
-kept too (two buffers, one complete, one being filled): an aggregator without state asks for it, and is answered at any
-time, also while the worker computes. One path thus starts a job, survives a crashed aggregator and takes over from one:
+the pushed bytes until its result is here, so that they can be sent to the next aggregator too. The last result is kept
+as well (two buffers, one complete, one being filled): an aggregator without state asks for it, and gets it at any time,
+also while the worker computes. The same steps start a job, follow the crash of an aggregator and a takeover:
 
     version v, nothing pushed --push--> version v, round v+1 unacknowledged --whole result of v+1--> version v+1
             connected (a new connection or a new owner): OPEN every tensor with its version, PUSH what is unacknowledged
 
-No two workers are more than one version apart, since round v+1 needs a push from everybody and nobody pushes v+1
-before holding v. Whatever comes late or twice is ignored; a frame that fits nothing we could have asked for is an
-error of the peer, and ends the connection.
+No two workers are more than one version apart, since round v+1 needs a push from every worker and none pushes v+1
+before it holds v. A frame that comes late or twice is ignored; a frame that we could not have asked for is an error of
+the peer, and ends the connection.
 """
 
 import itertools
@@ -62,19 +62,19 @@ class TensorRounds:
         self.key = key_of(declared.name)
         self.version = 0
         self.agreed = declared.kind == "grad"
-        """A model's initial value counts only once the aggregator has said whose it takes."""
+        """A model's initial value is in force only once the aggregator has sent the one it chose."""
         self.state = bytearray(initial) if initial is not None else bytearray(size)
         self.incoming = bytearray(size)
         self.pushed = bytearray(size)
         self.unacknowledged: int | None = None
         """The round whose result is still to come; its bytes are in `pushed`."""
         self.fault = ""
-        """Why the aggregator will not sum this tensor, for people."""
+        """Why the aggregator does not sum this tensor, for people."""
         self._seen: set[int] = set()
 
     @property
     def expected(self) -> int | None:
-        """The round of the only result that is news."""
+        """The only round whose result is not ignored."""
         return self.unacknowledged if self.agreed else self.version
 
     def forget_partial(self) -> None:
@@ -113,8 +113,9 @@ class TensorRounds:
 
 
 class Rounds:
-    """All tensors of one worker. The caller carries frames: whatever a method returns goes out on the connection of the
-    current epoch, in order; what comes in is read into `destination(header)` and handed to `heard`.
+    """All tensors of one worker. The caller transfers the frames: it sends those that a method returns on the
+    connection of the current epoch, in order; it reads each received one into `destination(header)` and passes it to
+    `heard`.
 
     Frames are made when iterated and refer to buffers that stay as they are until the round they belong to is over.
     """
@@ -131,10 +132,10 @@ class Rounds:
         self._secret = self._hello = b""
         """Of the newest connection."""
 
-    # ---- what the script does ----
+    # ---- from the script ----
 
     def declare(self, name: str, kind: Kind, shape: tuple[int, ...], initial: Payload | None = None) -> Iterator[Frame]:
-        """Make a tensor known. ValueError when its name is taken by another shape or kind, or cannot travel."""
+        """Declare a tensor. ValueError when its name is taken by another shape or kind, or it is too large."""
         declared = Declared(name, kind, shape, self.part_bytes)
         known = self._by_key.get(key_of(name))
         if known is not None:
@@ -155,11 +156,11 @@ class Rounds:
         tensor.unacknowledged = tensor.version + 1
         return self._parts(TensorOp.PUSH, tensor, tensor.unacknowledged, tensor.pushed)
 
-    # ---- what the connection says ----
+    # ---- from the connection ----
 
     def moved(self, epoch: int) -> bool:
-        """The agent names an aggregator. True when it is news; lower and equal epochs are not. Superseded when it
-        belongs to another run of the job."""
+        """The agent names an aggregator. True when its epoch is higher than the one known. Superseded when it belongs
+        to another run of the job."""
         if epoch <= self.epoch:
             return False
         if self.epoch and grant_of(epoch) != grant_of(self.epoch):
@@ -168,13 +169,13 @@ class Rounds:
         return True
 
     def hello(self, secret: bytes, nonce: bytes) -> Frame:
-        """The first frame of a new connection. `nonce` is fresh; the secret is only proven to be known."""
+        """The first frame of a new connection. `nonce` is new; the secret itself is never sent."""
         said = frame(TensorOp.HELLO, self._hash, self.epoch, rank=self.rank, payload=nonce)
         self._secret, self._hello = secret, said[0] + nonce
         return said
 
     def _prove(self, challenge: Challenge) -> Iterator[Frame]:
-        """TensorWireError when whoever answers does not know the secret of this assignment."""
+        """TensorWireError when the peer does not know the secret of this assignment."""
         expected = handshake.proof_of_server(self._secret, self._hello, challenge.nonce)
         if not self._hello or not handshake.is_proof(challenge.proof, expected):
             raise TensorWireError("does not know the secret of this job's assignment")
@@ -182,7 +183,7 @@ class Rounds:
         return iter((frame(TensorOp.PROOF, self._hash, self.epoch, rank=self.rank, payload=proof),))
 
     def connected(self) -> Iterator[Frame]:
-        """The aggregator said WELCOME on a new connection: everything it needs to go on from here."""
+        """After WELCOME on a new connection: the frames that the aggregator needs to go on from here."""
         tensors = [tensor for tensor in self.tensors.values() if not tensor.fault]
         frames = [iter((self._open(tensor),)) for tensor in tensors]
         for tensor in tensors:
@@ -195,8 +196,8 @@ class Rounds:
         return frame(TensorOp.PING, self._hash, self.epoch, rank=self.rank)
 
     def destination(self, header: Header) -> memoryview:
-        """Where the payload of a frame is to be read, exactly `header.length` bytes. TensorWireError when it may not
-        come."""
+        """Where the payload of a frame is to be read, exactly `header.length` bytes. TensorWireError when the frame is
+        not allowed now."""
         if header.job != self._hash or (header.epoch != self.epoch and header.op is not TensorOp.STALE):
             raise TensorWireError(
                 f"a frame of job {header.job:#x} epoch {header.epoch}; ours are {self._hash:#x}, {self.epoch}"
@@ -208,7 +209,7 @@ class Rounds:
             case TensorOp.CHALLENGE | TensorOp.WELCOME | TensorOp.STALE | TensorOp.ASK | TensorOp.PONG | TensorOp.FAULT:
                 return self._drain(header.length)
             case _:
-                raise TensorWireError(f"an aggregator does not say {header.op.name}")
+                raise TensorWireError(f"an aggregator does not send {header.op.name}")
 
     def heard(self, header: Header, payload: Payload) -> Iterator[Frame]:
         """A frame whose checksum holds, its payload in `destination(header)`. Stale, Superseded."""
@@ -255,7 +256,7 @@ class Rounds:
         )
 
     def _parts(self, op: TensorOp, tensor: TensorRounds, round: int, data: bytearray) -> Iterator[Frame]:
-        """One frame per part, each made when it is its turn, all under the epoch of now."""
+        """One frame per part, each made when it is sent, all under the present epoch."""
         epoch, view = self.epoch, memoryview(data)
         spans = [tensor.declared.span(part) for part in range(tensor.declared.parts)]
         return (

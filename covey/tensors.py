@@ -1,16 +1,16 @@
 """Push and pull of named float32 tensors: what a training script calls `job.tensors` (the AutoPS Agent, §4.3.1).
 
     with covey.join() as job:
-        w = job.tensors.model("w", w0)              # everybody gets rank 0's initial value
+        w = job.tensors.model("w", w0)              # every rank gets rank 0's initial value
         w = job.tensors.push_pull("w", delta)       # parameters + sum of all ranks' deltas
         g = job.tensors.push_pull("grad", g)        # a name never given to `model`: just the sum
 
 Every rank calls the same rounds in the same order per tensor; a round's result is the floating point sum in rank order
-of exactly one contribution per rank, whatever arrives when and however often the aggregator is replaced meanwhile.
+of exactly one contribution per rank, in whatever order they arrive and however often the aggregator is replaced.
 
 A thread of its own reads the connection, so that the aggregator can ask for the last result while the script computes.
-It also connects again: to the same address while nothing better is known, at once elsewhere when the agent says so
-(`moved`). Calls block meanwhile; after 30 s they say on stderr what they wait for.
+It also connects again: to the same address until the agent names another one (`moved`), and then to that at once. Calls
+block meanwhile; after 30 s they write to stderr what they wait for.
 
     script thread    push_pull ---- PUSH parts ---->|         |
                         | waits on the condition    |  socket |   aggd
@@ -54,15 +54,15 @@ Array = npt.NDArray[np.float32]
 CONNECT_S = 2.0
 """How long one attempt to connect and be welcomed may take, seconds."""
 SILENT_S = 2.0
-"""Quiet time after which the link asks the aggregator for a sign of life, seconds."""
+"""Quiet time after which the link sends the aggregator a PING, seconds."""
 DEAD_S = 6.0
 """Quiet time after which the connection is given up, seconds."""
 RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Pauses between attempts to reach the same address, seconds; the last one repeats."""
 BARRIER, LEAVE = "covey/barrier", "covey/leave"
 LEAVE_S = 60.0
-"""How long a rank that is done waits for the others, seconds. Longer than any takeover by another aggregator; it passes
-in vain only when an aggregator dies between telling some and telling all that everybody is done."""
+"""How long a rank that is done waits for the others, seconds. Longer than any takeover by another aggregator; it runs
+out only when an aggregator dies after it told some ranks, and not all, that every rank is done."""
 
 
 class TensorError(RuntimeError):
@@ -99,7 +99,7 @@ class TensorClient:
         self._thread = threading.Thread(target=self._run, name="covey-tensors", daemon=True)
         self._thread.start()
 
-    # ---- what the script calls ----
+    # ---- from the script ----
 
     def model(self, name: str, initial: Array) -> Array:
         """Parameters kept at the aggregator: rank 0's `initial`, on every rank, as a new float32 array of that shape.
@@ -135,7 +135,7 @@ class TensorClient:
         self.push_pull(BARRIER, np.zeros(1, np.float32))
 
     def leave(self, linger_s: float = LEAVE_S) -> bool:
-        """The last call of a script that ended well: blocks until every rank has made it, so that no rank goes while
+        """The last call of a script that ended well: blocks until every rank has made it, so that no rank ends while
         another may still need its copy of a last result. False when that took longer than `linger_s` seconds. Again is
         harmless: `with covey.join()` makes it too."""
         with self._timed():
@@ -159,10 +159,10 @@ class TensorClient:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=2 * CONNECT_S)
 
-    # ---- what the agent says ----
+    # ---- from the agent ----
 
     def moved(self, at: AggregatorAt) -> None:
-        """Push and pull there from now on, unless a newer word is already known."""
+        """Push and pull there from now on, unless an assignment of a higher epoch is already known."""
         with self._changed:
             try:
                 news = self._rounds.moved(at.epoch)
@@ -181,7 +181,7 @@ class TensorClient:
     # ---- script side ----
 
     def _say_out(self, make: Callable[[], Iterable[Frame]]) -> None:
-        """Change the rounds, and send what follows from it if there is a connection; if not, connecting will."""
+        """Change the rounds, and send the resulting frames if there is a connection; else `_serve` sends them."""
         with self._changed:
             self._raise_if_over()
             frames, link = make(), self._link
@@ -257,7 +257,7 @@ class TensorClient:
                     self._changed.wait(timeout=RETRY_S[min(attempt, len(RETRY_S) - 1)])
 
     def _target(self) -> AggregatorAt | None:
-        """Where to connect, once the agent has said so; None when it is over."""
+        """Where to connect, once the agent has named it; None when the client is closed."""
         with self._changed:
             while not self._closed and self._fatal is None and self._at is None:
                 self._changed.wait()
@@ -284,7 +284,7 @@ class TensorClient:
                 if header.op is not expected:
                     raise TensorWireError(f"answered {header.op.name} to our hello")
             link.sock.settimeout(None)
-            with link.lock:  # nobody sends before we have named our tensors
+            with link.lock:  # no other frame goes before those that open our tensors
                 with self._changed:
                     if self._closed or self._at is not at:
                         raise ConnectionAbortedError("is no longer the aggregator")
@@ -332,8 +332,8 @@ class _Link:
         self._poll.register(self.sock, select.POLLIN)
 
     def send(self, frames: Iterable[Frame], careful: bool = True) -> None:
-        """Send whole frames, or shut the connection: half a frame would spoil it. Never raises when `careful`: the
-        link thread notices a broken connection and connects again."""
+        """Send whole frames, or shut the connection: after half a frame it cannot be used. Never raises when `careful`:
+        the link thread notices a broken connection and connects again."""
         with self.lock:
             try:
                 self.send_locked(frames)
@@ -362,7 +362,7 @@ class _Link:
             silent_s += SILENT_S
             if silent_s >= DEAD_S:
                 raise TimeoutError(f"was silent for {format_seconds(silent_s)}")
-            if self.lock.acquire(blocking=False):  # otherwise somebody is sending, and finds out
+            if self.lock.acquire(blocking=False):  # otherwise another thread is sending, and notices
                 try:
                     self.send_locked((ping(),))
                 finally:

@@ -15,15 +15,15 @@ from covey.tensorwire import HEADER_BYTES, PART_BYTES, Frame, Payload, TensorOp,
 from covey.wire import AggregatorAt
 
 SILENT_S, DEAD_S = 2.0, 6.0
-"""As in `covey.tensors`: when the aggregator is asked for a sign of life, and when it is given up, seconds."""
+"""As in `covey.tensors`: when the aggregator is sent a PING, and when it is given up, seconds."""
 RETRY_S = 0.5
 """Pause between attempts to reach the same address, seconds."""
 
 
 class TensorStream:
     """One rank's tensors. `spawn` runs a coroutine as a kept task; `lost(epoch, why)` is called when the aggregator of
-    that epoch cannot be used; `entropy(n)` gives n unpredictable bytes; `moved` is called with every word from the
-    agent."""
+    that epoch cannot be used; `entropy(n)` gives n unpredictable bytes; `moved` is called with every `AggregatorAt` of
+    the agent."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class TensorStream:
         self._at: AggregatorAt | None = None
         self._stream: ByteStream | None = None
         self._outbox: asyncio.Queue[Frame] | None = None
-        """Of the connection that was welcomed last."""
+        """Frames to send on the newest connection with a WELCOME."""
         self._changed = asyncio.Event()
         self._fatal: Exception | None = None
         self._closed = False
@@ -119,7 +119,7 @@ class TensorStream:
                     await self._pause(at)
 
     async def _pause(self, at: AggregatorAt) -> None:
-        """Unless something better is known before."""
+        """Wait `RETRY_S`, or until the agent names another aggregator."""
         try:
             async with asyncio.timeout(RETRY_S):
                 while self._at is at and not self._closed:

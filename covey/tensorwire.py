@@ -1,8 +1,8 @@
 """Frames of the tensor path: a worker of a job on one side, the aggregating process (`aggd`) on the other, over TCP.
 
 Every frame is a header of 40 bytes and a payload whose greatest length its operation fixes, so a receiver knows how
-much it will ever allocate before it allocates. The checksum covers header and payload. Whatever does not fit is a
-`TensorWireError`, and the connection is closed: there is nothing to save on a stream whose frames no longer line up.
+much it will ever allocate before it allocates. The checksum covers header and payload. A frame that violates this is a
+`TensorWireError`, and the connection is closed: the next frame's start cannot be found.
 
     worker                                aggd
       HELLO(job, epoch, rank, nonce) ->
@@ -47,7 +47,7 @@ PARTS_MAX = 0xFFFF
 RANKS_MAX = 0xFFFF
 FLOAT32 = 1
 WANT = 1
-"""Flag of OPEN: send me the agreed state once there is one."""
+"""Flag of OPEN: the worker wants the agreed state once there is one."""
 
 _HEADER = struct.Struct("<BBBBQIHHIQII")
 HEADER_BYTES = _HEADER.size
@@ -111,13 +111,13 @@ class Header(NamedTuple):
 
 
 def job_hash(job: JobId) -> int:
-    """64 bits that stand for a job in a header."""
+    """64 bits that identify a job in a header."""
     return int.from_bytes(hashlib.blake2b(job.encode(), digest_size=8).digest(), "little")
 
 
 def key_of(name: str) -> int:
-    """32 bits that stand for a tensor within its job. Both ends compare the full declaration, so a collision is an
-    error that somebody sees, never two tensors added into each other."""
+    """32 bits that identify a tensor within its job. Both ends compare the full declaration, so a collision is an
+    error that is reported, never two tensors added into each other."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
 
 
@@ -169,7 +169,7 @@ Kind = Literal["model", "grad"]
 
 
 class Declared(msgspec.Struct, frozen=True):
-    """What every rank must say alike about a tensor; the payload of OPEN."""
+    """The declaration of a tensor, equal on every rank; the payload of OPEN."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     kind: Kind
@@ -198,7 +198,7 @@ _decoder = msgspec.msgpack.Decoder(Declared)
 
 
 def pack_declared(declared: Declared) -> bytes:
-    """ValueError when it cannot travel."""
+    """ValueError when it is too long."""
     data = _encoder.encode(declared)
     try:
         unpack_declared(data)

@@ -1,4 +1,4 @@
-"""Tables of states: what may follow what, and why. A change that is not in the table is an error of ours, and raises.
+"""Tables of states: which may follow which, and why. A change that is not in the table is a defect, and raises.
 
 State of which one part can contradict another is one value. Its kinds are frozen classes, and each has the fields that
 are known in this state and in no other; or they are strings, when there is nothing to know. The machine's module

@@ -1,4 +1,4 @@
-"""The first words between a process and that of a volume (`vold`), on a unix socket, and what may be asked there.
+"""The handshake between a process and that of a volume (`vold`), on a unix socket, and the operations there.
 
 Requests and replies are those of `covey.headers`. The hello carries the token that the agent gave to both ends.
 """
@@ -9,7 +9,7 @@ from covey import headers
 from covey.headers import Op, WireError
 
 MAGIC = b"coveyvl3"
-"""The last byte is the version of the protocol. Version 1 had a WELCOME of its own and no word for other versions;
+"""The last byte is the version of the protocol. Version 1 had a WELCOME of its own and no answer to other versions;
 version 2 gave no reason for what failed."""
 TOKEN_BYTES = 32
 _HELLO = struct.Struct(f"<8s{TOKEN_BYTES}s")
@@ -17,7 +17,7 @@ HELLO_BYTES = _HELLO.size
 REQUEST_PAGES_MAX = 256
 """Pages in one request."""
 OPERATIONS = {Op.READ: REQUEST_PAGES_MAX, Op.WRITE: REQUEST_PAGES_MAX, Op.DISCARD: REQUEST_PAGES_MAX, Op.FLUSH: 0}
-"""What a volume does, and of how many pages at once. The pages follow a WRITE, and the reply to a READ."""
+"""The operations of a volume, with the most pages of one request. The pages follow a WRITE, and the reply to a READ."""
 SPOKEN = f"version {MAGIC[-1:].decode()} of the protocol is spoken here"
 
 

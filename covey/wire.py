@@ -1,6 +1,6 @@
 """Frames between a process on this host and its agent, on the unix socket `jobs.sock` (encoding: `covey.frames`).
 
-The process says `Join` first; the agent answers `Joined` or `Refusal`. After that both sides may speak at any time.
+The process sends `Join` first; the agent answers `Joined` or `Refusal`. After that both sides may send at any time.
 A process that loses the socket keeps working and joins again when the agent is back.
 """
 
@@ -10,10 +10,11 @@ from covey.core import HostId, JobId
 from covey.version import VERSION
 
 PROTOCOL = 1
-"""Of these frames: one more whenever one side could no longer understand the other. Sides that differ say so when they
-meet, with both versions; a wheel of another version that speaks the same is welcome, as while a rack is upgraded."""
+"""Version of these frames: one higher whenever one side can no longer decode the other. On a mismatch a side refuses
+the other and names both versions; wheels of unlike versions with the same protocol work together, as during an
+upgrade."""
 VERSION_MAX = 32
-"""Characters shown of a version that the other side says."""
+"""Characters shown of a version that the other side sends."""
 
 
 class Frame(msgspec.Struct, frozen=True, tag=True):
@@ -21,7 +22,7 @@ class Frame(msgspec.Struct, frozen=True, tag=True):
 
 
 class Join(Frame, frozen=True, tag="Join"):
-    """First word of a process. A rank of a job gives what the runner put into its environment; a tool outside any job
+    """First frame of a process. A rank of a job gives what the runner put into its environment; a tool outside any job
     leaves `job` empty and is known by its uid (SO_PEERCRED)."""
 
     pid: int
@@ -34,7 +35,7 @@ class Join(Frame, frozen=True, tag="Join"):
     kernel: str = ""
     """`covey.kernels.kernel()`; empty: not known yet."""
     protocol: int = 1
-    """`PROTOCOL` of the process; a word without it is of before the first release."""
+    """`PROTOCOL` of the process; a frame without it is from before the first release."""
     version: str = ""
     """Of its covey-job."""
 
@@ -51,7 +52,7 @@ class Joined(Frame, frozen=True, tag="Joined"):
 
 
 class Refusal(Frame, frozen=True, tag="Refusal"):
-    """No, with what a person needs to go on: one line what, one line why, one line what to do next."""
+    """The agent refuses, with text for a person: one line what, one line why, one line what to do next."""
 
     what: str
     why: str
@@ -68,11 +69,11 @@ class AggregatorAt(Frame, frozen=True, tag="AggregatorAt"):
     address: str
     """TCP `ip:port` of the aggregating process."""
     secret: bytes
-    """16 bytes that a connection must present; told only to the ranks of this job."""
+    """16 bytes that a connection must prove to know; sent only to the ranks of this job."""
 
 
 class AggregatorLost(Frame, frozen=True, tag="AggregatorLost"):
-    """Rank -> agent: nothing to be had at the address of `epoch`; please find out, and say where to go."""
+    """Rank -> agent: the address of `epoch` does not serve; the agent answers with `AggregatorAt` once it knows one."""
 
     epoch: int
     why: str
@@ -86,12 +87,12 @@ class Stepped(Frame, frozen=True, tag="Stepped"):
     compute_s: float = 0.0
     communicate_s: float = 0.0
     metrics: dict[str, float] = {}
-    """What the script wants seen in `agentctl job` (loss, accuracy), at most 16 names of at most 64 characters."""
+    """Shown in `agentctl job` (loss, accuracy): at most 16 names of at most 64 characters."""
 
 
 class Stopping(Frame, frozen=True, tag="Stopping"):
     """Agent -> rank: this job is asked to end here. SIGTERM goes to the rank's main process right after this, SIGKILL
-    to all that is left of the rank when the time is over. Said again when the time has changed."""
+    to all that is left of the rank when the time is over. Sent again when the time has changed."""
 
     left_s: float
     why: str
@@ -143,8 +144,8 @@ decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnio
 
 
 def other_protocol(what: str, there: str, other: Join | Joined) -> Refusal | None:
-    """What is to be said, on either side, when `there` (covey-job or covey-agent) speaks otherwise than this process;
-    None when it does not."""
+    """The refusal, on either side, when `there` (covey-job or covey-agent) has another protocol than this process;
+    None when it has the same."""
     if other.protocol == PROTOCOL:
         return None
     here = "covey-agent" if there == "covey-job" else "covey-job"

@@ -435,7 +435,7 @@ class SimBytes:
 
 
 class HeldPort(SimListener):
-    """A TCP port that is bound but does not listen: nobody else gets it, and who connects is refused."""
+    """A TCP port that is bound but does not listen: no other process gets it, and connections are refused."""
 
     def __init__(self, process: "SimProcess", address: Address) -> None:
         super().__init__(process, address, _nobody)

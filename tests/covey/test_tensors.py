@@ -328,7 +328,7 @@ def hostile(answers: bytes) -> tuple[AggregatorAt, socket.socket]:
         (b"".join(frame(TensorOp.PONG, job_hash(JobId("j1")), EPOCH + 1)), "answered PONG to our hello"),
         (b"".join(frame(TensorOp.WELCOME, job_hash(JobId("j2")), EPOCH + 1)), "a frame of job"),
         (frame(TensorOp.WELCOME, job_hash(JobId("j1")), EPOCH + 1)[0][:-1] + b"\0", "checksum"),
-        (frame(TensorOp.HELLO, job_hash(JobId("j1")), EPOCH + 1)[0], "does not say HELLO"),
+        (frame(TensorOp.HELLO, job_hash(JobId("j1")), EPOCH + 1)[0], "does not send HELLO"),
         (b"", "closed the connection"),
     ],
 )
