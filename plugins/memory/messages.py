@@ -9,7 +9,7 @@
 
 Every message about one slab names it by volume and index, and by the epoch under which the borrower asked. Epochs only
 grow, so an answer to an older question is recognised and dropped. A `Done` that nobody asked for gives the slab back as
-well: a borrower says it when a volume is detached or when a `Map` came to nothing.
+well: a borrower says it when a volume is detached or when it gives up a `Map`.
 
 Ours: `Renew`, since a borrower may vanish without a word (the paper's daemon then keeps the memory for ever); the
 question `SlabsHere` with its answer, so that any agent can list the slabs of all; and `SlabsHeld`, since a lender that

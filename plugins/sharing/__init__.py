@@ -27,7 +27,7 @@ The states of a GPU, each left with a reason in words:
     any -> lost                the device is sick: everybody goes, nobody comes
 
 Where we leave the paper: phases without device use are given away whole instead of a throttled share of all time; a
-slowdown is believed only when statistics say so, and only after the others were stopped; limits are leased; memory is
+slowdown counts only when statistics say so, and only after the others were stopped; limits are leased; memory is
 handed on only after the old holder acknowledged.
 
     messages   what a job and its agent tell one another, and the upgrade of a gang

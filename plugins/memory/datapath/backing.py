@@ -19,7 +19,7 @@ and an error.
 
 A kernel that failed to sync may have dropped what was written, and says so only once: a later sync that succeeds
 proves nothing. So what is not synced yet is kept in memory too, and after a failure all of it is written again, to the
-same places, before the next sync is believed. A disk that is well again is used again.
+same places, before the next sync counts. A disk that works again is used again.
 """
 
 import asyncio

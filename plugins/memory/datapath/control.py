@@ -32,7 +32,7 @@ class ControlFrame(msgspec.Struct, frozen=True, tag=True):
 
 
 class ControlHello(ControlFrame, frozen=True, tag="Hello"):
-    """First word of an agent. No answer: a wrong secret ends the connection."""
+    """First frame of an agent. No answer: a wrong secret ends the connection."""
 
     secret: Secret
 
@@ -187,7 +187,7 @@ class PlaceDead(Question, frozen=True, tag="PlaceDead"):
 
 
 class GiveUp(Question, frozen=True, tag="GiveUp"):
-    """A person says: wait no longer for lenders that do not answer, the disk's word counts. Answer: `PlaceList` of the
+    """A person says: wait no longer for lenders that do not answer, use the disk's pages. Answer: `PlaceList` of the
     places given up."""
 
 

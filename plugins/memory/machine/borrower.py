@@ -66,7 +66,7 @@ OPEN_S = 10.0
 RETRY_S, RETRY_MAX_S = 2.0, 60.0
 """Pause after nobody had room; doubles up to the maximum."""
 DOUBTED_S = 2
-"""For how many seconds the volume's process may not know a place that we believe in: our view of it may be older."""
+"""For how many seconds the volume's process may not report a place that is known here: its answer may be older."""
 CLOSE_AT = 0.8
 """Part of the grace after which a slab that is still moving is closed, so that `Done` arrives in time."""
 
@@ -450,7 +450,7 @@ class Borrower:
     # ---- volumes ----
 
     def _volume_found(self, event: VolumeFound, now_s: float) -> Actions:
-        """Take the process's word for what is open; give back what it does not have."""
+        """The places are those that the process has open; what it does not have is given back."""
         known = self.volumes.get(event.volume)
         if known is None:
             hot = placement.hot_for(event.slab_bytes) if self.hot is None else self.hot

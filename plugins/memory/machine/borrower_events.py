@@ -74,7 +74,7 @@ class SearchOver(BorrowedSlabEvent, frozen=True):
 
 
 class GraceOver(BorrowedSlabEvent, frozen=True):
-    """Timer: the lender's patience ends."""
+    """Timer: the lender's grace is nearly over."""
 
 
 OfSlab = SlabOpened | SlabNotOpened | SlabCopied | SlabFailed | SlabClosed | SearchOver | GraceOver

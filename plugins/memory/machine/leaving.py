@@ -46,8 +46,8 @@ def leave_if_evicted(slab: BorrowedSlab) -> Actions:
 
 
 def reconcile(slab: BorrowedSlab, found: list[SlabPlace]) -> Actions:
-    """The volume's process began anew, or we did: its word counts. `found` oldest first. With two, a move was under
-    way: the older one is closed, the newer one stays."""
+    """The volume's process or this agent began anew: the places are those that the process has. `found` oldest
+    first. With two, a move was under way: the older one is closed, the newer one stays."""
     epochs = {place.epoch for place in found}
     actions: Actions = []
     for place in slab.places:

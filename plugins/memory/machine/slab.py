@@ -16,9 +16,9 @@ These are the usual ones of the `TRANSITIONS` below, all of which `docs/STATES.m
 place, which serves reads, and beside it a search for the next place, or the next place while it is filled. What is
 beside the place stays while the place is closed.
 
-People see `mapped` only with a working link, by the word of the volume's process a second ago at most. Without one the
-slab is `reopening` (the link ended, and is tried again under its epoch) or `recovering` (the process began anew, and
-the lender has not said yet what it holds). A lender hears `Done` only when the process says that the place is closed:
+People see `mapped` only while the volume's process reports a working link, each second. Without one the slab is
+`reopening` (the link ended, and is tried again under its epoch) or `recovering` (the process began anew, and the
+lender has not said yet what it holds). A lender hears `Done` only when the process says that the place is closed:
 until then its pages may be the only copy, should the process die.
 """
 
@@ -99,8 +99,8 @@ TRANSITIONS: StateTable[Phase] = StateTable(
         },
         Migrating: {
             Migrating: "its search goes on or found a place, or the volume's process says how its link is",
-            Mapped: "nothing came of the next place, or the volume's process has only the next one",
-            Closing: "the next place is filled or came to nothing, time is over, or its link ended for good",
+            Mapped: "the search or the next place failed, or the volume's process has only the next one",
+            Closing: "the next place is filled or failed, the grace is nearly over, or its link ended for good",
             Seeking: "the volume's process does not have the place any more; the search goes on",
             Cold: "the volume's process began anew and has none of its places",
         },
@@ -127,8 +127,8 @@ def goes_on(phase: Phase, onward: Onward) -> Phase:
 
 
 class BorrowedSlab:
-    """`left`: epoch -> lender of places that came to nothing and are being closed. `doubted`: seconds for which the
-    process has not known a place that we believe in. `retry_at_s`: nobody had room, so nobody is asked before."""
+    """`left`: epoch -> lender of places that were given up and are being closed. `doubted`: seconds for which the
+    process has not reported a place that is known here. `retry_at_s`: nobody had room, so nobody is asked before."""
 
     __slots__ = ("_phase", "doubted", "index", "left", "retries", "retry_at_s", "volume")
 
@@ -252,7 +252,7 @@ class BorrowedSlab:
         return search.place
 
     def next_gone(self) -> SlabPlace:
-        """The place being filled came to nothing."""
+        """The place being filled is given up."""
         gone = self.next
         assert gone is not None, f"{self.subject} does not move"
         self._become(goes_on(self._phase, None))
@@ -284,7 +284,7 @@ class BorrowedSlab:
 
     def found(self, open_now: Sequence[SlabPlace]) -> None:
         """The volume's process began anew, or we did: it has these places open, the oldest first. Of two the older one
-        is closed, and what was being closed is again. A place that was being opened is among them, or came to nothing.
+        is closed, and what was being closed is again. A place that was being opened is among them, or was not opened.
         """
         search = None if isinstance(self.search, Opening) else self.search
         after = goes_on(COLD, search)

@@ -21,7 +21,8 @@ CHOICES = 2
 """How many hosts are asked for one slab (Infiniswap §2.4.2: the power of two choices)."""
 DRAWN = 6
 """How many hosts are drawn when gossip decides which `CHOICES` of them are asked. Ours, measured by `covey-sim memory`:
-in the paper's cluster six come within a tenth of full knowledge's balance, and more would herd on views 10 s old."""
+in the paper's cluster six come within a tenth of full knowledge's balance, and with more,
+on views 10 s old, borrowers choose the same hosts."""
 
 
 class LenderPeer(msgspec.Struct, frozen=True):
@@ -129,9 +130,10 @@ def hosts_to_ask_by_view(
     drawn: int = DRAWN,
 ) -> tuple[HostId, ...]:
     """Draws `drawn` hosts as `hosts_to_ask` does and asks the `count` that are freest by gossip: nearly the balance of
-    asking all of them for the messages of asking two. An old view does no harm, since it only ranks a few drawn by
-    lot and whoever is asked answers with what is true now; the freest of the *whole* view would be everybody's choice
-    (a herd). Hosts without a slab of this volume stay first. `slabs_free`: what each says it could lend. Ours."""
+    asking all of them for the messages of asking two. An old view does no harm: it only ranks a few hosts drawn at
+    random, and a host that is asked answers what is true now. The freest of the *whole* view would be chosen by all
+    borrowers at once. Hosts without a slab of this volume stay first. `slabs_free`: what each
+    says it could lend. Ours."""
     held = frozenset(holding)
     found = hosts_to_ask(list(slabs_free), held, rng, max(count, drawn))
     return tuple(sorted(found, key=lambda host: (host in held, -slabs_free[host]))[:count])

@@ -15,7 +15,7 @@ SLABS_MAX = 8192
 REQUEST_PAGES_MAX = 256
 """Pages in one request on either byte path."""
 DRAWN_MAX = 24
-"""From two dozen hosts on everybody's choice is the same few hosts: a herd (measured by `covey-sim memory`)."""
+"""From two dozen hosts on all borrowers choose the same few hosts (measured by `covey-sim memory`)."""
 T = TypeVar("T")
 _PERCENT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$")
 
@@ -42,7 +42,7 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A slab below this share of that is given back unasked, 0 to less than 1; 0: never, as in the paper's own
     implementation (Infiniswap §2.4.1, ColdSlab)."""
     drawn: int = DRAWN
-    """Hosts drawn by lot for a slab that looks for a place; the two that are freest by gossip are asked (measured by
+    """Hosts drawn at random for a slab that needs a place; the two that are freest by gossip are asked (measured by
     `covey-sim memory`). 2: no look at gossip, as in the paper (Infiniswap §2.4.2)."""
     spill_queue: str = "16 MiB"
     """Pages acknowledged by a lender that may wait for the disk, per volume; when full, writers wait."""

@@ -4,8 +4,8 @@
                                   -> nobody there: wait for a process that is known to live, else start one
     connected -> `up` -> ... -> the connection ends -> `down` -> again from the start
 
-A process that lives but does not listen, for longer than `plugins.starting` has patience with it, is killed first: two
-of them must never share one volume's files. (The control socket guards that too: the second one cannot bind it.)
+A process that runs but does not listen within the time that `plugins.starting` allows is killed first: two of them
+must never share one volume's files. (The control socket guards that too: the second one cannot bind it.)
 """
 
 import asyncio

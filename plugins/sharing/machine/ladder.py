@@ -6,7 +6,7 @@
                          |  up a rung                       stopped)       has changed ----> baseline
                          '<----------- it works again --- idle  <--- no mini-batch for long, device idle
 
-A violation is not believed to be the others' fault until they have been stopped: whoever keeps the first baseline
+A violation is not blamed on the others until they have been stopped: whoever keeps the first baseline
 for ever (AntMan, AIMD, PI, TGS as published) starves the others when the guaranteed job grows slower by itself, and
 harms it when it grows faster.
 """

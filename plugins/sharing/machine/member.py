@@ -1,6 +1,6 @@
 """One job on a GPU, as the machine knows it.
 
-waiting --(memory is there)--> running --(did not let go in time)--> pressed --> suspended --> running
+waiting --(memory is there)--> running --(did not free memory in time)--> pressed --> suspended --> running
                                   '--------> ended --(device shows no memory of it)--> gone
 """
 

@@ -1,4 +1,4 @@
-"""Who holds memory that others wait for, and does not let go: harder each time, and only opportunistic jobs.
+"""Opportunistic jobs that do not free memory which others wait for: each step takes it by stronger means.
 
 asked --(3 mini-batches or 5 s)--> driver limit --1 s--> suspend --10 s--> terminate --10 s--> kill
 """

@@ -47,7 +47,7 @@ class UpgradeTick(msgspec.Struct, frozen=True):
 
 
 class UpgradeDone(msgspec.Struct, frozen=True):
-    """Action: what became of it; `refused` says why all ranks are opportunistic, empty: all are of the kind wanted."""
+    """Action: its result; `refused` says why all ranks are opportunistic, empty: all are of the kind wanted."""
 
     job: JobId
     epoch: int

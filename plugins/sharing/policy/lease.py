@@ -20,7 +20,7 @@ def failsafe(beside_guaranteed: bool) -> float:
 
 
 def effective(rates: Rates, failsafe: float, age_s: float, lease_s: float = LEASE_S) -> Rates:
-    """What is in force `age_s` seconds after the last word of the agent."""
+    """What is in force `age_s` seconds after the agent's last message."""
     if age_s <= lease_s:
         return rates
     return FREE if failsafe >= 1 else plain(failsafe)
