@@ -1,14 +1,15 @@
 """Who starts and who stops, at one look of the leader: 2DAS within quotas, then GPUs that are really there.
 
-First the order says who should run (`machine/run_queues.py`): guaranteed jobs, each tenant within its quota. Then,
-down that order, each of them that waits
+First the order says who should run (`machine/run_queues.py`): guaranteed jobs, each tenant within its quota. Then, down
+that order, each of them that waits
 
-- is granted, when a place for it is free;
-- has opportunistic jobs stopped for it, when a place would be free without them, and keeps that place;
-- keeps what there is, when it does not fit even so: GPUs of jobs that end, or scattered ones. One gang at a time.
+- is granted, when there is room for it on free GPUs;
+- claims GPUs of guaranteed jobs that stop, when there is room for it once they have stopped;
+- has opportunistic jobs stopped for it, when there is room for it without them, and keeps and claims these GPUs;
+- keeps the open GPUs that there are, when it does not fit even so. One gang at a time keeps GPUs.
 
-Opportunistic jobs come last, oldest first, on what is left. Nobody is stopped for them, and they do not stop one
-another: they lose their GPUs to guaranteed jobs only, as often as it takes (there is no sharing of a GPU yet).
+Opportunistic jobs come last, oldest first, on what is left. No job stops for them: they lose their GPUs to guaranteed
+jobs only, as often as that happens (there is no sharing of a GPU yet).
 """
 
 import heapq
@@ -17,101 +18,103 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 import msgspec
 
 from covey.core import HostId, JobId
-from plugins.scheduler.machine.capacity import Capacity, held_by
+from plugins.scheduler.machine.capacity import Capacity, Gpus, add, held_by
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.machine.run_queues import RunQueues
+from plugins.scheduler.machine.run_queues import Choice, RunQueues
 from plugins.scheduler.messages.commands import AboutJob, GpusKept, Granted, TakenBack
 from plugins.scheduler.policy import classes, explain
 from plugins.scheduler.policy.settings import SchedulerSettings
 
 
 class Admission:
-    """One look. `run_queues`: jobs that may run; `apart`: running ones that wait for a host; `capacity`: a draft."""
+    """One look. It decides on `capacity`, a draft that is thrown away afterwards."""
 
     def __init__(
         self,
         queue: Queue,
         settings: SchedulerSettings,
         run_queues: RunQueues,
+        capacity: Capacity,
+        *,
         apart: Sequence[Job],
         pausing: Set[JobId],
         placing: Iterable[JobId],
-        capacity: Capacity,
         homes: Mapping[HostId, int],
         wall_s: float,
     ) -> None:
-        """`pausing`: jobs that sit this decision out and hold nothing up; `placing`: gangs that are being placed;
-        `homes`: how many of them each host looks for a place for."""
-        self.queue, self.settings, self.wall_s = queue, settings, wall_s
-        self.placing = placing
-        self.run_queues, self.capacity, self.apart, self.pausing = run_queues, capacity, apart, pausing
-        self.homes = {host: count for host, count in homes.items() if host in capacity.totals}
-        self._fewest: list[tuple[int, HostId]] = []
-        """Heap of the same, once every host looks for some."""
+        """`run_queues`: jobs that may run; `apart`: running ones that wait for a host; `pausing`: jobs that this look
+        leaves out, and that hold nothing up; `placing`: gangs that are being placed; `homes`: for how many of them each
+        host is the home."""
+        self.queue, self.settings, self.run_queues, self.capacity = queue, settings, run_queues, capacity
+        self.apart, self.pausing, self.placing, self.wall_s = apart, pausing, placing, wall_s
+        self.homes = NextHome(capacity.totals, homes)
         self.spent: dict[str, int] = {}
-        """Quota given away in this look, per tenant."""
+        """Tenant -> GPUs of its quota granted in this look."""
         self.commands: list[AboutJob] = []
         self.short: list[Job] = []
-        """Chosen, and not granted for want of GPUs or quota."""
+        """Jobs that should run, and are not granted for want of GPUs or quota."""
         self.lacks_gpus: dict[JobId, None] = {}
         """Those of them that are within their quota."""
         self.unchosen: Sequence[Job] = ()
         """Guaranteed jobs that run and that the order passed over."""
 
     def decide(self) -> list[AboutJob]:
-        """Grants, reservations and stops, in this order for each job."""
+        """Grants, kept GPUs and stops, in this order for each job."""
         if not self.capacity.totals:
             return []
         jobs = self.queue.jobs
-        run, stop = self._choose()
+        start, stop = self._choose()
         self.unchosen = [jobs[id] for id in stop if jobs[id].state == "running"]
-        self._give_back_if_stale(run)
-        for id in run:
+        self._give_back_if_not_chosen(start)
+        for id in start:
             self._admit(jobs[id])
         self._preempt()
-        for id in self.run_queues.oldest_opportunistic(self.capacity.vacant, lambda id: self._fits(jobs[id])):
+        for id in self.run_queues.oldest_opportunistic(self.capacity.vacant, lambda id: self._has_room(jobs[id])):
             self._grant(jobs[id])
         return self.commands
 
-    def _choose(self) -> tuple[list[JobId], list[JobId]]:
-        totals, beside = self.capacity.totals, dict[str, int]()
-        within = self.capacity.size
+    def _choose(self) -> Choice:
+        """Whom the order chooses. A guaranteed job that waits for a host keeps its part of the rack and its quota."""
+        totals, size, apart = self.capacity.totals, self.capacity.size, dict[str, int]()
         for job in self.apart:
             if job.counts:
-                within -= sum(held_by(job, totals).values())
-                beside[job.spec.tenant] = beside.get(job.spec.tenant, 0) + job.spec.gpus
+                size -= sum(held_by(job, totals).values())
+                apart[job.spec.tenant] = apart.get(job.spec.tenant, 0) + job.spec.gpus
 
-        def left(tenant: str) -> int:
-            """What is left of its quota beside its jobs that wait for a host."""
-            return max(0, (self.queue.quota(tenant) or 0) - beside.get(tenant, 0))
+        def quota_left(tenant: str) -> int:
+            return max(0, (self.queue.quota(tenant) or 0) - apart.get(tenant, 0))
 
-        return self.run_queues.choose(within, left)
+        return self.run_queues.choose(size, quota_left)
 
     # ---- one job ----
 
     def _admit(self, job: Job) -> None:
         """A guaranteed job that should run: grant it, or see to it that it can be granted."""
-        quota = self.queue.quota(job.spec.tenant)
-        used = self.queue.used(job.spec.tenant) + self.spent.get(job.spec.tenant, 0)
-        if quota is not None and used + job.spec.gpus > quota:
+        if not self._is_within_quota(job):
             self.short.append(job)
-        elif self._fits(job):
+        elif self._has_room(job):
             self._grant(job)
-        elif job.spec.gpus:  # one without waits for hosts, and nobody who stops makes more of them
+        elif job.spec.gpus:  # a job without GPUs waits for hosts, and no job that stops makes more of them
             self.short.append(job)
             self.lacks_gpus[job.id] = None
-            self._clear_the_way(job)
+            self._wait_for_gpus(job)
 
-    def _fits(self, job: Job) -> bool:
-        if not job.spec.gpus:
-            return job.spec.pack != "apart" or len(self.capacity.totals) >= job.spec.workers
-        free = self.capacity.free_for(job)
-        if not free:
-            return False
-        return job.spec.gpus <= max(0, sum(free.values()) - self.capacity.placing) and self.capacity.fits(job, free)
+    def _is_within_quota(self, job: Job) -> bool:
+        tenant = job.spec.tenant
+        quota, used = self.queue.quota(tenant), self.queue.used(tenant) + self.spent.get(tenant, 0)
+        return quota is None or used + job.spec.gpus <= quota
 
-    def _plan(self, job: Job, free: Mapping[HostId, int]) -> dict[HostId, int]:
+    def _has_room(self, job: Job) -> bool:
+        """Whether it fits whole on GPUs that it may start on now, and these suffice for it beside all gangs that are
+        being placed."""
+        spec, capacity = job.spec, self.capacity
+        if not spec.gpus:
+            return spec.pack != "apart" or len(capacity.totals) >= spec.workers
+        free = capacity.free_for(job)
+        return spec.gpus <= sum(free.values()) - capacity.placing and capacity.fits(job, free)
+
+    def _plan(self, job: Job, free: Mapping[HostId, int]) -> Gpus:
         """GPUs where its home would put it; empty when it does not fit whole."""
         skew = self.queue.models.shown_skew(job.spec, job.tensors)
         return self.capacity.plan(job, free, skew, packlimit(self.queue, self.settings))
@@ -120,71 +123,63 @@ class Admission:
         self.capacity.take(self._plan(job, self.capacity.free_for(job)), job.counts)
         if job.counts:
             self.spent[job.spec.tenant] = self.spent.get(job.spec.tenant, 0) + job.spec.gpus
-        home = self._home()
+        home = self.homes.pick()
         self.commands.append(Granted(wall_s=self.wall_s, job=job.id, epoch=job.epoch + 1, home=home))
 
-    def _home(self) -> HostId:
-        """The host that looks for the fewest gangs' places."""
-        totals = self.capacity.totals
-        if not self._fewest and len(self.homes) < len(totals):
-            host = next(host for host in totals if not self.homes.get(host))
-            self.homes[host] = 1
-            return host
-        if not self._fewest:
-            self._fewest = sorted((self.homes[host], host) for host in totals)
-        count, host = self._fewest[0]
-        heapq.heapreplace(self._fewest, (count + 1, host))
-        return host
+    # ---- a job that lacks GPUs ----
 
-    def _clear_the_way(self, job: Job) -> None:
-        """It is within its quota, and no place is free: wait for GPUs of guaranteed jobs that stop when these suffice,
-        stop opportunistic jobs when that helps, or keep what is there."""
-        capacity, spec = self.capacity, job.spec
+    def _wait_for_gpus(self, job: Job) -> None:
+        """It is within its quota, and there is no room for it: let it wait for GPUs of guaranteed jobs that stop when
+        these suffice, stop opportunistic jobs when that helps, or let it keep the GPUs that there are."""
         self._set_aside()
-        if self._is_served_by_those_who_stop(job):
+        if self._claim_coming(job):
             return
+        capacity = self.capacity
         open_gpus = capacity.open_for(job)
-        if capacity.fits(job, open_gpus):
-            coming = {host: capacity.open[host] - capacity.staying.get(host, 0) for host in open_gpus}
-            stop = capacity.victims(job, coming, open_gpus)
-        else:
-            coming, stop = {}, None
+        coming = {host: capacity.open[host] - capacity.staying.get(host, 0) for host in open_gpus}
+        stop = capacity.victims(job, coming, open_gpus) if capacity.fits(job, open_gpus) else None
         if stop is None:
             self._keep(job, capacity.to_keep(job, open_gpus))
             return
-        for id, held in [guest for guest in capacity.opportunistic if guest[0] in stop]:
-            said = f"{job.id} (tenant {spec.tenant}, {explain.gpus(spec.gpus)}) is guaranteed and comes first"
-            self.commands.append(taken_back(self.queue.jobs[id], "preempted", said, self.wall_s))
-            for host, gpus in held.items():
-                coming[host] = coming.get(host, 0) + gpus
-                capacity.staying[host] = capacity.staying.get(host, 0) - gpus
-        capacity.opportunistic = [guest for guest in capacity.opportunistic if guest[0] not in stop]
-        plan = self._plan(job, _least(coming, open_gpus))
+        if stop:
+            add(coming, self._stop_opportunistic(stop, job))
+        plan = self._plan(job, _smaller(coming, open_gpus))
         if not stop and capacity.fits(job, capacity.free_for(job)):
             capacity.take(plan, True)
             return
         self._keep(job, plan)
         capacity.claim(job, plan)
 
-    def _is_served_by_those_who_stop(self, job: Job) -> bool:
-        """Whether it starts once they have stopped, without keeping anything: others may start meanwhile on what it
-        does not need, also those that come before it in the order by then. One that keeps GPUs goes on to."""
+    def _claim_coming(self, job: Job) -> bool:
+        """Whether it fits once the guaranteed jobs have stopped that stop for it or for others; if so it claims these
+        GPUs. It keeps none, so that others, also some that come before it by then, may start meanwhile on GPUs that it
+        does not need. The gang that keeps GPUs goes on keeping them."""
         capacity = self.capacity
         if capacity.keeper == job.id or capacity.fits(job, capacity.free_for(job)):
             return False
         coming = {host: gpus - capacity.staying.get(host, 0) for host, gpus in capacity.open_for(job).items()}
-        for other in self.unchosen if self.settings.preemption and not job.place_failures else ():
-            if self._may_displace(job, other):
-                for host, gpus in capacity.held_by(other).items():
-                    coming[host] = coming.get(host, 0) + gpus
+        if self.settings.preemption and not job.place_failures:
+            for other in self.unchosen:
+                if self._may_displace(job, other):
+                    add(coming, capacity.held_by(other))
         plan = self._plan(job, {host: gpus for host, gpus in coming.items() if gpus > 0})
         if plan:
             capacity.claim(job, plan)
         return bool(plan)
 
+    def _stop_opportunistic(self, stop: Sequence[JobId], job: Job) -> Gpus:
+        """These opportunistic jobs stop for this guaranteed one. The GPUs that they hold."""
+        said = f"{_named(job)} is guaranteed and comes first"
+        ids = set(stop)
+        stopping = [guest for guest in self.capacity.opportunistic if guest.id in ids]
+        for guest in stopping:
+            self.commands.append(taken_back(self.queue.jobs[guest.id], "preempted", said, self.wall_s))
+        return self.capacity.stop_opportunistic(stopping)
+
     def _set_aside(self) -> None:
         """From now on gangs that are being placed hold GPUs where their homes would put them, in the order of their
-        grants: nobody keeps, or stops others for, what they are about to take. One that fits nowhere is counted on."""
+        grants: no job keeps these GPUs, or has others stopped for them. A gang that fits nowhere stays in
+        `capacity.placing`."""
         jobs, capacity = [self.queue.jobs[id] for id in self.placing], self.capacity
         for job in sorted(jobs, key=lambda job: job.granted):
             plan = self._plan(job, capacity.free_for(job))
@@ -192,49 +187,76 @@ class Admission:
             capacity.placing -= sum(plan.values())
         self.placing = ()
 
+    # ---- the gang that keeps GPUs ----
+
     def _keep(self, job: Job, gpus: Mapping[HostId, int]) -> None:
-        """Keep these, all that the gang has, unless another gang keeps some. A tenant with a quota comes before
-        one without: what a gang of such a tenant keeps is given back for it."""
+        """It keeps these GPUs, and no others, unless another gang keeps some and need not give them back."""
         capacity = self.capacity
-        other = self.queue.jobs.get(capacity.keeper) if capacity.keeper not in (None, job.id) else None
-        if (
-            other is not None
-            and other.state == "queued"
-            and self.queue.has_quota(job.spec.tenant)
-            and not self.queue.has_quota(other.spec.tenant)
-        ):
-            self._give_back(other)
+        keeper = self.queue.jobs.get(capacity.keeper) if capacity.keeper not in (None, job.id) else None
+        if keeper is not None and self._outranks(job, keeper):
+            self._give_back(keeper)
         if gpus and classes.may_keep(job.id, capacity.keeper) and gpus != capacity.kept:
             self.commands.append(GpusKept(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus=dict(gpus)))
             capacity.keep(job.id, gpus)
+
+    def _outranks(self, job: Job, keeper: Job) -> bool:
+        """Whether the gang that keeps GPUs, and still waits, gives them back for this one."""
+        has_quota = self.queue.has_quota
+        return keeper.state == "queued" and has_quota(job.spec.tenant) and not has_quota(keeper.spec.tenant)
 
     def _give_back(self, job: Job) -> None:
         self.commands.append(GpusKept(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus={}))
         self.capacity.keep(None, {})
 
-    def _give_back_if_stale(self, chosen: Sequence[JobId]) -> None:
-        """Whoever keeps GPUs and should not run any more, because its tenant's other jobs come first now."""
+    def _give_back_if_not_chosen(self, chosen: Sequence[JobId]) -> None:
+        """The gang that keeps GPUs gives them back when other jobs of its tenant come first now."""
         id = self.capacity.keeper
         job = self.queue.jobs.get(id) if id is not None else None
         if job is not None and job.state == "queued" and job.id not in chosen and job.id not in self.pausing:
             self._give_back(job)
 
+    # ---- guaranteed jobs that stop ----
+
     def _preempt(self) -> None:
-        """Guaranteed jobs that the order passed over stop for those it chose: of the same tenant, or, without a quota,
-        for anybody's. Not for one that could not be placed before: what it lacks is not GPUs."""
-        able = [job for job in self.short if not job.place_failures]
+        """Guaranteed jobs that the order passed over stop for those that it chose. None stops for a job that could not
+        be placed before: what that one lacks is not GPUs."""
         if not self.settings.preemption:
             return
+        able = [job for job in self.short if not job.place_failures]
         for other in self.unchosen:
             first = next((job for job in able if self._may_displace(job, other)), None)
             if first is not None:
-                said = f"{first.id} (tenant {first.spec.tenant}, {explain.gpus(first.spec.gpus)}) comes first"
+                said = f"{_named(first)} comes first"
                 self.commands.append(taken_back(other, "preempted", said, self.wall_s))
 
     def _may_displace(self, job: Job, other: Job) -> bool:
-        return job.spec.tenant == other.spec.tenant or (
-            job.id in self.lacks_gpus and not self.queue.has_quota(other.spec.tenant)
-        )
+        """Whether a running job may stop for this one: a job of the same tenant, or, of a tenant without a quota, for
+        any job that lacks GPUs and not quota."""
+        if job.spec.tenant == other.spec.tenant:
+            return True
+        return job.id in self.lacks_gpus and not self.queue.has_quota(other.spec.tenant)
+
+
+class NextHome:
+    """Which host becomes the home of the next grant: the one that is the home of the fewest gangs being placed."""
+
+    def __init__(self, hosts: Mapping[HostId, int], homes: Mapping[HostId, int]) -> None:
+        """`hosts`: all that are alive; `homes`: for how many gangs each host is the home."""
+        self.hosts = hosts
+        self.counts = {host: count for host, count in homes.items() if host in hosts}
+        self._fewest: list[tuple[int, HostId]] = []
+        """Heap of count and host, once every host is the home of some gang."""
+
+    def pick(self) -> HostId:
+        if not self._fewest and len(self.counts) < len(self.hosts):
+            host = next(host for host in self.hosts if not self.counts.get(host))
+            self.counts[host] = 1
+            return host
+        if not self._fewest:
+            self._fewest = sorted((self.counts[host], host) for host in self.hosts)
+        count, host = self._fewest[0]
+        heapq.heapreplace(self._fewest, (count + 1, host))
+        return host
 
 
 def packlimit(queue: Queue, settings: SchedulerSettings) -> float:
@@ -245,9 +267,16 @@ def packlimit(queue: Queue, settings: SchedulerSettings) -> float:
 def taken_back(
     job: Job, cause: str, reason: str, wall_s: float, lost: tuple[HostId, ...] = (), term: int = 0
 ) -> TakenBack:
+    """The command that takes a grant back; `cause` is one of `TakenBack.cause`."""
     told = {"wall_s": wall_s, "job": job.id, "epoch": job.epoch, "cause": cause, "reason": reason}
     return msgspec.convert({**told, "lost": lost, "term": term}, TakenBack)
 
 
-def _least(one: Mapping[HostId, int], other: Mapping[HostId, int]) -> dict[HostId, int]:
+def _named(job: Job) -> str:
+    """`j7 (tenant alice, 4 GPUs)`."""
+    return f"{job.id} (tenant {job.spec.tenant}, {explain.gpus(job.spec.gpus)})"
+
+
+def _smaller(one: Mapping[HostId, int], other: Mapping[HostId, int]) -> Gpus:
+    """By host the smaller of two counts, and at least 0; `other` has 0 where it names no host."""
     return {host: max(0, min(gpus, other.get(host, 0))) for host, gpus in one.items()}

@@ -13,7 +13,8 @@ staying are not in those maps: in a full rack a decision looks at the few where 
 """
 
 import bisect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from covey.core import HostId, JobId
 from plugins.scheduler.machine.jobs import Job
@@ -22,6 +23,26 @@ from plugins.scheduler.policy import classes
 from plugins.scheduler.policy.place import fits, place
 
 Gpus = dict[HostId, int]
+"""GPUs by host."""
+
+
+class Guest(NamedTuple):
+    """An opportunistic job that runs, and the GPUs that it holds."""
+
+    id: JobId
+    gpus: Gpus
+
+
+class HeldGpus(NamedTuple):
+    """What one job holds, as far as it is counted."""
+
+    gpus: Gpus
+    guaranteed: bool
+    """For a guaranteed job that does not stop: the GPUs are not open."""
+    age: int | None
+    """Of an opportunistic job that nobody told to stop: its place among the guests."""
+    placing: int
+    """GPUs of a gang that is being placed."""
 
 
 class Capacity:
@@ -40,8 +61,8 @@ class Capacity:
         """No guaranteed job's, or of one that stops: its GPUs are about to be free."""
         self.staying: Gpus = {}
         """Held by opportunistic jobs that nobody told to stop."""
-        self.opportunistic: list[tuple[JobId, Gpus]] = []
-        """Opportunistic jobs that run, newest first, and the GPUs of each."""
+        self.opportunistic: list[Guest] = []
+        """Opportunistic jobs that run and that nobody told to stop, newest first."""
         self.keeper = queue.keeper
         self.kept = dict(queue.kept)
         self.withheld = self.kept
@@ -54,50 +75,52 @@ class Capacity:
         """Of `opportunistic`: their numbers, negative, so that they ascend."""
         self._held: Gpus = {}
         self._guaranteed: Gpus = {}
-        self._marks: dict[JobId, tuple[Gpus, bool, int | None, int]] = {}
-        """What each job holds: GPUs by host, whether they are open, its place among the guests, GPUs being placed."""
+        self._holdings: dict[JobId, HeldGpus] = {}
         for job in queue.live() if jobs is None else jobs:
             self.put(job)
 
     def put(self, job: Job) -> None:
         """This job is as it is now."""
-        placing = job.spec.gpus if job.state == "placing" else 0
-        held = self.held_by(job)
-        age = -job.number if self.stops and held and not job.counts and job.state == "running" else None
-        stays = job.counts and job.state != "stopping"
-        mark = held, stays, age, placing
-        if self._marks.get(job.id) == mark:
+        gpus = self.held_by(job)
+        is_guest = self.stops and gpus and not job.counts and job.state == "running"
+        holding = HeldGpus(
+            gpus,
+            guaranteed=job.counts and job.state != "stopping",
+            age=-job.number if is_guest else None,
+            placing=job.spec.gpus if job.state == "placing" else 0,
+        )
+        if self._holdings.get(job.id) == holding:
             return
         self.drop(job.id)
-        if not held and not placing:
+        if not gpus and not holding.placing:
             return
-        self.placing += placing
-        self._marks[job.id] = mark
-        if age is not None:
-            at = bisect.bisect_left(self._ages, age)
-            self._ages.insert(at, age)
-            self.opportunistic.insert(at, (job.id, held))
-        self._hold(held, stays, age is not None, 1)
+        self._holdings[job.id] = holding
+        self.placing += holding.placing
+        if holding.age is not None:
+            at = bisect.bisect_left(self._ages, holding.age)
+            self._ages.insert(at, holding.age)
+            self.opportunistic.insert(at, Guest(job.id, gpus))
+        self._count(holding, 1)
 
     def drop(self, id: JobId) -> None:
         """This job holds nothing."""
-        if id not in self._marks:
+        if id not in self._holdings:
             return
-        held, counts, age, placing = self._marks.pop(id)
-        self.placing -= placing
-        if age is not None:
-            at = bisect.bisect_left(self._ages, age)
+        holding = self._holdings.pop(id)
+        self.placing -= holding.placing
+        if holding.age is not None:
+            at = bisect.bisect_left(self._ages, holding.age)
             del self._ages[at], self.opportunistic[at]
-        self._hold(held, counts, age is not None, -1)
+        self._count(holding, -1)
 
-    def _hold(self, held: Gpus, counts: bool, stays: bool, sign: int) -> None:
-        for host, gpus in held.items():
+    def _count(self, holding: HeldGpus, sign: int) -> None:
+        for host, gpus in holding.gpus.items():
             self._held[host] = self._held.get(host, 0) + sign * gpus
             _set(self.free, host, self.totals[host] - self._held[host])
-            if counts:
+            if holding.guaranteed:
                 self._guaranteed[host] = self._guaranteed.get(host, 0) + sign * gpus
                 _set(self.open, host, self.totals[host] - self._guaranteed[host])
-            elif stays:
+            elif holding.age is not None:
                 _set(self.staying, host, self.staying.get(host, 0) + sign * gpus)
 
     @property
@@ -163,7 +186,9 @@ class Capacity:
         held = self.held_by(job)
         return any(self.open.get(host, 0) - gpus < self.withheld.get(host, 0) for host, gpus in held.items())
 
-    def count(self, job: Job) -> None:
+    # ---- changes within one look ----
+
+    def upgrade(self, job: Job) -> None:
         """An opportunistic job that runs is guaranteed from now on."""
         for host, gpus in self.held_by(job).items():
             self.open[host] = self.open.get(host, 0) - gpus
@@ -187,6 +212,17 @@ class Capacity:
         self.withheld = {} if self.keeper == job.id else self.withheld
         for host, count in gpus.items():
             _set(self.open, host, self.open.get(host, 0) - count)
+
+    def stop_opportunistic(self, guests: Sequence[Guest]) -> Gpus:
+        """These are told to stop. The GPUs that they hold."""
+        coming: Gpus = {}
+        for guest in guests:
+            add(coming, guest.gpus)
+            for host, gpus in guest.gpus.items():
+                self.staying[host] = self.staying.get(host, 0) - gpus
+        told = {guest.id for guest in guests}
+        self.opportunistic = [guest for guest in self.opportunistic if guest.id not in told]
+        return coming
 
     def draft(self) -> "Capacity":
         """What one look gives away, it gives away from this."""
@@ -220,6 +256,12 @@ def _set(gpus: Gpus, host: HostId, count: int) -> None:
         gpus[host] = count
     else:
         gpus.pop(host, None)
+
+
+def add(gpus: Gpus, more: Mapping[HostId, int]) -> None:
+    """Host by host."""
+    for host, count in more.items():
+        gpus[host] = gpus.get(host, 0) + count
 
 
 def held_by(job: Job, hosts: Mapping[HostId, int]) -> Gpus:

@@ -314,7 +314,7 @@ class Leader:
             left = None if free is None else free - spent.get(tenant, 0)
             if classes.may_upgrade(gpus, left, capacity.closed(job)):
                 spent[tenant] = spent.get(tenant, 0) + gpus
-                capacity.count(job)
+                capacity.upgrade(job)
                 moved.append(Upgraded(wall_s=wall_s, job=job.id, epoch=job.epoch))
         return moved
 
@@ -338,10 +338,16 @@ class Leader:
 
     def _order(self, settled: Set[JobId], wall_s: float) -> list[AboutJob]:
         """Who starts and who stops. A job that just failed to be placed sits some decisions out."""
-        apart = [job for job in self.roll.by_age(self.away) if job.id not in settled]
-        capacity, roll, pausing = self.capacity.draft(), self.roll, set(self.retry_at)
         look = Admission(
-            self.queue, self.settings, self.run_queues, apart, pausing, roll.placing, capacity, roll.homes, wall_s
+            self.queue,
+            self.settings,
+            self.run_queues,
+            self.capacity.draft(),
+            apart=[job for job in self.roll.by_age(self.away) if job.id not in settled],
+            pausing=set(self.retry_at),
+            placing=self.roll.placing,
+            homes=self.roll.homes,
+            wall_s=wall_s,
         )
         return look.decide()
 

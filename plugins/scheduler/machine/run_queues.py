@@ -1,16 +1,21 @@
-"""Whose turn it is, for jobs of several tenants, without looking at everybody (`policy/classes.py: choose`, fast).
+"""Which jobs should run, for tenants with and without quotas, kept up to date as jobs change.
 
-Each tenant with a quota has an order of its own, all others share one: one `OrderBook` each, in which a job moves only
-when it changed. The walk down all of them at once rests on what makes one book fast, and on three facts about quotas. A
-tenant whose quota suffices for its running jobs and for none of the others rests: nothing that the others do changes
-it, and in a full rack most do. One whose chosen jobs owe nothing keeps all its running jobs of a queue when their sum
-is within its quota, whatever the others do. And while those that wait are walked, what a tenant may have only shrinks,
-so that whoever was passed over stays passed over, and the next one chosen is the first of the heads that fit.
+It decides what `policy/classes.py: choose` decides, without looking at every job. Each tenant with a quota has an
+`OrderBook` of its own, and the tenants without one share a book. A job moves in its book only when it changed. One walk
+goes down all books at once, and three facts keep it short:
+
+- A tenant is settled when its quota suffices for its running jobs and for none of those that wait. Nothing that other
+  tenants' jobs do changes that, so the walk leaves out its book. In a full rack most tenants are settled.
+- The running jobs of one queue all stay when their sum is within what is left of their tenant's quota, and the jobs
+  chosen before them took none of their GPUs. The walk then counts the sum and looks at none of them.
+- While the walk chooses among jobs that wait, what a tenant's next job may have only shrinks. So a job that was passed
+  over stays passed over, and the next chosen job is the first that fits of all tenants' first jobs.
 """
 
 import bisect
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,28 +28,44 @@ from plugins.scheduler.policy.order import queue_of
 from plugins.scheduler.policy.settings import SchedulerSettings
 
 NEVER = 1 << 60
-"""Of a job that never started; over every index of the log."""
+"""Stands for the first start of a job that never started; over every index of the log."""
 PLENTY = 1 << 60
 """More GPUs than there are."""
 
+Books = Mapping[str, OrderBook]
+"""Tenant with a quota -> the order of its jobs."""
 
-Shape = tuple[int, int, Pack]
-"""Workers, GPUs of each, how they lie on hosts."""
+
+class GangShape(NamedTuple):
+    """What a gang asks of hosts: jobs of one shape fit where any of them fits."""
+
+    workers: int
+    gpus_per_worker: int
+    pack: Pack
 
 
 class QueueEntry(msgspec.Struct, frozen=True):
     """Where a guaranteed job stands."""
 
     tenant: str | None
-    """Whose book; None: that of the tenants without a quota."""
+    """Whose book; None: the one that tenants without a quota share."""
     queue: int
     key: int
     running: bool
     promoted: bool
 
 
+class Choice(NamedTuple):
+    """What one walk found, both in order."""
+
+    start: list[JobId]
+    """They wait and should run."""
+    stop: list[JobId]
+    """They run and should not."""
+
+
 class RunQueues:
-    """Jobs that may run. Whoever puts one in says whether its tenant has a quota, and puts it in again when it
+    """Jobs that may run. Whoever puts a job in says whether its tenant has a quota, and puts it in again when it
     changed."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
@@ -53,14 +74,18 @@ class RunQueues:
         self.sizes: dict[str | None, int] = {}
         """Jobs in each book."""
         self.entries: dict[JobId, QueueEntry] = {}
+        """Guaranteed jobs; every job is here or in `shapes`."""
         self.ids: dict[int, JobId] = {}
         self.widths: dict[int, int] = {}
-        self.opportunistic: dict[Shape, list[int]] = {}
-        """Shape -> numbers of the opportunistic jobs that wait, oldest first."""
-        self.shapes: dict[JobId, tuple[Shape, int]] = {}
-        """Where each of them stands there, and its number."""
-        self._chosen: tuple[tuple[int, dict[str, int]], tuple[list[JobId], list[JobId]]] | None = None
-        """What the newest walk was asked and answered; None when somebody moved since."""
+        """Number of a guaranteed job -> its GPUs."""
+        self.opportunistic: dict[GangShape, list[int]] = {}
+        """GangShape -> numbers of the opportunistic jobs that wait, oldest first."""
+        self.shapes: dict[JobId, tuple[GangShape, int]] = {}
+        """Opportunistic job that waits -> its shape and number."""
+        self._asked: tuple[int, dict[str, int]] | None = None
+        """GPUs, and quotas, of the newest walk; None: a job moved since."""
+        self._choice = Choice([], [])
+        """What that walk found."""
 
     def put(self, job: Job, has_quota: bool) -> None:
         """A job that is queued, being placed or running."""
@@ -68,15 +93,28 @@ class RunQueues:
         if entry is not None and self.entries.get(job.id) == entry:
             return
         self.drop(job.id)
-        number = job.number
-        if entry is None:
-            if job.state == "queued":
-                shape = job.spec.workers, job.spec.gpus_per_worker, job.spec.pack
-                self.ids[number], self.shapes[job.id] = job.id, (shape, number)
-                bisect.insort(self.opportunistic.setdefault(shape, []), number)
-            return
-        self._chosen = None
-        self.ids[number], self.widths[number], self.entries[job.id] = job.id, job.spec.gpus, entry
+        if entry is not None:
+            self._put_in_book(job, entry)
+        elif job.state == "queued":
+            shape = GangShape(job.spec.workers, job.spec.gpus_per_worker, job.spec.pack)
+            self.ids[job.number], self.shapes[job.id] = job.id, (shape, job.number)
+            bisect.insort(self.opportunistic.setdefault(shape, []), job.number)
+
+    def _entry(self, job: Job, tenant: str | None) -> QueueEntry:
+        attained = max(0.0, job.attained_gpu_s - job.base_gpu_s)
+        queue, running = queue_of(attained, self.settings.queue_thresholds_gpu_s), job.state in HOLDING
+        if job.promoted is not None and queue == 0:
+            return QueueEntry(tenant, queue, job.promoted << JOB_BITS | job.number, running, True)
+        if running and not self.settings.preemption:
+            queue = 0  # the walk comes to it before all that wait, so it is never stopped
+        first = NEVER if job.first is None else job.first
+        if not running and self.settings.narrow_first:
+            first |= job.spec.gpus * 2 * NEVER
+        return QueueEntry(tenant, queue, first << JOB_BITS | job.number, running, False)
+
+    def _put_in_book(self, job: Job, entry: QueueEntry) -> None:
+        self._asked = None
+        self.ids[job.number], self.widths[job.number], self.entries[job.id] = job.id, job.spec.gpus, entry
         book = self.books.get(entry.tenant)
         if book is None:
             queues = len(self.settings.queue_thresholds_gpu_s) + 1
@@ -89,31 +127,22 @@ class RunQueues:
         else:
             book.wait(entry.queue, entry.key)
 
-    def _entry(self, job: Job, tenant: str | None) -> QueueEntry:
-        attained = max(0.0, job.attained_gpu_s - job.base_gpu_s)
-        queue, running = queue_of(attained, self.settings.queue_thresholds_gpu_s), job.state in HOLDING
-        if job.promoted is not None and queue == 0:
-            return QueueEntry(tenant, queue, job.promoted << JOB_BITS | job.number, running, True)
-        if running and not self.settings.preemption:
-            queue = 0  # nobody stops it, so nobody is chosen in its stead
-        first = NEVER if job.first is None else job.first
-        if not running and self.settings.narrow_first:
-            first |= job.spec.gpus * 2 * NEVER
-        return QueueEntry(tenant, queue, first << JOB_BITS | job.number, running, False)
-
     def drop(self, id: JobId) -> None:
-        """A job that is over, or sits this out."""
+        """A job that is over, or may not run now."""
         if id in self.shapes:
-            shape, number = self.shapes.pop(id)
-            numbers = self.opportunistic[shape]
-            at = bisect.bisect_left(numbers, number)
-            del numbers[at], self.ids[number]
-            if not numbers:
-                del self.opportunistic[shape]
-        entry = self.entries.pop(id, None)
-        if entry is None:
-            return
-        self._chosen = None
+            self._drop_opportunistic(id)
+        if id in self.entries:
+            self._drop_from_book(self.entries.pop(id))
+
+    def _drop_opportunistic(self, id: JobId) -> None:
+        shape, number = self.shapes.pop(id)
+        numbers = self.opportunistic[shape]
+        del numbers[bisect.bisect_left(numbers, number)], self.ids[number]
+        if not numbers:
+            del self.opportunistic[shape]
+
+    def _drop_from_book(self, entry: QueueEntry) -> None:
+        self._asked = None
         book, number = self.books[entry.tenant], entry.key & JOB_MASK
         if entry.promoted:
             book.demote(entry.key)
@@ -128,86 +157,48 @@ class RunQueues:
 
     # ---- the walk ----
 
-    def choose(self, capacity: int, left: Callable[[str], int]) -> tuple[list[JobId], list[JobId]]:
-        """Jobs that wait and should run, and jobs that run and should not, both in order. `left`: GPUs of a tenant's
-        quota. Asked the same again before anybody moved, it answers without walking."""
-        with_quota = {tenant: book for tenant, book in self.books.items() if tenant is not None}
-        asked = capacity, {tenant: left(tenant) for tenant in with_quota}
-        if self._chosen is None or self._chosen[0] != asked:
-            self._chosen = asked, self._walk(*asked, with_quota)
-        return self._chosen[1]
+    def choose(self, capacity: int, quota_left: Callable[[str], int]) -> Choice:
+        """Guaranteed jobs that should start and that should stop, with so many GPUs. `quota_left`: GPUs of a tenant's
+        quota. Asked the same again before a job moved, it answers without a walk."""
+        books = {tenant: book for tenant, book in self.books.items() if tenant is not None}
+        asked = capacity, {tenant: quota_left(tenant) for tenant in books}
+        if self._asked != asked:
+            self._asked, self._choice = asked, self._walk(*asked, books)
+        return self._choice
 
-    def _walk(
-        self, capacity: int, quotas: dict[str, int], with_quota: dict[str, OrderBook]
-    ) -> tuple[list[JobId], list[JobId]]:
-        walk = QuotaWalk(capacity, {tenant: book.running_gpus() for tenant, book in with_quota.items()}, quotas)
-        run: list[int] = []
-        stop: list[int] = []
-        awake = {tenant: book for tenant, book in with_quota.items() if not _rests(book, quotas[tenant])}
-        self._promoted(awake, walk, run, stop)
-        taken: list[tuple[OrderBook, int, int]] = []
-        for queue in range(len(self.settings.queue_thresholds_gpu_s) + 1) if awake else ():
-            self._running(queue, awake, walk, stop)
-            self._waiting(queue, awake, walk, run, taken)
-        for book, queue, key in taken:
-            book.wait(queue, key)
-        others = self.books.get(None)
-        if others is not None:
-            begin, end = others.decide(walk.pool, PLENTY)
-            for number in begin:
-                entry = self.entries[self.ids[number]]
-                if not entry.promoted:
-                    others.wait(entry.queue, entry.key)
-            run += begin
-            stop += end
-        return [self.ids[number] for number in run], [self.ids[number] for number in stop]
+    def _walk(self, capacity: int, quotas: dict[str, int], books: Books) -> Choice:
+        walk = QuotaWalk(capacity, {tenant: book.running_gpus() for tenant, book in books.items()}, quotas)
+        unsettled = {tenant: book for tenant, book in books.items() if not _is_settled(book, quotas[tenant])}
+        with_quota = BookWalk(unsettled, self.widths, walk)
+        if unsettled:
+            with_quota.go(len(self.settings.queue_thresholds_gpu_s) + 1)
+        start, stop = self._without_quota(walk.pool)
+        named = self.ids
+        return Choice(
+            [named[number] for number in [*with_quota.start, *start]],
+            [named[number] for number in [*with_quota.stop, *stop]],
+        )
 
-    def _promoted(self, books: dict[str, OrderBook], walk: QuotaWalk, run: list[int], stop: list[int]) -> None:
-        everybody = [(*each, tenant) for tenant, book in books.items() for each in book.promoted]
-        for key, width, running, tenant in sorted(everybody):
-            chosen = walk.see(tenant, width, running)
-            if chosen != running:
-                (run if chosen else stop).append(key & JOB_MASK)
+    def _without_quota(self, gpus: int) -> tuple[list[int], list[int]]:
+        """Numbers of jobs of tenants without a quota that should start, and that should stop, with so many GPUs."""
+        book = self.books.get(None)
+        if book is None:
+            return [], []
+        start, stop = book.decide(gpus, PLENTY)
+        for number in start:
+            entry = self.entries[self.ids[number]]
+            if not entry.promoted:
+                book.wait(entry.queue, entry.key)  # `decide` took it out, and nothing was granted yet
+        return start, stop
 
-    def _running(self, queue: int, books: dict[str, OrderBook], walk: QuotaWalk, stop: list[int]) -> None:
-        """Those who cannot all stay are walked one by one."""
-        tight = [
-            tenant for tenant, book in books.items() if book.held[queue] and not walk.all_stay(tenant, book.held[queue])
+    def oldest_opportunistic(self, gpus_max: int, fits: Callable[[JobId], bool]) -> Iterator[JobId]:
+        """Opportunistic jobs of at most so many GPUs that wait and fit, oldest first. What is free must only shrink
+        meanwhile: once one job does not fit, none of its shape does."""
+        heads = [
+            (numbers[0], 0, shape)
+            for shape, numbers in self.opportunistic.items()
+            if shape.workers * shape.gpus_per_worker <= gpus_max
         ]
-        for key, tenant in sorted([(key, name) for name in tight for key in books[name].running[queue]]):
-            if not walk.see(tenant, self.widths[key & JOB_MASK], True):
-                stop.append(key & JOB_MASK)
-
-    def _waiting(
-        self,
-        queue: int,
-        books: dict[str, OrderBook],
-        walk: QuotaWalk,
-        run: list[int],
-        taken: list[tuple[OrderBook, int, int]],
-    ) -> None:
-        heads: list[tuple[int, int, str]] = []
-
-        def look_at(tenant: str) -> None:
-            key, width = books[tenant].first(queue, walk.most(tenant))
-            if key >= 0:
-                heapq.heappush(heads, (key, width, tenant))
-
-        for tenant, book in books.items():
-            if book.narrow[queue]:
-                look_at(tenant)
-        while heads:
-            key, width, tenant = heapq.heappop(heads)
-            if width <= walk.most(tenant):
-                taken.append((books[tenant], queue, books[tenant].pop(queue, width)))
-                walk.see(tenant, width, False)
-                run.append(key & JOB_MASK)
-            look_at(tenant)
-
-    def oldest_opportunistic(self, most: int, fits: Callable[[JobId], bool]) -> Iterator[JobId]:
-        """Opportunistic jobs of at most so many GPUs that wait and fit, oldest first; what is free only shrinks
-        meanwhile."""
-        heads = [(numbers[0], 0, shape) for shape, numbers in self.opportunistic.items() if shape[0] * shape[1] <= most]
         heapq.heapify(heads)
         while heads:
             number, at, shape = heapq.heappop(heads)
@@ -224,9 +215,76 @@ class RunQueues:
         assert sum(self.sizes.values()) == len(self.entries) == len(self.widths)
 
 
-def _rests(book: OrderBook, quota: int) -> bool:
-    """Whether all of a tenant's running jobs stay, and none of its others is chosen, whatever the other tenants do:
-    the quota suffices for those and not for one more."""
+class BookWalk:
+    """One walk down the books of several tenants with quotas, merged into one order. The books are as before
+    afterwards."""
+
+    def __init__(self, books: Books, widths: Mapping[int, int], quotas: QuotaWalk) -> None:
+        self.books, self.widths, self.quotas = books, widths, quotas
+        self.start: list[int] = []
+        """Numbers of jobs that wait and are chosen, in order."""
+        self.stop: list[int] = []
+        """Numbers of jobs that run and are not chosen, in order."""
+
+    def go(self, queues: int) -> None:
+        self._promoted()
+        chosen: list[tuple[OrderBook, int, int]] = []
+        for queue in range(queues):
+            self._running(queue)
+            chosen += self._waiting(queue)
+        for book, queue, key in chosen:
+            book.wait(queue, key)
+
+    def _promoted(self) -> None:
+        """Promoted jobs, whether they run or wait."""
+        merged = [(*each, tenant) for tenant, book in self.books.items() for each in book.promoted]
+        for key, width, running, tenant in sorted(merged):
+            chosen = self.quotas.admit(tenant, width, running)
+            if chosen and not running:
+                self.start.append(key & JOB_MASK)
+            elif running and not chosen:
+                self.stop.append(key & JOB_MASK)
+
+    def _running(self, queue: int) -> None:
+        """Running jobs of one queue: those of a tenant for which they cannot all stay, one by one."""
+        tight = [
+            tenant
+            for tenant, book in self.books.items()
+            if book.held[queue] and not self.quotas.admit_all(tenant, book.held[queue])
+        ]
+        merged = [(key, tenant) for tenant in tight for key in self.books[tenant].running[queue]]
+        for key, tenant in sorted(merged):
+            if not self.quotas.admit(tenant, self.widths[key & JOB_MASK], True):
+                self.stop.append(key & JOB_MASK)
+
+    def _waiting(self, queue: int) -> list[tuple[OrderBook, int, int]]:
+        """Waiting jobs of one queue. The chosen ones leave their books: each book, queue and key."""
+        chosen: list[tuple[OrderBook, int, int]] = []
+        heads: list[tuple[int, int, str]] = []
+        """Heap of key, width and tenant: of each tenant the first job that fits."""
+
+        def look_at(tenant: str) -> None:
+            key, width = self.books[tenant].first(queue, self.quotas.gpus_max(tenant))
+            if key >= 0:
+                heapq.heappush(heads, (key, width, tenant))
+
+        for tenant, book in self.books.items():
+            if book.narrow[queue]:
+                look_at(tenant)
+        while heads:
+            key, width, tenant = heapq.heappop(heads)
+            if width <= self.quotas.gpus_max(tenant):
+                book = self.books[tenant]
+                chosen.append((book, queue, book.pop(queue, width)))
+                self.quotas.admit(tenant, width, False)
+                self.start.append(key & JOB_MASK)
+            look_at(tenant)
+        return chosen
+
+
+def _is_settled(book: OrderBook, quota: int) -> bool:
+    """Whether all of a tenant's running jobs stay and none of its waiting ones is chosen, whatever other tenants do:
+    the quota suffices for the running ones, and for no other."""
     for held, narrow in zip(book.held, book.narrow, strict=True):
         quota -= held
         if quota < 0 or (narrow and narrow[0] <= quota):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from covey.core import HostId, JobId
-from plugins.scheduler.machine.capacity import Capacity, Gpus
+from plugins.scheduler.machine.capacity import Capacity, Gpus, HeldGpus
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.policy import classes, shared
@@ -74,13 +74,13 @@ class SharedCapacity(Capacity):
     def held_by(self, job: Job) -> Gpus:
         return {unit_of(place.host, gpu): 1 for place in job.awaited if place.host in self.totals for gpu in place.gpus}
 
-    def _hold(self, held: Gpus, counts: bool, stays: bool, sign: int) -> None:
-        holders = self._guaranteed if counts else self.beside
-        for unit in held:
+    def _count(self, holding: HeldGpus, sign: int) -> None:
+        holders = self._guaranteed if holding.guaranteed else self.beside
+        for unit in holding.gpus:
             _set(holders, unit, holders.get(unit, 0) + sign)
-            if counts:
+            if holding.guaranteed:
                 _set(self.open, unit, 1 - holders.get(unit, 0))
-        self._free_again(held)
+        self._free_again(holding.gpus)
 
     # ---- questions ----
 
@@ -114,7 +114,7 @@ class SharedCapacity(Capacity):
 
     # ---- changes within one look ----
 
-    def count(self, job: Job) -> None:
+    def upgrade(self, job: Job) -> None:
         for unit in self.held_by(job):
             _set(self.open, unit, 0)
             _set(self.beside, unit, self.beside.get(unit, 0) - 1)

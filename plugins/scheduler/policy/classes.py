@@ -113,40 +113,51 @@ class QuotaWalk:
     def __init__(self, capacity: int, held: Mapping[str, int], quotas: Mapping[str, int]) -> None:
         """`held`: GPUs of each tenant's running jobs; `quotas` names the same tenants."""
         self.own = dict(held)
+        """GPUs of each tenant's running jobs that the walk has not come to yet."""
         self.pool = max(0, capacity - sum(self.own.values()))
+        """GPUs that no such tenant holds."""
         self.left = dict(quotas)
+        """What is left of each quota."""
         self.debt = dict.fromkeys(self.own, 0)
-        """What a tenant's chosen jobs take from its own jobs that come later in the order."""
+        """GPUs that a tenant's chosen jobs take from its own running jobs later in the order."""
 
-    def most(self, tenant: str) -> int:
+    def gpus_max(self, tenant: str) -> int:
         """GPUs that this tenant's next job may have."""
         return min(self.left[tenant], self.pool + self.own[tenant] - self.debt[tenant])
 
-    def all_stay(self, tenant: str, gpus: int) -> bool:
-        """Whether its running jobs of so many GPUs, whose turn it is now, all stay; if so they are counted."""
+    def admit_all(self, tenant: str, gpus: int) -> bool:
+        """Whether its running jobs of one queue, of so many GPUs together, all stay; if so they are counted."""
         if self.debt[tenant] or gpus > self.left[tenant]:
             return False
         self.left[tenant] -= gpus
         self.own[tenant] -= gpus
         return True
 
-    def see(self, tenant: str, gpus: int, running: bool) -> bool:
-        """The next job of the order: whether it is chosen."""
-        if gpus > self.most(tenant):
+    def admit(self, tenant: str, gpus: int, running: bool) -> bool:
+        """Whether the next job of the order is chosen; the walk has counted it afterwards, chosen or not."""
+        if gpus > self.gpus_max(tenant):
             if running:
-                self.own[tenant] -= gpus
-                self.pool += max(0, gpus - self.debt[tenant])
-                self.debt[tenant] = max(0, self.debt[tenant] - gpus)
+                self._stop(tenant, gpus)
             return False
         self.left[tenant] -= gpus
         if running:
             self.own[tenant] -= gpus
-            paid = max(0, self.debt[tenant] - self.own[tenant])
+            self._pay(tenant, max(0, self.debt[tenant] - self.own[tenant]))
         else:
             self.debt[tenant] += gpus
-            paid = min(self.pool, gpus)
-        self.pool, self.debt[tenant] = self.pool - paid, self.debt[tenant] - paid
+            self._pay(tenant, min(self.pool, gpus))
         return True
+
+    def _stop(self, tenant: str, gpus: int) -> None:
+        """A running job is passed over: its GPUs pay its tenant's debt, and the rest is anybody's."""
+        self.own[tenant] -= gpus
+        self.pool += max(0, gpus - self.debt[tenant])
+        self.debt[tenant] = max(0, self.debt[tenant] - gpus)
+
+    def _pay(self, tenant: str, gpus: int) -> None:
+        """So much of the tenant's debt comes from the pool."""
+        self.pool -= gpus
+        self.debt[tenant] -= gpus
 
 
 def choose(
@@ -170,7 +181,7 @@ def choose(
     over_quota: list[JobId] = []
     for row in with_quota:
         left = walk.left[row.tenant]
-        if walk.see(row.tenant, row.gpus, row.running):
+        if walk.admit(row.tenant, row.gpus, row.running):
             run.append(row.id)
         elif row.running:
             preempt.append(row.id)
