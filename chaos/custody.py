@@ -61,7 +61,7 @@ class FrozenDisk:
         file[offset : offset + len(data)] = data
 
     async def sync(self, name: str) -> None:
-        """Nothing to do: nobody reads this copy after a power failure."""
+        """Nothing to do: this copy is not read after a power failure."""
 
 
 def _now(work: Coroutine[Any, Any, None]) -> None:
@@ -256,8 +256,8 @@ class Custody:
     def _alone(self, volume: Volume, page: int) -> bool:
         """Is the slab of this page without a link now, as the volume's own agent knows: closed, lost, or to be opened
         again? What is written there is on the disk alone, also while a lender has not heard yet that it may forget.
-        The volume's process knows it first. For longer than `UNNOTICED_S` its word does not count: an agent that still
-        believes in the link then has lost a slab without a word, and nothing is forgiven."""
+        The volume's process knows it first. For longer than `UNNOTICED_S` that is no excuse: an agent that still
+        counts on the link then has lost a slab silently, and nothing is forgiven."""
         memory = self.rack.plugin(volume.host.name, "memory")
         known = None if memory is None else memory.borrowing.machine.volumes.get(volume.oracle.volume)
         index = page * volume.oracle.page_bytes // self.slab_bytes

@@ -112,7 +112,7 @@ class Restart(Fault, frozen=True):
 
 
 class CutLinks(Fault, frozen=True):
-    """Every connection between a host and the others is reset, also those that nobody uses just now (`ss -K`): byte
+    """Every connection between a host and the others is reset, also idle ones (`ss -K`): byte
     streams with `share` each, and control links. Both ends hear of it at once and may connect again."""
 
     host: str
@@ -360,7 +360,7 @@ damaged files are what a rack survives on one host."""
 AWAY_S = (75.0, 110.0)
 """Seconds that a host is away in the family of that name: leases and waits end after 60."""
 WRITTEN = ("log-", "snapshot", "state", "places", "volume", "index")
-"""Parts of names of files at whose writing somebody dies."""
+"""Parts of names of files; the process that writes one dies."""
 SPOILT = ("consensus/", "acknowledged", "identity", "scheduler/state", "memory/agent", "gossip/", "aggregator/")
 """Parts of names of files that are damaged, on one host of a story: two voters without a log would forget."""
 

@@ -1,6 +1,6 @@
-"""Which `except` handlers of the simulated code were entered: those that never were hold code that nobody has tried.
+"""Which `except` handlers of the simulated code were entered: one that never was holds untested code.
 
-    covey-chaos soak --handlers          plays stories as ever, and then says which handlers nobody entered
+    covey-chaos soak --handlers          plays stories as usual, and then lists the handlers never entered
 
 `python -m chaos.watched` installs an import hook before anything of ours is loaded, and goes on as `covey-chaos`. The
 hook compiles our modules with one statement more at the head of each handler, which notes the handler in a set: exact,

@@ -2,7 +2,7 @@
 
 Each invariant is a small class with a name. `every_s = 0` ones are looked at after every single callback and are made
 so cheap that this costs little: they begin with "did this concern me?", or `after` says so. The others are looked at
-from time to time. They see everything at once, as no host can: what every agent believes, and what really runs.
+from time to time. They see everything at once, as no host can: the state of every agent, and what really runs.
 """
 
 import zlib
@@ -180,7 +180,7 @@ class Rank:
 
 
 def ranks_of(world: World) -> list[Rank]:
-    """Every rank that runs anywhere, also on hosts that nobody reaches."""
+    """Every rank that runs anywhere, also on hosts that are cut off."""
     found: list[Rank] = []
     for host in world.hosts.values():
         for pid, process in host.processes.items():
@@ -217,7 +217,7 @@ class GpusExclusive:
 
 
 class RanksOnce:
-    """A rank of a job lives once, under one epoch, wherever that is: also on hosts that nobody reaches. A job that is
+    """A rank of a job lives once, under one epoch, wherever that is: also on hosts that are cut off. A job that is
     to be kept (`on_lost`) is not placed elsewhere, so this holds for it too."""
 
     name, every_s = "a rank lives once", 0.0
@@ -241,7 +241,7 @@ class RanksOnce:
 
 class QuotaHeld:
     """What really runs of a tenant against its quota never exceeds it, wherever it runs and under whatever epoch, also
-    on hosts that nobody reaches. A job that started as opportunistic counts as soon as some host knows that it was
+    on hosts that are cut off. A job that started as opportunistic counts as soon as some host knows that it was
     upgraded."""
 
     name, every_s = "no tenant runs more than its quota", 0.0

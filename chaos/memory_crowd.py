@@ -1,8 +1,8 @@
 """Remote memory with a thousand borrowers and lenders: only their machines (`Borrower`, `Lender`), and a stand-in for
 the byte processes that answers after a while.
 
-What is looked at after every few virtual seconds: no mapping is held by two lenders, nobody has a slab open at a host
-that does not hold it, and, when all is quiet again, nothing is held that nobody uses.
+What is looked at after every few virtual seconds: no mapping is held by two lenders, no borrower has a slab open at a
+host that does not hold it, and, when all is quiet again, no unused slab is held.
 """
 
 import random
@@ -199,7 +199,7 @@ class MemoryCrowd:
     # ---- what must hold ----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """No slab has two owners; nobody reads from where it is not lent; the machines' own invariants."""
+        """No slab has two owners; no borrower reads where it is not lent; the machines' own invariants."""
         holders: dict[tuple[HostId, str, int, int], HostId] = {}
         for host in self.hosts.values():
             host.borrower.check()
@@ -241,7 +241,7 @@ class MemoryResult(msgspec.Struct, frozen=True):
 
 def memory_story(seed: int, count: int, slabs: int = 4, log: Callable[[str], None] | None = None) -> MemoryResult:
     """Every host's volume turns hot in the same second; then one host in fifty dies, one in twenty needs its memory
-    back, and at the end all is quiet: nothing may be held that nobody uses."""
+    back, and at the end all is quiet: no unused slab may be held."""
     with World(seed, log=log) as world:
         world.replay = f"covey-chaos crowd --hosts {count} --seed {seed}"
         crowd = MemoryCrowd(world, count, slabs, loss=0.01)

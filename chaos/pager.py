@@ -4,7 +4,7 @@ Before a write is sent its version is noted as *possible*, when it is answered i
 stops being possible. A read must return the acknowledged version or a later possible one. Each page says which volume,
 page and version it is and carries a checksum, so a page of somebody else, a mixture of two or a torn one is noticed.
 
-Two verdicts: `wrong` must never be, whatever failed (bytes that nobody wrote there); `stale` is an older version
+Two verdicts: `wrong` must never be, whatever failed (bytes never written there); `stale` is an older version
 of the right page, which one failure must not cause, but two at once (the volume's process and a lender) may:
 `chaos.custody` says of which pages.
 """
@@ -52,7 +52,7 @@ class Oracle:
         self.volume, self.size_bytes, self._wrong, self._stale = volume, size_bytes, wrong, stale
         self._used_bytes = size_bytes if used_bytes is None else used_bytes
         self.page_bytes = 0
-        """Known once somebody attached the volume."""
+        """Known once the volume is attached."""
         self.forgives: Callable[[int], bool] = lambda page: False
         """May this page be older than it was acknowledged?"""
         self.on_acknowledged: Callable[[int, int], None] = lambda page, version: None
@@ -83,7 +83,7 @@ class Oracle:
         least, most = self.acknowledged.get(page, 0), self.possible.get(page, 0)
         where = f"page {page} of {self.volume}"
         if found is None or found > most:
-            self._wrong(f"{where} holds what nobody wrote there: {data[:24].hex()}, at most version {most} was sent")
+            self._wrong(f"{where} holds bytes never written there: {data[:24].hex()}, at most version {most} was sent")
         elif found < least and not self.forgives(page):
             self._stale(f"{where} is at version {found}, but {least} was acknowledged")
         else:

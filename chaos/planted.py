@@ -10,7 +10,7 @@ A file `chaos/mutants/<area>/<slug>.toml` says which text of which file is repla
     tests = ["tests/agent/raft/test_disk.py::test_name"]
     story = "volume_killed"    # instead of tests, or besides them: a story of the simulator
     seeds = "1-20"
-    harmless = "..."           # instead of a check: why nobody can notice it
+    harmless = "..."           # instead of a check: why it has no effect
 
 `chaos.proving` plants each of them in a copy of the tree and counts which are noticed. `problems` is the quick half,
 part of `make check`: code that changed under a mutant makes it stale, and a stale one proves nothing.

@@ -82,7 +82,7 @@ class SimRack:
         self.variation = 0
         """Of the plan of faults that the seed draws (`chaos.novelty.varied`); 0: as drawn."""
         self.administrator: Administrator | None = None
-        """Set by `administered`: files are damaged, and somebody does what agents advise then."""
+        """Set by `administered`: files are damaged, and an operator does what agents advise then."""
         self.quotas = dict(quotas or {})
         self.trees: dict[str, Tree] = {}
         """Each host's agent.toml."""
@@ -126,7 +126,7 @@ class SimRack:
             self.world.watch(invariant)
 
     def configure(self, name: str, sections: Tree) -> None:
-        """What somebody writes into a host's agent.toml: its agent hears of it at its next start."""
+        """Changes of a host's agent.toml: its agent reads them at its next start."""
         tree = self.trees[name]
         for section, values in sections.items():
             tree[section] = tree.get(section, {}) | values
@@ -195,7 +195,7 @@ class SimRack:
         self.world.programs = lambda: programs
 
     def administered(self) -> Administrator:
-        """From now on somebody does what an agent that cannot trust its files advises."""
+        """From now on an operator does what an agent that cannot trust its files advises."""
         self.administrator = Administrator(self)
         self.world.watch(self.administrator)
         return self.administrator
@@ -344,7 +344,7 @@ class SimRack:
         return answered[0] if answered else None
 
     def submit(self, spec: Mapping[str, Any], key: str, on: str | None = None, within_s: float = 60.0) -> JobId:
-        """Submit until somebody takes it, with the same key, as a person at a keyboard would."""
+        """Submit until an agent accepts it, with the same key, as a person at a keyboard would."""
         start = self.world.now
         while self.world.now - start < within_s + self.patience_s:
             name = on if on in self.alive() else (self.alive() or [""])[0]

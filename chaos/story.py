@@ -64,7 +64,7 @@ def known_stories() -> dict[str, Story]:
 
 
 def held_stories() -> list[str]:
-    """Those that must hold today. A module of a story may say `KNOWN_BROKEN`, and why, until that is mended."""
+    """Stories that must hold now. A module of a story may set `KNOWN_BROKEN`, with a reason, until that is fixed."""
     return [name for name in known_stories() if not hasattr(_module(name), "KNOWN_BROKEN")]
 
 

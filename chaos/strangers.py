@@ -1,11 +1,11 @@
-"""Strangers: whoever reaches a port of ours and says something else.
+"""Strangers: processes that connect to a port of ours and do not follow its protocol.
 
     garbage        a process that connects to whatever listens (a port scan), and sends noise, half a frame, a frame
                    that holds something else, or nothing; noise to the sockets of gossip
-    a bad client   knows the door and the password, and then talks nonsense: a broken script, or one of another version
+    a bad client   authenticates, and then sends malformed frames: a broken script, or one of another version
     a usurper      takes the port of a program of ours that just died, and answers in another language
-    a newer agent  a member of the rack, with keys and all, whose letters, answers, gossip and log commands nobody here
-                   understands yet: an upgrade of the rack that stopped half way
+    a newer agent  a member of the rack, with its keys, whose messages, answers, gossip and log commands the others
+                   cannot decode: an upgrade of the rack that stopped half way
 
 What cannot be understood is counted, dropped or refused, and does no more harm than a message that is lost.
 """
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 EVERY_S = (0.2, 3.0)
 """Between two strangers."""
 SILENT_S = 8.0
-"""Longer than any of our doors waits for a first word."""
+"""Longer than any of our listeners waits for a first frame."""
 GARBLED = 0.05
-"""Share of what a newer agent sends that nobody understands."""
+"""Share of a newer agent's messages that the others cannot decode."""
 NEWER = msgspec.msgpack.encode({"type": "Tomorrow", "says": [1, 2, 3]})
 """A message of a version to come."""
 NO_MESSAGE = b"\xc1"
@@ -109,7 +109,7 @@ class Strangers:
         self._run(host, "garbage", talk)
 
     def _noise(self, host: SimHost) -> None:
-        """Datagrams to gossip: of nobody, and some that a member sealed, damaged on their way."""
+        """Datagrams to gossip: noise, and some that a member sealed, damaged on their way."""
         others = sorted(self.rack.world.network.sockets)
         if not others:
             return
@@ -247,15 +247,15 @@ def newer_answers(rack: "SimRack", name: str) -> None:
             return rng.choice((NEWER, msgspec.msgpack.encode(ViewAnswer(b"[tomorrow]"))))
         return right if rng.random() >= GARBLED else rng.choice((NEWER, NO_MESSAGE, b""))
 
-    def posted(to: HostId, letter: Envelope) -> bool:
-        newer = letter.kind == "refused" and rng.random() < 0.5
-        return post(to, msgspec.structs.replace(letter, body=NEWER) if newer else letter)
+    def posted(to: HostId, envelope: Envelope) -> bool:
+        newer = envelope.kind == "refused" and rng.random() < 0.5
+        return post(to, msgspec.structs.replace(envelope, body=NEWER) if newer else envelope)
 
     answers._answer, answers._post = garbled, posted
 
 
 def usurp(host: SimHost, address: str, words: bytes, rack: "SimRack") -> None:
-    """Somebody else's program gets this port, which nobody listens on now, and answers with these words."""
+    """A foreign program gets this port, on which no process listens now, and answers with these bytes."""
 
     async def serve(env: Env, command: Command) -> int:
         async def answer(stream: ByteStream) -> None:

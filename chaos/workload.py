@@ -154,7 +154,7 @@ def summed(before: list[float], world_size: int, number: int) -> list[float]:
 
 
 def trainer(wrong: Say) -> Callable[[Env, Command], Awaitable[int]]:
-    """A training script; `wrong` hears of every sum that is not right."""
+    """A training script; `wrong` is called for every wrong sum."""
 
     async def train(env: Env, command: Command) -> int:
         rounds_wanted, floats = int(command.argv[1]), int(command.argv[2])

@@ -64,7 +64,7 @@ class Member:
             self._as_said()
 
     def _in_order(self, down: set[HostId]) -> None:
-        """Of one life of a host nothing older is believed after something newer (SWIM 4.2), and another machine has its
+        """In one boot of a host nothing older replaces something newer (SWIM 4.2), and another machine has its
         name only after it was gone. `down`: who was said to be, just now."""
         members = self.gossip.membership.members
         self._newest = {host: newest for host, newest in self._newest.items() if host in members}
@@ -79,7 +79,7 @@ class Member:
             self._newest[host] = now
 
     def _believes(self, sender: Sender, messages: Sequence[object], suspects: Mapping[HostId, tuple[int, int]]) -> None:
-        """Who was told that a host is suspected, gone or has left believes that, or more, from then on (SWIM 4.2); that
+        """A host that received a Suspect, Gone or Left holds that, or more, from then on (SWIM 4.2); that
         it is gone only of those that were `suspects`, of others that they are that. Suspicions of the dead are idle."""
         members = self.gossip.membership.members
         by = members.get(sender.host)

@@ -1,8 +1,8 @@
-"""Many small racks of nothing but gossip, by seed: random faults, then peace, and then what a rack in peace promises.
+"""Many small racks of nothing but gossip, by seed: random faults, and then, without faults, what gossip promises.
 
-In peace everybody sees everybody within 90 s, knows the newest facts, and is quiet. After that, one at a time: what is
-published is known to all; a second machine of a name stays out; a host that hears nothing harms nobody; a host that
-says it is away is away for all until its time is over; a host that dies is gone for all.
+Without faults every host sees every other within 90 s, has the newest facts, and is quiet. After that, one at a time: a
+published value reaches all; a second machine of a name stays out; a host that receives nothing makes no other one gone;
+a host that announces an absence is away for all until its time is over; a host that dies is gone for all.
 """
 
 import random
@@ -148,7 +148,7 @@ class Swarm:
                 mine, own = member.peers()[name], crowd.members[name].peers()[name]
                 assert mine.values == own.values and mine.age_s < 6, f"what {member.name} knows of {name}: {mine}"
 
-    # ---- what a rack in peace promises -------------------------------------------------------------------------------
+    # ---- what gossip promises without faults -------------------------------------------------------------------------
 
     def promises(self) -> None:
         hosts = [self.crowd.members[name] for name in self.names]
@@ -215,7 +215,7 @@ class Swarm:
         self._within(WHOLE_S, self.crowd.agree, "all agree after one was deaf")
 
     def _away(self, away: Member, restarts: Member) -> None:
-        """One does not come back as it said; another one starts anew meanwhile, and is told."""
+        """One does not come back as announced; another one starts again meanwhile, and is told."""
         since_s = self.crowd.now_s
         self.crowd.kill(restarts)
         self.crowd.leave(away, AWAY_S)

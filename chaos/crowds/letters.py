@@ -1,9 +1,9 @@
-"""Letters between agents that are nothing but a messenger (`agent.rpc`), by seed: connections break, agents die and
-start again, plugins are off for a while, one host is dead and letters for it wait. Receivers remember few letters.
+"""Messages between agents that are nothing but a messenger (`agent.rpc`), by seed: connections break, agents die and
+start again, plugins are off for a while, one host is dead and messages for it wait. Receivers remember few of them.
 
-What must hold: no life of an agent handles a letter twice, and none handles what was meant for another; what was
-acknowledged was handled. And once nothing fails any more, every letter arrives in time, whatever another one waits for:
-a plugin that is off, or the dead.
+What must hold: no boot of an agent handles a message twice, or one that was meant for another; an acknowledged message
+was handled. And once nothing fails any more, every message arrives in time, also while others wait for a plugin that is
+off, or for the dead host.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ DEAD = HostId("h3")
 FAULTS = 5
 MANY = 24
 PROMPT_S = 20.0
-"""Within which every letter arrives once all is well: where a table of eight is full of those that wait for a plugin,
-the others wait in line behind pauses that grow."""
+"""Within which every message arrives once nothing fails: where a table of eight is full of messages for a plugin that
+is off, the others wait with growing pauses."""
 OFF_S = 3.0
 """How long a plugin is off at most."""
 PATIENCE_S = 60.0
-"""How long a letter to the dead is tried."""
+"""How long a message to the dead host is tried."""
 
 
 class Post:
@@ -39,11 +39,11 @@ class Post:
         self.boots: Counter[HostId] = Counter({DEAD: 1})
         self.known: dict[HostId, tuple[str, bytes]] = {}
         self.handled: dict[tuple[HostId, int], list[bytes]] = {}
-        """Host and boot -> bodies of letters."""
+        """Host and boot -> bodies of messages."""
         self.left: Counter[HostId] = Counter(dict.fromkeys(LIVE, MANY * 1000))
-        """Letters that each one still writes."""
+        """Messages that each host still sends."""
         self.written = self.arrived = 0
-        """In peace, to the living."""
+        """Messages to live hosts once nothing fails."""
         self.off_until_s = 0.0
         """Plugin `late` is off until then, everywhere."""
         self.peace = False
@@ -67,7 +67,7 @@ class Post:
             await asyncio.sleep(env.rng.choice((0.0, 0.01, 0.3)))
             to = body.split()[1].decode()
             assert (to, body.split()[0].decode()) == (me, sender), (
-                f"{me} handles a letter of {sender} that says {body!r}"
+                f"{me} handles a message of {sender} with body {body!r}"
             )
             assert body not in handled, f"{me} handles {body!r} again"
             handled.append(body)
@@ -81,7 +81,7 @@ class Post:
         return 0
 
     async def _write(self, env: Env, messenger: Messenger, boot: int) -> None:
-        """One of many letters is for the dead, one for the plugin that may be off, in peace the first two."""
+        """One of many messages is for the dead host, one for the plugin that may be off; at the end the first two."""
         to_others = [host for host in LIVE if host != env.host]
         for number in itertools.count():
             await asyncio.sleep(env.rng.uniform(0.5, 1.5) * self.pace_s)
@@ -165,7 +165,7 @@ async def _nothing(_sender: HostId, _plugin: str, body: bytes) -> bytes:
 
 
 def play(seed: int) -> Post:
-    """AssertionError when a letter is handled twice, lost without a word, or held up by another."""
+    """AssertionError when a message is handled twice, lost without an error, or held up by another."""
     with World(seed) as world:
         post = Post(world)
         for name in LIVE:

@@ -85,11 +85,11 @@ class Room:
     def check(self) -> None:
         self.ledger.check()
         assert self.ledger.reserved == self.held, f"room is held for {self.ledger.reserved}, promised to {self.held}"
-        assert set(self.ledger.demands) == set(self.held), "room is held for nobody, or not held"
+        assert set(self.ledger.demands) == set(self.held), "room is held without a demand, or not held"
 
 
 def play(seed: int) -> Room:
-    """AssertionError when somebody loses the room it was promised."""
+    """AssertionError when a gang loses the room it was promised."""
     room = Room(seed)
     for number in range(1, ATTEMPTS + 1):
         room.attempt(number)

@@ -109,7 +109,7 @@ def wait(holds: Callable[[], Any], otherwise: Callable[[], str], timeout_s: floa
         except AgentctlError:
             pass
         time.sleep(every_s)
-    raise AssertionError(f"waited {timeout_s:.0f} s in vain: {otherwise()}")
+    raise AssertionError(f"not within {timeout_s:.0f} s: {otherwise()}")
 
 
 def _toml(words: Sequence[str]) -> str:

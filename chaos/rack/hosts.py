@@ -245,7 +245,7 @@ class Host:
     # ---- the network ----
 
     def cut(self, other: "Host") -> None:
-        """Packets from here to `other` vanish, and nobody is told."""
+        """Packets from here to `other` vanish without an error."""
         for at, network in enumerate(self.networks):
             words = ("lladdr", NOWHERE, "dev", f"eth{at}", "nud", "permanent")
             self.ip("neigh", "replace", network.address(other.number), *words)
@@ -352,7 +352,7 @@ class Laboratory:
 
 
 def _dad(network: Network) -> tuple[str, ...]:
-    """An IPv6 address is tentative for a second unless it is told that nobody else has it."""
+    """An IPv6 address is tentative for a second unless duplicate detection is off."""
     return ("nodad",) if ":" in network.prefix else ()
 
 

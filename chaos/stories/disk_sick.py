@@ -20,5 +20,5 @@ def play(rack: SimRack) -> None:
     assert pager.code == 0
     before = len(rack.stale)
     again = rack.pager("h2", "vol2", 1 << 18, 3.0)
-    rack.until(lambda: not again.alive, 90.0, "a new volume works on the mended disk")
+    rack.until(lambda: not again.alive, 90.0, "a new volume works once the disk works again")
     assert (again.code, len(rack.stale)) == (0, before)

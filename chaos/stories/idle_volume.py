@@ -1,6 +1,6 @@
-"""A volume of slabs of the default size is filled, and then nobody uses it: its connections to the lenders are reset,
+"""A volume of slabs of the default size is filled, and then idle: its connections to the lenders are reset,
 lenders' programs die, its host's agent starts again. A slab that is called mapped has a connection again within
-seconds, or is not called so; and every page is there when somebody comes back."""
+seconds, or is not called so; and every page is there when it is used again."""
 
 from chaos import faults
 from chaos.rackworld import SimRack

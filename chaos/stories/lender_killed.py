@@ -1,5 +1,5 @@
 """A lender dies while its slabs are in use: its slab process, or the power of its whole host. Every acknowledged page
-is read back, and afterwards no lender holds what nobody uses."""
+is read back, and afterwards no lender holds an unused slab."""
 
 from chaos import faults
 from chaos.rackworld import SimRack
@@ -20,4 +20,4 @@ def play(rack: SimRack) -> None:
     rack.until(lambda: not pager.alive, 120.0, "the pager reads everything back")
     assert pager.code == 0
     ended(rack, {})
-    rack.until(lambda: not leaked(rack), 180.0, "no lender holds what nobody uses")
+    rack.until(lambda: not leaked(rack), 180.0, "no lender holds an unused slab")

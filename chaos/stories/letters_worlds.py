@@ -1,4 +1,4 @@
-"""No rack: agents that are nothing but a messenger of letters, some for each seed (`chaos.crowds.letters`)."""
+"""No rack: agents that are nothing but a messenger, some for each seed (`chaos.crowds.letters`)."""
 
 from chaos.crowds import letters
 from chaos.story import Worlds

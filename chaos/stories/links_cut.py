@@ -1,4 +1,4 @@
-"""A volume is filled, and then nobody uses it. The links to its lenders are reset, or a slab process is killed, or a
+"""A volume is filled, and then it is idle. The links to its lenders are reset, or a slab process is killed, or a
 lender is cut off for a while. What is still called mapped has a working link within seconds; what is lent is used, or
 freed within a lease; every page reads back."""
 
@@ -27,7 +27,7 @@ def play(rack: SimRack) -> None:
     rack.until(lambda: not any(reader.alive for reader in readers), 120.0, "every page is read back")
     ended(rack, {})
     rack.run(LEASE_S)
-    rack.until(lambda: not leaked(rack), LEASE_S, "no lender holds what nobody uses")
+    rack.until(lambda: not leaked(rack), LEASE_S, "no lender holds an unused slab")
 
 
 def strike(rack: SimRack, lender: str) -> None:

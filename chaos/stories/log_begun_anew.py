@@ -25,7 +25,7 @@ def play(rack: SimRack) -> None:
     rack.log_begins_anew()
     for host in rack.hosts.values():
         host.revive()
-    rack.until(lambda: rack.leader() is not None, 60.0, "somebody leads a new log")
+    rack.until(lambda: rack.leader() is not None, 60.0, "a host leads a new log")
     second = train(rack, rounds=3, tenant="default", workers=1, key="after")
     assert second != first or not ranks(rack, first), f"{first} was given out again while its ranks run"
     assert second != first, f"the number of {first} was given out again"

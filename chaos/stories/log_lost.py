@@ -1,6 +1,6 @@
 """The log of one voter is gone, or an older copy of it lies in its place, while another voter is away: what the two
-that were there had committed is not forgotten. The one that was away and the one that lost its log elect nobody; once
-the third is back everything is there, and the lost log is brought up to date."""
+that were there had committed is not forgotten. The one that was away and the one that lost its log elect no leader;
+once the third is back everything is there, and the lost log is brought up to date."""
 
 from chaos import faults
 from chaos.rackworld import SimRack
@@ -33,7 +33,7 @@ def play(rack: SimRack) -> None:
         if leader := rack.leader():
             raise Broken(f"{leader} leads without what was committed")
     rack.hosts[keeper].revive()
-    rack.until(lambda: rack.leader() is not None, 30.0, "somebody leads again")
+    rack.until(lambda: rack.leader() is not None, 30.0, "a host leads again")
     third = train(rack, rounds=3, workers=2, key="third")
     if len({first, second, third}) != 3:
         raise Broken(f"an id was given out twice: {first}, {second}, {third}")

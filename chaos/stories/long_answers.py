@@ -1,5 +1,5 @@
-"""A volume of as many slabs as there may be: what its host answers about them is longer than a letter, so it comes in
-pieces. Whoever asks another host is told of every slab."""
+"""A volume of as many slabs as there may be: its host's answer about them is longer than an envelope, so it
+comes in pages. An asker on another host gets every slab."""
 
 from chaos.rackworld import SimRack
 from chaos.story import ended

@@ -1,5 +1,5 @@
 """Lenders that measure their headroom, and slabs that are given back when they turn cold: lenders that suddenly grow
-take slabs back though more is free than the paper's eighth, and when nobody pages any more all slabs come home."""
+take slabs back though more is free than the paper's eighth, and without any paging all slabs are given back."""
 
 from chaos import faults
 from chaos.rackworld import SimRack
@@ -22,6 +22,6 @@ def play(rack: SimRack) -> None:
     rack.until(lambda: not pager.alive, 150.0, "the pager reads everything back")
     assert pager.code == 0
     plugins = [plugin for host in sorted(rack.hosts) if (plugin := rack.plugin(host, "memory")) is not None]
-    assert sum(plugin.lending.machine.evictions["pressure"] for plugin in plugins) > 0, "somebody was short"
+    assert sum(plugin.lending.machine.evictions["pressure"] for plugin in plugins) > 0, "a lender was short"
     rack.until(lambda: not lenders(rack, "h1"), 120.0, "cold slabs are given back")
     ended(rack, {})

@@ -15,7 +15,7 @@ STILL_S = 8.0
 def play(rack: SimRack) -> None:
     rack.settle()
     job = train(rack, rounds=60)
-    rack.until(lambda: bool(serving(rack)), 20.0, "somebody sums")
+    rack.until(lambda: bool(serving(rack)), 20.0, "an aggregator sums")
     rack.run(rack.rng.uniform(0.5, 4.0))
     host = rack.rng.choice(serving(rack))
     agent = rack.hosts[host].agent

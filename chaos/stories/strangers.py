@@ -1,6 +1,6 @@
-"""As `mischief`, with strangers at every port: noise, half frames, clients that talk nonsense, programs that take a
-port of one that died, and a member of a version to come whose letters, answers and commands nobody understands. What
-is not understood does no more harm than what is lost: no page, no job, no sum is wrong, and the rack is whole again."""
+"""As `mischief`, with strangers at every port: noise, half frames, clients that send malformed frames, programs that
+take a port of one that died, and a member of a later version whose messages, answers and commands the others cannot
+decode. That has no other effect than a loss: no page, no job, no sum is wrong, and the rack is whole again."""
 
 from chaos import faults
 from chaos.rackworld import SimRack
@@ -42,7 +42,7 @@ def _upgrade(rack: SimRack) -> None:
 
 
 def _usurped(rack: SimRack) -> None:
-    """A slab's process dies, and its port is somebody else's at once."""
+    """A slab's process dies, and another program takes its port at once."""
     name = rack.rng.choice(sorted(rack.hosts))
     memory = rack.plugin(name, "memory")
     address = "" if memory is None else memory.lending.machine.address

@@ -1,5 +1,5 @@
-"""One voter takes the place of another while agents, power and the network fail: whoever leads goes on with it, and a
-job trains meanwhile. The old voter may be dead, may lead, and may be cut off; it disturbs nobody when it is back."""
+"""One voter takes the place of another while agents, power and the network fail: every leader goes on with it, and a
+job trains meanwhile. The old voter may be dead, may lead, and may be cut off; it disturbs no host when it is back."""
 
 from chaos import faults
 from chaos.rackworld import SimRack

@@ -1,6 +1,6 @@
-"""The voters lose one another for longer than every lease, and every other host reaches them all: nobody leads, so
-nobody can grant anything, and what runs on those hosts goes on. A voter cannot tell itself from one that is cut off:
-its ranks end there, and begin again once somebody leads."""
+"""The voters lose one another for longer than every lease, and every other host reaches them all: there is no leader,
+so nothing is granted, and what runs on those hosts goes on. A voter cannot tell itself from one that is cut off: its
+ranks end there, and begin again once there is a leader."""
 
 import itertools
 
@@ -27,6 +27,6 @@ def play(rack: SimRack) -> None:
     rack.run(5.0)
     assert rack.leader() is None, "a voter alone is no majority"
     rack.run(APART_S)
-    assert untouched and all(len(ranks(rack, job)) == 2 for job in untouched), "nobody could have run them elsewhere"
+    assert untouched and all(len(ranks(rack, job)) == 2 for job in untouched), "no host could have run them elsewhere"
     ended(rack, dict.fromkeys(jobs, ("done",)), over_s=400.0)
     assert all(known(rack, job).attempt == 1 for job in untouched), "they were started again for nothing"

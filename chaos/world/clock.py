@@ -52,7 +52,7 @@ class SimClock:
         self._apply()
 
     def mend(self, number: int | None = None) -> None:
-        """This is right again (None: all); nothing when it was mended before."""
+        """End this skew (None: all); does nothing when it has ended before."""
         if number is None:
             self.skews.clear()
         self.skews.pop(-1 if number is None else number, None)

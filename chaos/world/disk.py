@@ -1,7 +1,7 @@
 """A simulated disk: what a reader sees, what would survive a power loss, and what lies between.
 
 One `SimDisk` belongs to a host and outlives its processes; every process reaches it through a `ProcessDisk`, the port.
-An operation takes virtual time and those of one process follow one another. When somebody dies in the middle of one:
+An operation takes virtual time and those of one process follow one another. When its process or host dies half way:
 
     a process dies    the kernel lives on: an operation under way happened, happened without its fsync, or did not
     the power fails   `replace` left the old file or the new one, whole; an `append` left any prefix of itself, its last
@@ -391,7 +391,7 @@ class ProcessDisk:
         return found + bytes(size - len(found))
 
     async def size(self, name: str) -> int:
-        """As `agent.ports.disk.DirectoryDisk.size`, for files that somebody else writes and may remove."""
+        """As `agent.ports.disk.DirectoryDisk.size`, for files that another process writes and may remove."""
         await self._pause(name)
         return len(self._there(name).data)
 

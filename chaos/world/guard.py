@@ -1,4 +1,4 @@
-"""The escape guard: while a world runs, nobody may reach the real clock, real chance, sockets, processes or threads.
+"""The escape guard: while a world runs, no code may reach the real clock, real chance, sockets, processes or threads.
 
 A simulated rack is only worth something when the seed decides everything. So for as long as a world is stepped, the
 usual ways out raise `Escape` and name who called. Libraries that need one of them for something that cannot change the

@@ -50,7 +50,7 @@ class Resource(Protocol):
 
 
 class SimLog:
-    """The `Logger` port: lines of the story, kept when somebody listens."""
+    """The `Logger` port: lines of the story, kept when a caller asked for them."""
 
     def __init__(self, world: "World", name: str) -> None:
         self._world, self._name = world, name
@@ -134,7 +134,7 @@ class SimProcess:
             self._failed(task.exception() or RuntimeError(), f"task {name!r}")
 
     def _failed(self, error: BaseException, what: str) -> None:
-        """An exception that nobody caught. A sick disk may do that: the process then ends, as a real one would."""
+        """An uncaught exception. A failing disk may cause it: the process then ends, as a real one would."""
         if isinstance(error, OSError) and self.kind != "user" and self._main is not None:
             self.world.log_line("error", self.name, f"gives up after {error!r}", {"task": what})
             self.failing = 1

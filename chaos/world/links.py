@@ -145,7 +145,7 @@ class Connection:
 
 
 class SimLinks:
-    """The `Links` port of one process. Its key is made anew with the process."""
+    """The `Links` port of one process. Each process has a new key."""
 
     def __init__(self, process: "SimProcess", public_key: bytes) -> None:
         self.process, self.host, self.world = process, process.host, process.world

@@ -55,7 +55,7 @@ class SimTask(asyncio.Task[Any]):
 
 class SimHandle:
     """What asyncio asks of its `Handle` and `TimerHandle`, and nothing more. Without a context of its own the callback
-    runs in that of the world, which nobody changes."""
+    runs in that of the world, which is never changed."""
 
     __slots__ = ("args", "callback", "context", "loop", "off", "when_s")
 

@@ -347,7 +347,7 @@ class Wires:
                     end.break_off(ConnectionResetError(f"the connection with {end.peer} was reset"))
 
     def watch(self) -> None:
-        """After a cut or a crash: whoever stays apart for the user timeout breaks."""
+        """After a cut or a crash: connections that stay cut for the user timeout break."""
         for stream in self.streams:
             if not stream.connected and id(stream) not in self._watched and not (stream.broken and stream.other.broken):
                 self._watched[id(stream)] = self.world.now
@@ -378,10 +378,10 @@ class SimBytes:
         process, wires = self._process, self._process.world.wires
         address = bind
         if process.world.mischief.strikes("listen"):
-            raise OSError(98, f"somebody listens on {bind} already")
+            raise OSError(98, f"another process listens on {bind}")
         if bind.startswith("unix:"):
             if wires.key(process.host, bind) in wires.listeners:
-                raise OSError(98, f"somebody listens on {bind} already")
+                raise OSError(98, f"another process listens on {bind}")
         else:
             address = bind_address(process.host, bind, lambda candidate: ("", candidate) in wires.listeners)
         listener = SimListener(process, address, accept)
@@ -419,14 +419,14 @@ class SimBytes:
         await asyncio.sleep(trip)
         listener = wires.listeners.get(wires.key(target, address))
         if listener is None or isinstance(listener, HeldPort) or not target.up:
-            raise ConnectionRefusedError(f"nobody listens on {to}")
+            raise ConnectionRefusedError(f"no process listens on {to}")
         return wires.join(process, listener, here)
 
     def hold(self, ip: str, port: int = 0) -> "HeldPort":
         """Keep a TCP port from others without listening on it. OSError when it is taken."""
         wires, host = self._process.world.wires, self._process.host
         if port and self._process.world.mischief.strikes("hold"):
-            raise OSError(98, f"somebody listens on {ip}:{port} already")
+            raise OSError(98, f"another process listens on {ip}:{port}")
         address = bind_address(host, f"{ip}:{port}", lambda candidate: ("", candidate) in wires.listeners)
         held = HeldPort(self._process, address)
         wires.listeners[("", address)] = held

@@ -1,7 +1,7 @@
 """The simulated world: one seed, one virtual time, many hosts; the same story every time.
 
-    while somebody can run:    pick a random runnable loop, run ONE callback of it, look at the cheap invariants
-    when nobody can:           jump to the next timer or arrival
+    while a loop can run:      pick a random runnable loop, run ONE callback of it, look at the cheap invariants
+    when none can:             jump to the next timer or arrival
 
 Everything random comes from generators derived from the seed, so a failure is repeated by its seed alone. `story_hash`
 is a running checksum over (process, virtual time, what happened): equal hashes mean equal stories. It must not depend
@@ -186,7 +186,7 @@ class World:
         heappush(self._heap, (when, next(self._sequence), event))
 
     def mark(self, kind: str, who: str, detail: str = "", number: int = 0) -> None:
-        """Something worth telling happened: it enters the hash, the counts and, when somebody listens, the log."""
+        """An event of the story: it enters the hash, the counts and, when a caller asked for it, the log."""
         self.counts[kind] = self.counts.get(kind, 0) + 1
         self._trail += (kind, who)
         self._times.append(self.now)

@@ -34,7 +34,7 @@ def test_every_directed_story_holds(story: str, seed: int) -> None:
 
 @pytest.mark.parametrize("story", sorted(known_stories().keys() - set(held_stories())))
 def test_a_story_that_is_known_to_be_broken_is_broken(story: str) -> None:
-    """Else it has been mended, and stands with the others: take its `KNOWN_BROKEN` away."""
+    """When a story passes, the fault is fixed: remove its `KNOWN_BROKEN`."""
     assert found_by([story], range(1, 9))
 
 

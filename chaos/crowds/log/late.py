@@ -1,7 +1,7 @@
-"""Three voters whose processors or disks are late: who leads stays while nobody is lost, and goes when it has to.
+"""Three voters whose processors or disks are late: the leader stays while no host is lost, and changes when it must.
 
 While a host is stopped, what comes to it waits, and its timers fire late. A seed's story: some minutes in which every
-host is late again and again by less than a second (nobody may change the leader); a quiet time; a disk of the leader
+host is late again and again by less than a second (the leader may not change); a quiet time; a disk of the leader
 that hangs (it hands over, and does not stand again before its disk is well); and at last a leader that is lost.
 """
 
@@ -117,19 +117,19 @@ class Late:
 
 
 def play(seed: int) -> Late:
-    """AssertionError when somebody leads who should not."""
+    """AssertionError when a host leads that should not."""
     late = Late(seed)
     late.run(5.0)
     assert len(late.leaders) == 1, f"seed {seed}: {late.leaders} led in the first five seconds"
     for _ in range(STOPS):
         late.stop(late.rng.choice(late.names), late.rng.uniform(*LATE_S))
         late.run(late.rng.uniform(0.0, 0.8))
-    assert len(late.leaders) == 1, f"seed {seed}: nobody was late by a second, and {late.leaders} led"
+    assert len(late.leaders) == 1, f"seed {seed}: no host was late by a second, and {late.leaders} led"
     late.run(QUIET_S)
     _hangs(late, seed)
     lost, terms = late.leader, len(late.leaders)
     late.run(LOST_S, gone=lost)
-    assert len(late.leaders) > terms, f"seed {seed}: nobody leads two seconds after {lost} was lost"
+    assert len(late.leaders) > terms, f"seed {seed}: no host leads two seconds after {lost} was lost"
     return late
 
 

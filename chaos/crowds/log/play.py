@@ -35,7 +35,7 @@ def run_seed(seed: int, steps: int = 2000) -> World:
 
 
 def quiet(world: World) -> None:
-    """Nothing fails any more, so nobody changes the leader: not even who voted before and does not know better."""
+    """Nothing fails any more, so the leader stays: also when a former voter does not know that it is none."""
     advance(world, SLOW_S_MAX)  # a write that hung before may still let a leader hand over
     terms = {node.raft.term for node in world.nodes.values()}
     advance(world, 4.0)

@@ -4,13 +4,13 @@ Messages are lost, doubled, delayed and reordered; links are cut one way or both
 lose what was not durable (torn frames, sectors kept at random), restart, pause, and have clocks that differ in offset
 and rate. In some worlds a voter also comes back without its log, with an older copy of it, with its end cut off or with
 a byte changed, as long as a majority of others still has its own; who refuses the file has it moved away. Clients
-propose to whoever believes to lead, and repeat proposals whose answer is missing. After every event:
+propose to any host that acts as leader, and repeat proposals whose answer is missing. After every event:
 
     Election Safety        at most one leader per term                                  Raft Figure 3
     Log Matching           same index and term: the same log up to there
     Leader Completeness    a new leader's log holds every entry that was ever applied
     State Machine Safety   no two hosts apply different entries at one index
-    Lease                  nobody is elected while the leader of an earlier term may act as one
+    Lease                  no host is elected while the leader of an earlier term may act as one
     Exactly once           no command is executed twice in any copy of the state
     One rack               every committed entry belongs to the log that began first, with one identity
     Learner first          who is made a voter has every committed entry
@@ -376,7 +376,7 @@ class World(Promises):
     # ---- who votes ----
 
     def change(self) -> None:
-        """Somebody asks whoever believes to lead for another voter, fewer, or one in the place of another; or calls a
+        """Ask a host that acts as leader for another voter, fewer, or one in the place of another; or calls a
         change off."""
         rng = self.rng
         self.later(rng.expovariate(self.weather.changes_per_s), "change")
