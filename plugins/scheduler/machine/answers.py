@@ -1,4 +1,4 @@
-"""What the queue says when it does not do what a command asks."""
+"""What the queue answers when it does not do what a command asks."""
 
 from collections.abc import Mapping
 

@@ -4,9 +4,10 @@
                       ^                             |
                       +-- Release all, wait --------+ a no, or silence        (after n attempts: PlaceFailed)
 
-The view is hearsay, so each host is asked live and a no says how many GPUs are free there in truth; the next attempt
-plans with that. GPUs that the log keeps for another gang meanwhile are closed to the plan too. Nothing starts here:
-committing Placed is the start, and a host that said yes holds its GPUs until the log says what became of the grant.
+The view may be old, so each host is asked, and a host that refuses says how many GPUs are free there; the next attempt
+plans with that number. GPUs that the log keeps for another gang meanwhile are closed to the plan too. Nothing starts
+here: committing Placed is the start, and a host that said yes holds its GPUs until the log says what became of the
+grant.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ from plugins.scheduler.policy.settings import SchedulerSettings
 RETRY_S = (0.2, 0.5, 1.0)
 """Wait before the 2nd, 3rd, ... attempt."""
 REFUSALS_KEPT_S = 10.0
-"""How long a host's own word about its free GPUs outweighs gossip."""
+"""How long a host's own answer about its free GPUs counts before gossip."""
 
 
 class GrantSeen(msgspec.Struct, frozen=True):

@@ -40,11 +40,11 @@ class QueueState(msgspec.Struct, frozen=True):
 
 
 FEED_MAX = 200_000
-"""Changes that wait to be read; after more of them reading everything anew costs no more."""
+"""Changes that wait to be read; beyond that number, reading all jobs costs no more than reading the changes."""
 
 
 class Feed:
-    """Jobs that changed since somebody last asked: what is derived from the queue need not look at all of it."""
+    """Jobs that changed since the reader last asked, so that whatever follows the queue need not read all of it."""
 
     def __init__(self) -> None:
         self._ids: dict[JobId, None] = {}
@@ -58,12 +58,12 @@ class Feed:
             self.everything()
 
     def everything(self) -> None:
-        """Whoever reads this has to begin again."""
+        """The reader has to begin anew."""
         self._ids, self._all = {}, True
 
     @property
     def pending(self) -> bool:
-        """Whether something changed that nobody asked for yet."""
+        """Whether something changed that the reader has not asked for yet."""
         return self._all or bool(self._ids)
 
     def take(self) -> list[JobId] | None:
@@ -87,7 +87,7 @@ class JobTable:
         self.overshoot: dict[str, int] = {}
         self.ended: list[JobId] = []
         self.clock_s = 0.0
-        """Seconds for which somebody waited, as far as leaders counted them into the log."""
+        """Seconds during which any job waited, as far as leaders wrote them into the log."""
         self.keeper: JobId | None = None
         """The gang that fits its quota and not yet the rack."""
         self.kept: dict[HostId, int] = {}
@@ -160,7 +160,7 @@ class JobTable:
         return found
 
     def follow(self) -> Feed:
-        """Every change from now on, for as long as somebody keeps this."""
+        """Every change from now on, for as long as the caller holds the answer."""
         feed = Feed()
         self._feeds.add(feed)
         return feed

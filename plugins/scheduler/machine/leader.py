@@ -1,9 +1,9 @@
-"""What the elected leader decides: who runs, who stops for it, and what happens to jobs whose host is gone.
+"""What the elected leader decides: which jobs run, which stop for them, and what happens to jobs whose host is gone.
 
-It is thin. Everything that must survive it stands in the log; what it remembers by itself (since when a grant is being
-placed, when to try one again, the seconds since it last told the log how long somebody has been waiting) begins anew
-with the next leader, which only makes that one a little slower to act. It proposes; `Queue.apply` decides whether that
-still holds. Who starts, and on whose GPUs, is `machine/admission.py`.
+Everything that must survive the leader stands in the log. What it remembers by itself (since when a grant is being
+placed, when to try one again, how long jobs have waited since it last told the log) the next leader begins anew, which
+only makes that one a little slower to act. The leader proposes; `Queue.apply` decides whether a proposal still holds.
+Which jobs start, and on which GPUs, is decided in `machine/admission.py`.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -68,8 +68,8 @@ class ProposeCommand(msgspec.Struct, frozen=True):
 
 
 class Leader:
-    """The soft state of whoever leads. `handle` reads which jobs changed since the last look and looks at those, at
-    whoever's time has come, and at those who may start or must stop: never at everybody, except after `forget`."""
+    """What the leader remembers outside the log. `handle` looks at the jobs that changed since the last look, at those
+    whose time has come, and at those that may start or must stop; at all jobs only after `forget`."""
 
     def __init__(self, queue: Queue, settings: SchedulerSettings, sharing: Sharing | None = None) -> None:
         """`sharing`: opportunistic jobs run beside guaranteed ones; None: a GPU is one job's."""
@@ -84,7 +84,7 @@ class Leader:
         self.forget()
 
     def forget(self) -> None:
-        """This host leads no more, or only now."""
+        """This host no longer leads, or begins to lead."""
         self.feed.everything()
         self.waits = StarvationTimers(self.queue, self.settings)
         self.placing_since: dict[JobId, tuple[int, float]] = {}
@@ -129,8 +129,8 @@ class Leader:
         return [ProposeCommand(command) for command in [*commands, *moved, *starts]]
 
     def wakes_s(self) -> float | None:
-        """When it decides something although nothing happens until then; None: not before something does. Leases and
-        hosts that are gone are not in it: agents look every second."""
+        """When it decides something even if nothing happens until then; None: only when something happens. Leases and
+        hosts that are gone are left out: agents look every second."""
         return min([*self.waits.next_s(), *self.retry_at.values()], default=None)
 
     def check(self) -> None:

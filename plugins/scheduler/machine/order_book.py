@@ -8,10 +8,10 @@ enough. And a job that waits keeps its place until something happens to it.
     queue 0   promoted, oldest first | running | waiting, by key: width 1, width 2, width 8 ...
     queue 1                            running | waiting ...
 
-A *key* is a whole number, smallest first, whose low 32 bits are the job's number: so keys differ and say whose they
-are. With `merged` the running jobs of a queue do not go ahead of those that wait, all are ordered by key. Where keys
-change while a job runs, somebody else keeps the running jobs in order (`Moving`): a decision asks it only for those
-behind the first that waits and fits, since all before them stay.
+A *key* is a whole number, smallest first, whose low 32 bits are the job's number: so keys differ and name their job.
+With `merged` the running jobs of a queue do not go ahead of those that wait, all are ordered by key. Where keys change
+while a job runs, a `Moving` keeps the running jobs in order: a decision asks it only for those behind the first job
+that waits and fits, since all before them stay.
 """
 
 import bisect
@@ -85,7 +85,7 @@ class OrderBook:
             self.left[queue].add(key)
 
     def pop(self, queue: int, width: int) -> int:
-        """The first of those of this width that wait, who waits no longer."""
+        """The first of those of this width that wait, which waits no longer."""
         heap = self.waiting[queue][width]
         key = heapq.heappop(heap)
         left = self.left[queue]
@@ -128,9 +128,9 @@ class OrderBook:
     # ---- the walk ----
 
     def decide(self, capacity: int, vacant: int) -> tuple[list[int], list[int]]:
-        """Jobs to start, in order, and running jobs to stop. `vacant`: GPUs that nobody holds in truth; a chosen job
-        that they do not suffice for keeps its claim and is not started. Those to start wait no longer when this
-        returns; who was promoted is still where it was."""
+        """Jobs to start, in order, and running jobs to stop. `vacant`: GPUs that no job holds; a chosen job for which
+        they do not suffice claims its GPUs and is not started. Jobs to start have left those that wait when this
+        returns; promoted ones are still where they were."""
         free = capacity
         start: list[int] = []
         stop: list[int] = []
@@ -169,7 +169,7 @@ class OrderBook:
         return start, stop
 
     def _blocked(self, queue: int, best: int) -> bool:
-        """Whether somebody who does not fit stands before the best of those who do."""
+        """Whether a job that does not fit stands before the first one that does."""
         return any(heap[0] < best for heap in self.waiting[queue].values())
 
     def _squeeze(self, queue: int, free: int, stop: list[int]) -> int:

@@ -1,14 +1,15 @@
 """The replicated state machine: tenants' quotas, jobs, grants and attained service.
 
 `apply` is deterministic: the same commands in the same order give the same state and the same answers on every host.
-What must never happen is refused here and nowhere else, because here a leader that was cut off cannot get past:
+What must never happen is refused here and nowhere else, because no command of a leader that was cut off gets past
+this place:
 
 - no tenant ever holds more GPUs than its quota (one lowered under what is held lets that run out and grants nothing);
 - a grant's epoch grows by one each time, and a command of another epoch changes nothing;
 - a gang is placed whole, and no GPU belongs to two gangs;
 - at most one gang keeps GPUs that do not suffice for it yet.
 
-No clock is read here. How long jobs wait comes through the log too: whoever leads counts the time for which somebody
+No clock is read here. How long jobs wait comes through the log too: the leader counts the time during which any job
 waits (`Elapsed`), and a job remembers what that clock showed when its wait began.
 
 Ended jobs are kept for the list, the newest `ENDED_MAX` of them; their keys and environments go with them.

@@ -4,8 +4,8 @@
     beside it     0 .. beside     free: fewer, and the GPU is not busy
 
 It answers what `Capacity` answers, by GPU instead of by host (`host/gpu`), because here it matters which GPU it is: a
-job that is upgraded stays where it is, and a reservation names its GPUs. Nobody stops for anybody: guaranteed and
-opportunistic jobs take from different maps.
+job that is upgraded stays where it is, and a reservation names its GPUs. No job stops for another: guaranteed
+and opportunistic jobs take from different maps.
 
 Hosts of a rack share no GPU yet (`plugins/sharing` has no service), so agents construct a `Leader` without `Sharing`.
 """

@@ -1,7 +1,9 @@
-"""For how long jobs wait, and whom that moves: known by when it will be, so that nobody counts everybody's seconds.
+"""For how long jobs wait, and which of them are promoted or demoted for it.
 
-A time that was worked out when a job began to wait may come too early, because something happened to the job since.
-So whoever's time has come is asked again, with the policy's own words, and waits on if it is not so.
+Each job has a time at which that may come, in a heap, so a look reads the few whose time has come and no others.
+
+A time that was computed when a job began to wait may be too early, because the job changed since. So the policy is
+asked again once the time has come, and the job waits on when it says no.
 """
 
 import heapq
@@ -24,11 +26,11 @@ class StarvationTimers:
         self.since: dict[JobId, float] = {}
         self._promotions: list[tuple[float, JobId]] = []
         self._demotions: list[tuple[float, JobId]] = []
-        """Heaps of when it will be so; an entry may be out of date."""
+        """Heaps of the times at which it may be so; an entry may be out of date."""
         self._starved: dict[JobId, int] = {}
-        """Jobs for which it is so, and since which second."""
+        """Jobs that are to be promoted, and since which second."""
         self._late: dict[str, dict[JobId, None]] = {}
-        """Jobs for which it is so, by tenant."""
+        """Jobs of class auto that waited too long, by tenant."""
 
     def put(self, job: Job, now_s: float, known_s: float) -> None:
         """`known_s`: for how long it waits, if nothing is remembered of it."""

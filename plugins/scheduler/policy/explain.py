@@ -1,6 +1,6 @@
-"""Why, in words: why a job can never run, and what a waiting job waits for.
+"""The words for why a job can never run, and for what a waiting job waits.
 
-People ask who is ahead of them, whose jobs these are and what would change it; so every answer says that.
+Every answer says which jobs are ahead, whose they are, and what would change it.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -190,8 +190,8 @@ def _when_others_sink(
 
 
 def waits_as_opportunistic(job: JobId, opportunistic: QueuePositions, guaranteed: QueuePositions, free: int) -> str:
-    """What an opportunistic job waits for. `opportunistic`: all opportunistic jobs, oldest first; `free`: GPUs that are
-    nobody's."""
+    """What an opportunistic job waits for. `opportunistic`: all opportunistic jobs, oldest first; `free`: GPUs that no
+    job holds."""
     position = opportunistic.positions[job]
     row, ahead = position.row, position.ahead
     place = f"{ordinal(ahead + 1)} of the opportunistic jobs waiting"

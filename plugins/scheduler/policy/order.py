@@ -37,7 +37,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     promoted: float | None = None
     """When it was promoted to the highest queue for having starved; None once it sank again."""
     remaining_s: float = 0.0
-    """Known only to the disciplines that cheat (`srsf`, `srtf`)."""
+    """Known only to the disciplines that are told how long jobs are (`srsf`, `srtf`)."""
 
 
 def queue_of(attained_gpu_s: float, thresholds: Sequence[float]) -> int:

@@ -1,8 +1,8 @@
 """How much a model wants its workers together: its skew, and the limit above which a gang is packed (Gu 2021 §3.3.3).
 
-Models with one huge tensor lose most to the network when their workers are spread; *skew* is that tensor's share of all
-bytes. PACKLIMIT is the skew above which a gang is packed; it is fitted anew from what jobs really lost. The paper runs
-each model on trial first; here a gang is packed until it has run both ways (`shown`).
+Models with one huge tensor lose most time to the network when their workers are spread; *skew* is that tensor's share
+of all bytes. PACKLIMIT is the skew above which a gang is packed; it is fitted anew from what jobs really lost. The
+paper runs each model on trial first; here a gang is packed until it has run both ways (`shown`).
 """
 
 import itertools

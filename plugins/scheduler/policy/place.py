@@ -1,8 +1,9 @@
-"""Where a gang goes: onto few hosts, unless it has shown that it does not mind (NSDI'19 §3.4).
+"""Where a gang goes: onto few hosts, unless its steps took no longer on several (NSDI'19 §3.4).
 
-Workers on several hosts talk through the network. Tiresias packs the models that have one huge tensor and spreads all
-others into gaps. Most jobs say nothing of their tensors, so spreading is what has to be earned here: `skew` is None
-until a model was seen to have small tensors and was seen not to get slower when spread (`packing.shown`). What fits
+Workers on several hosts communicate through the network. Tiresias packs the models that have one huge tensor and
+spreads all others into gaps. Most jobs do not describe their tensors, so a gang is packed here until its model is
+known: `skew` is None until its tensors were seen to be small and its steps were seen to take no longer when spread
+(`packing.shown`). What fits
 into a gap whole goes there (best fit), which keeps whole hosts free for those that need them.
 
 Functions work in slots: a slot is what one worker takes, so with one GPU per worker a slot is a GPU. `pack` is what the

@@ -1,4 +1,4 @@
-"""One walk down an order: who stands where, so that each job can be told in a moment what it waits for."""
+"""One walk down an order finds the position of every job; what a job waits for is then said without another walk."""
 
 from collections.abc import Sequence
 
@@ -19,8 +19,8 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class QueuePositions:
-    """What an order says of all its jobs. It costs time in proportion to jobs times distinct widths, and a question
-    afterwards none."""
+    """What an order says of all its jobs. To make it takes time in proportion to jobs times distinct widths; to ask
+    it takes none."""
 
     def __init__(self, order: Sequence[Row]) -> None:
         self.positions: dict[JobId, Position] = {}

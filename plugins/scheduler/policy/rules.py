@@ -9,11 +9,12 @@ from typing import Literal, get_args
 import msgspec
 
 Discipline = Literal["dlas", "dgittins", "las", "gittins", "srsf", "srtf", "sjf", "fjf", "fifo", "backfill", "gandiva"]
-"""`dlas`, `dgittins`: discretised 2DAS. `las`, `gittins`: the same without queues. `srsf`, `srtf`: they know how long
-jobs are. `sjf`: fewest GPUs first. `fjf`: first come, best effort; `fifo`: first come, and who does not fit blocks the
-others. `backfill`: fifo, and who does not delay the first may pass it (EASY). `gandiva`: turns of equal length."""
+"""`dlas`, `dgittins`: discretised 2DAS. `las`, `gittins`: the same without queues. `srsf`, `srtf`: they are told how
+long jobs are. `sjf`: fewest GPUs first. `fjf`: first come, best effort; `fifo`: first come, and a job that does not fit
+blocks the others. `backfill`: fifo, and a job that does not delay the first may pass it (EASY). `gandiva`: turns of
+equal length."""
 Inside = Literal["sticky", "first"]
-"""Inside a queue: whoever runs stays, or strictly by first start."""
+"""Inside a queue: a job that runs stays, or strictly by first start."""
 
 NON_PREEMPTIVE: tuple[Discipline, ...] = ("fjf", "fifo", "backfill")
 MOVING: tuple[Discipline, ...] = ("las", "gittins", "dgittins", "srsf", "srtf")

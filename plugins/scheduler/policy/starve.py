@@ -1,7 +1,8 @@
 """When a job that waits goes to the head of everything (NSDI'19 §3.3, STARVELIMIT and PROMOTEKNOB).
 
-The simulator asks when that will be, the leader whether it is so by now: both ask here. Whoever decides less often than
-once a second finds several at once; they are promoted in the order of the seconds in which they became due.
+The simulator asks when that will be, the leader whether it is so by now; both ask these functions. A leader that
+decides less often than once a second finds several such jobs at once, and promotes them in the order of the seconds in
+which they became due.
 """
 
 import math

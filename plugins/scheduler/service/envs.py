@@ -6,8 +6,8 @@
 
 A file holds AES-GCM ciphertext and is readable by the agent's user alone; its key is in the log and leaves the log's
 state when the job ends. So neither a copy of the log nor a copy of these files says anything, and what a deleted file
-leaves on a disk cannot be read once the log was cut. In clear it is only where the job runs: in the record of its ranks
-(`agent/jobs/runner.py`, mode 0600, gone with the ranks) and in their own environment.
+leaves on a disk cannot be read once the log was cut. Unencrypted it is only where the job runs: in the record of its
+ranks (`agent/jobs/runner.py`, mode 0600, gone with the ranks) and in their own environment.
 
 Hosts that find a place for the job or run it may have it, as far as the log that the holder knows says so. Whoever ran
 it keeps it until the job ends, so the job outlives the submitting agent. Copies beside that one are there for the time

@@ -1,4 +1,4 @@
-"""The scheduler's door to the replicated log: commands in, the queue's changes out.
+"""Between the scheduler and the replicated log: it proposes commands and applies what the log says to the queue.
 
 `behind` tells whether this copy may be missing what was already decided: true from the start of the agent until a
 command of its own came back out of the log, and whenever the copy is older than `current_s`. What is read from an old
@@ -68,7 +68,7 @@ class QueueLog:
         self.wake()
 
     def wake(self) -> None:
-        """Whoever waits for a change looks again."""
+        """Everything that waits for a change looks again."""
         for event in self.listeners:
             event.set()
 

@@ -4,8 +4,8 @@
     log says stopping, or the grant is over --> runner.stop
     RanksEnded --> RanksReported to the log until it answers --> runner.forget, GPUs free
 
-Every look starts from the log's state, not from its events, so a restart, a replayed log or a lost wake-up changes
-nothing. A start is fenced twice: by an epoch on disk here, and by the runner's own.
+Every look starts from the log's state, not from its events, so it finds the same after a restart, a replay of the log
+or a lost wake-up. A start is fenced twice: by an epoch on disk here, and by the runner's own.
 """
 
 import asyncio
@@ -334,7 +334,7 @@ class LocalRanks:
     # ---- what happens here ----
 
     def ended(self, fact: RanksEnded) -> None:
-        """The runner says it again after every restart until it is told to forget."""
+        """The runner repeats this fact after every restart until it is told to forget the ranks."""
         if (fact.job, fact.epoch) not in self.ends:
             self.ends[fact.job, fact.epoch] = fact
             self.host.env.spawn(f"report {fact.job}.{fact.epoch}", self.report(fact))
@@ -423,7 +423,7 @@ class LocalRanks:
     # ---- saying it in the log ----
 
     async def checkpoint(self, only: JobId | None = None) -> None:
-        """Tell the log what this host's GPUs did. When nobody leads it is said later: it only ever grows."""
+        """Tell the log what this host's GPUs did; without a leader, at the next call: the numbers only grow."""
         news = {id: round(done, 3) for id, done in self.service_gpu_s.items() if only is None or id == only}
         news = {id: done for id, done in news.items() if done > self.reported.get(id, 0.0)}
         jobs = {id: self.queue.jobs.get(id) for id in self.tensors if only in (None, id)}

@@ -1,8 +1,9 @@
-"""Why ranks failed: a peer that is cut off makes the others of its gang end with an error like any other (NCCL, Gloo).
+"""Whether ranks failed because a peer was cut off: the others of its gang then end with an error like any other (NCCL,
+Gloo).
 
-So a host whose ranks failed asks the other hosts of their gang whether they are there, before it reports. Who answers
-costs no time; who does not is named in the report, and the log counts that end as a lost host instead of a failure. It
-is this host's own view that counts, not the leader's: its ranks failed over the way between these two.
+So a host whose ranks failed asks the other hosts of their gang whether they are there, before it reports. A host that
+answers costs no time; one that does not is named in the report, and the log counts that end as a lost host, not as a
+failure. It is this host's own view that counts, not the leader's: its ranks failed over the way between these two.
 """
 
 import asyncio
