@@ -89,7 +89,7 @@ class HostAgent:
     # ---- life ----
 
     async def start(self) -> None:
-        """OSError or ValueError when this host cannot be an agent (address taken, sick disk), StateRefused when its
+        """OSError or ValueError when this host cannot be an agent (address taken, disk error), StateRefused when its
         identity or log cannot be trusted; a failing plugin does not matter here."""
         identity = self._identity_now = await self._identity()
         self.boot = identity.boot

@@ -16,7 +16,7 @@ class StateDirectoryTaken(Exception):
 
 
 class StateLock:
-    """Held from construction to `release`. StateDirectoryTaken when another process holds it, OSError on a sick disk.
+    """Held from construction to `release`. StateDirectoryTaken when another one holds it, OSError of a failing disk.
 
     The file names its holder's pid. It is removed on release; after `kill -9` the file stays, but the lock is free.
     """

@@ -24,7 +24,7 @@ NOUNS = {
     "jobs": (LOOK, "jobs and why each is where it is (-a: ended ones too)"),
     "job": (LOOK, "one job: places, ranks, steps"),
     "logs": (LOOK, "what its ranks wrote (-f: follow)"),
-    "why": (LOOK, "the story of one job, slab, volume or host"),
+    "why": (LOOK, "all events of one job, slab, volume or host"),
     "slabs": (LOOK, "whose memory lies where"),
     "volumes": (LOOK, "remote memory volumes and their traffic"),
     "tensors": (LOOK, "whose gradients are summed where"),

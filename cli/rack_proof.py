@@ -127,7 +127,7 @@ def next_commands(job: str) -> str:
     shown = bin_dir.relative_to(Path.cwd()) if bin_dir.is_relative_to(Path.cwd()) else bin_dir
     lines = [
         ("agentctl hosts", "who is there, who leads"),
-        (f"agentctl why {job}", "the story of that job"),
+        (f"agentctl why {job}", "all events of that job"),
         (f"agentctl why slab/{VOLUME}/0", "and of a slab"),
         (f"agentctl logs {job}", "what its workers wrote"),
         ("agentctl submit --workers 2 --follow -- hostname", "a job of your own"),

@@ -26,7 +26,7 @@ def test_a_title_names_one_machine() -> None:
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.module)
 def test_every_row_of_a_table_is_taken(machine: Machine) -> None:
-    """A row that no test takes may be dead: mend the table, or write the test that takes it."""
+    """A row that no test takes may be dead: correct the table, or write the test that takes it."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.states", "taken", *machine.tests],
         cwd=ROOT,
