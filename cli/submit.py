@@ -45,6 +45,10 @@ ON_LOST_HELP = (
     "on a host that is cut off, stop (default): ranks end there and the job goes on elsewhere; keep: they go on, and "
     "the job waits until the host is back or is given up"
 )
+NO_ATTACH_HELP = (
+    "leave PYTHONPATH as it is; default: a folder of ours comes first in it, and the steps of PyTorch scripts are seen "
+    "without a change to them"
+)
 SUBMIT_TRIES = 3
 
 
@@ -55,6 +59,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs for each worker or node (default 1)")
     parser.add_argument("--pack", choices=("host", "any"), help=PACK_HELP)
     parser.add_argument("--bind-gpus", action="store_true", help=BIND_HELP)
+    parser.add_argument("--no-attach", action="store_true", help=NO_ATTACH_HELP)
     parser.add_argument("--tenant", help="who pays (default: default)")
     parser.add_argument("--class", dest="job_class", choices=CLASSES, help=CLASS_HELP)
     parser.add_argument("--env", action="append", default=[], metavar="KEY=VAL", help="one more variable; repeatable")
@@ -111,6 +116,8 @@ def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[s
     }
     if args.bind_gpus:
         spec["bind_gpus"] = True
+    if args.no_attach:
+        spec["attach"] = False
     if args.nodes is not None or args.pack is not None:
         spec["pack"] = "apart" if args.nodes is not None else args.pack
     given = (

@@ -32,6 +32,7 @@ from covey.wire import (
     PROTOCOL,
     AggregatorAt,
     AggregatorLost,
+    Attached,
     ExtendGrace,
     Frame,
     Join,
@@ -100,6 +101,10 @@ class JobClient:
         self._steps: deque[bytes] = deque(maxlen=STEPS_WAITING_MAX)
         self._urgent: deque[bytes] = deque()
         self._lost: AggregatorLost | None = None
+        self._attached: Attached | None = None
+        self._by_hand = False
+        self.given = False
+        """To the script, by `join`."""
         self._aggregator: AggregatorAt | None = None
         self._tensors: TensorClient | None = None
         self._step = 0
@@ -128,11 +133,44 @@ class JobClient:
         *,
         compute_s: float | None = None,
         communicate_s: float | None = None,
+        input_s: float = 0.0,
+        memory_bytes: int = 0,
         **metrics: float,
     ) -> None:
         """One mini-batch done. Never waits. `step` counts from 0 by itself. In seconds: `step_s` is the time since the
-        last call, `communicate_s` the time since then inside `tensors`, `compute_s` the rest. `metrics` (loss,
-        accuracy) are shown by `agentctl job`. While the agent is away only the newest step is kept."""
+        last call, `communicate_s` the time since then inside `tensors`, `input_s` the time waited for input,
+        `compute_s` the rest. `memory_bytes` is the highest use of device memory. `metrics` (loss, accuracy) are shown
+        by `agentctl job`. While the agent is away only the newest step is kept. From the first call on these calls
+        alone count steps, not what `covey.attach` sees."""
+        self._by_hand = True
+        self._stepped(step, step_s, compute_s, communicate_s, input_s, memory_bytes, metrics, "script")
+
+    def observed(
+        self, step: int, step_s: float, communicate_s: float | None, input_s: float, memory_bytes: int, boundary: str
+    ) -> None:
+        """A mini-batch that `covey.attach` saw, in seconds and bytes; nothing where the script itself says its steps.
+        `communicate_s`: None: what was spent inside `tensors`."""
+        if not self._by_hand:
+            self._stepped(step, step_s, None, communicate_s, input_s, memory_bytes, {}, boundary)
+
+    def attached(self, to: str, problem: str = "") -> None:
+        """Tell the agent, now and after it was away, what `covey.attach` sees of this script, and what it cannot."""
+        with self._lock:
+            self._attached = Attached(to[:64], problem[:400])
+            self._urgent.append(pack(self._attached))
+        self._nudge()
+
+    def _stepped(
+        self,
+        step: int | None,
+        step_s: float | None,
+        compute_s: float | None,
+        communicate_s: float | None,
+        input_s: float,
+        memory_bytes: int,
+        metrics: Mapping[str, float],
+        boundary: str,
+    ) -> None:
         now_s = time.monotonic()
         with self._lock:
             if self._closed:
@@ -141,12 +179,13 @@ class JobClient:
             number = self._step if step is None else int(step)
             took_s = now_s - self._stepped_at_s if step_s is None else float(step_s)
             talked_s = communicated_s - self._communicated_s if communicate_s is None else float(communicate_s)
-            computed_s = max(0.0, took_s - talked_s) if compute_s is None else float(compute_s)
+            computed_s = max(0.0, took_s - talked_s - input_s) if compute_s is None else float(compute_s)
             self._step, self._stepped_at_s, self._communicated_s = number + 1, now_s, communicated_s
             if not self._joined:
                 self._steps.clear()
             shown = {name: float(value) for name, value in metrics.items()}
-            self._steps.append(pack(Stepped(number, took_s, computed_s, talked_s, shown)))
+            timed = Stepped(number, took_s, computed_s, talked_s, shown, float(input_s), int(memory_bytes), boundary)
+            self._steps.append(pack(timed))
         self._nudge()
 
     @property
@@ -357,8 +396,7 @@ class JobClient:
             self.host = joined.host
             self._joined = True
             self._urgent.clear()
-            if self._lost is not None:
-                self._urgent.append(pack(self._lost))
+            self._urgent.extend(pack(frame) for frame in (self._lost, self._attached) if frame is not None)
         self._refusal = None
         self._answered.set()
 
@@ -432,9 +470,25 @@ def _script() -> str:
     return sys.argv[0] or "train.py"
 
 
+_process: JobClient | None = None
+"""The connection of `covey.attach` in this process, which `join` hands to the script."""
+
+
+def of_process() -> JobClient:
+    """This process's connection, made if there is none. CoveyError when this process is no rank of a job."""
+    global _process
+    if _process is None or _process not in _living:
+        _process = JobClient(os.environ)
+    return _process
+
+
 def join(timeout_s: float = JOIN_S) -> JobClient:
     """This rank's job. Waits for the agent's answer at most `timeout_s` seconds; an agent that is away is joined
     later, in the background. CoveyError outside a job, or when the agent refuses this process."""
-    client = JobClient(os.environ)
+    global _process
+    client = of_process()
+    if client.given:
+        client = _process = JobClient(os.environ)
+    client.given = True
     client.wait_joined(timeout_s)
     return client

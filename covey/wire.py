@@ -88,6 +88,21 @@ class Stepped(Frame, frozen=True, tag="Stepped"):
     communicate_s: float = 0.0
     metrics: dict[str, float] = {}
     """Shown in `agentctl job` (loss, accuracy): at most 16 names of at most 64 characters."""
+    input_s: float = 0.0
+    """Of `step_s`, waited for input."""
+    memory_bytes: int = 0
+    """Highest use of device memory, of a process without a device its resident memory; 0: not known."""
+    boundary: str = "script"
+    """What a mini-batch is here: as the script says, or what `covey.attach` goes by; at most 32 characters."""
+
+
+class Attached(Frame, frozen=True, tag="Attached"):
+    """Rank -> agent: what of the script is seen without its help. Becomes the fact `JobAttached`."""
+
+    to: str = ""
+    """Such as `torch 2.13.0`; empty: nothing. At most 64 characters."""
+    problem: str = ""
+    """One line: why less is seen than could be; at most 400 characters."""
 
 
 class Stopping(Frame, frozen=True, tag="Stopping"):
@@ -137,7 +152,7 @@ class Detached(Frame, frozen=True, tag="Detached"):
 
 
 FrameUnion = (
-    Join | Joined | Refusal | AggregatorAt | AggregatorLost | Stepped
+    Join | Joined | Refusal | AggregatorAt | AggregatorLost | Stepped | Attached
     | Stopping | ExtendGrace | Attach | VolumeAt | Detach | Detached
 )  # fmt: skip
 decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnion)

@@ -134,6 +134,8 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between SIGTERM and SIGKILL."""
     bind_gpus: bool = False
     """Each rank sees its own GPUs only, not those of its siblings here."""
+    attach: bool = True
+    """`covey.attach` sees the script's steps."""
     lease: RankLease | None = None
     """The first one; None: these ranks run for as long as they like, until one is given (`Runner.renew`)."""
 

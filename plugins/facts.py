@@ -1,6 +1,9 @@
 """What plugins tell one another on one host (facts), and what hosts gossip about themselves (published values)."""
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from covey.core import Fact, HostId, JobId
 from covey.ports import Address
@@ -112,6 +115,20 @@ class JobJoined(Fact, frozen=True):
     """What it computes with (`covey/kernels.py`); empty: not known."""
 
 
+class StepTiming(msgspec.Struct, frozen=True):
+    """How long the mini-batches of a job take. Medians over the newest, seconds."""
+
+    step_s: Annotated[float, Meta(ge=0, le=1e9)]
+    input_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    """Of it, waited for input."""
+    communicate_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    """Of it, waited for other ranks."""
+    memory_bytes: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    """Of the rank that uses most; 0: not known."""
+    boundary: Annotated[str, Meta(max_length=32)] = "script"
+    """What a mini-batch is: as the `script` says, or what `covey.attach` sees (`optimizer`, `data loader`)."""
+
+
 class StepTimed(Fact, frozen=True):
     """A rank on this host finished a mini-batch. All plugins that measure a job hear it."""
 
@@ -123,6 +140,24 @@ class StepTimed(Fact, frozen=True):
     compute_s: float
     communicate_s: float
     metrics: dict[str, float]
+    input_s: float = 0.0
+    """Of `step_s`, waited for input."""
+    memory_bytes: int = 0
+    """Highest use of device memory by this rank; 0: not known."""
+    boundary: str = "script"
+    """What a mini-batch is here (`covey.wire.Stepped`)."""
+
+
+class JobAttached(Fact, frozen=True):
+    """What `covey.attach` sees of a rank's script on this host."""
+
+    job: JobId
+    epoch: int
+    rank: int
+    to: str
+    """Such as `torch 2.13.0`; empty: nothing."""
+    problem: str
+    """Why less is seen than could be; empty: no reason."""
 
 
 class TensorsSeen(Fact, frozen=True):

@@ -7,7 +7,7 @@ Times named `_wall_s` are seconds since 1970; everything else is in the unit its
 import msgspec
 
 from covey.core import HostId, JobId
-from plugins.facts import HostState, Place
+from plugins.facts import HostState, Place, StepTiming
 
 
 class PluginHealth(msgspec.Struct, frozen=True):
@@ -163,6 +163,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Newest step that any rank reported."""
     metrics: dict[str, float] = {}
     """Newest value of each metric the script reported."""
+    timing: StepTiming | None = None
+    """How long its mini-batches take, on its slowest host; None: too few were reported."""
+    attached: dict[int, str] = {}
+    """Rank -> what sees its steps without the script's help (`torch 2.13.0`), or why nothing does; of hosts that
+    answered."""
     aggregator: HostId | None = None
     """Who sums its tensors, as the hosts of its ranks say; None while none does, or they did not answer."""
     unlike: str = ""

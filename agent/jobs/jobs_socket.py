@@ -25,6 +25,7 @@ from covey.ports import ByteStream, Env, Listener
 from covey.version import VERSION
 from covey.wire import (
     PROTOCOL,
+    Attached,
     ExtendGrace,
     Frame,
     Join,
@@ -36,7 +37,7 @@ from covey.wire import (
     other_protocol,
 )
 from plugins.base import JobPeer, Outbox, RanksSpec
-from plugins.facts import JobJoined, StepTimed
+from plugins.facts import JobAttached, JobJoined, StepTimed
 
 JOIN_S = 5.0
 """A process that has not joined this long after connecting is cut off."""
@@ -44,6 +45,8 @@ PEERS_MAX = 1024
 METRICS_MAX = 16
 METRIC_NAME_MAX = 64
 KERNEL_MAX = 64
+BOUNDARY_MAX = 32
+ATTACHED_MAX, PROBLEM_MAX = 64, 400
 STEP_MAX = 1 << 53
 SECONDS_MAX = 1e9
 FRAMES_AT_ONCE = 32
@@ -65,7 +68,9 @@ class ConnectedProcess:
     def __init__(self, join: Join, uid: int, stream: ByteStream) -> None:
         self.pid, self.job, self.uid = join.pid, join.job, uid
         self.rank, self.epoch = join.rank, join.epoch
-        self.kernel = "".join(filter(str.isprintable, join.kernel[:KERNEL_MAX]))
+        self.kernel = _plain(join.kernel, KERNEL_MAX)
+        self.attached: tuple[str, str] | None = None
+        """To what, and why not to more, as this process said."""
         self._stream = stream
         self.outbox = Outbox()
 
@@ -113,10 +118,14 @@ class JobSocket:
         return sorted((peer for peer in self._joined if peer.job == job), key=lambda peer: peer.rank)
 
     def facts(self) -> Sequence[Fact]:
-        """A `JobJoined` of every rank that is joined now, for a plugin that started later."""
-        return [
-            JobJoined(peer.job, peer.epoch, peer.rank, peer.kernel) for peer in self._joined if peer.job is not None
-        ]
+        """What every rank that is joined now said of itself, for a plugin that started later."""
+        found: list[Fact] = []
+        for peer in self._joined:
+            if peer.job is not None:
+                found.append(JobJoined(peer.job, peer.epoch, peer.rank, peer.kernel))
+                if peer.attached is not None:
+                    found.append(JobAttached(peer.job, peer.epoch, peer.rank, *peer.attached))
+        return found
 
     def say_stopping(self, job: JobId, epoch: int) -> None:
         """Send `Stopping` to the ranks of this epoch: they were asked to end, or got more time."""
@@ -206,6 +215,8 @@ class JobSocket:
                 await asyncio.sleep(0)
             if isinstance(frame, Stepped):
                 self._stepped(peer, frame)
+            elif isinstance(frame, Attached):
+                self._attached(peer, frame)
             elif isinstance(frame, Join | Joined | Stopping):
                 raise FrameError(f"{type(frame).__name__} from a process that has joined")
             else:
@@ -226,21 +237,36 @@ class JobSocket:
         await self._runner.extend(peer.job, peer.epoch, frame.seconds)
 
     def _stepped(self, peer: ConnectedProcess, frame: Stepped) -> None:
-        """FrameError for an impossible step or time; a metric that is not finite (a loss of NaN) is left out."""
-        times = (frame.step_s, frame.compute_s, frame.communicate_s)
-        if peer.job is None or not 0 <= frame.step <= STEP_MAX or not all(0 <= time <= SECONDS_MAX for time in times):
-            raise FrameError("Stepped from outside a job, or with an impossible step or time")
-        good = {
+        """FrameError for an impossible step, size or time; a metric that is not finite (a loss of NaN) is left out."""
+        times = (frame.step_s, frame.compute_s, frame.communicate_s, frame.input_s)
+        counts = (frame.step, frame.memory_bytes)
+        good = all(0 <= count <= STEP_MAX for count in counts) and all(0 <= time <= SECONDS_MAX for time in times)
+        if peer.job is None or not good:
+            raise FrameError("Stepped from outside a job, or with an impossible step, size or time")
+        metrics = {
             name: value
             for name, value in list(frame.metrics.items())[:METRICS_MAX]
             if len(name) <= METRIC_NAME_MAX and math.isfinite(value)
         }
         self.counters["steps"] += 1
-        self.counters["metrics_dropped"] += len(frame.metrics) - len(good)
-        self._tell(StepTimed(peer.job, peer.epoch, peer.rank, frame.step, *times, good))
+        self.counters["metrics_dropped"] += len(frame.metrics) - len(metrics)
+        of = (peer.job, peer.epoch, peer.rank, frame.step, *times[:3], metrics)
+        self._tell(StepTimed(*of, frame.input_s, frame.memory_bytes, _plain(frame.boundary, BOUNDARY_MAX)))
+
+    def _attached(self, peer: ConnectedProcess, frame: Attached) -> None:
+        """A rank says it once after it joined, and again when that changes."""
+        if peer.job is None:
+            raise FrameError("Attached from outside a job")
+        peer.attached = (_plain(frame.to, ATTACHED_MAX), _plain(frame.problem, PROBLEM_MAX))
+        self._tell(JobAttached(peer.job, peer.epoch, peer.rank, *peer.attached))
 
     def _malformed(self, stream: ByteStream, error: FrameError) -> None:
         self.counters["malformed"] += 1
         unsaid = self._offences.add(stream.peer, self._env.clock.now_s())
         if unsaid is not None:
             self._env.log.warning("malformed frame on jobs.sock", peer=stream.peer, why=str(error), unsaid=unsaid)
+
+
+def _plain(text: str, length: int) -> str:
+    """What people may be shown of it."""
+    return "".join(filter(str.isprintable, text[:length]))

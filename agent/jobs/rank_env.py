@@ -21,8 +21,11 @@ Bound (`--bind-gpus`), a rank sees its own GPUs and no others, and is a node of 
 LOCAL_WORLD_SIZE 1, GROUP_RANK its RANK. So `set_device(LOCAL_RANK)` is right here too.
 """
 
+import os
+
 import msgspec
 
+from covey import attach
 from covey.core import HostId
 from plugins.base import RankSpec, RanksSpec
 
@@ -45,7 +48,7 @@ def environment(spec: RanksSpec, rank: RankSpec, door: RankEndpoints, hide_gpus:
     """`hide_gpus`: a rank without a GPU of its own sees none, instead of all."""
     set_here = {**_rank(spec, rank), **_launcher(spec, rank), **_ours(spec, rank, door)}
     carried = {name: str(value) for name, value in set_here.items()}
-    return {**UNLESS_SET, **spec.env, **carried, **_gpus(spec, rank, hide_gpus)}
+    return {**UNLESS_SET, **spec.env, **carried, **_attached(spec), **_gpus(spec, rank, hide_gpus)}
 
 
 def visible(spec: RanksSpec, rank: RankSpec) -> tuple[str, ...]:
@@ -112,6 +115,14 @@ def _ours(spec: RanksSpec, rank: RankSpec, door: RankEndpoints) -> dict[str, obj
         "COVEY_SOCKET": door.socket,
         "COVEY_PREEMPT_FILE": door.preempt_file,
     }
+
+
+def _attached(spec: RanksSpec) -> dict[str, str]:
+    """Python looks for `sitecustomize` along PYTHONPATH: ours comes first, and runs the one behind it."""
+    if not spec.attach:
+        return {"COVEY_ATTACH": "0"}
+    behind = spec.env.get("PYTHONPATH", "")
+    return {"PYTHONPATH": f"{attach.SITE}{os.pathsep}{behind}" if behind else attach.SITE}
 
 
 def _gpus(spec: RanksSpec, rank: RankSpec, hide_gpus: bool) -> dict[str, str]:

@@ -11,7 +11,7 @@ import msgspec
 
 from covey.core import HostId, JobId
 from covey.transitions import StateTable
-from plugins.facts import Place
+from plugins.facts import Place, StepTiming
 from plugins.scheduler.messages.spec import JobClass, JobSpec, SealedEnv
 from plugins.scheduler.policy.order import Row, queue_of
 
@@ -131,6 +131,8 @@ class Job(msgspec.Struct, kw_only=True):
     metrics: dict[str, float] = {}
     step_s: float | None = None
     """Median step of the newest start, the slowest host's."""
+    timings: dict[HostId, StepTiming] = {}
+    """How long its steps take, by host of the newest start."""
     tensors: tuple[int, int] = (0, 0)
     """Bytes of its largest tensor, and of all; (0, 0): not seen."""
     env: SealedEnv | None = None

@@ -190,7 +190,7 @@ class Queue(JobTable):
         job.attempt += 1
         job.place_failures = 0
         job.waited_s += max(0.0, self.clock_s - job.queued_s)
-        job.step, job.metrics, job.step_s = None, {}, None
+        job.step, job.metrics, job.step_s, job.timings = None, {}, None, {}
         job.first = self.index if job.first is None else job.first
         job.started_wall_s = command.wall_s if job.started_wall_s is None else job.started_wall_s
         for place in job.places:
@@ -368,6 +368,11 @@ class Queue(JobTable):
             if job is not None and (total, largest) > (job.tensors[1], job.tensors[0]):
                 job.tensors = (largest, total)
                 self.models.saw_tensors(job.spec, largest, total)
+        for id, steps in sorted(command.steps.items()):
+            job = self.jobs.get(id)
+            if job is not None and job.placed and job.epoch == steps.epoch and job.place_on(command.host) is not None:
+                job.step = max(steps.step, job.step or 0)
+                job.timings = {**job.timings, command.host: steps.timing}
         return Applied()
 
     def _leads(self, command: Leads) -> Result:

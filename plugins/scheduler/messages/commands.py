@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from covey.core import HostId, JobId
-from plugins.facts import Place
+from plugins.facts import Place, StepTiming
 from plugins.scheduler.messages.spec import JobSpec, Key, SealedEnv
 
 Text = Annotated[str, Meta(max_length=1000)]
@@ -176,6 +176,14 @@ class QuotaSet(CommandBase, frozen=True, kw_only=True, tag="QuotaSet"):
     """Do nothing when this tenant's quota was ever set (initial quotas of agent.toml)."""
 
 
+class JobSteps(msgspec.Struct, frozen=True):
+    """Where a job is that runs, as one of its hosts sees it."""
+
+    epoch: Epoch
+    step: Count
+    timing: StepTiming
+
+
 class Attained(CommandBase, frozen=True, kw_only=True, tag="Attained"):
     """A host: what its GPUs have done for each job since ever, GPU·s. Only ever grows (max-merge)."""
 
@@ -185,6 +193,8 @@ class Attained(CommandBase, frozen=True, kw_only=True, tag="Attained"):
     """Whoever sees this come out of its copy of the log knows that the copy is current."""
     tensors: Annotated[dict[JobId, tuple[Bytes, Bytes]], Meta(max_length=4096)] = {}
     """Bytes of the largest tensor and of all, of jobs whose tensors were seen there (the larger model wins)."""
+    steps: Annotated[dict[JobId, JobSteps], Meta(max_length=4096)] = {}
+    """Of jobs that run there and report steps."""
 
 
 AboutGrant = Granted | Placed | PlaceFailed | RanksReported | CancelAsked | TimeLimitReached | TakenBack

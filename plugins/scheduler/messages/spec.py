@@ -82,6 +82,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     pack: Pack = "few"
     bind_gpus: bool = False
     """Each rank sees its own GPUs only; otherwise all that the job has on its host (`agent/jobs/rank_env.py`)."""
+    attach: bool = True
+    """Steps of a script are seen without a change to it (`covey/attach`)."""
     on_lost: OnLost = "stop"
     retries: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     """Starts that it gets again after a failure of its own."""
@@ -147,6 +149,7 @@ EXPECTED: dict[str, str] = {
     "retries_again": "a whole number from 0 to 1000000",
     "retries_preempted": "a whole number from 0 to 1000000, or nothing for no limit",
     "bind_gpus": "true or false",
+    "attach": "true or false",
 }
 _TYPES: dict[str, Any] = {field.encode_name: field.type for field in msgspec.structs.fields(JobSpec)}
 

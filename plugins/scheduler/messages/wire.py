@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from covey.core import HostId, JobId, Message
+from plugins.facts import StepTiming
 from plugins.scheduler.messages.commands import Count, Epoch, Id, Text
 from plugins.scheduler.messages.spec import SPEC_BYTES_MAX
 
@@ -89,6 +90,10 @@ class JobNowAnswer(Message, frozen=True, tag="JobNowAnswer"):
     """Who sums its tensors."""
     kernels: Annotated[dict[Count, Annotated[str, Meta(max_length=64)]], Meta(max_length=4096)] = {}
     """rank -> what it computes with (`covey/kernels.py`), of ranks that said so."""
+    timing: StepTiming | None = None
+    """None: too few steps were reported there."""
+    attached: Annotated[dict[Count, Annotated[str, Meta(max_length=400)]], Meta(max_length=4096)] = {}
+    """rank -> what sees its steps (`torch 2.13.0`), or why nothing does."""
 
 
 class LogTail(Message, frozen=True, tag="LogTail"):

@@ -14,6 +14,7 @@ from plugins.facts import (
     GpusNow,
     HostGone,
     HostSeen,
+    JobAttached,
     JobJoined,
     JobPlaced,
     LeaderChanged,
@@ -150,7 +151,9 @@ class SchedulerService(PluginService):
         elif isinstance(fact, JobJoined):
             self.ranks.joined(fact)
         elif isinstance(fact, StepTimed):
-            self.ranks.stepped(fact)
+            self.ranks.steps.stepped(fact)
+        elif isinstance(fact, JobAttached):
+            self.ranks.steps.attached(fact)
         elif isinstance(fact, TensorsSeen):
             self.ranks.tensors_seen(fact)
         elif isinstance(fact, TensorsAssigned):

@@ -9,9 +9,7 @@ or a lost wake-up. A start is fenced twice: by an epoch on disk here, and by the
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import median
 from typing import assert_never
 
 import msgspec
@@ -20,7 +18,7 @@ from covey.checked import Damaged
 from covey.core import Heard, HostId, JobId, Send
 from covey.errors import NoLeader, OutcomeUnknown
 from plugins.base import Host, RanksSpec
-from plugins.facts import JobJoined, JobPlaced, JobUnplaced, Place, RanksEnded, StepTimed, TensorsAssigned, TensorsSeen
+from plugins.facts import JobJoined, JobPlaced, JobUnplaced, Place, RanksEnded, TensorsAssigned, TensorsSeen
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.machine.reservations import (
@@ -48,22 +46,13 @@ from plugins.scheduler.service.leases import HostLeases
 from plugins.scheduler.service.log import QueueLog
 from plugins.scheduler.service.rankspec import ranks_spec
 from plugins.scheduler.service.reach import unreachable
+from plugins.scheduler.service.step_times import StepTimes
 
 LAG_S = 1.0
 """Between two looks whether this copy of the log caught up with a report."""
 PROGRESS_MAX = 2000
-"""Jobs whose newest step is kept in memory."""
-STEPS_TIMED = 101
-"""Newest steps whose median tells how fast a gang was."""
-STEPS_ENOUGH = 10
-"""Fewer tell nothing: the first ones pay for warming up."""
+"""Ranks whose kernel is kept in memory."""
 SIGTERM = 15
-
-
-class RankProgress(msgspec.Struct, frozen=True):
-    epoch: int
-    step: int
-    metrics: dict[str, float]
 
 
 class LocalRanks:
@@ -87,13 +76,11 @@ class LocalRanks:
         self.asked: dict[tuple[JobId, int], None] = {}
         self.ends: dict[tuple[JobId, int], RanksEnded] = {}
         """Ended here, not yet in the log."""
-        self.progress: dict[JobId, RankProgress] = {}
+        self.steps = StepTimes()
         self.service_gpu_s: dict[JobId, float] = {}
         """What this host's GPUs have done for each job that runs here."""
         self.reported: dict[JobId, float] = {}
         """What of it the log knows."""
-        self.steps_s: dict[tuple[JobId, int], deque[float]] = {}
-        """Times of the newest steps of each grant."""
         self.tensors: dict[JobId, tuple[int, int]] = {}
         """Bytes of the largest tensor and of all, of what runs here."""
         self.sums_at: dict[JobId, TensorsAssigned] = {}
@@ -339,23 +326,6 @@ class LocalRanks:
             self.ends[fact.job, fact.epoch] = fact
             self.host.env.spawn(f"report {fact.job}.{fact.epoch}", self.report(fact))
 
-    def stepped(self, fact: StepTimed) -> None:
-        known = self.progress.pop(fact.job, None)
-        older = known if known is not None and known.epoch == fact.epoch else None
-        metrics = {**(older.metrics if older else {}), **fact.metrics}
-        step = max(fact.step, older.step if older else 0)
-        if older is not None and fact.step < older.step:
-            metrics = {**fact.metrics, **older.metrics}
-        self.progress[fact.job] = RankProgress(fact.epoch, step, dict(list(metrics.items())[-16:]))
-        while len(self.progress) > PROGRESS_MAX:
-            del self.progress[next(iter(self.progress))]
-
-        if fact.step_s > 0:
-            key = (fact.job, fact.epoch)
-            self.steps_s.setdefault(key, deque(maxlen=STEPS_TIMED)).append(fact.step_s)
-            while len(self.steps_s) > PROGRESS_MAX:
-                del self.steps_s[next(iter(self.steps_s))]
-
     def joined(self, fact: JobJoined) -> None:
         if fact.kernel:
             key = fact.job, fact.epoch, fact.rank
@@ -375,14 +345,19 @@ class LocalRanks:
 
     def job_now(self, job: JobId) -> JobNowAnswer:
         pids = {epoch: ranks for (id, epoch), ranks in self.host.runner.running().items() if id == job}
-        epoch = max(pids, default=0)
-        known = self.progress.get(job)
-        epoch = max(epoch, known.epoch if known else 0)
-        step, metrics = (known.step, known.metrics) if known and known.epoch == epoch else (None, {})
+        epoch = max(max(pids, default=0), self.steps.newest_epoch(job))
+        steps = self.steps.of(job, epoch)
         sums = self.sums_at.get(job)
-        aggregator = sums.aggregator if sums is not None and sums.epoch == epoch else None
-        kernels = {rank: kernel for (id, of, rank), kernel in self.kernels.items() if (id, of) == (job, epoch)}
-        return JobNowAnswer(epoch, dict(pids.get(epoch, {})), step, metrics, aggregator, kernels)
+        return JobNowAnswer(
+            epoch=epoch,
+            pids=dict(pids.get(epoch, {})),
+            step=steps.step,
+            metrics=steps.metrics,
+            aggregator=sums.aggregator if sums is not None and sums.epoch == epoch else None,
+            kernels={rank: kernel for (id, of, rank), kernel in self.kernels.items() if (id, of) == (job, epoch)},
+            timing=steps.timing(),
+            attached=dict(steps.attached),
+        )
 
     async def second_passed(self, now_s: float) -> None:
         self._serve(now_s)
@@ -432,8 +407,10 @@ class LocalRanks:
         }
         if not news and not tensors:
             return
+        steps = self.steps.news({id: job.epoch for id in news if (job := self.queue.jobs.get(id)) is not None})
+        attained = Attained(wall_s=0.0, host=self.host.id, service_gpu_s=news, tensors=tensors, steps=steps)
         try:
-            await self.log.propose(Attained(wall_s=0.0, host=self.host.id, service_gpu_s=news, tensors=tensors))
+            await self.log.propose(attained)
         except (NoLeader, OutcomeUnknown):
             return
         self.reported |= news
@@ -450,7 +427,7 @@ class LocalRanks:
         await self._saved()
         self.ends.pop(key, None)
         self.asked.pop(key, None)
-        self.steps_s.pop(key, None)
+        self.steps.forget(*key)
         self.host.runner.forget(*key)
         self.dirty[fact.job] = None
 
@@ -462,8 +439,7 @@ class LocalRanks:
             await asyncio.sleep(LAG_S)
 
     def _report_of(self, fact: RanksEnded, silent: tuple[HostId, ...]) -> RanksReported:
-        known = self.progress.get(fact.job)
-        newest = known if known is not None and known.epoch == fact.epoch else None
+        steps = self.steps.of(fact.job, fact.epoch)
         return RanksReported(
             wall_s=0.0,
             job=fact.job,
@@ -473,15 +449,11 @@ class LocalRanks:
             reason=fact.reason[:1000],
             asked=(fact.job, fact.epoch) in self.asked or bool(fact.reason),
             lost=fact.lost,
-            step=newest.step if newest else None,
-            metrics=newest.metrics if newest else {},
-            step_s=self._step_s(fact.job, fact.epoch),
+            step=steps.step,
+            metrics=steps.metrics,
+            step_s=steps.step_s(),
             unreachable=silent,
         )
-
-    def _step_s(self, job: JobId, epoch: int) -> float | None:
-        times = self.steps_s.get((job, epoch), ())
-        return round(median(times), 6) if len(times) >= STEPS_ENOUGH else None
 
     def _awaited(self, id: JobId, epoch: int) -> bool:
         """Whether this copy of the log still waits for the report: then the ranks must not be forgotten, or the next

@@ -30,4 +30,5 @@ def ranks_spec(job: Job, place: Place, env: Mapping[str, str]) -> RanksSpec:
         attempt=job.attempt,
         grace_s=job.spec.grace_s,
         bind_gpus=job.spec.bind_gpus,
+        attach=job.spec.attach,
     )

@@ -8,7 +8,7 @@ import msgspec
 
 from covey.core import HostId, JobId
 from covey.errors import Refused
-from plugins.facts import GpusNow, HostView
+from plugins.facts import GpusNow, HostView, StepTiming
 from plugins.scheduler.machine.capacity import Capacity, fits_whole
 from plugins.scheduler.machine.jobs import HOLDING, Cause, Job, row_of
 from plugins.scheduler.machine.leader import RackHost
@@ -246,6 +246,8 @@ def job_view(
         ranks=tuple(rank for place in shown for rank in _ranks(job, place.host, place.host in away, heard)),
         step=step,
         metrics=metrics,
+        timing=slowest([*job.timings.values(), *(answer.timing for answer in now if answer.timing is not None)]),
+        attached={rank: what for answer in now for rank, what in answer.attached.items()},
         aggregator=sums[0] if sums else None,
         unlike=explain.unlike_kernels({rank: kernel for answer in now for rank, kernel in answer.kernels.items()}),
         reserved_gpus=sum(standing.queue.kept.values()) if standing.queue.keeper == job.id else 0,
@@ -286,6 +288,14 @@ def progress(parts: Sequence[tuple[int | None, Mapping[str, float]]]) -> tuple[i
     for _, found in known:
         metrics.update(found)
     return (known[-1][0] if known else None), metrics
+
+
+def slowest(timings: Sequence[StepTiming]) -> StepTiming | None:
+    """A gang is as fast as its slowest host; the memory is that of the rank which uses most."""
+    if not timings:
+        return None
+    found = max(timings, key=lambda timing: timing.step_s)
+    return msgspec.structs.replace(found, memory_bytes=max(timing.memory_bytes for timing in timings))
 
 
 def quota_views(queue: Queue) -> list[QuotaView]:

@@ -1,0 +1,85 @@
+"""What one mini-batch of a script is, when the script does not say. Pure: times and identities are arguments.
+
+    the first optimizer of a period steps again   -> a step ended      (boundary "optimizer")
+    no optimizer ever stepped, batches are fetched with gradients on   (boundary "data loader")
+
+A script may step several optimizers per mini-batch (two networks, or one optimizer per parameter): only the one that
+stepped first counts. When that one is silent while another stepped three times, it is gone and the other takes its
+place. A loss scaler that skips an update has still computed a mini-batch. Gradient accumulation needs no rule: an
+optimizer that steps after every fourth batch ends a step then.
+"""
+
+from dataclasses import dataclass, field
+
+OPTIMIZER, DATA_LOADER = "optimizer", "data loader"
+BATCHES_ENOUGH = 8
+"""Batches fetched without any optimizer before they count as steps: an optimizer may be made late."""
+REPLACED_AFTER = 3
+"""Steps of another optimizer, and none of the first, after which the other counts."""
+
+
+@dataclass
+class Step:
+    """One mini-batch that ended. Seconds."""
+
+    number: int
+    step_s: float
+    """0: not known, since nobody saw it begin."""
+    input_s: float
+    """Of it, waited for the data loader."""
+    boundary: str
+
+
+@dataclass
+class StepCounter:
+    boundary: str = ""
+    """What the newest step was counted by; empty: there was none."""
+    count: int = 0
+    _first: int | None = None
+    """Identity of the optimizer that counts."""
+    _others: dict[int, int] = field(default_factory=dict)
+    """Steps of the others since it stepped."""
+    _batches: int = 0
+    _input_s: float = 0.0
+    _since_s: float | None = None
+    """When the step under way began."""
+
+    def optimizer_stepped(self, optimizer: int, now_s: float) -> Step | None:
+        """`optimizer` is an identity that is not used again while the optimizer lives."""
+        if self._first is None:
+            self._first = optimizer
+        if optimizer != self._first:
+            self._others[optimizer] = self._others.get(optimizer, 0) + 1
+            if self._others[optimizer] < REPLACED_AFTER:
+                return None
+            self._first = optimizer
+        self._others.clear()
+        return self._end(OPTIMIZER, now_s)
+
+    def optimizer_gone(self, optimizer: int) -> None:
+        """It was collected: its identity may be used again."""
+        self._others.pop(optimizer, None)
+        if self._first == optimizer:
+            self._first = None
+
+    def batch_fetched(self, waited_s: float, with_gradients: bool, now_s: float) -> Step | None:
+        """The script waited so long for its next batch. An evaluation fetches batches without gradients."""
+        ended = None
+        if self.boundary != OPTIMIZER and self._first is None and with_gradients:
+            self._batches += 1
+            if self._batches > BATCHES_ENOUGH:
+                ended = self._end(DATA_LOADER, now_s - waited_s)
+            elif self._batches == BATCHES_ENOUGH:
+                self._since_s, self._input_s = now_s - waited_s, 0.0
+        self._input_s += max(0.0, waited_s)
+        if self._since_s is None:
+            self._since_s, self._input_s = now_s, 0.0
+        return ended
+
+    def _end(self, boundary: str, now_s: float) -> Step:
+        known = self._since_s is not None
+        step_s = max(0.0, now_s - self._since_s) if self._since_s is not None else 0.0
+        ended = Step(self.count, step_s, min(self._input_s, step_s) if known else 0.0, boundary)
+        self.count += 1
+        self.boundary, self._since_s, self._input_s = boundary, now_s, 0.0
+        return ended

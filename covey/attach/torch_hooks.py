@@ -1,0 +1,120 @@
+"""PyTorch's hooks for `covey.attach`: the only file of it that imports torch. Called after torch was imported.
+
+    torch.optim     register_optimizer_step_post_hook: after every step of every optimizer, also under torch.compile
+    GradScaler      `step` is wrapped: an update that was skipped for its gradients is a mini-batch too
+    DataLoader      `__next__` of its iterators is wrapped: how long the script waited for input
+    DDP             its constructor is wrapped: its own figures say how long ranks waited for one another
+
+No hook is called per operator, and none changes what is computed.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from covey.attach.reporter import Reporter, resident_bytes
+
+_installed: Reporter | None = None
+
+
+def install() -> Reporter:
+    """Once per process; the reporter of this process."""
+    global _installed
+    if _installed is None:
+        exposed = DdpFigures()
+        reporter = _installed = Reporter(f"torch {torch.__version__}", device_bytes, exposed.communicate_s)
+        Hooks(reporter, exposed).install()
+        reporter.start()
+    return _installed
+
+
+class Hooks:
+    """Each is replaced by one that reports; what fails in reporting is told once and never raised."""
+
+    def __init__(self, reporter: Reporter, figures: "DdpFigures") -> None:
+        self._reporter, self._figures = reporter, figures
+        self._fired = 0
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def install(self) -> None:
+        from torch.amp.grad_scaler import GradScaler
+        from torch.nn.parallel.distributed import DistributedDataParallel
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        register_optimizer_step_post_hook(lambda optimizer, _args, _kwargs: self._guarded(self._stepped, optimizer))
+        GradScaler.step = self._scaled(GradScaler.step)
+        _BaseDataLoaderIter.__next__ = self._fetched(_BaseDataLoaderIter.__next__)
+        DistributedDataParallel.__init__ = self._made(DistributedDataParallel.__init__)
+
+    def _guarded(self, report: Callable[..., None], *what: Any) -> None:
+        try:
+            report(*what)
+        except Exception as error:
+            self._reporter.failed(error)
+
+    def _stepped(self, optimizer: Any) -> None:
+        self._fired += 1
+        if optimizer not in self._known:
+            self._known.add(optimizer)
+            weakref.finalize(optimizer, self._reporter.optimizer_gone, id(optimizer)).atexit = False
+        self._reporter.optimizer_stepped(id(optimizer))
+
+    def _scaled(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def scaled(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self._fired
+            result = step(scaler, optimizer, *args, **kwargs)
+            if self._fired == before:
+                self._guarded(self._stepped, optimizer)
+            return result
+
+        return scaled
+
+    def _fetched(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
+        reporter = self._reporter
+
+        @functools.wraps(fetch)
+        def fetched(loader: Any) -> Any:
+            began_s = reporter.now_s()
+            batch = fetch(loader)
+            self._guarded(reporter.batch_fetched, reporter.now_s() - began_s, torch.is_grad_enabled())
+            return batch
+
+        return fetched
+
+    def _made(self, init: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(init)
+        def made(model: Any, *args: Any, **kwargs: Any) -> None:
+            init(model, *args, **kwargs)
+            self._figures.models.add(model)
+
+        return made
+
+
+class DdpFigures:
+    """What DistributedDataParallel measures of itself in its first iterations and every hundredth: nanoseconds from the
+    first bucket sent to the last one summed, and what of it the backward pass hid."""
+
+    def __init__(self) -> None:
+        self.models: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def communicate_s(self) -> float | None:
+        """What was not hidden, of all models; None without one."""
+        found = [model._get_ddp_logging_data() for model in self.models]
+        times = [
+            figures["backward_comm_time"] - figures.get("backward_compute_comm_overlap_time", 0)
+            for figures in found
+            if "backward_comm_time" in figures
+        ]
+        return max(0.0, sum(times) / 1e9) if times else None
+
+
+def device_bytes() -> int:
+    """Highest use of device memory by this process; without a device, its resident memory."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_reserved())
+    return resident_bytes()
