@@ -22,13 +22,19 @@ $(READY): pyproject.toml covey/pyproject.toml tools/pyproject.toml covey/version
 	 $(BIN)/python -m pip install -q --disable-pip-version-check -e ./covey -e '.[dev]' -e ./tools
 	@touch $@
 
+.venv/.torch: $(READY) # with pip, which finds a CPU build that lies on the machine; uv would fetch gigabytes of CUDA
+	@echo "installing PyTorch ..."
+	@wanted=$$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["torch"])'); \
+	 if $(BIN)/python -m pip install -q --disable-pip-version-check $$wanted 2>/dev/null; then touch $@; \
+	 else echo "PyTorch cannot be installed here: tests that need it are skipped"; fi
+
 run: $(READY) ## start a rack of four agents on this machine and watch it work
 	@$(BIN)/covey-rack run
 
 stop: ## end it: no process, socket or lock is left
 	@if test -x $(BIN)/covey-rack; then $(BIN)/covey-rack stop; fi
 
-check: $(READY) ## the whole gate, and what each part of it took
+check: $(READY) ## the whole gate, and what each part of it took (TORCH=1: with PyTorch's CPU build)
 	@for part in lint types house test; do began=$$(date +%s); $(MAKE) --no-print-directory $$part || exit 1; \
 	echo "check: $$part took $$(($$(date +%s) - began)) s"; done
 
@@ -43,7 +49,7 @@ house: $(READY)
 	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 	@$(BIN)/python -m tests.reached
 
-test: $(READY)
+test: $(READY) $(if $(TORCH),.venv/.torch)
 	@$(BIN)/pytest -n 2 --dist loadgroup --durations=12
 
 sim: $(READY) ## replay one simulated rack: make sim SEED=7

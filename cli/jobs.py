@@ -5,9 +5,24 @@ from typing import Any
 
 from cli.context import Context
 from cli.table import plural, since, table
-from covey.units import format_seconds
+from covey.units import format_seconds, format_size
 
-TITLES = ("JOB", "NAME", "TENANT", "CLASS", "STATE", "WORKERS", "GPUS", "STEP", "TIME", "WHERE", "WHY")
+TITLES = (
+    "JOB",
+    "NAME",
+    "TENANT",
+    "CLASS",
+    "STATE",
+    "WORKERS",
+    "GPUS",
+    "STEP",
+    "EACH",
+    "WAITS FOR",
+    "MEMORY",
+    "TIME",
+    "WHERE",
+    "WHY",
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,17 +43,39 @@ def run(context: Context) -> int:
             job["workers"],
             job["gpus"],
             job["step"],
+            *timed(job),
             how_long(job, answer.as_of_wall_s),
             " ".join(place["host"] for place in job["places"]),
             job["reason"],
         )
         for job in answer.data
     ]
-    context.say(table(TITLES, rows, ("WORKERS", "GPUS", "STEP", "TIME"), context.paint))
+    context.say(table(TITLES, rows, ("WORKERS", "GPUS", "STEP", "EACH", "MEMORY", "TIME"), context.paint))
     more = "" if context.args.all else " waiting or running"
     age_s = max((job["age_s"] for job in answer.data), default=0.0)
     context.as_of(answer, plural(len(rows), "job") + more, age_s=age_s)
     return 0
+
+
+def timed(job: dict[str, Any]) -> tuple[str, str, str]:
+    """A step's duration, what of it is waiting (for input, for other ranks), and the memory of the largest rank."""
+    timing = job.get("timing")
+    if timing is None:
+        return "", "", ""
+    memory = format_size(timing["memory_bytes"]) if timing["memory_bytes"] else ""
+    return step_time(timing["step_s"]), waits(timing), memory
+
+
+def step_time(seconds: float) -> str:
+    """`8.3 ms`, `1.2 s`."""
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else format_seconds(seconds)
+
+
+def waits(timing: dict[str, Any]) -> str:
+    """`input 40 %, ranks 12 %`: shares of a step under one percent are left out."""
+    shares = (("input", timing["input_s"]), ("ranks", timing["communicate_s"]))
+    found = [(word, round(100 * spent_s / timing["step_s"])) for word, spent_s in shares if timing["step_s"] > 0]
+    return ", ".join(f"{word} {share} %" for word, share in found if share)
 
 
 def class_of(job: dict[str, Any]) -> str:

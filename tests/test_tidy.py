@@ -28,11 +28,15 @@ WALLS = {
     "agent/api/http.py",
     "agent/program.py",
     "cli/main.py",
+    "covey/attach/site/sitecustomize.py",
+    "covey/attach/torch_hooks.py",
+    "covey/attach/watch.py",
     "gossip/service.py",
     "plugins/memory/datapath/lenders.py",
 }
 """Where anything may be caught: the wall between plugins, what another host asks, the last resort of a command, the
-wall between the slabs of a volume; and the simulator, which must survive whatever its hosts raise."""
+wall between the slabs of a volume, what runs inside a script that did not ask for it; and the simulator, which must
+survive whatever its hosts raise."""
 
 
 def files(*under: Path) -> list[Path]:

@@ -30,8 +30,8 @@ def frame(**fields: Any) -> bytes:
     return struct.pack("<I", len(body)) + body
 
 
-def report(problem: str) -> None:
-    """Tell the agent; whatever goes wrong, nothing is raised."""
+def report(problem: str) -> bool:
+    """Tell the agent; whether it answered. Nothing is raised."""
     try:
         environ = os.environ
         hello = frame(
@@ -47,6 +47,6 @@ def report(problem: str) -> None:
             agent.settimeout(ANSWER_S)
             agent.connect(environ["COVEY_SOCKET"])
             agent.sendall(hello + frame(type="Attached", to="", problem=problem[:400]))
-            agent.recv(4096)
-    except Exception:
-        return
+            return bool(agent.recv(4096))
+    except (OSError, KeyError, ValueError):
+        return False

@@ -71,9 +71,9 @@ class StepCounter:
                 ended = self._end(DATA_LOADER, now_s - waited_s)
             elif self._batches == BATCHES_ENOUGH:
                 self._since_s, self._input_s = now_s - waited_s, 0.0
-        self._input_s += max(0.0, waited_s)
         if self._since_s is None:
-            self._since_s, self._input_s = now_s, 0.0
+            self._since_s = now_s - waited_s
+        self._input_s += max(0.0, waited_s)
         return ended
 
     def _end(self, boundary: str, now_s: float) -> Step:

@@ -115,6 +115,6 @@ class DdpFigures:
 
 def device_bytes() -> int:
     """Highest use of device memory by this process; without a device, its resident memory."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_reserved())
     return resident_bytes()

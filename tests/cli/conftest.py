@@ -127,6 +127,14 @@ def job_view(**changes: Any) -> dict[str, Any]:
         ],
         "step": 7,
         "metrics": {"loss": 0.25},
+        "timing": {
+            "step_s": 0.25,
+            "input_s": 0.1,
+            "communicate_s": 0.001,
+            "memory_bytes": 1 << 30,
+            "boundary": "optimizer",
+        },
+        "attached": {"0": "torch 2.13.0", "1": "covey-job is not installed"},
         "aggregator": "gpu3",
         "age_s": 0.0,
     }

@@ -14,84 +14,15 @@ from pathlib import Path
 import pytest
 
 import covey
-from agent.jobs.jobs_socket import JobSocket
 from covey.client import STEPS_WAITING_MAX, CoveyError, JobClient, join
-from covey.core import Fact, HostId, JobId
-from covey.errors import Refused
+from covey.core import HostId, JobId
 from covey.frames import pack
 from covey.kernels import kernel
 from covey.version import VERSION
-from covey.wire import GRACE_KEPT, PROTOCOL, AggregatorAt, AggregatorLost, Frame, Joined, Stopping
-from plugins.base import JobPeer, RanksSpec
-from plugins.facts import JobJoined, StepTimed
-from tests.agent.here import Here, here, ranks, until
-
-J1 = JobId("j1")
-
-
-class Known:
-    """A runner that knows two ranks of epoch 1 of j1."""
-
-    def __init__(self) -> None:
-        self.asked: Stopping | None = None
-
-    def token(self, job: JobId, epoch: int) -> str | None:
-        return "secret" if (job, epoch) == (J1, 1) else None
-
-    def spec(self, job: JobId, epoch: int) -> RanksSpec | None:
-        return ranks("j1", "x", count=2)
-
-    def stopping(self, job: JobId, epoch: int) -> Stopping | None:
-        return self.asked
-
-    async def extend(self, job: JobId, epoch: int, seconds: float) -> None:
-        if self.asked is None:
-            raise Refused(4, GRACE_KEPT, "nobody asked", "wait")
-        self.asked = Stopping(self.asked.left_s + seconds, self.asked.why, may_extend=False)
-
-
-class Agent:
-    """An agent as a job sees it, that can go away and come back."""
-
-    def __init__(self, host: Here) -> None:
-        self.host = host
-        self.facts: list[Fact] = []
-        self.heard: list[Frame] = []
-        self.runner = Known()
-        self.socket = self._made()
-
-    def _made(self) -> JobSocket:
-        async def deliver(peer: JobPeer, frame: Frame) -> None:
-            self.heard.append(frame)
-
-        return JobSocket(self.host.env, self.runner, self.facts.append, deliver)
-
-    async def restart(self) -> None:
-        await self.socket.stop()
-        self.facts.clear()
-        self.heard.clear()
-        self.socket = self._made()
-        await self.socket.start()
-
-    def environ(self, **changed: str) -> dict[str, str]:
-        mine = {
-            "COVEY_SOCKET": f"{self.host.env.run_dir}/jobs.sock",
-            "COVEY_JOB_ID": "j1",
-            "COVEY_RANK": "1",
-            "COVEY_WORLD_SIZE": "2",
-            "COVEY_EPOCH": "1",
-            "COVEY_TOKEN": "secret",
-            "COVEY_HOST": "h1",
-        }
-        return {**mine, **changed}
-
-    def steps(self) -> list[StepTimed]:
-        return [fact for fact in self.facts if isinstance(fact, StepTimed)]
-
-    async def client(self, **changed: str) -> JobClient:
-        found = JobClient(self.environ(**changed))
-        await asyncio.to_thread(found.wait_joined, 5.0)
-        return found
+from covey.wire import PROTOCOL, AggregatorAt, AggregatorLost, Joined, Stopping
+from plugins.facts import JobJoined
+from tests.agent.here import here, until
+from tests.covey.agents import J1, Agent
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from covey.wire import (
     AggregatorAt,
     AggregatorLost,
     Attach,
+    Attached,
     ExtendGrace,
     Frame,
     Join,
@@ -40,7 +41,7 @@ from covey.wire import (
     decoder,
 )
 from plugins.base import JobPeer, RanksSpec
-from plugins.facts import JobJoined, StepTimed
+from plugins.facts import JobAttached, JobJoined, StepTimed
 from tests.agent.here import Here, here, ranks, until
 
 J1 = JobId("j1")
@@ -240,6 +241,8 @@ async def test_a_step_becomes_a_fact_with_finite_and_few_metrics(short: str) -> 
         Stepped(1, math.inf),
         Stepped(1, -0.1),
         Stepped(1, 1.0, compute_s=math.nan),
+        Stepped(1, 1.0, input_s=math.nan),
+        Stepped(1, 1.0, memory_bytes=-1),
         GOOD,
         Joined(HostId("h1")),
     ],
@@ -251,6 +254,31 @@ async def test_a_joined_process_that_says_what_cannot_be_is_cut_off_and_counted(
             await read_frame(stream, decoder)
         assert found.socket.counters["malformed"] == 1
         assert [fact for fact in found.facts if isinstance(fact, StepTimed)] == []
+
+
+async def test_what_sees_a_script_is_a_fact_and_told_again_to_a_plugin_that_starts_later(short: str) -> None:
+    async with door(short) as found:
+        stream, _ = await found.say(GOOD, Attached("torch 2.13.0\x1b" + "x" * 90, "line\n" + "y" * 900))
+        await until(lambda: len(found.facts) == 2)
+        told = found.facts[1]
+        assert isinstance(told, JobAttached)
+        assert (told.job, told.rank, told.to[:12], len(told.to)) == (J1, 1, "torch 2.13.0", 63)
+        assert "\n" not in told.problem and len(told.problem) < 400
+        assert told in found.socket.facts()
+        await stream.write(pack(Stepped(7, 0.5, input_s=0.25, memory_bytes=5, boundary="optimizer\x00" + "z" * 99)))
+        await until(lambda: len(found.facts) == 3)
+        step = found.facts[2]
+        assert isinstance(step, StepTimed) and (step.input_s, step.memory_bytes) == (0.25, 5)
+        assert step.boundary[:9] == "optimizer" and len(step.boundary) == 31
+        stream.close()
+
+
+async def test_a_tool_outside_any_job_is_attached_to_nothing(short: str) -> None:
+    async with door(short) as found:
+        stream, _ = await found.say(Join(1), Attached("torch"))
+        with pytest.raises(ConnectionError):
+            await read_frame(stream, decoder)
+        assert found.socket.counters["malformed"] == 1
 
 
 async def test_other_frames_go_to_the_plugins_in_order_and_a_refusal_comes_back(short: str) -> None:

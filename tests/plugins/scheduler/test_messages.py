@@ -31,6 +31,7 @@ GOOD: dict[str, Any] = {
     "retries_again": 7,
     "retries_preempted": 9,
     "bind_gpus": True,
+    "attach": False,
 }
 
 
@@ -78,7 +79,7 @@ def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:
         assert caught.value.next == f"did you mean {right}?"
     with pytest.raises(SpecError) as caught:
         JobSpec.parse({**GOOD, "zzzzzz": 1})
-    assert caught.value.next.startswith("use one of argv, bind_gpus, class, cwd")
+    assert caught.value.next.startswith("use one of argv, attach, bind_gpus, class, cwd")
 
 
 def test_a_job_that_carries_too_much_is_refused() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from covey.core import HostId, JobId
-from plugins.facts import Place
+from plugins.facts import Place, StepTiming
 from plugins.scheduler.machine import queue as queue_module
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
@@ -15,6 +15,7 @@ from plugins.scheduler.messages.commands import (
     CancelAsked,
     Command,
     Granted,
+    JobSteps,
     NotApplied,
     Placed,
     PlaceFailed,
@@ -345,6 +346,18 @@ def test_attained_service_only_grows_and_is_summed_over_hosts() -> None:
     for host, done in ((H1, 5.0), (H2, 3.0), (H1, 4.0), (H1, 6.0)):
         told.say(Attained(wall_s=1.0, host=host, service_gpu_s={id: done, JobId("j99"): 1.0}))
     assert told[id].attained_gpu_s == 9.0
+
+
+def test_steps_of_a_running_job_are_known_by_host_and_forgotten_at_its_next_start() -> None:
+    told = Told()
+    id = told.run(2)
+    epoch = told[id].epoch
+    for host, step, step_s in ((H1, 5, 0.2), (H2, 4, 0.3), (HostId("h9"), 99, 9.0)):
+        steps = {id: JobSteps(epoch, step, StepTiming(step_s)), JobId("j99"): JobSteps(1, 1, StepTiming(1.0))}
+        told.say(Attained(wall_s=1.0, host=host, service_gpu_s={}, steps=steps))
+    assert (told[id].step, told[id].timings) == (5, {H1: StepTiming(0.2), H2: StepTiming(0.3)})
+    told.say(Attained(wall_s=1.0, host=H1, service_gpu_s={}, steps={id: JobSteps(epoch - 1, 50, StepTiming(1.0))}))
+    assert told[id].step == 5, "an older start's"
 
 
 def test_the_newest_step_and_its_metrics_are_kept_with_the_end() -> None:
