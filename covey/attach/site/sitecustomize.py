@@ -23,7 +23,7 @@ def _beside(name: str) -> Any:
 
 def _failed(error: BaseException) -> None:
     problem = f"{type(error).__name__}: {error}"
-    if isinstance(error, ImportError):
+    if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in ("covey", "msgspec", "numpy"):
         problem = f"covey-job is not installed for {sys.executable} ({error})"
     _beside("bare").report(problem)
 
