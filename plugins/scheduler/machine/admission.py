@@ -9,7 +9,9 @@ that order, each of them that waits
 - keeps the open GPUs that there are, when it does not fit even so. One gang at a time keeps GPUs.
 
 Opportunistic jobs come last, oldest first, on what is left. No job stops for them: they lose their GPUs to guaranteed
-jobs only, as often as that happens (there is no sharing of a GPU yet).
+jobs only, as often as that happens (there is no sharing of a GPU yet). None starts while a gang claims GPUs that the log
+does not keep for it, since another gang keeps some: its home might put it on just these, and the gang would have it
+stopped again, at every look.
 """
 
 import heapq
@@ -47,7 +49,7 @@ class Admission:
         leaves out, and that hold nothing up; `placing`: gangs that are being placed; `homes`: for how many of them each
         host is the home."""
         self.queue, self.settings, self.run_queues, self.capacity = queue, settings, run_queues, capacity
-        self.apart, self.pausing, self.placing, self.wall_s = apart, pausing, placing, wall_s
+        self.apart, self.pausing, self.placing, self.wall_s = apart, pausing, tuple(placing), wall_s
         self.homes = NextHome(capacity.totals, homes)
         self.spent: dict[str, int] = {}
         """Tenant -> GPUs of its quota granted in this look."""
@@ -58,6 +60,10 @@ class Admission:
         """Those of them that are within their quota."""
         self.unchosen: Sequence[Job] = ()
         """Guaranteed jobs that run and that the order passed over."""
+        self.set_aside = False
+        """Gangs that are being placed hold their GPUs in `capacity` by now."""
+        self.claimants: list[JobId] = []
+        """Guaranteed gangs that claim GPUs, or are granted after they could not be placed."""
 
     def decide(self) -> list[AboutJob]:
         """Grants, kept GPUs and stops, in this order for each job."""
@@ -70,9 +76,19 @@ class Admission:
         for id in start:
             self._admit(jobs[id])
         self._preempt()
-        for id in self.run_queues.oldest_opportunistic(self.capacity.vacant, lambda id: self._has_room(jobs[id])):
-            self._grant(jobs[id])
+        if not self._would_be_in_the_way():
+            for id in self.run_queues.oldest_opportunistic(self.capacity.vacant, lambda id: self._has_room(jobs[id])):
+                self._grant(jobs[id])
         return self.commands
+
+    def _would_be_in_the_way(self) -> bool:
+        """Whether an opportunistic job that starts now may be put on GPUs that a guaranteed gang counts on. The homes of
+        both know only what the log keeps, and that is another gang's."""
+        keeper, jobs = self.capacity.keeper, self.queue.jobs
+        if keeper is None or not self.capacity.stops:
+            return False
+        again = [id for id in self.placing if jobs[id].counts and jobs[id].place_failures]
+        return any(id != keeper for id in [*self.claimants, *again])
 
     def _choose(self) -> Choice:
         """Whom the order chooses. A guaranteed job that waits for a host keeps its part of the rack and its quota."""
@@ -123,6 +139,8 @@ class Admission:
         self.capacity.take(self._plan(job, self.capacity.free_for(job)), job.counts)
         if job.counts:
             self.spent[job.spec.tenant] = self.spent.get(job.spec.tenant, 0) + job.spec.gpus
+            if job.place_failures:
+                self.claimants.append(job.id)
         home = self.homes.pick()
         self.commands.append(Granted(wall_s=self.wall_s, job=job.id, epoch=job.epoch + 1, home=home))
 
@@ -148,7 +166,11 @@ class Admission:
             capacity.take(plan, True)
             return
         self._keep(job, plan)
-        capacity.claim(job, plan)
+        self._claim(job, plan)
+
+    def _claim(self, job: Job, plan: Mapping[HostId, int]) -> None:
+        self.capacity.claim(job, plan)
+        self.claimants.append(job.id)
 
     def _claim_coming(self, job: Job) -> bool:
         """Whether it fits once the guaranteed jobs have stopped that stop for it or for others; if so it claims these
@@ -164,7 +186,7 @@ class Admission:
                     add(coming, capacity.held_by(other))
         plan = self._plan(job, {host: gpus for host, gpus in coming.items() if gpus > 0})
         if plan:
-            capacity.claim(job, plan)
+            self._claim(job, plan)
         return bool(plan)
 
     def _stop_opportunistic(self, stop: Sequence[JobId], job: Job) -> Gpus:
@@ -180,22 +202,27 @@ class Admission:
         """From now on gangs that are being placed hold GPUs where their homes would put them, in the order of their
         grants: no job keeps these GPUs, or has others stopped for them. A gang that fits nowhere stays in
         `capacity.placing`."""
+        if self.set_aside:
+            return
+        self.set_aside = True
         jobs, capacity = [self.queue.jobs[id] for id in self.placing], self.capacity
         for job in sorted(jobs, key=lambda job: job.granted):
             plan = self._plan(job, capacity.free_for(job))
             capacity.take(plan, job.counts)
             capacity.placing -= sum(plan.values())
-        self.placing = ()
 
     # ---- the gang that keeps GPUs ----
 
     def _keep(self, job: Job, gpus: Mapping[HostId, int]) -> None:
-        """It keeps these GPUs, and no others, unless another gang keeps some and need not give them back."""
+        """It keeps these GPUs, and no others, unless another gang keeps some and need not give them back. Where there are
+        none for it, that gang goes on keeping its own."""
+        if not gpus:
+            return
         capacity = self.capacity
         keeper = self.queue.jobs.get(capacity.keeper) if capacity.keeper not in (None, job.id) else None
         if keeper is not None and self._outranks(job, keeper):
             self._give_back(keeper)
-        if gpus and classes.may_keep(job.id, capacity.keeper) and gpus != capacity.kept:
+        if classes.may_keep(job.id, capacity.keeper) and gpus != capacity.kept:
             self.commands.append(GpusKept(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus=dict(gpus)))
             capacity.keep(job.id, gpus)
 

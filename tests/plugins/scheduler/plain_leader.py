@@ -293,9 +293,21 @@ class PlainAdmission:
                     self._admit(jobs[id])
             self._preempt()
             for job in may_run:
-                if not job.counts and job.state == "queued" and self._fits(job):
+                if not job.counts and job.state == "queued" and not self._would_be_in_the_way() and self._fits(job):
                     self._grant(job)
         return self.commands
+
+    def _would_be_in_the_way(self) -> bool:
+        """Gangs count on GPUs, and the log keeps some for another one."""
+        granted = {command.job for command in self.commands if isinstance(command, Granted)}
+        count = {id for id, _ in self.capacity.claims}
+        count |= {
+            job.id
+            for job in self.queue.live()
+            if job.counts and job.place_failures and (job.state == "placing" or job.id in granted)
+        }
+        keeper = self.capacity.keeper
+        return keeper is not None and bool(count - {keeper})
 
     def _choose(self, guaranteed: Sequence[Job], apart: Sequence[Job], live: Sequence[Job]) -> order.Selection:
         queue, thresholds = self.queue, self.settings.queue_thresholds_gpu_s
@@ -405,7 +417,8 @@ class PlainAdmission:
         """Keep these, all that the gang has, unless another gang keeps some. A promise outdoes a tenant without."""
         ground = self.capacity
         other = self.queue.jobs.get(ground.keeper) if ground.keeper not in (None, job.id) else None
-        if other is not None and other.state == "queued" and self._has_quota(job) and not self._has_quota(other):
+        outranks = other is not None and self._has_quota(job) and not self._has_quota(other)
+        if gpus and other is not None and other.state == "queued" and outranks:
             self._give_back(other)
         if gpus and classes.may_keep(job.id, ground.keeper) and gpus != ground.kept:
             self.commands.append(GpusKept(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus=dict(gpus)))
