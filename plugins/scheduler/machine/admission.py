@@ -9,9 +9,9 @@ that order, each of them that waits
 - keeps the open GPUs that there are, when it does not fit even so. One gang at a time keeps GPUs.
 
 Opportunistic jobs come last, oldest first, on what is left. No job stops for them: they lose their GPUs to guaranteed
-jobs only, as often as that happens (there is no sharing of a GPU yet). None starts while a gang claims GPUs that the log
-does not keep for it, since another gang keeps some: its home might put it on just these, and the gang would have it
-stopped again, at every look.
+jobs only, as often as that happens (there is no sharing of a GPU yet). None starts while a gang claims GPUs and another
+gang keeps some: a claim is not in the log, so the job's home could put it on just these GPUs, and it would be stopped
+for the gang at the next look, for ever. (Where no other gang keeps GPUs, this one keeps them when it stops others.)
 """
 
 import heapq
@@ -82,8 +82,8 @@ class Admission:
         return self.commands
 
     def _would_be_in_the_way(self) -> bool:
-        """Whether an opportunistic job that starts now may be put on GPUs that a guaranteed gang counts on. The homes of
-        both know only what the log keeps, and that is another gang's."""
+        """Whether the home of an opportunistic job that starts now could put it on GPUs that a guaranteed gang counts on:
+        the log keeps GPUs for another gang, and not these."""
         keeper, jobs = self.capacity.keeper, self.queue.jobs
         if keeper is None or not self.capacity.stops:
             return False

@@ -1,0 +1,179 @@
+"""When nothing happens from outside any more, a rack comes to rest: nobody is stopped for ever, nothing is said for ever.
+
+Homes and hosts take their time here. Whoever is granted is placed, and whoever stops ends, in any order and some looks
+later, on the GPUs that its home finds by what the log says at that moment.
+"""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from covey.core import HostId, JobId
+from plugins.scheduler.machine.jobs import Job
+from plugins.scheduler.machine.leader import ScheduleTick
+from plugins.scheduler.messages.commands import Command, GpusKept, Granted, PlaceFailed, Result, TakenBack
+from tests.plugins.scheduler.little import Little
+
+H1, H2, H3, H4 = (HostId(f"h{number}") for number in range(1, 5))
+SHAPES = ((1, 1), (1, 1), (2, 1), (3, 1), (4, 1), (6, 1), (1, 2), (1, 3), (1, 4), (2, 2))
+"""Workers, and GPUs of each."""
+PACKS = ("few", "few", "few", "host", "any", "apart")
+LOOKS_MAX = 150
+
+
+class Full(Little):
+    """A gang of 4 keeps three GPUs of h1, where a guaranteed job has the fourth. On h2 and h3 a guaranteed job and an
+    opportunistic one run, on h4 an opportunistic one. `gang`: it fits once those of h2 and h3 are gone."""
+
+    def __init__(self) -> None:
+        super().__init__([4, 2, 2, 1], {"red": 4, "blue": 8})
+        self.guests: list[JobId] = []
+        """Those of h2 and h3."""
+        self.put(self.submit(1, "red", "opportunistic"), H4)
+        for host in (H1, H2, H3):
+            self.put(self.submit(1, "red" if host != H1 else "blue"), host)
+        for host in (H2, H3):
+            self.guests.append(self.submit(1, "red", "opportunistic"))
+            self.put(self.guests[-1], host)
+        self.keeper = self.submit(1, "blue", each=4)
+        assert [type(command) for command in self.look()] == [GpusKept] and self.queue.kept == {H1: 3}
+        self.gang = self.submit(2, "red")
+
+    def put(self, id: JobId, host: HostId) -> None:
+        assert [command.job for command in self.look() if isinstance(command, Granted)] == [id]
+        self.place(self.queue.jobs[id], {host: self.free(host)[:1]})
+
+
+def test_nobody_starts_where_others_stop_for_a_gang_while_another_keeps_gpus() -> None:
+    """The three GPUs of h1 are free and open to opportunistic jobs, but homes put these into the tightest gaps, which
+    the stopped ones leave."""
+    rack = Full()
+    late = [rack.submit(1, "red", "opportunistic") for _ in range(2)]
+    assert [(type(command), command.job) for command in rack.look()] == [
+        (TakenBack, rack.guests[1]),
+        (TakenBack, rack.guests[0]),
+    ]
+    assert rack.look() == [], "they have not stopped yet"
+    said = rack.settle()
+    assert rack.state(rack.gang) == "running"
+    assert len([command for command in said if isinstance(command, TakenBack)]) <= 2
+    assert sorted(rack.state(job) for job in [*rack.guests, *late]) == ["queued", "running", "running", "running"]
+
+
+def test_nobody_starts_in_the_way_of_a_gang_that_is_placed_again_while_another_keeps_gpus() -> None:
+    rack = Full()
+    rack.look()
+    for id in rack.guests:
+        rack.end(rack.queue.jobs[id], -15)
+    assert [command.job for command in rack.look() if isinstance(command, Granted)] == [rack.gang, *rack.guests]
+    for id in [*rack.guests, rack.gang]:  # the homes of the guests are faster
+        rack.place(rack.queue.jobs[id])
+    assert isinstance(rack.heard[-1], PlaceFailed) and rack.heard[-1].job == rack.gang
+    rack.look()
+    assert [type(command) for command in rack.look()] == [TakenBack, TakenBack]
+    for id in rack.guests:
+        rack.end(rack.queue.jobs[id], -15)
+    assert [command.job for command in rack.look() if isinstance(command, Granted)] == [rack.gang]
+    assert rack.look() == [], "its home has not placed it yet"
+    rack.settle()
+    assert [rack.state(job) for job in (rack.gang, *rack.guests)] == ["running"] * 3
+
+
+def test_a_gang_gives_nothing_back_to_one_that_can_keep_nothing() -> None:
+    """A tenant with a quota comes before one without, but no host is wide enough for its gang."""
+    rack = Little([3, 1, 1, 1, 1, 1], {"red": 4})
+    other = rack.submit(1, "grey")
+    rack.look()
+    rack.place(rack.queue.jobs[other], {H1: ["h1.0"]})
+    gang = rack.submit(1, "grey", each=3)
+    rack.settle()
+    assert rack.queue.keeper == gang and rack.queue.kept == {H1: 2}
+    first = rack.submit(1, "red", each=4)
+    assert rack.settle() == [] and rack.queue.keeper == gang
+    assert [rack.state(job) for job in (other, gang, first)] == ["running", "queued", "queued"]
+
+
+class Life(Little):
+    """A crowded rack of any shape, without the checks that make `Little` slow."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = dice = random.Random(seed)
+        gpus = [dice.choice((1, 2, 3, 4, 4)) for _ in range(dice.randrange(2, 9))]
+        red = dice.randrange(1, sum(gpus))
+        quotas = {"red": red, "blue": sum(gpus) - red} if dice.random() < 0.7 else {"red": red}
+        super().__init__(gpus, quotas, narrow_first=dice.random() < 0.5, preemption=dice.random() < 0.8)
+        self.late = dice.choice((0.0, 0.5))
+        """Chance that a home or a host does nothing before the next look."""
+        self.scatters = dice.random() < 0.3
+        self.order = dice.choice((1, -1))
+        """Whether homes of older jobs are faster, or of younger ones."""
+        self.stops_first = dice.choice((0.0, 0.5, 1.0))
+        """Chance that what stops has ended before anybody is placed."""
+
+    def say(self, command: Command) -> Result:
+        return self.queue.apply(self.queue.index + 1, command)[0]
+
+    def proposed(self, look: ScheduleTick) -> list[Command]:
+        return [action.command for action in self.leader.handle(look, self.now_s)]
+
+    def happen(self) -> None:
+        dice = self.dice
+        for _ in range(dice.randrange(1, 5)):
+            (workers, each), kind = dice.choice(SHAPES), dice.choice(("guaranteed", "opportunistic"))
+            self.try_submit(workers, dice.choice(("red", "blue", "grey")), kind, each, dice.choice(PACKS))
+        running = self.jobs("running")
+        for job in dice.sample(running, min(len(running), dice.randrange(3))):
+            self.end(job)
+        running = self.jobs("running")
+        if running and dice.random() < 0.3:
+            self.serve(dice.choice(running), 150.0)
+
+    def rest(self) -> int:
+        """Opportunistic jobs that were stopped until the rack came to rest."""
+        stopped = 0
+        for _ in range(LOOKS_MAX):
+            said = self.look()
+            stopped += sum(isinstance(each, TakenBack) and not self.queue.jobs[each.job].counts for each in said)
+            placing, stopping = self.jobs("placing")[:: self.order], self.jobs("stopping")
+            if not said and not placing and not stopping and not self.leader.retry_at:
+                return stopped
+            first = self.dice.random() < self.stops_first
+            self.stop(stopping if first else ())
+            for job in placing:
+                if self.dice.random() >= self.late:
+                    anywhere = self.scatters and job.spec.pack in ("few", "any")
+                    self.place(job, (anywhere and self.scattered(job)) or None)
+            self.stop(() if first else stopping)
+        raise AssertionError(f"it does not come to rest; said last: {said}")
+
+    def stop(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if self.dice.random() >= self.late:
+                self.end(job, -15)
+
+
+def lives(seeds: Sequence[int]) -> int:
+    """Opportunistic jobs that were stopped in all of these."""
+    stopped = 0
+    for seed in seeds:
+        life = Life(seed)
+        for _ in range(12):
+            life.happen()
+            promised = sum(job.spec.gpus for job in life.jobs("queued") if job.counts)
+            try:
+                now = life.rest()
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}: {error}") from error
+            assert now <= 2 * promised, f"seed {seed}: {now} jobs were stopped for gangs of {promised} GPUs"
+            stopped += now
+    return stopped
+
+
+def test_every_rack_comes_to_rest() -> None:
+    assert lives(range(300)) > 300, "jobs have to stop for others, or this shows nothing"
+
+
+@pytest.mark.slow
+def test_every_one_of_3000_racks_comes_to_rest() -> None:
+    assert lives(range(1000, 4000)) > 3000
