@@ -82,8 +82,8 @@ class Admission:
         return self.commands
 
     def _would_be_in_the_way(self) -> bool:
-        """Whether the home of an opportunistic job that starts now could put it on GPUs that a guaranteed gang counts on:
-        the log keeps GPUs for another gang, and not these."""
+        """Whether the home of an opportunistic job that starts now could put it on GPUs that a guaranteed gang counts
+        on: the log keeps GPUs for another gang, and not these."""
         keeper, jobs = self.capacity.keeper, self.queue.jobs
         if keeper is None or not self.capacity.stops:
             return False
@@ -214,8 +214,8 @@ class Admission:
     # ---- the gang that keeps GPUs ----
 
     def _keep(self, job: Job, gpus: Mapping[HostId, int]) -> None:
-        """It keeps these GPUs, and no others, unless another gang keeps some and need not give them back. Where there are
-        none for it, that gang goes on keeping its own."""
+        """It keeps these GPUs, and no others, unless another gang keeps some and need not give them back. Where there
+        are none for it, that gang goes on keeping its own."""
         if not gpus:
             return
         capacity = self.capacity
