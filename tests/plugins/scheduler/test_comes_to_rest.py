@@ -65,7 +65,7 @@ def test_nobody_starts_where_others_stop_for_a_gang_while_another_keeps_gpus() -
     assert sorted(rack.state(job) for job in [*rack.guests, *late]) == ["queued", "running", "running", "running"]
 
 
-def test_nobody_starts_in_the_way_of_a_gang_that_is_placed_again_while_another_keeps_gpus() -> None:
+def test_nobody_starts_in_the_way_of_a_gang_that_is_placed_again_beside_a_keeper() -> None:
     rack = Full()
     rack.look()
     for id in rack.guests:
