@@ -13,9 +13,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from covey.attach.by_hand import join as join
     from covey.client import CoveyError as CoveyError
     from covey.client import JobClient as Job
-    from covey.client import join as join
     from covey.remote import RemoteMemory as RemoteMemory
     from covey.remote import RemoteMemoryError as RemoteMemoryError
     from covey.tensors import TensorError as TensorError
@@ -27,7 +27,7 @@ _FROM = {
     "RemoteMemory": ("remote", "RemoteMemory"),
     "RemoteMemoryError": ("remote", "RemoteMemoryError"),
     "TensorError": ("tensors", "TensorError"),
-    "join": ("client", "join"),
+    "join": ("attach.by_hand", "join"),
 }
 
 

@@ -4,6 +4,8 @@
       '-> site/sitecustomize.py -> attach() -> watches for the import of torch
             '-> torch_hooks: an optimizer stepped, a batch was fetched ... -> steps.StepCounter -> reporter -> agent
 
+`covey.join()` attaches too, for a Python that reads no PYTHONPATH.
+
 AntMan (OSDI 2020, §3.3) has job and coordinator speak once per mini-batch, and patches the frameworks for it. The hooks
 here are PyTorch's own (`register_optimizer_step_post_hook`) or wrap one Python function; none is called per operator.
 Whatever goes wrong in them is told once, in one line (`agentctl job`), and never reaches the script.

@@ -171,6 +171,11 @@ async def test_a_script_that_says_its_steps_is_believed(agent: Agent) -> None:
     assert len([step for step in steps if step.step < 100]) <= 1, "at most the one before the first word"
 
 
+async def test_a_script_that_only_joins_is_seen_without_our_folder(agent: Agent) -> None:
+    steps = await trained(agent, "import covey\njob = covey.join()\n" + PLAIN, PYTHONPATH="")
+    assert {step.boundary for step in steps} == {"optimizer"} and steps[-1].step == 14
+
+
 async def test_an_agent_that_refuses_costs_the_script_nothing(agent: Agent) -> None:
     assert await trained(agent, PLAIN, COVEY_TOKEN="wrong") == []
 
