@@ -179,5 +179,5 @@ def test_every_rack_comes_to_rest() -> None:
 
 
 @pytest.mark.slow
-def test_every_one_of_3000_racks_comes_to_rest() -> None:
-    assert lives(range(1000, 4000)) > 3000
+def test_every_one_of_1000_racks_comes_to_rest() -> None:
+    assert lives(range(1000, 2000)) > 1000
