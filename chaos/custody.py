@@ -155,7 +155,7 @@ class Custody:
         oracle.forgives = lambda page: self._forgives(volume, page)
         self.volumes.append(volume)
 
-    def watch(self, env: Env, config: VoldConfig) -> Coroutine[Any, Any, None]:
+    def run_watched(self, env: Env, config: VoldConfig) -> Coroutine[Any, Any, None]:
         """The program `vold`, watched."""
         name = f"{env.host}/{control_name(config.volume)}"
         return run_vold(env, config, lambda inside: self._serving.update({name: inside}))

@@ -191,7 +191,7 @@ class SimRack:
         self.custody = Custody(self, parse_size(self._slab))
         self.world.watch(self.custody)
         programs = dict(self.world.programs())
-        programs["vold"] = dataclasses.replace(programs["vold"], run=self.custody.watch)
+        programs["vold"] = dataclasses.replace(programs["vold"], run=self.custody.run_watched)
         self.world.programs = lambda: programs
 
     def administered(self) -> Administrator:

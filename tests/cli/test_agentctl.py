@@ -1,6 +1,7 @@
 """Every noun: its table, its JSON, its exit code, and what it says when something is wrong."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -205,6 +206,15 @@ def test_every_noun_explains_itself(noun: str, capsys: pytest.CaptureFixture[str
     assert len(capsys.readouterr().out.splitlines()) > 5
 
 
+def test_how_long_steps_take_and_what_they_wait_for_is_shown(run: Run, agent: FakeAgent) -> None:
+    _, out, _ = run("jobs")
+    line = next(line for line in out.splitlines() if line.startswith("j1"))
+    assert "250 ms  input 40 %  1 GiB" in re.sub(" {2,}", "  ", line), "a share under one percent is left out"
+    _, out, _ = run("job", "j1")
+    assert "250 ms, of which input 40 %; 1 GiB; counted by its optimizer" in out
+    assert "rank 0: torch 2.13.0; rank 1: covey-job is not installed" in out
+
+
 def test_all_jobs_are_asked_for_with_a(run: Run, agent: FakeAgent) -> None:
     run("jobs", "-a")
     assert agent.asked[-1][0] == "GET /v1/jobs?all=1"
@@ -392,6 +402,13 @@ def test_a_node_is_a_worker_on_a_host_of_its_own(run: Run, agent: FakeAgent, job
         run("submit", *words.split(), "--", "torchrun", "train.py")
         body = agent.asked[-1][1]
         assert (body["workers"], body.get("pack")) == (workers, pack), words
+
+
+def test_a_script_is_attached_to_unless_it_is_left_alone(run: Run, agent: FakeAgent, job: Job) -> None:
+    agent.replies["POST /v1/jobs"] = job()
+    for flags, attach in ((["--no-attach"], False), ([], None)):
+        run("submit", *flags, "--", "true")
+        assert agent.asked[-1][1].get("attach") is attach
 
 
 def test_each_submission_has_its_own_key_and_no_env_carries_little(

@@ -5,10 +5,9 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,18 +20,8 @@ from covey.kernels import kernel
 from covey.version import VERSION
 from covey.wire import PROTOCOL, AggregatorAt, AggregatorLost, Joined, Stopping
 from plugins.facts import JobJoined
-from tests.agent.here import here, until
+from tests.agent.here import until
 from tests.covey.agents import J1, Agent
-
-
-@pytest.fixture
-async def agent() -> AsyncIterator[Agent]:
-    with tempfile.TemporaryDirectory(prefix="covey-") as directory:
-        async with here(directory) as host:
-            found = Agent(host)
-            await found.socket.start()
-            yield found
-            await found.socket.stop()
 
 
 def test_outside_a_job_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from plugins.scheduler.messages.spec import JobSpec, Key, SealedEnv
 Text = Annotated[str, Meta(max_length=1000)]
 Epoch = Annotated[int, Meta(ge=0, le=1 << 62)]
 Count = Annotated[int, Meta(ge=0, le=1 << 31)]
+Step = Annotated[int, Meta(ge=0, le=1 << 53)]
+"""As large as jobs.sock takes it from a script, which may count samples."""
 Wall = Annotated[float, Meta(ge=0, le=1e12)]
 Id = Annotated[str, Meta(max_length=63)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
@@ -86,7 +88,7 @@ class RanksReported(CommandBase, frozen=True, kw_only=True, tag="RanksReported")
     reason: Text = ""
     asked: bool = False
     """This host had told them to stop before they ended."""
-    step: Count | None = None
+    step: Step | None = None
     metrics: Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=16)] = {}
     lost: bool = False
     """They did not end by themselves: the machine restarted, their supervisor died, or their lease ran out."""
@@ -180,7 +182,7 @@ class JobSteps(msgspec.Struct, frozen=True):
     """Where a job is that runs, as one of its hosts sees it."""
 
     epoch: Epoch
-    step: Count
+    step: Step
     timing: StepTiming
 
 

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from covey.core import HostId, JobId, Message
 from plugins.facts import StepTiming
-from plugins.scheduler.messages.commands import Count, Epoch, Id, Text
+from plugins.scheduler.messages.commands import Count, Epoch, Id, Step, Text
 from plugins.scheduler.messages.spec import SPEC_BYTES_MAX
 
 Uuid = Annotated[str, Meta(max_length=128)]
@@ -84,7 +84,7 @@ class JobNowAnswer(Message, frozen=True, tag="JobNowAnswer"):
     epoch: Epoch
     pids: dict[int, int]
     """rank -> pid of what runs now."""
-    step: Count | None
+    step: Step | None
     metrics: dict[str, float]
     aggregator: HostId | None = None
     """Who sums its tensors."""

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from agent.jobs.rank_env import RankEndpoints, environment
 from agent.ports.gpus import read_nvml
+from covey.attach import SITE
 from covey.core import HostId, JobId
-from plugins.base import RankSpec
+from plugins.base import RankSpec, RanksSpec
 from plugins.facts import Place
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.messages.spec import JobSpec
@@ -139,3 +140,17 @@ def test_where_local_rank_is_beyond_its_own_gpus_one_of_them_stands_there() -> N
     assert rank.gpus == ("GPU-6", "GPU-7")
     assert env["CUDA_VISIBLE_DEVICES"] == "GPU-6,GPU-0,GPU-1,GPU-7,GPU-2,GPU-3,GPU-4,GPU-5"
     assert (env["LOCAL_RANK"], env["COVEY_LOCAL_DEVICES"]) == ("3", "3,0")
+
+
+def test_our_folder_comes_before_the_submitters_unless_the_job_is_left_alone() -> None:
+    def path(attach: bool, **env: str) -> Env:
+        spec = RanksSpec(
+            job=JobId("j1"), epoch=1, name="x", tenant="t", job_class="auto", argv=("x",), cwd="/", env=env,
+            ranks=(RankSpec(0, 0, ()),), world_size=1, node_rank=0, nodes=(HostId("h1"),), master_addr="10.0.0.1",
+            master_port=1, attach=attach,
+        )  # fmt: skip
+        return environment(spec, spec.ranks[0], door(HostId("h1")), True)
+
+    assert path(True, PYTHONPATH="/mine:/more")["PYTHONPATH"] == f"{SITE}:/mine:/more"
+    assert path(True)["PYTHONPATH"] == SITE and "COVEY_ATTACH" not in path(True)
+    assert path(False, PYTHONPATH="/mine")["PYTHONPATH"] == "/mine" and path(False)["COVEY_ATTACH"] == "0"

@@ -4,7 +4,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from covey.core import JobId
 from covey.frames import body_size, unpack
 from covey.wire import PROTOCOL, Attached, Join, decoder
 from plugins.facts import JobAttached
-from tests.agent.here import here, until
+from tests.agent.here import until
 from tests.covey.agents import Agent
 
 RANK = {"COVEY_SOCKET": "/nowhere/jobs.sock", "COVEY_TOKEN": "t", "COVEY_RANK": "3", "COVEY_WORLD_SIZE": "4"}
@@ -91,15 +90,10 @@ def test_an_agent_that_is_away_is_no_trouble(monkeypatch: pytest.MonkeyPatch) ->
     assert bare.report("nothing listens there") is False
 
 
-async def test_why_nothing_is_seen_reaches_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory(prefix="covey-") as directory:
-        async with here(directory) as host:
-            agent = Agent(host)
-            await agent.socket.start()
-            for name, value in agent.environ().items():
-                monkeypatch.setenv(name, value)
-            assert await asyncio.to_thread(bare.report, "covey-job is not installed for python3.9")
-            await until(lambda: any(isinstance(fact, JobAttached) for fact in agent.facts))
-            told = next(fact for fact in agent.facts if isinstance(fact, JobAttached))
-            assert (told.rank, told.to, told.problem) == (1, "", "covey-job is not installed for python3.9")
-            await agent.socket.stop()
+async def test_why_nothing_is_seen_reaches_the_agent(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in agent.environ().items():
+        monkeypatch.setenv(name, value)
+    assert await asyncio.to_thread(bare.report, "covey-job is not installed for python3.9")
+    await until(lambda: any(isinstance(fact, JobAttached) for fact in agent.facts))
+    told = next(fact for fact in agent.facts if isinstance(fact, JobAttached))
+    assert (told.rank, told.to, told.problem) == (1, "", "covey-job is not installed for python3.9")

@@ -5,14 +5,12 @@ import importlib.util
 import json
 import os
 import sys
-import tempfile
-from collections.abc import AsyncIterator
 
 import pytest
 
 from covey.attach import SITE
 from plugins.facts import JobAttached, StepTimed
-from tests.agent.here import here, until
+from tests.agent.here import until
 from tests.covey.agents import J1, Agent
 
 pytestmark = [
@@ -104,16 +102,6 @@ with covey.join() as job:
     for at in range(15):
         o.zero_grad(); loss(torch.randn(4, 8)).backward(); o.step(); job.step(100 + at); ended()
 """
-
-
-@pytest.fixture
-async def agent() -> AsyncIterator[Agent]:
-    with tempfile.TemporaryDirectory(prefix="covey-") as directory:
-        async with here(directory) as host:
-            found = Agent(host)
-            await found.socket.start()
-            yield found
-            await found.socket.stop()
 
 
 async def trained(agent: Agent, script: str, **environ: str) -> list[StepTimed]:
