@@ -6,7 +6,7 @@ from covey.attach.steps import BATCHES_ENOUGH, DATA_LOADER, OPTIMIZER, REPLACED_
 
 
 def test_one_optimizer_ends_a_step_each_time_and_waiting_for_input_is_told_apart() -> None:
-    """One report a mini-batch (AntMan §3.3)."""
+    """Reference: AntMan §3.3, a report for each mini-batch."""
     counter = StepCounter()
     found = []
     for number in range(4):
