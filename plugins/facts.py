@@ -1,6 +1,6 @@
 """What plugins tell one another on one host (facts), and what hosts gossip about themselves (published values)."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -103,6 +103,78 @@ class RanksEnded(Fact, frozen=True):
     """Empty, or why they could not be started or were ended (for people)."""
     lost: bool = False
     """They did not end by themselves: the machine restarted, or their supervisor died and took them along."""
+
+
+JobKind = Literal["guaranteed", "opportunistic"]
+
+
+class RanksComing(Fact, frozen=True):
+    """Scheduler: the log placed these ranks here, on GPUs that are shared. They start when `RanksMayStart` says so.
+    Told again until it does, and after a restart of the agent also for ranks that run already."""
+
+    job: JobId
+    epoch: int
+    kind: JobKind
+    gpus: dict[int, tuple[str, ...]]
+    """rank -> UUIDs of its own."""
+    memory_bytes: int
+    """What each rank asks for on each of its GPUs; 0: it did not say."""
+    running: bool = False
+    """They run already."""
+
+
+class RanksMayStart(Fact, frozen=True):
+    """Sharing: there is room for all of them on their GPUs, and what the others may do there is settled."""
+
+    job: JobId
+    epoch: int
+
+
+class RanksUnfit(Fact, frozen=True):
+    """Sharing: these ranks cannot be, or stay, on their GPUs here; the job is taken back and runs elsewhere."""
+
+    job: JobId
+    epoch: int
+    why: str
+
+
+class KindChanged(Fact, frozen=True):
+    """Scheduler: the log upgraded or downgraded this gang in place, all ranks of it (AntMan §3.3)."""
+
+    job: JobId
+    epoch: int
+    kind: JobKind
+    grant: int
+    """Log index of the change: an older one changes nothing."""
+
+
+class GpuUse(msgspec.Struct, frozen=True):
+    """One GPU of this host, as its sharing measures it."""
+
+    uuid: str
+    utilization: float
+    """Mean over the last 10 s, 0..1 (AntMan §3.3: M)."""
+    free_bytes: int
+    """Of device memory, promised to nobody."""
+    refusal: str = ""
+    """Why no job comes here now; empty: one may."""
+
+
+class GpusMeasured(Fact, frozen=True):
+    """Sharing: told once a second, of every GPU here."""
+
+    gpus: tuple[GpuUse, ...]
+
+
+class PairHarms(Fact, frozen=True):
+    """Sharing: measured here, `beside` makes `job` slower than is tolerated whatever it may do."""
+
+    job: JobId
+    beside: JobId
+    slowdown: float
+    """Share of the step alone, 0.08: 8 %."""
+    error: float
+    """One standard error of it."""
 
 
 class JobJoined(Fact, frozen=True):
