@@ -28,6 +28,7 @@ from agent.ports.disk import DirectoryDisk
 from agent.ports.fake_gpus import simulated_gpus
 from agent.ports.gpus import RealProbes
 from agent.ports.links import ZmqLinks
+from agent.ports.pages import MemfdPages
 from agent.ports.processes import ProgramBase, RealProcesses
 from agent.raft.disk import FOLDER, DiskRefused, Store
 from agent.raft.service import voters
@@ -131,6 +132,7 @@ class Daemon:
             disk=DirectoryDisk(config.state_dir, LOG_RESERVE_BYTES),
             processes=RealProcesses(base),
             probes=self._probes,
+            pages=MemfdPages(),
             run_dir=config.run_dir,
         )
 

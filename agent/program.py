@@ -25,6 +25,7 @@ from agent.ports.clock import RealClock
 from agent.ports.datagrams import UdpDatagrams
 from agent.ports.disk import DirectoryDisk
 from agent.ports.gpus import RealProbes
+from agent.ports.pages import MemfdPages
 from agent.ports.processes import LOADED_FD, ProgramBase, ProgramStart, RealProcesses
 from agent.tasks import Tasks
 from covey.core import HostId
@@ -116,6 +117,7 @@ def real_env(base: ProgramBase, log: Logger, tasks: Tasks, probes: RealProbes, d
         disk=disk,
         processes=RealProcesses(base),
         probes=probes,
+        pages=MemfdPages(),
         run_dir=base.run_dir,
     )
 

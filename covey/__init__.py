@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from covey.attach.by_hand import join as join
-    from covey.client import CoveyError as CoveyError
     from covey.client import JobClient as Job
+    from covey.errors import CoveyError as CoveyError
     from covey.remote import RemoteMemory as RemoteMemory
     from covey.remote import RemoteMemoryError as RemoteMemoryError
     from covey.tensors import TensorError as TensorError
 
 __all__ = ["CoveyError", "Job", "RemoteMemory", "RemoteMemoryError", "TensorError", "join"]
 _FROM = {
-    "CoveyError": ("client", "CoveyError"),
+    "CoveyError": ("errors", "CoveyError"),
     "Job": ("client", "JobClient"),
     "RemoteMemory": ("remote", "RemoteMemory"),
     "RemoteMemoryError": ("remote", "RemoteMemoryError"),

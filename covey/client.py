@@ -24,8 +24,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from covey.core import HostId, JobId
+from covey.errors import CoveyError
 from covey.frames import FrameError, body_size, pack, unpack
 from covey.kernels import kernel
+from covey.page_link import PageLink, PageUser
 from covey.version import VERSION
 from covey.wire import (
     GRACE_KEPT,
@@ -59,14 +61,6 @@ GOODBYE_S = 0.5
 """How long `close` waits for the last figures to leave."""
 
 
-class CoveyError(RuntimeError):
-    """What happened, why, and what to do next: `what`, `why` and `next`, one line each."""
-
-    def __init__(self, what: str, why: str, next: str) -> None:
-        super().__init__(f"{what}\n{why}\nnext: {next}")
-        self.what, self.why, self.next = what, why, next
-
-
 class JobClient:
     """One rank's connection to its agent. Made by `covey.join()`; a context manager.
 
@@ -79,7 +73,7 @@ class JobClient:
         path = environ.get("COVEY_SOCKET")
         if not path:
             what, why = "this process is not part of a Covey job", "COVEY_SOCKET is not set in its environment"
-            raise CoveyError(what, why, f"agentctl submit --workers 1 -- python {_script()}")
+            raise CoveyError(what, why, f"agentctl submit --workers 1 -- python {sys.argv[0] or 'train.py'}")
         try:
             self.id = JobId(environ["COVEY_JOB_ID"])
             self.rank, self.world_size = int(environ["COVEY_RANK"]), int(environ["COVEY_WORLD_SIZE"])
@@ -105,6 +99,7 @@ class JobClient:
         self._by_hand = False
         self.given = False
         """To the script, by `join`."""
+        self._pages = PageLink()
         self._aggregator: AggregatorAt | None = None
         self._tensors: TensorClient | None = None
         self._step = 0
@@ -158,6 +153,13 @@ class JobClient:
         with self._lock:
             self._attached = Attached(to[:64], problem[:400])
             self._urgent.append(pack(self._attached))
+        self._nudge()
+
+    def share(self, user: PageUser) -> None:
+        """From now on `user` goes by the limits that this host's agent sets, once it sends some."""
+        with self._lock:
+            self._pages.user = user
+            self._urgent.append(pack(user.now()))
         self._nudge()
 
     def _stepped(
@@ -305,6 +307,7 @@ class JobClient:
             except OSError:
                 pass
             self._joined = False
+            self._pages.lost()
             pause_s = BACKOFF_S[0] if time.monotonic() - began_s > 5.0 else min(pause_s * 2, BACKOFF_S[1])
             self._sleep(REFUSED_S if refused else pause_s)
 
@@ -350,7 +353,8 @@ class JobClient:
                 with contextlib.suppress(BlockingIOError):
                     del outgoing[: connection.send(outgoing)]
             if ready.get(connection.fileno(), 0) & ~select.POLLOUT:
-                received = connection.recv(1 << 16)
+                received, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 8)
+                self._pages.received(descriptors)
                 if not received:
                     raise ConnectionResetError("the agent closed the connection")
                 incoming += received
@@ -387,6 +391,9 @@ class JobClient:
             self._moved(frame)
         elif isinstance(frame, Stopping):
             self._stop_asked(frame)
+        elif (answer := self._pages.heard(frame)) is not None:
+            with self._lock:
+                self._urgent.append(pack(answer))
 
     def _welcome(self, joined: Joined) -> None:
         refusal = other_protocol(f"rank {self.rank} cannot join job {self.id}", "covey-agent", joined)
@@ -396,7 +403,8 @@ class JobClient:
             self.host = joined.host
             self._joined = True
             self._urgent.clear()
-            self._urgent.extend(pack(frame) for frame in (self._lost, self._attached) if frame is not None)
+            again = (self._lost, self._attached, self._pages.hello())
+            self._urgent.extend(pack(frame) for frame in again if frame is not None)
         self._refusal = None
         self._answered.set()
 
@@ -437,7 +445,7 @@ class JobClient:
 
 
 class _Refused(OSError):
-    """The agent refused; joining again at once would not help."""
+    """By the agent; joining again at once would not help."""
 
 
 def _ready(timeout_s: float | None, *wanted: tuple[int, int]) -> dict[int, int]:
@@ -464,10 +472,6 @@ def _abandon_all() -> None:
 
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_abandon_all)
-
-
-def _script() -> str:
-    return sys.argv[0] or "train.py"
 
 
 _process: JobClient | None = None

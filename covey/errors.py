@@ -1,4 +1,4 @@
-"""The errors of questions and changes, with text for people."""
+"""The errors of questions and changes, and of scripts, with text for people."""
 
 
 class Refused(Exception):
@@ -19,3 +19,11 @@ class NoLeader(Exception):
 
 class OutcomeUnknown(Exception):
     """The proposal may or may not be applied later. Repeat it with the same idempotency key."""
+
+
+class CoveyError(RuntimeError):
+    """What happened, why, and what to do next: `what`, `why` and `next`, one line each."""
+
+    def __init__(self, what: str, why: str, next: str) -> None:
+        super().__init__(f"{what}\n{why}\nnext: {next}")
+        self.what, self.why, self.next = what, why, next

@@ -5,30 +5,23 @@
     report    rank     agent                              acknowledged epoch, the newest mini-batches, memory
     flag      rank     ranks that share a GPU with it     busy now, since when          (no system call on either side)
 
-Each is a sealed memfd of `PAGE_BYTES`: it can neither shrink nor grow, and once its writer has mapped it nobody else
-can open it for writing (F_SEAL_FUTURE_WRITE), so no file is left behind, none is stale, and no tenant writes what is
-another's. A reader never waits: limits and reports are two copies, each with a checksum, written in turn; what does
+Each is a sealed memfd of `PAGE_BYTES` (`covey.memfd`): no file is left behind, none is stale, and nobody but its writer
+can write it. A reader never waits: limits and reports are two copies, each with a checksum, written in turn; what does
 not add up is no record, and is counted. All times are CLOCK_MONOTONIC, ns.
 
 AntMan's job reads a file of JSON every second and takes any number in it; its limit of 0 never ends when the
 coordinator dies. Here every number has bounds and every limit a lease.
 """
 
-import fcntl
 import math
-import mmap
-import os
 import struct
 import zlib
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 PAGE_BYTES = 8192
 VERSION = 1
-F_ADD_SEALS, F_GET_SEALS = 1033, 1034
-SEAL, SHRINK, GROW, FUTURE_WRITE = 1, 2, 4, 16
-"""linux/fcntl.h; Python names them since 3.8, 3.8, 3.8 and 3.13."""
 FAILSAFE_MIN = 0.01
 HISTORY = 64
 """Mini-batches that a report holds: at 5 ms each a third of a second, and agents look more often."""
@@ -111,53 +104,14 @@ _AFTER = 16
 _NAMES = {"limits": b"COVEYlim", "report": b"COVEYrep", "flag": b"COVEYflg"}
 
 R = TypeVar("R")
-
-
-def make(kind: str) -> int:
-    """A new page of zeros whose size is fixed: its descriptor. OSError when the kernel has none."""
-    descriptor = os.memfd_create(f"covey-{kind}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(descriptor, PAGE_BYTES)
-        fcntl.fcntl(descriptor, F_ADD_SEALS, SHRINK | GROW)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def writable(descriptor: int) -> mmap.mmap:
-    """The page for its one writer. OSError when somebody sealed it, ValueError when it is no page."""
-    _check_shape(descriptor)
-    return mmap.mmap(descriptor, PAGE_BYTES)
-
-
-def close_for_writers(descriptor: int) -> None:
-    """From now on nobody else writes it: neither by this descriptor nor by opening it again. The mapping that there is
-    stays writable."""
-    fcntl.fcntl(descriptor, F_ADD_SEALS, SEAL | FUTURE_WRITE)
-
-
-def readable(descriptor: int, sealed: bool = True) -> mmap.mmap:
-    """The page for a reader. ValueError when it is no page of this shape, or (`sealed`) another may still come to write
-    it."""
-    _check_shape(descriptor, SEAL | FUTURE_WRITE if sealed else 0)
-    return mmap.mmap(descriptor, PAGE_BYTES, prot=mmap.PROT_READ)
-
-
-def _check_shape(descriptor: int, more: int = 0) -> None:
-    try:
-        seals = fcntl.fcntl(descriptor, F_GET_SEALS)
-    except OSError as error:
-        raise ValueError(f"the descriptor is no sealed memory: {error}") from error
-    wanted = SHRINK | GROW | more
-    if seals & wanted != wanted or os.fstat(descriptor).st_size != PAGE_BYTES:
-        raise ValueError(f"the page has {os.fstat(descriptor).st_size} bytes and seals {seals:#x}, not {wanted:#x}")
+Page = Any
+"""Something to be read and written like a `bytearray` of `PAGE_BYTES`: an mmap, or plain memory in tests."""
 
 
 class _Copies:
     """The writer's side of a page of two copies: the older one is overwritten and becomes the newer by its number."""
 
-    def __init__(self, page: "mmap.mmap | bytearray", kind: str) -> None:
+    def __init__(self, page: Page, kind: str) -> None:
         self._page, self._magic, self._sequence = page, _NAMES[kind], 0
 
     def _write(self, body: "bytes | bytearray") -> None:
@@ -168,7 +122,7 @@ class _Copies:
         self._page[at : at + len(head) + len(body)] = head + bytes(body)
 
 
-def _newest(page: "mmap.mmap | bytearray | memoryview", kind: str, body_bytes: int) -> tuple[int, bytes] | None:
+def _newest(page: Page, kind: str, body_bytes: int) -> tuple[int, bytes] | None:
     """Sequence number and body of the newer copy that adds up; None when neither does."""
     best: tuple[int, bytes] | None = None
     for at in (0, _COPY_BYTES):
@@ -184,7 +138,7 @@ def _newest(page: "mmap.mmap | bytearray | memoryview", kind: str, body_bytes: i
 class LimitsWriter(_Copies):
     """The agent's."""
 
-    def __init__(self, page: "mmap.mmap | bytearray") -> None:
+    def __init__(self, page: Page) -> None:
         super().__init__(page, "limits")
 
     def write(self, limits: RankLimits) -> None:
@@ -194,7 +148,7 @@ class LimitsWriter(_Copies):
 class ReportWriter(_Copies):
     """The rank's. Called by one thread at a time; a few microseconds each."""
 
-    def __init__(self, page: "mmap.mmap | bytearray") -> None:
+    def __init__(self, page: Page) -> None:
         super().__init__(page, "report")
         self._body = bytearray(_REPORT.size + HISTORY * _BATCH.size)
         self._count = 0
@@ -214,7 +168,7 @@ class ReportWriter(_Copies):
 class _Reader(Generic[R]):
     """What a reader has seen. `garbage` counts looks at which the page was none, or said the impossible."""
 
-    def __init__(self, page: "mmap.mmap | bytearray | memoryview") -> None:
+    def __init__(self, page: Page) -> None:
         self._page = page
         self.garbage = 0
         self._seen = 0
@@ -252,7 +206,7 @@ class LimitsReader(_Reader[RankLimits]):
 class ReportReader(_Reader[RankReport]):
     """The agent's side of a rank's reports."""
 
-    def __init__(self, page: "mmap.mmap | bytearray | memoryview") -> None:
+    def __init__(self, page: Page) -> None:
         super().__init__(page)
         self._count = 0
         self.missed = 0
@@ -283,7 +237,7 @@ class ReportReader(_Reader[RankReport]):
 class FlagWriter:
     """The rank's word to its neighbours. `address` leads native code to the same words (`BUSY_AT`, `SURE_AT`)."""
 
-    def __init__(self, page: "mmap.mmap | bytearray") -> None:
+    def __init__(self, page: Page) -> None:
         self._page = page
         _FLAG.pack_into(page, 0, _NAMES["flag"], VERSION, 0, 0, 0)
 
@@ -298,7 +252,7 @@ BUSY_AT, SINCE_AT, SURE_AT = 12, 16, 24
 class FlagReader:
     """A neighbour's flag."""
 
-    def __init__(self, page: "mmap.mmap | bytearray | memoryview") -> None:
+    def __init__(self, page: Page) -> None:
         self._page = page
 
     def busy(self) -> bool | None:

@@ -82,6 +82,30 @@ class Links(Protocol):
     async def close(self) -> None: ...
 
 
+class SharedPage(Protocol):
+    """A page of `covey.pages`, made here."""
+
+    @property
+    def descriptor(self) -> int:
+        """To be sent to whoever maps it; -1 once it is closed."""
+
+    @property
+    def view(self) -> Any:
+        """The page itself; writable where this process is the writer."""
+
+    def seal(self) -> None:
+        """Its writer has mapped it: nobody else can write it from now on. OSError when the kernel cannot."""
+
+    def close(self) -> None:
+        """Unmapped here. Idempotent."""
+
+
+class Pages(Protocol):
+    def make(self, kind: str, mine: bool) -> SharedPage:
+        """A page of zeros. `mine`: this process writes it, and it is sealed at once. OSError when there is no memory or
+        descriptor for it, or a kernel without sealed memory."""
+
+
 class ByteStream(Protocol):
     """One connection for bulk bytes. Every method raises ConnectionError (or its subclass) once the peer is gone."""
 
@@ -97,6 +121,10 @@ class ByteStream(Protocol):
     async def write(self, *parts: bytes | bytearray | memoryview) -> None:
         """Queue all parts as one unit (never interleaved with another write); waits while the outbox is full. The
         buffers may be reused once this returns."""
+
+    async def write_with(self, data: bytes, pages: Sequence[SharedPage]) -> None:
+        """`write`, and with it descriptors of these pages (SCM_RIGHTS); unix sockets only. The receiver has them, in
+        order, by the time it has read `data`. Nothing is sent when one of them was closed meanwhile."""
 
     def close(self) -> None: ...
 
@@ -324,5 +352,6 @@ class Env:
     disk: Disk
     processes: Processes
     probes: Probes
+    pages: Pages
     run_dir: str
     """Directory of this host's unix sockets: `unix:{run_dir}/NAME.sock`. Short, since a socket path has 107 bytes."""

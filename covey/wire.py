@@ -105,6 +105,28 @@ class Attached(Frame, frozen=True, tag="Attached"):
     """One line: why less is seen than could be; at most 400 characters."""
 
 
+class AskPages(Frame, frozen=True, tag="AskPages"):
+    """Rank -> agent: it can go by limits (`covey.pages`). It goes by these now, from an agent before this one."""
+
+    epoch: int = 0
+    memory_limit_bytes: int = 0
+
+
+class PagesHere(Frame, frozen=True, tag="PagesHere"):
+    """Agent -> rank, with three descriptors (SCM_RIGHTS): the pages `limits`, `report` and `flag`."""
+
+
+class PagesMapped(Frame, frozen=True, tag="PagesMapped"):
+    """Rank -> agent: `report` and `flag` are mapped; from now on nobody else comes to write them."""
+
+
+class NeighbourFlag(Frame, frozen=True, tag="NeighbourFlag"):
+    """Agent -> rank: with a descriptor, the `flag` of the guaranteed rank that it shares a GPU with; without, there is
+    none any more."""
+
+    there: bool
+
+
 class Stopping(Frame, frozen=True, tag="Stopping"):
     """Agent -> rank: this job is asked to end here. SIGTERM goes to the rank's main process right after this, SIGKILL
     to all that is left of the rank when the time is over. Sent again when the time has changed."""
@@ -153,6 +175,7 @@ class Detached(Frame, frozen=True, tag="Detached"):
 
 FrameUnion = (
     Join | Joined | Refusal | AggregatorAt | AggregatorLost | Stepped | Attached
+    | AskPages | PagesHere | PagesMapped | NeighbourFlag
     | Stopping | ExtendGrace | Attach | VolumeAt | Detach | Detached
 )  # fmt: skip
 decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnion)

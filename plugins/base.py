@@ -11,8 +11,9 @@ import msgspec
 
 from covey.core import Fact, HostId, JobId, LogEvent, Message, Publish, Send, SetTimer, Undelivered
 from covey.errors import Refused
-from covey.ports import Env
-from covey.wire import Frame
+from covey.pages import LimitsWriter, ReportReader
+from covey.ports import ByteStream, Env, SharedPage
+from covey.wire import AskPages, Frame
 from plugins.facts import HostView
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -203,6 +204,29 @@ class Runner(Protocol):
         """Why this host takes no submissions and no ranks now: its disk is about to be full. Empty: it does."""
 
 
+class RankPages(Protocol):
+    """The pages that a rank shares with this agent (`covey.pages`)."""
+
+    @property
+    def limits(self) -> LimitsWriter:
+        """What it may do."""
+
+    @property
+    def report(self) -> ReportReader:
+        """What it did."""
+
+    @property
+    def asked(self) -> AskPages:
+        """By what it went when it connected: limits of an agent before this one."""
+
+    @property
+    def mapped(self) -> bool:
+        """It has them: from now on it sees what is written."""
+
+    def show(self, neighbour: "RankPages | None") -> None:
+        """Let it read the flag of this guaranteed rank, or of nobody any more. Idempotent."""
+
+
 class JobPeer(Protocol):
     """A process connected on jobs.sock, after it joined."""
 
@@ -221,6 +245,10 @@ class JobPeer(Protocol):
     @property
     def uid(self) -> int:
         """User of the process, as the kernel tells it."""
+
+    @property
+    def pages(self) -> RankPages | None:
+        """None while it has asked for none: then it goes by no limits."""
 
     def send(self, frame: Frame) -> None:
         """Never waits: a peer that is too far behind with reading is cut off."""
@@ -385,13 +413,20 @@ class Outbox:
 
     limit: int = 256
     """Frames, not bytes."""
-    queue: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
-    """What was put and not yet written, oldest first."""
+    queue: asyncio.Queue[tuple[bytes, tuple[SharedPage, ...]]] = field(default_factory=asyncio.Queue)
+    """What was put and not yet written, and pages that go with it, oldest first."""
 
-    def put(self, data: bytes) -> bool:
+    def put(self, data: bytes, pages: tuple[SharedPage, ...] = ()) -> bool:
         """False when the reader is too far behind."""
         if self.queue.qsize() >= self.limit:
             return False
         with contextlib.suppress(asyncio.QueueFull):
-            self.queue.put_nowait(data)
+            self.queue.put_nowait((data, pages))
         return True
+
+    async def write_to(self, stream: ByteStream) -> None:
+        """All that is put, until the connection ends."""
+        with contextlib.suppress(ConnectionError):
+            while True:
+                data, pages = await self.queue.get()
+                await (stream.write_with(data, pages) if pages else stream.write(data))

@@ -232,6 +232,14 @@ class JobAttached(Fact, frozen=True):
     """Why less is seen than could be; empty: no reason."""
 
 
+class RankShares(Fact, frozen=True):
+    """A rank on this host goes by limits from now on: it has its pages (`JobPeer.pages`)."""
+
+    job: JobId
+    epoch: int
+    rank: int
+
+
 class TensorsSeen(Fact, frozen=True):
     """Tensors of a job's rank on this host: what the model's skew is measured from (Tiresias §3.2). Told again
     whenever one more, or a larger one, was seen; of one epoch the newest counts."""

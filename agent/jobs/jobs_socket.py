@@ -17,19 +17,24 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
+from agent.jobs.rank_pages import HeldPages
 from agent.ports.protocol_error_limit import ProtocolErrorLimit
 from covey.core import Fact, JobId
 from covey.errors import Refused
 from covey.frames import FrameError, pack, read_frame
-from covey.ports import ByteStream, Env, Listener
+from covey.ports import ByteStream, Env, Listener, Pages, SharedPage
 from covey.version import VERSION
 from covey.wire import (
     PROTOCOL,
+    AskPages,
     Attached,
     ExtendGrace,
     Frame,
     Join,
     Joined,
+    NeighbourFlag,
+    PagesHere,
+    PagesMapped,
     Refusal,
     Stepped,
     Stopping,
@@ -37,7 +42,7 @@ from covey.wire import (
     other_protocol,
 )
 from plugins.base import JobPeer, Outbox, RanksSpec
-from plugins.facts import JobAttached, JobJoined, StepTimed
+from plugins.facts import JobAttached, JobJoined, RankShares, StepTimed
 
 JOIN_S = 5.0
 """A process that has not joined this long after connecting is cut off."""
@@ -71,21 +76,23 @@ class ConnectedProcess:
         self.kernel = _plain(join.kernel, KERNEL_MAX)
         self.attached: tuple[str, str] | None = None
         """To what, and why not to more, as this process said."""
+        self.pages: HeldPages | None = None
         self._stream = stream
         self.outbox = Outbox()
 
     def send(self, frame: Frame) -> None:
         """Never waits; a process too far behind is cut off."""
-        if not self.outbox.put(pack(frame)):
+        self._put(pack(frame))
+
+    def _put(self, frame: bytes, pages: tuple[SharedPage, ...] = ()) -> None:
+        if not self.outbox.put(frame, pages):
             self._stream.close()
 
-    async def write(self) -> None:
-        """What `send` queued, until the connection ends."""
-        try:
-            while True:
-                await self._stream.write(await self.outbox.queue.get())
-        except ConnectionError:
-            return
+    def make_pages(self, port: Pages, asked: AskPages) -> None:
+        """It can go by limits; it is given its pages once. OSError when there is no memory for them."""
+        if self.pages is None:
+            self.pages = HeldPages(port, asked, self._put)
+            self._put(pack(PagesHere()), self.pages.all)
 
 
 class JobSocket:
@@ -123,6 +130,8 @@ class JobSocket:
         for peer in self._joined:
             if peer.job is not None:
                 found.append(JobJoined(peer.job, peer.epoch, peer.rank, peer.kernel))
+                if peer.pages is not None and peer.pages.mapped:
+                    found.append(RankShares(peer.job, peer.epoch, peer.rank))
                 if peer.attached is not None:
                     found.append(JobAttached(peer.job, peer.epoch, peer.rank, *peer.attached))
         return found
@@ -193,7 +202,7 @@ class JobSocket:
     async def _live(self, peer: ConnectedProcess, stream: ByteStream) -> None:
         self.counters["joined"] += 1
         self._joined.append(peer)
-        writer = asyncio.get_running_loop().create_task(peer.write(), name=f"jobs: write to {peer.pid}")
+        writer = asyncio.get_running_loop().create_task(peer.outbox.write_to(stream), name=f"jobs: write to {peer.pid}")
         try:
             if peer.job is not None:
                 self._tell(JobJoined(peer.job, peer.epoch, peer.rank, peer.kernel))
@@ -205,6 +214,8 @@ class JobSocket:
         finally:
             self._joined.remove(peer)
             writer.cancel()
+            if peer.pages is not None:
+                peer.pages.close()
 
     async def _hear(self, peer: ConnectedProcess, stream: ByteStream) -> None:
         heard = 0
@@ -217,7 +228,11 @@ class JobSocket:
                 self._stepped(peer, frame)
             elif isinstance(frame, Attached):
                 self._attached(peer, frame)
-            elif isinstance(frame, Join | Joined | Stopping):
+            elif isinstance(frame, AskPages):
+                self._asked_for_pages(peer, frame)
+            elif isinstance(frame, PagesMapped):
+                self._mapped(peer)
+            elif isinstance(frame, Join | Joined | Stopping | PagesHere | NeighbourFlag):
                 raise FrameError(f"{type(frame).__name__} from a process that has joined")
             else:
                 await self._ask(peer, frame)
@@ -259,6 +274,21 @@ class JobSocket:
             raise FrameError("Attached from outside a job")
         peer.attached = (_plain(frame.to, ATTACHED_MAX), _plain(frame.problem, PROBLEM_MAX))
         self._tell(JobAttached(peer.job, peer.epoch, peer.rank, *peer.attached))
+
+    def _asked_for_pages(self, peer: ConnectedProcess, asked: AskPages) -> None:
+        """A rank without pages goes by no limits: whoever decides on them sees that."""
+        if peer.job is None or not (0 <= asked.epoch < 1 << 62 and 0 <= asked.memory_limit_bytes < 1 << 60):
+            raise FrameError("AskPages from outside a job, or with an impossible epoch or limit")
+        try:
+            peer.make_pages(self._env.pages, asked)
+        except OSError as error:
+            self._env.log.warning("no pages for a rank", job=peer.job, rank=peer.rank, why=str(error))
+
+    def _mapped(self, peer: ConnectedProcess) -> None:
+        if peer.pages is None or peer.job is None:
+            raise FrameError("PagesMapped without pages")
+        peer.pages.seal()
+        self._tell(RankShares(peer.job, peer.epoch, peer.rank))
 
     def _malformed(self, stream: ByteStream, error: FrameError) -> None:
         self.counters["malformed"] += 1

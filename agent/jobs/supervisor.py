@@ -415,7 +415,7 @@ class Supervisor:
         outbox = Outbox()
         self._agents.append(outbox)
         outbox.put(pack(RanksStatus(self._config.job, self._config.epoch, self._said)))
-        writer = asyncio.get_running_loop().create_task(_write_all(stream, outbox))
+        writer = asyncio.get_running_loop().create_task(outbox.write_to(stream))
         try:
             while True:
                 match await read_frame(stream, decoder):
@@ -439,14 +439,6 @@ class Supervisor:
             if all(agent.queue.empty() for agent in self._agents):
                 break
             await asyncio.sleep(0.01)
-
-
-async def _write_all(stream: ByteStream, outbox: Outbox) -> None:
-    try:
-        while True:
-            await stream.write(await outbox.queue.get())
-    except ConnectionError:
-        return
 
 
 async def run(env: Env, config: SupervisorConfig) -> None:

@@ -20,12 +20,12 @@ import socket
 import stat
 import struct
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from agent.ports.datagrams import ip_port_text
 from covey.addresses import ip_port
-from covey.ports import Address, ByteStream, HeldPort, Listener, Logger
+from covey.ports import Address, ByteStream, HeldPort, Listener, Logger, SharedPage
 
 SPILL_BYTES = 64 << 10
 """Bytes that one connection may hold received and unread."""
@@ -146,6 +146,27 @@ class SocketStream(asyncio.BufferedProtocol):
             raise
         if self._ended is not None:
             raise self._ended
+
+    async def write_with(self, data: bytes, pages: Sequence[SharedPage]) -> None:
+        """Transports send no descriptors, so this goes to the socket itself, at a moment when the transport holds
+        nothing back; what the kernel does not take of `data` goes the usual way."""
+        while self._held_up():
+            await self._wait_writable(first=False)
+        if self._ended is not None:
+            raise self._ended
+        assert self._transport is not None
+        descriptors = [page.descriptor for page in pages]
+        if min(descriptors) < 0:
+            return
+        with socket.socket(fileno=os.dup(self._transport.get_extra_info("socket").fileno())) as plain:
+            try:
+                sent = socket.send_fds(plain, [data], descriptors)
+            except BlockingIOError as error:
+                raise ConnectionAbortedError(f"{self.peer} does not read") from error
+            except OSError as error:
+                raise ConnectionResetError(f"{self.peer} cannot be given descriptors: {error}") from error
+        if sent < len(data):
+            await self.write(data[sent:])
 
     def _held_up(self) -> bool:
         return self._writing_paused and self._ended is None

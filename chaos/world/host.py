@@ -20,6 +20,7 @@ from chaos.world.disk import ProcessDisk, SimDisk
 from chaos.world.links import KEY_BYTES, SimLinks
 from chaos.world.loop import HostLoop, trace_of
 from chaos.world.net import SimDatagrams
+from chaos.world.pages import SimPages
 from chaos.world.streams import SimBytes
 from covey.checked import StateRefused
 from covey.core import HostId
@@ -114,6 +115,7 @@ class SimProcess:
             disk=ProcessDisk(self, host.disk),
             processes=SimProcesses(self),
             probes=host.probes,
+            pages=SimPages(),
             run_dir=host.run_dir,
         )
 

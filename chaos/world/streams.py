@@ -16,11 +16,11 @@ Unix addresses reach only within their host and tell the peer's uid; nothing els
 import asyncio
 import zlib
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chaos.world.net import bind_address, split
-from covey.ports import Address
+from covey.ports import Address, SharedPage
 
 if TYPE_CHECKING:
     from chaos.world.host import SimHost, SimProcess
@@ -98,6 +98,8 @@ class SimStream:
         self.closed = False
         self._end = False
         self._buffer = bytearray()
+        self.pages: deque[SharedPage] = deque()
+        """That came with what was read, oldest first."""
         self._wake: asyncio.Future[None] | None = None
         self._room: deque[asyncio.Future[None]] = deque()
         self._writing: asyncio.Future[None] | None = None
@@ -158,6 +160,11 @@ class SimStream:
             self._writing = None
             if not turn.done():
                 turn.set_result(None)
+
+    async def write_with(self, data: bytes, pages: Sequence[SharedPage]) -> None:
+        if min(page.descriptor for page in pages) >= 0:
+            await self.write(data)
+            self.other.pages.extend(pages)
 
     async def _write_slowly(self, data: bytes) -> None:
         """As the other end makes room."""

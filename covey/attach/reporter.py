@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from covey.attach import rank_of
 from covey.attach.steps import Step, StepCounter
-from covey.client import CoveyError, JobClient, of_process
+from covey.client import JobClient, of_process
+from covey.errors import CoveyError
 
 SEND_S = 0.1
 """Between two steps that are told: each one costs the script's thread some 20 us, and wakes another."""

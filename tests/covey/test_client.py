@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import covey
-from covey.client import STEPS_WAITING_MAX, CoveyError, JobClient, join
+from covey.client import STEPS_WAITING_MAX, JobClient, join
 from covey.core import HostId, JobId
+from covey.errors import CoveyError
 from covey.frames import pack
 from covey.kernels import kernel
 from covey.version import VERSION

@@ -1,4 +1,5 @@
 import tracemalloc
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from covey.core import HostId
 from covey.frames import FRAME_BYTES_MAX, FrameError, pack, read_frame, unpack
+from covey.ports import SharedPage
 from covey.wire import Join, Joined, Refusal, decoder
 
 
@@ -26,6 +28,9 @@ class Pipe:
 
     async def write(self, *parts: bytes | bytearray | memoryview) -> None:
         self.data += b"".join(parts)
+
+    async def write_with(self, data: bytes, pages: Sequence[SharedPage]) -> None:
+        raise ConnectionError("nobody sends pages here")
 
     def close(self) -> None:
         self.data = b""

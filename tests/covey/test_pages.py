@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from covey import pages
+from covey import memfd, pages
 from covey.pages import (
     FlagReader,
     FlagWriter,
@@ -103,22 +103,22 @@ def test_once_the_lease_is_over_the_failsafe_holds_and_memory_stays() -> None:
 
 
 def test_nobody_but_its_writer_writes_a_sealed_page() -> None:
-    descriptor = pages.make("report")
-    mine = pages.writable(descriptor)
+    descriptor = memfd.make("report")
+    mine = memfd.writable(descriptor)
     with pytest.raises(ValueError, match="seals"):
-        pages.readable(descriptor)
-    pages.close_for_writers(descriptor)
+        memfd.readable(descriptor)
+    memfd.close_for_writers(descriptor)
     with pytest.raises(PermissionError):
         os.write(descriptor, b"x")
     with pytest.raises(PermissionError):
-        pages.writable(descriptor)
+        memfd.writable(descriptor)
     again = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
     with pytest.raises(PermissionError):
         os.pwrite(again, b"x", 0)
     with pytest.raises(OSError) as shrunk:
         os.ftruncate(again, 1)
     assert shrunk.value.errno == errno.EPERM
-    theirs = pages.readable(descriptor)
+    theirs = memfd.readable(descriptor)
     ReportWriter(mine).write(RankReport(acked=5), MiniBatch(0, 1, 0))
     report = ReportReader(theirs).fresh()
     assert report is not None and report.acked == 5
@@ -131,7 +131,7 @@ def test_a_descriptor_that_is_no_page_is_refused(tmp_path: os.PathLike[str]) -> 
     small = os.memfd_create("small", os.MFD_ALLOW_SEALING)
     for descriptor in (plain, small):
         with pytest.raises(ValueError, match=r"sealed|seals"):
-            pages.writable(descriptor)
+            memfd.writable(descriptor)
         os.close(descriptor)
 
 

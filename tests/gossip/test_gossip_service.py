@@ -112,6 +112,7 @@ class Rack:
             disk=cast(Any, ports),
             processes=cast(Any, None),
             probes=cast(Any, None),
+            pages=cast(Any, None),
             run_dir="",
         )
         settings = GossipSettings(**({"bind": "127.0.0.1:0"} | QUICK | options))

@@ -120,6 +120,7 @@ class Member:
             disk=self.disk,
             processes=nothing,
             probes=nothing,
+            pages=nothing,
             run_dir="/run",
         )
         self.log = Consensus(env, self.name, self.rack.settings, self._send, self._ask, self._changed)

@@ -51,6 +51,7 @@ def bytes_env(run_dir: Path, tasks: Tasks, log: Logger) -> Env:
         disk=absent,
         processes=absent,
         probes=absent,
+        pages=absent,
         run_dir=str(run_dir),
     )
 

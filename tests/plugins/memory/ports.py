@@ -13,7 +13,7 @@ from agent.ports.clock import RealClock
 from agent.ports.disk import DirectoryDisk
 from agent.tasks import Tasks
 from covey.core import HostId
-from covey.ports import ByteStream, Datagrams, Disk, Env, Links, Probes, Processes
+from covey.ports import ByteStream, Datagrams, Disk, Env, Links, Pages, Probes, Processes
 from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame, Told
 from plugins.memory.datapath.slabd import SlabServer, SlabStore
 from plugins.memory.datapath.volume import Shape, Volume
@@ -90,6 +90,7 @@ class Bench:
             disk=cast(Disk, self.disk),
             processes=cast(Processes, None),
             probes=cast(Probes, None),
+            pages=cast(Pages, None),
             run_dir=directory,
         )
         self.store = SlabStore(1 << 30)

@@ -288,6 +288,7 @@ class FakeHost:
             disk=cast(Any, machine.disk),
             processes=nothing,
             probes=machine.probes,
+            pages=nothing,
             run_dir="/run",
         )
         self.service = SchedulerService(self)
