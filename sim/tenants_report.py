@@ -33,7 +33,9 @@ def run_shared(
     try:
         settings = settings_of(rules, tenancy.quotas(), tenancy.default_quota(), tenancy.demote_after_s)
     except ValueError as error:
-        raise Wrong(f"--tenants {tenancy.path} with this policy", str(error), "use --policy covey") from None
+        raise Wrong(
+            f"--tenants {tenancy.path} with this policy", str(error), "use --policy covey as it is, without --set"
+        ) from None
     asks = tenancy.asks(jobs)
     live = Live(jobs, hosts or 1, capacity // (hosts or 1), rules, settings, asks)
     out = live.run(progress)

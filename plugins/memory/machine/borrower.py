@@ -210,12 +210,12 @@ class Borrower:
     def _seek(self, slab: BorrowedSlab, event: str, why: str, now_s: float, leaving: HostId | None = None) -> Actions:
         """Ask two hosts. Nobody to ask: say so, and try again later. `leaving`: the lender that it has to leave."""
         volume = self.volumes[slab.volume]
-        holding = {host for other in volume.slabs for host in other.hosts()}
         away = sum(other.leaves(leaving) for other in self._all()) if leaving is not None else 0
         free = eviction.free_at_others(self._peers, volume.slab_bytes, self.me, leaving, away)
-        asked = placement.hosts_to_ask_by_view(free, holding, self._rng, self._choices, self._drawn)
-        if not asked:
+        if not free:
             return self._retry_later(slab, "nobody asked", f"{why}; no other host says that it has room", now_s)
+        holding = {host for other in volume.slabs for host in other.hosts()}
+        asked = placement.hosts_to_ask_by_view(free, holding, self._rng, self._choices, self._drawn)
         self._epoch += 1
         slab.seek(Querying(epoch=self._epoch, asked=asked, offers={}))
         fresh = [host for host in asked if host not in holding]

@@ -174,7 +174,11 @@ class BorrowedSlab:
     @property
     def places(self) -> list[SlabPlace]:
         """Open, as far as we know: the one that serves, and the one that is filled."""
-        return [place for place in (self.place, self.next) if place is not None]
+        phase = self._phase
+        if isinstance(phase, Cold | Seeking):
+            return []
+        following = None if isinstance(phase, Mapped) else self.next
+        return [phase.place] if following is None else [phase.place, following]
 
     @property
     def state(self) -> str:
@@ -215,8 +219,17 @@ class BorrowedSlab:
 
     def hosts(self) -> list[HostId]:
         """Every host that holds this slab or is being asked for it."""
-        search = self.search
-        return [*(place.lender for place in self.places), *(() if search is None else search.asked)]
+        phase = self._phase
+        match phase:
+            case Cold():
+                return []
+            case Seeking():
+                return list(phase.search.asked)
+            case Mapped():
+                return [phase.place.lender]
+            case _:
+                search = self.search
+                return [*(place.lender for place in self.places), *(() if search is None else search.asked)]
 
     def leaves(self, lender: HostId) -> bool:
         """Is it to go away from there?"""
@@ -319,8 +332,9 @@ class BorrowedVolume(msgspec.Struct):
         for slab in self.slabs:
             for place in slab.places:
                 chosen[place.lender] += 1
-            if slab.search is not None and slab.search.chosen is not None:
-                chosen[slab.search.chosen] += 1
+            search = slab.search
+            if search is not None and search.chosen is not None:
+                chosen[search.chosen] += 1
         return chosen
 
 

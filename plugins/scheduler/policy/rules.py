@@ -31,7 +31,8 @@ class OrderRules(msgspec.Struct, frozen=True, kw_only=True):
     quantum_s: int | None = None
     """Decide only at multiples of this; None: at every event. Never for fifo and fjf."""
     knob: tuple[int, int] | None = None
-    """PROMOTEKNOB as a fraction; None: infinite (Gu 2021 §3.3.2.3)."""
+    """PROMOTEKNOB as a fraction; None: infinite (Gu 2021 §3.3.2.3). Below 1 for the simulator only: a promoted job has
+    its GPUs for a whole first quantum there, while on hosts one that stops may come back before another starts."""
     starve_limit_s: int | None = None
     """STARVELIMIT; None: infinite."""
     preempt_s: int = 0

@@ -1,5 +1,6 @@
 """One claim of the paper per test, on the very code that decides. Section numbers: NSDI 2019 and Gu 2021, chapter 3."""
 
+import random
 from fractions import Fraction
 from pathlib import Path
 
@@ -62,6 +63,20 @@ def test_a_starving_job_is_promoted_after_its_knob_and_not_before() -> None:
     knob = Engine(jobs, 1, OrderRules(thresholds_gpu_s=(2,), knob=(2, 1))).run()
     assert (never.promoted[0], knob.promoted[0]) == (0, 3)
     assert max(e - j.submit_s for j, e in zip(jobs[1:], knob.end_s[1:], strict=True)) > 2, "the others pay for it"
+
+
+@pytest.mark.parametrize("knob", [(0, 1), (1, 4), (9, 10)])
+def test_any_knob_leaves_a_promoted_gang_a_whole_first_quantum_so_all_end(knob: tuple[int, int]) -> None:
+    """Reference: Gu 2021, §3.3.2.3: a promoted job is as one that just came; agents refuse a knob below 1."""
+    for seed in range(200):
+        dice = random.Random(seed)
+        limit, stops_s = dice.choice((1, 4)), dice.choice((0, 3, 100))
+        jobs = [SimJob(id, dice.randint(0, 20), dice.choice((1, 2, 4)), dice.randint(1, 25)) for id in range(6)]
+        out = Engine(jobs, 4, OrderRules(thresholds_gpu_s=(limit,), knob=knob, restore_s=stops_s)).run()
+        for job, promoted in zip(jobs, out.promoted, strict=True):
+            assert promoted * limit <= job.gpus * job.duration_s, (
+                f"seed {seed}: {job.id} is promoted within its quantum"
+            )
 
 
 def test_a_limit_to_starving_lets_a_wide_job_start_at_last() -> None:
