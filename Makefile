@@ -22,11 +22,11 @@ $(READY): pyproject.toml covey/pyproject.toml tools/pyproject.toml covey/version
 	 $(BIN)/python -m pip install -q --disable-pip-version-check -e ./covey -e '.[dev]' -e ./tools
 	@touch $@
 
-.venv/.torch: $(READY) # with pip, which finds a CPU build that lies on the machine; uv would fetch gigabytes of CUDA
-	@echo "installing PyTorch ..."
-	@wanted=$$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["torch"])'); \
+.venv/.torch .venv/.jax: .venv/.%: $(READY) # with pip, which finds a CPU build that lies on the machine; uv would fetch gigabytes of CUDA
+	@echo "installing $* ..."
+	@wanted=$$($(BIN)/python -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]])' $*); \
 	 if $(BIN)/python -m pip install -q --disable-pip-version-check $$wanted 2>/dev/null; then touch $@; \
-	 else echo "PyTorch cannot be installed here: tests that need it are skipped"; fi
+	 else echo "$* cannot be installed here: tests that need it are skipped"; fi
 
 run: $(READY) ## start a rack of four agents on this machine and watch it work
 	@$(BIN)/covey-rack run
@@ -34,7 +34,7 @@ run: $(READY) ## start a rack of four agents on this machine and watch it work
 stop: ## end it: no process, socket or lock is left
 	@if test -x $(BIN)/covey-rack; then $(BIN)/covey-rack stop; fi
 
-check: $(READY) ## the whole gate, and what each part of it took (TORCH=1: with PyTorch's CPU build)
+check: $(READY) ## the whole gate, and what each part of it took (TORCH=1: with the CPU builds of PyTorch and JAX)
 	@for part in lint types house test; do began=$$(date +%s); $(MAKE) --no-print-directory $$part || exit 1; \
 	echo "check: $$part took $$(($$(date +%s) - began)) s"; done
 
@@ -49,9 +49,10 @@ house: $(READY)
 	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 	@$(BIN)/python -m tests.reached
 
-test: $(READY) $(if $(TORCH),.venv/.torch)
+test: $(READY) $(if $(TORCH),.venv/.torch .venv/.jax)
 	@$(BIN)/pytest -n 2 --dist loadgroup --durations=12
-	@$(BIN)/python -c 'import torch' 2>/dev/null || echo "check: left out, since PyTorch is not installed: what covey.attach sees of real scripts (make check TORCH=1)"
+	@for framework in torch jax; do $(BIN)/python -c "import $$framework" 2>/dev/null || \
+	echo "check: left out, since $$framework is not installed: what covey.attach sees of its scripts (make check TORCH=1)"; done
 
 sim: $(READY) ## replay one simulated rack: make sim SEED=7
 	@$(BIN)/covey-chaos sim --seed $(or $(SEED),1)

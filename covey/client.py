@@ -141,12 +141,13 @@ class JobClient:
         self._stepped(step, step_s, compute_s, communicate_s, input_s, memory_bytes, metrics, "script")
 
     def observed(
-        self, step: int, step_s: float, communicate_s: float | None, input_s: float, memory_bytes: int, boundary: str
+        self, step: int, step_s: float, input_s: float, memory_bytes: int, boundary: str, **more: float
     ) -> None:
         """A mini-batch that `covey.attach` saw, in seconds and bytes; nothing where the script itself says its steps.
-        `communicate_s`: None: what was spent inside `tensors`."""
+        `more`: `communicate_s` (without it: what was spent inside `tensors`), and metrics that are shown."""
         if not self._by_hand:
-            self._stepped(step, step_s, None, communicate_s, input_s, memory_bytes, {}, boundary)
+            talked_s = more.pop("communicate_s", None)
+            self._stepped(step, step_s, None, talked_s, input_s, memory_bytes, more, boundary)
 
     def attached(self, to: str, problem: str = "") -> None:
         """Tell the agent, now and after it was away, what `covey.attach` sees of this script, and what it cannot."""

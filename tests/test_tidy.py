@@ -29,6 +29,7 @@ WALLS = {
     "agent/program.py",
     "cli/main.py",
     "covey/attach/site/sitecustomize.py",
+    "covey/attach/jax_hooks.py",
     "covey/attach/torch_hooks.py",
     "covey/attach/watch.py",
     "gossip/service.py",

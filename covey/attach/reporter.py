@@ -1,12 +1,14 @@
 """Between the hooks of a framework and the agent: counts steps, and says the newest a few times per second."""
 
 import os
+import threading
 import time
 from collections.abc import Callable
 
+from covey import client as clients
 from covey.attach import rank_of
-from covey.attach.steps import Step, StepCounter
-from covey.client import JobClient, of_process
+from covey.attach.steps import JITTED_CALL, Step, StepCounter
+from covey.client import JobClient
 from covey.errors import CoveyError
 
 SEND_S = 0.1
@@ -14,27 +16,69 @@ SEND_S = 0.1
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
+class Untold:
+    """Steps since the last one that was told."""
+
+    def __init__(self) -> None:
+        self._sum = Step(0, 0.0, 0.0, "")
+        self._count = 0
+
+    def add(self, step: Step) -> None:
+        known = self._sum
+        times = (
+            known.step_s + step.step_s,
+            known.input_s + step.input_s,
+            step.boundary,
+            known.device_s + step.device_s,
+        )
+        self._sum, self._count = Step(step.number, *times), self._count + 1
+
+    def mean(self) -> Step:
+        """With the number of the newest; there is one at least."""
+        known, count = self._sum, self._count
+        return Step(known.number, known.step_s / count, known.input_s / count, known.boundary, known.device_s / count)
+
+
 class Reporter:
-    """One for this process. Its methods are called by the hooks, in the script's threads, and raise nothing.
+    """One for this process, whatever frameworks it uses (`of_process`). Its methods are called by the hooks, in any of
+    the script's threads, and raise nothing.
 
     `memory_bytes` says how much memory the script uses, `communicate_s` what of a step it waited for other ranks (None:
-    not known); both are asked once for each step that is told."""
+    not known); both are asked once for each step that is told. Of jitted calls the mean since then is told, for
+    the script runs ahead of the device, and waits for many of them at once."""
 
     def __init__(
         self,
-        to: str,
+        to: str = "",
         memory_bytes: Callable[[], int] | None = None,
         communicate_s: Callable[[], float | None] | None = None,
         now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.to = to
         self.now_s = now_s
-        self._memory_bytes, self._communicate_s = memory_bytes or resident_bytes, communicate_s or (lambda: None)
+        self._memory = [memory_bytes or resident_bytes]
+        self._communicate_s = communicate_s or (lambda: None)
+        self._lock = threading.RLock()
+        """Of the counter. Held for a few lines; an optimizer may be collected within these."""
+        self._untold = Untold()
         self._steps = StepCounter()
         self._client: JobClient | None = None
         self._pid = 0
         self._told_s = float("-inf")
         self._problem = ""
+        os.register_at_fork(after_in_child=self._forked)
+
+    def attach(
+        self,
+        to: str,
+        memory_bytes: Callable[[], int] | None = None,
+        communicate_s: Callable[[], float | None] | None = None,
+    ) -> None:
+        """One framework more is hooked."""
+        self.to = f"{self.to}; {to}" if self.to else to
+        self._memory += [memory_bytes] if memory_bytes is not None else []
+        self._communicate_s = communicate_s or self._communicate_s
+        self.start()
 
     def start(self) -> None:
         """Say to what this process is attached. A process that does not report for its rank stays silent."""
@@ -45,13 +89,27 @@ class Reporter:
     # ---- what the hooks see ----
 
     def optimizer_stepped(self, optimizer: int) -> None:
-        self._ended(self._steps.optimizer_stepped(optimizer, self.now_s()))
+        with self._lock:
+            ended = self._steps.optimizer_stepped(optimizer, self.now_s())
+        self._ended(ended)
 
     def optimizer_gone(self, optimizer: int) -> None:
-        self._steps.optimizer_gone(optimizer)
+        with self._lock:
+            self._steps.optimizer_gone(optimizer)
+
+    def jit_called(self, count: int) -> None:
+        with self._lock:
+            ended = self._steps.jit_called(count, self.now_s())
+        self._ended(ended)
+
+    def device_waited(self, waited_s: float) -> None:
+        with self._lock:
+            self._steps.device_waited(waited_s)
 
     def batch_fetched(self, waited_s: float, with_gradients: bool) -> None:
-        self._ended(self._steps.batch_fetched(waited_s, with_gradients, self.now_s()))
+        with self._lock:
+            ended = self._steps.batch_fetched(waited_s, with_gradients, self.now_s())
+        self._ended(ended)
 
     def failed(self, error: BaseException) -> None:
         """A hook failed: told once, in one line."""
@@ -65,13 +123,24 @@ class Reporter:
         if step is None or step.step_s <= 0:
             return
         now_s = self.now_s()
-        if now_s - self._told_s < SEND_S:
-            return
-        self._told_s = now_s
+        with self._lock:
+            self._untold.add(step)
+            if now_s - self._told_s < SEND_S:
+                return
+            told = self._untold.mean() if step.boundary == JITTED_CALL else step
+            self._told_s, self._untold = now_s, Untold()
         client = self._connected()
         if client is not None:
-            memory = self._memory_bytes()
-            client.observed(step.number, step.step_s, self._communicate_s(), step.input_s, memory, step.boundary)
+            memory, more = max(memory() for memory in self._memory), {}
+            if told.boundary == JITTED_CALL:
+                more["device_wait_s"] = told.device_s
+            if (communicate_s := self._communicate_s()) is not None:
+                more["communicate_s"] = communicate_s
+            client.observed(told.number, told.step_s, told.input_s, memory, told.boundary, **more)
+
+    def _forked(self) -> None:
+        """In the child: a thread that held the lock is not there."""
+        self._lock = threading.RLock()
 
     def _connected(self) -> JobClient | None:
         """One connection a process; after a fork the child has its own, if it is the one that computes."""
@@ -79,10 +148,21 @@ class Reporter:
             self._pid, self._client = os.getpid(), None
             if not rank_of(os.environ):
                 try:
-                    self._client = of_process()
+                    self._client = clients.of_process()
                 except CoveyError:
                     return None
         return self._client
+
+
+_process: Reporter | None = None
+
+
+def of_process() -> Reporter:
+    """The one of this process, made if there is none; hooks of a framework `attach` theirs to it."""
+    global _process
+    if _process is None:
+        _process = Reporter()
+    return _process
 
 
 def resident_bytes() -> int:

@@ -1,7 +1,8 @@
 """What one mini-batch of a script is, when the script does not say. Pure: times and identities are arguments.
 
     the first optimizer of a period steps again   -> a step ended      (boundary "optimizer")
-    no optimizer ever stepped, batches are fetched with gradients on   (boundary "data loader")
+    no optimizer ever stepped, a jitted function was called again      (boundary "jitted call": `jitted.py` says which)
+    neither of both, batches are fetched with gradients on             (boundary "data loader")
 
 A script may step several optimizers per mini-batch (two networks, or one optimizer per parameter): only the one that
 stepped first counts. When that one is silent while another stepped three times, it is gone and the other takes its
@@ -11,7 +12,7 @@ optimizer that steps after every fourth batch ends a step then.
 
 from dataclasses import dataclass, field
 
-OPTIMIZER, DATA_LOADER = "optimizer", "data loader"
+OPTIMIZER, JITTED_CALL, DATA_LOADER = "optimizer", "jitted call", "data loader"
 BATCHES_ENOUGH = 8
 """Batches fetched without any optimizer before they count as steps: an optimizer may be made late."""
 REPLACED_AFTER = 3
@@ -28,6 +29,8 @@ class Step:
     input_s: float
     """Of it, waited for the data loader."""
     boundary: str
+    device_s: float = 0.0
+    """Of it, waited for the device."""
 
 
 @dataclass
@@ -41,6 +44,7 @@ class StepCounter:
     """Steps of the others since it stepped."""
     _batches: int = 0
     _input_s: float = 0.0
+    _device_s: float = 0.0
     _since_s: float | None = None
     """When the step under way began."""
 
@@ -62,10 +66,22 @@ class StepCounter:
         if self._first == optimizer:
             self._first = None
 
+    def jit_called(self, count: int, now_s: float) -> Step | None:
+        """The training step was called for the `count`-th time, and may still be at work on the device."""
+        if self.boundary == OPTIMIZER:
+            return None
+        if self.boundary != JITTED_CALL:
+            self.count = max(self.count, count - 1)
+        return self._end(JITTED_CALL, now_s)
+
+    def device_waited(self, waited_s: float) -> None:
+        """The script waited so long for what it had computed."""
+        self._device_s += max(0.0, waited_s)
+
     def batch_fetched(self, waited_s: float, with_gradients: bool, now_s: float) -> Step | None:
         """The script waited so long for its next batch. An evaluation fetches batches without gradients."""
         ended = None
-        if self.boundary != OPTIMIZER and self._first is None and with_gradients:
+        if self.boundary in ("", DATA_LOADER) and self._first is None and with_gradients:
             self._batches += 1
             if self._batches > BATCHES_ENOUGH:
                 ended = self._end(DATA_LOADER, now_s - waited_s)
@@ -77,9 +93,9 @@ class StepCounter:
         return ended
 
     def _end(self, boundary: str, now_s: float) -> Step:
-        known = self._since_s is not None
         step_s = max(0.0, now_s - self._since_s) if self._since_s is not None else 0.0
-        ended = Step(self.count, step_s, min(self._input_s, step_s) if known else 0.0, boundary)
+        input_s, device_s = min(self._input_s, step_s), min(self._device_s, step_s)
+        ended = Step(self.count, step_s, input_s, boundary, device_s)
         self.count += 1
-        self.boundary, self._since_s, self._input_s = boundary, now_s, 0.0
+        self.boundary, self._since_s, self._input_s, self._device_s = boundary, now_s, 0.0, 0.0
         return ended

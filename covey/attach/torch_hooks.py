@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from covey.attach.reporter import Reporter, resident_bytes
+from covey.attach.reporter import Reporter, of_process, resident_bytes
 
 _installed: Reporter | None = None
 
@@ -26,9 +26,9 @@ def install() -> Reporter:
     global _installed
     if _installed is None:
         exposed = DdpFigures()
-        reporter = _installed = Reporter(f"torch {torch.__version__}", device_bytes, exposed.communicate_s)
+        reporter = _installed = of_process()
         Hooks(reporter, exposed).install()
-        reporter.start()
+        reporter.attach(f"torch {torch.__version__}", device_bytes, exposed.communicate_s)
     return _installed
 
 

@@ -1,7 +1,7 @@
 """First on a rank's PYTHONPATH: attaches Covey to the script, then runs the `sitecustomize` that would have run.
 
 Every Python of the job loads this file, also an old one and one without covey-job: it uses nothing but the standard
-library, imports nothing of ours until torch is imported, and swallows whatever goes wrong in it.
+library, imports nothing of ours until torch or jax is imported, and swallows whatever goes wrong in it.
 """
 
 import os
@@ -34,9 +34,17 @@ def _torch_imported(module: object) -> None:
     torch_hooks.install()
 
 
+def _jax_imported(module: object) -> None:
+    from covey.attach import jax_hooks
+
+    jax_hooks.install()
+
+
 def _attach() -> None:
     if os.environ.get("COVEY_SOCKET") and os.environ.get("COVEY_ATTACH", "1") != "0":
-        _beside("watch").ImportWatch(_failed).when_imported("torch.optim.optimizer", _torch_imported)
+        watch = _beside("watch").ImportWatch(_failed)
+        watch.when_imported("torch.optim.optimizer", _torch_imported)
+        watch.when_imported("jax", _jax_imported)
 
 
 def _run_next() -> None:
