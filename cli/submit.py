@@ -45,6 +45,10 @@ ON_LOST_HELP = (
     "on a host that is cut off, stop (default): ranks end there and the job goes on elsewhere; keep: they go on, and "
     "the job waits until the host is back or is given up"
 )
+GPU_MEMORY_HELP = (
+    "what each rank needs on each of its GPUs, such as 8GiB: where GPUs are shared, one that has less now is not taken "
+    "beside others"
+)
 NO_ATTACH_HELP = (
     "leave PYTHONPATH as it is; default: a folder of ours comes first in it, and the steps of PyTorch scripts are seen "
     "without a change to them"
@@ -59,6 +63,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs for each worker or node (default 1)")
     parser.add_argument("--pack", choices=("host", "any"), help=PACK_HELP)
     parser.add_argument("--bind-gpus", action="store_true", help=BIND_HELP)
+    parser.add_argument("--gpu-memory", metavar="SIZE", help=GPU_MEMORY_HELP)
     parser.add_argument("--no-attach", action="store_true", help=NO_ATTACH_HELP)
     parser.add_argument("--tenant", help="who pays (default: default)")
     parser.add_argument("--class", dest="job_class", choices=CLASSES, help=CLASS_HELP)
@@ -116,6 +121,8 @@ def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[s
     }
     if args.bind_gpus:
         spec["bind_gpus"] = True
+    if args.gpu_memory is not None:
+        spec["gpu_memory"] = memory(args.gpu_memory)
     if args.no_attach:
         spec["attach"] = False
     if args.nodes is not None or args.pack is not None:
@@ -177,3 +184,13 @@ def duration(flag: str, text: str) -> float:
         return parse_seconds(text)
     except ValueError as error:
         raise AgentctlError(USAGE, f"{flag} {text} cannot be used", str(error), "agentctl submit --help") from None
+
+
+def memory(text: str) -> int:
+    """Bytes."""
+    from covey.units import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise AgentctlError(USAGE, f"--gpu-memory {text} cannot be used", str(error), "--gpu-memory 8GiB") from error

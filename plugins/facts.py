@@ -299,6 +299,20 @@ class GpusNow(msgspec.Struct, frozen=True):
     simulated: bool
 
 
+class GpusShared(msgspec.Struct, frozen=True):
+    """Key `gpus_shared`: which GPUs are here and how busy they are, for jobs beside others. A hint. Only in racks where
+    some host shares its GPUs."""
+
+    setting: Annotated[int, Meta(ge=0, le=64)]
+    """`beside` in agent.toml there."""
+    takes: Annotated[int, Meta(ge=0, le=64)]
+    """Opportunistic jobs on one GPU at most, now: 0 while nothing measures them."""
+    names: Annotated[tuple[Annotated[int, Meta(ge=0, lt=1 << 32)], ...], Meta(max_length=64)]
+    """CRC-32 of each GPU's UUID, by number; none when two of them are alike."""
+    use: Annotated[tuple[Annotated[int, Meta(ge=0, le=127)], ...], Meta(max_length=64)]
+    """Percent of the last 10 s, for each; 127: it takes no job now."""
+
+
 class AggregatorNow(msgspec.Struct, frozen=True):
     """Key `aggregator`: who sums tensors here, and how busy it is. A hint."""
 

@@ -34,7 +34,9 @@ What the agent decides is one of several published orders (`policy/rules.py`), a
 over a trace with the same walk, made incremental (`machine/order_book.py`). With a history of ended jobs the order can
 follow the Gittins index (`policy/history.py`). How skewed a model is comes from the tensors that its ranks name, and
 the limit above which a gang is packed is fitted from what gangs lost (`machine/models.py`, `policy/packing.py`). On
-GPUs that jobs share the same leader counts by GPU (`machine/shared_capacity.py`); no rack shares GPUs yet.
+GPUs that jobs share (`[scheduler] beside`) the same leader counts by GPU (`machine/shared_capacity.py`), hosts give out
+parts of GPUs by what they measured (`machine/parts.py`), and ranks start when the host's sharing says so
+(`service/beside.py`). Opportunistic jobs yield nothing there but time on the device.
 
 Words: a *gang* is the workers of one job, started whole; a *grant* is the leave to run, fenced by its *epoch*; a *home*
 is the host that looks for a grant's GPUs; *attained service* is GPUs times seconds; a *place* is the part of a gang on

@@ -13,7 +13,7 @@ from plugins.facts import Place
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.leader import Leader, RackHost, ScheduleTick
 from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.machine.shared_capacity import GUEST, SharedCapacity, Sharing, host_of
+from plugins.scheduler.machine.shared_capacity import SharedCapacity, SharedGpus, Sharing, host_of
 from plugins.scheduler.messages.commands import (
     Attained,
     CancelAsked,
@@ -30,7 +30,7 @@ from plugins.scheduler.messages.commands import (
 )
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.settings import SchedulerSettings
-from plugins.scheduler.policy.shared import BUSY
+from plugins.scheduler.policy.shared import BUSY, part_of
 from sim.vectors.types import finite, whole_number
 
 GPUS_MAX = 4096
@@ -109,7 +109,7 @@ class SharedPool:
             job_class=what["cls"],
             workers=whole_number("W", what["W"], 1, GPUS_MAX),
             argv=("x",),
-            pack="host" if what.get("same_node", False) else "few",
+            pack="host" if what.get("same_node", False) else "any",
         )
         self.queue.next_number = self.numbers[name]
         may_demote = self.leader.settings.demote_after_s is not None
@@ -160,7 +160,7 @@ class SharedPool:
 
     def _rack_host(self, at: int) -> RackHost:
         shares = tuple(self.utilisation[at * self.each : (at + 1) * self.each])
-        return RackHost(self._host(at), len(shares), utilisation=shares)
+        return RackHost(self._host(at), len(shares), shared=SharedGpus(utilisation=shares))
 
     def _host(self, at: int) -> HostId:
         return HostId(f"{at:04}")
@@ -191,7 +191,7 @@ class SharedPool:
             self.leader.capacity.totals,
             None,
             self.leader.sharing or Sharing(),
-            {host.host: host.utilisation for host in self.leader.rack},
+            {host.host: host.shared for host in self.leader.rack if host.shared is not None},
         )
         units = list(capacity.plan(job, capacity.free_for(job), None, 1.0))
         gpus: dict[HostId, list[str]] = {}
@@ -211,7 +211,7 @@ class SharedPool:
         if job.counts:
             return gpu
         held = self.queue.holders.get(host, {})
-        return next(part for part in (f"{gpu}{GUEST}{number}" for number in range(len(held) + 1)) if part not in held)
+        return next(part for part in (part_of(gpu, number) for number in range(len(held) + 1)) if part not in held)
 
 
 def _numbers(events: Sequence[Sequence[Any]]) -> dict[str, int]:

@@ -6,6 +6,7 @@ from covey.core import HostId, JobId
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.messages.commands import AboutJob, CancelAsked, NotApplied, Placed
 from plugins.scheduler.policy import explain
+from plugins.scheduler.policy.shared import device_of, is_part
 
 
 def unknown(job: JobId, was: bool) -> NotApplied:
@@ -24,8 +25,24 @@ def over_quota(job: Job, used: int, quota: int, done: str) -> NotApplied:
     return NotApplied(4, f"{job.id} was not {done}", why, "wait until one of its jobs ends")
 
 
-def wrong_places(job: Job, command: Placed, holders: Mapping[HostId, Mapping[str, JobId]]) -> str:
-    """Why these places are no whole gang of its own; empty when they are. `holders`: who has which GPU of a host."""
+def not_alone(job: Job, host: HostId, gpu: str, other: JobId) -> NotApplied:
+    why = f"GPU {device_of(gpu)} on {host} belongs to {other}, which is guaranteed"
+    return NotApplied(4, f"{job.id} was not upgraded", why, "wait until one of them ends")
+
+
+def guaranteed_on(
+    host: HostId, jobs: Mapping[JobId, Job], holders: Mapping[HostId, Mapping[str, JobId]]
+) -> dict[str, JobId]:
+    """GPUs of a host of which a guaranteed job holds a part: it was upgraded there."""
+    held = holders.get(host, {})
+    return {device_of(name): id for name, id in held.items() if is_part(name) and jobs[id].counts}
+
+
+def wrong_places(
+    job: Job, command: Placed, jobs: Mapping[JobId, Job], holders: Mapping[HostId, Mapping[str, JobId]]
+) -> str:
+    """Why these places are no whole gang of its own; empty when they are. `holders`: who has which GPU of a host, or
+    which part of it."""
     spec = job.spec
     hosts = {place.host for place in command.places}
     ranks = [rank for place in command.places for rank in place.ranks]
@@ -37,11 +54,15 @@ def wrong_places(job: Job, command: Placed, holders: Mapping[HostId, Mapping[str
     if spec.pack == "apart" and len(hosts) < spec.workers:
         return f"it wants a host for each of {spec.workers} workers, and these are {len(hosts)}"
     for place in command.places:
-        distinct = len(set(place.gpus))
+        distinct = len(set(map(device_of, place.gpus)))
         if distinct != len(place.gpus) or distinct != len(place.ranks) * spec.gpus_per_worker:
             return f"{place.host} gives {explain.gpus(len(place.gpus))} to {len(place.ranks)} workers"
+        held = holders.get(place.host, {})
+        upgraded = guaranteed_on(place.host, jobs, holders) if job.counts else {}
         for gpu in place.gpus:
-            holder = holders.get(place.host, {}).get(gpu)
+            if job.counts and is_part(gpu):
+                return f"it is guaranteed, and {place.host} gives it a part of GPU {device_of(gpu)}"
+            holder = held.get(gpu) or upgraded.get(gpu)
             if holder is not None:
                 return f"GPU {gpu} on {place.host} belongs to {holder}"
     return ""

@@ -3,8 +3,8 @@
     total = free + held by opportunistic jobs + held by jobs that stop + held by guaranteed jobs
             `------------------------- open -------------------------'
 
-GPUs of a rack are not shared between jobs yet (where they are: `machine/shared_capacity.py`), so an opportunistic job
-on an open GPU has to stop before a guaranteed one starts there. The log says how many open GPUs of a host are kept for
+GPUs are not shared between jobs here (where they are: `machine/shared_capacity.py`), so an opportunistic job on an open
+GPU has to stop before a guaranteed one starts there. The log says how many open GPUs of a host are kept for
 one gang, not which ones: opportunistic jobs run on them until the gang is complete. All counts come from the log, which
 does not know yet which GPUs the gangs that are being placed will hold.
 
@@ -43,6 +43,8 @@ class HeldGpus(NamedTuple):
     """Of an opportunistic job that nobody told to stop: its place among the guests."""
     placing: int
     """GPUs of a gang that is being placed."""
+    alone: bool = False
+    """Where GPUs are shared: no guaranteed job starts on these before it has ended."""
 
 
 class Capacity:
@@ -88,6 +90,7 @@ class Capacity:
             guaranteed=job.counts and job.state != "stopping",
             age=-job.number if is_guest else None,
             placing=job.spec.gpus if job.state == "placing" else 0,
+            alone=not self.stops and self.holds_alone(job),
         )
         if self._holdings.get(job.id) == holding:
             return
@@ -157,6 +160,10 @@ class Capacity:
     def held_by(self, job: Job) -> Gpus:
         """GPUs that a gang holds."""
         return held_by(job, self.totals)
+
+    def holds_alone(self, job: Job) -> bool:
+        """Whether nobody else may hold its GPUs."""
+        return True
 
     def fits(self, job: Job, free: Mapping[HostId, int]) -> bool:
         """Whether the whole gang fits into this."""

@@ -37,6 +37,10 @@ class GrantSeen(msgspec.Struct, frozen=True):
     spec: JobSpec
     skew: float | None = None
     """What placement goes by (`machine/models.py`)."""
+    opportunistic: bool = False
+    """As the job is now."""
+    apart_from: tuple[JobId, ...] = ()
+    """See `Job.harms`."""
 
 
 class GrantOver(msgspec.Struct, frozen=True):
@@ -109,6 +113,8 @@ class HostSearch(msgspec.Struct):
     epoch: int
     spec: JobSpec
     skew: float | None = None
+    opportunistic: bool = False
+    apart_from: tuple[JobId, ...] = ()
     attempt: int = 0
     plan: dict[HostId, int] = {}
     """Workers per host, in rank order; empty between attempts."""
@@ -127,8 +133,8 @@ class Gangs:
         self.free: dict[HostId, int] = {}
         self.ranks: dict[HostId, int] = {}
         self.packlimit = settings.packlimit
-        self.refusals: dict[HostId, tuple[int, float]] = {}
-        """Host -> (free GPUs by its own word, until when that counts)."""
+        self.refusals: dict[tuple[HostId, bool], tuple[int, float]] = {}
+        """Host, and whether parts were asked for -> (free GPUs by its own word, until when that counts)."""
 
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
         match event:
@@ -175,7 +181,9 @@ class Gangs:
         if known is not None and known.epoch >= event.epoch:
             return ()
         before = self._release(known) if known is not None else []
-        search = self.searches[event.job] = HostSearch(event.job, event.epoch, event.spec, event.skew)
+        search = self.searches[event.job] = HostSearch(
+            event.job, event.epoch, event.spec, event.skew, event.opportunistic, event.apart_from
+        )
         return [*before, *self._attempt(search, now_s)]
 
     def _grant_over(self, event: GrantOver) -> Sequence[Action]:
@@ -198,7 +206,7 @@ class Gangs:
         search.attempt += 1
         plan = self._plan(search, now_s)
         if not plan:
-            have = ", ".join(f"{host} {count}" for host, count in sorted(self._known_free(now_s).items()))
+            have = ", ".join(f"{host} {count}" for host, count in sorted(self._known_free(search, now_s).items()))
             return self._fail(search, f"free GPUs by host are {have or 'none'}: the gang does not fit whole")
         search.plan, search.yes = dict(sorted(plan.items())), {}
         first = next(iter(search.plan))
@@ -213,6 +221,9 @@ class Gangs:
                     search.spec.gpus_per_worker,
                     host == first,
                     self.settings.reservation_lease_s,
+                    search.opportunistic,
+                    search.spec.gpu_memory,
+                    search.apart_from,
                 ),
                 self.settings.reserve_deadline_s,
             )
@@ -254,7 +265,7 @@ class Gangs:
         return found is not None and (found.epoch, found.attempt) == (answer.epoch, answer.attempt)
 
     def _said_no(self, host: HostId, answer: NotReserved, now_s: float) -> Sequence[Action]:
-        self.refusals[host] = (answer.free, now_s + REFUSALS_KEPT_S)
+        self.refusals[host, answer.beside] = (answer.free, now_s + REFUSALS_KEPT_S)
         search = self._find(answer.job, answer.epoch, answer.attempt)
         if search is None or host not in search.plan or search.proposed is not None:
             return ()
@@ -294,16 +305,22 @@ class Gangs:
         search = self.searches.get(job)
         return search if search is not None and (search.epoch, search.attempt) == (epoch, attempt) else None
 
-    def _known_free(self, now_s: float) -> dict[HostId, int]:
+    def _known_free(self, search: HostSearch, now_s: float) -> dict[HostId, int]:
         """Free GPUs per host: gossip, or less where the host itself said less a moment ago."""
-        self.refusals = {host: word for host, word in self.refusals.items() if word[1] > now_s}
-        return {host: min(free, self.refusals.get(host, (free, 0.0))[0]) for host, free in self.free.items()}
+        said = self.said(search.opportunistic, now_s)
+        return {host: min(free, said.get(host, free)) for host, free in self.free.items()}
+
+    def said(self, opportunistic: bool, now_s: float) -> dict[HostId, int]:
+        """GPUs that hosts which refused a moment ago have in truth for such a job."""
+        self.refusals = {key: word for key, word in self.refusals.items() if word[1] > now_s}
+        beside = opportunistic and self.settings.beside > 0
+        return {host: free for (host, parts), (free, _) in self.refusals.items() if parts == beside}
 
     def _plan(self, search: HostSearch, now_s: float) -> Mapping[HostId, int] | None:
         spec = search.spec
         if not spec.gpus_per_worker:
             return spread(self.ranks, spec.workers, spec.pack)
-        free = self._known_free(now_s)
+        free = self._known_free(search, now_s)
         return place(free, spec.workers, spec.gpus_per_worker, search.skew, self.packlimit, spec.pack)
 
     def _placed(self, search: HostSearch) -> Placed:

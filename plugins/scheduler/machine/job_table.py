@@ -12,12 +12,13 @@ from covey.core import HostId, JobId
 from plugins.scheduler.machine.jobs import HOLDING, Job
 from plugins.scheduler.machine.kept_bytes import KeptBytes
 from plugins.scheduler.machine.models import Models, StepHistory
+from plugins.scheduler.policy.shared import device_of
 
 ENDED_MAX = 1000
 """Ended jobs kept."""
-SNAPSHOT_VERSION = 3
-"""Version 1 knew no classes, reservation, clock or models, version 2 no leases; they are read as states without them.
-"""
+SNAPSHOT_VERSION = 4
+"""Version 1 knew no classes, reservation, clock or models, version 2 no leases, version 3 no parts
+of GPUs (`policy/shared.py`); they are read as states without them."""
 
 
 class QueueState(msgspec.Struct, frozen=True):
@@ -237,6 +238,7 @@ class JobTable:
         """Raise AssertionError when quota, epochs or GPUs are not as `machine/queue.py` says at its top."""
         used: dict[str, int] = {}
         holders: dict[tuple[HostId, str], JobId] = {}
+        guaranteed: dict[tuple[HostId, str], JobId] = {}
         for job in self.jobs.values():
             if job.state in HOLDING and job.counts and job.spec.gpus:
                 used[job.spec.tenant] = used.get(job.spec.tenant, 0) + job.spec.gpus
@@ -244,6 +246,9 @@ class JobTable:
                 for gpu in place.gpus if job.awaits(place.host) else ():
                     assert (place.host, gpu) not in holders, f"GPU {gpu} on {place.host} is held twice"
                     holders[place.host, gpu] = job.id
+                    if job.counts:
+                        other = guaranteed.setdefault((place.host, device_of(gpu)), job.id)
+                        assert other == job.id, f"{gpu} on {place.host} is {other}'s and {job.id}'s, both guaranteed"
             assert job.over == (job.exit_code is not None), f"{job.id} is {job.state} with {job.exit_code}"
         assert used == self._used, f"usage {self._used} is not {used}"
         assert holders == {(h, g): j for h, held in self.holders.items() for g, j in held.items()}

@@ -20,7 +20,7 @@ Over = Literal["done", "failed", "cancelled"]
 State = Literal["queued", Holding, Over]
 """A new state is written into one of these three: what it counts against and what waits for it follow from that."""
 After = Literal["queued", "failed", "cancelled"]
-Cause = Literal["preempted", "host lost", "exit 75", "failed"]
+Cause = Literal["preempted", "host lost", "exit 75", "failed", "unfit"]
 """Why a job that ran is to run again: each is counted by itself, and has a limit of its own."""
 STATES: tuple[State, ...] = get_args(State)
 """In the order in which a job passes through them."""
@@ -41,7 +41,8 @@ TRANSITIONS: StateTable[State] = StateTable(
             "cancelled": "it is cancelled",
         },
         "running": {
-            "stopping": "cancelled, its time limit reached, preempted, a host or a worker lost, or a worker failed",
+            "stopping": "cancelled, its time limit reached, preempted, a host or a worker lost, a worker failed, "
+            "or it cannot be beside others on its GPUs",
             "done": "each of its hosts reported that all workers exited with 0",
         },
         "stopping": {
@@ -95,6 +96,10 @@ class Job(msgspec.Struct, kw_only=True):
     """Times that a host lost its ranks."""
     failures: int = 0
     """Times that it failed by itself."""
+    unfit: int = 0
+    """Times that it could not be, or stay, on the GPUs that it was placed on."""
+    harms: tuple[JobId, ...] = ()
+    """Guaranteed jobs that were measured to suffer from it on their GPUs; the newest."""
     place_failures: int = 0
     """In a row, since it last started."""
     promoted: int | None = None
@@ -176,6 +181,8 @@ class Job(msgspec.Struct, kw_only=True):
                 return self.requeues, spec.retries_again
             case "failed":
                 return self.failures, spec.retries
+            case "unfit":
+                return self.unfit, None
             case _:
                 assert_never(cause)
 

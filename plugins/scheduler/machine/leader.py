@@ -19,7 +19,7 @@ from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.leases import Leases
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.machine.run_queues import RunQueues
-from plugins.scheduler.machine.shared_capacity import SharedCapacity, Sharing
+from plugins.scheduler.machine.shared_capacity import SharedCapacity, SharedGpus, Sharing
 from plugins.scheduler.machine.starvation import StarvationTimers
 from plugins.scheduler.messages.commands import (
     AboutJob,
@@ -48,8 +48,8 @@ class RackHost(msgspec.Struct, frozen=True):
     gpus: int
     gone_s: float | None = None
     """Seconds since it was last known alive; None while it is."""
-    utilisation: tuple[float, ...] = ()
-    """Of its GPUs over the last 10 s, 0..1; only where GPUs are shared."""
+    shared: SharedGpus | None = None
+    """What it says of its GPUs where these are shared; None: nothing, and none is counted then."""
 
 
 class ScheduleTick(msgspec.Struct, frozen=True):
@@ -180,9 +180,7 @@ class Leader:
         self.gone = {host.host: host.gone_s for host in rack if host.gone_s is not None}
         self.roll.heard({host.host: host.gone_s for host in rack})
         totals = {host.host: host.gpus for host in rack if host.gone_s is None}
-        if isinstance(self.capacity, SharedCapacity):
-            self.capacity.heard(self._utilisation())
-        if totals == self.capacity.totals:
+        if totals == self.capacity.totals and self._same_gpus():
             return []
         moved = totals.keys() ^ self.capacity.totals.keys()
         held = {**self.roll.placing, **_all_of(self.roll.awaited)}
@@ -193,10 +191,20 @@ class Leader:
     def _capacity(self, totals: Mapping[HostId, int], jobs: Sequence[Job]) -> Capacity:
         if self.sharing is None:
             return Capacity(self.queue, totals, jobs)
-        return SharedCapacity(self.queue, totals, jobs, self.sharing, self._utilisation())
+        return SharedCapacity(self.queue, totals, jobs, self.sharing, self._shared_gpus())
 
-    def _utilisation(self) -> dict[HostId, tuple[float, ...]]:
-        return {host.host: host.utilisation for host in self.rack}
+    def _same_gpus(self) -> bool:
+        """Where GPUs are shared: whether the rack has the same ones as before; how busy they are is known then."""
+        if not isinstance(self.capacity, SharedCapacity):
+            return True
+        hosts = self._shared_gpus()
+        same = self.capacity.names_the_same(hosts)
+        if same:
+            self.capacity.heard(hosts)
+        return same
+
+    def _shared_gpus(self) -> dict[HostId, SharedGpus]:
+        return {host.host: host.shared for host in self.rack if host.shared is not None}
 
     def _put(self, job: Job, now_s: float) -> None:
         id = job.id
@@ -205,7 +213,7 @@ class Leader:
         elif self.placing_since.get(id, (0, 0.0))[0] != job.epoch:
             self.placing_since[id] = job.epoch, now_s
         self.waits.put(job, now_s, self.queue.clock_s - job.queued_s if self.clock_at is None else 0.0)
-        failures = job.place_failures + job.requeues + job.failures
+        failures = job.place_failures + job.requeues + job.failures + job.unfit
         if failures > self.failures.get(id, 0):
             self.retry_at[id] = now_s + RETRY_S[min(failures, len(RETRY_S)) - 1]
         if failures or id in self.failures:

@@ -6,7 +6,7 @@ this place:
 
 - no tenant ever holds more GPUs than its quota (one lowered under what is held lets that run out and grants nothing);
 - a grant's epoch grows by one each time, and a command of another epoch changes nothing;
-- a gang is placed whole, and no GPU belongs to two gangs;
+- a gang is placed whole, and no GPU belongs to two gangs; where GPUs are shared, none to two guaranteed ones;
 - at most one gang keeps GPUs that do not suffice for it yet.
 
 No clock is read here. How long jobs wait comes through the log too: the leader counts the time during which any job
@@ -20,7 +20,7 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import JobId, LogEvent
+from covey.core import HostId, JobId, LogEvent
 from plugins.scheduler.machine import answers
 from plugins.scheduler.machine.job_table import ENDED_MAX, JobTable
 from plugins.scheduler.machine.jobs import HOLDING, TRANSITIONS, After, Cause, FirstFailure, Job, State
@@ -50,11 +50,16 @@ from plugins.scheduler.messages.commands import (
 )
 from plugins.scheduler.messages.spec import SealedEnv
 from plugins.scheduler.policy import classes, explain
+from plugins.scheduler.policy.shared import device_of, is_part
 
 LIVE_MAX = 10_000
 """Jobs that are not over; more are refused at submit, so that no tenant can fill every host's memory."""
 
 
+HARMS_MAX = 16
+"""Guaranteed jobs that one opportunistic job is known to harm."""
+CAUSES: Mapping[str, Cause] = {"preempted": "preempted", "unfit": "unfit"}
+"""Why a running job was taken back, if not for a host that is lost."""
 FINDS: Mapping[type[AboutJob], tuple[State, ...]] = {
     Granted: ("queued",),
     Placed: ("placing",),
@@ -182,7 +187,7 @@ class Queue(JobTable):
         return Applied(job.id)
 
     def _placed(self, job: Job, command: Placed) -> Result:
-        wrong = answers.wrong_places(job, command, self.holders)
+        wrong = answers.wrong_places(job, command, self.jobs, self.holders)
         if wrong:
             return NotApplied(4, f"{job.id} was not placed", wrong, "nothing: its home tries again")
         job.places, job.granted = command.places, self.index
@@ -288,9 +293,12 @@ class Queue(JobTable):
         for host in lost:
             self._free(job, host)
         if job.state == "running":
-            cause: Cause = "preempted" if command.cause == "preempted" else "host lost"
+            cause = CAUSES.get(command.cause, "host lost")
             job.preemptions += cause == "preempted"
             job.hosts_lost += cause == "host lost"
+            job.unfit += cause == "unfit"
+            if command.harms is not None and command.harms not in job.harms:
+                job.harms = (*job.harms, command.harms)[-HARMS_MAX:]
             self._again(job, cause, f"taken back ({command.cause}): {command.reason}")
         elif lost:
             self._note(job.id, "hosts lost", command.reason)
@@ -318,11 +326,26 @@ class Queue(JobTable):
         quota = self.quota(job.spec.tenant)
         if not classes.may_upgrade(job.spec.gpus, self.free_quota(job.spec.tenant), closed=False):
             return answers.over_quota(job, self.used(job.spec.tenant), quota or 0, "upgraded")
+        other = self._guaranteed_beside(job)
+        if other is not None:
+            return answers.not_alone(job, *other)
         job.upgraded = self.index
         self._use(job, 1)
         self._changed[job.id] = None
         self._note(job.id, "upgraded", explain.upgraded(job.spec, self.used(job.spec.tenant), quota))
         return Applied(job.id)
+
+    def _guaranteed_beside(self, job: Job) -> tuple[HostId, str, JobId] | None:
+        """Another guaranteed job, on whatever host, that has a GPU of which this one holds a part: host, GPU, job."""
+        for place in job.awaited:
+            held = self.holders.get(place.host, {})
+            upgraded = answers.guaranteed_on(place.host, self.jobs, self.holders)
+            for gpu in filter(is_part, place.gpus):
+                device = device_of(gpu)
+                other = upgraded.get(device) or held.get(device)
+                if other is not None and other != job.id:
+                    return place.host, gpu, other
+        return None
 
     def _gpus_kept(self, job: Job, command: GpusKept) -> Result | None:
         if not job.counts:

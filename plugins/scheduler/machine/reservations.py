@@ -15,28 +15,26 @@ from typing import assert_never
 import msgspec
 
 from covey.core import Heard, HostId, JobId, Send
+from plugins.facts import GpuUse
+from plugins.scheduler.machine.parts import Choice, Hold, Wish, choice
+from plugins.scheduler.machine.shared_capacity import Sharing
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved, ToHost
+from plugins.scheduler.policy.shared import device_of
 
 RELEASED_MAX = 4096
 """Fences held for jobs that hold nothing here."""
-
-
-class Hold(msgspec.Struct, frozen=True):
-    """GPUs of one grant on this host."""
-
-    job: JobId
-    epoch: int
-    attempt: int
-    home: HostId
-    gpus: tuple[str, ...]
-    port: int
-    started: bool = False
 
 
 class GpusSeen(msgspec.Struct, frozen=True):
     """Event: these GPUs are here."""
 
     gpus: tuple[str, ...]
+
+
+class UseSeen(msgspec.Struct, frozen=True):
+    """Event: so they are used, where they are shared."""
+
+    uses: tuple[GpuUse, ...]
 
 
 class GrantNews(msgspec.Struct, frozen=True):
@@ -47,6 +45,8 @@ class GrantNews(msgspec.Struct, frozen=True):
     live: bool
     """Being placed, running or stopping; otherwise over or not (yet) known."""
     over: bool
+    guaranteed: bool = False
+    """What the job is now."""
 
 
 class Starting(msgspec.Struct, frozen=True):
@@ -55,6 +55,7 @@ class Starting(msgspec.Struct, frozen=True):
     job: JobId
     epoch: int
     gpus: tuple[str, ...]
+    guaranteed: bool = True
 
 
 class RanksGone(msgspec.Struct, frozen=True):
@@ -84,7 +85,7 @@ class Save(msgspec.Struct, frozen=True):
     """Action: `held()` changed; it must be on disk before the actions after this one."""
 
 
-Event = Heard | GpusSeen | GrantNews | Starting | RanksGone | SecondWent
+Event = Heard | GpusSeen | UseSeen | GrantNews | Starting | RanksGone | SecondWent
 Action = Send | KeepPort | ReleasePort | Save
 
 
@@ -98,8 +99,11 @@ class HeldReservations(msgspec.Struct, frozen=True):
 class Reservations:
     """The GPUs of one host."""
 
-    def __init__(self, held: HeldReservations, lease_s: float, now_s: float) -> None:
+    def __init__(self, held: HeldReservations, lease_s: float, now_s: float, sharing: Sharing | None = None) -> None:
+        """`sharing`: opportunistic jobs run beside guaranteed ones here; None: a GPU is one job's."""
+        self.sharing = sharing
         self.gpus: tuple[str, ...] = ()
+        self.uses: dict[str, GpuUse] = {}
         self.lease_s = lease_s
         self.holds: dict[JobId, list[Hold]] = {}
         """Per job, by epoch: an older one whose ranks still end, and the newest."""
@@ -120,11 +124,12 @@ class Reservations:
         return next((hold for hold in self.holds.get(job, []) if hold.epoch == epoch), None)
 
     def owners(self) -> dict[str, JobId]:
-        """GPU -> job that holds it."""
+        """GPU, or part of one -> job that holds it."""
         return {gpu: hold.job for hold in self.all() for gpu in hold.gpus}
 
     def free(self) -> list[str]:
-        taken = self.owners()
+        """GPUs that no job holds, nor a part of them."""
+        taken = {device_of(name) for name in self.owners()}
         return [gpu for gpu in self.gpus if gpu not in taken]
 
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
@@ -133,6 +138,9 @@ class Reservations:
                 return self._heard(event.sender, event.message, now_s)
             case GpusSeen():
                 self.gpus = event.gpus
+                return ()
+            case UseSeen():
+                self.uses = {use.uuid: use for use in event.uses}
                 return ()
             case GrantNews():
                 return self._news(event, now_s)
@@ -146,9 +154,11 @@ class Reservations:
                 assert_never(event)
 
     def check(self) -> None:
-        """No GPU is held twice, and every hold has its lease."""
+        """No GPU is held twice, nor by two guaranteed jobs, and every hold has its lease."""
         held = [gpu for hold in self.all() for gpu in hold.gpus]
         assert len(held) == len(set(held)), f"a GPU is held twice: {sorted(held)}"
+        owned = [(device_of(gpu), hold.job) for hold in self.all() if not hold.is_guest for gpu in hold.gpus]
+        assert len({gpu for gpu, _ in owned}) == len(set(owned)), f"a GPU has two guaranteed jobs: {sorted(owned)}"
         assert {(hold.job, hold.epoch) for hold in self.all()} == set(self.lease_until_s)
         assert len(self.released) <= RELEASED_MAX
 
@@ -178,13 +188,22 @@ class Reservations:
         actions: list[Action] = []
         for older in [hold for hold in self.holds.get(ask.job, []) if not hold.started]:
             actions += self._drop(older)
-        free, wanted = self.free(), ask.workers * ask.gpus_per_worker
-        if len(free) < wanted:
-            why = f"{ask.workers * ask.gpus_per_worker} GPUs were asked for and {len(free)} are free"
-            return [*actions, self._no(home, ask, why)]
-        hold = Hold(ask.job, ask.epoch, ask.attempt, home, tuple(free[:wanted]), 0)
+        wanted, chosen = ask.workers * ask.gpus_per_worker, self._choice(ask)
+        if chosen.there < wanted:
+            but = f": {chosen.why_not}" if chosen.why_not else ""
+            why = f"{wanted} GPUs were asked for and {chosen.there} are free{but}"[:1000]
+            return [*actions, self._no(home, ask, why, chosen.there)]
+        hold = Hold(ask.job, ask.epoch, ask.attempt, home, chosen.gpus, 0, guaranteed=not ask.opportunistic)
         self._hold(hold, now_s + ask.lease_s)
         return [*actions, Save(), *self._yes(hold, ask.master)]
+
+    def _choice(self, ask: Reserve) -> Choice:
+        wanted = ask.workers * ask.gpus_per_worker
+        if self.sharing is None:
+            free = self.free()
+            return Choice(tuple(free[:wanted]), len(free))
+        wish = Wish(wanted, ask.opportunistic, ask.memory_bytes, ask.apart_from)
+        return choice(wish, self.gpus, self.all(), self.uses, self.sharing)
 
     def _release(self, over: Release) -> Sequence[Action]:
         self._fence(over.job, over.epoch, over.attempt)
@@ -202,20 +221,28 @@ class Reservations:
             return self._drop(hold)
         if event.live:
             self.lease_until_s[event.job, event.epoch] = now_s + self.lease_s
+        if event.live and event.guaranteed and not hold.guaranteed:
+            self._exchange(hold, msgspec.structs.replace(hold, guaranteed=True))
+            return [Save()]
         return ()
 
     def _starting(self, event: Starting, now_s: float) -> Sequence[Action]:
-        """The log's word counts, also for a hold whose lease ended: its GPUs are free again or nobody's else."""
+        """The log's word counts, also for a hold whose lease ended: its GPUs are free again or nobody's else. So it
+        does for parts, whose names a host that lost its record cannot know."""
         hold = self.find(event.job, event.epoch)
         if hold is not None and hold.started:
-            return ()
+            if hold.gpus == event.gpus:
+                return ()
+            self._exchange(hold, msgspec.structs.replace(hold, gpus=event.gpus, guaranteed=event.guaranteed))
+            return [Save()]
         attempt, home, port = (hold.attempt, hold.home, hold.port) if hold else (0, HostId(""), 0)
         actions: list[Action] = []
         for other in self.all():
             overlaps = set(other.gpus) & set(event.gpus)
             if not other.started and ((other.job, other.epoch) == (event.job, event.epoch) or overlaps):
                 actions += self._drop(other, keep_port=other.job == event.job)
-        self._hold(Hold(event.job, event.epoch, attempt, home, event.gpus, port, started=True), now_s + self.lease_s)
+        started = Hold(event.job, event.epoch, attempt, home, event.gpus, port, True, event.guaranteed)
+        self._hold(started, now_s + self.lease_s)
         return [*actions, Save()]
 
     def _leases(self, now_s: float) -> Sequence[Action]:
@@ -231,6 +258,10 @@ class Reservations:
     def _hold(self, hold: Hold, until_s: float) -> None:
         self.holds.setdefault(hold.job, []).append(hold)
         self.lease_until_s[hold.job, hold.epoch] = until_s
+
+    def _exchange(self, hold: Hold, now: Hold) -> None:
+        holds = self.holds[hold.job]
+        holds[holds.index(hold)] = now
 
     def _drop(self, hold: Hold | None, keep_port: bool = False) -> list[Action]:
         if hold is None:
@@ -251,5 +282,7 @@ class Reservations:
         answer = Reserved(hold.job, hold.epoch, hold.attempt, hold.gpus, "", 0)
         return [KeepPort(hold.home, answer) if master else Send(hold.home, answer)]
 
-    def _no(self, home: HostId, ask: Reserve, why: str) -> Send:
-        return Send(home, NotReserved(ask.job, ask.epoch, ask.attempt, len(self.free()), why))
+    def _no(self, home: HostId, ask: Reserve, why: str, free: int | None = None) -> Send:
+        free = self._choice(ask).there if free is None else free
+        beside = self.sharing is not None and ask.opportunistic
+        return Send(home, NotReserved(ask.job, ask.epoch, ask.attempt, free, why, beside))

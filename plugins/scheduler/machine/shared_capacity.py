@@ -3,14 +3,15 @@
     guaranteed    0 or 1          open: 0
     beside it     0 .. beside     free: fewer, and the GPU is not busy
 
-It answers what `Capacity` answers, by GPU instead of by host (`host/gpu`), because here it matters which GPU it is: a
-job that is upgraded stays where it is, and a reservation names its GPUs. No job stops for another: guaranteed
+It answers what `Capacity` answers, by GPU instead of by host (`host/gpu`, a *unit*), because here it matters which GPU
+it is: a job that is upgraded stays where it is, and a reservation names its GPUs. No job stops for another: guaranteed
 and opportunistic jobs take from different maps.
 
-Hosts of a rack share no GPU yet (`plugins/sharing` has no service), so agents construct a `Leader` without `Sharing`.
+The log names GPUs by UUID, gossip by a few digits of each (`SharedGpus`), and what no host names is no unit: a GPU that
+vanished, and whatever a host has that says nothing of its GPUs. Jobs that hold such GPUs are counted on no unit.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -19,9 +20,7 @@ from plugins.scheduler.machine.capacity import Capacity, Gpus, HeldGpus
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.policy import classes, shared
-
-GUEST = "+"
-"""`3+1` is the part of GPU 3 that an opportunistic job holds: the log gives one name to one job."""
+from plugins.scheduler.policy.place import fits, place
 
 
 class Sharing(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,8 +36,21 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("beside must be 0 or more opportunistic jobs")
 
 
+class SharedGpus(msgspec.Struct, frozen=True, kw_only=True):
+    """What one host says of its GPUs, in the order of their numbers."""
+
+    names: tuple[str, ...] = ()
+    """By `shared.short_name`; without any they are named by their numbers, as in rehearsals."""
+    utilisation: tuple[float, ...] = ()
+    """Over the last 10 s, 0..1."""
+    refusing: tuple[str, ...] = ()
+    """Names of those that take no job now."""
+    beside: int | None = None
+    """Opportunistic jobs on one GPU there; None: as many as anywhere."""
+
+
 class SharedCapacity(Capacity):
-    """`utilisation`: of each host's GPUs over the last 10 s, 0..1, in the order of their numbers."""
+    """`hosts`: what each host says of its GPUs."""
 
     stops = False
 
@@ -48,44 +60,91 @@ class SharedCapacity(Capacity):
         totals: Mapping[HostId, int],
         jobs: Iterable[Job] | None,
         sharing: Sharing,
-        utilisation: Mapping[HostId, tuple[float, ...]],
+        hosts: Mapping[HostId, SharedGpus],
     ) -> None:
         self.sharing = sharing
-        self.units = [unit for host, gpus in sorted(totals.items()) for unit in _units(host, gpus)]
-        self.utilisation = _by_unit(utilisation)
-        self.beside: dict[HostId, int] = {}
+        self.hosts = {host: hosts[host] for host in sorted(totals) if host in hosts}
+        self.units = {unit: host for host, gpus in self.hosts.items() for unit in _units(host, totals[host], gpus)}
+        """Unit -> its host."""
+        self.beside: Gpus = {}
         """Opportunistic jobs on each GPU."""
+        self.alone: Gpus = {}
+        """Guaranteed jobs that stop, and jobs that began here when no GPU was shared: until they end no guaranteed job
+        starts there."""
+        self.utilisation: dict[HostId, float] = {}
+        self.refusing: dict[HostId, None] = {}
+        self._measure()
         super().__init__(queue, totals, jobs)
+        self.size = len(self.units)
         self.open = {unit: 1 for unit in self.units if not self._guaranteed.get(unit)}
         self.free = {}
         self._free_again(self.units)
 
-    def heard(self, utilisation: Mapping[HostId, tuple[float, ...]]) -> None:
-        """How busy GPUs are now."""
-        self.utilisation = _by_unit(utilisation)
+    def names_the_same(self, hosts: Mapping[HostId, SharedGpus]) -> bool:
+        """Whether these are the GPUs that it counts, shared as before; only how busy they are may differ."""
+        known = {host: gpus for host, gpus in hosts.items() if host in self.totals}
+        alike = known.keys() == self.hosts.keys()
+        return alike and all(_lasting(gpus) == _lasting(self.hosts[host]) for host, gpus in known.items())
+
+    def heard(self, hosts: Mapping[HostId, SharedGpus]) -> None:
+        """How busy GPUs are now. They are the same ones as before."""
+        self.hosts = {host: hosts[host] for host in self.hosts}
+        self._measure()
         self._free_again(self.units)
+
+    def _measure(self) -> None:
+        self.utilisation, self.refusing = {}, {}
+        for host, gpus in self.hosts.items():
+            units = _units(host, len(gpus.utilisation), gpus)
+            self.utilisation.update(zip(units, gpus.utilisation, strict=False))
+            self.refusing.update(dict.fromkeys(_unit(host, name) for name in gpus.refusing))
 
     def _free_again(self, units: Iterable[HostId]) -> None:
         for unit in units:
-            busy, count = self.utilisation.get(unit, 0.0), self.beside.get(unit, 0)
-            has_room = shared.has_room_beside(busy, count, self.sharing.beside, self.sharing.busy)
-            _set(self.free, unit, int(has_room))
+            if unit in self.units:
+                _set(self.free, unit, int(unit not in self.refusing and self._has_room_beside(unit)))
+
+    def _has_room_beside(self, unit: HostId) -> bool:
+        says = self.hosts[self.units[unit]].beside
+        most = self.sharing.beside if says is None else min(says, self.sharing.beside)
+        busy = self.utilisation.get(unit, 0.0)
+        return shared.has_room_beside(busy, self.beside.get(unit, 0), most, self.sharing.busy)
 
     def held_by(self, job: Job) -> Gpus:
-        return {unit_of(place.host, gpu): 1 for place in job.awaited if place.host in self.totals for gpu in place.gpus}
+        places = [place for place in job.awaited if place.host in self.hosts]
+        return {self._unit_of(place.host, gpu): 1 for place in places for gpu in place.gpus}
+
+    def _unit_of(self, host: HostId, gpu: str) -> HostId:
+        device = shared.device_of(gpu)
+        return _unit(host, shared.short_name(device) if self.hosts[host].names else device)
+
+    def holds_alone(self, job: Job) -> bool:
+        return job.counts or any(not shared.is_part(gpu) for place in job.awaited for gpu in place.gpus)
 
     def _count(self, holding: HeldGpus, sign: int) -> None:
-        holders = self._guaranteed if holding.guaranteed else self.beside
+        holders = self._guaranteed if holding.guaranteed else self.alone if holding.alone else self.beside
         for unit in holding.gpus:
-            _set(holders, unit, holders.get(unit, 0) + sign)
-            if holding.guaranteed:
-                _set(self.open, unit, 1 - holders.get(unit, 0))
+            if unit in self.units:
+                _set(holders, unit, holders.get(unit, 0) + sign)
+                if holding.guaranteed:
+                    _set(self.open, unit, 1 - holders.get(unit, 0))
         self._free_again(holding.gpus)
 
     # ---- questions ----
 
     def free_for(self, job: Job) -> Gpus:
-        return self.open_for(job) if job.counts else self.free
+        if job.counts:
+            found = self.open_for(job)
+            if not self.alone and not self.refusing:
+                return found
+            return {unit: 1 for unit in found if unit not in self.alone and unit not in self.refusing}
+        barred = self._barred(job)
+        return {unit: 1 for unit in self.free if unit not in barred} if barred else self.free
+
+    def _barred(self, job: Job) -> Gpus:
+        """GPUs of guaranteed jobs that were measured to suffer from it."""
+        others = [self.queue.jobs[id] for id in job.harms if id in self.queue.jobs]
+        return {unit: 1 for other in others for unit in self.held_by(other)}
 
     def open_for(self, job: Job) -> Gpus:
         if classes.may_keep(job.id, self.keeper):
@@ -93,21 +152,63 @@ class SharedCapacity(Capacity):
         return {unit: 1 for unit in self.open if unit not in self.kept}
 
     def closed(self, job: Job) -> bool:
-        return any(unit not in self.open or unit in self.kept for unit in self.held_by(job))
+        own = int(self.holds_alone(job))
+        return any(
+            unit not in self.open or unit in self.kept or self.alone.get(unit, 0) > own for unit in self.held_by(job)
+        )
 
     def fits(self, job: Job, free: Mapping[HostId, int]) -> bool:
-        return not job.spec.gpus or bool(self.plan(job, free, None, 1.0))
+        spec = job.spec
+        if not spec.gpus:
+            return True
+        if spec.gpus > len(free):
+            return False
+        if _wherever(job):
+            return True
+        return fits(self.by_host(free), spec.workers, spec.gpus_per_worker, spec.pack)
+
+    def by_host(self, units: Iterable[HostId]) -> Gpus:
+        """How many of these units each host has."""
+        found: Gpus = {}
+        for unit in units:
+            host = host_of(unit)
+            found[host] = found.get(host, 0) + 1
+        return found
 
     def plan(self, job: Job, free: Mapping[HostId, int], skew: float | None, packlimit: float) -> Gpus:
-        if not job.counts:
-            chosen = shared.least_busy(list(free), job.spec.gpus, self.utilisation, self.beside)
-        else:
-            chosen = shared.least_shared(list(free), job.spec.gpus, self.beside, _host_if_one(job))
+        spec = job.spec
+        if not spec.gpus or spec.gpus > len(free):
+            return {}
+        if _wherever(job):
+            return dict.fromkeys(self._best(job, list(free), spec.gpus), 1)
+        if spec.pack == "host" and spec.gpus_per_worker == 1:
+            return dict.fromkeys(shared.least_shared(list(free), spec.gpus, self.beside, host_of), 1)
+        room = self.by_host(free)
+        workers = place(room, spec.workers, spec.gpus_per_worker, skew, packlimit, spec.pack) or {}
+        chosen: list[HostId] = []
+        for host, count in sorted(workers.items()):
+            there = [unit for unit in free if host_of(unit) == host]
+            chosen += self._best(job, there, count * spec.gpus_per_worker)
         return dict.fromkeys(chosen, 1)
 
+    def _best(self, job: Job, units: list[HostId], gpus: int) -> list[HostId]:
+        if job.counts:
+            return shared.least_shared(units, gpus, self.beside)
+        return shared.least_busy(units, gpus, self.utilisation, self.beside)
+
     def to_keep(self, job: Job, there: Mapping[HostId, int]) -> Gpus:
-        mine = list(self.kept) if self.keeper == job.id else []
-        return dict.fromkeys(shared.which_to_keep(mine, list(there), job.spec.gpus, self.beside, _host_if_one(job)), 1)
+        spec = job.spec
+        mine = [unit for unit in self.kept if unit in there] if self.keeper == job.id else []
+        if spec.gpus_per_worker == 1 and spec.pack != "apart":
+            one = host_of if spec.pack == "host" else None
+            return dict.fromkeys(shared.which_to_keep(mine, list(there), spec.gpus, self.beside, one), 1)
+        has, open_there = self.by_host(mine), self.by_host(there)
+        counts = classes.gpus_to_keep(has, open_there, self.totals, spec.workers, spec.gpus_per_worker, spec.pack)
+        kept: list[HostId] = []
+        for host, count in counts.items():
+            here = [unit for unit in there if host_of(unit) == host]
+            kept += shared.which_to_keep([unit for unit in mine if unit in here], here, count, self.beside)
+        return dict.fromkeys(sorted(kept), 1)
 
     def victims(self, job: Job, coming: Mapping[HostId, int], most: Mapping[HostId, int]) -> list[JobId] | None:
         return []
@@ -134,9 +235,7 @@ class SharedCapacity(Capacity):
         return SharedDraft(self)
 
     def anew(self) -> "SharedCapacity":
-        utilisation = {host: tuple(self.utilisation.get(unit, 0.0) for unit in _units(host, gpus))
-                       for host, gpus in self.totals.items()}  # fmt: skip
-        return SharedCapacity(self.queue, self.totals, None, self.sharing, utilisation)
+        return SharedCapacity(self.queue, self.totals, None, self.sharing, self.hosts)
 
 
 class SharedDraft(SharedCapacity):
@@ -144,7 +243,8 @@ class SharedDraft(SharedCapacity):
 
     def __init__(self, capacity: SharedCapacity) -> None:
         queue = self.queue = capacity.queue
-        self.sharing, self.units, self.utilisation = capacity.sharing, capacity.units, capacity.utilisation
+        self.sharing, self.hosts, self.units = capacity.sharing, capacity.hosts, capacity.units
+        self.utilisation, self.refusing, self.alone = capacity.utilisation, capacity.refusing, capacity.alone
         self.totals, self.size, self.placing = capacity.totals, capacity.size, capacity.placing
         self.free, self.open, self.staying = dict(capacity.free), dict(capacity.open), {}
         self.beside, self.opportunistic = dict(capacity.beside), []
@@ -153,11 +253,12 @@ class SharedDraft(SharedCapacity):
 
 
 def unit_of(host: HostId, gpu: str) -> HostId:
-    """One GPU of a host as capacity and reservations name it, whichever part of it a job holds."""
-    return HostId(f"{host}/{gpu.partition(GUEST)[0]}")
+    """One GPU of a host whose GPUs are named by number, whichever part of it a job holds."""
+    return _unit(host, shared.device_of(gpu))
 
 
 def host_of(unit: HostId) -> HostId:
+    """Whose GPU it is."""
     return HostId(unit.rpartition("/")[0])
 
 
@@ -166,20 +267,25 @@ def gpu_name(number: int, gpus: int) -> str:
     return f"{number:0{len(str(gpus))}}"
 
 
-def _units(host: HostId, gpus: int) -> list[HostId]:
-    return [unit_of(host, gpu_name(number, gpus)) for number in range(gpus)]
+def _unit(host: HostId, name: str) -> HostId:
+    return HostId(f"{host}/{name}")
 
 
-def _by_unit(utilisation: Mapping[HostId, tuple[float, ...]]) -> dict[HostId, float]:
-    found: dict[HostId, float] = {}
-    for host, shares in utilisation.items():
-        found.update(zip(_units(host, len(shares)), shares, strict=True))
-    return found
+def _units(host: HostId, count: int, gpus: SharedGpus) -> list[HostId]:
+    names = gpus.names or tuple(gpu_name(number, count) for number in range(count))
+    return [_unit(host, name) for name in names]
 
 
-def _host_if_one(job: Job) -> Callable[[HostId], HostId] | None:
-    """How to tell hosts apart, when a gang wants one for all its GPUs; workers of several GPUs want it too."""
-    return host_of if job.spec.pack == "host" or job.spec.gpus_per_worker > 1 else None
+def _lasting(gpus: SharedGpus) -> tuple[tuple[str, ...], int | None]:
+    return gpus.names, gpus.beside
+
+
+def _wherever(job: Job) -> bool:
+    """Whether it takes the best GPUs of the rack, on whatever hosts they are."""
+    spec = job.spec
+    if spec.gpus_per_worker != 1 or spec.pack == "apart":
+        return False
+    return not job.counts or spec.pack == "any"
 
 
 def _set(gpus: Gpus, unit: HostId, count: int) -> None:

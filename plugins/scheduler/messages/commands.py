@@ -111,17 +111,21 @@ class TimeLimitReached(CommandBase, frozen=True, kw_only=True, tag="TimeUp"):
 
 
 class TakenBack(CommandBase, frozen=True, kw_only=True, tag="TakenBack"):
-    """Leader: stop this grant and queue the job again, or, when it is stopping already, wait no longer for `lost`."""
+    """Leader, or a host (`unfit`): stop this grant and queue the job again, or, when it is stopping already, wait no
+    longer for `lost`."""
 
     job: JobId
     epoch: Epoch
-    cause: Literal["preempted", "host lost", "home lost", "placing took too long"]
+    cause: Literal["preempted", "host lost", "home lost", "placing took too long", "unfit"]
+    """`unfit`: a host, whose GPUs are shared, says that it cannot be there, or stay."""
     reason: Text
     lost: Annotated[tuple[HostId, ...], Meta(max_length=4096)] = ()
     """Hosts that cannot report any more, and where nothing of this grant is left."""
     term: Count = 0
     """Of the leader that judged so by the leases it gave: void once another one leads (`Leads`). 0: somebody who
     knows."""
+    harms: JobId | None = None
+    """The guaranteed job beside which it must not be again."""
 
 
 class Leads(CommandBase, frozen=True, kw_only=True, tag="Leads"):

@@ -80,6 +80,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     grace_s: Annotated[float, Meta(ge=0, le=3600)] = GRACE_S
     """Between SIGTERM and SIGKILL: to write a checkpoint."""
     pack: Pack = "few"
+    gpu_memory: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    """Device memory that each rank asks for on each of its GPUs, bytes; 0: not said. Where GPUs are shared, a host that
+    has less does not take it."""
     bind_gpus: bool = False
     """Each rank sees its own GPUs only; otherwise all that the job has on its host (`agent/jobs/rank_env.py`)."""
     attach: bool = True
@@ -148,6 +151,7 @@ EXPECTED: dict[str, str] = {
     "retries_lost": "a whole number from 0 to 1000000",
     "retries_again": "a whole number from 0 to 1000000",
     "retries_preempted": "a whole number from 0 to 1000000, or nothing for no limit",
+    "gpu_memory": "a whole number of bytes from 0, where 0 says nothing",
     "bind_gpus": "true or false",
     "attach": "true or false",
 }

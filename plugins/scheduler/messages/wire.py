@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from covey.core import HostId, JobId, Message
 from plugins.facts import StepTiming
-from plugins.scheduler.messages.commands import Count, Epoch, Id, Step, Text
+from plugins.scheduler.messages.commands import Bytes, Count, Epoch, Id, Step, Text
 from plugins.scheduler.messages.spec import SPEC_BYTES_MAX
 
 Uuid = Annotated[str, Meta(max_length=128)]
@@ -37,6 +37,12 @@ class Reserve(Message, frozen=True, tag="Reserve"):
     master: bool
     """Rank 0 will be here: reserve a TCP port too."""
     lease_s: Annotated[float, Meta(gt=0, le=3600)]
+    opportunistic: bool = False
+    """It may be beside others, where GPUs are shared."""
+    memory_bytes: Bytes = 0
+    """On each of its GPUs; 0: it did not say."""
+    apart_from: Annotated[tuple[Job, ...], Meta(max_length=64)] = ()
+    """Guaranteed jobs that were measured to suffer from it."""
 
 
 class Reserved(Message, frozen=True, tag="Reserved"):
@@ -51,13 +57,15 @@ class Reserved(Message, frozen=True, tag="Reserved"):
 
 
 class NotReserved(Message, frozen=True, tag="NotReserved"):
-    """Host -> home: no, and how many GPUs are free here in truth."""
+    """Host -> home: no, and how many GPUs it might have here in truth."""
 
     job: Job
     epoch: Epoch
     attempt: Count
     free: Count
     reason: Text
+    beside: bool = False
+    """`free` are parts of GPUs, beside others."""
 
 
 class Release(Message, frozen=True, tag="Release"):

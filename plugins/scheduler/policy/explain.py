@@ -99,7 +99,11 @@ def keeps(wanted: int, kept: Mapping[HostId, int]) -> str:
     """`2 of 4 GPUs kept: h1 2`."""
     if not kept:
         return "it keeps no GPUs any more: others may have them"
-    where = ", ".join(f"{host} {count}" for host, count in sorted(kept.items()))
+    by_host: dict[str, int] = {}
+    for place, count in kept.items():  # where GPUs are shared each is kept by itself: `h1/8f2c01aa`
+        host = place.partition("/")[0]
+        by_host[host] = by_host.get(host, 0) + count
+    where = ", ".join(f"{host} {count}" for host, count in sorted(by_host.items()))
     return f"{sum(kept.values())} of {gpus(wanted)} kept: {where}"
 
 
@@ -303,6 +307,7 @@ def too_often(cause: str, count: int, allowed: int) -> str:
         "host lost": f"hosts lost it {count} times",
         "exit 75": f"it asked {count} times",
         "failed": f"it failed {count} times",
+        "unfit": f"it did not fit where it was placed {count} times",
     }[cause]
     return f"; {times}, and is started again {allowed} times at most for that"
 

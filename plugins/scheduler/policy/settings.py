@@ -7,6 +7,10 @@ from fractions import Fraction
 import msgspec
 
 from plugins.scheduler.policy.rules import COVEY
+from plugins.scheduler.policy.shared import BUSY
+
+BESIDE_MAX = 16
+"""Opportunistic jobs on one GPU at most: each has a context of hundreds of MB there."""
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,6 +60,12 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Between two reports of attained service to the log: at most this much is forgotten with a host."""
     current_s: float = 3.0
     """A copy of the log older than this starts no ranks."""
+    beside: int = 0
+    """Opportunistic jobs on a GPU beside one guaranteed job (AntMan §3.3). 0: a GPU is one job's. The same on all
+    hosts; one that says 0 takes none beside others. Over 0 ranks wait for the plugin `sharing` (default: a decision of
+    whoever owns the rack)."""
+    busy_max: float = BUSY
+    """Utilisation over the last 10 s, 0..1, from which on a GPU takes no more of them (AntMan §3.3: M)."""
     quotas: dict[str, int] = {}
     """GPUs per tenant, written into the log once by the first leader; `agentctl quota` changes them later."""
     default_quota: int | None = None
@@ -93,5 +103,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             )
         if self.place_attempts < 1 or self.env_copies < 0:
             raise ValueError("place_attempts must be at least 1, env_copies at least 0")
+        if not 0 <= self.beside <= BESIDE_MAX or not 0 < self.busy_max <= 1:
+            raise ValueError(f"beside must be from 0 to {BESIDE_MAX} jobs, busy_max over 0 and at most 1")
         if any(value < 0 for value in self.quotas.values()):
             raise ValueError("quotas must be 0 or more GPUs")

@@ -2,9 +2,15 @@
 
 A guaranteed job takes GPUs that no other guaranteed job has, first those that it shares with the fewest; one that wants
 one host takes the host where the fewest suffice. An opportunistic job goes where GPUs are least busy, on whatever hosts
-they are: Algorithm 1 asks for the topology of guaranteed jobs only.
+they are: Algorithm 1 asks for the topology of guaranteed jobs only. A job of several GPUs per worker, or one that wants
+its workers apart, lies on hosts as anywhere else (`policy/place.py`), and takes the best GPUs of each.
+
+The log gives one name to one job, so parts of a GPU have names of their own: a guaranteed job holds `UUID`, those
+beside it `UUID+1`, `UUID+2`, ... One that is upgraded where it runs goes on holding its part; no guaranteed job comes
+to that GPU while it does.
 """
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -14,8 +20,31 @@ from plugins.scheduler.policy.place import consolidate
 Gpu = TypeVar("Gpu", bound=Any)
 Host = TypeVar("Host", bound=Any)
 
+GUEST = "+"
+"""Between the name of a GPU and the number of the part that an opportunistic job holds."""
 BUSY = 0.8
 """Utilisation from which on a GPU takes no more opportunistic jobs (AntMan §3.3: M, over the last 10 s)."""
+
+
+def device_of(name: str) -> str:
+    """The GPU's own name, whichever part of it `name` is."""
+    return name.partition(GUEST)[0]
+
+
+def is_part(name: str) -> bool:
+    """Whether this is a part that an opportunistic job takes."""
+    return GUEST in name
+
+
+def part_of(device: str, number: int) -> str:
+    """The name of a part; `number` counts from 1."""
+    return f"{device}{GUEST}{number}"
+
+
+def short_name(device: str) -> str:
+    """Eight hex digits for a GPU's name: what gossip says of GPUs must be short. Two of one host may, with a chance of
+    1 in 35 million for 16 of them, come out alike; the host notices (`SharedGpus.alike`)."""
+    return f"{zlib.crc32(device.encode()):08x}"
 
 
 def has_room_beside(utilisation: float, beside: int, beside_max: int, busy: float = BUSY) -> bool:

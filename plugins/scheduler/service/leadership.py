@@ -24,7 +24,7 @@ KNOW_S = 5.0
 class Leadership:
     def __init__(self, host: Host, queue: Queue, log: QueueLog, settings: SchedulerSettings) -> None:
         self.host, self.queue, self.log = host, queue, log
-        self.leader = Leader(queue, settings)
+        self.leader = Leader(queue, settings, views.sharing_of(settings))
         self.counters = {"grants": 0, "preemptions": 0}
         self.look = asyncio.Event()
         self._led_term = 0
@@ -59,7 +59,8 @@ class Leadership:
     async def _decide(self) -> None:
         env = self.host.env
         now_s = env.clock.now_s()
-        look = ScheduleTick(views.rack_of(self.host.hosts(), now_s), max(0.0, env.clock.wall_s()), self._led_term)
+        rack = views.rack_of(self.host.hosts(), now_s, self.leader.sharing is not None)
+        look = ScheduleTick(rack, max(0.0, env.clock.wall_s()), self._led_term)
         for action in self.leader.handle(look, now_s):
             if not self.host.log.is_leader:
                 return

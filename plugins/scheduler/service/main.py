@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from covey.core import Fact, Heard, HostId, JobId, Send, SetTimer
-from covey.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core import Fact, Heard, HostId, JobId, Send
+from covey.errors import Refused
 from plugins.base import Command, Host, PluginService
 from plugins.facts import (
+    GpusMeasured,
     GpusNow,
     HostGone,
     HostSeen,
@@ -18,18 +19,20 @@ from plugins.facts import (
     JobJoined,
     JobPlaced,
     LeaderChanged,
+    PairHarms,
     RanksEnded,
+    RanksMayStart,
     RanksStarted,
+    RanksUnfit,
     SecondPassed,
     StepTimed,
     TensorsAssigned,
     TensorsSeen,
 )
-from plugins.scheduler.machine import gang
-from plugins.scheduler.machine.admission import packlimit, taken_back
+from plugins.scheduler.machine.admission import taken_back
 from plugins.scheduler.machine.jobs import STATES, Job
 from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.messages.commands import Applied, CancelAsked, Placed, PlaceFailed, Submitted
+from plugins.scheduler.messages.commands import Applied, CancelAsked, Submitted
 from plugins.scheduler.messages.spec import JobSpec, SpecError
 from plugins.scheduler.messages.wire import (
     EnvOf,
@@ -45,11 +48,13 @@ from plugins.scheduler.messages.wire import (
 from plugins.scheduler.policy import explain
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import asked, views
-from plugins.scheduler.service.envs import Envs, Missing
+from plugins.scheduler.service.envs import Envs
+from plugins.scheduler.service.home_gangs import HomeGangs
 from plugins.scheduler.service.leadership import Leadership, set_within
 from plugins.scheduler.service.leases import HostLeases, relay
-from plugins.scheduler.service.log import RETRY_S, QueueLog
+from plugins.scheduler.service.log import QueueLog
 from plugins.scheduler.service.ranks import LocalRanks
+from plugins.scheduler.service.shared_gpus import GpuGossip
 from plugins.views import JobView, QuotaView
 
 ASK_S = 1.0
@@ -73,24 +78,22 @@ class SchedulerService(PluginService):
         self.queue = Queue()
         self.queue_log = QueueLog(host, self.queue, self.settings.current_s)
         self.leadership = Leadership(host, self.queue, self.queue_log, self.settings)
-        self.gangs = gang.Gangs(self.settings)
         self.leases = HostLeases(host, self.queue, self.leadership.leader.terms, self.leadership.renew)
         self.envs = Envs(self.name, host, self.queue, self.queue_log, self.settings.env_copies)
         self.ranks = LocalRanks(
             host, self.queue, self.queue_log, self.settings, self.leases, self.envs, self._send_for_ranks
         )
+        self.home_gangs = HomeGangs(
+            host, self.queue, self.queue_log, self.settings, self.envs, self._standing, self.perform
+        )
+        self.gangs = self.home_gangs.gangs
+        self.gossip = GpuGossip(host, self.settings)
         self.counters = {"malformed": 0}
         self._look = self.leases.news
         self._lead = self.leadership.look
         self._second = asyncio.Event()
         self._published: GpusNow | None = None
         self._stood: views.QueueSnapshot | None = None
-        self._unseen: dict[JobId, None] = {}
-        """Jobs that changed while the copy of the log was old."""
-        self._fetching: dict[tuple[JobId, int], None] = {}
-        """Grants whose environment is on its way here."""
-        self._kept: dict[HostId, int] = {}
-        """GPUs that were kept for a gang when this was last looked at."""
 
     async def start(self) -> None:
         await self.ranks.load()
@@ -115,7 +118,7 @@ class SchedulerService(PluginService):
         while True:
             await set_within(self._look, 1.0)
             changed = self.queue.changed()
-            self._look_at_grants(changed)
+            self.home_gangs.look(changed)
             await self.ranks.look(changed)
             if not self.queue_log.behind:
                 await self.envs.forget()
@@ -126,6 +129,7 @@ class SchedulerService(PluginService):
             await self._second.wait()
             self._second.clear()
             await self.ranks.second_passed(self.env.clock.now_s())
+            self.gossip.publish([gpu.uuid for gpu in self.env.probes.gpus()])
 
     async def _checkpoints(self) -> None:
         while True:
@@ -149,15 +153,21 @@ class SchedulerService(PluginService):
             pids = ", ".join(f"{rank}: {pid}" for rank, pid in sorted(fact.pids.items()))
             self.host.note(fact.job, "ranks run here", f"epoch {fact.epoch}, process by rank: {pids}")
         elif isinstance(fact, JobJoined):
-            self.ranks.joined(fact)
+            self.ranks.told_by.joined(fact)
         elif isinstance(fact, StepTimed):
             self.ranks.steps.stepped(fact)
         elif isinstance(fact, JobAttached):
             self.ranks.steps.attached(fact)
         elif isinstance(fact, TensorsSeen):
-            self.ranks.tensors_seen(fact)
+            self.ranks.told_by.tensors_seen(fact)
         elif isinstance(fact, TensorsAssigned):
-            self.ranks.assigned(fact)
+            self.ranks.told_by.assigned(fact)
+        elif isinstance(fact, GpusMeasured):
+            self.gossip.heard(fact)
+            self.ranks.measured(fact)
+        elif isinstance(fact, RanksMayStart | RanksUnfit | PairHarms):
+            if self.ranks.beside.on_fact(fact):
+                self._look.set()
         elif isinstance(fact, HostGone | HostSeen | LeaderChanged):
             self._lead.set()
             self._look.set()
@@ -169,13 +179,13 @@ class SchedulerService(PluginService):
         elif isinstance(message, KeepEnv):
             await self.envs.keep(sender, message)
         elif isinstance(message, ToGang):
-            self._feed_gangs(Heard(sender, message))
+            self.home_gangs.feed(Heard(sender, message))
         else:
             self.counters["malformed"] += 1
 
     async def answer(self, sender: HostId, question: Any) -> msgspec.Struct:
         if isinstance(question, JobNow):
-            return self.ranks.job_now(question.job)
+            return self.ranks.told_by.job_now(question.job)
         if isinstance(question, EnvOf):
             return await self.envs.give(sender, question)
         if isinstance(question, LogTail):
@@ -196,85 +206,7 @@ class SchedulerService(PluginService):
             ) from error
         return LogTailAnswer(read.data, read.offset, read.size, not runs, self.host.id, read.kept)
 
-    # ---- gangs whose home is here ----
-
-    def _look_at_grants(self, changed: list[JobId]) -> None:
-        self._unseen |= dict.fromkeys(changed)
-        if self.queue_log.behind:
-            return
-        seen, self._unseen = self._unseen, {}
-        for id in sorted({**seen, **dict.fromkeys(self.gangs.searches)}):
-            job = self.queue.jobs.get(id)
-            search = self.gangs.searches.get(id)
-            if search is not None and (job is None or job.state != "placing" or job.epoch != search.epoch):
-                placed = job is not None and job.placed and job.epoch == search.epoch
-                self._feed_gangs(gang.GrantOver(id, search.epoch, placed))
-            if (
-                job is not None
-                and job.state == "placing"
-                and job.home == self.host.id
-                and id not in self.gangs.searches
-            ):
-                self._see_grant(job)
-        self._look_at_what_is_kept()
-
-    def _see_grant(self, job: Job) -> None:
-        """Look for its GPUs, once its environment is here: a gang that could not start keeps nobody's."""
-        if job.env is None:
-            skew = self.queue.models.shown_skew(job.spec, job.tensors)
-            self._feed_gangs(gang.GrantSeen(job.id, job.epoch, job.spec, skew))
-        elif (job.id, job.epoch) not in self._fetching:
-            self._fetching[job.id, job.epoch] = None
-            self.env.spawn(f"environment of {job.id}.{job.epoch}", self._fetch_and_place(job, job.epoch))
-
-    async def _fetch_and_place(self, job: Job, epoch: int) -> None:
-        try:
-            await self.envs.fetch(job)
-        except Missing as missing:
-            failed = PlaceFailed(wall_s=0.0, job=job.id, epoch=epoch, reason=str(missing)[:1000])
-            await self.queue_log.insist(failed)
-            return
-        finally:
-            del self._fetching[job.id, epoch]
-        now = self.queue.jobs.get(job.id)
-        if now is not None and now.state == "placing" and now.epoch == epoch:
-            skew = self.queue.models.shown_skew(now.spec, now.tensors)
-            self._feed_gangs(gang.GrantSeen(now.id, epoch, now.spec, skew))
-
-    def _look_at_what_is_kept(self) -> None:
-        """Gangs that look for GPUs here hear of a reservation that is newer than their plans."""
-        by, kept = self.queue.keeper, self.queue.kept
-        if kept == self._kept:
-            return
-        self._kept = dict(kept)
-        for id, search in sorted(self.gangs.searches.items()):
-            job = self.queue.jobs.get(id)
-            if by is not None and by != id and job is not None:
-                free = self._standing().gpu_capacity.free_for(job)
-                self._feed_gangs(gang.KeptForAnother(id, search.epoch, by, {host: free.get(host, 0) for host in kept}))
-
-    def _feed_gangs(self, event: gang.Event) -> None:
-        now_s = self.env.clock.now_s()
-        if isinstance(event, gang.GrantSeen | gang.TryAgain):
-            free = views.free_for(self.host.hosts(), self._standing(), self.queue.jobs.get(event.job))
-            ranks = views.ranks_of(self.queue)
-            limit = packlimit(self.queue, self.settings)
-            self.gangs.handle(gang.RackSeen(free, {host: ranks.get(host, 0) for host in free}, limit), now_s)
-        for action in self.gangs.handle(event, now_s):
-            match action:
-                case gang.ProposePlacement():
-                    self.env.spawn(f"propose {action.command.job}", self._propose_for_gang(action.command))
-                case Send() | SetTimer():
-                    self.perform(action, self._feed_gangs)
-
-    async def _propose_for_gang(self, command: Placed | PlaceFailed) -> None:
-        try:
-            result = await self.queue_log.propose(command)
-        except (NoLeader, OutcomeUnknown):
-            await asyncio.sleep(RETRY_S)
-            self._feed_gangs(gang.PlacementProposed(command, None))
-            return
-        self._feed_gangs(gang.PlacementProposed(command, result))
+    # ---- what this host tells others ----
 
     def _send_for_ranks(self, action: Send) -> None:
         """Answers of this host's reservations. When one is lost its home asks again: nobody waits for the outcome."""
@@ -367,10 +299,12 @@ class SchedulerService(PluginService):
 
     def _standing(self) -> views.QueueSnapshot:
         """Of this moment. Nothing is sorted again before the log or the rack changes."""
-        rack = views.rack_of(self.host.hosts(), self.env.clock.now_s())
+        shares = self.settings.beside > 0
+        rack = views.rack_of(self.host.hosts(), self.env.clock.now_s(), shares)
         totals = {host.host: host.gpus for host in rack if host.gone_s is None}
-        if self._stood is None or not self._stood.holds(totals):
-            self._stood = views.QueueSnapshot(self.queue, self.settings, totals)
+        shared = {host.host: host.shared for host in rack if host.shared is not None} if shares else None
+        if self._stood is None or not self._stood.holds(totals, shared):
+            self._stood = views.QueueSnapshot(self.queue, self.settings, totals, shared)
         return self._stood
 
     def _seen(self) -> views.Seen:
@@ -382,7 +316,7 @@ class SchedulerService(PluginService):
         """Jobs that wait or run, in order of admission; with `all` also the ended ones that are remembered."""
         standing, age_s, seen = self._standing(), self.host.log.age_s, self._seen()
         jobs = list(self.queue.jobs.values()) if given.get("all") else self.queue.live()
-        mine = {job.id: self.ranks.job_now(job.id) for job in jobs if job.placed and job.place_on(self.host.id)}
+        mine = {job.id: self.ranks.told_by.job_now(job.id) for job in jobs if job.placed and job.place_on(self.host.id)}
         return [
             views.job_view(job, standing, age_s, seen, {self.host.id: mine[job.id]} if job.id in mine else None)
             for job in jobs
@@ -401,7 +335,7 @@ class SchedulerService(PluginService):
 
     async def _ask_place(self, host: HostId, job: JobId) -> JobNowAnswer | None:
         if host == self.host.id:
-            return self.ranks.job_now(job)
+            return self.ranks.told_by.job_now(job)
         try:
             answer = await self.host.ask(self.name, host, JobNow(job), ASK_S)
         except (TimeoutError, Refused):

@@ -17,8 +17,14 @@ import msgspec
 from covey.checked import Damaged
 from covey.core import Heard, HostId, JobId, Send
 from covey.errors import NoLeader, OutcomeUnknown
-from plugins.base import Host, RanksSpec
-from plugins.facts import JobJoined, JobPlaced, JobUnplaced, Place, RanksEnded, TensorsAssigned, TensorsSeen
+from plugins.base import Host
+from plugins.facts import (
+    GpusMeasured,
+    JobPlaced,
+    JobUnplaced,
+    Place,
+    RanksEnded,
+)
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.machine.reservations import (
@@ -27,7 +33,6 @@ from plugins.scheduler.machine.reservations import (
     GpusSeen,
     GrantNews,
     HeldReservations,
-    Hold,
     KeepPort,
     RanksGone,
     ReleasePort,
@@ -35,23 +40,25 @@ from plugins.scheduler.machine.reservations import (
     Save,
     SecondWent,
     Starting,
+    UseSeen,
 )
 from plugins.scheduler.messages.commands import Attained, RanksReported
 from plugins.scheduler.messages.spec import GRACE_S
-from plugins.scheduler.messages.wire import JobNowAnswer, NotReserved, Release, Reserve, Reserved
+from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved
 from plugins.scheduler.policy.settings import SchedulerSettings
+from plugins.scheduler.service.beside import RanksBeside
 from plugins.scheduler.service.envs import Envs
 from plugins.scheduler.service.journal import ReservationFile, ReservationJournal
 from plugins.scheduler.service.leases import HostLeases
 from plugins.scheduler.service.log import QueueLog
-from plugins.scheduler.service.rankspec import ranks_spec
+from plugins.scheduler.service.rankspec import hold_of, ranks_spec
 from plugins.scheduler.service.reach import unreachable
 from plugins.scheduler.service.step_times import StepTimes
+from plugins.scheduler.service.telling_ranks import TellingRanks
+from plugins.scheduler.service.views import sharing_of
 
 LAG_S = 1.0
 """Between two looks whether this copy of the log caught up with a report."""
-PROGRESS_MAX = 2000
-"""Ranks whose kernel is kept in memory."""
 SIGTERM = 15
 
 
@@ -70,6 +77,8 @@ class LocalRanks:
     ) -> None:
         self.host, self.queue, self.log, self.settings, self._send = host, queue, log, settings, send
         self.leases, self.envs = leases, envs
+        self.sharing = sharing_of(settings)
+        self.beside = RanksBeside(host, queue, log, self.sharing is not None)
         self.journal = ReservationJournal(host.env)
         self.fences: dict[JobId, int] = {}
         self.told: dict[JobId, int] = {}
@@ -81,12 +90,7 @@ class LocalRanks:
         """What this host's GPUs have done for each job that runs here."""
         self.reported: dict[JobId, float] = {}
         """What of it the log knows."""
-        self.tensors: dict[JobId, tuple[int, int]] = {}
-        """Bytes of the largest tensor and of all, of what runs here."""
-        self.sums_at: dict[JobId, TensorsAssigned] = {}
-        """Who sums the tensors of what runs here."""
-        self.kernels: dict[tuple[JobId, int, int], str] = {}
-        """Job, epoch and rank -> what that rank computes with."""
+        self.told_by = TellingRanks(host, self.steps)
         self.dirty: dict[JobId, None] = {}
         """Jobs to look at."""
         self.sick = ""
@@ -98,7 +102,7 @@ class LocalRanks:
     async def load(self) -> None:
         found = await self._found()
         now_s = self.host.env.clock.now_s()
-        self.reservations = Reservations(found.kept, self.settings.reservation_lease_s, now_s)
+        self.reservations = Reservations(found.kept, self.settings.reservation_lease_s, now_s, self.sharing)
         self.fences, self.told = dict(found.fences), dict(found.told)
         self.asked = dict.fromkeys((JobId(job), epoch) for job, epoch in found.asked)
         self.numbers = found.numbers
@@ -111,9 +115,14 @@ class LocalRanks:
             return await self.journal.load()
         except Damaged as error:
             known = sorted(await self.host.runner.kept(), key=lambda spec: (spec.job, spec.epoch))
+            held = HeldReservations(tuple(hold_of(spec, self.sharing is not None) for spec in known))
             self.host.env.log.error("started from what runs here", why=str(error), found=[spec.job for spec in known])
             fences = {spec.job: spec.epoch for spec in known}
-            return ReservationFile(HeldReservations(tuple(map(_hold_of, known))), fences, numbers=_above(fences))
+            return ReservationFile(
+                held,
+                fences,
+                numbers=_above(fences),
+            )
 
     async def save(self) -> bool:
         """Whether it is on disk now."""
@@ -212,7 +221,8 @@ class LocalRanks:
             here = mine and job is not None and (job.state == "placing" or job.awaits(self.host.id))
             elsewhere = mine and job is not None and job.placed and job.place_on(self.host.id) is None
             over = elsewhere or self.queue.over(id, hold.epoch)
-            await self.dispatch(GrantNews(id, hold.epoch, live=here, over=over))
+            guaranteed = mine and job is not None and job.counts
+            await self.dispatch(GrantNews(id, hold.epoch, live=here, over=over, guaranteed=guaranteed))
             if hold.started and over and not self.log.behind and not self._heard_of(id, hold.epoch):
                 await self.dispatch(RanksGone(id, hold.epoch))  # its end was told, before a disk failed
 
@@ -268,16 +278,22 @@ class LocalRanks:
             self.ended(RanksEnded(job.id, job.epoch, codes, why))
             return
         runs = (job.id, job.epoch) in self.host.runner.running()
+        if runs:
+            self.beside.run(job, place)
         env = {} if runs else await self.envs.here(job)
         if env is None:
             self._fetch(job, place)
             return
+        if not runs and not self._may_start(job, place):
+            return
+        if hold is not None and started and hold.gpus != place.gpus:
+            await self.dispatch(Starting(job.id, job.epoch, place.gpus, job.counts))
         if not started or self.fences.get(job.id, 0) < job.epoch:
             if self.fences.get(job.id, 0) > job.epoch:
                 self.host.env.log.error("an older grant does not start", job=job.id, epoch=job.epoch)
                 return
             self.fences[job.id] = job.epoch
-            await self.dispatch(Starting(job.id, job.epoch, place.gpus))
+            await self.dispatch(Starting(job.id, job.epoch, place.gpus, job.counts))
         if self.sick and not await self.save():
             return
         if self.queue.over(job.id, job.epoch) or (job.id, job.epoch) in self.ends:
@@ -286,6 +302,21 @@ class LocalRanks:
             return
         if job.state == "stopping":
             await self._stop(job.id, job.epoch, job)
+
+    def _may_start(self, job: Job, place: Place) -> bool:
+        """Whether these ranks may be on their GPUs, beside others there. Those of a job that stops meanwhile never
+        start."""
+        if self.beside.may_start(job, place):
+            return True
+        if job.state == "stopping" and not self.host.runner.knows(job.id, job.epoch):
+            why = "it was stopped before it could start beside others here"
+            self.ended(RanksEnded(job.id, job.epoch, dict.fromkeys(place.ranks, -SIGTERM), why))
+        return False
+
+    def measured(self, fact: GpusMeasured) -> None:
+        """This host's sharing says how its GPUs are used."""
+        self.beside.measured()
+        self.reservations.handle(UseSeen(fact.gpus), self.host.env.clock.now_s())
 
     async def _start(self, job: Job, place: Place, env: Mapping[str, str]) -> bool:
         """Whether its ranks may start now: under a lease, unless it wants to be kept whatever happens."""
@@ -315,8 +346,7 @@ class LocalRanks:
             self.fences.pop(id, None)
             self.service_gpu_s.pop(id, None)
             self.reported.pop(id, None)
-            self.tensors.pop(id, None)
-            self.sums_at.pop(id, None)
+            self.told_by.forget(id)
 
     # ---- what happens here ----
 
@@ -325,39 +355,6 @@ class LocalRanks:
         if (fact.job, fact.epoch) not in self.ends:
             self.ends[fact.job, fact.epoch] = fact
             self.host.env.spawn(f"report {fact.job}.{fact.epoch}", self.report(fact))
-
-    def joined(self, fact: JobJoined) -> None:
-        if fact.kernel:
-            key = fact.job, fact.epoch, fact.rank
-            self.kernels.pop(key, None)
-            self.kernels[key] = fact.kernel
-            while len(self.kernels) > PROGRESS_MAX:
-                del self.kernels[next(iter(self.kernels))]
-
-    def tensors_seen(self, fact: TensorsSeen) -> None:
-        if 0 < fact.largest_bytes <= fact.total_bytes:
-            self.tensors[fact.job] = (fact.largest_bytes, fact.total_bytes)
-
-    def assigned(self, fact: TensorsAssigned) -> None:
-        known = self.sums_at.get(fact.job)
-        if known is None or (fact.epoch, fact.assignment) >= (known.epoch, known.assignment):
-            self.sums_at[fact.job] = fact
-
-    def job_now(self, job: JobId) -> JobNowAnswer:
-        pids = {epoch: ranks for (id, epoch), ranks in self.host.runner.running().items() if id == job}
-        epoch = max(max(pids, default=0), self.steps.newest_epoch(job))
-        steps = self.steps.of(job, epoch)
-        sums = self.sums_at.get(job)
-        return JobNowAnswer(
-            epoch=epoch,
-            pids=dict(pids.get(epoch, {})),
-            step=steps.step,
-            metrics=steps.metrics,
-            aggregator=sums.aggregator if sums is not None and sums.epoch == epoch else None,
-            kernels={rank: kernel for (id, of, rank), kernel in self.kernels.items() if (id, of) == (job, epoch)},
-            timing=steps.timing(),
-            attached=dict(steps.attached),
-        )
 
     async def second_passed(self, now_s: float) -> None:
         self._serve(now_s)
@@ -401,9 +398,11 @@ class LocalRanks:
         """Tell the log what this host's GPUs did; without a leader, at the next call: the numbers only grow."""
         news = {id: round(done, 3) for id, done in self.service_gpu_s.items() if only is None or id == only}
         news = {id: done for id, done in news.items() if done > self.reported.get(id, 0.0)}
-        jobs = {id: self.queue.jobs.get(id) for id in self.tensors if only in (None, id)}
+        jobs = {id: self.queue.jobs.get(id) for id in self.told_by.tensors if only in (None, id)}
         tensors = {
-            id: self.tensors[id] for id, job in jobs.items() if job and job.tensors[::-1] < self.tensors[id][::-1]
+            id: seen
+            for id, seen in self.told_by.tensors.items()
+            if (job := jobs.get(id)) and job.tensors[::-1] < seen[::-1]
         }
         if not news and not tensors:
             return
@@ -428,6 +427,7 @@ class LocalRanks:
         self.ends.pop(key, None)
         self.asked.pop(key, None)
         self.steps.forget(*key)
+        self.beside.forget(*key)
         self.host.runner.forget(*key)
         self.dirty[fact.job] = None
 
@@ -460,11 +460,6 @@ class LocalRanks:
         look would start them again."""
         job = self.queue.jobs.get(id)
         return job is not None and job.epoch == epoch and job.awaits(self.host.id)
-
-
-def _hold_of(spec: RanksSpec) -> Hold:
-    gpus = tuple(gpu for rank in spec.ranks for gpu in rank.gpus)
-    return Hold(spec.job, spec.epoch, 0, HostId(""), gpus, 0, started=True)
 
 
 def _above(jobs: Iterable[JobId]) -> int:

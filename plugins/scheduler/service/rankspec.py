@@ -1,16 +1,19 @@
-"""From the log's job and its place here to what the runner starts."""
+"""From the log's job and its place here to what the runner starts, and back."""
 
 from collections.abc import Mapping
 
+from covey.core import HostId
 from plugins.base import RankSpec, RanksSpec
 from plugins.facts import Place
 from plugins.scheduler.machine.jobs import Job
+from plugins.scheduler.machine.parts import Hold
+from plugins.scheduler.policy.shared import GUEST, device_of
 
 
 def ranks_spec(job: Job, place: Place, env: Mapping[str, str]) -> RanksSpec:
     """What the runner starts on the host of `place`. `env`: the submitter's variables."""
-    each = job.spec.gpus_per_worker
-    ranks = [RankSpec(rank, n, place.gpus[n * each : (n + 1) * each]) for n, rank in enumerate(place.ranks)]
+    each, gpus = job.spec.gpus_per_worker, tuple(map(device_of, place.gpus))
+    ranks = [RankSpec(rank, n, gpus[n * each : (n + 1) * each]) for n, rank in enumerate(place.ranks)]
     nodes = tuple(other.host for other in job.places)
     return RanksSpec(
         job=job.id,
@@ -32,3 +35,12 @@ def ranks_spec(job: Job, place: Place, env: Mapping[str, str]) -> RanksSpec:
         bind_gpus=job.spec.bind_gpus,
         attach=job.spec.attach,
     )
+
+
+def hold_of(spec: RanksSpec, shares: bool) -> Hold:
+    """What these ranks, which run, hold here. `shares`: an opportunistic job may hold parts of its GPUs; only the log
+    knows which, so it gets names that nobody else has until the log is read."""
+    gpus = tuple(gpu for rank in spec.ranks for gpu in rank.gpus)
+    guest = shares and spec.job_class == "opportunistic"
+    held = tuple(f"{gpu}{GUEST}{spec.job}.{spec.epoch}" for gpu in gpus) if guest else gpus
+    return Hold(spec.job, spec.epoch, 0, HostId(""), held, 0, True, not guest)

@@ -9,16 +9,19 @@ import msgspec
 from covey.core import HostId, JobId
 from covey.errors import Refused
 from plugins.facts import GpusNow, HostView, StepTiming
-from plugins.scheduler.machine.capacity import Capacity, fits_whole
+from plugins.scheduler.machine.capacity import Capacity
 from plugins.scheduler.machine.jobs import HOLDING, Cause, Job, row_of
 from plugins.scheduler.machine.leader import RackHost
 from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.messages.spec import JobSpec, Pack
+from plugins.scheduler.machine.shared_capacity import SharedCapacity, SharedGpus, Sharing
+from plugins.scheduler.messages.spec import Pack
 from plugins.scheduler.messages.wire import JobNowAnswer
 from plugins.scheduler.policy import explain, order
 from plugins.scheduler.policy.classes import choose
 from plugins.scheduler.policy.queue_positions import QueuePositions
 from plugins.scheduler.policy.settings import SchedulerSettings
+from plugins.scheduler.policy.shared import device_of
+from plugins.scheduler.service import shared_gpus
 from plugins.views import JobView, QuotaView, RankView
 
 
@@ -67,17 +70,24 @@ class QueueSnapshot:
     """The order of all jobs at one moment, for saying what each of them waits for. Each part of it is computed once,
     when somebody asks, and only as long as the queue has the same `index`."""
 
-    def __init__(self, queue: Queue, settings: SchedulerSettings, totals: Mapping[HostId, int]) -> None:
-        """`totals`: GPUs of each host that is alive."""
+    def __init__(
+        self,
+        queue: Queue,
+        settings: SchedulerSettings,
+        totals: Mapping[HostId, int],
+        shared: Mapping[HostId, SharedGpus] | None = None,
+    ) -> None:
+        """`totals`: GPUs of each host that is alive; `shared`: what these say of their GPUs, where they are shared."""
         self.queue, self.settings, self.totals, self.index = queue, settings, totals, queue.index
+        self.shared = shared
         self._fits: dict[tuple[int, int, Pack], bool] = {}
         """Workers, GPUs of each and how they lie on hosts -> whether there is room now."""
         self._scattered: dict[tuple[int, int, Pack], str] = {}
         """The same -> words."""
 
-    def holds(self, totals: Mapping[HostId, int]) -> bool:
+    def holds(self, totals: Mapping[HostId, int], shared: Mapping[HostId, SharedGpus] | None = None) -> bool:
         """Whether nothing changed since: neither the queue nor the rack."""
-        return self.index == self.queue.index and self.totals == totals
+        return self.index == self.queue.index and self.totals == totals and self.shared == shared
 
     @cached_property
     def _rows(self) -> list[order.Row]:
@@ -104,8 +114,11 @@ class QueueSnapshot:
 
     @cached_property
     def gpu_capacity(self) -> Capacity:
-        """GPUs by host."""
-        return Capacity(self.queue, self.totals)
+        """GPUs by host; where they are shared, each for itself."""
+        sharing = sharing_of(self.settings)
+        if sharing is None:
+            return Capacity(self.queue, self.totals)
+        return SharedCapacity(self.queue, self.totals, None, sharing, self.shared or {})
 
     @cached_property
     def _walk(self) -> QueuePositions:
@@ -163,7 +176,7 @@ class QueueSnapshot:
         if gang is not None:
             kept = explain.keeps(gang.spec.gpus, queue.kept)
             return f"{gang.id} (tenant {gang.spec.tenant}) keeps GPUs for itself, {kept}"
-        return self._scatter(job.spec) if self._nobodys >= job.spec.gpus else ""
+        return self._scatter(job) if self._nobodys_for(job) >= job.spec.gpus else ""
 
     def _may_start(self, job: Job) -> bool:
         """Whether there is room for a guaranteed job other than the gang that keeps GPUs: the same for all of its
@@ -172,13 +185,20 @@ class QueueSnapshot:
         if job.spec.pack == "apart" and len(self.totals) < job.spec.workers:
             return False
         if shape not in self._fits:
-            self._fits[shape] = fits_whole(job, self.gpu_capacity.free_for(job))
+            self._fits[shape] = self.gpu_capacity.fits(job, self.gpu_capacity.free_for(job))
         return self._fits[shape]
 
-    def _scatter(self, spec: JobSpec) -> str:
+    def _nobodys_for(self, job: Job) -> int:
+        """GPUs that a guaranteed job could have if they lay where it wants them."""
+        shared = isinstance(self.gpu_capacity, SharedCapacity)
+        return len(self.gpu_capacity.free_for(job)) if shared else self._nobodys
+
+    def _scatter(self, job: Job) -> str:
+        spec, capacity = job.spec, self.gpu_capacity
         shape = spec.workers, spec.gpus_per_worker, spec.pack
         if shape not in self._scattered:
-            self._scattered[shape] = explain.scattered(self.gpu_capacity.free, spec)
+            free = capacity.by_host(capacity.free_for(job)) if isinstance(capacity, SharedCapacity) else capacity.free
+            self._scattered[shape] = explain.scattered(free, spec)
         return self._scattered[shape]
 
     def _in_the_way(self, job: Job) -> list[order.Row]:
@@ -318,14 +338,19 @@ def quota_views(queue: Queue) -> list[QuotaView]:
     ]
 
 
-def rack_of(hosts: Sequence[HostView], now_s: float) -> tuple[RackHost, ...]:
-    """Hosts that offer GPUs (or none) to jobs, as gossip shows them."""
+def sharing_of(settings: SchedulerSettings) -> Sharing | None:
+    """None: a GPU is one job's."""
+    return Sharing(beside=settings.beside, busy=settings.busy_max) if settings.beside else None
+
+
+def rack_of(hosts: Sequence[HostView], now_s: float, shared: bool = False) -> tuple[RackHost, ...]:
+    """Hosts that offer GPUs (or none) to jobs, as gossip shows them; `shared`: with what they say of each."""
     found = []
     for view in hosts:
         gpus = view.value("gpus", GpusNow)
         if isinstance(gpus, GpusNow):
             gone_s = None if view.state in ("alive", "suspect") else max(0.0, now_s - view.since_s)
-            found.append(RackHost(view.host, gpus.total, gone_s))
+            found.append(RackHost(view.host, gpus.total, gone_s, shared_gpus.heard(view) if shared else None))
     return tuple(found)
 
 
@@ -335,7 +360,7 @@ def free_of(hosts: Sequence[HostView], queue: Queue) -> dict[HostId, int]:
     for view in hosts:
         gpus = view.value("gpus", GpusNow)
         if view.state == "alive" and isinstance(gpus, GpusNow):
-            held = len(queue.holders.get(view.host, {}))
+            held = len(set(map(device_of, queue.holders.get(view.host, {}))))
             found[view.host] = max(0, min(gpus.free, gpus.total - held))
     return found
 

@@ -311,6 +311,8 @@ class FakeHost:
     def publish(self, fact: Fact) -> None:
         self.told.append(fact)
         self.service.on_fact(fact)
+        if self.rack.sharing is not None:
+            self.rack.sharing(self, fact)
 
     async def send(self, plugin: str, to: HostId, message: Message, deadline_s: float) -> bool:
         decoded = decoder.decode(msgspec.msgpack.encode(message))
@@ -381,6 +383,8 @@ class Rack:
         self.said: list[tuple[HostId, HostId, Message]] = []
         self.just_started: set[HostId] = set()
         """Hosts whose copy of the log no leader has confirmed yet."""
+        self.sharing: Callable[[FakeHost, Fact], None] | None = None
+        """Stands for the plugin of every host that shares its GPUs: hears every fact."""
         self.delay_s = 0.005
         self.slow: dict[HostId, int] = {}
         """Hosts whose copy of the log applies no more than so many entries at a time."""

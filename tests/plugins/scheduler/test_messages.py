@@ -30,6 +30,7 @@ GOOD: dict[str, Any] = {
     "retries_lost": 2,
     "retries_again": 7,
     "retries_preempted": 9,
+    "gpu_memory": 8 << 30,
     "bind_gpus": True,
     "attach": False,
 }

@@ -1,0 +1,135 @@
+"""Gangs whose home is this host: from the log's grant to a proposal of where it starts."""
+
+import asyncio
+from collections.abc import Callable
+
+from covey.core import HostId, JobId, Send, SetTimer
+from covey.errors import NoLeader, OutcomeUnknown
+from plugins.base import Host
+from plugins.scheduler.machine import gang
+from plugins.scheduler.machine.admission import packlimit
+from plugins.scheduler.machine.jobs import Job
+from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.shared_capacity import SharedCapacity
+from plugins.scheduler.messages.commands import Placed, PlaceFailed
+from plugins.scheduler.policy.settings import SchedulerSettings
+from plugins.scheduler.service import shared_gpus, views
+from plugins.scheduler.service.envs import Envs, Missing
+from plugins.scheduler.service.log import RETRY_S, QueueLog
+
+Perform = Callable[[Send | SetTimer[gang.AttemptOver | gang.TryAgain], Callable[[gang.Event], None]], None]
+
+
+class HomeGangs:
+    """`standing`: the queue at this moment; `perform`: sends and sets timers."""
+
+    def __init__(
+        self,
+        host: Host,
+        queue: Queue,
+        log: QueueLog,
+        settings: SchedulerSettings,
+        envs: Envs,
+        standing: Callable[[], views.QueueSnapshot],
+        perform: Perform,
+    ) -> None:
+        self.host, self.queue, self.queue_log, self.settings, self.envs = host, queue, log, settings, envs
+        self.env = host.env
+        self._standing, self._perform = standing, perform
+        self.gangs = gang.Gangs(settings)
+        self._unseen: dict[JobId, None] = {}
+        """Jobs that changed while the copy of the log was old."""
+        self._fetching: dict[tuple[JobId, int], None] = {}
+        """Grants whose environment is on its way here."""
+        self._kept: dict[HostId, int] = {}
+        """GPUs that were kept for a gang when this was last looked at."""
+
+    def look(self, changed: list[JobId]) -> None:
+        self._unseen |= dict.fromkeys(changed)
+        if self.queue_log.behind:
+            return
+        seen, self._unseen = self._unseen, {}
+        for id in sorted({**seen, **dict.fromkeys(self.gangs.searches)}):
+            job = self.queue.jobs.get(id)
+            search = self.gangs.searches.get(id)
+            if search is not None and (job is None or job.state != "placing" or job.epoch != search.epoch):
+                placed = job is not None and job.placed and job.epoch == search.epoch
+                self.feed(gang.GrantOver(id, search.epoch, placed))
+            if (
+                job is not None
+                and job.state == "placing"
+                and job.home == self.host.id
+                and id not in self.gangs.searches
+            ):
+                self._see_grant(job)
+        self._look_at_what_is_kept()
+
+    def _see_grant(self, job: Job) -> None:
+        """Look for its GPUs, once its environment is here: a gang that could not start keeps nobody's."""
+        if job.env is None:
+            self._begin(job)
+        elif (job.id, job.epoch) not in self._fetching:
+            self._fetching[job.id, job.epoch] = None
+            self.env.spawn(f"environment of {job.id}.{job.epoch}", self._fetch_and_place(job, job.epoch))
+
+    async def _fetch_and_place(self, job: Job, epoch: int) -> None:
+        try:
+            await self.envs.fetch(job)
+        except Missing as missing:
+            failed = PlaceFailed(wall_s=0.0, job=job.id, epoch=epoch, reason=str(missing)[:1000])
+            await self.queue_log.insist(failed)
+            return
+        finally:
+            del self._fetching[job.id, epoch]
+        now = self.queue.jobs.get(job.id)
+        if now is not None and now.state == "placing" and now.epoch == epoch:
+            self._begin(now)
+
+    def _begin(self, job: Job) -> None:
+        skew = self.queue.models.shown_skew(job.spec, job.tensors)
+        self.feed(gang.GrantSeen(job.id, job.epoch, job.spec, skew, not job.counts, job.harms))
+
+    def _look_at_what_is_kept(self) -> None:
+        """Gangs that look for GPUs here hear of a reservation that is newer than their plans."""
+        by, kept = self.queue.keeper, self.queue.kept
+        if kept == self._kept:
+            return
+        self._kept = dict(kept)
+        for id, search in sorted(self.gangs.searches.items()):
+            job = self.queue.jobs.get(id)
+            if by is not None and by != id and job is not None:
+                free = shared_gpus.left_where_kept(self._standing().gpu_capacity, job, kept)
+                self.feed(gang.KeptForAnother(id, search.epoch, by, free))
+
+    def feed(self, event: gang.Event) -> None:
+        now_s = self.env.clock.now_s()
+        if isinstance(event, gang.GrantSeen | gang.TryAgain):
+            job, limit = self.queue.jobs.get(event.job), packlimit(self.queue, self.settings)
+            free = self._free_for(job, limit, now_s)
+            ranks = views.ranks_of(self.queue)
+            self.gangs.handle(gang.RackSeen(free, {host: ranks.get(host, 0) for host in free}, limit), now_s)
+        for action in self.gangs.handle(event, now_s):
+            match action:
+                case gang.ProposePlacement():
+                    self.env.spawn(f"propose {action.command.job}", self._propose_for_gang(action.command))
+                case Send() | SetTimer():
+                    self._perform(action, self.feed)
+
+    def _free_for(self, job: Job | None, limit: float, now_s: float) -> dict[HostId, int]:
+        """GPUs of each host that a gang may have."""
+        standing = self._standing()
+        capacity = standing.gpu_capacity
+        if job is None or not job.spec.gpus or not isinstance(capacity, SharedCapacity):
+            return views.free_for(self.host.hosts(), standing, job)
+        skew = self.queue.models.shown_skew(job.spec, job.tensors)
+        said = self.gangs.said(not job.counts, now_s)
+        return shared_gpus.where(capacity, job, skew, limit, said)
+
+    async def _propose_for_gang(self, command: Placed | PlaceFailed) -> None:
+        try:
+            result = await self.queue_log.propose(command)
+        except (NoLeader, OutcomeUnknown):
+            await asyncio.sleep(RETRY_S)
+            self.feed(gang.PlacementProposed(command, None))
+            return
+        self.feed(gang.PlacementProposed(command, result))

@@ -1,0 +1,61 @@
+"""What this host's ranks tell of themselves while they run: what they compute with, their tensors, who sums these."""
+
+from covey.core import JobId
+from plugins.base import Host
+from plugins.facts import JobJoined, TensorsAssigned, TensorsSeen
+from plugins.scheduler.messages.wire import JobNowAnswer
+from plugins.scheduler.service.step_times import StepTimes
+
+PROGRESS_MAX = 2000
+"""Ranks whose kernel is kept in memory."""
+
+
+class TellingRanks:
+    """`steps`: how far they are."""
+
+    def __init__(self, host: Host, steps: StepTimes) -> None:
+        self.host, self.steps = host, steps
+        self.tensors: dict[JobId, tuple[int, int]] = {}
+        """Bytes of the largest tensor and of all, of what runs here."""
+        self.sums_at: dict[JobId, TensorsAssigned] = {}
+        """Who sums the tensors of what runs here."""
+        self.kernels: dict[tuple[JobId, int, int], str] = {}
+        """Job, epoch and rank -> what that rank computes with."""
+
+    def forget(self, id: JobId) -> None:
+        """This job is over, and nothing of it is here."""
+        self.tensors.pop(id, None)
+        self.sums_at.pop(id, None)
+
+    def joined(self, fact: JobJoined) -> None:
+        if fact.kernel:
+            key = fact.job, fact.epoch, fact.rank
+            self.kernels.pop(key, None)
+            self.kernels[key] = fact.kernel
+            while len(self.kernels) > PROGRESS_MAX:
+                del self.kernels[next(iter(self.kernels))]
+
+    def tensors_seen(self, fact: TensorsSeen) -> None:
+        if 0 < fact.largest_bytes <= fact.total_bytes:
+            self.tensors[fact.job] = (fact.largest_bytes, fact.total_bytes)
+
+    def assigned(self, fact: TensorsAssigned) -> None:
+        known = self.sums_at.get(fact.job)
+        if known is None or (fact.epoch, fact.assignment) >= (known.epoch, known.assignment):
+            self.sums_at[fact.job] = fact
+
+    def job_now(self, job: JobId) -> JobNowAnswer:
+        pids = {epoch: ranks for (id, epoch), ranks in self.host.runner.running().items() if id == job}
+        epoch = max(max(pids, default=0), self.steps.newest_epoch(job))
+        steps = self.steps.of(job, epoch)
+        sums = self.sums_at.get(job)
+        return JobNowAnswer(
+            epoch=epoch,
+            pids=dict(pids.get(epoch, {})),
+            step=steps.step,
+            metrics=steps.metrics,
+            aggregator=sums.aggregator if sums is not None and sums.epoch == epoch else None,
+            kernels={rank: kernel for (id, of, rank), kernel in self.kernels.items() if (id, of) == (job, epoch)},
+            timing=steps.timing(),
+            attached=dict(steps.attached),
+        )
