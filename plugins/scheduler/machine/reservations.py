@@ -222,9 +222,18 @@ class Reservations:
         if event.live:
             self.lease_until_s[event.job, event.epoch] = now_s + self.lease_s
         if event.live and event.guaranteed and not hold.guaranteed:
-            self._exchange(hold, msgspec.structs.replace(hold, guaranteed=True))
-            return [Save()]
+            return self._upgraded(hold)
         return ()
+
+    def _upgraded(self, hold: Hold) -> Sequence[Action]:
+        """It is guaranteed now, on GPUs that were promised to gangs whose start the log refuses from now on."""
+        devices, actions = set(map(device_of, hold.gpus)), list[Action]()
+        for other in self.all():
+            if not other.started and not other.is_guest and other.job != hold.job and devices & set(other.gpus):
+                self._fence(other.job, other.epoch, other.attempt)
+                actions += self._drop(other)
+        self._exchange(hold, msgspec.structs.replace(hold, guaranteed=True))
+        return [*actions, Save()]
 
     def _starting(self, event: Starting, now_s: float) -> Sequence[Action]:
         """The log's word counts, also for a hold whose lease ended: its GPUs are free again or nobody's else. So it
