@@ -47,7 +47,7 @@ class Wish(msgspec.Struct, frozen=True):
     """Guaranteed jobs that it must not be beside."""
 
 
-class Choice(msgspec.Struct, frozen=True):
+class ChosenGpus(msgspec.Struct, frozen=True):
     """`gpus` is empty when there are too few."""
 
     gpus: tuple[str, ...]
@@ -59,7 +59,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 def choice(
     wish: Wish, gpus: Sequence[str], holds: Iterable[Hold], uses: Mapping[str, GpuUse], sharing: Sharing
-) -> Choice:
+) -> ChosenGpus:
     """`gpus`: of this host, by number; `uses`: what was measured of them."""
     owners, guests = _owners(holds)
     taken = {name for hold in holds for name in hold.gpus}
@@ -73,7 +73,7 @@ def choice(
         chosen = least_shared(fit, wish.gpus, beside)
     names = [_free_part(gpus[number], taken) if wish.opportunistic else gpus[number] for number in chosen]
     said = Counter(why for why in against.values() if why)
-    return Choice(tuple(names), len(fit), ", ".join(f"{count} {why}" for why, count in sorted(said.items())))
+    return ChosenGpus(tuple(names), len(fit), ", ".join(f"{count} {why}" for why, count in sorted(said.items())))
 
 
 def _owners(holds: Iterable[Hold]) -> tuple[dict[str, JobId], Counter[str]]:

@@ -16,7 +16,7 @@ import msgspec
 
 from covey.core import Heard, HostId, JobId, Send
 from plugins.facts import GpuUse
-from plugins.scheduler.machine.parts import Choice, Hold, Wish, choice
+from plugins.scheduler.machine.parts import ChosenGpus, Hold, Wish, choice
 from plugins.scheduler.machine.shared_capacity import Sharing
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved, ToHost
 from plugins.scheduler.policy.shared import device_of
@@ -197,11 +197,11 @@ class Reservations:
         self._hold(hold, now_s + ask.lease_s)
         return [*actions, Save(), *self._yes(hold, ask.master)]
 
-    def _choice(self, ask: Reserve) -> Choice:
+    def _choice(self, ask: Reserve) -> ChosenGpus:
         wanted = ask.workers * ask.gpus_per_worker
         if self.sharing is None:
             free = self.free()
-            return Choice(tuple(free[:wanted]), len(free))
+            return ChosenGpus(tuple(free[:wanted]), len(free))
         wish = Wish(wanted, ask.opportunistic, ask.memory_bytes, ask.apart_from)
         return choice(wish, self.gpus, self.all(), self.uses, self.sharing)
 

@@ -118,11 +118,7 @@ class LocalRanks:
             held = HeldReservations(tuple(hold_of(spec, self.sharing is not None) for spec in known))
             self.host.env.log.error("started from what runs here", why=str(error), found=[spec.job for spec in known])
             fences = {spec.job: spec.epoch for spec in known}
-            return ReservationFile(
-                held,
-                fences,
-                numbers=_above(fences),
-            )
+            return ReservationFile(held, fences, numbers=_above(fences))
 
     async def save(self) -> bool:
         """Whether it is on disk now."""

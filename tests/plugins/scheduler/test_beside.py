@@ -88,7 +88,7 @@ def told(rack: Rack, kind: type[Fact]) -> list[Any]:
     return [fact for host in rack.hosts.values() for fact in host.told if isinstance(fact, kind)]
 
 
-def test_opportunistic_jobs_run_beside_a_guaranteed_one_and_quota_counts_that_one_only() -> None:
+def test_opportunistic_jobs_run_beside_a_guaranteed_one_that_alone_counts() -> None:
     async def story(rack: Rack, stub: Stub) -> None:
         first = await running(rack, "j1", tenant="blue")
         assert not any(map(is_part, first)) and len(set(first)) == 4
