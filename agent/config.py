@@ -16,10 +16,11 @@ from typing import Any, get_args
 import msgspec
 
 from agent.jobs.output import JobsSettings
+from agent.ports.devices import settings as devices
+from agent.ports.devices.settings import GpuSettings
 from agent.raft.service import LeaderSettings
 from covey.addresses import ip_port, is_ip
 from covey.core import ID_PATTERN, HostId
-from covey.units import parse_size
 from gossip.service import GossipSettings
 from plugins.base import Plugin
 from plugins.registry import PLUGINS
@@ -60,19 +61,6 @@ class HttpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     bind: str = ""
     """Such as `127.0.0.1:8470`; empty: unix socket only."""
-
-
-class GpuSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[gpus]: real ones are found by NVML and need nothing here."""
-
-    simulated: int = 0
-    """How many GPUs to pretend, for a rack on a laptop; 0: the real ones."""
-    simulated_memory: str = "16 GiB"
-
-    def __post_init__(self) -> None:
-        parse_size(self.simulated_memory)
-        if not 0 <= self.simulated <= 64:
-            raise ValueError(f"simulated = {self.simulated}: expected 0 to 64 GPUs")
 
 
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -161,6 +149,8 @@ def parse(
     for seed in gossip.seeds:
         _check_seed(source, seed)
     _checked_advertise("gossip.advertise", gossip.advertise, source)
+    if wrong := devices.trouble(parts["gpus"]):
+        raise _bad_value(source, *wrong)
     return Config(
         name=HostId(name),
         state_dir=os.path.abspath(top.state_dir or _state_dir(environ)),

@@ -41,6 +41,8 @@ from plugins.views import PluginHealth, VoterRow, VotersView
 
 _encode = msgspec.msgpack.Encoder().encode
 _asks: msgspec.msgpack.Decoder[AskView | ViewAnswer] = msgspec.msgpack.Decoder(AskView | ViewAnswer)
+JOBS_SOCKET = "jobs.sock"
+"""In `run_dir`: where ranks reach their agent."""
 AGENT, LOG = "agent", "log"
 """Addressees of messages beside the plugins."""
 
@@ -104,7 +106,7 @@ class HostAgent:
         )
         self.consensus = self.log
         self.log.configured = self._voters_changed
-        socket_path = f"{self.env.run_dir}/jobs.sock"
+        socket_path = f"{self.env.run_dir}/{JOBS_SOCKET}"
         self.runner = SupervisedRunner(self.env, self.bus.publish, self.config.advertise, socket_path, self.config.jobs)
         self.jobs = JobSocket(self.env, self.runner, self.bus.publish, self._frame)
         self.runner.on_stopping = self.jobs.say_stopping

@@ -18,17 +18,17 @@ from agent import log as logs
 from agent.advertise import settle
 from agent.api.http import HttpApi
 from agent.config import Config, ConfigError, load
-from agent.host import HostAgent
+from agent.host import JOBS_SOCKET, HostAgent
 from agent.locks import StateDirectoryTaken, StateLock
 from agent.notify import Notifier
 from agent.ports.bytes import SocketBytes
 from agent.ports.clock import RealClock
 from agent.ports.datagrams import UdpDatagrams
+from agent.ports.devices.choice import backend
 from agent.ports.disk import DirectoryDisk
-from agent.ports.fake_gpus import simulated_gpus
-from agent.ports.gpus import RealProbes
 from agent.ports.links import ZmqLinks
 from agent.ports.pages import MemfdPages
+from agent.ports.probes import RealProbes
 from agent.ports.processes import ProgramBase, RealProcesses
 from agent.raft.disk import FOLDER, DiskRefused, Store
 from agent.raft.service import voters
@@ -36,7 +36,6 @@ from agent.tasks import Tasks
 from covey.addresses import ip_port
 from covey.checked import StateRefused
 from covey.ports import Env
-from covey.units import parse_size
 from covey.version import VERSION
 
 FORCED_EXIT_S = 5.0
@@ -67,9 +66,9 @@ class Daemon:
         self._refused: StateRefused | None = None
         self._tasks = Tasks(self._log, self._fatal)
         self._watching: object = None
-        gpus = config.gpus
-        pretended = simulated_gpus(config.name, gpus.simulated, parse_size(gpus.simulated_memory))
-        self._probes = RealProbes(self._log, pretended)
+        self._clock = RealClock()
+        socket = f"{config.run_dir}/{JOBS_SOCKET}"
+        self._devices = backend(config.gpus, config.name, socket, self._log, self._clock.now_s)
 
     def _fatal(self, task: str, error: BaseException) -> None:
         self._failure = self._failure or f"{task}: {error!r}"
@@ -91,7 +90,7 @@ class Daemon:
         agent = HostAgent(env, self._config, self._keys)
         http = HttpApi(agent, f"{self._config.run_dir}/agent.sock", self._config.http.bind)
         try:
-            await self._probes.start_up()
+            await self._devices.start_up()
             await agent.start()
             await http.start()
         except OSError as error:
@@ -112,6 +111,7 @@ class Daemon:
                 await self._tasks.cancel_all()
         except TimeoutError:
             self._log.warning("did not leave in time, cutting off")
+        self._devices.close()
         if self._refused is not None:
             return _refuse(self._refused)
         return 1 if self._failure else 0
@@ -121,7 +121,7 @@ class Daemon:
         base = ProgramBase(config.name, config.state_dir, config.run_dir, config.advertise, log_level=config.log.level)
         return Env(
             host=config.name,
-            clock=RealClock(),
+            clock=self._clock,
             rng=random.Random(int.from_bytes(os.urandom(16))),
             entropy=os.urandom,
             spawn=self._tasks.spawn,
@@ -131,8 +131,8 @@ class Daemon:
             bytes=SocketBytes(self._log),
             disk=DirectoryDisk(config.state_dir, LOG_RESERVE_BYTES),
             processes=RealProcesses(base),
-            probes=self._probes,
             pages=MemfdPages(),
+            probes=RealProbes(self._devices),
             run_dir=config.run_dir,
         )
 

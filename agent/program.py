@@ -23,9 +23,10 @@ import msgspec
 from agent.ports.bytes import SocketBytes
 from agent.ports.clock import RealClock
 from agent.ports.datagrams import UdpDatagrams
+from agent.ports.devices.nvml import NvmlDevices
 from agent.ports.disk import DirectoryDisk
-from agent.ports.gpus import RealProbes
 from agent.ports.pages import MemfdPages
+from agent.ports.probes import RealProbes
 from agent.ports.processes import LOADED_FD, ProgramBase, ProgramStart, RealProcesses
 from agent.tasks import Tasks
 from covey.core import HostId
@@ -133,7 +134,7 @@ async def run(program: Program, base: ProgramBase, config: Any, log: Logger) -> 
 
     tasks = Tasks(log, fatal)
     disk = DirectoryDisk(base.state_dir)
-    env = real_env(base, log, tasks, RealProbes(log), disk)
+    env = real_env(base, log, tasks, RealProbes(NvmlDevices(log)), disk)
     work = loop.create_task(program.run(env, config), name=program.name)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, work.cancel)

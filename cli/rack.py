@@ -68,6 +68,7 @@ def start(
     environ: Mapping[str, str],
     timer: Timer,
     agentd: Sequence[str] | None = None,
+    devices: str = "simulated",
 ) -> list[RackHost]:
     """All hosts, up, seeing each other, with a leader. Agents that run already are left alone. `hosts` None:
     as many as there are, or 4. AgentctlError with the end of the log of an agent that did not come up."""
@@ -76,7 +77,7 @@ def start(
     command = agentd_command() if agentd is None else list(agentd)
     with rack_files.locked(directory), rack_ports.Claims() as claims:
         count = hosts if hosts is not None else len(rack_files.hosts_of(directory)) or 4
-        rack = rack_files.generate(directory, count, gpus, environ, claims)
+        rack = rack_files.generate(directory, count, gpus, environ, claims, devices)
         rack_files.make_run_dirs(rack)
         running = {host.name: pid for host in rack if (pid := rack_processes.lock_holder(host.state_dir))}
         started: dict[str, _Agentd] = {}
@@ -272,7 +273,13 @@ def arguments() -> Parser:
     )
     parser.add_argument("verb", choices=("run", "start", "stop", "status", "summary"))
     parser.add_argument("--hosts", type=int, metavar="N", help="default: as many as there are, or 4")
-    parser.add_argument("--gpus", type=int, default=2, metavar="N", help="simulated GPUs of a new host (default 2)")
+    parser.add_argument("--gpus", type=int, default=2, metavar="N", help="devices of a new host (default 2)")
+    parser.add_argument(
+        "--devices",
+        choices=("simulated", "cpu"),
+        default="simulated",
+        help="of a new host: GPUs to pretend (default), or cores of this machine, to which ranks are bound",
+    )
     parser.add_argument("--dir", type=Path, default=Path(".rack"), metavar="DIR", help="default: .rack")
     parser.add_argument("--debug", action="store_true", help="tracebacks")
     return parser
@@ -301,7 +308,7 @@ def command(args: argparse.Namespace) -> int:
     if args.verb == "status":
         return status(args.dir)
     if args.verb == "start":
-        start(args.dir, args.hosts, args.gpus, os.environ, Timer())
+        start(args.dir, args.hosts, args.gpus, os.environ, Timer(), devices=args.devices)
         print_line("next: agentctl hosts")
         return 0
     if args.verb == "summary":
@@ -310,6 +317,6 @@ def command(args: argparse.Namespace) -> int:
     from cli import rack_proof  # needs the job side: only where it is used
 
     timer = Timer()
-    rack = start(args.dir, args.hosts, args.gpus, os.environ, timer)
+    rack = start(args.dir, args.hosts, args.gpus, os.environ, timer, devices=args.devices)
     with rack_files.locked(args.dir.absolute(), rack_files.PROOF_LOCK, patience_s=0.0):
         return rack_proof.run(rack, timer)

@@ -25,6 +25,7 @@ from typing import Any
 
 from cli.client import FAILED, REFUSED, USAGE, AgentctlError
 from cli.rack_ports import Claims, free_ports
+from cli.table import plural
 
 PORTS_PER_HOST = 3
 HOSTS_MAX = 64
@@ -120,8 +121,11 @@ def read_host(config: Path) -> RackHost:
     )
 
 
-def generate(directory: Path, hosts: int, gpus: int, environ: Mapping[str, str], claims: Claims) -> list[RackHost]:
-    """The first `hosts` hosts of the rack; the files of those that have none yet are written. What is there stays."""
+def generate(
+    directory: Path, hosts: int, gpus: int, environ: Mapping[str, str], claims: Claims, devices: str = "simulated"
+) -> list[RackHost]:
+    """The first `hosts` hosts of the rack; the files of those that have none yet are written. What is there stays.
+    `devices`: of a new host, `gpus` of them: `simulated`, or `cpu`, cores of this machine, which all hosts share."""
     if not 1 <= hosts <= HOSTS_MAX:
         raise AgentctlError(
             USAGE, f"--hosts {hosts} cannot be", f"expected 1 to {HOSTS_MAX}", "covey-rack run --hosts 4"
@@ -151,7 +155,7 @@ def generate(directory: Path, hosts: int, gpus: int, environ: Mapping[str, str],
             http=http,
             seeds=json.dumps(seeds[:3]),
             voters=json.dumps(voters),
-            gpus=gpus,
+            gpus=SIMULATED.format(gpus=gpus) if devices == "simulated" else cpu_devices(gpus),
         )
         write_new(folder / "agent.toml", text, 0o644)
     return hosts_of(directory)[:hosts]
@@ -181,8 +185,7 @@ bind = "127.0.0.1:{http}"
 voters = {voters}   # an odd number; every other host only follows the log
 
 [gpus]
-simulated = {gpus}                      # GPUs to pretend
-simulated_memory = "16 GiB"
+{gpus}
 
 [memory]                           # remote memory
 lend = "128 MiB"                   # at most, to other hosts
@@ -192,6 +195,24 @@ slab = "16 MiB"
 
 [aggregator]
 """
+
+SIMULATED = """\
+simulated = {gpus}                      # GPUs to pretend
+simulated_memory = "16 GiB\""""
+CPU_MEMORY = "2 GiB"
+"""Of each device that is made of cores."""
+
+
+def cpu_devices(count: int) -> str:
+    """Of one host: the cores of this machine, in `count` parts. AgentctlError when there are not enough."""
+    cores = sorted(os.sched_getaffinity(0))
+    if not 1 <= count <= len(cores):
+        why = f"a device has a core at least, and this machine has {plural(len(cores), 'core')} for us"
+        raise AgentctlError(USAGE, f"--gpus {count} cannot be with --devices cpu", why, "covey-rack run --gpus 1")
+    parts = [cores[len(cores) * n // count : len(cores) * (n + 1) // count] for n in range(count)]
+    listed = ",\n".join(f'  {{cores = "{",".join(map(str, part))}", memory = "{CPU_MEMORY}"}}' for part in parts)
+    said = "# Cores in the place of GPUs. The hosts of this rack share the machine, so they share these."
+    return f"{said}\ncpu = [\n{listed},\n]"
 
 
 def voters_of(hosts: Sequence[RackHost]) -> list[str]:

@@ -222,6 +222,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     `Processes.resume` finds it again. Empty: it cannot be resumed."""
     output_bytes_max: int = 0
     """Of a process with `run`: its output keeps its first quarter, then the newest of the rest. 0: no limit."""
+    cores: tuple[int, ...] = ()
+    """Of a process with `run`: it and what it starts run on these alone; empty: on any."""
 
 
 class Processes(Protocol):
@@ -315,7 +317,9 @@ class Devices(Protocol):
         """Whether the driver holds this process to so much from now on (None: no limit)."""
 
     async def suspend(self, pid: int) -> bool:
-        """Whether the process holds no time, and where the driver can no memory, of its devices any more."""
+        """Whether the rank with this pid, and all that it started, holds no time, and where the driver can no memory,
+        of its devices any more. That ends by itself 10 s after the last call, or when this agent dies: nobody stays
+        suspended because his agent did."""
 
     async def resume(self, pid: int) -> bool: ...
 
@@ -330,6 +334,10 @@ class MemoryNow(msgspec.Struct, frozen=True):
 
 
 class Probes(Protocol):
+    @property
+    def devices(self) -> Devices:
+        """The same as `gpus`, for whoever shares them."""
+
     def gpus(self) -> Sequence[Gpu]: ...
     def memory(self) -> MemoryNow: ...
 

@@ -19,6 +19,9 @@ COVEY_LOCAL_DEVICE is the index of its first device (LOCAL_RANK), COVEY_LOCAL_DE
 
 Bound (`--bind-gpus`), a rank sees its own GPUs and no others, and is a node of its own: LOCAL_RANK 0 of
 LOCAL_WORLD_SIZE 1, GROUP_RANK its RANK. So `set_device(LOCAL_RANK)` is right here too.
+
+Devices made of cores are none that a program counts: a rank that has them sees no GPU, COVEY_GPUS names them, it is
+bound to their cores, and OMP_NUM_THREADS is how many these are.
 """
 
 import os
@@ -31,6 +34,13 @@ from plugins.base import RankSpec, RanksSpec
 
 UNLESS_SET = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": "/usr/local/bin:/usr/bin:/bin"}
 """What a submitter may choose otherwise."""
+NO_GPUS = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "NVIDIA_VISIBLE_DEVICES": "void",
+    "COVEY_LOCAL_DEVICE": "",
+    "COVEY_LOCAL_DEVICES": "",
+}
 
 
 class RankEndpoints(msgspec.Struct, frozen=True):
@@ -44,11 +54,16 @@ class RankEndpoints(msgspec.Struct, frozen=True):
     """Appears when the ranks are asked to end."""
 
 
-def environment(spec: RanksSpec, rank: RankSpec, door: RankEndpoints, hide_gpus: bool) -> dict[str, str]:
-    """`hide_gpus`: a rank without a GPU of its own sees none, instead of all."""
+def environment(
+    spec: RanksSpec, rank: RankSpec, door: RankEndpoints, hide_gpus: bool, cores: int = 0
+) -> dict[str, str]:
+    """`hide_gpus`: a rank without a GPU of its own sees none, instead of all. `cores`: so many it is bound to; 0: its
+    devices, if it has any, are GPUs."""
     set_here = {**_rank(spec, rank), **_launcher(spec, rank), **_ours(spec, rank, door)}
     carried = {name: str(value) for name, value in set_here.items()}
-    return {**UNLESS_SET, **spec.env, **carried, **_attached(spec), **_gpus(spec, rank, hide_gpus)}
+    threads = {"OMP_NUM_THREADS": str(cores)} if cores else {}
+    gpus = NO_GPUS if cores else _gpus(spec, rank, hide_gpus)
+    return {**UNLESS_SET, **threads, **spec.env, **carried, **_attached(spec), **gpus}
 
 
 def visible(spec: RanksSpec, rank: RankSpec) -> tuple[str, ...]:

@@ -352,7 +352,7 @@ class SupervisedRunner:
         return RankLease(self._env.clock.boot_s(), AGAIN_LEASE_S, first.grace_s)
 
     def _command(self, record: StartRecord, rank: RankSpec) -> Command:
-        spec = record.spec
+        spec, cores = record.spec, self._cores(rank) if rank.gpus else ()
         door = RankEndpoints(
             host=self._env.host,
             token=record.token,
@@ -362,11 +362,18 @@ class SupervisedRunner:
         return Command(
             argv=spec.argv,
             cwd=spec.cwd,
-            env=environment(spec, rank, door, self._hide_gpus),
+            env=environment(spec, rank, door, self._hide_gpus, len(cores)),
             output=self.log_path(spec.job, rank.rank),
             run=self._env.disk.path(file_of((spec.job, spec.epoch), f"rank{rank.rank}")),
             output_bytes_max=record.output_bytes_max,
+            cores=cores,
         )
+
+    def _cores(self, rank: RankSpec) -> tuple[int, ...]:
+        """Of the devices of this rank that are made of cores; none: it may run on any."""
+        own = set(rank.gpus)
+        found = (device.cores for device in self._env.probes.devices.devices() if device.uuid in own)
+        return tuple(sorted({core for cores in found for core in cores}))
 
     def _socket(self, key: Key) -> Address:
         return f"unix:{self._env.run_dir}/{instance_of(key)}.sock"

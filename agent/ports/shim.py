@@ -192,6 +192,9 @@ def become(config: dict[str, Any], output: int, go: int, trouble: int) -> NoRetu
             os.dup2(source, target)
         for number in (SIGPIPE, SIGXFSZ, SIGTERM, SIGINT, SIGHUP, SIGCHLD):
             signal(number, SIG_DFL)
+        if config["cores"]:
+            at_fault = f"cores {config['cores']}"
+            os.sched_setaffinity(0, config["cores"])
         at_fault = config["cwd"]
         os.chdir(at_fault)
         at_fault = config["argv"][0]

@@ -144,6 +144,7 @@ async def start(command: Command, marks: dict[str, str], watch: Watch) -> tuple[
             "output": command.output,
             "limit_bytes": command.output_bytes_max or NO_LIMIT_BYTES,
             "run": command.run,
+            "cores": command.cores,
         }
         with os.fdopen(os.dup(given), "wb") as writer:
             marshal.dump(config, writer)

@@ -1,10 +1,11 @@
 """Simulated clocks and probes of one host: monotonic time with its own rate, wall time with its own error."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from covey.ports import Gpu, MemoryNow
+from agent.ports.devices.sim import CAN, SimDevices
+from covey.ports import Device, Gpu, MemoryNow
 from covey.units import GIB
 
 WALL_START_S = 1_800_000_000.0
@@ -71,26 +72,26 @@ class SimClock:
 class SimProbes:
     """`Probes` of one host: what it has, less what is used and what a fault filled."""
 
-    def __init__(self, host: str, gpus: int, memory_bytes: int = 64 * GIB, model: str = "SimGPU 16GB") -> None:
-        self.gpu_list = [
-            Gpu(
-                index=index,
-                uuid=f"GPU-{host}-{index}",
-                model=model,
-                memory_total_bytes=16 * GIB,
-                memory_used_bytes=0,
-                utilization=0.0,
-                simulated=True,
-            )
-            for index in range(gpus)
-        ]
+    def __init__(
+        self,
+        host: str,
+        gpus: int,
+        now_s: Callable[[], float],
+        alive: Callable[[int], bool] = lambda pid: True,
+        memory_bytes: int = 64 * GIB,
+        model: str = "SimGPU 16GB",
+    ) -> None:
+        """`now_s`: the world's time, by which faults of devices come; `alive`: whether a process is still there."""
+        uuids = [f"GPU-{host}-{index}" for index in range(gpus)]
+        self.devices = SimDevices([Device(uuid, model, 16 * GIB, "sim", can=CAN) for uuid in uuids], now_s, alive=alive)
+        """Stories set what processes use there, and strike them with faults."""
         self.total_bytes = memory_bytes
         self.used_bytes = 4 * GIB
         self.filled_bytes = 0
         """Taken by `faults.FillMemory`."""
 
     def gpus(self) -> Sequence[Gpu]:
-        return tuple(self.gpu_list)
+        return self.devices.gpus()
 
     def memory(self) -> MemoryNow:
         available = max(0, self.total_bytes - self.used_bytes - self.filled_bytes)

@@ -354,7 +354,7 @@ class SimHost:
         """How long a program of ours takes to load its code."""
         self.run_dir = f"/run/covey/{name}"
         self.clock = SimClock(world, start_s=world.chance.uniform(100, 100_000))
-        self.probes = SimProbes(name, gpus)
+        self.probes = SimProbes(name, gpus, lambda: world.now, self._lives)
         self.disk = SimDisk(f"/var/lib/covey/{name}", random.Random(f"{world.seed}/{name}/disk"))
         self.processes: dict[int, SimProcess] = {}
         self.commands: dict[int, Command] = {}
@@ -368,6 +368,9 @@ class SimHost:
         """What the agent process of this host runs."""
         self._last_pid = 100
         self._next_port = 32_768
+
+    def _lives(self, pid: int) -> bool:
+        return pid in self.processes and self.processes[pid].alive
 
     def next_pid(self) -> int:
         self._last_pid += self.world.chance.randint(1, 3)

@@ -11,8 +11,9 @@ import pytest
 import uvloop
 
 from agent.jobs.runner import SupervisedRunner
+from agent.ports.devices.nvml import NvmlDevices
 from agent.ports.disk import DirectoryDisk
-from agent.ports.gpus import RealProbes
+from agent.ports.probes import RealProbes
 from agent.ports.processes import ProgramBase
 from agent.program import JsonLog, real_env
 from agent.tasks import Tasks
@@ -85,7 +86,7 @@ async def here(directory: str) -> AsyncIterator[Here]:
     tasks = Tasks(log, lambda name, error: failed.append(error))
     disk = DirectoryDisk(base.state_dir)
     try:
-        yield Here(real_env(base, log, tasks, RealProbes(log), disk), base, lines)
+        yield Here(real_env(base, log, tasks, RealProbes(NvmlDevices(log)), disk), base, lines)
     finally:
         await tasks.cancel_all()
         disk.close()

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from chaos.rackworld import SimRack
 from covey.core import HostId, LogEvent
 from covey.errors import Refused
-from covey.ports import Gpu
 from examples.plugin.load import policy
 from examples.plugin.load.machine import LoadMachine, LoadMeasured, ShowLoad
 from examples.plugin.load.plugin import PLUGIN
@@ -87,19 +86,17 @@ def test_whatever_is_measured_others_know_the_load_to_within_a_step(loads: list[
 
 
 def use(rack: SimRack, host: str, utilization: float) -> None:
-    probes = rack.hosts[host].probes
-    probes.gpu_list = [Gpu(**{**as_dict(gpu), "utilization": utilization}) for gpu in probes.gpu_list]
-
-
-def as_dict(gpu: Gpu) -> dict[str, object]:
-    return {name: getattr(gpu, name) for name in gpu.__struct_fields__}
+    at = rack.hosts[host]
+    assert at.agent is not None
+    for gpu in at.probes.gpus():
+        at.probes.devices.use(gpu.uuid, at.agent.id.pid, 0, utilization)
 
 
 def rack_of_three(seed: int) -> SimRack:
     rack = SimRack(seed, hosts=3, plugins=(PLUGIN,), settings={"load": {"busy_above": 0.8, "calm_below": 0.5}}).start()
+    rack.settle()
     for host, utilization in (("h1", 0.9), ("h2", 0.2), ("h3", 0.6)):
         use(rack, host, utilization)
-    rack.settle()
     rack.run(15.0)
     return rack
 

@@ -102,6 +102,8 @@ class FakeDisk:
 
 
 class FakeProbes:
+    devices: Any = None
+
     def __init__(self, host: str, gpus: int) -> None:
         self._gpus = [Gpu(n, f"GPU-{host}-{n}", "Test", 1 << 30, 0, 0.0, True) for n in range(gpus)]
 

@@ -1,0 +1,19 @@
+"""What a backend offers the agent, beside what plugins see of it."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from covey.ports import Devices, Gpu
+
+
+class Backend(Devices, Protocol):
+    """The devices of one host."""
+
+    async def start_up(self, timeout_s: float = 5.0) -> None:
+        """Wait for the first answer of the driver, so that a starting agent does not publish that it has no devices."""
+
+    def gpus(self) -> Sequence[Gpu]:
+        """The same devices, as the scheduler counts them: the newest that is known, at once."""
+
+    def close(self) -> None:
+        """Threads and processes of its own end."""

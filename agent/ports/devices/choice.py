@@ -1,0 +1,24 @@
+"""Which backend this host's devices come from."""
+
+from collections.abc import Callable
+
+from agent.ports.devices.backend import Backend
+from agent.ports.devices.cpu import CpuDevices
+from agent.ports.devices.nvml import NvmlDevices
+from agent.ports.devices.settings import GpuSettings
+from agent.ports.devices.sim import SimDevices, simulated_devices
+from covey.core import HostId
+from covey.ports import Logger
+from covey.units import parse_size
+
+
+def backend(settings: GpuSettings, host: HostId, socket: str, log: Logger, now_s: Callable[[], float]) -> Backend:
+    """`socket`: path of jobs.sock, by which ranks of this agent are told from another's on this machine."""
+    match settings.chosen:
+        case "simulated":
+            devices = simulated_devices(host, settings.simulated, parse_size(settings.simulated_memory))
+            return SimDevices(devices, now_s)
+        case "cpu":
+            return CpuDevices(host, settings.cpu, socket)
+        case _:
+            return NvmlDevices(log)

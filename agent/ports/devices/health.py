@@ -1,0 +1,84 @@
+"""What is wrong with a GPU, from what its driver counts: the error numbers (XID), memory errors, and what NVIDIA says
+should be done about it.
+
+An XID that a program caused itself (13: an illegal instruction, 31: a page fault, 43: stopped, 45: cleaned up after)
+says nothing of the device. Source of the numbers: NVIDIA, XID errors (docs.nvidia.com/deploy/xid-errors).
+"""
+
+import msgspec
+
+from covey.ports import Condition, DeviceHealth
+
+ORDER: tuple[Condition, ...] = ("ok", "degraded", "drain", "lost")
+"""The better first."""
+XIDS: dict[int, tuple[Condition, str]] = {
+    46: ("drain", "the GPU stopped processing"),
+    48: ("drain", "an uncorrectable memory error"),
+    61: ("drain", "an internal microcontroller halted"),
+    62: ("drain", "an internal microcontroller halted"),
+    63: ("degraded", "a row of memory is to be remapped at the next reset"),
+    64: ("drain", "a row of memory could not be remapped"),
+    74: ("degraded", "an NVLink error"),
+    79: ("lost", "the GPU has fallen off the bus"),
+    92: ("degraded", "a high rate of corrected memory errors"),
+    94: ("degraded", "a contained memory error: one program was hit"),
+    95: ("drain", "an uncontained memory error"),
+    119: ("drain", "the GPU's system processor does not answer"),
+    120: ("drain", "the GPU's system processor failed"),
+    136: ("drain", "the GPU's links could not be trained"),
+    140: ("drain", "an unrecovered memory error"),
+    142: ("drain", "the device failed to start an engine again"),
+    143: ("drain", "the GPU could not be initialised"),
+}
+ACTIONS: dict[int, tuple[Condition, str]] = {
+    1: ("drain", "the driver asks for a reset of the GPU"),
+    2: ("drain", "the driver asks for a restart of this machine"),
+    3: ("drain", "the driver asks that what uses its links ends"),
+    4: ("drain", "the driver asks that all ends, and for a reset of the GPU"),
+    5: ("degraded", "the driver asks for recovery of the IMEX domain"),
+    6: ("drain", "the driver asks for a reset of the bus"),
+    7: ("drain", "the driver asks for a restart of the system"),
+}
+"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; 0: nothing."""
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the driver says of one GPU. What it does not say is 0."""
+
+    xid: int = 0
+    """The worst since this agent listens; 0: none that counts."""
+    uncorrected: int = 0
+    """Uncorrectable memory errors since the driver was loaded."""
+    remap_pending: bool = False
+    """A row of memory is remapped at the next reset."""
+    remap_failed: bool = False
+    """A row of memory could not be remapped: the GPU is to be replaced."""
+    unrepairable: bool = False
+    """Of memory: more is broken than can be remapped."""
+    recovery: int = 0
+    """Of `ACTIONS`."""
+
+
+def of_xid(number: int) -> DeviceHealth:
+    condition, why = XIDS.get(number, ("ok", ""))
+    return DeviceHealth(condition, f"XID {number}: {why}") if why else DeviceHealth()
+
+
+def worse_xid(one: int, other: int) -> int:
+    """The one that says more, the first of two alike; 0 when neither says anything of the device."""
+    return max((0, one, other), key=lambda number: ORDER.index(of_xid(number).condition))
+
+
+def of(counts: Counts) -> DeviceHealth:
+    """The worst of all that is known; of two alike the one that says what to do."""
+    found = [DeviceHealth(*ACTIONS[counts.recovery])] if counts.recovery in ACTIONS else []
+    if counts.remap_failed:
+        found.append(DeviceHealth("drain", "a row of memory could not be remapped: replace the GPU"))
+    if counts.unrepairable:
+        found.append(DeviceHealth("drain", "more memory is broken than can be remapped: replace the GPU"))
+    found.append(of_xid(counts.xid))
+    if counts.remap_pending:
+        found.append(DeviceHealth("degraded", "a row of memory is to be remapped: reset the GPU when it is free"))
+    if counts.uncorrected > 0:
+        found.append(DeviceHealth("degraded", f"uncorrectable memory errors: {counts.uncorrected}"))
+    return max(found, key=lambda one: ORDER.index(one.condition))

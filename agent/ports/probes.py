@@ -1,0 +1,28 @@
+"""The probes port: what GPUs this host has, what they do now, and how much memory is left."""
+
+import time
+from collections.abc import Sequence
+
+from agent.ports.devices.backend import Backend
+from agent.ports.memory import memory_now
+from covey.ports import Gpu, MemoryNow
+
+MEMORY_S = 0.1
+"""A reading of /proc and the cgroups is good this long."""
+
+
+class RealProbes:
+    """`covey.ports.Probes`."""
+
+    def __init__(self, devices: Backend) -> None:
+        self.devices = devices
+        self._memory: tuple[float, MemoryNow] | None = None
+
+    def gpus(self) -> Sequence[Gpu]:
+        return self.devices.gpus()
+
+    def memory(self) -> MemoryNow:
+        now_s = time.monotonic()
+        if self._memory is None or now_s - self._memory[0] > MEMORY_S:
+            self._memory = now_s, memory_now()
+        return self._memory[1]
