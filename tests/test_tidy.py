@@ -26,6 +26,7 @@ WALLS = {
     "agent/answers.py",
     "agent/plugin_runtime.py",
     "agent/api/http.py",
+    "agent/ports/devices/driver_calls.py",
     "agent/program.py",
     "cli/main.py",
     "covey/attach/site/sitecustomize.py",
@@ -36,7 +37,8 @@ WALLS = {
     "plugins/memory/datapath/lenders.py",
 }
 """Where anything may be caught: the wall between plugins, what another host asks, the last resort of a command, the
-wall between the slabs of a volume, what runs inside a script that did not ask for it; and the simulator, which must
+wall between the slabs of a volume, what runs inside a script that did not ask for it, the thread of
+a driver's call, whose caller gets what it raised; and the simulator, which must
 survive whatever its hosts raise."""
 
 

@@ -30,6 +30,7 @@ import msgspec
 
 from covey import attach
 from covey.core import HostId
+from covey.ports import Devices
 from plugins.base import RankSpec, RanksSpec
 
 UNLESS_SET = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": "/usr/local/bin:/usr/bin:/bin"}
@@ -64,6 +65,12 @@ def environment(
     threads = {"OMP_NUM_THREADS": str(cores)} if cores else {}
     gpus = NO_GPUS if cores else _gpus(spec, rank, hide_gpus)
     return {**UNLESS_SET, **threads, **spec.env, **carried, **_attached(spec), **gpus}
+
+
+def cores_of(rank: RankSpec, devices: Devices) -> tuple[int, ...]:
+    """Of those of its devices that are made of cores; none: it may run on any."""
+    found = (device.cores for device in devices.devices() if device.uuid in rank.gpus)
+    return tuple(sorted({core for cores in found for core in cores}))
 
 
 def visible(spec: RanksSpec, rank: RankSpec) -> tuple[str, ...]:

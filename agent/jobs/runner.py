@@ -21,7 +21,7 @@ from agent.jobs.epoch import Epoch, ended_of, lost_of, started_of
 from agent.jobs.held_ports import HeldPorts
 from agent.jobs.output import JobsSettings, read_log
 from agent.jobs.outputs import Outputs
-from agent.jobs.rank_env import RankEndpoints, environment
+from agent.jobs.rank_env import RankEndpoints, cores_of, environment
 from agent.jobs.records import Key, StartRecord, file_of, instance_of
 from agent.jobs.supervision import (
     Extend,
@@ -352,7 +352,7 @@ class SupervisedRunner:
         return RankLease(self._env.clock.boot_s(), AGAIN_LEASE_S, first.grace_s)
 
     def _command(self, record: StartRecord, rank: RankSpec) -> Command:
-        spec, cores = record.spec, self._cores(rank) if rank.gpus else ()
+        spec, cores = record.spec, cores_of(rank, self._env.probes.devices) if rank.gpus else ()
         door = RankEndpoints(
             host=self._env.host,
             token=record.token,
@@ -368,12 +368,6 @@ class SupervisedRunner:
             output_bytes_max=record.output_bytes_max,
             cores=cores,
         )
-
-    def _cores(self, rank: RankSpec) -> tuple[int, ...]:
-        """Of the devices of this rank that are made of cores; none: it may run on any."""
-        own = set(rank.gpus)
-        found = (device.cores for device in self._env.probes.devices.devices() if device.uuid in own)
-        return tuple(sorted({core for cores in found for core in cores}))
 
     def _socket(self, key: Key) -> Address:
         return f"unix:{self._env.run_dir}/{instance_of(key)}.sock"

@@ -50,7 +50,7 @@ class DriverCalls:
         def run() -> None:
             try:
                 answer = call()
-            except BaseException as error:
+            except Exception as error:
                 done.set_exception(error)
             else:
                 self._answered = True

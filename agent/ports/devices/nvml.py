@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from agent.ports.devices import health, nvml_reads
 from agent.ports.devices.driver_calls import DEADLINE_S, FIRST_S, DriverCalls, Newest
-from agent.ports.devices.nvml_reads import Found, Reading
+from agent.ports.devices.nvml_reads import NvmlDevice, Reading
 from agent.ports.devices.xid_events import XidEvents
 from covey.ports import Device, DeviceHealth, DeviceSample, Gpu, Logger
 
@@ -40,7 +40,7 @@ class NvmlDevices:
         self._calls = DriverCalls("the driver", deadline_s, first_s)
         none: tuple[Reading, ...] = ()
         self._newest: Newest[tuple[Reading, ...]] = Newest(self._calls, "devices", self._read, none, REFRESH_S)
-        self._ever: dict[str, Found] = {}
+        self._ever: dict[str, NvmlDevice] = {}
         """Of this driver since it was found, those that fell off the bus included."""
         self._since_us: dict[str, int] = {}
         self._xids: dict[str, int] = {}
@@ -121,7 +121,7 @@ class NvmlDevices:
 
     # ---- within ----
 
-    def _known(self, uuid: str) -> Found:
+    def _known(self, uuid: str) -> NvmlDevice:
         try:
             return self._ever[uuid]
         except KeyError:
@@ -134,10 +134,10 @@ class NvmlDevices:
         except (self._nvml.NVMLError, MemoryError, IndexError, ValueError) as error:  # the last three: nonsense
             raise OSError(f"the driver failed: {error!r}") from error
 
-    def _health(self, found: Found) -> DeviceHealth:
+    def _health(self, found: NvmlDevice) -> DeviceHealth:
         return nvml_reads.read_health(self._nvml, found, self._xids.get(found.device.uuid, 0))
 
-    def _limited(self, found: Found, pid: int, limit_bytes: int | None) -> bool:
+    def _limited(self, found: NvmlDevice, pid: int, limit_bytes: int | None) -> bool:
         cgroup = nvml_reads.own_cgroup(pid)
         if not cgroup:
             return False

@@ -20,7 +20,7 @@ COUNT_MAX = 1 << 40
 MEMORY_MAX = 1 << 50
 
 
-class Found(NamedTuple):
+class NvmlDevice(NamedTuple):
     """One device with the driver's handles of it."""
 
     device: Device
@@ -36,7 +36,7 @@ class Found(NamedTuple):
 class Reading(NamedTuple):
     """A device now, as the scheduler counts it."""
 
-    found: Found
+    found: NvmlDevice
     used_bytes: int
     utilization: float
 
@@ -86,7 +86,7 @@ def _reading(nvml: Any, index: int, whole: Any, handle: Any, instance: int | Non
         can=INSTANCE_CAN if instance is not None else WHOLE_CAN | _limits(nvml, handle),
     )
     used = bounds.size(int(memory.used), total)
-    return Reading(Found(device, index, handle, whole, instance), used, utilization(nvml, handle))
+    return Reading(NvmlDevice(device, index, handle, whole, instance), used, utilization(nvml, handle))
 
 
 def _limits(nvml: Any, handle: Any) -> frozenset[str]:
@@ -109,7 +109,7 @@ def utilization(nvml: Any, handle: Any) -> float:
         return 0.0
 
 
-def sample(nvml: Any, found: Found, since_us: int) -> tuple[DeviceSample, int]:
+def sample(nvml: Any, found: NvmlDevice, since_us: int) -> tuple[DeviceSample, int]:
     """The device now, and until when (the driver's clock, µs) its processes were looked at. NVMLError."""
     memory = nvml.nvmlDeviceGetMemoryInfo(found.handle)
     used_by, until_us = _utilizations(nvml, found, since_us)
@@ -145,7 +145,7 @@ def _first_that_works(nvml: Any, names: Sequence[str], handle: Any) -> Sequence[
     return ()
 
 
-def _utilizations(nvml: Any, found: Found, since_us: int) -> tuple[dict[int, float] | None, int]:
+def _utilizations(nvml: Any, found: NvmlDevice, since_us: int) -> tuple[dict[int, float] | None, int]:
     """0..1 by pid since then, and until when; None when the driver does not say."""
     if "process utilization" not in found.device.can:
         return None, since_us
@@ -162,7 +162,7 @@ def _utilizations(nvml: Any, found: Found, since_us: int) -> tuple[dict[int, flo
     return {pid: sum(shares) / len(shares) for pid, shares in by_pid.items()}, until_us
 
 
-def read_health(nvml: Any, found: Found, xid: int) -> DeviceHealth:
+def read_health(nvml: Any, found: NvmlDevice, xid: int) -> DeviceHealth:
     """`xid`: the worst that was heard of it."""
     try:
         return health.of(read_counts(nvml, found.whole, xid))
@@ -238,7 +238,7 @@ def _family(pid: int, root: str) -> set[int]:
     return found
 
 
-def set_limit(nvml: Any, found: Found, cgroup: str, limit_bytes: int | None) -> None:
+def set_limit(nvml: Any, found: NvmlDevice, cgroup: str, limit_bytes: int | None) -> None:
     """NVMLError when the driver refuses."""
     most = nvml.NVML_DEVICE_MEMORY_LIMIT_MAX if limit_bytes is None else limit_bytes
     limits = nvml.c_nvmlSetMemoryLimits_v1_t(nameSpace=os.fsencode(cgroup), softLimit=most, hardLimit=most)

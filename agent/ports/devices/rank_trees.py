@@ -23,7 +23,7 @@ RESIDENT = ("RssAnon:", "RssShmem:")
 """What a process allocated. Its code and the files that it maps are the machine's, not its device's."""
 
 
-class Row(NamedTuple):
+class ProcRow(NamedTuple):
     """One process of a reading."""
 
     pid: int
@@ -41,7 +41,7 @@ class Row(NamedTuple):
         return ProcessId(self.pid, self.started)
 
 
-class Mark(NamedTuple):
+class RankMark(NamedTuple):
     """One rank of one epoch, and its devices."""
 
     job: str
@@ -56,14 +56,14 @@ class RankTree(NamedTuple):
     pid: int
     """Of the rank; of the oldest process left where the rank has ended."""
     devices: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ProcRow, ...]
     cpu_s: float
     """Since they began, ended ones included."""
 
 
-def read_rows() -> dict[int, Row]:
+def read_rows() -> dict[int, ProcRow]:
     """Every process of this machine, zombies included: what they used is with them until they are waited for."""
-    found: dict[int, Row] = {}
+    found: dict[int, ProcRow] = {}
     for pid in pids():
         fields = stat(pid)
         if fields is not None and fields[0] != "X":
@@ -71,10 +71,10 @@ def read_rows() -> dict[int, Row]:
     return found
 
 
-def _row(pid: int, fields: list[str]) -> Row:
+def _row(pid: int, fields: list[str]) -> ProcRow:
     own, waited = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
     ended = fields[0] == "Z"
-    return Row(pid, int(fields[1]), int(fields[3]), int(fields[19]), own * TICKS_S, waited * TICKS_S, ended)
+    return ProcRow(pid, int(fields[1]), int(fields[3]), int(fields[19]), own * TICKS_S, waited * TICKS_S, ended)
 
 
 class RankTrees:
@@ -83,20 +83,20 @@ class RankTrees:
     def __init__(self, socket: str) -> None:
         """`socket`: of the agent whose ranks these are; empty: of any agent."""
         self._socket = socket
-        self._marks: dict[ProcessId, Mark | None] = {}
+        self._marks: dict[ProcessId, RankMark | None] = {}
 
     def read(self) -> list[RankTree]:
         """Every rank that has a device, by pid."""
         rows = read_rows()
         self._marks = {known: mark for known, mark in self._marks.items() if _is_there(rows, known)}
         owners = self._owners(rows)
-        groups: dict[Mark, list[Row]] = {}
+        groups: dict[RankMark, list[ProcRow]] = {}
         for pid, mark in owners.items():
             groups.setdefault(mark, []).append(rows[pid])
         alive = ((mark, members) for mark, members in groups.items() if not all(row.ended for row in members))
         return sorted(_tree(mark, members, rows, owners) for mark, members in alive)
 
-    def _owners(self, rows: Mapping[int, Row]) -> dict[int, Mark]:
+    def _owners(self, rows: Mapping[int, ProcRow]) -> dict[int, RankMark]:
         """pid -> its rank, through as many parents as there are."""
         owners = {pid: mark for pid, row in rows.items() if (mark := self._mark(row)) is not None}
         for pid in rows:
@@ -107,7 +107,7 @@ class RankTrees:
                 owners.update(dict.fromkeys(line, owners[line[-1]]))
         return owners
 
-    def _mark(self, row: Row) -> Mark | None:
+    def _mark(self, row: ProcRow) -> RankMark | None:
         if row.id in self._marks:
             return self._marks[row.id]
         mark = _carried(row.pid, self._socket)
@@ -116,26 +116,28 @@ class RankTrees:
         return mark
 
 
-def _is_there(rows: Mapping[int, Row], process: ProcessId) -> bool:
+def _is_there(rows: Mapping[int, ProcRow], process: ProcessId) -> bool:
     row = rows.get(process.pid)
     return row is not None and row.started == process.started
 
 
-def _age_s(row: Row) -> float:
+def _age_s(row: ProcRow) -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - row.started * TICKS_S
 
 
-def _carried(pid: int, socket: str) -> Mark | None:
+def _carried(pid: int, socket: str) -> RankMark | None:
     try:
         variables = environment(pid) if is_ours(pid) else {}
     except OSError:
         return None  # it ended
     if not variables.get("COVEY_GPUS") or (socket and variables.get("COVEY_SOCKET") != socket):
         return None
-    return Mark(*(variables.get(name, "") for name in MARKS))
+    return RankMark(*(variables.get(name, "") for name in MARKS))
 
 
-def _tree(mark: Mark, members: list[Row], rows: Mapping[int, Row], owners: Mapping[int, Mark]) -> RankTree:
+def _tree(
+    mark: RankMark, members: list[ProcRow], rows: Mapping[int, ProcRow], owners: Mapping[int, RankMark]
+) -> RankTree:
     oldest = sorted(members, key=lambda row: (row.ended, row.session != row.pid, row.started, row.pid))
     shims = {row.parent for row in members if row.parent not in owners and row.parent in rows}
     adopted_s = sum(rows[pid].waited_for_s for pid in shims if _is_shim(pid))
