@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-LETTER_BYTES_MAX = 1 << 20
+ENVELOPE_BYTES_MAX = 1 << 20
 """Longest envelope, bytes; bulk goes over `Bytes`."""
 PAGE_BYTES = 512 << 10
 """A longer answer comes in pages of this size, asked for one after the other."""

@@ -17,6 +17,7 @@ from covey.ports import Clock, Disk
 from plugins.views import EventLine
 
 FILE = "story.log"
+"""Of a host of before, too: another name would lose what it has noted."""
 FILE_BYTES_MAX = 4 << 20
 LINES_PER_SUBJECT_MAX = 200
 SUBJECTS_MAX = 2000
@@ -53,7 +54,7 @@ class EventLog:
 
     def __init__(self, host: HostId, clock: Clock, disk: Disk) -> None:
         self._host, self._clock, self._disk = host, clock, disk
-        self._stories: OrderedDict[str, deque[EventLine]] = OrderedDict()
+        self._by_subject: OrderedDict[str, deque[EventLine]] = OrderedDict()
         self._keys: dict[str, set[str]] = {}
         self._unwritten: list[EventLine] = []
         self._file_bytes = 0
@@ -75,13 +76,12 @@ class EventLog:
         self._unwritten.append(line)
 
     def _remember(self, line: EventLine) -> None:
-        story = self._stories.setdefault(line.subject, deque(maxlen=LINES_PER_SUBJECT_MAX))
-        story.append(line)
-        self._stories.move_to_end(line.subject)
+        self._by_subject.setdefault(line.subject, deque(maxlen=LINES_PER_SUBJECT_MAX)).append(line)
+        self._by_subject.move_to_end(line.subject)
         if line.key:
             self._keys.setdefault(line.subject, set()).add(line.key)
-        if len(self._stories) > SUBJECTS_MAX:
-            forgotten, _ = self._stories.popitem(last=False)
+        if len(self._by_subject) > SUBJECTS_MAX:
+            forgotten, _ = self._by_subject.popitem(last=False)
             self._keys.pop(forgotten, None)
 
     async def write(self) -> None:
@@ -92,7 +92,7 @@ class EventLog:
         data = b"".join(map(frame, batch))
         try:
             if self._file_bytes + len(data) > FILE_BYTES_MAX:
-                kept = [line for story in self._stories.values() for line in story]
+                kept = [line for each in self._by_subject.values() for line in each]
                 data = b"".join(map(frame, sorted(kept, key=lambda line: line.wall_s)))
                 await self._disk.replace(FILE, data)
                 self._file_bytes = len(data)
@@ -104,18 +104,18 @@ class EventLog:
             self._file_bytes = FILE_BYTES_MAX  # forces a rewrite: reading stops at half a line
             raise
 
-    def story(self, subjects: Sequence[str], prefix: str = "") -> list[EventLine]:
+    def lines_of(self, subjects: Sequence[str], prefix: str = "") -> list[EventLine]:
         """Lines of these subjects and of those that start with `prefix` (if any), oldest first."""
-        names = [name for name in self._stories if name in subjects or (prefix and name.startswith(prefix))]
-        return sorted((line for name in names for line in self._stories[name]), key=lambda line: line.wall_s)
+        names = [name for name in self._by_subject if name in subjects or (prefix and name.startswith(prefix))]
+        return sorted((line for name in names for line in self._by_subject[name]), key=lambda line: line.wall_s)
 
 
-def merged(stories: Sequence[Sequence[EventLine]]) -> list[EventLine]:
+def merged(logs: Sequence[Sequence[EventLine]]) -> list[EventLine]:
     """One event log from those of several hosts: an event noted by many (same key) is there once, with its earliest
     time."""
     seen: dict[tuple[str, str], EventLine] = {}
     alone: list[EventLine] = []
-    for line in (line for story in stories for line in story):
+    for line in (line for log in logs for line in log):
         if not line.key:
             alone.append(line)
             continue

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from agent.answers import Answers
-from agent.envelope import ANSWER_BYTES_MAX, LETTER_BYTES_MAX, Envelope, Kind, RefusedBody, decode, encode
+from agent.envelope import ANSWER_BYTES_MAX, ENVELOPE_BYTES_MAX, Envelope, Kind, RefusedBody, decode, encode
 from covey.core import HostId
 from covey.errors import Refused
 from covey.ports import Env
@@ -149,8 +149,8 @@ class Messenger:
 
     def _post(self, to: HostId, envelope: Envelope) -> bool:
         data = encode(envelope)
-        if len(data) > LETTER_BYTES_MAX:
-            raise ValueError(f"a message of {len(data)} bytes to {to} is over the limit of {LETTER_BYTES_MAX}")
+        if len(data) > ENVELOPE_BYTES_MAX:
+            raise ValueError(f"a message of {len(data)} bytes to {to} is over the limit of {ENVELOPE_BYTES_MAX}")
         return self._env.links.send(to, data)
 
     def received(self, sender: HostId, data: bytes) -> None:

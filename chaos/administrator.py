@@ -6,7 +6,7 @@ nothing else.
     status 4                the same
     the memory plugin is off  ends slabd and every vold of the host, deletes the record, restarts the agent
 
-Whoever plays a story with damaged files has one; without, an agent that refused stays down, as under systemd.
+A story with damaged files has one; without it an agent that refused stays down, as under systemd.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """Thousands of hosts at once: only their machines, on the heap of one world, with the network model of the rack.
 
-Whole agents cost a few hundred callbacks a second each; a machine alone costs a few events. So questions that only show
-with many hosts are asked here: how long until a thousand hosts know of a death, how many healthy hosts are called dead
+Whole agents cost a few hundred callbacks a second each; a machine alone costs a few events. So what only shows with
+many hosts is measured here: how long until a thousand hosts know of a death, how many healthy hosts are called dead
 meanwhile, how evenly slabs fall when a thousand borrowers choose by the power of two.
 
 Here both planes of gossip (`gossip.machine.Gossip`); remote memory is in `chaos.memory_crowd`.

@@ -1,8 +1,8 @@
-"""Which acknowledged pages may be read older than they were, since two failures took them: never more than those.
+"""Which acknowledged pages may be read in an older version, because two failures took the newest one: no others.
 
 An acknowledged page is in two places until the disk has it: at its lender, and in the queue of the volume's process. So
-one failure loses nothing, and this is what `Custody` holds against every older page that a read returns. It forgives a
-page when, after its acknowledgement and before the disk had it, *both* failed:
+one failure loses nothing, and every older page that a read returns is an error. `Custody` forgives a page when, after
+its acknowledgement and before the disk had it, *both* failed:
 
     its lender     its slab process or its host died, it was out of reach of the volume for long, mischief struck the
                    connection of the two a moment ago, or it took the slab back because nobody spoke for the volume
@@ -228,7 +228,7 @@ class Custody:
             self._look(world, volume)
 
     def _look(self, world: World, volume: Volume) -> None:
-        """Who holds slabs of this volume now, by the lenders' own word; who took one back; who is out of reach."""
+        """Which lenders say that they hold slabs of this volume now, which took one back, which are out of reach."""
         now: dict[int, set[str]] = {}
         for name in self.rack.hosts:
             memory = self.rack.plugin(name, "memory")

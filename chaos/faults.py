@@ -210,7 +210,7 @@ def strike(world: "World", fault: AnyFault) -> None:
         case SkewClock():
             number = world.number()
             world.hosts[fault.host].clock.skew(number, fault.wall_s, fault.rate)
-            world.at(end, lambda: world.hosts[fault.host].clock.mend(number))
+            world.at(end, lambda: world.hosts[fault.host].clock.end_skew(number))
         case Restart():
             agent = world.hosts[fault.host].agent
             if agent is not None:
@@ -318,7 +318,7 @@ def heal(world: "World") -> None:
         _mend_disk(world, name)
         _quicken_disk(world, name)
         host.disk.traps.clear()
-        host.clock.mend()
+        host.clock.end_skew()
         for process in list(host.processes.values()):
             process.signal(SIGCONT)
         host.power_on()

@@ -56,7 +56,8 @@ class Oracle:
         self.forgives: Callable[[int], bool] = lambda page: False
         """May this page be older than it was acknowledged?"""
         self.on_acknowledged: Callable[[int, int], None] = lambda page, version: None
-        """Told of every page and version that is acknowledged, or read, which is as good."""
+        """Called with every page and version that is acknowledged, or read: a version that was read may not go back
+        either."""
         self.acknowledged: dict[int, int] = {}
         self.possible: dict[int, int] = {}
         """Newest version ever sent."""

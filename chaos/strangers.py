@@ -3,7 +3,7 @@
     garbage        a process that connects to whatever listens (a port scan), and sends noise, half a frame, a frame
                    that holds something else, or nothing; noise to the sockets of gossip
     a bad client   authenticates, and then sends malformed frames: a broken script, or one of another version
-    a usurper      takes the port of a program of ours that just died, and answers in another language
+    a usurper      takes the port of a program of ours that just died, and answers in another protocol
     a newer agent  a member of the rack, with its keys, whose messages, answers, gossip and log commands the others
                    cannot decode: an upgrade of the rack that stopped half way
 
@@ -124,7 +124,7 @@ class Strangers:
         self._run(host, "noise", send)
 
     def _client(self, host: SimHost) -> None:
-        """Of the agent's door, and of a volume: let in, and then it asks for what there is not."""
+        """A client of the agent and of a volume that authenticates, and then asks for what does not exist."""
         volumes = [oracle for at, oracles in self.rack.oracles.items() if at == host.name for oracle in oracles]
         oracle = self.rng.choice(volumes) if volumes else None
         path = f"unix:{host.run_dir}/jobs.sock"

@@ -1,4 +1,4 @@
-"""The story of one job (j1), slab (slab/VOLUME/N), volume or host: every event, when, where and why.
+"""The event log of one job (j1), slab (slab/VOLUME/N), volume or host: every event, when, where and why.
 
 HOST is where it happened; `rack` stands for what the hosts agreed on in their common log. Events of a host are
 recorded by the others, so there the column names the host that recorded it."""

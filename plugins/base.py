@@ -304,7 +304,7 @@ class Host(Protocol):
         `Plugin.messages`. TimeoutError when there is none in time, Refused when the other side refused."""
 
     def note(self, subject: str, event: str, reason: str, key: str = "") -> None:
-        """One line of the story of `subject`, for `agentctl why`."""
+        """One line of the event log of `subject`, for `agentctl why`."""
 
     def peers(self, job: JobId) -> Sequence[JobPeer]:
         """Processes of this job that are joined here now."""

@@ -106,7 +106,7 @@ class RackView:
             "agent.local_voter": self._local_voter,
             "agent.voters": self._voters,
             "agent.change_voters": self._change_voters,
-            "agent.story": self._story,
+            "agent.story": self._event_log,
             "agent.why": self._why,
             "agent.rack_slabs": self._rack("memory.slabs"),
             "agent.rack_volumes": self._rack("memory.volumes"),
@@ -200,10 +200,10 @@ class RackView:
             return {}
         return {gpu: job.id for job in await jobs({}) for place in job.places for gpu in place.gpus}
 
-    async def _story(self, arguments: Mapping[str, Any]) -> list[EventLine]:
+    async def _event_log(self, arguments: Mapping[str, Any]) -> list[EventLine]:
         subject = str(arguments.get("id", ""))
         names = (subject, f"slab/{subject}", f"volume/{subject}", f"host/{subject}")
-        return self._agent.event_log.story(names, prefix=f"slab/{subject}/")
+        return self._agent.event_log.lines_of(names, prefix=f"slab/{subject}/")
 
     # ---- from every host ----
 
@@ -215,15 +215,15 @@ class RackView:
 
     async def _why(self, arguments: Mapping[str, Any]) -> list[EventLine]:
         subject = str(arguments.get("id", ""))
-        story = merged([await self._everywhere("agent.story", {"id": subject})])
-        if not story:
+        found = merged([await self._everywhere("agent.story", {"id": subject})])
+        if not found:
             raise Refused(
                 3,
                 f"nothing is known of {subject!r}",
                 "no host that answers has events of a job, slab, volume or host of that name",
                 "agentctl jobs, agentctl slabs and agentctl hosts list the names",
             )
-        return story
+        return found
 
     def _rack(self, read: str) -> Command:
         async def gathered(_arguments: Mapping[str, Any]) -> list[Any]:

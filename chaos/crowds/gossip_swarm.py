@@ -125,7 +125,7 @@ class Swarm:
         for key in keys:
             member.spread(key, None)
 
-    def peace(self) -> float:
+    def end_faults(self) -> float:
         """All faults end. Seconds until all agree."""
         self.crowd.cut.clear()
         self.crowd.loss = self.crowd.slow = 0.0
@@ -249,7 +249,7 @@ def play(seed: int) -> Swarm:
     try:
         for _ in range(swarm.rng.randint(5, 20)):
             swarm.fault()
-        took_s = swarm.peace()
+        took_s = swarm.end_faults()
         assert took_s <= WHOLE_S, f"not whole {took_s:.0f} s after the last fault"
         swarm.check()
         swarm.promises()

@@ -26,7 +26,7 @@ WORKERS, STEPS, STEP_S = 4, 1500, 0.02
 JOBS_AT_ONCE = 2
 VOLUME_MIB = 32
 DISK = "256m"
-"""Of each host: what fills it is felt."""
+"""Of each host: small, so that a full disk is noticed."""
 SMALL_DISKS = """\
 [jobs]
 disk_free_min = "32 MiB"

@@ -35,7 +35,7 @@ def play(rack: SimRack) -> None:
     term = max(agent.log.term for agent in rack.agents.values())
     rack.run(10.0)
     after = max(agent.log.term for agent in rack.agents.values())
-    assert after == term, f"nothing fails, and the term went from {term} to {after}: {old} gives no peace"
+    assert after == term, f"nothing fails, and the term went from {term} to {after}: {old} goes on disturbing them"
     ended(rack, {job: ("done",)})
 
 

@@ -52,7 +52,7 @@ class SimClock:
         self.skews[number] = (wall_s, rate)
         self._apply()
 
-    def mend(self, number: int | None = None) -> None:
+    def end_skew(self, number: int | None = None) -> None:
         """End this skew (None: all); does nothing when it has ended before."""
         if number is None:
             self.skews.clear()

@@ -59,7 +59,7 @@ class SimFile:
         self.dirty.clear()
 
     def tear(self, rng: random.Random) -> None:
-        """The power failed: every unsynced sector is a coin flip."""
+        """The power failed: every unsynced sector is kept with p = 0.5."""
         if self.dirty and self.durable is None:
             self.durable = bytearray()
         for offset, data in self.dirty:
@@ -95,10 +95,10 @@ class Operation(Protocol):
     name: str
 
     def finish(self) -> None:
-        """It happened."""
+        """It is done."""
 
     def interrupt(self, rng: random.Random, death: Death) -> None:
-        """Somebody died in the middle of it."""
+        """Its process or its host died in the middle of it."""
 
 
 @dataclass
@@ -245,12 +245,12 @@ class SimDisk:
                 del self.files[name]
 
     def trapped(self, name: str, process: "SimProcess", until: float) -> None:
-        """A write begins that is over at `until`, in the world's time: who set a trap for it is told before."""
+        """A write begins that is over at `until`, in the world's time: a trap that waits for it is told before."""
         for trap in [trap for trap in self.traps if trap.name in name]:
             self.traps.remove(trap)
             process.world.at(self.rng.uniform(process.world.now, until), lambda trap=trap: trap.spring(process))  # type: ignore[misc]
 
-    # ---- what befalls files that were synced -------------------------------------------------------------------------
+    # ---- faults of files that were synced ----------------------------------------------------------------------------
 
     def image(self, name: str) -> dict[str, bytes]:
         """What a loss of power would leave of the files whose name contains `name`."""

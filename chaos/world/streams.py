@@ -228,7 +228,7 @@ class SimStream:
         self.close()
 
     def vanish(self) -> None:
-        """The power failed: not another word."""
+        """The power failed: nothing more is sent."""
         self.closed = True
         self.out.way.clear()
 

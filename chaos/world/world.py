@@ -47,7 +47,7 @@ class Broken(AssertionError):
 
 
 class Enough(Exception):
-    """The second at which a replay was to stop has come."""
+    """A replay reached the second at which it was to stop."""
 
 
 class Invariant(Protocol):
@@ -104,7 +104,7 @@ class World:
         self.counts: dict[str, int] = {}
         """How often each kind of event was marked."""
         self.on_loss: list[Callable[[SimHost, SimProcess | None], None]] = []
-        """Told of every process that ended, and of every host (no process) that lost its power."""
+        """Called with every process that ended, and with every host (no process) that lost its power."""
         self.user_programs: dict[str, UserProgram] = {}
         self.programs: Callable[[], Mapping[str, Program]] = programs or dict
         self.process_count = 0
@@ -313,7 +313,7 @@ class World:
                 runnable.pop()
 
     def _look_on(self) -> None:
-        """After a callback: the invariants of every callback, and those of births where one was."""
+        """After a callback: the invariants of every callback, and those for a changed number of processes."""
         for invariant in self._after["any"]:
             self._look(invariant)
         if self.process_count != self._process_count_seen:
@@ -327,7 +327,7 @@ class World:
             gc.collect()
 
     def close(self) -> None:
-        """Let go of everything. What dead tasks still do in their `finally` blocks changes nothing any more."""
+        """Free everything. What dead tasks still do in their `finally` blocks changes nothing any more."""
         self.log, self.strict = None, False
         for host in self.hosts.values():
             for process in list(host.processes.values()):

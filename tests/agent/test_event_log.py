@@ -58,7 +58,7 @@ def journal(disk: MemoryDisk, host: HostId = GPU1) -> EventLog:
     return EventLog(host, WALL, disk)  # type: ignore[arg-type]
 
 
-async def test_a_story_survives_a_restart_and_a_torn_tail() -> None:
+async def test_an_event_log_survives_a_restart_and_a_torn_tail() -> None:
     disk = MemoryDisk()
     before = journal(disk)
     before.note("j1", "submitted", "by alice")
@@ -67,36 +67,36 @@ async def test_a_story_survives_a_restart_and_a_torn_tail() -> None:
     disk.files[FILE] = disk.files[FILE] + frame(EventLine(1.0, GPU1, "j1", "lost", ""))[:-3]
     after = journal(disk)
     await after.load()
-    assert [line.event for line in after.story(["j1"])] == ["submitted", "granted"]
+    assert [line.event for line in after.lines_of(["j1"])] == ["submitted", "granted"]
     after.note("j1", "ended", "exit status 0")
     await after.write()
     again = journal(disk)
     await again.load()
-    assert [line.event for line in again.story(["j1"])] == ["submitted", "granted", "ended"]
+    assert [line.event for line in again.lines_of(["j1"])] == ["submitted", "granted", "ended"]
 
 
 async def test_notes_that_could_not_be_written_are_written_later() -> None:
     disk = MemoryDisk()
     disk.sick = True
-    story = journal(disk)
-    story.note("j1", "submitted", "")
+    log = journal(disk)
+    log.note("j1", "submitted", "")
     try:
-        await story.write()
+        await log.write()
     except OSError:
         disk.sick = False
-    await story.write()
-    story.note("j1", "placed", "")
-    await story.write()
+    await log.write()
+    log.note("j1", "placed", "")
+    await log.write()
     again = journal(disk)
     await again.load()
-    assert [line.event for line in again.story(["j1"])] == ["submitted", "placed"]
+    assert [line.event for line in again.lines_of(["j1"])] == ["submitted", "placed"]
 
 
 def test_the_same_key_is_the_same_event() -> None:
-    story = journal(MemoryDisk())
-    story.note("j1", "submitted", "", key="log/3")
-    story.note("j1", "submitted", "", key="log/3")
-    assert len(story.story(["j1"])) == 1
+    log = journal(MemoryDisk())
+    log.note("j1", "submitted", "", key="log/3")
+    log.note("j1", "submitted", "", key="log/3")
+    assert len(log.lines_of(["j1"])) == 1
 
 
 def test_what_many_hosts_saw_is_told_once_at_its_earliest() -> None:
@@ -126,12 +126,12 @@ def test_the_file_is_rewritten_when_it_has_grown(monkeypatch: object) -> None:
     import agent.event_log
 
     disk = MemoryDisk()
-    story = journal(disk)
+    log = journal(disk)
     old, agent.event_log.FILE_BYTES_MAX = agent.event_log.FILE_BYTES_MAX, 2000
     try:
         for number in range(300):
-            story.note("j1", "step", str(number))
-            asyncio.run(story.write())
+            log.note("j1", "step", str(number))
+            asyncio.run(log.write())
     finally:
         agent.event_log.FILE_BYTES_MAX = old
     kept, _ = lines(disk.files[FILE])

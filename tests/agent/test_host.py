@@ -69,11 +69,11 @@ def broken(where: str) -> SimRack:
     return rack
 
 
-def letter(rack: SimRack, plugin: str, body: bytes) -> None:
+def send(rack: SimRack, plugin: str, body: bytes) -> None:
     """From h2 to a plugin of h1."""
     process = rack.hosts["h2"].agent
     assert process is not None
-    process.spawn("test: letter", rack.agents["h2"].messenger.send(plugin, HostId("h1"), body, 3.0))
+    process.spawn("test: message", rack.agents["h2"].messenger.send(plugin, HostId("h1"), body, 3.0))
 
 
 def fails_and_the_others_live(where: str, provoke: Callable[[SimRack], None] = lambda _rack: None) -> None:
@@ -105,14 +105,14 @@ def test_a_plugin_whose_task_fails_is_stopped_and_reported() -> None:
     fails_and_the_others_live("task")
 
 
-def test_a_plugin_that_fails_at_a_letter_is_stopped_and_reported() -> None:
-    fails_and_the_others_live("hear", lambda rack: letter(rack, "fragile", msgspec.msgpack.encode(Poke())))
+def test_a_plugin_that_fails_at_a_message_is_stopped_and_reported() -> None:
+    fails_and_the_others_live("hear", lambda rack: send(rack, "fragile", msgspec.msgpack.encode(Poke())))
 
 
 def test_letters_for_nobody_and_malformed_ones_are_dropped_and_counted() -> None:
     with broken("nowhere") as rack:
         for plugin, body in (("kitchen", b"\x80"), ("fragile", b"\xc1"), ("memory", b"\x00" * 50)):
-            letter(rack, plugin, body)
+            send(rack, plugin, body)
         rack.run(5)
         agent = rack.agents["h1"]
         tries = 3

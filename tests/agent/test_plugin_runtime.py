@@ -251,10 +251,10 @@ def test_a_command_half_way_when_its_plugin_restarts_is_refused_not_answered_emp
     assert len(Pet.lives) == 2, "the new life is not blamed for it"
 
 
-# ---- letters while a plugin is away ----
+# ---- messages while a plugin is away ----
 
 
-def test_a_letter_to_a_plugin_that_starts_again_waits_for_it(rack: Callable[..., SimRack]) -> None:
+def test_a_message_to_a_plugin_that_starts_again_waits_for_it(rack: Callable[..., SimRack]) -> None:
     two = rack(hosts=2).start()
     on(two)
     two.settle()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import agent.answers
 import agent.rpc
 from agent import log as logs
-from agent.envelope import LETTER_BYTES_MAX, PAGE_BYTES
+from agent.envelope import ENVELOPE_BYTES_MAX, PAGE_BYTES
 from agent.rpc import Envelope, Messenger
 from covey.core import HostId
 from covey.errors import Refused
@@ -33,7 +33,7 @@ class Wire:
         self.not_yet: set[bytes] = set()
         """What the plugin there cannot handle now."""
         self.slow: asyncio.Event | None = None
-        """What the plugin there waits for before it handles a letter."""
+        """What the plugin there waits for before it handles a message."""
         self.silent: set[HostId] = set()
         """Hosts that hear nothing."""
         self.answers: dict[str, bytes] = {}
@@ -129,7 +129,7 @@ async def test_no_acknowledgement_by_the_deadline_is_said_so(wire: Wire) -> None
     assert wire.heard == []
 
 
-async def test_a_letter_for_the_former_self_of_a_restarted_host_is_refused(wire: Wire) -> None:
+async def test_a_message_for_the_former_self_of_a_restarted_host_is_refused(wire: Wire) -> None:
     wire.boots[GPU2] = 2
     wire.add(GPU2)
     wire.boots[GPU2] = 1  # what gossip still says
@@ -146,7 +146,7 @@ async def test_a_restarted_sender_starts_a_new_table(wire: Wire) -> None:
     old = msgspec.msgpack.encode(Envelope("send", 9, 1, 1, 0, "memory", b"ghost"))
     wire.messengers[GPU2].received(GPU1, old)
     await asyncio.sleep(0.01)
-    assert b"ghost" not in wire.heard, "the former boot's letters are stale"
+    assert b"ghost" not in wire.heard, "the former boot's messages are stale"
 
 
 async def test_a_replayed_letter_is_not_handled_again(wire: Wire) -> None:
@@ -159,7 +159,7 @@ async def test_a_replayed_letter_is_not_handled_again(wire: Wire) -> None:
     assert wire.heard == [b"%d" % number for number in range(20)]
 
 
-async def test_a_letter_for_a_plugin_that_is_off_waits_unacknowledged_until_it_is_on(wire: Wire) -> None:
+async def test_a_message_for_a_plugin_that_is_off_waits_unacknowledged_until_it_is_on(wire: Wire) -> None:
     wire.off = True
     assert not await wire.messengers[GPU1].send("memory", GPU2, b"map", 0.03)
     sending = asyncio.create_task(wire.messengers[GPU1].send("memory", GPU2, b"evict", 1.0))
@@ -170,7 +170,7 @@ async def test_a_letter_for_a_plugin_that_is_off_waits_unacknowledged_until_it_i
     assert wire.heard == [b"evict"], "the one whose sender gave up is not handled late"
 
 
-async def test_a_letter_a_plugin_failed_at_is_neither_acknowledged_nor_handled_again(wire: Wire) -> None:
+async def test_a_message_a_plugin_failed_at_is_neither_acknowledged_nor_handled_again(wire: Wire) -> None:
     wire.fails = True
     sending = asyncio.create_task(wire.messengers[GPU1].send("memory", GPU2, b"map", 0.1))
     await asyncio.sleep(0.02)
@@ -252,10 +252,10 @@ def test_a_mutated_letter_never_raises(place: int, value: int) -> None:
 GPU3 = HostId("gpu3")
 
 
-async def test_a_letter_that_waits_for_a_dead_host_holds_up_nobody_else(
+async def test_a_message_that_waits_for_a_dead_host_holds_up_nobody_else(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is settled is said to each receiver of its own letters: the table of a healthy one does not fill up."""
+    """What is settled is said to each receiver of its own messages: the table of a healthy one does not fill up."""
     wire.messengers[GPU2].remembered_max = 8
     wire.boots[GPU3] = 1
     waiting = asyncio.create_task(wire.messengers[GPU1].send("memory", GPU3, b"to the dead", 0.5))
@@ -268,7 +268,7 @@ async def test_a_letter_that_waits_for_a_dead_host_holds_up_nobody_else(
     assert wire.messengers[GPU2].counters["refused_table_full"] == 0
 
 
-async def test_a_full_table_refuses_a_letter_and_counts_it_and_takes_it_once_there_is_room(
+async def test_a_full_table_refuses_a_message_counts_it_and_takes_it_once_there_is_room(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wire.messengers[GPU2].remembered_max = 3
@@ -286,7 +286,7 @@ async def test_a_full_table_refuses_a_letter_and_counts_it_and_takes_it_once_the
     assert sorted(wire.heard) == [b"0", b"1", b"2", b"3", b"4", b"waits"], "each of them once"
 
 
-async def test_a_full_table_takes_the_oldest_letter_which_all_others_wait_for(
+async def test_a_full_table_takes_the_oldest_message_which_all_others_wait_for(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wire.messengers[GPU2].remembered_max = 3
@@ -298,7 +298,7 @@ async def test_a_full_table_takes_the_oldest_letter_which_all_others_wait_for(
     for _ in range(20):  # turns of the loop: its first try goes out and is refused
         await asyncio.sleep(0)
     assert wire.messengers[GPU1].counters["receiver_table_full"] > 0
-    assert not oldest.done(), "three handled letters above it fill the table"
+    assert not oldest.done(), "three handled messages above it fill the table"
     wire.not_yet.clear()
     assert await oldest
     assert await next_one, "and the table is emptied when the oldest is settled"
@@ -310,7 +310,8 @@ async def test_a_full_table_takes_the_oldest_letter_which_all_others_wait_for(
 
 
 @pytest.mark.parametrize(
-    "size", [0, 1, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, LETTER_BYTES_MAX, LETTER_BYTES_MAX + 1, 3 * PAGE_BYTES]
+    "size",
+    [0, 1, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, ENVELOPE_BYTES_MAX, ENVELOPE_BYTES_MAX + 1, 3 * PAGE_BYTES],
 )
 async def test_an_answer_of_any_size_comes_whole(wire: Wire, size: int) -> None:
     wire.lose, wire.repeat = 2, 2
@@ -383,10 +384,10 @@ async def test_plugins_that_never_return_cost_a_bounded_number_of_tasks(
 def test_no_letter_of_a_member_ends_an_agent_whatever_it_holds(kind: str, data: st.DataObject) -> None:
     """Each kind, with every number at and beyond its bounds and bodies up to and beyond theirs."""
     number = st.sampled_from([0, 1, 2, 63, 64, 2**32, 2**63, 2**64 - 1, -1])
-    size = st.sampled_from([0, 1, PAGE_BYTES + 1, LETTER_BYTES_MAX - 100, LETTER_BYTES_MAX + 1])
+    size = st.sampled_from([0, 1, PAGE_BYTES + 1, ENVELOPE_BYTES_MAX - 100, ENVELOPE_BYTES_MAX + 1])
     plugin = st.sampled_from(["memory", "wrong", "agent", "log", "", "x" * 33])
-    letter = [kind, *(data.draw(number) for _ in range(4)), data.draw(plugin), bytes(data.draw(size))]
-    letter += [data.draw(number) for _ in range(data.draw(st.integers(0, 2)))]
+    fields = [kind, *(data.draw(number) for _ in range(4)), data.draw(plugin), bytes(data.draw(size))]
+    fields += [data.draw(number) for _ in range(data.draw(st.integers(0, 2)))]
 
     async def receive() -> None:
         wire = Wire()
@@ -394,7 +395,7 @@ def test_no_letter_of_a_member_ends_an_agent_whatever_it_holds(kind: str, data: 
         wire.add(GPU2)
         waiting = asyncio.create_task(wire.messengers[GPU2].ask("memory", GPU1, b"how", 0.02))
         await asyncio.sleep(0)
-        wire.messengers[GPU2].received(GPU1, msgspec.msgpack.encode(letter))
+        wire.messengers[GPU2].received(GPU1, msgspec.msgpack.encode(fields))
         with contextlib.suppress(Refused, TimeoutError):
             await waiting
         await asyncio.gather(*wire.tasks)

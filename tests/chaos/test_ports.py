@@ -211,7 +211,7 @@ def test_unix_sockets_tell_the_user_and_do_not_leave_their_host() -> None:
 # ---- links -----------------------------------------------------------------------------------------------------------
 
 
-def letters(fault: Callable[[World], None], knows: bool = True) -> tuple[list[int], int, list[bool]]:
+def numbered(fault: Callable[[World], None], knows: bool = True) -> tuple[list[int], int, list[bool]]:
     """Numbered messages, ten a second for 30 s: which were heard, how many were sent, what `send` said."""
     heard: list[int] = []
     said: list[bool] = []
@@ -245,7 +245,7 @@ def letters(fault: Callable[[World], None], knows: bool = True) -> tuple[list[in
 
 
 def test_a_calm_link_delivers_every_message_once_and_in_order() -> None:
-    heard, sent, _ = letters(lambda world: None)
+    heard, sent, _ = numbered(lambda world: None)
     assert heard == list(range(300))
     assert sent == 300
 
@@ -255,7 +255,7 @@ def test_a_link_across_a_long_cut_loses_messages_silently_and_then_goes_on() -> 
         world.network.cut([("h2", "h1")])
         world.at(11, world.network.heal)
 
-    heard, sent, said = letters(cut)
+    heard, sent, said = numbered(cut)
     assert heard == sorted(set(heard))
     assert sent > len(heard) + 10, "some were accepted and never heard"
     assert not all(said), "while there is no connection, send says so"
@@ -267,12 +267,12 @@ def test_a_link_across_a_short_cut_loses_nothing() -> None:
         world.network.cut([("h2", "h1")])
         world.at(7, world.network.heal)
 
-    heard, sent, _ = letters(cut)
+    heard, sent, _ = numbered(cut)
     assert (heard, sent) == (list(range(300)), 300)
 
 
 def test_a_link_whose_key_is_not_known_delivers_nothing() -> None:
-    heard, sent, _ = letters(lambda world: None, knows=False)
+    heard, sent, _ = numbered(lambda world: None, knows=False)
     assert (heard, sent) == ([], 0)
 
 

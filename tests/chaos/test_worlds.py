@@ -3,7 +3,7 @@
 import pytest
 
 from agent.rpc import Messenger
-from chaos.crowds import gossip_swarm, letters, reservations, upgrades
+from chaos.crowds import gossip_swarm, messengers, reservations, upgrades
 from chaos.story import stories_of_worlds, tell
 from chaos.world.world import Broken
 from gossip.membership import policy
@@ -52,7 +52,7 @@ def test_one_letter_to_the_dead_that_holds_up_all_others_is_noticed(monkeypatch:
 
     monkeypatch.setattr(Messenger, "_settled", settled)
     with pytest.raises(Broken, match="did not arrive though nothing fails"):
-        letters.play(4)
+        messengers.play(4)
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_any_host_names_the_calmest_one() -> None:
         assert {rack.ask(host, "load.calmest", {})["host"] for host in rack.hosts} == {"h2"}
         hints = rack.ask("h1", "load.hints", {})
         assert {host: round(load, 1) for host, load in hints.items()} == {"h1": 0.9, "h2": 0.2, "h3": 0.6}
-        story = [line.event for line in rack.agents["h1"].event_log.story("host/h1")]
+        story = [line.event for line in rack.agents["h1"].event_log.lines_of("host/h1")]
         assert story.count("busy") == 1
 
 

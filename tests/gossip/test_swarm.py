@@ -1,4 +1,4 @@
-"""Random faults by seed, then peace: everybody sees everybody, knows the newest facts, and is quiet.
+"""Random faults by seed, then none: everybody sees everybody, knows the newest facts, and is quiet.
 
 `covey-chaos soak --story gossip_worlds` looks at more seeds.
 """

@@ -59,7 +59,7 @@ class _Entry(NamedTuple):
 
 
 class Backing:
-    """Files `PREFIX/pages` and `PREFIX/index` on `disk`. One writer at a time; readers as many as like."""
+    """Files `PREFIX/pages` and `PREFIX/index` on `disk`. One writer and any number of readers at a time."""
 
     def __init__(self, disk: Disk, prefix: str, pages: int, page_bytes: int) -> None:
         self.pages, self.page_bytes = pages, page_bytes
@@ -256,7 +256,7 @@ class Backing:
     async def sync(self) -> None:
         """Everything written before is durable. OSError when it may not be; everything is written anew by the next."""
         async with self._lock:
-            await self._settle()  # or the mark would cover entries that are torn
+            await self._settle()  # otherwise the mark would cover entries that are torn
             await self._sync()
 
     async def _sync(self) -> None:
@@ -272,10 +272,12 @@ class Backing:
         self._unsynced.clear()
         self._mark = min([self._batch, *(batch - 1 for batch in self._torn.values())])
         mark = _MARK.pack(self._mark, _signature(_Entry(self._mark, 0, 0), 0, 0))
-        await self._disk.write_at(self._index_name, self._mark_at, mark)  # lost, it only makes us more careful
+        # if this is lost, the next process checks more pages than it must
+        await self._disk.write_at(self._index_name, self._mark_at, mark)
 
     async def _write_again(self) -> None:
-        """Where it is already: that place does not hold the last content that was synced, so nothing is at stake."""
+        """Where it is already: that place does not hold the last content that was synced, so nothing durable can be
+        torn."""
         self._batch += 1
         for run in _runs(sorted(self._unsynced), self._place):
             await self._put(run, self._place[run[0]], self._unsynced, [self._checksum[page] for page in run])

@@ -2,8 +2,8 @@
 
 The agent says `ControlHello` with the secret it gave the process at its start. After that it asks, each question with
 an id that the answer repeats; answers may overtake one another, since closing a slab takes longer than counting. What
-happens by itself (`SlabLost`, `SlabCopiedFrame`) is told to every agent that is connected. An agent that goes away is
-not missed.
+happens by itself (`SlabLost`, `SlabCopiedFrame`) is sent to every agent that is connected. An agent that
+disconnects changes nothing.
 """
 
 import asyncio
@@ -187,8 +187,8 @@ class PlaceDead(Question, frozen=True, tag="PlaceDead"):
 
 
 class GiveUp(Question, frozen=True, tag="GiveUp"):
-    """A person says: wait no longer for lenders that do not answer, use the disk's pages. Answer: `PlaceList` of the
-    places given up."""
+    """Sent when a person asks for it: wait no longer for lenders that do not answer, use the disk's pages. Answer:
+    `PlaceList` of the places given up."""
 
 
 class ListPlaces(Question, frozen=True, tag="ListPlaces"):
@@ -255,7 +255,7 @@ QUESTIONS_MAX = 1024
 
 
 class ControlServer:
-    """The process's end. `answer` gets every question; ValueError or OSError from it becomes `No`."""
+    """The process's end. `answer` is called with every question; ValueError or OSError from it becomes `No`."""
 
     def __init__(self, env: Env, secret: bytes, answer: Callable[[Question], Awaitable[Answer]]) -> None:
         self._env, self._secret, self._answer = env, secret, answer
@@ -312,7 +312,7 @@ class ControlServer:
 
 
 class ControlClient:
-    """The agent's end of one connection. `told` hears what happens by itself; `ended` is set when it is over."""
+    """The agent's end of one connection. `told` gets what happens by itself; `ended` is set when it is over."""
 
     def __init__(self, env: Env, stream: ByteStream, told: Callable[[Told], None]) -> None:
         self._env, self._stream, self._told = env, stream, told

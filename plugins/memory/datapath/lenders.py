@@ -1,14 +1,14 @@
 """A volume's lenders: places opened, closed, opened again when their link ends, and asked what they hold after a crash.
 
 While this process lives a lender holds nothing but copies: the newest content of every page is in the queue or on disk.
-So a link that ends costs no page. It is opened again under its epoch for `REOPEN_S`, since a connection may break where
-nothing else did; then the place is given up, and the agent hears of it.
+So no page is lost with a link. It is opened again under its epoch for `REOPEN_S`, since a connection may break while
+both ends go on; then the place is given up, and the agent is told.
 
-After a crash it is otherwise: what was only in the queue is at the lenders alone. Each place of the earlier process is
-*unsure* until its lender has answered, has lost it for certain, or a person gives it up. For certain means: its agent
-says so (`PlaceDead`), over a link that proves who speaks. Not for certain: a connection refused (a firewall does that
-too), a no from whoever listens at that port now, silence, or gossip that calls the host gone, which it also does with
-one that is only cut off, pages and all.
+After a crash what was only in the queue is at the lenders alone. Each place of the earlier process is *unsure* until
+its lender has answered, is known to have lost it, or a person gives it up. It is known when the lender's agent says so
+(`PlaceDead`), over an authenticated link. It is not known from a refused connection (a firewall refuses, too), from a
+refusal by a process that may have the lender's TCP port now, from silence, or from gossip that calls the host gone: a
+host that is only cut off is called gone too, and still has the pages.
 """
 
 import asyncio
@@ -39,14 +39,14 @@ OPENING_MAX = 16
 TROUBLE_MAX_S = 60.0
 """Longest pause before a task of a slab that failed, or a copy, is tried again."""
 TOLD_PLACES = 64
-"""Places of which it is said why they do not answer; the others are like them."""
+"""For how many places `PageCounts` says why the lender does not answer; for the others the reason is the same."""
 
 Fetch = Callable[[SlabMemory, int, memoryview], Awaitable[Versions]]
 
 
 class Lenders:
-    """`connect` opens a link, `fetch` reads pages from wherever they are newest, `tell` hears of slabs lost and copied.
-    The first version that this process gives is `ours`: what is as new was written since it began."""
+    """`connect` opens a link, `fetch` reads pages from wherever they are newest, `tell` is called
+    when a slab is lost or copied."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Lenders:
     ) -> None:
         self.reopened = self.unrecovered = 0
         self.closed = False
-        """The process is ending: links that end are no event any more."""
+        """The process is ending: the end of a link is not reported any more."""
         self._env, self._places, self._queue, self._slabs = env, places, queue, slabs
         self._page_bytes = page_bytes
         self._connect_to, self._fetch, self._tell = connect, fetch, tell
@@ -69,8 +69,8 @@ class Lenders:
         self._opening = asyncio.Semaphore(OPENING_MAX)
 
     async def _connect(self, place: OpenPlace, within_s: float | None) -> RemoteSlab:
-        """SlabGone when that fails. A few at a time: a lender lets few connections wait that have not proven yet whose
-        they are."""
+        """SlabGone when that fails. A few at a time: a lender admits few connections that have not authenticated
+        yet."""
         async with self._opening:
             return await self._connect_to(place, within_s)
 
@@ -113,7 +113,7 @@ class Lenders:
             oldest.fail("there are two newer ones")
             self._lost(slab, oldest.place, oldest.why)
         if link.why:
-            self._ended(slab, link)  # it ended while nobody listened
+            self._ended(slab, link)  # it ended before `link.ended` was set
         elif slab.link is link:
             self._guard(slab, "copy", self._copy_up, slab, link)
 
@@ -136,7 +136,7 @@ class Lenders:
             self._guard(slab, "places", self._places.catch_up)
 
     def shut(self) -> None:
-        """No link is of use any more."""
+        """Close every link."""
         self.closed = True
         for slab in self._slabs:
             for link in slab.links():
@@ -158,13 +158,13 @@ class Lenders:
         self._guard(slab, "reopen", self._reopen, slab, link.place, link.why)
 
     def _lost(self, slab: SlabMemory, place: OpenPlace, why: str) -> None:
-        """The agent hears of it; the place is forgotten when the disk has all that it held."""
+        """The agent is told; the place is forgotten when the disk has all that it held."""
         self._env.log.warning("lost a slab", slab=slab.index, lender=place.lender, why=why)
         self._tell(SlabLost(slab.index, place.epoch, why[:400]))
         self._guard(slab, "leave", self._leave, slab, place.epoch)
 
     async def _reopen(self, slab: SlabMemory, place: OpenPlace, why: str) -> None:
-        """Nothing is at stake: a refused connection is reason enough to look for another place."""
+        """The place holds nothing that this host lacks, so a refused connection is enough to give it up."""
         give_up_s = self._env.clock.now_s() + REOPEN_S
         pause_s = PAUSE_S
         while slab.reopening is place:
@@ -196,15 +196,16 @@ class Lenders:
     # ---- filling ----
 
     async def _copy_up(self, slab: SlabMemory, link: RemoteSlab) -> None:
-        """What was written before the slab was mapped goes up too, so that reads find it there. The paper waits for the
-        next page-out instead (Infiniswap §2.4.1); a slab read more than written would stay on disk for ever. What a
-        disk cannot read now is tried again: until it is copied, a slab that moves keeps its old place."""
+        """What was written before the slab was mapped is copied to the lender too, so that reads find it there. The
+        paper waits for the next page-out instead (Infiniswap §2.4.1); a slab read more than written would stay on disk
+        for ever. What a disk cannot read now is tried again: until it is copied, a slab that moves keeps its old place.
+        """
         pause_s = PAUSE_S
         while link.usable:
             try:
                 await self._copy_missing(slab, link)
             except SlabGone:
-                return  # that is an event already
+                return  # `_ended` was called
             except OSError as error:
                 self._env.log.warning("cannot copy a slab to its lender", slab=slab.index, why=str(error))
                 await asyncio.sleep(pause_s)
@@ -252,13 +253,13 @@ class Lenders:
                 self._lost(slab, place, "it was being left when the process ended")
 
     async def _recover(self, slab: SlabMemory, place: OpenPlace) -> None:
-        """Bring home what the lender holds and the disk does not; then the place is in use again."""
+        """Copy to this host the pages that are newer at the lender; then the place is in use again."""
         pause_s = PAUSE_S
         while (unsure := slab.unsure.get(place.epoch)) is not None:
             try:
                 link = await self._connect(place, None)
-                await self._bring_home(slab, link)
-            except (SlabGone, OSError) as error:  # also a no: whoever says it has not proven to be the lender
+                await self._copy_back(slab, link)
+            except (SlabGone, OSError) as error:  # a refusal too: whoever refuses did not authenticate
                 unsure.why = str(error)
             else:
                 if place.epoch not in slab.unsure:
@@ -270,7 +271,7 @@ class Lenders:
             await asyncio.sleep(pause_s)
             pause_s = min(PAUSE_MAX_S, 2 * pause_s)
 
-    async def _bring_home(self, slab: SlabMemory, link: RemoteSlab) -> None:
+    async def _copy_back(self, slab: SlabMemory, link: RemoteSlab) -> None:
         """Into the queue, which is read before the disk. OSError when it is full and the disk takes nothing."""
         try:
             versions = await link.versions()
@@ -282,7 +283,7 @@ class Lenders:
                 if run:
                     got = await link.read(page, buffer[: run * size])
                     await self._queue.room(run)
-                    self._put_home(slab.first + page, got, buffer)
+                    self._put(slab.first + page, got, buffer)
                 page += run or 1
         except OSError as error:
             link.fail(str(error))
@@ -290,7 +291,7 @@ class Lenders:
         link.held[:] = versions
 
     def _newer(self, slab: SlabMemory, versions: Versions, page: int) -> int:
-        """How many pages of the slab from `page` on the lender holds in a newer version than anybody here."""
+        """How many pages of the slab from `page` on the lender holds in a newer version than the queue and the disk."""
         run = 0
         while page + run < slab.pages and run < REQUEST_PAGES_MAX:
             if versions[page + run] <= self._queue.version(slab.first + page + run):
@@ -298,7 +299,7 @@ class Lenders:
             run += 1
         return run
 
-    def _put_home(self, first: int, versions: Versions, pages: memoryview) -> None:
+    def _put(self, first: int, versions: Versions, pages: memoryview) -> None:
         """A page that was written here meanwhile is newer. Nothing awaits in here."""
         size = self._page_bytes
         for at, version in enumerate(versions):
@@ -306,8 +307,8 @@ class Lenders:
                 self._queue.put(first + at, Page(version, bytes(pages[at * size : (at + 1) * size])))
 
     async def give_up(self, slab: SlabMemory, epoch: int, why: str) -> OpenPlace | None:
-        """The disk's word counts from now on: what that lender held is lost, or a person does not want to wait. The
-        place, if it was one that nobody was sure of."""
+        """Reads are answered from the disk from now on: what that lender held is lost, or a person does not want to
+        wait. The place, if it was unsure."""
         unsure = slab.unsure.get(epoch)
         if unsure is None:
             return None

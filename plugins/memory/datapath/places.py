@@ -34,7 +34,7 @@ class Places:
         self.clean = False
         """As the last process left it."""
         self.late = False
-        """The file names a place that is not one any more, since the disk refused the change."""
+        """The file lists a place that is not used any more, since the disk refused the change."""
         self._disk, self._log, self._name = disk, log, f"{prefix}/places"
         self._places: dict[tuple[int, int], OpenPlace] = {}
         self._writing = asyncio.Lock()
@@ -69,14 +69,14 @@ class Places:
             self._log.warning("a place is not taken out of the file yet", slab=index, epoch=epoch, why=str(error))
 
     async def catch_up(self) -> None:
-        """Returns when the file names the places that are ones, however often the disk refuses."""
+        """Returns when the file lists the places in use and no others, however often the disk refuses."""
         while self.late:
             await asyncio.sleep(CATCH_UP_S)
             with contextlib.suppress(OSError):
                 await self.write()
 
     async def write(self, clean: bool = False) -> None:
-        """What is true now, durable on return. OSError when the disk refuses."""
+        """Write the places in use, durable on return. OSError when the disk refuses."""
         async with self._writing:
             record = PlacesRecord(self.all(), clean)
             await checked.save(self._disk, self._name, record)

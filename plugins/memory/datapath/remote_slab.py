@@ -35,7 +35,7 @@ class _Waiting(NamedTuple):
 
 
 class RemoteSlab:
-    """Every method raises SlabGone once the place failed; `why` says how. `ended` hears of that at once, also when no
+    """Every method raises SlabGone once the place failed; `why` says how. `ended` is called at once, also when no
     request is under way."""
 
     ended: Callable[["RemoteSlab"], None] | None = None
@@ -132,7 +132,7 @@ class RemoteSlab:
         for waiting in self._waiting.values():
             if not waiting.done.done():
                 waiting.done.set_exception(SlabGone(why))
-                waiting.done.exception()  # a request that could not be written has nobody who waits for its answer
+                waiting.done.exception()  # else asyncio warns: nobody awaits a request that could not be written
         self._waiting.clear()
         self._idle.set()
         if self.ended is not None:

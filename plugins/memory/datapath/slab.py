@@ -37,7 +37,7 @@ class SlabMemory:
         self.unsure: dict[int, Unsure] = {}
         """By epoch."""
         self.sure = asyncio.Event()
-        """Set while nobody is unsure."""
+        """Set while no place is unsure."""
         self.sure.set()
         self.requests = self.written = self.remote = 0
         self.changed = False
@@ -47,15 +47,15 @@ class SlabMemory:
         return [link for link in (self.link, self.source) if link is not None]
 
     def holder(self, page: int, version: int) -> RemoteSlab | None:
-        """Whoever holds `version` of this page of the volume."""
+        """The link to a lender that holds `version` of this page of the volume."""
         for link in (self.link, self.source):
             if link is not None and link.usable and link.held[page - self.first] == version:
                 return link
         return None
 
     def adopt(self, link: RemoteSlab) -> RemoteSlab | None:
-        """One more link: the newest epoch takes the writes, the one before serves what it holds. The oldest of three is
-        of no more use."""
+        """One more link: the newest epoch takes the writes, the one before serves what it holds. Returns the oldest
+        of three: it is not used any more."""
         links = sorted([*self.links(), link], key=lambda link: link.place.epoch)
         self.link, self.source = links[-1], links[-2] if len(links) > 1 else None
         self.changed = True

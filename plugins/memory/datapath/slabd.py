@@ -5,7 +5,7 @@ is an anonymous mapping, so the kernel hands it out zeroed and takes it back who
 wrote.
 
 Whoever connects proves first that it knows the slab's secret (`covey.handshake`); until then it costs a task and a few
-hundred bytes, and there may be few of its kind.
+hundred bytes, and few such connections are admitted.
 
 A page arrives in a buffer of the connection first and is moved into the slab only when it is there whole: a borrower
 that dies in the middle of a write leaves the older page, complete, under its older version.

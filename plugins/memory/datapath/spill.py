@@ -88,7 +88,7 @@ class SpillQueue:
             try:
                 await self._next_round()
             except OSError:
-                continue  # the writer tries again, and so do we
+                continue  # the writer tries again
 
     async def flush(self) -> None:
         """Everything put before is on disk and synced. OSError when it is not."""

@@ -23,7 +23,7 @@ from plugins.memory.datapath.volume import Shape, Volume
 HELLO_S = 5.0
 """How long a new connection may take to present its token."""
 TELL_S = 60.0
-"""Between two words to the agent about clients of another version: they try again all the time."""
+"""Pause between two reports to the agent about clients of another version, which connect again and again."""
 FLUSH_S = 3.0
 """How long an orderly end may take to bring the queue to the disk."""
 
@@ -182,7 +182,7 @@ class VolumeControl:
 
 async def run_vold(env: Env, config: VoldConfig, watch: Callable[[Volume], None] | None = None) -> None:
     """The program. OSError when another process serves this volume already. Ends when the agent says `Stop`, or by
-    SIGTERM; in good order it brings its queue to the disk first. `watch` is given the volume that it serves."""
+    SIGTERM; in good order it brings its queue to the disk first. `watch` is called with the volume that it serves."""
     shape = Shape(config.volume, config.size_bytes, config.page_bytes, config.slab_bytes)
     server: ControlServer | None = None
 

@@ -7,9 +7,9 @@
 
 So at any moment the newest content of a page is in the queue or on disk, and the lender's copy is a faster one of the
 same version. Losing the lender loses nothing; losing this process loses only the queue, and what was acknowledged of it
-is at the lenders: the next process asks each of them which versions it holds and brings home what is newer than the
-disk (`lenders`). Until a lender has answered, reads of pages that it may hold newer wait; they never take the disk's
-word for it.
+is at the lenders: the next process asks each of them which versions it holds and copies what is newer than the disk
+back to this host (`lenders`). Until a lender has answered, reads of pages of which it may hold a newer version wait;
+they are not answered from the disk.
 
 The five holes of Infiniswap's released code are closed by this shape: (1) a page's version changes when a write
 begins, so the lender's older copy is not valid from then on, whether or not the write succeeds; (2) the queue is read
@@ -79,7 +79,8 @@ class Shape(NamedTuple):
 
 
 class Volume:
-    """Reads, writes and places of one volume. Its files start with `prefix`; `tell` hears of slabs lost and copied."""
+    """Reads, writes and places of one volume. Its files start with `prefix`; `tell` is called when a slab is
+    lost or copied."""
 
     def __init__(
         self, env: Env, shape: Shape, prefix: str, queue_pages: int, deadline_s: float, tell: Callable[[Told], None]
@@ -157,7 +158,8 @@ class Volume:
 
     async def end(self) -> None:
         """In good order: everything is on disk, and the file of places says so. Nobody writes any more. OSError when
-        it is not. One that could not be opened knows neither what is torn nor where pages lie: all stays as it is."""
+        it is not. A volume that could not be opened writes nothing: it does not know what is torn, nor where pages
+        lie."""
         if not self._opened:
             return
         await self.queue.flush()
@@ -186,12 +188,13 @@ class Volume:
         self._written_bytes += count * size
 
     async def _write_part(self, slab: SlabMemory, first: int, count: int, pages: memoryview | None) -> None:
-        """Newer than whatever a lender that has not answered yet may hold: it need not wait for that."""
+        """What is written is newer than any page of a lender that has not answered yet, so a write does not wait for
+        it."""
         await self.queue.room(count)
         version = self._begin(slab, first, count, pages)
         link = slab.link
         if link is not None and link.usable:
-            with contextlib.suppress(SlabGone):  # an event of its own: `lenders` hears of it
+            with contextlib.suppress(SlabGone):  # `lenders` is called when a link ends
                 await link.write(first - slab.first, array("Q", (version,)) * count, pages)
                 return
         await self.queue.written(first, count, version)

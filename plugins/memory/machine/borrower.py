@@ -247,7 +247,7 @@ class Borrower:
         return []
 
     def _take(self, slab: BorrowedSlab, search: Querying, now_s: float) -> Actions:
-        """The freest of those that answered; what each said goes into the story."""
+        """The freest of those that answered; what each said goes into the event log."""
         volume, said = self.volumes[slab.volume], search.said
         ours = volume.lenders()
         chosen = placement.freest(search.asked, search.offers, ours)

@@ -5,14 +5,14 @@
                                                 v  '              |
                                              evicting (Evict) ----'   Done, or the deadline and the lease are over
 
-Short of memory is who has less than headroom free, or whose tasks wait for memory. Headroom is a size, or measured each
-second. Then E slabs must go, of whatever sizes. Which of them are idle only their borrowers know, so the borrowers of
-E + E' are asked and the E least active go (Infiniswap §2.5.2). A slab is freed after its borrower's `Done`; without
-one, when both the grace and the lease have passed, since the borrower may be dead. That is safe at any time: a borrower
-never has the only copy of a page here.
+A host is short of memory when less than its headroom is free, or when its tasks wait for memory. Headroom is a size, or
+measured each second. Then E slabs must go, of whatever sizes. Only their borrowers know which of them are idle, so the
+borrowers of E + E' slabs are asked and the E least active go (Infiniswap §2.5.2). A slab is freed after its borrower's
+`Done`; without one, when both the grace and the lease have passed, since the borrower may be dead. That is safe at any
+time: a borrower never has the only copy of a page here.
 
-What the slab process holds is asked of it after a restart of the agent (`StoreFound`); the machine takes its word and
-grants a new lease. A slab process that died has nothing left, and neither has this machine then (`StoreLost`).
+After a restart of the agent the slab process says what it holds (`StoreFound`); the machine takes that over and grants
+a new lease. When the slab process died, nothing is lent any more (`StoreLost`).
 """
 
 import random
@@ -47,12 +47,12 @@ from plugins.memory.policy.headroom import HeadroomGrowth
 from plugins.memory.policy.lending import PRESSURE_MAX, Budget, Headroom
 
 ANSWER_S = 2.0
-"""How long a letter to a borrower may take."""
+"""How long a message to a borrower may take."""
 ANSWERS_S = 1.5 * ANSWER_S
-"""How long borrowers may take to say how busy their slabs are; who is silent counts as idle."""
+"""How long borrowers may take to say how busy their slabs are; the slabs of one that does not answer count as idle."""
 
 ASLEEP = "asleep"
-"""In place of an address: memory is lent, and nothing is yet."""
+"""In place of an address: the first loan starts the slab process."""
 
 # ---- events ----------------------------------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class Lender:
         return sum([lent.size_bytes for lent in self.lent.values()])
 
     def held(self, borrower: HostId, asked: Sequence[SlabRef]) -> SlabsAreHeld:
-        """Which of these the slab process has for that borrower. Before it has said so, nobody knows."""
+        """Which of these the slab process has for that borrower. Not known before it has said what it holds."""
         if not self.address:
             return SlabsAreHeld(known=False)
         return SlabsAreHeld(known=True, slabs=tuple(ref for ref in asked if self._find(borrower, ref) is not None))
@@ -241,7 +241,7 @@ class Lender:
         return headroom.headroom_auto(memory, self._growth, react_s(self._grace_s))
 
     def _borrower_away(self, event: BorrowerAway, now_s: float) -> Actions:
-        """A lease for the time after it is back: nobody could renew before."""
+        """Leases last for the time away and one lease more: its agent renews nothing meanwhile."""
         for lent in self.lent.values():
             if lent.borrower == event.borrower:
                 lent.expires_s = max(lent.expires_s, now_s + event.for_s + self._lease_s)
@@ -445,8 +445,8 @@ class Lender:
         return []
 
     def _undelivered(self, to: HostId, message: ToBorrower, now_s: float) -> Actions:
-        """A borrower that cannot be asked counts as idle. One that did not hear `MrInfo` gives up or lets the lease run
-        out; from one that did not hear `Evict` the slab is taken when grace and lease are over."""
+        """A borrower that cannot be asked counts as idle. One that did not get `MrInfo` gives up or lets the lease run
+        out; from one that did not get `Evict` the slab is taken when grace and lease are over."""
         match message:
             case CheckActivity():
                 return self._activity(to, Activity(message.round, ()), now_s)
@@ -469,7 +469,7 @@ class Lender:
         return actions
 
     def _adopt(self, found: LoanedSlab, now_s: float) -> Actions:
-        """Its borrower has a lease to say that it still wants it."""
+        """Lent under a new lease, which its borrower renews if it still uses the slab."""
         if self._find(found.borrower, found.slab) is not None:
             return []
         lent = Lent(found.borrower, found.slab, found.size_bytes, found.secret, now_s + self._lease_s, "lent")

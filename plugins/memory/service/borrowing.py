@@ -60,7 +60,7 @@ class OpenVolume:
     counted: dict[int, int] = field(default_factory=dict)
     """Slab -> requests at the last second, to tell what is new."""
     trouble: str = ""
-    """What its story says now about reading and writing it; empty: nothing is wrong."""
+    """What its event log says now about reading and writing it; empty: nothing is wrong."""
 
     @property
     def slabs(self) -> int:
@@ -274,7 +274,7 @@ class Borrowing:
         return answer if isinstance(answer, PageCounts) else None
 
     def _tell_trouble(self, volume: OpenVolume, counts: PageCounts) -> None:
-        """In its story, when it begins, changes and ends."""
+        """In its event log, when it begins, changes and ends."""
         if counts.trouble != volume.trouble:
             what = ("disk refuses", counts.trouble) if counts.trouble else ("disk well again", "it takes pages")
             volume.trouble = counts.trouble

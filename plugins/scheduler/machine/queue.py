@@ -86,7 +86,7 @@ class Queue(JobTable):
     # ---- applying ----
 
     def apply(self, index: int, command: Command) -> tuple[Result, Sequence[LogEvent]]:
-        """The command at `index` of the log. Each change is noted once in the story of its job."""
+        """The command at `index` of the log. Each change is noted once in the event log of its job."""
         self.index = index
         self._notes = []
         result = self._dispatch(command)

@@ -2,7 +2,7 @@
 
 Every event ends in `_reconcile`: from the members and the state follow targets for memory, which the ledger turns into
 limits that are safe to send now, and rates, which the ladder gives. So no path through the states can forget a limit.
-The lines of the story are written in one place, too: when the state after an event is another than before.
+Events are logged in one place, too: when the state after an event is another than before.
 """
 
 import math

@@ -29,7 +29,7 @@ from chaos.crowds.memory_disk import MemoryDisk, run
 from covey.core import Heard, HostId
 
 A, B, C, D, E = (HostId(name) for name in "abcde")
-Letter = tuple[HostId, HostId, Words]
+Sent = tuple[HostId, HostId, Words]
 TIMING = Timing(keep_entries=2)
 
 
@@ -61,8 +61,8 @@ class Stage:
         self.identities = identities
         self.voters, self.observers, self.timing = voters, tuple(observers), timing
         self.now_s = 100.0
-        self.letters: deque[Letter] = deque()
-        self.told: list[Letter] = []
+        self.messages: deque[Sent] = deque()
+        self.told: list[Sent] = []
         """Everything that was ever said."""
         self.slow: set[HostId] = set()
         """Hosts whose disks take their time: until `finish_writing`."""
@@ -90,7 +90,7 @@ class Stage:
 
     def restart(self, name: HostId) -> None:
         """It loses what its disk has not finished writing, and every message under way to it."""
-        self.letters = deque(letter for letter in self.letters if letter[1] != name)
+        self.messages = deque(message for message in self.messages if message[1] != name)
         self._begin(name, None)
 
     def lose_log(self, name: HostId) -> None:
@@ -106,7 +106,7 @@ class Stage:
         self.rafts[name].check()
         for action in actions:
             if isinstance(action, SendRaft):
-                self.letters.append((name, action.to, action.message))
+                self.messages.append((name, action.to, action.message))
                 self.told.append((name, action.to, action.message))
             elif isinstance(action, Apply):
                 self.applied[name] += [each.command.decode() for each in action.entries if each.id]
@@ -133,15 +133,15 @@ class Stage:
         self.tell(to, Heard(sender, message))
         said = [each for name, host, each in self.told[before:] if (name, host) == (to, sender)]
         for each in said:
-            self.letters.remove((to, sender, each))
+            self.messages.remove((to, sender, each))
         return said
 
     def deliver(self, lose: Callable[[HostId, HostId, Words], bool] = lambda *_: False) -> None:
         """Until nobody has anything more to say."""
         for _ in range(10_000):
-            if not self.letters:
+            if not self.messages:
                 return
-            sender, to, message = self.letters.popleft()
+            sender, to, message = self.messages.popleft()
             if to in self.rafts and not lose(sender, to, message):
                 self.tell(to, Heard(sender, message))
         raise AssertionError("they never stop talking")

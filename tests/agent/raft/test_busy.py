@@ -64,7 +64,7 @@ def test_a_leader_that_was_stopped_reads_the_answers_before_it_steps_down() -> N
     stage.now_s += TIMING.step_down_s + 0.3
     stage.tell(A, Tick())
     assert stage.rafts[A].role is Role.LEADER and not stage.rafts[A].holds_lease(stage.now_s)
-    stage.letters.clear()
+    stage.messages.clear()
     for _ in range(4):
         stage.now_s += TIMING.heartbeat_s
         stage.tell(A, Tick())
@@ -138,7 +138,7 @@ def test_a_leader_whose_disk_hangs_commits_by_the_others_and_hands_over_after_2_
 
 def test_a_host_whose_disk_hangs_does_not_stand_until_it_is_well() -> None:
     stage = led_with_a_hanging_disk()
-    stage.letters.clear()
+    stage.messages.clear()
     stage.now_s += SLOW_S + 20.0
     for _ in range(4):
         stage.tell(A, Tick())

@@ -119,7 +119,7 @@ def test_who_is_asked_to_take_over_has_everything_and_answered_last() -> None:
 def test_a_failed_successor_asks_like_anybody_else_the_next_time() -> None:
     stage = led_by_a()
     stage.hear(B, A, TimeoutNow(1))
-    stage.letters.clear()
+    stage.messages.clear()
     for _ in range(2):  # the first time it was late itself, and listens once more
         stage.now_s += TIMING.election_max_s + 1
         stage.tell(B, Tick())

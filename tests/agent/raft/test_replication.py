@@ -72,7 +72,7 @@ def test_what_did_not_fit_the_window_travels_together() -> None:
 def test_a_lost_append_is_found_out_by_the_next_heartbeat() -> None:
     stage = led()
     stage.propose(A, "lost")
-    stage.letters.clear()
+    stage.messages.clear()
     stage.propose(A, "refused")
     stage.deliver()
     stage.beat(A)

@@ -221,7 +221,7 @@ def test_a_repeated_question_is_one_proposal() -> None:
 
 
 def test_a_host_that_does_not_lead_says_so_and_a_refused_attempt_stays_refused() -> None:
-    """A late copy of the letter must not be appended after its proposer was told that it was not."""
+    """A late copy of the message must not be appended after its proposer was told that it was not."""
 
     async def story() -> None:
         async with Rack("a", "b", "c") as rack:

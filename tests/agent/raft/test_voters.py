@@ -109,7 +109,7 @@ def test_the_second_voter_that_does_not_know_it_yet_elects_the_first_again() -> 
     while len(steps(stage, A)) < 3:
         stage.beat(A)
     assert (voters(stage, A), voters(stage, B)) in (("ab", "a"), ("ab", "ab"))
-    stage.letters.clear()
+    stage.messages.clear()
     stage.restart(A)
     stage.elect(A)
     assert voters(stage, B) == "ab"
@@ -206,7 +206,7 @@ def test_a_configuration_that_is_cut_off_is_in_force_no_more() -> None:
     stage.elect(A)
     settle(stage, A)
     want(stage, A, learner=D)
-    stage.letters.clear()
+    stage.messages.clear()
     assert stage.rafts[A].configuration.learner == D
     stage.elect(B, A)
     settle(stage, B)
@@ -234,7 +234,7 @@ def test_a_replacement_is_completed_whoever_dies_at_whichever_step(loses: int) -
         if said < loses:
             stage.beat(A)
             said += 1
-    stage.letters.clear()
+    stage.messages.clear()
     stage.restart(A)
     stage.tell(A, RaftHostsChanged((B, C, D)))
     stage.elect(B)
@@ -265,9 +265,9 @@ def test_a_leader_that_nobody_can_follow_stays_and_says_nothing() -> None:
     settle(stage, A)
     stage.tell(B, RaftHostsChanged((A,)))
     want(stage, A, leaving=A)
-    stage.letters.clear()
+    stage.messages.clear()
     stage.propose(A, "x")
-    stage.letters.clear()
+    stage.messages.clear()
     assert stage.rafts[A].leading
 
 
@@ -322,7 +322,7 @@ def test_a_vote_of_a_host_that_does_not_vote_is_not_counted() -> None:
     stage.stand(B)
     term = stage.rafts[B].term
     stage.tell(A, HandOver(stage.now_s))
-    stage.letters.clear()
+    stage.messages.clear()
     stage.hear(B, D, VoteReply(term + 1, True, True))
     assert stage.rafts[B].role is Role.PRECANDIDATE
 

@@ -65,7 +65,7 @@ def test_an_assignment_that_is_old_by_now_is_not_sent_again() -> None:
 def test_a_host_of_its_ranks_that_missed_the_assignment_is_told_when_it_is_back() -> None:
     told = Told(B)
     assert told(rack()) == [(B, told.first)]
-    assert told(rack()) == [], "once; the letter itself is repeated until it is delivered"
+    assert told(rack()) == [], "once; the message itself is repeated until it is delivered"
 
 
 def test_a_former_owner_that_did_not_hear_of_its_end_is_told_again() -> None:

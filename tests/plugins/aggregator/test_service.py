@@ -38,7 +38,7 @@ def test_a_job_finds_an_aggregator_and_ends_with_the_sums_in_rank_order() -> Non
         job = Job(rack, ["h1", "h2", "h3", "h3"], rounds=12)
         job.finish()
         assert len({at.epoch for rank in job.ranks for at in rank.told}) == 1
-        story = [(line.event, line.reason) for line in rack.agents["h1"].event_log.story("j1")]
+        story = [(line.event, line.reason) for line in rack.agents["h1"].event_log.lines_of("j1")]
         assert [event for event, _ in story][:2] == ["tensors offered", "tensors assigned"]
 
 
@@ -187,7 +187,7 @@ def test_hosts_that_do_not_serve_are_never_chosen_and_the_job_waits_until_one_do
         job = Job(rack, ["h1", "h2"], rounds=3)
         rack.run(10)
         assert not job.owner()
-        story = [line.event for line in rack.agents["h1"].event_log.story("j1")]
+        story = [line.event for line in rack.agents["h1"].event_log.lines_of("j1")]
         assert story.count("nobody sums its tensors") == 1
         for rank in job.ranks:
             rank.process.signal(9)

@@ -1,6 +1,6 @@
 """A simulated rack whose agents run the memory plugin alone: real service, machines and byte programs on virtual time.
 
-The rest of an agent is a stand-in: everybody sees everybody at once, and letters take a little while, arrive at most
+The rest of an agent is a stand-in: everybody sees everybody at once, and messages take a little while, arrive at most
 once, and not at all where the network is cut.
 """
 
@@ -91,7 +91,7 @@ class MemoryRack:
         self.notes: list[tuple[str, str, str, str]] = []
         """Host, subject, event, reason."""
         self.told: list[tuple[str, Fact]] = []
-        self.letters: list[tuple[str, str, Message]] = []
+        self.messages: list[tuple[str, str, Message]] = []
         """Sender, receiver, message: everything that was heard."""
         self._boots: dict[str, int] = {}
         world.programs = self.programs
@@ -129,13 +129,13 @@ class MemoryRack:
         call: Callable[[MemoryService, Any], Coroutine[Any, Any, Any]],
         message: Message,
     ) -> Any:
-        """What the call at the other host returns; never, when the letter is lost."""
+        """What the call at the other host returns; never, when the message is lost."""
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         encoded = _encode(message)
 
         async def at_the_other() -> None:
             read = _messages.decode(encoded)
-            self.letters.append((sender.id, to, read))
+            self.messages.append((sender.id, to, read))
             result = await call(self.agents[to], read)
             self._later(to, sender.id, lambda: None if answered.done() else answered.set_result(result))
 

@@ -1,4 +1,4 @@
-"""Borrower and lender by story: events in, actions out; and together, with letters lost, doubled and late."""
+"""Borrower and lender by story: events in, actions out; and together, with messages lost, doubled and late."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -759,8 +759,8 @@ def test_a_slab_process_found_again_is_believed_and_its_slabs_get_a_new_lease() 
 
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=40, deadline=None)
-def test_whatever_happens_to_letters_no_slab_is_held_by_two_and_none_is_left_over(seed: int) -> None:
-    """Letters are lost (and reported undelivered), arrive in any order, and some are handled though reported lost."""
+def test_whatever_happens_to_messages_no_slab_is_held_by_two_and_none_is_left_over(seed: int) -> None:
+    """Messages are lost (and reported undelivered), arrive in any order, and some are handled though reported lost."""
     rng = random.Random(seed)
     borrower = Borrower(ME, rng, 1, 20.0, 20.0)
     headroom = Headroom(fixed_bytes=30 * SLAB)

@@ -185,7 +185,7 @@ def test_a_slab_is_released_only_after_done() -> None:
         probes = rack.host("h2").probes
         probes.filled_bytes = probes.total_bytes - probes.used_bytes
         rack.until(lambda: not rack.agents["h2"].lending.machine.lent)
-        talk = [type(message).__name__ for _, _, message in rack.letters if isinstance(message, Evict | Done)]
+        talk = [type(message).__name__ for _, _, message in rack.messages if isinstance(message, Evict | Done)]
         assert talk == ["Evict", "Done"]
         events = [event for event, _ in rack.story("slab/data/0")]
         assert events[-2:] == ["done", "done"]

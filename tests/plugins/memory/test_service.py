@@ -501,7 +501,7 @@ def test_the_trouble_of_one_slab_is_no_other_slabs(monkeypatch: pytest.MonkeyPat
         keep_hot(rack, "h1", "data", slabs=2)
         until_done(rack, rack.client("h1", write_all, "data"))
         rack.run(5)
-        bring_home, failed = Lenders._bring_home, list[int]()
+        bring_home, failed = Lenders._copy_back, list[int]()
 
         async def falls_over(lenders: Lenders, slab: SlabMemory, link: RemoteSlab) -> None:
             if slab.index == 0 and len(failed) < 3:
@@ -510,7 +510,7 @@ def test_the_trouble_of_one_slab_is_no_other_slabs(monkeypatch: pytest.MonkeyPat
                 raise KeyError("a bug in one slab's task")
             await bring_home(lenders, slab, link)
 
-        monkeypatch.setattr(Lenders, "_bring_home", falls_over)
+        monkeypatch.setattr(Lenders, "_copy_back", falls_over)
         rack.vold("h1", "data").signal(9)
         until_done(rack, rack.client("h1", read_all, "data"))
         assert failed == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""Storms: agents die and come back, hosts are cut off, leaders change and letters are lost, by seed. Afterwards every
+"""Storms: agents die and come back, hosts are cut off, leaders change and messages are lost, by seed. Afterwards every
 job has ended once, every GPU is free, and at no moment did two gangs hold one GPU."""
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Aggregators that empty themselves while letters come late, twice and in any order: what is too late does no harm.
+"""Aggregators that empty themselves while messages come late, twice and in any order: what is too late does no harm.
 
 Links promise less disorder than this (`agent/rpc.py`: handled at most once); the machines do not rely on it.
 """
@@ -35,7 +35,7 @@ DEMANDS = {JobId(f"j{at}"): Demand(100_000, 10_000 * at) for at in (1, 2, 3, 4)}
 
 
 class Yard:
-    """Three aggregators, and one coordinator that moves jobs as it is asked to, and sometimes of itself. A letter
+    """Three aggregators, and one coordinator that moves jobs as it is asked to, and sometimes of itself. A message
     arrives at once or much later, and may arrive again."""
 
     def __init__(self, seed: int) -> None:
@@ -156,7 +156,7 @@ class Yard:
                 pass
 
     def settle(self) -> None:
-        """Letters arrive as they should from now on, and those that are late have arrived."""
+        """Messages arrive as they should from now on, and those that are late have arrived."""
         self.calm = True
         self.run(20)
         for job in DEMANDS:
@@ -166,7 +166,7 @@ class Yard:
 
 
 def after(seeds: Sequence[int], seconds: int) -> tuple[int, int]:
-    """Attempts that ended well and letters that were late, over all seeds."""
+    """Attempts that ended well and messages that were late, over all seeds."""
     emptied = late = 0
     for seed in seeds:
         yard = Yard(seed)

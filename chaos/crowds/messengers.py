@@ -46,7 +46,7 @@ class Post:
         """Messages to live hosts once nothing fails."""
         self.off_until_s = 0.0
         """Plugin `late` is off until then, everywhere."""
-        self.peace = False
+        self.faults_over = False
         self.pace_s = self.rng.choice((0.02, 0.04, 0.1))
         self.remembered = self.rng.choice((8, 16, 32))
         for name in (*LIVE, DEAD):
@@ -94,10 +94,10 @@ class Post:
             self.left[env.host] -= 1
             to = DEAD if kind == 0 else to_others[0]
             body = f"{env.host} {to} {boot} {number}".encode()
-            env.spawn("letter", self._send(messenger, "late" if kind == MANY - 1 else "memory", to, body))
+            env.spawn("message", self._send(messenger, "late" if kind == MANY - 1 else "memory", to, body))
 
     async def _send(self, messenger: Messenger, plugin: str, to: HostId, body: bytes) -> None:
-        must = self.peace and to != DEAD
+        must = self.faults_over and to != DEAD
         self.written += must
         acknowledged = await messenger.send(plugin, to, body, PATIENCE_S if to == DEAD else OFF_S + PROMPT_S)
         by = [life for life, bodies in self.handled.items() if life[0] == to and body in bodies]
@@ -137,13 +137,13 @@ class Post:
         self.left.clear()
         self.heal()
         self.world.run(self.world.now + OFF_S + PROMPT_S)
-        self.peace = True
+        self.faults_over = True
         self.off_until_s = self.world.now + OFF_S
         self.left = Counter(dict.fromkeys(LIVE, MANY * self.remembered // 8))
         self.world.run(self.world.now + self.rng.uniform(0.0, OFF_S))
         self.broken()
         self.world.run(self.world.now + 2 * (OFF_S + PROMPT_S))
-        assert self.arrived == self.written > 0, f"{self.arrived} of {self.written} letters arrived"
+        assert self.arrived == self.written > 0, f"{self.arrived} of {self.written} messages arrived"
 
     # ---- what is told of it ------------------------------------------------------------------------------------------
 
