@@ -2,6 +2,8 @@
 
 import argparse
 import signal
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from cli.client import AgentctlError
@@ -10,6 +12,8 @@ from cli.jobs import class_of, how_long, timed
 from cli.table import clock, pairs, plural, table
 from covey.units import format_seconds
 
+UNSEEN_S = 30.0
+"""For so long a script may load before it is said that nothing sees its steps."""
 RANK_TITLES = ("RANK", "HOST", "STATE", "PID", "ENDED", "GPUS")
 
 
@@ -49,7 +53,7 @@ def facts(job: dict[str, Any], now_wall_s: float) -> list[tuple[str, object]]:
         ("places", "  ".join(f"{p['host']}: {ranks_of(p['ranks'])}" for p in job["places"])),
         ("step", job["step"]),
         ("step takes", step_takes(job)),
-        ("seen by", seen_by(job)),
+        ("seen by", seen_by(job) or unseen(job, now_wall_s)),
         ("metrics", metrics),
         ("exit code", job["exit_code"]),
         ("tenant", f"{job['tenant']}, {class_of(job)}"),
@@ -89,6 +93,18 @@ def seen_by(job: dict[str, Any]) -> str:
     if len(by_what) == 1:
         return next(iter(by_what))
     return "; ".join(f"{ranks_of(ranks)}: {what}" for what, ranks in by_what.items())
+
+
+def unseen(job: dict[str, Any], now_wall_s: float) -> str:
+    """Why nothing sees the steps of a Python script that has run for a while; empty when something does."""
+    interpreter, *words = job["argv"]
+    running_s = now_wall_s - (job["started_wall_s"] or now_wall_s)
+    if job["state"] != "running" or job["step"] is not None or not Path(interpreter).name.startswith("python"):
+        return ""
+    options = takewhile(lambda word: word.startswith("-") and word not in ("-m", "-c"), words)
+    if hiding := [word for word in options if word[1:2] not in "-WX" and set(word) & set("IES")]:
+        return f"nothing: Python reads no PYTHONPATH with {hiding[0]}; next: covey.join() in the script, or without it"
+    return "nothing so far: it has imported neither PyTorch nor JAX (or --no-attach)" if running_s > UNSEEN_S else ""
 
 
 def started_again(job: dict[str, Any]) -> str:

@@ -58,12 +58,12 @@ def run(context: Context) -> int:
 
 
 def timed(job: dict[str, Any]) -> tuple[str, str, str]:
-    """A step's duration, what of it is waiting (for input, for other ranks), and the memory of the largest rank."""
+    """A step's duration, what of it is waiting (input, ranks, device), and the memory of the largest rank."""
     timing = job.get("timing")
     if timing is None:
         return "", "", ""
     memory = format_size(timing["memory_bytes"]) if timing["memory_bytes"] else ""
-    return step_time(timing["step_s"]), waits(timing), memory
+    return step_time(timing["step_s"]), waits(timing, (job.get("metrics") or {}).get("device_wait_s", 0.0)), memory
 
 
 def step_time(seconds: float) -> str:
@@ -71,9 +71,11 @@ def step_time(seconds: float) -> str:
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else format_seconds(seconds)
 
 
-def waits(timing: dict[str, Any]) -> str:
-    """`input 40 %, ranks 12 %`: shares of a step under one percent are left out."""
-    shares = (("input", timing["input_s"]), ("ranks", timing["communicate_s"]))
+def waits(timing: dict[str, Any], device_s: float) -> str:
+    """`input 40 %, ranks 12 %`: shares of a step under one percent are left out. `device_s`: of the newest step, known
+    of scripts whose jitted calls are counted."""
+    waited_s = min(device_s, timing["step_s"])
+    shares = (("input", timing["input_s"]), ("ranks", timing["communicate_s"]), ("device", waited_s))
     found = [(word, round(100 * spent_s / timing["step_s"])) for word, spent_s in shares if timing["step_s"] > 0]
     return ", ".join(f"{word} {share} %" for word, share in found if share)
 

@@ -50,8 +50,8 @@ GPU_MEMORY_HELP = (
     "beside others"
 )
 NO_ATTACH_HELP = (
-    "leave PYTHONPATH as it is; default: a folder of ours comes first in it, and the steps of PyTorch scripts are seen "
-    "without a change to them"
+    "leave PYTHONPATH as it is; default: a folder of ours comes first in it, and the steps of PyTorch and JAX "
+    "scripts are seen without a change to them"
 )
 SUBMIT_TRIES = 3
 

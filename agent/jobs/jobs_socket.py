@@ -17,6 +17,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
+from agent.jobs.counted import CountedProcesses
 from agent.jobs.rank_pages import HeldPages
 from agent.ports.protocol_error_limit import ProtocolErrorLimit
 from covey.core import Fact, JobId
@@ -51,6 +52,7 @@ METRICS_MAX = 16
 METRIC_NAME_MAX = 64
 KERNEL_MAX = 64
 BOUNDARY_MAX = 32
+BY_SCRIPT = Stepped(0, 0.0).boundary
 ATTACHED_MAX, PROBLEM_MAX = 64, 400
 STEP_MAX = 1 << 53
 SECONDS_MAX = 1e9
@@ -108,7 +110,10 @@ class JobSocket:
         self._env, self._runner, self._tell, self._deliver = env, runner, tell, deliver
         self._listener: Listener | None = None
         self._joined: list[ConnectedProcess] = []
-        self.counters = {"joined": 0, "refused": 0, "malformed": 0, "steps": 0, "metrics_dropped": 0, "shut_out": 0}
+        self._counted = CountedProcesses()
+        self.counters = dict.fromkeys(
+            ("joined", "refused", "malformed", "steps", "steps_of_others", "metrics_dropped", "shut_out"), 0
+        )
         self._offences = ProtocolErrorLimit()
 
     async def start(self) -> None:
@@ -213,6 +218,7 @@ class JobSocket:
             self._malformed(stream, error)
         finally:
             self._joined.remove(peer)
+            self._counted.gone(peer)
             writer.cancel()
             if peer.pages is not None:
                 peer.pages.close()
@@ -252,12 +258,18 @@ class JobSocket:
         await self._runner.extend(peer.job, peer.epoch, frame.seconds)
 
     def _stepped(self, peer: ConnectedProcess, frame: Stepped) -> None:
-        """FrameError for an impossible step, size or time; a metric that is not finite (a loss of NaN) is left out."""
+        """FrameError for an impossible step, size or time; a metric that is not finite (a loss of NaN) is left out, and
+        a step of another process than the one that counts for its rank."""
         times = (frame.step_s, frame.compute_s, frame.communicate_s, frame.input_s)
         counts = (frame.step, frame.memory_bytes)
         good = all(0 <= count <= STEP_MAX for count in counts) and all(0 <= time <= SECONDS_MAX for time in times)
         if peer.job is None or not good:
             raise FrameError("Stepped from outside a job, or with an impossible step, size or time")
+        by_script = frame.boundary == BY_SCRIPT
+        rank = (peer.job, peer.epoch, peer.rank)
+        if not self._counted.counts(rank, peer, by_script, frame.step_s, self._env.clock.now_s()):
+            self.counters["steps_of_others"] += 1
+            return
         metrics = {
             name: value
             for name, value in list(frame.metrics.items())[:METRICS_MAX]
@@ -265,7 +277,7 @@ class JobSocket:
         }
         self.counters["steps"] += 1
         self.counters["metrics_dropped"] += len(frame.metrics) - len(metrics)
-        of = (peer.job, peer.epoch, peer.rank, frame.step, *times[:3], metrics)
+        of = (*rank, frame.step, *times[:3], metrics)
         self._tell(StepTimed(*of, frame.input_s, frame.memory_bytes, _plain(frame.boundary, BOUNDARY_MAX)))
 
     def _attached(self, peer: ConnectedProcess, frame: Attached) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from covey.attach.reporter import Reporter, of_process, resident_bytes
 
@@ -39,12 +39,15 @@ class Hooks:
         self._reporter, self._figures = reporter, figures
         self._fired = 0
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._begun: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        """Optimizers that were seen to begin a step: did one begin since the last that was counted?"""
 
     def install(self) -> None:
         from torch.amp.grad_scaler import GradScaler
         from torch.nn.parallel.distributed import DistributedDataParallel
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+        register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: self._guarded(self._began, optimizer))
         register_optimizer_step_post_hook(lambda optimizer, _args, _kwargs: self._guarded(self._stepped, optimizer))
         GradScaler.step = self._scaled(GradScaler.step)
         _BaseDataLoaderIter.__next__ = self._fetched(_BaseDataLoaderIter.__next__)
@@ -56,7 +59,15 @@ class Hooks:
         except Exception as error:
             self._reporter.failed(error)
 
+    def _began(self, optimizer: Any) -> None:
+        self._begun[optimizer] = True
+
     def _stepped(self, optimizer: Any) -> None:
+        """Called twice for one step where a script replaced `step` by a function that calls the one that was."""
+        if not self._begun.get(optimizer, True):
+            return
+        if optimizer in self._begun:
+            self._begun[optimizer] = False
         self._fired += 1
         if optimizer not in self._known:
             self._known.add(optimizer)
@@ -69,6 +80,7 @@ class Hooks:
             before = self._fired
             result = step(scaler, optimizer, *args, **kwargs)
             if self._fired == before:
+                self._guarded(self._began, optimizer)
                 self._guarded(self._stepped, optimizer)
             return result
 

@@ -33,11 +33,16 @@ class ImportWatch:
             self._looking = False
         if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
             return None
-        callback = self._wanted.pop(name)
-        if not self._wanted:
-            sys.meta_path.remove(self)
-        spec.loader = _Loader(spec.loader, lambda module: self._call(callback, module))
+        spec.loader = _Loader(spec.loader, lambda module: self._executed(name, module))
         return spec
+
+    def _executed(self, name: str, module: Any) -> None:
+        """Not when its import failed half way: it may be imported again."""
+        callback = self._wanted.pop(name, None)
+        if not self._wanted and self in sys.meta_path:
+            sys.meta_path.remove(self)
+        if callback is not None:
+            self._call(callback, module)
 
     def _found_by_others(self, name: str, path: Any, target: Any) -> Any:
         for finder in list(sys.meta_path):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cli import main as agentctl
+from cli.job import facts
 from cli.main import NOUNS, main
 from tests.cli.conftest import FakeAgent
 
@@ -213,6 +214,33 @@ def test_how_long_steps_take_and_what_they_wait_for_is_shown(run: Run, agent: Fa
     _, out, _ = run("job", "j1")
     assert "250 ms, of which input 40 %; 1 GiB; counted by its optimizer" in out
     assert "rank 0: torch 2.13.0; rank 1: covey-job is not installed" in out
+
+
+def test_what_a_jax_job_waits_for_its_device_is_shown(
+    run: Run, agent: FakeAgent, job: Callable[..., dict[str, Any]]
+) -> None:
+    timing = {"step_s": 0.2, "input_s": 0.0, "communicate_s": 0.0, "memory_bytes": 0, "boundary": "jitted call"}
+    agent.replies["GET /v1/jobs/j1"] = job(timing=timing, metrics={"device_wait_s": 0.15})
+    _, out, _ = run("job", "j1")
+    assert "200 ms, of which device 75 %; counted by its jitted call" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "ago_s", "said"),
+    [
+        (["python", "-I", "train.py"], 1.0, "nothing: Python reads no PYTHONPATH with -I"),
+        (["/usr/bin/python3.12", "-u", "-BE", "train.py"], 1.0, "nothing: Python reads no PYTHONPATH with -BE"),
+        (["python", "train.py"], 1.0, ""),
+        (["python", "train.py", "-I"], 60.0, "nothing so far: it has imported neither PyTorch nor JAX"),
+        (["python", "-Wignore::ImportWarning", "train.py"], 1.0, ""),
+        (["./train.sh"], 60.0, ""),
+    ],
+)
+def test_why_nothing_sees_a_script_is_said(
+    argv: list[str], ago_s: float, said: str, job: Callable[..., dict[str, Any]]
+) -> None:
+    seen = dict(facts(job(argv=argv, step=None, attached={}, timing=None, started_wall_s=100.0), 100.0 + ago_s))
+    assert str(seen["seen by"]).startswith(said) and bool(seen["seen by"]) == bool(said)
 
 
 def test_all_jobs_are_asked_for_with_a(run: Run, agent: FakeAgent) -> None:

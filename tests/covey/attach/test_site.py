@@ -46,6 +46,17 @@ def test_the_sitecustomize_behind_ours_runs_too(tmp_path: Path) -> None:
     assert run(code, tmp_path) == f"7 {tmp_path}/sitecustomize.py", "also outside a job"
 
 
+def test_the_usercustomize_of_the_user_runs_as_ever(tmp_path: Path) -> None:
+    """Not in a virtual environment, where Python runs none: so with the Python beneath it."""
+    (tmp_path / "usercustomize.py").write_text("import builtins; builtins.mine = 8\n")
+    path = os.pathsep.join([SITE, str(tmp_path)])
+    code = "import builtins, site; print(getattr(builtins, 'mine', None) if site.ENABLE_USER_SITE else 8)"
+    python = str(getattr(sys, "_base_executable", sys.executable))
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": path, **RANK}
+    done = subprocess.run([python, "-c", code], env=environ, capture_output=True, text=True, check=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("8", "")
+
+
 def test_a_torch_that_cannot_be_hooked_trains_all_the_same(tmp_path: Path) -> None:
     """An optimizer module with nothing in it: the hooks fail, the import does not."""
     for folder in (tmp_path / "torch", tmp_path / "torch/optim"):

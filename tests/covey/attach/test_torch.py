@@ -89,6 +89,44 @@ for _ in range(3):
     o = torch.optim.SGD(model.parameters(), 0.01)
     for _ in range(5): o.zero_grad(); loss(torch.randn(4, 8)).backward(); o.step(); ended()
 """
+MONKEYPATCHED = """
+one_step = torch.optim.SGD.step
+def step(self, closure=None): return one_step(self, closure)
+torch.optim.SGD(model.parameters(), 0.01)
+torch.optim.SGD.step = step
+o = torch.optim.SGD(model.parameters(), 0.01)
+for _ in range(15): o.zero_grad(); loss(torch.randn(4, 8)).backward(); o.step(); ended()
+"""
+TRACED = (
+    """
+import sys
+def traced(frame, event, arg): return traced
+sys.settrace(traced)
+"""
+    + PLAIN
+)
+THREADS = """
+import threading
+def train(at):
+    o = torch.optim.SGD([p.detach().clone().requires_grad_() for p in model.parameters()], 0.01)
+    for _ in range(15):
+        for p in o.param_groups[0]["params"]: p.grad = torch.ones_like(p)
+        o.step(); ended()
+threads = [threading.Thread(target=train, args=(at,)) for at in range(4)]
+for t in threads: t.start()
+for t in threads: t.join()
+"""
+FORKED = """
+import os
+o = torch.optim.SGD(model.parameters(), 0.01)
+def train(steps, pause_s):
+    for _ in range(steps): o.zero_grad(); loss(torch.randn(4, 8)).backward(); o.step(); time.sleep(pause_s)
+train(5, 0.15)
+child = os.fork()
+train(10, 0.15 if child else 0.4)
+if child: os.waitpid(child, 0)
+else: os._exit(0)
+"""
 EVALUATES = """
 from torch.utils.data import DataLoader, TensorDataset
 with torch.no_grad():
@@ -127,6 +165,9 @@ async def trained(agent: Agent, script: str, **environ: str) -> list[StepTimed]:
         pytest.param(CLOSURE, 15, "optimizer", id="closure"),
         pytest.param(SKIPPED, 15, "optimizer", id="scaler-skips"),
         pytest.param(REPLACED, 15, "optimizer", id="replaced"),
+        pytest.param(MONKEYPATCHED, 15, "optimizer", id="monkeypatched"),
+        pytest.param(TRACED, 15, "optimizer", id="traced"),
+        pytest.param(THREADS, 15, "optimizer", id="threads"),
         pytest.param(BY_HAND, 17, "data loader", id="no-optimizer"),
     ],
 )
@@ -145,6 +186,13 @@ async def test_a_mini_batch_is_a_step_however_it_is_written(
 async def test_waiting_for_input_is_told_apart(agent: Agent) -> None:
     steps = await trained(agent, LOADER)
     assert all(0.07 < step.input_s <= step.step_s for step in steps), "four items of 20 ms"
+
+
+async def test_of_a_script_that_forks_one_process_counts(agent: Agent) -> None:
+    steps = await trained(agent, FORKED)
+    numbers = [step.step for step in steps]
+    assert agent.socket.counters["steps_of_others"] > 0
+    assert numbers == sorted(set(numbers)) and all(step.step_s < 0.4 for step in steps)
 
 
 @pytest.mark.parametrize("script", [EVALUATES, ""], ids=["evaluates", "ends at once"])

@@ -1,5 +1,6 @@
 """Being told of an import: nobody who imports may notice."""
 
+import builtins
 import importlib
 import sys
 from collections.abc import Iterator
@@ -56,9 +57,25 @@ def test_a_module_that_raises_raises_what_it_did(folder: Path) -> None:
     (folder / "broken_here.py").write_text("raise ValueError('mine')\n")
     told: list[Any] = []
     ImportWatch(told.append).when_imported("broken_here", told.append)
+    watch = sys.meta_path[0]
     with pytest.raises(ValueError, match="mine"):
         importlib.import_module("broken_here")
+    sys.meta_path.remove(watch)
     assert told == []
+
+
+def test_an_import_that_failed_half_way_is_told_when_it_succeeds(folder: Path) -> None:
+    (folder / "broken_here.py").write_text("import builtins\nif not hasattr(builtins, 'mended'): raise OSError('no')\n")
+    told: list[Any] = []
+    ImportWatch(told.append).when_imported("broken_here", lambda module: told.append(module.__name__))
+    with pytest.raises(OSError, match="no"):
+        importlib.import_module("broken_here")
+    builtins.mended = True  # type: ignore[attr-defined]
+    try:
+        importlib.import_module("broken_here")
+    finally:
+        del builtins.mended  # type: ignore[attr-defined]
+    assert told == ["broken_here"]
 
 
 def test_a_module_that_is_nowhere_is_not_found(folder: Path) -> None:
