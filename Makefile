@@ -27,6 +27,7 @@ $(READY): pyproject.toml covey/pyproject.toml tools/pyproject.toml covey/version
 	@wanted=$$($(BIN)/python -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]])' $*); \
 	 if $(BIN)/python -m pip install -q --disable-pip-version-check $$wanted 2>/dev/null; then touch $@; \
 	 else echo "$* cannot be installed here: tests that need it are skipped"; fi
+	@if test $* = torch && $(BIN)/python -c 'import torch' 2>/dev/null; then $(BIN)/python -m covey.attach.build || true; fi
 
 run: $(READY) ## start a rack of four agents on this machine and watch it work
 	@$(BIN)/covey-rack run

@@ -235,7 +235,7 @@ class ReportReader(_Reader[RankReport]):
 
 
 class FlagWriter:
-    """The rank's word to its neighbours. `address` leads native code to the same words (`BUSY_AT`, `SURE_AT`)."""
+    """The rank's word to its neighbours. Native code writes the same words, and wakes who sleeps on `BUSY_AT`."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -259,6 +259,10 @@ class FlagReader:
         """Whether the neighbour has work on the device; None where the page says nothing."""
         magic, version, busy, _, _ = _FLAG.unpack_from(self._page)
         return bool(busy) if magic == _NAMES["flag"] and version == VERSION and busy in (0, 1) else None
+
+    def since_ns(self) -> int:
+        """When it became what it is."""
+        return int(struct.unpack_from("<q", self._page, SINCE_AT)[0])
 
 
 def _is_possible(limits: RankLimits) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from covey import client as clients
 from covey.attach import rank_of
+from covey.attach.sharing import ShareControl
 from covey.attach.steps import JITTED_CALL, Step, StepCounter
 from covey.client import JobClient
 from covey.errors import CoveyError
@@ -61,6 +62,8 @@ class Reporter:
         self._lock = threading.RLock()
         """Of the counter. Held for a few lines; an optimizer may be collected within these."""
         self._untold = Untold()
+        self._share: ShareControl | None = None
+        self._shares = False
         self._steps = StepCounter()
         self._client: JobClient | None = None
         self._pid = 0
@@ -73,8 +76,11 @@ class Reporter:
         to: str,
         memory_bytes: Callable[[], int] | None = None,
         communicate_s: Callable[[], float | None] | None = None,
+        share: ShareControl | None = None,
     ) -> None:
-        """One framework more is hooked."""
+        """One framework more is hooked. `share` goes by the limits of a shared device, if this host's agent sets some;
+        not in a child that the script forks."""
+        self._share = self._share or share
         self.to = f"{self.to}; {to}" if self.to else to
         self._memory += [memory_bytes] if memory_bytes is not None else []
         self._communicate_s = communicate_s or self._communicate_s
@@ -120,7 +126,11 @@ class Reporter:
     # ---- the agent ----
 
     def _ended(self, step: Step | None) -> None:
-        if step is None or step.step_s <= 0:
+        if step is None:
+            return
+        if self._share is not None:
+            self._share.boundary(step)
+        if step.step_s <= 0:
             return
         now_s = self.now_s()
         with self._lock:
@@ -151,6 +161,9 @@ class Reporter:
                     self._client = clients.of_process()
                 except CoveyError:
                     return None
+        if self._client is not None and self._share is not None and not self._shares:
+            self._shares = True
+            self._client.share(self._share)
         return self._client
 
 

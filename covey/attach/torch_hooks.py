@@ -1,11 +1,11 @@
-"""PyTorch's hooks for `covey.attach`: the only file of it that imports torch. Called after torch was imported.
+"""PyTorch's hooks for `covey.attach`. Called after torch was imported.
 
     torch.optim     register_optimizer_step_post_hook: after every step of every optimizer, also under torch.compile
     GradScaler      `step` is wrapped: an update that was skipped for its gradients is a mini-batch too
     DataLoader      `__next__` of its iterators is wrapped: how long the script waited for input
     DDP             its constructor is wrapped: its own figures say how long ranks waited for one another
 
-No hook is called per operator, and none changes what is computed.
+No hook is called per operator, and none changes what is computed. A shared device: `covey.attach.torch_share`.
 """
 
 import functools
@@ -17,6 +17,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from covey.attach.reporter import Reporter, of_process, resident_bytes
+from covey.attach.sharing import ShareControl
+from covey.attach.torch_share import share_control
 
 _installed: Reporter | None = None
 
@@ -27,16 +29,18 @@ def install() -> Reporter:
     if _installed is None:
         exposed = DdpFigures()
         reporter = _installed = of_process()
-        Hooks(reporter, exposed).install()
-        reporter.attach(f"torch {torch.__version__}", device_bytes, exposed.communicate_s)
+        share = share_control()
+        Hooks(reporter, exposed, share).install()
+        to = f"torch {torch.__version__}, gate per {share.gate}"
+        reporter.attach(to, device_bytes, exposed.communicate_s, share)
     return _installed
 
 
 class Hooks:
     """Each is replaced by one that reports; what fails in reporting is told once and never raised."""
 
-    def __init__(self, reporter: Reporter, figures: "DdpFigures") -> None:
-        self._reporter, self._figures = reporter, figures
+    def __init__(self, reporter: Reporter, figures: "DdpFigures", share: ShareControl) -> None:
+        self._reporter, self._figures, self._share = reporter, figures, share
         self._fired = 0
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._begun: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -92,7 +96,14 @@ class Hooks:
         @functools.wraps(fetch)
         def fetched(loader: Any) -> Any:
             began_s = reporter.now_s()
-            batch = fetch(loader)
+            elsewhere = loader._num_workers > 0 or torch.cuda.is_initialized()
+            if elsewhere:
+                self._guarded(self._share.waits, True)
+            try:
+                batch = fetch(loader)
+            finally:
+                if elsewhere:
+                    self._guarded(self._share.waits, False)
             self._guarded(reporter.batch_fetched, reporter.now_s() - began_s, torch.is_grad_enabled())
             return batch
 

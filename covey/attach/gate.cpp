@@ -1,0 +1,419 @@
+// The native half of covey.attach: stops operators while limits hold, and knows when this process has no work.
+//
+//   gate    before each operator of PyTorch (RecordFunction), while limits hold and not otherwise
+//   watch   one thread: reads the page of limits, puts the gate in and takes it out, keeps the flag that neighbours read
+//
+// Pages are those of covey/pages.py; all times are CLOCK_MONOTONIC, ns. Nothing here allocates, throws or waits for a
+// lock that is held while somebody sleeps. After a fork the child has no gate and writes no page.
+#include <ATen/record_function.h>
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <thread>
+
+namespace {
+using ns = int64_t;
+constexpr ns MS = 1000000;
+constexpr ns QUANTUM = 1 * MS;           // worked at a stretch where a share below 1 holds
+constexpr ns POLL_MIN = MS / 5, POLL_MAX = 4 * MS;  // between two looks of who is stopped: each costs some 15 us
+constexpr ns LEASE_MAX = 60000 * MS;     // whatever a page says
+constexpr ns DEBT_S = 1000 * MS;         // of failsafe: the longest stop
+constexpr ns BUSY_LOOK = 2 * MS, IDLE_LOOK = MS / 2;
+constexpr int PAGE = 8192, COPY = PAGE / 2, COVERED = 16, BODY = 24, LIMITS = 57;
+
+ns at_clock(clockid_t clock) {
+  timespec t;
+  clock_gettime(clock, &t);
+  return ns(t.tv_sec) * 1000000000 + t.tv_nsec;
+}
+ns now() { return at_clock(CLOCK_MONOTONIC); }
+void sleep_ns(ns length) {
+  timespec t{length / 1000000000, length % 1000000000};
+  nanosleep(&t, nullptr);
+}
+template <class T>
+T word(const uint8_t* page, int at) {
+  T value;
+  std::memcpy(&value, page + at, sizeof value);
+  return value;
+}
+uint32_t crc32(const uint8_t* bytes, int count) {
+  uint32_t crc = ~0u;
+  for (int i = 0; i < count; i++) {
+    crc ^= bytes[i];
+    for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
+  }
+  return ~crc;
+}
+
+// ---- limits: what the page says ----
+
+struct Rates {
+  double share[2] = {1, 1};  // while the neighbour is idle, while it is busy
+  ns head = -1, lease = 0;
+  double failsafe = 1;
+  bool guaranteed = false;
+  bool free() const { return share[0] >= 1 && share[1] >= 1 && head < 0; }
+};
+
+bool is_share(double x) { return std::isfinite(x) && x >= 0 && x <= 1; }
+
+bool possible(const Rates& r, ns epoch, ns memory) {
+  bool shares = is_share(r.share[0]) && is_share(r.share[1]) && is_share(r.failsafe) && r.failsafe >= 0.01;
+  bool stopped = r.share[0] < 1 || r.share[1] < 1;
+  return shares && (!stopped || r.lease > 0) && epoch >= 0 && r.head >= -1 && memory >= 0 && r.lease >= 0;
+}
+
+// The newer copy that adds up, if its number is not `seen`.
+bool read_page(const uint8_t* page, uint64_t& seen, Rates& into, ns& garbage) {
+  if (std::max(word<uint64_t>(page, 16), word<uint64_t>(page, COPY + 16)) == seen) return false;
+  uint8_t copy[BODY + LIMITS], best[BODY + LIMITS];
+  uint64_t newest = 0;
+  for (int at : {0, COPY}) {
+    std::memcpy(copy, page + at, sizeof copy);
+    if (std::memcmp(copy, "COVEYlim", 8) || word<uint32_t>(copy, 8) != 1) continue;
+    if (crc32(copy + COVERED, sizeof copy - COVERED) != word<uint32_t>(copy, 12)) continue;
+    if (word<uint64_t>(copy, 16) > newest) newest = word<uint64_t>(copy, 16), std::memcpy(best, copy, sizeof best);
+  }
+  if (!newest || newest == seen) return garbage++, false;
+  seen = newest;
+  const uint8_t* b = best + BODY;
+  Rates found{{word<double>(b, 8), word<double>(b, 24)}, word<ns>(b, 16), word<ns>(b, 48), word<double>(b, 40), b[56] != 0};
+  if (!possible(found, word<ns>(b, 0), word<ns>(b, 32))) return garbage++, false;
+  into = found;
+  return true;
+}
+
+// ---- the gate: who may go on ----
+
+struct Gate {
+  std::mutex lock;
+  Rates rates;  // that hold now, lease and failsafe considered
+  double credit[2] = {0, 0};
+  bool held[2] = {false, false};
+  bool leased = true;
+  ns last = 0, last_cpu = 0;
+  ns stopped_since = 0, gated = 0, stops = 0;
+  int stopped = 0;
+
+  void set(const Rates& r, bool by_lease, ns t) {
+    bool same = r.share[0] == rates.share[0] && r.share[1] == rates.share[1] && leased == by_lease;
+    rates = r, leased = by_lease;
+    if (same) return;
+    for (int p : {0, 1}) credit[p] = 0, held[p] = false;
+    last = t, last_cpu = at_clock(CLOCK_PROCESS_CPUTIME_ID);
+  }
+  // Time since the last look, and what of it this process worked, go to the phases of the neighbour in which they were.
+  void account(ns t, bool busy, ns since) {
+    ns took = t - last;
+    if (took <= 0) return;
+    ns cpu = at_clock(CLOCK_PROCESS_CPUTIME_ID);
+    double used = double(std::clamp<ns>(cpu - last_cpu, 0, took)) / took;
+    ns now_phase = t - std::clamp(since, last, t);
+    ns part[2] = {busy ? took - now_phase : now_phase, busy ? now_phase : took - now_phase};
+    for (int p : {0, 1}) {
+      double least = -rates.share[p] * (leased ? 10 * DEBT_S : DEBT_S);
+      credit[p] = std::clamp(credit[p] + (rates.share[p] - used) * part[p], std::min(least, 0.0), double(QUANTUM));
+    }
+    last = t, last_cpu = cpu;
+  }
+  bool may(ns t, bool busy, ns since) {
+    int p = busy;
+    if (!busy && rates.head >= 0 && t - since >= rates.head) return false;
+    if (rates.share[p] >= 1) return true;
+    if (rates.share[p] <= 0) return false;
+    held[p] = held[p] ? credit[p] < 0 : credit[p] < -double(QUANTUM);
+    return !held[p];
+  }
+  // How long who may not go on can sleep, unless the neighbour's flag changes.
+  ns pause(bool busy) const {
+    double share = rates.share[busy];
+    if (share <= 0) return POLL_MAX;
+    return std::clamp<ns>(ns(std::max(0.0, -credit[busy]) / share), POLL_MIN, POLL_MAX);
+  }
+};
+
+// ---- what there is of it in this process ----
+
+Gate gate;
+std::mutex looking, flagging;
+std::atomic<bool> on{false}, alive{true}, ended{true};
+std::atomic<const uint8_t*> limits{nullptr}, neighbour{nullptr};
+std::atomic<uint8_t*> flag{nullptr};
+std::atomic<int> waits{0};     // of the script's thread, told by hooks
+std::atomic<int> script{0};    // tid of the script's thread
+std::atomic<bool> meters{false};
+bool running = false;
+at::CallbackHandle handle = 0;
+Rates asked;                   // newest of the page
+uint64_t seen = 0;
+ns seen_at = 0, garbage = 0;
+// of the flag, under `flagging`
+bool is_busy = true;
+ns since = 0, idle = 0;
+
+bool neighbour_busy(ns& its_since) {
+  const uint8_t* page = neighbour.load(std::memory_order_acquire);
+  its_since = 0;
+  if (!page || std::memcmp(page, "COVEYflg", 8) || word<uint32_t>(page, 8) != 1) return true;
+  uint32_t said = __atomic_load_n(reinterpret_cast<const uint32_t*>(page + 12), __ATOMIC_ACQUIRE);
+  if (said > 1) return true;
+  its_since = __atomic_load_n(reinterpret_cast<const ns*>(page + 16), __ATOMIC_ACQUIRE);
+  return said != 0;
+}
+
+// Whether an operator may begin now. Time is accounted every 100 us: the clock of the process costs a system call.
+bool passes(ns t, bool all) {
+  ns its_since;
+  bool busy = neighbour_busy(its_since);
+  std::lock_guard<std::mutex> held(gate.lock);
+  if (all || t - gate.last > MS / 10 || its_since > gate.last) gate.account(t, busy, its_since);
+  return gate.may(t, busy, its_since);
+}
+
+// Until the neighbour's flag changes, or so long: its writer wakes who sleeps on the word.
+void doze() {
+  const uint8_t* page = neighbour.load(std::memory_order_acquire);
+  ns its_since, length;
+  bool busy = neighbour_busy(its_since);
+  {
+    std::lock_guard<std::mutex> held(gate.lock);
+    length = gate.pause(busy);
+  }
+  if (!page) return sleep_ns(length);
+  timespec t{0, length};
+  syscall(SYS_futex, page + 12, FUTEX_WAIT, uint32_t(busy), &t, nullptr, 0);
+}
+
+struct Gil {  // let go of while stopped, if this thread has it: the other threads of the script are not stopped
+  using Check = int (*)();
+  using Save = void* (*)();
+  using Restore = void (*)(void*);
+  void* state = nullptr;
+  Gil() {
+    static auto ready = reinterpret_cast<Check>(dlsym(RTLD_DEFAULT, "Py_IsInitialized"));
+    static auto check = reinterpret_cast<Check>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
+    static auto save = reinterpret_cast<Save>(dlsym(RTLD_DEFAULT, "PyEval_SaveThread"));
+    if (ready && check && save && ready() && check()) state = save();
+  }
+  ~Gil() {
+    static auto restore = reinterpret_cast<Restore>(dlsym(RTLD_DEFAULT, "PyEval_RestoreThread"));
+    if (state) restore(state);
+  }
+};
+
+void stop() {
+  Gil released;
+  {
+    std::lock_guard<std::mutex> held(gate.lock);
+    gate.stops++;
+    if (gate.stopped++ == 0) gate.stopped_since = now();
+  }
+  do doze();
+  while (on.load(std::memory_order_acquire) && !passes(now(), true));
+  std::lock_guard<std::mutex> held(gate.lock);
+  if (--gate.stopped == 0) gate.gated += now() - gate.stopped_since;
+}
+
+std::unique_ptr<at::ObserverContext> before(const at::RecordFunction&) {
+  if (on.load(std::memory_order_acquire) && !passes(now(), false)) stop();
+  return nullptr;
+}
+
+// Reads the page, puts the gate in, takes it out. Under `looking`.
+void look(ns t) {
+  const uint8_t* page = limits.load(std::memory_order_acquire);
+  if (page && read_page(page, seen, asked, garbage)) seen_at = t;
+  Rates holds = asked;
+  ns ends = std::min(asked.lease, seen_at + LEASE_MAX);
+  bool leased = asked.free() || !asked.lease || t < ends;
+  if (!leased) holds.share[0] = holds.share[1] = asked.guaranteed ? 1 : std::max(0.01, asked.failsafe), holds.head = -1;
+  {
+    std::lock_guard<std::mutex> held(gate.lock);
+    gate.set(holds, leased, t);
+  }
+  bool wanted = page && !holds.free();
+  if (wanted == on.load()) return;
+  on.store(wanted, std::memory_order_release);
+  if (wanted)
+    handle = at::addGlobalCallback(at::RecordFunctionCallback(before).scopes({at::RecordScope::FUNCTION}));
+  else
+    at::removeCallback(handle);
+}
+
+// ---- the flag: does this process work? ----
+
+void say(bool busy, ns t, ns began) {  // `began`: when it began in truth, for the sum of idle time
+  uint8_t* page = flag.load(std::memory_order_acquire);
+  if (busy == is_busy || !page) return;
+  if (busy) idle += std::max<ns>(0, began - since);
+  since = busy ? t : began, is_busy = busy;
+  __atomic_store_n(reinterpret_cast<ns*>(page + 16), t, __ATOMIC_RELEASE);
+  __atomic_store_n(reinterpret_cast<uint32_t*>(page + 12), uint32_t(busy), __ATOMIC_RELEASE);
+  syscall(SYS_futex, page + 12, FUTEX_WAKE, 1 << 20, nullptr, nullptr, 0);
+}
+
+bool runs(int tid) {  // or would, if it had a core
+  char path[64], text[256];
+  std::snprintf(path, sizeof path, "/proc/self/task/%d/stat", tid);
+  int file = open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return false;
+  ssize_t count = read(file, text, sizeof text - 1);
+  close(file);
+  if (count <= 0) return false;
+  text[count] = 0;
+  const char* name_ends = std::strrchr(text, ')');
+  return name_ends && name_ends[1] && name_ends[2] == 'R';
+}
+
+bool any_runs(int but) {
+  DIR* tasks = opendir("/proc/self/task");
+  if (!tasks) return true;
+  bool found = false;
+  while (dirent* entry = readdir(tasks)) {
+    int tid = std::atoi(entry->d_name);
+    if (tid > 0 && tid != but && (found = runs(tid))) break;
+  }
+  closedir(tasks);
+  return found;
+}
+
+// A process works while it gets processor time, or one of its threads waits for a core. What this thread uses itself
+// does not count. Returns when to look again.
+struct Meter {
+  int own = int(syscall(SYS_gettid));
+  ns last = now(), last_cpu = 0;
+  ns look(ns t) {
+    ns cpu = at_clock(CLOCK_PROCESS_CPUTIME_ID) - at_clock(CLOCK_THREAD_CPUTIME_ID);
+    ns took = t - last, used = std::min(cpu - last_cpu, took);
+    last = t, last_cpu = cpu;
+    bool stopped;
+    {
+      std::lock_guard<std::mutex> held(gate.lock);
+      stopped = gate.stopped > 0;
+    }
+    if (waits.load() > 0) return IDLE_LOOK * 4;  // the hook that says so ends it too
+    bool works = stopped || used * 5 >= took || runs(script.load());
+    if (!works && is_busy) works = any_runs(own);  // a thread that the script's waits for
+    std::lock_guard<std::mutex> held(flagging);
+    if (waits.load() > 0) return IDLE_LOOK * 4;
+    say(works, t, works ? t - used : t - (took - used));
+    if (uint8_t* page = flag.load()) __atomic_store_n(reinterpret_cast<ns*>(page + 24), t, __ATOMIC_RELEASE);
+    return works && (stopped || used * 10 >= took * 9) ? BUSY_LOOK : IDLE_LOOK;
+  }
+};
+
+void watch() {
+  pthread_setname_np(pthread_self(), "covey-watch");
+  Meter meter;
+  ns pause = BUSY_LOOK;
+  while (alive.load()) {
+    sleep_ns(pause);
+    ns t = now();
+    bool told;
+    {
+      std::lock_guard<std::mutex> held(looking);
+      look(t);
+      told = asked.guaranteed;
+    }
+    pause = meters.load() && flag.load() ? meter.look(t) : BUSY_LOOK;
+    if (!told) pause = BUSY_LOOK;  // no neighbour waits for its flag
+  }
+  ended = true;
+}
+
+void forked() {  // in the child: its memory is a copy, but the pages are the parent's
+  on = false, flag = nullptr, limits = nullptr, neighbour = nullptr, meters = false, waits = 0, running = false, ended = true;
+  asked = Rates();
+  new (&gate) Gate();
+  new (&looking) std::mutex();
+  new (&flagging) std::mutex();
+}
+}  // namespace
+
+extern "C" {
+// Pages of this process, which stay mapped for its life; `meter`: keep the flag by what its threads do.
+int covey_start(const void* limits_page, void* flag_page, int script_tid, int meter) {
+  std::lock_guard<std::mutex> held(looking);
+  {
+    std::lock_guard<std::mutex> mine(flagging);
+    flag = static_cast<uint8_t*>(flag_page), script = script_tid, meters = meter != 0;
+    is_busy = false, say(true, now(), since);
+  }
+  limits = static_cast<const uint8_t*>(limits_page), seen = 0;
+  look(now());
+  if (running) return 1;
+  static int once = pthread_atfork(nullptr, nullptr, forked);
+  sigset_t all, before_it;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before_it);  // signals are the script's
+  try {
+    alive = true, ended = false;
+    std::thread(watch).detach();
+    running = true;
+  } catch (const std::exception&) {
+    ended = true;
+  }
+  pthread_sigmask(SIG_SETMASK, &before_it, nullptr);
+  return running && once == 0;
+}
+// Before the process ends, and in tests: no gate, no thread, the flag says idle.
+void covey_stop() {
+  alive = false;
+  for (int i = 0; i < 100 && !ended.load(); i++) sleep_ns(MS);
+  std::lock_guard<std::mutex> held(looking);
+  limits = nullptr, asked = Rates(), running = false;
+  look(now());
+  std::lock_guard<std::mutex> mine(flagging);
+  ns t = now();
+  say(false, t, t);
+  flag = nullptr, meters = false;
+}
+void covey_neighbour(const void* page) { neighbour = static_cast<const uint8_t*>(page); }
+void covey_meter(int on_cores) {
+  std::lock_guard<std::mutex> held(flagging);
+  meters = on_cores != 0;
+  ns t = now();
+  if (!on_cores && !waits.load()) say(true, t, t);
+}
+void covey_script(int tid) { script = tid; }
+void covey_look() {
+  std::lock_guard<std::mutex> held(looking);
+  look(now());
+}
+// The script's thread begins (1) or ends (0) to wait for what others do: input, other ranks.
+void covey_wait(int begins) {
+  std::lock_guard<std::mutex> held(flagging);
+  int left = waits += begins ? 1 : -1;
+  ns t = now();
+  if (left == (begins ? 1 : 0)) say(!begins, t, t);
+}
+// idle ns, gated ns, stops, garbage, whether the gate is in
+void covey_counters(ns* into) {
+  ns t = now();
+  {
+    std::lock_guard<std::mutex> held(flagging);
+    into[0] = idle + (is_busy ? 0 : std::max<ns>(0, t - since));
+  }
+  std::lock_guard<std::mutex> held(gate.lock);
+  into[1] = gate.gated + (gate.stopped ? t - gate.stopped_since : 0);
+  into[2] = gate.stops, into[3] = garbage, into[4] = on.load();
+}
+}

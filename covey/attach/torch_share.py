@@ -1,0 +1,56 @@
+"""What PyTorch gives a rank to go by the limits of a shared device: where it can be stopped, and its memory."""
+
+import atexit
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from covey.attach.build import TorchBuild, cache_folder, found
+from covey.attach.native import NativeGate
+from covey.attach.sharing import ShareControl
+
+
+def share_control() -> ShareControl:
+    """For this process, with the gate that was built for this PyTorch, else without one."""
+    native = native_gate()
+    if native is not None:
+        atexit.register(native.stop)
+    return ShareControl(native, stops=None if native is not None else ModuleStops(), meters=on_cores)
+
+
+def native_gate() -> NativeGate | None:
+    """None where it was not built, or cannot be loaded."""
+    library = found(TorchBuild.of(torch), cache_folder())
+    if library is None:
+        return None
+    try:
+        return NativeGate(library)
+    except (OSError, AttributeError):
+        return None
+
+
+def on_cores() -> bool:
+    """Whether the device of this process is a set of cores: it has not used a GPU."""
+    return not torch.cuda.is_initialized()
+
+
+class ModuleStops:
+    """Calls before the forward of every module. Compiled code has none but its outermost."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._lock = threading.Lock()
+
+    def put_in(self, before: Callable[[], None]) -> None:
+        with self._lock:
+            if self._handle is None:
+                self._handle = register_module_forward_pre_hook(lambda _module, _inputs: before())
+
+    def take_out(self) -> None:
+        with self._lock:
+            handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.remove()
