@@ -6,6 +6,7 @@ from time to time. They see everything at once, as no host can: the state of eve
 """
 
 import zlib
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.raft.machine.raft import Role
@@ -190,22 +191,34 @@ def ranks_of(world: World) -> list[Rank]:
     return found
 
 
-class GpusExclusive:
-    """A GPU never runs ranks of two grants at once, and a rank never runs twice under one grant."""
+class RanksHeld(ABC):
+    """Looks at all ranks whenever a process began or ended."""
 
-    name, every_s = "a GPU belongs to one grant", 0.0
-    after = "process_count"
+    every_s, after = 0.0, "process_count"
 
     def __init__(self, rack: "SimRack") -> None:
-        self._births = -1
+        self.rack = rack
+        self._looked_at = -1
 
     def check(self, world: World) -> None:
-        if world.process_count == self._births:
-            return
-        self._births = world.process_count
+        if world.process_count != self._looked_at:
+            self._looked_at = world.process_count
+            self.look(ranks_of(world))
+
+    @abstractmethod
+    def look(self, ranks: list[Rank]) -> None:
+        """AssertionError when it does not hold."""
+
+
+class GpusExclusive(RanksHeld):
+    """A GPU never runs ranks of two grants at once, and a rank never runs twice under one grant."""
+
+    name = "a GPU belongs to one grant"
+
+    def look(self, ranks: list[Rank]) -> None:
         owner: dict[str, Rank] = {}
         running: dict[tuple[str, int, int], str] = {}
-        for rank in ranks_of(world):
+        for rank in ranks:
             once = (rank.job, rank.epoch, rank.rank)
             assert once not in running, f"{once} runs on {running[once]} and on {rank.host}"
             running[once] = rank.host
@@ -216,22 +229,15 @@ class GpusExclusive:
                 )
 
 
-class RanksOnce:
+class RanksOnce(RanksHeld):
     """A rank of a job lives once, under one epoch, wherever that is: also on hosts that are cut off. A job that is
     to be kept (`on_lost`) is not placed elsewhere, so this holds for it too."""
 
-    name, every_s = "a rank lives once", 0.0
-    after = "process_count"
+    name = "a rank lives once"
 
-    def __init__(self, rack: "SimRack") -> None:
-        self._births = -1
-
-    def check(self, world: World) -> None:
-        if world.process_count == self._births:
-            return
-        self._births = world.process_count
+    def look(self, ranks: list[Rank]) -> None:
         alive: dict[tuple[str, int], Rank] = {}
-        for rank in ranks_of(world):
+        for rank in ranks:
             other = alive.setdefault((rank.job, rank.rank), rank)
             assert other is rank, (
                 f"rank {rank.rank} of {rank.job} lives on {other.host} under epoch {other.epoch} and on {rank.host} "
@@ -239,24 +245,20 @@ class RanksOnce:
             )
 
 
-class QuotaHeld:
+class QuotaHeld(RanksHeld):
     """What really runs of a tenant against its quota never exceeds it, wherever it runs and under whatever epoch, also
     on hosts that are cut off. A job that started as opportunistic counts as soon as some host knows that it was
     upgraded."""
 
-    name, every_s = "no tenant runs more than its quota", 0.0
-    after = "process_count"
+    name = "no tenant runs more than its quota"
 
     def __init__(self, rack: "SimRack", quotas: dict[str, int]) -> None:
-        self.rack, self.quotas = rack, quotas
-        self._births = -1
+        super().__init__(rack)
+        self.quotas = quotas
 
-    def check(self, world: World) -> None:
-        if world.process_count == self._births:
-            return
-        self._births = world.process_count
+    def look(self, ranks: list[Rank]) -> None:
         used: dict[str, int] = {}
-        for rank in ranks_of(world):
+        for rank in ranks:
             if rank.job_class != "opportunistic" or self._upgraded(rank.job):
                 used[rank.tenant] = used.get(rank.tenant, 0) + len(rank.gpus)
         for tenant, gpus in used.items():

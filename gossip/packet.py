@@ -135,10 +135,6 @@ class Sealer:
         if len(salt) != SALT_BYTES or len(me.uuid) != UUID_BYTES:
             raise ValueError(f"expected {SALT_BYTES} bytes of salt and {UUID_BYTES} of uuid")
         self._me, self._identity, self._salt, self._counter = me, me.identity, salt, 0
-        self.use(ring)
-
-    def use(self, ring: Keyring) -> None:
-        """Seal with the first key of `ring` from now on. The counter goes on."""
         self._key_id = key_id(ring.primary)
         self._cluster, self._label = ring.cluster[self._key_id], ring.label
         self._aead = _cipher(ring.primary, self._identity, self._me.boot)
@@ -182,11 +178,6 @@ class Opener:
         self._ring, self._me = ring, me
         self._windows: OrderedDict[int, Window] = OrderedDict()
         self._ciphers: OrderedDict[tuple[bytes, int, int], AESGCM] = OrderedDict()
-
-    def use(self, ring: Keyring) -> None:
-        """Open with the keys of `ring` from now on."""
-        self._ring = ring
-        self._ciphers.clear()
 
     def remember(self, sender: int, boot: int) -> None:
         """From before our restart: the sender's boot at that time; datagrams of older boots are replays."""

@@ -162,11 +162,6 @@ class GossipService:
         return self._socket.address
 
     @property
-    def advertised(self) -> Address:
-        """This host's address for the others; empty until a peer has sent `SeenAt`."""
-        return self._gossip.membership.address
-
-    @property
     def seeds_unknown(self) -> Mapping[Address, str]:
         """Seed -> why it cannot be called: its name does not resolve, or it has no address of our family."""
         return {} if self._seeds is None else dict(self._seeds.unknown)
@@ -189,12 +184,6 @@ class GossipService:
     def said(self, key: str) -> Sequence[tuple[HostId, HostState, bytes | None]]:
         """Every other host, its state, and the value it published under this key in its present boot, by name."""
         return self._gossip.said(key, self._env.clock.now_s())
-
-    def use_keys(self, keys: Sequence[bytes]) -> None:
-        """Rotate: seal with the first from now on, open with all. ValueError leaves the old ones."""
-        ring = Keyring(keys, self._settings.cluster)
-        self._sealer.use(ring)
-        self._opener.use(ring)
 
     @property
     def counters(self) -> Mapping[str, int]:

@@ -326,11 +326,3 @@ class AggregatorNow(msgspec.Struct, frozen=True):
     used_us: int = 0
     """W, their work in one cycle."""
     lanes: int = 1
-
-
-class LeaderHint(msgspec.Struct, frozen=True):
-    """Key `leader`: whom this host takes for the leader. Validated by term, never trusted."""
-
-    term: int
-    leader: HostId
-    since_wall_s: float

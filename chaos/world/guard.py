@@ -149,14 +149,3 @@ def escape_guard() -> Iterator[None]:
         _active -= 1
         if not _active:
             _remove()
-
-
-@contextmanager
-def real_world() -> Iterator[None]:
-    """The simulator's own way out (reading a CPU clock, importing a module): guards are off inside."""
-    global _active
-    before, _active = _active, 0
-    try:
-        yield
-    finally:
-        _active = before

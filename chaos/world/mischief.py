@@ -12,8 +12,7 @@ connection is not among them: it says that nothing listens there, which would be
 
 import random
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from chaos import PRODUCT
 
@@ -56,15 +55,6 @@ class Mischief:
 
     def pause_s(self) -> float:
         return self.rng.uniform(*PAUSE_S)
-
-    @contextmanager
-    def none(self) -> Iterator[None]:
-        """No mischief inside."""
-        before, self.on = self.on, False
-        try:
-            yield
-        finally:
-            self.on = before
 
 
 def _caller() -> str:

@@ -1,11 +1,13 @@
 """Real ports on this machine for tests: an agent's worth of them, in a directory of their own."""
 
 import asyncio
+import functools
+import inspect
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 import uvloop
@@ -26,7 +28,6 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
     "uvloop": uvloop.new_event_loop,
 }
-both_loops = pytest.mark.parametrize("loop", LOOPS)
 
 
 def run_on(loop: str, work: Coroutine[Any, Any, None]) -> None:
@@ -38,6 +39,20 @@ def run_on(loop: str, work: Coroutine[Any, Any, None]) -> None:
 
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
         runner.run(timed())
+
+
+def both_loops(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """This test once on each kind of loop."""
+
+    @pytest.mark.parametrize("loop", LOOPS)
+    @functools.wraps(story)
+    def test(loop: str, **fixtures: Any) -> None:
+        run_on(loop, story(**fixtures))
+
+    asked = inspect.signature(story)
+    loop = inspect.Parameter("loop", inspect.Parameter.KEYWORD_ONLY)
+    test.__signature__ = asked.replace(parameters=[*asked.parameters.values(), loop])
+    return cast(Callable[..., None], test)
 
 
 async def until(true: Callable[[], object], timeout_s: float = 8.0) -> None:

@@ -229,19 +229,16 @@ def test_a_message_out_of_bounds_is_skipped(wrong: Message) -> None:
 def test_keys_rotate_without_a_gap() -> None:
     """Add to all, move to front on all, remove from all: at no step is anybody deaf to anybody."""
     steps: list[tuple[bytes, ...]] = [(KEY,), (KEY, NEXT_KEY), (NEXT_KEY, KEY), (NEXT_KEY,)]
-    mouth, ears = sealer(), opener()
     for before, after in itertools.pairwise(steps):
-        for mouth_ring, ears_ring in ((before, after), (after, before), (after, after)):
-            mouth.use(Keyring(mouth_ring, "rack"))
-            ears.use(Keyring(ears_ring, "rack"))
-            assert isinstance(ears.open(mouth.seal([m.SyncSame()])), Opened), (mouth_ring, ears_ring)
+        for mouth, ears in ((before, after), (after, before), (after, after)):
+            sealed = sealer(keys=mouth).seal([m.SyncSame()])
+            assert isinstance(opener(keys=ears).open(sealed), Opened), (mouth, ears)
 
 
 def test_a_removed_key_opens_nothing_any_more() -> None:
-    mouth, ears = sealer(), opener(keys=(NEXT_KEY, KEY))
-    assert isinstance(ears.open(mouth.seal([])), Opened)
-    ears.use(Keyring((NEXT_KEY,), "rack"))
-    assert reason(ears.open(mouth.seal([]))) == "unknown_key"
+    sealed = sealer().seal([])
+    assert isinstance(opener(keys=(NEXT_KEY, KEY)).open(sealed), Opened)
+    assert reason(opener(keys=(NEXT_KEY,)).open(sealed)) == "unknown_key"
 
 
 @pytest.mark.parametrize("keys", [[], [b"short"], [KEY, KEY], [bytes([n]) * 32 for n in range(KEYS_MAX + 1)]])

@@ -2,10 +2,12 @@
 and with real processes, see test_runner.py.)"""
 
 import asyncio
+import functools
+import inspect
 import random
 import signal
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -94,6 +96,23 @@ class Story:
         assert self.world.run(2000, stop=lambda: bool(done))
 
 
+def played(seed: int, program: str = "train", ranks_s: float = 600.0) -> Callable[..., Callable[..., None]]:
+    """This test runs as the agent, after one supervisor was started, in the world of this seed."""
+
+    def made(talk: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        @functools.wraps(talk)
+        def test(**fixtures: Any) -> None:
+            with World(seed) as world:
+                story = Story(world, ranks_s)
+                story.play(lambda env, told: talk(env, told, story, **fixtures), program)
+
+        asked = inspect.signature(talk)
+        test.__signature__ = asked.replace(parameters=list(asked.parameters.values())[3:])  # type: ignore[attr-defined]
+        return cast(Callable[..., None], test)
+
+    return made
+
+
 async def meet(env: Env, told: SupervisorConfig) -> ByteStream:
     for _ in range(200):
         try:
@@ -119,28 +138,26 @@ async def stored(env: Env, told: SupervisorConfig) -> SupervisorState | None:
     return read_state(await env.disk.read(told.state))
 
 
-def test_what_it_says_is_on_disk_first_and_it_ends_after_the_last_word() -> None:
-    async def talk(env: Env, told: SupervisorConfig) -> None:
-        stream = await meet(env, told)
-        while True:
-            heard = await read_frame(stream, decoder)
-            assert isinstance(heard, RanksStatus)
-            on_disk = await stored(env, told)
-            if heard.state.pids:
-                assert on_disk is not None
-                assert on_disk.pids.keys() >= heard.state.pids.keys()
-                assert on_disk.codes.keys() >= heard.state.codes.keys()
-            if heard.state.ended:
-                break
-        assert heard.state.codes == {0: 7, 1: 7}
-        await asyncio.sleep(5)
-        assert story.host.find("sup") == []
-        with pytest.raises(ConnectionError):
-            await env.bytes.connect(told.socket)
-
-    with World(3) as world:
-        story = Story(world, ranks_s=1.0)
-        story.play(talk)
+@played(3, ranks_s=1.0)
+async def test_what_it_says_is_on_disk_first_and_it_ends_after_the_last_word(
+    env: Env, told: SupervisorConfig, story: Story
+) -> None:
+    stream = await meet(env, told)
+    while True:
+        heard = await read_frame(stream, decoder)
+        assert isinstance(heard, RanksStatus)
+        on_disk = await stored(env, told)
+        if heard.state.pids:
+            assert on_disk is not None
+            assert on_disk.pids.keys() >= heard.state.pids.keys()
+            assert on_disk.codes.keys() >= heard.state.codes.keys()
+        if heard.state.ended:
+            break
+    assert heard.state.codes == {0: 7, 1: 7}
+    await asyncio.sleep(5)
+    assert story.host.find("sup") == []
+    with pytest.raises(ConnectionError):
+        await env.bytes.connect(told.socket)
 
 
 def test_who_connects_while_a_rank_is_being_written_down_hears_of_it_only_afterwards() -> None:
@@ -168,52 +185,44 @@ def test_who_connects_while_a_rank_is_being_written_down_hears_of_it_only_afterw
         assert early[-1] == 2 and 0 in early and len(early) > 5
 
 
-def test_a_second_supervisor_leaves_the_first_one_alone() -> None:
-    async def talk(env: Env, told: SupervisorConfig) -> None:
-        await status(await meet(env, told), running)
-        second = await env.processes.start_program("supervisor", "second", told)
-        assert await second.wait() == 0
-        assert await stored(env, told) is not None
-        assert story.starts == 2
-        assert len(story.host.find("train")) == 2
-
-    with World(4) as world:
-        story = Story(world)
-        story.play(talk)
+@played(4)
+async def test_a_second_supervisor_leaves_the_first_one_alone(env: Env, told: SupervisorConfig, story: Story) -> None:
+    await status(await meet(env, told), running)
+    second = await env.processes.start_program("supervisor", "second", told)
+    assert await second.wait() == 0
+    assert await stored(env, told) is not None
+    assert story.starts == 2
+    assert len(story.host.find("train")) == 2
 
 
-def test_after_the_end_a_supervisor_started_again_does_nothing() -> None:
-    async def talk(env: Env, told: SupervisorConfig) -> None:
-        await status(await meet(env, told), lambda state: state.ended)
-        before = await env.disk.read(told.state)
-        await asyncio.sleep(5)
-        assert await (await env.processes.start_program("supervisor", "second", told)).wait() == 0
-        assert await env.disk.read(told.state) == before
-        assert story.starts == 2
-
-    with World(5) as world:
-        story = Story(world, ranks_s=1.0)
-        story.play(talk)
+@played(5, ranks_s=1.0)
+async def test_after_the_end_a_supervisor_started_again_does_nothing(
+    env: Env, told: SupervisorConfig, story: Story
+) -> None:
+    await status(await meet(env, told), lambda state: state.ended)
+    before = await env.disk.read(told.state)
+    await asyncio.sleep(5)
+    assert await (await env.processes.start_program("supervisor", "second", told)).wait() == 0
+    assert await env.disk.read(told.state) == before
+    assert story.starts == 2
 
 
-def test_who_ignores_sigterm_is_killed_after_the_grace_and_another_stop_only_hurries() -> None:
-    async def talk(env: Env, told: SupervisorConfig) -> None:
-        stream = await meet(env, told)
-        await status(stream, running)
-        began_s = env.clock.now_s()
-        await stream.write(pack(StopRanks(60.0, "first")))
-        await asyncio.sleep(1)
-        assert sorted(story.asked) == ["0", "1"]
-        assert await env.disk.read(told.preempt) == b"first"
-        await stream.write(pack(StopRanks(2.0, "second")))
-        await stream.write(pack(StopRanks(600.0, "third")))
-        ended = await status(stream, lambda state: state.ended)
-        assert 2.9 < env.clock.now_s() - began_s < 4.0
-        assert (sorted(ended.codes.items()), ended.reason) == ([(0, -9), (1, -9)], "first")
-
-    with World(6) as world:
-        story = Story(world)
-        story.play(talk, program="stubborn")
+@played(6, program="stubborn")
+async def test_who_ignores_sigterm_is_killed_after_the_grace_and_another_stop_only_hurries(
+    env: Env, told: SupervisorConfig, story: Story
+) -> None:
+    stream = await meet(env, told)
+    await status(stream, running)
+    began_s = env.clock.now_s()
+    await stream.write(pack(StopRanks(60.0, "first")))
+    await asyncio.sleep(1)
+    assert sorted(story.asked) == ["0", "1"]
+    assert await env.disk.read(told.preempt) == b"first"
+    await stream.write(pack(StopRanks(2.0, "second")))
+    await stream.write(pack(StopRanks(600.0, "third")))
+    ended = await status(stream, lambda state: state.ended)
+    assert 2.9 < env.clock.now_s() - began_s < 4.0
+    assert (sorted(ended.codes.items()), ended.reason) == ([(0, -9), (1, -9)], "first")
 
 
 @pytest.mark.parametrize(
@@ -229,25 +238,21 @@ def test_who_ignores_sigterm_is_killed_after_the_grace_and_another_stop_only_hur
         (5.0, [Extend(20.0), StopRanks(5.0, "the lease is over", firm=True), Extend(20.0)], 6.0),
     ],
 )
-def test_ranks_get_more_time_once_within_bounds_and_only_as_long_as_nobody_is_firm(
-    grace_s: float, frames: list[StopRanks | Extend], killed_s: float
+@played(20, program="stubborn")
+async def test_ranks_get_more_time_once_within_bounds_and_only_as_long_as_nobody_is_firm(
+    env: Env, told: SupervisorConfig, story: Story, grace_s: float, frames: list[StopRanks | Extend], killed_s: float
 ) -> None:
-    async def talk(env: Env, told: SupervisorConfig) -> None:
-        stream = await meet(env, told)
-        await status(stream, running)
-        began_s = env.clock.now_s()
-        await stream.write(pack(Extend(500.0)))  # before anybody was asked to stop: nothing
-        await stream.write(pack(StopRanks(grace_s, "first")))
-        await asyncio.sleep(1)
-        for frame in frames:
-            await stream.write(pack(frame))
-        ended = await status(stream, lambda state: state.ended)
-        assert killed_s <= env.clock.now_s() - began_s < killed_s + 0.5
-        assert ended.reason == "first"
-
-    with World(20) as world:
-        story = Story(world)
-        story.play(talk, program="stubborn")
+    stream = await meet(env, told)
+    await status(stream, running)
+    began_s = env.clock.now_s()
+    await stream.write(pack(Extend(500.0)))  # before anybody was asked to stop: nothing
+    await stream.write(pack(StopRanks(grace_s, "first")))
+    await asyncio.sleep(1)
+    for frame in frames:
+        await stream.write(pack(frame))
+    ended = await status(stream, lambda state: state.ended)
+    assert killed_s <= env.clock.now_s() - began_s < killed_s + 0.5
+    assert ended.reason == "first"
 
 
 def test_the_notice_is_there_before_any_signal_and_a_hanging_disk_delays_no_signal() -> None:
@@ -299,118 +304,100 @@ def test_a_stop_that_comes_before_the_ranks_do_is_obeyed() -> None:
             story.play(talk)
 
 
-def test_a_stop_between_two_ranks_starts_no_further_one() -> None:
-    async def talk(env: Env, told: SupervisorConfig) -> None:
-        told = ranked(told, *(command("train", RANK=str(rank)) for rank in range(30)))
-        await env.processes.start_program("supervisor", "many", told)
-        stream = await meet(env, told)
-        await status(stream, lambda state: bool(state.pids))
-        await stream.write(pack(StopRanks(60.0, "changed my mind")))
-        ended = await status(stream, lambda state: state.ended)
-        assert 1 <= len(ended.pids) < 30 and story.starts <= len(ended.pids) + 2, "the two of another supervisor"
-        assert ended.codes == dict.fromkeys(range(30), -signal.SIGTERM)
-        assert ended.reason == "changed my mind"
-
-    with World(17) as world:
-        story = Story(world)
-        story.play(talk)
+@played(17)
+async def test_a_stop_between_two_ranks_starts_no_further_one(env: Env, told: SupervisorConfig, story: Story) -> None:
+    told = ranked(told, *(command("train", RANK=str(rank)) for rank in range(30)))
+    await env.processes.start_program("supervisor", "many", told)
+    stream = await meet(env, told)
+    await status(stream, lambda state: bool(state.pids))
+    await stream.write(pack(StopRanks(60.0, "changed my mind")))
+    ended = await status(stream, lambda state: state.ended)
+    assert 1 <= len(ended.pids) < 30 and story.starts <= len(ended.pids) + 2, "the two of another supervisor"
+    assert ended.codes == dict.fromkeys(range(30), -signal.SIGTERM)
+    assert ended.reason == "changed my mind"
 
 
 @pytest.mark.parametrize("twice", [False, True])
-def test_a_supervisor_told_to_end_gives_its_ranks_their_grace_unless_told_twice(twice: bool) -> None:
-    async def talk(env: Env, told: SupervisorConfig) -> None:
-        stream = await meet(env, told)
-        await status(stream, running)
-        (process,) = story.host.find("sup")
-        began_s = env.clock.now_s()
+@played(18, program="stubborn")
+async def test_a_supervisor_told_to_end_gives_its_ranks_their_grace_unless_told_twice(
+    env: Env, told: SupervisorConfig, story: Story, twice: bool
+) -> None:
+    stream = await meet(env, told)
+    await status(stream, running)
+    (process,) = story.host.find("sup")
+    began_s = env.clock.now_s()
+    process.signal(signal.SIGTERM)
+    await asyncio.sleep(told.grace_s - 1)
+    assert sorted(story.asked) == ["0", "1"] and len(story.host.find("stubborn")) == 2
+    if twice:
         process.signal(signal.SIGTERM)
-        await asyncio.sleep(told.grace_s - 1)
-        assert sorted(story.asked) == ["0", "1"] and len(story.host.find("stubborn")) == 2
-        if twice:
-            process.signal(signal.SIGTERM)
-        ended = await status(stream, lambda state: state.ended)
-        passed_s = env.clock.now_s() - began_s
-        assert passed_s < told.grace_s - 0.5 if twice else told.grace_s <= passed_s < told.grace_s + 1
-        assert ended.codes == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
-        assert ended.reason == "their supervisor was told to end"
-
-    with World(18) as world:
-        story = Story(world)
-        story.play(talk, program="stubborn")
+    ended = await status(stream, lambda state: state.ended)
+    passed_s = env.clock.now_s() - began_s
+    assert passed_s < told.grace_s - 0.5 if twice else told.grace_s <= passed_s < told.grace_s + 1
+    assert ended.codes == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    assert ended.reason == "their supervisor was told to end"
 
 
-def test_siblings_of_a_rank_that_was_killed_are_stopped_and_told_by_what() -> None:
-    async def talk(env: Env, told: SupervisorConfig) -> None:
-        stream = await meet(env, told)
-        state = await status(stream, running)
-        began_s = env.clock.now_s()
-        story.host.processes[state.pids[1].pid].signal(signal.SIGKILL)
-        ended = await status(stream, lambda state: state.ended)
-        assert supervisor.SIBLINGS_S <= env.clock.now_s() - began_s < supervisor.SIBLINGS_S + 1
-        assert list(ended.codes.items()) == [(1, -signal.SIGKILL), (0, -signal.SIGTERM)], "in the order they ended"
-        assert ended.reason == "rank 1 was killed by signal 9; its siblings on this host were stopped"
-
-    with World(19) as world:
-        story = Story(world)
-        story.play(talk)
+@played(19)
+async def test_siblings_of_a_rank_that_was_killed_are_stopped_and_told_by_what(
+    env: Env, told: SupervisorConfig, story: Story
+) -> None:
+    stream = await meet(env, told)
+    state = await status(stream, running)
+    began_s = env.clock.now_s()
+    story.host.processes[state.pids[1].pid].signal(signal.SIGKILL)
+    ended = await status(stream, lambda state: state.ended)
+    assert supervisor.SIBLINGS_S <= env.clock.now_s() - began_s < supervisor.SIBLINGS_S + 1
+    assert list(ended.codes.items()) == [(1, -signal.SIGKILL), (0, -signal.SIGTERM)], "in the order they ended"
+    assert ended.reason == "rank 1 was killed by signal 9; its siblings on this host were stopped"
 
 
-def test_a_control_socket_that_was_removed_comes_back() -> None:
-    async def talk(env: Env, told: SupervisorConfig) -> None:
-        stream = await meet(env, told)
-        await status(stream, running)
-        lost = [r for p in story.host.find("sup") for r in list(p.resources) if "sup.sock" in str(vars(r))]
-        assert lost
-        for listener in lost:
-            listener.release()
-        with pytest.raises(ConnectionError):
-            await env.bytes.connect(told.socket)
-        await asyncio.sleep(2 * SOCKET_CHECK_S)
-        again = await meet(env, told)
-        assert running(await status(again, running))
-        await again.write(pack(StopRanks(1.0, "found again")))
-        assert (await status(again, lambda state: state.ended)).reason == "found again"
-
-    with World(7) as world:
-        story = Story(world)
-        story.play(talk)
+@played(7)
+async def test_a_control_socket_that_was_removed_comes_back(env: Env, told: SupervisorConfig, story: Story) -> None:
+    stream = await meet(env, told)
+    await status(stream, running)
+    lost = [r for p in story.host.find("sup") for r in list(p.resources) if "sup.sock" in str(vars(r))]
+    assert lost
+    for listener in lost:
+        listener.release()
+    with pytest.raises(ConnectionError):
+        await env.bytes.connect(told.socket)
+    await asyncio.sleep(2 * SOCKET_CHECK_S)
+    again = await meet(env, told)
+    assert running(await status(again, running))
+    await again.write(pack(StopRanks(1.0, "found again")))
+    assert (await status(again, lambda state: state.ended)).reason == "found again"
 
 
-def test_a_sick_disk_loses_no_code_while_the_supervisor_lives() -> None:
-    async def talk(env: Env, told: SupervisorConfig) -> None:
-        stream = await meet(env, told)
-        await status(stream, running)
-        story.host.disk.sick = 1.0
-        assert (await status(stream, lambda state: state.ended)).codes == {0: 7, 1: 7}
-        stream.close()
-        await asyncio.sleep(3 * DISK_RETRY_S)
-        late = await meet(env, told)
-        assert (await status(late, lambda state: state.ended)).codes == {0: 7, 1: 7}
-        story.host.disk.sick = 0.0
-        await asyncio.sleep(3 * DISK_RETRY_S)
-        assert story.host.find("sup") == []
-        on_disk = await stored(env, told)
-        assert on_disk is not None
-        assert (on_disk.ended, on_disk.codes) == (True, {0: 7, 1: 7})
-
-    with World(8) as world:
-        story = Story(world, ranks_s=3.0)
-        story.play(talk)
+@played(8, ranks_s=3.0)
+async def test_a_sick_disk_loses_no_code_while_the_supervisor_lives(
+    env: Env, told: SupervisorConfig, story: Story
+) -> None:
+    stream = await meet(env, told)
+    await status(stream, running)
+    story.host.disk.sick = 1.0
+    assert (await status(stream, lambda state: state.ended)).codes == {0: 7, 1: 7}
+    stream.close()
+    await asyncio.sleep(3 * DISK_RETRY_S)
+    late = await meet(env, told)
+    assert (await status(late, lambda state: state.ended)).codes == {0: 7, 1: 7}
+    story.host.disk.sick = 0.0
+    await asyncio.sleep(3 * DISK_RETRY_S)
+    assert story.host.find("sup") == []
+    on_disk = await stored(env, told)
+    assert on_disk is not None
+    assert (on_disk.ended, on_disk.codes) == (True, {0: 7, 1: 7})
 
 
-def test_a_sick_disk_may_be_forgotten() -> None:
-    async def talk(env: Env, told: SupervisorConfig) -> None:
-        stream = await meet(env, told)
-        await status(stream, running)
-        story.host.disk.sick = 1.0
-        await status(stream, lambda state: state.ended)
-        await stream.write(pack(ForgetRanks()))
-        await asyncio.sleep(3 * DISK_RETRY_S)
-        assert story.host.find("sup") == []
-
-    with World(9) as world:
-        story = Story(world, ranks_s=1.0)
-        story.play(talk)
+@played(9, ranks_s=1.0)
+async def test_a_sick_disk_may_be_forgotten(env: Env, told: SupervisorConfig, story: Story) -> None:
+    stream = await meet(env, told)
+    await status(stream, running)
+    story.host.disk.sick = 1.0
+    await status(stream, lambda state: state.ended)
+    await stream.write(pack(ForgetRanks()))
+    await asyncio.sleep(3 * DISK_RETRY_S)
+    assert story.host.find("sup") == []
 
 
 def test_a_disk_that_is_sick_for_a_moment_delays_the_start_and_no_more() -> None:
@@ -467,55 +454,49 @@ def killed(story: Story, name: str = "sup") -> None:
         process.signal(signal.SIGKILL)
 
 
-def test_ranks_run_on_under_the_next_supervisor_which_knows_how_they_end() -> None:
-    async def talk(env: Env, told: SupervisorConfig) -> None:
-        began = await status(await meet(env, told), running)
-        for _ in range(3):
-            killed(story)
-            await asyncio.sleep(env.rng.uniform(0.0, 5.0))
-            await env.processes.start_program("supervisor", "sup", told)
-            again = await meet(env, told)
-            assert (await status(again, running)).pids == began.pids
-        ended = await status(again, lambda state: state.ended)
-        assert (ended.codes, ended.reason, ended.lost) == ({0: 7, 1: 7}, "", False)
-        assert story.starts == 2
-
-    with World(11) as world:
-        story = Story(world, ranks_s=30.0)
-        story.play(talk)
-
-
-def test_what_ended_under_no_supervisor_is_known_and_its_siblings_are_stopped() -> None:
-    async def talk(env: Env, told: SupervisorConfig) -> None:
-        state = await status(await meet(env, told), running)
+@played(11, ranks_s=30.0)
+async def test_ranks_run_on_under_the_next_supervisor_which_knows_how_they_end(
+    env: Env, told: SupervisorConfig, story: Story
+) -> None:
+    began = await status(await meet(env, told), running)
+    for _ in range(3):
         killed(story)
-        story.host.processes[state.pids[1].pid].signal(signal.SIGKILL)
-        await asyncio.sleep(1)
+        await asyncio.sleep(env.rng.uniform(0.0, 5.0))
         await env.processes.start_program("supervisor", "sup", told)
-        ended = await status(await meet(env, told), lambda state: state.ended)
-        assert ended.codes == {1: -signal.SIGKILL, 0: -signal.SIGTERM} and not ended.lost
-        assert ended.reason == "rank 1 was killed by signal 9; its siblings on this host were stopped"
-        assert story.starts == 2
-
-    with World(11) as world:
-        story = Story(world)
-        story.play(talk)
+        again = await meet(env, told)
+        assert (await status(again, running)).pids == began.pids
+    ended = await status(again, lambda state: state.ended)
+    assert (ended.codes, ended.reason, ended.lost) == ({0: 7, 1: 7}, "", False)
+    assert story.starts == 2
 
 
-def test_siblings_of_a_rank_that_failed_before_its_supervisor_died_are_stopped() -> None:
-    async def talk(env: Env, told: SupervisorConfig) -> None:
-        stream = await meet(env, told)
-        state = await status(stream, running)
-        story.host.processes[state.pids[1].pid].signal(signal.SIGKILL)
-        await status(stream, lambda state: 1 in state.codes)
-        killed(story)
-        await env.processes.start_program("supervisor", "sup", told)
-        ended = await status(await meet(env, told), lambda state: state.ended)
-        assert list(ended.codes.items()) == [(1, -signal.SIGKILL), (0, -signal.SIGTERM)]
+@played(11)
+async def test_what_ended_under_no_supervisor_is_known_and_its_siblings_are_stopped(
+    env: Env, told: SupervisorConfig, story: Story
+) -> None:
+    state = await status(await meet(env, told), running)
+    killed(story)
+    story.host.processes[state.pids[1].pid].signal(signal.SIGKILL)
+    await asyncio.sleep(1)
+    await env.processes.start_program("supervisor", "sup", told)
+    ended = await status(await meet(env, told), lambda state: state.ended)
+    assert ended.codes == {1: -signal.SIGKILL, 0: -signal.SIGTERM} and not ended.lost
+    assert ended.reason == "rank 1 was killed by signal 9; its siblings on this host were stopped"
+    assert story.starts == 2
 
-    with World(11) as world:
-        story = Story(world)
-        story.play(talk)
+
+@played(11)
+async def test_siblings_of_a_rank_that_failed_before_its_supervisor_died_are_stopped(
+    env: Env, told: SupervisorConfig, story: Story
+) -> None:
+    stream = await meet(env, told)
+    state = await status(stream, running)
+    story.host.processes[state.pids[1].pid].signal(signal.SIGKILL)
+    await status(stream, lambda state: 1 in state.codes)
+    killed(story)
+    await env.processes.start_program("supervisor", "sup", told)
+    ended = await status(await meet(env, told), lambda state: state.ended)
+    assert list(ended.codes.items()) == [(1, -signal.SIGKILL), (0, -signal.SIGTERM)]
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -540,23 +521,21 @@ def test_a_rank_that_ended_with_0_never_runs_again_even_with_a_damaged_state_fil
         story.play(talk, program="quick")
 
 
-def test_a_stop_goes_on_under_the_next_supervisor_and_nobody_is_asked_twice() -> None:
-    async def talk(env: Env, told: SupervisorConfig) -> None:
-        stream = await meet(env, told)
-        await status(stream, running)
-        began_s = env.clock.now_s()
-        await stream.write(pack(StopRanks(20.0, "preempted")))
-        await status(stream, lambda state: state.signalled)
-        killed(story)
-        await env.processes.start_program("supervisor", "sup", told)
-        ended = await status(await meet(env, told), lambda state: state.ended)
-        assert 20.0 <= env.clock.now_s() - began_s < 21.0
-        assert (ended.codes, ended.reason, ended.lost) == ({0: -9, 1: -9}, "preempted", False)
-        assert sorted(story.asked) == ["0", "1"]
-
-    with World(22) as world:
-        story = Story(world)
-        story.play(talk, program="stubborn")
+@played(22, program="stubborn")
+async def test_a_stop_goes_on_under_the_next_supervisor_and_nobody_is_asked_twice(
+    env: Env, told: SupervisorConfig, story: Story
+) -> None:
+    stream = await meet(env, told)
+    await status(stream, running)
+    began_s = env.clock.now_s()
+    await stream.write(pack(StopRanks(20.0, "preempted")))
+    await status(stream, lambda state: state.signalled)
+    killed(story)
+    await env.processes.start_program("supervisor", "sup", told)
+    ended = await status(await meet(env, told), lambda state: state.ended)
+    assert 20.0 <= env.clock.now_s() - began_s < 21.0
+    assert (ended.codes, ended.reason, ended.lost) == ({0: -9, 1: -9}, "preempted", False)
+    assert sorted(story.asked) == ["0", "1"]
 
 
 def test_after_a_restart_of_the_machine_nobody_knows_how_its_ranks_ended() -> None:
@@ -594,17 +573,15 @@ def command(program: str, **env: str) -> Command:
     return Command(argv=(program,), cwd="/", env=env, output="/log")
 
 
-def test_a_rank_that_cannot_start_keeps_the_others_from_running_alone() -> None:
-    async def talk(env: Env, told: SupervisorConfig) -> None:
-        told = ranked(told, command("train", RANK="0"), command("missing"), command("train", RANK="2"))
-        await env.processes.start_program("supervisor", "broken", told)
-        ended = await status(await meet(env, told), lambda state: state.ended)
-        assert ended.codes == {0: -signal.SIGKILL, 1: CANNOT_START, 2: CANNOT_START}
-        assert ended.reason.startswith("rank 1 cannot start: ")
-
-    with World(12) as world:
-        story = Story(world)
-        story.play(talk)
+@played(12)
+async def test_a_rank_that_cannot_start_keeps_the_others_from_running_alone(
+    env: Env, told: SupervisorConfig, story: Story
+) -> None:
+    told = ranked(told, command("train", RANK="0"), command("missing"), command("train", RANK="2"))
+    await env.processes.start_program("supervisor", "broken", told)
+    ended = await status(await meet(env, told), lambda state: state.ended)
+    assert ended.codes == {0: -signal.SIGKILL, 1: CANNOT_START, 2: CANNOT_START}
+    assert ended.reason.startswith("rank 1 cannot start: ")
 
 
 def test_what_ended_before_its_siblings_is_said_at_once_and_outlives_the_supervisor() -> None:

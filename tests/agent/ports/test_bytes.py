@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from agent.ports.bytes import DIRECT_BYTES, SPILL_BYTES, SocketBytes
 from agent.program import JsonLog
 from covey.ports import ByteStream, Listener
-from tests.agent.here import Lines, both_loops, run_on, until
+from tests.agent.here import LOOPS, Lines, both_loops, run_on, until
 
 LINES = Lines()
 PORT = SocketBytes(JsonLog(LINES, "debug"))  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ async def read(stream: ByteStream, size: int) -> bytes:
     return bytes(data)
 
 
-@both_loops
+@pytest.mark.parametrize("loop", LOOPS)
 def test_bytes_arrive_in_order_whatever_the_sizes_of_writes_and_reads(loop: str) -> None:
     @settings(max_examples=15, deadline=None)
     @given(
@@ -85,183 +85,153 @@ async def _carry(writes: list[int], reads: list[int], rng: random.Random) -> Non
 
 
 @both_loops
-def test_large_reads_land_in_the_readers_own_memory(loop: str) -> None:
-    async def story() -> None:
-        listener, near, far = await pair()
-        memory = bytearray(8 << 20)
-        reading = asyncio.ensure_future(far.read_into(memoryview(memory)))
-        await asyncio.sleep(0)
-        await near.write(memoryview(b"\xab" * len(memory)))
-        await reading
-        assert memory == b"\xab" * len(memory)
-        numbers = memoryview(bytearray(8 * 100_000)).cast("q")
-        numbers[99_999] = -7
-        await near.write(numbers)
-        copies = memoryview(bytearray(8 * 100_000)).cast("q")
-        await far.read_into(copies)
-        assert copies[99_999] == -7
-        near.close()
-        await listener.close()
-
-    run_on(loop, story())
+async def test_large_reads_land_in_the_readers_own_memory() -> None:
+    listener, near, far = await pair()
+    memory = bytearray(8 << 20)
+    reading = asyncio.ensure_future(far.read_into(memoryview(memory)))
+    await asyncio.sleep(0)
+    await near.write(memoryview(b"\xab" * len(memory)))
+    await reading
+    assert memory == b"\xab" * len(memory)
+    numbers = memoryview(bytearray(8 * 100_000)).cast("q")
+    numbers[99_999] = -7
+    await near.write(numbers)
+    copies = memoryview(bytearray(8 * 100_000)).cast("q")
+    await far.read_into(copies)
+    assert copies[99_999] == -7
+    near.close()
+    await listener.close()
 
 
 @both_loops
-def test_a_writer_waits_for_a_slow_reader_and_its_buffer_is_its_own_again_after_that(loop: str) -> None:
-    async def story() -> None:
-        listener, near, far = await pair()
-        size, count, written = 1 << 20, 64, 0
-        buffer = bytearray(size)
+async def test_a_writer_waits_for_a_slow_reader_and_its_buffer_is_its_own_again_after_that() -> None:
+    listener, near, far = await pair()
+    size, count, written = 1 << 20, 64, 0
+    buffer = bytearray(size)
 
-        async def send() -> None:
-            nonlocal written
-            for number in range(count):
-                buffer[:] = bytes([number]) * size
-                await near.write(buffer)
-                written += 1
-
-        sending = asyncio.ensure_future(send())
-        await asyncio.sleep(0.05)
-        assert written < count // 2, "nothing held the writer up"
+    async def send() -> None:
+        nonlocal written
         for number in range(count):
-            assert await read(far, size) == bytes([number]) * size
+            buffer[:] = bytes([number]) * size
+            await near.write(buffer)
+            written += 1
+
+    sending = asyncio.ensure_future(send())
+    await asyncio.sleep(0.05)
+    assert written < count // 2, "nothing held the writer up"
+    for number in range(count):
+        assert await read(far, size) == bytes([number]) * size
+    await sending
+    near.close()
+    await listener.close()
+
+
+@both_loops
+async def test_units_of_concurrent_writers_are_never_interleaved() -> None:
+    listener, near, far = await pair()
+    size, writers, each = 300_000, 8, 5
+
+    async def send(letter: int) -> None:
+        for _ in range(each):
+            await near.write(bytes([letter]) * (size // 2), bytearray([letter]) * (size // 2))
+
+    sending = [asyncio.ensure_future(send(letter)) for letter in range(writers)]
+    seen = [await read(far, size) for _ in range(writers * each)]
+    await asyncio.gather(*sending)
+    assert all(unit == unit[:1] * size for unit in seen)
+    assert sorted(unit[0] for unit in seen) == sorted(list(range(writers)) * each)
+    near.close()
+    await listener.close()
+
+
+@both_loops
+async def test_a_reader_that_does_not_read_holds_little() -> None:
+    listener, near, far = await pair()
+    sending = asyncio.ensure_future(near.write(bytes(64 << 20)))
+    await asyncio.sleep(0.05)
+    assert not sending.done()
+    assert far._end - far._start <= SPILL_BYTES  # type: ignore[attr-defined]
+    assert await read(far, DIRECT_BYTES) == bytes(DIRECT_BYTES)
+    near.close()
+    with pytest.raises(ConnectionError):
         await sending
-        near.close()
-        await listener.close()
-
-    run_on(loop, story())
+    await listener.close()
 
 
 @both_loops
-def test_units_of_concurrent_writers_are_never_interleaved(loop: str) -> None:
-    async def story() -> None:
-        listener, near, far = await pair()
-        size, writers, each = 300_000, 8, 5
-
-        async def send(letter: int) -> None:
-            for _ in range(each):
-                await near.write(bytes([letter]) * (size // 2), bytearray([letter]) * (size // 2))
-
-        sending = [asyncio.ensure_future(send(letter)) for letter in range(writers)]
-        seen = [await read(far, size) for _ in range(writers * each)]
-        await asyncio.gather(*sending)
-        assert all(unit == unit[:1] * size for unit in seen)
-        assert sorted(unit[0] for unit in seen) == sorted(list(range(writers)) * each)
-        near.close()
-        await listener.close()
-
-    run_on(loop, story())
+async def test_the_end_of_a_peer_is_a_connection_error_wherever_it_strikes() -> None:
+    listener, near, far = await pair()
+    await near.write(b"half")
+    near.close()
+    assert await read(far, 2) == b"ha"
+    with pytest.raises(ConnectionError):
+        await read(far, 3)
+    with pytest.raises(ConnectionError):
+        for _ in range(100):
+            await far.write(bytes(100_000))
+    with pytest.raises(ConnectionError):
+        await near.write(b"x")
+    await listener.close()
 
 
 @both_loops
-def test_a_reader_that_does_not_read_holds_little(loop: str) -> None:
-    async def story() -> None:
-        listener, near, far = await pair()
-        sending = asyncio.ensure_future(near.write(bytes(64 << 20)))
-        await asyncio.sleep(0.05)
-        assert not sending.done()
-        assert far._end - far._start <= SPILL_BYTES  # type: ignore[attr-defined]
-        assert await read(far, DIRECT_BYTES) == bytes(DIRECT_BYTES)
-        near.close()
+async def test_a_write_given_up_half_way_ends_the_connection() -> None:
+    listener, near, far = await pair()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await near.write(bytearray(64 << 20))
+    with pytest.raises(ConnectionError):
+        await near.write(b"more")
+    with pytest.raises(ConnectionError):
+        await read(far, 64 << 20)
+    await listener.close()
+
+
+@both_loops
+async def test_nobody_at_an_address_is_a_connection_error(short: str) -> None:
+    for nowhere in ("127.0.0.1:1", f"unix:{short}/none.sock", "nonsense", "unix:" + "x" * 200):
         with pytest.raises(ConnectionError):
-            await sending
-        await listener.close()
-
-    run_on(loop, story())
+            await PORT.connect(nowhere)
 
 
 @both_loops
-def test_the_end_of_a_peer_is_a_connection_error_wherever_it_strikes(loop: str) -> None:
-    async def story() -> None:
-        listener, near, far = await pair()
-        await near.write(b"half")
-        near.close()
-        assert await read(far, 2) == b"ha"
-        with pytest.raises(ConnectionError):
-            await read(far, 3)
-        with pytest.raises(ConnectionError):
-            for _ in range(100):
-                await far.write(bytes(100_000))
-        with pytest.raises(ConnectionError):
-            await near.write(b"x")
-        await listener.close()
-
-    run_on(loop, story())
+async def test_a_unix_socket_is_its_owners_and_tells_who_connects(short: str) -> None:
+    path = f"{short}/run/x.sock"
+    listener, near, far = await pair(f"unix:{path}")
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(f"{short}/run").st_mode) == 0o700
+    assert (near.uid, far.uid) == (os.getuid(), os.getuid())
+    near.close()
+    await listener.close()
+    assert os.listdir(f"{short}/run") == []
 
 
 @both_loops
-def test_a_write_given_up_half_way_ends_the_connection(loop: str) -> None:
-    async def story() -> None:
-        listener, near, far = await pair()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.02):
-                await near.write(bytearray(64 << 20))
-        with pytest.raises(ConnectionError):
-            await near.write(b"more")
-        with pytest.raises(ConnectionError):
-            await read(far, 64 << 20)
-        await listener.close()
-
-    run_on(loop, story())
+async def test_over_tcp_nobody_tells_who_connects() -> None:
+    listener, near, far = await pair("[::1]:0")
+    assert (near.uid, far.uid) == (-1, -1)
+    assert near.peer == listener.address
+    near.close()
+    await listener.close()
 
 
 @both_loops
-def test_nobody_at_an_address_is_a_connection_error(loop: str, short: str) -> None:
-    async def story() -> None:
-        for nowhere in ("127.0.0.1:1", f"unix:{short}/none.sock", "nonsense", "unix:" + "x" * 200):
-            with pytest.raises(ConnectionError):
-                await PORT.connect(nowhere)
-
-    run_on(loop, story())
-
-
-@both_loops
-def test_a_unix_socket_is_its_owners_and_tells_who_connects(loop: str, short: str) -> None:
-    async def story() -> None:
-        path = f"{short}/run/x.sock"
-        listener, near, far = await pair(f"unix:{path}")
-        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-        assert stat.S_IMODE(os.stat(f"{short}/run").st_mode) == 0o700
-        assert (near.uid, far.uid) == (os.getuid(), os.getuid())
-        near.close()
-        await listener.close()
-        assert os.listdir(f"{short}/run") == []
-
-    run_on(loop, story())
-
-
-@both_loops
-def test_over_tcp_nobody_tells_who_connects(loop: str) -> None:
-    async def story() -> None:
-        listener, near, far = await pair("[::1]:0")
-        assert (near.uid, far.uid) == (-1, -1)
-        assert near.peer == listener.address
-        near.close()
-        await listener.close()
-
-    run_on(loop, story())
-
-
-@both_loops
-def test_a_socket_file_left_by_a_dead_process_is_replaced_and_a_living_ones_is_not(loop: str, short: str) -> None:
-    async def story() -> None:
-        path = f"{short}/x.sock"
-        with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(path)
-        listener, near, _ = await pair(f"unix:{path}")
-        with pytest.raises(OSError, match="already listens"):
-            await PORT.listen(f"unix:{path}", _nobody)
-        near.close()
-        os.unlink(path)
-        other, _, _ = await pair(f"unix:{path}")
-        await listener.close()
-        assert os.listdir(short) == ["x.sock"], "closing the first listener took the second one's file"
-        await other.close()
-        os.close(os.open(path, os.O_CREAT))
-        with pytest.raises(OSError, match="no socket"):
-            await PORT.listen(f"unix:{path}", _nobody)
-
-    run_on(loop, story())
+async def test_a_socket_file_left_by_a_dead_process_is_replaced_and_a_living_ones_is_not(short: str) -> None:
+    path = f"{short}/x.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+    listener, near, _ = await pair(f"unix:{path}")
+    with pytest.raises(OSError, match="already listens"):
+        await PORT.listen(f"unix:{path}", _nobody)
+    near.close()
+    os.unlink(path)
+    other, _, _ = await pair(f"unix:{path}")
+    await listener.close()
+    assert os.listdir(short) == ["x.sock"], "closing the first listener took the second one's file"
+    await other.close()
+    os.close(os.open(path, os.O_CREAT))
+    with pytest.raises(OSError, match="no socket"):
+        await PORT.listen(f"unix:{path}", _nobody)
 
 
 async def _nobody(_stream: ByteStream) -> None:
@@ -269,54 +239,45 @@ async def _nobody(_stream: ByteStream) -> None:
 
 
 @both_loops
-def test_closing_a_listener_ends_what_it_accepted(loop: str) -> None:
-    async def story() -> None:
-        listener, near, far = await pair()
-        await listener.close()
-        await listener.close()
-        with pytest.raises(ConnectionError):
-            await read(near, 1)
-        with pytest.raises(ConnectionError):
-            await read(far, 1)
-        with pytest.raises(ConnectionError):
-            await PORT.connect(listener.address)
-
-    run_on(loop, story())
+async def test_closing_a_listener_ends_what_it_accepted() -> None:
+    listener, near, far = await pair()
+    await listener.close()
+    await listener.close()
+    with pytest.raises(ConnectionError):
+        await read(near, 1)
+    with pytest.raises(ConnectionError):
+        await read(far, 1)
+    with pytest.raises(ConnectionError):
+        await PORT.connect(listener.address)
 
 
 @both_loops
-def test_a_handler_that_fails_closes_its_stream_and_is_logged(loop: str) -> None:
-    async def story() -> None:
-        LINES.text = ""
+async def test_a_handler_that_fails_closes_its_stream_and_is_logged() -> None:
+    LINES.text = ""
 
-        async def fail(_stream: ByteStream) -> None:
-            raise ValueError("a mistake of ours")
+    async def fail(_stream: ByteStream) -> None:
+        raise ValueError("a mistake of ours")
 
-        listener = await PORT.listen("127.0.0.1:0", fail)
-        near = await PORT.connect(listener.address)
-        with pytest.raises(ConnectionError):
-            await read(near, 1)
-        await until(lambda: "a mistake of ours" in LINES.text)
-        assert (await PORT.connect(listener.address)).peer == listener.address
-        await listener.close()
-
-    run_on(loop, story())
+    listener = await PORT.listen("127.0.0.1:0", fail)
+    near = await PORT.connect(listener.address)
+    with pytest.raises(ConnectionError):
+        await read(near, 1)
+    await until(lambda: "a mistake of ours" in LINES.text)
+    assert (await PORT.connect(listener.address)).peer == listener.address
+    await listener.close()
 
 
 @both_loops
-def test_two_readers_at_once_are_our_mistake(loop: str) -> None:
-    async def story() -> None:
-        listener, near, far = await pair()
-        first = asyncio.ensure_future(read(far, 1))
-        await asyncio.sleep(0)
-        with pytest.raises(RuntimeError, match="two readers"):
-            await read(far, 1)
-        await near.write(b"x")
-        assert await first == b"x"
-        near.close()
-        await listener.close()
-
-    run_on(loop, story())
+async def test_two_readers_at_once_are_our_mistake() -> None:
+    listener, near, far = await pair()
+    first = asyncio.ensure_future(read(far, 1))
+    await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="two readers"):
+        await read(far, 1)
+    await near.write(b"x")
+    assert await first == b"x"
+    near.close()
+    await listener.close()
 
 
 def test_a_held_port_refuses_who_connects_and_is_nobody_elses() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.ports.datagrams import UdpDatagrams, ip_port_text
 from covey.addresses import ip_port
-from tests.agent.here import both_loops, run_on, until
+from tests.agent.here import both_loops, until
 
 
 @given(st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)), st.integers(0, 65535))
@@ -29,75 +29,59 @@ def test_whatever_is_no_address_is_refused_with_what_was_expected(text: str) -> 
 
 @both_loops
 @pytest.mark.parametrize("ip", ["127.0.0.1", "[::1]"])
-def test_a_datagram_arrives_whole_with_the_address_it_came_from(loop: str, ip: str) -> None:
-    async def story() -> None:
-        got: list[tuple[bytes, str]] = []
-        here = await UdpDatagrams().open(f"{ip}:0", lambda data, sender: got.append((data, sender)))
-        there = await UdpDatagrams().open(f"{ip}:0", lambda data, sender: None)
-        there.send(b"x" * 1400, here.address)
-        await until(lambda: got)
-        assert got == [(b"x" * 1400, there.address)]
-        here.close()
-        there.close()
-        await asyncio.sleep(0)
-
-    run_on(loop, story())
+async def test_a_datagram_arrives_whole_with_the_address_it_came_from(ip: str) -> None:
+    got: list[tuple[bytes, str]] = []
+    here = await UdpDatagrams().open(f"{ip}:0", lambda data, sender: got.append((data, sender)))
+    there = await UdpDatagrams().open(f"{ip}:0", lambda data, sender: None)
+    there.send(b"x" * 1400, here.address)
+    await until(lambda: got)
+    assert got == [(b"x" * 1400, there.address)]
+    here.close()
+    there.close()
+    await asyncio.sleep(0)
 
 
 @both_loops
-def test_sending_never_raises_for_what_the_network_or_a_peer_does(loop: str) -> None:
-    async def story() -> None:
-        got: list[bytes] = []
-        here = await UdpDatagrams().open("127.0.0.1:0", lambda data, sender: got.append(data))
-        for nonsense in ("127.0.0.1:1", "nobody", "256.1.1.1:5", "127.0.0.1:99999", "unix:/tmp/x", "[::1]:5"):
-            here.send(b"lost", nonsense)
-        here.send(bytes(70_000), here.address)
-        here.send(b"kept", here.address)
-        await until(lambda: got)
-        assert got == [b"kept"]
-        here.close()
-        here.send(b"late", here.address)
-
-    run_on(loop, story())
+async def test_sending_never_raises_for_what_the_network_or_a_peer_does() -> None:
+    got: list[bytes] = []
+    here = await UdpDatagrams().open("127.0.0.1:0", lambda data, sender: got.append(data))
+    for nonsense in ("127.0.0.1:1", "nobody", "256.1.1.1:5", "127.0.0.1:99999", "unix:/tmp/x", "[::1]:5"):
+        here.send(b"lost", nonsense)
+    here.send(bytes(70_000), here.address)
+    here.send(b"kept", here.address)
+    await until(lambda: got)
+    assert got == [b"kept"]
+    here.close()
+    here.send(b"late", here.address)
 
 
 @both_loops
-def test_an_address_that_is_taken_is_refused(loop: str) -> None:
-    async def story() -> None:
-        first = await UdpDatagrams().open("127.0.0.1:0", lambda data, sender: None)
-        with pytest.raises(OSError):
-            await UdpDatagrams().open(first.address, lambda data, sender: None)
-        first.close()
-
-    run_on(loop, story())
+async def test_an_address_that_is_taken_is_refused() -> None:
+    first = await UdpDatagrams().open("127.0.0.1:0", lambda data, sender: None)
+    with pytest.raises(OSError):
+        await UdpDatagrams().open(first.address, lambda data, sender: None)
+    first.close()
 
 
 @both_loops
-def test_a_send_that_the_kernel_did_not_take_says_so(loop: str) -> None:
+async def test_a_send_that_the_kernel_did_not_take_says_so() -> None:
     """A name, another family, too long, no route from loopback, a closed socket: none of them left this host."""
-
-    async def story() -> None:
-        here = await UdpDatagrams().open("127.0.0.1:0", lambda data, sender: None)
-        assert here.send(b"kept", here.address) is True
-        for to in ("gpu1:7946", "localhost:7946", "[::1]:7946", "192.0.2.1:7946", "nonsense"):
-            assert here.send(b"lost", to) is False, to
-        assert here.send(bytes(70_000), here.address) is False
-        here.close()
-        assert here.send(b"late", here.address) is False
-
-    run_on(loop, story())
+    here = await UdpDatagrams().open("127.0.0.1:0", lambda data, sender: None)
+    assert here.send(b"kept", here.address) is True
+    for to in ("gpu1:7946", "localhost:7946", "[::1]:7946", "192.0.2.1:7946", "nonsense"):
+        assert here.send(b"lost", to) is False, to
+    assert here.send(bytes(70_000), here.address) is False
+    here.close()
+    assert here.send(b"late", here.address) is False
 
 
 @both_loops
-def test_a_name_is_all_its_addresses_with_the_port_and_an_ip_is_itself(loop: str) -> None:
-    async def story() -> None:
-        port = UdpDatagrams()
-        assert list(await port.resolve("[fd00::7]:1")) == ["[fd00::7]:1"]
-        assert "127.0.0.1:7946" in await port.resolve("localhost:7946")
-        with pytest.raises(OSError, match=r"[Nn]ot known|No address"):
-            await port.resolve("no-such-host.invalid:7946")
-
-    run_on(loop, story())
+async def test_a_name_is_all_its_addresses_with_the_port_and_an_ip_is_itself() -> None:
+    port = UdpDatagrams()
+    assert list(await port.resolve("[fd00::7]:1")) == ["[fd00::7]:1"]
+    assert "127.0.0.1:7946" in await port.resolve("localhost:7946")
+    with pytest.raises(OSError, match=r"[Nn]ot known|No address"):
+        await port.resolve("no-such-host.invalid:7946")
 
 
 @pytest.mark.parametrize("text", ["::1:7946", "fd00::7:7946", "[::1:7946", "::1]:7946", "[gpu1]:7946"])

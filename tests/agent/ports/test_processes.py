@@ -16,7 +16,7 @@ from agent.ports import processes as processes_module
 from agent.ports.processes import ProgramBase, RealProcesses, descendants, holding
 from agent.ports.procfs import is_alive, start_ticks
 from covey.ports import Command, ProcessId
-from tests.agent.here import both_loops, run_on, until
+from tests.agent.here import both_loops, until
 
 
 @pytest.fixture
@@ -81,17 +81,14 @@ async def test_a_directory_that_is_not_there_and_odd_arguments_are_os_errors(
 
 @both_loops
 @pytest.mark.parametrize("pidfd", [True, False])
-def test_ends_are_told_as_they_were(loop: str, pidfd: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        port = RealProcesses(ProgramBase("h1", str(tmp_path), str(tmp_path), "127.0.0.1"))
-        exited = await port.start(command(tmp_path, "/bin/sh", "-c", "exit 7"))
-        killed = await port.start(command(tmp_path, "/bin/sh", "-c", "kill -KILL $$"))
-        assert list(await asyncio.gather(exited.wait(), killed.wait(), exited.wait())) == [7, -9, 7]
-
+async def test_ends_are_told_as_they_were(pidfd: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not pidfd:
         monkeypatch.setattr(processes_module.os, "pidfd_open", _unknown_call)  # type: ignore[attr-defined]
         monkeypatch.setattr(processes_module, "POLL_S", 0.002)
-    run_on(loop, story())
+    port = RealProcesses(ProgramBase("h1", str(tmp_path), str(tmp_path), "127.0.0.1"))
+    exited = await port.start(command(tmp_path, "/bin/sh", "-c", "exit 7"))
+    killed = await port.start(command(tmp_path, "/bin/sh", "-c", "kill -KILL $$"))
+    assert list(await asyncio.gather(exited.wait(), killed.wait(), exited.wait())) == [7, -9, 7]
 
 
 def _unknown_call(_pid: int) -> int:

@@ -1,6 +1,7 @@
 """Whole logs of several hosts on one virtual clock: a network, disks, and a messenger that asks twice when in doubt."""
 
 import asyncio
+import functools
 import random
 import selectors
 from collections.abc import Callable, Coroutine
@@ -43,6 +44,16 @@ def play(story: Callable[[], Coroutine[Any, Any, R]]) -> R:
         result = runner.run(story())
     assert not uncaught, uncaught
     return result
+
+
+def virtual(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is played in virtual time."""
+
+    @functools.wraps(story)
+    def test(**fixtures: Any) -> None:
+        play(lambda: story(**fixtures))
+
+    return test
 
 
 class Quiet:

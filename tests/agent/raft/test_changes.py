@@ -11,7 +11,7 @@ from agent.raft.policy import founders
 from agent.raft.service import voters
 from covey.core import HostId
 from covey.errors import Refused
-from tests.agent.raft.rack import Rack, play
+from tests.agent.raft.rack import Rack, virtual
 
 A, B, C, D = (HostId(name) for name in "abcd")
 NONE = HostId("")
@@ -91,77 +91,68 @@ def test_an_even_number_and_another_agent_toml_are_told() -> None:
 # ---- whole logs ----
 
 
-def test_any_host_may_be_asked_and_a_rack_of_one_grows_to_three() -> None:
-    async def story() -> None:
-        async with Rack("a", "b", "c", voters=1) as rack:
-            await (await rack.led()).log.propose(b"before")
-            for name in ("b", "c"):
-                await rack.members["c"].log.change_voters(name, "", False)
-                await until(lambda name=name: all(name in each.log.voters for each in rack.members.values()))  # type: ignore[misc]
-            rack.members["a"].kill()
-            heir = await rack.led()
-            await heir.log.propose(b"after")
-            assert heir.commands == ["before", "after"]
-
-    play(story)
+@virtual
+async def test_any_host_may_be_asked_and_a_rack_of_one_grows_to_three() -> None:
+    async with Rack("a", "b", "c", voters=1) as rack:
+        await (await rack.led()).log.propose(b"before")
+        for name in ("b", "c"):
+            await rack.members["c"].log.change_voters(name, "", False)
+            await until(lambda name=name: all(name in each.log.voters for each in rack.members.values()))  # type: ignore[misc]
+        rack.members["a"].kill()
+        heir = await rack.led()
+        await heir.log.propose(b"after")
+        assert heir.commands == ["before", "after"]
 
 
-def test_the_running_logs_voters_win_over_agent_toml_and_the_difference_is_told() -> None:
+@virtual
+async def test_the_running_logs_voters_win_over_agent_toml_and_the_difference_is_told() -> None:
     """A rack of one whose agent.toml is given three voters: it ended in a traceback and an endless restart."""
-
-    async def story() -> None:
-        async with Rack("a", "b", "c", voters=1) as rack:
-            member = rack.members["a"]
-            await (await rack.led()).log.propose(b"kept")
-            await member.stop()
-            rack.settings = msgspec.structs.replace(rack.settings, voters=("a", "b", "c"))
-            await member.start()
-            assert (await rack.led()) is member and member.log.voters == (A,)
-            await member.log.propose(b"more")
-            assert member.commands[-1] == "more"
-            (note,) = member.log.changes.notes("agent.toml")
-            assert "leader.voters = a, b, c; the log says a, and that counts" in note
-
-    play(story)
+    async with Rack("a", "b", "c", voters=1) as rack:
+        member = rack.members["a"]
+        await (await rack.led()).log.propose(b"kept")
+        await member.stop()
+        rack.settings = msgspec.structs.replace(rack.settings, voters=("a", "b", "c"))
+        await member.start()
+        assert (await rack.led()) is member and member.log.voters == (A,)
+        await member.log.propose(b"more")
+        assert member.commands[-1] == "more"
+        (note,) = member.log.changes.notes("agent.toml")
+        assert "leader.voters = a, b, c; the log says a, and that counts" in note
 
 
-def test_a_new_host_that_names_none_who_votes_says_whom_to_name() -> None:
-    async def story() -> None:
-        async with Rack("a", "b", voters=1) as rack:
-            await (await rack.led()).log.propose(b"ours")
-            late = rack.members["b"]
-            await late.stop()
-            late.disk.files.clear()
-            rack.settings = msgspec.structs.replace(rack.settings, voters=("x",))
-            await late.start()
-            await asyncio.sleep(3)
-            assert late.commands == []
-            assert any("name a there and restart the agent" in note for note in late.log.changes.notes())
-            await rack.members["a"].log.change_voters("b", "", False)  # people want it to vote: then it follows
-            await until(lambda: late.log.voters == (A, B))
-            assert late.commands == ["ours"]
-
-    play(story)
+@virtual
+async def test_a_new_host_that_names_none_who_votes_says_whom_to_name() -> None:
+    async with Rack("a", "b", voters=1) as rack:
+        await (await rack.led()).log.propose(b"ours")
+        late = rack.members["b"]
+        await late.stop()
+        late.disk.files.clear()
+        rack.settings = msgspec.structs.replace(rack.settings, voters=("x",))
+        await late.start()
+        await asyncio.sleep(3)
+        assert late.commands == []
+        assert any("name a there and restart the agent" in note for note in late.log.changes.notes())
+        await rack.members["a"].log.change_voters("b", "", False)  # people want it to vote: then it follows
+        await until(lambda: late.log.voters == (A, B))
+        assert late.commands == ["ours"]
 
 
-def test_the_log_of_another_rack_is_refused_and_told_on_both_sides() -> None:
-    async def story() -> None:
-        async with Rack("a", "b", voters=1) as rack:
-            await (await rack.led()).log.propose(b"ours")
-            other = rack.members["b"]
-            await other.stop()
-            other.disk.files.clear()
-            rack.settings = msgspec.structs.replace(rack.settings, voters=("b",))
-            await other.start()
-            await other.log.propose(b"theirs")
-            await asyncio.sleep(3)
-            ours = rack.members["a"]
-            assert (ours.commands, other.commands) == (["ours"], ["theirs"])
-            assert list(ours.log.changes.strangers) == ["b"] and list(other.log.changes.strangers) == ["a"]
-            with pytest.raises(Refused, match="of another rack"):
-                await ours.log.change_voters("b", "", False)
-
-    play(story)
+@virtual
+async def test_the_log_of_another_rack_is_refused_and_told_on_both_sides() -> None:
+    async with Rack("a", "b", voters=1) as rack:
+        await (await rack.led()).log.propose(b"ours")
+        other = rack.members["b"]
+        await other.stop()
+        other.disk.files.clear()
+        rack.settings = msgspec.structs.replace(rack.settings, voters=("b",))
+        await other.start()
+        await other.log.propose(b"theirs")
+        await asyncio.sleep(3)
+        ours = rack.members["a"]
+        assert (ours.commands, other.commands) == (["ours"], ["theirs"])
+        assert list(ours.log.changes.strangers) == ["b"] and list(other.log.changes.strangers) == ["a"]
+        with pytest.raises(Refused, match="of another rack"):
+            await ours.log.change_voters("b", "", False)
 
 
 async def until(reached: Callable[[], bool], seconds: float = 10.0) -> None:

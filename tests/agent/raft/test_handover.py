@@ -8,7 +8,7 @@ from agent.raft import policy
 from agent.raft.machine import Role
 from agent.raft.machine.types import HandOver, Tick
 from agent.raft.messages import RequestVote, TimeoutNow
-from tests.agent.raft.rack import Rack, play
+from tests.agent.raft.rack import Rack, virtual
 from tests.agent.raft.stage import TIMING, A, B, C, Stage
 
 
@@ -131,34 +131,30 @@ def test_a_failed_successor_asks_like_anybody_else_the_next_time() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_leader_that_is_stopped_leaves_a_leader_behind_and_no_proposal_is_lost(seed: int) -> None:
-    async def story() -> None:
-        async with Rack("a", "b", "c", "d", seed=seed) as rack:
-            clock = asyncio.get_running_loop()
-            leader = await rack.led()
-            await asyncio.sleep(1.0)
-            other = next(member for member in rack.members.values() if member.up and member is not leader)
-            stop = clock.create_task(leader.stop())
-            began_s = clock.time()
-            results = await asyncio.gather(*(other.log.propose(f"{n}".encode()) for n in range(5)))
-            took_s = clock.time() - began_s
-            await stop
-            assert sorted(results) == [b"1", b"2", b"3", b"4", b"5"], "each applied once"
-            assert took_s < TIMING.election_min_s / 4
-            assert rack.leader() is not None
-
-    play(story)
+@virtual
+async def test_a_leader_that_is_stopped_leaves_a_leader_behind_and_no_proposal_is_lost(seed: int) -> None:
+    async with Rack("a", "b", "c", "d", seed=seed) as rack:
+        clock = asyncio.get_running_loop()
+        leader = await rack.led()
+        await asyncio.sleep(1.0)
+        other = next(member for member in rack.members.values() if member.up and member is not leader)
+        stop = clock.create_task(leader.stop())
+        began_s = clock.time()
+        results = await asyncio.gather(*(other.log.propose(f"{n}".encode()) for n in range(5)))
+        took_s = clock.time() - began_s
+        await stop
+        assert sorted(results) == [b"1", b"2", b"3", b"4", b"5"], "each applied once"
+        assert took_s < TIMING.election_min_s / 4
+        assert rack.leader() is not None
 
 
-def test_the_last_voter_that_is_up_stops_without_waiting_for_anybody_for_long() -> None:
-    async def story() -> None:
-        async with Rack("a", "b", "c") as rack:
-            leader = await rack.led()
-            for member in rack.members.values():
-                if member is not leader:
-                    member.kill()
-            began_s = asyncio.get_running_loop().time()
-            await leader.stop()
-            assert asyncio.get_running_loop().time() - began_s < 1.0
-
-    play(story)
+@virtual
+async def test_the_last_voter_that_is_up_stops_without_waiting_for_anybody_for_long() -> None:
+    async with Rack("a", "b", "c") as rack:
+        leader = await rack.led()
+        for member in rack.members.values():
+            if member is not leader:
+                member.kill()
+        began_s = asyncio.get_running_loop().time()
+        await leader.stop()
+        assert asyncio.get_running_loop().time() - began_s < 1.0

@@ -11,7 +11,7 @@ from agent.raft.machine import Role
 from agent.raft.machine.types import Tick
 from agent.raft.messages import AppendReply, Configuration, RequestVote, Voter, VoteReply, configuration_of
 from covey.errors import NoLeader, OutcomeUnknown
-from tests.agent.raft.rack import Member, Rack, play
+from tests.agent.raft.rack import Member, Rack, virtual
 from tests.agent.raft.stage import A, B, C, Stage
 
 
@@ -69,231 +69,211 @@ LOSSES = {
 
 @pytest.mark.parametrize("met_before", [True, False])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_what_two_of_three_committed_outlives_the_log_of_one(loss: str, met_before: bool) -> None:
+@virtual
+async def test_what_two_of_three_committed_outlives_the_log_of_one(loss: str, met_before: bool) -> None:
     """The one that was away and the one that lost its log elect nobody, whether they have met before or not."""
-
-    async def story() -> None:
-        rack = Rack("a", "b", "c")
-        present = [rack.members[name] for name in ("abc" if met_before else "ac")]
-        for member in present:
-            await member.start()
-        a, b, c = rack.members.values()
-        await (await rack.led()).log.propose(b"first")
-        if met_before:
-            await asyncio.sleep(1)
-            await b.stop()
-        for number in range(20):
-            await (await rack.led()).log.propose(f"job {number}".encode())
+    rack = Rack("a", "b", "c")
+    present = [rack.members[name] for name in ("abc" if met_before else "ac")]
+    for member in present:
+        await member.start()
+    a, b, c = rack.members.values()
+    await (await rack.led()).log.propose(b"first")
+    if met_before:
         await asyncio.sleep(1)
-        await a.stop()
-        await c.stop()
-        LOSSES[loss](c)
-        before = identity(c)
-        await b.start()
-        await c.start()
-        await nobody_leads(rack, 20)
-        assert identity(c) != before, "another log is another voter"
-        assert not votes(c)
-        assert "the log of this host is new, or holds less" in c.log.trouble
-        assert b.log.trouble == ""
-        await a.start()
-        leader = await rack.led()
-        await leader.log.propose(b"last")
-        await asyncio.sleep(3)
-        assert a.commands == b.commands == c.commands == ["first", *(f"job {n}" for n in range(20)), "last"]
-        assert votes(c), "the others brought it up to date: it votes again"
-        assert {member.log.trouble for member in (a, b, c)} == {""}
-        await a.stop()
-        await (await rack.led()).log.propose(b"without a")
-        await asyncio.sleep(1)
-        assert b.commands == c.commands
-        await rack.__aexit__()
-
-    play(story)
-
-
-def test_a_fresh_rack_forms_with_two_of_three_and_the_third_later() -> None:
-    async def story() -> None:
-        rack = Rack("a", "b", "c")
-        a, b, c = rack.members.values()
-        await a.start()
-        await b.start()
-        await (await rack.led()).log.propose(b"1")
-        await c.start()
-        await asyncio.sleep(2)
-        assert all(map(votes, (a, b, c)))
-        await a.stop()
-        await (await rack.led()).log.propose(b"2")
-        await asyncio.sleep(1)
-        assert c.commands == b.commands == ["1", "2"]
-        await rack.__aexit__()
-
-    play(story)
+        await b.stop()
+    for number in range(20):
+        await (await rack.led()).log.propose(f"job {number}".encode())
+    await asyncio.sleep(1)
+    await a.stop()
+    await c.stop()
+    LOSSES[loss](c)
+    before = identity(c)
+    await b.start()
+    await c.start()
+    await nobody_leads(rack, 20)
+    assert identity(c) != before, "another log is another voter"
+    assert not votes(c)
+    assert "the log of this host is new, or holds less" in c.log.trouble
+    assert b.log.trouble == ""
+    await a.start()
+    leader = await rack.led()
+    await leader.log.propose(b"last")
+    await asyncio.sleep(3)
+    assert a.commands == b.commands == c.commands == ["first", *(f"job {n}" for n in range(20)), "last"]
+    assert votes(c), "the others brought it up to date: it votes again"
+    assert {member.log.trouble for member in (a, b, c)} == {""}
+    await a.stop()
+    await (await rack.led()).log.propose(b"without a")
+    await asyncio.sleep(1)
+    assert b.commands == c.commands
+    await rack.__aexit__()
 
 
-def test_after_a_restart_of_everybody_everybody_votes() -> None:
-    async def story() -> None:
-        rack = Rack("a", "b", "c")
-        for member in rack.members.values():
-            await member.start()
-        await (await rack.led()).log.propose(b"1")
-        before = {member.name: identity(member) for member in rack.members.values()}
-        for member in rack.members.values():
-            member.kill()
-        for member in rack.members.values():
-            await member.start()
-        await (await rack.led()).log.propose(b"2")
-        assert {member.name: identity(member) for member in rack.members.values()} == before
-        assert all(map(votes, rack.members.values()))
-        await rack.__aexit__()
-
-    play(story)
+@virtual
+async def test_a_fresh_rack_forms_with_two_of_three_and_the_third_later() -> None:
+    rack = Rack("a", "b", "c")
+    a, b, c = rack.members.values()
+    await a.start()
+    await b.start()
+    await (await rack.led()).log.propose(b"1")
+    await c.start()
+    await asyncio.sleep(2)
+    assert all(map(votes, (a, b, c)))
+    await a.stop()
+    await (await rack.led()).log.propose(b"2")
+    await asyncio.sleep(1)
+    assert c.commands == b.commands == ["1", "2"]
+    await rack.__aexit__()
 
 
-def test_a_voter_whose_folder_was_moved_away_is_brought_back_while_the_others_work() -> None:
+@virtual
+async def test_after_a_restart_of_everybody_everybody_votes() -> None:
+    rack = Rack("a", "b", "c")
+    for member in rack.members.values():
+        await member.start()
+    await (await rack.led()).log.propose(b"1")
+    before = {member.name: identity(member) for member in rack.members.values()}
+    for member in rack.members.values():
+        member.kill()
+    for member in rack.members.values():
+        await member.start()
+    await (await rack.led()).log.propose(b"2")
+    assert {member.name: identity(member) for member in rack.members.values()} == before
+    assert all(map(votes, rack.members.values()))
+    await rack.__aexit__()
+
+
+@virtual
+async def test_a_voter_whose_folder_was_moved_away_is_brought_back_while_the_others_work() -> None:
     """What the error message of a damaged log advises."""
-
-    async def story() -> None:
-        async with Rack("a", "b", "c", snapshot_entries=16, keep_entries=4) as rack:
-            for number in range(50):
-                await (await rack.led()).log.propose(f"{number}".encode())
-            leader = await rack.led()
-            victim = next(member for member in rack.members.values() if member is not leader)
-            for _ in range(3):
-                await victim.stop()
-                without_log(victim)
-                await victim.start()
-                await leader.log.propose(b"more")
-                await asyncio.sleep(2)
-                assert victim.commands == leader.commands
-                assert votes(victim)
-
-    play(story)
+    async with Rack("a", "b", "c", snapshot_entries=16, keep_entries=4) as rack:
+        for number in range(50):
+            await (await rack.led()).log.propose(f"{number}".encode())
+        leader = await rack.led()
+        victim = next(member for member in rack.members.values() if member is not leader)
+        for _ in range(3):
+            await victim.stop()
+            without_log(victim)
+            await victim.start()
+            await leader.log.propose(b"more")
+            await asyncio.sleep(2)
+            assert victim.commands == leader.commands
+            assert votes(victim)
 
 
-def test_a_leader_tells_a_voter_that_its_log_became_shorter() -> None:
+@virtual
+async def test_a_leader_tells_a_voter_that_its_log_became_shorter() -> None:
     """The whole state directory is an older one, so the host itself cannot know; with the third voter away the leader
     cannot go on, and does not pretend to."""
+    rack = Rack("a", "b", "c")
+    for member in rack.members.values():
+        await member.start()
+    leader = await rack.led()
+    followers = [member for member in rack.members.values() if member is not leader]
+    victim, away = followers
+    await leader.log.propose(b"1")
+    await asyncio.sleep(1)
+    await victim.stop()
+    older = dict(victim.disk.files)
+    await victim.start()
+    await away.stop()
+    for number in range(10):
+        await leader.log.propose(f"more {number}".encode())
+    await victim.stop()
+    victim.disk.files = older
+    await victim.start()
+    with pytest.raises((NoLeader, OutcomeUnknown)):
+        await leader.log.propose(b"with nobody", timeout_s=4)
+    assert not votes(victim)
+    assert rack.leader() is None, "a leader that nobody follows says so"
+    assert "a log without a vote" in leader.quiet.warnings, "and whose log does not count"
+    await away.start()
+    await (await rack.led()).log.propose(b"last")
+    await asyncio.sleep(3)
+    assert victim.commands == leader.commands == away.commands
+    assert victim.commands[-1] == "last"
+    assert all(map(votes, rack.members.values()))
+    await rack.__aexit__()
 
-    async def story() -> None:
-        rack = Rack("a", "b", "c")
-        for member in rack.members.values():
-            await member.start()
-        leader = await rack.led()
-        followers = [member for member in rack.members.values() if member is not leader]
-        victim, away = followers
-        await leader.log.propose(b"1")
+
+@virtual
+async def test_a_host_that_votes_alone_does_not_begin_anew_without_its_log() -> None:
+    rack = Rack("a", voters=1)
+    (a,) = rack.members.values()
+    await a.start()
+    await a.log.propose(b"1")
+    await a.stop()
+    files = files_of(a)
+    without_log(a)
+    with pytest.raises(DiskRefused, match=r"alone votes, is gone: .* put .* back"):
+        await a.start()
+    with_older_log(a, files)
+    cut_in_half(a)
+    with pytest.raises(DiskRefused, match=r"alone votes, holds less than it acknowledged"):
+        await a.start()
+    with_older_log(a, files)
+    await a.start()
+    assert a.commands == ["1"], "put back as it was"
+    await a.stop()
+    without_log(a)
+    del a.disk.files["acknowledged"]
+    await a.start()
+    assert a.commands == [], "somebody decided to begin anew"
+    await a.stop()
+
+
+@virtual
+async def test_who_votes_is_written_in_the_log_and_survives_its_snapshots() -> None:
+    async with Rack("a", "b", "c", "d", snapshot_entries=16, keep_entries=2) as rack:
+        await (await rack.led()).log.propose(b"0")
         await asyncio.sleep(1)
-        await victim.stop()
-        older = dict(victim.disk.files)
-        await victim.start()
-        await away.stop()
-        for number in range(10):
-            await leader.log.propose(f"more {number}".encode())
-        await victim.stop()
-        victim.disk.files = older
-        await victim.start()
-        with pytest.raises((NoLeader, OutcomeUnknown)):
-            await leader.log.propose(b"with nobody", timeout_s=4)
-        assert not votes(victim)
-        assert rack.leader() is None, "a leader that nobody follows says so"
-        assert "a log without a vote" in leader.quiet.warnings, "and whose log does not count"
-        await away.start()
-        await (await rack.led()).log.propose(b"last")
+        voters = tuple(Voter(m.name, identity(m)) for m in list(rack.members.values())[:3])
+        expected = Configuration(voters, (await rack.led()).log.rack)
+        for number in range(60):
+            await (await rack.led()).log.propose(f"{number}".encode())
         await asyncio.sleep(3)
-        assert victim.commands == leader.commands == away.commands
-        assert victim.commands[-1] == "last"
-        assert all(map(votes, rack.members.values()))
-        await rack.__aexit__()
-
-    play(story)
-
-
-def test_a_host_that_votes_alone_does_not_begin_anew_without_its_log() -> None:
-    async def story() -> None:
-        rack = Rack("a", voters=1)
-        (a,) = rack.members.values()
-        await a.start()
-        await a.log.propose(b"1")
-        await a.stop()
-        files = files_of(a)
-        without_log(a)
-        with pytest.raises(DiskRefused, match=r"alone votes, is gone: .* put .* back"):
-            await a.start()
-        with_older_log(a, files)
-        cut_in_half(a)
-        with pytest.raises(DiskRefused, match=r"alone votes, holds less than it acknowledged"):
-            await a.start()
-        with_older_log(a, files)
-        await a.start()
-        assert a.commands == ["1"], "put back as it was"
-        await a.stop()
-        without_log(a)
-        del a.disk.files["acknowledged"]
-        await a.start()
-        assert a.commands == [], "somebody decided to begin anew"
-        await a.stop()
-
-    play(story)
-
-
-def test_who_votes_is_written_in_the_log_and_survives_its_snapshots() -> None:
-    async def story() -> None:
-        async with Rack("a", "b", "c", "d", snapshot_entries=16, keep_entries=2) as rack:
-            await (await rack.led()).log.propose(b"0")
-            await asyncio.sleep(1)
-            voters = tuple(Voter(m.name, identity(m)) for m in list(rack.members.values())[:3])
-            expected = Configuration(voters, (await rack.led()).log.rack)
-            for number in range(60):
-                await (await rack.led()).log.propose(f"{number}".encode())
-            await asyncio.sleep(3)
-            for member in rack.members.values():
-                raft_log = log_of(member)._raft._raft_log
-                assert raft_log.image is not None
-                assert raft_log.configuration == raft_log.image.configuration == expected
-                kept = raft_log.log.slice(raft_log.log.base_index + 1, raft_log.log.last_index)
-                assert not any(map(configuration_of, kept)), "what the snapshot holds need not be in the entries"
-                await member.stop()
-                await member.start()
-                assert log_of(member)._raft._raft_log.configuration == expected
-
-    play(story)
-
-
-def test_a_log_that_contradicts_its_leaders_is_refused_in_words() -> None:
-    """The whole state of two of three is an older one, their second records too: nobody there could have known."""
-
-    async def story() -> None:
-        rack = Rack("a", "b", "c")
-        a, b, c = rack.members.values()
-        for member in (a, b, c):
-            await member.start()
-        await (await rack.led()).log.propose(b"old 0")
-        await asyncio.sleep(1)
-        older = {member.name: dict(member.disk.files) for member in (a, b)}
-        for number in range(1, 10):
-            await (await rack.led()).log.propose(f"old {number}".encode())
-        await asyncio.sleep(1)
-        for member in (a, b, c):
+        for member in rack.members.values():
+            raft_log = log_of(member)._raft._raft_log
+            assert raft_log.image is not None
+            assert raft_log.configuration == raft_log.image.configuration == expected
+            kept = raft_log.log.slice(raft_log.log.base_index + 1, raft_log.log.last_index)
+            assert not any(map(configuration_of, kept)), "what the snapshot holds need not be in the entries"
             await member.stop()
-        for member in (a, b):
-            member.disk.files = older[member.name]
             await member.start()
-        for number in range(3):
-            await (await rack.led()).log.propose(f"new {number}".encode())
-        await c.start()
-        await asyncio.sleep(10)
-        assert c.commands == [f"old {number}" for number in range(10)], "nothing that was committed here is replaced"
-        refused = log_of(c)._broken
-        assert isinstance(refused, Contradicted)
-        assert "contradicts that of its leader" in refused.what
-        assert re.search(r"entry \d+ is committed here in term \d+", refused.why)
-        assert "keep a copy" in refused.next
-        assert any("contradicts" in error for error in c.quiet.errors), "who runs the agent is told, and ends it"
-        assert log_of(a)._broken is None
-        await rack.__aexit__()
+            assert log_of(member)._raft._raft_log.configuration == expected
 
-    play(story)
+
+@virtual
+async def test_a_log_that_contradicts_its_leaders_is_refused_in_words() -> None:
+    """The whole state of two of three is an older one, their second records too: nobody there could have known."""
+    rack = Rack("a", "b", "c")
+    a, b, c = rack.members.values()
+    for member in (a, b, c):
+        await member.start()
+    await (await rack.led()).log.propose(b"old 0")
+    await asyncio.sleep(1)
+    older = {member.name: dict(member.disk.files) for member in (a, b)}
+    for number in range(1, 10):
+        await (await rack.led()).log.propose(f"old {number}".encode())
+    await asyncio.sleep(1)
+    for member in (a, b, c):
+        await member.stop()
+    for member in (a, b):
+        member.disk.files = older[member.name]
+        await member.start()
+    for number in range(3):
+        await (await rack.led()).log.propose(f"new {number}".encode())
+    await c.start()
+    await asyncio.sleep(10)
+    assert c.commands == [f"old {number}" for number in range(10)], "nothing that was committed here is replaced"
+    refused = log_of(c)._broken
+    assert isinstance(refused, Contradicted)
+    assert "contradicts that of its leader" in refused.what
+    assert re.search(r"entry \d+ is committed here in term \d+", refused.why)
+    assert "keep a copy" in refused.next
+    assert any("contradicts" in error for error in c.quiet.errors), "who runs the agent is told, and ends it"
+    assert log_of(a)._broken is None
+    await rack.__aexit__()
 
 
 # ---- the core alone ----

@@ -168,6 +168,12 @@ async def a_bench() -> AsyncIterator[Bench]:
             await bench.close()
 
 
+@asynccontextmanager
+async def a_volume() -> AsyncIterator[tuple[Bench, Volume]]:
+    async with a_bench() as bench:
+        yield bench, await bench.volume()
+
+
 def page(word: int) -> bytes:
     return word.to_bytes(8, "little") * (PAGE // 8)
 

@@ -23,7 +23,7 @@ from plugins.memory.messages import (
 from plugins.memory.policy import eviction, placement
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.settings import MemorySettings
-from tests.plugins.memory.ports import PAGE, a_bench, read, write
+from tests.plugins.memory.ports import PAGE, a_volume, read, write
 from tests.plugins.memory.test_service import a_rack, keep_hot, read_all, until_done, write_all
 
 HOSTS = [HostId(f"h{n}") for n in range(32)]
@@ -89,8 +89,7 @@ def test_slabs_of_one_device_spread_over_as_many_hosts_as_there_are() -> None:
 
 async def test_a_mapped_page_is_written_to_the_lender_at_once_and_to_disk_later() -> None:
     """Synchronous to remote memory, asynchronous to disk. Reference: §2.4.3"""
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         bench.disk.gate.clear()
         await write(volume, 0, 1)
@@ -99,8 +98,7 @@ async def test_a_mapped_page_is_written_to_the_lender_at_once_and_to_disk_later(
 
 async def test_a_write_to_an_unmapped_slab_waits_for_the_disk() -> None:
     """Reference: §2.4.3"""
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         bench.disk.gate.clear()
         writing = asyncio.ensure_future(write(volume, 0, 1))
         await asyncio.sleep(0.02)
@@ -111,8 +109,7 @@ async def test_a_write_to_an_unmapped_slab_waits_for_the_disk() -> None:
 
 async def test_a_request_waits_for_all_its_pages_wherever_they_lie() -> None:
     """Multi-page requests may cross mapped and unmapped slabs. Reference: §2.4.3"""
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         bench.disk.gate.clear()
         writing = asyncio.ensure_future(write(volume, 15, 1, 2))
@@ -125,8 +122,7 @@ async def test_a_request_waits_for_all_its_pages_wherever_they_lie() -> None:
 
 async def test_a_read_after_a_write_survives_a_lender_lost_before_the_disk_has_the_page() -> None:
     """Read-after-write goes through the same queue. Reference: §2.4.5"""
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         bench.disk.gate.clear()
         await write(volume, 0, 1)

@@ -11,7 +11,7 @@ from plugins.memory.datapath.places import PlacesRecord
 from plugins.memory.datapath.remote_slab import RemoteSlab
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.volume import Volume, VolumeRecord
-from tests.plugins.memory.ports import PAGE, SHAPE, Bench, a_bench, page, read, soon, write
+from tests.plugins.memory.ports import PAGE, SHAPE, Bench, a_bench, a_volume, page, read, soon, write
 
 
 async def copied(bench: Bench, epoch: int = 1) -> None:
@@ -19,14 +19,12 @@ async def copied(bench: Bench, epoch: int = 1) -> None:
 
 
 async def test_a_page_never_written_is_zeros() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (_, volume):
         assert await read(volume, 0, 32) == [0] * 32
 
 
 async def test_an_unmapped_write_is_acknowledged_by_the_disk_only() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         bench.disk.gate.clear()
         writing = asyncio.ensure_future(write(volume, 3, 7))
         await asyncio.sleep(0.02)
@@ -37,8 +35,7 @@ async def test_an_unmapped_write_is_acknowledged_by_the_disk_only() -> None:
 
 
 async def test_a_mapped_write_is_acknowledged_by_the_lender_while_the_disk_follows() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         bench.disk.gate.clear()
         await write(volume, 3, 7)
@@ -49,8 +46,7 @@ async def test_a_mapped_write_is_acknowledged_by_the_lender_while_the_disk_follo
 
 
 async def test_reads_come_from_the_lender_once_the_disk_has_caught_up() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         await write(volume, 0, 1, 2, 3)
         await volume.flush()
@@ -61,8 +57,7 @@ async def test_reads_come_from_the_lender_once_the_disk_has_caught_up() -> None:
 
 
 async def test_what_was_written_before_a_slab_was_mapped_goes_up_in_the_background() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await write(volume, 0, *range(1, 17))
         await volume.open_place(bench.register(0))
         await copied(bench)
@@ -71,8 +66,7 @@ async def test_what_was_written_before_a_slab_was_mapped_goes_up_in_the_backgrou
 
 
 async def test_a_request_may_cross_slabs_of_which_one_is_mapped_and_one_is_not() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(1))
         await write(volume, 10, *range(100, 112))
         await volume.flush()
@@ -85,8 +79,7 @@ async def test_a_request_may_cross_slabs_of_which_one_is_mapped_and_one_is_not()
 
 
 async def test_hole_1_a_failed_overwrite_does_not_leave_the_lenders_older_copy_valid() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         place = bench.register(0)
         await volume.open_place(place)
         await write(volume, 5, 1)
@@ -101,8 +94,7 @@ async def test_hole_1_a_failed_overwrite_does_not_leave_the_lenders_older_copy_v
 
 
 async def test_hole_1_a_lender_that_answers_older_than_it_acknowledged_is_given_up() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         await write(volume, 5, 1)
         await write(volume, 5, 2)
@@ -114,8 +106,7 @@ async def test_hole_1_a_lender_that_answers_older_than_it_acknowledged_is_given_
 
 
 async def test_hole_2_after_an_eviction_a_read_does_not_overtake_its_pages_disk_write() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         bench.disk.gate.clear()
         await write(volume, 5, 9)
@@ -129,8 +120,7 @@ async def test_hole_2_after_an_eviction_a_read_does_not_overtake_its_pages_disk_
 
 
 async def test_hole_3_a_broken_connection_forgets_the_lenders_pages_but_not_the_queue() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         bench.disk.gate.clear()
         await write(volume, 0, 1, 2, 3)
@@ -143,8 +133,7 @@ async def test_hole_3_a_broken_connection_forgets_the_lenders_pages_but_not_the_
 
 
 async def test_hole_4_flush_returns_when_every_acknowledged_write_is_on_disk_and_synced() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         bench.disk.gate.clear()
         await write(volume, 0, *range(1, 9))
@@ -159,8 +148,7 @@ async def test_hole_4_flush_returns_when_every_acknowledged_write_is_on_disk_and
 
 
 async def test_hole_5_the_eviction_of_one_slab_holds_up_no_other() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         bench.disk.gate.clear()
         await write(volume, 0, 1)
@@ -178,8 +166,7 @@ async def test_hole_5_the_eviction_of_one_slab_holds_up_no_other() -> None:
 
 
 async def test_while_a_slab_moves_the_old_place_still_serves_what_it_holds() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         await write(volume, 0, *range(1, 17))
         await volume.flush()
@@ -197,8 +184,7 @@ async def test_while_a_slab_moves_the_old_place_still_serves_what_it_holds() -> 
 
 async def test_a_copy_that_the_disk_could_not_read_is_tried_again() -> None:
     """Else a slab that moves would keep its old place for ever, and its lender wait for it."""
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await write(volume, 0, *range(1, 17))
         await volume.flush()
         bench.disk.reads_failing = 2
@@ -209,16 +195,14 @@ async def test_a_copy_that_the_disk_could_not_read_is_tried_again() -> None:
 
 
 async def test_a_place_of_an_older_epoch_than_the_one_in_use_is_refused() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0, epoch=5))
         with pytest.raises(ValueError, match="newer epoch 5"):
             await volume.open_place(OpenPlace(0, 4, "h2", bench.address, b"s" * 16))
 
 
 async def test_a_place_that_cannot_be_opened_changes_nothing() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await write(volume, 0, 1)
         with pytest.raises(ValueError, match="does not lend"):
             await volume.open_place(OpenPlace(0, 4, "h2", bench.address, b"s" * 16))
@@ -234,8 +218,7 @@ async def test_a_place_that_cannot_be_opened_changes_nothing() -> None:
 
 
 async def test_a_link_that_breaks_while_nobody_asks_is_opened_again_under_its_epoch() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         await write(volume, 0, *range(1, 17))
         await volume.flush()
@@ -251,8 +234,7 @@ async def test_a_link_that_breaks_while_nobody_asks_is_opened_again_under_its_ep
 
 
 async def test_a_link_that_breaks_while_nobody_asks_anything_and_stays_broken_is_told() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         await write(volume, 0, 1)
         await bench.cut_lender()
@@ -264,8 +246,7 @@ async def test_a_link_that_breaks_while_nobody_asks_anything_and_stays_broken_is
 
 async def test_a_link_to_a_silent_lender_is_tried_for_a_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plugins.memory.datapath.lenders.REOPEN_S", 0.3)
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         await bench.mute_lender()
         await soon(lambda: [place.state for place in volume.counts(1).places] == ["reopening"])
@@ -275,8 +256,7 @@ async def test_a_link_to_a_silent_lender_is_tried_for_a_few_seconds(monkeypatch:
 
 
 async def test_a_place_of_a_newer_epoch_ends_the_search_for_the_older_one() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         await bench.mute_lender()
         await soon(lambda: volume.slabs[0].reopening is not None)
@@ -296,8 +276,7 @@ async def lenders_on_record(bench: Bench) -> list[int]:
 
 async def test_a_place_being_closed_stays_on_record_until_its_pages_are_on_disk() -> None:
     """Or the process that comes after a crash between the two would not ask whoever still has them."""
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         bench.disk.gate.clear()
         await write(volume, 0, 7)
@@ -311,8 +290,7 @@ async def test_a_place_being_closed_stays_on_record_until_its_pages_are_on_disk(
 
 async def test_pages_of_a_place_that_is_closed_survive_a_loss_of_power() -> None:
     """Its lender forgets them, so what only the cache of a kernel holds would be gone with one failure."""
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         await write(volume, 0, 7)
         bench.disk.sync_fail = True
@@ -325,8 +303,7 @@ async def test_pages_of_a_place_that_is_closed_survive_a_loss_of_power() -> None
 
 
 async def test_a_lost_lender_stays_on_record_until_its_pages_are_on_disk() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         bench.disk.gate.clear()
         await write(volume, 0, 7)
@@ -342,8 +319,7 @@ async def test_a_place_that_cannot_be_taken_out_of_the_record_is_taken_out_later
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("plugins.memory.datapath.places.CATCH_UP_S", 0.01)
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         await write(volume, 0, 7)
         bench.disk.replace_fail = True
@@ -361,8 +337,7 @@ async def test_a_place_that_cannot_be_taken_out_of_the_record_is_taken_out_later
 
 
 async def test_after_a_crash_what_only_the_lender_had_comes_home() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         await write(volume, 0, 1, 1, 1)
         await volume.flush()
@@ -379,8 +354,7 @@ async def test_after_a_crash_what_only_the_lender_had_comes_home() -> None:
 
 async def test_after_a_crash_a_no_over_tcp_is_no_proof_and_the_lenders_agents_word_is() -> None:
     """Anybody may listen at that port by now."""
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         await write(volume, 0, 1)
         await volume.flush()
@@ -498,8 +472,7 @@ async def test_a_person_may_give_a_silent_lender_up() -> None:
 
 
 async def test_after_an_end_in_good_order_no_lender_is_waited_for() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         await write(volume, 0, 1, 2)
         await volume.end()
@@ -517,8 +490,7 @@ async def test_after_an_end_in_good_order_no_lender_is_waited_for() -> None:
 
 
 async def test_versions_of_a_later_process_are_higher_than_any_before() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await write(volume, 0, 1)
         first = volume.backing.version[0]
         await bench.die(volume)
@@ -533,8 +505,7 @@ async def test_a_volume_that_could_not_be_opened_leaves_its_files_as_they_are(mo
     async def sick(name: str, offset: int, size: int) -> bytes:
         raise OSError(5, "sick in this test")
 
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         await write(volume, 3, 7)
         await bench.die(volume)
@@ -586,8 +557,7 @@ async def test_a_full_queue_holds_up_writers_and_reads_go_on() -> None:
 
 async def test_a_disk_whose_failure_is_over_takes_pages_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plugins.memory.datapath.spill.RETRY_S", 0.01)
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await write(volume, 20, 1)
         bench.disk.sync_fail = True
         with pytest.raises(OSError, match="broken"):
@@ -605,8 +575,7 @@ async def test_a_disk_that_refuses_fails_unmapped_writes_and_loses_nothing_of_ma
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("plugins.memory.datapath.spill.RETRY_S", 0.01)
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         bench.disk.fail = True
         await write(volume, 0, 1)
@@ -641,8 +610,7 @@ async def _swallow(reply: object) -> None:
 
 
 async def test_discarded_pages_are_zeros_here_at_the_lender_and_after_a_crash() -> None:
-    async with a_bench() as bench:
-        volume = await bench.volume()
+    async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         await write(volume, 0, 1, 2, 3)
         await volume.write(1, 1, None)
