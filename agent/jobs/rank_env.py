@@ -35,6 +35,9 @@ from plugins.base import RankSpec, RanksSpec
 
 UNLESS_SET = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": "/usr/local/bin:/usr/bin:/bin"}
 """What a submitter may choose otherwise."""
+UNLESS_SET_BESIDE_OTHERS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+"""Likewise of an opportunistic job on GPUs: JAX would reserve three quarters of a device's memory when it starts, and
+goes by this at its start only."""
 NO_GPUS = {
     "CUDA_VISIBLE_DEVICES": "",
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -64,7 +67,11 @@ def environment(
     carried = {name: str(value) for name, value in set_here.items()}
     threads = {"OMP_NUM_THREADS": str(cores)} if cores else {}
     gpus = NO_GPUS if cores else _gpus(spec, rank, hide_gpus)
-    return {**UNLESS_SET, **threads, **spec.env, **carried, **_attached(spec), **gpus}
+    return {**UNLESS_SET, **_beside_others(spec, rank), **threads, **spec.env, **carried, **_attached(spec), **gpus}
+
+
+def _beside_others(spec: RanksSpec, rank: RankSpec) -> dict[str, str]:
+    return UNLESS_SET_BESIDE_OTHERS if spec.job_class == "opportunistic" and rank.gpus else {}
 
 
 def cores_of(rank: RankSpec, devices: Devices) -> tuple[int, ...]:

@@ -152,3 +152,17 @@ def test_our_folder_comes_before_the_submitters_unless_the_job_is_left_alone() -
     assert path(True, PYTHONPATH="/mine:/more")["PYTHONPATH"] == f"{SITE}:/mine:/more"
     assert path(True)["PYTHONPATH"] == SITE and "COVEY_ATTACH" not in path(True)
     assert path(False, PYTHONPATH="/mine")["PYTHONPATH"] == "/mine" and path(False)["COVEY_ATTACH"] == "0"
+
+
+def test_jax_reserves_no_memory_of_a_gpu_that_others_use_unless_the_submitter_wants_it() -> None:
+    def found(job_class: str, gpus: tuple[str, ...] = ("a",), **env: str) -> str | None:
+        spec = RanksSpec(
+            job=JobId("j1"), epoch=1, name="x", tenant="t", job_class=job_class, argv=("x",), cwd="/", env=env,
+            ranks=(RankSpec(0, 0, gpus),), world_size=1, node_rank=0, nodes=(HostId("h1"),), master_addr="10.0.0.1",
+            master_port=1,
+        )  # fmt: skip
+        return environment(spec, spec.ranks[0], door(HostId("h1")), True).get("XLA_PYTHON_CLIENT_PREALLOCATE")
+
+    assert found("opportunistic") == "false"
+    assert found("guaranteed") is None and found("auto") is None and found("opportunistic", ()) is None
+    assert found("opportunistic", XLA_PYTHON_CLIENT_PREALLOCATE="true") == "true"
