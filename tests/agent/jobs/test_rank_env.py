@@ -154,7 +154,7 @@ def test_our_folder_comes_before_the_submitters_unless_the_job_is_left_alone() -
     assert path(False, PYTHONPATH="/mine")["PYTHONPATH"] == "/mine" and path(False)["COVEY_ATTACH"] == "0"
 
 
-def test_jax_reserves_no_memory_of_a_gpu_that_others_use_unless_the_submitter_wants_it() -> None:
+def test_jax_reserves_no_memory_of_a_gpu_that_others_use_unless_it_is_told() -> None:
     def found(job_class: str, gpus: tuple[str, ...] = ("a",), **env: str) -> str | None:
         spec = RanksSpec(
             job=JobId("j1"), epoch=1, name="x", tenant="t", job_class=job_class, argv=("x",), cwd="/", env=env,
