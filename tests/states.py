@@ -30,7 +30,7 @@ DECLARES = re.compile(r"^TRANSITIONS: StateTable\[", re.MULTILINE)
 HEAD = """\
 # States
 
-*For whoever changes a machine or reads its story: what may follow what, and why. `make states` draws this page from the
+*For those who change machines or read event logs: what may follow what, and why. `make states` draws this page from the
 code, and a test fails when the page is older. Each row is taken by a test. A change that stands in no row raises an
 error: [covey/transitions.py](../covey/transitions.py) says how, and how a machine is added.*
 """

@@ -87,26 +87,6 @@ def test_slabs_of_one_device_spread_over_as_many_hosts_as_there_are() -> None:
         assert len(holding) == n + 1
 
 
-async def test_a_mapped_page_is_written_to_the_lender_at_once_and_to_disk_later() -> None:
-    """Synchronous to remote memory, asynchronous to disk. Reference: §2.4.3"""
-    async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
-        bench.disk.gate.clear()
-        await write(volume, 0, 1)
-        assert (volume.backing.version[0], bench.store.slabs["h1", "data", 0].touched) == (0, 1)
-
-
-async def test_a_write_to_an_unmapped_slab_waits_for_the_disk() -> None:
-    """Reference: §2.4.3"""
-    async with a_volume() as (bench, volume):
-        bench.disk.gate.clear()
-        writing = asyncio.ensure_future(write(volume, 0, 1))
-        await asyncio.sleep(0.02)
-        assert not writing.done()
-        bench.disk.gate.set()
-        await writing
-
-
 async def test_a_request_waits_for_all_its_pages_wherever_they_lie() -> None:
     """Multi-page requests may cross mapped and unmapped slabs. Reference: §2.4.3"""
     async with a_volume() as (bench, volume):
@@ -118,16 +98,6 @@ async def test_a_request_waits_for_all_its_pages_wherever_they_lie() -> None:
         bench.disk.gate.set()
         await writing
         assert await read(volume, 15, 2) == [1, 2]
-
-
-async def test_a_read_after_a_write_survives_a_lender_lost_before_the_disk_has_the_page() -> None:
-    """Read-after-write goes through the same queue. Reference: §2.4.5"""
-    async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
-        bench.disk.gate.clear()
-        await write(volume, 0, 1)
-        await bench.cut_lender()
-        assert await read(volume, 0, 1) == [1]
 
 
 def test_the_loss_of_one_lender_touches_its_slabs_only() -> None:

@@ -24,6 +24,7 @@ async def test_a_page_never_written_is_zeros() -> None:
 
 
 async def test_an_unmapped_write_is_acknowledged_by_the_disk_only() -> None:
+    """Reference: §2.4.3"""
     async with a_volume() as (bench, volume):
         bench.disk.gate.clear()
         writing = asyncio.ensure_future(write(volume, 3, 7))
@@ -35,6 +36,7 @@ async def test_an_unmapped_write_is_acknowledged_by_the_disk_only() -> None:
 
 
 async def test_a_mapped_write_is_acknowledged_by_the_lender_while_the_disk_follows() -> None:
+    """Synchronous to remote memory, asynchronous to disk. Reference: §2.4.3"""
     async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         bench.disk.gate.clear()
@@ -120,6 +122,7 @@ async def test_hole_2_after_an_eviction_a_read_does_not_overtake_its_pages_disk_
 
 
 async def test_hole_3_a_broken_connection_forgets_the_lenders_pages_but_not_the_queue() -> None:
+    """Read-after-write goes through the same queue. Reference: §2.4.5"""
     async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
         bench.disk.gate.clear()
