@@ -32,6 +32,7 @@ WALLS = {
     "covey/attach/site/sitecustomize.py",
     "covey/attach/jax_hooks.py",
     "covey/attach/torch_hooks.py",
+    "covey/attach/torch_memory.py",
     "covey/attach/watch.py",
     "gossip/service.py",
     "plugins/memory/datapath/lenders.py",

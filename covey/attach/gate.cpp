@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -35,7 +36,7 @@ constexpr ns QUANTUM = 1 * MS;           // worked at a stretch where a share be
 constexpr ns POLL_MIN = MS / 5, POLL_MAX = 4 * MS;  // between two looks of who is stopped: each costs some 15 us
 constexpr ns LEASE_MAX = 60000 * MS;     // whatever a page says
 constexpr ns DEBT_S = 1000 * MS;         // of failsafe: the longest stop
-constexpr ns BUSY_LOOK = 2 * MS, IDLE_LOOK = MS / 2;
+constexpr ns BUSY_LOOK = 2 * MS, IDLE_LOOK = MS, UNSURE_LOOK = MS / 2;
 constexpr int PAGE = 8192, COPY = PAGE / 2, COVERED = 16, BODY = 24, LIMITS = 57;
 
 ns at_clock(clockid_t clock) {
@@ -270,13 +271,15 @@ void say(bool busy, ns t, ns began) {  // `began`: when it began in truth, for t
   syscall(SYS_futex, page + 12, FUTEX_WAKE, 1 << 20, nullptr, nullptr, 0);
 }
 
-bool runs(int tid) {  // or would, if it had a core
-  char path[64], text[256];
+int state_file(int tid) {
+  char path[64];
   std::snprintf(path, sizeof path, "/proc/self/task/%d/stat", tid);
-  int file = open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return false;
-  ssize_t count = read(file, text, sizeof text - 1);
-  close(file);
+  return open(path, O_RDONLY | O_CLOEXEC);
+}
+
+bool runs(int file) {  // or would, if it had a core
+  char text[256];
+  ssize_t count = file < 0 ? 0 : pread(file, text, sizeof text - 1, 0);
   if (count <= 0) return false;
   text[count] = 0;
   const char* name_ends = std::strrchr(text, ')');
@@ -289,7 +292,11 @@ bool any_runs(int but) {
   bool found = false;
   while (dirent* entry = readdir(tasks)) {
     int tid = std::atoi(entry->d_name);
-    if (tid > 0 && tid != but && (found = runs(tid))) break;
+    if (tid <= 0 || tid == but) continue;
+    int file = state_file(tid);
+    found = runs(file);
+    if (file >= 0) close(file);
+    if (found) break;
   }
   closedir(tasks);
   return found;
@@ -298,8 +305,18 @@ bool any_runs(int but) {
 // A process works while it gets processor time, or one of its threads waits for a core. What this thread uses itself
 // does not count. Returns when to look again.
 struct Meter {
-  int own = int(syscall(SYS_gettid));
+  int own = int(syscall(SYS_gettid)), of = 0, file = -1;
   ns last = now(), last_cpu = 0;
+  ~Meter() {
+    if (file >= 0) close(file);
+  }
+  bool script_runs() {
+    if (of != script.load()) {
+      if (file >= 0) close(file);
+      file = state_file(of = script.load());
+    }
+    return runs(file);
+  }
   ns look(ns t) {
     ns cpu = at_clock(CLOCK_PROCESS_CPUTIME_ID) - at_clock(CLOCK_THREAD_CPUTIME_ID);
     ns took = t - last, used = std::min(cpu - last_cpu, took);
@@ -309,16 +326,27 @@ struct Meter {
       std::lock_guard<std::mutex> held(gate.lock);
       stopped = gate.stopped > 0;
     }
-    if (waits.load() > 0) return IDLE_LOOK * 4;  // the hook that says so ends it too
-    bool works = stopped || used * 5 >= took || runs(script.load());
+    if (waits.load() > 0) return BUSY_LOOK;  // the hook that says so ends it too
+    bool sure = stopped || used * 10 >= took * 9 || script_runs();
+    bool works = sure || used * 5 >= took;
     if (!works && is_busy) works = any_runs(own);  // a thread that the script's waits for
     std::lock_guard<std::mutex> held(flagging);
-    if (waits.load() > 0) return IDLE_LOOK * 4;
+    if (waits.load() > 0) return BUSY_LOOK;
     say(works, t, works ? t - used : t - (took - used));
     if (uint8_t* page = flag.load()) __atomic_store_n(reinterpret_cast<ns*>(page + 24), t, __ATOMIC_RELEASE);
-    return works && (stopped || used * 10 >= took * 9) ? BUSY_LOOK : IDLE_LOOK;
+    return sure ? BUSY_LOOK : works ? UNSURE_LOOK : IDLE_LOOK;
   }
 };
+
+// While the script computes, this thread must not take the core from it, and let a neighbour have it after that: there is
+// nothing new to see then. While it waits, every look counts.
+void hurry(bool urgent) {
+  thread_local bool is = true;
+  if (is == urgent) return;
+  is = urgent;
+  sched_param none{0};
+  sched_setscheduler(0, urgent ? SCHED_OTHER : SCHED_BATCH, &none);
+}
 
 void watch() {
   pthread_setname_np(pthread_self(), "covey-watch");
@@ -335,6 +363,7 @@ void watch() {
     }
     pause = meters.load() && flag.load() ? meter.look(t) : BUSY_LOOK;
     if (!told) pause = BUSY_LOOK;  // no neighbour waits for its flag
+    hurry(told && pause < BUSY_LOOK);
   }
   ended = true;
 }

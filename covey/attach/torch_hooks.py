@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from covey.attach.reporter import Reporter, of_process, resident_bytes
 from covey.attach.sharing import ShareControl
+from covey.attach.torch_memory import TorchMemory
 from covey.attach.torch_share import share_control
 
 _installed: Reporter | None = None
@@ -29,8 +30,9 @@ def install() -> Reporter:
     if _installed is None:
         exposed = DdpFigures()
         reporter = _installed = of_process()
-        share = share_control()
-        Hooks(reporter, exposed, share).install()
+        memory = TorchMemory()
+        share = share_control(memory)
+        Hooks(reporter, exposed, share, memory).install()
         to = f"torch {torch.__version__}, gate per {share.gate}"
         reporter.attach(to, device_bytes, exposed.communicate_s, share)
     return _installed
@@ -39,8 +41,8 @@ def install() -> Reporter:
 class Hooks:
     """Each is replaced by one that reports; what fails in reporting is told once and never raised."""
 
-    def __init__(self, reporter: Reporter, figures: "DdpFigures", share: ShareControl) -> None:
-        self._reporter, self._figures, self._share = reporter, figures, share
+    def __init__(self, reporter: Reporter, figures: "DdpFigures", share: ShareControl, memory: TorchMemory) -> None:
+        self._reporter, self._figures, self._share, self._memory = reporter, figures, share, memory
         self._fired = 0
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._begun: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -75,6 +77,7 @@ class Hooks:
         self._fired += 1
         if optimizer not in self._known:
             self._known.add(optimizer)
+            self._memory.uses(optimizer)
             weakref.finalize(optimizer, self._reporter.optimizer_gone, id(optimizer)).atexit = False
         self._reporter.optimizer_stepped(id(optimizer))
 

@@ -11,14 +11,16 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from covey.attach.build import TorchBuild, cache_folder, found
 from covey.attach.native import NativeGate
 from covey.attach.sharing import ShareControl
+from covey.attach.torch_memory import TorchMemory
 
 
-def share_control() -> ShareControl:
+def share_control(memory: TorchMemory) -> ShareControl:
     """For this process, with the gate that was built for this PyTorch, else without one."""
     native = native_gate()
     if native is not None:
         atexit.register(native.stop)
-    return ShareControl(native, stops=None if native is not None else ModuleStops(), meters=on_cores)
+    stops = None if native is not None else ModuleStops()
+    return ShareControl(native, memory, stops, meters=on_cores)
 
 
 def native_gate() -> NativeGate | None:

@@ -1,0 +1,321 @@
+"""Memory of a PyTorch script within a limit: what does not fit lies in host memory, and the results are the same bits.
+
+    parameters, gradients           stay: operators use them where they are
+    states of optimizers            in host memory between two updates, as far as the limit needs it
+    tensors saved for the backward  the first ones, up to what is left, stay; copies of the others, until they are used
+
+(AntMan §3.1.1: what does not fit is placed in host memory, and the job does not fail.) On a set of cores "device" and
+"host" are the same memory: the classes are counted, and the bytes really move. What operators need while they run
+(results that nobody saves, workspaces) can neither be moved nor counted from Python.
+
+Autograd is hooked while there is a limit, and for one mini-batch in 64 to know what the script would use. Hooks of the
+script itself (`save_on_cpu`) come first: then ours wait for the next mini-batch.
+"""
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import graph
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from covey.attach.sharing import MemoryUsed
+
+_autograd: Any = torch._C._autograd
+COUNTED_EVERY = 64
+"""Mini-batches without a limit of which one is counted."""
+SMALLEST_MOVED = 1024
+"""Bytes: a copy of less costs more than it gives."""
+
+
+class Held:
+    """Memory of one tensor that was saved, however often it was saved. Gone when the last one that needs it is."""
+
+    __slots__ = ("__weakref__", "nbytes", "of")
+
+    def __init__(self, of: "SavedTensors", nbytes: int) -> None:
+        self.of, self.nbytes = of, nbytes
+
+    def __del__(self) -> None:
+        self.of.released(self.nbytes)
+
+
+class SavedTensors:
+    """What autograd saves for the backward, within a budget; `pack` and `unpack` are its hooks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._held: weakref.WeakValueDictionary[tuple[int, int], Held] = weakref.WeakValueDictionary()
+        self.budget_bytes: int | None = None
+        self.now_bytes = self.peak_bytes = self.spilled_bytes = self.wanted_bytes = self.moved = 0
+        """Of the mini-batch: on the device now and at most, moved out, all of it; and how often since the start."""
+
+    def pack(self, tensor: Any) -> Any:
+        """What autograd keeps in place of the tensor. Raises nothing: at worst the tensor stays."""
+        try:
+            return self._packed(tensor)
+        except Exception:
+            return tensor.detach(), None
+
+    def _packed(self, tensor: Any) -> Any:
+        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or _is_parameter(tensor):
+            return tensor.detach(), None
+        key, nbytes = _memory_of(tensor)
+        with self._lock:
+            held = self._held.get(key)
+            if held is not None:
+                return tensor.detach(), held
+            if self.budget_bytes is None or self.now_bytes + nbytes <= self.budget_bytes or nbytes < SMALLEST_MOVED:
+                self._held[key] = held = Held(self, nbytes)
+                self.now_bytes += nbytes
+                self.wanted_bytes += nbytes
+                self.peak_bytes = max(self.peak_bytes, self.now_bytes)
+                return tensor.detach(), held
+        copy = in_host_memory(tensor.detach())
+        if copy is None:
+            return tensor.detach(), None
+        with self._lock:
+            self.spilled_bytes += copy.nbytes
+            self.wanted_bytes += copy.nbytes
+            self.moved += 1
+        return copy, tensor.device
+
+    def unpack(self, packed: Any) -> Any:
+        tensor, where = packed
+        return on_device(tensor, where) if isinstance(where, torch.device) else tensor
+
+    def released(self, nbytes: int) -> None:
+        with self._lock:
+            self.now_bytes -= nbytes
+
+    def begin(self) -> None:
+        """Of a mini-batch."""
+        with self._lock:
+            self.peak_bytes = self.now_bytes
+            self.spilled_bytes = self.wanted_bytes = 0
+
+
+def _is_parameter(tensor: Any) -> bool:
+    base = tensor if tensor._base is None else tensor._base
+    return bool(base.is_leaf and base.requires_grad)
+
+
+def _memory_of(tensor: Any) -> tuple[tuple[int, int], int]:
+    storage = tensor.untyped_storage()
+    return (storage.data_ptr(), storage.nbytes()), storage.nbytes()
+
+
+def in_host_memory(tensor: Any) -> Any:
+    """A copy with the same strides, page-locked where there is a GPU; None of a tensor whose elements overlap."""
+    if overlaps(tensor.shape, tensor.stride()):
+        return None
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return copy.copy_(tensor, non_blocking=tensor.is_cuda)
+
+
+def overlaps(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements may lie in the same place (`expand`)."""
+    reach = 1
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
+        if size > 1 and stride < reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def on_device(copy: Any, device: Any) -> Any:
+    """Back, with the same strides. Copies of a stream are ordered: operators behind it see all of it."""
+    tensor = torch.empty_strided(copy.shape, copy.stride(), dtype=copy.dtype, device=device)
+    return tensor.copy_(copy, non_blocking=tensor.is_cuda)
+
+
+class OptimizerStates:
+    """Tensors in the states of the script's optimizers. Each stays the same object: only its memory moves."""
+
+    def __init__(self) -> None:
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.device_bytes: int | None = None
+        """How much of them may lie on the device between two updates; None: all."""
+        self.room_bytes = 0
+        """How much of them during an update."""
+        self.moved = 0
+        """How often, since the start."""
+        self._away: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        """By identity: a tensor whose memory is in host memory, and its device."""
+
+    def parameters(self) -> Iterator[Any]:
+        for optimizer in list(self.optimizers):
+            for group in optimizer.param_groups:
+                yield from group["params"]
+
+    def tensors(self) -> Iterator[Any]:
+        for optimizer in list(self.optimizers):
+            yield from _of(optimizer)
+
+    def all_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    def away_bytes(self) -> int:
+        return sum(tensor.nbytes for ref, _ in self._away.values() if (tensor := ref()) is not None)
+
+    def is_away(self, tensor: Any) -> bool:
+        ref, _ = self._away.get(id(tensor), (None, None))
+        return ref is not None and ref() is tensor
+
+    def move_out(self) -> None:
+        """All but what may stay."""
+        if self.device_bytes is None:
+            return
+        here_bytes = 0
+        for tensor in self.tensors():
+            if self.is_away(tensor):
+                continue
+            here_bytes += tensor.nbytes
+            if here_bytes > self.device_bytes and (copy := in_host_memory(tensor)) is not None:
+                self._away[id(tensor)] = weakref.ref(tensor), tensor.device
+                tensor.data = copy
+                here_bytes -= copy.nbytes
+                self.moved += 1
+
+    def bring_back(self, optimizer: Any) -> None:
+        """What this optimizer is about to use. On a set of cores it uses what does not fit where it lies."""
+        room_bytes = self.room_bytes - (self.all_bytes() - self.away_bytes())
+        for tensor in _of(optimizer):
+            if self.is_away(tensor) and (tensor.nbytes <= room_bytes or self._away[id(tensor)][1].type != "cpu"):
+                room_bytes -= tensor.nbytes
+                self._back(tensor)
+
+    def bring_all_back(self) -> None:
+        for ref, _ in list(self._away.values()):
+            if (tensor := ref()) is not None:
+                self._back(tensor)
+        self._away.clear()
+
+    def _back(self, tensor: Any) -> None:
+        _, device = self._away.pop(id(tensor))
+        tensor.data = on_device(tensor.data, device)
+
+
+def _of(optimizer: Any) -> Iterator[Any]:
+    for state in list(optimizer.state.values()):
+        if isinstance(state, dict):
+            yield from (value for value in state.values() if _moves(value))
+
+
+def _moves(value: Any) -> bool:
+    return type(value) is torch.Tensor and value.layout is torch.strided and value.nbytes >= SMALLEST_MOVED
+
+
+class TorchMemory:
+    """`covey.attach.sharing.MemoryLimit`. Its methods are called between two mini-batches, in the script's thread."""
+
+    def __init__(self) -> None:
+        self.saved, self.states = SavedTensors(), OptimizerStates()
+        self._limit_bytes = self._fixed_bytes = self._wanted_bytes = self._peak_bytes = 0
+        self._states_bytes = self._away_bytes = 0
+        """Of states, between two updates: on the device, and in host memory."""
+        self._batches = -1
+        self._pushed_in: int | None = None
+        """The thread whose autograd is hooked; hooks are a thread's."""
+        self._hooked = False
+        self._disable = graph.disable_saved_tensors_hooks
+
+    def uses(self, optimizer: Any) -> None:
+        """The script has this one."""
+        if optimizer not in self.states.optimizers:
+            self.states.optimizers.add(optimizer)
+            self._batches = -1  # count anew
+
+    def ended(self) -> MemoryUsed:
+        self._batches += 1
+        counted = self._pushed_in is not None
+        if self._batches % COUNTED_EVERY == 0 or counted:
+            self._fixed_bytes = sum(_resident(parameter) for parameter in self.states.parameters())
+        spilled_bytes = self.saved.spilled_bytes + self._away_bytes
+        if counted:
+            self._wanted_bytes = self.saved.wanted_bytes
+            at_update_bytes = self.states.all_bytes() - self.states.away_bytes()
+            before_bytes = self._states_bytes + self.saved.peak_bytes
+            self._peak_bytes = self._fixed_bytes + max(before_bytes, at_update_bytes)
+        self._plan()
+        self._push() if self._limit_bytes or self._batches % COUNTED_EVERY == 0 else self._pop()
+        self.saved.begin()
+        return MemoryUsed(self._peak_bytes, self._fixed_bytes, spilled_bytes, self.saved.moved + self.states.moved)
+
+    def apply(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        if limit_bytes:
+            if not self._hooked:
+                self._hooked = True
+                register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: self._updates(optimizer))
+            self._push()
+        else:
+            self.states.bring_all_back()
+        self._plan()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    def _plan(self) -> None:
+        """States go before saved tensors: they are not used until the update."""
+        if self._limit_bytes:
+            self._divide()
+        else:
+            self.saved.budget_bytes = self.states.device_bytes = None
+        if self._limit_bytes or self._pushed_in is not None or self._batches % COUNTED_EVERY == 0:
+            self.states.move_out()
+            self._away_bytes = self.states.away_bytes()
+            self._states_bytes = self.states.all_bytes() - self._away_bytes
+
+    def _divide(self) -> None:
+        room_bytes = max(0, self._limit_bytes - self._fixed_bytes)
+        states_bytes = self.states.all_bytes()
+        stay_bytes = max(0, min(states_bytes, room_bytes - self._wanted_bytes))
+        self.states.room_bytes, self.states.device_bytes = room_bytes, stay_bytes
+        self.saved.budget_bytes = room_bytes - stay_bytes
+
+    def _updates(self, optimizer: Any) -> None:
+        if self._limit_bytes:
+            with contextlib.suppress(RuntimeError):
+                self.states.bring_back(optimizer)
+
+    # ---- hooks of autograd ----
+
+    def _push(self) -> None:
+        mine = threading.get_ident()
+        if self._pushed_in == mine and self._on_top():
+            return
+        if _autograd._saved_tensors_hooks_is_enabled() and _autograd._top_saved_tensors_default_hooks(False) is None:
+            _autograd._push_saved_tensors_default_hooks(self.saved.pack, self.saved.unpack)
+            self._pushed_in = mine
+            graph.disable_saved_tensors_hooks = self._without
+
+    def _pop(self) -> None:
+        if self._pushed_in == threading.get_ident() and self._on_top():
+            _autograd._pop_saved_tensors_default_hooks()
+            self._pushed_in = None
+            graph.disable_saved_tensors_hooks = self._disable
+
+    def _on_top(self) -> bool:
+        top = _autograd._top_saved_tensors_default_hooks(False)
+        return bool(top is not None and top[0] == self.saved.pack)
+
+    @contextlib.contextmanager
+    def _without(self, message: str) -> Iterator[None]:
+        """`torch.func` forbids hooks that are there; of ours it need not know."""
+        popped = self._on_top()
+        if popped:
+            _autograd._pop_saved_tensors_default_hooks()
+        try:
+            with self._disable(message):
+                yield
+        finally:
+            if popped:
+                _autograd._push_saved_tensors_default_hooks(self.saved.pack, self.saved.unpack)
+
+
+def _resident(parameter: Any) -> int:
+    gradient = parameter.grad
+    return int(parameter.nbytes) + (0 if gradient is None or gradient.layout is not torch.strided else gradient.nbytes)
