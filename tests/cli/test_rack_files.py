@@ -61,6 +61,21 @@ def test_the_daemon_understands_what_is_generated(tmp_path: Path, environ: dict[
         assert len(keys.load(Path(read.gossip.key_file), make=False)) == 1
 
 
+def test_devices_of_cores_are_the_machines_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = pytest.importorskip("agent.config")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 5, 7, 8})
+    with Claims() as claims:
+        hosts = rack_files.generate(tmp_path / ".rack", 2, 2, {}, claims, "cpu")
+        for host in hosts:
+            devices = config.load(str(host.config), {}).gpus.cpu
+            assert [device.core_numbers for device in devices] == [(2, 3), (5, 7, 8)]
+            assert {device.memory_bytes for device in devices} == {2 << 30}
+        for too_many in (0, 6):
+            with pytest.raises(AgentctlError) as caught:
+                rack_files.generate(tmp_path / str(too_many), 1, too_many, {}, claims, "cpu")
+            assert caught.value.code == USAGE and "5 cores" in caught.value.why
+
+
 def test_the_key_is_secret_and_differs_from_rack_to_rack(tmp_path: Path, environ: dict[str, str]) -> None:
     texts = []
     for name in ("a", "b"):

@@ -11,6 +11,7 @@ ever used. A fault is one of
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -26,6 +27,8 @@ CAN = frozenset({"process memory", "process utilization", "hard limit", "suspend
 STUCK_S = 5.0
 """How long a call waits for a driver that is stuck."""
 LOOK_S = 1.0
+LEASE_S = 10.0
+"""As long a suspension lasts without being said again; of real devices too (suspensions.py)."""
 
 
 class DeviceFault(msgspec.Struct, frozen=True):
@@ -70,7 +73,8 @@ class SimDevices:
         self._lost: set[str] = set()
         self._stuck: set[str] = set()
         self._told: dict[str, DeviceHealth] = {}
-        self._suspended: set[int] = set()
+        self._suspended: dict[int, float] = {}
+        """Until when."""
 
     # ---- the story ----
 
@@ -83,7 +87,7 @@ class SimDevices:
         """This process uses nothing any more."""
         for uses in self._uses.values():
             uses.pop(pid, None)
-        self._suspended.discard(pid)
+        self._suspended.pop(pid, None)
 
     def strike(self, fault: DeviceFault) -> None:
         """At its time, which may be now."""
@@ -166,12 +170,12 @@ class SimDevices:
         await self._answer()
         there = any(pid in uses for uses in self._uses.values())
         if there:
-            self._suspended.add(pid)
+            self._suspended[pid] = self._now_s() + LEASE_S
         return there
 
     async def resume(self, pid: int) -> bool:
         await self._answer()
-        self._suspended.discard(pid)
+        self._suspended.pop(pid, None)
         return any(pid in uses for uses in self._uses.values())
 
     # ---- within ----
@@ -199,7 +203,7 @@ class SimDevices:
 
     def _of(self, pid: int, use: SimUse) -> tuple[int, float]:
         """A suspended process keeps nothing: its memory is in the host's, as after a checkpoint."""
-        if pid in self._suspended:
+        if self._now_s() < self._suspended.get(pid, -math.inf):
             return 0, 0.0
         held = use.memory_bytes if use.limit_bytes is None else min(use.memory_bytes, use.limit_bytes)
         return held, use.utilization

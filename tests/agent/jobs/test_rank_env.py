@@ -5,10 +5,13 @@ The GPUs are those of a stand-in for NVML; `Devices` is what CUDA makes of CUDA_
 
 from collections.abc import Mapping
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.jobs.rank_env import RankEndpoints, environment
+from agent.jobs.rank_env import RankEndpoints, cores_of, environment
+from agent.ports.devices.cpu import CpuDevices
+from agent.ports.devices.settings import CpuDevice
 from covey.attach import SITE
 from covey.core import HostId, JobId
 from plugins.base import RankSpec, RanksSpec
@@ -16,6 +19,7 @@ from plugins.facts import Place
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.service.rankspec import ranks_spec
+from tests.agent.here import ranks
 
 GPUS = 8
 Env = Mapping[str, str]
@@ -89,6 +93,25 @@ def test_set_device_of_local_rank_is_valid_and_another_gpu_for_every_rank_of_a_h
             assert tuple(devices.seen) == rank.gpus and env["LOCAL_RANK"] == "0"
     for host, gpus in used.items():
         assert len(set(gpus)) == len(gpus), f"two ranks of {host} take one GPU"
+
+
+def test_a_rank_on_cores_sees_no_gpu_and_as_many_threads_as_cores() -> None:
+    spec = ranks("j1", "x")
+    rank = msgspec.structs.replace(spec.ranks[0], gpus=("CPU-h1-1",))
+    env = environment(spec, rank, door(HostId("h1")), False, cores=3)
+    assert (env["OMP_NUM_THREADS"], env["COVEY_GPUS"], env["NVIDIA_VISIBLE_DEVICES"]) == ("3", "CPU-h1-1", "void")
+    assert env["CUDA_VISIBLE_DEVICES"] == env["COVEY_LOCAL_DEVICE"] == env["COVEY_LOCAL_DEVICES"] == ""
+    chosen = msgspec.structs.replace(spec, env={"OMP_NUM_THREADS": "8", "CUDA_VISIBLE_DEVICES": "0"})
+    env = environment(chosen, rank, door(HostId("h1")), True, cores=3)
+    assert (env["OMP_NUM_THREADS"], env["CUDA_VISIBLE_DEVICES"]) == ("8", "")
+
+
+def test_cores_of_a_rank_are_those_of_all_its_devices_and_of_no_gpu() -> None:
+    listed = [CpuDevice("0-1", "1 GiB"), CpuDevice("4", "1 GiB"), CpuDevice("5", "1 GiB")]
+    devices = CpuDevices("h1", listed)
+    assert cores_of(RankSpec(0, 0, ("CPU-h1-1", "CPU-h1-0")), devices) == (0, 1, 4)
+    assert cores_of(RankSpec(0, 0, ("CPU-h2-0", "GPU-1")), devices) == ()
+    assert cores_of(RankSpec(0, 0, ()), devices) == ()
 
 
 @given(shapes())

@@ -85,7 +85,7 @@ class StandIn:
     def __init__(self, *boards: Board, without: frozenset[str] = frozenset(), limits: bool = False) -> None:
         self.boards = list(boards)
         self._without = without if limits else without | {"nvmlDeviceGetMemoryLimits_v1"}
-        self.present = True
+        self.present, self.over = True, False
         self.calls: dict[str, int] = {}
         self.open = threading.Event()
         """Cleared: every call hangs until it is set again."""
@@ -102,6 +102,8 @@ class StandIn:
         self.calls[name] = self.calls.get(name, 0) + 1
         if name != "nvmlEventSetWait_v2":
             self.open.wait(20)
+        if self.over:
+            return int(pynvml.NVML_ERROR_UNINITIALIZED)
         if not self.present and name != "nvmlShutdown":
             return int(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         try:
@@ -241,7 +243,7 @@ class StandIn:
     def _nvmlEventSetWait_v2(self, events: Any, event: Any, timeout_ms: Any) -> None:
         end_s = time.monotonic() + timeout_ms.value / 1000
         while not self.events:
-            if time.monotonic() >= end_s:
+            if self.over or time.monotonic() >= end_s:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
             time.sleep(0.005)
         board, instance, number = self.events.pop(0)
@@ -272,8 +274,11 @@ def beneath_pynvml(driver: StandIn) -> Iterator[StandIn]:
     try:
         yield driver
     finally:
+        driver.over = True
         driver.open.set()
-        driver.present = False
+        for thread in threading.enumerate():
+            if thread.name.startswith(("nvml:", "the driver:")):
+                thread.join(10.0)
         pynvml.nvmlLib = before
         pynvml._nvmlGetFunctionPointer_cache.clear()
 

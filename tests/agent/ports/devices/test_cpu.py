@@ -71,6 +71,38 @@ async def test_all_that_a_rank_starts_belongs_to_it(rig: CpuRig) -> None:
         os.kill(one, signal.SIGKILL)
 
 
+LEAVES = """
+import os, sys, time
+if os.fork() == 0:
+    if os.fork() == 0:
+        end = time.process_time() + 0.5
+        while time.process_time() < end: pass
+    os._exit(0)
+os.wait()
+time.sleep(30)
+"""
+
+
+async def test_time_of_what_left_the_rank_is_counted_by_its_shim() -> None:
+    with tempfile.TemporaryDirectory(prefix="covey-", ignore_cleanup_errors=True) as directory:
+        async with here(directory) as host:
+            socket = f"{host.env.run_dir}/jobs.sock"
+            devices = CpuDevices("h1", [CpuDevice(str(CORES[0]), "1 GiB")], socket)
+            host.env = replace(host.env, probes=RealProbes(devices))
+            runner = host.runner()
+            await runner.start_up()
+            spec = ranks("j1", sys.executable, "-S", "-c", LEAVES, grace_s=0.1)
+            await runner.start(msgspec.structs.replace(spec, ranks=(RankSpec(0, 0, ("CPU-h1-0",)),)))
+            trees = RankTrees(socket)
+            await until(lambda: any(tree.cpu_s > 0.4 and len(tree.rows) == 1 for tree in trees.read()))
+            (tree,) = trees.read()
+            assert sum(row.own_s + row.waited_for_s for row in tree.rows) < 0.4, "the rank itself did little"
+            assert [tree.pid] == list(runner.running()[spec.job, 1].values()), "one rank, by the runner's pid"
+            await runner.stop(spec.job, 1, 0.0, "the test is over")
+            await until(lambda: host.told(RanksEnded))
+            runner.forget(spec.job, 1)
+
+
 async def test_ranks_of_another_agent_on_this_machine_are_not_ours(rig: CpuRig) -> None:
     pid = await rig.start("CPU-h1-0", BUSY)
     other = CpuDevices("h1", [CpuDevice(str(CORES[0]), "2 GiB")], "/run/other/jobs.sock")
