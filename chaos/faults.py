@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from agent.ports.devices.sim import DeviceFault
 from chaos.world.disk import Trap
 from covey.units import GIB
 
@@ -149,6 +150,16 @@ class Damage(Fault, frozen=True):
     for_s: float = 5.0
 
 
+class SickDevice(Fault, frozen=True):
+    """One device of a host: its driver reports an error, it falls off the bus, or the driver of all does not answer."""
+
+    host: str
+    kind: Literal["xid", "ecc", "lost", "stuck"]
+    number: int = 0
+    """Of the device, counted round; and what is reported of it."""
+    for_s: float = 20.0
+
+
 DAMAGED_S = 2.0
 """Seconds without power while files of a host are damaged."""
 
@@ -167,6 +178,7 @@ AnyFault = (
     | SlowDisk
     | DieWriting
     | Damage
+    | SickDevice
 )
 Plan = Sequence[tuple[float, AnyFault]]
 
@@ -231,6 +243,8 @@ def strike(world: "World", fault: AnyFault) -> None:
         case Damage():
             before = world.hosts[fault.host].disk.image(fault.name)
             world.at(end, lambda: _damage(world, fault, before))
+        case SickDevice():
+            _sicken(world, fault, end)
 
 
 def _kill(world: "World", fault: Kill, end: float) -> None:
@@ -282,6 +296,14 @@ def _damage(world: "World", fault: Damage, before: dict[str, bytes]) -> None:
         host.disk.damage(fault.name, fault.how)
 
 
+def _sicken(world: "World", fault: SickDevice, end: float) -> None:
+    devices = world.hosts[fault.host].probes.devices
+    if devices.uuids:
+        uuid = devices.uuids[fault.number % len(devices.uuids)]
+        devices.strike(DeviceFault(world.now, uuid, fault.kind, fault.number))
+        devices.strike(DeviceFault(end, uuid, "well"))
+
+
 def _quicken_disk(world: "World", host: str) -> None:
     world.hosts[host].disk.slow = 1.0
 
@@ -318,6 +340,7 @@ def heal(world: "World") -> None:
         _mend_disk(world, name)
         _quicken_disk(world, name)
         host.disk.traps.clear()
+        host.probes.devices.heal()
         host.clock.end_skew()
         for process in list(host.processes.values()):
             process.signal(SIGCONT)
@@ -353,8 +376,9 @@ FAMILIES: tuple[str, ...] = (
     "away",
     "damage",
     "unheard",
+    "device",
 )
-RARE: Mapping[str, float] = {"away": 0.15, "damage": 0.15, "unheard": 0.15}
+RARE: Mapping[str, float] = {"away": 0.15, "damage": 0.15, "unheard": 0.15, "device": 0.15}
 """Chance that a family is on, where it is not 0.4: a host that is away longer than every lease makes a story long, and
 damaged files are what a rack survives on one host."""
 AWAY_S = (75.0, 110.0)
@@ -429,6 +453,9 @@ def draw(rng: random.Random, family: str, hosts: Sequence[str]) -> AnyFault:
             return Damage(host, rng.choice(SPOILT), how, for_s)
         case "unheard":
             return Unheard(host, 4 * for_s)
+        case "device":
+            kind: Literal["xid", "ecc", "lost", "stuck"] = rng.choice(("xid", "ecc", "lost", "stuck"))
+            return SickDevice(host, kind, rng.choice((0, 1, 48, 63, 79)), 2 * for_s)
         case "away":
             away_s = round(rng.uniform(*AWAY_S), 3)
             return rng.choice(

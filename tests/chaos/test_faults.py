@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 import pytest
 
+from agent.ports.devices.sim import SimDevices
 from chaos.faults import (
     FAMILIES,
     AnyFault,
@@ -19,6 +20,7 @@ from chaos.faults import (
     Partition,
     Pause,
     Restart,
+    SickDevice,
     SkewClock,
     Slow,
     SlowDisk,
@@ -41,11 +43,15 @@ async def idle(env: Env) -> int:
 def rack(seed: int = 1) -> World:
     world = World(seed)
     for name in HOSTS:
-        host = world.add_host(name)
+        host = world.add_host(name, gpus=2)
         host.main = idle
         host.start_agent()
     world.run(1)
     return world
+
+
+async def conditions(devices: SimDevices) -> list[str]:
+    return [(await devices.health(uuid)).condition for uuid in devices.uuids]
 
 
 def state(world: World) -> tuple[object, ...]:
@@ -67,6 +73,7 @@ def state(world: World) -> tuple[object, ...]:
                 len(host.disk.traps),
                 host.clock.rate,
                 host.clock.wall_error_s,
+                asyncio.run(conditions(host.probes.devices)),
             )
             for host in world.hosts.values()
         ],
@@ -89,6 +96,10 @@ EACH: tuple[AnyFault, ...] = (
     Restart("h1"),
     SlowDisk("h3"),
     DieWriting("h4", "log-"),
+    SickDevice("h1", "xid", 95),
+    SickDevice("h1", "ecc", 2),
+    SickDevice("h1", "lost", 1),
+    SickDevice("h1", "stuck"),
 )
 
 

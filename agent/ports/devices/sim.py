@@ -89,6 +89,17 @@ class SimDevices:
             uses.pop(pid, None)
         self._suspended.pop(pid, None)
 
+    @property
+    def uuids(self) -> Sequence[str]:
+        """Of all devices, those that fell off the bus included."""
+        return tuple(self._devices)
+
+    def heal(self) -> None:
+        """Nothing is wrong any more, and nothing that was to come comes."""
+        self._script.clear()
+        for uuid in self._devices:
+            self._happen(DeviceFault(0.0, uuid, "well"))
+
     def strike(self, fault: DeviceFault) -> None:
         """At its time, which may be now."""
         self._script = sorted([*self._script, fault], key=lambda one: (one.at_s, one.uuid))
