@@ -56,6 +56,14 @@ class CountedLinks(Protocol):
     def metrics(self) -> Mapping[str, float]: ...
 
 
+@runtime_checkable
+class CountedDevices(Protocol):
+    """Devices that count what happens to their driver."""
+
+    @property
+    def counters(self) -> Mapping[str, int]: ...
+
+
 class Identity(msgspec.Struct, frozen=True):
     """What identifies this host across restarts."""
 
@@ -407,6 +415,9 @@ class HostAgent:
         if isinstance(links, CountedLinks):
             found |= links.metrics()
             found |= counted("links", links.counters)
+        devices = self.env.probes.devices
+        if isinstance(devices, CountedDevices):
+            found |= counted("devices", devices.counters)
         found |= counted("gossip", self.gossip.counters)
         found |= self.gossip.metrics()
         found |= counted("rpc", {**self.messenger.counters, **self.counters})

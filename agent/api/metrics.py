@@ -60,6 +60,10 @@ HELP: Mapping[str, str] = {
 """Family -> what it counts, one line."""
 
 COUNTED: Mapping[str, Mapping[str, str]] = {
+    "devices": {
+        "timeouts": "Calls to the driver of devices that it did not answer in time.",
+        "xids": "XID errors that the driver told.",
+    },
     "gossip": {
         "dropped": "Datagrams dropped before their content was used, by reason.",
         "facts_ignored": "Facts of hosts that were older than what was known.",

@@ -61,6 +61,7 @@ class CpuDevices:
         self._usable = usable
         self._trees = RankTrees(socket)
         self._calls = DriverCalls("/proc", deadline_s, deadline_s)
+        self.counters = self._calls.counters
         self._lock = threading.Lock()
         self._before: Used | None = None
         self._samples: dict[str, DeviceSample] = {uuid: DeviceSample(0, 0.0) for uuid in self._devices}

@@ -25,7 +25,7 @@ class DriverCalls:
         self._driver, self.deadline_s, self._first_s = driver, deadline_s, first_s
         self._running: dict[Future[object], tuple[float, str]] = {}
         self._answered = False
-        self.timeouts = 0
+        self.counters = {"timeouts": 0}
         """Calls that did not come back in time, or were not made since another hung."""
 
     @property
@@ -41,7 +41,7 @@ class DriverCalls:
     def begin(self, what: str, call: Callable[[], T]) -> "Future[T]":
         """TimeoutError while another call hangs. What the call raises the future raises."""
         if why := self.trouble:
-            self.timeouts += 1
+            self.counters["timeouts"] += 1
             raise TimeoutError(why)
         done: Future[T] = Future()
         done.set_running_or_notify_cancel()  # from now on a caller that stops waiting cannot cancel it
@@ -68,7 +68,7 @@ class DriverCalls:
             async with asyncio.timeout(self.deadline_s):
                 return await asyncio.shield(waited)
         except TimeoutError:
-            self.timeouts += 1
+            self.counters["timeouts"] += 1
             raise TimeoutError(f"{self._driver} did not answer within {self.deadline_s:g} s ({what})") from None
 
 

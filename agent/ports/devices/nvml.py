@@ -44,6 +44,8 @@ class NvmlDevices:
         """Of this driver since it was found, those that fell off the bus included."""
         self._since_us: dict[str, int] = {}
         self._xids: dict[str, int] = {}
+        self.counters = self._calls.counters
+        self.counters["xids"] = 0
         self._struck = asyncio.Event()
         """A device had an XID."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -193,6 +195,7 @@ class NvmlDevices:
 
     def _on_xid(self, whole: str, instance: int | None, number: int) -> None:
         """Of a GPU, or of one of its instances: of all of them when the driver does not say which."""
+        self.counters["xids"] += 1
         self._log.warning("XID", gpu=whole, instance=instance, number=number)
         for uuid, found in self._ever.items():
             if whole in (uuid, found.device.parent) and instance in (None, found.instance):

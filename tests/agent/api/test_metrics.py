@@ -78,6 +78,7 @@ def test_every_family_that_the_code_names_is_explained_and_no_other() -> None:
 
 
 WHERE = {
+    "devices": ("agent/ports/devices/*.py",),
     "gossip": ("gossip/**/*.py",),
     "links": ("agent/ports/links.py", "agent/ports/handshake_limit.py"),
     "raft": ("agent/raft/**/*.py",),

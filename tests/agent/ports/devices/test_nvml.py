@@ -104,6 +104,7 @@ async def test_an_xid_is_told_at_once(made: list[NvmlDevices], lines: Lines, mon
         driver.xid(board, 48)
         told = await asyncio.wait_for(waiting, 5.0)
         assert [(uuid, health.condition) for uuid, health in told] == [("GPU-1", "drain")]
+        assert devices.counters["xids"] == 1
         assert "XID 48" in told[0][1].why and '"number": 48' in lines.text
 
 
@@ -165,7 +166,7 @@ async def test_a_driver_that_hangs_is_asked_by_one_thread_only(made: list[NvmlDe
             with pytest.raises(TimeoutError):
                 await devices.sample("GPU-1")
         assert sum(driver.calls.values()) <= before + 3
-        assert devices._calls.timeouts >= 20
+        assert devices.counters["timeouts"] >= 20
         assert dict(await devices.events())["GPU-1"].condition == "degraded"
         driver.open.set()
         await asyncio.sleep(0.1)
