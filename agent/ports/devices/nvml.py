@@ -95,8 +95,8 @@ class NvmlDevices:
     async def events(self) -> Sequence[tuple[str, DeviceHealth]]:
         self._newest.now()  # the driver may come while the agent runs
         self._loop = asyncio.get_running_loop()
+        self._struck.clear()
         if not (found := await self._changes()):
-            self._struck.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._struck.wait()
@@ -197,9 +197,13 @@ class NvmlDevices:
         """Of a GPU, or of one of its instances: of all of them when the driver does not say which."""
         self.counters["xids"] += 1
         self._log.warning("XID", gpu=whole, instance=instance, number=number)
-        for uuid, found in self._ever.items():
-            if whole in (uuid, found.device.parent) and instance in (None, found.instance):
-                self._xids[uuid] = health.worse_xid(self._xids.get(uuid, 0), number)
+        struck = [
+            uuid
+            for uuid, found in self._ever.items()
+            if whole in (uuid, found.device.parent) and instance in (None, found.instance)
+        ]
+        now = {uuid: health.worse_xid(self._xids.get(uuid, 0), number) for uuid in struck}
+        self._xids = {**self._xids, **now}  # at once, for readers in other threads
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop ended before the agent did
                 self._loop.call_soon_threadsafe(self._struck.set)

@@ -72,11 +72,13 @@ async def test_an_error_of_one_instance_is_not_its_neighbours(made: list[NvmlDev
         told = await devices.events()
         assert [(uuid, health.condition) for uuid, health in told] == [("MIG-GPU-mig-5", "degraded")]
         driver.xid(board, 79)
-        told = await devices.events()
-        assert sorted((uuid, health.condition) for uuid, health in told) == [
-            ("MIG-GPU-mig-3", "lost"),
-            ("MIG-GPU-mig-5", "lost"),
-        ]
+        parts = {"MIG-GPU-mig-3": "lost", "MIG-GPU-mig-5": "lost"}
+        seen: dict[str, str] = {}
+        for _ in range(5):
+            seen |= {uuid: health.condition for uuid, health in await devices.events()}
+            if seen == parts:
+                break
+        assert seen == parts
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -88,6 +90,9 @@ async def test_a_recorded_failure_is_followed_step_by_step(name: str, made: list
         for step, after in RECORDED[name]:
             step(driver, board)
             told = dict(await devices.events())
+            for _ in range(5):
+                if after != condition and not told:
+                    told = dict(await devices.events())
             assert (await devices.health("GPU-1")).condition == after
             assert ("GPU-1" in told) or condition == after, "what changed is told"
             assert "GPU-2" not in told and (await devices.health("GPU-2")).condition == "ok"
