@@ -229,6 +229,60 @@ class GpusExclusive(RanksHeld):
                 )
 
 
+class GpusBeside(RanksHeld):
+    """Where GPUs are shared: one never runs ranks of two guaranteed jobs, nor of more than `beside` others. A job that
+    started as opportunistic is guaranteed as soon as some host knows that it was upgraded."""
+
+    name = "a GPU has one guaranteed job and so many others"
+
+    def __init__(self, rack: "SimRack") -> None:
+        super().__init__(rack)
+        self._upgraded: dict[str, None] = {}
+
+    def look(self, ranks: list[Rank]) -> None:
+        guaranteed: dict[str, Rank] = {}
+        others: dict[str, dict[tuple[str, int], None]] = {}
+        for rank in ranks:
+            counts = rank.job_class != "opportunistic" or self._is_upgraded(rank.job)
+            for gpu in rank.gpus:
+                if counts:
+                    owner = guaranteed.setdefault(gpu, rank)
+                    assert (owner.job, owner.epoch) == (rank.job, rank.epoch), (
+                        f"{gpu} runs {owner.job} under epoch {owner.epoch} and {rank.job} under epoch {rank.epoch}, "
+                        f"both guaranteed"
+                    )
+                else:
+                    others.setdefault(gpu, {})[rank.job, rank.epoch] = None
+        for gpu, jobs in others.items():
+            assert len(jobs) <= self.rack.beside, f"{gpu} runs {sorted(jobs)} beside one another"
+
+    def _is_upgraded(self, job: str) -> bool:
+        """Also when the agent that knew it died since."""
+        if job in self._upgraded:
+            return True
+        agents: list[Any] = [agent for agent in self.rack.agents.values() if hasattr(agent, "plugins")]
+        plugins = [agent.plugins["scheduler"] for agent in agents if "scheduler" in agent.plugins]
+        known = [plugin.queue.jobs.get(JobId(job)) for plugin in plugins]
+        if any(found is not None and found.upgraded is not None for found in known):
+            self._upgraded[job] = None
+        return job in self._upgraded
+
+
+class QueuesHold:
+    """Every copy of the queue keeps to what it promises at its top, looked at from time to time."""
+
+    name, every_s = "the queue holds", 1.0
+
+    def __init__(self, rack: "SimRack") -> None:
+        self.rack = rack
+
+    def check(self, world: World) -> None:
+        for name in self.rack.alive():
+            scheduler = self.rack.plugin(name, "scheduler")
+            if scheduler is not None:
+                scheduler.queue.check()
+
+
 class RanksOnce(RanksHeld):
     """A rank of a job lives once, under one epoch, wherever that is: also on hosts that are cut off. A job that is
     to be kept (`on_lost`) is not placed elsewhere, so this holds for it too."""
@@ -268,7 +322,7 @@ class QuotaHeld(RanksHeld):
     def _upgraded(self, job: str) -> bool:
         plugins = [self.rack.plugin(name, "scheduler") for name in self.rack.alive()]
         known = [plugin.queue.jobs.get(job) for plugin in plugins if plugin is not None]
-        return any(found is not None and found.counts for found in known)
+        return any(found is not None and found.upgraded is not None for found in known)
 
 
 class FencedRanksEnd:
@@ -377,8 +431,9 @@ def invariants_for(rack: "SimRack") -> list[Invariant]:
     ]
     plugins = {plugin.name for plugin in rack.plugins}
     if "scheduler" in plugins:
+        gpus: list[Invariant] = [GpusBeside(rack), QueuesHold(rack)] if rack.beside else [GpusExclusive(rack)]
         found += [
-            GpusExclusive(rack),
+            *gpus,
             RanksOnce(rack),
             QuotaHeld(rack, rack.quotas),
             FencedRanksEnd(rack),

@@ -87,6 +87,8 @@ class SimRack:
         self.trees: dict[str, Tree] = {}
         """Each host's agent.toml."""
         self._slab = str((SMALL_SLABS | (settings or {}).get("memory", {}))["slab"])
+        self.beside = int((settings or {}).get("scheduler", {}).get("beside", 0))
+        """Opportunistic jobs on a GPU beside a guaranteed one."""
         self.patience_s = patience_s(settings or {})
         """Seconds more than within which something must be so, for what settings make slower."""
         self.moved: Raft | None = None

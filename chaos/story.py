@@ -21,6 +21,7 @@ from chaos.novelty import Seen
 from chaos.rackworld import SimRack
 from chaos.world.world import Broken, Enough
 from covey.core import JobId
+from plugins.registry import PLUGINS
 from plugins.scheduler.machine.jobs import OVER
 
 WHOLE_S = 90.0
@@ -57,8 +58,8 @@ class Told(msgspec.Struct, frozen=True):
 
 
 def known_stories() -> dict[str, Story]:
-    """Name -> function: every module of `chaos.stories` has a `play`, and maybe `SETTINGS`, sections of agent.toml; or
-    it has `WORLDS`, machines alone, and is told by its seed only."""
+    """Name -> function: every module of `chaos.stories` has a `play`, and maybe `SETTINGS`, sections of agent.toml, and
+    `PLUGINS`; or it has `WORLDS`, machines alone, and is told by its seed only."""
     names = sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).with_name("stories"))]))
     return {name: getattr(_module(name), "play", partial(_worlds, name)) for name in names}
 
@@ -94,7 +95,8 @@ def tell(
     quotas: Mapping[str, int] = {"red": hosts, "blue": max(1, hosts // 2)}
     chosen = knobs.drawn(seed) if name in knobs.STORIES else {}
     settings = knobs.joined(chosen, getattr(_module(name), "SETTINGS", None))
-    with SimRack(seed, hosts, log=log, story=name, quotas=quotas, settings=settings) as rack:
+    plugins = getattr(_module(name), "PLUGINS", PLUGINS)
+    with SimRack(seed, hosts, log=log, story=name, quotas=quotas, settings=settings, plugins=plugins) as rack:
         if chosen:
             rack.world.mark("settings", "chaos", knobs.told(chosen))
         if vary:

@@ -49,6 +49,9 @@ def run(context: Context) -> int:
 
 
 def use(gpu: Mapping[str, Any]) -> str:
-    """Its job, `free`, or that its host is `gone` or has `left`: then no job holds it and none gets it."""
+    """Its job and those beside it (`j3 +j5`), `free`, or that its host is `gone` or has `left`: then no job holds it and
+    none gets it."""
     state = gpu.get("host_state", "alive")
-    return state if state in AWAY else gpu["job"] or "free"
+    if state in AWAY:
+        return str(state)
+    return " ".join([*([gpu["job"]] if gpu["job"] else []), *(f"+{id}" for id in gpu.get("beside", ()))]) or "free"

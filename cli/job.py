@@ -57,6 +57,7 @@ def facts(job: dict[str, Any], now_wall_s: float) -> list[tuple[str, object]]:
         ("metrics", metrics),
         ("exit code", job["exit_code"]),
         ("tenant", f"{job['tenant']}, {class_of(job)}"),
+        ("beside", with_whom(job)),
         ("kept for it", f"{job['reserved_gpus']} of {job['gpus']} GPUs" if job.get("reserved_gpus") else ""),
         ("command", " ".join(job["argv"])),
         ("directory", job["cwd"]),
@@ -107,9 +108,16 @@ def unseen(job: dict[str, Any], now_wall_s: float) -> str:
     return "nothing so far: it has imported neither PyTorch nor JAX (or --no-attach)" if running_s > UNSEEN_S else ""
 
 
+def with_whom(job: dict[str, Any]) -> str:
+    """`j3 (guaranteed) on h1, h2; j5 (opportunistic) on h1`: jobs on the same GPUs."""
+    others = job.get("beside") or ()
+    return "; ".join(f"{other['job']} ({other['runs_as']}) on {', '.join(other['hosts'])}" for other in others)
+
+
 def started_again(job: dict[str, Any]) -> str:
     """`preempted 2 times, host lost 1 time of 5`: what happened to it, and how often it is started again for that."""
     counts = {"preempted": "preemptions", "host lost": "hosts_lost", "exit 75": "requeues", "failed": "failures"}
+    counts["did not fit beside others"] = "unfit"
     limits = job.get("retries", {})
     happened = [(cause, job.get(field, 0), limits.get(cause)) for cause, field in counts.items()]
     return ", ".join(

@@ -54,6 +54,10 @@ class LeaderChanged(Fact, frozen=True):
     leader: HostId | None
 
 
+PART = "+"
+"""`UUID+2` is a part of a GPU that an opportunistic job holds: the log gives one name to one job."""
+
+
 class Place(msgspec.Struct, frozen=True):
     """The ranks of one gang on one host."""
 
@@ -61,7 +65,12 @@ class Place(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
     """Global ranks, ascending and consecutive."""
     gpus: tuple[str, ...]
-    """GPU UUIDs granted there; empty for a job without GPUs."""
+    """GPU UUIDs granted there, or parts of GPUs; empty for a job without GPUs."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Their UUIDs."""
+        return tuple(gpu.partition(PART)[0] for gpu in self.gpus)
 
 
 class JobPlaced(Fact, frozen=True):

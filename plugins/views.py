@@ -54,11 +54,13 @@ class GpuRow(msgspec.Struct, frozen=True):
     memory_used_bytes: int
     utilization: float
     job: JobId | None
-    """The guaranteed job that holds it."""
+    """The guaranteed job that holds it; where GPUs are not shared, whichever job does."""
     simulated: bool
     age_s: float
     host_state: HostState = "alive"
     """As the answering agent sees its host: nobody gets a GPU of a host that is gone."""
+    beside: tuple[JobId, ...] = ()
+    """Opportunistic jobs on parts of it."""
 
 
 class LeaderView(msgspec.Struct, frozen=True):
@@ -109,6 +111,15 @@ class RankView(msgspec.Struct, frozen=True):
     pid: int | None = None
     code: int | None = None
     """0..255, or -N when killed by signal N."""
+
+
+class BesideView(msgspec.Struct, frozen=True):
+    """A job that is on GPUs with another one."""
+
+    job: JobId
+    runs_as: str
+    """Its class now."""
+    hosts: tuple[HostId, ...]
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +185,10 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Which of its ranks compute with unlike kernels, in words; empty while none is known to."""
     runs_as: str = ""
     """Its class now: a demoted job of class auto is `opportunistic`, and `guaranteed` once it was upgraded."""
+    beside: tuple[BesideView, ...] = ()
+    """Jobs that are on GPUs with it now."""
+    unfit: int = 0
+    """Times that it could not be, or stay, on the GPUs where it was placed, beside others."""
     reserved_gpus: int = 0
     """GPUs that are kept for it while it waits for the rest."""
     age_s: float = 0.0

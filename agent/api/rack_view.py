@@ -52,6 +52,14 @@ class PluginsFailed(msgspec.Struct, frozen=True):
     plugins: tuple[str, ...]
 
 
+class GpuHolders(msgspec.Struct):
+    """Jobs on one GPU."""
+
+    job: JobId | None = None
+    beside: list[JobId] = []
+    """On parts of it."""
+
+
 class Agent(Protocol):
     """What this file needs of the agent."""
 
@@ -177,9 +185,9 @@ class RackView:
 
     async def _local_gpus(self, _arguments: Mapping[str, Any]) -> list[GpuRow]:
         holders = await self._gpu_holders()
-        return [self._gpu_row(gpu, holders) for gpu in self._agent.env.probes.gpus()]
+        return [self._gpu_row(gpu, holders.get(gpu.uuid) or GpuHolders()) for gpu in self._agent.env.probes.gpus()]
 
-    def _gpu_row(self, gpu: Gpu, holders: Mapping[str, JobId]) -> GpuRow:
+    def _gpu_row(self, gpu: Gpu, holders: GpuHolders) -> GpuRow:
         return GpuRow(
             host=self._agent.id,
             index=gpu.index,
@@ -188,17 +196,27 @@ class RackView:
             memory_total_bytes=gpu.memory_total_bytes,
             memory_used_bytes=gpu.memory_used_bytes,
             utilization=gpu.utilization,
-            job=holders.get(gpu.uuid),
+            job=holders.job,
             simulated=gpu.simulated,
             age_s=0.0,
+            beside=tuple(holders.beside),
         )
 
-    async def _gpu_holders(self) -> Mapping[str, JobId]:
-        """GPU UUID -> job, from this host's copy of the log."""
+    async def _gpu_holders(self) -> Mapping[str, GpuHolders]:
+        """GPU UUID -> its jobs, from this host's copy of the log."""
         jobs = self._agent.plugin_commands().get("scheduler.jobs")
         if jobs is None:
             return {}
-        return {gpu: job.id for job in await jobs({}) for place in job.places for gpu in place.gpus}
+        found: dict[str, GpuHolders] = {}
+        for job in await jobs({}):
+            for place in job.places:
+                for name, device in zip(place.gpus, place.devices, strict=True):
+                    holders = found.setdefault(device, GpuHolders())
+                    if name == device or job.runs_as != "opportunistic":
+                        holders.job = job.id
+                    else:
+                        holders.beside.append(job.id)
+        return found
 
     async def _event_log(self, arguments: Mapping[str, Any]) -> list[EventLine]:
         subject = str(arguments.get("id", ""))

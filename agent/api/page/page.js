@@ -15,7 +15,8 @@ const TABLES = {
     ["slabs lent", (r) => r.slabs_lent], ["slabs free", (r) => r.slabs_free], ["seen", (r) => `${seconds(r.age_s)} ago`],
   ],
   gpus: [
-    ["host", (r) => r.host], ["GPU", (r) => r.index], ["model", (r) => r.model], ["job", (r) => r.job],
+    ["host", (r) => r.host], ["GPU", (r) => r.index], ["model", (r) => r.model],
+    ["job", (r) => [r.job, ...(r.beside || []).map((id) => `+${id}`)].filter(Boolean).join(" ")],
     ["memory used", (r) => `${Math.round(r.memory_used_bytes / MIB)} of ${Math.round(r.memory_total_bytes / MIB)} MiB`],
     ["busy", (r) => `${Math.round(r.utilization * 100)} %`],
   ],

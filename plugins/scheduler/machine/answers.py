@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from covey.core import HostId, JobId
+from plugins.scheduler.machine.beside import guaranteed_on
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.messages.commands import AboutJob, CancelAsked, NotApplied, Placed
 from plugins.scheduler.policy import explain
@@ -28,14 +29,6 @@ def over_quota(job: Job, used: int, quota: int, done: str) -> NotApplied:
 def not_alone(job: Job, host: HostId, gpu: str, other: JobId) -> NotApplied:
     why = f"GPU {device_of(gpu)} on {host} belongs to {other}, which is guaranteed"
     return NotApplied(4, f"{job.id} was not upgraded", why, "wait until one of them ends")
-
-
-def guaranteed_on(
-    host: HostId, jobs: Mapping[JobId, Job], holders: Mapping[HostId, Mapping[str, JobId]]
-) -> dict[str, JobId]:
-    """GPUs of a host of which a guaranteed job holds a part: it was upgraded there."""
-    held = holders.get(host, {})
-    return {device_of(name): id for name, id in held.items() if is_part(name) and jobs[id].counts}
 
 
 def wrong_places(

@@ -20,8 +20,9 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import HostId, JobId, LogEvent
+from covey.core import JobId, LogEvent
 from plugins.scheduler.machine import answers
+from plugins.scheduler.machine.beside import beside, guaranteed_beside
 from plugins.scheduler.machine.job_table import ENDED_MAX, JobTable
 from plugins.scheduler.machine.jobs import HOLDING, TRANSITIONS, After, Cause, FirstFailure, Job, State
 from plugins.scheduler.machine.kept_bytes import ENDED_BYTES_MAX, LIVE_BYTES_MAX, size_of
@@ -50,7 +51,6 @@ from plugins.scheduler.messages.commands import (
 )
 from plugins.scheduler.messages.spec import SealedEnv
 from plugins.scheduler.policy import classes, explain
-from plugins.scheduler.policy.shared import device_of, is_part
 
 LIVE_MAX = 10_000
 """Jobs that are not over; more are refused at submit, so that no tenant can fill every host's memory."""
@@ -203,6 +203,9 @@ class Queue(JobTable):
         self._give_back(job)
         where = ", ".join(f"{place.host} ({len(place.ranks)})" for place in job.places)
         self._enter(job, "running", "placed", f"start {job.attempt} under epoch {job.epoch}, workers by host: {where}")
+        for other, hosts in beside(job, self.holders).items():
+            self._note(job.id, "shares GPUs", explain.shares(other, self.jobs[other].job_class, hosts))
+            self._note(other, "shares GPUs", explain.shares(job.id, job.job_class, hosts))
         return Applied(job.id)
 
     def _place_failed(self, job: Job, command: PlaceFailed) -> Result:
@@ -326,7 +329,7 @@ class Queue(JobTable):
         quota = self.quota(job.spec.tenant)
         if not classes.may_upgrade(job.spec.gpus, self.free_quota(job.spec.tenant), closed=False):
             return answers.over_quota(job, self.used(job.spec.tenant), quota or 0, "upgraded")
-        other = self._guaranteed_beside(job)
+        other = guaranteed_beside(job, self.jobs, self.holders)
         if other is not None:
             return answers.not_alone(job, *other)
         job.upgraded = self.index
@@ -334,18 +337,6 @@ class Queue(JobTable):
         self._changed[job.id] = None
         self._note(job.id, "upgraded", explain.upgraded(job.spec, self.used(job.spec.tenant), quota))
         return Applied(job.id)
-
-    def _guaranteed_beside(self, job: Job) -> tuple[HostId, str, JobId] | None:
-        """Another guaranteed job, on whatever host, that has a GPU of which this one holds a part: host, GPU, job."""
-        for place in job.awaited:
-            held = self.holders.get(place.host, {})
-            upgraded = answers.guaranteed_on(place.host, self.jobs, self.holders)
-            for gpu in filter(is_part, place.gpus):
-                device = device_of(gpu)
-                other = upgraded.get(device) or held.get(device)
-                if other is not None and other != job.id:
-                    return place.host, gpu, other
-        return None
 
     def _gpus_kept(self, job: Job, command: GpusKept) -> Result | None:
         if not job.counts:

@@ -95,6 +95,13 @@ def upgraded(spec: JobSpec, used: int, quota: int | None) -> str:
     return f"its {gpus(spec.gpus)} count against the quota of tenant {spec.tenant}, {limit}: it is guaranteed"
 
 
+def shares(other: JobId, job_class: str, hosts: Sequence[HostId]) -> str:
+    """Whom a job is on GPUs with from now on: `with j3 (opportunistic) on h1, h2`."""
+    return (
+        f"with {other} ({job_class}) on {', '.join(hosts[:NAMED_MAX])}{' and more' if len(hosts) > NAMED_MAX else ''}"
+    )
+
+
 def keeps(wanted: int, kept: Mapping[HostId, int]) -> str:
     """`2 of 4 GPUs kept: h1 2`."""
     if not kept:

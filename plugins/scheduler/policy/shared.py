@@ -14,31 +14,30 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from plugins.facts import PART
 from plugins.scheduler.policy.classes import gpus_to_keep
 from plugins.scheduler.policy.place import consolidate
 
 Gpu = TypeVar("Gpu", bound=Any)
 Host = TypeVar("Host", bound=Any)
 
-GUEST = "+"
-"""Between the name of a GPU and the number of the part that an opportunistic job holds."""
 BUSY = 0.8
 """Utilisation from which on a GPU takes no more opportunistic jobs (AntMan §3.3: M, over the last 10 s)."""
 
 
 def device_of(name: str) -> str:
     """The GPU's own name, whichever part of it `name` is."""
-    return name.partition(GUEST)[0]
+    return name.partition(PART)[0]
 
 
 def is_part(name: str) -> bool:
     """Whether this is a part that an opportunistic job takes."""
-    return GUEST in name
+    return PART in name
 
 
-def part_of(device: str, number: int) -> str:
-    """The name of a part; `number` counts from 1."""
-    return f"{device}{GUEST}{number}"
+def part_of(device: str, number: int | str) -> str:
+    """The name of a part; `number` counts from 1, where the log's own name of it is known."""
+    return f"{device}{PART}{number}"
 
 
 def short_name(device: str) -> str:

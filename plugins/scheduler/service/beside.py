@@ -23,7 +23,6 @@ from plugins.facts import (
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import TakenBack
-from plugins.scheduler.policy.shared import device_of
 from plugins.scheduler.service.log import QueueLog
 
 SILENT_S = 5.0
@@ -143,6 +142,6 @@ def _kind_of(job: Job) -> JobKind:
 
 def _coming(job: Job, place: Place, running: bool) -> RanksComing:
     each = job.spec.gpus_per_worker
-    devices = tuple(map(device_of, place.gpus))
+    devices = place.devices
     gpus = {rank: devices[n * each : (n + 1) * each] for n, rank in enumerate(place.ranks)}
     return RanksComing(job.id, job.epoch, _kind_of(job), gpus, job.spec.gpu_memory, running)

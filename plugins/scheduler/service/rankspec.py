@@ -7,12 +7,12 @@ from plugins.base import RankSpec, RanksSpec
 from plugins.facts import Place
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.parts import Hold
-from plugins.scheduler.policy.shared import GUEST, device_of
+from plugins.scheduler.policy.shared import part_of
 
 
 def ranks_spec(job: Job, place: Place, env: Mapping[str, str]) -> RanksSpec:
     """What the runner starts on the host of `place`. `env`: the submitter's variables."""
-    each, gpus = job.spec.gpus_per_worker, tuple(map(device_of, place.gpus))
+    each, gpus = job.spec.gpus_per_worker, place.devices
     ranks = [RankSpec(rank, n, gpus[n * each : (n + 1) * each]) for n, rank in enumerate(place.ranks)]
     nodes = tuple(other.host for other in job.places)
     return RanksSpec(
@@ -42,5 +42,5 @@ def hold_of(spec: RanksSpec, shares: bool) -> Hold:
     knows which, so it gets names that nobody else has until the log is read."""
     gpus = tuple(gpu for rank in spec.ranks for gpu in rank.gpus)
     guest = shares and spec.job_class == "opportunistic"
-    held = tuple(f"{gpu}{GUEST}{spec.job}.{spec.epoch}" for gpu in gpus) if guest else gpus
+    held = tuple(part_of(gpu, f"{spec.job}.{spec.epoch}") for gpu in gpus) if guest else gpus
     return Hold(spec.job, spec.epoch, 0, HostId(""), held, 0, True, not guest)

@@ -9,6 +9,7 @@ import msgspec
 from covey.core import HostId, JobId
 from covey.errors import Refused
 from plugins.facts import GpusNow, HostView, StepTiming
+from plugins.scheduler.machine.beside import beside
 from plugins.scheduler.machine.capacity import Capacity
 from plugins.scheduler.machine.jobs import HOLDING, Cause, Job, row_of
 from plugins.scheduler.machine.leader import RackHost
@@ -22,7 +23,7 @@ from plugins.scheduler.policy.queue_positions import QueuePositions
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.policy.shared import device_of
 from plugins.scheduler.service import shared_gpus
-from plugins.views import JobView, QuotaView, RankView
+from plugins.views import BesideView, JobView, QuotaView, RankView
 
 
 class LogPart(msgspec.Struct, frozen=True):
@@ -270,9 +271,19 @@ def job_view(
         attached={rank: what for answer in now for rank, what in answer.attached.items()},
         aggregator=sums[0] if sums else None,
         unlike=explain.unlike_kernels({rank: kernel for answer in now for rank, kernel in answer.kernels.items()}),
+        beside=_beside(job, standing),
+        unfit=job.unfit,
         reserved_gpus=sum(standing.queue.kept.values()) if standing.queue.keeper == job.id else 0,
         age_s=age_s,
     )
+
+
+def _beside(job: Job, standing: QueueSnapshot) -> tuple[BesideView, ...]:
+    if not standing.settings.beside:
+        return ()
+    queue = standing.queue
+    found = beside(job, queue.holders)
+    return tuple(BesideView(id, queue.jobs[id].job_class, tuple(hosts)) for id, hosts in found.items())
 
 
 def _reason(job: Job, standing: QueueSnapshot, away: Mapping[HostId, float], leads: bool) -> str:
@@ -292,7 +303,7 @@ def _ranks(job: Job, host: HostId, away: bool, answers: Mapping[HostId, JobNowAn
     pids = heard.pids if heard is not None and heard.epoch == job.epoch else {}
     found = []
     for local, rank in enumerate(place.ranks):
-        gpus = place.gpus[local * each : (local + 1) * each]
+        gpus = place.devices[local * each : (local + 1) * each]
         code = job.codes.get(host, {}).get(rank)
         gone = host in job.codes or host in job.lost
         runs = "away" if away else "running"

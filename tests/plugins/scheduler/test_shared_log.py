@@ -1,0 +1,167 @@
+"""What the log lets happen on shared GPUs: whoever proposes it, with however old a view."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from covey.core import HostId, JobId
+from plugins.facts import Place
+from plugins.scheduler.machine.queue import HARMS_MAX, Queue
+from plugins.scheduler.messages.commands import (
+    Applied,
+    Command,
+    Demoted,
+    Granted,
+    NotApplied,
+    Placed,
+    QuotaSet,
+    RanksReported,
+    Submitted,
+    TakenBack,
+    Upgraded,
+)
+from plugins.scheduler.messages.spec import JobSpec
+
+H1, H2 = HostId("h1"), HostId("h2")
+
+
+class Log:
+    def __init__(self) -> None:
+        self.queue = Queue()
+        self.notes: list[tuple[str, str, str]] = []
+
+    def say(self, command: Command) -> Any:
+        result, notes = self.queue.apply(self.queue.index + 1, command)
+        self.notes += [(note.subject, note.event, note.reason) for note in notes]
+        self.queue.check()
+        return result
+
+    def place(self, id: str, gpus: dict[HostId, tuple[str, ...]]) -> Any:
+        """Grant it, and say that its hosts gave these."""
+        job = self.queue.jobs[JobId(id)]
+        assert isinstance(self.say(Granted(wall_s=0.0, job=job.id, epoch=job.epoch + 1, home=H1)), Applied)
+        places, rank = [], 0
+        for host, held in gpus.items():
+            places.append(Place(host, tuple(range(rank, rank + len(held))), held))
+            rank += len(held)
+        return self.say(
+            Placed(wall_s=0.0, job=job.id, epoch=job.epoch, places=tuple(places), master_addr="", master_port=1)
+        )
+
+    def submit(self, kind: Any, workers: int = 1) -> str:
+        spec = JobSpec(name="x", tenant="red", job_class=kind, workers=workers, argv=("x",))
+        number = self.queue.next_number
+        result = self.say(Submitted(wall_s=0.0, key=f"job-{number:08}", spec=spec, may_demote=True))
+        assert isinstance(result, Applied) and result.job is not None
+        return result.job
+
+    def demoted(self, gpus: dict[HostId, tuple[str, ...]]) -> str:
+        """A job of class auto that was demoted, and runs there."""
+        id = self.submit("auto", sum(map(len, gpus.values())))
+        self.say(Demoted(wall_s=0.0, job=JobId(id), epoch=0, waited_s=1.0))
+        assert isinstance(self.place(id, gpus), Applied)
+        return id
+
+    def upgrade(self, id: str) -> Any:
+        job = self.queue.jobs[JobId(id)]
+        return self.say(Upgraded(wall_s=0.0, job=job.id, epoch=job.epoch))
+
+
+def test_all_ranks_are_upgraded_or_none() -> None:
+    """One host of two has another guaranteed job on its GPU. Reference: AntMan §3.3, job upgrade."""
+    log = Log()
+    other = log.submit("guaranteed")
+    assert isinstance(log.place(other, {H2: ("b",)}), Applied)
+    id = log.demoted({H1: ("a+1",), H2: ("b+1",)})
+    refused = log.upgrade(id)
+    assert isinstance(refused, NotApplied) and refused.why == f"GPU b on h2 belongs to {other}, which is guaranteed"
+    assert log.queue.jobs[JobId(id)].job_class == "opportunistic" and log.queue.used("red") == 1
+    log.say(RanksReported(wall_s=0.0, job=JobId(other), epoch=1, host=H2, codes={0: 0}))
+    assert isinstance(log.upgrade(id), Applied)
+    assert log.queue.used("red") == 2
+
+
+def test_an_upgrade_waits_for_a_guaranteed_job_that_still_stops_there() -> None:
+    log = Log()
+    other = log.submit("guaranteed")
+    log.place(other, {H1: ("a",)})
+    id = log.demoted({H1: ("a+1",)})
+    log.say(TakenBack(wall_s=0.0, job=JobId(other), epoch=1, cause="preempted", reason="x"))
+    assert log.queue.jobs[JobId(other)].state == "stopping"
+    assert isinstance(log.upgrade(id), NotApplied)
+
+
+def test_no_guaranteed_job_comes_to_a_gpu_of_which_an_upgraded_one_holds_a_part() -> None:
+    log = Log()
+    id = log.demoted({H1: ("a+1",)})
+    assert isinstance(log.upgrade(id), Applied)
+    other = log.submit("guaranteed")
+    refused = log.place(other, {H1: ("a",)})
+    assert isinstance(refused, NotApplied) and refused.why == f"GPU a on h1 belongs to {id}"
+    guest = log.submit("opportunistic")
+    assert isinstance(log.place(guest, {H1: ("a+2",)}), Applied), "others may be beside it"
+
+
+@pytest.mark.parametrize("gpus", [("a+1", "a+2"), ("a+1", "a")])
+def test_two_ranks_of_a_gang_do_not_share_a_gpu(gpus: tuple[str, ...]) -> None:
+    log = Log()
+    assert isinstance(log.place(log.submit("opportunistic", 2), {H1: gpus}), NotApplied)
+
+
+def test_a_guaranteed_job_gets_no_part_and_a_part_has_one_holder() -> None:
+    log = Log()
+    refused = log.place(log.submit("guaranteed"), {H1: ("a+1",)})
+    assert isinstance(refused, NotApplied) and refused.why == "it is guaranteed, and h1 gives it a part of GPU a"
+    log = Log()
+    assert isinstance(log.place(log.submit("opportunistic"), {H1: ("a+1",)}), Applied)
+    assert isinstance(log.place(log.submit("opportunistic"), {H1: ("a+1",)}), NotApplied)
+
+
+def test_the_story_of_each_says_with_whom_it_shares() -> None:
+    log = Log()
+    first = log.submit("guaranteed", 2)
+    log.place(first, {H1: ("a",), H2: ("b",)})
+    second = log.submit("opportunistic", 2)
+    log.place(second, {H1: ("a+1",), H2: ("b+1",)})
+    assert (first, "shares GPUs", f"with {second} (opportunistic) on h1, h2") in log.notes
+    assert (second, "shares GPUs", f"with {first} (guaranteed) on h1, h2") in log.notes
+
+
+def test_what_it_harms_is_remembered_in_the_log_and_snapshots_and_no_more_than_so_many() -> None:
+    log = Log()
+    id = log.submit("opportunistic")
+    for number in range(HARMS_MAX + 2):
+        log.place(id, {H1: ("a+1",)})
+        epoch, other = log.queue.jobs[JobId(id)].epoch, JobId(f"j{100 + number}")
+        why = f"beside {other} it makes that one slower"
+        log.say(TakenBack(wall_s=0.0, job=JobId(id), epoch=epoch, cause="unfit", reason=why, harms=other))
+        log.say(RanksReported(wall_s=0.0, job=JobId(id), epoch=epoch, host=H1, codes={0: -15}, asked=True))
+    job = log.queue.jobs[JobId(id)]
+    assert (job.state, job.unfit, len(job.harms)) == ("queued", HARMS_MAX + 2, HARMS_MAX)
+    again = Queue()
+    again.restore(log.queue.snapshot())
+    again.check()
+    assert again.snapshot() == log.queue.snapshot() and again.jobs[JobId(id)].harms[-1] == f"j{100 + HARMS_MAX + 1}"
+
+
+def test_quotas_count_guaranteed_jobs_and_an_upgrade_needs_room_in_one() -> None:
+    log = Log()
+    log.say(QuotaSet(wall_s=0.0, tenant="red", gpus=1))
+    id = log.demoted({H1: ("a+1",), H2: ("b+1",)})
+    assert log.queue.used("red") == 0
+    assert isinstance(log.upgrade(id), NotApplied), "it needs two"
+    log.say(QuotaSet(wall_s=0.0, tenant="red", gpus=2))
+    assert isinstance(log.upgrade(id), Applied) and log.queue.used("red") == 2
+
+
+def test_a_job_of_a_snapshot_of_before_harms_nobody() -> None:
+    log = Log()
+    log.submit("guaranteed")
+    old = msgspec.msgpack.decode(log.queue.snapshot())
+    old["version"] = 3
+    for job in old["jobs"]:
+        del job["unfit"], job["harms"]
+    again = Queue()
+    again.restore(msgspec.msgpack.encode(old))
+    assert again.jobs[JobId("j1")].harms == () and again.jobs[JobId("j1")].unfit == 0
