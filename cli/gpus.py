@@ -49,8 +49,8 @@ def run(context: Context) -> int:
 
 
 def use(gpu: Mapping[str, Any]) -> str:
-    """Its job and those beside it (`j3 +j5`), `free`, or that its host is `gone` or has `left`: then no job holds it and
-    none gets it."""
+    """Its job and those beside it (`j3 +j5`), `free`, or that its host is `gone` or has `left`: then no job holds it
+    and none gets it."""
     state = gpu.get("host_state", "alive")
     if state in AWAY:
         return str(state)
