@@ -128,7 +128,7 @@ def test_the_story_of_each_says_with_whom_it_shares() -> None:
     assert (second, "shares GPUs", f"with {first} (guaranteed) on h1, h2") in log.notes
 
 
-def test_what_it_harms_is_remembered_in_the_log_and_snapshots_and_no_more_than_so_many() -> None:
+def test_what_it_harms_is_remembered_in_log_and_snapshots_up_to_so_many() -> None:
     log = Log()
     id = log.submit("opportunistic")
     for number in range(HARMS_MAX + 2):
