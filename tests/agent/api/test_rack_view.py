@@ -57,7 +57,7 @@ class FakeAgent:
 
         class Journal:
             @staticmethod
-            def story(names: Sequence[str], prefix: str = "") -> list[EventLine]:
+            def lines_of(names: Sequence[str], prefix: str = "") -> list[EventLine]:
                 return [EventLine(2.0, GPU1, "j1", "granted", "why", "log/2")] if "j1" in names else []
 
         self.env, self.log, self.event_log = Env(), Log(), Journal()
