@@ -3,6 +3,9 @@
 //   gate    before each operator of PyTorch (RecordFunction), while limits hold and not otherwise
 //   watch   one thread: reads the page of limits, puts the gate in and takes it out, keeps the flag that neighbours read
 //
+// What a rank used is processor time of its process, which is the time on the device where that is a set of cores. On a
+// GPU it is the time to launch: kernels that are queued already go on when their rank is stopped.
+//
 // Pages are those of covey/pages.py; all times are CLOCK_MONOTONIC, ns. Nothing here allocates, throws or waits for a
 // lock that is held while somebody sleeps. After a fork the child has no gate and writes no page.
 #include <ATen/record_function.h>

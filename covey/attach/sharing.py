@@ -163,7 +163,16 @@ class ShareControl:
 
     def waits(self, begins: bool) -> None:
         """The script's thread begins, or ends, to wait for what other processes do, and has no work on the device."""
-        if self._pages is None or threading.get_ident() != self._script or begins == self._waiting:
+        if self.is_script():
+            self.idles(begins)
+
+    def is_script(self) -> bool:
+        """Whether this thread is the script's, which ends its mini-batches, and there are pages."""
+        return self._pages is not None and threading.get_ident() == self._script
+
+    def idles(self, begins: bool) -> None:
+        """The device has no work of this rank from now on, or may have some again."""
+        if self._pages is None or begins == self._waiting:
             return
         self._waiting, self._ever_waited = begins, True
         if self._native is not None:

@@ -19,7 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from covey.attach.reporter import Reporter, of_process, resident_bytes
 from covey.attach.sharing import ShareControl
 from covey.attach.torch_memory import TorchMemory
-from covey.attach.torch_share import share_control
+from covey.attach.torch_share import end_of_stream, share_control
+from covey.attach.waits import QueuedWaits
 
 _installed: Reporter | None = None
 
@@ -43,6 +44,7 @@ class Hooks:
 
     def __init__(self, reporter: Reporter, figures: "DdpFigures", share: ShareControl, memory: TorchMemory) -> None:
         self._reporter, self._figures, self._share, self._memory = reporter, figures, share, memory
+        self._queued = QueuedWaits(share, end_of_stream)
         self._fired = 0
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._begun: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -99,18 +101,23 @@ class Hooks:
         @functools.wraps(fetch)
         def fetched(loader: Any) -> Any:
             began_s = reporter.now_s()
-            elsewhere = loader._num_workers > 0 or torch.cuda.is_initialized()
-            if elsewhere:
-                self._guarded(self._share.waits, True)
+            waits = self._waits(loader)
+            self._guarded(waits, True)
             try:
                 batch = fetch(loader)
             finally:
-                if elsewhere:
-                    self._guarded(self._share.waits, False)
+                self._guarded(waits, False)
             self._guarded(reporter.batch_fetched, reporter.now_s() - began_s, torch.is_grad_enabled())
             return batch
 
         return fetched
+
+    def _waits(self, loader: Any) -> Callable[[bool], None]:
+        """Whom to tell that the script waits for this loader. One without workers loads in the script's thread: that is
+        work where the device is a set of cores."""
+        if torch.cuda.is_initialized():
+            return self._queued.waits
+        return self._share.waits if loader._num_workers > 0 else lambda begins: None
 
     def _made(self, init: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(init)

@@ -63,6 +63,8 @@ class SavedTensors:
     def _packed(self, tensor: Any) -> Any:
         if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or _is_parameter(tensor):
             return tensor.detach(), None
+        if torch.cuda.is_initialized() and not tensor.is_cuda:
+            return tensor.detach(), None
         key, nbytes = _memory_of(tensor)
         with self._lock:
             held = self._held.get(key)

@@ -12,6 +12,7 @@ from covey.attach.build import TorchBuild, cache_folder, found
 from covey.attach.native import NativeGate
 from covey.attach.sharing import ShareControl
 from covey.attach.torch_memory import TorchMemory
+from covey.attach.waits import Done
 
 
 def share_control(memory: TorchMemory) -> ShareControl:
@@ -32,6 +33,16 @@ def native_gate() -> NativeGate | None:
         return NativeGate(library)
     except (OSError, AttributeError):
         return None
+
+
+def end_of_stream() -> Done | None:
+    """Whether the GPU is done with what the script has queued on its stream. None while it records a graph, in which
+    nothing else may be recorded."""
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    end = torch.cuda.Event()
+    end.record()
+    return lambda: bool(end.query())
 
 
 def on_cores() -> bool:

@@ -1,0 +1,53 @@
+"""The flag of a rank whose device works on what was queued before (`covey.attach.waits`)."""
+
+import asyncio
+import threading
+
+from covey.attach.sharing import ShareControl
+from covey.attach.waits import QueuedWaits
+from covey.pages import PAGE_BYTES, FlagReader
+from tests.agent.here import until
+
+
+def sharing() -> tuple[ShareControl, FlagReader]:
+    share, pages = ShareControl(), [bytearray(PAGE_BYTES) for _ in range(3)]
+    share.pages_came(*pages)
+    return share, FlagReader(pages[2])
+
+
+async def test_the_flag_says_idle_once_what_was_queued_is_done() -> None:
+    share, flag = sharing()
+    done = threading.Event()
+    waits = QueuedWaits(share, lambda: done.is_set)
+    waits.waits(True)
+    await asyncio.sleep(0.02)
+    assert flag.busy() is True, "kernels are still running"
+    done.set()
+    await until(lambda: flag.busy() is False)
+    waits.waits(False)
+    assert flag.busy() is True
+    await asyncio.sleep(0.02)
+    assert flag.busy() is True, "the wait is over, whatever is done"
+
+
+async def test_input_that_comes_before_the_queue_is_done_leaves_the_flag_up() -> None:
+    share, flag = sharing()
+    done = threading.Event()
+    waits = QueuedWaits(share, lambda: done.is_set)
+    waits.waits(True)
+    waits.waits(False)
+    done.set()
+    await asyncio.sleep(0.02)
+    assert flag.busy() is True
+
+
+async def test_a_wait_of_which_nothing_is_known_leaves_the_flag_up() -> None:
+    """A stream that is being recorded into a graph; another thread that fetches ahead."""
+    share, flag = sharing()
+    unknown = QueuedWaits(share, lambda: None)
+    unknown.waits(True)
+    ahead = threading.Thread(target=QueuedWaits(share, lambda: lambda: True).waits, args=(True,))
+    ahead.start()
+    ahead.join()
+    await asyncio.sleep(0.02)
+    assert flag.busy() is True
