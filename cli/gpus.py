@@ -1,9 +1,11 @@
-"""Every GPU of the rack, and which job holds it. `--line` gives one line for a status bar."""
+"""Every GPU of the rack, and which job holds it. `--line` gives one line for a status bar, `--watch` shows who shares
+each of them and what each may do there, again and again."""
 
 import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from cli import shared_gpus
 from cli.context import Context
 from cli.table import ago, plural, table
 from covey.units import format_size
@@ -16,9 +18,13 @@ AWAY = ("away", "gone", "left")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--line", action="store_true", help="one line for tmux and the like")
+    said = "who shares each GPU, again every second or so"
+    parser.add_argument("--watch", nargs="?", const=1.0, type=float, metavar="SECONDS", help=said)
 
 
 def run(context: Context) -> int:
+    if context.args.watch is not None:
+        return shared_gpus.watch(context, max(0.2, context.args.watch))
     answer = context.agent.get("gpus")
     if context.json:
         return context.say_json(answer.whole)

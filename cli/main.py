@@ -20,7 +20,8 @@ from cli.table import BOLD, DIM, RED, Paint
 LOOK, ACT = "look", "act"
 NOUNS = {
     "hosts": (LOOK, "who is in the rack, and what each can spare"),
-    "gpus": (LOOK, "every GPU of the rack, and who holds it"),
+    "gpus": (LOOK, "every GPU of the rack, and who holds it (--watch: who shares it)"),
+    "interference": (LOOK, "what jobs on one GPU cost the guaranteed one"),
     "jobs": (LOOK, "jobs and why each is where it is (-a: ended ones too)"),
     "job": (LOOK, "one job: places, ranks, steps"),
     "logs": (LOOK, "what its ranks wrote (-f: follow)"),

@@ -223,6 +223,10 @@ class RankPages(Protocol):
     def mapped(self) -> bool:
         """It has them: from now on it sees what is written."""
 
+    @property
+    def busy(self) -> bool | None:
+        """Whether it says that it has work on its device; None: it does not say."""
+
     def show(self, neighbour: "RankPages | None") -> None:
         """Let it read the flag of this guaranteed rank, or of nobody any more. Idempotent."""
 

@@ -6,6 +6,7 @@ from plugins.aggregator.plugin import PLUGIN as AGGREGATOR
 from plugins.base import Plugin
 from plugins.memory.plugin import PLUGIN as MEMORY
 from plugins.scheduler.plugin import PLUGIN as SCHEDULER
+from plugins.sharing.plugin import PLUGIN as SHARING
 
-PLUGINS: Sequence[Plugin] = (SCHEDULER, MEMORY, AGGREGATOR)
+PLUGINS: Sequence[Plugin] = (SCHEDULER, MEMORY, AGGREGATOR, SHARING)
 """In the order in which an agent starts them and tells them facts."""

@@ -303,3 +303,70 @@ class ErrorView(msgspec.Struct, frozen=True):
     what: str
     why: str
     next: str
+
+
+class GpuJobView(msgspec.Struct, frozen=True):
+    """One job on a shared GPU."""
+
+    job: JobId
+    kind: str
+    """`guaranteed` or `opportunistic`."""
+    stage: str
+    may: str
+    """What it may do now, in words."""
+    gate: bool | None
+    """Something in it can hold it back; None: not known yet."""
+    flag: bool
+    """It says when it has no work on the device."""
+    memory_limit_bytes: int
+    applied: bool
+    """It goes by that limit; until then more may be charged to it."""
+    spill_bytes: int
+    """In host memory for want of device memory, in its newest mini-batch."""
+    step_s: float
+    """Typical mini-batch; 0: none yet."""
+
+
+class SharedGpuView(msgspec.Struct, frozen=True):
+    """One GPU and who shares it."""
+
+    host: HostId
+    gpu: str
+    model: str
+    backend: str
+    """`nvml`, `cpu` or `sim`."""
+    state: str
+    condition: str
+    """`ok`, `degraded`, `drain` or `lost`."""
+    why: str
+    utilization: float
+    """Mean over 10 s, 0..1."""
+    memory_bytes: int
+    """What jobs may hold."""
+    memory_free_bytes: int
+    """Of it, promised to nobody."""
+    jobs: tuple[GpuJobView, ...]
+    age_s: float = 0.0
+
+
+class InterferenceView(msgspec.Struct, frozen=True):
+    """A guaranteed job on one GPU, measured against itself alone."""
+
+    host: HostId
+    gpu: str
+    job: JobId
+    beside: tuple[JobId, ...]
+    state: str
+    slowdown: float | None
+    """Share of its mini-batch alone, 0.03: 3 % slower; None: not measured now."""
+    error: float | None
+    """One standard error of it."""
+    baseline_s: float
+    """Its mini-batch alone; 0: not measured yet."""
+    baseline_age_s: float | None
+    """Since that was measured or confirmed."""
+    audits: int
+    """How often it was."""
+    others: str
+    """What the others may do, in words."""
+    age_s: float = 0.0

@@ -183,6 +183,8 @@ class HttpApi:
             ("slabs", "agent.rack_slabs"),
             ("volumes", "agent.rack_volumes"),
             ("tensors", "agent.rack_tensors"),
+            ("shared_gpus", "agent.rack_shared_gpus"),
+            ("interference", "agent.rack_interference"),
             ("quotas", "scheduler.quotas"),
             ("status", "agent.health"),
             ("voters", "agent.voters"),

@@ -22,7 +22,9 @@ from plugins.views import (
     EventLine,
     GpuRow,
     HostRow,
+    InterferenceView,
     LeaderView,
+    SharedGpuView,
     SlabView,
     VolumeView,
     VoterRow,
@@ -90,6 +92,8 @@ READS: Mapping[str, type[msgspec.Struct]] = {
     "memory.slabs": SlabView,
     "memory.volumes": VolumeView,
     "aggregator.tensors": AggregatorJobView,
+    "sharing.gpus": SharedGpuView,
+    "sharing.interference": InterferenceView,
 }
 """What one agent may ask of another: command -> kind of its rows."""
 
@@ -119,6 +123,8 @@ class RackView:
             "agent.rack_slabs": self._rack("memory.slabs"),
             "agent.rack_volumes": self._rack("memory.volumes"),
             "agent.rack_tensors": self._rack("aggregator.tensors"),
+            "agent.rack_shared_gpus": self._rack("sharing.gpus"),
+            "agent.rack_interference": self._rack("sharing.interference"),
         }
 
     # ---- from gossip and the log ----
@@ -220,7 +226,7 @@ class RackView:
 
     async def _event_log(self, arguments: Mapping[str, Any]) -> list[EventLine]:
         subject = str(arguments.get("id", ""))
-        names = (subject, f"slab/{subject}", f"volume/{subject}", f"host/{subject}")
+        names = (subject, *(f"{kind}/{subject}" for kind in ("slab", "volume", "host", "job", "gpu")))
         return self._agent.event_log.lines_of(names, prefix=f"slab/{subject}/")
 
     # ---- from every host ----

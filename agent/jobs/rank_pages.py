@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from covey.frames import pack
-from covey.pages import LimitsWriter, ReportReader
+from covey.pages import FlagReader, LimitsWriter, ReportReader
 from covey.ports import Pages, SharedPage
 from covey.wire import AskPages, NeighbourFlag
 from plugins.base import RankPages
@@ -25,6 +25,10 @@ class HeldPages:
     def all(self) -> tuple[SharedPage, ...]:
         """As `PagesHere` names them."""
         return (self._limits, self._report, self.flag)
+
+    @property
+    def busy(self) -> bool | None:
+        return FlagReader(self.flag.view).busy() if self.mapped else None
 
     def seal(self) -> None:
         """The rank has mapped them."""

@@ -1,15 +1,20 @@
 """GPU sharing: one guaranteed job and opportunistic ones on the same GPU, and the guaranteed one does not notice.
-Not live: it has no service, so no agent loads it; `covey-sim sharing` runs its ladder on a modelled device.
+`covey-sim sharing` runs its ladder on a modelled device.
 
 Paper: AntMan (Xiao et al., OSDI 2020), the local coordinator of §3.2-3.3. Training jobs leave much of their GPU unused:
 its memory between peaks, its time while they wait for input or gradients (§2.2). AntMan lets opportunistic jobs have
 that, with two primitives in the job: a memory limit that can change between two mini-batches, and a gate before each
 operation (§3.1). Its controller is not published; this plugin is ours.
 
-    guaranteed job --- Report: duration, idle time, memory, spill --->  Gpu (one machine per GPU)
-    opportunistic  --- Report, which limits it has applied ---------->    |- Ladder   how much time for the others
-                   <-- Limits: rates, memory, lease, failsafe --------    |- Ledger   who holds how much memory
-                                                                          '- Search   memory among equals
+    scheduler --- RanksComing, KindChanged --->  HostSharing (one per host): which rank is on which GPU
+              <-- RanksMayStart, RanksUnfit ---    |
+    guaranteed rank --- Report: duration, idle time, memory, spill --->  SharedGpu (one per GPU)
+    opportunistic   --- Report, which limits it has applied ---------->    |- Ladder        how much time for the others
+                    <-- Limits: rates, memory, lease, failsafe --------    |- ShareLedger   who holds how much memory
+                                                                           '- MemorySearch  memory among equals
+
+Reports and limits lie in pages of memory that both map (`covey.pages`); what the rank does with them is
+`covey.attach.sharing`. A rank that has no pages goes by no limits, and is not left beside a guaranteed one.
 
 Words. *guaranteed*: has quota; at most one per GPU. *opportunistic*: whatever is left. *rung*: one number for what the
 opportunistic jobs may do, `policy.ladder`. *limit*: memory a job may hold on the device; what exceeds it goes to host
@@ -22,7 +27,7 @@ The states of a GPU, each left with a reason in words:
        '---> arrival -> baseline -> run <-> verify     a guaranteed job: init, measured alone, others up the ladder
                           ^          |-> idle          it does nothing for long: the others have all
                           '--------- '-> surge         it needs memory: the others give it, stopped meanwhile
-    together <-> init          upgrade and downgrade in place, all ranks of a gang under one epoch (`machine.upgrade`)
+    together <-> init          upgrade and downgrade in place: the log changes all ranks of a gang at one index
     any -> drain               the device is to be emptied: opportunistic jobs go, nobody comes, a guaranteed one ends
     any -> lost                the device is sick: everybody goes, nobody comes
 
@@ -30,12 +35,8 @@ Where we leave the paper: phases without device use are given away whole instead
 slowdown counts only when statistics say so, and only after the others were stopped; limits are leased; memory is
 handed on only after the old holder acknowledged.
 
-    messages   what a job and its agent tell one another, and the upgrade of a gang
-    policy     interference, ladder, memory, lease; rivals: the laws of other systems
-    machine    gpu, ladder, ledger, upgrade; rivals: those laws as controllers
-
-There is no service yet: the job side of the memory limit needs PyTorch on a GPU. `covey-sim sharing` runs the ladder,
-its rivals and the search for memory. The states of a GPU (`machine.gpu`), and what comes from outside it, the upgrade
-of a gang (`Upgrades`, which asks each GPU with `UpgradeAsked`) and a device to be emptied (`DeviceDraining`), are
-driven by tests only.
+    messages   what a job and its agent tell one another
+    policy     interference, ladder, memory, lease, rank_limits; rivals: the laws of other systems
+    machine    host, gpu, ladder, share_ledger; rivals: those laws as controllers
+    service    main: performs what the machines ask for; watch: devices and processes
 """

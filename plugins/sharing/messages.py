@@ -1,107 +1,64 @@
-"""What a job and the agent of its host tell one another about one GPU, and what hosts say when a gang is upgraded.
+"""What a job and the agent of its host tell one another about one GPU, in the agent's terms. It travels in shared pages
+(`covey.pages`); nothing of it crosses the network.
 
-    job                               agent                 home of the job                 each of its hosts
-     |-- Report (each mini-batch) ----->|                        |-- AskUpgrade ------------------->|
-     |<------------------ Limits -------|                        |<------------------ CanUpgrade ---|
-     |   (applied at the next boundary; |                        |-- Retag (all said yes) --------->|
-     |    the next Report says so)      |                        |<--- CanUpgrade (if it cannot) ---|
-
-An upgrade of some ranks of a synchronous job would help nobody (AntMan §3.3), so the home agent asks all hosts first;
-the grant's epoch fences both messages.
+    job                               agent
+     |-- Report (each mini-batch) ----->|
+     |<------------------ Limits -------|
+     |   (rates at once, memory at the next boundary; then a Report says so)
 """
 
 import math
-from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
 
-from covey.core import ID_PATTERN, Message
+from covey.core import JobId
+from plugins.facts import JobKind
 
 LEASE_S = 2.0
 """How long limits are good for without a word from the agent."""
-
-Id = Annotated[str, Meta(pattern=ID_PATTERN)]
-Uuid = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{1,64}$")]
-Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-Bytes = Annotated[int, Meta(ge=0, lt=1 << 50)]
-Seconds = Annotated[float, Meta(ge=0, le=1e9)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-Kind = Literal["guaranteed", "opportunistic"]
+Kind = JobKind
+"""As the scheduler tells it."""
 
 
-class Report(Message, frozen=True, tag="Report"):
+class Report(msgspec.Struct, frozen=True):
     """A job at the end of a mini-batch."""
 
-    job: Id
-    acked: Epoch
+    job: JobId
+    acked: int
     """The newest `Limits.epoch` it has applied."""
-    step: Epoch
-    step_s: Seconds
-    idle_s: Seconds
+    step: int
+    step_s: float
+    idle_s: float
     """Of these, without work on the device."""
-    peak_bytes: Bytes
+    peak_bytes: int
     """The most device memory it held in this mini-batch."""
-    stable_bytes: Bytes
+    stable_bytes: int
     """The least: model and optimizer; what it cannot give back between mini-batches."""
-    spill_bytes: Bytes = 0
+    spill_bytes: int = 0
     """What it had to place in host memory because of its limit (AntMan §3.1.1)."""
-    retries: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
+    retries: int = 0
     """Allocations that failed at first because of its limit: it is about to spill."""
+    gate: bool = True
+    """It can be held back."""
+    flag: bool = True
+    """It says when it has no work on the device."""
 
 
-class Limits(Message, frozen=True, tag="Limits"):
+class Limits(msgspec.Struct, frozen=True):
     """The agent: from the next operation (rates) and the next mini-batch (memory) on."""
 
-    job: Id
-    epoch: Epoch
-    idle: Share
-    head_s: Annotated[float, Meta(ge=0, le=1e9)] | None
-    """None: all of each idle phase. (JSON has no infinity.)"""
-    busy: Share
-    memory_bytes: Bytes
-    failsafe: Annotated[float, Meta(gt=0, le=1)]
+    job: JobId
+    epoch: int
+    idle: float
+    head_s: float | None
+    """None: all of each idle phase."""
+    busy: float
+    memory_bytes: int
+    failsafe: float
     """The rate to fall back to when the lease is over; never 0."""
-    lease_s: Annotated[float, Meta(gt=0, le=60)] = LEASE_S
+    lease_s: float = LEASE_S
 
     @property
     def head(self) -> float:
         """`head_s` as `policy.ladder.Rates` has it, s."""
         return math.inf if self.head_s is None else self.head_s
-
-
-class AskUpgrade(Message, frozen=True, tag="AskUpgrade"):
-    """The home agent: could your ranks of this job be guaranteed from now on?"""
-
-    job: Id
-    epoch: Epoch
-    gpus: Annotated[tuple[Uuid, ...], Meta(max_length=64)]
-
-
-class CanUpgrade(Message, frozen=True, tag="CanUpgrade"):
-    """The answer to `AskUpgrade`."""
-
-    job: Id
-    epoch: Epoch
-    refused: Annotated[str, Meta(max_length=300)] = ""
-    """Why not; empty: yes."""
-
-
-class Retag(Message, frozen=True, tag="Retag"):
-    """The home agent: from now on its ranks are of this kind."""
-
-    job: Id
-    epoch: Epoch
-    kind: Kind
-
-
-Messages = Report | Limits | AskUpgrade | CanUpgrade | Retag
-_decoder: msgspec.msgpack.Decoder[Messages] = msgspec.msgpack.Decoder(Messages)
-
-
-def decoded(data: bytes) -> Messages | None:
-    """The message in these bytes, or None when they are none, or one out of bounds: to be dropped and counted."""
-    try:
-        return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None

@@ -130,7 +130,7 @@ def test_a_wrong_setting_is_refused_at_start_in_three_lines(place: Path) -> None
     assert refused.returncode == 2
     what, why, next_step = refused.stderr.splitlines()
     assert "agent.toml: `gpus.simulatd` is not a setting" in what
-    assert "why: [gpus] knows simulated" in why
+    assert "why: [gpus] knows backend, cpu, simulated" in why
     assert next_step.strip() == "next: did you mean `gpus.simulated`?"
 
 

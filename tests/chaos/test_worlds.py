@@ -3,12 +3,11 @@
 import pytest
 
 from agent.rpc import Messenger
-from chaos.crowds import gossip_swarm, messengers, reservations, upgrades
+from chaos.crowds import gossip_swarm, messengers, reservations
 from chaos.story import stories_of_worlds, tell
 from chaos.world.world import Broken
 from gossip.membership import policy
 from plugins.aggregator.machine.cycle_ledger import CycleLedger
-from plugins.sharing.machine.upgrade import Upgrades
 
 
 @pytest.mark.parametrize("story", stories_of_worlds())
@@ -29,21 +28,6 @@ def test_a_release_of_an_older_attempt_that_takes_the_room_of_a_later_one_is_not
     with pytest.raises(AssertionError, match="room is held for"):
         for seed in range(20):
             reservations.play(seed)
-
-
-def test_a_gang_that_is_upgraded_by_the_first_yes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    answered = Upgrades._answered
-
-    def all_at_once(self, host, answer, now_s):  # type: ignore[no-untyped-def]
-        asked = self.asked.get(answer.job)
-        if asked is not None and not answer.refused:
-            asked.yes = set(asked.gpus) - {host}
-        return answered(self, host, answer, now_s)
-
-    monkeypatch.setattr(Upgrades, "_answered", all_at_once)
-    with pytest.raises(AssertionError, match=r"before .* said yes"):
-        for seed in range(40):
-            upgrades.play(seed)
 
 
 def test_one_letter_to_the_dead_that_holds_up_all_others_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

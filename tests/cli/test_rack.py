@@ -183,7 +183,7 @@ def test_a_second_proof_of_the_same_rack_is_refused_while_one_is_under_way(
         proofs.append("run")
         return 0
 
-    monkeypatch.setattr(rack, "start", lambda *_: [])
+    monkeypatch.setattr(rack, "start", lambda *_, **__: [])
     monkeypatch.setattr("cli.rack_proof.run", proof)
     with locked(tmp_path, PROOF_LOCK):
         assert rack.main(["run", "--dir", str(tmp_path)]) == FAILED

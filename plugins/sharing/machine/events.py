@@ -3,7 +3,7 @@
 import msgspec
 
 from covey.core import JobId, LogEvent
-from plugins.sharing.messages import CanUpgrade, Kind, Limits, Report
+from plugins.sharing.messages import Kind, Limits, Report
 
 # ---- events ----------------------------------------------------------------------------------------------------------
 
@@ -14,7 +14,7 @@ class RankArrived(msgspec.Struct, frozen=True):
     job: JobId
     kind: Kind
     memory_bytes: int
-    """What it asks for: its peak, as far as anybody knows."""
+    """What it asks for: its peak; 0: it did not say, and is given all until it shows what it needs."""
     weight: float = 1.0
     """Of an opportunistic job among its equals."""
     flag: bool = True
@@ -40,6 +40,17 @@ class Reported(msgspec.Struct, frozen=True):
     report: Report
 
 
+class Acked(msgspec.Struct, frozen=True):
+    """A job has applied the limits of this epoch, and no mini-batch was finished since."""
+
+    job: JobId
+    epoch: int
+    gate: bool
+    """It can be held back."""
+    flag: bool
+    """It says when it is idle on the device."""
+
+
 class TimePassed(msgspec.Struct, frozen=True):
     """Several times a second. `busy`: the guaranteed job has work on the device now."""
 
@@ -58,19 +69,13 @@ class Freed(msgspec.Struct, frozen=True):
     job: JobId
 
 
-class UpgradeAsked(msgspec.Struct, frozen=True):
-    """The home agent: could this rank be guaranteed? A yes is kept for a while: no other guaranteed job comes."""
-
-    job: JobId
-    epoch: int
-
-
 class Retagged(msgspec.Struct, frozen=True):
-    """The home agent upgraded or downgraded the whole gang (AntMan §3.3). Of an older epoch than one seen: nothing."""
+    """The log upgraded or downgraded the whole gang, all ranks at one index (AntMan §3.3). Of an older index than one
+    seen: nothing."""
 
     job: JobId
     kind: Kind
-    epoch: int
+    grant: int
 
 
 class HardLimited(msgspec.Struct, frozen=True):
@@ -104,10 +109,10 @@ GpuEvent = (
     RankArrived
     | Found
     | Reported
+    | Acked
     | TimePassed
     | RankEnded
     | Freed
-    | UpgradeAsked
     | Retagged
     | HardLimited
     | Suspended
@@ -135,12 +140,6 @@ class Refuse(msgspec.Struct, frozen=True):
 
     job: JobId
     why: str
-
-
-class UpgradeAnswer(msgspec.Struct, frozen=True):
-    """Tell the home agent: to `UpgradeAsked`, and to an upgrade that could not be done."""
-
-    answer: CanUpgrade
 
 
 class HardLimit(msgspec.Struct, frozen=True):
@@ -177,5 +176,5 @@ class Kill(msgspec.Struct, frozen=True):
     why: str
 
 
-GpuAction = SetLimits | StartRank | Refuse | UpgradeAnswer | HardLimit | Suspend | Resume | Terminate | Kill | LogEvent
+GpuAction = SetLimits | StartRank | Refuse | HardLimit | Suspend | Resume | Terminate | Kill | LogEvent
 Actions = list[GpuAction]

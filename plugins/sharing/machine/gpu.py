@@ -6,7 +6,7 @@ Events are logged in one place, too: when the state after an event is another th
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, assert_never
 
 import msgspec
@@ -19,6 +19,7 @@ from plugins.sharing.machine.control import Settling, Steady, Stuck, Surging, Un
 from plugins.sharing.machine.device_use import TRANSITIONS as USE
 from plugins.sharing.machine.device_use import DrainingDevice, InUse, LostDevice
 from plugins.sharing.machine.events import (
+    Acked,
     Actions,
     DeviceDraining,
     DeviceLost,
@@ -38,15 +39,13 @@ from plugins.sharing.machine.events import (
     Suspended,
     Terminate,
     TimePassed,
-    UpgradeAnswer,
-    UpgradeAsked,
 )
 from plugins.sharing.machine.ladder import Ladder
 from plugins.sharing.machine.member import GpuMember
 from plugins.sharing.machine.memory_search import MemorySearch
-from plugins.sharing.machine.reclaim import hard_limited, press, suspended
+from plugins.sharing.machine.reclaim import evicted, hard_limited, press, suspended
 from plugins.sharing.machine.share_ledger import ShareLedger
-from plugins.sharing.messages import LEASE_S, CanUpgrade, Limits, Report
+from plugins.sharing.messages import LEASE_S, Limits, Report
 from plugins.sharing.policy import interference, ladder, lease, memory
 from plugins.sharing.policy.interference import TOLERANCE, StepSamples
 from plugins.sharing.policy.ladder import FREE, STOPPED, Rates
@@ -59,28 +58,33 @@ INIT_S_MAX = 120.0
 """A guaranteed job that never runs steadily is taken as it is after this long."""
 STUCK_S, STUCK_STEPS = 30.0, 20.0
 """No mini-batch for the longer of these although the device is busy: its feedback means nothing."""
-PROMISE_S = 10.0
-"""How long a yes to an upgrade is kept; longer than the home agent waits for all answers (`machine.upgrade`)."""
+SHOWN_STEPS = 10
+"""Mini-batches after which a job that did not say what memory it wants has shown it."""
 RETRY_BYTES = memory.CHUNK_MIN
 """What a guaranteed job is given beyond its limit when allocations fail: nobody knows how much it lacks."""
 
 
 class SharedGpu:
     """`uuid` names the device; `reserve_bytes` of its `capacity_bytes` are nobody's; `tolerance` is a share of the
-    guaranteed job's own mini-batch duration."""
+    guaranteed job's own mini-batch duration; `controller`: the law for the others."""
 
     use = CheckedState(USE)
     control = CheckedState(CONTROL)
 
-    def __init__(self, uuid: str, capacity_bytes: int, reserve_bytes: int, tolerance: float = TOLERANCE) -> None:
-        self.uuid, self.tolerance = uuid, tolerance
+    def __init__(
+        self,
+        uuid: str,
+        capacity_bytes: int,
+        reserve_bytes: int,
+        tolerance: float = TOLERANCE,
+        controller: type[Ladder] = Ladder,
+    ) -> None:
+        self.uuid, self.tolerance, self.controller = uuid, tolerance, controller
         self.members: dict[JobId, GpuMember] = {}
         self.ledger = ShareLedger(capacity_bytes, reserve_bytes)
         self.use = InUse()
         self.control = Unwatched()
         self.trial = MemorySearch()
-        self._promised: tuple[JobId, float] | None = None
-        """Who may become guaranteed here, and until when."""
         self._renew_s = -math.inf
         self._why = ""
 
@@ -117,21 +121,6 @@ class SharedGpu:
             return "arrival"
         return word(self.control)
 
-    def can_upgrade(self, job: JobId) -> str:
-        """Why this job cannot be guaranteed here; empty when it can (AntMan §3.3: all of its ranks must be ready)."""
-        member, guaranteed = self.members.get(job), self.guaranteed
-        if self.use.why:
-            return f"{self.uuid} is out of use: {self.use.why}"
-        if self._promised is not None and self._promised[0] != job:
-            return f"{self.uuid} is promised to {self._promised[0]}"
-        if member is None or member.stage != "running":
-            return f"{job} does not run on {self.uuid}"
-        if guaranteed is not None and guaranteed.job != job:
-            return f"{self.uuid} has a guaranteed job already, {guaranteed.job}"
-        if member.wanted_bytes > self.ledger.room_bytes:
-            return f"it wants {format_size(member.wanted_bytes)} of {format_size(self.ledger.room_bytes)}"
-        return ""
-
     def check(self) -> None:
         self.ledger.check()
         assert sum(m.guaranteed and m.stage != "ended" for m in self.members.values()) <= 1, "two guaranteed jobs"
@@ -150,9 +139,8 @@ class SharedGpu:
 
     def handle(self, event: GpuEvent, now_s: float) -> Sequence[GpuAction]:
         before, self._why = self.state, ""
-        if self._promised is not None and now_s > self._promised[1]:
-            self._promised = None
         actions = self._handle(event, now_s)
+        actions += self._upgraded(now_s)
         actions += self._reconcile(now_s)
         if self._why or self.state != before:
             actions.append(LogEvent(self.subject, self.state, self._why or f"was {before}; {type(event).__name__}"))
@@ -166,14 +154,14 @@ class SharedGpu:
                 return self._found(event, now_s)
             case Reported():
                 return self._reported(event.report, now_s)
+            case Acked():
+                return self._acked(event)
             case TimePassed():
                 return self._time_passed(event.busy, now_s)
             case RankEnded():
                 return self._ended(event.job)
             case Freed():
                 return self._freed(event.job)
-            case UpgradeAsked():
-                return self._asked(event, now_s)
             case Retagged():
                 return self._retagged(event, now_s)
             case HardLimited():
@@ -193,15 +181,21 @@ class SharedGpu:
         why = self._cannot_come(event)
         if why:
             return [Refuse(event.job, why), LogEvent(f"job/{event.job}", "refused", why)]
-        wanted_bytes = max(memory.QUANTUM, event.memory_bytes)  # who knows nothing about itself needs something
-        member = GpuMember(event.job, event.kind, wanted_bytes, event.weight, event.flag)
+        member = self._member(event)
         self.members[event.job] = member
         self.ledger.open(event.job)
-        self._why = f"{event.kind} job {event.job} arrived, asking for {format_size(event.memory_bytes)}"
+        wants = format_size(event.memory_bytes) if event.memory_bytes else "memory without saying how much"
+        self._why = f"{event.kind} job {event.job} arrived, asking for {wants}"
         if member.guaranteed:
             self._why += ": the others stop and make room before it starts (AntMan §3.3)"
             self.trial.stop()
         return []
+
+    def _member(self, event: RankArrived | Found) -> GpuMember:
+        """Who does not say what memory it wants might want all."""
+        wanted_bytes = max(memory.QUANTUM, event.memory_bytes) if event.memory_bytes else self.ledger.room_bytes
+        asked = event.memory_bytes > 0
+        return GpuMember(event.job, event.kind, wanted_bytes, event.weight, event.flag, asked=asked)
 
     def _cannot_come(self, event: RankArrived | Found) -> str:
         guaranteed, room = self.guaranteed, self.ledger.room_bytes
@@ -210,8 +204,6 @@ class SharedGpu:
             return f"{self.uuid} is out of use: {self.use.why}"
         if event.job in self.members:
             return f"{event.job} is on {self.uuid} already"
-        if event.kind == "guaranteed" and self._promised is not None and isinstance(event, RankArrived):
-            return f"{self.uuid} is promised to {self._promised[0]}"
         if event.kind == "guaranteed" and guaranteed is not None:
             return f"{self.uuid} has a guaranteed job already, {guaranteed.job}"
         if event.memory_bytes > room and event.kind == "guaranteed":
@@ -225,8 +217,8 @@ class SharedGpu:
             why = f"it says it may hold {format_size(event.limit_bytes)}, but only {free} are not accounted for"
         if why:
             return [Terminate(event.job, why), LogEvent(f"job/{event.job}", "refused", why)]
-        member = GpuMember(event.job, event.kind, event.memory_bytes, event.weight, event.flag, "running")
-        member.epoch = event.epoch
+        member = self._member(event)
+        member.stage, member.epoch = "running", event.epoch
         member.started_s = member.last_step_s = now_s
         self.members[event.job] = member
         self.ledger.open(event.job, event.limit_bytes)
@@ -251,8 +243,6 @@ class SharedGpu:
         if member is None or member.stage == "ended":
             return []
         was_guaranteed, member.stage = member.guaranteed, "ended"
-        if self._promised is not None and self._promised[0] == job:
-            self._promised = None
         self._why = f"{job} ended; its memory is handed on when the device shows it free"
         if was_guaranteed:
             self._unwatched()
@@ -267,47 +257,35 @@ class SharedGpu:
         self._why = f"{job} is gone"
         return []
 
-    def _asked(self, event: UpgradeAsked, now_s: float) -> Actions:
-        member = self.members.get(event.job)
-        why = self._stale(member, event.epoch) or self.can_upgrade(event.job)
-        if not why and member is not None:
-            member.grant = event.epoch
-            self._promised = (event.job, now_s + PROMISE_S)
-        return [UpgradeAnswer(CanUpgrade(event.job, event.epoch, why))]
-
-    def _stale(self, member: GpuMember | None, epoch: int) -> str:
-        return f"epoch {epoch} is over" if member is not None and epoch < member.grant else ""
-
     def _retagged(self, event: Retagged, now_s: float) -> Actions:
+        """The log made it so. A host may hear of an upgrade before the guaranteed job before it has ended here."""
         member = self.members.get(event.job)
-        if member is None:
-            if event.kind == "opportunistic":
-                return []
-            return [UpgradeAnswer(CanUpgrade(event.job, event.epoch, f"{event.job} is not on {self.uuid}"))]
-        if self._stale(member, event.epoch):
+        if member is None or member.stage == "ended" or event.grant <= member.grant:
             return []
-        member.grant = event.epoch
-        if self._promised is not None and self._promised[0] == event.job:
-            self._promised = None
-        if member.kind == event.kind:
+        member.grant, member.to_upgrade = event.grant, event.kind == "guaranteed" and not member.guaranteed
+        if member.kind == event.kind or member.to_upgrade:
             return []
-        if event.kind == "guaranteed":
-            why = self.can_upgrade(event.job)
-            if why:
-                answer = UpgradeAnswer(CanUpgrade(event.job, event.epoch, why))
-                return [answer, LogEvent(f"job/{event.job}", "not upgraded", why)]
-        if member is self.guaranteed:
-            self._unwatched()
-        member.kind = event.kind
-        self._why = f"{event.job} is {event.kind} from now on"
-        if member.guaranteed:
-            self._watched()
-            member.steps = StepSamples()
-            member.started_s = member.last_step_s = now_s
-        note = LogEvent(f"job/{event.job}", "upgraded" if member.guaranteed else "downgraded", self._why)
+        self._unwatched()
+        member.kind = "opportunistic"
+        self._why = f"{event.job} is opportunistic from now on"
+        note = LogEvent(f"job/{event.job}", "downgraded", self._why)
         if isinstance(self.use, DrainingDevice):
             return [Terminate(event.job, f"{self.uuid} is to be emptied: {self.use.why}"), note]
         return [note]
+
+    def _upgraded(self, now_s: float) -> Actions:
+        """Who waits for it becomes guaranteed as soon as nobody else is."""
+        member = next((m for m in self.members.values() if m.to_upgrade and m.stage != "ended"), None)
+        if member is None or self.guaranteed is not None:
+            return []
+        member.kind, member.to_upgrade, member.steps = "guaranteed", False, StepSamples()
+        self._why = f"{member.job} is guaranteed from now on"
+        self.trial.stop()
+        if member.stage == "running":
+            member.started_s = member.last_step_s = now_s
+            if not isinstance(self.use, LostDevice):
+                self._watched()
+        return [LogEvent(f"job/{member.job}", "upgraded", self._why)]
 
     def _device_lost(self, reason: str) -> Actions:
         if isinstance(self.use, LostDevice):
@@ -329,13 +307,16 @@ class SharedGpu:
     # ---- mini-batches ----
 
     def _reported(self, report: Report, now_s: float) -> Actions:
-        job = JobId(report.job)
+        job = report.job
         member = self.members.get(job)
         if member is None or member.stage != "running":
             return []
+        member.gate, member.flag = report.gate, report.flag
         if self.ledger.acked(job, report.acked):
             member.press, member.steps = 0, StepSamples()
         member.saw(report.step_s, report.peak_bytes, report.stable_bytes, report.spill_bytes, now_s)
+        if member.steps.count >= SHOWN_STEPS:
+            member.has_shown()
         if member.guaranteed:
             return self._guaranteed_stepped(member, report, now_s)
         why = self.trial.told(self.members, self._applied(), now_s) if self.state == "together" else None
@@ -344,6 +325,14 @@ class SharedGpu:
         for other in self.opportunistic:
             other.steps = StepSamples()
         return [LogEvent(self.subject, "trial", why)]
+
+    def _acked(self, event: Acked) -> Actions:
+        member = self.members.get(event.job)
+        if member is not None and member.stage == "running":
+            member.gate, member.flag = event.gate, event.flag
+            if self.ledger.acked(event.job, event.epoch):
+                member.press, member.steps = 0, StepSamples()
+        return []
 
     def _guaranteed_stepped(self, member: GpuMember, report: Report, now_s: float) -> Actions:
         if isinstance(self.control, Unwatched):
@@ -354,6 +343,7 @@ class SharedGpu:
         if self._surged(member, report):
             return []
         if self.ladder is not None:
+            self.ladder.flag = member.flag
             self._why = self.ladder.stepped(report.step_s, report.idle_s, now_s) or self._why
         elif interference.is_stable(member.steps):
             self._steady(member, f"{member.job} runs steadily: {member.steps.count} mini-batches alone")
@@ -384,7 +374,7 @@ class SharedGpu:
         return True
 
     def _steady(self, member: GpuMember, why: str) -> None:
-        begun = Ladder(self.tolerance, member.flag)
+        begun = self.controller(self.tolerance, member.flag)
         begun.last_step_s = member.last_step_s
         self.control, self._why = Steady(begun), why
 
@@ -398,7 +388,7 @@ class SharedGpu:
         guaranteed = self.guaranteed
         if guaranteed is not None and guaranteed.stage == "running":
             self._watch(guaranteed, busy, now_s)
-        return press(self.members, self.ledger, now_s)
+        return [*evicted(self.members, guaranteed, now_s), *press(self.members, self.ledger, now_s)]
 
     def _watch(self, member: GpuMember, busy: bool, now_s: float) -> None:
         now, silent_s = self.control, now_s - member.last_step_s
@@ -423,12 +413,17 @@ class SharedGpu:
         renew = now_s - self._renew_s >= LEASE_S / 2
         if renew:
             self._renew_s = now_s
+        told = self._tell_all(changes, renew, now_s)
+        starts = self._starts(targets, now_s)
+        return [*told, *(self._tell_all({}, False, now_s) if starts else ()), *starts]
+
+    def _tell_all(self, changes: Mapping[JobId, int], renew: bool, now_s: float) -> Actions:
         actions: Actions = []
         for member in self.members.values():
             if member.stage == "ended" or (member.stage == "suspended" and member.job not in changes):
                 continue
             actions += self._tell(member, changes.get(member.job), renew, now_s)
-        return [*actions, *self._starts(targets, now_s)]
+        return actions
 
     def _targets(self, now_s: float) -> dict[JobId, int]:
         """Memory each member should hold, bytes; the guaranteed job first, so it is served first."""
@@ -448,11 +443,14 @@ class SharedGpu:
         return {guaranteed.job: first, **{m.job: part for m, part in zip(others, parts, strict=True)}}
 
     def _fits_again(self, member: GpuMember) -> bool:
-        return max(member.stable_bytes, memory.QUANTUM) <= self.ledger.free_bytes
+        """Who never reported goes by no limit, and needs room for all it may want."""
+        least = min(member.wanted_bytes, self.ledger.room_bytes) if member.gate is None else member.stable_bytes
+        return max(least, memory.QUANTUM) <= self.ledger.free_bytes
 
     def _tell(self, member: GpuMember, bytes_: int | None, renew: bool, now_s: float) -> Actions:
-        rates, old = self._rates(member), member.limits
-        told = self.ledger.accounts[member.job].told_bytes if bytes_ is None else bytes_
+        account, old = self.ledger.accounts[member.job], member.limits
+        told = account.told_bytes if bytes_ is None else bytes_
+        rates = self.rates_of(member, told < account.charged_bytes)
         head_s = None if math.isinf(rates.head_s) else rates.head_s
         failsafe = lease.failsafe(self.guaranteed is not None) if not member.guaranteed else 1.0
         new = Limits(member.job, member.epoch, rates.idle, head_s, rates.busy, told, failsafe)
@@ -467,10 +465,13 @@ class SharedGpu:
                 self.ledger.acked(member.job, member.epoch)
         return [SetLimits(member.limits)]
 
-    def _rates(self, member: GpuMember) -> Rates:
+    def rates_of(self, member: GpuMember, shrinks: bool = False) -> Rates:
+        """What it may do now; `shrinks`: it is about to be told to give memory back."""
         guaranteed = self.guaranteed
-        if member.guaranteed or guaranteed is None:
-            return FREE
+        if member.guaranteed or guaranteed is None or guaranteed.stage == "waiting":
+            return FREE  # who waits needs memory, and memory is given back at the end of a mini-batch
+        if shrinks or self.ledger.accounts[member.job].shrinking_since_s is not None:
+            return FREE if isinstance(self.control, Surging) else ladder.plain(lease.FAILSAFE_BESIDE)
         if isinstance(self.control, Stuck):
             return ladder.plain(lease.FAILSAFE_BESIDE)
         if not isinstance(self.control, Steady) or self.state not in ("run", "idle"):

@@ -11,6 +11,7 @@ for ever (AntMan, AIMD, PI, TGS as published) starves the others when the guaran
 harms it when it grows faster.
 """
 
+import math
 from typing import Literal
 
 from plugins.sharing.policy import interference, ladder
@@ -25,6 +26,10 @@ SILENT_UNKNOWN_S = 1.0
 """Stands for a duration that nobody has measured yet."""
 ALARM, ALARM_STEPS = 1.5, 3
 """Three in a row, each half as long again as alone, are believed at once (AntMan §3.3: pessimistic)."""
+AUDIT_S = 300.0
+"""A baseline is confirmed at least this often, so that drift and harm are told apart, s."""
+HOPELESS = 3
+"""So many verdicts in a row on the first rungs: these jobs do not belong on one device."""
 IDLE_WEIGHT = 0.1
 """Weight of the newest idle phase in the typical one."""
 
@@ -47,6 +52,14 @@ class Ladder:
         """Typical idle phase of the guaranteed job on the device, s."""
         self.last_step_s: float | None = None
         """When its newest mini-batch ended."""
+        self.baseline_s: float | None = None
+        """When the baseline was measured or confirmed last."""
+        self.audits = 0
+        """Windows in which the others were stopped to measure it alone."""
+        self.found = Slowdown(0.0, math.inf)
+        """Measured last before the others were found guilty."""
+        self._guilty = 0
+        """Verdicts in a row against the others on the first rungs."""
         self._accused = False
         """Verifying because the job was too slow, not because the baseline is old."""
         self._skip, self._alarms = True, 0
@@ -56,6 +69,11 @@ class Ladder:
         if self.phase == "idle":
             return ladder.freed(self.resume_u, self.flag)
         return ladder.rates(self.u, self.idle_s, self.flag)
+
+    @property
+    def hopeless(self) -> bool:
+        """The others harm it even with next to nothing."""
+        return self._guilty >= HOPELESS
 
     @property
     def measured(self) -> Slowdown:
@@ -119,7 +137,8 @@ class Ladder:
     def _baseline(self) -> str | None:
         if not interference.is_precise(self.window, self.tolerance):
             return None
-        self.baseline = self.window
+        self.baseline, self.baseline_s = self.window, self.last_step_s
+        self.audits += 1
         mean_ms, error = 1000 * self.baseline.mean_s, self.baseline.error_s / self.baseline.mean_s
         why = f"alone it takes {mean_ms:.1f} ms ± {100 * error:.1f} % ({self.baseline.count} mini-batches)"
         return self._enter("run", self.resume_u, why)
@@ -127,7 +146,7 @@ class Ladder:
     def _run(self) -> str | None:
         measured, count = self.measured, self.window.count
         if measured.least > self.tolerance or measured.most < -self.tolerance:
-            self._accused = measured.excess > 0
+            self._accused, self.found = measured.excess > 0, measured
             whose = "whose fault?" if self._accused else "has it changed?"
             return self._enter("verify", self.u, f"it is {measured} slower than alone: {whose}")
         if measured.most < self.tolerance:
@@ -140,7 +159,9 @@ class Ladder:
 
     def _quiet(self, measured: Slowdown) -> str | None:
         self.quiet += 1
-        if self.quiet >= QUIET_WINDOWS:
+        self._guilty = 0
+        old_s = 0.0 if self.baseline_s is None or self.last_step_s is None else self.last_step_s - self.baseline_s
+        if self.quiet >= QUIET_WINDOWS or old_s >= AUDIT_S:
             self.too_much, self.quiet, self._accused = None, 0, False
             return self._enter("verify", self.u, "its baseline is old")
         target = TARGET * self.tolerance
@@ -163,8 +184,10 @@ class Ladder:
         if changed or abs(measured.excess) > self.tolerance / 2:
             self.baseline, self.too_much = StepSamples(), None
             return self._enter("baseline", self.resume_u, f"{measured} slower with the others stopped: it has changed")
-        self.baseline = self.baseline.joined(self.window)
+        self.baseline, self.baseline_s = self.baseline.joined(self.window), self.last_step_s
+        self.audits += 1
         if not self._accused:
             return self._enter("run", self.resume_u, f"{measured} slower with the others stopped: as before")
         self.too_much, self.quiet = self.resume_u, 0
+        self._guilty = self._guilty + 1 if self.resume_u <= U_START else 0
         return self._enter("run", ladder.descended(self.resume_u), f"{measured} slower with the others stopped")

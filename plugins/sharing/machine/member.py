@@ -41,7 +41,17 @@ class GpuMember:
     """Sent last."""
     epoch: int = 0
     grant: int = 0
-    """Newest epoch under which its kind was asked about or changed."""
+    """Log index of the newest change of its kind."""
+    to_upgrade: bool = False
+    """The log made it guaranteed; it is that here once the guaranteed job before it has ended here too."""
+    asked: bool = True
+    """It said what memory it wants, or has shown it."""
+    peak_bytes: int = 0
+    """The most it held and spilled in a mini-batch so far."""
+    gate: bool | None = None
+    """Whether it can be held back; None: not known yet."""
+    evicted: bool = False
+    """It was asked to end, since it cannot be held back."""
     press: int = 0
     """How far it had to be pressed to let memory go: 0 asked, 1 driver, 2 suspend, 3 terminate, 4 kill."""
     press_s: float = 0.0
@@ -61,6 +71,16 @@ class GpuMember:
         self.step_s += (SPEED_WEIGHT if self.step_s else 1.0) * (step_s - self.step_s)
         self.steps = self.steps.plus(step_s)
         self.stable_bytes, self.spill_bytes = stable_bytes, spill_bytes
-        wanted = -(-(peak_bytes + spill_bytes) // memory.QUANTUM) * memory.QUANTUM
-        if wanted > self.wanted_bytes:
-            self.wanted_bytes = wanted
+        self.peak_bytes = max(self.peak_bytes, peak_bytes + spill_bytes)
+        if self.asked:
+            self.wanted_bytes = max(self.wanted_bytes, self.shown_bytes)
+
+    @property
+    def shown_bytes(self) -> int:
+        """What it has needed so far, as a limit."""
+        return max(memory.QUANTUM, -(-self.peak_bytes // memory.QUANTUM) * memory.QUANTUM)
+
+    def has_shown(self) -> None:
+        """It ran for long enough: what it needed so far is what it wants, if it did not say."""
+        if not self.asked:
+            self.asked, self.wanted_bytes = True, self.shown_bytes

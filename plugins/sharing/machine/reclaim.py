@@ -20,8 +20,25 @@ from plugins.sharing.machine.events import (
 from plugins.sharing.machine.member import GpuMember
 from plugins.sharing.machine.share_ledger import ShareLedger
 
+UNGATED_S = 30.0
+"""How long an opportunistic job may be beside a guaranteed one and not be held back: time to load its framework."""
 PRESS_S = (1.0, 10.0, 10.0, 10.0)
 """How long each way of pressing a job may take before the next: driver, suspend, terminate, kill."""
+
+
+def evicted(members: Mapping[JobId, GpuMember], guaranteed: GpuMember | None, now_s: float) -> Actions:
+    """Opportunistic jobs that cannot be held back are not left beside a guaranteed one that runs."""
+    actions: Actions = []
+    if guaranteed is None or guaranteed.stage != "running":
+        return actions
+    for member in members.values():
+        since_s = now_s - max(member.started_s, guaranteed.started_s)
+        free = member.stage == "running" and not member.guaranteed and not member.gate
+        if free and not member.evicted and since_s > UNGATED_S:
+            member.evicted = True
+            why = f"nothing in it can hold it back beside {guaranteed.job}, which is guaranteed"
+            actions += [Terminate(member.job, why), LogEvent(f"job/{member.job}", "evicted", why)]
+    return actions
 
 
 def press(members: Mapping[JobId, GpuMember], ledger: ShareLedger, now_s: float) -> Actions:

@@ -48,12 +48,14 @@ class Rack:
         stable: int = GIB,
         spill: int = 0,
         retries: int = 0,
+        gate: bool = True,
     ) -> list[Any]:
         if job not in self.deaf and job in self.limits:
             self.acked[job] = self.limits[job].epoch
         held = self.limits[job].memory_bytes if peak is None else peak
         took_s = step_s * self.rng.uniform(0.99, 1.01)
-        report = Report(job, self.acked.get(job, 0), 1, took_s, took_s / 2, held, min(stable, held), spill, retries)
+        sizes = (held, min(stable, held), spill, retries)
+        report = Report(JobId(job), self.acked.get(job, 0), 1, took_s, took_s / 2, *sizes, gate=gate)
         return self.tell(Reported(report), took_s)
 
     def steps(self, count: int, *jobs: str, **how: Any) -> None:

@@ -3,13 +3,13 @@
 import math
 import random
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from covey.core import JobId
 from covey.units import GIB, MIB
-from plugins.sharing.messages import AskUpgrade, CanUpgrade, Limits, Report, Retag, decoded
+from plugins.sharing.messages import Limits
 from plugins.sharing.policy import interference, ladder, lease, memory
 from plugins.sharing.policy.interference import Slowdown, StepSamples
 from plugins.sharing.policy.ladder import FREE, STOPPED, Rates
@@ -322,45 +322,8 @@ def test_the_other_laws_go_up_when_there_is_room_and_down_when_there_is_none() -
 
 # ---- messages ----
 
-SAID = (
-    Report("j1", 3, 10, 0.02, 0.01, 5, 3, 1),
-    Limits("j1", 4, 1.0, 0.006, 0.0, 1 << 30, 0.1),
-    AskUpgrade("j1", 2, ("GPU-0",)),
-    CanUpgrade("j1", 2, "no"),
-    Retag("j1", 2, "guaranteed"),
-)
-
-
-@pytest.mark.parametrize("message", SAID, ids=lambda message: type(message).__name__)
-def test_messages_come_back_as_they_were_said(message: msgspec.Struct) -> None:
-    assert decoded(msgspec.msgpack.encode(message)) == message
-
-
-@given(st.binary(max_size=200), st.sampled_from(SAID), st.integers(0, 400), st.integers(0, 255))
-def test_bytes_that_are_no_message_are_dropped(noise: bytes, said: object, at: int, to: int) -> None:
-    mutated = bytearray(msgspec.msgpack.encode(said))
-    mutated[at % len(mutated)] = to
-    for data in (noise, bytes(mutated), bytes(mutated[: at % len(mutated)])):
-        found = decoded(data)
-        assert found is None or decoded(msgspec.msgpack.encode(found)) == found
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        Limits("j1", 4, 1.0, None, 0.0, 1 << 30, 0.0),  # a failsafe of 0 would stop it for ever
-        Limits("j1", 4, 1.5, None, 0.0, 1 << 30, 0.1),
-        Limits("j1", 4, 1.0, None, 0.0, -1, 0.1),
-        Limits("j1", 4, 1.0, None, 0.0, 1, 0.1, 0.0),
-        Limits("J 1", 4, 1.0, None, 0.0, 1, 0.1),
-    ],
-    ids=["failsafe", "share", "bytes", "lease", "job"],
-)
-def test_limits_out_of_bounds_are_no_limits(wrong: Limits) -> None:
-    assert decoded(msgspec.msgpack.encode(wrong)) is None
-
 
 def test_a_head_of_none_is_all_of_each_idle_phase() -> None:
-    assert Limits("j1", 4, 1.0, None, 0.0, 1, 0.1).head == math.inf
-    assert Limits("j1", 4, 1.0, 0.5, 0.0, 1, 0.1).head == 0.5
+    assert Limits(JobId("j1"), 4, 1.0, None, 0.0, 1, 0.1).head == math.inf
+    assert Limits(JobId("j1"), 4, 1.0, 0.5, 0.0, 1, 0.1).head == 0.5
     assert Slowdown(0.01, 0.01).most == pytest.approx(0.023)

@@ -1,0 +1,126 @@
+"""Training scripts of `bench/sharing_live.py`: stock PyTorch and JAX, one thread each, that know nothing of Covey.
+
+    python bench/live_jobs.py KIND OUT
+
+After each step they append to OUT: when it ended and how long it took (CLOCK_MONOTONIC, ns), how long the thread stood
+in the run queue of its core and how long it ran (/proc/thread-self/schedstat, ns). The wait for input is a sleep: it
+stands for a disk or a network that is somewhere else.
+"""
+
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+RECORD = struct.Struct("<qqqq")
+INPUT_S = {"conv-input": 0.012, "mlp-input": 0.006, "transformer": 0.012, "evaluation": 0.012, "jax": 0.010}
+EVALUATION_S, BETWEEN_S = 5.0, 5.0
+
+
+class Recorder:
+    """Appends a record for each step."""
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        self._last_ns, self._before = time.monotonic_ns(), self._scheduled()
+
+    @staticmethod
+    def _scheduled() -> tuple[int, int]:
+        with open("/proc/thread-self/schedstat", encoding="ascii") as schedstat:
+            ran, waited, _ = schedstat.read().split()
+        return int(ran), int(waited)
+
+    def step(self) -> None:
+        now_ns, now = time.monotonic_ns(), self._scheduled()
+        took = (now_ns, now_ns - self._last_ns, now[1] - self._before[1], now[0] - self._before[0])
+        self._file.write(RECORD.pack(*took))
+        self._last_ns, self._before = now_ns, now
+
+
+def torch_job(kind: str, recorder: Recorder) -> None:
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset
+
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+
+    class Batches(IterableDataset):  # type: ignore[type-arg]
+        """Endless; each takes as long to come as the kind says."""
+
+        def __iter__(self) -> Iterator[Any]:
+            batch = torch.randn(*SHAPES[kind])
+            while True:
+                if kind in INPUT_S:
+                    time.sleep(INPUT_S[kind])
+                yield batch
+
+    model = _model(torch, kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    began_s = time.monotonic()
+    for batch in DataLoader(Batches(), batch_size=None):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        recorder.step()
+        if kind == "evaluation" and time.monotonic() - began_s > BETWEEN_S:
+            time.sleep(EVALUATION_S)
+            began_s = time.monotonic()
+
+
+SHAPES: dict[str, tuple[int, ...]] = {
+    "conv-input": (8, 3, 32, 32),
+    "conv": (8, 3, 32, 32),
+    "mlp-input": (64, 256),
+    "mlp": (64, 256),
+    "transformer": (4, 32, 64),
+    "evaluation": (8, 3, 32, 32),
+}
+
+
+def _model(torch: Any, kind: str) -> Any:
+    nn = torch.nn
+    if kind.startswith("mlp"):
+        return nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.ReLU())])
+    if kind == "transformer":
+        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+        return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    widths = (3, 16, 32, 32)
+    layers = [each for a, b in pairwise(widths) for each in (nn.Conv2d(a, b, 3), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 26 * 26, 10))
+
+
+def jax_job(kind: str, recorder: Recorder) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    keys = jax.random.split(jax.random.PRNGKey(1), 8)
+    weights = [jax.random.normal(key, (256, 256)) * 0.05 for key in keys]
+    batch = jax.random.normal(keys[0], (256, 256))
+
+    def loss(weights: Any, batch: Any) -> Any:
+        for weight in weights:
+            batch = jnp.tanh(batch @ weight)
+        return jnp.mean(batch**2)
+
+    @jax.jit
+    def train(weights: Any, batch: Any) -> Any:
+        gradients = jax.grad(loss)(weights, batch)
+        return [weight - 1e-3 * gradient for weight, gradient in zip(weights, gradients, strict=True)]
+
+    while True:
+        time.sleep(INPUT_S[kind])
+        weights = train(weights, batch)
+        jax.block_until_ready(weights)
+        recorder.step()
+
+
+def main() -> None:
+    kind, path = sys.argv[1:3]
+    job: Callable[[str, Recorder], None] = jax_job if kind == "jax" else torch_job
+    job(kind, Recorder(path))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""`make bench-sharing`: two real training scripts on one core, and what each law makes of them.
+
+    python bench/sharing_live.py [--pairs conv-input,mlp-input] [--rounds 5] [--measure 6] [--settle 4]
+
+One process of each script lives through all laws in turn, forwards and backwards (ABBA), so that both meet the same
+machine. The service of `plugins/sharing`, jobs.sock, pages and `covey.attach` are those of agents; only who comes is
+decided here, and for rivals which controller stands in the ladder's place. The device is core 0; this process and
+everything else should leave it alone.
+
+    alone        the other is stopped
+    packed       no control
+    step-up      AntMan's law: one rate for all times, from nothing upwards, halved when the guaranteed job suffers
+    step-up+flag the same, in busy phases; idle ones are free
+    flag         idle phases are free, busy ones closed; no control
+    ours         the ladder
+
+DELAY is how much longer than alone the guaranteed script's thread stands in the run queue, per step, as a share of its
+step alone: what a kernel of a GPU waits behind another's. STEP is wall time, noisier, with what caches and clocks do.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench.live_jobs import RECORD  # noqa: E402
+from covey.core import JobId  # noqa: E402
+from covey.units import GIB, MIB  # noqa: E402
+from plugins.sharing.machine.control import Settling, Steady, Unwatched  # noqa: E402
+from plugins.sharing.machine.ladder import Ladder  # noqa: E402
+from plugins.sharing.machine.rivals import Flag, Flagged, Naive, Throttle  # noqa: E402
+from plugins.sharing.policy.ladder import STOPPED, Rates  # noqa: E402
+from plugins.sharing.policy.rivals import StepUp  # noqa: E402
+from tests.plugins.sharing.live_host import LiveHost, live_host  # noqa: E402
+
+PAIRS = ("conv-input", "conv", "mlp-input", "transformer", "evaluation", "jax")
+GUEST = "mlp"
+START_S = 120.0
+"""Longest until both scripts make steps and the guaranteed one is known."""
+
+
+class Alone:
+    """The other is stopped."""
+
+    rates = STOPPED
+
+    def stepped(self, step_s: float, idle_s: float, now_s: float) -> str | None:
+        return None
+
+    def passed(self, now_s: float, busy: bool) -> str | None:
+        return None
+
+
+class Ruled(Ladder):
+    """A controller of another kind in the ladder's place."""
+
+    inner: ClassVar[Any]
+
+    def __init__(self, tolerance: float = 0.05, flag: bool = True) -> None:
+        super().__init__(tolerance, flag)
+        self.phase = "run"
+        self.law: Any = type(self).inner(tolerance)
+
+    @property
+    def rates(self) -> Rates:
+        found: Rates = self.law.rates
+        return found
+
+    def stepped(self, step_s: float, idle_s: float, now_s: float) -> str | None:
+        self.last_step_s = now_s
+        return "" if self.law.stepped(step_s, idle_s, now_s) else None
+
+    def passed(self, now_s: float, busy: bool) -> str | None:
+        return "" if self.law.passed(now_s, busy) else None
+
+    def restart(self, why: str) -> str:
+        return why
+
+
+def ruled(make: Any) -> type[Ladder]:
+    return type("Ruled", (Ruled,), {"inner": staticmethod(make)})
+
+
+LAWS: dict[str, type[Ladder]] = {
+    "alone": ruled(lambda tolerance: Alone()),
+    "packed": ruled(lambda tolerance: Naive()),
+    "step-up": ruled(lambda tolerance: Throttle(StepUp(), tolerance)),
+    "step-up+flag": ruled(lambda tolerance: Flagged(StepUp(), tolerance)),
+    "flag": ruled(lambda tolerance: Flag()),
+    "ours": Ladder,
+}
+
+
+class Steps:
+    """What a script recorded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def between(self, from_ns: int, to_ns: int) -> list[tuple[int, int, int, int]]:
+        """Steps that began and ended then: ended, took, waited for the core, ran; ns."""
+        whole = self.path.read_bytes() if self.path.exists() else b""
+        records = RECORD.iter_unpack(whole[: len(whole) // RECORD.size * RECORD.size])
+        return [record for record in records if record[0] - record[1] >= from_ns and record[0] <= to_ns]  # type: ignore[misc]
+
+
+class Pair:
+    """One guaranteed script and one opportunistic one, on one core."""
+
+    def __init__(self, host: LiveHost, kind: str, folder: Path) -> None:
+        self.host, self.kind = host, kind
+        self.guaranteed, self.guest = Steps(folder / "g"), Steps(folder / "o")
+
+    async def begin(self) -> None:
+        script = str(ROOT / "bench" / "live_jobs.py")
+        await self.host.come("o", "opportunistic", (sys.executable, script, GUEST, str(self.guest.path)), 256 * MIB)
+        await self._steps(self.guest, 20)
+        await self.host.come("g", "guaranteed", (sys.executable, script, self.kind, str(self.guaranteed.path)), GIB)
+        await self._steps(self.guaranteed, 20)
+        end_s = time.monotonic() + START_S
+        while self.host.state() not in ("baseline", "run"):
+            if time.monotonic() > end_s:
+                raise SystemExit(
+                    f"{self.kind}: the guaranteed script is not known after {START_S:.0f} s: {self.host.state()}"
+                )
+            await asyncio.sleep(0.1)
+
+    async def _steps(self, steps: Steps, count: int) -> None:
+        end_s = time.monotonic() + START_S
+        while len(steps.between(0, 1 << 62)) < count:
+            if time.monotonic() > end_s:
+                raise SystemExit(f"{self.kind}: no steps after {START_S:.0f} s")
+            await asyncio.sleep(0.2)
+
+    async def guest_alone(self, seconds: float) -> float:
+        """Steps/s of the opportunistic script with the other one suspended."""
+        await self.host.devices.suspend(self.host.processes[JobId("g")].pid)
+        self.rule("packed")
+        began_ns = time.monotonic_ns()
+        await asyncio.sleep(seconds)
+        rate = len(self.guest.between(began_ns, time.monotonic_ns())) / seconds
+        await self.host.devices.resume(self.host.processes[JobId("g")].pid)
+        return rate
+
+    def rule(self, law: str) -> None:
+        """From now on."""
+        (gpu,) = self.host.service.machine.gpus.values()
+        gpu.controller = LAWS[law]
+        member = gpu.guaranteed
+        assert member is not None
+        if isinstance(gpu.control, Steady):
+            gpu.control = Unwatched()
+            gpu.control = Settling()
+            gpu.control = Steady(gpu.controller(gpu.tolerance, member.flag))
+
+    async def live(self, law: str, settle_s: float, measure_s: float) -> dict[str, float]:
+        self.rule(law)
+        await asyncio.sleep(settle_s)
+        began_ns = time.monotonic_ns()
+        await asyncio.sleep(measure_s)
+        ended_ns = time.monotonic_ns()
+        mine, theirs = self.guaranteed.between(began_ns, ended_ns), self.guest.between(began_ns, ended_ns)
+        if not mine:
+            return {"step_ms": float("nan"), "delay_ms": float("nan"), "rate": len(theirs) / measure_s}
+        # A phase without the device (an evaluation) is one long step: medians leave it out.
+        return {
+            "step_ms": statistics.fmean(sorted(took for _, took, _, _ in mine)[: max(1, len(mine) - 1)]) / 1e6,
+            "delay_ms": statistics.fmean(waited for _, _, waited, _ in mine) / 1e6,
+            "rate": len(theirs) / measure_s,
+        }
+
+
+async def compare(kind: str, rounds: int, settle_s: float, measure_s: float) -> dict[str, Any]:
+    """Every law `rounds` times, forwards and backwards in turn."""
+    with tempfile.TemporaryDirectory(prefix="covey-bench-") as folder:
+        async with live_host(4 * GIB) as host:
+            pair = Pair(host, kind, Path(folder))
+            await pair.begin()
+            alone_rate = await pair.guest_alone(measure_s)
+            found: dict[str, list[dict[str, float]]] = {law: [] for law in LAWS}
+            for turn in range(rounds):
+                for law in LAWS if turn % 2 == 0 else reversed(LAWS):
+                    found[law].append(await pair.live(law, settle_s, measure_s))
+                print(f"  {kind}: round {turn + 1} of {rounds}", file=sys.stderr, flush=True)
+            return {"guest_alone": alone_rate, "laws": found, "gate": gate_of(host), "flag": flag_of(host)}
+
+
+def gate_of(host: LiveHost) -> bool | None:
+    (gpu,) = host.service.machine.gpus.values()
+    return gpu.members[JobId("o")].gate
+
+
+def flag_of(host: LiveHost) -> bool:
+    (gpu,) = host.service.machine.gpus.values()
+    return gpu.members[JobId("g")].flag
+
+
+def rows(kind: str, found: dict[str, Any]) -> list[str]:
+    """A line for each law: medians over the rounds, and their spread."""
+    alone = found["laws"]["alone"]
+    alone_step = statistics.median(one["step_ms"] for one in alone)
+    alone_delay = statistics.median(one["delay_ms"] for one in alone)
+    lines = []
+    for law, each in found["laws"].items():
+        delays = [100 * (one["delay_ms"] - alone_delay) / alone_step for one in each]
+        steps = [100 * (one["step_ms"] / alone_step - 1) for one in each]
+        shares = [100 * one["rate"] / found["guest_alone"] for one in each]
+        lines.append(f"| {kind} | {law} | {spread(delays)} | {spread(steps)} | {spread(shares)} |")
+    return lines
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median, and the whole range of the rounds."""
+    return f"{statistics.median(values):+.1f} ({min(values):+.1f} .. {max(values):+.1f})"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--pairs", default=",".join(PAIRS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--measure", type=float, default=6.0, metavar="SECONDS")
+    parser.add_argument("--settle", type=float, default=4.0, metavar="SECONDS")
+    parser.add_argument("--json", metavar="FILE", help="all that was measured")
+    args = parser.parse_args(argv)
+    cores = os.cpu_count() or 1
+    if cores < 2:
+        print("two cores are needed: one is the device, this runs on another", file=sys.stderr)
+        return 2
+    os.sched_setaffinity(0, set(range(1, cores)))
+    print("| guaranteed script | law | DELAY, % of its step | STEP, % | the other, % of alone |")
+    print("|---|---|---|---|---|")
+    whole = {}
+    for kind in args.pairs.split(","):
+        whole[kind] = asyncio.run(compare(kind, args.rounds, args.settle, args.measure))
+        print("\n".join(rows(kind, whole[kind])), flush=True)
+    if args.json:
+        Path(args.json).write_text(json.dumps(whole, indent=1), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

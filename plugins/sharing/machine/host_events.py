@@ -1,0 +1,164 @@
+"""What happens to the shared GPUs of one host, and what `machine.host` asks for."""
+
+from collections.abc import Mapping, Set
+
+import msgspec
+
+from covey.core import JobId, LogEvent
+from covey.pages import RankLimits, RankReport
+from covey.ports import Condition
+from plugins.facts import JobKind
+from plugins.sharing.machine.events import HardLimited, Suspended
+
+# ---- events ----------------------------------------------------------------------------------------------------------
+
+
+class GpusHere(msgspec.Struct, frozen=True):
+    """Memory of each GPU of this host, bytes."""
+
+    memory_bytes: Mapping[str, int]
+
+
+class GangComing(msgspec.Struct, frozen=True):
+    """`plugins.facts.RanksComing`."""
+
+    job: JobId
+    epoch: int
+    kind: JobKind
+    gpus: Mapping[int, tuple[str, ...]]
+    memory_bytes: int
+    running: bool
+
+
+class PagesMade(msgspec.Struct, frozen=True):
+    """This rank goes by limits from now on; by these when it came from an agent before this one."""
+
+    job: JobId
+    epoch: int
+    rank: int
+    limits_epoch: int
+    memory_limit_bytes: int
+
+
+class RankReported(msgspec.Struct, frozen=True):
+    """What a rank wrote since the last look."""
+
+    job: JobId
+    epoch: int
+    rank: int
+    report: RankReport
+
+
+class GangChanged(msgspec.Struct, frozen=True):
+    """`plugins.facts.KindChanged`."""
+
+    job: JobId
+    epoch: int
+    kind: JobKind
+    grant: int
+
+
+class GangGone(msgspec.Struct, frozen=True):
+    """Its processes here have ended, or it will not start here."""
+
+    job: JobId
+    epoch: int
+
+
+class GpuLooked(msgspec.Struct, frozen=True):
+    """The device was looked at: jobs that still hold some of it."""
+
+    uuid: str
+    holders: Set[JobId]
+
+
+class GpuHealth(msgspec.Struct, frozen=True):
+    """What its driver says of a device."""
+
+    uuid: str
+    condition: Condition
+    why: str
+
+
+class HostTick(msgspec.Struct, frozen=True):
+    """Several times a second: guaranteed ranks that say that they have no work on the device now."""
+
+    idle: Set[tuple[JobId, int]]
+
+
+class GpuAnswer(msgspec.Struct, frozen=True):
+    """What became of a `PressRank`."""
+
+    uuid: str
+    answer: HardLimited | Suspended
+
+
+HostEvent = (
+    GpusHere | GangComing | PagesMade | RankReported | GangChanged | GangGone
+    | GpuLooked | GpuHealth | HostTick | GpuAnswer
+)  # fmt: skip
+
+# ---- actions ---------------------------------------------------------------------------------------------------------
+
+
+class WriteLimits(msgspec.Struct, frozen=True):
+    """Into the page of this rank."""
+
+    job: JobId
+    rank: int
+    limits: RankLimits
+
+
+class ShowNeighbour(msgspec.Struct, frozen=True):
+    """Whose flag this rank reads: of a guaranteed rank on its GPU, or nobody's."""
+
+    job: JobId
+    rank: int
+    neighbour: tuple[JobId, int] | None
+
+
+class LetStart(msgspec.Struct, frozen=True):
+    """All its GPUs here are ready for it."""
+
+    job: JobId
+    epoch: int
+
+
+class GiveBack(msgspec.Struct, frozen=True):
+    """It cannot be here: the scheduler takes it back."""
+
+    job: JobId
+    epoch: int
+    why: str
+
+
+class PressRank(msgspec.Struct, frozen=True):
+    """By the device's driver: hold it to a limit, take it off the device, or let it on again."""
+
+    uuid: str
+    job: JobId
+    rank: int
+    limit_bytes: int | None
+    """Of `how` = "limit"."""
+    how: str
+    """`limit`, `suspend` or `resume`."""
+
+
+class EndGang(msgspec.Struct, frozen=True):
+    """Its processes here, now: it was asked, and did not."""
+
+    job: JobId
+    epoch: int
+    why: str
+
+
+class PairFound(msgspec.Struct, frozen=True):
+    """`beside` harms `job` whatever it may do."""
+
+    job: JobId
+    beside: JobId
+    slowdown: float
+    error: float
+
+
+HostAction = WriteLimits | ShowNeighbour | LetStart | GiveBack | PressRank | EndGang | PairFound | LogEvent

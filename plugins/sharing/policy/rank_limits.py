@@ -1,0 +1,35 @@
+"""What one rank is told, from what the machines of its GPUs say: on several GPUs the strictest of them counts."""
+
+from collections.abc import Sequence
+
+from covey.pages import RankLimits
+from plugins.sharing.messages import Limits
+
+NS = 1_000_000_000
+
+
+def combined(limits: Sequence[Limits], epoch: int, guaranteed: bool, now_s: float) -> RankLimits:
+    """The page of a rank. Whoever is held back is held back for a lease; memory is that of each of its GPUs."""
+    heads = [limit.head_s for limit in limits if limit.head_s is not None]
+    idle, busy = min(limit.idle for limit in limits), min(limit.busy for limit in limits)
+    free = idle >= 1 and busy >= 1 and not heads
+    return RankLimits(
+        epoch=epoch,
+        idle=idle,
+        head_ns=round(min(heads) * NS) if heads else -1,
+        busy=busy,
+        memory_bytes=max(1, min(limit.memory_bytes for limit in limits)),  # 0 would be no limit
+        failsafe=min(limit.failsafe for limit in limits),
+        lease_ns=0 if free else round((now_s + min(limit.lease_s for limit in limits)) * NS),
+        guaranteed=guaranteed,
+    )
+
+
+def same_but_for_time(one: RankLimits | None, other: RankLimits) -> bool:
+    """Whether only epoch and lease differ: nothing that the rank would have to apply."""
+    return one is not None and _timeless(one) == _timeless(other)
+
+
+def _timeless(limits: RankLimits) -> tuple[float | int | bool, ...]:
+    rates = (limits.idle, limits.head_ns, limits.busy, limits.failsafe)
+    return (*rates, limits.memory_bytes, limits.guaranteed, limits.lease_ns == 0)
