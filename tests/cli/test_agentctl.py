@@ -439,6 +439,15 @@ def test_a_script_is_attached_to_unless_it_is_left_alone(run: Run, agent: FakeAg
         assert agent.asked[-1][1].get("attach") is attach
 
 
+def test_the_memory_of_a_gpu_is_asked_for_in_words(run: Run, agent: FakeAgent, job: Job) -> None:
+    agent.replies["POST /v1/jobs"] = job()
+    run("submit", "--gpu-memory", "8GiB", "--", "true")
+    assert agent.asked[-1][1]["gpu_memory"] == 8 << 30
+    asked = len(agent.asked)
+    code, _, errors = run("submit", "--gpu-memory", "much", "--", "true")
+    assert code == 2 and "--gpu-memory much cannot be used" in errors and len(agent.asked) == asked
+
+
 def test_each_submission_has_its_own_key_and_no_env_carries_little(
     run: Run, agent: FakeAgent, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -287,3 +287,50 @@ def test_a_damaged_record_on_disk_takes_no_gpu_from_jobs_that_share_it() -> None
         assert starts(rack, "j2") == 2 and len(set(parts)) == 4
 
     sharing(story)
+
+
+def test_a_host_that_shares_otherwise_is_named_and_takes_nobody_beside_others() -> None:
+    async def story(rack: Rack, stub: Stub) -> None:
+        values = rack.values[HostId("gpu2")]
+        await until(lambda: rack["gpu1"].service.gossip.differs == ())
+        rack["gpu2"].service.gossip.settings = SchedulerSettings()
+        await until(lambda: takes(rack, HostId("gpu2")) == 0)
+        await until(lambda: rack["gpu1"].service.gossip.differs == ("gpu2 has 0",))
+        said = [note for note in rack["gpu1"].notes if note[1] == "hosts share GPUs differently"]
+        assert said and "[scheduler] beside is 2 here; gpu2 has 0" in said[0][2]
+        parts = await running(rack, "j1", workers=2, **{"class": "opportunistic"})
+        assert all(gpu.startswith("GPU-gpu1") for gpu in parts)
+        await submit(rack, workers=3, **{"class": "opportunistic"})
+        assert await running(rack, "j3", workers=4), "guaranteed jobs go everywhere"
+        assert rack.job("j2").state == "queued"
+        rack["gpu2"].service.gossip.publish = lambda gpus: None  # type: ignore[method-assign]
+        del values["gpus_shared"]
+        await until(lambda: rack["gpu1"].service.gossip.differs == ("gpu2 says nothing",))
+
+    sharing(story)
+
+
+def test_a_rack_that_shares_no_gpus_gossips_nothing_of_them() -> None:
+    async def story(rack: Rack) -> None:
+        rack.sharing = Stub()
+        await submit(rack, **{"class": "opportunistic"})
+        await until(lambda: starts(rack, "j1") == 2)
+        assert not any("gpus_shared" in values for values in rack.values.values())
+        assert not any(is_part(gpu) for gpu in gpus_of(rack, "j1")) and not told(rack, RanksComing)
+        assert (await rack["gpu1"].call("job", id="j1")).beside == ()
+
+    on_a_rack(story)
+
+
+def test_a_person_sees_with_whom_a_job_shares_gpus() -> None:
+    async def story(rack: Rack, stub: Stub) -> None:
+        await running(rack, "j1", workers=2, pack="host")
+        await running(rack, "j2", workers=4, **{"class": "opportunistic"})
+        host = rack.job("j1").places[0].host
+        view = await rack["gpu1"].call("job", id="j1")
+        assert [(each.job, each.runs_as, each.hosts) for each in view.beside] == [("j2", "opportunistic", (host,))]
+        other = await rack["gpu2"].call("job", id="j2")
+        assert [each.job for each in other.beside] == ["j1"]
+        assert all(device_of(gpu) == gpu for rank in other.ranks for gpu in rank.gpus)
+
+    sharing(story)
