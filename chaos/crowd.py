@@ -129,7 +129,7 @@ def gossip_story(seed: int, count: int, log: Callable[[str], None] | None = None
     """A rack comes back, agrees on who is there, and then loses one host. AssertionError when it does not agree."""
     with World(seed, log=log) as world:
         world.replay = f"covey-chaos crowd --hosts {count} --seed {seed}"
-        world.network.weather.loss = 0.01
+        world.network.conditions.loss = 0.01
         crowd = GossipCrowd(world, count)
         agreed_s = _until(world, crowd.agreed, 60.0, "every host sees every other")
         victim = list(crowd.hosts)[count // 2]

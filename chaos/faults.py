@@ -208,8 +208,8 @@ def strike(world: "World", fault: AnyFault) -> None:
             world.hosts[fault.host].slow_down(fault.callback_s)
             world.at(end, lambda: _quicken(world, fault.host))
         case Lose():
-            weather = world.network.weather
-            weather.loss, weather.duplicate, weather.spike = fault.loss, fault.duplicate, fault.spike
+            conditions = world.network.conditions
+            conditions.loss, conditions.duplicate, conditions.spike = fault.loss, fault.duplicate, fault.spike
             world.at(end, lambda: _calm(world))
         case FillMemory():
             world.hosts[fault.host].probes.filled_bytes = fault.size_bytes
@@ -314,8 +314,8 @@ def _quicken(world: "World", host: str) -> None:
 
 
 def _calm(world: "World") -> None:
-    weather = world.network.weather
-    weather.loss = weather.duplicate = weather.spike = 0.0
+    conditions = world.network.conditions
+    conditions.loss = conditions.duplicate = conditions.spike = 0.0
 
 
 def _empty_memory(world: "World", host: str) -> None:

@@ -181,7 +181,7 @@ class Swarm:
         self._within(PUBLISHED_S, lambda: all(knows(other) for other in others), f"all know what {member.name} says")
 
     def _leaves(self, member: Member) -> None:
-        """Nobody has to find out by asking."""
+        """All are told; none has to find out by probing."""
         self.crowd.leave(member)
         self._within(LEFT_S, lambda: self.crowd.all_see(member.name, "left"), f"all know that {member.name} left")
         self.restart(member, member.gossip.me.uuid, self.boots[member.name] + 1, remember=True)
@@ -199,7 +199,7 @@ class Swarm:
         self._within(WHOLE_S, self.crowd.agree, "all agree once the second machine of a name is off")
 
     def _deaf(self, deaf: Member) -> None:
-        """It speaks and does not hear: the worst member of a rack (Lifeguard I)."""
+        """It sends and receives nothing: the worst member of a rack (Lifeguard I)."""
         others = self._others(deaf)
         since_s = self.crowd.now_s
         cut = {(other.place, deaf.place) for other in others}

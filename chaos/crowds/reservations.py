@@ -1,7 +1,7 @@
 """Room that aggregators hold for jobs of one another (`plugins.aggregator.machine.cycle_ledger.CycleLedger`), by seed:
 several empty themselves at a time, again and again, and what they say comes late, twice and out of order.
 
-What must hold: whoever asked last (by epoch, then by attempt) and was told yes has its room until it gives it back or
+What must hold: the last that asked (by epoch, then by attempt) and was told yes has its room until it gives it back or
 its time is over, whatever comes late of an earlier owner or attempt.
 """
 

@@ -1,4 +1,4 @@
-"""kill -9 of the leader's agent while a job trains; it is back some seconds later. Nobody may notice but the log."""
+"""kill -9 of the leader's agent while a job trains; it is back some seconds later. Only the log may show it."""
 
 from chaos import faults
 from chaos.rackworld import SimRack

@@ -1,6 +1,6 @@
 """The escape guard: while a world runs, no code may reach the real clock, real chance, sockets, processes or threads.
 
-A simulated rack is only worth something when the seed decides everything. So for as long as a world is stepped, the
+A failure can be repeated only when the seed decides everything. So for as long as a world is stepped, the
 usual ways out raise `Escape` and name who called. Libraries that need one of them for something that cannot change the
 story (a logging record's time stamp) stand in `ALLOWED`. Outside a world the guards let everything through, and they
 are taken off when the last world stops.

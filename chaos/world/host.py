@@ -182,7 +182,7 @@ class SimProcess:
         return refused.status
 
     def end(self, code: int, power: bool = False) -> None:
-        """The process is over: nothing of it runs again, its sockets close, its waiters hear of it."""
+        """The process is over: nothing of it runs again, its sockets close, its waiters are told."""
         if not self.alive:
             return
         self.alive, self.code, self.unpowered = False, code, power
@@ -207,7 +207,7 @@ class SimProcess:
                 waiter.set_result(None)
 
     def let_go(self) -> None:
-        """Never run anything of it again; what it left goes to the graveyard."""
+        """Never run anything of it again; its tasks are parked until the world ends."""
         if self._work is not None and not self._begun:
             self._work.close()
         self.world.reap(self.loop.kill())

@@ -1,10 +1,10 @@
-"""Simulated control links: what ZeroMQ honestly gives (reliability notes, decision 4).
+"""Simulated control links: what ZeroMQ guarantees (reliability notes, decision 4).
 
 One connection per ordered pair of agents, made as soon as a peer is known and made again for ever. Within a connection
 messages keep their order and come once. But it is *at most once, silently*: when the connection breaks (a cut longer
 than the heartbeats, a killed agent, a new key) everything on its way and in the outbox is gone, and the sender is told
-nothing. While there is no connection, or when the outbox is full, `send` says False. Who speaks is what the key proved:
-a key that is not known is never connected, and a forgotten one is not heard again.
+nothing. While there is no connection, or when the outbox is full, `send` says False. The sender is the host whose key
+authenticated the connection: with an unknown key there is none, and messages under a forgotten one are dropped.
 """
 
 import zlib
@@ -191,7 +191,7 @@ class SimLinks:
         return self._addresses.get(host, "")
 
     def host_of(self, peer: HostId) -> str | None:
-        """The machine at a peer's address (its name may be a lie)."""
+        """The machine at a peer's address (it may claim another name)."""
         address = self._addresses.get(peer, "")
         found = self.world.network.hosts_by_ip.get(split(address)[0]) if address else None
         return None if found is None else found.name
@@ -202,7 +202,7 @@ class SimLinks:
         return self._to[to].send(bytes(data))
 
     def take(self, sender: "SimLinks", data: bytes) -> None:
-        """A message arrived. Only who proved a key that is known here is heard."""
+        """A message arrived. Dropped unless its sender authenticated with a key that is known here."""
         name = self.names.get(sender.public_key)
         if name is None:
             self.world.mark("link refused", self.process.name, f"from {sender.host.name}")

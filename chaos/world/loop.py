@@ -216,7 +216,7 @@ class HostLoop(asyncio.BaseEventLoop):
         return [task for task in known if task is not None and not task.done()]
 
     def kill(self) -> list[asyncio.Task[Any]]:
-        """Never step this loop again. The tasks it leaves behind, oldest first, for the graveyard."""
+        """Never step this loop again. The tasks it leaves behind, oldest first, for `World.reap`."""
         self.dead = True
         self.ready.clear()
         left = self.tasks()

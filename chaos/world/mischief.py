@@ -1,13 +1,13 @@
-"""Mischief at the ports: what a call of the outside may honestly do, done at single places of the code, again.
+"""Mischief at the ports: what a call of a port may do by its contract, done at single places of the code.
 
-Faults of `chaos.faults` befall hosts; most `except` handlers of an agent guard one line each, and a rack that is merely
-cut and killed enters few of them. So every call site of a port (function and line of our code) is *armed* in a quarter
-of the stories, by the seed, and an armed one *fires* a quarter of the time (buggification, as FoundationDB calls it).
-A site that is armed lets its neighbours work, so that what comes after a failure is played too.
+Faults of `chaos.faults` hit whole hosts; most `except` handlers of an agent guard one line each, and a rack that is
+merely cut and killed enters few of them. So every call site of a port (function and line of our code) is *armed* in a
+quarter of the stories, by the seed, and an armed one *fires* a quarter of the time (buggification, as FoundationDB
+calls it). A site that is armed lets its neighbours work, so that what comes after a failure is played too.
 
 What may happen is what the port's own words allow: a disk refuses, does half of it, or does it and says that it did
 not; a connection breaks after some bytes; a link is full; a program cannot be started; anything takes long. A refused
-connection is not among them: it says that nothing listens there, which would be a lie.
+connection is not among them: it says that nothing listens there, which would be untrue.
 """
 
 import random

@@ -1,8 +1,8 @@
-"""The simulated network: weather, cuts, and datagrams.
+"""The simulated network: its conditions, cuts, and datagrams.
 
 `Network` knows, for every ordered pair of hosts, whether a packet gets through now (`cut` is directed, so one-way
 partitions are one cut) and how long it takes. `SimDatagrams` loses, delays, reorders (by delay) and duplicates;
-`chaos.world.streams` and `chaos.world.links` build connections on the same weather.
+`chaos.world.streams` and `chaos.world.links` build connections under the same conditions.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Network:
 
     def __init__(self, world: "World", rng: random.Random) -> None:
         self.world, self.rng = world, rng
-        self.weather = NetworkConditions()
+        self.conditions = NetworkConditions()
         self.cuts: dict[tuple[str, str], float] = {}
         """(from, to) host names -> when it was cut."""
         self.slow: dict[str, float] = {}
@@ -98,17 +98,17 @@ class Network:
     def delay_s(self, source: str, target: str, size: int = 0) -> float:
         if source == target:
             return LOOPBACK_S[0] + (LOOPBACK_S[1] - LOOPBACK_S[0]) * self.rng.random()
-        weather = self.weather
-        delay = weather.delay_s + -log(1.0 - self.rng.random()) * weather.jitter_s + size / weather.bytes_per_s
-        if weather.spike and self.rng.random() < weather.spike:
-            delay += self.rng.uniform(0, 2 * weather.spike_s)
+        conditions = self.conditions
+        delay = conditions.delay_s + -log(1.0 - self.rng.random()) * conditions.jitter_s + size / conditions.bytes_per_s
+        if conditions.spike and self.rng.random() < conditions.spike:
+            delay += self.rng.uniform(0, 2 * conditions.spike_s)
         return delay * max(self.slow.get(source, 1.0), self.slow.get(target, 1.0)) if self.slow else delay
 
     def lost(self, source: str, target: str) -> bool:
-        return source != target and self.weather.loss > 0 and self.rng.random() < self.weather.loss
+        return source != target and self.conditions.loss > 0 and self.rng.random() < self.conditions.loss
 
     def doubled(self, source: str, target: str) -> bool:
-        return source != target and self.weather.duplicate > 0 and self.rng.random() < self.weather.duplicate
+        return source != target and self.conditions.duplicate > 0 and self.rng.random() < self.conditions.duplicate
 
     def bound(self, address: Address, here: str) -> "SimSocket | None":
         """The datagram socket at `address` as host `here` sees it."""

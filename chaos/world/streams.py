@@ -1,7 +1,8 @@
 """Simulated bulk byte streams: TCP between hosts, unix sockets within one.
 
 A connection is a pair of `SimStream`s with one `Pipe` per direction. A pipe keeps order, takes time (delay and
-bandwidth), holds at most `WINDOW_BYTES` on its way (then writers wait: back-pressure), and goes through the weather:
+bandwidth), holds at most `WINDOW_BYTES` on its way (then writers wait: back-pressure), and meets the network's
+conditions:
 
     lost packet      a retransmission: later, never missing
     cut              nothing arrives; what was written waits. Joined again in time: it all arrives. Cut for longer than
@@ -54,7 +55,7 @@ class Pipe:
             arrives += RETRANSMIT_S
         if arrives < self._last:
             arrives = self._last
-        self._last = arrives + len(chunk) / network.weather.bytes_per_s
+        self._last = arrives + len(chunk) / network.conditions.bytes_per_s
         self.way.append((self._last, chunk))
         self.under_way += len(chunk)
         if not self._timer:

@@ -111,7 +111,7 @@ class World:
         """Counts processes that began or ended, and what users' programs saw that must never be."""
         self.last: HostLoop | None = None
         """The loop that ran last."""
-        self.graveyard: list[asyncio.Task[Any]] = []
+        self.parked: list[asyncio.Task[Any]] = []
         self.mischief = Mischief(seed)
         self.network = Network(self, random.Random(f"{seed}/network"))
         self.wires = Wires(self)
@@ -219,7 +219,7 @@ class World:
             self._broken = self.broken(f"uncaught exception in {process.name}, {what}:\n{complaint.trace}")
 
     def reap(self, tasks: list["asyncio.Task[Any]"]) -> None:
-        self.graveyard.extend(tasks)
+        self.parked.extend(tasks)
 
     # ---- running -----------------------------------------------------------------------------------------------------
 
@@ -337,11 +337,11 @@ class World:
                 process.loop.close()
             host.processes.clear()
         outer = events._get_running_loop()
-        for task in self.graveyard:
+        for task in self.parked:
             events._set_running_loop(task.get_loop())
             _let_go(task.get_coro())
         events._set_running_loop(outer)
-        self.graveyard.clear()
+        self.parked.clear()
         self._heap.clear()
         self._runnable.clear()
 

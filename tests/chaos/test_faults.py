@@ -56,11 +56,11 @@ async def conditions(devices: SimDevices) -> list[str]:
 
 def state(world: World) -> tuple[object, ...]:
     """Everything that a fault may change."""
-    weather = world.network.weather
+    network = world.network.conditions
     return (
         sorted(world.network.cuts),
         sorted(world.network.slow),
-        (weather.loss, weather.duplicate, weather.spike),
+        (network.loss, network.duplicate, network.spike),
         [
             (
                 host.up,

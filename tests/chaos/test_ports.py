@@ -67,9 +67,9 @@ def test_a_calm_network_delivers_every_packet_once() -> None:
 
 def test_packets_are_lost_doubled_and_reordered_at_the_rates_asked_for() -> None:
     def storm(world: World) -> None:
-        world.network.weather.loss = 0.2
-        world.network.weather.duplicate = 0.1
-        world.network.weather.spike = 0.05
+        world.network.conditions.loss = 0.2
+        world.network.conditions.duplicate = 0.1
+        world.network.conditions.spike = 0.05
 
     got = packets_seen(1, storm)
     assert 0.75 < len(set(got)) / 2000 < 0.85

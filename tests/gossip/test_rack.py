@@ -111,7 +111,7 @@ def test_a_split_rack_merges_without_anybodys_help(halves: tuple[int, int], spli
     assert crowd.agree()
 
 
-def test_healing_suspects_but_does_not_bury_anybody_again() -> None:
+def test_healing_suspects_but_declares_nobody_dead_again() -> None:
     crowd = Crowd(seed=3)
     hosts = crowd.rack(8)
     crowd.run(5)

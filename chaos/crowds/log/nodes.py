@@ -36,7 +36,7 @@ class Body(msgspec.Struct, array_like=True):
 
 
 @dataclass(frozen=True)
-class Weather:
+class WorldConditions:
     """What a seed's world is like."""
 
     voters: int
@@ -53,9 +53,9 @@ class Weather:
     changes_per_s: float
 
     @staticmethod
-    def draw(rng: random.Random) -> "Weather":
+    def draw(rng: random.Random) -> "WorldConditions":
         voters = rng.choices((1, 3, 5), (3, 12, 4))[0]
-        return Weather(
+        return WorldConditions(
             voters=voters,
             observers=rng.choice((0, 0, 1, 2, 3)),
             loss=rng.choice((0.0, 0.0, 0.02, 0.15)),

@@ -30,7 +30,9 @@ def run_seed(seed: int, steps: int = 2000) -> World:
         if lost:
             raise Violation(f"{len(lost)} commands that were acknowledged are gone")
     except AssertionError as error:
-        raise Violation(f"seed {seed}, event {world.steps}, {world.now_s:.3f} s, {world.weather}: {error}") from error
+        raise Violation(
+            f"seed {seed}, event {world.steps}, {world.now_s:.3f} s, {world.conditions}: {error}"
+        ) from error
     return world
 
 

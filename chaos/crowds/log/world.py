@@ -3,8 +3,8 @@
 Messages are lost, doubled, delayed and reordered; links are cut one way or both; hosts crash in the middle of a write,
 lose what was not durable (torn frames, sectors kept at random), restart, pause, and have clocks that differ in offset
 and rate. In some worlds a voter also comes back without its log, with an older copy of it, with its end cut off or with
-a byte changed, as long as a majority of others still has its own; who refuses the file has it moved away. Clients
-propose to any host that acts as leader, and repeat proposals whose answer is missing. After every event:
+a byte changed, as long as a majority of others still has its own; a host that refuses its file has it moved away.
+Clients propose to any host that acts as leader, and repeat proposals whose answer is missing. After every event:
 
     Election Safety        at most one leader per term                                  Raft Figure 3
     Log Matching           same index and term: the same log up to there
@@ -17,7 +17,7 @@ propose to any host that acts as leader, and repeat proposals whose answer is mi
     One step               the voters of two configurations that follow one another differ by one host at most
     Configuration          what a host takes for the configuration is what its own log says
 
-and at the end, after everything has healed: a change of voters that was under way is completed, whoever began it; all
+and at the end, after everything has healed: a change of voters that was under way is completed, by any host; all
 hosts converge on one state; every command that a client was told is applied is in it; and no host, voter or not, makes
 anybody change the leader any more. `chaos.stories.log_worlds` plays some of these worlds for each seed.
 """
@@ -51,7 +51,7 @@ from agent.raft.machine.types import (
 )
 from agent.raft.messages import RACK_BYTES, Configuration, TimeoutNow, VoteReply, Words, decode, encode
 from agent.raft.policy import Timing, quorum
-from chaos.crowds.log.nodes import SLOW_S_MAX, SNAPSHOT_ENTRIES, Client, Node, State, Weather
+from chaos.crowds.log.nodes import SLOW_S_MAX, SNAPSHOT_ENTRIES, Client, Node, State, WorldConditions
 from chaos.crowds.log.promises import Promises
 from chaos.crowds.memory_disk import MemoryDisk, PowerLost, run
 from covey.core import Heard, HostId
@@ -61,11 +61,13 @@ class World(Promises):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.rng = random.Random(seed)
-        self.weather = Weather.draw(self.rng)
-        rng, weather = self.rng, self.weather
-        names = [HostId(f"v{n}") for n in range(weather.voters)] + [HostId(f"o{n}") for n in range(weather.observers)]
-        self.voters = tuple(names[: weather.voters])
-        self.observers = tuple(names[weather.voters :])
+        self.conditions = WorldConditions.draw(self.rng)
+        rng, conditions = self.rng, self.conditions
+        names = [HostId(f"v{n}") for n in range(conditions.voters)] + [
+            HostId(f"o{n}") for n in range(conditions.observers)
+        ]
+        self.voters = tuple(names[: conditions.voters])
+        self.observers = tuple(names[conditions.voters :])
         self.rack = bytes(RACK_BYTES)
         self.timing = Timing(keep_entries=4, hint_s=0.3, chunk_bytes=rng.choice((700, 5000, 100_000)))
         self.nodes = {
@@ -84,9 +86,9 @@ class World(Promises):
         for node in self.nodes.values():
             self.begin(node)
         self.later(rng.uniform(0, 0.3), "client")
-        self.later(rng.expovariate(1 / weather.fault_every_s), "fault")
-        if weather.changes_per_s and len(names) > 1:
-            self.later(rng.expovariate(weather.changes_per_s), "change")
+        self.later(rng.expovariate(1 / conditions.fault_every_s), "fault")
+        if conditions.changes_per_s and len(names) > 1:
+            self.later(rng.expovariate(conditions.changes_per_s), "change")
 
     @property
     def faults(self) -> int:
@@ -170,15 +172,15 @@ class World(Promises):
     # ---- network ----
 
     def carry(self, node: Node, to: HostId, message: Words) -> None:
-        weather, rng = self.weather, self.rng
-        if (node.name, to) in self.cut or (not self.calm and rng.random() < weather.loss):
+        conditions, rng = self.conditions, self.rng
+        if (node.name, to) in self.cut or (not self.calm and rng.random() < conditions.loss):
             return
-        if weather.codec:
+        if conditions.codec:
             message = decode(encode(self.rack, message)).message
-        copies = 2 if not self.calm and rng.random() < weather.double else 1
+        copies = 2 if not self.calm and rng.random() < conditions.double else 1
         for _ in range(copies):
             delay_s = 0.001 + rng.random() * 0.01
-            if not self.calm and rng.random() < weather.slow:
+            if not self.calm and rng.random() < conditions.slow:
                 delay_s += rng.expovariate(2.0)
             self.later(delay_s, "heard", self.nodes[to], (node.name, message))
 
@@ -190,7 +192,7 @@ class World(Promises):
         else:
             while node.writes and isinstance(node.writes[0], Persist):
                 node.writing.append(node.writes.popleft())
-        slow = not self.calm and self.rng.random() < self.weather.slow_disk
+        slow = not self.calm and self.rng.random() < self.conditions.slow_disk
         self.later(self.rng.uniform(0.1, SLOW_S_MAX) if slow else 0.001 + self.rng.random() * 0.006, "written", node)
 
     def store_now(self, node: Node) -> int:
@@ -225,7 +227,7 @@ class World(Promises):
         self.seen += 1
 
     def after_a_vote(self, node: Node) -> None:
-        """The moment at which forgetting hurts most."""
+        """The moment at which a lost write does most harm."""
         if not self.calm and self.rng.random() < 0.1:
             self.later(0.0, "crash", node)
 
@@ -297,8 +299,8 @@ class World(Promises):
 
     def fault(self) -> None:
         rng = self.rng
-        self.later(rng.expovariate(1 / self.weather.fault_every_s), "fault")
-        if rng.random() < self.weather.files_lost:
+        self.later(rng.expovariate(1 / self.conditions.fault_every_s), "fault")
+        if rng.random() < self.conditions.files_lost:
             self.take_or_copy(self.nodes[rng.choice(sorted(self.nodes))])
             return
         node = self.nodes[rng.choice(sorted(self.nodes))]
@@ -356,7 +358,7 @@ class World(Promises):
 
     def client(self) -> None:
         rng = self.rng
-        self.later(rng.expovariate(self.weather.commands_per_s), "client")
+        self.later(rng.expovariate(self.conditions.commands_per_s), "client")
         leaders = [node for node in self.nodes.values() if node.up and node.raft.leading]
         if not leaders:
             return
@@ -379,7 +381,7 @@ class World(Promises):
         """Ask a host that acts as leader for another voter, fewer, or one in the place of another; or calls a
         change off."""
         rng = self.rng
-        self.later(rng.expovariate(self.weather.changes_per_s), "change")
+        self.later(rng.expovariate(self.conditions.changes_per_s), "change")
         leaders = [node for node in self.nodes.values() if node.up and node.raft.leading]
         if not leaders:
             return

@@ -32,8 +32,8 @@ async def main(env):
         await env.disk.append("log", b"x" * len(names))
 
 with World(SEED) as world:
-    world.network.weather.loss = 0.1
-    world.network.weather.duplicate = 0.1
+    world.network.conditions.loss = 0.1
+    world.network.conditions.duplicate = 0.1
     for n in range(1, 6):
         host = world.add_host(f"h{n}")
         host.main = main

@@ -533,7 +533,7 @@ def test_a_suspect_that_is_said_to_be_gone_is_gone() -> None:
 
 
 def test_nobody_dies_by_hearsay_alone() -> None:
-    """A single deaf host would otherwise bury the whole rack in everybody's eyes."""
+    """A single deaf host would otherwise have every host of the rack called dead."""
     me = Solo("a", "b")
     me.hear("b", gone("a", by="b"))
     assert me.state("a") == "suspect" and me.facts == [MemberSuspected(HostId("a"), HostId("b"))]
