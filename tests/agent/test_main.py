@@ -132,6 +132,10 @@ def test_a_wrong_setting_is_refused_at_start_in_three_lines(place: Path) -> None
     assert "agent.toml: `gpus.simulatd` is not a setting" in what
     assert "why: [gpus] knows backend, cpu, simulated" in why
     assert next_step.strip() == "next: did you mean `gpus.simulated`?"
+    refused = run(write_config(place, '[gpus]\ncpu = [{cores = "7000", memory = "1 GiB"}]\n'))
+    assert refused.returncode == 2
+    what, why, next_step = refused.stderr.splitlines()
+    assert "`gpus.cpu[0].cores`" in what and "no core 7000" in why and "choose among" in next_step
 
 
 def test_wheels_of_two_versions_are_refused_at_start_in_three_lines(
