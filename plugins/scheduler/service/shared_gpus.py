@@ -22,6 +22,8 @@ GPUS_MAX = 36
 """GPUs of one host that fit into 256 bytes; a host with more shares none."""
 MEASURED_S = 5.0
 """Without a word of its sharing for so long, a host takes no more jobs beside others."""
+DIFFERS_S = 10.0
+"""How long hosts must differ before that is said: one that has just begun has not gossiped yet."""
 STEP = 5
 """Percent of utilisation in which it is gossiped, so that not every second brings news."""
 REFUSES = 127
@@ -37,6 +39,8 @@ class GpuGossip:
         self.differs: tuple[str, ...] = ()
         """Hosts that do not share as this one does, in words."""
         self._said: GpusShared | None = None
+        self._seen: tuple[tuple[str, ...], float] = ((), 0.0)
+        """What differed when this was last looked at, and since when."""
 
     def heard(self, fact: GpusMeasured) -> None:
         self.measured, self.measured_s = fact.gpus, self.host.env.clock.now_s()
@@ -72,7 +76,11 @@ class GpuGossip:
             for host, said in sorted(others.items())
             if has_gpus.get(host) and (said is None or said.setting != self.settings.beside)
         ]
-        differs = tuple(found)
+        differs, now_s = tuple(found), self.host.env.clock.now_s()
+        if differs != self._seen[0]:
+            self._seen = (differs, now_s)
+        if differs and now_s - self._seen[1] < DIFFERS_S:
+            return
         if differs != self.differs and differs:
             why = f"[scheduler] beside is {self.settings.beside} here; {', '.join(differs[:8])}"
             next_step = "the leader's counts, and a host with 0 takes none beside others: set it alike on all hosts"
