@@ -82,9 +82,10 @@ class SharedGpu:
         self.uuid, self.tolerance, self.controller = uuid, tolerance, controller
         self.members: dict[JobId, GpuMember] = {}
         self.ledger = ShareLedger(capacity_bytes, reserve_bytes)
-        self.use = InUse()
-        self.control = Unwatched()
+        self.use, self.control = InUse(), Unwatched()
         self.trial = MemorySearch()
+        self.adopting = False
+        """Jobs from before the agent are being found: limits stay as they are."""
         self._renew_s = -math.inf
         self._why = ""
 
@@ -274,8 +275,8 @@ class SharedGpu:
         return [note]
 
     def _upgraded(self, now_s: float) -> Actions:
-        """Who waits for it becomes guaranteed as soon as nobody else is."""
-        member = next((m for m in self.members.values() if m.to_upgrade and m.stage != "ended"), None)
+        """Who waits for it becomes guaranteed as soon as nobody else is, and it is on the device."""
+        member = next((m for m in self.members.values() if m.to_upgrade and m.present), None)
         if member is None or self.guaranteed is not None:
             return []
         member.kind, member.to_upgrade, member.steps = "guaranteed", False, StepSamples()
@@ -427,7 +428,7 @@ class SharedGpu:
 
     def _targets(self, now_s: float) -> dict[JobId, int]:
         """Memory each member should hold, bytes; the guaranteed job first, so it is served first."""
-        if isinstance(self.use, LostDevice):
+        if isinstance(self.use, LostDevice) or self.adopting:
             return {}
         room, guaranteed = self.ledger.room_bytes, self.guaranteed
         others = self.opportunistic
@@ -470,10 +471,9 @@ class SharedGpu:
         guaranteed = self.guaranteed
         if member.guaranteed or guaranteed is None or guaranteed.stage == "waiting":
             return FREE  # who waits needs memory, and memory is given back at the end of a mini-batch
-        if shrinks or self.ledger.accounts[member.job].shrinking_since_s is not None:
-            return FREE if isinstance(self.control, Surging) else ladder.plain(lease.FAILSAFE_BESIDE)
-        if isinstance(self.control, Stuck):
-            return ladder.plain(lease.FAILSAFE_BESIDE)
+        owes = shrinks or self.ledger.accounts[member.job].shrinking_since_s is not None
+        if owes or isinstance(self.control, Stuck):
+            return FREE if owes and isinstance(self.control, Surging) else ladder.plain(lease.FAILSAFE_BESIDE)
         if not isinstance(self.control, Steady) or self.state not in ("run", "idle"):
             return STOPPED
         weights = sum(other.weight for other in self.opportunistic)

@@ -32,6 +32,7 @@ from plugins.sharing.machine.host_events import (
     HostAction,
     HostEvent,
     HostTick,
+    JobsBefore,
     LetStart,
     PagesMade,
     PairFound,
@@ -94,6 +95,9 @@ class HostSharing:
         self.reserve_bytes, self.tolerance, self.controller = reserve_bytes, tolerance, controller
         self.gpus: dict[str, SharedGpu] = {}
         self.gangs: dict[JobId, SharingGang] = {}
+        self._expected: set[JobId] = set()
+        """Jobs that ran here before the agent and have not come yet."""
+        self._began_s = 0.0
         self._harmful: set[tuple[JobId, JobId]] = set()
         self._out: list[HostAction] = []
         self._now_s = 0.0
@@ -108,6 +112,8 @@ class HostSharing:
         match event:
             case GpusHere():
                 self._gpus_here(event)
+            case JobsBefore():
+                self._expected, self._began_s = set(event.jobs), self._now_s
             case GangComing():
                 self._coming(event)
             case PagesMade():
@@ -163,7 +169,8 @@ class HostSharing:
         if unknown:
             self._out.append(GiveBack(event.job, event.epoch, f"there is no GPU {unknown[0]} here now"))
             return
-        if not event.running and any(gang.stage == "finding" for gang in self.gangs.values()):
+        self._expected.discard(event.job)
+        if not event.running and self._finding:
             return
         gang = self.gangs[event.job] = _gang(event, self._now_s)
         if not event.running:
@@ -181,13 +188,32 @@ class HostSharing:
             epoch = max(rank.page.epoch, event.limits_epoch)
             self._write(self.gangs[event.job], rank, epoch + 1)
         rank.neighbour = None
-        self._find(self.gangs[event.job])
+        self._find()
 
-    def _find(self, gang: SharingGang) -> None:
-        """A gang from before this agent is known once all its ranks have said by what they go, or after a while."""
-        waits = any(rank.asked is None for rank in gang.ranks.values())
-        if gang.stage != "finding" or (waits and self._now_s - gang.since_s < FOUND_S):
+    @property
+    def _finding(self) -> bool:
+        """Who was here before the agent is not known yet."""
+        awaits = bool(self._expected) and self._now_s - self._began_s < FOUND_S
+        return awaits or any(gang.stage == "finding" for gang in self.gangs.values())
+
+    def _find(self) -> None:
+        """Gangs from before this agent are found all together, once their ranks have said by what they go, or after a
+        while: whoever is found alone would be given what is another's."""
+        finding = [gang for gang in self.gangs.values() if gang.stage == "finding"]
+        if not finding or (self._expected and self._now_s - self._began_s < FOUND_S):
             return
+        silent = any(rank.asked is None for gang in finding for rank in gang.ranks.values())
+        if silent and self._now_s - max(gang.since_s for gang in finding) < FOUND_S:
+            return
+        gpus = [self.gpus[uuid] for gang in finding for uuid in gang.gpus]
+        for gpu in gpus:
+            gpu.adopting = True
+        for gang in sorted(finding, key=_unlimited):
+            self._found(gang)
+        for gpu in gpus:
+            gpu.adopting = False
+
+    def _found(self, gang: SharingGang) -> None:
         gang.stage = "running"
         for uuid, number in gang.gpus.items():
             epoch, limit = gang.ranks[number].asked or (0, 0)
@@ -259,8 +285,7 @@ class HostSharing:
         return rank.sent[applied]
 
     def _tick(self, event: HostTick) -> None:
-        for gang in list(self.gangs.values()):
-            self._find(gang)
+        self._find()
         for uuid, gpu in self.gpus.items():
             holder = gpu.guaranteed
             rank = None if holder is None else self.gangs[holder.job].gpus.get(uuid)
@@ -381,6 +406,11 @@ def _gang(event: GangComing, now_s: float) -> SharingGang:
     ranks = {number: SharingRank(number, gpus) for number, gpus in event.gpus.items() if gpus}
     stage: GangStage = "finding" if event.running else "arriving"
     return SharingGang(event.job, event.epoch, event.kind, event.memory_bytes, ranks, stage, now_s)
+
+
+def _unlimited(gang: SharingGang) -> int:
+    """Ranks that did not say what memory they may hold: they share what the others leave."""
+    return sum(rank.asked is None or rank.asked[1] == 0 for rank in gang.ranks.values())
 
 
 def _report(job: JobId, acked: int, batch: MiniBatch, report: RankReport, retries: int) -> Report:

@@ -19,6 +19,12 @@ class GpusHere(msgspec.Struct, frozen=True):
     memory_bytes: Mapping[str, int]
 
 
+class JobsBefore(msgspec.Struct, frozen=True):
+    """The agent starts, and these jobs with GPUs ran here before it: they are found first, all together."""
+
+    jobs: Set[JobId]
+
+
 class GangComing(msgspec.Struct, frozen=True):
     """`plugins.facts.RanksComing`."""
 
@@ -94,7 +100,7 @@ class GpuAnswer(msgspec.Struct, frozen=True):
 
 
 HostEvent = (
-    GpusHere | GangComing | PagesMade | RankReported | GangChanged | GangGone
+    GpusHere | JobsBefore | GangComing | PagesMade | RankReported | GangChanged | GangGone
     | GpuLooked | GpuHealth | HostTick | GpuAnswer
 )  # fmt: skip
 

@@ -33,6 +33,7 @@ from plugins.sharing.machine.host_events import (
     HostAction,
     HostEvent,
     HostTick,
+    JobsBefore,
     LetStart,
     PagesMade,
     PairFound,
@@ -69,6 +70,8 @@ class SharingService(PluginService):
         self._garbage: dict[tuple[JobId, int], int] = {}
 
     async def start(self) -> None:
+        kept = await self.host.runner.kept()
+        self._feed(JobsBefore(frozenset(spec.job for spec in kept if any(rank.gpus for rank in spec.ranks))))
         self._see_gpus()
         self.env.spawn("pages", self._read_pages())
         self.env.spawn("devices", self._look_at_devices())

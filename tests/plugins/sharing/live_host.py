@@ -21,7 +21,7 @@ from covey.core import Fact, JobId
 from covey.ports import Device, DeviceHealth, DeviceProcess, DeviceSample
 from covey.units import GIB
 from covey.wire import Frame, Stopping
-from plugins.base import JobPeer, RanksSpec
+from plugins.base import JobPeer, RankSpec, RanksSpec
 from plugins.facts import (
     GpusMeasured,
     JobKind,
@@ -92,6 +92,9 @@ class OnePidRunner:
 
     async def extend(self, job: JobId, epoch: int, seconds: float) -> None:
         raise AssertionError("nobody stops here")
+
+    async def kept(self) -> Sequence[RanksSpec]:
+        return list(self.specs.values())
 
     def running(self) -> Mapping[tuple[JobId, int], Mapping[int, int]]:
         return self.pids
@@ -185,7 +188,8 @@ class LiveHost:
 
     def start(self, job: str, argv: Sequence[str], **env: str) -> None:
         key = (JobId(job), 1)
-        self.runner.specs[key] = ranks(job, *argv)
+        gpus = (RankSpec(0, 0, (self.devices.device.uuid,)),)
+        self.runner.specs[key] = msgspec.structs.replace(ranks(job, *argv), ranks=gpus)
         given = {
             **os.environ,
             "COVEY_SOCKET": f"{self.env.run_dir}/jobs.sock",

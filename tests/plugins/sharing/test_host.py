@@ -24,6 +24,7 @@ from plugins.sharing.machine.host_events import (
     GpusHere,
     HostEvent,
     HostTick,
+    JobsBefore,
     LetStart,
     PagesMade,
     PairFound,
@@ -197,6 +198,23 @@ def test_after_a_restart_nobody_comes_before_those_that_run_have_said_their_limi
     assert MORE in rack.machine.gangs
 
 
+def test_after_a_restart_nobody_is_given_what_is_anothers_who_is_told_of_later() -> None:
+    """An opportunistic job that is found alone would have the whole device, and the guaranteed one no room."""
+    rack = HostRack()
+    rack.tell(JobsBefore({G, OPP}))
+    rack.tell(GangComing(OPP, 1, "opportunistic", {0: ("A",)}, 2 * GIB, True))
+    rack.tell(PagesMade(OPP, 1, 0, 9, 2 * GIB))
+    rack.tell(HostTick(frozenset()), 0.1)
+    rack.tell(GangComing(MORE, 1, "opportunistic", {0: ("A",)}, 2 * GIB, False))
+    assert not rack.machine.gpus["A"].members and MORE not in rack.machine.gangs
+    rack.tell(GangComing(G, 1, "guaranteed", {0: ("A",)}, 4 * GIB, True))
+    rack.tell(PagesMade(G, 1, 0, 7, 4 * GIB))
+    rack.tell(HostTick(frozenset()), 0.1)
+    assert rack.back == {} and set(rack.started) == {G, OPP}
+    held = {job: account.charged_bytes for job, account in rack.machine.gpus["A"].ledger.accounts.items()}
+    assert held == {G: 4 * GIB, OPP: 2 * GIB}
+
+
 def test_after_a_restart_who_says_nothing_is_known_after_a_while() -> None:
     rack = HostRack()
     rack.tell(GangComing(G, 1, "guaranteed", {0: ("A",)}, 4 * GIB, True))
@@ -287,6 +305,7 @@ def test_whatever_happens_charges_never_exceed_a_gpu_and_nobody_is_stopped_for_e
             GpuAnswer("A", Suspended(job, rng.random() < 0.5)),
             GpuAnswer("B", HardLimited(job, rng.randrange(3) * GIB, rng.random() < 0.5)),
             GpusHere({"A": 8 * GIB, **({"B": 8 * GIB} if rng.random() < 0.9 else {})}),
+            JobsBefore(frozenset(rng.sample(jobs, rng.randrange(2)))),
             GpuHealth(rng.choice("AB"), rng.choice(CONDITIONS), "XID"),
         ]
         rack.tell(rng.choice(events), rng.choice([0.0, 0.05, 0.5, 3.0]))
