@@ -168,8 +168,8 @@ def parse(
     )
 
 
-RENAMED = {"rooms": "plugins"}
-"""Former names of settings at the top of agent.toml -> their names now."""
+RENAMED = {"rooms": "plugins", "scheduler.home_lost_after_s": "coordinator_lost_after_s"}
+"""Former names of settings of agent.toml -> their names now, in the same section."""
 
 
 def _section(kind: type[msgspec.Struct], values: Any, source: str, name: str, others: tuple[str, ...] = ()) -> Any:
@@ -179,8 +179,8 @@ def _section(kind: type[msgspec.Struct], values: Any, source: str, name: str, ot
         raise _bad_value(source, name, f"expected a section [{name}]", f"write it as a table: [{name}]")
     fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
     for key in values:
-        if not name and key in RENAMED:
-            was, now = f"{source}: `{key}` is called `{RENAMED[key]}` now", f"write `{RENAMED[key]}` in its place"
+        if renamed := RENAMED.get(label + key):
+            was, now = f"{source}: `{label}{key}` is called `{label}{renamed}` now", f"write `{renamed}` in its place"
             raise ConfigError(was, "the name changed before the first release; what it means did not", now)
         if key not in fields:
             near = difflib.get_close_matches(key, [*fields, *others], 1, 0.5)

@@ -109,7 +109,7 @@ class Rack:
         for job in self.queue.live():
             if not self.roomy:
                 break
-            told = Granted(wall_s=1.0, job=job.id, epoch=1, home=self.rack[0].host)
+            told = Granted(wall_s=1.0, job=job.id, epoch=1, coordinator=self.rack[0].host)
             if sum(self.roomy.values()) >= job.spec.gpus and isinstance(self.say(told), Applied):
                 self.place(job.id)
 

@@ -66,7 +66,7 @@ def facts(job: dict[str, Any], now_wall_s: float) -> list[tuple[str, object]]:
         ("ended", "" if ended is None else clock(ended)),
         ("time", how_long(job, now_wall_s)),
         ("service", f"{job['attained_gpu_s']:.1f} GPU·s, queue {job['queue']}" if job["attained_gpu_s"] else ""),
-        ("home", job["home"]),
+        ("coordinator", job["coordinator"]),
         ("sums at", job["aggregator"]),
         ("kernels", job.get("unlike")),
         ("attempt", f"{job['attempt']} (epoch {job['epoch']})" if job["attempt"] else ""),

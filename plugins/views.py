@@ -165,7 +165,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes of its ranks on a host that is cut off: `stop` or `keep`."""
     away: dict[HostId, float] = {}
     """Hosts of it that are gone, and for how many seconds."""
-    home: HostId | None = None
+    coordinator: HostId | None = None
     exit_code: int | None = None
     """The job's own: 0, the first failing rank's status, or 128+N for signal N; None until it ended."""
     places: tuple[Place, ...] = ()

@@ -21,13 +21,13 @@ def play(rack: SimRack) -> None:
     before = secret(rack, "before", "30", "red", len(rack.hosts))
     rack.until(lambda: known(rack, before).state == "running", 30.0, "the first job runs")
     nobody_else(rack, before)
-    home = rack.rng.choice([name for name in sorted(rack.hosts) if name != rack.leader()])
-    job = secret(rack, "waits", "20", "red", 1, on=home)
+    coordinator = rack.rng.choice([name for name in sorted(rack.hosts) if name != rack.leader()])
+    job = secret(rack, "waits", "20", "red", 1, on=coordinator)
     rack.run(rack.rng.uniform(1.0, 4.0))
     in_clear(rack)
     nobody_else(rack, job)
-    faults.strike(rack.world, faults.Kill("host", home, LOST_S))
-    rack.hosts[home].disk.files.clear()
+    faults.strike(rack.world, faults.Kill("host", coordinator, LOST_S))
+    rack.hosts[coordinator].disk.files.clear()
     rack.until(lambda: known(rack, before).state in ("done", "failed"), 200.0, "the quota is free")
     rack.until(lambda: known(rack, job).state in ("running", "done"), 60.0, "it runs without the host that had it")
     in_clear(rack)
@@ -63,7 +63,7 @@ def nobody_else(rack: SimRack, job: JobId) -> None:
     """Hosts that do not run it ask those that may have its environment."""
     now = known(rack, job)
     assert now.env is not None
-    theirs = {now.home, *(place.host for place in now.places)}
+    theirs = {now.coordinator, *(place.host for place in now.places)}
     for outsider in [name for name in rack.alive() if HostId(name) not in theirs]:
         for holder in [name for name in rack.alive() if name != outsider]:
             given = rack.ask_as(outsider, holder, "scheduler", EnvOf(job, now.epoch, now.env.digest))

@@ -1,15 +1,15 @@
 """Which job runs, when and where: a thin elected leader over agents that own their GPUs (Tiresias, AntMan).
 
-    submit -> log: Submitted -> leader: order, quota -> log: Granted(epoch, home)
-           -> home: plan, Reserve to each host, all say yes -> log: Placed(places) = the start, on every host at once
+    submit -> log: Submitted -> leader: order, quota -> log: Granted(epoch, coordinator)
+           -> coordinator: plan, Reserve to each host, all say yes -> log: Placed(places) = the start, on every host
            -> hosts: runner.start ... RanksEnded -> log: RanksReported -> all hosts said so: the job is over
 
 Nothing here is decided in two places. The replicated log (`machine/queue.py`) owns quotas, order, grants and attained
 service, and refuses what may never be: more than a quota, a stale epoch, one GPU for two gangs. The elected leader
 (`machine/leader.py`) only says which job may run now; it forgets nothing that matters when it dies. Which GPUs a gang
-gets is agreed between the hosts that own them, asked by the job's home (`machine/gang.py`, `machine/reservations.py`):
-whole or not at all. Each host then makes itself be what the log says (`service/ranks.py`) and looks again every second,
-so it needs no message to be right after a restart.
+gets is agreed between the hosts that own them, asked by the job's coordinator (`machine/gang.py`,
+`machine/reservations.py`): whole or not at all. Each host then makes itself be what the log says (`service/ranks.py`)
+and looks again every second, so it needs no message to be right after a restart.
 
 A host that is cut off must not run what is placed again elsewhere, and cannot know that it is. So ranks run under
 leases (`policy/leases.py`): their supervisor, which outlives the agent, ends them when no leader has confirmed them for
@@ -38,7 +38,7 @@ GPUs that jobs share (`[scheduler] beside`) the same leader counts by GPU (`mach
 parts of GPUs by what they measured (`machine/parts.py`), and ranks start when the host's sharing says so
 (`service/beside.py`). Opportunistic jobs yield nothing there but time on the device.
 
-Words: a *gang* is the workers of one job, started whole; a *grant* is the leave to run, fenced by its *epoch*; a *home*
-is the host that looks for a grant's GPUs; *attained service* is GPUs times seconds; a *place* is the part of a gang on
-one host.
+Words: a *gang* is the workers of one job, started whole; a *grant* is the leave to run, fenced by its *epoch*; a
+*coordinator* is the host that looks for a grant's GPUs; *attained service* is GPUs times seconds; a *place* is the part
+of a gang on one host.
 """

@@ -130,6 +130,8 @@ def test_a_knob_under_which_jobs_only_stop_one_another_is_refused_with_the_reaso
 def test_a_name_of_before_is_refused_with_the_name_of_now() -> None:
     error = refused({"rooms": ["memory"]})
     assert "`rooms` is called `plugins` now" in error.what and "write `plugins`" in error.next
+    error = refused({"scheduler": {"home_lost_after_s": 3.0}})
+    assert "`scheduler.home_lost_after_s` is called `scheduler.coordinator_lost_after_s` now" in error.what
 
 
 def test_inf_is_never_where_a_setting_may_be_never() -> None:
@@ -140,7 +142,7 @@ def test_inf_is_never_where_a_setting_may_be_never() -> None:
     assert "demote_after_s" in refused({"scheduler": {"demote_after_s": float("nan")}}).what
 
 
-@pytest.mark.parametrize("wrong", [{"env_copies": -1}, {"placing_limit_s": 0.0}, {"home_lost_after_s": -1.0}])
+@pytest.mark.parametrize("wrong", [{"env_copies": -1}, {"placing_limit_s": 0.0}, {"coordinator_lost_after_s": -1.0}])
 def test_settings_of_the_scheduler_that_mean_nothing_are_refused(wrong: dict[str, float]) -> None:
     assert "scheduler" in refused({"scheduler": wrong}).what
 

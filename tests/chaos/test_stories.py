@@ -230,7 +230,7 @@ def grant(rack: SimRack, job: JobId) -> None:
     assert leader is not None
     scheduler, process = rack.plugin(leader, "scheduler"), rack.hosts[leader].agent
     assert process is not None
-    process.spawn("mad", scheduler.queue_log.propose(Granted(wall_s=0.0, job=job, epoch=1, home=HostId(leader))))
+    process.spawn("mad", scheduler.queue_log.propose(Granted(wall_s=0.0, job=job, epoch=1, coordinator=HostId(leader))))
 
 
 def test_ranks_that_nobody_stops_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ def job_view(**changes: Any) -> dict[str, Any]:
         "epoch": 5,
         "attempt": 1,
         "preemptions": 0,
-        "home": "gpu2",
+        "coordinator": "gpu2",
         "exit_code": None,
         "places": [{"host": "gpu1", "ranks": [0, 1], "gpus": ["a", "b"]}],
         "ranks": [

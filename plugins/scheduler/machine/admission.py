@@ -10,8 +10,9 @@ that order, each of them that waits
 
 Opportunistic jobs come last, oldest first, on what is left. No job stops for them: they lose their GPUs to guaranteed
 jobs only, as often as that happens (there is no sharing of a GPU yet). None starts while a gang claims GPUs and another
-gang keeps some: a claim is not in the log, so the job's home could put it on just these GPUs, and it would be stopped
-for the gang at the next look, for ever. (Where no other gang keeps GPUs, this one keeps them when it stops others.)
+gang keeps some: a claim is not in the log, so the job's coordinator could put it on just these GPUs, and it would be
+stopped for the gang at the next look, for ever. (Where no other gang keeps GPUs, this one keeps them when it stops
+others.)
 """
 
 import heapq
@@ -42,15 +43,15 @@ class Admission:
         apart: Sequence[Job],
         pausing: Set[JobId],
         placing: Iterable[JobId],
-        homes: Mapping[HostId, int],
+        coordinators: Mapping[HostId, int],
         wall_s: float,
     ) -> None:
         """`run_queues`: jobs that may run; `apart`: running ones that wait for a host; `pausing`: jobs that this look
-        leaves out, and that hold nothing up; `placing`: gangs that are being placed; `homes`: for how many of them each
-        host is the home."""
+        leaves out, and that hold nothing up; `placing`: gangs that are being placed; `coordinators`: for how many of
+        them each host is the coordinator."""
         self.queue, self.settings, self.run_queues, self.capacity = queue, settings, run_queues, capacity
         self.apart, self.pausing, self.placing, self.wall_s = apart, pausing, tuple(placing), wall_s
-        self.homes = NextHome(capacity.totals, homes)
+        self.coordinators = NextCoordinator(capacity.totals, coordinators)
         self.spent: dict[str, int] = {}
         """Tenant -> GPUs of its quota granted in this look."""
         self.commands: list[AboutJob] = []
@@ -82,8 +83,8 @@ class Admission:
         return self.commands
 
     def _would_be_in_the_way(self) -> bool:
-        """Whether the home of an opportunistic job that starts now could put it on GPUs that a guaranteed gang counts
-        on: the log keeps GPUs for another gang, and not these."""
+        """Whether the coordinator of an opportunistic job that starts now could put it on GPUs that a guaranteed gang
+        counts on: the log keeps GPUs for another gang, and not these."""
         keeper, jobs = self.capacity.keeper, self.queue.jobs
         if keeper is None or not self.capacity.stops:
             return False
@@ -131,7 +132,7 @@ class Admission:
         return spec.gpus <= sum(free.values()) - capacity.placing and capacity.fits(job, free)
 
     def _plan(self, job: Job, free: Mapping[HostId, int]) -> Gpus:
-        """GPUs where its home would put it; empty when it does not fit whole."""
+        """GPUs where its coordinator would put it; empty when it does not fit whole."""
         skew = self.queue.models.shown_skew(job.spec, job.tensors)
         return self.capacity.plan(job, free, skew, packlimit(self.queue, self.settings))
 
@@ -141,8 +142,8 @@ class Admission:
             self.spent[job.spec.tenant] = self.spent.get(job.spec.tenant, 0) + job.spec.gpus
             if job.place_failures:
                 self.claimants.append(job.id)
-        home = self.homes.pick()
-        self.commands.append(Granted(wall_s=self.wall_s, job=job.id, epoch=job.epoch + 1, home=home))
+        coordinator = self.coordinators.pick()
+        self.commands.append(Granted(wall_s=self.wall_s, job=job.id, epoch=job.epoch + 1, coordinator=coordinator))
 
     # ---- a job that lacks GPUs ----
 
@@ -199,8 +200,8 @@ class Admission:
         return self.capacity.stop_opportunistic(stopping)
 
     def _set_aside(self) -> None:
-        """From now on gangs that are being placed hold GPUs where their homes would put them, in the order of their
-        grants: no job keeps these GPUs, or has others stopped for them. A gang that fits nowhere stays in
+        """From now on gangs that are being placed hold GPUs where their coordinators would put them, in the order of
+        their grants: no job keeps these GPUs, or has others stopped for them. A gang that fits nowhere stays in
         `capacity.placing`."""
         if self.set_aside:
             return
@@ -264,15 +265,16 @@ class Admission:
         return job.id in self.lacks_gpus and not self.queue.has_quota(other.spec.tenant)
 
 
-class NextHome:
-    """Which host becomes the home of the next grant: the one that is the home of the fewest gangs being placed."""
+class NextCoordinator:
+    """Which host becomes the coordinator of the next grant: the one that is the coordinator of the fewest gangs being
+    placed."""
 
-    def __init__(self, hosts: Mapping[HostId, int], homes: Mapping[HostId, int]) -> None:
-        """`hosts`: all that are alive; `homes`: for how many gangs each host is the home."""
+    def __init__(self, hosts: Mapping[HostId, int], coordinators: Mapping[HostId, int]) -> None:
+        """`hosts`: all that are alive; `coordinators`: for how many gangs each host is the coordinator."""
         self.hosts = hosts
-        self.counts = {host: count for host, count in homes.items() if host in hosts}
+        self.counts = {host: count for host, count in coordinators.items() if host in hosts}
         self._fewest: list[tuple[int, HostId]] = []
-        """Heap of count and host, once every host is the home of some gang."""
+        """Heap of count and host, once every host is the coordinator of some gang."""
 
     def pick(self) -> HostId:
         if not self._fewest and len(self.counts) < len(self.hosts):

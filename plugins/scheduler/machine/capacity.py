@@ -170,7 +170,7 @@ class Capacity:
         return fits_whole(job, free)
 
     def plan(self, job: Job, free: Mapping[HostId, int], skew: float | None, packlimit: float) -> Gpus:
-        """GPUs where its home would put it; empty when it does not fit whole, or asks for none."""
+        """GPUs where its coordinator would put it; empty when it does not fit whole, or asks for none."""
         spec = job.spec
         if not spec.gpus_per_worker:
             return {}

@@ -1,4 +1,4 @@
-"""The home agent's part: find the GPUs of a granted gang, all of them or none.
+"""The coordinator's part: find the GPUs of a granted gang, all of them or none.
 
     GrantSeen --> plan on the gossiped view --> Reserve to each host --> all yes --> propose Placed
                       ^                             |
@@ -30,7 +30,7 @@ REFUSALS_KEPT_S = 10.0
 
 
 class GrantSeen(msgspec.Struct, frozen=True):
-    """Event: the log makes this host the home of a grant."""
+    """Event: the log makes this host the coordinator of a grant."""
 
     job: JobId
     epoch: int
@@ -125,7 +125,7 @@ class HostSearch(msgspec.Struct):
 
 
 class Gangs:
-    """All grants whose home is this host."""
+    """All grants whose coordinator is this host."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings

@@ -19,21 +19,21 @@ class JobIndex:
         """Opportunistic jobs that run and were guaranteed once: by tenant and width."""
         self.awaited: dict[HostId, dict[JobId, None]] = {}
         """Host -> placed gangs whose ranks it has still to report."""
-        self.homes: dict[HostId, int] = {}
+        self.coordinators: dict[HostId, int] = {}
         """Host -> gangs that it looks for a place for."""
         self.named: dict[HostId, float | None] = {}
         """Hosts that gossip named, and for how long each is gone."""
         self.unnamed: dict[HostId, None] = {}
         """Hosts that matter here and that gossip never named."""
         self._marks: dict[JobId, tuple[Job, tuple[HostId, ...], HostId | None, int | None]] = {}
-        """Hosts awaited, home while it is being placed, width while it may be upgraded."""
+        """Hosts awaited, coordinator while it is being placed, width while it may be upgraded."""
 
     def put(self, job: Job) -> None:
         """This job is as it is now."""
         self.drop(job.id)
         id, spec = job.id, job.spec
         hosts = tuple(place.host for place in job.awaited)
-        home = job.home if job.state == "placing" else None
+        coordinator = job.coordinator if job.state == "placing" else None
         limit_s = spec.time_limit_s
         demoted = job.state == "running" and job.demoted is not None and not job.counts
         if job.state == "placing":
@@ -42,13 +42,13 @@ class JobIndex:
             self.time_limit_reached[id] = None
         for host in hosts:
             self.awaited.setdefault(host, {})[id] = None
-        if home is not None:
-            self.homes[home] = self.homes.get(home, 0) + 1
+        if coordinator is not None:
+            self.coordinators[coordinator] = self.coordinators.get(coordinator, 0) + 1
         if demoted:
             self.demoted.setdefault(spec.tenant, {}).setdefault(spec.gpus, {})[id] = None
-        if hosts or home is not None:
-            self._marks[id] = job, hosts, home, spec.gpus if demoted else None
-            self._name(hosts if home is None else (home,))
+        if hosts or coordinator is not None:
+            self._marks[id] = job, hosts, coordinator, spec.gpus if demoted else None
+            self._name(hosts if coordinator is None else (coordinator,))
 
     def drop(self, id: JobId) -> None:
         """This job is over, or about to be put in again."""
@@ -56,15 +56,15 @@ class JobIndex:
         self.time_limit_reached.pop(id, None)
         if id not in self._marks:
             return
-        job, hosts, home, width = self._marks.pop(id)
+        job, hosts, coordinator, width = self._marks.pop(id)
         for host in hosts:
             del self.awaited[host][id]
             if not self.awaited[host]:
                 del self.awaited[host]
-        if home is not None:
-            self.homes[home] -= 1
-            if not self.homes[home]:
-                del self.homes[home]
+        if coordinator is not None:
+            self.coordinators[coordinator] -= 1
+            if not self.coordinators[coordinator]:
+                del self.coordinators[coordinator]
         if width is not None:
             widths = self.demoted[job.spec.tenant]
             del widths[width][id]
@@ -72,16 +72,16 @@ class JobIndex:
                 del widths[width]
             if not widths:
                 del self.demoted[job.spec.tenant]
-        self._name(hosts if home is None else (home,))
+        self._name(hosts if coordinator is None else (coordinator,))
 
     def heard(self, named: dict[HostId, float | None]) -> None:
         """What gossip says of all hosts now."""
         self.named, self.unnamed = named, {}
-        self._name([*self.awaited, *self.homes])
+        self._name([*self.awaited, *self.coordinators])
 
     def _name(self, hosts: Iterable[HostId]) -> None:
         for host in hosts:
-            if host not in self.named and (host in self.awaited or host in self.homes):
+            if host not in self.named and (host in self.awaited or host in self.coordinators):
                 self.unnamed[host] = None
             else:
                 self.unnamed.pop(host, None)

@@ -114,7 +114,8 @@ class Job(msgspec.Struct, kw_only=True):
     """The log's clock (`Queue.clock_s`) when the present wait began."""
     waited_s: float = 0.0
     """Waits before the present one, since its last promotion."""
-    home: HostId | None = None
+    coordinator: HostId | None = msgspec.field(default=None, name="home")
+    """`home` in snapshots, from the time when it was called so."""
     places: tuple[Place, ...] = ()
     """Of the newest start, also after it is over."""
     master_addr: str = ""

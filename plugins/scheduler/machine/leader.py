@@ -258,7 +258,8 @@ class Leader:
         ]
 
     def _lost(self, gone: dict[HostId, float], event: ScheduleTick, now_s: float) -> list[TakenBack]:
-        """Gangs on hosts that are gone and where, by the leases, nothing can be left of them; gangs without a home."""
+        """Gangs on hosts that are gone and where, by the leases, nothing can be left of them; gangs without a
+        coordinator."""
         commands: list[TakenBack] = []
         wall_s, lost_on = event.wall_s, self._lost_on(gone, now_s)
         for job in self.roll.by_age({**lost_on, **self.roll.placing}):
@@ -267,12 +268,14 @@ class Leader:
                 said = ", ".join(f"{host} is gone for {format_seconds(gone.get(host, 0.0))}" for host in lost)
                 self.leases.close(lost, (job.id, job.epoch))
                 commands.append(taken_back(job, "host lost", said, wall_s, tuple(lost), event.term))
-            elif job.home is not None:
-                if gone.get(job.home, -1.0) >= self.settings.home_lost_after_s:
-                    said = f"{job.home}, which looked for its GPUs, is gone"
+            elif job.coordinator is not None:
+                if gone.get(job.coordinator, -1.0) >= self.settings.coordinator_lost_after_s:
+                    said = f"{job.coordinator}, which looked for its GPUs, is gone"
                     commands.append(taken_back(job, "home lost", said, wall_s))
                 elif now_s - self.placing_since[job.id][1] > self.settings.placing_limit_s:
-                    commands.append(taken_back(job, "placing took too long", f"{job.home} did not place it", wall_s))
+                    commands.append(
+                        taken_back(job, "placing took too long", f"{job.coordinator} did not place it", wall_s)
+                    )
         return commands
 
     def _lost_on(self, gone: dict[HostId, float], now_s: float) -> dict[JobId, dict[HostId, None]]:
@@ -354,7 +357,7 @@ class Leader:
             apart=[job for job in self.roll.by_age(self.away) if job.id not in settled],
             pausing=set(self.retry_at),
             placing=self.roll.placing,
-            homes=self.roll.homes,
+            coordinators=self.roll.coordinators,
             wall_s=wall_s,
         )
         return look.decide()

@@ -22,7 +22,8 @@ class Hold(msgspec.Struct, frozen=True):
     job: JobId
     epoch: int
     attempt: int
-    home: HostId
+    coordinator: HostId = msgspec.field(name="home")
+    """`home` in files, from the time when it was called so."""
     gpus: tuple[str, ...]
     """UUIDs, or parts of GPUs (`policy/shared.py`)."""
     port: int

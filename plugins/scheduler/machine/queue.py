@@ -181,15 +181,17 @@ class Queue(JobTable):
         quota = self.quota(job.spec.tenant)
         if job.counts and quota is not None and self.used(job.spec.tenant) + job.spec.gpus > quota:
             return answers.over_quota(job, self.used(job.spec.tenant), quota, "granted")
-        job.epoch, job.home, job.granted = command.epoch, command.home, self.index
+        job.epoch, job.coordinator, job.granted = command.epoch, command.coordinator, self.index
         self._use(job, 1)
-        self._enter(job, "placing", "granted", f"epoch {job.epoch}; {job.home} looks for {explain.gpus(job.spec.gpus)}")
+        self._enter(
+            job, "placing", "granted", f"epoch {job.epoch}; {job.coordinator} looks for {explain.gpus(job.spec.gpus)}"
+        )
         return Applied(job.id)
 
     def _placed(self, job: Job, command: Placed) -> Result:
         wrong = answers.wrong_places(job, command, self.jobs, self.holders)
         if wrong:
-            return NotApplied(4, f"{job.id} was not placed", wrong, "nothing: its home tries again")
+            return NotApplied(4, f"{job.id} was not placed", wrong, "nothing: its coordinator tries again")
         job.places, job.granted = command.places, self.index
         job.master_addr, job.master_port = command.master_addr, command.master_port
         job.attempt += 1

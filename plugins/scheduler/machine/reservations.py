@@ -173,15 +173,15 @@ class Reservations:
             case _:
                 assert_never(message)
 
-    def _reserve(self, home: HostId, ask: Reserve, now_s: float) -> Sequence[Action]:
+    def _reserve(self, coordinator: HostId, ask: Reserve, now_s: float) -> Sequence[Action]:
         if (ask.epoch, ask.attempt) <= self.released.get(ask.job, (-1, -1)):
-            return [self._no(home, ask, "this attempt is over")]
+            return [self._no(coordinator, ask, "this attempt is over")]
         newest = max((hold.epoch for hold in self.holds.get(ask.job, [])), default=-1)
         if ask.epoch < newest:
-            return [self._no(home, ask, f"a newer grant (epoch {newest}) was seen here")]
+            return [self._no(coordinator, ask, f"a newer grant (epoch {newest}) was seen here")]
         held = self.find(ask.job, ask.epoch)
         if held is not None and held.started:
-            return [self._no(home, ask, "its ranks run here already")]
+            return [self._no(coordinator, ask, "its ranks run here already")]
         if held is not None and held.attempt == ask.attempt:
             self.lease_until_s[ask.job, ask.epoch] = now_s + ask.lease_s
             return self._yes(held, ask.master)
@@ -192,8 +192,8 @@ class Reservations:
         if chosen.there < wanted:
             but = f": {chosen.why_not}" if chosen.why_not else ""
             why = f"{wanted} GPUs were asked for and {chosen.there} are free{but}"[:1000]
-            return [*actions, self._no(home, ask, why, chosen.there)]
-        hold = Hold(ask.job, ask.epoch, ask.attempt, home, chosen.gpus, 0, guaranteed=not ask.opportunistic)
+            return [*actions, self._no(coordinator, ask, why, chosen.there)]
+        hold = Hold(ask.job, ask.epoch, ask.attempt, coordinator, chosen.gpus, 0, guaranteed=not ask.opportunistic)
         self._hold(hold, now_s + ask.lease_s)
         return [*actions, Save(), *self._yes(hold, ask.master)]
 
@@ -244,13 +244,13 @@ class Reservations:
                 return ()
             self._exchange(hold, msgspec.structs.replace(hold, gpus=event.gpus, guaranteed=event.guaranteed))
             return [Save()]
-        attempt, home, port = (hold.attempt, hold.home, hold.port) if hold else (0, HostId(""), 0)
+        attempt, coordinator, port = (hold.attempt, hold.coordinator, hold.port) if hold else (0, HostId(""), 0)
         actions: list[Action] = []
         for other in self.all():
             overlaps = set(other.gpus) & set(event.gpus)
             if not other.started and ((other.job, other.epoch) == (event.job, event.epoch) or overlaps):
                 actions += self._drop(other, keep_port=other.job == event.job)
-        started = Hold(event.job, event.epoch, attempt, home, event.gpus, port, True, event.guaranteed)
+        started = Hold(event.job, event.epoch, attempt, coordinator, event.gpus, port, True, event.guaranteed)
         self._hold(started, now_s + self.lease_s)
         return [*actions, Save()]
 
@@ -289,9 +289,9 @@ class Reservations:
 
     def _yes(self, hold: Hold, master: bool) -> list[Action]:
         answer = Reserved(hold.job, hold.epoch, hold.attempt, hold.gpus, "", 0)
-        return [KeepPort(hold.home, answer) if master else Send(hold.home, answer)]
+        return [KeepPort(hold.coordinator, answer) if master else Send(hold.coordinator, answer)]
 
-    def _no(self, home: HostId, ask: Reserve, why: str, free: int | None = None) -> Send:
+    def _no(self, coordinator: HostId, ask: Reserve, why: str, free: int | None = None) -> Send:
         free = self._choice(ask).there if free is None else free
         beside = self.sharing is not None and ask.opportunistic
-        return Send(home, NotReserved(ask.job, ask.epoch, ask.attempt, free, why, beside))
+        return Send(coordinator, NotReserved(ask.job, ask.epoch, ask.attempt, free, why, beside))

@@ -1,8 +1,8 @@
 """What the replicated log holds: every change of a job or a quota, in the order in which it became true.
 
 Each command carries the wall clock of its proposer for people to read; no decision in `apply` looks at it. A command
-about a grant carries the grant's epoch, and one of another epoch is refused: that is how a leader or home that was cut
-off cannot undo what happened since.
+about a grant carries the grant's epoch, and one of another epoch is refused: that is how a leader or coordinator that
+was cut off cannot undo what happened since.
 """
 
 from typing import Annotated, Literal
@@ -52,15 +52,16 @@ class Submitted(CommandBase, frozen=True, kw_only=True, tag="Submitted"):
 
 
 class Granted(CommandBase, frozen=True, kw_only=True, tag="Granted"):
-    """Leader: this job may run now; `home` finds its GPUs."""
+    """Leader: this job may run now; `coordinator` finds its GPUs."""
 
     job: JobId
     epoch: Epoch
-    home: HostId
+    coordinator: HostId = msgspec.field(name="home")
+    """`home` in logs, from the time when it was called so."""
 
 
 class Placed(CommandBase, frozen=True, kw_only=True, tag="Placed"):
-    """Home: every host said yes. Applying this is the start, everywhere at once."""
+    """Coordinator: every host said yes. Applying this is the start, everywhere at once."""
 
     job: JobId
     epoch: Epoch
@@ -71,7 +72,7 @@ class Placed(CommandBase, frozen=True, kw_only=True, tag="Placed"):
 
 
 class PlaceFailed(CommandBase, frozen=True, kw_only=True, tag="PlaceFailed"):
-    """Home: no room was found; back to the queue."""
+    """Coordinator: no room was found; back to the queue."""
 
     job: JobId
     epoch: Epoch

@@ -1,6 +1,6 @@
 """What hosts tell one another: the two-step reservation of a gang, and questions about what runs where.
 
-    home                     each host of the plan
+    coordinator              each host of the plan
       | -- Reserve ------------> |   holds the GPUs, writes that down, then answers
       | <- Reserved/NotReserved -|
       | -- Release ------------> |   when any of them said no, or too late
@@ -27,7 +27,7 @@ SealedBytes = Annotated[bytes, Meta(max_length=SPEC_BYTES_MAX + 1024)]
 
 
 class Reserve(Message, frozen=True, tag="Reserve"):
-    """Home -> host: reserve `workers` times `gpus_per_worker` GPUs for this gang."""
+    """Coordinator -> host: reserve `workers` times `gpus_per_worker` GPUs for this gang."""
 
     job: Job
     epoch: Epoch
@@ -46,7 +46,7 @@ class Reserve(Message, frozen=True, tag="Reserve"):
 
 
 class Reserved(Message, frozen=True, tag="Reserved"):
-    """Host -> home: I hold these GPUs for you until the lease ends without news of the grant."""
+    """Host -> coordinator: I hold these GPUs for you until the lease ends without news of the grant."""
 
     job: Job
     epoch: Epoch
@@ -57,7 +57,7 @@ class Reserved(Message, frozen=True, tag="Reserved"):
 
 
 class NotReserved(Message, frozen=True, tag="NotReserved"):
-    """Host -> home: no, and how many GPUs it might have here in truth."""
+    """Host -> coordinator: no, and how many GPUs it might have here in truth."""
 
     job: Job
     epoch: Epoch
@@ -69,7 +69,7 @@ class NotReserved(Message, frozen=True, tag="NotReserved"):
 
 
 class Release(Message, frozen=True, tag="Release"):
-    """Home -> host: this attempt, and any before it, is over."""
+    """Coordinator -> host: this attempt, and any before it, is over."""
 
     job: Job
     epoch: Epoch

@@ -42,14 +42,14 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     host_lost_after_s: float = 60.0
     """A host gone for longer loses its jobs (chosen: an agent's restart and a switch's reboot fit in). Ranks that no
     leader confirms are asked to end after half of it, and are gone after three quarters (`policy/leases.py`)."""
-    home_lost_after_s: float = 3.0
+    coordinator_lost_after_s: float = 3.0
     """The same for the host that looks for a gang's GPUs: nothing runs yet, so waiting gains nothing."""
     placing_limit_s: float = 60.0
-    """A grant that is not placed by then goes to another home."""
+    """A grant that is not placed by then goes to another coordinator."""
     reservation_lease_s: float = 15.0
     """How long a host holds GPUs for a gang without news of its grant."""
     reserve_deadline_s: float = 3.0
-    """How long a home waits for the hosts of one attempt."""
+    """How long a coordinator waits for the hosts of one attempt."""
     env_copies: int = 2
     """Hosts beside the submitting agent's that keep the (sealed) environment of a job from its submission on, voters
     first: so many hosts may be lost before its first start (chosen: as many as a log of five voters survives). 0: only
@@ -85,7 +85,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise ValueError("queue_thresholds_gpu_s must be over 0 and ascending")
         if not 0 <= self.packlimit <= 1:
             raise ValueError("packlimit must be from 0 to 1")
-        for name in ("host_lost_after_s", "home_lost_after_s", "placing_limit_s", "reservation_lease_s"):
+        for name in ("host_lost_after_s", "coordinator_lost_after_s", "placing_limit_s", "reservation_lease_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be over 0")
         for name in ("reserve_deadline_s", "checkpoint_s", "current_s"):

@@ -1,7 +1,7 @@
 """Environments of submitters: API keys are in them, so the log, which every host keeps, has only their digests.
 
     submit -> seal -> a file here, and on `env_copies` hosts more -> Submitted(digest, key, holders) in the log
-    granted -> the home fetches it -> placed -> every host of the gang fetches it -> ranks start
+    granted -> the coordinator fetches it -> placed -> every host of the gang fetches it -> ranks start
     the job is over -> every host deletes its file
 
 A file holds AES-GCM ciphertext and is readable by the agent's user alone; its key is in the log and leaves the log's
@@ -156,8 +156,8 @@ class Envs:
         return _open(job.env, data or b"")
 
     def _holders(self, job: Job) -> list[HostId]:
-        """Who may have it: its home now, hosts that kept it at submission, hosts that ran it last."""
-        known: Iterable[HostId] = [job.home] if job.home is not None else []
+        """Who may have it: its coordinator now, hosts that kept it at submission, hosts that ran it last."""
+        known: Iterable[HostId] = [job.coordinator] if job.coordinator is not None else []
         assert job.env is not None
         everybody = dict.fromkeys([*known, *job.env.holders, *(place.host for place in job.places)])
         return [host for host in everybody if host != self._host.id]
@@ -194,7 +194,7 @@ class Envs:
         if job is None or job.env is None or job.state not in HOLDING or job.epoch != question.epoch:
             return False
         runs = job.placed and job.place_on(host) is not None
-        return job.env.digest == question.digest and (runs or job.home == host)
+        return job.env.digest == question.digest and (runs or job.coordinator == host)
 
     # ---- the end ----
 

@@ -48,8 +48,8 @@ from plugins.scheduler.messages.wire import (
 from plugins.scheduler.policy import explain
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import asked, views
+from plugins.scheduler.service.coordinated_gangs import CoordinatedGangs
 from plugins.scheduler.service.envs import Envs
-from plugins.scheduler.service.home_gangs import HomeGangs
 from plugins.scheduler.service.leadership import Leadership, set_within
 from plugins.scheduler.service.leases import HostLeases, relay
 from plugins.scheduler.service.log import QueueLog
@@ -83,10 +83,10 @@ class SchedulerService(PluginService):
         self.ranks = LocalRanks(
             host, self.queue, self.queue_log, self.settings, self.leases, self.envs, self._send_for_ranks
         )
-        self.home_gangs = HomeGangs(
+        self.coordinated_gangs = CoordinatedGangs(
             host, self.queue, self.queue_log, self.settings, self.envs, self._standing, self.perform
         )
-        self.gangs = self.home_gangs.gangs
+        self.gangs = self.coordinated_gangs.gangs
         self.gossip = GpuGossip(host, self.settings)
         self.counters = {"malformed": 0}
         self._look = self.leases.news
@@ -118,7 +118,7 @@ class SchedulerService(PluginService):
         while True:
             await set_within(self._look, 1.0)
             changed = self.queue.changed()
-            self.home_gangs.look(changed)
+            self.coordinated_gangs.look(changed)
             await self.ranks.look(changed)
             if not self.queue_log.behind:
                 await self.envs.forget()
@@ -179,7 +179,7 @@ class SchedulerService(PluginService):
         elif isinstance(message, KeepEnv):
             await self.envs.keep(sender, message)
         elif isinstance(message, ToGang):
-            self.home_gangs.feed(Heard(sender, message))
+            self.coordinated_gangs.feed(Heard(sender, message))
         else:
             self.counters["malformed"] += 1
 
@@ -209,7 +209,8 @@ class SchedulerService(PluginService):
     # ---- what this host tells others ----
 
     def _send_for_ranks(self, action: Send) -> None:
-        """Answers of this host's reservations. When one is lost its home asks again: nobody waits for the outcome."""
+        """Answers of this host's reservations. When one is lost its coordinator asks again: nobody waits for the
+        outcome."""
         self.perform(action, lambda _undelivered: None)
 
     def _publish(self) -> None:

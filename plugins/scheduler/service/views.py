@@ -261,7 +261,7 @@ def job_view(
         retries={cause: job.happened(cause)[1] for cause in CAUSES},
         on_lost=job.spec.on_lost,
         away=away,
-        home=job.home,
+        coordinator=job.coordinator,
         exit_code=job.exit_code,
         places=shown,
         ranks=tuple(rank for place in shown for rank in _ranks(job, place.host, place.host in away, heard)),

@@ -99,7 +99,7 @@ class Little:
         return Capacity(self.queue, self.totals)
 
     def place(self, job: Job, on: Mapping[HostId, Sequence[str]] | None = None) -> None:
-        """What its home does: on these GPUs by host, or on a place found as homes find it."""
+        """What its coordinator does: on these GPUs by host, or on a place found as coordinators find it."""
         each = job.spec.gpus_per_worker
         if on is None:
             workers = place(self.capacity().free_for(job), job.spec.workers, each, 0.0, 0.3, job.spec.pack) or {}

@@ -127,7 +127,7 @@ class PlainLeader:
         """Seconds for which each host that matters is gone; one that gossip never named counts from now."""
         named = {host.host: host.gone_s for host in rack}
         wanted = {place.host for job in live if job.placed for place in job.places if job.awaits(place.host)}
-        wanted |= {job.home for job in live if job.state == "placing" and job.home is not None}
+        wanted |= {job.coordinator for job in live if job.state == "placing" and job.coordinator is not None}
         missing = sorted(wanted - set(named))
         self.missing_since = {host: self.missing_since.get(host, now_s) for host in missing}
         gone = {host: gone_s for host, gone_s in named.items() if gone_s is not None}
@@ -152,12 +152,14 @@ class PlainLeader:
                     self.closed |= {(host, job.id, job.epoch) for host in lost}
                     said = ", ".join(f"{host} is gone for {format_seconds(gone.get(host, 0.0))}" for host in lost)
                     commands.append(taken_back(job, "host lost", said, wall_s, tuple(lost)))
-            elif job.state == "placing" and job.home is not None:
-                if gone.get(job.home, -1.0) >= self.settings.home_lost_after_s:
-                    said = f"{job.home}, which looked for its GPUs, is gone"
+            elif job.state == "placing" and job.coordinator is not None:
+                if gone.get(job.coordinator, -1.0) >= self.settings.coordinator_lost_after_s:
+                    said = f"{job.coordinator}, which looked for its GPUs, is gone"
                     commands.append(taken_back(job, "home lost", said, wall_s))
                 elif now_s - self.placing_since[job.id, job.epoch] > self.settings.placing_limit_s:
-                    commands.append(taken_back(job, "placing took too long", f"{job.home} did not place it", wall_s))
+                    commands.append(
+                        taken_back(job, "placing took too long", f"{job.coordinator} did not place it", wall_s)
+                    )
         return commands
 
     def _shorter_leases(self, event: ScheduleTick, now_s: float) -> list[Leads]:
@@ -263,7 +265,7 @@ class PlainAdmission:
         self.capacity = PlainGround(queue, totals)
         self.pausing = pausing
         self.packlimit = packlimit(queue, settings)
-        self.homes = dict.fromkeys(totals, 0)
+        self.coordinators = dict.fromkeys(totals, 0)
         """Gangs that each host looks for a place for."""
         self.spent: dict[str, int] = {}
         """Quota given away in this look, per tenant."""
@@ -274,8 +276,8 @@ class PlainAdmission:
         """Those of them that are within their quota."""
         self.placing = [job for job in queue.live() if job.state == "placing"]
         for job in queue.live():
-            if job.state == "placing" and job.home in self.homes:
-                self.homes[job.home] += 1
+            if job.state == "placing" and job.coordinator in self.coordinators:
+                self.coordinators[job.coordinator] += 1
 
     def decide(self, live: Sequence[Job]) -> list[AboutJob]:
         """`live`: jobs that are not over and that nothing else was decided about."""
@@ -286,7 +288,7 @@ class PlainAdmission:
         guaranteed = [job for job in may_run if job.counts]
         chosen = self._choose(guaranteed, apart, live)
         self.unchosen = [jobs[id] for id in chosen.preempt if jobs[id].state == "running"]
-        if self.homes:
+        if self.coordinators:
             self._give_back_if_stale(chosen.run)
             for id in chosen.run:
                 if jobs[id].state == "queued":
@@ -351,7 +353,7 @@ class PlainAdmission:
         return job.spec.gpus <= max(0, sum(free.values()) - self.capacity.placing) and fits_whole(job, free)
 
     def _plan(self, job: Job, free: Mapping[HostId, int]) -> dict[HostId, int]:
-        """GPUs by host where its home would put it; empty when it does not fit whole."""
+        """GPUs by host where its coordinator would put it; empty when it does not fit whole."""
         spec = job.spec
         if not spec.gpus_per_worker:
             return {}
@@ -363,9 +365,9 @@ class PlainAdmission:
         self.capacity.take(self._plan(job, self.capacity.free_for(job)), job.counts)
         if job.counts:
             self.spent[job.spec.tenant] = self.spent.get(job.spec.tenant, 0) + job.spec.gpus
-        home = min((count, host) for host, count in self.homes.items())[1]
-        self.homes[home] += 1
-        self.commands.append(Granted(wall_s=self.wall_s, job=job.id, epoch=job.epoch + 1, home=home))
+        coordinator = min((count, host) for host, count in self.coordinators.items())[1]
+        self.coordinators[coordinator] += 1
+        self.commands.append(Granted(wall_s=self.wall_s, job=job.id, epoch=job.epoch + 1, coordinator=coordinator))
 
     def _clear_the_way(self, job: Job) -> None:
         """It is within its quota, and no place is free: stop opportunistic jobs when that helps, or keep what is

@@ -1,7 +1,7 @@
 """When nothing happens from outside any more, a rack comes to rest: no job is stopped for ever, the log does not grow.
 
-Homes and hosts take their time here. Whoever is granted is placed, and whoever stops ends, in any order and some looks
-later, on the GPUs that its home finds by what the log says at that moment.
+Coordinators and hosts take their time here. Whoever is granted is placed, and whoever stops ends, in any order and some
+looks later, on the GPUs that its coordinator finds by what the log says at that moment.
 """
 
 import random
@@ -52,8 +52,8 @@ class Full(Little):
 
 
 def test_nobody_starts_where_others_stop_for_a_gang_while_another_keeps_gpus() -> None:
-    """The three GPUs of h1 are free and open to opportunistic jobs, but homes put these into the tightest gaps, which
-    the stopped ones leave."""
+    """The three GPUs of h1 are free and open to opportunistic jobs, but coordinators put these into the tightest gaps,
+    which the stopped ones leave."""
     rack = Full()
     late = [rack.submit(1, "red", "opportunistic") for _ in range(2)]
     said = rack.look()
@@ -71,7 +71,7 @@ def test_nobody_starts_in_the_way_of_a_gang_that_is_placed_again_beside_a_keeper
     for id in rack.guests:
         rack.end(rack.queue.jobs[id], -15)
     assert about(rack.look(), Granted) == [rack.gang, *rack.guests]
-    for id in [*rack.guests, rack.gang]:  # the homes of the guests are faster
+    for id in [*rack.guests, rack.gang]:  # the coordinators of the guests are faster
         rack.place(rack.queue.jobs[id])
     assert isinstance(rack.heard[-1], PlaceFailed) and rack.heard[-1].job == rack.gang
     rack.look()
@@ -79,7 +79,7 @@ def test_nobody_starts_in_the_way_of_a_gang_that_is_placed_again_beside_a_keeper
     for id in rack.guests:
         rack.end(rack.queue.jobs[id], -15)
     assert about(rack.look(), Granted) == [rack.gang]
-    assert rack.look() == [], "its home has not placed it yet"
+    assert rack.look() == [], "its coordinator has not placed it yet"
     rack.settle()
     assert [rack.state(job) for job in (rack.gang, *rack.guests)] == ["running"] * 3
 
@@ -108,10 +108,10 @@ class Life(Little):
         quotas = {"red": red, "blue": sum(gpus) - red} if dice.random() < 0.7 else {"red": red}
         super().__init__(gpus, quotas, narrow_first=dice.random() < 0.5, preemption=dice.random() < 0.8)
         self.late = dice.choice((0.0, 0.5))
-        """Chance that a home or a host does nothing before the next look."""
+        """Chance that a coordinator or a host does nothing before the next look."""
         self.scatters = dice.random() < 0.3
         self.order = dice.choice((1, -1))
-        """Whether homes of older jobs are faster, or of younger ones."""
+        """Whether coordinators of older jobs are faster, or of younger ones."""
         self.stops_first = dice.choice((0.0, 0.5, 1.0))
         """Chance that what stops has ended before anybody is placed."""
 

@@ -116,7 +116,7 @@ def test_a_job_whose_environment_is_out_of_reach_waits_and_says_who_has_it() -> 
         fill(rack, 30)
         id = submit(rack, "h5")
         rack.hosts["h5"].power_off()
-        rack.until(lambda: job(rack, id).place_failures > 0, 240, "a home looked for its environment")
+        rack.until(lambda: job(rack, id).place_failures > 0, 240, "a coordinator looked for its environment")
         rack.until(lambda: state(rack, id) == "queued", 30, "it is in the queue again")
         view = rack.ask(rack.alive()[0], "scheduler.job", {"id": str(id)})
         assert "the environment it was submitted with is kept by h5 (gone)" in view.reason, view.reason
@@ -166,7 +166,7 @@ def test_only_hosts_of_the_job_are_given_its_environment() -> None:
         rack.until(lambda: state(rack, id) == "running", 60, "it runs")
         rack.run(3.0)
         known = job(rack, id)
-        runs = {place.host for place in known.places} | {known.home}
+        runs = {place.host for place in known.places} | {known.coordinator}
         stranger = next(name for name in rack.hosts if name not in runs and name != "h5")
         for name, epoch, given in (
             (stranger, 1, False),

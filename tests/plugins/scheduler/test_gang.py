@@ -1,4 +1,4 @@
-"""A home places a gang: whole or not at all, whatever the hosts answer and whenever."""
+"""A coordinator places a gang: whole or not at all, whatever the hosts answer and whenever."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ J1 = JobId("j1")
 H1, H2, H3 = HostId("h1"), HostId("h2"), HostId("h3")
 
 
-class Home:
+class Coordinator:
     def __init__(self, free: dict[HostId, int] | None = None, **settings: Any) -> None:
         self.gangs = Gangs(SchedulerSettings(**settings))
         self.now_s = 0.0
@@ -72,144 +72,144 @@ def timers(actions: list[Action]) -> list[Any]:
 
 
 def test_all_yes_is_proposed_once_with_ranks_in_order_and_the_master_at_rank_0() -> None:
-    home = Home()
-    asked = home.grant(workers=4)
+    coordinator = Coordinator()
+    asked = coordinator.grant(workers=4)
     assert {host: (ask.workers, ask.master) for host, ask in asked.items()} == {H1: (2, True), H2: (2, False)}
-    assert home.yes(H2, asked[H2]) == []
-    (placed,) = proposals(home.yes(H1, asked[H1]))
+    assert coordinator.yes(H2, asked[H2]) == []
+    (placed,) = proposals(coordinator.yes(H1, asked[H1]))
     assert isinstance(placed, Placed)
     assert [(place.host, place.ranks, place.gpus) for place in placed.places] == [
         (H1, (0, 1), ("h1-0", "h1-1")),
         (H2, (2, 3), ("h2-0", "h2-1")),
     ]
     assert (placed.master_addr, placed.master_port) == ("ip-h1", 20_000)
-    assert home.yes(H1, asked[H1]) == [], "said twice, proposed once, and not released"
-    home.dispatch(PlacementProposed(placed, Applied(J1)))
-    assert home.gangs.searches == {}
+    assert coordinator.yes(H1, asked[H1]) == [], "said twice, proposed once, and not released"
+    coordinator.dispatch(PlacementProposed(placed, Applied(J1)))
+    assert coordinator.gangs.searches == {}
 
 
 def test_one_no_releases_all_and_the_next_attempt_plans_with_what_the_host_said() -> None:
-    home = Home()
-    asked = home.grant(workers=4)
-    home.yes(H1, asked[H1])
-    actions = home.no(H2, asked[H2], free=0)
+    coordinator = Coordinator()
+    asked = coordinator.grant(workers=4)
+    coordinator.yes(H1, asked[H1])
+    actions = coordinator.no(H2, asked[H2], free=0)
     assert released(actions) == [H1, H2]
     (again,) = timers(actions)
     assert again == TryAgain(J1, 1, 1)
-    asked = asks(home.dispatch(again))
+    asked = asks(coordinator.dispatch(again))
     assert {host: ask.workers for host, ask in asked.items()} == {H1: 2, H3: 2}
     assert {ask.attempt for ask in asked.values()} == {2}
 
 
 def test_a_late_yes_after_the_release_is_released_again() -> None:
-    home = Home()
-    asked = home.grant(workers=4)
-    home.no(H2, asked[H2])
-    assert released(home.yes(H1, asked[H1])) == [H1]
-    home.dispatch(TryAgain(J1, 1, 1))
-    assert released(home.yes(H1, asked[H1])) == [H1], "a yes to attempt 1 is no yes to attempt 2"
+    coordinator = Coordinator()
+    asked = coordinator.grant(workers=4)
+    coordinator.no(H2, asked[H2])
+    assert released(coordinator.yes(H1, asked[H1])) == [H1]
+    coordinator.dispatch(TryAgain(J1, 1, 1))
+    assert released(coordinator.yes(H1, asked[H1])) == [H1], "a yes to attempt 1 is no yes to attempt 2"
 
 
 def test_silence_ends_the_attempt() -> None:
-    home = Home()
-    asked = home.grant(workers=4)
-    home.yes(H1, asked[H1])
-    actions = home.dispatch(AttemptOver(J1, 1, 1))
+    coordinator = Coordinator()
+    asked = coordinator.grant(workers=4)
+    coordinator.yes(H1, asked[H1])
+    actions = coordinator.dispatch(AttemptOver(J1, 1, 1))
     assert released(actions) == [H1, H2] and timers(actions) == [TryAgain(J1, 1, 1)]
-    assert home.dispatch(AttemptOver(J1, 1, 1)) == [], "an old timer says nothing"
+    assert coordinator.dispatch(AttemptOver(J1, 1, 1)) == [], "an old timer says nothing"
 
 
 def test_after_its_attempts_the_grant_goes_back_with_the_reason() -> None:
-    home = Home(place_attempts=2)
-    asked = home.grant(workers=2, skew=0.9)
-    home.no(H1, asked[H1])
-    asked = asks(home.dispatch(TryAgain(J1, 1, 1)))
-    (failed,) = proposals(home.no(H2, asked[H2]))
+    coordinator = Coordinator(place_attempts=2)
+    asked = coordinator.grant(workers=2, skew=0.9)
+    coordinator.no(H1, asked[H1])
+    asked = asks(coordinator.dispatch(TryAgain(J1, 1, 1)))
+    (failed,) = proposals(coordinator.no(H2, asked[H2]))
     assert isinstance(failed, PlaceFailed) and failed.reason == "h2 said no: taken"
-    home.dispatch(PlacementProposed(failed, Applied(J1)))
-    assert home.gangs.searches == {}
+    coordinator.dispatch(PlacementProposed(failed, Applied(J1)))
+    assert coordinator.gangs.searches == {}
 
 
 def test_a_view_in_which_it_does_not_fit_asks_nobody() -> None:
-    home = Home({H1: 1}, place_attempts=1)
+    coordinator = Coordinator({H1: 1}, place_attempts=1)
     spec = JobSpec.parse({"argv": ["x"], "workers": 2})
-    actions = home.dispatch(GrantSeen(J1, 1, spec))
+    actions = coordinator.dispatch(GrantSeen(J1, 1, spec))
     (failed,) = proposals(actions)
     assert isinstance(failed, PlaceFailed) and "h1 1" in failed.reason and asks(actions) == {}
 
 
 def test_a_refusal_is_forgotten_after_a_while() -> None:
-    home = Home({H1: 2})
-    asked = home.grant(workers=2)
-    home.no(H1, asked[H1], free=1)
-    assert asks(home.dispatch(TryAgain(J1, 1, 1))) == {}
-    home.now_s = 60.0
-    assert set(asks(home.dispatch(TryAgain(J1, 1, 2)))) == {H1}
+    coordinator = Coordinator({H1: 2})
+    asked = coordinator.grant(workers=2)
+    coordinator.no(H1, asked[H1], free=1)
+    assert asks(coordinator.dispatch(TryAgain(J1, 1, 1))) == {}
+    coordinator.now_s = 60.0
+    assert set(asks(coordinator.dispatch(TryAgain(J1, 1, 2)))) == {H1}
 
 
 def test_an_unreachable_host_ends_the_attempt_at_once() -> None:
-    home = Home()
-    asked = home.grant(workers=4)
-    assert released(home.dispatch(Undelivered(H2, asked[H2]))) == [H1, H2]
-    assert home.dispatch(Undelivered(H2, Release(J1, 1, 1))) == []
+    coordinator = Coordinator()
+    asked = coordinator.grant(workers=4)
+    assert released(coordinator.dispatch(Undelivered(H2, asked[H2]))) == [H1, H2]
+    assert coordinator.dispatch(Undelivered(H2, Release(J1, 1, 1))) == []
 
 
 def test_a_proposal_the_log_refused_is_released_and_tried_again() -> None:
-    home = Home()
-    asked = home.grant(workers=4)
-    home.yes(H1, asked[H1])
-    (placed,) = proposals(home.yes(H2, asked[H2]))
-    actions = home.dispatch(PlacementProposed(placed, NotApplied(4, "no", "GPU h1-0 on h1 belongs to j7", "")))
+    coordinator = Coordinator()
+    asked = coordinator.grant(workers=4)
+    coordinator.yes(H1, asked[H1])
+    (placed,) = proposals(coordinator.yes(H2, asked[H2]))
+    actions = coordinator.dispatch(PlacementProposed(placed, NotApplied(4, "no", "GPU h1-0 on h1 belongs to j7", "")))
     assert released(actions) == [H1, H2] and timers(actions) == [TryAgain(J1, 1, 1)]
 
 
 def test_a_proposal_of_unknown_outcome_is_repeated_and_nothing_is_released() -> None:
-    home = Home()
-    asked = home.grant(workers=4)
-    home.yes(H1, asked[H1])
-    (placed,) = proposals(home.yes(H2, asked[H2]))
-    assert home.dispatch(PlacementProposed(placed, None)) == [ProposePlacement(placed)]
-    assert home.dispatch(AttemptOver(J1, 1, 1)) == [], "the log may still place it"
+    coordinator = Coordinator()
+    asked = coordinator.grant(workers=4)
+    coordinator.yes(H1, asked[H1])
+    (placed,) = proposals(coordinator.yes(H2, asked[H2]))
+    assert coordinator.dispatch(PlacementProposed(placed, None)) == [ProposePlacement(placed)]
+    assert coordinator.dispatch(AttemptOver(J1, 1, 1)) == [], "the log may still place it"
 
 
 def test_a_grant_taken_back_releases_and_one_that_was_placed_does_not() -> None:
-    home = Home()
-    asked = home.grant(workers=4)
-    home.yes(H1, asked[H1])
-    assert released(home.dispatch(GrantOver(J1, 1, placed=False))) == [H1, H2]
-    home.grant(workers=4, epoch=2)
-    assert home.dispatch(GrantOver(J1, 1, placed=False)) == [], "news of an older grant"
-    assert home.dispatch(GrantOver(J1, 2, placed=True)) == []
-    assert home.gangs.searches == {}
+    coordinator = Coordinator()
+    asked = coordinator.grant(workers=4)
+    coordinator.yes(H1, asked[H1])
+    assert released(coordinator.dispatch(GrantOver(J1, 1, placed=False))) == [H1, H2]
+    coordinator.grant(workers=4, epoch=2)
+    assert coordinator.dispatch(GrantOver(J1, 1, placed=False)) == [], "news of an older grant"
+    assert coordinator.dispatch(GrantOver(J1, 2, placed=True)) == []
+    assert coordinator.gangs.searches == {}
 
 
 def test_gpus_kept_for_another_gang_are_closed_to_a_plan_and_not_to_a_proposal() -> None:
     """They were kept meanwhile."""
-    home = Home()
-    asked = home.grant(workers=4)
+    coordinator = Coordinator()
+    asked = coordinator.grant(workers=4)
     assert set(asked) == {H1, H2}
     kept = KeptForAnother(J1, 1, JobId("j2"), {H2: 2, H3: 0})
-    assert home.dispatch(kept) == [], "there is still room for two workers on h2"
-    assert home.dispatch(msgspec.structs.replace(kept, epoch=2, free={H2: 1})) == [], "it is about another grant"
-    actions = home.dispatch(msgspec.structs.replace(kept, free={H2: 1}))
+    assert coordinator.dispatch(kept) == [], "there is still room for two workers on h2"
+    assert coordinator.dispatch(msgspec.structs.replace(kept, epoch=2, free={H2: 1})) == [], "it is about another grant"
+    actions = coordinator.dispatch(msgspec.structs.replace(kept, free={H2: 1}))
     assert sorted(released(actions)) == [H1, H2] and len(timers(actions)) == 1
-    assert home.gangs.searches[J1].trouble == "GPUs on h2 are kept for j2 now"
-    home.free = {H1: 2, H2: 1, H3: 2}
-    asked = asks(home.dispatch(timers(actions)[0]))
+    assert coordinator.gangs.searches[J1].trouble == "GPUs on h2 are kept for j2 now"
+    coordinator.free = {H1: 2, H2: 1, H3: 2}
+    asked = asks(coordinator.dispatch(timers(actions)[0]))
     assert {host: ask.workers for host, ask in asked.items()} == {H1: 2, H3: 2}
     for host in (H1, H3):
-        said = home.yes(host, asked[host])
+        said = coordinator.yes(host, asked[host])
     assert len(proposals(said)) == 1
-    assert home.dispatch(msgspec.structs.replace(kept, free={H3: 0})) == []
+    assert coordinator.dispatch(msgspec.structs.replace(kept, free={H3: 0})) == []
 
 
 def test_a_newer_grant_replaces_an_older_search_and_seeing_one_twice_is_once() -> None:
-    home = Home()
-    home.grant(workers=4)
+    coordinator = Coordinator()
+    coordinator.grant(workers=4)
     spec = JobSpec.parse({"argv": ["x"], "workers": 4})
-    actions = home.dispatch(GrantSeen(J1, 3, spec))
+    actions = coordinator.dispatch(GrantSeen(J1, 3, spec))
     assert released(actions) == [H1, H2] and {ask.epoch for ask in asks(actions).values()} == {3}
-    assert home.dispatch(GrantSeen(J1, 3, spec)) == [] and home.dispatch(GrantSeen(J1, 2, spec)) == []
+    assert coordinator.dispatch(GrantSeen(J1, 3, spec)) == [] and coordinator.dispatch(GrantSeen(J1, 2, spec)) == []
 
 
 ANSWERS = st.lists(
@@ -224,14 +224,14 @@ ANSWERS = st.lists(
 
 @given(ANSWERS)
 def test_in_whatever_order_nothing_half_is_proposed_and_nothing_stays_unreleased(script: Any) -> None:
-    home = Home()
+    coordinator = Coordinator()
     kept: set[tuple[HostId, int]] = set()
     log: list[Placed | PlaceFailed] = []
     home_free = {H1: 2, H2: 2, H3: 2}
     plans: dict[int, dict[HostId, Reserve]] = {}
 
     def note(actions: list[Action]) -> None:
-        search = home.gangs.searches.get(J1)
+        search = coordinator.gangs.searches.get(J1)
         if search is not None and isinstance(search.proposed, Placed):
             said = [action.message for action in actions if isinstance(action, Send)]
             ended = [message.attempt for message in said if isinstance(message, Release)]
@@ -243,30 +243,30 @@ def test_in_whatever_order_nothing_half_is_proposed_and_nothing_stays_unreleased
                 kept.difference_update({(action.to, n) for n in range(action.message.attempt + 1)})
         log.extend(proposals(actions))
 
-    home.free = home_free
-    note(home.dispatch(GrantSeen(J1, 1, JobSpec.parse({"argv": ["x"], "workers": 5}))))
+    coordinator.free = home_free
+    note(coordinator.dispatch(GrantSeen(J1, 1, JobSpec.parse({"argv": ["x"], "workers": 5}))))
     for what, host, attempt in script:
         ask = plans.get(attempt, {}).get(host)
         if what in ("yes", "short yes") and ask is not None:
             kept.add((host, attempt))
             count = ask.workers - (what == "short yes")
             gpus = tuple(f"{host}-{n}" for n in range(count))
-            note(home.dispatch(Heard(host, Reserved(J1, 1, attempt, gpus, "ip", 1))))
+            note(coordinator.dispatch(Heard(host, Reserved(J1, 1, attempt, gpus, "ip", 1))))
         elif what == "no" and ask is not None:
-            note(home.no(host, ask))
+            note(coordinator.no(host, ask))
         elif what == "lost" and ask is not None:
-            note(home.dispatch(Undelivered(host, ask)))
+            note(coordinator.dispatch(Undelivered(host, ask)))
         elif what == "over":
-            note(home.dispatch(AttemptOver(J1, 1, attempt)))
+            note(coordinator.dispatch(AttemptOver(J1, 1, attempt)))
         elif what == "again":
-            note(home.dispatch(TryAgain(J1, 1, attempt)))
+            note(coordinator.dispatch(TryAgain(J1, 1, attempt)))
         elif log and what.startswith("log"):
             said = {"log yes": Applied(J1), "log no": NotApplied(4, "", "", ""), "log ?": None}[what]
-            note(home.dispatch(PlacementProposed(log[-1], said)))
+            note(coordinator.dispatch(PlacementProposed(log[-1], said)))
     for placed in log:
         if isinstance(placed, Placed):
             assert [rank for place in placed.places for rank in place.ranks] == list(range(5))
             assert all(len(place.gpus) == len(place.ranks) for place in placed.places)
-    if J1 in home.gangs.searches:
-        note(home.dispatch(GrantOver(J1, 1, placed=False)))
+    if J1 in coordinator.gangs.searches:
+        note(coordinator.dispatch(GrantOver(J1, 1, placed=False)))
         assert kept == set(), "a host keeps GPUs for a gang that nobody places"

@@ -100,13 +100,13 @@ def taken(commands: list[Command]) -> list[tuple[str, str]]:
     return [(command.job, command.cause) for command in commands if isinstance(command, TakenBack)]
 
 
-def test_whoever_fits_is_granted_in_order_with_homes_spread_over_the_hosts() -> None:
+def test_whoever_fits_is_granted_in_order_with_coordinators_spread_over_the_hosts() -> None:
     led = Led()
     for workers in (3, 3, 3, 2):
         led.submit(workers)
     proposed = led.act()
     assert granted(proposed) == ["j4", "j1", "j2"], "the narrowest first; j3 does not fit beside them and is skipped"
-    assert [command.home for command in proposed if isinstance(command, Granted)] == [H1, H2, H1]
+    assert [command.coordinator for command in proposed if isinstance(command, Granted)] == [H1, H2, H1]
     assert led.look() == [], "said once"
 
 
@@ -193,7 +193,7 @@ def test_a_host_that_gossip_never_named_counts_as_gone_from_when_it_was_missed()
     assert taken(led.look(after_s=3.0)) == [(id, "host lost")]
 
 
-def test_a_home_that_is_gone_or_too_slow_loses_the_grant() -> None:
+def test_a_coordinator_that_is_gone_or_too_slow_loses_the_grant() -> None:
     led = Led()
     id = led.submit()
     led.act()

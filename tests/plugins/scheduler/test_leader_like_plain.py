@@ -203,7 +203,9 @@ class Story:
             Promoted(wall_s=1.0, job=job.id, epoch=job.epoch),
             Demoted(wall_s=1.0, job=job.id, epoch=job.epoch, waited_s=1.0),
             Upgraded(wall_s=1.0, job=job.id, epoch=job.epoch),
-            Granted(wall_s=1.0, job=job.id, epoch=job.epoch + 1, home=self.dice.choice((*self.gpus, HostId("h9")))),
+            Granted(
+                wall_s=1.0, job=job.id, epoch=job.epoch + 1, coordinator=self.dice.choice((*self.gpus, HostId("h9")))
+            ),
         ]
         self.say(self.dice.choice(wild))
 

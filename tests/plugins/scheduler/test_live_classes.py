@@ -111,7 +111,7 @@ def test_nothing_is_kept_that_a_gang_being_placed_is_about_to_take() -> None:
     assert kinds(rack.look()) == [("Granted", first)]
     wide = rack.submit(1, "blue", each=2)
     assert kinds(rack.look()) == [("GpusKept", wide)]
-    assert rack.queue.kept == {H2: 1}, "the home of the first will take the GPU of h1"
+    assert rack.queue.kept == {H2: 1}, "the coordinator of the first will take the GPU of h1"
     rack.place(rack.queue.jobs[first], {H1: ["h1.1"]})
     assert rack.settle() == [], "what is kept is there"
 
@@ -125,7 +125,7 @@ def test_nobody_is_stopped_for_gpus_that_a_gang_being_placed_is_about_to_take() 
     assert kinds(rack.look()) == [("Granted", first)]
     second = rack.submit(1, "blue", each=2)
     assert kinds(rack.look()) == [("TakenBack", guest), ("GpusKept", second)]
-    assert rack.queue.kept == {H1: 2}, "h2 is where the home of the first will put it"
+    assert rack.queue.kept == {H1: 2}, "h2 is where the coordinator of the first will put it"
 
 
 def test_two_gangs_never_hold_half_each() -> None:

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from covey.core import HostId, JobId
 from plugins.facts import Place
+from plugins.scheduler.machine.jobs import Job
+from plugins.scheduler.machine.parts import Hold
 from plugins.scheduler.messages import commands, wire
 from plugins.scheduler.messages.spec import EXPECTED, SPEC_BYTES_MAX, JobSpec, SpecError, name_of
 
@@ -19,7 +21,7 @@ GOOD: dict[str, Any] = {
     "workers": 4,
     "gpus_per_worker": 2,
     "argv": ["python", "digits.py"],
-    "cwd": "/home/alice",
+    "cwd": "/coordinator/alice",
     "env": {"PATH": "/bin"},
     "skew": 0.5,
     "time_limit_s": 60,
@@ -114,7 +116,7 @@ SPEC = JobSpec.parse(GOOD)
 J1, H1 = JobId("j1"), HostId("h1")
 COMMANDS: list[commands.Command] = [
     commands.Submitted(wall_s=1.0, key="0123456789", spec=SPEC),
-    commands.Granted(wall_s=1.0, job=J1, epoch=1, home=H1),
+    commands.Granted(wall_s=1.0, job=J1, epoch=1, coordinator=H1),
     commands.Placed(
         wall_s=1.0, job=J1, epoch=1, places=(Place(H1, (0,), ("g",)),), master_addr="10.0.0.1", master_port=20000
     ),
@@ -207,3 +209,9 @@ def test_random_and_mutated_messages_are_decoded_or_refused(data: bytes) -> None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return
     assert wire.decoder.decode(msgspec.msgpack.encode(message)) == message
+
+
+@pytest.mark.parametrize("kind", [commands.Granted, Job, Hold])
+def test_a_coordinator_is_called_home_in_logs_snapshots_and_files(kind: type[msgspec.Struct]) -> None:
+    """As they were written before it was called so here."""
+    assert [field.encode_name for field in msgspec.structs.fields(kind) if field.name == "coordinator"] == ["home"]

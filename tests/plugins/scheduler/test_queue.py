@@ -51,8 +51,8 @@ class Told:
         assert isinstance(result, Applied) and result.job is not None
         return result.job
 
-    def grant(self, id: JobId, home: HostId = H1) -> Result:
-        return self.say(Granted(wall_s=2.0, job=id, epoch=self[id].epoch + 1, home=home))
+    def grant(self, id: JobId, coordinator: HostId = H1) -> Result:
+        return self.say(Granted(wall_s=2.0, job=id, epoch=self[id].epoch + 1, coordinator=coordinator))
 
     def place(self, id: JobId, *places: Place, epoch: int | None = None) -> Result:
         return self.say(
@@ -162,7 +162,7 @@ def test_commands_of_another_epoch_change_nothing() -> None:
     told = Told()
     id = told.submit()
     for epoch in (0, 2, 7):
-        refusal(told.say(Granted(wall_s=2.0, job=id, epoch=epoch, home=H1)))
+        refusal(told.say(Granted(wall_s=2.0, job=id, epoch=epoch, coordinator=H1)))
     told.grant(id)
     told.say(PlaceFailed(wall_s=3.0, job=id, epoch=1, reason="no room"))
     told.grant(id, H2)

@@ -67,10 +67,12 @@ class AnyOrder(RuleBasedStateMachine):
         spec = JobSpec.parse({"argv": ["x"], "workers": workers, "tenant": tenant, "class": kind})
         self.say(Submitted(wall_s=1.0, key=f"key{key:05}", spec=spec))
 
-    @rule(number=st.integers(1, 6), skip=st.sampled_from([1, 1, 1, 0, 2]), home=st.sampled_from(HOSTS))
-    def grant(self, number: int, skip: int, home: HostId) -> None:
+    @rule(number=st.integers(1, 6), skip=st.sampled_from([1, 1, 1, 0, 2]), coordinator=st.sampled_from(HOSTS))
+    def grant(self, number: int, skip: int, coordinator: HostId) -> None:
         job = self.queue.jobs.get(self.some(number))
-        self.say(Granted(wall_s=1.0, job=self.some(number), epoch=(job.epoch if job else 0) + skip, home=home))
+        self.say(
+            Granted(wall_s=1.0, job=self.some(number), epoch=(job.epoch if job else 0) + skip, coordinator=coordinator)
+        )
 
     @rule(number=st.integers(1, 6), split=st.integers(0, 4), gpu=st.integers(0, 3), stale=st.integers(0, 1))
     def place(self, number: int, split: int, gpu: int, stale: int) -> None:

@@ -26,7 +26,7 @@ from plugins.scheduler.machine.reservations import (
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved
 
 J1, J2 = JobId("j1"), JobId("j2")
-HOME, OTHER = HostId("home"), HostId("other")
+HOME, OTHER = HostId("coordinator"), HostId("other")
 LEASE_S = 15.0
 
 
@@ -43,12 +43,12 @@ class Local:
 
     def ask(self, job: JobId, workers: int, epoch: int = 1, attempt: int = 1, **more: Any) -> Any:
         """The answer."""
-        home = more.pop("home", HOME)
+        coordinator = more.pop("coordinator", HOME)
         ask = Reserve(job, epoch, attempt, workers, more.pop("each", 1), more.pop("master", False), LEASE_S)
-        last = self.dispatch(Heard(home, ask))[-1]
+        last = self.dispatch(Heard(coordinator, ask))[-1]
         if isinstance(last, KeepPort):
             return last.reserved
-        assert isinstance(last, Send) and last.to == home
+        assert isinstance(last, Send) and last.to == coordinator
         return last.message
 
     def restarted(self) -> "Local":
@@ -95,14 +95,14 @@ def test_a_release_that_overtakes_its_ask_still_wins() -> None:
     assert isinstance(local.ask(J1, 2, attempt=3), Reserved)
 
 
-def test_of_two_homes_the_newer_grant_wins_in_either_order() -> None:
+def test_of_two_coordinators_the_newer_grant_wins_in_either_order() -> None:
     local = Local()
     local.ask(J1, 2, epoch=1)
-    assert isinstance(local.ask(J1, 3, epoch=2, home=OTHER), Reserved)
+    assert isinstance(local.ask(J1, 3, epoch=2, coordinator=OTHER), Reserved)
     assert len(local.machine.free()) == 1
     assert isinstance(local.ask(J1, 1, epoch=1, attempt=9), NotReserved)
     local.dispatch(Heard(HOME, Release(J1, 1, 9)))
-    assert local.machine.find(J1, 2) is not None, "a release by the old home is about the old grant"
+    assert local.machine.find(J1, 2) is not None, "a release by the old coordinator is about the old grant"
 
 
 def test_a_lease_without_news_ends_and_one_with_news_does_not() -> None:
@@ -174,8 +174,8 @@ def test_a_job_without_gpus_is_always_welcome() -> None:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Homes ask, release and vanish, leases end, ranks start and end, the agent restarts: no GPU is ever held twice,
-    and what runs keeps its GPUs."""
+    """Coordinators ask, release and vanish, leases end, ranks start and end, the agent restarts: no GPU is ever held
+    twice, and what runs keeps its GPUs."""
 
     def __init__(self) -> None:
         super().__init__()

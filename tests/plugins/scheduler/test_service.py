@@ -413,16 +413,16 @@ def test_a_gang_being_placed_makes_way_for_gpus_that_are_kept_since_its_grant() 
         await asyncio.sleep(2)
         gossip = msgspec.msgpack.decode(rack.values[HostId("gpu1")]["gpus"], type=GpusNow)
         rack.values[HostId("gpu1")]["gpus"] = msgspec.msgpack.encode(msgspec.structs.replace(gossip, free=0))
-        rack.delay_s = 1.0  # its home hears no answer yet
+        rack.delay_s = 1.0  # its coordinator hears no answer yet
         await submit(rack, workers=1)
         await until(lambda: any(list(host.service.gangs.searches) == ["j7"] for host in rack.hosts.values()))
-        home = next(host for host in rack.hosts.values() if host.service.gangs.searches)
-        assert list(home.service.gangs.searches[JobId("j7")].plan) == ["gpu2"], "gossip says that gpu1 is full"
+        coordinator = next(host for host in rack.hosts.values() if host.service.gangs.searches)
+        assert list(coordinator.service.gangs.searches[JobId("j7")].plan) == ["gpu2"], "gossip says that gpu1 is full"
         await submit(rack, workers=1, gpus_per_worker=2)
-        await until(lambda: home.service.queue.keeper == "j8")
-        assert home.service.queue.kept == {"gpu2": 1}, "the leader thinks that j7 takes the GPU of gpu1"
+        await until(lambda: coordinator.service.queue.keeper == "j8")
+        assert coordinator.service.queue.kept == {"gpu2": 1}, "the leader thinks that j7 takes the GPU of gpu1"
         await until(lambda: rack.job("j7").state == "running")
         assert [place.host for place in rack.job("j7").places] == ["gpu3"]
-        assert rack.job("j7").place_failures == 0 and home.service.queue.kept == {"gpu2": 1}
+        assert rack.job("j7").place_failures == 0 and coordinator.service.queue.kept == {"gpu2": 1}
 
     on_a_rack(story, gpus={"gpu1": 2, "gpu2": 2, "gpu3": 2})

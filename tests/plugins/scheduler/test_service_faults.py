@@ -121,22 +121,22 @@ def test_ranks_that_fail_because_their_peers_are_cut_off_are_started_again(cut: 
     on_a_rack(story)
 
 
-def test_a_home_that_dies_before_it_placed_a_gang_is_replaced() -> None:
+def test_a_coordinator_that_dies_before_it_placed_a_gang_is_replaced() -> None:
     async def story(rack: Rack) -> None:
         rack.lead("gpu4")
         await asyncio.sleep(2)
         rack.delay_s = 1.0
         await submit(rack, on="gpu2", workers=6)
         await until(lambda: rack.job("j1", "gpu4").state == "placing")
-        home = str(rack.job("j1", "gpu4").home)
-        assert home == "gpu1"
-        rack[home].die()
-        rack.gone(home)
+        coordinator = str(rack.job("j1", "gpu4").coordinator)
+        assert coordinator == "gpu1"
+        rack[coordinator].die()
+        rack.gone(coordinator)
         rack.delay_s = 0.005
         await until(lambda: rack.job("j1", "gpu4").state == "running")
         job = rack.job("j1", "gpu4")
-        assert job.home != home and job.epoch >= 2
-        assert home not in [place.host for place in job.places]
+        assert job.coordinator != coordinator and job.epoch >= 2
+        assert coordinator not in [place.host for place in job.places]
 
     on_a_rack(story)
 
@@ -204,16 +204,16 @@ def test_a_log_that_is_replayed_slowly_starts_and_tells_nothing_of_the_past() ->
     on_a_rack(story)
 
 
-def test_a_home_whose_copy_was_old_still_sees_its_grant_later() -> None:
+def test_a_coordinator_whose_copy_was_old_still_sees_its_grant_later() -> None:
     async def story(rack: Rack) -> None:
-        home = rack["gpu1"]
+        coordinator = rack["gpu1"]
         rack.lead("gpu2")
         await asyncio.sleep(2)
-        home.service.queue_log._caught_up = False
+        coordinator.service.queue_log._caught_up = False
         await submit(rack, on="gpu2")
         await asyncio.sleep(3)
-        assert rack.job("j1").home == "gpu1" and rack.job("j1").state == "placing"
-        home.service.queue_log._caught_up = True
+        assert rack.job("j1").coordinator == "gpu1" and rack.job("j1").state == "placing"
+        coordinator.service.queue_log._caught_up = True
         await until(lambda: rack.job("j1").state == "running")
         assert rack.job("j1").epoch == 1
 

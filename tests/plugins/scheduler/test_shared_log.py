@@ -40,7 +40,7 @@ class Log:
     def place(self, id: str, gpus: dict[HostId, tuple[str, ...]]) -> Any:
         """Grant it, and say that its hosts gave these."""
         job = self.queue.jobs[JobId(id)]
-        assert isinstance(self.say(Granted(wall_s=0.0, job=job.id, epoch=job.epoch + 1, home=H1)), Applied)
+        assert isinstance(self.say(Granted(wall_s=0.0, job=job.id, epoch=job.epoch + 1, coordinator=H1)), Applied)
         places, rank = [], 0
         for host, held in gpus.items():
             places.append(Place(host, tuple(range(rank, rank + len(held))), held))

@@ -1,4 +1,5 @@
-"""Random racks that share their GPUs: the log, its leader, homes and hosts as agents have them; anything may happen.
+"""Random racks that share their GPUs: the log, its leader, coordinators and hosts as agents have them; anything may
+happen.
 
 Between a grant and its start other things happen: an upgrade, a GPU that vanishes, a job taken back. Whatever the
 order, a GPU has at most one guaranteed job and `beside` others, quotas hold, and in the end everything is free.
@@ -45,7 +46,7 @@ from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.policy.shared import device_of, is_part, short_name
 from plugins.scheduler.service.shared_gpus import where
 
-HOME = HostId("home")
+HOME = HostId("coordinator")
 QUOTAS = {"red": 3, "blue": 2}
 LEASE_S = 1e6
 BIG = 1 << 40
@@ -179,7 +180,7 @@ class SharedRack:
         return tuple(self.busy.get(gpu, 0.0) for gpu in self.gpus[host])
 
     def reserve(self, job: Job) -> None:
-        """Its home asks every host of its plan."""
+        """Its coordinator asks every host of its plan."""
         capacity = self.leader.capacity
         assert isinstance(capacity, SharedCapacity)
         each = job.spec.gpus_per_worker

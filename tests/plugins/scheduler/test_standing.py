@@ -91,6 +91,6 @@ def test_a_quota_view_counts_each_tenants_jobs_once() -> None:
         spec = JobSpec.parse({"argv": ["x"], "workers": number, "tenant": tenant, "class": kind})
         queue.apply(queue.index + 1, Submitted(wall_s=1.0, key=f"key{number:05}", spec=spec))
     for id in ("j1", "j2"):
-        queue.apply(queue.index + 1, Granted(wall_s=1.0, job=JobId(id), epoch=1, home=HostId("h1")))
+        queue.apply(queue.index + 1, Granted(wall_s=1.0, job=JobId(id), epoch=1, coordinator=HostId("h1")))
     found = [(v.tenant, v.gpus, v.used, v.queued_jobs, v.opportunistic) for v in views.quota_views(queue)]
     assert found == [("blue", None, 0, 1, 0), ("red", 4, 1, 1, 2)]

@@ -26,8 +26,8 @@ def run_once(rack: SimRack, key: str) -> Any:
 
 
 def test_tensors_that_were_summed_tell_every_host_how_skewed_models_of_that_name_are() -> None:
-    """Nobody says that the model is skewed: the aggregator's process counts bytes, the home of the job asks it, tells
-    the scheduler of its host, and that one the log. Reference: Tiresias §3.2, §3.4."""
+    """Nobody says that the model is skewed: the aggregator's process counts bytes, the coordinator of the job asks it,
+    tells the scheduler of its host, and that one the log. Reference: Tiresias §3.2, §3.4."""
     with SimRack(61, hosts=3, plugins=(SCHEDULER, AGGREGATOR)) as rack:
         rack.start().settle()
         filler = rack.submit({"argv": ["sleeper", "900"], "workers": 1, "cwd": "/"}, "filler-0")

@@ -1,4 +1,4 @@
-"""Gangs whose home is this host: from the log's grant to a proposal of where it starts."""
+"""Gangs whose coordinator is this host: from the log's grant to a proposal of where it starts."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from plugins.scheduler.service.log import RETRY_S, QueueLog
 Perform = Callable[[Send | SetTimer[gang.AttemptOver | gang.TryAgain], Callable[[gang.Event], None]], None]
 
 
-class HomeGangs:
+class CoordinatedGangs:
     """`standing`: the queue at this moment; `perform`: sends and sets timers."""
 
     def __init__(
@@ -58,7 +58,7 @@ class HomeGangs:
             if (
                 job is not None
                 and job.state == "placing"
-                and job.home == self.host.id
+                and job.coordinator == self.host.id
                 and id not in self.gangs.searches
             ):
                 self._see_grant(job)
