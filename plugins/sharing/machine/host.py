@@ -161,6 +161,9 @@ class HostSharing:
     def _coming(self, event: GangComing) -> None:
         """The scheduler says it again until it is answered, so nothing is remembered of a gang that has to wait."""
         known = self.gangs.get(event.job)
+        if known is not None and known.stage == "arriving" and known.epoch < event.epoch:
+            self._end(known)  # it never started here
+        known = self.gangs.get(event.job)
         if known is not None:
             if (known.epoch, known.stage) == (event.epoch, "running"):
                 self._out.append(LetStart(known.job, known.epoch))
@@ -237,9 +240,13 @@ class HostSharing:
             self._end(gang)
 
     def _end(self, gang: SharingGang) -> None:
-        gang.stage = "ended"
+        never_started, gang.stage = gang.stage == "arriving", "ended"
         for uuid in gang.gpus:
             self._feed(uuid, events.RankEnded(gang.job))
+            if never_started:
+                self._feed(uuid, events.Freed(gang.job))
+        if never_started:
+            del self.gangs[gang.job]
 
     def _looked(self, event: GpuLooked) -> None:
         for gang in [gang for gang in self.gangs.values() if gang.stage == "ended" and event.uuid in gang.gpus]:
@@ -340,12 +347,7 @@ class HostSharing:
     def _refused(self, gang: SharingGang, why: str) -> None:
         """It is on none of its GPUs, or on all."""
         self._give_back(gang, why)
-        gang.stage = "ended"
-        for uuid in gang.gpus:
-            if gang.job in self.gpus[uuid].members:
-                self._feed(uuid, events.RankEnded(gang.job))
-                self._feed(uuid, events.Freed(gang.job))
-        self.gangs.pop(gang.job, None)
+        self._end(gang)
 
     def _give_back(self, gang: SharingGang, why: str) -> None:
         if not gang.given_back:

@@ -9,6 +9,7 @@ from covey.core import Fact, JobId, LogEvent
 from plugins.base import Command, Host, PluginService, RankPages
 from plugins.facts import (
     GpusMeasured,
+    JobUnplaced,
     KindChanged,
     PairHarms,
     RanksComing,
@@ -178,6 +179,9 @@ class SharingService(PluginService):
                     self.pids[fact.job] = dict(fact.pids)
             case RanksEnded():
                 self._feed(GangGone(fact.job, fact.epoch))
+            case JobUnplaced():
+                if not self.host.runner.knows(fact.job, fact.epoch):  # otherwise its ranks end, and that is told
+                    self._feed(GangGone(fact.job, fact.epoch))
             case RankShares():
                 self._shares(fact.job, fact.epoch, fact.rank)
             case _:
