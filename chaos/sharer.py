@@ -7,7 +7,7 @@ keeps account of what it holds of the device, so that the whole rack can be chec
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from typing import Any
 
 from covey.core import JobId
@@ -35,8 +35,9 @@ BOUNDLESS = 1 << 60
 class DeviceAccounts:
     """What ranks hold of each device now. `wrong` is told when it is more than there is."""
 
-    def __init__(self, wrong: Callable[[str], None]) -> None:
-        self._wrong = wrong
+    def __init__(self, wrong: Callable[[str], None], alive: Callable[[], Set[str]]) -> None:
+        """`alive`: ranks that live, as `name_of` calls them; a host without power tells nobody who died."""
+        self._wrong, self._alive = wrong, alive
         self.room: dict[str, int] = {}
         """UUID -> bytes that jobs may hold."""
         self.held: dict[str, dict[tuple[str, int], int]] = {}
@@ -44,13 +45,22 @@ class DeviceAccounts:
 
     def holds(self, uuid: str, rank: str, pid: int, limit_bytes: int) -> None:
         held = self.held.setdefault(uuid, {})
-        held[rank, pid] = limit_bytes
+        held[rank, pid] = limit_bytes if limit_bytes > 1 else 0  # 1 stands for nothing: 0 is no limit
         total, room = sum(held.values()), self.room.get(uuid, BOUNDLESS)
         if total > room:
+            alive = self._alive()
+            held = self.held[uuid] = {key: bytes_ for key, bytes_ in held.items() if key[0] in alive}
+        if sum(held.values()) > room:
+            total = sum(held.values())
             self._wrong(f"ranks may hold {total} bytes of {uuid}, which has {room}: {held}")
 
     def gone(self, uuid: str, rank: str, pid: int) -> None:
         self.held.get(uuid, {}).pop((rank, pid), None)
+
+
+def name_of(command: Command) -> str:
+    given = command.env
+    return f"{given['COVEY_JOB_ID']}.{given['COVEY_EPOCH']} rank {given['COVEY_RANK']}"
 
 
 class SharerLink:
@@ -143,7 +153,7 @@ class Script:
         self.until_s, self.busy_s, self.idle_s = seconds, busy_ms / 1000, idle_ms / 1000
         self.peak_bytes = int(peak_mib * MIB)
         self.gpus = [gpu for gpu in command.env["COVEY_GPUS"].split(",") if gpu]
-        self.name, self.pid = f"{link.job}.{link.epoch} rank {link.rank}", id(self)
+        self.name, self.pid = name_of(command), id(self)
         self.steps, self.worked_s = 0, 0.0
 
     async def run(self) -> None:
@@ -173,7 +183,7 @@ class Script:
     def _boundary(self, began_s: float) -> None:
         link = self.link
         link.look()
-        if self.how != "deaf":
+        if self.how != "deaf":  # a deaf one is suspended, or ends: what it holds meanwhile is the driver's word
             link.applied_bytes, link.acked = link.now.memory_bytes, link.now.epoch
             for uuid in self.gpus:
                 self.accounts.holds(uuid, self.name, self.pid, link.applied_bytes)

@@ -152,11 +152,14 @@ class HostSharing:
         """A device that is missing is not forgotten while jobs are on it: its driver may be silent for a while."""
         for uuid, memory_bytes in event.memory_bytes.items():
             if uuid not in self.gpus:
-                reserve = min(self.reserve_bytes, memory_bytes // 4)
-                self.gpus[uuid] = SharedGpu(uuid, memory_bytes, reserve, self.tolerance, self.controller)
+                self.gpus[uuid] = self._gpu(uuid, memory_bytes)
         held = {uuid for gang in self.gangs.values() for uuid in gang.gpus}
         for uuid in [uuid for uuid in self.gpus if uuid not in event.memory_bytes and uuid not in held]:
             del self.gpus[uuid]
+
+    def _gpu(self, uuid: str, memory_bytes: int) -> SharedGpu:
+        reserve = min(self.reserve_bytes, memory_bytes // 4)
+        return SharedGpu(uuid, memory_bytes, reserve, self.tolerance, self.controller)
 
     def _coming(self, event: GangComing) -> None:
         """The scheduler says it again until it is answered, so nothing is remembered of a gang that has to wait."""
@@ -257,9 +260,15 @@ class HostSharing:
                 self._harmful = {pair for pair in self._harmful if gang.job not in pair}
 
     def _health(self, event: GpuHealth) -> None:
-        if event.uuid not in self.gpus:
+        gpu = self.gpus.get(event.uuid)
+        if gpu is None:
             return
-        if event.condition == "lost":
+        if event.condition == "ok" and gpu.use.why and not gpu.members:
+            self.gpus[event.uuid] = self._gpu(event.uuid, gpu.ledger.capacity_bytes)  # it was reset, or replaced
+            self._out.append(
+                LogEvent(gpu.subject, "in use again", f"its driver reports no trouble; before: {gpu.use.why}")
+            )
+        elif event.condition == "lost":
             self._feed(event.uuid, events.DeviceLost(event.why))
         elif event.condition == "drain":
             self._feed(event.uuid, events.DeviceDraining(event.why))

@@ -118,6 +118,8 @@ class SharingService(PluginService):
             self._see_gpus()
             for uuid in list(self.machine.gpus):
                 sample = await self.watch.look(uuid)
+                if sample is None and uuid not in self.watch.devices():
+                    self._feed(GpuLooked(uuid, frozenset()))  # nothing of it is left to be held
                 if sample is not None:
                     health = self.watch.healths[uuid]
                     self._feed(GpuHealth(uuid, health.condition, health.why))

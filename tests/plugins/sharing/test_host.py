@@ -252,6 +252,19 @@ def test_a_sick_device_sends_its_gangs_back_with_the_reason() -> None:
     assert "XID 79" in rack.back[G]
 
 
+def test_a_device_that_was_reset_is_used_again_once_nobody_is_on_it() -> None:
+    rack = HostRack()
+    rack.come(OPP, "opportunistic", 2)
+    rack.tell(GpuHealth("A", "lost", "XID 79"))
+    rack.tell(GpuHealth("A", "ok", ""))
+    assert rack.machine.gpus["A"].state == "lost", "its job is still there"
+    rack.tell(GangGone(OPP, 1))
+    rack.tell(GpuLooked("A", frozenset()))
+    rack.tell(GpuHealth("A", "ok", ""))
+    rack.come(G, "guaranteed", 4)
+    assert G in rack.started
+
+
 def test_an_upgrade_holds_for_all_ranks_here_at_once() -> None:
     """Reference: AntMan §3.3, Job upgrade."""
     rack = HostRack("A", "B")

@@ -1,0 +1,89 @@
+"""Jobs of all classes share devices under the real scheduler and the real sharing, on every host: they ask for memory,
+go by the limits in their pages or do not, and agents, hosts and devices fail meanwhile.
+
+What all ranks may hold of a device never exceeds it, whoever has died or begun anew (`chaos/sharer.py` keeps account of
+the limits that ranks really go by); nobody is stopped without a lease; and when all is healed every job ends.
+"""
+
+from chaos import faults
+from chaos.rackworld import SimRack
+from chaos.sharer import DeviceAccounts, name_of, sharer
+from chaos.story import ended
+from covey.core import JobId
+from covey.units import GIB
+from plugins.registry import PLUGINS as REGISTERED
+from plugins.scheduler.machine.jobs import OVER
+from plugins.scheduler.policy.shared import is_part
+
+RESERVE = "1 GiB"
+SETTINGS = {"scheduler": {"beside": 2, "demote_after_s": 10.0}, "sharing": {"reserve": RESERVE}}
+PLUGINS = tuple(plugin for plugin in REGISTERED if plugin.name in ("scheduler", "sharing"))
+JOBS = (5, 12)
+FAULTS = (0, 5)
+OVER_S = 900.0
+"""Jobs wait for one another, and some are taken back again and again."""
+MANNERS = ("", "", "", "", "deaf", "garbage", "plain")
+DEVICE_FAULTS = (("xid", 95), ("ecc", 3), ("lost", 0), ("lost", 1), ("stuck", 0))
+
+
+def play(rack: SimRack) -> None:
+    accounts = DeviceAccounts(rack.saw_wrong, lambda: alive(rack))
+    rack.world.user_programs["sharer"] = sharer(accounts)
+    for host in rack.hosts.values():
+        accounts.room |= {device.uuid: device.memory_bytes - GIB for device in host.probes.devices.devices()}
+    rack.settle()
+    jobs: dict[JobId, tuple[str, ...]] = {}
+    strikes = rack.rng.randint(*FAULTS)
+    for number in range(rack.rng.randint(*JOBS)):
+        jobs[submit(rack, number)] = OVER
+        rack.run(rack.rng.uniform(0.0, 8.0))
+        if strikes and rack.rng.random() < 0.5:
+            strikes -= 1
+            strike(rack)
+    ended(rack, jobs, OVER_S)
+    queue = rack.plugin(next(iter(rack.hosts)), "scheduler").queue
+    shared = [id for id in jobs if any(is_part(gpu) for place in queue.jobs[id].places for gpu in place.gpus)]
+    rack.world.counts["shared"] = len(shared)
+    rack.world.counts["upgraded"] = sum(queue.jobs[id].upgraded is not None for id in jobs)
+
+
+def alive(rack: SimRack) -> set[str]:
+    hosts = rack.hosts.values()
+    return {name_of(host.commands[process.id.pid]) for host in hosts for process in host.find("sharer")}
+
+
+def submit(rack: SimRack, number: int) -> JobId:
+    rng = rack.rng
+    tenant = rng.choice(("red", "red", "blue"))
+    peak_gib = rng.choice((1, 2, 6, 12))
+    busy_ms, idle_ms = rng.choice(((20, 20), (40, 10), (10, 90), (50, 0)))
+    spec = {
+        "argv": [
+            "sharer",
+            str(rng.randint(2, 30)),
+            str(busy_ms),
+            str(idle_ms),
+            str(peak_gib * 1024),
+            rng.choice(MANNERS),
+        ],
+        "tenant": tenant,
+        "workers": rng.randint(1, max(1, len(rack.hosts) // (1 if tenant == "red" else 2))),
+        "class": rng.choice(("guaranteed", "auto", "auto", "opportunistic", "opportunistic")),
+        "gpu_memory": rng.choice((0, peak_gib * GIB, peak_gib * GIB)),
+        "pack": rng.choice(("few", "few", "any")),
+        "retries_lost": 1000,
+        "cwd": "/",
+    }
+    return rack.submit(spec, f"gpus-shared-{rack.world.seed}-{number}")
+
+
+def strike(rack: SimRack) -> None:
+    """An agent dies, the leader's or another one's, or a host does, or a device falls sick; all come back."""
+    leader, rng = rack.leader(), rack.rng
+    name = leader if leader is not None and rng.random() < 0.4 else rng.choice(sorted(rack.hosts))
+    for_s, kind = rng.uniform(0.5, 30.0), rng.random()
+    if kind < 0.35:
+        sick, number = rng.choice(DEVICE_FAULTS)
+        faults.strike(rack.world, faults.SickDevice(name, sick, number, for_s))  # type: ignore[arg-type]
+    else:
+        faults.strike(rack.world, faults.Kill("host" if kind < 0.5 else "agent", name, for_s))
