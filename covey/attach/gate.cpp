@@ -40,6 +40,7 @@ constexpr ns POLL_MIN = MS / 5, POLL_MAX = 4 * MS;  // between two looks of who 
 constexpr ns LEASE_MAX = 60000 * MS;     // whatever a page says
 constexpr ns DEBT_S = 1000 * MS;         // of failsafe: the longest stop
 constexpr ns BUSY_LOOK = 2 * MS, IDLE_LOOK = MS, UNSURE_LOOK = MS / 2;
+constexpr ns FETCH_LOOK = 3 * MS / 10;   // after the script began to fetch input in its own thread: does it sleep?
 constexpr int PAGE = 8192, COPY = PAGE / 2, COVERED = 16, BODY = 24, LIMITS = 57;
 
 ns at_clock(clockid_t clock) {
@@ -162,6 +163,7 @@ std::atomic<bool> on{false}, alive{true}, ended{true};
 std::atomic<const uint8_t*> limits{nullptr}, neighbour{nullptr};
 std::atomic<uint8_t*> flag{nullptr};
 std::atomic<int> waits{0};     // of the script's thread, told by hooks
+std::atomic<uint32_t> fetches{0};  // times that the script's thread began to fetch input by itself
 std::atomic<int> script{0};    // tid of the script's thread
 std::atomic<bool> meters{false};
 bool running = false;
@@ -320,6 +322,8 @@ struct Meter {
     }
     return runs(file);
   }
+  // What the process did before does not count at the next look.
+  void begin(ns t) { last = t, last_cpu = at_clock(CLOCK_PROCESS_CPUTIME_ID) - at_clock(CLOCK_THREAD_CPUTIME_ID); }
   ns look(ns t) {
     ns cpu = at_clock(CLOCK_PROCESS_CPUTIME_ID) - at_clock(CLOCK_THREAD_CPUTIME_ID);
     ns took = t - last, used = std::min(cpu - last_cpu, took);
@@ -351,12 +355,24 @@ void hurry(bool urgent) {
   sched_setscheduler(0, urgent ? SCHED_OTHER : SCHED_BATCH, &none);
 }
 
+// Until the script fetches input, or so long.
+void rest(ns length, uint32_t seen_fetches) {
+  timespec t{length / 1000000000, length % 1000000000};
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&fetches), FUTEX_WAIT_PRIVATE, seen_fetches, &t, nullptr, 0);
+}
+
 void watch() {
   pthread_setname_np(pthread_self(), "covey-watch");
   Meter meter;
   ns pause = BUSY_LOOK;
+  uint32_t seen_fetches = 0;
   while (alive.load()) {
-    sleep_ns(pause);
+    rest(pause, seen_fetches);
+    if (fetches.load() != seen_fetches) {
+      seen_fetches = fetches.load();
+      meter.begin(now());
+      sleep_ns(FETCH_LOOK);
+    }
     ns t = now();
     bool told;
     {
@@ -436,6 +452,17 @@ void covey_wait(int begins) {
   int left = waits += begins ? 1 : -1;
   ns t = now();
   if (left == (begins ? 1 : 0)) say(!begins, t, t);
+}
+// The script's thread begins (1) to fetch input by itself, which may be a sleep, or has it (0), and computes from now on.
+void covey_fetch(int begins) {
+  if (begins) {
+    fetches++;
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&fetches), FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+    return;
+  }
+  std::lock_guard<std::mutex> held(flagging);
+  ns t = now();
+  if (meters.load() && !waits.load()) say(true, t, t);
 }
 // idle ns, gated ns, stops, garbage, whether the gate is in
 void covey_counters(ns* into) {

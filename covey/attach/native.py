@@ -30,7 +30,7 @@ class NativeGate:
     def __init__(self, library: Path) -> None:
         """OSError when it cannot be loaded."""
         self._library = ctypes.CDLL(str(library))
-        for name in ("stop", "neighbour", "script", "look", "wait", "meter", "counters"):
+        for name in ("stop", "neighbour", "script", "look", "wait", "fetch", "meter", "counters"):
             getattr(self._library, f"covey_{name}").restype = None
         self._library.covey_start.restype = ctypes.c_int
         self._kept: list[object] = []
@@ -68,6 +68,10 @@ class NativeGate:
     def wait(self, begins: bool) -> None:
         """The script's thread begins, or ends, to wait for others. Each beginning has its end."""
         self._library.covey_wait(int(begins))
+
+    def fetch(self, begins: bool) -> None:
+        """The script's thread begins to fetch input by itself: does it sleep? Or it has it, and computes again."""
+        self._library.covey_fetch(int(begins))
 
     def counters(self) -> GateCounters:
         self._library.covey_counters(self._numbers)

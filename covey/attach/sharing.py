@@ -166,6 +166,11 @@ class ShareControl:
         if self.is_script():
             self.idles(begins)
 
+    def fetches(self, begins: bool) -> None:
+        """The script's thread begins, or ends, to fetch input by itself: that is work, or a sleep, seen at once."""
+        if self._native is not None and self.is_script():
+            self._native.fetch(begins)
+
     def is_script(self) -> bool:
         """Whether this thread is the script's, which ends its mini-batches, and there are pages."""
         return self._pages is not None and threading.get_ident() == self._script

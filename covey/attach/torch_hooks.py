@@ -113,11 +113,11 @@ class Hooks:
         return fetched
 
     def _waits(self, loader: Any) -> Callable[[bool], None]:
-        """Whom to tell that the script waits for this loader. One without workers loads in the script's thread: that is
-        work where the device is a set of cores."""
+        """Whom to tell that the script waits for this loader. One without workers loads in the script's thread: that
+        may be work where the device is a set of cores."""
         if torch.cuda.is_initialized():
             return self._queued.waits
-        return self._share.waits if loader._num_workers > 0 else lambda begins: None
+        return self._share.waits if loader._num_workers > 0 else self._share.fetches
 
     def _made(self, init: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(init)
