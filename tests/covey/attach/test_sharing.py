@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from covey.attach.native import GateCounters
 from covey.attach.sharing import MemoryUsed, ShareControl
 from covey.attach.steps import Step
 from covey.pages import PAGE_BYTES, FlagReader, FlagWriter, LimitsWriter, RankLimits, RankReport, ReportReader
@@ -170,3 +171,33 @@ def test_a_forked_child_writes_no_page_of_its_parent() -> None:
     os.close(inside)
     os.close(outside)
     assert rank.ends().batches[-1].number == 3, "the parent goes on"
+
+
+class FetchedNative:
+    """Of a native gate, what is told of fetches."""
+
+    def __init__(self) -> None:
+        self.told: list[bool] = []
+
+    def start(self, limits: object, flag: object, meter: bool) -> bool:
+        return True
+
+    def counters(self) -> GateCounters:
+        return GateCounters()
+
+    def fetch(self, begins: bool) -> None:
+        self.told.append(begins)
+
+
+def test_a_fetch_in_the_scripts_own_thread_is_told_at_once_and_of_no_other_thread() -> None:
+    """Whether it sleeps is seen soon after; that it computes again is said by itself, before the next operator."""
+    native = FetchedNative()
+    share = ShareControl(native=native)  # type: ignore[arg-type]
+    share.fetches(True)
+    share.pages_came(*(bytearray(PAGE_BYTES) for _ in range(3)))
+    share.fetches(True)
+    share.fetches(False)
+    other = threading.Thread(target=share.fetches, args=(True,))
+    other.start()
+    other.join()
+    assert native.told == [True, False]

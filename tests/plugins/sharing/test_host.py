@@ -265,6 +265,20 @@ def test_a_device_that_was_reset_is_used_again_once_nobody_is_on_it() -> None:
     assert G in rack.started
 
 
+def test_a_newer_grant_replaces_one_that_never_started() -> None:
+    """It waited for memory here while its gang was taken back and granted again."""
+    rack = HostRack()
+    rack.come(OPP, "opportunistic", 8)
+    rack.step(OPP)
+    rack.deaf = {OPP}
+    rack.tell(GangComing(G, 1, "guaranteed", {0: ("A",)}, 4 * GIB, False))
+    assert rack.started == [OPP]
+    rack.tell(GangGone(OPP, 1))
+    rack.tell(GangComing(G, 2, "guaranteed", {0: ("A",)}, 4 * GIB, False))
+    rack.tell(GpuLooked("A", frozenset()))
+    assert rack.started == [OPP, G] and rack.machine.gangs[G].epoch == 2
+
+
 def test_an_upgrade_holds_for_all_ranks_here_at_once() -> None:
     """Reference: AntMan §3.3, Job upgrade."""
     rack = HostRack("A", "B")
