@@ -175,6 +175,8 @@ async def test_who_asks_for_no_pages_is_suspended_before_the_guaranteed_job_star
         host.coming("g", "guaranteed", GIB // 2)
         await until(lambda: host.may_start("g"), 15.0)
         await until(lambda: state_of(host.processes[JobId("o")].pid) == "T")  # nothing in it gives memory back
+        await asyncio.sleep(0.4)
+        assert state_of(host.processes[JobId("o")].pid) == "T", "nothing in it goes by less"
         host.kill("o")
 
 
