@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables picture states coverage dist agent-toml docs clean
+.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables bench-sharing picture states coverage dist agent-toml docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -72,6 +72,9 @@ rack-test: $(READY) ## kill real agents and byte processes under a job and remot
 
 storm: $(READY) ## harm real agents on hosts of their own for half an hour: make storm SEED=1 SECONDS=1800
 	@$(BIN)/covey-chaos storm --seed $(or $(SEED),1) --seconds $(or $(SECONDS),1800)
+
+bench-sharing: $(READY) .venv/.torch ## two real scripts on one core under each law, half an hour: ARGS="--pairs conv-input --rounds 2"
+	@$(BIN)/python bench/sharing_live.py $(ARGS)
 
 picture: $(READY) ## draw docs/picture.svg anew: the layers, and who imports whom
 	@$(BIN)/python docs/picture.py

@@ -70,12 +70,12 @@ def torch_job(kind: str, recorder: Recorder) -> None:
 
 
 SHAPES: dict[str, tuple[int, ...]] = {
-    "conv-input": (8, 3, 32, 32),
+    "conv-input": (24, 3, 32, 32),
     "conv": (8, 3, 32, 32),
     "mlp-input": (64, 256),
     "mlp": (64, 256),
     "transformer": (4, 32, 64),
-    "evaluation": (8, 3, 32, 32),
+    "evaluation": (24, 3, 32, 32),
 }
 
 

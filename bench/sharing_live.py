@@ -164,6 +164,8 @@ class Pair:
             gpu.control = Steady(gpu.controller(gpu.tolerance, member.flag))
 
     async def live(self, law: str, settle_s: float, measure_s: float) -> dict[str, float]:
+        self.rule("alone")  # a law that keeps its first baseline must not take it from what the one before left
+        await asyncio.sleep(0.5)
         self.rule(law)
         await asyncio.sleep(settle_s)
         began_ns = time.monotonic_ns()
