@@ -106,6 +106,7 @@ class ShareControl:
         self._pace, self._paced = GatePace(), False
         self._gated_ns = self._gated_before_ns = 0
         self._looks: threading.Thread | None = None
+        self._closed = threading.Event()
         os.register_at_fork(after_in_child=self._forked)
 
     @property
@@ -142,6 +143,12 @@ class ShareControl:
 
     def pages_lost(self) -> None:
         """The agent went away. Its pages stay: rates end with their lease, memory is not raised by nobody."""
+
+    def close(self) -> None:
+        """Limits are not looked at any more, but at the end of a mini-batch."""
+        self._closed.set()
+        if self._looks is not None:
+            self._looks.join()
 
     # ---- the script's threads ----
 
@@ -248,8 +255,7 @@ class ShareControl:
                 self._write(None)
 
     def _keep_looking(self) -> None:
-        while True:
-            time.sleep(LOOK_S)
+        while not self._closed.wait(LOOK_S):
             with self._lock:
                 if self._pages is not None:
                     self._look(between_batches=False)
