@@ -4,8 +4,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -14,22 +13,6 @@ from covey.attach.sharing import MemoryUsed, ShareControl
 from covey.attach.steps import Step
 from covey.pages import PAGE_BYTES, FlagReader, FlagWriter, LimitsWriter, RankLimits, RankReport, ReportReader
 from tests.agent.here import until
-
-
-@pytest.fixture(autouse=True)
-def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No thread of a test outlives it: simulated racks of other tests allow none."""
-    made: list[ShareControl] = []
-    init = ShareControl.__init__
-
-    def remembered(self: ShareControl, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        made.append(self)
-
-    monkeypatch.setattr(ShareControl, "__init__", remembered)
-    yield
-    for each in made:
-        each.close()
 
 
 class Remembers:
