@@ -220,18 +220,25 @@ class TorchMemory:
         self._states_bytes = self._away_bytes = 0
         """Of states, between two updates: on the device, and in host memory."""
         self._batches = -1
+        self._thread: int | None = None
+        """Whose optimizers are counted and moved: what another thread trains may change at any moment."""
         self._pushed_in: int | None = None
         """The thread whose autograd is hooked; hooks are a thread's."""
         self._hooked = False
         self._disable = graph.disable_saved_tensors_hooks
 
     def uses(self, optimizer: Any) -> None:
-        """The script has this one."""
-        if optimizer not in self.states.optimizers:
+        """The script has this one, and this thread trains with it."""
+        if self._thread is None:
+            self._thread = threading.get_ident()
+        if self._thread == threading.get_ident() and optimizer not in self.states.optimizers:
             self.states.optimizers.add(optimizer)
             self._batches = -1  # count anew
 
     def ended(self) -> MemoryUsed:
+        if self._thread != threading.get_ident():
+            self._thread, self._batches = threading.get_ident(), -1
+            self.states.optimizers.clear()
         self._batches += 1
         counted = self._pushed_in is not None
         if self._batches % COUNTED_EVERY == 0 or counted:
@@ -319,5 +326,5 @@ class TorchMemory:
 
 
 def _resident(parameter: Any) -> int:
-    gradient = parameter.grad
-    return int(parameter.nbytes) + (0 if gradient is None or gradient.layout is not torch.strided else gradient.nbytes)
+    """With its gradient, which is not looked at: a backward pass may be replacing it."""
+    return int(parameter.nbytes) * (2 if parameter.requires_grad else 1)

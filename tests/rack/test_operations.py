@@ -22,6 +22,7 @@ NOT_TYPED = {
     "systemctl restart covey": "systemd is not the first process of these hosts",
     "systemctl kill --signal=SIGINT covey": "systemd is not the first process of these hosts",
     "agentd --make-key /etc/covey/gossip.key": "this is how the key of this rack was made",
+    "agentctl gpus --watch": "goes on until it is interrupted; tests/cli/test_shared.py does",
     "covey-rack run --devices cpu": "makes a rack of this machine; tests/rack/test_cpu_devices.py does",
     "systemctl daemon-reload && systemctl enable --now covey": "systemd is not the first process of these hosts",
 }
