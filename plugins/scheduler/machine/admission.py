@@ -154,7 +154,7 @@ class Admission:
         if self._claim_coming(job):
             return
         capacity = self.capacity
-        open_gpus = capacity.open_for(job)
+        open_gpus = self._open_for(job)
         coming = {host: capacity.open[host] - capacity.staying.get(host, 0) for host in open_gpus}
         stop = capacity.victims(job, coming, open_gpus) if capacity.fits(job, open_gpus) else None
         if stop is None:
@@ -168,6 +168,14 @@ class Admission:
             return
         self._keep(job, plan)
         self._claim(job, plan)
+
+    def _open_for(self, job: Job) -> Mapping[HostId, int]:
+        """GPUs that it may wait for, with those of a gang that gives them back for it (unless it fits on free ones)."""
+        capacity, keeper = self.capacity, self._keeper_beside(job)
+        gives_back = keeper is not None and self._outranks(job, keeper)
+        if gives_back and not capacity.fits(job, capacity.free_for(job)):
+            return capacity.open
+        return capacity.open_for(job)
 
     def _claim(self, job: Job, plan: Mapping[HostId, int]) -> None:
         self.capacity.claim(job, plan)
@@ -219,13 +227,17 @@ class Admission:
         are none for it, that gang goes on keeping its own."""
         if not gpus:
             return
-        capacity = self.capacity
-        keeper = self.queue.jobs.get(capacity.keeper) if capacity.keeper not in (None, job.id) else None
+        capacity, keeper = self.capacity, self._keeper_beside(job)
         if keeper is not None and self._outranks(job, keeper):
             self._give_back(keeper)
         if classes.may_keep(job.id, capacity.keeper) and gpus != capacity.kept:
             self.commands.append(GpusKept(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus=dict(gpus)))
             capacity.keep(job.id, gpus)
+
+    def _keeper_beside(self, job: Job) -> Job | None:
+        """The gang that keeps GPUs, if it is another one."""
+        keeper = self.capacity.keeper
+        return self.queue.jobs.get(keeper) if keeper is not None and keeper != job.id else None
 
     def _outranks(self, job: Job, keeper: Job) -> bool:
         """Whether the gang that keeps GPUs, and still waits, gives them back for this one."""

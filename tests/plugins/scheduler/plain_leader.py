@@ -383,8 +383,10 @@ class PlainAdmission:
             if fits_whole(job, soon):
                 ground.claims.append((job.id, self._plan(job, soon)))
                 return
-        open_gpus = ground.open_for(job)
-        unclaimed = ground._unclaimed()
+        open_gpus, unclaimed = ground.open_for(job), ground._unclaimed()
+        rival = self.queue.jobs.get(ground.keeper) if ground.keeper not in (None, job.id) else None
+        if rival is not None and self._outranks(job, rival) and not fits_whole(job, ground.free_for(job)):
+            open_gpus = unclaimed
         coming = {host: unclaimed[host] - ground.staying[host] for host in open_gpus}
         stop = victims(coming, ground.opportunistic, lambda free: fits_whole(job, _least(free, open_gpus)))
         if stop is None:
@@ -419,12 +421,14 @@ class PlainAdmission:
         """Keep these, all that the gang has, unless another gang keeps some. A promise outdoes a tenant without."""
         ground = self.capacity
         other = self.queue.jobs.get(ground.keeper) if ground.keeper not in (None, job.id) else None
-        outranks = other is not None and self._has_quota(job) and not self._has_quota(other)
-        if gpus and other is not None and other.state == "queued" and outranks:
+        if gpus and other is not None and self._outranks(job, other):
             self._give_back(other)
         if gpus and classes.may_keep(job.id, ground.keeper) and gpus != ground.kept:
             self.commands.append(GpusKept(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus=dict(gpus)))
             ground.keeper, ground.kept = job.id, dict(gpus)
+
+    def _outranks(self, job: Job, other: Job) -> bool:
+        return other.state == "queued" and self._has_quota(job) and not self._has_quota(other)
 
     def _give_back(self, job: Job) -> None:
         self.commands.append(GpusKept(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus={}))

@@ -98,6 +98,38 @@ def test_a_gang_gives_nothing_back_to_one_that_can_keep_nothing() -> None:
     assert [rack.state(job) for job in (other, gang, first)] == ["running", "queued", "queued"]
 
 
+def test_a_gang_with_a_quota_waits_for_no_keeper_without_one() -> None:
+    """Tenants with a quota come before those without, whoever was first to keep GPUs."""
+    rack = Little([4, 1, 1, 1], {"red": 4})
+    other = rack.submit(1, "grey")
+    rack.look()
+    rack.place(rack.queue.jobs[other], {H1: ["h1.0"]})
+    gang = rack.submit(1, "grey", each=4)
+    rack.settle()
+    assert rack.queue.keeper == gang and rack.queue.kept == {H1: 3}
+    first = rack.submit(1, "red", each=2)
+    rack.settle()
+    assert rack.state(first) == "running"
+    assert rack.queue.keeper == gang and rack.queue.kept == {H1: 1}, "it keeps what is open still"
+
+
+def test_nobody_stops_for_a_gang_with_a_quota_where_a_keeper_gives_gpus_back() -> None:
+    rack = Little([3, 1, 1], {"red": 4})
+    other = rack.submit(1, "grey")
+    rack.look()
+    rack.place(rack.queue.jobs[other], {H1: ["h1.0"]})
+    gang = rack.submit(1, "grey", each=3)
+    rack.settle()
+    guests = [rack.submit(1, "grey", "opportunistic") for _ in (H2, H3)]
+    for guest, host in zip(guests, (H2, H3), strict=True):
+        assert guest in about(rack.look(), Granted) or rack.state(guest) == "placing"
+        rack.place(rack.queue.jobs[guest], {host: [f"{host}.0"]})
+    first = rack.submit(1, "red")
+    assert about(rack.settle(), TakenBack) == []
+    assert [rack.state(job) for job in (first, *guests)] == ["running"] * 3
+    assert rack.queue.keeper == gang and rack.queue.kept == {H1: 1}
+
+
 class Life(Little):
     """A crowded rack of any shape, without the checks that make `Little` slow."""
 
