@@ -183,6 +183,9 @@ class Runner(Protocol):
     def running(self) -> Mapping[tuple[JobId, int], Mapping[int, int]]:
         """(job, epoch) -> rank -> pid of what runs here now."""
 
+    def is_ending(self, job: JobId, epoch: int) -> bool:
+        """Whether ranks of this epoch were asked to end, by this agent or by their supervisor, and have not ended."""
+
     def knows(self, job: JobId, epoch: int) -> bool:
         """Whether ranks of this epoch run here, or may, or have ended and are not forgotten. True too while what an
         earlier agent wrote down is not read yet."""

@@ -19,18 +19,16 @@ import msgspec
 from agent.jobs import records, supervision
 from agent.jobs.epoch import Epoch, ended_of, lost_of, started_of
 from agent.jobs.held_ports import HeldPorts
+from agent.jobs.launching import Launching
 from agent.jobs.output import JobsSettings, read_log
 from agent.jobs.outputs import Outputs
-from agent.jobs.rank_env import RankEndpoints, cores_of, environment
 from agent.jobs.records import Key, StartRecord, file_of, instance_of
 from agent.jobs.supervision import (
     Extend,
     ForgetRanks,
     RanksStatus,
-    RankStart,
     Renewed,
     StopRanks,
-    SupervisorConfig,
     SupervisorState,
     decoder,
     end_marked,
@@ -40,9 +38,9 @@ from covey import checked
 from covey.core import Fact, JobId
 from covey.errors import Refused
 from covey.frames import pack, read_frame
-from covey.ports import Address, Command, Env
+from covey.ports import Env
 from covey.wire import GRACE_KEPT, Stopping
-from plugins.base import LogRead, RankLease, RankSpec, RanksSpec
+from plugins.base import LogRead, RankLease, RanksSpec
 
 TOKEN_BYTES = 16
 BOOT_S = 10.0
@@ -68,9 +66,8 @@ class SupervisedRunner:
         settings: JobsSettings | None = None,
         hide_gpus: bool = True,
     ) -> None:
-        self._env, self._tell, self._advertise, self._socket_path = env, tell, advertise, socket_path
-        self._hide_gpus = hide_gpus
-        """Ranks without a GPU of their own see none, instead of all."""
+        self._env, self._tell = env, tell
+        self._launching = Launching(env, socket_path, hide_gpus)
         self._epochs: dict[Key, Epoch] = {}
         self._forgotten: dict[JobId, records.Fence] = {}
         self._outputs = Outputs(env, settings or JobsSettings(), lambda: {job for job, _ in self._epochs})
@@ -245,6 +242,10 @@ class SupervisedRunner:
         known = self._epochs.get((job, epoch))
         return None if known is None else known.record.spec
 
+    def is_ending(self, job: JobId, epoch: int) -> bool:
+        known = self._epochs.get((job, epoch))
+        return known is not None and not known.ended and (known.stop or known.state.ending) is not None
+
     def knows(self, job: JobId, epoch: int) -> bool:
         return not self._known or (job, epoch) in self._epochs
 
@@ -326,17 +327,7 @@ class SupervisedRunner:
 
     async def _launch(self, key: Key, epoch: Epoch) -> None:
         """OSError when our own program cannot be started."""
-        spec = epoch.record.spec
-        config = SupervisorConfig(
-            job=spec.job,
-            epoch=spec.epoch,
-            ranks=tuple(RankStart(rank.rank, self._command(epoch.record, rank)) for rank in spec.ranks),
-            grace_s=spec.grace_s,
-            state=file_of(key, "state"),
-            preempt=file_of(key, "preempt"),
-            socket=self._socket(key),
-            lease=self._lease(epoch),
-        )
+        config = self._launching.config(epoch.record, self._lease(epoch))
         process = await self._env.processes.start_program("supervisor", instance_of(key), config)
         epoch.launched = True
         epoch.record = msgspec.structs.replace(epoch.record, supervisor=process.id)
@@ -350,27 +341,6 @@ class SupervisedRunner:
         if epoch.lease is not None or first is None:
             return epoch.lease
         return RankLease(self._env.clock.boot_s(), AGAIN_LEASE_S, first.grace_s)
-
-    def _command(self, record: StartRecord, rank: RankSpec) -> Command:
-        spec, cores = record.spec, cores_of(rank, self._env.probes.devices) if rank.gpus else ()
-        door = RankEndpoints(
-            host=self._env.host,
-            token=record.token,
-            socket=self._socket_path,
-            preempt_file=self._env.disk.path(file_of((spec.job, spec.epoch), "preempt")),
-        )
-        return Command(
-            argv=spec.argv,
-            cwd=spec.cwd,
-            env=environment(spec, rank, door, self._hide_gpus, len(cores)),
-            output=self.log_path(spec.job, rank.rank),
-            run=self._env.disk.path(file_of((spec.job, spec.epoch), f"rank{rank.rank}")),
-            output_bytes_max=record.output_bytes_max,
-            cores=cores,
-        )
-
-    def _socket(self, key: Key) -> Address:
-        return f"unix:{self._env.run_dir}/{instance_of(key)}.sock"
 
     async def _follow(self, key: Key, epoch: Epoch) -> None:
         """Until its end is known. The supervisor may be booting, alive, gone with its last state on disk, or dead. A
@@ -429,7 +399,7 @@ class SupervisedRunner:
             if process is not None:
                 process.kill()
         for rank in epoch.record.spec.ranks[:1]:
-            await end_marked(self._env, self._command(epoch.record, rank).env)
+            await end_marked(self._env, self._launching.command(epoch.record, rank).env)
         await self._end_here(key, epoch, lost_of(epoch, state, why))
 
     async def _again(self, key: Key, epoch: Epoch) -> None:
@@ -444,7 +414,7 @@ class SupervisedRunner:
     async def _listen(self, key: Key, epoch: Epoch) -> bool:
         """Handle the supervisor's frames until the connection ends: whether there was one."""
         try:
-            stream = await self._env.bytes.connect(self._socket(key))
+            stream = await self._env.bytes.connect(self._launching.socket(key))
         except ConnectionError:
             return False
         epoch.stream = stream

@@ -10,6 +10,7 @@ status is there: an agent that was away reads the file.
 
     Stop --> notice: the file COVEY_PREEMPT_FILE, Status to the agent, which tells the ranks that joined it
          --> SIGTERM to each rank's main process, and to no other: the workers of a data loader live until it has saved
+             SIGCONT to all of the rank: who is suspended (`covey.ports.Devices`) could not save
              a main process that ended and left others (a shell, say): SIGTERM to those that it had started itself
          --> the grace; once, a rank may ask for more (`Extend`)
          --> SIGKILL to all that is left of the ranks
@@ -319,6 +320,7 @@ class Supervisor:
             await self._give_notice()
             for _, process in sorted(self._processes.items()):
                 process.signal(SIGTERM)
+                process.go_on()
             self._state = msgspec.structs.replace(self._state, signalled=True)
             self._env.spawn("signalled", self._save())
         while (left_s := self._left_s()) > 0:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 
 from agent.ports.procfs import environment, is_alive, is_ours, live_ticks, pids, start_ticks, stat
-from agent.ports.shims import DetachedProcess, KeptProcess
+from agent.ports.shims import DetachedProcess, KeptProcess, signal_group
 from agent.ports.shims import resume as kept_resume
 from agent.ports.shims import start as kept_start
 from covey.ports import Command, Process, ProcessId
@@ -100,10 +100,16 @@ class ChildProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.id.pid, number)
 
+    def go_on(self) -> None:
+        self._signal_group(signals.SIGCONT)
+
     def kill(self) -> None:
+        self._signal_group(signals.SIGKILL)
+
+    def _signal_group(self, number: int) -> None:
         if self._popen.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.id.pid, signals.SIGKILL)
+                os.killpg(self.id.pid, number)
 
 
 class FoundProcess:
@@ -133,10 +139,11 @@ class FoundProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.id.pid, number)
 
+    def go_on(self) -> None:
+        signal_group(self.id, signals.SIGCONT)
+
     def kill(self) -> None:
-        if is_alive(self.id):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.id.pid, signals.SIGKILL)
+        signal_group(self.id, signals.SIGKILL)
 
 
 class RealProcesses:

@@ -126,10 +126,18 @@ class KeptProcess:
         finally:
             os.close(file)
 
+    def go_on(self) -> None:
+        signal_group(self.id, signals.SIGCONT)
+
     def kill(self) -> None:
-        if is_alive(self.id):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.id.pid, signals.SIGKILL)
+        signal_group(self.id, signals.SIGKILL)
+
+
+def signal_group(leader: ProcessId, number: int) -> None:
+    """To a process and its whole group. Nothing happens when it is gone."""
+    if is_alive(leader):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader.pid, number)
 
 
 async def start(command: Command, marks: dict[str, str], watch: Watch) -> tuple[KeptProcess, DetachedProcess]:

@@ -338,6 +338,9 @@ class SeenProcess:
     def signal(self, number: int) -> None:
         self.process.signal(number)
 
+    def go_on(self) -> None:
+        self.process.signal(signal.SIGCONT)
+
     def kill(self) -> None:
         self.process.signal(signal.SIGKILL)
 

@@ -68,8 +68,14 @@ class Stopped:
         self.host, self.runner, self.python = host, host.runner(), f"{sys.executable} {short}/train.py"
 
     async def play(self, *argv: str, grace_s: float = 20.0) -> RanksEnded:
+        await self.begin(*argv)
+        return await self.ask(grace_s)
+
+    async def begin(self, *argv: str) -> None:
         await self.runner.start(ranks("j1", *argv, MARK=MARK, PATH=os.environ["PATH"]))
-        await until(lambda: "training" in self.output())
+        await until(lambda: "training" in self.output() and bool(self.runner.running()))
+
+    async def ask(self, grace_s: float = 20.0) -> RanksEnded:
         await self.runner.stop(J1, 1, grace_s, "preempted by bob")
         await until(lambda: self.host.told(RanksEnded), 30.0)
         assert left() == []
@@ -101,6 +107,15 @@ async def test_a_trainer_saves_with_the_help_of_its_four_workers_since_only_it_i
     told = await stopped.play(*stopped.python.split())
     assert SAVED in stopped.output() and "Traceback" not in stopped.output()
     assert (told.codes, told.reason) == ({0: 75}, "preempted by bob")
+
+
+async def test_a_trainer_that_is_suspended_with_its_workers_goes_on_to_save(host: Here, short: str) -> None:
+    stopped = Stopped(host, short)
+    await stopped.begin(*stopped.python.split())
+    (pid,) = stopped.runner.running()[J1, 1].values()
+    os.killpg(pid, signal.SIGSTOP)
+    told = await stopped.ask()
+    assert SAVED in stopped.output() and told.codes == {0: 75}
 
 
 async def test_a_shell_with_a_trap_passes_it_on_as_it_likes(host: Here, short: str) -> None:

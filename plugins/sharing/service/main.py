@@ -137,11 +137,19 @@ class SharingService(PluginService):
             for member in gpu.members.values():
                 pid = self.pids.get(member.job, {}).get(self.machine.gangs[member.job].gpus[gpu.uuid])
                 if member.stage == "suspended" and pid is not None:
-                    self.env.spawn(f"keep {member.job} suspended", self._suspended_again(pid))
+                    self.env.spawn(f"keep {member.job} suspended", self._suspended_again(member.job, pid))
 
-    async def _suspended_again(self, pid: int) -> None:
+    async def _suspended_again(self, job: JobId, pid: int) -> None:
         with contextlib.suppress(OSError, TimeoutError):
-            await self.watch.port.suspend(pid)
+            await self._suspend(job, pid)
+
+    async def _suspend(self, job: JobId, pid: int) -> bool:
+        """Whether it is suspended. Who was asked to end goes on: it has its grace to save."""
+        gang = self.machine.gangs.get(job)
+        if gang is None or self.host.runner.is_ending(job, gang.epoch):
+            await self.watch.port.resume(pid)
+            return False
+        return await self.watch.port.suspend(pid)
 
     async def _hear_devices(self) -> None:
         while True:
@@ -262,7 +270,7 @@ class SharingService(PluginService):
         if action.how == "limit":
             return await self.watch.port.set_hard_limit(action.uuid, pid, action.limit_bytes)
         if action.how == "suspend":
-            return await self.watch.port.suspend(pid)
+            return await self._suspend(action.job, pid)
         return await self.watch.port.resume(pid)
 
     # ---- what people ask ----

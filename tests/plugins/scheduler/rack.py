@@ -161,6 +161,9 @@ class FakeRunner:
             saves = self.machine.saves_and_exits
             self.end(job, epoch, {rank.rank: 0 if saves else -15 for rank in spec.ranks}, "" if saves else why)
 
+    def is_ending(self, job: JobId, epoch: int) -> bool:
+        return False
+
     async def renew(self, leases: Mapping[tuple[JobId, int], RankLease]) -> None:
         self.machine.leases |= {key: lease for key, lease in leases.items() if key in self.machine.ranks}
 

@@ -80,6 +80,8 @@ class OnePidRunner:
         self.specs: dict[tuple[JobId, int], RanksSpec] = {}
         self.pids: dict[tuple[JobId, int], dict[int, int]] = {}
         self.stopped: list[tuple[JobId, str]] = []
+        self.ending: set[tuple[JobId, int]] = set()
+        """Asked to end."""
 
     def token(self, job: JobId, epoch: int) -> str | None:
         return "secret" if (job, epoch) in self.specs else None
@@ -89,6 +91,9 @@ class OnePidRunner:
 
     def stopping(self, job: JobId, epoch: int) -> Stopping | None:
         return None
+
+    def is_ending(self, job: JobId, epoch: int) -> bool:
+        return (job, epoch) in self.ending
 
     async def extend(self, job: JobId, epoch: int, seconds: float) -> None:
         raise AssertionError("nobody stops here")

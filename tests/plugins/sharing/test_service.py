@@ -180,6 +180,19 @@ async def test_who_asks_for_no_pages_is_suspended_before_the_guaranteed_job_star
         host.kill("o")
 
 
+async def test_who_is_suspended_goes_on_when_it_is_asked_to_end() -> None:
+    async with live_host(1 * GIB) as host:
+        await host.come("o", "opportunistic", SLEEP, GIB)
+        pid = host.processes[JobId("o")].pid
+        host.coming("g", "guaranteed", GIB // 2)
+        await until(lambda: state_of(pid) == "T", 15.0)
+        host.runner.ending.add((JobId("o"), 1))
+        await until(lambda: state_of(pid) != "T")
+        await asyncio.sleep(1.2)  # the next look at the devices
+        assert state_of(pid) != "T", "it has its grace to save"
+        host.kill("o")
+
+
 def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 

@@ -1,0 +1,52 @@
+"""What a supervisor is started with: the commands of its ranks, their files, its socket."""
+
+from agent.jobs.rank_env import RankEndpoints, cores_of, environment
+from agent.jobs.records import Key, StartRecord, file_of, instance_of, log_of
+from agent.jobs.supervision import RankStart, SupervisorConfig
+from covey.ports import Address, Command, Env
+from plugins.base import RankLease, RankSpec
+
+
+class Launching:
+    """`jobs_socket`: by which ranks reach this agent; `hide_gpus`: ranks without a GPU of their own see none, instead
+    of all."""
+
+    def __init__(self, env: Env, jobs_socket: str, hide_gpus: bool) -> None:
+        self._env, self._jobs_socket, self._hide_gpus = env, jobs_socket, hide_gpus
+
+    def config(self, record: StartRecord, lease: RankLease | None) -> SupervisorConfig:
+        spec = record.spec
+        key = spec.job, spec.epoch
+        return SupervisorConfig(
+            job=spec.job,
+            epoch=spec.epoch,
+            ranks=tuple(RankStart(rank.rank, self.command(record, rank)) for rank in spec.ranks),
+            grace_s=spec.grace_s,
+            state=file_of(key, "state"),
+            preempt=file_of(key, "preempt"),
+            socket=self.socket(key),
+            lease=lease,
+        )
+
+    def command(self, record: StartRecord, rank: RankSpec) -> Command:
+        """Of one rank."""
+        spec, cores = record.spec, cores_of(rank, self._env.probes.devices) if rank.gpus else ()
+        door = RankEndpoints(
+            host=self._env.host,
+            token=record.token,
+            socket=self._jobs_socket,
+            preempt_file=self._env.disk.path(file_of((spec.job, spec.epoch), "preempt")),
+        )
+        return Command(
+            argv=spec.argv,
+            cwd=spec.cwd,
+            env=environment(spec, rank, door, self._hide_gpus, len(cores)),
+            output=self._env.disk.path(log_of(spec.job, rank.rank)),
+            run=self._env.disk.path(file_of((spec.job, spec.epoch), f"rank{rank.rank}")),
+            output_bytes_max=record.output_bytes_max,
+            cores=cores,
+        )
+
+    def socket(self, key: Key) -> Address:
+        """Of the supervisor."""
+        return f"unix:{self._env.run_dir}/{instance_of(key)}.sock"
