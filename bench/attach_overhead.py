@@ -1,15 +1,17 @@
 """What `covey.attach` costs a PyTorch script that shares a device and has no limit (wanted: under 1 % of a 5 ms step).
 
-    python bench/attach_overhead.py [--seconds 60] [--compiled]
+    python bench/attach_overhead.py [--groups 8] [--seconds 6] [--compiled] [--beside]
 
 Three processes train the same network: one is attached to an agent of this program (hooks, client, pages, the watching
-thread with its flag as a guaranteed rank, reports), two are not. They run by turns, in blocks ABCCBA, never at once.
-Told is processor time per step (all threads of the process) and wall time: the median of the ratios of neighbouring
-blocks to the first plain one. The second plain one says how far two that are alike lie apart on this machine.
+thread, reports), two are not. They run by turns, in blocks ABCCBA, never at once. With --beside the rank is told that
+another one reads its flag, else that it is alone on its device. Told is processor time per step (all threads) and wall
+time: of each group the median of the ratios of neighbouring blocks to the first plain process, and of these the median
+and the range over groups of fresh processes, since two processes that are alike differ by 1 to 2 % for their whole
+lives (where their memory lies). `again` is the second plain one; `threads` is what other threads than the script's ran
+while steps were made, in % of the script's, less what they ran in the plain process: that has no such noise.
 """
 
 import argparse
-import json
 import os
 import socket
 import statistics
@@ -41,9 +43,9 @@ def step():
 for _ in range(200): step()
 print("ready", flush=True)
 for line in sys.stdin:
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall, cpu, own = time.perf_counter(), time.process_time(), time.thread_time()
     for _ in range(int(line)): step()
-    print(time.perf_counter() - wall, time.process_time() - cpu, flush=True)
+    print(time.perf_counter() - wall, time.process_time() - cpu, time.thread_time() - own, flush=True)
 """
 
 
@@ -87,6 +89,7 @@ class Trains:
         )
         self.wall_s: list[float] = []
         self.cpu_s: list[float] = []
+        self.own_s: list[float] = []
         assert self._answer() == "ready"
 
     def _answer(self) -> str:
@@ -96,9 +99,12 @@ class Trains:
     def block(self) -> None:
         assert self._process.stdin is not None
         print(STEPS, file=self._process.stdin, flush=True)
-        wall_s, cpu_s = self._answer().split()
-        self.wall_s.append(float(wall_s) / STEPS)
-        self.cpu_s.append(float(cpu_s) / STEPS)
+        for times, took_s in zip((self.wall_s, self.cpu_s, self.own_s), self._answer().split(), strict=True):
+            times.append(float(took_s) / STEPS)
+
+    def others(self) -> float:
+        """What its other threads ran, in % of the script's."""
+        return 100 * (sum(self.cpu_s) / sum(self.own_s) - 1)
 
     def end(self) -> None:
         assert self._process.stdin is not None
@@ -106,11 +112,11 @@ class Trains:
         self._process.wait()
 
 
-def measured(how: str, seconds: float) -> dict[str, float]:
-    """Milliseconds of processor time per step, and how much more it is."""
+def measured(how: str, seconds: float, beside: bool) -> dict[str, float]:
+    """Milliseconds of processor time per step, and how much more it is, of one group of processes."""
     with tempfile.TemporaryDirectory(prefix="covey-") as folder:
         agent = Playing(Path(folder, "jobs.sock"))
-        agent.limits.write(RankLimits(1, guaranteed=True))
+        agent.limits.write(RankLimits(1, guaranteed=True, alone=not beside))
         ours = {"COVEY_SOCKET": f"{folder}/jobs.sock", "COVEY_TOKEN": "t", "COVEY_JOB_ID": "j1", "COVEY_EPOCH": "1"}
         plain, again = Trains(how, {}), Trains(how, {})
         attached = Trains(how, {**ours, "COVEY_RANK": "0", "COVEY_WORLD_SIZE": "1", "PYTHONPATH": SITE})
@@ -120,15 +126,14 @@ def measured(how: str, seconds: float) -> dict[str, float]:
         for one in (plain, attached, again):
             one.end()
         report = agent.report.fresh()
-        assert report is not None and report.gate == 1 and report.says_idle, (
-            "it is attached, with its gate and its flag"
-        )
+        assert report is not None and report.gate == 1 and report.says_idle, "it is attached, with its gate"
     return {
         "plain ms": statistics.median(plain.cpu_s) * 1e3,
         "attached cpu %": more(attached.cpu_s, plain.cpu_s),
-        "plain again cpu %": more(again.cpu_s, plain.cpu_s),
+        "again cpu %": more(again.cpu_s, plain.cpu_s),
         "attached wall %": more(attached.wall_s, plain.wall_s),
-        "plain again wall %": more(again.wall_s, plain.wall_s),
+        "again wall %": more(again.wall_s, plain.wall_s),
+        "threads %": attached.others() - plain.others(),
     }
 
 
@@ -137,15 +142,22 @@ def more(of: list[float], than: list[float]) -> float:
     return (statistics.median(a / b for a, b in zip(of, than, strict=True)) - 1) * 100
 
 
+def spread(values: list[float]) -> str:
+    return f"{statistics.median(values):+.2f} ({min(values):+.2f} .. {max(values):+.2f})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=60, help="of each of the three, by turns")
-    parser.add_argument("--compiled", action="store_true", help="torch.compile as well")
+    parser.add_argument("--groups", type=int, default=8, help="of fresh processes")
+    parser.add_argument("--seconds", type=float, default=6, help="of each process of a group, by turns")
+    parser.add_argument("--compiled", action="store_true", help="with torch.compile")
+    parser.add_argument("--beside", action="store_true", help="a rank that is not alone on its device")
     asked = parser.parse_args()
-    for how in ("eager", "compiled") if asked.compiled else ("eager",):
-        print(
-            how, json.dumps({name: round(value, 3) for name, value in measured(how, asked.seconds).items()}), flush=True
-        )
+    how = "compiled" if asked.compiled else "eager"
+    groups = [measured(how, asked.seconds, asked.beside) for _ in range(asked.groups)]
+    print(how, "beside another" if asked.beside else "alone")
+    for name in groups[0]:
+        print(f"  {name:16} {spread([group[name] for group in groups])}", flush=True)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ class RankLimits(msgspec.Struct, frozen=True):
     """CLOCK_MONOTONIC at which the rates end; 0: never. Memory stays limited."""
     guaranteed: bool = False
     """Its class now; a guaranteed rank has no limits but its memory."""
+    alone: bool = False
+    """Nobody reads its flag now, which need not be exact: watching its threads costs processor time."""
 
     @property
     def free(self) -> bool:
@@ -92,7 +94,7 @@ GATES = ("none", "operator", "module", "step", "graph")
 
 _HEAD = struct.Struct("<8sIIQ")
 """Magic, version, checksum of what follows it, sequence number (which also says which copy is the newer)."""
-_LIMITS = struct.Struct("<qdqdqdq?")
+_LIMITS = struct.Struct("<qdqdqdq??")
 _REPORT = struct.Struct("<qqqqqqq?Q")
 """The last one counts mini-batches: number n lies in place n of the ring behind it."""
 _BATCH = struct.Struct("<qqqq")

@@ -39,9 +39,12 @@ constexpr ns QUANTUM = 1 * MS;           // worked at a stretch where a share be
 constexpr ns POLL_MIN = MS / 5, POLL_MAX = 4 * MS;  // between two looks of who is stopped: each costs some 15 us
 constexpr ns LEASE_MAX = 60000 * MS;     // whatever a page says
 constexpr ns DEBT_S = 1000 * MS;         // of failsafe: the longest stop
+// Between two looks: each costs some 30 us of processor time, most of it the timer's.
 constexpr ns BUSY_LOOK = 2 * MS, IDLE_LOOK = MS, UNSURE_LOOK = MS / 2;
+constexpr ns LONG_LOOK = 8 * MS;         // where hooks tell what comes, or where it was busy for long
+constexpr ns ALONE_LOOK = 20 * MS;       // where nobody reads the flag and nothing is gated
 constexpr ns FETCH_LOOK = 3 * MS / 10;   // after the script began to fetch input in its own thread: does it sleep?
-constexpr int PAGE = 8192, COPY = PAGE / 2, COVERED = 16, BODY = 24, LIMITS = 57;
+constexpr int PAGE = 8192, COPY = PAGE / 2, COVERED = 16, BODY = 24, LIMITS = 58;
 
 ns at_clock(clockid_t clock) {
   timespec t;
@@ -74,7 +77,7 @@ struct Rates {
   double share[2] = {1, 1};  // while the neighbour is idle, while it is busy
   ns head = -1, lease = 0;
   double failsafe = 1;
-  bool guaranteed = false;
+  bool guaranteed = false, alone = false;
   bool free() const { return share[0] >= 1 && share[1] >= 1 && head < 0; }
 };
 
@@ -100,7 +103,7 @@ bool read_page(const uint8_t* page, uint64_t& seen, Rates& into, ns& garbage) {
   if (!newest || newest == seen) return garbage++, false;
   seen = newest;
   const uint8_t* b = best + BODY;
-  Rates found{{word<double>(b, 8), word<double>(b, 24)}, word<ns>(b, 16), word<ns>(b, 48), word<double>(b, 40), b[56] != 0};
+  Rates found{{word<double>(b, 8), word<double>(b, 24)}, word<ns>(b, 16), word<ns>(b, 48), word<double>(b, 40), b[56] != 0, b[57] != 0};
   if (!possible(found, word<ns>(b, 0), word<ns>(b, 32))) return garbage++, false;
   into = found;
   return true;
@@ -324,6 +327,8 @@ struct Meter {
   }
   // What the process did before does not count at the next look.
   void begin(ns t) { last = t, last_cpu = at_clock(CLOCK_PROCESS_CPUTIME_ID) - at_clock(CLOCK_THREAD_CPUTIME_ID); }
+  // An idle phase is seen so much later: at most a sixteenth of the busy phase before it.
+  static ns while_busy(ns length) { return fetches.load() ? LONG_LOOK : std::clamp(length / 16, BUSY_LOOK, LONG_LOOK); }
   ns look(ns t) {
     ns cpu = at_clock(CLOCK_PROCESS_CPUTIME_ID) - at_clock(CLOCK_THREAD_CPUTIME_ID);
     ns took = t - last, used = std::min(cpu - last_cpu, took);
@@ -333,15 +338,15 @@ struct Meter {
       std::lock_guard<std::mutex> held(gate.lock);
       stopped = gate.stopped > 0;
     }
-    if (waits.load() > 0) return BUSY_LOOK;  // the hook that says so ends it too
+    if (waits.load() > 0) return LONG_LOOK;  // the hook that says so ends it too
     bool sure = stopped || used * 10 >= took * 9 || script_runs();
     bool works = sure || used * 5 >= took;
     if (!works && is_busy) works = any_runs(own);  // a thread that the script's waits for
     std::lock_guard<std::mutex> held(flagging);
-    if (waits.load() > 0) return BUSY_LOOK;
+    if (waits.load() > 0) return LONG_LOOK;
     say(works, t, works ? t - used : t - (took - used));
     if (uint8_t* page = flag.load()) __atomic_store_n(reinterpret_cast<ns*>(page + 24), t, __ATOMIC_RELEASE);
-    return sure ? BUSY_LOOK : works ? UNSURE_LOOK : IDLE_LOOK;
+    return sure ? while_busy(t - since) : works ? UNSURE_LOOK : IDLE_LOOK;
   }
 };
 
@@ -374,15 +379,20 @@ void watch() {
       sleep_ns(FETCH_LOOK);
     }
     ns t = now();
-    bool told;
+    bool read;  // by a neighbour: the flag
     {
       std::lock_guard<std::mutex> held(looking);
       look(t);
-      told = asked.guaranteed;
+      read = asked.guaranteed && !asked.alone && meters.load() && flag.load();
     }
-    pause = meters.load() && flag.load() ? meter.look(t) : BUSY_LOOK;
-    if (!told) pause = BUSY_LOOK;  // no neighbour waits for its flag
-    hurry(told && pause < BUSY_LOOK);
+    if (read) {
+      pause = meter.look(t);
+    } else {
+      pause = on.load() ? BUSY_LOOK : ALONE_LOOK;
+      std::lock_guard<std::mutex> held(flagging);
+      if (!waits.load()) say(true, t, t);
+    }
+    hurry(read && pause < BUSY_LOOK);
   }
   ended = true;
 }

@@ -62,7 +62,7 @@ class NativeGate:
         self._library.covey_script(native_id)
 
     def look(self) -> None:
-        """Read the page of limits now; else it is read every 2 ms."""
+        """Read the page of limits now; else it is read every 2 ms, every 20 ms where nothing is gated."""
         self._library.covey_look()
 
     def wait(self, begins: bool) -> None:

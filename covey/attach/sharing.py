@@ -1,6 +1,6 @@
 """A rank's side of a shared device: obeys the page of limits, keeps the flag, reports each mini-batch. Pure of torch.
 
-    agent --limits--> page --+-> gate.cpp, every 2 ms: rates          (AntMan §3.1.2)
+    agent --limits--> page --+-> gate.cpp, every 2 to 20 ms: rates    (AntMan §3.1.2)
                              +-> boundary(): memory, then the epoch is acknowledged    (AntMan §3.1.1)
     hooks --step ended--> boundary() --> page --report--> agent
     hooks, gate.cpp --busy now?--> flag --> neighbours on the device
@@ -243,6 +243,8 @@ class ShareControl:
             newest = self._pages.limits.newest
             assert newest is not None
             self._limits = newest
+            if self._native is not None:
+                self._native.look()
         limits = self._limits
         if limits.memory_bytes != self._limit_bytes and between_batches and self._memory is not None:
             self._memory.apply(limits.memory_bytes)

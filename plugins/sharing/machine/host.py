@@ -378,9 +378,7 @@ class HostSharing:
 
     def _tell(self, gang: SharingGang, rank: SharingRank) -> None:
         old = rank.page
-        new = combined(
-            list(rank.limits.values()), 0 if old is None else old.epoch, gang.kind == "guaranteed", self._now_s
-        )
+        new = self._page(gang, rank, 0 if old is None else old.epoch)
         epochs = {uuid: limits.epoch for uuid, limits in rank.limits.items()}
         newest = rank.sent[max(rank.sent)] if rank.sent else {}
         if not same_but_for_time(old, new) or epochs != newest:
@@ -389,9 +387,12 @@ class HostSharing:
         elif old is not None and 0 < old.lease_ns < new.lease_ns - NS // 2:
             self._write(gang, rank, old.epoch)
 
+    def _page(self, gang: SharingGang, rank: SharingRank, epoch: int) -> RankLimits:
+        alone = all(len(self.gpus[uuid].members) == 1 for uuid in rank.gpus)
+        return combined(list(rank.limits.values()), epoch, gang.kind == "guaranteed", alone, self._now_s)
+
     def _write(self, gang: SharingGang, rank: SharingRank, epoch: int) -> None:
-        limits = combined(list(rank.limits.values()), epoch, gang.kind == "guaranteed", self._now_s)
-        rank.page = limits
+        limits = rank.page = self._page(gang, rank, epoch)
         rank.sent[epoch] = {uuid: limit.epoch for uuid, limit in rank.limits.items()}
         self._out.append(WriteLimits(gang.job, rank.rank, limits))
 

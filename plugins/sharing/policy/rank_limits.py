@@ -8,8 +8,9 @@ from plugins.sharing.messages import Limits
 NS = 1_000_000_000
 
 
-def combined(limits: Sequence[Limits], epoch: int, guaranteed: bool, now_s: float) -> RankLimits:
-    """The page of a rank. Whoever is held back is held back for a lease; memory is that of each of its GPUs."""
+def combined(limits: Sequence[Limits], epoch: int, guaranteed: bool, alone: bool, now_s: float) -> RankLimits:
+    """The page of a rank. Whoever is held back is held back for a lease; memory is that of each of its GPUs.
+    `alone`: no other job is on any of these."""
     heads = [limit.head_s for limit in limits if limit.head_s is not None]
     idle, busy = min(limit.idle for limit in limits), min(limit.busy for limit in limits)
     free = idle >= 1 and busy >= 1 and not heads
@@ -22,6 +23,7 @@ def combined(limits: Sequence[Limits], epoch: int, guaranteed: bool, now_s: floa
         failsafe=min(limit.failsafe for limit in limits),
         lease_ns=0 if free else round((now_s + min(limit.lease_s for limit in limits)) * NS),
         guaranteed=guaranteed,
+        alone=alone,
     )
 
 
@@ -32,4 +34,4 @@ def same_but_for_time(one: RankLimits | None, other: RankLimits) -> bool:
 
 def _timeless(limits: RankLimits) -> tuple[float | int | bool, ...]:
     rates = (limits.idle, limits.head_ns, limits.busy, limits.failsafe)
-    return (*rates, limits.memory_bytes, limits.guaranteed, limits.lease_ns == 0)
+    return (*rates, limits.memory_bytes, limits.guaranteed, limits.alone, limits.lease_ns == 0)

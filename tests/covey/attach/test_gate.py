@@ -107,16 +107,22 @@ def lags_ms(seen: list[tuple[bool, int]], busy: bool, at_ns: int) -> list[float]
     return [after[0] / 1e6] if after else [14.0]
 
 
-async def test_time_without_work_is_reported(agent: Agent, gate: str) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+async def test_time_without_work_is_reported_while_somebody_reads_the_flag(
+    agent: Agent, gate: str, alone: bool
+) -> None:
     script = "while True:\n    step(); time.sleep(0.03)"
     async with running(agent, script, COVEY_GATE=gate) as rank:
-        await asyncio.sleep(1.0)
+        for now_alone in (not alone, alone):
+            rank.obey(RankLimits(1 + (now_alone == alone), guaranteed=True, alone=now_alone))
+            await asyncio.sleep(0.5)
         await rank.batches()
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.7)
         report = await rank.batches()
         shares = [batch.idle_ns / batch.step_ns for batch in report.batches]
         assert report.says_idle and report.gate == 1
-        assert 0.7 < statistics.median(shares) <= 1, shares
+        assert rank.flag().busy() or not alone
+        assert statistics.median(shares) == 0 if alone else 0.7 < statistics.median(shares) <= 1, shares
 
 
 PINNED = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
