@@ -2,13 +2,15 @@
 
     python bench/live_jobs.py KIND OUT
 
-After each step they append to OUT: when it ended and how long it took (CLOCK_MONOTONIC, ns), how long the thread stood
-in the run queue of its core and how long it ran (/proc/thread-self/schedstat, ns). The wait for input is a sleep: it
-stands for a disk or a network that is somewhere else.
+After each step they append to OUT: when it ended and how long it took (CLOCK_MONOTONIC, ns), how long its thread stood
+in the run queue of its core and how long it ran (schedstat of /proc, ns; JAX computes in threads of its own, which
+count too). The wait for input is a sleep: it stands for a disk or a network that is somewhere else.
 """
 
+import os
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -24,13 +26,27 @@ class Recorder:
 
     def __init__(self, path: str) -> None:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        self._counts = self._threads()
         self._last_ns, self._before = time.monotonic_ns(), self._scheduled()
 
     @staticmethod
-    def _scheduled() -> tuple[int, int]:
-        with open("/proc/thread-self/schedstat", encoding="ascii") as schedstat:
-            ran, waited, _ = schedstat.read().split()
-        return int(ran), int(waited)
+    def _threads() -> list[int]:
+        """Descriptors of what the kernel counts of each thread but those of Python, the script's own excepted."""
+        script = threading.get_native_id()
+        python = {thread.native_id for thread in threading.enumerate()} - {script}
+        there = [int(task) for task in os.listdir("/proc/self/task") if int(task) not in python]
+        return [os.open(f"/proc/self/task/{task}/schedstat", os.O_RDONLY) for task in there]
+
+    def again(self) -> None:
+        """Threads that began since count from now on."""
+        for descriptor in self._counts:
+            os.close(descriptor)
+        self._counts = self._threads()
+        self._before = self._scheduled()
+
+    def _scheduled(self) -> tuple[int, int]:
+        each = [os.pread(descriptor, 100, 0).split() for descriptor in self._counts]
+        return sum(int(counts[0]) for counts in each), sum(int(counts[1]) for counts in each)
 
     def step(self) -> None:
         now_ns, now = time.monotonic_ns(), self._scheduled()
@@ -109,8 +125,10 @@ def jax_job(kind: str, recorder: Recorder) -> None:
         gradients = jax.grad(loss)(weights, batch)
         return [weight - 1e-3 * gradient for weight, gradient in zip(weights, gradients, strict=True)]
 
+    weights = jax.block_until_ready(train(weights, batch))
+    recorder.again()
     while True:
-        time.sleep(INPUT_S[kind])
+        time.sleep(INPUT_S.get(kind, 0.0))
         weights = train(weights, batch)
         jax.block_until_ready(weights)
         recorder.step()
@@ -118,7 +136,7 @@ def jax_job(kind: str, recorder: Recorder) -> None:
 
 def main() -> None:
     kind, path = sys.argv[1:3]
-    job: Callable[[str, Recorder], None] = jax_job if kind == "jax" else torch_job
+    job: Callable[[str, Recorder], None] = jax_job if kind.startswith("jax") else torch_job
     job(kind, Recorder(path))
 
 

@@ -47,8 +47,15 @@ def rows(gpu: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
 
 
 def _job(job: Mapping[str, Any]) -> tuple[object, ...]:
-    limit = format_size(job["memory_limit_bytes"]) + ("" if job["applied"] else " (not yet)")
+    limit = format_size(job["memory_limit_bytes"]) + _obeyed(job)
     spilled = format_size(job["spill_bytes"]) if job["spill_bytes"] else None
     gate = {True: "itself", False: "nothing", None: None}[job["gate"]]
     step = step_time(job["step_s"]) if job["step_s"] else None
     return (job["job"], job["kind"], job["may"], limit, spilled, step, gate)
+
+
+def _obeyed(job: Mapping[str, Any]) -> str:
+    """Whether it goes by its memory limit, where that needs a word."""
+    if job.get("fixed"):
+        return " (at its start)" if job["applied"] else " (not obeyed)"
+    return "" if job["applied"] else " (not yet)"

@@ -152,7 +152,7 @@ class JobClient:
     def attached(self, to: str, problem: str = "") -> None:
         """Tell the agent, now and after it was away, what `covey.attach` sees of this script, and what it cannot."""
         with self._lock:
-            self._attached = Attached(to[:64], problem[:400])
+            self._attached = Attached(to[:160], problem[:400])
             self._urgent.append(pack(self._attached))
         self._nudge()
 

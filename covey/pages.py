@@ -85,17 +85,20 @@ class RankReport(msgspec.Struct, frozen=True):
     """Which gate it has: `GATES`."""
     says_idle: bool = False
     """Its flag means something: it knows when it has no work on the device."""
+    fixed: bool = False
+    """It took its memory when it started, `stable_bytes` of it, and goes by no smaller limit (JAX)."""
     batches: tuple[MiniBatch, ...] = ()
     """The newest, oldest first, at most `HISTORY`."""
 
 
-GATES = ("none", "operator", "module", "step", "graph")
-"""By what a rank can be stopped: before each operator, each module, each mini-batch, each replay of a graph."""
+GATES = ("none", "operator", "module", "step", "graph", "jitted call")
+"""By what a rank can be stopped: before each operator, each module, each mini-batch, each replay of a graph; after each
+jitted call."""
 
 _HEAD = struct.Struct("<8sIIQ")
 """Magic, version, checksum of what follows it, sequence number (which also says which copy is the newer)."""
 _LIMITS = struct.Struct("<qdqdqdq??")
-_REPORT = struct.Struct("<qqqqqqq?Q")
+_REPORT = struct.Struct("<qqqqqqq??Q")
 """The last one counts mini-batches: number n lies in place n of the ring behind it."""
 _BATCH = struct.Struct("<qqqq")
 _FLAG = struct.Struct("<8sIIqq")
@@ -163,7 +166,7 @@ class ReportWriter(_Copies):
             self._count += 1
         r = report
         fields = (r.acked, r.memory_limit_bytes, r.peak_bytes, r.stable_bytes, r.spill_bytes, r.retries, r.gate)
-        _REPORT.pack_into(self._body, 0, *fields, r.says_idle, self._count)
+        _REPORT.pack_into(self._body, 0, *fields, r.says_idle, r.fixed, self._count)
         self._write(self._body)
 
 
@@ -219,7 +222,7 @@ class ReportReader(_Reader[RankReport]):
         body = self._look("report", _REPORT.size + HISTORY * _BATCH.size)
         if body is None:
             return None
-        acked, limit, peak, stable, spill, retries, gate, says_idle, count = _REPORT.unpack_from(body)
+        acked, limit, peak, stable, spill, retries, gate, says_idle, fixed, count = _REPORT.unpack_from(body)
         numbers = (acked, limit, peak, stable, spill, retries, gate)
         if any(not 0 <= number < 1 << 60 for number in numbers) or gate >= len(GATES) or count < self._count:
             self.garbage += 1
@@ -232,7 +235,7 @@ class ReportReader(_Reader[RankReport]):
         self._count = count
         good = tuple(batch for batch in batches if _is_batch(batch))
         self.garbage += len(batches) - len(good)
-        self.newest = RankReport(acked, limit, peak, stable, spill, retries, gate, says_idle, good)
+        self.newest = RankReport(acked, limit, peak, stable, spill, retries, gate, says_idle, fixed, good)
         return self.newest
 
 
@@ -244,8 +247,8 @@ class FlagWriter:
         _FLAG.pack_into(page, 0, _NAMES["flag"], VERSION, 0, 0, 0)
 
     def write(self, busy: bool, now_ns: int) -> None:
-        struct.pack_into("<I", self._page, BUSY_AT, busy)
         struct.pack_into("<qq", self._page, SINCE_AT, now_ns, now_ns)
+        struct.pack_into("<I", self._page, BUSY_AT, busy)
 
 
 BUSY_AT, SINCE_AT, SURE_AT = 12, 16, 24

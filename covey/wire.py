@@ -100,7 +100,7 @@ class Attached(Frame, frozen=True, tag="Attached"):
     """Rank -> agent: what of the script is seen without its help. Becomes the fact `JobAttached`."""
 
     to: str = ""
-    """Such as `torch 2.13.0`; empty: nothing. At most 64 characters."""
+    """Such as `torch 2.13.0`; empty: nothing. At most 160 characters."""
     problem: str = ""
     """One line: why less is seen than could be; at most 400 characters."""
 

@@ -137,6 +137,8 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Each rank sees its own GPUs only, not those of its siblings here."""
     attach: bool = True
     """`covey.attach` sees the script's steps."""
+    shared_memory: int = 0
+    """Where GPUs are shared: the memory of each of its GPUs that each rank asked for, bytes; 0: not said."""
     lease: RankLease | None = None
     """The first one; None: these ranks run for as long as they like, until one is given (`Runner.renew`)."""
 

@@ -325,6 +325,8 @@ class GpuJobView(msgspec.Struct, frozen=True):
     """In host memory for want of device memory, in its newest mini-batch."""
     step_s: float
     """Typical mini-batch; 0: none yet."""
+    fixed: bool = False
+    """It keeps the memory it took at its start, whatever the limit (JAX)."""
 
 
 class SharedGpuView(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
 """What a supervisor is started with: the commands of its ranks, their files, its socket."""
 
-from agent.jobs.rank_env import RankEndpoints, cores_of, environment
+from agent.jobs.rank_env import RankEndpoints, cores_of, environment, memory_of
 from agent.jobs.records import Key, StartRecord, file_of, instance_of, log_of
 from agent.jobs.supervision import RankStart, SupervisorConfig
 from covey.ports import Address, Command, Env
@@ -30,7 +30,8 @@ class Launching:
 
     def command(self, record: StartRecord, rank: RankSpec) -> Command:
         """Of one rank."""
-        spec, cores = record.spec, cores_of(rank, self._env.probes.devices) if rank.gpus else ()
+        spec, devices = record.spec, self._env.probes.devices
+        cores = cores_of(rank, devices) if rank.gpus else ()
         door = RankEndpoints(
             host=self._env.host,
             token=record.token,
@@ -40,7 +41,7 @@ class Launching:
         return Command(
             argv=spec.argv,
             cwd=spec.cwd,
-            env=environment(spec, rank, door, self._hide_gpus, len(cores)),
+            env=environment(spec, rank, door, self._hide_gpus, len(cores), memory_of(rank, devices)),
             output=self._env.disk.path(log_of(spec.job, rank.rank)),
             run=self._env.disk.path(file_of((spec.job, spec.epoch), f"rank{rank.rank}")),
             output_bytes_max=record.output_bytes_max,

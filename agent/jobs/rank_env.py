@@ -37,7 +37,8 @@ UNLESS_SET = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": "/usr/loc
 """What a submitter may choose otherwise."""
 UNLESS_SET_BESIDE_OTHERS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """Likewise of an opportunistic job on GPUs: JAX would reserve three quarters of a device's memory when it starts, and
-goes by this at its start only."""
+goes by this at its start only. Where GPUs are shared and a job says what memory it wants, that is what JAX takes at
+most (XLA_PYTHON_CLIENT_MEM_FRACTION), whatever its class."""
 NO_GPUS = {
     "CUDA_VISIBLE_DEVICES": "",
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -59,25 +60,39 @@ class RankEndpoints(msgspec.Struct, frozen=True):
 
 
 def environment(
-    spec: RanksSpec, rank: RankSpec, door: RankEndpoints, hide_gpus: bool, cores: int = 0
+    spec: RanksSpec, rank: RankSpec, door: RankEndpoints, hide_gpus: bool, cores: int = 0, gpu_bytes: int = 0
 ) -> dict[str, str]:
     """`hide_gpus`: a rank without a GPU of its own sees none, instead of all. `cores`: so many it is bound to; 0: its
-    devices, if it has any, are GPUs."""
+    devices, if it has any, are GPUs. `gpu_bytes`: memory of the smallest of these; 0: not known."""
     set_here = {**_rank(spec, rank), **_launcher(spec, rank), **_ours(spec, rank, door)}
     carried = {name: str(value) for name, value in set_here.items()}
     threads = {"OMP_NUM_THREADS": str(cores)} if cores else {}
     gpus = NO_GPUS if cores else _gpus(spec, rank, hide_gpus)
-    return {**UNLESS_SET, **_beside_others(spec, rank), **threads, **spec.env, **carried, **_attached(spec), **gpus}
+    beside = _beside_others(spec, rank, gpu_bytes)
+    return {**UNLESS_SET, **beside, **threads, **spec.env, **carried, **_attached(spec), **gpus}
 
 
-def _beside_others(spec: RanksSpec, rank: RankSpec) -> dict[str, str]:
-    return UNLESS_SET_BESIDE_OTHERS if spec.job_class == "opportunistic" and rank.gpus else {}
+def _beside_others(spec: RanksSpec, rank: RankSpec, gpu_bytes: int) -> dict[str, str]:
+    """A fraction is rounded down, so that what JAX takes is never more than was asked for."""
+    if not rank.gpus:
+        return {}
+    preallocates = UNLESS_SET_BESIDE_OTHERS if spec.job_class == "opportunistic" else {}
+    if not 0 < spec.shared_memory <= gpu_bytes:
+        return preallocates
+    fraction = spec.shared_memory * 10_000 // gpu_bytes / 10_000
+    return {**preallocates, "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{fraction:.4f}"} if fraction else preallocates
 
 
 def cores_of(rank: RankSpec, devices: Devices) -> tuple[int, ...]:
     """Of those of its devices that are made of cores; none: it may run on any."""
     found = (device.cores for device in devices.devices() if device.uuid in rank.gpus)
     return tuple(sorted({core for cores in found for core in cores}))
+
+
+def memory_of(rank: RankSpec, devices: Devices) -> int:
+    """Of the smallest of its devices, bytes; 0: not known."""
+    found = {device.uuid: device.memory_bytes for device in devices.devices()} if rank.gpus else {}
+    return min((found.get(gpu, 0) for gpu in rank.gpus), default=0)
 
 
 def visible(spec: RanksSpec, rank: RankSpec) -> tuple[str, ...]:
@@ -140,6 +155,7 @@ def _ours(spec: RanksSpec, rank: RankSpec, door: RankEndpoints) -> dict[str, obj
         "COVEY_CLASS": spec.job_class,
         "COVEY_NODES": ",".join(spec.nodes),
         "COVEY_GPUS": ",".join(rank.gpus),
+        **({"COVEY_GPU_MEMORY": spec.shared_memory} if spec.shared_memory else {}),
         "COVEY_TOKEN": door.token,
         "COVEY_SOCKET": door.socket,
         "COVEY_PREEMPT_FILE": door.preempt_file,

@@ -1,4 +1,4 @@
-"""JAX's hooks for `covey.attach`: the only file of it that imports jax. Called after jax was imported.
+"""JAX's hooks for `covey.attach`. Called after jax was imported.
 
     post hook of jit   jaxlib calls it after each jitted call that ran (`jax.debug_nans` is made of it): which function
                        is the training step, `jitted.JittedCalls` finds out
@@ -10,7 +10,7 @@
 A jitted function stays what `jax.jit` made. A call returns before the device is done, so what a step took is the time
 from call to call. Numpy reads an array of a CPU device without a word to Python: that wait is not seen.
 The post hook and the names that begin with an underscore are not public: where one is missing (another version of JAX),
-less is seen, and `agentctl job` says so.
+less is seen, and `agentctl job` says so. A shared device: `covey.attach.jax_share`.
 """
 
 import functools
@@ -24,10 +24,15 @@ import jax
 from jax._src import api, core, pjit
 from jax._src.array import ArrayImpl
 
+from covey.attach import sharing
+from covey.attach.jax_share import JittedWork, StartMemory
 from covey.attach.jitted import JittedCalls
 from covey.attach.reporter import Reporter, of_process
+from covey.attach.sharing import ShareControl
 
 Hook = Callable[[Any, Any, Any, Any], None]
+AT_START = "memory limit at start only"
+"""JAX takes its memory once: a limit that changes while it runs is not obeyed."""
 _installed: Reporter | None = None
 
 
@@ -36,32 +41,41 @@ def install() -> Reporter:
     global _installed
     if _installed is None:
         reporter = _installed = of_process()
-        hooks = JaxHooks(reporter)
-        for part in (hooks.after_calls, hooks.slow_calls, hooks.waits):
-            hooks.guarded(part)
-        reporter.attach(f"jax {jax.__version__} (memory limit set at start only)", hooks.device_bytes)
+        share = sharing.of_process()
+        hooks = JaxHooks(reporter, share)
+        stops = [hooks.guarded(part) for part in (hooks.after_calls, hooks.slow_calls)]
+        hooks.guarded(hooks.waits)
+        if all(stops):
+            share.gains(fixed=StartMemory(lambda: hooks.ran))
+        gate = f"gate per jitted call, {AT_START}" if all(stops) else "no gate"
+        reporter.attach(f"jax {jax.__version__}, {gate}", hooks.device_bytes, share=share if all(stops) else None)
     return _installed
 
 
 class JaxHooks:
     """Each tells the reporter; what fails in it is told once and never raised."""
 
-    def __init__(self, reporter: Reporter) -> None:
+    def __init__(self, reporter: Reporter, share: ShareControl) -> None:
         self._reporter = reporter
         self._calls = JittedCalls()
+        on_cores = StartMemory(lambda: self.ran).on_cores
+        self._work = JittedWork(share, ArrayImpl.block_until_ready, on_cores)
         self._returned: dict[int, list[weakref.ref[Any]]] = {}
         """Arrays that a function returned the last time, while its calls are looked at."""
         self._known: set[int] = set()
         self._lock = threading.RLock()
         """A function may be collected at any moment, also within a call."""
         self._within = threading.local()
-        self._ran = False
+        self.ran = False
 
-    def guarded(self, report: Callable[..., None], *what: Any) -> None:
+    def guarded(self, report: Callable[..., None], *what: Any) -> bool:
+        """Whether it did not fail."""
         try:
             report(*what)
         except Exception as error:
             self._reporter.failed(error)
+            return False
+        return True
 
     # ---- jitted calls ----
 
@@ -84,12 +98,14 @@ class JaxHooks:
         pjit._run_python_pjit = ran
 
     def _called(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        self.ran = True
+        self.guarded(self._work.called, result)
         if not _is_internal(function):
             self.guarded(self._call, getattr(function, "_fun", function), args, kwargs, result)
+        self.guarded(self._work.stop)
 
     def _call(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         with self._lock:
-            self._ran = True
             identity = id(function)
             if self._calls.looks_at(identity):
                 self._watch(function, identity)
@@ -143,16 +159,18 @@ class JaxHooks:
             yield
             return
         self._within.wait, began_s = True, self._reporter.now_s()
+        self.guarded(self._work.waits, True)
         try:
             yield
         finally:
             self._within.wait = False
+            self.guarded(self._work.waits, False)
             self.guarded(self._reporter.device_waited, self._reporter.now_s() - began_s)
 
     def device_bytes(self) -> int:
         """Highest use of memory of the first device; 0: not known, as on a CPU. Asked for too early, it would start
         JAX's devices before the script could say which."""
-        figures = jax.local_devices()[0].memory_stats() if self._ran else None
+        figures = jax.local_devices()[0].memory_stats() if self.ran else None
         return int((figures or {}).get("peak_bytes_in_use", 0))
 
 

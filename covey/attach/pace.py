@@ -9,6 +9,8 @@ from covey.pages import RankLimits
 
 QUANTUM_NS = 1_000_000
 """Worked at a stretch. Shorter ones cost more than they give: a sleep of nothing takes 54 us."""
+PAUSE_MIN_NS, PAUSE_MAX_NS = 200_000, 10_000_000
+"""Between two looks of who is stopped: each costs a Python thread some 50 us of a core."""
 DEBT_NS = 1_000_000_000
 """What one long operator may owe: at the failsafe nobody is stopped for longer."""
 
@@ -53,3 +55,9 @@ class GatePace:
         credit = self._credit[busy]
         self._held[busy] = credit < 0 if self._held[busy] else credit < -QUANTUM_NS
         return not self._held[busy]
+
+    def pause_ns(self, busy: bool) -> int:
+        """How long who may not go on can sleep, unless the neighbour's flag changes."""
+        share = self._rates.busy if busy else self._rates.idle
+        owed = max(0.0, -self._credit[busy]) / share if 0 < share < 1 else PAUSE_MAX_NS
+        return int(min(max(owed, PAUSE_MIN_NS), PAUSE_MAX_NS))

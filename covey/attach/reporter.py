@@ -12,6 +12,8 @@ from covey.attach.steps import JITTED_CALL, Step, StepCounter
 from covey.client import JobClient
 from covey.errors import CoveyError
 
+CALLS_MAX, ROUND_S = 64, 1.0
+"""Jitted calls, and seconds, after which nobody waits for the script to wait for its device."""
 SEND_S = 0.1
 """Between two steps that are told: each one costs the script's thread some 20 us, and wakes another."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -34,10 +36,35 @@ class Untold:
         )
         self._sum, self._count = Step(step.number, *times), self._count + 1
 
+    @property
+    def total_s(self) -> float:
+        return self._sum.step_s
+
     def mean(self) -> Step:
         """With the number of the newest; there is one at least."""
         known, count = self._sum, self._count
         return Step(known.number, known.step_s / count, known.input_s / count, known.boundary, known.device_s / count)
+
+
+class CallRounds:
+    """Mini-batches of a script that runs ahead of its device, as a report has them: the calls between two waits for the
+    device took equally long. One that was not seen to wait for long does not: each call is told then."""
+
+    def __init__(self) -> None:
+        self._untold = Untold()
+        self._since = CALLS_MAX
+        """Calls since it waited."""
+
+    def ended(self, step: Step) -> Step | None:
+        """The mean, once it can be told; a call of `step.step_s` seconds ended."""
+        if step.boundary != JITTED_CALL:
+            return step
+        self._since = 0 if step.device_s > 0 else self._since + 1
+        self._untold.add(step)
+        if self._since and self._since < CALLS_MAX and self._untold.total_s < ROUND_S:
+            return None
+        told, self._untold = self._untold.mean(), Untold()
+        return told
 
 
 class Reporter:
@@ -61,7 +88,7 @@ class Reporter:
         self._communicate_s = communicate_s or (lambda: None)
         self._lock = threading.RLock()
         """Of the counter. Held for a few lines; an optimizer may be collected within these."""
-        self._untold = Untold()
+        self._untold, self._rounds = Untold(), CallRounds()
         self._share: ShareControl | None = None
         self._shares = False
         self._steps = StepCounter()
@@ -128,8 +155,8 @@ class Reporter:
     def _ended(self, step: Step | None) -> None:
         if step is None:
             return
-        if self._share is not None:
-            self._share.boundary(step)
+        if self._share is not None and (told := self._rounds.ended(step)) is not None:
+            self._share.boundary(told)
         if step.step_s <= 0:
             return
         now_s = self.now_s()

@@ -5,7 +5,8 @@
     hooks --step ended--> boundary() --> page --report--> agent
     hooks, gate.cpp --busy now?--> flag --> neighbours on the device
 
-Where `gate.cpp` was not built, a thread reads the limits and the script is stopped before modules and after steps.
+Where `gate.cpp` was not built, a thread reads the limits and the script is stopped before modules and after steps;
+a script of JAX after each jitted call, whatever was built (`covey.attach.jax_share`).
 An agent that goes away leaves its pages here: rates end with their lease, memory stays as it is.
 """
 
@@ -22,7 +23,10 @@ import msgspec
 from covey.attach.native import GateCounters, NativeGate, Page
 from covey.attach.pace import GatePace
 from covey.attach.steps import Step
+from covey.attach.words import DeviceWords
+from covey.futex import SharedWord
 from covey.pages import (
+    BUSY_AT,
     GATES,
     FlagReader,
     FlagWriter,
@@ -37,8 +41,6 @@ from covey.wire import AskPages
 
 LOOK_S = 0.05
 """Between two looks within a mini-batch: an epoch that leaves memory as it is need not wait for its end."""
-POLL_S = 0.002
-"""Between two looks of a script that is stopped."""
 
 
 @dataclass
@@ -53,6 +55,30 @@ class SharedPages:
         self.limits = LimitsReader(self.limits_page)
         self.report = ReportWriter(self.report_page)
         self.flag = FlagWriter(self.flag_page)
+        self._flag_word = SharedWord(self.flag_page, BUSY_AT)
+
+    def say(self, busy: bool, now_ns: int) -> None:
+        """To the neighbours, also to those that sleep until it changes."""
+        self.flag.write(busy, now_ns)
+        self._flag_word.wake()
+
+
+class Neighbour:
+    """Another rank on the device, by its flag."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self._flag, self._word = FlagReader(page), SharedWord(page, BUSY_AT)
+        self._seen = 0
+
+    def said(self) -> tuple[bool, int]:
+        """Whether it is busy, and since when; busy for ever where its page says nothing."""
+        self._seen, busy = self._word.value, self._flag.busy()
+        return (True, 0) if busy is None else (busy, self._flag.since_ns())
+
+    def sleep(self, length_ns: int) -> None:
+        """Until it says something else than `said` answered last, or so long."""
+        self._word.sleep(self._seen, length_ns)
 
 
 class MemoryUsed(msgspec.Struct, frozen=True):
@@ -73,6 +99,18 @@ class MemoryLimit(Protocol):
         """From now on; 0: none."""
 
 
+class FixedMemory(Protocol):
+    """Device memory that a framework took when it started (JAX). Asked in the script's thread, after a mini-batch."""
+
+    def took(self) -> int | None:
+        """Bytes; 0: nobody knows. None: it has not started."""
+
+    def ended(self) -> MemoryUsed: ...
+
+    def on_cores(self) -> bool:
+        """Whether its device is a set of cores."""
+
+
 class Stops(Protocol):
     """Calls something before each module of the script, from `put_in` until `take_out`."""
 
@@ -82,8 +120,9 @@ class Stops(Protocol):
 
 
 class ShareControl:
-    """One for this process; without pages it does nothing. `meters()`: whether what the threads of this process do says
-    that it has work on the device, which is so where the device is a set of cores."""
+    """One for this process, whatever frameworks it uses (`of_process`); without pages it does nothing. `meters()`:
+    whether what the threads of this process do says that it has work on the device, which is so where the device is a
+    set of cores. `fixed`: of a framework that is stopped after its jitted calls, and keeps the memory it took."""
 
     def __init__(
         self,
@@ -91,18 +130,22 @@ class ShareControl:
         memory: MemoryLimit | None = None,
         stops: Stops | None = None,
         meters: Callable[[], bool] = lambda: True,
+        fixed: FixedMemory | None = None,
     ) -> None:
-        self._native, self._memory, self._stops = native, memory, stops
-        self._on_cores, self._meters = meters, False
+        self._native, self._memory, self._stops, self._fixed = native, memory, stops, fixed
+        self._torch_on_cores, self._meters = meters, False
         self._lock = threading.Lock()
         self._pages: SharedPages | None = None
-        self._neighbour: FlagReader | None = None
+        self._neighbour: Neighbour | None = None
         self._limits = RankLimits()
         self._limit_bytes = self._acked = 0
         self._used = MemoryUsed()
         self._since = GateCounters()
-        self._script = threading.main_thread().ident
-        self._waiting = self._ever_waited = False
+        self._script, self.script_native_id = threading.main_thread().ident, threading.main_thread().native_id or 0
+        self._words, self._speaking = DeviceWords(), threading.Lock()
+        self._took: int | None = None
+        """Of `fixed`, at the newest mini-batch."""
+        self._idle_before_ns = 0
         self._pace, self._paced = GatePace(), False
         self._gated_ns = self._gated_before_ns = 0
         self._looks: threading.Thread | None = None
@@ -112,7 +155,51 @@ class ShareControl:
     @property
     def gate(self) -> str:
         """By what the script can be stopped: one of `covey.pages.GATES`."""
-        return "operator" if self._native is not None else "module" if self._stops is not None else "step"
+        if self._native is not None:
+            return "operator"
+        return "module" if self._stops is not None else "jitted call" if self._fixed is not None else "step"
+
+    @property
+    def here(self) -> bool:
+        """Whether there are pages."""
+        return self._pages is not None
+
+    @property
+    def stops_now(self) -> bool:
+        """Whether limits hold that may stop the script where it is stopped without a native gate."""
+        return self._paced
+
+    @property
+    def flagged(self) -> bool:
+        """Whether neighbours go by this rank's flag."""
+        return self._pages is not None and self._limits.guaranteed
+
+    @property
+    def only_calls(self) -> bool:
+        """Whether all work of this process for the device is that of jitted calls."""
+        return self._native is None and self._memory is None
+
+    def gains(
+        self,
+        native: NativeGate | None = None,
+        memory: MemoryLimit | None = None,
+        stops: Stops | None = None,
+        meters: Callable[[], bool] | None = None,
+        fixed: FixedMemory | None = None,
+    ) -> "ShareControl":
+        """One framework more of this process is hooked, perhaps after its pages came."""
+        with self._lock:
+            self._memory, self._stops = memory or self._memory, stops or self._stops
+            self._fixed, self._torch_on_cores = fixed or self._fixed, meters or self._torch_on_cores
+            if stops is not None and self._paced:
+                stops.put_in(self._stop_until_allowed)
+            if native is not None:
+                self._native = native
+                self._start_native()
+        return self
+
+    def _on_cores(self) -> bool:
+        return self._torch_on_cores() and (self._took is None or self._fixed is None or self._fixed.on_cores())
 
     # ---- the client's thread ----
 
@@ -124,20 +211,28 @@ class ShareControl:
         """From an agent, also from one that began anew: from now on these hold."""
         with self._lock:
             pages = self._pages = SharedPages(limits, report, flag)
-            pages.flag.write(True, time.monotonic_ns())
-            if self._native is not None:
-                self._meters = self._on_cores()
-                self._native.start(limits, flag, self._meters)
-                self._since = self._native.counters()
+            with self._speaking:
+                pages.say(not self._words.idle, time.monotonic_ns())
+            self._start_native()
             self._look(between_batches=False)
+            self._write(None)
             if self._looks is None:
                 self._looks = threading.Thread(target=self._keep_looking, name="covey-limits", daemon=True)
                 self._looks.start()
 
+    def _start_native(self) -> None:
+        if self._native is None or self._pages is None:
+            return
+        self._meters = self._on_cores()
+        self._native.start(self._pages.limits_page, self._pages.flag_page, self._meters)
+        self._since = self._native.counters()
+        if self._neighbour is not None:
+            self._native.neighbour_is(self._neighbour.page)
+
     def neighbour_is(self, flag: Page | None) -> None:
         """Another rank shares the device from now on, or none that has a flag."""
         with self._lock:
-            self._neighbour = None if flag is None else FlagReader(flag)
+            self._neighbour = None if flag is None else Neighbour(flag)
             if self._native is not None:
                 self._native.neighbour_is(flag)
 
@@ -161,10 +256,13 @@ class ShareControl:
             if self._meters and not self._on_cores() and self._native is not None:
                 self._meters = False
                 self._native.meter(False)
-            if self._memory is not None:
-                self._used = self._memory.ended()
+            self._used = self._memory_used()
             self._look(between_batches=True)
             self._report(step)
+        self.stop_if_limited()
+
+    def stop_if_limited(self) -> None:
+        """Here the script may be stopped, until it may go on."""
         if self._paced:
             self._stop_until_allowed()
 
@@ -183,20 +281,28 @@ class ShareControl:
         return self._pages is not None and threading.get_ident() == self._script
 
     def idles(self, begins: bool) -> None:
-        """The device has no work of this rank from now on, or may have some again."""
-        if self._pages is None or begins == self._waiting:
-            return
-        self._waiting, self._ever_waited = begins, True
-        if self._native is not None:
-            self._native.wait(begins)
-        else:
-            self._pages.flag.write(not begins, time.monotonic_ns())
+        """The script has no work for the device from now on, or may have some again."""
+        self._say(self._words.script_idles, begins)
+
+    def works(self, on: bool) -> None:
+        """A jitted call was given to the device from now on, or it is done with all of them."""
+        self._say(self._words.device_works, on)
+
+    def _say(self, word: Callable[[bool, int], bool], on: bool) -> None:
+        with self._speaking:
+            now_ns = time.monotonic_ns()
+            if self._pages is None or not word(on, now_ns):
+                return
+            if self._native is not None:
+                self._native.wait(self._words.idle)
+            else:
+                self._pages.say(not self._words.idle, now_ns)
 
     def _script_is(self, thread: threading.Thread) -> None:
-        if thread.ident != self._script and not self._waiting:
-            self._script = thread.ident
+        if thread.ident != self._script and not self._words.idle:
+            self._script, self.script_native_id = thread.ident, thread.native_id or 0
             if self._native is not None:
-                self._native.script_is(thread.native_id or 0)
+                self._native.script_is(self.script_native_id)
 
     def _report(self, step: Step) -> None:
         assert self._pages is not None
@@ -209,16 +315,18 @@ class ShareControl:
 
     def _spent(self, step: Step) -> tuple[int, int]:
         """Idle and stopped since the last boundary, ns."""
+        gated_ns, self._gated_before_ns = self._gated_ns - self._gated_before_ns, self._gated_ns
+        said_ns = self._words.idle_ns(time.monotonic_ns())
+        idle_ns, self._idle_before_ns = max(int(step.input_s * 1e9), said_ns - self._idle_before_ns), said_ns
         if self._native is None:
-            gated_ns, self._gated_before_ns = self._gated_ns - self._gated_before_ns, self._gated_ns
-            return int(step.input_s * 1e9), gated_ns
+            return idle_ns, gated_ns
         now, before = self._native.counters(), self._since
         self._since = now
-        return now.idle_ns - before.idle_ns if self._meters else int(step.input_s * 1e9), now.gated_ns - before.gated_ns
+        return now.idle_ns - before.idle_ns if self._meters else idle_ns, gated_ns + now.gated_ns - before.gated_ns
 
     def _write(self, ended: MiniBatch | None) -> None:
         assert self._pages is not None
-        says_idle = self._ever_waited or (self._native is not None and self._meters)
+        says_idle = self._words.ever_idle or (self._native is not None and self._meters)
         used = self._used
         self._pages.report.write(
             RankReport(
@@ -230,9 +338,32 @@ class ShareControl:
                 used.retries,
                 GATES.index(self.gate),
                 says_idle,
+                self._took is not None,
             ),
             ended,
         )
+
+    # ---- memory ----
+
+    def _memory_used(self) -> MemoryUsed:
+        """Of all frameworks. What one took at its start is not given back between mini-batches."""
+        used = MemoryUsed() if self._memory is None else self._memory.ended()
+        if self._fixed is None or (took := self._fixed.took()) is None:
+            return used
+        self._took = max(took or self._limit_bytes, self._took or 0)
+        least = self._fixed.ended()
+        peak, stable = used.peak_bytes + least.peak_bytes, used.stable_bytes + least.stable_bytes
+        return MemoryUsed(max(peak, self._took), max(stable, self._took), used.spill_bytes, used.retries)
+
+    def _obeys(self, limit_bytes: int, between_batches: bool) -> bool:
+        """Whether memory is by this limit now, perhaps since it was just applied."""
+        if self._took is not None:
+            if self._took <= limit_bytes or not limit_bytes:
+                self._limit_bytes = limit_bytes
+        elif limit_bytes != self._limit_bytes and between_batches and self._memory is not None:
+            self._memory.apply(limit_bytes)
+            self._limit_bytes = limit_bytes
+        return limit_bytes == self._limit_bytes
 
     # ---- limits ----
 
@@ -246,12 +377,9 @@ class ShareControl:
             if self._native is not None:
                 self._native.look()
         limits = self._limits
-        if limits.memory_bytes != self._limit_bytes and between_batches and self._memory is not None:
-            self._memory.apply(limits.memory_bytes)
-            self._limit_bytes = limits.memory_bytes
-        if self._native is None:
+        if self._native is None or self._fixed is not None:
             self._set_pace(limits)
-        if limits.epoch != self._acked and limits.memory_bytes == self._limit_bytes:
+        if self._obeys(limits.memory_bytes, between_batches) and limits.epoch != self._acked:
             self._acked = limits.epoch
             if not between_batches:
                 self._write(None)
@@ -267,7 +395,7 @@ class ShareControl:
     def _set_pace(self, limits: RankLimits) -> None:
         now_ns = time.monotonic_ns()
         rates = rates_at(limits, now_ns)
-        self._pace.set(rates, now_ns, time.process_time_ns())
+        self._pace.set(rates, now_ns, self._worked_ns(now_ns))
         if self._paced == (not rates.free):
             return
         self._paced = not rates.free
@@ -279,27 +407,47 @@ class ShareControl:
     def _stop_until_allowed(self) -> None:
         """In a thread of the script. Never longer than the lease: then other rates hold."""
         began_ns = time.monotonic_ns()
-        while not self._allowed():
-            time.sleep(POLL_S)
+        while pause_ns := self._pause_ns():
+            neighbour = self._neighbour
+            if neighbour is not None:
+                neighbour.sleep(pause_ns)
+            else:
+                time.sleep(pause_ns / 1e9)
         self._gated_ns += time.monotonic_ns() - began_ns
 
-    def _allowed(self) -> bool:
+    def _pause_ns(self) -> int:
+        """How long the script stays stopped, unless its neighbour's flag changes; 0: it may go on."""
         with self._lock:
             if self._pages is None or not self._paced:
-                return True
-            neighbour, now_ns = self._neighbour, time.monotonic_ns()
-            said = None if neighbour is None else neighbour.busy()
-            busy, since_ns = said is not False, 0 if neighbour is None or said is None else neighbour.since_ns()
-            if self._limits.lease_ns and now_ns >= self._limits.lease_ns:
-                self._set_pace(self._limits)
-            self._pace.account(now_ns, time.process_time_ns(), busy, since_ns)
-            return self._pace.may(now_ns, busy, since_ns)
+                return 0
+            self._look(between_batches=False)
+            now_ns = time.monotonic_ns()
+            busy, since_ns = (True, 0) if self._neighbour is None else self._neighbour.said()
+            self._pace.account(now_ns, self._worked_ns(now_ns), busy, since_ns)
+            may = self._pace.may(now_ns, busy, since_ns) or not self.stops_now
+            return 0 if may else self._pace.pause_ns(busy)
+
+    def _worked_ns(self, now_ns: int) -> int:
+        """Processor time; on a GPU that time says nothing of, how long jitted calls were at work there."""
+        on_cores = self._took is None or self._memory is not None or self._on_cores()
+        return time.process_time_ns() if on_cores else self._words.worked_ns(now_ns)
 
     def _forked(self) -> None:
         """In a child: the pages are its parent's."""
-        self._lock = threading.Lock()
+        self._lock, self._speaking = threading.Lock(), threading.Lock()
         self._pages = self._looks = None
-        self._paced = self._waiting = False
+        self._paced, self._words = False, DeviceWords()
         if self._native is None and self._stops is not None:
             with contextlib.suppress(RuntimeError):
                 self._stops.take_out()
+
+
+_process: ShareControl | None = None
+
+
+def of_process() -> ShareControl:
+    """The one of this process, made if there is none; the hooks of each framework add to it what theirs can do."""
+    global _process
+    if _process is None:
+        _process = ShareControl()
+    return _process

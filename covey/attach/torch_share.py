@@ -10,7 +10,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from covey.attach.build import TorchBuild, cache_folder, found
 from covey.attach.native import NativeGate
-from covey.attach.sharing import ShareControl
+from covey.attach.sharing import ShareControl, of_process
 from covey.attach.torch_memory import TorchMemory
 from covey.attach.waits import Done
 
@@ -21,7 +21,7 @@ def share_control(memory: TorchMemory) -> ShareControl:
     if native is not None:
         atexit.register(native.stop)
     stops = None if native is not None else ModuleStops()
-    return ShareControl(native, memory, stops, meters=on_cores)
+    return of_process().gains(native, memory, stops, on_cores)
 
 
 def native_gate() -> NativeGate | None:

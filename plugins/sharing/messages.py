@@ -42,6 +42,8 @@ class Report(msgspec.Struct, frozen=True):
     """It can be held back."""
     flag: bool = True
     """It says when it has no work on the device."""
+    fixed: bool = False
+    """It took `stable_bytes` when it started, and goes by no smaller limit (JAX)."""
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -321,7 +321,9 @@ class LocalRanks:
             lease = self.leases.valid((job.id, job.epoch))
             if lease is None:
                 return False
-        await self.host.runner.start(msgspec.structs.replace(ranks_spec(job, place, env), lease=lease))
+        await self.host.runner.start(
+            msgspec.structs.replace(ranks_spec(job, place, env, self.beside.shares), lease=lease)
+        )
         return True
 
     def _fetch(self, job: Job, place: Place) -> None:

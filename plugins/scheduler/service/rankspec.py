@@ -10,8 +10,8 @@ from plugins.scheduler.machine.parts import Hold
 from plugins.scheduler.policy.shared import part_of
 
 
-def ranks_spec(job: Job, place: Place, env: Mapping[str, str]) -> RanksSpec:
-    """What the runner starts on the host of `place`. `env`: the submitter's variables."""
+def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = False) -> RanksSpec:
+    """What the runner starts on the host of `place`. `env`: the submitter's variables; `shares`: GPUs are shared."""
     each, gpus = job.spec.gpus_per_worker, place.devices
     ranks = [RankSpec(rank, n, gpus[n * each : (n + 1) * each]) for n, rank in enumerate(place.ranks)]
     nodes = tuple(other.host for other in job.places)
@@ -34,6 +34,7 @@ def ranks_spec(job: Job, place: Place, env: Mapping[str, str]) -> RanksSpec:
         grace_s=job.spec.grace_s,
         bind_gpus=job.spec.bind_gpus,
         attach=job.spec.attach,
+        shared_memory=job.spec.gpu_memory if shares else 0,
     )
 
 

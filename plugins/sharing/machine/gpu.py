@@ -312,7 +312,7 @@ class SharedGpu:
         member = self.members.get(job)
         if member is None or member.stage != "running":
             return []
-        member.gate, member.flag = report.gate, report.flag
+        member.gate, member.flag, member.fixed = report.gate, report.flag, report.fixed
         if self.ledger.acked(job, report.acked):
             member.press, member.steps = 0, StepSamples()
         member.saw(report.step_s, report.peak_bytes, report.stable_bytes, report.spill_bytes, now_s)
@@ -375,9 +375,8 @@ class SharedGpu:
         return True
 
     def _steady(self, member: GpuMember, why: str) -> None:
-        begun = self.controller(self.tolerance, member.flag)
-        begun.last_step_s = member.last_step_s
-        self.control, self._why = Steady(begun), why
+        self.control, self._why = Steady(self.controller(self.tolerance, member.flag)), why
+        self.control.ladder.last_step_s = member.last_step_s
 
     def _applied(self) -> bool:
         """Do all opportunistic jobs go by the limits sent last?"""
@@ -471,7 +470,8 @@ class SharedGpu:
         guaranteed = self.guaranteed
         if member.guaranteed or guaranteed is None or guaranteed.stage == "waiting":
             return FREE  # who waits needs memory, and memory is given back at the end of a mini-batch
-        owes = shrinks or self.ledger.accounts[member.job].shrinking_since_s is not None
+        account = self.ledger.accounts[member.job]
+        owes = not member.fixed and (shrinks or account.shrinking_since_s is not None)
         if owes or isinstance(self.control, Stuck):
             return FREE if owes and isinstance(self.control, Surging) else ladder.plain(lease.FAILSAFE_BESIDE)
         if not isinstance(self.control, Steady) or self.state not in ("run", "idle"):

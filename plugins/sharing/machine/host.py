@@ -438,4 +438,5 @@ def _report(job: JobId, acked: int, batch: MiniBatch, report: RankReport, retrie
         max(0, retries),
         report.gate > 0,
         report.says_idle,
+        report.fixed,
     )

@@ -50,6 +50,8 @@ class GpuMember:
     """The most it held and spilled in a mini-batch so far."""
     gate: bool | None = None
     """Whether it can be held back; None: not known yet."""
+    fixed: bool = False
+    """It took its memory when it started and goes by no smaller limit: it stays as it is, or leaves."""
     evicted: bool = False
     """It was asked to end, since it cannot be held back."""
     press: int = 0

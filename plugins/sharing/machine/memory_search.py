@@ -26,7 +26,12 @@ class MemorySearch:
         self.search, self.jobs = None, ()
 
     def targets(self, room: int, members: Sequence[GpuMember], now_s: float) -> dict[JobId, int]:
-        """What each job should hold now, bytes."""
+        """What each job should hold now, bytes. Who keeps what it took at its start has that, and is tried nothing."""
+        kept = {member.job: min(room, member.wanted_bytes) for member in members if member.fixed}
+        others = [member for member in members if not member.fixed]
+        return {**kept, **self._tried(max(0, room - sum(kept.values())), others, now_s)}
+
+    def _tried(self, room: int, members: Sequence[GpuMember], now_s: float) -> dict[JobId, int]:
         jobs, wanted = tuple(member.job for member in members), tuple(member.wanted_bytes for member in members)
         same = self.search is not None and self.jobs == jobs and self.search.room == room
         if self.search is None or not same or self.search.wanted != tuple(min(want, room) for want in wanted):

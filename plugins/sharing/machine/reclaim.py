@@ -1,6 +1,8 @@
 """Opportunistic jobs that do not free memory which others wait for: each step takes it by stronger means.
 
 asked --(3 mini-batches or 5 s)--> driver limit --1 s--> suspend --10 s--> terminate --10 s--> kill
+
+One that keeps the memory it took at its start (JAX) is not limited by the driver, under which it would fail.
 """
 
 from collections.abc import Mapping
@@ -51,7 +53,8 @@ def press(members: Mapping[JobId, GpuMember], ledger: ShareLedger, now_s: float)
             continue
         if member.press and now_s - member.press_s < PRESS_S[min(member.press, 4) - 1]:
             continue
-        member.press, member.press_s = min(4, member.press + 1), now_s
+        least = 1 if member.fixed else 0
+        member.press, member.press_s = min(4, max(member.press, least) + 1), now_s
         actions += _pressed(member, ledger.accounts[job].told_bytes)
     return actions
 
@@ -77,7 +80,8 @@ def suspended(members: Mapping[JobId, GpuMember], ledger: ShareLedger, event: Su
 
 
 def _pressed(member: GpuMember, want: int) -> Actions:
-    why = f"{member.job} has not applied its limit of {format_size(want)}, and others wait for the memory"
+    what = "keeps what it took at its start, more than" if member.fixed else "has not applied"
+    why = f"{member.job} {what} its limit of {format_size(want)}, and others wait for the memory"
     pressing: tuple[GpuAction, str]
     if member.press == 1:
         pressing = HardLimit(member.job, want), "driver limit"

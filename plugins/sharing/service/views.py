@@ -45,6 +45,7 @@ def _job(gpu: SharedGpu, member: GpuMember) -> GpuJobView:
         flag=member.flag,
         memory_limit_bytes=account.told_bytes,
         applied=limits is not None and not account.sent,
+        fixed=member.fixed,
         spill_bytes=member.spill_bytes,
         step_s=member.step_s,
     )

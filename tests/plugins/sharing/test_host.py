@@ -317,7 +317,7 @@ def test_whatever_happens_charges_never_exceed_a_gpu_and_nobody_is_stopped_for_e
         epoch, rank, size = epochs[job], rng.randrange(2), rng.choice([0, GIB, 3 * GIB, 7 * GIB, 9 * GIB])
         report = RankReport(
             rng.randrange(12), 0, rng.randrange(6) * GIB, rng.randrange(2) * GIB, rng.choice([0, 0, GIB]),
-            rng.randrange(3), rng.randrange(3), rng.random() < 0.7,
+            rng.randrange(3), rng.randrange(3), rng.random() < 0.7, rng.random() < 0.2,
             tuple(MiniBatch(n, rng.randrange(1, 50) * MS, 0) for n in range(rng.randrange(3))),
         )  # fmt: skip
         events: list[HostEvent] = [
