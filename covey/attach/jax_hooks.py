@@ -42,11 +42,12 @@ def install() -> Reporter:
     if _installed is None:
         reporter = _installed = of_process()
         share = sharing.of_process()
-        hooks = JaxHooks(reporter, share)
+        memory = StartMemory(lambda: hooks.ran)
+        hooks = JaxHooks(reporter, share, memory)
         stops = [hooks.guarded(part) for part in (hooks.after_calls, hooks.slow_calls)]
         hooks.guarded(hooks.waits)
         if all(stops):
-            share.gains(fixed=StartMemory(lambda: hooks.ran))
+            share.gains(fixed=memory)
         gate = f"gate per jitted call, {AT_START}" if all(stops) else "no gate"
         reporter.attach(f"jax {jax.__version__}, {gate}", hooks.device_bytes, share=share if all(stops) else None)
     return _installed
@@ -55,11 +56,10 @@ def install() -> Reporter:
 class JaxHooks:
     """Each tells the reporter; what fails in it is told once and never raised."""
 
-    def __init__(self, reporter: Reporter, share: ShareControl) -> None:
+    def __init__(self, reporter: Reporter, share: ShareControl, memory: StartMemory) -> None:
         self._reporter = reporter
         self._calls = JittedCalls()
-        on_cores = StartMemory(lambda: self.ran).on_cores
-        self._work = JittedWork(share, ArrayImpl.block_until_ready, on_cores)
+        self._work = JittedWork(share, ArrayImpl.block_until_ready, memory.on_cores)
         self._returned: dict[int, list[weakref.ref[Any]]] = {}
         """Arrays that a function returned the last time, while its calls are looked at."""
         self._known: set[int] = set()

@@ -2,7 +2,7 @@
 
     a jitted call returns  -->  its result is not ready: the flag says busy
                            -->  limits hold: wait for the result, then stop until the rates allow more
-    the newest result is ready (the script waited for it, or a thread here did)  -->  idle
+    the newest result is ready (the script waited for it, or a thread here saw it)  -->  idle
         on cores: only while the script's thread sleeps, looked at until it runs again
 
 So one call at a time is at work while limits hold, and the calls are what can be stopped between: one that runs is not.
@@ -22,8 +22,8 @@ from covey.attach.sharing import MemoryUsed, ShareControl
 
 RUNS_LOOK_S, SLEEPS_LOOK_S, LONG_LOOK_S = 0.0005, 0.001, 0.005
 """Between two looks at a script's thread: while it runs, while it sleeps, once it has slept for long."""
-SOON_S = 0.001
-"""A script that waits for its result itself does so by then: nobody else need."""
+READY_LOOK_S = 0.001
+"""Between two looks whether the device is done, while the script does not wait for that itself."""
 
 
 class JittedWork:
@@ -91,13 +91,16 @@ class JittedWork:
             self._thread.start()
 
     def _watch(self) -> None:
+        """Waits for nothing within JAX: a thread that comes back from there when Python ends takes the process down."""
         while True:
             self._look.wait()
             self._look.clear()
-            time.sleep(SOON_S if self._newest is not None else RUNS_LOOK_S)
-            newest = self._newest
-            if newest is not None and not self._waits and _waited(self._wait, newest):
-                self._done(newest)
+            time.sleep(RUNS_LOOK_S)
+            while (newest := self._newest) is not None and not self._waits:
+                if _is_ready(newest):
+                    self._done(newest)
+                else:
+                    time.sleep(READY_LOOK_S)
             if self._newest is None and self._share.only_calls:
                 self._watch_script()
 
@@ -122,14 +125,15 @@ class StartMemory:
 
     def __init__(self, ran: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> None:
         self._ran = ran
+        self._cores: bool | None = None
         said = environ.get("COVEY_GPU_MEMORY", "")
         self._asked = int(said) if said.isdigit() else 0
 
     def took(self) -> int | None:
         if not self._ran():
             return None
-        figures = self._figures()
-        return int(figures.get("bytes_limit", 0)) or self._asked
+        self.on_cores()  # asked here first: other threads hear what was found
+        return int(self._figures().get("bytes_limit", 0)) or self._asked
 
     def ended(self) -> MemoryUsed:
         if not self._ran():
@@ -138,7 +142,9 @@ class StartMemory:
         return MemoryUsed(int(figures.get("peak_bytes_in_use", 0)), int(figures.get("bytes_in_use", 0)))
 
     def on_cores(self) -> bool:
-        return self._ran() and jax.default_backend() == "cpu"
+        if self._cores is None and self._ran():
+            self._cores = jax.default_backend() == "cpu"
+        return bool(self._cores)
 
     def _figures(self) -> Mapping[str, Any]:
         return jax.local_devices()[0].memory_stats() or {}

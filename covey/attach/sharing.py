@@ -350,7 +350,9 @@ class ShareControl:
         used = MemoryUsed() if self._memory is None else self._memory.ended()
         if self._fixed is None or (took := self._fixed.took()) is None:
             return used
-        self._took = max(took or self._limit_bytes, self._took or 0)
+        began = self._took is None and self._memory is not None  # what another framework holds stays its own
+        known = max(took, self._limit_bytes) if began else took or self._limit_bytes
+        self._took = max(known, self._took or 0)
         least = self._fixed.ended()
         peak, stable = used.peak_bytes + least.peak_bytes, used.stable_bytes + least.stable_bytes
         return MemoryUsed(max(peak, self._took), max(stable, self._took), used.spill_bytes, used.retries)

@@ -8,6 +8,12 @@ from cli.interference import slower
 from cli.main import main
 from tests.cli.conftest import FakeAgent
 
+JOBS = [
+    {"job": "j1", "kind": "guaranteed", "stage": "running", "may": "without limit", "gate": True, "flag": True,
+     "memory_limit_bytes": 40 << 30, "applied": True, "spill_bytes": 0, "step_s": 0.02},
+    {"job": "j2", "kind": "opportunistic", "stage": "running", "may": "idle phases", "gate": False, "flag": False,
+     "memory_limit_bytes": 30 << 30, "applied": False, "spill_bytes": 1 << 30, "step_s": 0.0},
+]  # fmt: skip
 GPU = {
     "host": "a",
     "gpu": "GPU-1",
@@ -20,13 +26,8 @@ GPU = {
     "memory_bytes": 80 << 30,
     "memory_free_bytes": 10 << 30,
     "age_s": 0.0,
-    "jobs": [
-        {"job": "j1", "kind": "guaranteed", "stage": "running", "may": "without limit", "gate": True, "flag": True,
-         "memory_limit_bytes": 40 << 30, "applied": True, "spill_bytes": 0, "step_s": 0.02},
-        {"job": "j2", "kind": "opportunistic", "stage": "running", "may": "idle phases", "gate": False, "flag": False,
-         "memory_limit_bytes": 30 << 30, "applied": False, "spill_bytes": 1 << 30, "step_s": 0.0},
-    ],
-}  # fmt: skip
+    "jobs": JOBS,
+}
 ROW = {
     "host": "a",
     "gpu": "GPU-1",
@@ -57,6 +58,7 @@ def test_watch_shows_who_shares_a_gpu_and_what_each_may_do(
     monkeypatch.setattr(time, "sleep", sleep)
     assert main(["--agent", agent.address, "gpus", "--watch", "0.5"]) == 130
     lines = capsys.readouterr().out.splitlines()
+    assert any("30 GiB (not yet)" in line for line in lines)
     assert looks == [0.5, 0.5] and sum(line.startswith("HOST") for line in lines) == 2
     first = "a GPU-1 run 75% 10 GiB j1 guaranteed without limit 40 GiB - 20 ms itself"
     assert lines[1].split() == first.split()
@@ -78,3 +80,14 @@ def test_interference_says_how_sure_it_is_and_how_old_the_baseline(
 
 def test_nothing_is_said_of_what_is_not_measured() -> None:
     assert slower(None, None) is None and slower(-0.004, 0.001) == "-0.4 % ± 0.1"
+
+
+def test_who_keeps_the_memory_it_took_at_its_start_is_shown_as_such(
+    agent: FakeAgent, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [{**job, "fixed": True} for job in JOBS]
+    agent.replies["GET /v1/shared_gpus"] = [{**GPU, "jobs": jobs}]
+    monkeypatch.setattr(time, "sleep", lambda seconds: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert main(["--agent", agent.address, "gpus", "--watch", "0.5"]) == 130
+    shown = capsys.readouterr().out
+    assert "40 GiB (at its start)" in shown and "30 GiB (not obeyed)" in shown

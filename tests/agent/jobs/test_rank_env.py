@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.jobs.rank_env import RankEndpoints, cores_of, environment
+from agent.jobs.rank_env import RankEndpoints, cores_of, environment, memory_of
 from agent.ports.devices.cpu import CpuDevices
 from agent.ports.devices.settings import CpuDevice
 from covey.attach import SITE
@@ -189,3 +189,27 @@ def test_jax_reserves_no_memory_of_a_gpu_that_others_use_unless_it_is_told() -> 
     assert found("opportunistic") == "false"
     assert found("guaranteed") is None and found("auto") is None and found("opportunistic", ()) is None
     assert found("opportunistic", XLA_PYTHON_CLIENT_PREALLOCATE="true") == "true"
+
+
+def test_jax_takes_no_more_than_the_job_asked_for_where_gpus_are_shared_unless_it_is_told() -> None:
+    def found(asked: int, gpu_bytes: int, job_class: str = "guaranteed", **env: str) -> Env:
+        told = {"shared_memory": asked, "job_class": job_class, "env": env, "ranks": (RankSpec(0, 0, ("a",)),)}
+        spec = msgspec.structs.replace(ranks("j1", "x"), **told)
+        return environment(spec, spec.ranks[0], door(HostId("h1")), True, 0, gpu_bytes)
+
+    name = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    assert found(24 << 30, 80 << 30)[name] == "0.3000" and found(24 << 30, 80 << 30, "opportunistic")[name] == "0.3000"
+    assert found(1 << 30, 3 << 30)[name] == "0.3333", "never more than was asked for"
+    assert found(24 << 30, 80 << 30, XLA_PYTHON_CLIENT_MEM_FRACTION="0.9")[name] == "0.9"
+    assert name not in found(0, 80 << 30) and name not in found(24 << 30, 0) and name not in found(90 << 30, 80 << 30)
+    assert found(24 << 30, 0)["COVEY_GPU_MEMORY"] == str(24 << 30) and "COVEY_GPU_MEMORY" not in found(0, 80 << 30)
+
+
+def test_what_a_rank_may_take_is_a_part_of_its_smallest_device() -> None:
+    devices = CpuDevices("h1", [CpuDevice("0", "8 GiB"), CpuDevice("1", "2 GiB")])
+    one, two = (device.uuid for device in devices.devices())
+    assert (
+        memory_of(RankSpec(0, 0, (one, two)), devices) == 2 << 30
+        and memory_of(RankSpec(0, 0, (one,)), devices) == 8 << 30
+    )
+    assert memory_of(RankSpec(0, 0, ()), devices) == 0 and memory_of(RankSpec(0, 0, ("gone", one)), devices) == 0

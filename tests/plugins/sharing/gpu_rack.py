@@ -18,6 +18,8 @@ class Rack:
         self.now_s, self.busy = 0.0, True
         self.limits: dict[str, Limits] = {}
         self.deaf: set[str] = set()
+        self.keeps: dict[str, int] = {}
+        """Bytes that a job took at its start: it goes by no smaller limit (JAX)."""
         self.acked: dict[str, int] = {}
         self.out: list[Any] = []
         self.rng = random.Random(2)
@@ -50,12 +52,15 @@ class Rack:
         retries: int = 0,
         gate: bool = True,
     ) -> list[Any]:
-        if job not in self.deaf and job in self.limits:
+        took = self.keeps.get(job)
+        if job not in self.deaf and job in self.limits and self.limits[job].memory_bytes >= (took or 0):
             self.acked[job] = self.limits[job].epoch
         held = self.limits[job].memory_bytes if peak is None else peak
+        held, stable = (held, stable) if took is None else (took, took)
         took_s = step_s * self.rng.uniform(0.99, 1.01)
         sizes = (held, min(stable, held), spill, retries)
-        report = Report(JobId(job), self.acked.get(job, 0), 1, took_s, took_s / 2, *sizes, gate=gate)
+        fixed = took is not None
+        report = Report(JobId(job), self.acked.get(job, 0), 1, took_s, took_s / 2, *sizes, gate=gate, fixed=fixed)
         return self.tell(Reported(report), took_s)
 
     def steps(self, count: int, *jobs: str, **how: Any) -> None:
