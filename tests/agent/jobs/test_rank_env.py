@@ -191,7 +191,7 @@ def test_jax_reserves_no_memory_of_a_gpu_that_others_use_unless_it_is_told() -> 
     assert found("opportunistic", XLA_PYTHON_CLIENT_PREALLOCATE="true") == "true"
 
 
-def test_jax_takes_no_more_than_the_job_asked_for_where_gpus_are_shared_unless_it_is_told() -> None:
+def test_jax_takes_no_more_than_the_job_asked_for_where_gpus_are_shared() -> None:
     def found(asked: int, gpu_bytes: int, job_class: str = "guaranteed", **env: str) -> Env:
         told = {"shared_memory": asked, "job_class": job_class, "env": env, "ranks": (RankSpec(0, 0, ("a",)),)}
         spec = msgspec.structs.replace(ranks("j1", "x"), **told)

@@ -66,7 +66,7 @@ def test_a_rank_says_what_holds_it_back_before_its_first_mini_batch() -> None:
     assert report is not None and GATES[report.gate] == "jitted call" and not report.fixed
 
 
-def test_memory_that_was_taken_at_the_start_is_kept_under_smaller_limits_and_that_is_said() -> None:
+def test_memory_that_was_taken_at_the_start_is_kept_under_smaller_limits() -> None:
     rank = Calls(4000)
     rank.limits.write(RankLimits(1, memory_bytes=6000))
     rank.ends()

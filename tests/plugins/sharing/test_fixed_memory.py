@@ -28,7 +28,7 @@ def beside(took: int, wanted: int) -> Rack:
     return rack
 
 
-def test_a_limit_that_leaves_it_what_it_took_is_acknowledged_and_a_guaranteed_job_starts() -> None:
+def test_a_limit_that_leaves_it_what_it_took_lets_a_guaranteed_job_start() -> None:
     rack = beside(20, 12)
     assert rack.gib("j") == 20
     assert StartRank in kinds(rack.step("j")) and state(rack) == "init"
@@ -55,7 +55,7 @@ def test_once_suspended_it_comes_back_when_what_it_took_fits() -> None:
     assert rack.gpu.members[J].stage == "suspended", "12 of its 20 GiB are there"
 
 
-def test_it_is_not_pressed_for_a_split_among_opportunistic_jobs_and_the_others_are_tried_without_it() -> None:
+def test_it_is_not_pressed_for_a_split_among_opportunistic_jobs() -> None:
     rack = Rack()
     rack.keeps["j"] = 20 * GIB
     rack.arrive("j", "opportunistic", 20)

@@ -1,0 +1,156 @@
+"""Real JAX and PyTorch scripts beside one another on one core, under the real service: who waits for whom."""
+
+import asyncio
+import importlib.util
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+from covey.core import JobId
+from covey.units import GIB, MIB
+from plugins.sharing.machine.control import Settling, Steady, Unwatched
+from plugins.sharing.machine.gpu import SharedGpu
+from plugins.sharing.machine.ladder import Ladder
+from plugins.sharing.policy.ladder import FREE, Rates
+from tests.agent.here import until
+from tests.covey.attach.torch_jobs import gate_folder
+from tests.plugins.sharing.live_host import LiveHost, live_host
+
+pytestmark = [
+    pytest.mark.jax,
+    pytest.mark.torch,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(framework) is None for framework in ("jax", "torch")),
+        reason="no torch and jax here: make check TORCH=1",
+    ),
+]
+JAX = """
+import sys, time, jax, jax.numpy as jnp
+size, waits_s = int(sys.argv[1]), float(sys.argv[2])
+keys = jax.random.split(jax.random.PRNGKey(1), 6)
+weights = [jax.random.normal(key, (size, size)) * 0.05 for key in keys]
+batch = jax.random.normal(keys[0], (size, size))
+def loss(weights, batch):
+    for weight in weights: batch = jnp.tanh(batch @ weight)
+    return jnp.mean(batch ** 2)
+@jax.jit
+def train(weights, batch):
+    return [w - 1e-3 * g for w, g in zip(weights, jax.grad(loss)(weights, batch))]
+while True:
+    weights = jax.block_until_ready(train(weights, batch))
+    time.sleep(waits_s)
+"""
+TORCH = """
+import sys, time, torch
+size, waits_s = int(sys.argv[1]), float(sys.argv[2])
+torch.set_num_threads(1)
+class Batches(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        while True:
+            time.sleep(waits_s)
+            yield torch.randn(size, 128)
+model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(6)])
+o = torch.optim.SGD(model.parameters(), 0.001)
+for batch in torch.utils.data.DataLoader(Batches(), batch_size=None):
+    o.zero_grad(); model(batch).square().mean().backward(); o.step()
+"""
+JAX_BURSTY, JAX_SATURATED = ("-c", JAX, "256", "0.02"), ("-c", JAX, "128", "0")
+TORCH_BURSTY, TORCH_SATURATED = ("-c", TORCH, "1024", "0.02"), ("-c", TORCH, "64", "0")
+
+
+class Packed(Ladder):
+    """No law at all: what sharing is compared with."""
+
+    def __init__(self, tolerance: float = 0.05, flag: bool = True) -> None:
+        super().__init__(tolerance, flag)
+        self.phase = "run"
+
+    @property
+    def rates(self) -> Rates:
+        return FREE
+
+    def stepped(self, step_s: float, idle_s: float, now_s: float) -> str | None:
+        return None
+
+    def passed(self, now_s: float, busy: bool) -> str | None:
+        return None
+
+
+def gpu_of(host: LiveHost) -> SharedGpu:
+    (gpu,) = host.service.machine.gpus.values()
+    return gpu
+
+
+def rule(host: LiveHost, law: type[Ladder]) -> None:
+    """From now on."""
+    gpu = gpu_of(host)
+    gpu.control = Unwatched()
+    gpu.control = Settling()
+    gpu.control = Steady(law(gpu.tolerance, True))
+
+
+def scheduled(host: LiveHost, job: str) -> tuple[int, int]:
+    """All its threads so far: ran, and waited for a core; ns."""
+    ran = waited = 0
+    for task in Path(f"/proc/{host.processes[JobId(job)].pid}/task").glob("*/schedstat"):
+        counts = task.read_text().split()
+        ran, waited = ran + int(counts[0]), waited + int(counts[1])
+    return ran, waited
+
+
+async def lived(host: LiveHost, seconds: float) -> tuple[float, float]:
+    """How long `g` waited for the core, of what it ran; how much `o` ran, of all time."""
+    ran, waited = scheduled(host, "g")
+    used, _ = scheduled(host, "o")
+    await asyncio.sleep(seconds)
+    ran_now, waited_now = scheduled(host, "g")
+    used_now, _ = scheduled(host, "o")
+    return (waited_now - waited) / max(1, ran_now - ran), (used_now - used) / (seconds * 1e9)
+
+
+async def pair(host: LiveHost, guaranteed: tuple[str, ...], other: tuple[str, ...]) -> None:
+    """Both run, and the guaranteed one is known."""
+    gate = str(gate_folder())
+    gpu, asked = gpu_of(host), {"o": 256 * MIB, "g": GIB}
+    for job, argv in (("o", other), ("g", guaranteed)):
+        kind = "guaranteed" if job == "g" else "opportunistic"
+        env = {"COVEY_GATE": gate, "COVEY_GPU_MEMORY": str(asked[job])}
+        await host.come(job, kind, (sys.executable, *argv), asked[job], **env)  # type: ignore[arg-type]
+        await until(lambda job=job: gpu.members[JobId(job)].step_s > 0, 120.0)  # type: ignore[misc]
+    await until(lambda: host.state() in ("baseline", "run", "verify"), 120.0)
+
+
+@pytest.mark.parametrize(
+    ("guaranteed", "other", "fixed"),
+    [
+        pytest.param(JAX_BURSTY, TORCH_SATURATED, "g", id="jax-guaranteed"),
+        pytest.param(TORCH_BURSTY, JAX_SATURATED, "o", id="jax-opportunistic"),
+    ],
+)
+async def test_a_jax_script_shares_a_device_with_one_of_pytorch(
+    guaranteed: tuple[str, ...], other: tuple[str, ...], fixed: str
+) -> None:
+    """The other one uses what is left, and the guaranteed one waits for it far less than when both are packed; each of
+    three tries has both. Reference: AntMan §3.1.2, §3.3."""
+    async with live_host(4 * GIB) as host:
+        await pair(host, guaranteed, other)
+        members = gpu_of(host).members
+        assert members[JobId("g")].flag and all(member.gate for member in members.values())
+        assert [member.job for member in members.values() if member.fixed] == [fixed]
+        packed, ours, used = [], [], []
+        for _ in range(3):
+            rule(host, Packed)
+            await asyncio.sleep(0.5)
+            packed.append((await lived(host, 2.0))[0])
+            rule(host, Ladder)
+            await until(lambda: host.state() == "run", 60.0)
+            delay, share = await lived(host, 4.0)
+            ours.append(delay)
+            used.append(share)
+        assert host.state() in ("baseline", "run", "verify"), "it is not taken for stuck"
+        assert statistics.median(ours) < 0.6 * statistics.median(packed), (packed, ours, used)
+        assert statistics.median(used) > 0.05, (packed, ours, used)
+        assert host.given_back("o") is None and host.given_back("g") is None
