@@ -172,7 +172,7 @@ class ShareControl:
     @property
     def flagged(self) -> bool:
         """Whether neighbours go by this rank's flag."""
-        return self._pages is not None and self._limits.guaranteed
+        return self._pages is not None and self._limits.guaranteed and not self._limits.alone
 
     @property
     def only_calls(self) -> bool:

@@ -204,6 +204,9 @@ class Native:
     def wait(self, begins: bool) -> None:
         self.waits.append(begins)
 
+    def look(self) -> None:
+        """It reads its page itself."""
+
     def counters(self) -> GateCounters:
         return GateCounters()
 
