@@ -86,6 +86,7 @@ KNOBS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "place_attempts": (1, 100),
         "checkpoint_s": (0.3, 300.0),
         "current_s": (2.5, 60.0),
+        "beside": (1, 8),
     },
     "jobs": {
         "output_rank_max": ("1 MiB", "1 TiB"),

@@ -1,9 +1,10 @@
 """A training script on a shared GPU, on simulated ports: it goes by the pages of its agent as `covey.attach` does, and
 keeps account of what it holds of the device, so that the whole rack can be checked against what the devices have.
 
-    sharer SECONDS BUSY_MS IDLE_MS PEAK_MIB [deaf|garbage|plain]
+    sharer SECONDS BUSY_MS IDLE_MS PEAK_MIB [deaf|garbage|plain|heavy]
 
 `deaf` never applies a limit, `garbage` writes nonsense into its pages now and then, `plain` never asks for pages.
+Beside a `heavy` one the others take much longer, however seldom it works.
 """
 
 import asyncio
@@ -30,6 +31,8 @@ PAUSE_S = 0.3
 POLL_S = 0.01
 NS = 1_000_000_000
 BOUNDLESS = 1 << 60
+HEAVY, HEAVY_S = 3.0, 0.05
+"""How many times as long a step takes beside one that began heavy work within so many seconds before it."""
 
 
 class DeviceAccounts:
@@ -42,6 +45,10 @@ class DeviceAccounts:
         """UUID -> bytes that jobs may hold."""
         self.held: dict[str, dict[tuple[str, int], int]] = {}
         """UUID -> (job and rank, pid) -> the limit by which it goes."""
+        self.heavy: dict[str, dict[str, float]] = {}
+        """UUID -> job and rank -> when it did heavy work last."""
+        self.links: dict[str, tuple[SharerLink, list[str]]] = {}
+        """Job and rank -> its newest process's link, and its devices."""
 
     def holds(self, uuid: str, rank: str, pid: int, limit_bytes: int) -> None:
         held = self.held.setdefault(uuid, {})
@@ -53,6 +60,11 @@ class DeviceAccounts:
         if sum(held.values()) > room:
             total = sum(held.values())
             self._wrong(f"ranks may hold {total} bytes of {uuid}, which has {room}: {held}")
+
+    def times_as_long(self, uuids: list[str], rank: str, now_s: float) -> float:
+        """What a step takes beside the others on these devices, in steps alone."""
+        beside = [worked_s for uuid in uuids for other, worked_s in self.heavy.get(uuid, {}).items() if other != rank]
+        return HEAVY if any(now_s - worked_s < HEAVY_S for worked_s in beside) else 1.0
 
     def gone(self, uuid: str, rank: str, pid: int) -> None:
         self.held.get(uuid, {}).pop((rank, pid), None)
@@ -136,6 +148,7 @@ def sharer(accounts: DeviceAccounts) -> Callable[[Env, Command], Awaitable[int]]
         link = SharerLink(env, given, how != "plain")
         env.spawn("agent link", link.run())
         script = Script(env, command, link, accounts, how)
+        accounts.links[script.name] = link, script.gpus
         try:
             await script.run()
         finally:
@@ -163,12 +176,19 @@ class Script:
             began_s = self.env.clock.now_s()
             await self._stopped()
             self._flag(True)
-            took_s = self.busy_s * self.env.rng.uniform(0.95, 1.05)
+            took_s = self.busy_s * self.env.rng.uniform(0.95, 1.05) * self._beside_others()
             await asyncio.sleep(took_s)
             self._flag(False)
             await asyncio.sleep(self.idle_s)
             self.worked_s += took_s + self.idle_s
             self._boundary(began_s)
+
+    def _beside_others(self) -> float:
+        now_s = self.env.clock.boot_s()
+        if self.how == "heavy":
+            for uuid in self.gpus:
+                self.accounts.heavy.setdefault(uuid, {})[self.name] = now_s
+        return self.accounts.times_as_long(self.gpus, self.name, now_s)
 
     async def _stopped(self) -> None:
         while True:

@@ -1,13 +1,14 @@
 """Jobs of all classes share devices under the real scheduler and the real sharing, on every host: they ask for memory,
-go by the limits in their pages or do not, and agents, hosts and devices fail meanwhile.
+go by the limits in their pages or do not, some do not pair, and agents, hosts, devices and the network fail meanwhile.
 
 What all ranks may hold of a device never exceeds it, whoever has died or begun anew (`chaos/sharer.py` keeps account of
 the limits that ranks really go by); nobody is stopped without a lease; and when all is healed every job ends.
 """
 
 from chaos import faults
+from chaos.classes_held import PagesFollowTheLog, alive
 from chaos.rackworld import SimRack
-from chaos.sharer import DeviceAccounts, name_of, sharer
+from chaos.sharer import DeviceAccounts, sharer
 from chaos.story import ended
 from covey.core import JobId
 from covey.units import GIB
@@ -22,15 +23,12 @@ JOBS = (5, 12)
 FAULTS = (0, 5)
 OVER_S = 900.0
 """Jobs wait for one another, and some are taken back again and again."""
-MANNERS = ("", "", "", "", "deaf", "garbage", "plain")
+MANNERS = ("", "", "", "", "deaf", "garbage", "plain", "heavy", "heavy")
 DEVICE_FAULTS = (("xid", 95), ("ecc", 3), ("lost", 0), ("lost", 1), ("stuck", 0))
 
 
 def play(rack: SimRack) -> None:
-    accounts = DeviceAccounts(rack.saw_wrong, lambda: alive(rack))
-    rack.world.user_programs["sharer"] = sharer(accounts)
-    for host in rack.hosts.values():
-        accounts.room |= {device.uuid: device.memory_bytes - GIB for device in host.probes.devices.devices()}
+    watched(rack)
     rack.settle()
     jobs: dict[JobId, tuple[str, ...]] = {}
     strikes = rack.rng.randint(*FAULTS)
@@ -47,9 +45,15 @@ def play(rack: SimRack) -> None:
     rack.world.counts["upgraded"] = sum(queue.jobs[id].upgraded is not None for id in jobs)
 
 
-def alive(rack: SimRack) -> set[str]:
-    hosts = rack.hosts.values()
-    return {name_of(host.commands[process.id.pid]) for host in hosts for process in host.find("sharer")}
+def watched(rack: SimRack) -> PagesFollowTheLog:
+    """From now on `sharer` may be submitted, and what its ranks hold and are told is watched."""
+    accounts = DeviceAccounts(rack.saw_wrong, lambda: alive(rack))
+    rack.world.user_programs["sharer"] = sharer(accounts)
+    for host in rack.hosts.values():
+        accounts.room |= {device.uuid: device.memory_bytes - GIB for device in host.probes.devices.devices()}
+    classes = PagesFollowTheLog(rack, accounts)
+    rack.world.watch(classes)
+    return classes
 
 
 def submit(rack: SimRack, number: int) -> JobId:
@@ -78,12 +82,15 @@ def submit(rack: SimRack, number: int) -> JobId:
 
 
 def strike(rack: SimRack) -> None:
-    """An agent dies, the leader's or another one's, or a host does, or a device falls sick; all come back."""
+    """An agent dies, the leader's or another one's, or a host does, the rack falls in two parts, or a device falls
+    sick; all come back."""
     leader, rng = rack.leader(), rack.rng
     name = leader if leader is not None and rng.random() < 0.4 else rng.choice(sorted(rack.hosts))
     for_s, kind = rng.uniform(0.5, 30.0), rng.random()
-    if kind < 0.35:
+    if kind < 0.3:
         sick, number = rng.choice(DEVICE_FAULTS)
         faults.strike(rack.world, faults.SickDevice(name, sick, number, for_s))  # type: ignore[arg-type]
+    elif kind < 0.5:
+        faults.strike(rack.world, faults.draw(rng, rng.choice(("partition", "one way", "isolate")), sorted(rack.hosts)))
     else:
-        faults.strike(rack.world, faults.Kill("host" if kind < 0.5 else "agent", name, for_s))
+        faults.strike(rack.world, faults.Kill("host" if kind < 0.65 else "agent", name, for_s))

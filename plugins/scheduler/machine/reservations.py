@@ -226,12 +226,16 @@ class Reservations:
         return ()
 
     def _upgraded(self, hold: Hold) -> Sequence[Action]:
-        """It is guaranteed now, on GPUs that were promised to gangs whose start the log refuses from now on."""
+        """It is guaranteed now, on GPUs that were promised to gangs whose start the log refuses from now on. Not yet
+        while a guaranteed job before it, which is over by the log, has its GPU here: it is told again."""
         devices, actions = set(map(device_of, hold.gpus)), list[Action]()
-        for other in self.all():
-            if not other.started and not other.is_guest and other.job != hold.job and devices & set(other.gpus):
-                self._fence(other.job, other.epoch, other.attempt)
-                actions += self._drop(other)
+        beside = [other for other in self.all() if not other.is_guest and other.job != hold.job]
+        owners = [other for other in beside if devices & set(map(device_of, other.gpus))]
+        if any(other.started for other in owners):
+            return ()
+        for other in owners:
+            self._fence(other.job, other.epoch, other.attempt)
+            actions += self._drop(other)
         self._exchange(hold, msgspec.structs.replace(hold, guaranteed=True))
         return [*actions, Save()]
 

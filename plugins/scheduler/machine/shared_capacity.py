@@ -152,6 +152,8 @@ class SharedCapacity(Capacity):
         return {unit: 1 for unit in self.open if unit not in self.kept}
 
     def closed(self, job: Job) -> bool:
+        if any(place.host not in self.hosts for place in job.awaited if place.gpus):
+            return True  # nobody there could be told, and another job may hold the GPU by the log
         own = int(self.holds_alone(job))
         return any(
             unit not in self.open or unit in self.kept or self.alone.get(unit, 0) > own for unit in self.held_by(job)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from covey.core import HostId, JobId
 from plugins.facts import GpuUse
 from plugins.scheduler.machine.parts import Hold, Wish, choice
+from plugins.scheduler.machine.reservations import GrantNews, HeldReservations, RanksGone, Reservations
 from plugins.scheduler.machine.shared_capacity import Sharing
 from plugins.scheduler.policy.shared import device_of, is_part
 
@@ -62,6 +63,20 @@ def test_a_job_is_not_put_beside_one_that_it_slows_down() -> None:
     holds = [hold("j1", "a"), hold("j2", "b"), hold("j3", "c")]
     chosen = choice(Wish(2, True, apart_from=(JobId("j1"),)), GPUS, holds, uses({"b": 0.7, "c": 0.7}), TWO)
     assert (chosen.gpus, chosen.why_not) == (("b+1", "c+1"), "1 held by j1, which it slows down")
+
+
+def test_an_upgrade_waits_until_the_guaranteed_job_before_has_gone_here() -> None:
+    """The log knows its end before this host has freed its GPU."""
+    held = HeldReservations((hold("before", "a"), guest("gang", "a+1", "b+1")))
+    reservations = Reservations(held, 15.0, 0.0, TWO)
+    news = GrantNews(JobId("gang"), 1, live=True, over=False, guaranteed=True)
+    assert reservations.handle(news, 1.0) == ()
+    reservations.check()
+    reservations.handle(RanksGone(JobId("before"), 1), 2.0)
+    reservations.handle(news, 3.0)
+    (gang,) = reservations.all()
+    assert gang.guaranteed
+    reservations.check()
 
 
 HOLDS = st.lists(st.tuples(st.booleans(), st.sampled_from(GPUS)), max_size=8)

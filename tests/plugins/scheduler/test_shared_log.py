@@ -7,7 +7,9 @@ import pytest
 
 from covey.core import HostId, JobId
 from plugins.facts import Place
+from plugins.scheduler.machine.leader import Leader, RackHost, ScheduleTick
 from plugins.scheduler.machine.queue import HARMS_MAX, Queue
+from plugins.scheduler.machine.shared_capacity import SharedGpus, Sharing
 from plugins.scheduler.messages.commands import (
     Applied,
     Command,
@@ -22,6 +24,8 @@ from plugins.scheduler.messages.commands import (
     Upgraded,
 )
 from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.policy.settings import SchedulerSettings
+from plugins.scheduler.policy.shared import short_name
 
 H1, H2 = HostId("h1"), HostId("h2")
 
@@ -80,6 +84,26 @@ def test_all_ranks_are_upgraded_or_none() -> None:
     log.say(RanksReported(wall_s=0.0, job=JobId(other), epoch=1, host=H2, codes={0: 0}))
     assert isinstance(log.upgrade(id), Applied)
     assert log.queue.used("red") == 2
+
+
+def test_no_upgrade_is_proposed_while_a_host_of_the_gang_is_away() -> None:
+    log = Log()
+    other = log.submit("guaranteed")
+    log.place(other, {H2: ("b",)})
+    log.demoted({H1: ("a+1",), H2: ("b+1",)})
+    log.say(RanksReported(wall_s=0.0, job=JobId(other), epoch=1, host=H2, codes={0: 0}))
+    log.say(QuotaSet(wall_s=0.0, tenant="red", gpus=2))
+    leader = Leader(log.queue, SchedulerSettings(beside=1), Sharing(beside=1))
+    here, there = (
+        RackHost(host, 1, None, SharedGpus(names=(short_name(gpu),))) for host, gpu in ((H1, "a"), (H2, "b"))
+    )
+
+    def proposed(*hosts: RackHost) -> list[Command]:
+        return [action.command for action in leader.handle(ScheduleTick(hosts, 100.0), 100.0)]
+
+    assert not any(isinstance(command, Upgraded) for command in proposed(here))
+    two = proposed(here, there)
+    assert any(isinstance(command, Upgraded) for command in two), two
 
 
 def test_an_upgrade_waits_for_a_guaranteed_job_that_still_stops_there() -> None:
