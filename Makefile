@@ -73,8 +73,8 @@ rack-test: $(READY) ## kill real agents and byte processes under a job and remot
 storm: $(READY) ## harm real agents on hosts of their own for half an hour: make storm SEED=1 SECONDS=1800
 	@$(BIN)/covey-chaos storm --seed $(or $(SEED),1) --seconds $(or $(SECONDS),1800)
 
-bench-sharing: $(READY) .venv/.torch ## two real scripts on one core under each law, half an hour: ARGS="--pairs conv-input --rounds 2"
-	@$(BIN)/python bench/sharing_live.py $(ARGS)
+bench-sharing: $(READY) .venv/.torch ## real scripts on shared cores: ONLY=live (each law, half an hour), away, memory ARGS="--rounds 2"
+	@$(BIN)/python bench/sharing_$(or $(ONLY),live).py $(ARGS)
 
 picture: $(READY) ## draw docs/picture.svg anew: the layers, and who imports whom
 	@$(BIN)/python docs/picture.py

@@ -46,7 +46,7 @@ from plugins.sharing.machine.memory_search import MemorySearch
 from plugins.sharing.machine.reclaim import evicted, hard_limited, press, suspended
 from plugins.sharing.machine.share_ledger import ShareLedger
 from plugins.sharing.messages import LEASE_S, Limits, Report
-from plugins.sharing.policy import interference, ladder, lease, memory
+from plugins.sharing.policy import ladder, lease, memory
 from plugins.sharing.policy.interference import TOLERANCE, StepSamples
 from plugins.sharing.policy.ladder import FREE, STOPPED, Rates
 
@@ -279,7 +279,7 @@ class SharedGpu:
         member = next((m for m in self.members.values() if m.to_upgrade and m.present), None)
         if member is None or self.guaranteed is not None:
             return []
-        member.kind, member.to_upgrade, member.steps = "guaranteed", False, StepSamples()
+        member.upgraded()
         self._why = f"{member.job} is guaranteed from now on"
         self.trial.stop()
         if member.stage == "running":
@@ -346,8 +346,8 @@ class SharedGpu:
         if self.ladder is not None:
             self.ladder.flag = member.flag
             self._why = self.ladder.stepped(report.step_s, report.idle_s, now_s) or self._why
-        elif interference.is_stable(member.steps):
-            self._steady(member, f"{member.job} runs steadily: {member.steps.count} mini-batches alone")
+        elif why := member.settled(report.step_s):
+            self._steady(member, why)
         return []
 
     def _surged(self, member: GpuMember, report: Report) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from covey.core import JobId
 from plugins.sharing.messages import Kind, Limits
-from plugins.sharing.policy import memory
+from plugins.sharing.policy import interference, memory
 from plugins.sharing.policy.interference import StepSamples
 
 Stage = Literal["waiting", "running", "suspended", "ended"]
@@ -37,6 +37,10 @@ class GpuMember:
     """When it started, was found, or was upgraded; clock time."""
     steps: StepSamples = field(default_factory=StepSamples)
     """Since the limits last changed: for trials, and whether a job that just started runs steadily."""
+    settling: StepSamples = field(default_factory=StepSamples)
+    """The newest mini-batches of a guaranteed job that does not run steadily yet."""
+    settling_steps: int = 0
+    """All of them."""
     limits: Limits | None = None
     """Sent last."""
     epoch: int = 0
@@ -76,6 +80,21 @@ class GpuMember:
         self.peak_bytes = max(self.peak_bytes, peak_bytes + spill_bytes)
         if self.asked:
             self.wanted_bytes = max(self.wanted_bytes, self.shown_bytes)
+
+    def settled(self, step_s: float) -> str:
+        """Why it is taken as steady with this mini-batch; empty: not yet. The newest ones must be even."""
+        if self.settling.count >= interference.STEPS_SETTLING:
+            self.settling = StepSamples()
+        self.settling, self.settling_steps = self.settling.plus(step_s), self.settling_steps + 1
+        if interference.is_stable(self.settling):
+            return f"{self.job} runs steadily: {self.settling.count} mini-batches alone"
+        uneven = self.settling_steps >= interference.STEPS_SETTLING_MAX
+        return f"{self.job} is uneven by itself: {self.settling_steps} mini-batches alone" if uneven else ""
+
+    def upgraded(self) -> None:
+        """It is guaranteed from now on, and nothing is known of it as such."""
+        self.kind, self.to_upgrade, self.steps = "guaranteed", False, StepSamples()
+        self.settling, self.settling_steps = StepSamples(), 0
 
     @property
     def shown_bytes(self) -> int:

@@ -3,6 +3,8 @@
 asked --(3 mini-batches or 5 s)--> driver limit --1 s--> suspend --10 s--> terminate --10 s--> kill
 
 One that keeps the memory it took at its start (JAX) is not limited by the driver, under which it would fail.
+Who still loads its framework and did not say what memory it wants is not suspended but queued again: nothing of it is
+lost yet, and suspended it would need room for all there may be before it could go on.
 """
 
 from collections.abc import Mapping
@@ -55,6 +57,8 @@ def press(members: Mapping[JobId, GpuMember], ledger: ShareLedger, now_s: float)
             continue
         least = 1 if member.fixed else 0
         member.press, member.press_s = min(4, max(member.press, least) + 1), now_s
+        if member.press == 2 and _just_began(member, now_s):
+            member.press = 3
         actions += _pressed(member, ledger.accounts[job].told_bytes)
     return actions
 
@@ -77,6 +81,10 @@ def suspended(members: Mapping[JobId, GpuMember], ledger: ShareLedger, event: Su
     ledger.forced(event.job, 0)
     member.stage, member.press = "suspended", 0
     return f"{event.job} is suspended to host memory"
+
+
+def _just_began(member: GpuMember, now_s: float) -> bool:
+    return member.gate is None and not member.asked and now_s - member.started_s < UNGATED_S
 
 
 def _pressed(member: GpuMember, want: int) -> Actions:

@@ -17,6 +17,11 @@ CONFIDENCE = 1.3
 """Standard errors on either side of a measured slowdown before it is believed: 90 % one-sided."""
 STEPS_MIN = 6
 """Mini-batches before anything is concluded."""
+STEPS_SETTLING = 32
+"""Mini-batches of a job that just started that are compared with one another; then the next ones are. The first one of
+a script of 1 ms takes half a second: compared with it, none would ever be even."""
+STEPS_SETTLING_MAX = 512
+"""Mini-batches after which a job that is still uneven is taken as it is: a baseline knows its own error."""
 STEPS_BASELINE = 32
 """Mini-batches of a baseline at least: its error is in every later comparison. With 24, known half as well, single runs
 of the sharing experiment were up to 5.5 % slower."""

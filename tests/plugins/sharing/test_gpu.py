@@ -63,6 +63,29 @@ def test_a_guaranteed_job_starts_only_when_the_others_have_stopped_and_given_roo
     assert state(rack) == "init" and rack.gib("g") == 8 and rack.stopped("o")
 
 
+def test_a_long_first_mini_batch_keeps_the_others_stopped_for_the_next_dozens_only() -> None:
+    rack = Rack()
+    rack.arrive("o", "opportunistic", 8)
+    rack.step("o", peak=8 * GIB)
+    rack.arrive("g", "guaranteed", 8)
+    rack.step("o")
+    rack.step("g", step_s=0.5)
+    rack.steps(31, "g", step_s=0.001)
+    assert state(rack) == "init" and rack.stopped("o")
+    rack.steps(10, "g", step_s=0.001)
+    assert state(rack) == "baseline"
+
+
+def test_a_job_whose_mini_batches_are_uneven_for_good_is_taken_as_it_is() -> None:
+    rack = Rack()
+    rack.arrive("g", "guaranteed", 8)
+    for _ in range(256):
+        assert state(rack) == "init"
+        rack.step("g", step_s=0.01)
+        rack.step("g", step_s=0.03)
+    assert state(rack) == "baseline"
+
+
 def test_after_the_baseline_others_get_idle_phases_and_the_guaranteed_job_no_limit() -> None:
     """Reference: §3.3: what is left, step by step."""
     rack = Rack()

@@ -14,6 +14,7 @@ from plugins.sharing.machine.events import (
     StartRank,
     Suspend,
     Suspended,
+    Terminate,
     TimePassed,
 )
 from tests.plugins.sharing.gpu_rack import Rack, kinds, state
@@ -55,6 +56,17 @@ def test_the_drivers_word_counts_only_for_who_is_pressed_and_only_for_what_it_ha
     assert Suspend in kinds(rack.tell(TimePassed(True), 2))
     rack.tell(HardLimited(OTHER, 12 * GIB, ok=True))
     assert state(rack) == "arrival", "too late: it is being suspended"
+
+
+def test_who_still_loads_and_named_no_memory_is_queued_again_not_suspended() -> None:
+    """Suspended it would come back when all of the device is free: when the guaranteed job ends."""
+    for began_s, wanted, means in ((0, 0, Terminate), (60, 0, Suspend), (0, 30, Suspend)):
+        rack = Rack()
+        rack.arrive("o", "opportunistic", wanted)
+        rack.tell(TimePassed(True), began_s)
+        rack.arrive("g", "guaranteed", 20)
+        assert kinds(rack.tell(TimePassed(True), 6)) == [HardLimit]
+        assert means in kinds(rack.tell(TimePassed(True), 2)), (began_s, wanted)
 
 
 def test_who_was_limited_by_the_driver_is_limited_by_it_again_the_next_time() -> None:
