@@ -1,0 +1,90 @@
+"""Real agents on devices made of cores that jobs share, for tests and benchmarks."""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cli import rack, rack_files, rack_ports, rack_processes
+from cli.client import Agent
+from cli.rack_files import RackHost
+from tests.rack.test_kills import wait
+
+RANK = Path(__file__).with_name("sharing_rank.py")
+ROOT = Path(__file__).parents[2]
+
+
+class SharingRack:
+    """A started rack, `gpus` devices a host; `scheduler`: lines of that section of every agent.toml."""
+
+    def __init__(self, directory: Path, hosts: int, gpus: int, scheduler: str, devices: str = "cpu") -> None:
+        self.directory, self.count, self.gpus = directory, hosts, gpus
+        self.words = directory / "words"
+        self.words.mkdir()
+        with rack_ports.Claims() as claims:
+            for host in rack_files.generate(directory, hosts, gpus, os.environ, claims, devices):
+                text = host.config.read_text().replace("[scheduler]\n", f"[scheduler]\n{scheduler}\n")
+                host.config.write_text(text)
+        self.hosts: list[RackHost] = []
+
+    def start(self) -> None:
+        """Whatever is missing, as systemd's Restart=always would."""
+        quiet = rack.Timer(lambda _line: None)
+        self.hosts = rack.start(self.directory, self.count, self.gpus, os.environ, quiet)
+
+    def host(self, name: str) -> RackHost:
+        return next(host for host in self.hosts if host.name == name)
+
+    def agent(self, name: str | None = None) -> Agent:
+        """Of this host; of whichever answers."""
+        hosts = self.hosts if name is None else [self.host(name)]
+        return Agent([host.address for host in hosts], name or "the rack", timeout_s=5.0)
+
+    def agentd(self, name: str) -> int:
+        pid = rack_processes.lock_holder(self.host(name).state_dir)
+        assert pid, f"no agent runs on {name}"
+        return pid
+
+    def kill(self, name: str) -> None:
+        os.kill(self.agentd(name), signal.SIGKILL)
+
+    def submit(self, name: str, argv: list[str], **more: Any) -> str:
+        """Its id. Ranks find `words` in their environment, and covey where this checkout has it."""
+        env = {"PATH": os.environ["PATH"], "WORDS": str(self.words), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        body = {"name": name, "argv": argv, "cwd": "/", "env": env, "gpus_per_worker": 1, **more}
+        return str(self.agent().post("jobs", body=body).data["id"])
+
+    def job(self, job: str, at: str | None = None) -> dict[str, Any]:
+        """As this host's agent sees it."""
+        found: dict[str, Any] = self.agent(at).get("jobs", job).data
+        return found
+
+    def runs(self, job: str, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Its view, once it runs."""
+        found: dict[str, Any] = wait(f"{job} runs", lambda: (now := self.job(job))["state"] == "running" and now, timeout_s)
+        return found
+
+
+def rank(work_s: float, wait_s: float, steps: int = 0) -> list[str]:
+    """The command of a rank without a framework."""
+    return [sys.executable, str(RANK), str(work_s), str(wait_s), str(steps)]
+
+
+@contextlib.contextmanager
+def sharing_rack(hosts: int, gpus: int, scheduler: str, devices: str = "cpu") -> Iterator[SharingRack]:
+    """Started; stopped at the end, and nothing of it is left."""
+    directory = Path(tempfile.mkdtemp(prefix="covey-rack-"))
+    try:
+        found = SharingRack(directory, hosts, gpus, scheduler, devices)
+        found.start()
+        yield found
+    finally:
+        rack.stop(directory, os.environ, lambda _line: None)
+        left = rack_processes.find(directory, [])
+        shutil.rmtree(directory)
+        assert left == [], "stop leaves no process"

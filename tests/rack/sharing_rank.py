@@ -1,0 +1,66 @@
+"""A rank that shares its device, without a framework: mini-batches of work and of waiting, and the limits of its page.
+
+    sharing_rank.py WORK_S WAIT_S [STEPS]
+
+It computes for WORK_S of processor time and sleeps for WAIT_S in each mini-batch, until it has made STEPS (0: for
+ever), and goes by pages as a PyTorch script does. In `WORDS/JOB.RANK` stands what its page of limits says, written anew
+after each mini-batch (`WORDS` of the environment; unset: nothing).
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from covey.attach.reporter import of_process
+from covey.attach.sharing import ShareControl
+
+OPTIMIZER = 1
+
+
+def words(share: ShareControl, step: int) -> bytes:
+    """What somebody outside may know of it."""
+    limits = share._limits
+    found = {
+        "pid": os.getpid(),
+        "step": step,
+        "epoch": limits.epoch,
+        "guaranteed": limits.guaranteed,
+        "pages": share._pages is not None,
+        "monotonic_s": time.monotonic(),
+    }
+    return json.dumps(found).encode()
+
+
+def say(path: Path, text: bytes) -> None:
+    """Whole or not at all."""
+    new = path.with_suffix(".new")
+    new.write_bytes(text)
+    new.replace(path)
+
+
+def work(seconds: float) -> None:
+    end_s = time.thread_time() + seconds
+    while time.thread_time() < end_s:
+        pass
+
+
+def main() -> None:
+    work_s, wait_s, steps = float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0
+    share, reporter = ShareControl(), of_process()
+    reporter.attach("a stand-in", share=share)
+    folder, step = os.environ.get("WORDS"), 0
+    while not steps or step < steps:
+        work(work_s)
+        share.idles(True)
+        time.sleep(wait_s)
+        share.idles(False)
+        step += 1
+        reporter.optimizer_stepped(OPTIMIZER)
+        if folder:
+            say(Path(folder) / f"{os.environ['COVEY_JOB_ID']}.{os.environ['COVEY_RANK']}", words(share, step))
+
+
+if __name__ == "__main__":
+    main()
