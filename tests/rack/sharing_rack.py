@@ -66,7 +66,9 @@ class SharingRack:
 
     def runs(self, job: str, timeout_s: float = 60.0) -> dict[str, Any]:
         """Its view, once it runs."""
-        found: dict[str, Any] = wait(f"{job} runs", lambda: (now := self.job(job))["state"] == "running" and now, timeout_s)
+        found: dict[str, Any] = wait(
+            f"{job} runs", lambda: (now := self.job(job))["state"] == "running" and now, timeout_s
+        )
         return found
 
 
