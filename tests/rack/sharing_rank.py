@@ -3,7 +3,7 @@
     sharing_rank.py WORK_S WAIT_S [STEPS]
 
 It computes for WORK_S of processor time and sleeps for WAIT_S in each mini-batch, until it has made STEPS (0: for
-ever), and goes by pages as a PyTorch script does. In `WORDS/JOB.RANK` stands what its page of limits says, written anew
+ever), and goes by pages as a PyTorch script does. In `WORDS/JOB-RANK` stands what its page of limits says, written anew
 after each mini-batch (`WORDS` of the environment; unset: nothing).
 """
 
@@ -59,7 +59,7 @@ def main() -> None:
         step += 1
         reporter.optimizer_stepped(OPTIMIZER)
         if folder:
-            say(Path(folder) / f"{os.environ['COVEY_JOB_ID']}.{os.environ['COVEY_RANK']}", words(share, step))
+            say(Path(folder) / f"{os.environ['COVEY_JOB_ID']}-{os.environ['COVEY_RANK']}", words(share, step))
 
 
 if __name__ == "__main__":
