@@ -158,12 +158,16 @@ class ReportWriter(_Copies):
         self._body = bytearray(_REPORT.size + HISTORY * _BATCH.size)
         self._count = 0
 
+    def add(self, ended: MiniBatch) -> None:
+        """One more for the next `write`."""
+        at = _REPORT.size + self._count % HISTORY * _BATCH.size
+        _BATCH.pack_into(self._body, at, ended.number, ended.step_ns, ended.idle_ns, ended.gated_ns)
+        self._count += 1
+
     def write(self, report: RankReport, ended: MiniBatch | None = None) -> None:
         """`report.batches` is not looked at: `ended` is one more."""
         if ended is not None:
-            at = _REPORT.size + self._count % HISTORY * _BATCH.size
-            _BATCH.pack_into(self._body, at, ended.number, ended.step_ns, ended.idle_ns, ended.gated_ns)
-            self._count += 1
+            self.add(ended)
         r = report
         fields = (r.acked, r.memory_limit_bytes, r.peak_bytes, r.stable_bytes, r.spill_bytes, r.retries, r.gate)
         _REPORT.pack_into(self._body, 0, *fields, r.says_idle, r.fixed, self._count)
@@ -195,9 +199,19 @@ class _Reader(Generic[R]):
 class LimitsReader(_Reader[RankLimits]):
     """The rank's side of its limits."""
 
+    def __init__(self, page: Page) -> None:
+        super().__init__(page)
+        self._heads = b""
+
     def changed(self) -> bool:
-        """Whether there is something newer in `newest`."""
-        body = self._look("limits", _LIMITS.size)
+        """Whether there is something newer in `newest`. Called after each mini-batch: what has the numbers and checksums
+        of the last look is not read."""
+        heads = b"".join(self._page[at : at + _HEAD.size] for at in (0, _COPY_BYTES))
+        if heads == self._heads:
+            return False
+        garbage, body = self.garbage, self._look("limits", _LIMITS.size)
+        if self.garbage == garbage:
+            self._heads = heads
         if body is None:
             return False
         limits = RankLimits(*_LIMITS.unpack(body))

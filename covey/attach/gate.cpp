@@ -170,6 +170,7 @@ std::atomic<uint32_t> fetches{0};  // times that the script's thread began to fe
 std::atomic<int> script{0};    // tid of the script's thread
 std::atomic<bool> meters{false};
 bool running = false;
+uint32_t changes = 1;          // of the flag and of stops, so that who counts need not ask each time; odd: busy
 at::CallbackHandle handle = 0;
 Rates asked;                   // newest of the page
 uint64_t seen = 0;
@@ -186,6 +187,12 @@ bool neighbour_busy(ns& its_since) {
   if (said > 1) return true;
   its_since = __atomic_load_n(reinterpret_cast<const ns*>(page + 16), __ATOMIC_ACQUIRE);
   return said != 0;
+}
+
+void changed(bool busy, bool stopped) {
+  uint32_t was = __atomic_load_n(&changes, __ATOMIC_RELAXED), is;
+  do is = ((was & ~1u) + 2) | (stopped ? was & 1 : busy);
+  while (!__atomic_compare_exchange_n(&changes, &was, is, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED));
 }
 
 // Whether an operator may begin now. Time is accounted every 100 us: the clock of the process costs a system call.
@@ -239,6 +246,7 @@ void stop() {
   while (on.load(std::memory_order_acquire) && !passes(now(), true));
   std::lock_guard<std::mutex> held(gate.lock);
   if (--gate.stopped == 0) gate.gated += now() - gate.stopped_since;
+  changed(false, true);
 }
 
 std::unique_ptr<at::ObserverContext> before(const at::RecordFunction&) {
@@ -274,6 +282,7 @@ void say(bool busy, ns t, ns began) {  // `began`: when it began in truth, for t
   if (busy == is_busy || !page) return;
   if (busy) idle += std::max<ns>(0, began - since);
   since = busy ? t : began, is_busy = busy;
+  changed(busy, false);
   __atomic_store_n(reinterpret_cast<ns*>(page + 16), t, __ATOMIC_RELEASE);
   __atomic_store_n(reinterpret_cast<uint32_t*>(page + 12), uint32_t(busy), __ATOMIC_RELEASE);
   syscall(SYS_futex, page + 12, FUTEX_WAKE, 1 << 20, nullptr, nullptr, 0);
@@ -474,6 +483,7 @@ void covey_fetch(int begins) {
   ns t = now();
   if (meters.load() && !waits.load()) say(true, t, t);
 }
+const uint32_t* covey_changes() { return &changes; }
 // idle ns, gated ns, stops, garbage, whether the gate is in
 void covey_counters(ns* into) {
   ns t = now();

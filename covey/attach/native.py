@@ -33,6 +33,8 @@ class NativeGate:
         for name in ("stop", "neighbour", "script", "look", "wait", "fetch", "meter", "counters"):
             getattr(self._library, f"covey_{name}").restype = None
         self._library.covey_start.restype = ctypes.c_int
+        self._library.covey_changes.restype = ctypes.POINTER(ctypes.c_uint32)
+        self._changes = self._library.covey_changes().contents
         self._kept: list[object] = []
         self._numbers = (ctypes.c_int64 * 5)()
 
@@ -72,6 +74,12 @@ class NativeGate:
     def fetch(self, begins: bool) -> None:
         """The script's thread begins to fetch input by itself: does it sleep? Or it has it, and computes again."""
         self._library.covey_fetch(int(begins))
+
+    @property
+    def changes(self) -> int:
+        """Another number after each change of the flag and each stop, odd while busy: what `counters` says of idle and
+        stopped time stays as it was while this does, and is odd. Costs next to nothing."""
+        return self._changes.value
 
     def counters(self) -> GateCounters:
         self._library.covey_counters(self._numbers)

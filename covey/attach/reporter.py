@@ -14,8 +14,9 @@ from covey.errors import CoveyError
 
 CALLS_MAX, ROUND_S = 64, 1.0
 """Jitted calls, and seconds, after which nobody waits for the script to wait for its device."""
-SEND_S = 0.1
-"""Between two steps that are told: each one costs the script's thread some 20 us, and wakes another."""
+SEND_S, SEND_LATER_S, EARLY = 0.1, 0.5, 20
+"""Between two steps that are told, and after the first ones: each wakes another thread, for which the script's waits
+some 0.4 ms (it needs the interpreter)."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -94,7 +95,7 @@ class Reporter:
         self._steps = StepCounter()
         self._client: JobClient | None = None
         self._pid = 0
-        self._told_s = float("-inf")
+        self._told_s, self._tellings = float("-inf"), 0
         self._problem = ""
         os.register_at_fork(after_in_child=self._forked)
 
@@ -162,8 +163,9 @@ class Reporter:
         now_s = self.now_s()
         with self._lock:
             self._untold.add(step)
-            if now_s - self._told_s < SEND_S:
+            if now_s - self._told_s < (SEND_S if self._tellings < EARLY else SEND_LATER_S):
                 return
+            self._tellings += 1
             told = self._untold.mean() if step.boundary == JITTED_CALL else step
             self._told_s, self._untold = now_s, Untold()
         client = self._connected()

@@ -225,6 +225,8 @@ class TorchMemory:
         self._pushed_in: int | None = None
         """The thread whose autograd is hooked; hooks are a thread's."""
         self._hooked = False
+        self._unlimited = MemoryUsed()
+        """Of each mini-batch without a limit that is not counted."""
         self._disable = graph.disable_saved_tensors_hooks
 
     def uses(self, optimizer: Any) -> None:
@@ -241,6 +243,8 @@ class TorchMemory:
             self.states.optimizers.clear()
         self._batches += 1
         counted = self._pushed_in is not None
+        if not (counted or self._limit_bytes or self._batches % COUNTED_EVERY == 0):
+            return self._unlimited
         if self._batches % COUNTED_EVERY == 0 or counted:
             self._fixed_bytes = sum(_resident(parameter) for parameter in self.states.parameters())
         spilled_bytes = self.saved.spilled_bytes + self._away_bytes
@@ -252,7 +256,9 @@ class TorchMemory:
         self._plan()
         self._push() if self._limit_bytes or self._batches % COUNTED_EVERY == 0 else self._pop()
         self.saved.begin()
-        return MemoryUsed(self._peak_bytes, self._fixed_bytes, spilled_bytes, self.saved.moved + self.states.moved)
+        moved = self.saved.moved + self.states.moved
+        self._unlimited = MemoryUsed(self._peak_bytes, self._fixed_bytes, 0, moved)
+        return MemoryUsed(self._peak_bytes, self._fixed_bytes, spilled_bytes, moved)
 
     def apply(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
