@@ -79,7 +79,7 @@ class NativeGate:
     def changes(self) -> int:
         """Another number after each change of the flag and each stop, odd while busy: what `counters` says of idle and
         stopped time stays as it was while this does, and is odd. Costs next to nothing."""
-        return self._changes.value
+        return int(self._changes.value)
 
     def counters(self) -> GateCounters:
         self._library.covey_counters(self._numbers)
