@@ -137,8 +137,9 @@ struct Gate {
     ns now_phase = t - std::clamp(since, last, t);
     ns part[2] = {busy ? took - now_phase : now_phase, busy ? now_phase : took - now_phase};
     for (int p : {0, 1}) {
-      double least = -rates.share[p] * (leased ? 10 * DEBT_S : DEBT_S);
-      credit[p] = std::clamp(credit[p] + (rates.share[p] - used) * part[p], std::min(least, 0.0), double(QUANTUM));
+      // Of the smallest share too it takes more than a quantum: else nobody would ever be stopped by it.
+      double least = std::min(-rates.share[p] * (leased ? 10 * DEBT_S : DEBT_S), -2.0 * QUANTUM);
+      credit[p] = std::clamp(credit[p] + (rates.share[p] - used) * part[p], least, double(QUANTUM));
     }
     last = t, last_cpu = cpu;
   }

@@ -42,7 +42,8 @@ class GatePace:
         parts = (took_ns - in_this_phase, in_this_phase) if busy else (in_this_phase, took_ns - in_this_phase)
         for phase, share in enumerate((self._rates.idle, self._rates.busy)):
             credit = self._credit[phase] + (share - used) * parts[phase]
-            self._credit[phase] = min(max(credit, -share * DEBT_NS), QUANTUM_NS)
+            least = min(-share * DEBT_NS, -2 * QUANTUM_NS)  # else nobody would be stopped by the smallest shares
+            self._credit[phase] = min(max(credit, least), QUANTUM_NS)
         self._last_ns, self._last_cpu_ns = now_ns, cpu_ns
 
     def may(self, now_ns: int, busy: bool, since_ns: int) -> bool:

@@ -34,7 +34,7 @@ async def test_a_rank_gets_the_share_that_its_agent_says(agent: Agent, gate: str
         told = next(fact for fact in agent.facts if isinstance(fact, JobAttached))
         assert told.to.endswith("gate per operator" if built else "gate per module") and told.problem == ""
         assert await rank.ran(0.5) > 0.8
-        for epoch, share in enumerate([0.5, 0.1, 0.0], 1):
+        for epoch, share in enumerate([0.5, 0.1, 1e-9, 0.0], 1):
             await rank.obeyed(RankLimits(epoch, idle=1.0, busy=share, lease_ns=lease(), failsafe=0.5))
             assert await rank.used(1.0) <= share * 1.2 + 0.04
             assert await rank.ran(1.0) >= share * 0.5

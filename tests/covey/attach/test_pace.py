@@ -39,6 +39,12 @@ def test_a_share_of_time_is_what_it_says_for_short_and_long_operators(operator_m
     assert worked == pytest.approx(4000 * share, rel=0.1, abs=16)
 
 
+@pytest.mark.parametrize("share", [1e-3, 1e-5, 1e-11])
+def test_the_smallest_share_stops_the_script_for_nearly_all_of_the_time(share: float) -> None:
+    """A law that halves its rate again and again arrives there."""
+    assert worked_ms(RankLimits(1, 0, busy=share, lease_ns=LEASE), 0.1, 4000)[0] < 20
+
+
 def test_idle_time_of_the_neighbour_is_used_and_its_busy_time_is_not() -> None:
     worked, longest_ms = worked_ms(RankLimits(1, 1, busy=0, lease_ns=LEASE), 0.1, 2200, busy_ms=10, idle_ms=12)
     assert 1100 < worked <= 1215 and longest_ms <= 11
