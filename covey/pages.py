@@ -204,8 +204,8 @@ class LimitsReader(_Reader[RankLimits]):
         self._heads = b""
 
     def changed(self) -> bool:
-        """Whether there is something newer in `newest`. Called after each mini-batch: what has the numbers and checksums
-        of the last look is not read."""
+        """Whether there is something newer in `newest`. Called after each mini-batch: what has numbers and checksums of
+        the last look is not read."""
         heads = b"".join(self._page[at : at + _HEAD.size] for at in (0, _COPY_BYTES))
         if heads == self._heads:
             return False

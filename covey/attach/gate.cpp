@@ -176,6 +176,7 @@ at::CallbackHandle handle = 0;
 Rates asked;                   // newest of the page
 uint64_t seen = 0;
 ns seen_at = 0, garbage = 0;
+std::atomic<uint32_t> reads{0};  // of limits that were new
 // of the flag, under `flagging`
 bool is_busy = true;
 ns since = 0, idle = 0;
@@ -258,7 +259,10 @@ std::unique_ptr<at::ObserverContext> before(const at::RecordFunction&) {
 // Reads the page, puts the gate in, takes it out. Under `looking`.
 void look(ns t) {
   const uint8_t* page = limits.load(std::memory_order_acquire);
-  if (page && read_page(page, seen, asked, garbage)) seen_at = t;
+  if (page && read_page(page, seen, asked, garbage)) {
+    seen_at = t, reads++;
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&reads), FUTEX_WAKE_PRIVATE, 1 << 20, nullptr, nullptr, 0);
+  }
   Rates holds = asked;
   ns ends = std::min(asked.lease, seen_at + LEASE_MAX);
   bool leased = asked.free() || !asked.lease || t < ends;
@@ -370,10 +374,10 @@ void hurry(bool urgent) {
   sched_setscheduler(0, urgent ? SCHED_OTHER : SCHED_BATCH, &none);
 }
 
-// Until the script fetches input, or so long.
-void rest(ns length, uint32_t seen_fetches) {
+// Until it is another number, or so long.
+void rest(std::atomic<uint32_t>& word, uint32_t was, ns length) {
   timespec t{length / 1000000000, length % 1000000000};
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&fetches), FUTEX_WAIT_PRIVATE, seen_fetches, &t, nullptr, 0);
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, was, &t, nullptr, 0);
 }
 
 void watch() {
@@ -382,7 +386,7 @@ void watch() {
   ns pause = BUSY_LOOK;
   uint32_t seen_fetches = 0;
   while (alive.load()) {
-    rest(pause, seen_fetches);
+    rest(fetches, seen_fetches, pause);  // or until the script fetches input
     if (fetches.load() != seen_fetches) {
       seen_fetches = fetches.load();
       meter.begin(now());
@@ -483,6 +487,11 @@ void covey_fetch(int begins) {
   std::lock_guard<std::mutex> held(flagging);
   ns t = now();
   if (meters.load() && !waits.load()) say(true, t, t);
+}
+// Waits until other limits than the `was`-th were read, or so long: how many were.
+uint32_t covey_await(uint32_t was, ns length) {
+  rest(reads, was, length);
+  return reads.load();
 }
 const uint32_t* covey_changes() { return &changes; }
 // idle ns, gated ns, stops, garbage, whether the gate is in

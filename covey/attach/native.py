@@ -33,6 +33,9 @@ class NativeGate:
         for name in ("stop", "neighbour", "script", "look", "wait", "fetch", "meter", "counters"):
             getattr(self._library, f"covey_{name}").restype = None
         self._library.covey_start.restype = ctypes.c_int
+        self._library.covey_await.restype = ctypes.c_uint32
+        self._library.covey_await.argtypes = [ctypes.c_uint32, ctypes.c_int64]
+        self._reads = 0
         self._library.covey_changes.restype = ctypes.POINTER(ctypes.c_uint32)
         self._changes = self._library.covey_changes().contents
         self._kept: list[object] = []
@@ -66,6 +69,10 @@ class NativeGate:
     def look(self) -> None:
         """Read the page of limits now; else it is read every 2 ms, every 20 ms where nothing is gated."""
         self._library.covey_look()
+
+    def await_limits(self, seconds: float) -> None:
+        """Until new limits were read, or so long, without the interpreter's lock. Of one thread."""
+        self._reads = self._library.covey_await(self._reads, int(seconds * 1e9))
 
     def wait(self, begins: bool) -> None:
         """The script's thread begins, or ends, to wait for others. Each beginning has its end."""

@@ -40,7 +40,11 @@ from covey.pages import (
 from covey.wire import AskPages
 
 LOOK_S = 0.05
-"""Between two looks within a mini-batch: an epoch that leaves memory as it is need not wait for its end."""
+"""Between two looks within a mini-batch: an epoch that leaves memory as it is need not wait for its end. With a native
+gate, whose thread sees new limits, between two that see that a last report is written."""
+LOOK_NATIVE_S = 0.25
+WRITE_NS = 20_000_000
+"""Between two reports without other news than mini-batches: agents look every 50 ms, and each costs some 20 us."""
 
 
 @dataclass
@@ -140,7 +144,10 @@ class ShareControl:
         self._limits = RankLimits()
         self._limit_bytes = self._acked = 0
         self._used = MemoryUsed()
-        self._since = GateCounters()
+        self._since, self._changes = GateCounters(), 0
+        self._news: tuple[int, int, MemoryUsed] | None = None
+        self._write_ns, self._untold = 0, False
+        """When the next report is written at the latest after a mini-batch, and whether some were not told yet."""
         self._script, self.script_native_id = threading.main_thread().ident, threading.main_thread().native_id or 0
         self._words, self._speaking = DeviceWords(), threading.Lock()
         self._took: int | None = None
@@ -320,12 +327,28 @@ class ShareControl:
         idle_ns, self._idle_before_ns = max(int(step.input_s * 1e9), said_ns - self._idle_before_ns), said_ns
         if self._native is None:
             return idle_ns, gated_ns
+        changes = self._native.changes
+        if changes == self._changes:  # and odd: it was busy, and nobody was stopped
+            return 0 if self._meters else idle_ns, gated_ns
         now, before = self._native.counters(), self._since
-        self._since = now
+        self._since, self._changes = now, changes if changes % 2 else 0
         return now.idle_ns - before.idle_ns if self._meters else idle_ns, gated_ns + now.gated_ns - before.gated_ns
+
+    def _wrote(self, ended: MiniBatch, now_ns: int) -> bool:
+        """Whether it is enough to add this one to the next report: nothing else is new."""
+        assert self._pages is not None
+        news = (self._acked, self._limit_bytes, self._used)
+        if now_ns < self._write_ns and news == self._news:
+            self._pages.report.add(ended)
+            return True
+        self._news, self._write_ns = news, now_ns + WRITE_NS
+        return False
 
     def _write(self, ended: MiniBatch | None) -> None:
         assert self._pages is not None
+        self._untold = ended is not None and self._wrote(ended, time.monotonic_ns())
+        if self._untold:
+            return
         says_idle = self._words.ever_idle or (self._native is not None and self._meters)
         used = self._used
         self._pages.report.write(
@@ -387,10 +410,19 @@ class ShareControl:
                 self._write(None)
 
     def _keep_looking(self) -> None:
-        while not self._closed.wait(LOOK_S):
+        while not self._closed.wait(LOOK_S if self._native is None else 0):
+            if self._native is not None:
+                self._native.await_limits(LOOK_NATIVE_S)
             with self._lock:
                 if self._pages is not None:
                     self._look(between_batches=False)
+            self.tell()
+
+    def tell(self) -> None:
+        """Write the report of mini-batches that wait for the next one's."""
+        with self._lock:
+            if self._untold:
+                self._write(None)
 
     # ---- without a native gate ----
 

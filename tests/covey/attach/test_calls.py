@@ -48,6 +48,7 @@ class Calls:
 
     def ends(self) -> None:
         self.share.boundary(Step(3, 0.01, 0.0, JITTED_CALL))
+        self.share.tell()
         assert self.report.fresh() is not None
 
     def acked(self) -> tuple[int, int]:
@@ -206,6 +207,11 @@ class Native:
 
     def look(self) -> None:
         """It reads its page itself."""
+
+    changes = 0
+
+    def await_limits(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def counters(self) -> GateCounters:
         return GateCounters()

@@ -52,6 +52,7 @@ class Rank:
 
     def ends(self, step_s: float = 0.005, input_s: float = 0.0) -> RankReport:
         self.share.boundary(Step(3, step_s, input_s, "optimizer"))
+        self.share.tell()
         report = self.report.fresh()
         assert report is not None
         return report
@@ -182,6 +183,11 @@ class FetchedNative:
     def start(self, limits: object, flag: object, meter: bool) -> bool:
         return True
 
+    changes = 0
+
+    def await_limits(self, seconds: float) -> None:
+        time.sleep(seconds)
+
     def counters(self) -> GateCounters:
         return GateCounters()
 
@@ -201,3 +207,16 @@ def test_a_fetch_in_the_scripts_own_thread_is_told_at_once_and_of_no_other_threa
     other.start()
     other.join()
     assert native.told == [True, False]
+
+
+def test_mini_batches_of_a_moment_are_one_report_and_none_is_lost() -> None:
+    """A report costs some 20 us, of a mini-batch of 5 ms: agents read one each 50 ms."""
+    rank = Rank()
+    rank.ends()
+    for _ in range(5):
+        rank.share.boundary(Step(3, 0.0001, 0.0, "optimizer"))
+    first = rank.report.fresh()
+    rank.share.tell()
+    last = rank.report.fresh()
+    batches = len(first.batches if first else ()) + len(last.batches if last else ())
+    assert batches == 5 and (first is None or len(first.batches) < 5)
