@@ -98,7 +98,7 @@ async def test_the_flag_follows_what_the_script_does(agent: Agent, gate: str, tm
             phases = ast.literal_eval(await asyncio.to_thread(told.read_text))
         for busy in (False, True):
             lags[busy].append(statistics.median(lag for b, t in phases if b == busy for lag in lags_ms(seen, busy, t)))
-    assert statistics.median(lags[False]) < 6 and statistics.median(lags[True]) < 6, lags
+    assert statistics.median(lags[False]) < 6 and statistics.median(lags[True]) < 9, lags
 
 
 def lags_ms(seen: list[tuple[bool, int]], busy: bool, at_ns: int) -> list[float]:
