@@ -118,12 +118,14 @@ class TorchRank:
 
 
 @contextlib.asynccontextmanager
-async def running(agent: Agent, script: str, rank: int = 1, **environ: str) -> AsyncIterator[TorchRank]:
+async def running(
+    agent: Agent, script: str, rank: int = 1, head: str = HEAD, **environ: str
+) -> AsyncIterator[TorchRank]:
     """The script as this rank, once its pages are there; killed at the end, if it has not ended."""
     ours = {"PATH": os.environ["PATH"], "PYTHONPATH": SITE, "HOME": "/tmp", "OMP_NUM_THREADS": "1"}
     known = {**ours, **agent.environ(COVEY_RANK=str(rank)), **environ}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-W", "error", "-c", HEAD + script, env=known, start_new_session=True
+        sys.executable, "-W", "error", "-c", head + script, env=known, start_new_session=True
     )
     try:
         shares = RankShares(J1, 1, rank)

@@ -1,0 +1,162 @@
+"""Real JAX scripts by the pages of a shared device, with PyTorch in the same process and without. Judged by what the
+kernel counts."""
+
+import ast
+import asyncio
+import importlib.util
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+
+from covey.pages import GATES, RankLimits
+from plugins.facts import JobAttached, RankShares
+from tests.covey.agents import J1, Agent
+from tests.covey.attach.test_gate import changes, lags_ms
+from tests.covey.attach.torch_jobs import HEAD, TorchRank, gate_folder, running
+
+pytestmark = [
+    pytest.mark.jax,
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="no jax here: make check TORCH=1"),
+]
+JAX = """
+import os, sys, time, jax, jax.numpy as jnp
+keys = jax.random.split(jax.random.PRNGKey(1), 6)
+weights = [jax.random.normal(key, (160, 160)) * 0.05 for key in keys]
+batch = jax.random.normal(keys[0], (160, 160))
+def loss(weights, batch):
+    for weight in weights: batch = jnp.tanh(batch @ weight)
+    return jnp.mean(batch ** 2)
+@jax.jit
+def train(weights, batch):
+    return [w - 1e-3 * g for w, g in zip(weights, jax.grad(loss)(weights, batch))]
+def call():
+    global weights
+    weights = train(weights, batch)
+    return weights
+"""
+WAITS = "while True: jax.block_until_ready(call())"
+RUNS_AHEAD = "while True: call()"
+
+
+def lease(seconds: float = 30.0) -> int:
+    return time.monotonic_ns() + int(seconds * 1e9)
+
+
+async def used(rank: TorchRank, seconds: float) -> float:
+    """Processor time of all its threads, of all time."""
+    cpu_ns, began_ns = all_cpu_ns(rank), time.monotonic_ns()
+    await asyncio.sleep(seconds)
+    return (all_cpu_ns(rank) - cpu_ns) / (time.monotonic_ns() - began_ns)
+
+
+def all_cpu_ns(rank: TorchRank) -> int:
+    tasks = Path(f"/proc/{rank.process.pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks)
+
+
+PINNED = "import os\nos.sched_setaffinity(0, {max(os.sched_getaffinity(0))})\n"
+
+
+@pytest.mark.parametrize("script", [pytest.param(WAITS, id="waits"), pytest.param(RUNS_AHEAD, id="runs-ahead")])
+async def test_a_jax_rank_gets_the_share_that_its_agent_says(agent: Agent, script: str) -> None:
+    """By stops between its calls, also where it queues many of them; all of it once nobody says so any more.
+    Reference: §3.1.2."""
+    async with running(agent, script, head=PINNED + JAX) as rank:
+        told = next(fact for fact in agent.facts if isinstance(fact, JobAttached))
+        assert told.to.endswith("gate per jitted call, memory limit at start only") and told.problem == ""
+        report = await rank.batches()
+        assert GATES[report.gate] == "jitted call" and report.fixed
+        free = await used(rank, 1.0)
+        for epoch, share in enumerate([0.4, 0.1, 0.0], 1):
+            await rank.obeyed(RankLimits(epoch, idle=1.0, busy=share, lease_ns=lease(), failsafe=0.5))
+            assert await used(rank, 1.5) <= share * 1.3 + 0.08
+        rank.obey(RankLimits(9, idle=0.1, busy=0.1, failsafe=0.5, lease_ns=lease(0.2)))
+        await asyncio.sleep(0.3)
+        assert await used(rank, 1.0) <= 0.65, "after the lease the failsafe holds"
+        await rank.obeyed(RankLimits(10))
+        assert await used(rank, 1.0) > 0.5 * free
+
+
+async def test_a_smaller_memory_limit_is_not_obeyed_and_its_rates_are(agent: Agent) -> None:
+    async with running(agent, WAITS, head=JAX, COVEY_GPU_MEMORY=str(1 << 30)) as rank:
+        await rank.obeyed(RankLimits(1, memory_bytes=2 << 30))
+        assert (await rank.batches()).stable_bytes == 1 << 30
+        await rank.obeyed(RankLimits(2, memory_bytes=1 << 30))
+        rank.obey(RankLimits(3, idle=0.0, busy=0.0, lease_ns=lease(), memory_bytes=1 << 29))
+        await asyncio.sleep(0.3)
+        assert await used(rank, 1.0) < 0.1
+        assert rank.acked() == 2
+        await rank.obeyed(RankLimits(4, memory_bytes=3 << 29))
+
+
+TELLS = """
+for _ in range(50): jax.block_until_ready(call())
+phases = []
+for at in range(90):
+    for _ in range(4): jax.block_until_ready(call())
+    phases.append((False, time.monotonic_ns()))
+    time.sleep(0.015)
+    phases.append((True, time.monotonic_ns()))
+with open(os.environ["TOLD"] + ".part", "w") as file: file.write(repr(phases))
+os.rename(os.environ["TOLD"] + ".part", os.environ["TOLD"])
+time.sleep(60)
+"""
+
+
+async def test_the_flag_follows_what_the_device_has_of_jitted_calls(agent: Agent, tmp_path: Path) -> None:
+    """Of three tries the median: lowered when the newest result is there and the script sleeps, raised after that."""
+    lags: dict[bool, list[float]] = {False: [], True: []}
+    for attempt in range(3):
+        told = tmp_path / f"told{attempt}"
+        async with running(agent, "time.sleep(1)\n" + TELLS, head=JAX, TOLD=str(told)) as rank:
+            rank.obey(RankLimits(1, guaranteed=True))
+            seen = await asyncio.to_thread(changes, rank.flag(), told)
+            phases = ast.literal_eval(await asyncio.to_thread(told.read_text))
+        for busy in (False, True):
+            lags[busy].append(statistics.median(lag for b, t in phases if b == busy for lag in lags_ms(seen, busy, t)))
+    assert statistics.median(lags[False]) < 6 and statistics.median(lags[True]) < 6, lags
+
+
+async def test_time_without_work_is_reported_of_jitted_calls_too(agent: Agent) -> None:
+    async with running(agent, "while True: jax.block_until_ready(call()); time.sleep(0.04)", head=JAX) as rank:
+        await rank.obeyed(RankLimits(1, guaranteed=True))
+        await asyncio.sleep(1.0)
+        await rank.batches()
+        await asyncio.sleep(1.0)
+        report = await rank.batches()
+        shares = [batch.idle_ns / batch.step_ns for batch in report.batches]
+        assert report.says_idle and 0.5 < statistics.median(shares) <= 1, shares
+
+
+BOTH = """
+while True:
+    for _ in range(5): step()
+    jax.block_until_ready(call())
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch here: make check TORCH=1")
+@pytest.mark.parametrize("head", [pytest.param(HEAD + JAX, id="torch-first"), pytest.param(JAX + HEAD, id="jax-first")])
+async def test_torch_and_jax_in_one_process_go_by_one_page_and_count_once(agent: Agent, head: str) -> None:
+    async with running(agent, BOTH, head=PINNED + head, COVEY_GATE=str(gate_folder())) as rank:
+        assert not [fact for fact in agent.facts if isinstance(fact, RankShares)], "its pages came once"
+        assert len(agent.socket.peers(J1)) == 1
+        told = [fact.to for fact in agent.facts if isinstance(fact, JobAttached)][-1]
+        assert "gate per operator" in told and "gate per jitted call, memory limit at start only" in told
+        await rank.batches()
+        await asyncio.sleep(0.3)
+        report = await rank.batches()
+        numbers = [batch.number for batch in report.batches]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "each is told once"
+        assert GATES[report.gate] == "operator" and report.fixed
+        free = await used(rank, 1.0)
+        await rank.obeyed(RankLimits(1, idle=0.0, busy=0.2, lease_ns=lease()))
+        assert await used(rank, 2.0) <= 0.32
+        await rank.obeyed(RankLimits(2, idle=0.0, busy=0.0, lease_ns=lease()))
+        assert await used(rank, 1.0) <= 0.1
+        await rank.obeyed(RankLimits(3))
+        assert await used(rank, 1.0) > 0.5 * free
