@@ -43,7 +43,8 @@ from plugins.sharing.policy.ladder import STOPPED, Rates  # noqa: E402
 from plugins.sharing.policy.rivals import StepUp  # noqa: E402
 from tests.plugins.sharing.live_host import LiveHost, live_host  # noqa: E402
 
-PAIRS = ("conv-input", "conv", "mlp-input", "transformer", "evaluation", "jax")
+PAIRS = ("conv-input", "conv", "mlp-input", "transformer", "evaluation", "jax", "conv-input/jax-guest")
+"""Guaranteed scripts; behind a slash the opportunistic one, if it is not `GUEST`."""
 GUEST = "mlp"
 START_S = 120.0
 """Longest until both scripts make steps and the guaranteed one is known."""
@@ -118,12 +119,16 @@ class Pair:
     """One guaranteed script and one opportunistic one, on one core."""
 
     def __init__(self, host: LiveHost, kind: str, folder: Path) -> None:
-        self.host, self.kind = host, kind
+        self.host = host
+        self.kind, _, guest = kind.partition("/")
+        self.guest_kind = guest or GUEST
         self.guaranteed, self.guest = Steps(folder / "g"), Steps(folder / "o")
 
     async def begin(self) -> None:
         script = str(ROOT / "bench" / "live_jobs.py")
-        await self.host.come("o", "opportunistic", (sys.executable, script, GUEST, str(self.guest.path)), 256 * MIB)
+        await self.host.come(
+            "o", "opportunistic", (sys.executable, script, self.guest_kind, str(self.guest.path)), 256 * MIB
+        )
         await self._steps(self.guest, 20)
         await self.host.come("g", "guaranteed", (sys.executable, script, self.kind, str(self.guaranteed.path)), GIB)
         await self._steps(self.guaranteed, 20)

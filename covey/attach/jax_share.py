@@ -20,8 +20,10 @@ from jax._src.array import ArrayImpl
 
 from covey.attach.sharing import MemoryUsed, ShareControl
 
-RUNS_LOOK_S, SLEEPS_LOOK_S, LONG_LOOK_S = 0.0005, 0.001, 0.005
-"""Between two looks at a script's thread: while it runs, while it sleeps, once it has slept for long."""
+RUNS_LOOK_S, SLEEPS_LOOK_S, LONG_LOOK_S = 0.0005, 0.0003, 0.005
+"""Between two looks at a script's thread: while it runs, while it sleeps, once it has slept for long. Each costs some
+15 us of a core that has nothing else to do for the script, and what comes after it is late by one at most."""
+LONG_S = 0.1
 READY_LOOK_S = 0.001
 """Between two looks whether the device is done, while the script does not wait for that itself."""
 
@@ -37,11 +39,12 @@ class JittedWork:
         """Threads of the script that wait for the device."""
         self._lock = threading.Lock()
         self._look = threading.Event()
+        self._state = ThreadState()
         self._thread: threading.Thread | None = None
 
     def called(self, result: Any) -> None:
         """A jitted call returned, in a thread of the script: the device may have its work."""
-        if not self._share.here:
+        if not (self._share.flagged or self._share.stops_now):
             return
         array = _one_of(result)
         with self._lock:
@@ -106,16 +109,20 @@ class JittedWork:
 
     def _watch_script(self) -> None:
         """Until the device has work again: on cores the script's own work is work too."""
-        looks = 0
+        ran_s = time.monotonic()
         while self._newest is None and self._share.flagged:
-            sleeps = not self._on_cores() or not _runs(self._share.script_native_id)
-            looks = looks + 1 if sleeps else 0
+            sleeps = not self._on_cores() or not self._state.runs(self._share.script_native_id)
             with self._lock:
                 if self._newest is None:
                     self._share.idles(sleeps)
             if not self._on_cores():
                 return
-            time.sleep(min(max(SLEEPS_LOOK_S, looks * SLEEPS_LOOK_S / 100), LONG_LOOK_S) if sleeps else RUNS_LOOK_S)
+            now_s = time.monotonic()
+            ran_s = ran_s if sleeps else now_s
+            slept_for_long = now_s - ran_s > LONG_S
+            time.sleep(LONG_LOOK_S if slept_for_long else SLEEPS_LOOK_S if sleeps else RUNS_LOOK_S)
+        if not self._share.flagged:
+            self._share.idles(False)  # nobody looks at it any more: who looks again must not find what was
 
 
 class StartMemory:
@@ -153,8 +160,10 @@ class StartMemory:
 def _one_of(result: Any) -> Any:
     """An array of the result: all of them are ready at the same time. The smaller of the first and the last, since it
     is kept until then; None: there is none."""
-    leaves = [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, ArrayImpl)]
-    return min((leaves[0], leaves[-1]), key=lambda array: array.size) if leaves else None
+    leaves = jax.tree.leaves(result)
+    first = next((leaf for leaf in leaves if isinstance(leaf, ArrayImpl)), None)
+    last = next((leaf for leaf in reversed(leaves) if isinstance(leaf, ArrayImpl)), None)
+    return first if last is None or first is None or first.size < last.size else last
 
 
 def _is_ready(array: Any) -> bool:
@@ -174,10 +183,20 @@ def _waited(wait: Callable[[Any], Any], array: Any) -> bool:
     return True
 
 
-def _runs(native_id: int) -> bool:
-    """Whether the thread runs, or would if it had a core."""
-    try:
-        with open(f"/proc/self/task/{native_id}/stat", "rb", buffering=0) as stat:
-            return stat.read(256).rpartition(b")")[2].split()[0] == b"R"
-    except (OSError, IndexError):
-        return True
+class ThreadState:
+    """What the kernel says of a thread of this process, the same one most times."""
+
+    def __init__(self) -> None:
+        self._of, self._file = 0, -1
+
+    def runs(self, native_id: int) -> bool:
+        """Whether it runs, or would if it had a core; also where nobody knows."""
+        try:
+            if native_id != self._of:
+                if self._file >= 0:
+                    os.close(self._file)
+                self._file, self._of = -1, 0
+                self._file, self._of = os.open(f"/proc/self/task/{native_id}/stat", os.O_RDONLY), native_id
+            return b") R " in os.pread(self._file, 128, 0)
+        except OSError:
+            return True

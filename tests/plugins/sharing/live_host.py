@@ -189,7 +189,8 @@ class LiveHost:
         """It comes, waits until it may start, and starts on core 0."""
         self.coming(job, kind, memory_bytes)
         await until(lambda: self.may_start(job), 60.0)
-        self.start(job, argv, **env)
+        asked = {"COVEY_GPU_MEMORY": str(memory_bytes)} if memory_bytes else {}
+        self.start(job, argv, **asked, **env)
 
     def start(self, job: str, argv: Sequence[str], **env: str) -> None:
         key = (JobId(job), 1)

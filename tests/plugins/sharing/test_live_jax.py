@@ -134,8 +134,8 @@ async def pair(host: LiveHost, guaranteed: tuple[str, ...], other: tuple[str, ..
     gpu, asked = gpu_of(host), {"o": 256 * MIB, "g": GIB}
     for job, argv in (("o", other), ("g", guaranteed)):
         kind = "guaranteed" if job == "g" else "opportunistic"
-        env = {"COVEY_GATE": gate, "COVEY_GPU_MEMORY": str(asked[job])}
-        await host.come(job, kind, (sys.executable, *argv), asked[job], **env)  # type: ignore[arg-type]
+        argv = (sys.executable, *argv)
+        await host.come(job, kind, argv, asked[job], COVEY_GATE=gate)  # type: ignore[arg-type]
         await until(lambda job=job: gpu.members[JobId(job)].step_s > 0, 120.0)  # type: ignore[misc]
     await until(lambda: host.state() in ("baseline", "run", "verify"), 120.0)
 
