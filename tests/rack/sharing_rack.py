@@ -1,6 +1,7 @@
 """Real agents on devices made of cores that jobs share, for tests and benchmarks."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -55,7 +56,13 @@ class SharingRack:
 
     def submit(self, name: str, argv: list[str], **more: Any) -> str:
         """Its id. Ranks find `words` in their environment, and covey where this checkout has it."""
-        env = {"PATH": os.environ["PATH"], "WORDS": str(self.words), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        env = {
+            "PATH": os.environ["PATH"],
+            "HOME": os.environ.get("HOME", "/tmp"),
+            "WORDS": str(self.words),
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
         body = {"name": name, "argv": argv, "cwd": "/", "env": env, "gpus_per_worker": 1, **more}
         return str(self.agent().post("jobs", body=body).data["id"])
 
@@ -63,6 +70,25 @@ class SharingRack:
         """As this host's agent sees it."""
         found: dict[str, Any] = self.agent(at).get("jobs", job).data
         return found
+
+    def listed(self, job: str, at: str) -> dict[str, Any]:
+        """Of this host's own copy of the log; no other host is asked."""
+        rows: list[dict[str, Any]] = self.agent(at).get("jobs", all=1).data
+        return next(row for row in rows if row["id"] == job)
+
+    def word(self, job: str, rank: int) -> dict[str, Any]:
+        """What this rank says of itself; empty while it has not begun."""
+        path = self.words / f"{job}-{rank}"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def shared(self, at: str) -> dict[str, dict[str, str]]:
+        """Device -> job -> class, as that host's own sharing has it; without jobs whose ranks have ended."""
+        rows = self.agent(at).get("shared_gpus").data
+        return {
+            row["gpu"]: {one["job"]: one["kind"] for one in row["jobs"] if one["stage"] != "ended"}
+            for row in rows
+            if row["host"] == at
+        }
 
     def runs(self, job: str, timeout_s: float = 60.0) -> dict[str, Any]:
         """Its view, once it runs."""

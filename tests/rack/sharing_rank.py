@@ -3,20 +3,40 @@
     sharing_rank.py WORK_S WAIT_S [STEPS]
 
 It computes for WORK_S of processor time and sleeps for WAIT_S in each mini-batch, until it has made STEPS (0: for
-ever), and goes by pages as a PyTorch script does. In `WORDS/JOB-RANK` stands what its page of limits says, written anew
-after each mini-batch (`WORDS` of the environment; unset: nothing).
+ever), and goes by pages as a PyTorch script does. In `WORDS/JOB-RANK` stands what its page of limits says, also while
+it is stopped (`WORDS` of the environment; unset: nothing).
 """
 
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
-from covey.attach.reporter import of_process
-from covey.attach.sharing import ShareControl
+from covey.attach.reporter import Reporter, of_process
+from covey.attach.sharing import MemoryUsed, ShareControl
+from covey.units import MIB
 
 OPTIMIZER = 1
+SAY_S = 0.02
+
+
+class LittleMemory:
+    """`covey.attach.sharing.MemoryLimit` of a rank that needs hardly any."""
+
+    def ended(self) -> MemoryUsed:
+        return MemoryUsed(MIB, MIB)
+
+    def apply(self, limit_bytes: int) -> None:
+        """It holds at once."""
+
+
+def keep_saying(share: ShareControl, reporter: Reporter) -> None:
+    path = Path(os.environ["WORDS"]) / f"{os.environ['COVEY_JOB_ID']}-{os.environ['COVEY_RANK']}"
+    while True:
+        say(path, words(share, reporter._steps.count))
+        time.sleep(SAY_S)
 
 
 def words(share: ShareControl, step: int) -> bytes:
@@ -48,9 +68,11 @@ def work(seconds: float) -> None:
 
 def main() -> None:
     work_s, wait_s, steps = float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0
-    share, reporter = ShareControl(), of_process()
+    share, reporter = ShareControl(memory=LittleMemory()), of_process()
     reporter.attach("a stand-in", share=share)
-    folder, step = os.environ.get("WORDS"), 0
+    if os.environ.get("WORDS"):
+        threading.Thread(target=keep_saying, args=(share, reporter), daemon=True).start()
+    step = 0
     while not steps or step < steps:
         work(work_s)
         share.idles(True)
@@ -58,8 +80,6 @@ def main() -> None:
         share.idles(False)
         step += 1
         reporter.optimizer_stepped(OPTIMIZER)
-        if folder:
-            say(Path(folder) / f"{os.environ['COVEY_JOB_ID']}-{os.environ['COVEY_RANK']}", words(share, step))
 
 
 if __name__ == "__main__":

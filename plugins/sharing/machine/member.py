@@ -56,8 +56,10 @@ class GpuMember:
     """Whether it can be held back; None: not known yet."""
     fixed: bool = False
     """It took its memory when it started and goes by no smaller limit: it stays as it is, or leaves."""
+    waits_since_s: float | None = None
+    """When it was first seen to wait for memory beside a guaranteed job that runs."""
     evicted: bool = False
-    """It was asked to end, since it cannot be held back."""
+    """It was asked to end, since it cannot be held back, or waited for memory in vain."""
     press: int = 0
     """How far it had to be pressed to let memory go: 0 asked, 1 driver, 2 suspend, 3 terminate, 4 kill."""
     press_s: float = 0.0

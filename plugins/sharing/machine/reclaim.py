@@ -26,6 +26,9 @@ from plugins.sharing.machine.share_ledger import ShareLedger
 
 UNGATED_S = 30.0
 """How long an opportunistic job may be beside a guaranteed one and not be held back: time to load its framework."""
+WAITS_S = 60.0
+"""How long an opportunistic job may wait for memory beside a guaranteed one, which may never show that it needs less
+than all: longer than it takes to load a framework and to run ten mini-batches."""
 PRESS_S = (1.0, 10.0, 10.0, 10.0)
 """How long each way of pressing a job may take before the next: driver, suspend, terminate, kill."""
 
@@ -41,6 +44,21 @@ def evicted(members: Mapping[JobId, GpuMember], guaranteed: GpuMember | None, no
         if free and not member.evicted and since_s > UNGATED_S:
             member.evicted = True
             why = f"nothing in it can hold it back beside {guaranteed.job}, which is guaranteed"
+            actions += [Terminate(member.job, why), LogEvent(f"job/{member.job}", "evicted", why)]
+    return actions + _in_vain(members, guaranteed, now_s)
+
+
+def _in_vain(members: Mapping[JobId, GpuMember], guaranteed: GpuMember, now_s: float) -> Actions:
+    """Who waits for memory that is not given back goes to other GPUs, or to the queue, which says why."""
+    actions: Actions = []
+    for member in members.values():
+        if member.stage != "waiting" or member.evicted:
+            continue
+        if member.waits_since_s is None:
+            member.waits_since_s = now_s
+        if now_s - member.waits_since_s > WAITS_S:
+            member.evicted = True
+            why = f"{guaranteed.job}, which is guaranteed, has left it no memory for {WAITS_S:g} s"
             actions += [Terminate(member.job, why), LogEvent(f"job/{member.job}", "evicted", why)]
     return actions
 

@@ -69,6 +69,19 @@ def test_who_still_loads_and_named_no_memory_is_queued_again_not_suspended() -> 
         assert means in kinds(rack.tell(TimePassed(True), 2)), (began_s, wanted)
 
 
+def test_who_waits_in_vain_for_memory_beside_a_guaranteed_job_is_queued_again() -> None:
+    """A script of no framework neither shows what it needs nor goes by less."""
+    rack = Rack()
+    rack.deaf.add("g")
+    rack.arrive("g", "guaranteed", 0)
+    told = rack.arrive("o", "opportunistic", 0)
+    for _ in range(59):
+        told += rack.tell(TimePassed(True), 1)
+    assert kinds(told).count(StartRank) + kinds(told).count(Terminate) == 0
+    told = rack.tell(TimePassed(True), 1) + rack.tell(TimePassed(True), 1) + rack.tell(TimePassed(True), 1)
+    assert [each.job for each in told if isinstance(each, Terminate)] == [OTHER], "once"
+
+
 def test_who_was_limited_by_the_driver_is_limited_by_it_again_the_next_time() -> None:
     rack = deaf()
     rack.tell(TimePassed(True), 6)
