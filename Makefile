@@ -73,7 +73,7 @@ rack-test: $(READY) ## kill real agents and byte processes under a job and remot
 storm: $(READY) ## harm real agents on hosts of their own for half an hour: make storm SEED=1 SECONDS=1800
 	@$(BIN)/covey-chaos storm --seed $(or $(SEED),1) --seconds $(or $(SECONDS),1800)
 
-bench-sharing: $(READY) .venv/.torch ## real scripts on shared cores: ONLY=live (each law, half an hour), away, memory, upgrade ARGS="--rounds 2"
+bench-sharing: $(READY) .venv/.torch ## real scripts on shared cores: ONLY=live (each law, half an hour), away, memory, upgrade, failures ARGS="--rounds 2"
 	@$(BIN)/python bench/sharing_$(or $(ONLY),live).py $(ARGS)
 
 picture: $(READY) ## draw docs/picture.svg anew: the layers, and who imports whom

@@ -245,12 +245,15 @@ class _Probes(msgspec.Struct, frozen=True):
 
 @contextlib.asynccontextmanager
 async def live_host(
-    memory_bytes: int = 2 * GIB, settings: SharingSettings | None = None, controller: type[Ladder] = Ladder
+    memory_bytes: int = 2 * GIB,
+    settings: SharingSettings | None = None,
+    controller: type[Ladder] = Ladder,
+    device: CoreDevice | None = None,
 ) -> AsyncIterator[LiveHost]:
-    """Its processes are killed at the end."""
+    """Its processes are killed at the end. `device`: another than a core of so much memory."""
     with tempfile.TemporaryDirectory(prefix="covey-") as directory:
         async with here(directory) as there:
-            host = LiveHost(there, CoreDevice(memory_bytes), settings or SharingSettings(), controller)
+            host = LiveHost(there, device or CoreDevice(memory_bytes), settings or SharingSettings(), controller)
             await host.begin()
             try:
                 yield host

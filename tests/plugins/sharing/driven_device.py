@@ -1,0 +1,38 @@
+"""A core whose driver is a stand-in beneath the real pynvml: what it says of processes comes from NVML's own code."""
+
+from collections.abc import Sequence
+
+from agent.ports.devices.nvml import NvmlDevices
+from agent.program import JsonLog
+from covey.ports import Device, DeviceHealth, DeviceSample
+from covey.units import GIB
+from tests.agent.here import Lines
+from tests.agent.ports.devices.stand_in import StandIn
+from tests.plugins.sharing.live_host import CoreDevice
+
+
+class DrivenDevice(CoreDevice):
+    """`driver.open.clear()`: it hangs; `driver.present = False`: every call raises."""
+
+    def __init__(self, driver: StandIn, deadline_s: float) -> None:
+        super().__init__(driver.boards[0].memory)
+        self.driver = driver
+        self.nvml = NvmlDevices(JsonLog(Lines()), deadline_s=deadline_s)  # type: ignore[arg-type]
+
+    async def begin(self) -> None:
+        """Its driver has been asked what there is."""
+        await self.nvml.start_up()
+        (self.device,) = self.nvml.devices()
+
+    def devices(self) -> Sequence[Device]:
+        return self.nvml.devices()
+
+    async def sample(self, uuid: str) -> DeviceSample:
+        self.driver.boards[0].processes = dict.fromkeys(self.pids, GIB)
+        return await self.nvml.sample(uuid)
+
+    async def health(self, uuid: str) -> DeviceHealth:
+        return await self.nvml.health(uuid)
+
+    async def events(self) -> Sequence[tuple[str, DeviceHealth]]:
+        return await self.nvml.events()
