@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables bench-sharing picture states coverage dist agent-toml docs clean
+.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables bench-sharing gpu-check picture states coverage dist agent-toml docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -54,6 +54,8 @@ test: $(READY) $(if $(TORCH),.venv/.torch .venv/.jax)
 	@$(BIN)/pytest -n 2 --dist loadgroup --durations=12
 	@for framework in torch jax; do $(BIN)/python -c "import $$framework" 2>/dev/null || \
 	echo "check: left out, since $$framework is not installed: what covey.attach sees of its scripts (make check TORCH=1)"; done
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || \
+	echo "check: left out, since PyTorch finds no CUDA device: tests marked gpu (make gpu-check)"
 
 sim: $(READY) ## replay one simulated rack: make sim SEED=7
 	@$(BIN)/covey-chaos sim --seed $(or $(SEED),1)
@@ -75,6 +77,13 @@ storm: $(READY) ## harm real agents on hosts of their own for half an hour: make
 
 bench-sharing: $(READY) .venv/.torch ## real scripts on shared cores: ONLY=live (each law, half an hour), away, memory, upgrade, failures ARGS="--rounds 2"
 	@$(BIN)/python bench/sharing_$(or $(ONLY),live).py $(ARGS)
+
+gpu-check: $(READY) ## what is left out elsewhere: tests marked gpu, and AntMan's times, on an NVIDIA GPU with a CUDA build of PyTorch
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || \
+	{ echo "gpu-check: PyTorch finds no CUDA device here; next: .venv/bin/python -m pip install torch (its CUDA build), on a host with a driver" >&2; exit 1; }
+	@$(BIN)/python -m covey.attach.build
+	@$(BIN)/pytest -m gpu tests
+	@$(BIN)/python bench/device_memory.py
 
 picture: $(READY) ## draw docs/picture.svg anew: the layers, and who imports whom
 	@$(BIN)/python docs/picture.py

@@ -1,4 +1,5 @@
-"""Builds `gate.cpp` for one PyTorch, and finds what was built: a library that only this user and root could write.
+"""Builds `gate.cpp`, with what it needs on GPUs (`device_queue.cpp`, `spill.cpp`), for one PyTorch, and finds what was
+built: a library that only this user and root could write.
 
     python -m covey.attach.build [FOLDER]       for the PyTorch of this Python; prints where it lies
 
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).with_name("gate.cpp")
+SOURCES = (SOURCE, SOURCE.with_name("device_queue.cpp"), SOURCE.with_name("spill.cpp"))
+READ = (*SOURCES, SOURCE.with_name("device_queue.h"))
 BUILD_S = 300.0
 """A compiler that takes longer hangs; it takes 4 s on one core of 2024."""
 FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-pthread")
@@ -42,7 +45,8 @@ class TorchBuild:
     def library(self) -> str:
         """Name of the file."""
         told = "\n".join([self.version, str(self.cxx11_abi), platform.machine(), *FLAGS])
-        return f"gate-{hashlib.sha256(told.encode() + SOURCE.read_bytes()).hexdigest()[:24]}.so"
+        sources = b"".join(source.read_bytes() for source in READ)
+        return f"gate-{hashlib.sha256(told.encode() + sources).hexdigest()[:24]}.so"
 
 
 def cache_folder(environ: "os._Environ[str] | dict[str, str]" = os.environ) -> Path:
@@ -102,7 +106,7 @@ def build(torch: TorchBuild, folder: Path) -> Path:
 def _compile(compiler: str, torch: TorchBuild, into: Path) -> None:
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.cxx11_abi)}"
     include, lib = torch.folder / "include", torch.folder / "lib"
-    command = [compiler, *FLAGS, abi, "-isystem", str(include), "-o", str(into), str(SOURCE), f"-L{lib}"]
+    command = [compiler, *FLAGS, abi, "-isystem", str(include), "-o", str(into), *map(str, SOURCES), f"-L{lib}"]
     try:
         done = subprocess.run(
             [*command, "-ltorch_cpu", "-lc10", "-ldl"], capture_output=True, text=True, timeout=BUILD_S, check=False

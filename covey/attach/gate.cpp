@@ -4,11 +4,13 @@
 //   watch   one thread: reads the page of limits, puts the gate in and takes it out, keeps the flag that neighbours read
 //
 // What a rank used is processor time of its process, which is the time on the device where that is a set of cores. On a
-// GPU it is the time to launch: kernels that are queued already go on when their rank is stopped.
+// GPU it is the time in which it had something queued, and the queue is bounded (device_queue.cpp).
 //
 // Pages are those of covey/pages.py; all times are CLOCK_MONOTONIC, ns. Nothing here allocates, throws or waits for a
 // lock that is held while somebody sleeps. After a fork the child has no gate and writes no page.
 #include <ATen/record_function.h>
+
+#include "device_queue.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
@@ -52,6 +54,7 @@ ns at_clock(clockid_t clock) {
   return ns(t.tv_sec) * 1000000000 + t.tv_nsec;
 }
 ns now() { return at_clock(CLOCK_MONOTONIC); }
+ns worked(ns t) { return device_queue::used() ? device_queue::worked(t) : at_clock(CLOCK_PROCESS_CPUTIME_ID); }
 void sleep_ns(ns length) {
   timespec t{length / 1000000000, length % 1000000000};
   nanosleep(&t, nullptr);
@@ -126,13 +129,13 @@ struct Gate {
     rates = r, leased = by_lease;
     if (same) return;
     for (int p : {0, 1}) credit[p] = 0, held[p] = false;
-    last = t, last_cpu = at_clock(CLOCK_PROCESS_CPUTIME_ID);
+    last = t, last_cpu = worked(t);
   }
   // Time since the last look, and what of it this process worked, go to the phases of the neighbour in which they were.
   void account(ns t, bool busy, ns since) {
     ns took = t - last;
     if (took <= 0) return;
-    ns cpu = at_clock(CLOCK_PROCESS_CPUTIME_ID);
+    ns cpu = worked(t);
     double used = double(std::clamp<ns>(cpu - last_cpu, 0, took)) / took;
     ns now_phase = t - std::clamp(since, last, t);
     ns part[2] = {busy ? took - now_phase : now_phase, busy ? now_phase : took - now_phase};
@@ -244,15 +247,27 @@ void stop() {
     gate.stops++;
     if (gate.stopped++ == 0) gate.stopped_since = now();
   }
-  do doze();
-  while (on.load(std::memory_order_acquire) && !passes(now(), true));
+  do {
+    doze();
+    if (device_queue::used()) device_queue::empty(now());
+  } while (on.load(std::memory_order_acquire) && !passes(now(), true));
   std::lock_guard<std::mutex> held(gate.lock);
   if (--gate.stopped == 0) gate.gated += now() - gate.stopped_since;
   changed(false, true);
 }
 
+bool is_on() { return on.load(std::memory_order_acquire); }
+
+void pass() {  // who is about to launch something; it comes back when that may be
+  if (!is_on()) return;
+  if (!passes(now(), false)) stop();
+  if (!device_queue::used() || !device_queue::full(now())) return;
+  Gil released;
+  device_queue::drain(is_on);
+}
+
 std::unique_ptr<at::ObserverContext> before(const at::RecordFunction&) {
-  if (on.load(std::memory_order_acquire) && !passes(now(), false)) stop();
+  pass();
   return nullptr;
 }
 
@@ -277,7 +292,7 @@ void look(ns t) {
   if (wanted)
     handle = at::addGlobalCallback(at::RecordFunctionCallback(before).scopes({at::RecordScope::FUNCTION}));
   else
-    at::removeCallback(handle);
+    at::removeCallback(handle), device_queue::forget();
 }
 
 // ---- the flag: does this process work? ----
@@ -414,6 +429,7 @@ void watch() {
 void forked() {  // in the child: its memory is a copy, but the pages are the parent's
   on = false, flag = nullptr, limits = nullptr, neighbour = nullptr, meters = false, waits = 0, running = false, ended = true;
   asked = Rates();
+  device_queue::forked();
   new (&gate) Gate();
   new (&looking) std::mutex();
   new (&flagging) std::mutex();
@@ -466,6 +482,8 @@ void covey_meter(int on_cores) {
   if (!on_cores && !waits.load()) say(true, t, t);
 }
 void covey_script(int tid) { script = tid; }
+// The script is about to launch what no operator tells of: a recorded graph.
+void covey_pass() { pass(); }
 void covey_look() {
   std::lock_guard<std::mutex> held(looking);
   look(now());

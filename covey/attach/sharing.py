@@ -99,8 +99,8 @@ class MemoryLimit(Protocol):
 
     def ended(self) -> MemoryUsed: ...
 
-    def apply(self, limit_bytes: int) -> None:
-        """From now on; 0: none."""
+    def apply(self, limit_bytes: int) -> bool:
+        """From now on; 0: none. Whether it holds; one that does not is applied again after the next mini-batch."""
 
 
 class FixedMemory(Protocol):
@@ -138,6 +138,8 @@ class ShareControl:
     ) -> None:
         self._native, self._memory, self._stops, self._fixed = native, memory, stops, fixed
         self._torch_on_cores, self._meters = meters, False
+        self.graphs: Callable[[], bool] = lambda: False
+        """Whether the script replays recorded graphs, in which no operator is seen."""
         self._lock = threading.Lock()
         self._pages: SharedPages | None = None
         self._neighbour: Neighbour | None = None
@@ -162,6 +164,8 @@ class ShareControl:
     @property
     def gate(self) -> str:
         """By what the script can be stopped: one of `covey.pages.GATES`."""
+        if self.graphs():
+            return "graph"
         if self._native is not None:
             return "operator"
         return "module" if self._stops is not None else "jitted call" if self._fixed is not None else "step"
@@ -287,6 +291,15 @@ class ShareControl:
         """Whether this thread is the script's, which ends its mini-batches, and there are pages."""
         return self._pages is not None and threading.get_ident() == self._script
 
+    def memory_is_free(self) -> None:
+        """The script has to have all that it needs where it is: whatever limit held is not kept from now on."""
+        with self._lock:
+            self._limit_bytes = 0
+
+    def flag_is_kept(self) -> None:
+        """By others, who say idle themselves when the device is done."""
+        self._words.ever_idle = True
+
     def idles(self, begins: bool) -> None:
         """The script has no work for the device from now on, or may have some again."""
         self._say(self._words.script_idles, begins)
@@ -382,11 +395,11 @@ class ShareControl:
 
     def _obeys(self, limit_bytes: int, between_batches: bool) -> bool:
         """Whether memory is by this limit now, perhaps since it was just applied."""
+        memory = self._memory if between_batches else None
         if self._took is not None:
             if self._took <= limit_bytes or not limit_bytes:
                 self._limit_bytes = limit_bytes
-        elif limit_bytes != self._limit_bytes and between_batches and self._memory is not None:
-            self._memory.apply(limit_bytes)
+        elif limit_bytes != self._limit_bytes and memory is not None and memory.apply(limit_bytes):
             self._limit_bytes = limit_bytes
         return limit_bytes == self._limit_bytes
 

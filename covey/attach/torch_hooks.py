@@ -18,8 +18,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from covey.attach.reporter import Reporter, of_process, resident_bytes
 from covey.attach.sharing import ShareControl
+from covey.attach.torch_cuda import StreamWaits, TorchGpu
 from covey.attach.torch_memory import TorchMemory
-from covey.attach.torch_share import end_of_stream, share_control
+from covey.attach.torch_share import end_of_stream, native_library, share_control
 from covey.attach.waits import QueuedWaits
 
 _installed: Reporter | None = None
@@ -31,20 +32,34 @@ def install() -> Reporter:
     if _installed is None:
         exposed = DdpFigures()
         reporter = _installed = of_process()
-        memory = TorchMemory()
-        share = share_control(memory)
-        Hooks(reporter, exposed, share, memory).install()
+        gpu = TorchGpu(native_library(), reporter.failed)
+        memory = TorchMemory(gpu.memory)
+        share = share_control(memory, gpu)
+        gpu.graphs.before = lambda: before_graph(reporter, memory, share)
+        gpu.graphs.install()
+        Hooks(reporter, exposed, share, memory, gpu).install()
         to = f"torch {torch.__version__}, gate per {share.gate}"
         reporter.attach(to, device_bytes, exposed.communicate_s, share)
     return _installed
 
 
+def before_graph(reporter: Reporter, memory: TorchMemory, share: ShareControl) -> None:
+    """The script is about to record its first CUDA graph."""
+    try:
+        memory.before_graph()
+        share.memory_is_free()
+    except Exception as error:
+        reporter.failed(error)
+
+
 class Hooks:
     """Each is replaced by one that reports; what fails in reporting is told once and never raised."""
 
-    def __init__(self, reporter: Reporter, figures: "DdpFigures", share: ShareControl, memory: TorchMemory) -> None:
+    def __init__(
+        self, reporter: Reporter, figures: "DdpFigures", share: ShareControl, memory: TorchMemory, gpu: TorchGpu
+    ) -> None:
         self._reporter, self._figures, self._share, self._memory = reporter, figures, share, memory
-        self._queued = QueuedWaits(share, end_of_stream)
+        self._queued = StreamWaits(share, gpu, QueuedWaits(share, end_of_stream))
         self._fired = 0
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._begun: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()

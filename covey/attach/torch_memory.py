@@ -6,7 +6,8 @@
 
 (AntMan §3.1.1: what does not fit is placed in host memory, and the job does not fail.) On a set of cores "device" and
 "host" are the same memory: the classes are counted, and the bytes really move. What operators need while they run
-(results that nobody saves, workspaces) can neither be moved nor counted from Python.
+(results that nobody saves, workspaces) can neither be moved nor counted from Python. On a GPU its allocator counts
+all of it, and takes no more than the limit: `covey.attach.cuda_memory`.
 
 Autograd is hooked while there is a limit, and for one mini-batch in 64 to know what the script would use. Hooks of the
 script itself (`save_on_cpu`) come first: then ours wait for the next mini-batch.
@@ -15,13 +16,15 @@ script itself (`save_on_cpu`) come first: then ours wait for the next mini-batch
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.autograd import graph
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from covey.attach.cuda_memory import CudaMemory
+from covey.attach.device_memory import Used, Wanted, device_peak, on_device, spilled, temporaries
 from covey.attach.sharing import MemoryUsed
 
 _autograd: Any = torch._C._autograd
@@ -87,7 +90,7 @@ class SavedTensors:
 
     def unpack(self, packed: Any) -> Any:
         tensor, where = packed
-        return on_device(tensor, where) if isinstance(where, torch.device) else tensor
+        return to_device(tensor, where) if isinstance(where, torch.device) else tensor
 
     def released(self, nbytes: int) -> None:
         with self._lock:
@@ -128,7 +131,7 @@ def overlaps(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     return False
 
 
-def on_device(copy: Any, device: Any) -> Any:
+def to_device(copy: Any, device: Any) -> Any:
     """Back, with the same strides. Copies of a stream are ordered: operators behind it see all of it."""
     tensor = torch.empty_strided(copy.shape, copy.stride(), dtype=copy.dtype, device=device)
     return tensor.copy_(copy, non_blocking=tensor.is_cuda)
@@ -196,9 +199,15 @@ class OptimizerStates:
                 self._back(tensor)
         self._away.clear()
 
+    def settle(self, elsewhere: Callable[[Any], bool]) -> None:
+        """Onto the device what its allocator has placed elsewhere."""
+        for tensor in self.tensors():
+            if elsewhere(tensor) and not self.is_away(tensor):
+                tensor.data = tensor.data.clone()
+
     def _back(self, tensor: Any) -> None:
         _, device = self._away.pop(id(tensor))
-        tensor.data = on_device(tensor.data, device)
+        tensor.data = to_device(tensor.data, device)
 
 
 def _of(optimizer: Any) -> Iterator[Any]:
@@ -214,8 +223,13 @@ def _moves(value: Any) -> bool:
 class TorchMemory:
     """`covey.attach.sharing.MemoryLimit`. Its methods are called between two mini-batches, in the script's thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: Callable[[], CudaMemory | None] = lambda: None) -> None:
+        """`gpu`: the memory of the script's GPU; None as long as it computes on cores."""
+        self._gpu = gpu
         self.saved, self.states = SavedTensors(), OptimizerStates()
+        self._at_work_bytes = 0
+        """On a GPU, what operators need that nobody saves."""
+        self._used = MemoryUsed()
         self._limit_bytes = self._fixed_bytes = self._wanted_bytes = self._peak_bytes = 0
         self._states_bytes = self._away_bytes = 0
         """Of states, between two updates: on the device, and in host memory."""
@@ -238,12 +252,28 @@ class TorchMemory:
             self._batches = -1  # count anew
 
     def ended(self) -> MemoryUsed:
+        gpu = self._gpu()
+        if gpu is None or not gpu.recording():
+            self._used = self._ended(gpu)
+        return self._used
+
+    def before_graph(self) -> None:
+        """The script is about to record one: everything comes back, for copies that are recorded are made again at each
+        replay. From then on no limit is kept."""
+        gpu = self._gpu()
+        if gpu is not None:
+            gpu.lift()
+        self._limit_bytes = 0
+        self.states.bring_all_back()
+        self._plan()
+
+    def _ended(self, gpu: CudaMemory | None) -> MemoryUsed:
         if self._thread != threading.get_ident():
             self._thread, self._batches = threading.get_ident(), -1
             self.states.optimizers.clear()
         self._batches += 1
         counted = self._pushed_in is not None
-        if not (counted or self._limit_bytes or self._batches % COUNTED_EVERY == 0):
+        if gpu is None and not (counted or self._limit_bytes or self._batches % COUNTED_EVERY == 0):
             return self._unlimited
         if self._batches % COUNTED_EVERY == 0 or counted:
             self._fixed_bytes = sum(_resident(parameter) for parameter in self.states.parameters())
@@ -253,14 +283,25 @@ class TorchMemory:
             at_update_bytes = self.states.all_bytes() - self.states.away_bytes()
             before_bytes = self._states_bytes + self.saved.peak_bytes
             self._peak_bytes = self._fixed_bytes + max(before_bytes, at_update_bytes)
+        used = None if gpu is None else gpu.ended()
+        if gpu is not None and counted:
+            moves_bytes = self._fixed_bytes + self._wanted_bytes + self.states.all_bytes()
+            self._at_work_bytes = temporaries(Wanted(gpu.wanted_bytes), moves_bytes)
         self._plan()
         self._push() if self._limit_bytes or self._batches % COUNTED_EVERY == 0 else self._pop()
         self.saved.begin()
+        if gpu is not None and used is not None:
+            return of_gpu(used, spilled_bytes, gpu.retries)
         moved = self.saved.moved + self.states.moved
         self._unlimited = MemoryUsed(self._peak_bytes, self._fixed_bytes, 0, moved)
         return MemoryUsed(self._peak_bytes, self._fixed_bytes, spilled_bytes, moved)
 
-    def apply(self, limit_bytes: int) -> None:
+    def apply(self, limit_bytes: int) -> bool:
+        gpu = self._gpu()
+        if gpu is not None and not gpu.ready(limit_bytes):
+            return False
+        if gpu is not None and not limit_bytes:
+            gpu.lift()  # first, or what comes back has no room
         self._limit_bytes = limit_bytes
         if limit_bytes:
             if not self._hooked:
@@ -270,8 +311,13 @@ class TorchMemory:
         else:
             self.states.bring_all_back()
         self._plan()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        if gpu is None:
+            return True
+        if not limit_bytes:
+            self.states.settle(gpu.lies_in_host_memory)
+            return True
+        away_bytes = max(0, self._wanted_bytes - (self.saved.budget_bytes or 0)) + self._away_bytes
+        return gpu.hold(limit_bytes, away_bytes)
 
     def _plan(self) -> None:
         """States go before saved tensors: they are not used until the update."""
@@ -285,7 +331,7 @@ class TorchMemory:
             self._states_bytes = self.states.all_bytes() - self._away_bytes
 
     def _divide(self) -> None:
-        room_bytes = max(0, self._limit_bytes - self._fixed_bytes)
+        room_bytes = max(0, self._limit_bytes - self._fixed_bytes - self._at_work_bytes)
         states_bytes = self.states.all_bytes()
         stay_bytes = max(0, min(states_bytes, room_bytes - self._wanted_bytes))
         self.states.room_bytes, self.states.device_bytes = room_bytes, stay_bytes
@@ -334,3 +380,9 @@ class TorchMemory:
 def _resident(parameter: Any) -> int:
     """With its gradient, which is not looked at: a backward pass may be replacing it."""
     return int(parameter.nbytes) * (2 if parameter.requires_grad else 1)
+
+
+def of_gpu(used: Used, moved_bytes: int, retries: int) -> MemoryUsed:
+    """By the allocator's own figures. What it has cached counts as used, for nobody else can have it."""
+    held_bytes = max(0, min(on_device(used), used.allocated))
+    return MemoryUsed(device_peak(used), held_bytes, moved_bytes + spilled(used), retries)

@@ -3,6 +3,7 @@
 import atexit
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,22 +12,29 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from covey.attach.build import TorchBuild, cache_folder, found
 from covey.attach.native import NativeGate
 from covey.attach.sharing import ShareControl, of_process
+from covey.attach.torch_cuda import TorchGpu
 from covey.attach.torch_memory import TorchMemory
 from covey.attach.waits import Done
 
 
-def share_control(memory: TorchMemory) -> ShareControl:
+def share_control(memory: TorchMemory, gpu: TorchGpu) -> ShareControl:
     """For this process, with the gate that was built for this PyTorch, else without one."""
-    native = native_gate()
+    native = native_gate(native_library())
     if native is not None:
         atexit.register(native.stop)
     stops = None if native is not None else ModuleStops()
-    return of_process().gains(native, memory, stops, on_cores)
+    share = of_process().gains(native, memory, stops, gpu.on_cores)
+    share.graphs = lambda: gpu.graphs.any
+    return share
 
 
-def native_gate() -> NativeGate | None:
-    """None where it was not built, or cannot be loaded."""
-    library = found(TorchBuild.of(torch), cache_folder())
+def native_library() -> Path | None:
+    """None where it was not built."""
+    return found(TorchBuild.of(torch), cache_folder())
+
+
+def native_gate(library: Path | None) -> NativeGate | None:
+    """None where there is none, or it cannot be loaded."""
     if library is None:
         return None
     try:
@@ -43,11 +51,6 @@ def end_of_stream() -> Done | None:
     end = torch.cuda.Event()
     end.record()
     return lambda: bool(end.query())
-
-
-def on_cores() -> bool:
-    """Whether the device of this process is a set of cores: it has not used a GPU."""
-    return not torch.cuda.is_initialized()
 
 
 class ModuleStops:

@@ -21,4 +21,4 @@ def backend(settings: GpuSettings, host: HostId, socket: str, log: Logger, now_s
         case "cpu":
             return CpuDevices(host, settings.cpu, socket)
         case _:
-            return NvmlDevices(log)
+            return NvmlDevices(log, socket=socket)

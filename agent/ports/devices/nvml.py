@@ -5,10 +5,9 @@ may hold one for ever. `gpus()` and `devices()` answer at once with the newest r
 second. Without a driver there are no devices, and it is looked for again once a minute: it may be installed while the
 agent runs.
 
-Two things that a driver might do are left out. *Suspending*: SIGSTOP takes time from a process and no memory of its
-device, so it is not used; CUDA's checkpoint does both, and has no lease: a process whose agent died would stay out for
-good. *Hard limits* are by cgroup (drivers from r615 on, as root), so a process is held to one only where it has a
-cgroup of its own; ranks that share the agent's have none.
+*Suspending* is CUDA's checkpoint (drivers from 570 on; not of MIG instances): memory of a rank goes to the host and its
+calls wait, until a lease is over (`checkpoints.py`). *Hard limits* are by cgroup (drivers from r615 on, as root), so a
+process is held to one only where it has a cgroup of its own; ranks that share the agent's have none.
 """
 
 import asyncio
@@ -18,10 +17,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from agent.ports.devices import health, nvml_reads
+from agent.ports.devices.checkpoints import ANSWER_S, Checkpoints
 from agent.ports.devices.driver_calls import DEADLINE_S, FIRST_S, DriverCalls, Newest
 from agent.ports.devices.nvml_reads import NvmlDevice, Reading
+from agent.ports.devices.rank_trees import RankTrees
 from agent.ports.devices.xid_events import XidEvents
-from covey.ports import Device, DeviceHealth, DeviceSample, Gpu, Logger
+from covey.ports import Device, DeviceHealth, DeviceSample, Gpu, Logger, ProcessId
 
 T = TypeVar("T")
 REFRESH_S = 1.0
@@ -32,8 +33,17 @@ LOOK_S = 1.0
 class NvmlDevices:
     """`agent.ports.devices.backend.Backend`."""
 
-    def __init__(self, log: Logger, nvml: Any = None, deadline_s: float = DEADLINE_S, first_s: float = FIRST_S) -> None:
-        """`nvml`: the module pynvml; None: imported when it is first needed."""
+    def __init__(
+        self,
+        log: Logger,
+        nvml: Any = None,
+        deadline_s: float = DEADLINE_S,
+        first_s: float = FIRST_S,
+        socket: str = "",
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
+        """`nvml`: the module pynvml; None: imported when it is first needed. `socket`: of the agent whose ranks may be
+        suspended; empty: of any."""
         self._log, self._nvml = log, nvml
         self._initialised = False
         self._look_again_s = 0.0
@@ -44,6 +54,10 @@ class NvmlDevices:
         """Of this driver since it was found, those that fell off the bus included."""
         self._since_us: dict[str, int] = {}
         self._xids: dict[str, int] = {}
+        self._trees = RankTrees(socket)
+        self._checkpoints = checkpoints or Checkpoints(self._users)
+        self._moves = DriverCalls("CUDA's checkpoint", ANSWER_S, ANSWER_S)
+        """Of gigabytes: they take seconds, and nothing else waits for them."""
         self.counters = self._calls.counters
         self.counters["xids"] = 0
         self._struck = asyncio.Event()
@@ -72,6 +86,7 @@ class NvmlDevices:
         )
 
     def close(self) -> None:
+        self._checkpoints.close()
         if self._events is not None:
             self._events.close()
 
@@ -116,10 +131,13 @@ class NvmlDevices:
         return await self._calls.within("hard limit", lambda: self._limited(found, pid, limit_bytes))
 
     async def suspend(self, pid: int) -> bool:
-        return False
+        done = await self._moves.within("suspend", lambda: self._checkpoints.suspend(pid))
+        if not done and self._checkpoints.why:
+            self._log.warning("a rank was not suspended", pid=pid, why=self._checkpoints.why)
+        return done
 
     async def resume(self, pid: int) -> bool:
-        return False
+        return await self._moves.within("resume", lambda: self._checkpoints.resume(pid))
 
     # ---- within ----
 
@@ -152,12 +170,22 @@ class NvmlDevices:
 
     # ---- in threads ----
 
+    def _users(self, pid: int) -> Sequence[ProcessId]:
+        """Processes of that rank that the driver finds on a GPU."""
+        rows = [row for tree in self._trees.read() if tree.pid == pid for row in tree.rows if not row.ended]
+        found: set[int] = set()
+        for device in tuple(self._ever.values()):
+            with contextlib.suppress(self._nvml.NVMLError):
+                found |= {int(one.pid) for one in nvml_reads.processes(self._nvml, device.handle)}
+        return [row.id for row in rows if row.pid in found]
+
     def _read(self) -> tuple[Reading, ...]:
         """Every device now; none without a driver. Begins with the driver, and again when it failed."""
         if not self._initialised and not self._begun():
             return ()
         try:
-            found = nvml_reads.read_all(self._nvml)
+            more = frozenset({"suspend"}) if self._checkpoints.able() else frozenset()
+            found = nvml_reads.read_all(self._nvml, more)
         except self._nvml.NVMLError as error:
             self._failed(error)
             return ()

@@ -45,14 +45,15 @@ def text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def read_all(nvml: Any) -> tuple[Reading, ...]:
-    """Every device of an initialised NVML. A GPU that fails is left out. NVMLError when the driver does."""
+def read_all(nvml: Any, more: frozenset[str] = frozenset()) -> tuple[Reading, ...]:
+    """Every device of an initialised NVML. A GPU that fails is left out. NVMLError when the driver does. `more`: what
+    whole GPUs can beside what NVML says."""
     found: list[Reading] = []
     for index in range(min(nvml.nvmlDeviceGetCount(), 256)):
         try:
             whole = nvml.nvmlDeviceGetHandleByIndex(index)
             handles = _instances(nvml, whole) if _in_parts(nvml, whole) else [(whole, None)]
-            found += [_reading(nvml, index, whole, *one) for one in handles]
+            found += [_reading(nvml, index, whole, handle, part, more) for handle, part in handles]
         except nvml.NVMLError:
             continue
     return tuple(found)
@@ -74,7 +75,7 @@ def _instances(nvml: Any, whole: Any) -> list[tuple[Any, int]]:
     return found
 
 
-def _reading(nvml: Any, index: int, whole: Any, handle: Any, instance: int | None) -> Reading:
+def _reading(nvml: Any, index: int, whole: Any, handle: Any, instance: int | None, more: frozenset[str]) -> Reading:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     total = bounds.size(int(memory.total), MEMORY_MAX)
     device = Device(
@@ -83,7 +84,7 @@ def _reading(nvml: Any, index: int, whole: Any, handle: Any, instance: int | Non
         memory_bytes=total,
         backend="nvml",
         parent="" if instance is None else text(nvml.nvmlDeviceGetUUID(whole)),
-        can=INSTANCE_CAN if instance is not None else WHOLE_CAN | _limits(nvml, handle),
+        can=INSTANCE_CAN if instance is not None else WHOLE_CAN | more | _limits(nvml, handle),
     )
     used = bounds.size(int(memory.used), total)
     return Reading(NvmlDevice(device, index, handle, whole, instance), used, utilization(nvml, handle))
@@ -113,19 +114,19 @@ def sample(nvml: Any, found: NvmlDevice, since_us: int) -> tuple[DeviceSample, i
     """The device now, and until when (the driver's clock, µs) its processes were looked at. NVMLError."""
     memory = nvml.nvmlDeviceGetMemoryInfo(found.handle)
     used_by, until_us = _utilizations(nvml, found, since_us)
-    processes = [
+    rows = [
         DeviceProcess(int(one.pid), _memory(one), None if used_by is None else used_by.get(int(one.pid), 0.0))
-        for one in _processes(nvml, found.handle)
+        for one in processes(nvml, found.handle)
     ]
     total = found.device.memory_bytes
-    return bounds.sample(int(memory.used), utilization(nvml, found.handle), processes, total), until_us
+    return bounds.sample(int(memory.used), utilization(nvml, found.handle), rows, total), until_us
 
 
 def _memory(process: Any) -> int | None:
     return None if process.usedGpuMemory is None else int(process.usedGpuMemory)
 
 
-def _processes(nvml: Any, handle: Any) -> Iterator[Any]:
+def processes(nvml: Any, handle: Any) -> Iterator[Any]:
     for ours in (COMPUTE, MPS):
         yield from _first_that_works(nvml, ours, handle)
 

@@ -224,8 +224,9 @@ class Torch:
     def ended(self) -> MemoryUsed:
         return MemoryUsed(100, 50, 7, 1)
 
-    def apply(self, limit_bytes: int) -> None:
+    def apply(self, limit_bytes: int) -> bool:
         self.applied.append(limit_bytes)
+        return True
 
 
 def test_a_framework_that_comes_after_the_pages_goes_by_the_same_ones() -> None:

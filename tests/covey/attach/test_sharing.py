@@ -11,7 +11,7 @@ import pytest
 from covey.attach.native import GateCounters
 from covey.attach.sharing import MemoryUsed, ShareControl
 from covey.attach.steps import Step
-from covey.pages import PAGE_BYTES, FlagReader, FlagWriter, LimitsWriter, RankLimits, RankReport, ReportReader
+from covey.pages import GATES, PAGE_BYTES, FlagReader, FlagWriter, LimitsWriter, RankLimits, RankReport, ReportReader
 from tests.agent.here import until
 
 
@@ -20,12 +20,14 @@ class Remembers:
 
     def __init__(self) -> None:
         self.applied: list[int] = []
+        self.refuses = False
 
     def ended(self) -> MemoryUsed:
         return MemoryUsed(900, 300, 20, 4)
 
-    def apply(self, limit_bytes: int) -> None:
+    def apply(self, limit_bytes: int) -> bool:
         self.applied.append(limit_bytes)
+        return not self.refuses
 
 
 class Modules:
@@ -84,6 +86,22 @@ async def test_an_epoch_is_acknowledged_once_its_memory_is_applied() -> None:
     assert (report.acked, report.memory_limit_bytes, rank.memory.applied) == (2, 4000, [5000, 4000])
     rank.limits.write(RankLimits(3, busy=0.5, lease_ns=lease(9), memory_bytes=4000))
     await until(lambda: (fresh := rank.report.fresh()) is not None and fresh.acked == 3)
+
+
+def test_a_limit_that_does_not_hold_yet_is_applied_again_after_the_next_mini_batch() -> None:
+    rank = Rank()
+    rank.memory.refuses = True
+    rank.limits.write(RankLimits(1, memory_bytes=5000))
+    assert (rank.ends().acked, rank.ends().memory_limit_bytes) == (0, 0)
+    rank.memory.refuses = False
+    report = rank.ends()
+    assert (report.acked, report.memory_limit_bytes, rank.memory.applied) == (1, 5000, [5000] * 3)
+
+
+def test_a_script_that_recorded_graphs_says_that_operators_are_not_seen() -> None:
+    rank = Rank()
+    rank.share.graphs = lambda: True
+    assert GATES[rank.ends().gate] == "graph"
 
 
 def test_limits_of_memory_that_cannot_be_kept_are_not_acknowledged() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from covey.attach.device_memory import Used
 from covey.pages import RankLimits
 from tests.agent.here import until
 from tests.covey.agents import Agent
@@ -133,12 +134,12 @@ tell(gradient=gradient, after=after, kept=kept, x=x.grad.sum().item(), left=top(
 
 def test_tensors_of_any_shape_come_back_as_they_were() -> None:
     told = script("""
-from covey.attach.torch_memory import in_host_memory, on_device
+from covey.attach.torch_memory import in_host_memory, to_device
 whole = torch.randn(64, 48)
 views = [whole, whole.t(), whole[:, 3:17], whole[::2, ::3], whole.reshape(4, 4, 12, 16).permute(2, 0, 3, 1), whole[5],
          torch.randn(8, 3, 4, 4).to(memory_format=torch.channels_last), torch.randn(5) > 0, torch.tensor(3.0)]
 def same(view):
-    back = on_device(in_host_memory(view), view.device)
+    back = to_device(in_host_memory(view), view.device)
     return torch.equal(back, view) and back.stride() == view.stride() and back.data_ptr() != view.data_ptr()
 tell(same=[same(view) for view in views], overlapping=in_host_memory(whole[:1].expand(9, 48)))
 """)
@@ -166,3 +167,64 @@ async def test_an_agent_changes_the_memory_of_a_running_rank(agent: Agent) -> No
 
 def newest(pages: Any) -> Any:
     return pages.report.newest
+
+
+class Allocator:
+    """The memory of a GPU, as a script's limits use it."""
+
+    wanted_bytes, retries = 4000, 3
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+        self.holds, self.records = True, False
+
+    def ended(self) -> Used:
+        return Used(allocated_peak=5000, reserved_peak=6000, allocated=700, reserved=3000, pool=2000)
+
+    def recording(self) -> bool:
+        return self.records
+
+    def ready(self, limit_bytes: int) -> bool:
+        return not self.records
+
+    def hold(self, limit_bytes: int, moved_bytes: int) -> bool:
+        assert moved_bytes >= 0
+        self.calls.append(("hold", limit_bytes))
+        return self.holds
+
+    def lift(self) -> None:
+        self.calls.append(("lift", 0))
+
+    def lies_in_host_memory(self, tensor: Any) -> bool:
+        return True
+
+
+def test_on_a_gpu_its_allocator_keeps_the_limit_and_says_what_was_used() -> None:
+    import torch
+
+    from covey.attach.torch_memory import TorchMemory
+
+    allocator: Any = Allocator()
+    memory = TorchMemory(lambda: allocator)
+    weight = torch.nn.Parameter(torch.ones(1000))
+    optimizer = torch.optim.Adam([weight])
+    memory.uses(optimizer)
+    weight.sum().backward()
+    optimizer.step()
+    used = memory.ended()
+    assert (used.peak_bytes, used.stable_bytes, used.retries) == (4000, 700, 3)
+    assert used.spill_bytes >= 1000, "what the device never had was in the pool"
+    allocator.holds = False
+    assert memory.apply(900) is False
+    allocator.holds = True
+    assert memory.apply(900) is True
+    state = optimizer.state[weight]["exp_avg"]
+    bits = state.clone()
+    assert memory.apply(0) is True
+    assert allocator.calls == [("hold", 900), ("hold", 900), ("lift", 0)]
+    allocator.records = True
+    assert memory.ended() == used and memory.apply(900) is False, "in a graph that is recorded nothing is done"
+    assert allocator.calls[-1] == ("lift", 0) and memory.states.away_bytes() == 0
+    kept = state.data
+    memory.states.settle(allocator.lies_in_host_memory)
+    assert state.data_ptr() != kept.data_ptr() and torch.equal(state, bits), "it is on the device again"

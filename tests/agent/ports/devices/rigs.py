@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+import pytest
+
 from agent.ports import procfs
 from agent.ports.devices import cpu, sim
 from agent.ports.devices.backend import Backend
+from agent.ports.devices.checkpoints import Checkpoints
 from agent.ports.devices.cpu import CpuDevices
 from agent.ports.devices.nvml import NvmlDevices
 from agent.ports.devices.settings import CpuDevice, usable_cores
@@ -76,7 +79,13 @@ class SimRig:
 class NvmlRig:
     def __init__(self, driver: StandIn) -> None:
         self.driver = driver
-        self.devices = NvmlDevices(JsonLog(Lines()), deadline_s=DEADLINE_S, first_s=DEADLINE_S)  # type: ignore[arg-type]
+        none = Checkpoints(lambda _pid: (), "/nonexistent/libcuda.so.1")
+        self.devices = NvmlDevices(
+            JsonLog(Lines()),  # type: ignore[arg-type]
+            deadline_s=DEADLINE_S,
+            first_s=DEADLINE_S,
+            checkpoints=none,
+        )
         self._pid = 1000
 
     def _board(self, uuid: str) -> Board:
@@ -164,11 +173,83 @@ class CpuRig:
             process.wait()
 
 
+COMPUTES = """
+import sys, time, torch
+held = torch.zeros(32 << 20, dtype=torch.uint8, device="cuda")
+x = torch.ones(4096, 4096, device="cuda")
+torch.cuda.synchronize()
+print("ready", flush=True)
+end = time.time() + 120
+while time.time() < end:
+    if sys.argv[1] == "busy":
+        for _ in range(20): y = x @ x
+        torch.cuda.synchronize()
+    else:
+        time.sleep(1)
+"""
+
+
+class GpuRig:
+    """GPUs of this machine, by the real driver; real processes, marked as the runner marks ranks."""
+
+    def __init__(self) -> None:
+        self.devices = NvmlDevices(JsonLog(Lines()), socket=f"/run/{os.getpid()}/jobs.sock")  # type: ignore[arg-type]
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    async def use(self, uuid: str, busy: bool) -> int:
+        process = self._started(uuid, busy)
+        assert process.stdout is not None
+        assert await asyncio.to_thread(process.stdout.readline) == b"ready\n"
+        return process.pid
+
+    def _started(self, uuid: str, busy: bool) -> "subprocess.Popen[bytes]":
+        env = {**os.environ, "COVEY_GPUS": uuid, "COVEY_SOCKET": f"/run/{os.getpid()}/jobs.sock"}
+        env |= {"COVEY_JOB_ID": f"j{len(self.processes)}", "CUDA_VISIBLE_DEVICES": uuid}
+        command = [sys.executable, "-c", COMPUTES, "busy" if busy else "idle"]
+        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, start_new_session=True)
+        self.processes[process.pid] = process
+        return process
+
+    async def end(self, pid: int) -> None:
+        self.processes[pid].kill()
+        await asyncio.to_thread(self.processes[pid].wait)
+        await asyncio.sleep(1.0)
+
+    def break_(self, uuid: str) -> None:
+        pytest.skip("nobody breaks a real device")
+
+    def hang(self) -> None:
+        pytest.skip("nobody makes a real driver hang")
+
+    def answer(self) -> None:
+        """It never hung."""
+
+    def over(self) -> None:
+        self.devices.close()
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+
+def has_gpu() -> bool:
+    """Whether PyTorch of this Python can use one; by a process of its own, so that this one has no CUDA context."""
+    script = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 3)"
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
+
+
 @contextmanager
 def rig_of(backend: str) -> Iterator[Rig]:
     match backend:
         case "sim":
             yield SimRig()
+        case "gpu":
+            if not has_gpu():
+                pytest.skip("PyTorch finds no CUDA device here: nothing of a GPU was tried")
+            real = GpuRig()
+            try:
+                yield real
+            finally:
+                real.over()
         case "cpu":
             rig = CpuRig()
             try:

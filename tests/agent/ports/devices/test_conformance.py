@@ -14,7 +14,7 @@ BUSY = 0.04
 WORDS = {"process memory", "process utilization", "hard limit", "suspend", "events"}
 
 
-@pytest.fixture(params=["sim", "cpu", "nvml"])
+@pytest.fixture(params=["sim", "cpu", "nvml", pytest.param("gpu", marks=pytest.mark.gpu)])
 def rig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     quicken(monkeypatch.setattr)
     with rig_of(request.param) as made:
