@@ -40,7 +40,7 @@ class GrantSeen(msgspec.Struct, frozen=True):
     opportunistic: bool = False
     """As the job is now."""
     apart_from: tuple[JobId, ...] = ()
-    """See `Job.harms`."""
+    """See `JobTable.apart_from`."""
 
 
 class GrantOver(msgspec.Struct, frozen=True):

@@ -11,14 +11,14 @@ import msgspec
 from covey.core import HostId, JobId
 from plugins.scheduler.machine.jobs import HOLDING, Job
 from plugins.scheduler.machine.kept_bytes import KeptBytes
-from plugins.scheduler.machine.models import Models, StepHistory
+from plugins.scheduler.machine.models import Models, StepHistory, model_of
 from plugins.scheduler.policy.shared import device_of
 
 ENDED_MAX = 1000
 """Ended jobs kept."""
-SNAPSHOT_VERSION = 4
-"""Version 1 knew no classes, reservation, clock or models, version 2 no leases, version 3 no parts
-of GPUs (`policy/shared.py`); they are read as states without them."""
+SNAPSHOT_VERSION = 5
+"""Version 1 knew no classes, reservation, clock or models, version 2 no leases, version 3 no parts of GPUs
+(`policy/shared.py`), version 4 no models that do not pair; they are read as states without them."""
 
 
 class QueueState(msgspec.Struct, frozen=True):
@@ -38,6 +38,7 @@ class QueueState(msgspec.Struct, frozen=True):
     steps: dict[str, StepHistory] = {}
     leading_term: int = 0
     leases_over_s: float = 0.0
+    pairs: dict[str, dict[str, float]] = {}
 
 
 FEED_MAX = 200_000
@@ -142,6 +143,17 @@ class JobTable:
         quota = self.quota(tenant)
         return None if quota is None else max(0, quota - self.used(tenant))
 
+    def apart_from(self, job: Job) -> list[JobId]:
+        """Guaranteed jobs beside which an opportunistic one must not be: it harmed them, or another of its name harmed
+        one of theirs."""
+        harmed = self.models.harmed_by(job.spec)
+        known = [id for id in job.harms if id in self.jobs]
+        if not harmed:
+            return known
+        held = {id: self.jobs[id] for gpus in self.holders.values() for id in gpus.values()}
+        alike = [other.id for other in held.values() if other.counts and model_of(other.spec) in harmed]
+        return list(dict.fromkeys([*known, *sorted(alike)]))
+
     def was(self, job: JobId) -> bool:
         """Whether this id was given once, to a job that may be forgotten by now."""
         number = job[1:]
@@ -218,6 +230,7 @@ class JobTable:
             self.models.steps,
             self.leading_term,
             self.leases_over_s,
+            self.models.pairs,
         )
         return msgspec.msgpack.encode(state)
 
@@ -230,7 +243,7 @@ class JobTable:
         self.quotas, self.overshoot, self.ended = dict(state.quotas), dict(state.overshoot), list(state.ended)
         self.jobs = {job.id: job for job in state.jobs}
         self.clock_s, self.keeper, self.kept = state.clock_s, state.reserving, dict(state.reserved)
-        self.models = Models(state.tensors, state.steps)
+        self.models = Models(state.tensors, state.steps, state.pairs)
         self.leading_term, self.leases_over_s = state.leading_term, state.leases_over_s
         self._rebuild()
 

@@ -1,4 +1,5 @@
-"""What the log remembers of models after their jobs: how skewed they are, and what a gang lost when it was spread.
+"""What the log remembers of models after their jobs: how skewed they are, what a gang lost when it was spread, and
+which ones do not pair on shared GPUs.
 
 A job is known by its tenant and name, so the second run of `resnet` is placed by what the first one showed. PACKLIMIT
 is fitted anew from the gangs that ran both on one host and on several (Gu 2021 §3.3.3).
@@ -16,6 +17,12 @@ MODELS_MAX = 1024
 """Models whose tensors are remembered; the longest unseen goes first."""
 GANGS_MAX = 256
 """The same for gangs whose steps were timed."""
+PAIRS_MAX = 256
+"""The same for models that harmed others on a GPU."""
+HARMED_MAX = 16
+"""Models that one of them harmed; the newest."""
+PAIR_S = 86_400.0
+"""After a day a pair may be tried again: scripts change under their names (ours)."""
 
 
 T = TypeVar("T")
@@ -36,7 +43,15 @@ class StepHistory(msgspec.Struct, frozen=True):
 class Models:
     """Part of the replicated state; only `Queue.apply` changes it."""
 
-    def __init__(self, tensors: Mapping[str, tuple[int, int]] = {}, steps: Mapping[str, StepHistory] = {}) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, tuple[int, int]] = {},
+        steps: Mapping[str, StepHistory] = {},
+        pairs: Mapping[str, Mapping[str, float]] = {},
+    ) -> None:
+        self.pairs = {guest: dict(harmed) for guest, harmed in pairs.items()}
+        """Tenant and name of an opportunistic job -> those of guaranteed jobs that it harmed on a GPU -> when it did
+        last, as the log has it (wall clock, s)."""
         self.tensors = dict(tensors)
         """Tenant and name -> bytes of the largest tensor, bytes of all."""
         self.steps = dict(steps)
@@ -55,6 +70,22 @@ class Models:
         news = StepHistory(step_s, known.spread_s) if hosts == 1 else StepHistory(known.packed_s, step_s)
         _newest(self.steps, gang_of(spec), news, GANGS_MAX)
         self._spreads = None
+
+    def saw_harm(self, guest: JobSpec, guaranteed: JobSpec, wall_s: float) -> None:
+        """The first, opportunistic, harmed the second on a GPU."""
+        harmed = dict(self.pairs.get(model_of(guest), {}))
+        _newest(harmed, model_of(guaranteed), wall_s, HARMED_MAX)
+        _newest(self.pairs, model_of(guest), harmed, PAIRS_MAX)
+
+    def time_passed(self, wall_s: float) -> None:
+        """Pairs of long ago are forgotten."""
+        if self.pairs:
+            left = {guest: _since(harmed, wall_s - PAIR_S) for guest, harmed in self.pairs.items()}
+            self.pairs = {guest: harmed for guest, harmed in left.items() if harmed}
+
+    def harmed_by(self, guest: JobSpec) -> Mapping[str, float]:
+        """Models beside which it does not belong."""
+        return self.pairs.get(model_of(guest), {})
 
     def skew(self, spec: JobSpec, seen: tuple[int, int] = (0, 0)) -> float | None:
         """What the job says of itself, what was seen of it, or of the last one of its name; None: nothing yet."""
@@ -84,6 +115,10 @@ def model_of(spec: JobSpec) -> str:
 
 def gang_of(spec: JobSpec) -> str:
     return f"{model_of(spec)}/{spec.workers}x{spec.gpus_per_worker}"
+
+
+def _since(times: Mapping[str, float], wall_s: float) -> dict[str, float]:
+    return {name: at for name, at in times.items() if at > wall_s}
 
 
 def _newest(known: dict[str, T], name: str, value: T, most: int) -> None:

@@ -170,6 +170,7 @@ class Queue(JobTable):
         job = Job(id=id, number=self.next_number, key=command.key, spec=spec, submitted_wall_s=command.wall_s)
         job.queued_s, job.env = self.clock_s, command.env
         self.next_number += 1
+        self.models.time_passed(command.wall_s)
         self.jobs[id] = job
         self.keys[command.key] = id
         self.kept_bytes.submitted(job)
@@ -304,11 +305,17 @@ class Queue(JobTable):
             job.unfit += cause == "unfit"
             if command.harms is not None and command.harms not in job.harms:
                 job.harms = (*job.harms, command.harms)[-HARMS_MAX:]
+                self._do_not_pair(job, command.harms, command.wall_s)
             self._again(job, cause, f"taken back ({command.cause}): {command.reason}")
         elif lost:
             self._note(job.id, "hosts lost", command.reason)
         self._end_when_all_reported(job, command.wall_s)
         return Applied(job.id)
+
+    def _do_not_pair(self, job: Job, harmed: JobId, wall_s: float) -> None:
+        """Nor do others of their names."""
+        if harmed in self.jobs:
+            self.models.saw_harm(job.spec, self.jobs[harmed].spec, wall_s)
 
     def _promoted(self, job: Job) -> Result:
         job.promoted, job.base_gpu_s = self.index, job.attained_gpu_s

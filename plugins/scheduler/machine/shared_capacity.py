@@ -142,8 +142,8 @@ class SharedCapacity(Capacity):
         return {unit: 1 for unit in self.free if unit not in barred} if barred else self.free
 
     def _barred(self, job: Job) -> Gpus:
-        """GPUs of guaranteed jobs that were measured to suffer from it."""
-        others = [self.queue.jobs[id] for id in job.harms if id in self.queue.jobs]
+        """GPUs of guaranteed jobs that were measured to suffer from it, or from one of its name."""
+        others = [self.queue.jobs[id] for id in self.queue.apart_from(job)]
         return {unit: 1 for other in others for unit in self.held_by(other)}
 
     def open_for(self, job: Job) -> Gpus:

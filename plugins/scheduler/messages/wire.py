@@ -21,6 +21,8 @@ from plugins.scheduler.messages.spec import SPEC_BYTES_MAX
 Uuid = Annotated[str, Meta(max_length=128)]
 GRANTS_MAX = 4096
 """Grants in one question about leases."""
+APART_MAX = 64
+"""Jobs in one question that it must not be beside."""
 Job = Annotated[JobId, Meta(max_length=63)]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$", max_length=32)]
 SealedBytes = Annotated[bytes, Meta(max_length=SPEC_BYTES_MAX + 1024)]
@@ -41,8 +43,8 @@ class Reserve(Message, frozen=True, tag="Reserve"):
     """It may be beside others, where GPUs are shared."""
     memory_bytes: Bytes = 0
     """On each of its GPUs; 0: it did not say."""
-    apart_from: Annotated[tuple[Job, ...], Meta(max_length=64)] = ()
-    """Guaranteed jobs that were measured to suffer from it."""
+    apart_from: Annotated[tuple[Job, ...], Meta(max_length=APART_MAX)] = ()
+    """Guaranteed jobs that were measured to suffer from it, or from one of its name."""
 
 
 class Reserved(Message, frozen=True, tag="Reserved"):

@@ -4,7 +4,7 @@
                                                               --> RanksUnfit    --> TakenBack(unfit): queued again
     they run, and this agent began anew --> RanksComing(running) --> RanksMayStart
     the log upgraded their job          --> KindChanged, on every host that has ranks of it
-    PairHarms                           --> TakenBack(unfit, harms): the log remembers the pair while both live
+    PairHarms                           --> TakenBack(unfit, harms): the log remembers the pair, for a day by name
 
 Nothing here outlives the agent: after a restart all is told again.
 """

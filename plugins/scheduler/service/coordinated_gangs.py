@@ -12,6 +12,7 @@ from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.machine.shared_capacity import SharedCapacity
 from plugins.scheduler.messages.commands import Placed, PlaceFailed
+from plugins.scheduler.messages.wire import APART_MAX
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import shared_gpus, views
 from plugins.scheduler.service.envs import Envs, Missing
@@ -87,7 +88,8 @@ class CoordinatedGangs:
 
     def _begin(self, job: Job) -> None:
         skew = self.queue.models.shown_skew(job.spec, job.tensors)
-        self.feed(gang.GrantSeen(job.id, job.epoch, job.spec, skew, not job.counts, job.harms))
+        apart_from = tuple(self.queue.apart_from(job)[:APART_MAX])
+        self.feed(gang.GrantSeen(job.id, job.epoch, job.spec, skew, not job.counts, apart_from))
 
     def _look_at_what_is_kept(self) -> None:
         """Gangs that look for GPUs here hear of a reservation that is newer than their plans."""

@@ -8,8 +8,9 @@ import pytest
 from covey.core import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.leader import Leader, RackHost, ScheduleTick
+from plugins.scheduler.machine.models import HARMED_MAX, PAIR_S, PAIRS_MAX, Models
 from plugins.scheduler.machine.queue import HARMS_MAX, Queue
-from plugins.scheduler.machine.shared_capacity import SharedGpus, Sharing
+from plugins.scheduler.machine.shared_capacity import SharedCapacity, SharedGpus, Sharing, host_of
 from plugins.scheduler.messages.commands import (
     Applied,
     Command,
@@ -53,10 +54,10 @@ class Log:
             Placed(wall_s=0.0, job=job.id, epoch=job.epoch, places=tuple(places), master_addr="", master_port=1)
         )
 
-    def submit(self, kind: Any, workers: int = 1) -> str:
-        spec = JobSpec(name="x", tenant="red", job_class=kind, workers=workers, argv=("x",))
+    def submit(self, kind: Any, workers: int = 1, name: str = "x", wall_s: float = 0.0) -> str:
+        spec = JobSpec(name=name, tenant="red", job_class=kind, workers=workers, argv=("x",))
         number = self.queue.next_number
-        result = self.say(Submitted(wall_s=0.0, key=f"job-{number:08}", spec=spec, may_demote=True))
+        result = self.say(Submitted(wall_s=wall_s, key=f"job-{number:08}", spec=spec, may_demote=True))
         assert isinstance(result, Applied) and result.job is not None
         return result.job
 
@@ -167,6 +168,61 @@ def test_what_it_harms_is_remembered_in_log_and_snapshots_up_to_so_many() -> Non
     again.restore(log.queue.snapshot())
     again.check()
     assert again.snapshot() == log.queue.snapshot() and again.jobs[JobId(id)].harms[-1] == f"j{100 + HARMS_MAX + 1}"
+
+
+class Harm(Log):
+    """`guest.py` was taken back since it harmed `train.py` on h1, where that one runs on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.harmed = self.submit("guaranteed", name="train.py")
+        self.place(self.harmed, {H1: ("a",)})
+        self.guest = self.submit("opportunistic", name="guest.py")
+        self.harms(self.guest, self.harmed, 1000.0)
+
+    def harms(self, guest: str, job: str, wall_s: float) -> None:
+        self.place(guest, {H1: ("a+1",)})
+        id, epoch = JobId(guest), self.queue.jobs[JobId(guest)].epoch
+        why = f"beside {job} it makes that one slower"
+        self.say(TakenBack(wall_s=wall_s, job=id, epoch=epoch, cause="unfit", reason=why, harms=JobId(job)))
+        self.say(RanksReported(wall_s=wall_s, job=id, epoch=epoch, host=H1, codes={0: -15}, asked=True))
+
+    def apart_from(self, id: str) -> list[JobId]:
+        return self.queue.apart_from(self.queue.jobs[JobId(id)])
+
+
+def test_a_script_that_is_submitted_again_does_not_meet_the_one_it_harmed() -> None:
+    log = Harm()
+    again = log.submit("opportunistic", name="guest.py", wall_s=2000.0)
+    other = log.submit("opportunistic", name="other.py", wall_s=2000.0)
+    assert (log.apart_from(again), log.apart_from(other)) == ([log.harmed], [])
+    log.say(RanksReported(wall_s=3000.0, job=JobId(log.harmed), epoch=1, host=H1, codes={0: 0}))
+    assert log.apart_from(again) == [], "it has ended, and holds nothing"
+    next_one, stranger = log.submit("guaranteed", name="train.py"), log.submit("guaranteed", name="stranger.py")
+    log.place(next_one, {H1: ("a",)})
+    log.place(stranger, {H2: ("b",)})
+    assert log.apart_from(again) == [next_one]
+    shared = {H1: SharedGpus(names=(short_name("a"),)), H2: SharedGpus(names=(short_name("b"),))}
+    free = SharedCapacity(log.queue, {H1: 1, H2: 1}, None, Sharing(beside=1), shared).free_for
+    assert [host_of(unit) for unit in free(log.queue.jobs[JobId(again)])] == [H2]
+    assert [host_of(unit) for unit in free(log.queue.jobs[JobId(other)])] == [H1, H2]
+
+
+def test_pairs_are_kept_in_snapshots_for_a_day_and_only_so_many() -> None:
+    log = Harm()
+    restored = Queue()
+    restored.restore(log.queue.snapshot())
+    assert restored.models.pairs == log.queue.models.pairs == {"red/guest.py": {"red/train.py": 1000.0}}
+    assert restored.snapshot() == log.queue.snapshot()
+    log.submit("opportunistic", name="late.py", wall_s=1000.0 + PAIR_S)
+    assert log.queue.models.pairs == {}
+    models, train = Models(), JobSpec(name="train.py", argv=("x",))
+    for number in range(PAIRS_MAX + 1):
+        models.saw_harm(JobSpec(name=f"guest{number}.py", argv=("x",)), train, 1000.0)
+    for number in range(HARMED_MAX + 1):
+        models.saw_harm(train, JobSpec(name=f"train{number}.py", argv=("x",)), 1000.0)
+    assert len(models.pairs) == PAIRS_MAX and len(models.harmed_by(train)) == HARMED_MAX
+    assert "default/train0.py" not in models.harmed_by(train)
 
 
 def test_quotas_count_guaranteed_jobs_and_an_upgrade_needs_room_in_one() -> None:

@@ -192,7 +192,8 @@ class SharedRack:
         places: list[Place] = []
         rank = 0
         for host, workers in sorted(plan.items()):
-            ask = Reserve(job.id, job.epoch, 1, workers, each, not places, LEASE_S, not job.counts, 0, job.harms)
+            apart = tuple(self.queue.apart_from(job))
+            ask = Reserve(job.id, job.epoch, 1, workers, each, not places, LEASE_S, not job.counts, 0, apart)
             said = list(self.hosts[host].handle(Heard(HOME, ask), self.now_s))[-1]
             answer = said.reserved if isinstance(said, KeepPort) else said.message if isinstance(said, Send) else None
             if not isinstance(answer, Reserved):
