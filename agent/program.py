@@ -30,6 +30,7 @@ from agent.ports.probes import RealProbes
 from agent.ports.processes import LOADED_FD, ProgramBase, ProgramStart, RealProcesses
 from agent.tasks import Tasks
 from covey.core import HostId
+from covey.line_log import LineLog
 from covey.ports import Address, Env, Logger
 from plugins.base import Program
 
@@ -49,7 +50,7 @@ def program_named(name: str) -> Program:
     return {program.name: program for plugin in PLUGINS for program in plugin.programs}[name]
 
 
-class JsonLog:
+class JsonLog(LineLog):
     """`covey.ports.Logger` without structlog, whose import takes longer than everything else a supervisor does."""
 
     def __init__(self, out: IO[str], level: str = "info", **bound: Any) -> None:
@@ -67,18 +68,6 @@ class JsonLog:
             print(json.dumps(line, default=repr), file=self._out, flush=True)
         except OSError:
             return  # a full disk must not end a datapath program
-
-    def debug(self, event: str, **fields: Any) -> None:
-        self._line("debug", event, fields)
-
-    def info(self, event: str, **fields: Any) -> None:
-        self._line("info", event, fields)
-
-    def warning(self, event: str, **fields: Any) -> None:
-        self._line("warning", event, fields)
-
-    def error(self, event: str, **fields: Any) -> None:
-        self._line("error", event, fields)
 
 
 class NoLinks:

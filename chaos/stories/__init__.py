@@ -2,8 +2,10 @@
 
 from collections import Counter
 
+from chaos import faults
 from chaos.rackworld import SimRack
 from covey.core import JobId
+from covey.units import GIB
 
 
 def train(
@@ -38,6 +40,19 @@ def lenders(rack: SimRack, borrower: str) -> list[str]:
     if memory is None:
         return []
     return sorted({str(slab.place.lender) for slab in memory.borrowing.machine._all() if slab.place is not None})
+
+
+def short_of_memory(rack: SimRack, times: int, gib: int, for_s: tuple[float, float], pause_s: float) -> None:
+    """A volume of h1 is used while its lenders need their memory back, one after the other; every page is read back."""
+    pager = rack.pager("h1", "vol1", 1 << 20, 60.0)
+    rack.until(lambda: bool(lenders(rack, "h1")), 20.0, "a slab is lent")
+    for _ in range(times):
+        for host in lenders(rack, "h1"):
+            faults.strike(rack.world, faults.FillMemory(host, gib * GIB, rack.rng.uniform(*for_s)))
+            rack.run(rack.rng.uniform(0.5, 6.0))
+        rack.run(pause_s)
+    rack.until(lambda: not pager.alive, 150.0, "the pager reads everything back")
+    assert pager.code == 0
 
 
 def unconnected(rack: SimRack, borrower: str) -> list[str]:

@@ -24,6 +24,7 @@ from chaos.world.pages import SimPages
 from chaos.world.streams import SimBytes
 from covey.checked import StateRefused
 from covey.core import HostId
+from covey.line_log import LineLog
 from covey.ports import Command, Env, ProcessId
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Resource(Protocol):
         """The power failed."""
 
 
-class SimLog:
+class SimLog(LineLog):
     """The `Logger` port: lines of the story, kept when a caller asked for them."""
 
     def __init__(self, world: "World", name: str) -> None:
@@ -59,19 +60,7 @@ class SimLog:
     def _line(self, level: str, event: str, fields: dict[str, Any]) -> None:
         self._world.log_line(level, self._name, event, fields)
 
-    def debug(self, event: str, **fields: Any) -> None:
-        self._line("debug", event, fields)
-
-    def info(self, event: str, **fields: Any) -> None:
-        self._line("info", event, fields)
-
-    def warning(self, event: str, **fields: Any) -> None:
-        self._line("warning", event, fields)
-
-    def error(self, event: str, **fields: Any) -> None:
-        self._line("error", event, fields)
-
-    exception = critical = error
+    exception = critical = LineLog.error
 
     def bind(self, **_: Any) -> "SimLog":
         return self
