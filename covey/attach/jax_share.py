@@ -41,6 +41,11 @@ class JittedWork:
         self._look = threading.Event()
         self._state = ThreadState()
         self._thread: threading.Thread | None = None
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        """In a child: no thread of its parent is there to give the lock back, and the pages are its parent's."""
+        self._lock, self._newest, self._thread = threading.Lock(), None, None
 
     def called(self, result: Any) -> None:
         """A jitted call returned, in a thread of the script: the device may have its work."""

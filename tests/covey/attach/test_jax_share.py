@@ -5,6 +5,8 @@ import ast
 import asyncio
 import importlib.util
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -160,3 +162,21 @@ async def test_torch_and_jax_in_one_process_go_by_one_page_and_count_once(agent:
         assert await used(rank, 1.0) <= 0.1
         await rank.obeyed(RankLimits(3))
         assert await used(rank, 1.0) > 0.5 * free
+
+
+FORKS = """
+import os, jax
+from covey.attach.jax_share import JittedWork
+from covey.attach.sharing import ShareControl
+work = JittedWork(ShareControl(), None, None)
+with work._lock:
+    child = os.fork()
+    if child == 0:
+        work.waits(True)
+        os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+
+
+def test_a_child_that_was_forked_while_the_flag_was_looked_at_does_not_wait_for_it() -> None:
+    assert subprocess.run([sys.executable, "-c", FORKS], timeout=60, check=False).returncode == 0
