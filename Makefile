@@ -75,7 +75,7 @@ rack-test: $(READY) ## kill real agents and byte processes under a job and remot
 storm: $(READY) ## harm real agents on hosts of their own for half an hour: make storm SEED=1 SECONDS=1800
 	@$(BIN)/covey-chaos storm --seed $(or $(SEED),1) --seconds $(or $(SECONDS),1800)
 
-bench-sharing: $(READY) .venv/.torch ## real scripts on shared cores: ONLY=live (each law, half an hour), away, memory, upgrade, failures ARGS="--rounds 2"
+bench-sharing: $(READY) .venv/.torch ## real scripts on shared cores: ONLY=live (each law, half an hour), away, memory, queue, upgrade, failures ARGS="--rounds 2"
 	@$(BIN)/python bench/sharing_$(or $(ONLY),live).py $(ARGS)
 
 gpu-check: $(READY) ## what is left out elsewhere: tests marked gpu, and AntMan's times, on an NVIDIA GPU with a CUDA build of PyTorch

@@ -4,7 +4,7 @@
 
 It computes for WORK_S of processor time and sleeps for WAIT_S in each mini-batch, until it has made STEPS (0: for
 ever), and goes by pages as a PyTorch script does. In `WORDS/JOB-RANK` stands what its page of limits says, also while
-it is stopped (`WORDS` of the environment; unset: nothing).
+it is stopped (`WORDS` of the environment; unset: nothing); there it goes on after a start before this one.
 """
 
 import json
@@ -33,10 +33,19 @@ class LittleMemory:
         return True
 
 
-def keep_saying(share: ShareControl, reporter: Reporter) -> None:
-    path = Path(os.environ["WORDS"]) / f"{os.environ['COVEY_JOB_ID']}-{os.environ['COVEY_RANK']}"
+def words_path() -> Path:
+    return Path(os.environ["WORDS"]) / f"{os.environ['COVEY_JOB_ID']}-{os.environ['COVEY_RANK']}"
+
+
+def resumed() -> int:
+    """Where the start before this one was: its words are its checkpoint."""
+    path = words_path()
+    return int(json.loads(path.read_bytes())["step"]) if path.exists() else 0
+
+
+def keep_saying(share: ShareControl, reporter: Reporter, before: int) -> None:
     while True:
-        say(path, words(share, reporter._steps.count))
+        say(words_path(), words(share, before + reporter._steps.count))
         time.sleep(SAY_S)
 
 
@@ -71,9 +80,10 @@ def main() -> None:
     work_s, wait_s, steps = float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0
     share, reporter = ShareControl(memory=LittleMemory()), of_process()
     reporter.attach("a stand-in", share=share)
-    if os.environ.get("WORDS"):
-        threading.Thread(target=keep_saying, args=(share, reporter), daemon=True).start()
     step = 0
+    if os.environ.get("WORDS"):
+        step = resumed()
+        threading.Thread(target=keep_saying, args=(share, reporter, step), daemon=True).start()
     while not steps or step < steps:
         work(work_s)
         share.idles(True)
