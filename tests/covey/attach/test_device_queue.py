@@ -126,7 +126,7 @@ def test_a_graph_that_is_recorded_has_no_events_of_ours(rig: Rig) -> None:
 
 
 def test_while_a_graph_is_recorded_elsewhere_nothing_is_asked(rig: Rig) -> None:
-    for _ in range(2 * FIRST):
+    for _ in range(3 * FIRST):
         rig.full()
         rig.stream.launch()
     records = rig.stream.records
