@@ -7,8 +7,10 @@ thread, reports), two are not. They run by turns, in blocks ABCCBA, never at onc
 another one reads its flag, else that it is alone on its device. Told is processor time per step (all threads) and wall
 time: of each group the median of the ratios of neighbouring blocks to the first plain process, and of these the median
 and the range over groups of fresh processes, since two processes that are alike differ by 1 to 2 % for their whole
-lives (where their memory lies). `again` is the second plain one; `threads` is what other threads than the script's ran
-while steps were made, in % of the script's, less what they ran in the plain process: that has no such noise.
+lives (where their memory lies). `again` is the second plain one. `threads` is what other threads than the script's ran
+while steps were made, in % of the script's, less what they ran in the plain process, and `hooks` the time that a step
+of the script spends in ours, in % of it: these two have no such noise, and are what attaching costs but for what it
+makes of caches.
 """
 
 import argparse
@@ -32,6 +34,7 @@ STEPS = 10
 """Of a block: a twentieth of a second, so that what else the machine does falls on all of them."""
 TRAINS = """
 import sys, time, torch
+import torch.optim.optimizer as of
 torch.set_num_threads(1)
 torch.manual_seed(1)
 layers = [layer for _ in range(8) for layer in (torch.nn.Linear(256, 256), torch.nn.ReLU())]
@@ -46,6 +49,17 @@ for line in sys.stdin:
     wall, cpu, own = time.perf_counter(), time.process_time(), time.thread_time()
     for _ in range(int(line)): step()
     print(time.perf_counter() - wall, time.process_time() - cpu, time.thread_time() - own, flush=True)
+spent = []
+def timed(hook):
+    def called(*args, **kwargs):
+        began = time.perf_counter()
+        try: return hook(*args, **kwargs)
+        finally: spent.append(time.perf_counter() - began)
+    return called
+for hooks in (of._global_optimizer_pre_hooks, of._global_optimizer_post_hooks):
+    for key in list(hooks): hooks[key] = timed(hooks[key])
+for _ in range(400): step()
+print(sum(spent) / 400, flush=True)
 """
 
 
@@ -106,25 +120,29 @@ class Trains:
         """What its other threads ran, in % of the script's."""
         return 100 * (sum(self.cpu_s) / sum(self.own_s) - 1)
 
-    def end(self) -> None:
+    def end(self) -> float:
+        """Seconds that a step spends in hooks of ours, on average of 400 more."""
         assert self._process.stdin is not None
         self._process.stdin.close()
+        spent_s = float(self._answer())
         self._process.wait()
+        return spent_s
 
 
 def measured(how: str, seconds: float, beside: bool) -> dict[str, float]:
     """Milliseconds of processor time per step, and how much more it is, of one group of processes."""
     with tempfile.TemporaryDirectory(prefix="covey-") as folder:
         agent = Playing(Path(folder, "jobs.sock"))
-        agent.limits.write(RankLimits(1, guaranteed=True, alone=not beside))
+        agent.limits.write(RankLimits(1, memory_bytes=1 << 36, guaranteed=True, alone=not beside))
         ours = {"COVEY_SOCKET": f"{folder}/jobs.sock", "COVEY_TOKEN": "t", "COVEY_JOB_ID": "j1", "COVEY_EPOCH": "1"}
         plain, again = Trains(how, {}), Trains(how, {})
         attached = Trains(how, {**ours, "COVEY_RANK": "0", "COVEY_WORLD_SIZE": "1", "PYTHONPATH": SITE})
         while sum(attached.wall_s) * STEPS < seconds:
             for one in (plain, attached, again, again, attached, plain):
                 one.block()
-        for one in (plain, attached, again):
+        for one in (plain, again):
             one.end()
+        hooks_s = attached.end()
         report = agent.report.fresh()
         assert report is not None and report.gate == 1 and report.says_idle, "it is attached, with its gate"
     return {
@@ -134,6 +152,7 @@ def measured(how: str, seconds: float, beside: bool) -> dict[str, float]:
         "attached wall %": more(attached.wall_s, plain.wall_s),
         "again wall %": more(again.wall_s, plain.wall_s),
         "threads %": attached.others() - plain.others(),
+        "hooks %": 100 * hooks_s / statistics.median(plain.cpu_s),
     }
 
 

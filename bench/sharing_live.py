@@ -16,6 +16,8 @@ everything else should leave it alone.
 
 DELAY is how much longer than alone the guaranteed script's thread stands in the run queue, per step, as a share of its
 step alone: what a kernel of a GPU waits behind another's. STEP is wall time, noisier, with what caches and clocks do.
+In brackets what the device model says, fed with the phases that the guaranteed script had alone
+(`sharing_predicted.py`).
 """
 
 import argparse
@@ -27,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.live_jobs import RECORD  # noqa: E402
+from bench.sharing_predicted import Phases, phases, predicted  # noqa: E402
 from covey.core import JobId  # noqa: E402
 from covey.units import GIB, MIB  # noqa: E402
 from plugins.sharing.machine.control import Settling, Steady, Unwatched  # noqa: E402
@@ -46,6 +50,8 @@ from tests.plugins.sharing.live_host import LiveHost, live_host  # noqa: E402
 PAIRS = ("conv-input", "conv", "mlp-input", "transformer", "evaluation", "jax", "conv-input/jax-guest")
 """Guaranteed scripts; behind a slash the opportunistic one, if it is not `GUEST`."""
 GUEST = "mlp"
+OPERATION_S = 0.001
+"""At which the opportunistic script can be stopped, for the model: a quantum of `gate.cpp`. Operators are shorter."""
 START_S = 120.0
 """Longest until both scripts make steps and the guaranteed one is known."""
 
@@ -122,6 +128,7 @@ class Pair:
         self.host = host
         self.kind, _, guest = kind.partition("/")
         self.guest_kind = guest or GUEST
+        self.alone: list[Phases] = []
         self.guaranteed, self.guest = Steps(folder / "g"), Steps(folder / "o")
 
     async def begin(self) -> None:
@@ -179,6 +186,8 @@ class Pair:
         mine, theirs = self.guaranteed.between(began_ns, ended_ns), self.guest.between(began_ns, ended_ns)
         if not mine:
             return {"step_ms": float("nan"), "delay_ms": float("nan"), "rate": len(theirs) / measure_s}
+        if law == "alone":
+            self.alone.append(phases(mine, measure_s))
         # A phase without the device (an evaluation) is one long step: medians leave it out.
         return {
             "step_ms": statistics.fmean(sorted(took for _, took, _, _ in mine)[: max(1, len(mine) - 1)]) / 1e6,
@@ -199,7 +208,19 @@ async def compare(kind: str, rounds: int, settle_s: float, measure_s: float) -> 
                 for law in LAWS if turn % 2 == 0 else reversed(LAWS):
                     found[law].append(await pair.live(law, settle_s, measure_s))
                 print(f"  {kind}: round {turn + 1} of {rounds}", file=sys.stderr, flush=True)
-            return {"guest_alone": alone_rate, "laws": found, "gate": gate_of(host), "flag": flag_of(host)}
+            return {
+                "guest_alone": alone_rate,
+                "laws": found,
+                "gate": gate_of(host),
+                "flag": flag_of(host),
+                "model": said(kind, pair.alone, settle_s, measure_s),
+            }
+
+
+def said(kind: str, alone: Sequence[Phases], settle_s: float, measure_s: float) -> dict[str, tuple[float, float]]:
+    """By the model, of each law: slowdown, and share of the other."""
+    mean = Phases(*(statistics.fmean(values) for values in zip(*map(astuple, alone), strict=True)))
+    return {law: predicted(kind, mean, law, OPERATION_S, settle_s, measure_s) for law in LAWS if law != "alone"}
 
 
 def gate_of(host: LiveHost) -> bool | None:
@@ -222,7 +243,9 @@ def rows(kind: str, found: dict[str, Any]) -> list[str]:
         delays = [100 * (one["delay_ms"] - alone_delay) / alone_step for one in each]
         steps = [100 * (one["step_ms"] / alone_step - 1) for one in each]
         shares = [100 * one["rate"] / found["guest_alone"] for one in each]
-        lines.append(f"| {kind} | {law} | {spread(delays)} | {spread(steps)} | {spread(shares)} |")
+        slower, share = found["model"].get(law, (0.0, 0.0))
+        delay, other = f"{spread(delays)} [{100 * slower:.1f}]", f"{spread(shares)} [{100 * share:.1f}]"
+        lines.append(f"| {kind} | {law} | {delay} | {spread(steps)} | {other} |")
     return lines
 
 
