@@ -95,7 +95,7 @@ class Reporter:
         self._steps = StepCounter()
         self._client: JobClient | None = None
         self._pid = 0
-        self._told_s, self._tellings = float("-inf"), 0
+        self._tell_s, self._tellings = float("-inf"), 0
         self._problem = ""
         os.register_at_fork(after_in_child=self._forked)
 
@@ -156,18 +156,21 @@ class Reporter:
     def _ended(self, step: Step | None) -> None:
         if step is None:
             return
-        if self._share is not None and (told := self._rounds.ended(step)) is not None:
-            self._share.boundary(told)
+        jitted = step.boundary == JITTED_CALL
+        if self._share is not None and (round_ := self._rounds.ended(step) if jitted else step) is not None:
+            self._share.boundary(round_)
         if step.step_s <= 0:
             return
         now_s = self.now_s()
+        if not jitted and now_s < self._tell_s:
+            return
         with self._lock:
             self._untold.add(step)
-            if now_s - self._told_s < (SEND_S if self._tellings < EARLY else SEND_LATER_S):
+            if now_s < self._tell_s:
                 return
-            self._tellings += 1
-            told = self._untold.mean() if step.boundary == JITTED_CALL else step
-            self._told_s, self._untold = now_s, Untold()
+            told = self._untold.mean() if jitted else step
+            self._tellings, self._untold = self._tellings + 1, Untold()
+            self._tell_s = now_s + (SEND_S if self._tellings < EARLY else SEND_LATER_S)
         client = self._connected()
         if client is not None:
             memory, more = max(memory() for memory in self._memory), {}

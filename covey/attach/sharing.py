@@ -14,6 +14,7 @@ import contextlib
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,14 +22,15 @@ from typing import Protocol
 import msgspec
 
 from covey.attach.native import GateCounters, NativeGate, Page
+from covey.attach.neighbour import Neighbour
 from covey.attach.pace import GatePace
+from covey.attach.reports import RankReports, mini_batch
 from covey.attach.steps import Step
 from covey.attach.words import DeviceWords
 from covey.futex import SharedWord
 from covey.pages import (
     BUSY_AT,
     GATES,
-    FlagReader,
     FlagWriter,
     LimitsReader,
     MiniBatch,
@@ -43,8 +45,6 @@ LOOK_S = 0.05
 """Between two looks within a mini-batch: an epoch that leaves memory as it is need not wait for its end. With a native
 gate, whose thread sees new limits, between two that see that a last report is written."""
 LOOK_NATIVE_S = 0.25
-WRITE_NS = 20_000_000
-"""Between two reports without other news than mini-batches: agents look every 50 ms, and each costs some 20 us."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class SharedPages:
 
     def __post_init__(self) -> None:
         self.limits = LimitsReader(self.limits_page)
-        self.report = ReportWriter(self.report_page)
+        self.reports = RankReports(ReportWriter(self.report_page))
         self.flag = FlagWriter(self.flag_page)
         self._flag_word = SharedWord(self.flag_page, BUSY_AT)
 
@@ -65,24 +65,6 @@ class SharedPages:
         """To the neighbours, also to those that sleep until it changes."""
         self.flag.write(busy, now_ns)
         self._flag_word.wake()
-
-
-class Neighbour:
-    """Another rank on the device, by its flag."""
-
-    def __init__(self, page: Page) -> None:
-        self.page = page
-        self._flag, self._word = FlagReader(page), SharedWord(page, BUSY_AT)
-        self._seen = 0
-
-    def said(self) -> tuple[bool, int]:
-        """Whether it is busy, and since when; busy for ever where its page says nothing."""
-        self._seen, busy = self._word.value, self._flag.busy()
-        return (True, 0) if busy is None else (busy, self._flag.since_ns())
-
-    def sleep(self, length_ns: int) -> None:
-        """Until it says something else than `said` answered last, or so long."""
-        self._word.sleep(self._seen, length_ns)
 
 
 class MemoryUsed(msgspec.Struct, frozen=True):
@@ -98,6 +80,10 @@ class MemoryLimit(Protocol):
     """Keeps a rank within its device memory. Called in the script's thread, between two mini-batches."""
 
     def ended(self) -> MemoryUsed: ...
+
+    @property
+    def counting(self) -> bool:
+        """Whether the mini-batch that begins is counted, without a limit."""
 
     def apply(self, limit_bytes: int) -> bool:
         """From now on; 0: none. Whether it holds; one that does not is applied again after the next mini-batch."""
@@ -147,9 +133,9 @@ class ShareControl:
         self._limit_bytes = self._acked = 0
         self._used = MemoryUsed()
         self._since, self._changes = GateCounters(), 0
-        self._news: tuple[int, int, MemoryUsed] | None = None
-        self._write_ns, self._untold = 0, False
-        """When the next report is written at the latest after a mini-batch, and whether some were not told yet."""
+        self._waiting: deque[Step] = deque()
+        """Mini-batches that ended since the last look, while nothing else happened."""
+        self._settled, self._applied_bytes = False, 0
         self._script, self.script_native_id = threading.main_thread().ident, threading.main_thread().native_id or 0
         self._words, self._speaking = DeviceWords(), threading.Lock()
         self._took: int | None = None
@@ -226,7 +212,7 @@ class ShareControl:
                 pages.say(not self._words.idle, time.monotonic_ns())
             self._start_native()
             self._look(between_batches=False)
-            self._write(None)
+            self._write()
             if self._looks is None:
                 self._looks = threading.Thread(target=self._keep_looking, name="covey-limits", daemon=True)
                 self._looks.start()
@@ -260,6 +246,9 @@ class ShareControl:
 
     def boundary(self, step: Step) -> None:
         """A mini-batch ended."""
+        if self._quiet():
+            self._waiting.append(step)
+            return
         with self._lock:
             if self._pages is None:
                 return
@@ -270,7 +259,17 @@ class ShareControl:
             self._used = self._memory_used()
             self._look(between_batches=True)
             self._report(step)
+            memory = self._memory is not None and self._memory.counting
+            self._settled = not (memory or self._paced or self._applied_bytes or self._fixed or not self._meters)
         self.stop_if_limited()
+
+    def _quiet(self) -> bool:
+        """Whether nothing limits this rank, it only computes, and it is too early for a report: most mini-batches of a
+        rank that is alone on its device, which then cost next to nothing."""
+        native, pages = self._native, self._pages
+        if not self._settled or native is None or pages is None or native.changes != self._changes:
+            return False
+        return time.monotonic_ns() < pages.reports.due_ns and threading.get_ident() == self._script
 
     def stop_if_limited(self) -> None:
         """Here the script may be stopped, until it may go on."""
@@ -294,7 +293,7 @@ class ShareControl:
     def memory_is_free(self) -> None:
         """The script has to have all that it needs where it is: whatever limit held is not kept from now on."""
         with self._lock:
-            self._limit_bytes = 0
+            self._limit_bytes = self._applied_bytes = 0
 
     def flag_is_kept(self) -> None:
         """By others, who say idle themselves when the device is done."""
@@ -325,13 +324,14 @@ class ShareControl:
                 self._native.script_is(self.script_native_id)
 
     def _report(self, step: Step) -> None:
-        assert self._pages is not None
-        step_ns = int(step.step_s * 1e9)
         idle_ns, gated_ns = self._spent(step)
-        ended = None
-        if step_ns > 0:
-            ended = MiniBatch(step.number, step_ns, min(max(idle_ns, 0), step_ns), min(max(gated_ns, 0), step_ns))
-        self._write(ended)
+        batches = self._waited()
+        if step.step_s > 0:
+            batches.append(mini_batch(step, idle_ns, gated_ns))
+        self._write(*batches)
+
+    def _waited(self) -> list[MiniBatch]:
+        return [mini_batch(self._waiting.popleft(), 0, 0) for _ in range(len(self._waiting))]
 
     def _spent(self, step: Step) -> tuple[int, int]:
         """Idle and stopped since the last boundary, ns."""
@@ -347,24 +347,11 @@ class ShareControl:
         self._since, self._changes = now, changes if changes % 2 else 0
         return now.idle_ns - before.idle_ns if self._meters else idle_ns, gated_ns + now.gated_ns - before.gated_ns
 
-    def _wrote(self, ended: MiniBatch, now_ns: int) -> bool:
-        """Whether it is enough to add this one to the next report: nothing else is new."""
+    def _write(self, *ended: MiniBatch) -> None:
         assert self._pages is not None
-        news = (self._acked, self._limit_bytes, self._used)
-        if now_ns < self._write_ns and news == self._news:
-            self._pages.report.add(ended)
-            return True
-        self._news, self._write_ns = news, now_ns + WRITE_NS
-        return False
-
-    def _write(self, ended: MiniBatch | None) -> None:
-        assert self._pages is not None
-        self._untold = ended is not None and self._wrote(ended, time.monotonic_ns())
-        if self._untold:
-            return
         says_idle = self._words.ever_idle or (self._native is not None and self._meters)
         used = self._used
-        self._pages.report.write(
+        self._pages.reports.write(
             RankReport(
                 self._acked,
                 self._limit_bytes,
@@ -377,6 +364,7 @@ class ShareControl:
                 self._took is not None,
             ),
             ended,
+            time.monotonic_ns(),
         )
 
     # ---- memory ----
@@ -394,13 +382,15 @@ class ShareControl:
         return MemoryUsed(max(peak, self._took), max(stable, self._took), used.spill_bytes, used.retries)
 
     def _obeys(self, limit_bytes: int, between_batches: bool) -> bool:
-        """Whether memory is by this limit now, perhaps since it was just applied."""
+        """Whether memory is by this limit now, perhaps since it was just applied. Who is alone on a set of cores has
+        all of their memory, and is spared the counting."""
         memory = self._memory if between_batches else None
+        apply_bytes = 0 if self._limits.alone and self._meters else limit_bytes
         if self._took is not None:
             if self._took <= limit_bytes or not limit_bytes:
                 self._limit_bytes = limit_bytes
-        elif limit_bytes != self._limit_bytes and memory is not None and memory.apply(limit_bytes):
-            self._limit_bytes = limit_bytes
+        elif apply_bytes == self._applied_bytes or (memory is not None and memory.apply(apply_bytes)):
+            self._limit_bytes, self._applied_bytes = limit_bytes, apply_bytes
         return limit_bytes == self._limit_bytes
 
     # ---- limits ----
@@ -411,7 +401,7 @@ class ShareControl:
         if self._pages.limits.changed():
             newest = self._pages.limits.newest
             assert newest is not None
-            self._limits = newest
+            self._limits, self._settled = newest, False
             if self._native is not None:
                 self._native.look()
         limits = self._limits
@@ -420,7 +410,7 @@ class ShareControl:
         if self._obeys(limits.memory_bytes, between_batches) and limits.epoch != self._acked:
             self._acked = limits.epoch
             if not between_batches:
-                self._write(None)
+                self._write()
 
     def _keep_looking(self) -> None:
         while not self._closed.wait(LOOK_S if self._native is None else 0):
@@ -434,8 +424,9 @@ class ShareControl:
     def tell(self) -> None:
         """Write the report of mini-batches that wait for the next one's."""
         with self._lock:
-            if self._untold:
-                self._write(None)
+            if self._pages is not None and (self._pages.reports.untold or self._waiting):
+                self._write(*self._waited())
+                self._write()
 
     # ---- without a native gate ----
 

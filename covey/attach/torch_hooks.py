@@ -61,17 +61,18 @@ class Hooks:
         self._reporter, self._figures, self._share, self._memory = reporter, figures, share, memory
         self._queued = StreamWaits(share, gpu, QueuedWaits(share, end_of_stream))
         self._fired = 0
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._begun: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-        """Optimizers that were seen to begin a step: did one begin since the last that was counted?"""
+        self._known: set[int] = set()
+        """Identities of optimizers that are there."""
+        self._begun: dict[int, bool] = {}
+        """Of those that were seen to begin a step: did one begin since the last that was counted?"""
 
     def install(self) -> None:
         from torch.amp.grad_scaler import GradScaler
         from torch.nn.parallel.distributed import DistributedDataParallel
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-        register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: self._guarded(self._began, optimizer))
-        register_optimizer_step_post_hook(lambda optimizer, _args, _kwargs: self._guarded(self._stepped, optimizer))
+        register_optimizer_step_pre_hook(self._began)
+        register_optimizer_step_post_hook(self._stepped)
         GradScaler.step = self._scaled(GradScaler.step)
         _BaseDataLoaderIter.__next__ = self._fetched(_BaseDataLoaderIter.__next__)
         DistributedDataParallel.__init__ = self._made(DistributedDataParallel.__init__)
@@ -82,21 +83,34 @@ class Hooks:
         except Exception as error:
             self._reporter.failed(error)
 
-    def _began(self, optimizer: Any) -> None:
-        self._begun[optimizer] = True
+    def _began(self, optimizer: Any, *_: Any) -> None:
+        self._begun[id(optimizer)] = True
 
-    def _stepped(self, optimizer: Any) -> None:
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
         """Called twice for one step where a script replaced `step` by a function that calls the one that was."""
-        if not self._begun.get(optimizer, True):
-            return
-        if optimizer in self._begun:
-            self._begun[optimizer] = False
-        self._fired += 1
-        if optimizer not in self._known:
-            self._known.add(optimizer)
-            self._memory.uses(optimizer)
-            weakref.finalize(optimizer, self._reporter.optimizer_gone, id(optimizer)).atexit = False
-        self._reporter.optimizer_stepped(id(optimizer))
+        try:
+            identity = id(optimizer)
+            if not self._begun.get(identity, True):
+                return
+            if identity in self._begun:
+                self._begun[identity] = False
+            self._fired += 1
+            if identity not in self._known:
+                self._comes(optimizer)
+            self._reporter.optimizer_stepped(identity)
+        except Exception as error:
+            self._reporter.failed(error)
+
+    def _comes(self, optimizer: Any) -> None:
+        self._known.add(id(optimizer))
+        self._memory.uses(optimizer)
+        weakref.finalize(optimizer, self._gone, id(optimizer)).atexit = False
+
+    def _gone(self, identity: int) -> None:
+        """It was collected: another may have its identity from now on."""
+        self._known.discard(identity)
+        self._begun.pop(identity, None)
+        self._reporter.optimizer_gone(identity)
 
     def _scaled(self, step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(step)
@@ -104,8 +118,8 @@ class Hooks:
             before = self._fired
             result = step(scaler, optimizer, *args, **kwargs)
             if self._fired == before:
-                self._guarded(self._began, optimizer)
-                self._guarded(self._stepped, optimizer)
+                self._began(optimizer)
+                self._stepped(optimizer)
             return result
 
         return scaled

@@ -251,6 +251,10 @@ class TorchMemory:
             self.states.optimizers.add(optimizer)
             self._batches = -1  # count anew
 
+    @property
+    def counting(self) -> bool:
+        return self._pushed_in is not None
+
     def ended(self) -> MemoryUsed:
         gpu = self._gpu()
         if gpu is None or not gpu.recording():

@@ -190,7 +190,7 @@ def test_waits_of_the_scripts_thread_are_marked_on_its_stream(rig: Rig) -> None:
     waits.waits(False)
     assert rig.stream.host_functions == 1 and asked == [False] and FlagReader(pages[2]).busy() is True
     reader = ReportReader(pages[1])
-    share._write(None)
+    share._write()
     assert (report := reader.fresh()) is not None and report.says_idle
     gpu.queue, asked[:] = None, []
     waits.waits(True)
