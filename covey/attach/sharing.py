@@ -24,7 +24,7 @@ import msgspec
 from covey.attach.native import GateCounters, NativeGate, Page
 from covey.attach.neighbour import Neighbour
 from covey.attach.pace import GatePace
-from covey.attach.reports import RankReports, mini_batch
+from covey.attach.reports import WAITING_MAX, RankReports, mini_batch
 from covey.attach.steps import Step
 from covey.attach.words import DeviceWords
 from covey.futex import SharedWord
@@ -269,6 +269,8 @@ class ShareControl:
         native, pages = self._native, self._pages
         if not self._settled or native is None or pages is None or native.changes != self._changes:
             return False
+        if len(self._waiting) >= WAITING_MAX:
+            return False
         return time.monotonic_ns() < pages.reports.due_ns and threading.get_ident() == self._script
 
     def stop_if_limited(self) -> None:
@@ -365,6 +367,7 @@ class ShareControl:
             ),
             ended,
             time.monotonic_ns(),
+            self._limits.alone,
         )
 
     # ---- memory ----

@@ -28,6 +28,9 @@ from covey.attach.device_memory import Used, Wanted, device_peak, on_device, spi
 from covey.attach.sharing import MemoryUsed
 
 _autograd: Any = torch._C._autograd
+ROOMY, ROOMY_EVERY = 1.5, 8
+"""A limit of so many times what the last counted mini-batch used is far away: one in eight is counted then, for the
+counting costs some 5 us a tensor. What suddenly uses more exceeds it for seven mini-batches at most."""
 COUNTED_EVERY = 64
 """Mini-batches without a limit of which one is counted."""
 SMALLEST_MOVED = 1024
@@ -187,6 +190,8 @@ class OptimizerStates:
 
     def bring_back(self, optimizer: Any) -> None:
         """What this optimizer is about to use. On a set of cores it uses what does not fit where it lies."""
+        if not self._away:
+            return
         room_bytes = self.room_bytes - (self.all_bytes() - self.away_bytes())
         for tensor in _of(optimizer):
             if self.is_away(tensor) and (tensor.nbytes <= room_bytes or self._away[id(tensor)][1].type != "cpu"):
@@ -277,9 +282,10 @@ class TorchMemory:
             self.states.optimizers.clear()
         self._batches += 1
         counted = self._pushed_in is not None
-        if gpu is None and not (counted or self._limit_bytes or self._batches % COUNTED_EVERY == 0):
+        due = self._batches % (ROOMY_EVERY if self._limit_bytes else COUNTED_EVERY) == 0
+        if gpu is None and not (counted or due or self._is_near()):
             return self._unlimited
-        if self._batches % COUNTED_EVERY == 0 or counted:
+        if due or counted:
             self._fixed_bytes = sum(_resident(parameter) for parameter in self.states.parameters())
         spilled_bytes = self.saved.spilled_bytes + self._away_bytes
         if counted:
@@ -292,13 +298,18 @@ class TorchMemory:
             moves_bytes = self._fixed_bytes + self._wanted_bytes + self.states.all_bytes()
             self._at_work_bytes = temporaries(Wanted(gpu.wanted_bytes), moves_bytes)
         self._plan()
-        self._push() if self._limit_bytes or self._batches % COUNTED_EVERY == 0 else self._pop()
+        self._push() if due or self._is_near() or (self._limit_bytes and gpu is not None) else self._pop()
         self.saved.begin()
         if gpu is not None and used is not None:
             return of_gpu(used, spilled_bytes, gpu.retries)
         moved = self.saved.moved + self.states.moved
         self._unlimited = MemoryUsed(self._peak_bytes, self._fixed_bytes, 0, moved)
         return MemoryUsed(self._peak_bytes, self._fixed_bytes, spilled_bytes, moved)
+
+    def _is_near(self) -> bool:
+        """Whether there is a limit that a mini-batch may reach."""
+        near = not self._peak_bytes or self._limit_bytes < ROOMY * self._peak_bytes
+        return bool(self._limit_bytes) and near
 
     def apply(self, limit_bytes: int) -> bool:
         gpu = self._gpu()
