@@ -240,3 +240,28 @@ def test_mini_batches_of_a_moment_are_one_report_and_none_is_lost() -> None:
     last = rank.report.fresh()
     batches = len(first.batches if first else ()) + len(last.batches if last else ())
     assert batches == 5 and (first is None or len(first.batches) < 5)
+
+
+class Computes(FetchedNative):
+    """A native gate of a rank that only computes."""
+
+    changes = 1
+
+    def look(self) -> None: ...
+
+
+def test_a_rank_that_is_alone_reports_now_and_then_and_obeys_who_comes() -> None:
+    rank = Rank()
+    rank.share.gains(native=Computes())  # type: ignore[arg-type]
+    rank.share._changes = 1
+    rank.limits.write(RankLimits(1, memory_bytes=500, guaranteed=True, alone=True))
+    assert rank.ends().memory_limit_bytes == 500 and rank.memory.applied == [], "all of the memory is its own"
+    for number in range(20):
+        rank.share.boundary(Step(number, 0.005, 0.0, "optimizer"))
+    rank.share.tell()
+    report = rank.report.fresh()
+    assert report is not None and [batch.number for batch in report.batches] == list(range(20))
+    rank.limits.write(RankLimits(2, memory_bytes=400, guaranteed=True))
+    rank.share._look(between_batches=False)  # by the thread that waits for limits
+    assert rank.memory.applied == []
+    assert rank.ends().acked == 2 and rank.memory.applied == [400]
