@@ -258,11 +258,11 @@ async def test_a_joined_process_that_says_what_cannot_be_is_cut_off_and_counted(
 
 async def test_what_sees_a_script_is_a_fact_and_told_again_to_a_plugin_that_starts_later(short: str) -> None:
     async with door(short) as found:
-        stream, _ = await found.say(GOOD, Attached("torch 2.13.0\x1b" + "x" * 90, "line\n" + "y" * 900))
+        stream, _ = await found.say(GOOD, Attached("torch 2.13.0\x1b" + "x" * 290, "line\n" + "y" * 900))
         await until(lambda: len(found.facts) == 2)
         told = found.facts[1]
         assert isinstance(told, JobAttached)
-        assert (told.job, told.rank, told.to[:12], len(told.to)) == (J1, 1, "torch 2.13.0", 63)
+        assert (told.job, told.rank, told.to[:12], len(told.to)) == (J1, 1, "torch 2.13.0", 159)
         assert "\n" not in told.problem and len(told.problem) < 400
         assert told in found.socket.facts()
         await stream.write(pack(Stepped(7, 0.5, input_s=0.25, memory_bytes=5, boundary="optimizer\x00" + "z" * 99)))
