@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables bench-sharing gpu-check picture states coverage dist agent-toml docs clean
+.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables bench-tensors bench-sharing gpu-check picture states coverage dist agent-toml docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -51,7 +51,7 @@ house: $(READY)
 	@$(BIN)/python -m tests.reached
 
 test: $(READY) $(if $(TORCH),.venv/.torch .venv/.jax)
-	@$(BIN)/pytest -n 2 --dist loadgroup --durations=12
+	@$(BIN)/pytest -n 3 --dist loadgroup --durations=12
 	@for framework in torch jax; do $(BIN)/python -c "import $$framework" 2>/dev/null || \
 	echo "check: left out, since $$framework is not installed: what covey.attach sees of its scripts (make check TORCH=1)"; done
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || \
@@ -75,7 +75,10 @@ rack-test: $(READY) ## kill real agents and byte processes under a job and remot
 storm: $(READY) ## harm real agents on hosts of their own for half an hour: make storm SEED=1 SECONDS=1800
 	@$(BIN)/covey-chaos storm --seed $(or $(SEED),1) --seconds $(or $(SECONDS),1800)
 
-bench-sharing: $(READY) .venv/.torch ## real scripts on shared cores: ONLY=live (each law, half an hour), away, memory, queue, upgrade, failures ARGS="--rounds 2"
+bench-tensors: $(READY) .venv/.torch ## rounds of tensors on one host, with Covey and with gloo, side by side (some 5 minutes)
+	@$(BIN)/python bench/tensors_live.py $(ARGS)
+
+bench-sharing: $(READY) .venv/.torch ## real scripts on shared cores: ONLY=live (each law, half an hour), rules, away, memory, queue, upgrade, failures ARGS="--rounds 2"
 	@$(BIN)/python bench/sharing_$(or $(ONLY),live).py $(ARGS)
 
 gpu-check: $(READY) ## what is left out elsewhere: tests marked gpu, and AntMan's times, on an NVIDIA GPU with a CUDA build of PyTorch

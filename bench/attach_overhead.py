@@ -7,10 +7,12 @@ thread, reports), two are not. They run by turns, in blocks ABCCBA, never at onc
 another one reads its flag, else that it is alone on its device. Told is processor time per step (all threads) and wall
 time: of each group the median of the ratios of neighbouring blocks to the first plain process, and of these the median
 and the range over groups of fresh processes, since two processes that are alike differ by 1 to 2 % for their whole
-lives (where their memory lies). `again` is the second plain one. `threads` is what other threads than the script's ran
-while steps were made, in % of the script's, less what they ran in the plain process, and `hooks` the time that a step
-of the script spends in ours, in % of it: these two have no such noise, and are what attaching costs but for what it
-makes of caches.
+lives (where their memory lies). `again` is the second plain one.
+
+Two parts have no such noise, for they are taken within the attached process. `hooks`: what its script's thread needs
+for a step more with our hooks than without, which are put in and taken out by turns of as many steps as there are from
+one report to the next; what they make of caches is in it. `threads`: what other threads ran while steps were made, in %
+of the script's, less what they ran in the plain process. Memory has a limit, of 64 GiB: a device of its own.
 """
 
 import argparse
@@ -32,9 +34,12 @@ from covey.wire import AskPages, Join, Joined, PagesHere, decoder
 
 STEPS = 10
 """Of a block: a twentieth of a second, so that what else the machine does falls on all of them."""
+TURN = 40
+"""Steps with hooks, and without: some 200 ms, the time from one report to the next."""
 TRAINS = """
 import sys, time, torch
 import torch.optim.optimizer as of
+torch.set_flush_denormal(True)  # what is trained to nothing computes as fast as before
 torch.set_num_threads(1)
 torch.manual_seed(1)
 layers = [layer for _ in range(8) for layer in (torch.nn.Linear(256, 256), torch.nn.ReLU())]
@@ -45,21 +50,16 @@ def step():
     o.zero_grad(); forward(x).square().mean().backward(); o.step()
 for _ in range(200): step()
 print("ready", flush=True)
+known = [(hooks, dict(hooks)) for hooks in (of._global_optimizer_pre_hooks, of._global_optimizer_post_hooks)]
 for line in sys.stdin:
+    steps, hooked = line.split()
+    for hooks, ours in known:
+        hooks.clear()
+        hooks.update(ours if hooked == "hooked" else {})
+    step()
     wall, cpu, own = time.perf_counter(), time.process_time(), time.thread_time()
-    for _ in range(int(line)): step()
+    for _ in range(int(steps)): step()
     print(time.perf_counter() - wall, time.process_time() - cpu, time.thread_time() - own, flush=True)
-spent = []
-def timed(hook):
-    def called(*args, **kwargs):
-        began = time.perf_counter()
-        try: return hook(*args, **kwargs)
-        finally: spent.append(time.perf_counter() - began)
-    return called
-for hooks in (of._global_optimizer_pre_hooks, of._global_optimizer_post_hooks):
-    for key in list(hooks): hooks[key] = timed(hooks[key])
-for _ in range(400): step()
-print(sum(spent) / 400, flush=True)
 """
 
 
@@ -88,7 +88,7 @@ class Playing:
 
 
 class Trains:
-    """One of the two processes."""
+    """One of the processes."""
 
     def __init__(self, how: str, environ: dict[str, str]) -> None:
         known = {
@@ -111,22 +111,27 @@ class Trains:
         return self._process.stdout.readline().strip()
 
     def block(self) -> None:
+        for times, took_s in zip((self.wall_s, self.cpu_s, self.own_s), self._steps(STEPS, "hooked"), strict=True):
+            times.append(took_s)
+
+    def turn(self, hooked: bool) -> float:
+        """Seconds that the script's thread ran for a step with our hooks, or without."""
+        return self._steps(TURN, "hooked" if hooked else "bare")[2]
+
+    def _steps(self, count: int, how: str) -> list[float]:
+        """Wall time, processor time of the process and of the script's thread; seconds, per step."""
         assert self._process.stdin is not None
-        print(STEPS, file=self._process.stdin, flush=True)
-        for times, took_s in zip((self.wall_s, self.cpu_s, self.own_s), self._answer().split(), strict=True):
-            times.append(float(took_s) / STEPS)
+        print(count, how, file=self._process.stdin, flush=True)
+        return [float(took_s) / count for took_s in self._answer().split()]
 
     def others(self) -> float:
         """What its other threads ran, in % of the script's."""
         return 100 * (sum(self.cpu_s) / sum(self.own_s) - 1)
 
-    def end(self) -> float:
-        """Seconds that a step spends in hooks of ours, on average of 400 more."""
+    def end(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        spent_s = float(self._answer())
         self._process.wait()
-        return spent_s
 
 
 def measured(how: str, seconds: float, beside: bool) -> dict[str, float]:
@@ -140,9 +145,9 @@ def measured(how: str, seconds: float, beside: bool) -> dict[str, float]:
         while sum(attached.wall_s) * STEPS < seconds:
             for one in (plain, attached, again, again, attached, plain):
                 one.block()
-        for one in (plain, again):
+        turns = [[attached.turn(hooked) for hooked in (True, False, False, True)] for _ in range(int(seconds))]
+        for one in (plain, again, attached):
             one.end()
-        hooks_s = attached.end()
         report = agent.report.fresh()
         assert report is not None and report.gate == 1 and report.says_idle, "it is attached, with its gate"
     return {
@@ -152,7 +157,7 @@ def measured(how: str, seconds: float, beside: bool) -> dict[str, float]:
         "attached wall %": more(attached.wall_s, plain.wall_s),
         "again wall %": more(again.wall_s, plain.wall_s),
         "threads %": attached.others() - plain.others(),
-        "hooks %": 100 * hooks_s / statistics.median(plain.cpu_s),
+        "hooks %": more([a + d for a, _, _, d in turns], [b + c for _, b, c, _ in turns]),
     }
 
 

@@ -8,7 +8,9 @@ count too). The wait for input is a sleep: it stands for a disk or a network tha
 each step alone: half of the processor time that the first steps took.
 """
 
+import math
 import os
+import random
 import statistics
 import struct
 import sys
@@ -19,10 +21,16 @@ from itertools import pairwise
 from typing import Any
 
 RECORD = struct.Struct("<qqqq")
-WAITS = ("conv-input", "mlp-input", "transformer", "evaluation", "jax")
+WAITS = ("conv-input", "mlp-input", "transformer", "evaluation", "drift", "noisy", "jax")
 """Who waits for input."""
 WARM_STEPS, KNOWN_STEPS = 5, 25
 EVALUATION_S, BETWEEN_S = 5.0, 5.0
+DRIFT_S, DRIFT = 10.0, 1.5
+"""Of the kind `drift` the work grows by half after so long, and shrinks again: longer sentences, larger images."""
+NOISE = 0.25
+"""Of the kind `noisy`: coefficient of variation of the work of a step (log-normal): sentences of unlike length."""
+SUDDEN = 60.0
+"""Of the kind `sudden` the batch grows so many times for `DRIFT_S`, and with it each operation."""
 
 
 class Input:
@@ -92,9 +100,15 @@ def torch_job(kind: str, recorder: Recorder) -> None:
 
         def __iter__(self) -> Iterator[Any]:
             batch = torch.randn(*SHAPES[kind])
+            times = {"drift": DRIFT, "sudden": SUDDEN, "noisy": 3.0}.get(kind, 1.0)
+            larger = torch.randn(int(times * len(batch)), *batch.shape[1:])
+            spread, rng = (math.log(1 + NOISE**2)) ** 0.5, random.Random(1)
             while True:
                 awaited.wait()
-                yield batch
+                if kind == "noisy":
+                    yield larger[: max(1, int(len(batch) * rng.lognormvariate(-(spread**2) / 2, spread)))]
+                else:
+                    yield larger if time.monotonic() // DRIFT_S % 2 else batch
 
     model = _model(torch, kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
@@ -114,6 +128,9 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "conv": (8, 3, 32, 32),
     "mlp-input": (256, 256),
     "mlp": (64, 256),
+    "drift": (256, 256),
+    "noisy": (256, 256),
+    "sudden": (64, 256),
     "transformer": (12, 32, 64),
     "evaluation": (24, 3, 32, 32),
 }
@@ -121,7 +138,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 
 def _model(torch: Any, kind: str) -> Any:
     nn = torch.nn
-    if kind.startswith("mlp"):
+    if kind.startswith("mlp") or kind in ("drift", "noisy", "sudden"):
         return nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.ReLU())])
     if kind == "transformer":
         layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)

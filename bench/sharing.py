@@ -16,8 +16,18 @@ def controllers(progress: Progress) -> Report:
     return sharing.compare(sharing.SCENARIOS, sharing.COMPARED, TOLERANCE, seeds, sharing.SECONDS, progress)
 
 
+def rules(progress: Progress) -> Report:
+    """The ladder, and what it is without each of its rules, for three times as long: rules may act minutes apart."""
+    seeds, controllers = range(sharing.SEED, sharing.SEED + 2 * sharing.SEEDS), ("ladder", *sharing.WITHOUT)
+    scenarios = (*sharing.SCENARIOS, *sharing.RULED)
+    return sharing.compare(
+        scenarios, controllers, TOLERANCE, seeds, 3 * sharing.SECONDS, progress, name="sharing-rules"
+    )
+
+
 EXPERIMENTS: dict[str, Callable[[Progress], Report]] = {
     "sharing": controllers,
+    "sharing-rules": rules,
     "sharing-trace": lambda progress: sharing_reports.trace(TRACES, progress),
     "sharing-sweep": lambda progress: sharing_reports.sweep(TRACES, progress),
     "sharing-classes": lambda progress: sharing_reports.classes(TRACES, progress),

@@ -12,10 +12,7 @@ Both are ends of the first tenth of a second of which that is true, so 0.1 s is 
 `sharing_live.py`, of the guaranteed script's mini-batches while both share, and of those in its first second back.
 """
 
-import argparse
 import asyncio
-import json
-import os
 import statistics
 import sys
 import tempfile
@@ -28,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from bench.live_command import json_option, keep, leave_the_device, options, print_head  # noqa: E402
 from bench.live_jobs import BETWEEN_S, EVALUATION_S  # noqa: E402
 from bench.sharing_live import Pair  # noqa: E402
 from covey.units import GIB  # noqa: E402
@@ -135,21 +133,15 @@ def rows(found: dict[str, Any]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", metavar="FILE", help="all that was measured")
+    json_option(parser)
     args = parser.parse_args(argv)
-    cores = os.cpu_count() or 1
-    if cores < 2:
-        print("two cores are needed: one is the device, this runs on another", file=sys.stderr)
-        return 2
-    os.sched_setaffinity(0, set(range(1, cores)))
+    leave_the_device()
     found = asyncio.run(live(args.rounds))
-    print("| law | HAS | CUT | DELAY | DELAY, first second back | the other, shared | the other, away |")
-    print("|---|---|---|---|---|---|---|")
+    print_head("law | HAS | CUT | DELAY | DELAY, first second back | the other, shared | the other, away")
     print("\n".join(rows(found)))
-    if args.json:
-        Path(args.json).write_text(json.dumps(found, indent=1), encoding="utf-8")
+    keep(found, args.json)
     return 0
 
 

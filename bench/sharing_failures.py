@@ -11,10 +11,8 @@ Told are steps/s, of the guaranteed script as a share of before and of the other
 after the end of the lease on (garbage: at once); times in s; medians and the largest.
 """
 
-import argparse
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import statistics
@@ -28,6 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from bench.live_command import json_option, keep, options, print_head  # noqa: E402
 from bench.sharing_live import Pair, Steps  # noqa: E402
 from cli.client import AgentctlError  # noqa: E402
 from tests.agent.here import until  # noqa: E402
@@ -258,17 +257,17 @@ def rows(found: dict[str, list[Found]]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", metavar="FILE", help="all that was measured")
+    json_option(parser)
     args = parser.parse_args(argv)
     found: dict[str, Any] = live(args.rounds)
     drivers(args.rounds, found)
-    print("| what fails | guaranteed | its longest mini-batch, s | the other | counted after, s | again as before, s |")
-    print("|---|---|---|---|---|---|")
+    print_head(
+        "what fails | guaranteed | its longest mini-batch, s | the other | counted after, s | again as before, s"
+    )
     print("\n".join(rows(found)))
-    if args.json:
-        Path(args.json).write_text(json.dumps(found, indent=1), encoding="utf-8")
+    keep(found, args.json)
     return 0
 
 

@@ -12,9 +12,7 @@ SAME BITS: losses of all mini-batches and parameters after each twentieth are th
 limits and without Covey.
 """
 
-import argparse
 import asyncio
-import json
 import os
 import statistics
 import subprocess
@@ -28,6 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from bench.live_command import json_option, keep, leave_the_device, options, print_head  # noqa: E402
 from covey.pages import RankLimits, RankReport  # noqa: E402
 from covey.units import MIB  # noqa: E402
 from tests.agent.here import here  # noqa: E402
@@ -166,27 +165,22 @@ def spread(values: Sequence[float]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.5, help="with each limit, and without")
-    parser.add_argument("--json", metavar="FILE", help="all that was measured")
+    json_option(parser)
     args = parser.parse_args(argv)
-    cores = os.cpu_count() or 1
-    if cores < 2:
-        print("two cores are needed: one is the device, this runs on another", file=sys.stderr)
-        return 2
+    leave_the_device()
     whole = {}
-    print("| script, demand | limit | SHRINK, ms | GROW, ms | HELD, MiB | HOST, MiB | STEP, % | SAME BITS |")
-    print("|---|---|---|---|---|---|---|---|")
+    print_head("script, demand | limit | SHRINK, ms | GROW, ms | HELD, MiB | HOST, MiB | STEP, % | SAME BITS")
     for model in args.models.split(","):
         with tempfile.TemporaryDirectory(prefix="covey-bench-") as folder:
             out = Path(folder) / "losses"
             whole[model] = asyncio.run(live(model, out, args.rounds, args.seconds))
             whole[model]["compared"] = same_bits(model, out.read_bytes())
         print("\n".join(rows(model, whole[model])), flush=True)
-    if args.json:
-        Path(args.json).write_text(json.dumps(whole, indent=1), encoding="utf-8")
+    keep(whole, args.json)
     return 0 if all(found["compared"] for found in whole.values()) else 1
 
 

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sim.device import NEVER, Scenario, simulate
-from sim.sharing import CONTROLLERS
+from sim.sharing import CONTROLLERS, WITHOUT
 
 AWAY_NS = 1_000_000_000
 """A mini-batch as long as that is a phase without the device."""
 TOLERANCE = 0.05
 SEEDS = range(1, 9)
-LAWS = {"packed": "naive", "step-up": "step-up", "step-up+flag": "step-up+flag", "flag": "flag", "ours": "ladder"}
+LAWS = {"packed": "naive", "step-up": "step-up", "step-up+flag": "step-up+flag", "flag": "flag", "ours": "ladder"} | {
+    rule: rule for rule in WITHOUT
+}
 """By their names in the bench: those of `sim.sharing.CONTROLLERS`."""
 
 
@@ -48,10 +50,17 @@ def phases(steps: Sequence[tuple[int, int, int, int]], seconds: float) -> Phases
 
 
 def predicted(
-    kind: str, alone: Phases, law: str, op_s: float, settle_s: float, measure_s: float
+    kind: str,
+    alone: Phases,
+    law: str,
+    op_s: float,
+    idle_seen_s: float,
+    wake_s: float,
+    settle_s: float,
+    measure_s: float,
 ) -> tuple[float, float]:
     """How much slower the guaranteed script is, and what the other one gets of what it would do alone, in `measure_s`
-    after `settle_s`; `op_s`: its operations."""
+    after `settle_s`; `op_s`: its operations; `idle_seen_s`, `wake_s`: what `sim.device.Scenario` has."""
     away_s = measure_s * alone.away if alone.away > 0.1 else 0.0
     scenario = Scenario(
         kind,
@@ -59,6 +68,8 @@ def predicted(
         alone.wait_s if alone.wait_s > 0.02 * alone.compute_s else 0.0,
         op_s,
         variation=max(0.01, alone.variation),
+        idle_seen_s=idle_seen_s,
+        wake_s=wake_s,
         away_s=(settle_s + 0.5, settle_s + 0.5 + away_s) if away_s else (NEVER, NEVER),
     )
     slower, share = [], []

@@ -9,7 +9,6 @@ that yields goes on where it was. Before that `sim/sharing_cluster.py` is asked 
 lengths alone, and neither starts nor hosts).
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -20,6 +19,7 @@ from random import Random
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from bench.live_command import options, print_head  # noqa: E402
 from plugins.scheduler.policy.rules import COVEY  # noqa: E402
 from sim.engine import SimJob  # noqa: E402
 from sim.sharing_cluster import GUARANTEED, Cluster, Sharing  # noqa: E402
@@ -82,13 +82,12 @@ def row(name: str, jobs: Sequence[SimJob], without: Sequence[float], shared: Seq
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--step", type=float, default=0.04, metavar="SECONDS", help="a mini-batch")
     args = parser.parse_args(argv)
     jobs = drawn(args.seed)
-    print("| average completion, s: without / with sharing | all | guaranteed | opportunistic |")
-    print("|---|---|---|---|")
+    print_head("average completion, s: without / with sharing | all | guaranteed | opportunistic")
     print(row("the model said", jobs, modelled(jobs, 0), modelled(jobs, 1)), flush=True)
     print(row("real agents", jobs, lived(jobs, 0, args.step), lived(jobs, 1, args.step)), flush=True)
     return 0

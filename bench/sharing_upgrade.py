@@ -2,11 +2,10 @@
 
     python bench/sharing_upgrade.py [--tries 10] [--seed 1]
 
-`tests/rack/upgrades.py` says what is looked at; a try that breaks raises. Times are s after the
+`tests/rack/upgrades.py` says what is looked at; a try that breaks ends it with status 1. Times are s after the
 guaranteed job was cancelled.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from random import Random
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from bench.live_command import options, print_head  # noqa: E402
 from tests.rack.sharing_rack import sharing_rack  # noqa: E402
 from tests.rack.upgrades import SCHEDULER, Tried, Upgrade  # noqa: E402
 
@@ -25,20 +25,23 @@ def row(number: int, tried: Tried) -> str:
 
     who = f"{tried.victim}{', the leader' if tried.led else ''}"
     times = f"{tried.kill_s:.2f} | {told(tried.log_s)} | {told(tried.ranks_s)}"
-    return f"| {number} | {who} | {times} | {tried.before_return} | {tried.back_s:.2f} |"
+    return f"| {number} | {who} | {times} | {' and '.join(sorted(tried.before))} | {tried.back_s:.2f} |"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--tries", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(argv)
-    print("| try | killed | at | log says so | all that live | without the dead one | all four, after its return |")
-    print("|---|---|---|---|---|---|---|")
+    print_head("try | killed | at | log says so | all that live | without the dead one | all four, after its return")
     rng = Random(args.seed)
     with sharing_rack(4, 1, SCHEDULER) as rack:
         for number in range(1, args.tries + 1):
-            print(row(number, Upgrade(rack, rng).run()), flush=True)
+            tried = Upgrade(rack, rng).run()
+            print(row(number, tried), flush=True)
+            if not tried.whole:
+                print(f"half an upgrade: {tried}", file=sys.stderr)
+                return 1
     return 0
 
 

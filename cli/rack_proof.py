@@ -1,7 +1,7 @@
 """What `covey-rack run` does with a rack: two real loads at once, checked to the bit, and a summary.
 
     a job     examples/digits.py on four workers; its parameters must equal, bit for bit, those of one process that sums
-              the workers' gradients in rank order, and it must have learned to read digits
+              the workers' gradients in the same order, and it must have learned to read digits
     memory    a volume on one host, written page by page until its slabs turn hot and are placed on other hosts, then
               filled in larger requests, and read back whole: part of it was written before its slab had a lender
 

@@ -28,7 +28,9 @@ from covey.errors import CoveyError
 from covey.frames import FrameError, body_size, pack, unpack
 from covey.kernels import kernel
 from covey.page_link import PageLink, PageUser
+from covey.step_clock import StepClock, ToldStep
 from covey.version import VERSION
+from covey.wake_pipe import WakePipe
 from covey.wire import (
     GRACE_KEPT,
     PROTOCOL,
@@ -40,7 +42,6 @@ from covey.wire import (
     Join,
     Joined,
     Refusal,
-    Stepped,
     Stopping,
     decoder,
     other_protocol,
@@ -102,14 +103,13 @@ class JobClient:
         self._pages = PageLink()
         self._aggregator: AggregatorAt | None = None
         self._tensors: TensorClient | None = None
-        self._step = 0
-        self._stepped_at_s, self._communicated_s = time.monotonic(), 0.0
+        self._clock = StepClock()
         self._answered = threading.Event()
         self._refusal: Refusal | None = None
         self._joined = False
         self._closed = False
         self._connection: socket.socket | None = None
-        self._wake_out, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakes = WakePipe()
         self._thread = threading.Thread(target=self._run, name="covey", daemon=True)
         self._thread.start()
         _living.add(self)
@@ -138,7 +138,8 @@ class JobClient:
         by `agentctl job`. While the agent is away only the newest step is kept. From the first call on these calls
         alone count steps, not what `covey.attach` sees."""
         self._by_hand = True
-        self._stepped(step, step_s, compute_s, communicate_s, input_s, memory_bytes, metrics, "script")
+        told = ToldStep(step, step_s, compute_s, communicate_s, input_s, memory_bytes, metrics, "script")
+        self._stepped(told)
 
     def observed(
         self, step: int, step_s: float, input_s: float, memory_bytes: int, boundary: str, **more: float
@@ -147,49 +148,31 @@ class JobClient:
         `more`: `communicate_s` (without it: what was spent inside `tensors`), and metrics that are shown."""
         if not self._by_hand:
             talked_s = more.pop("communicate_s", None)
-            self._stepped(step, step_s, None, talked_s, input_s, memory_bytes, more, boundary)
+            self._stepped(ToldStep(step, step_s, None, talked_s, input_s, memory_bytes, more, boundary))
 
     def attached(self, to: str, problem: str = "") -> None:
         """Tell the agent, now and after it was away, what `covey.attach` sees of this script, and what it cannot."""
         with self._lock:
             self._attached = Attached(to[:160], problem[:400])
             self._urgent.append(pack(self._attached))
-        self._nudge()
+        self._wakes.wake()
 
     def share(self, user: PageUser) -> None:
         """From now on `user` goes by the limits that this host's agent sets, once it sends some."""
         with self._lock:
             self._pages.user = user
             self._urgent.append(pack(user.now()))
-        self._nudge()
+        self._wakes.wake()
 
-    def _stepped(
-        self,
-        step: int | None,
-        step_s: float | None,
-        compute_s: float | None,
-        communicate_s: float | None,
-        input_s: float,
-        memory_bytes: int,
-        metrics: Mapping[str, float],
-        boundary: str,
-    ) -> None:
-        now_s = time.monotonic()
+    def _stepped(self, told: ToldStep) -> None:
         with self._lock:
             if self._closed:
                 return
-            communicated_s = 0.0 if self._tensors is None else self._tensors.communicate_s
-            number = self._step if step is None else int(step)
-            took_s = now_s - self._stepped_at_s if step_s is None else float(step_s)
-            talked_s = communicated_s - self._communicated_s if communicate_s is None else float(communicate_s)
-            computed_s = max(0.0, took_s - talked_s - input_s) if compute_s is None else float(compute_s)
-            self._step, self._stepped_at_s, self._communicated_s = number + 1, now_s, communicated_s
             if not self._joined:
                 self._steps.clear()
-            shown = {name: float(value) for name, value in metrics.items()}
-            timed = Stepped(number, took_s, computed_s, talked_s, shown, float(input_s), int(memory_bytes), boundary)
-            self._steps.append(pack(timed))
-        self._nudge()
+            communicated_s = 0.0 if self._tensors is None else self._tensors.communicate_s
+            self._steps.append(pack(self._clock.stepped(told, communicated_s)))
+        self._wakes.wake()
 
     @property
     def stopping(self) -> bool:
@@ -220,7 +203,7 @@ class JobClient:
         self._grace_kept = None
         with self._lock:
             self._urgent.append(pack(ExtendGrace(float(seconds))))
-        self._nudge()
+        self._wakes.wake()
         if not self._extended.wait(timeout_s):
             why = "the agent did not answer" if self._joined else "the agent is away"
             raise CoveyError(GRACE_KEPT, why, f"save within {self.grace_left_s:.0f} s")
@@ -247,12 +230,12 @@ class JobClient:
             tensors = self._tensors
         if closed:
             return
-        self._nudge()
+        self._wakes.wake()
         self._thread.join(GOODBYE_S + 0.5)
         if tensors is not None:
             tensors.close()
         if not self._thread.is_alive():
-            self._close_pipe()
+            self._wakes.close()
         _living.discard(self)
 
     def __enter__(self) -> "JobClient":
@@ -281,17 +264,7 @@ class JobClient:
                 return  # the answer is already here
             self._lost = AggregatorLost(epoch, why[:500])
             self._urgent.append(pack(self._lost))
-        self._nudge()
-
-    def _nudge(self) -> None:
-        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: the thread has ended
-            os.write(self._wake, b"\0")
-
-    def _close_pipe(self) -> None:
-        ends, self._wake_out, self._wake = (self._wake_out, self._wake), -1, -1
-        for end in ends:
-            with contextlib.suppress(OSError):
-                os.close(end)
+        self._wakes.wake()
 
     # ---- the thread ----
 
@@ -327,13 +300,7 @@ class JobClient:
         """Until the time has passed or the script closes; other wake-ups do not shorten it."""
         end_s = time.monotonic() + seconds
         while not self._closed and (left_s := end_s - time.monotonic()) > 0:
-            _ready(left_s, (self._wake_out, select.POLLIN))
-            self._drain_pipe()
-
-    def _drain_pipe(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._wake_out, 4096):
-                pass
+            self._wakes.wait(left_s)
 
     def _talk(self, connection: socket.socket) -> None:
         """Until the connection or the script ends. OSError, FrameError (one too) when the connection is of no use."""
@@ -348,8 +315,7 @@ class JobClient:
                     return
             wanted = select.POLLIN | (select.POLLOUT if outgoing else 0)
             left_s = None if goodbye_s == float("inf") else max(0.0, goodbye_s - time.monotonic())
-            ready = _ready(left_s, (self._wake_out, select.POLLIN), (connection.fileno(), wanted))
-            self._drain_pipe()
+            ready = self._wakes.wait(left_s, (connection.fileno(), wanted))
             if outgoing:
                 with contextlib.suppress(BlockingIOError):
                     del outgoing[: connection.send(outgoing)]
@@ -440,21 +406,13 @@ class JobClient:
     def _abandon(self) -> None:
         """In a forked child: this connection is the parent's, and the thread was left behind."""
         self._closed = True
-        self._close_pipe()
+        self._wakes.close()
         if self._connection is not None:
             self._connection.close()
 
 
 class _Refused(OSError):
     """By the agent; joining again at once would not help."""
-
-
-def _ready(timeout_s: float | None, *wanted: tuple[int, int]) -> dict[int, int]:
-    """What is ready, by descriptor. poll, not select: a training script may have thousands of files open."""
-    poll = select.poll()
-    for file, events in wanted:
-        poll.register(file, events)
-    return dict(poll.poll(None if timeout_s is None else timeout_s * 1000 + 1))
 
 
 _living: "weakref.WeakSet[JobClient]" = weakref.WeakSet()

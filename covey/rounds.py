@@ -1,9 +1,10 @@
 """The worker's side of a tensor's rounds, without sockets, threads or numbers: bytes and frames only.
 
-A tensor has a version: the last round whose result this worker holds whole. `push` begins round version + 1 and keeps
-the pushed bytes until its result is here, so that they can be sent to the next aggregator too. The last result is kept
-as well (two buffers, one complete, one being filled): an aggregator without state asks for it, and gets it at any time,
-also while the worker computes. The same steps start a job, follow the crash of an aggregator and a takeover:
+A tensor has a version: the last round whose result this worker holds whole. `push` begins round version + 1; the
+pushed bytes stay the caller's, who leaves them as they are until its result is here, since they may have to be sent to
+the next aggregator too. The last result is kept (two buffers, one complete, one being filled): an aggregator without
+state asks for it, and gets it at any time, also while the worker computes. The same steps start a job, follow the crash
+of an aggregator and a takeover:
 
     version v, nothing pushed --push--> version v, round v+1 unacknowledged --whole result of v+1--> version v+1
             connected (a new connection or a new owner): OPEN every tensor with its version, PUSH what is unacknowledged
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from covey import handshake
 from covey.core import JobId
 from covey.handshake import CHALLENGE_BYTES, Challenge
+from covey.sum_order import Order
 from covey.tensorwire import (
     FAULT_BYTES_MAX,
     PART_BYTES,
@@ -65,9 +67,9 @@ class TensorRounds:
         """A model's initial value is in force only once the aggregator has sent the one it chose."""
         self.state = bytearray(initial) if initial is not None else bytearray(size)
         self.incoming = bytearray(size)
-        self.pushed = bytearray(size)
+        self.pushed: Payload = b""
         self.unacknowledged: int | None = None
-        """The round whose result is still to come; its bytes are in `pushed`."""
+        """The round whose result is still to come; its bytes are `pushed`."""
         self.fault = ""
         """Why the aggregator does not sum this tensor, for people."""
         self._seen: set[int] = set()
@@ -102,7 +104,7 @@ class TensorRounds:
         self.state, self.incoming = self.incoming, self.state
         if self.agreed:
             self.version += 1
-            self.unacknowledged = None
+            self.unacknowledged, self.pushed = None, b""
         self.agreed = True
         return True
 
@@ -120,8 +122,12 @@ class Rounds:
     Frames are made when iterated and refer to buffers that stay as they are until the round they belong to is over.
     """
 
-    def __init__(self, job: JobId, rank: int, world_size: int, part_bytes: int = PART_BYTES) -> None:
+    def __init__(
+        self, job: JobId, rank: int, world_size: int, part_bytes: int = PART_BYTES, order: Order = "tree"
+    ) -> None:
         self.job, self.rank, self.world_size, self.part_bytes = job, rank, world_size, part_bytes
+        self.order: Order = order
+        """Of the additions of tensors that are declared from now on."""
         self.epoch = 0
         self.tensors: dict[str, TensorRounds] = {}
         self.ignored = 0
@@ -136,7 +142,7 @@ class Rounds:
 
     def declare(self, name: str, kind: Kind, shape: tuple[int, ...], initial: Payload | None = None) -> Iterator[Frame]:
         """Declare a tensor. ValueError when its name is taken by another shape or kind, or it is too large."""
-        declared = Declared(name, kind, shape, self.part_bytes)
+        declared = Declared(name, kind, shape, self.part_bytes, self.order)
         known = self._by_key.get(key_of(name))
         if known is not None:
             raise ValueError(f"tensor {name!r} is already known as {known.declared.kind} {known.declared.shape}")
@@ -145,14 +151,14 @@ class Rounds:
         return iter((self._open(tensor),))
 
     def push(self, name: str, data: Payload) -> Iterator[Frame]:
-        """Begin the next round of a tensor; the bytes are copied. ValueError when one is under way or it has another
-        size."""
+        """Begin the next round of a tensor. `data` is not copied: it stays as it is until the result is here.
+        ValueError when a round is under way or it has another size."""
         tensor = self.tensors[name]
         if tensor.unacknowledged is not None or not tensor.agreed:
             raise ValueError(f"tensor {name!r} is still in round {tensor.expected}")
-        if len(data) != len(tensor.pushed):
-            raise ValueError(f"tensor {name!r} has {len(tensor.pushed)} bytes, not {len(data)}")
-        tensor.pushed[:] = data
+        if len(data) != tensor.declared.size_bytes:
+            raise ValueError(f"tensor {name!r} has {tensor.declared.size_bytes} bytes, not {len(data)}")
+        tensor.pushed = data
         tensor.unacknowledged = tensor.version + 1
         return self._parts(TensorOp.PUSH, tensor, tensor.unacknowledged, tensor.pushed)
 
@@ -255,7 +261,7 @@ class Rounds:
             payload=tensor.packed,
         )
 
-    def _parts(self, op: TensorOp, tensor: TensorRounds, round: int, data: bytearray) -> Iterator[Frame]:
+    def _parts(self, op: TensorOp, tensor: TensorRounds, round: int, data: Payload) -> Iterator[Frame]:
         """One frame per part, each made when it is sent, all under the present epoch."""
         epoch, view = self.epoch, memoryview(data)
         spans = [tensor.declared.span(part) for part in range(tensor.declared.parts)]

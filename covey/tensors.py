@@ -4,24 +4,27 @@
         w = job.tensors.model("w", w0)              # every rank gets rank 0's initial value
         w = job.tensors.push_pull("w", delta)       # parameters + sum of all ranks' deltas
         g = job.tensors.push_pull("grad", g)        # a name never given to `model`: just the sum
+        h = job.tensors.push("grad", g, out=g)      # the same in two halves: this begins the round
+        ...                                         # compute, push other names
+        g = h.wait()                                # and this ends it
 
-Every rank calls the same rounds in the same order per tensor; a round's result is the floating point sum in rank order
-of exactly one contribution per rank, in whatever order they arrive and however often the aggregator is replaced.
+Every rank calls the same rounds in the same order per tensor; a round's result is the floating point sum of exactly
+one contribution per rank, in a fixed order of additions (`covey.sum_order`), in whatever order they arrive and however
+often the aggregator is replaced. Rounds of different names may be under way at once, from several threads.
 
 A thread of its own reads the connection, so that the aggregator can ask for the last result while the script computes.
 It also connects again: to the same address until the agent names another one (`moved`), and then to that at once. Calls
 block meanwhile; after 30 s they write to stderr what they wait for.
 
-    script thread    push_pull ---- PUSH parts ---->|         |
-                        | waits on the condition    |  socket |   aggd
+    script threads   push ------- PUSH parts ------>|         |
+                     wait: on the condition         |  socket |   aggd
     link thread      reads RESULT, answers ASK <----|         |
+
+At the rank a round copies a tensor once, from the buffer it came into to where the script wants it.
 """
 
 import contextlib
 import os
-import select
-import socket
-import struct
 import sys
 import threading
 import time
@@ -33,7 +36,9 @@ import numpy.typing as npt
 
 from covey.core import JobId
 from covey.handshake import NONCE_BYTES
-from covey.rounds import Rounds, Stale, Superseded
+from covey.rounds import Rounds, Stale, Superseded, TensorRounds
+from covey.sum_order import ORDERS, Order
+from covey.tensor_link import CONNECT_S, TensorLink
 from covey.tensorwire import (
     HEADER_BYTES,
     PART_BYTES,
@@ -51,14 +56,10 @@ from covey.wire import AggregatorAt
 
 Array = npt.NDArray[np.float32]
 
-CONNECT_S = 2.0
-"""How long one attempt to connect and be welcomed may take, seconds."""
-SILENT_S = 2.0
-"""Quiet time after which the link sends the aggregator a PING, seconds."""
-DEAD_S = 6.0
-"""Quiet time after which the connection is given up, seconds."""
 RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Pauses between attempts to reach the same address, seconds; the last one repeats."""
+SMALL_BYTES = 64 << 10
+"""Such a push is sent at once by whoever makes it: handing it to another thread costs more."""
 BARRIER, LEAVE = "covey/barrier", "covey/leave"
 LEAVE_S = 60.0
 """How long a rank that is done waits for the others, seconds. Longer than any takeover by another aggregator; it runs
@@ -69,8 +70,29 @@ class TensorError(RuntimeError):
     """The aggregator refuses this tensor (shapes differ between ranks, no memory), or the client was closed."""
 
 
+class TensorHandle:
+    """A round that `TensorClient.push` began."""
+
+    def __init__(self, client: "TensorClient", name: str, out: Array | None) -> None:
+        self._client, self._name, self._out = client, name, out
+        self._result: Array | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the result is here, and `wait` would not block."""
+        return self._result is not None or self._client.has_result(self._name)
+
+    def wait(self) -> Array:
+        """The result: float32, in `out` if there was one, else a new array. Blocks until every rank has pushed. Again
+        is harmless. Errors as of `push_pull`."""
+        if self._result is None:
+            self._result = self._client.finish(self._name, self._out)
+        return self._result
+
+
 class TensorClient:
-    """One rank's tensors. Made by `covey.join()`; `moved` may be called from any thread, the rest from the script's."""
+    """One rank's tensors. Made by `covey.join()`; `moved` may be called from any thread, and so may the rest: one name
+    has one round at a time, of different names there may be as many as there are."""
 
     def __init__(
         self,
@@ -87,48 +109,88 @@ class TensorClient:
         self.rank, self.world_size = rank, world_size
         self.communicate_s = 0.0
         """Seconds the script has spent in calls here."""
+        self._thread_here = threading.local()
         self._lost, self._patience_s, self._say = lost, patience_s, say
         self._changed = threading.Condition()
         """Guards everything below; notified when any of it changes."""
         self._rounds = Rounds(job, rank, world_size, part_bytes)
         self._at: AggregatorAt | None = None
-        self._link: _Link | None = None
+        self._link: TensorLink | None = None
         self._problem = "the agent has not named an aggregator yet"
         self._fatal: Exception | None = None
+        self._open: set[str] = set()
+        """Tensors with a round that nobody has waited for."""
+        self._repeating = False
+        """What was pushed is sent once more, over a new connection: it must stay as it is, even if its result comes."""
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="covey-tensors", daemon=True)
         self._thread.start()
 
     # ---- from the script ----
 
+    @property
+    def order(self) -> Order:
+        """Of the additions of a round (`covey.sum_order`): "tree", or "rank" as a plain loop adds. To be set before the
+        first tensor, to the same on every rank: ValueError."""
+        return self._rounds.order
+
+    @order.setter
+    def order(self, order: Order) -> None:
+        """ValueError once there are tensors, or when there is no such order."""
+        if order not in ORDERS:
+            raise ValueError(f"tensors are added by {' or '.join(ORDERS)}, not {order!r}")
+        with self._changed:
+            if self._rounds.tensors:
+                raise ValueError("there are tensors already; set the order of their additions before the first one")
+            self._rounds.order = order
+
     def model(self, name: str, initial: Array) -> Array:
         """Parameters kept at the aggregator: rank 0's `initial`, on every rank, as a new float32 array of that shape.
         Blocks until all ranks called it. Errors as of `push_pull`."""
         data = _checked(name, initial)
         with self._timed():
-            self._say_out(lambda: self._rounds.declare(name, "model", data.shape, _bytes(data)))
-            return self._wait(name, lambda: self._rounds.tensors[name].agreed)
+            self._say_out(lambda: self._rounds.declare(name, "model", data.shape, _bytes(data)), data.nbytes)
+            return self._wait(name, lambda tensor: tensor.agreed)
 
-    def push_pull(self, name: str, array: Array) -> Array:
-        """The result of this tensor's next round: the sum of all ranks' arrays, in rank order, added to the parameters
-        of `model` where there are any. A new float32 array of the same shape. Blocks until every rank has pushed.
+    def push(self, name: str, array: Array, *, out: Array | None = None) -> TensorHandle:
+        """Begin this tensor's next round, and go on: `push(...).wait()` is `push_pull`. `array` is read until then, and
+        must stay as it is; only `wait` writes to `out`, which may be the same array and must be of its shape,
+        contiguous float32. Does not wait for other ranks, nor for the network. Errors as of `push_pull`."""
+        return self._push(name, array, out, False)
 
-        ValueError when the shape is not that of earlier calls, TypeError when it is not float32, TensorError when the
-        aggregator refuses it, Superseded when this run of the job is over.
+    def push_pull(self, name: str, array: Array, *, out: Array | None = None) -> Array:
+        """The result of this tensor's next round: the sum of all ranks' arrays, added to the parameters of `model`
+        where there are any. Float32 of the same shape: `out`, as of `push`, or a new array. Blocks until every rank has
+        pushed.
+
+        ValueError when the shape is not that of earlier calls or the last round of this name was not waited for,
+        TypeError when it is not float32, TensorError when the aggregator refuses it, Superseded when this run of the
+        job is over.
         """
-        data = _checked(name, array)
-        with self._timed():
+        handle = self._push(name, array, out, True)
+        try:
+            return handle.wait()
+        finally:
             with self._changed:
-                known = self._rounds.tensors.get(name)
-            if known is None:
-                self._say_out(lambda: self._rounds.declare(name, "grad", data.shape))
-            elif known.declared.shape != data.shape:
-                raise ValueError(
-                    f"tensor {name!r} has shape {known.declared.shape}, this array {data.shape}; "
-                    "give an array of another shape another name"
-                )
-            self._say_out(lambda: self._rounds.push(name, _bytes(data)))
-            return self._wait(name, lambda: self._rounds.tensors[name].unacknowledged is None)
+                self._open.discard(name)
+
+    def has_result(self, name: str) -> bool:
+        """Whether no round of this tensor is under way, and nothing of it is being sent."""
+        with self._changed:
+            return self._rounds.tensors[name].unacknowledged is None and not self._repeating
+
+    def finish(self, name: str, out: Array | None) -> Array:
+        """The end of the round that is under way; for its handle."""
+        with self._timed():
+            result = self._wait(name, lambda tensor: tensor.unacknowledged is None, out=out)
+        with self._changed:
+            self._open.discard(name)
+        return result
+
+    def in_background(self) -> None:
+        """From now on what this thread waits for here is not counted in `communicate_s`: the script computes
+        meanwhile."""
+        self._thread_here.background = True
 
     def barrier(self) -> None:
         """Blocks until every rank called it. Errors as of `push_pull`."""
@@ -144,7 +206,7 @@ class TensorClient:
             self._say_out(lambda: self._rounds.declare(LEAVE, "grad", (1,)))
             self._say_out(lambda: self._rounds.push(LEAVE, bytes(4)))
             try:
-                self._wait(LEAVE, lambda: self._rounds.tensors[LEAVE].unacknowledged is None, linger_s)
+                self._wait(LEAVE, lambda tensor: tensor.unacknowledged is None, linger_s)
             except TimeoutError:
                 return False
             return True
@@ -180,33 +242,69 @@ class TensorClient:
 
     # ---- script side ----
 
-    def _say_out(self, make: Callable[[], Iterable[Frame]]) -> None:
-        """Change the rounds, and send the resulting frames if there is a connection; else `_serve` sends them."""
+    def _push(self, name: str, array: Array, out: Array | None, blocks: bool) -> TensorHandle:
+        data = _checked(name, array)
+        if out is not None:
+            _check_out(name, out, data.shape)
+        with self._timed():
+            with self._changed:
+                known = self._rounds.tensors.get(name)
+                if name in self._open:
+                    raise ValueError(f"tensor {name!r} has a round that was not waited for; call wait() of its handle")
+                if known is not None and known.declared.shape != data.shape:
+                    raise ValueError(
+                        f"tensor {name!r} has shape {known.declared.shape}, this array {data.shape}; "
+                        "give an array of another shape another name"
+                    )
+            if known is None:
+                self._say_out(lambda: self._rounds.declare(name, "grad", data.shape))
+            self._say_out(lambda: self._begin(name, data), 0 if blocks else data.nbytes)
+        return TensorHandle(self, name, out)
+
+    def _begin(self, name: str, data: Array) -> Iterator[Frame]:
+        frames = self._rounds.push(name, _bytes(data))
+        self._open.add(name)
+        return frames
+
+    def _say_out(self, make: Callable[[], Iterable[Frame]], size: int = 0) -> None:
+        """Change the rounds, and send the resulting frames if there is a connection; else `_serve` sends them. `size`:
+        so many bytes are not worth waiting for."""
         with self._changed:
             self._raise_if_over()
             frames, link = make(), self._link
         if link is not None:
-            link.send(frames)
+            link.say(frames, at_once=size <= SMALL_BYTES)
 
-    def _wait(self, name: str, done: Callable[[], bool], give_up_s: float | None = None) -> Array:
+    def _wait(
+        self,
+        name: str,
+        done: Callable[[TensorRounds], bool],
+        give_up_s: float | None = None,
+        out: Array | None = None,
+    ) -> Array:
         """The tensor's result. TimeoutError after `give_up_s`."""
         began = time.monotonic()
         tell_at = began + self._patience_s
         with self._changed:
             tensor = self._rounds.tensors[name]
-            while not done():
+            while not done(tensor) or self._repeating:
                 self._raise_if_over()
                 if tensor.fault:
                     raise TensorError(f"tensor {name!r}: {tensor.fault}")
                 wake_at = tell_at if give_up_s is None else min(tell_at, began + give_up_s)
                 self._changed.wait(timeout=max(0.0, wake_at - time.monotonic()) + 0.001)
-                if give_up_s is not None and time.monotonic() >= began + give_up_s and not done():
+                if give_up_s is not None and time.monotonic() >= began + give_up_s and not done(tensor):
                     raise TimeoutError(f"tensor {name!r} took longer than {format_seconds(give_up_s)}")
-                if time.monotonic() >= tell_at and not done():
+                if time.monotonic() >= tell_at and not done(tensor):
                     waited = format_seconds(time.monotonic() - began)
                     self._tell(f"has waited {waited} for tensor {name!r}: {self._why()}")
                     tell_at = time.monotonic() + self._patience_s
-            return np.frombuffer(bytearray(tensor.state), dtype="<f4").reshape(tensor.declared.shape)
+        # only this name's next round, which nobody can begin before this ends, would write here
+        found: Array = np.frombuffer(tensor.state, dtype="<f4").reshape(tensor.declared.shape)
+        if out is None:
+            return found.copy()
+        np.copyto(out, found)
+        return out
 
     def _why(self) -> str:
         if self._link is None or self._at is None:
@@ -234,7 +332,8 @@ class TensorClient:
         try:
             yield
         finally:
-            self.communicate_s += time.monotonic() - began
+            if not getattr(self._thread_here, "background", False):
+                self.communicate_s += time.monotonic() - began
 
     # ---- link thread ----
 
@@ -272,7 +371,7 @@ class TensorClient:
 
     def _serve(self, at: AggregatorAt) -> None:
         """Connect and carry frames until the connection ends, always by an exception."""
-        link = _Link(at.address)
+        link = TensorLink(at.address)
         try:
             with self._changed:
                 hello = self._rounds.hello(at.secret, os.urandom(NONCE_BYTES)) if self._at is at else None
@@ -288,17 +387,22 @@ class TensorClient:
                 with self._changed:
                     if self._closed or self._at is not at:
                         raise ConnectionAbortedError("is no longer the aggregator")
-                    frames, self._link = self._rounds.connected(), link
+                    frames, self._link, self._repeating = self._rounds.connected(), link, True
                 link.send_locked(frames)
+                with self._changed:
+                    self._repeating = False
+                    self._changed.notify_all()
             while True:
                 self._take(link, at)
         finally:
             with self._changed:
                 if self._link is link:
                     self._link = None
+                self._repeating = False
+                self._changed.notify_all()
             link.close()
 
-    def _take(self, link: "_Link", at: AggregatorAt) -> Header:
+    def _take(self, link: TensorLink, at: AggregatorAt) -> Header:
         """One frame."""
         link.await_byte(self._rounds.ping)
         head = bytearray(HEADER_BYTES)
@@ -319,80 +423,23 @@ class TensorClient:
         return header
 
 
-class _Link:
-    """One connection. Sending is serialised by `lock`; only the link thread reads."""
-
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self.lock = threading.RLock()
-        self.sock = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S)
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(DEAD_S), 0))
-        self._poll = select.poll()
-        self._poll.register(self.sock, select.POLLIN)
-
-    def send(self, frames: Iterable[Frame], careful: bool = True) -> None:
-        """Send whole frames, or shut the connection: after half a frame it cannot be used. Never raises when `careful`:
-        the link thread notices a broken connection and connects again."""
-        with self.lock:
-            try:
-                self.send_locked(frames)
-            except OSError:
-                if not careful:
-                    raise
-
-    def send_locked(self, frames: Iterable[Frame]) -> None:
-        whole = False
-        try:
-            for head, payload in frames:
-                if len(payload) <= 4096:
-                    self.sock.sendall(head + bytes(payload))
-                else:
-                    self.sock.sendall(head, socket.MSG_MORE)
-                    self.sock.sendall(payload)
-            whole = True
-        finally:
-            if not whole:  # also when a person pressed Ctrl-C
-                self.shut()
-
-    def await_byte(self, ping: Callable[[], Frame]) -> None:
-        """Until something arrives. TimeoutError when the peer is silent although asked."""
-        silent_s = 0.0
-        while not self._poll.poll(SILENT_S * 1000):
-            silent_s += SILENT_S
-            if silent_s >= DEAD_S:
-                raise TimeoutError(f"was silent for {format_seconds(silent_s)}")
-            if self.lock.acquire(blocking=False):  # otherwise another thread is sending, and notices
-                try:
-                    self.send_locked((ping(),))
-                finally:
-                    self.lock.release()
-
-    def read_into(self, view: memoryview) -> None:
-        """Fill `view`. TimeoutError when a frame that began does not go on."""
-        while view.nbytes:
-            if not self._poll.poll(DEAD_S * 1000):
-                raise TimeoutError(f"stopped for {format_seconds(DEAD_S)} in the middle of a frame")
-            count = self.sock.recv_into(view)
-            if count == 0:
-                raise ConnectionResetError("closed the connection")
-            view = view[count:]
-
-    def shut(self) -> None:
-        with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.shut()
-        with self.lock:
-            self.sock.close()
-
-
 def _checked(name: str, array: Array) -> Array:
     data = np.asarray(array)
     if data.dtype != np.float32:
         raise TypeError(f"tensor {name!r} is {data.dtype}; convert it first: array.astype(numpy.float32)")
     return np.ascontiguousarray(data, dtype="<f4").reshape(data.shape)
+
+
+def _check_out(name: str, out: object, shape: tuple[int, ...]) -> None:
+    if not isinstance(out, np.ndarray) or out.dtype != np.float32 or not out.flags.c_contiguous:
+        raise TypeError(f"the result of tensor {name!r} goes into a contiguous float32 array, not {_kind(out)}")
+    if out.shape != shape or not out.flags.writeable:
+        how = f"has shape {out.shape}, not {shape}" if out.shape != shape else "cannot be written"
+        raise ValueError(f"the array for the result of tensor {name!r} {how}")
+
+
+def _kind(out: object) -> str:
+    return f"{out.dtype} of strides {out.strides}" if isinstance(out, np.ndarray) else type(out).__name__
 
 
 def _bytes(data: Array) -> memoryview:

@@ -26,13 +26,14 @@ Both ends prove that they know the secret of the assignment, and neither sends i
 import enum
 import hashlib
 import struct
-import zlib
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
+from covey.checksum import crc32
 from covey.core import JobId
 from covey.handshake import CHALLENGE_BYTES, NONCE_BYTES, PROOF_BYTES
+from covey.sum_order import Order
 
 VERSION = 2
 """Version 1 sent the secret itself."""
@@ -134,7 +135,7 @@ def frame(
     payload: Payload = b"",
 ) -> Frame:
     head = _HEADER.pack(VERSION, op, flags, FLOAT32, job, key, part, rank, round, epoch, len(payload), 0)[:_COVERED]
-    crc = zlib.crc32(payload, zlib.crc32(head))
+    crc = crc32(payload, crc32(head))
     return head + crc.to_bytes(4, "little"), payload
 
 
@@ -159,7 +160,7 @@ def parse(data: Payload) -> Header:
 
 def verify(head: Payload, payload: Payload) -> None:
     """TensorWireError when the bytes are not those that were sent."""
-    crc = zlib.crc32(payload, zlib.crc32(memoryview(head)[:_COVERED]))
+    crc = crc32(payload, crc32(memoryview(head)[:_COVERED]))
     if crc != int.from_bytes(memoryview(head)[_COVERED:], "little"):
         raise TensorWireError("checksum of a frame does not match")
 
@@ -175,6 +176,8 @@ class Declared(msgspec.Struct, frozen=True):
     kind: Kind
     shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)], ...], msgspec.Meta(max_length=8)]
     part_bytes: Annotated[int, msgspec.Meta(ge=4, le=PART_BYTES_MAX, multiple_of=4)] = PART_BYTES
+    order: Order = "rank"
+    """Of the additions of a round. A client of before this was said expects "rank"."""
 
     @property
     def size_bytes(self) -> int:

@@ -5,9 +5,10 @@
     python examples/digits.py --sequential 4                  # the same, in one process, without Covey
 
 Every worker holds a part of the 1,438 training images and computes its part of the gradient; the aggregator adds the
-parts in rank order to the parameters it keeps. `--sequential N` does the same additions in the same order in one
-process, so it ends with the same parameters to the bit, however often an aggregator was lost on the way. (Between
-processors for which BLAS chooses the same kernel, and in the same environment: OPENBLAS_CORETYPE chooses too.)
+parts in a fixed order (0 with 1, 2 with 3, then these sums) to the parameters it keeps. `--sequential N` does the same
+additions in the same order in one process, so it ends with the same parameters to the bit, however often an aggregator
+was lost on the way. (Between processors for which BLAS chooses the same kernel, and in the same environment:
+OPENBLAS_CORETYPE chooses too.)
 """
 
 import argparse
@@ -84,7 +85,7 @@ def save(path: Path, weights: Array, bias: Array) -> None:
 
 
 def sequential(workers: int, steps: int) -> tuple[Array, Array]:
-    """The reference: N workers' deltas added in rank order, in one process."""
+    """The reference: N workers' deltas added in the same order, in one process."""
     images, labels, _, _ = load()
     parts = [Part(images, labels, rank, workers) for rank in range(workers)]
     weights, bias = start()
@@ -96,10 +97,11 @@ def sequential(workers: int, steps: int) -> tuple[Array, Array]:
 
 
 def in_order(arrays: list[Array]) -> Array:
-    total = arrays[0].copy()
-    for array in arrays[1:]:
-        total += array
-    return total
+    """Two by two, then these sums two by two, until there is one; an odd one goes up alone."""
+    while len(arrays) > 1:
+        odd = arrays[len(arrays) // 2 * 2 :]
+        arrays = [left + right for left, right in zip(arrays[::2], arrays[1::2], strict=False)] + odd
+    return arrays[0]
 
 
 def start() -> tuple[Array, Array]:

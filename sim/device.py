@@ -11,6 +11,9 @@ have taken alone.
 Each opportunistic job asks its gate before each operation. The gate has the rates that the controller gave and reads,
 `FLAG_DELAY_S` late, whether the guaranteed job is busy on the device. A rate under 1 is an account: running takes from
 it, the rate fills it, an operation may start when it is not overdrawn. Nothing here reads a clock; a seed decides all.
+
+Where the device is a core (`wake_s`), a guaranteed job that has waited gets it from an opportunistic operation only at
+the end of a time slice of the kernel's, and can say that it is busy only then: it stands in the run queue meanwhile.
 """
 
 import math
@@ -57,8 +60,14 @@ class Scenario:
     drift_at_s: float = NEVER
     drift: float = 1.0
     """From then on its work on the device takes so many times as long."""
+    op_drift: float = 1.0
+    """From then on an operation of opportunistic jobs is so many times as long."""
     away_s: tuple[float, float] = (NEVER, NEVER)
     """From, to: it does not use the device and finishes no mini-batch (an evaluation on the CPU)."""
+    idle_seen_s: float = FLAG_DELAY_S
+    """How late gates see that it waits."""
+    wake_s: float = 0.0
+    """After a wait it stands so long in the run queue of a core on which an operation runs, on average; 0: a GPU."""
     opportunistic: int = 1
     guest_ops: int = 10
     guest_wait_s: float = 0.0
@@ -103,8 +112,8 @@ class Guest:
         opens_s = 0.0 if rate >= 1 or self.account_s >= -1e-12 else -self.account_s / rate
         return max(opens_s, self.waits_s)
 
-    def start(self, rate: float) -> None:
-        self.left_s = self.lengths[self.next % len(self.lengths)]
+    def start(self, rate: float, factor: float) -> None:
+        self.left_s = factor * self.lengths[self.next % len(self.lengths)]
         self.next += 1
         self.waits_s = 0.0
         if rate >= 1:
@@ -119,6 +128,8 @@ class _Guaranteed:
     """Of its work on the device; 0: it waits."""
     until_s: float = NEVER
     """When its wait is over."""
+    queued_s: float = 0.0
+    """Until when it stands in a run queue, if operations run for as long."""
     began_s: float = 0.0
     alone_s: float = 0.0
     """What the running mini-batch takes alone."""
@@ -133,6 +144,10 @@ class _Guaranteed:
         self.wait_s = shape.wait_s * self._noise() if shape.wait_s else 0.0
         self.began_s, self.until_s = now_s, NEVER
         self.alone_s = self.left_s + self.wait_s
+
+    def slice_s(self) -> float:
+        """What is left of a slice, wherever in it the job wakes."""
+        return self.rng.uniform(0.0, 2 * self.scenario.wake_s) if self.scenario.wake_s else 0.0
 
     def _noise(self) -> float:
         """Log-normal with mean 1."""
@@ -165,14 +180,19 @@ class Device:
         job.begin(0.0)
         while self.now_s < seconds:
             rate, closes_s = self._gate()
+            factor = self.scenario.op_drift if self.now_s >= self.scenario.drift_at_s else 1.0
             for guest in guests:
                 if guest.left_s <= 0 and rate > 0 and guest.opens_in(rate) <= 0:
-                    guest.start(rate)
+                    guest.start(rate, factor)
             running = [guest for guest in guests if guest.left_s > 0]
-            busy = job.left_s > 0
+            if self.now_s < job.queued_s and not running:
+                self._runs()
+                continue
+            busy = job.left_s > 0 and self.now_s >= job.queued_s
             slow = 1 + self.scenario.contention * len(running)
             speed = self._guest_speed(busy, len(running))
             until = min(self._tick_s, self._sees_s, closes_s, job.until_s)
+            until = min(until, job.queued_s) if self.now_s < job.queued_s else until
             dt = until - self.now_s
             if busy:
                 dt = min(dt, job.left_s * slow)
@@ -214,7 +234,7 @@ class Device:
                 job.left_s = 0.0
                 job.until_s = max(self.now_s, self._back_s()) + job.wait_s
                 if job.wait_s > 0 or job.until_s > self.now_s:
-                    self._sees_s = self.now_s + FLAG_DELAY_S
+                    self._sees_s = self.now_s + self.scenario.idle_seen_s
         if job.left_s == 0.0 and self.now_s >= job.until_s - 1e-12:
             self._ended()
         if self.now_s >= self._sees_s - 1e-12:
@@ -244,8 +264,14 @@ class Device:
         waited_s = job.wait_s
         job.begin(self.now_s)
         if waited_s > 0 or away:
-            self._sees_s = self.now_s + FLAG_DELAY_S
+            job.queued_s = self.now_s + job.slice_s()
+            self._sees_s = job.queued_s + FLAG_DELAY_S
         self._said(self.controller.stepped(took_s, waited_s, self.now_s))
+
+    def _runs(self) -> None:
+        """Nobody is on the core any more."""
+        self.job.queued_s = self.now_s
+        self._sees_s = self.now_s + FLAG_DELAY_S
 
     def _said(self, why: str | None) -> None:
         self._rates = self.controller.rates

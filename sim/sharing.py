@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from plugins.sharing.machine.ablations import RULES
 from plugins.sharing.machine.ladder import Ladder
 from plugins.sharing.machine.rivals import Flag, Flagged, Naive, Orphaned, SpreadLadder, Throttle
 from plugins.sharing.policy.interference import TOLERANCE
@@ -37,6 +38,13 @@ SCENARIOS: tuple[Scenario, ...] = (
 """The first six: a mini-batch of the guaranteed job is 10 ms of work on the device and 12 ms of waiting; the same
 beside operations of 8 ms; no wait at all; no wait, but most of the device unused; work growing by half at 15 s; 10 and
 32 ms that vary by a quarter. Two more: a phase of 5 s without the device (AntMan figure 12), two opportunistic jobs."""
+RULED: tuple[Scenario, ...] = (
+    Scenario("quickens", 0.010, 0.012, 0.001, drift_at_s=15.0, drift=0.96),
+    Scenario("sudden", 0.200, 0.100, 0.005, drift_at_s=60.0, op_drift=100.0),
+    Scenario("away-long-operations", 0.010, 0.012, 0.008, away_s=(15.0, 20.0)),
+)
+"""What single rules of the ladder are for: work that shrinks by so little that nobody is accused; operations of the
+other that are half a second from then on; and a job that leaves when the others have not all of its idle phases."""
 
 CONTROLLERS: dict[str, Callable[[float], Controller]] = {
     "naive": lambda tolerance: Naive(),
@@ -52,9 +60,12 @@ CONTROLLERS: dict[str, Callable[[float], Controller]] = {
     "ladder-spread": lambda tolerance: SpreadLadder(tolerance),
     "ladder": lambda tolerance: Ladder(tolerance),
     "orphaned": lambda tolerance: Orphaned(tolerance),
+    **{f"without-{rule}": made for rule, made in RULES.items()},
 }
-COMPARED = tuple(name for name in CONTROLLERS if name != "orphaned")
-"""Whom the tables show; the other one is asked for by name."""
+WITHOUT = tuple(f"without-{rule}" for rule in RULES)
+"""The ladder with a rule taken out, each: their own table (`make tables ONLY=sharing-rules`)."""
+COMPARED = tuple(name for name in CONTROLLERS if name not in ("orphaned", *WITHOUT))
+"""Whom the tables show; the others are asked for by name."""
 TOLD = tuple(name for name in CONTROLLERS if name.endswith("flag"))
 """Rivals that get the flag whether the guaranteed job is idle on the device, as the ladder does: their own table."""
 MEANING = {
@@ -71,6 +82,10 @@ MEANING = {
     "ladder-spread": "ours without its head: below 1 a rate spread over idle phases",
     "ladder": "ours",
     "orphaned": "ours, whose agent dies while the others are stopped: they go by their lease",
+    **{
+        f"without-{rule}": f"ours, but: {(made.__doc__ or '').partition('.')[0].lower()}"
+        for rule, made in RULES.items()
+    },
 }
 
 
@@ -124,15 +139,16 @@ def compare(
     seconds: float,
     progress: Progress,
     story: bool = False,
+    name: str = "sharing",
 ) -> Report:
     """Every controller in every scenario, with the same seeds."""
     outcomes: dict[tuple[str, str], list[Outcome]] = {}
     total, done = len(scenarios) * len(controllers), 0
     for scenario in scenarios:
-        for name in controllers:
-            progress(done / total, f"{scenario.name}: {name}")
-            make = CONTROLLERS[name]
-            outcomes[scenario.name, name] = [
+        for controller in controllers:
+            progress(done / total, f"{scenario.name}: {controller}")
+            make = CONTROLLERS[controller]
+            outcomes[scenario.name, controller] = [
                 simulate(scenario, lambda make=make: make(tolerance), seed, seconds)  # type: ignore[misc]
                 for seed in seeds
             ]
@@ -151,7 +167,7 @@ def compare(
         "seeds": list(seeds),
         "runs": rows,
     }
-    return Report("sharing", data, tables, _figures(scenarios, controllers, outcomes))
+    return Report(name, data, tables, _figures(scenarios, controllers, outcomes))
 
 
 def _beside(controllers: Sequence[str]) -> list[tuple[str, list[str]]]:

@@ -63,7 +63,8 @@ def commands() -> Iterator[str]:
 
 
 BORROWER = [f"tests/plugins/memory/test_{part}.py" for part in ("slab", "search", "moving")]
-SHARED_GPU = [f"tests/plugins/sharing/test_{part}.py" for part in ("gpu", "watching", "admission")]
+SHARED_GPU_TESTS = ("gpu", "watching", "surges", "pressing", "admission")
+SHARED_GPU = [f"tests/plugins/sharing/test_{part}.py" for part in SHARED_GPU_TESTS]
 MACHINES = (
     Machine("plugins.scheduler.machine.jobs", ["tests/plugins/scheduler/test_queue.py"], commands),
     Machine(

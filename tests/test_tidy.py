@@ -34,6 +34,7 @@ WALLS = {
     "covey/attach/torch_hooks.py",
     "covey/attach/torch_memory.py",
     "covey/attach/watch.py",
+    "covey/torch.py",
     "gossip/service.py",
     "plugins/memory/datapath/lenders.py",
 }

@@ -17,41 +17,23 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from agent.jobs import records, supervision
-from agent.jobs.epoch import Epoch, ended_of, lost_of, started_of
+from agent.jobs.epoch import Epoch, ended_of, started_of
+from agent.jobs.following import Following
 from agent.jobs.held_ports import HeldPorts
 from agent.jobs.launching import Launching
 from agent.jobs.output import JobsSettings, read_log
 from agent.jobs.outputs import Outputs
 from agent.jobs.records import Key, StartRecord, file_of, instance_of
-from agent.jobs.supervision import (
-    Extend,
-    ForgetRanks,
-    RanksStatus,
-    Renewed,
-    StopRanks,
-    SupervisorState,
-    decoder,
-    end_marked,
-    read_state,
-)
+from agent.jobs.supervision import Extend, ForgetRanks, Renewed, StopRanks
 from covey import checked
 from covey.core import Fact, JobId
 from covey.errors import Refused
-from covey.frames import pack, read_frame
+from covey.frames import pack
 from covey.ports import Env
 from covey.wire import GRACE_KEPT, Stopping
 from plugins.base import LogRead, RankLease, RanksSpec
 
 TOKEN_BYTES = 16
-BOOT_S = 10.0
-"""A supervisor that has not opened its socket this long after its start is taken for dead."""
-LAUNCHES_MAX = 3
-"""Supervisors in a row that die before they answer; after that the ranks cannot start here."""
-RETRY_S = 0.1
-UNREADABLE_S = 1.0
-"""Pause before the runner looks again for a supervisor whose state file could not be read."""
-AGAIN_LEASE_S = 10.0
-"""Lease of ranks whose supervisor and agent both died: the rest of their former lease is unknown."""
 
 
 class SupervisedRunner:
@@ -66,12 +48,13 @@ class SupervisedRunner:
         settings: JobsSettings | None = None,
         hide_gpus: bool = True,
     ) -> None:
-        self._env, self._tell = env, tell
+        self._env = env
         self._launching = Launching(env, socket_path, hide_gpus)
         self._epochs: dict[Key, Epoch] = {}
         self._forgotten: dict[JobId, records.Fence] = {}
         self._outputs = Outputs(env, settings or JobsSettings(), lambda: {job for job, _ in self._epochs})
         self._ports = HeldPorts(env, advertise)
+        self._following = Following(env, self._launching, tell, lambda job, epoch: self.on_stopping(job, epoch))
         self._loading: asyncio.Future[None] | None = None
         self._known = False
         """The records have been read."""
@@ -301,168 +284,21 @@ class SupervisedRunner:
     async def _begin(self, key: Key, epoch: Epoch, older: list[Epoch]) -> None:
         for fenced in older:
             await fenced.over.wait()
-        ranks = [rank.rank for rank in epoch.record.spec.ranks]
         self.release_port(*key)
         if epoch.stop is not None:
             why = f"never started: {epoch.stop.why}"
-            codes = dict.fromkeys(ranks, -supervision.SIGKILL)
-            await self._end_here(key, epoch, SupervisorState(codes=codes, ended=True, reason=why))
+            await self._following.never_start(key, epoch, -supervision.SIGKILL, why)
             return
         promised = [e.record.output_bytes_max * len(e.record.spec.ranks) for e in self._epochs.values() if not e.ended]
-        most = self._outputs.rank_bytes_max(sum(promised), len(ranks))
+        most = self._outputs.rank_bytes_max(sum(promised), len(epoch.record.spec.ranks))
         epoch.record = msgspec.structs.replace(epoch.record, output_bytes_max=most)
-        try:
-            await self._write(key, epoch)
-            await self._launch(key, epoch)
-        except OSError as error:
-            at_fault = f"{error.filename}: " if error.filename else ""
-            why = f"the supervisor cannot start: {at_fault}{error.strerror or error}"
-            codes = dict.fromkeys(ranks, supervision.CANNOT_START)
-            await self._end_here(key, epoch, SupervisorState(codes=codes, ended=True, reason=why))
-            return
+        await self._following.launch(key, epoch)
         await self._follow(key, epoch)
 
-    async def _write(self, key: Key, epoch: Epoch) -> None:
-        await checked.save(self._env.disk, file_of(key, "start"), epoch.record)
-
-    async def _launch(self, key: Key, epoch: Epoch) -> None:
-        """OSError when our own program cannot be started."""
-        config = self._launching.config(epoch.record, self._lease(epoch))
-        process = await self._env.processes.start_program("supervisor", instance_of(key), config)
-        epoch.launched = True
-        epoch.record = msgspec.structs.replace(epoch.record, supervisor=process.id)
-        try:
-            await self._write(key, epoch)
-        except OSError as error:  # it lives, and is found at its socket: these ranks did start
-            self._env.log.warning("a supervisor's id is not written", job=key[0], epoch=key[1], why=str(error))
-
-    def _lease(self, epoch: Epoch) -> RankLease | None:
-        first = epoch.record.spec.lease
-        if epoch.lease is not None or first is None:
-            return epoch.lease
-        return RankLease(self._env.clock.boot_s(), AGAIN_LEASE_S, first.grace_s)
-
     async def _follow(self, key: Key, epoch: Epoch) -> None:
-        """Until its end is known. The supervisor may be booting, alive, gone with its last state on disk, or dead. A
-        damaged state file also shows that ranks were started: the next supervisor looks for them and starts none."""
-        deadline_s = self._env.clock.now_s() + BOOT_S
-        while not epoch.ended:
-            if await self._listen(key, epoch):
-                epoch.launches = 0
-            if epoch.ended:
-                return
-            try:
-                stored = await self._env.disk.read(file_of(key, "state"))
-            except OSError as error:  # an unreadable state decides nothing: look again
-                self._env.log.error("state cannot be read", job=key[0], epoch=key[1], why=str(error))
-                await asyncio.sleep(UNREADABLE_S)
-                continue
-            state = read_state(stored)
-            if state is not None and state.ended:
-                await self._end(key, epoch, state)
-            elif self._may_live(epoch, deadline_s):
-                await asyncio.sleep(RETRY_S)
-            elif stored is None and epoch.found and epoch.record.supervisor is None:
-                await self._never_claimed(key, epoch)
-                return
-            elif stored is None and epoch.found and not epoch.launches:
-                why = f"the file of what ran is gone on {self._env.host}; nothing starts twice under one epoch"
-                await self._give_up(key, epoch, SupervisorState(), why)
-            elif epoch.launches >= LAUNCHES_MAX:
-                await self._give_up(key, epoch, state or SupervisorState(), self._no_start(key))
-            else:
-                deadline_s = self._env.clock.now_s() + BOOT_S
-                await self._again(key, epoch)
-
-    def _may_live(self, epoch: Epoch, deadline_s: float) -> bool:
-        """Without a recorded process id it may be booting until the deadline."""
-        process = epoch.record.supervisor
-        if process is None:
-            return self._env.clock.now_s() < deadline_s
-        return self._env.processes.find(process) is not None
-
-    async def _never_claimed(self, key: Key, epoch: Epoch) -> None:
-        """An earlier agent wrote the record and died; no supervisor ever ran. If these places are still wanted, the
+        """Until it has ended. One that no supervisor ever had is forgotten: if these places are still wanted, the
         scheduler starts them (and may have done so while we looked)."""
-        self._epochs.pop(key, None)
-        epoch.over.set()
-        await self._delete_if_possible(key)
-
-    def _no_start(self, key: Key) -> str:
-        name = f"logs/{instance_of(key)}.log"
-        return f"its supervisor does not start on {self._env.host}; see {self._env.disk.path(name)}"
-
-    async def _give_up(self, key: Key, epoch: Epoch, state: SupervisorState, why: str) -> None:
-        """These ranks get no other supervisor: end what an earlier one may have left, and publish their end."""
-        for pid in (pid for rank, pid in state.pids.items() if rank not in state.codes):
-            process = self._env.processes.find(pid)
-            if process is not None:
-                process.kill()
-        for rank in epoch.record.spec.ranks[:1]:
-            await end_marked(self._env, self._launching.command(epoch.record, rank).env)
-        await self._end_here(key, epoch, lost_of(epoch, state, why))
-
-    async def _again(self, key: Key, epoch: Epoch) -> None:
-        self._env.log.warning("supervisor lost; starting another", job=key[0], epoch=key[1])
-        epoch.launches += 1
-        try:
-            await self._launch(key, epoch)
-        except OSError as error:
-            self._env.log.error("the supervisor cannot start", job=key[0], epoch=key[1], why=str(error))
-            await asyncio.sleep(10 * RETRY_S)
-
-    async def _listen(self, key: Key, epoch: Epoch) -> bool:
-        """Handle the supervisor's frames until the connection ends: whether there was one."""
-        try:
-            stream = await self._env.bytes.connect(self._launching.socket(key))
-        except ConnectionError:
-            return False
-        epoch.stream = stream
-        try:
-            if epoch.stop is not None:
-                await stream.write(pack(epoch.stop))
-            if epoch.lease is not None:
-                await stream.write(pack(Renewed(epoch.lease)))
-            while not epoch.ended:
-                heard = await read_frame(stream, decoder)
-                if isinstance(heard, RanksStatus) and (heard.job, heard.epoch) == key:
-                    await self._heard(key, epoch, heard.state)
-        except ConnectionError:
-            return True
-        finally:
-            epoch.stream = None
-            stream.close()
-        return True
-
-    async def _heard(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
-        before, epoch.state = epoch.state.ending, state
-        if state.ending != before:
-            self.on_stopping(*key)
-        if state.ended:
-            await self._end(key, epoch, state)
-        else:
-            self._tell_started(key, epoch, state)
-
-    def _tell_started(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
-        """Once, when all of them run."""
-        if not epoch.started and len(state.pids) == len(epoch.record.spec.ranks):
-            epoch.started = True
-            self._tell(started_of(key, state))
-
-    async def _end(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
-        if epoch.ended:
-            return
-        if epoch.launched:
-            self._tell_started(key, epoch, state)  # ranks that ended before they could be seen running
-        epoch.state, epoch.ended = state, True
-        epoch.over.set()
-        self._tell(ended_of(key, epoch))
-
-    async def _end_here(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
-        """Write down an end that no supervisor wrote, so that it is published again after a restart."""
-        try:
-            await self._write(key, epoch)
-            await checked.save(self._env.disk, file_of(key, "state"), state)
-        except OSError as error:
-            self._env.log.error("an end cannot be written", job=key[0], epoch=key[1], why=str(error))
-        await self._end(key, epoch, state)
+        if not await self._following.follow(key, epoch):
+            self._epochs.pop(key, None)
+            epoch.over.set()
+            await self._delete_if_possible(key)

@@ -37,7 +37,9 @@ class NativeGate:
         self._library.covey_await.argtypes = [ctypes.c_uint32, ctypes.c_int64]
         self._reads = 0
         self._library.covey_changes.restype = ctypes.POINTER(ctypes.c_uint32)
-        self._changes = self._library.covey_changes().contents
+        self.changes: memoryview[int] = memoryview(self._library.covey_changes().contents).cast("B").cast("I")
+        """One number: another after each change of the flag and each stop, odd while busy. What `counters` says of idle
+        and stopped time stays as it was while this does, and is odd."""
         self._kept: list[object] = []
         self._numbers = (ctypes.c_int64 * 5)()
 
@@ -67,7 +69,7 @@ class NativeGate:
         self._library.covey_script(native_id)
 
     def look(self) -> None:
-        """Read the page of limits now; else it is read every 2 ms, every 20 ms where nothing is gated."""
+        """Read the page of limits now; else it is read every 2 ms, every 50 ms where nothing is gated."""
         self._library.covey_look()
 
     def await_limits(self, seconds: float) -> None:
@@ -81,12 +83,6 @@ class NativeGate:
     def fetch(self, begins: bool) -> None:
         """The script's thread begins to fetch input by itself: does it sleep? Or it has it, and computes again."""
         self._library.covey_fetch(int(begins))
-
-    @property
-    def changes(self) -> int:
-        """Another number after each change of the flag and each stop, odd while busy: what `counters` says of idle and
-        stopped time stays as it was while this does, and is odd. Costs next to nothing."""
-        return int(self._changes.value)
 
     def counters(self) -> GateCounters:
         self._library.covey_counters(self._numbers)

@@ -3,12 +3,14 @@
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from covey import client as clients
 from covey.attach import rank_of
+from covey.attach.quiet import NEVER, Quiet
 from covey.attach.sharing import ShareControl
-from covey.attach.steps import JITTED_CALL, Step, StepCounter
+from covey.attach.steps import JITTED_CALL, OPTIMIZER, Step, StepCounter
 from covey.client import JobClient
 from covey.errors import CoveyError
 
@@ -17,6 +19,8 @@ CALLS_MAX, ROUND_S = 64, 1.0
 SEND_S, SEND_LATER_S, EARLY = 0.1, 0.5, 20
 """Between two steps that are told, and after the first ones: each wakes another thread, for which the script's waits
 some 0.4 ms (it needs the interpreter)."""
+LATER_MAX = 96
+"""So much is counted later at once. A hook runs with cold caches: one that only notes the time takes a third of it."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -90,12 +94,16 @@ class Reporter:
         self._lock = threading.RLock()
         """Of the counter. Held for a few lines; an optimizer may be collected within these."""
         self._untold, self._rounds = Untold(), CallRounds()
+        self._later: deque[tuple[int | None, float, float]] = deque()
+        """What happened and was no news: the optimizer that stepped, or None and how long a batch took; and when."""
         self._share: ShareControl | None = None
         self._shares = False
         self._steps = StepCounter()
         self._client: JobClient | None = None
         self._pid = 0
-        self._tell_s, self._tellings = float("-inf"), 0
+        self._tell_s, self._tellings = NEVER, 0
+        self._news_s, self._quiet = NEVER, Quiet()
+        """Until when the next step is of no interest to the agent, and as far as the share of a device is concerned."""
         self._problem = ""
         os.register_at_fork(after_in_child=self._forked)
 
@@ -108,6 +116,9 @@ class Reporter:
     ) -> None:
         """One framework more is hooked. `share` goes by the limits of a shared device, if this host's agent sets some;
         not in a child that the script forks."""
+        if share is not None and self._share is None:
+            share.before_telling(self.catch_up)
+            self._quiet = share.quiet
         self._share = self._share or share
         self.to = f"{self.to}; {to}" if self.to else to
         self._memory += [memory_bytes] if memory_bytes is not None else []
@@ -123,27 +134,55 @@ class Reporter:
     # ---- what the hooks see ----
 
     def optimizer_stepped(self, optimizer: int) -> None:
+        now_s = self.now_s()
+        if self._is_no_news(now_s):
+            self._later.append((optimizer, 0.0, now_s))
+            return
+        self.catch_up()
         with self._lock:
-            ended = self._steps.optimizer_stepped(optimizer, self.now_s())
+            ended = self._steps.optimizer_stepped(optimizer, now_s)
         self._ended(ended)
 
     def optimizer_gone(self, optimizer: int) -> None:
+        self.catch_up()
         with self._lock:
             self._steps.optimizer_gone(optimizer)
 
     def jit_called(self, count: int) -> None:
+        self.catch_up()
         with self._lock:
             ended = self._steps.jit_called(count, self.now_s())
         self._ended(ended)
 
     def device_waited(self, waited_s: float) -> None:
+        self.catch_up()
         with self._lock:
             self._steps.device_waited(waited_s)
 
     def batch_fetched(self, waited_s: float, with_gradients: bool) -> None:
+        now_s = self.now_s()
+        if self._is_no_news(now_s):
+            self._later.append((None, waited_s, now_s))
+            return
+        self.catch_up()
         with self._lock:
-            ended = self._steps.batch_fetched(waited_s, with_gradients, self.now_s())
+            ended = self._steps.batch_fetched(waited_s, with_gradients, now_s)
         self._ended(ended)
+
+    def _is_no_news(self, now_s: float) -> bool:
+        """Whether what happens now may be counted later: optimizers make the steps, and nobody hears of the next."""
+        waiting = len(self._later)
+        return now_s < self._news_s and waiting < LATER_MAX and self._quiet.lasts(now_s, waiting)
+
+    def catch_up(self) -> None:
+        """Count what was no news when it happened. By any thread."""
+        with self._lock:
+            while self._later:
+                optimizer, waited_s, at_s = self._later.popleft()
+                if optimizer is None:
+                    self._steps.batch_fetched(waited_s, False, at_s)
+                elif (step := self._steps.optimizer_stepped(optimizer, at_s)) is not None and self._share is not None:
+                    self._share.ended_before(step)
 
     def failed(self, error: BaseException) -> None:
         """A hook failed: told once, in one line."""
@@ -157,7 +196,7 @@ class Reporter:
         if step is None:
             return
         jitted = step.boundary == JITTED_CALL
-        if self._share is not None and (round_ := self._rounds.ended(step) if jitted else step) is not None:
+        if self._share is not None and (round_ := self._rounds.ended(step)) is not None:
             self._share.boundary(round_)
         if step.step_s <= 0:
             return
@@ -171,6 +210,7 @@ class Reporter:
             told = self._untold.mean() if jitted else step
             self._tellings, self._untold = self._tellings + 1, Untold()
             self._tell_s = now_s + (SEND_S if self._tellings < EARLY else SEND_LATER_S)
+            self._news_s = self._tell_s if step.boundary == OPTIMIZER else NEVER
         client = self._connected()
         if client is not None:
             memory, more = max(memory() for memory in self._memory), {}
@@ -183,6 +223,7 @@ class Reporter:
     def _forked(self) -> None:
         """In the child: a thread that held the lock is not there."""
         self._lock = threading.RLock()
+        self._later.clear()
 
     def _connected(self) -> JobClient | None:
         """One connection a process; after a fork the child has its own, if it is the one that computes."""

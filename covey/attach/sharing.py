@@ -14,7 +14,6 @@ import contextlib
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,7 +23,8 @@ import msgspec
 from covey.attach.native import GateCounters, NativeGate, Page
 from covey.attach.neighbour import Neighbour
 from covey.attach.pace import GatePace
-from covey.attach.reports import WAITING_MAX, RankReports, mini_batch
+from covey.attach.quiet import Quiet
+from covey.attach.reports import RankReports, mini_batch
 from covey.attach.steps import Step
 from covey.attach.words import DeviceWords
 from covey.futex import SharedWord
@@ -42,9 +42,10 @@ from covey.pages import (
 from covey.wire import AskPages
 
 LOOK_S = 0.05
-"""Between two looks within a mini-batch: an epoch that leaves memory as it is need not wait for its end. With a native
-gate, whose thread sees new limits, between two that see that a last report is written."""
+"""Without a native gate, between two looks within a mini-batch: an epoch that leaves memory as it is need not wait for
+its end."""
 LOOK_NATIVE_S = 0.25
+"""With one, whose thread sees new limits at once: the longest that a last report is not written."""
 
 
 @dataclass
@@ -133,9 +134,9 @@ class ShareControl:
         self._limit_bytes = self._acked = 0
         self._used = MemoryUsed()
         self._since, self._changes = GateCounters(), 0
-        self._waiting: deque[Step] = deque()
-        """Mini-batches that ended since the last look, while nothing else happened."""
-        self._settled, self._applied_bytes = False, 0
+        self._applied_bytes = 0
+        self.quiet = Quiet()
+        self._catch_up: Callable[[], None] = lambda: None
         self._script, self.script_native_id = threading.main_thread().ident, threading.main_thread().native_id or 0
         self._words, self._speaking = DeviceWords(), threading.Lock()
         self._took: int | None = None
@@ -206,8 +207,10 @@ class ShareControl:
 
     def pages_came(self, limits: Page, report: Page, flag: Page) -> None:
         """From an agent, also from one that began anew: from now on these hold."""
+        self._catch_up()  # what ended before is not theirs
         with self._lock:
             pages = self._pages = SharedPages(limits, report, flag)
+            self.quiet.end()
             with self._speaking:
                 pages.say(not self._words.idle, time.monotonic_ns())
             self._start_native()
@@ -246,9 +249,6 @@ class ShareControl:
 
     def boundary(self, step: Step) -> None:
         """A mini-batch ended."""
-        if self._quiet():
-            self._waiting.append(step)
-            return
         with self._lock:
             if self._pages is None:
                 return
@@ -259,19 +259,26 @@ class ShareControl:
             self._used = self._memory_used()
             self._look(between_batches=True)
             self._report(step)
-            memory = self._memory is not None and self._memory.counting
-            self._settled = not (memory or self._paced or self._applied_bytes or self._fixed or not self._meters)
+            self._be_quiet(self._pages.reports)
         self.stop_if_limited()
 
-    def _quiet(self) -> bool:
-        """Whether nothing limits this rank, it only computes, and it is too early for a report: most mini-batches of a
-        rank that is alone on its device, which then cost next to nothing."""
-        native, pages = self._native, self._pages
-        if not self._settled or native is None or pages is None or native.changes != self._changes:
-            return False
-        if len(self._waiting) >= WAITING_MAX:
-            return False
-        return time.monotonic_ns() < pages.reports.due_ns and threading.get_ident() == self._script
+    def _be_quiet(self, reports: RankReports) -> None:
+        """From now on, if nothing limits this rank and it only computes."""
+        native, counting = self._native, self._memory is not None and self._memory.counting
+        limited = counting or self._paced or self._applied_bytes or self._fixed or not self._meters
+        if limited or native is None or native.changes[0] != self._changes:
+            self.quiet.end()
+        else:
+            self.quiet.until(reports.due_ns / 1e9, native.changes, self._script, reports.left)
+
+    def ended_before(self, step: Step) -> None:
+        """A mini-batch that was no news when it ended (`quiet`). By any thread, in the order of their numbers."""
+        if (pages := self._pages) is not None and step.step_s > 0:
+            pages.reports.later(step)
+
+    def before_telling(self, catch_up: Callable[[], None]) -> None:
+        """Call this, which tells of all mini-batches that were no news (`ended_before`)."""
+        self._catch_up = catch_up
 
     def stop_if_limited(self) -> None:
         """Here the script may be stopped, until it may go on."""
@@ -327,13 +334,7 @@ class ShareControl:
 
     def _report(self, step: Step) -> None:
         idle_ns, gated_ns = self._spent(step)
-        batches = self._waited()
-        if step.step_s > 0:
-            batches.append(mini_batch(step, idle_ns, gated_ns))
-        self._write(*batches)
-
-    def _waited(self) -> list[MiniBatch]:
-        return [mini_batch(self._waiting.popleft(), 0, 0) for _ in range(len(self._waiting))]
+        self._write(mini_batch(step, idle_ns, gated_ns) if step.step_s > 0 else None)
 
     def _spent(self, step: Step) -> tuple[int, int]:
         """Idle and stopped since the last boundary, ns."""
@@ -342,14 +343,14 @@ class ShareControl:
         idle_ns, self._idle_before_ns = max(int(step.input_s * 1e9), said_ns - self._idle_before_ns), said_ns
         if self._native is None:
             return idle_ns, gated_ns
-        changes = self._native.changes
+        changes = self._native.changes[0]
         if changes == self._changes:  # and odd: it was busy, and nobody was stopped
             return 0 if self._meters else idle_ns, gated_ns
         now, before = self._native.counters(), self._since
         self._since, self._changes = now, changes if changes % 2 else 0
         return now.idle_ns - before.idle_ns if self._meters else idle_ns, gated_ns + now.gated_ns - before.gated_ns
 
-    def _write(self, *ended: MiniBatch) -> None:
+    def _write(self, ended: MiniBatch | None = None) -> None:
         assert self._pages is not None
         says_idle = self._words.ever_idle or (self._native is not None and self._meters)
         used = self._used
@@ -388,7 +389,7 @@ class ShareControl:
         """Whether memory is by this limit now, perhaps since it was just applied. Who is alone on a set of cores has
         all of their memory, and is spared the counting."""
         memory = self._memory if between_batches else None
-        apply_bytes = 0 if self._limits.alone and self._meters else limit_bytes
+        apply_bytes = 0 if self._limits.alone and self._on_cores() else limit_bytes
         if self._took is not None:
             if self._took <= limit_bytes or not limit_bytes:
                 self._limit_bytes = limit_bytes
@@ -404,7 +405,8 @@ class ShareControl:
         if self._pages.limits.changed():
             newest = self._pages.limits.newest
             assert newest is not None
-            self._limits, self._settled = newest, False
+            self._limits = newest
+            self.quiet.end()
             if self._native is not None:
                 self._native.look()
         limits = self._limits
@@ -420,15 +422,18 @@ class ShareControl:
             if self._native is not None:
                 self._native.await_limits(LOOK_NATIVE_S)
             with self._lock:
-                if self._pages is not None:
-                    self._look(between_batches=False)
-            self.tell()
+                if self._pages is None:
+                    continue
+                self._look(between_batches=False)
+                late = time.monotonic_ns() >= self._pages.reports.due_ns
+            if late:
+                self.tell()
 
     def tell(self) -> None:
-        """Write the report of mini-batches that wait for the next one's."""
+        """Write the report of mini-batches that wait for the next one's, which does not come."""
+        self._catch_up()
         with self._lock:
-            if self._pages is not None and (self._pages.reports.untold or self._waiting):
-                self._write(*self._waited())
+            if self._pages is not None and self._pages.reports.untold:
                 self._write()
 
     # ---- without a native gate ----
@@ -477,6 +482,7 @@ class ShareControl:
         """In a child: the pages are its parent's."""
         self._lock, self._speaking = threading.Lock(), threading.Lock()
         self._pages = self._looks = None
+        self.quiet.nobody_asks()
         self._paced, self._words = False, DeviceWords()
         if self._native is None and self._stops is not None:
             with contextlib.suppress(RuntimeError):

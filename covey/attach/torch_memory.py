@@ -29,7 +29,7 @@ from covey.attach.sharing import MemoryUsed
 
 _autograd: Any = torch._C._autograd
 ROOMY, ROOMY_EVERY = 1.5, 8
-"""A limit of so many times what the last counted mini-batch used is far away: one in eight is counted then, for the
+"""A limit of so many times what the last counted mini-batch needed is far away: one in eight is counted then, for the
 counting costs some 5 us a tensor. What suddenly uses more exceeds it for seven mini-batches at most."""
 COUNTED_EVERY = 64
 """Mini-batches without a limit of which one is counted."""
@@ -236,6 +236,8 @@ class TorchMemory:
         """On a GPU, what operators need that nobody saves."""
         self._used = MemoryUsed()
         self._limit_bytes = self._fixed_bytes = self._wanted_bytes = self._peak_bytes = 0
+        self._demand_bytes = 0
+        """Of the newest mini-batch that was counted, with what was moved away."""
         self._states_bytes = self._away_bytes = 0
         """Of states, between two updates: on the device, and in host memory."""
         self._batches = -1
@@ -293,10 +295,10 @@ class TorchMemory:
             at_update_bytes = self.states.all_bytes() - self.states.away_bytes()
             before_bytes = self._states_bytes + self.saved.peak_bytes
             self._peak_bytes = self._fixed_bytes + max(before_bytes, at_update_bytes)
+            self._demand_bytes = self._fixed_bytes + self._wanted_bytes + self.states.all_bytes()
         used = None if gpu is None else gpu.ended()
         if gpu is not None and counted:
-            moves_bytes = self._fixed_bytes + self._wanted_bytes + self.states.all_bytes()
-            self._at_work_bytes = temporaries(Wanted(gpu.wanted_bytes), moves_bytes)
+            self._at_work_bytes = temporaries(Wanted(gpu.wanted_bytes), self._demand_bytes)
         self._plan()
         self._push() if due or self._is_near() or (self._limit_bytes and gpu is not None) else self._pop()
         self.saved.begin()
@@ -308,7 +310,7 @@ class TorchMemory:
 
     def _is_near(self) -> bool:
         """Whether there is a limit that a mini-batch may reach."""
-        near = not self._peak_bytes or self._limit_bytes < ROOMY * self._peak_bytes
+        near = not self._demand_bytes or self._limit_bytes < ROOMY * self._demand_bytes
         return bool(self._limit_bytes) and near
 
     def apply(self, limit_bytes: int) -> bool:

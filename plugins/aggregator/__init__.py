@@ -3,7 +3,7 @@ Not live: `machine/pool.py`, which assigns single tensors; `covey-sim aggregator
 
 Words. *Aggregator*: a host whose process `aggd` sums tensors. *Owner* of a job: the aggregator that sums it now.
 *Coordinator* of a job: the agent of its lowest live rank's host; it finds the owner, and another one when that is gone.
-*Round*: every rank's push of a tensor, summed once, in rank order. *Epoch*: orders a job's owners; the higher one wins.
+*Round*: every rank's push of a tensor, summed once, in a fixed order. *Epoch*: orders a job's owners; the higher wins.
 
     rank (covey.tensors) ==== tensors ==== aggd (datapath)          a job's bytes touch no agent
       | jobs.sock                            | unix socket

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from agent.jobs import supervisor
-from agent.jobs.runner import AGAIN_LEASE_S, SupervisedRunner
+from agent.jobs.following import AGAIN_LEASE_S
+from agent.jobs.runner import SupervisedRunner
 from chaos.world.host import SimHost
 from chaos.world.world import World
 from covey.core import Fact, JobId

@@ -1,38 +1,23 @@
 """An agent as a job sees it: the real socket, and a runner that knows two ranks."""
 
 import asyncio
+import time
 
 from agent.jobs.jobs_socket import JobSocket
 from covey.client import JobClient
 from covey.core import Fact, JobId
-from covey.errors import Refused
-from covey.wire import GRACE_KEPT, Frame, Stopping
-from plugins.base import JobPeer, RanksSpec
+from covey.wire import Frame
+from plugins.base import JobPeer
 from plugins.facts import StepTimed
 from tests.agent.here import Here, ranks
+from tests.agent.jobs.one_epoch import OneEpoch
 
 J1 = JobId("j1")
 
 
-class Known:
-    """A runner that knows two ranks of epoch 1 of j1."""
-
-    def __init__(self) -> None:
-        self.asked: Stopping | None = None
-
-    def token(self, job: JobId, epoch: int) -> str | None:
-        return "secret" if (job, epoch) == (J1, 1) else None
-
-    def spec(self, job: JobId, epoch: int) -> RanksSpec | None:
-        return ranks("j1", "x", count=2)
-
-    def stopping(self, job: JobId, epoch: int) -> Stopping | None:
-        return self.asked
-
-    async def extend(self, job: JobId, epoch: int, seconds: float) -> None:
-        if self.asked is None:
-            raise Refused(4, GRACE_KEPT, "nobody asked", "wait")
-        self.asked = Stopping(self.asked.left_s + seconds, self.asked.why, may_extend=False)
+def lease(seconds: float = 30.0) -> int:
+    """Until when limits hold that are written now, ns of the monotonic clock: `RankLimits.lease_ns`."""
+    return time.monotonic_ns() + int(seconds * 1e9)
 
 
 class Agent:
@@ -42,7 +27,7 @@ class Agent:
         self.host = host
         self.facts: list[Fact] = []
         self.heard: list[Frame] = []
-        self.runner = Known()
+        self.runner = OneEpoch(ranks("j1", "x", count=2))
         self.socket = self._made()
 
     def _made(self) -> JobSocket:

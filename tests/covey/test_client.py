@@ -224,7 +224,7 @@ def _exit_status_of_child(job: JobClient) -> int:
         try:
             job.step(loss=-1.0)
             job.close()
-            status = 0 if job._wake == -1 else 2
+            status = 0 if job._wakes.closed else 2
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -105,7 +105,8 @@ async def test_no_descriptor_is_left_behind(agent: Agent) -> None:
         await until(lambda: not agent.socket.peers(J1))
         agent.facts.clear()
         del user, client
-    await until(lambda: len(os.listdir("/proc/self/fd")) < count + 5)  # one for each time would be five
+    await until(lambda: len(os.listdir("/proc/self/fd")) < count + 5)
+    assert len(os.listdir("/proc/self/fd")) < count + 5, "one for each time would be five"
 
 
 async def test_a_flag_of_a_rank_that_has_gone_is_not_sent(agent: Agent) -> None:

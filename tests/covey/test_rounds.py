@@ -73,7 +73,7 @@ def test_a_models_initial_value_counts_only_once_the_aggregator_said_whose() -> 
     rounds = Rounds(JOB, 1, 3, 8)
     rounds.moved(EPOCH)
     ((head, payload),) = rounds.declare("w", "model", (3,), b"a" * 12)
-    assert parse(head).flags == WANT and unpack_declared(payload) == Declared("w", "model", (3,), 8)
+    assert parse(head).flags == WANT and unpack_declared(payload) == Declared("w", "model", (3,), 8, "tree")
     with pytest.raises(ValueError, match="still in round 0"):
         rounds.push("w", b"d" * 12)
     say(rounds, TensorOp.RESULT, "w", part=1, payload=b"0" * 4)
@@ -83,11 +83,9 @@ def test_a_models_initial_value_counts_only_once_the_aggregator_said_whose() -> 
     assert rounds.tensors["w"].state == b"0" * 12
 
 
-def test_a_push_goes_out_in_parts_and_is_kept_until_the_whole_result_is_here() -> None:
+def test_a_push_goes_out_in_parts_and_is_not_over_until_the_whole_result_is_here() -> None:
     rounds = ready()
-    data = bytearray(b"d" * 12)
-    frames = rounds.push("w", data)
-    data[:] = b"x" * 12  # the script may do what it likes with its own array
+    frames = rounds.push("w", b"d" * 12)
     assert told(frames) == [(TensorOp.PUSH, 1, 0, b"d" * 8), (TensorOp.PUSH, 1, 1, b"d" * 4)]
     say(rounds, TensorOp.RESULT, "w", round=1, part=0, payload=b"R" * 8)
     assert rounds.tensors["w"].state == b"A" * 12 and rounds.tensors["w"].version == 0

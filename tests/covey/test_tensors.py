@@ -12,10 +12,13 @@ import pytest
 
 from covey.core import HostId, JobId
 from covey.rounds import Superseded
+from covey.sum_order import ORDERS, Order
+from covey.tensor_link import TensorLink
 from covey.tensors import TensorClient, TensorError
-from covey.tensorwire import TensorOp, frame, job_hash
+from covey.tensorwire import HEADER_BYTES, TensorOp, frame, job_hash
 from covey.wire import AggregatorAt
 from plugins.aggregator.datapath.control import DropJob
+from tests.plugins.aggregator.harness import added
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
 EPOCH = 1 << 32
@@ -72,13 +75,10 @@ def deltas(rank: int, round: int, shape: tuple[int, ...]) -> np.ndarray:
     return (rng.standard_normal(shape) * 10.0 ** rng.integers(-5, 6, shape)).astype(np.float32)
 
 
-def reference(workers: int, rounds: int, shape: tuple[int, ...]) -> np.ndarray:
+def reference(workers: int, rounds: int, shape: tuple[int, ...], order: Order = "tree") -> np.ndarray:
     parameters = np.full(shape, 0.5, np.float32)
     for round in range(rounds):
-        total = deltas(0, round, shape)
-        for rank in range(1, workers):
-            total += deltas(rank, round, shape)
-        parameters = parameters + total
+        parameters = parameters + added([deltas(rank, round, shape) for rank in range(workers)], order)
     return parameters
 
 
@@ -90,7 +90,7 @@ def until(what: Callable[[], bool], seconds: float = 10.0) -> None:
 
 
 @pytest.mark.parametrize("shape", [(3,), (), (0,), (100, 70), (300_000,)])
-def test_every_rank_gets_rank_0s_model_plus_the_sums_in_rank_order(aggd: AggdThread, shape: tuple[int, ...]) -> None:
+def test_every_rank_gets_rank_0s_model_plus_the_sums(aggd: AggdThread, shape: tuple[int, ...]) -> None:
     ranks = Ranks(3)
     results: dict[int, np.ndarray] = {}
 
@@ -106,6 +106,152 @@ def test_every_rank_gets_rank_0s_model_plus_the_sums_in_rank_order(aggd: AggdThr
         assert results[rank].shape == shape
         assert results[rank].tobytes() == reference(3, 3, shape).tobytes()
     assert not ranks.lost
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_order_of_additions_is_the_scripts_choice(aggd: AggdThread, order: Order) -> None:
+    ranks = Ranks(5)
+    results: dict[int, np.ndarray] = {}
+
+    def script(rank: int, client: TensorClient) -> None:
+        client.order = order
+        results[rank] = client.push_pull("g", deltas(rank, 0, (1000,)))
+        with pytest.raises(ValueError, match="before the first one"):
+            client.order = order
+
+    ranks.moved(aggd.serve("j1", EPOCH + 1, 5))
+    ranks.end(ranks.start(script))
+    expected = {order: added([deltas(rank, 0, (1000,)) for rank in range(5)], order).tobytes() for order in ORDERS}
+    assert expected["tree"] != expected["rank"], "else this could not fail"
+    assert {result.tobytes() for result in results.values()} == {expected[order]}
+
+
+def test_an_order_that_there_is_not_is_refused() -> None:
+    (client,) = (ranks := Ranks(1)).clients
+    with pytest.raises(ValueError, match="tree or rank, not 'ring'"):
+        client.order = "ring"  # type: ignore[assignment]
+    ranks.end([])
+
+
+def test_rounds_of_many_names_are_under_way_at_once_and_end_in_any_order(aggd: AggdThread) -> None:
+    """As gradients come out of a backward pass: large ones and small ones, from two threads, into the same arrays."""
+    shapes = [(300_000,), (3,), (70, 100), (0,), (20_000,), (5,)]
+    ranks = Ranks(3)
+    results: dict[tuple[int, int], bytes] = {}
+
+    def train(rank: int, client: TensorClient, names: range) -> None:
+        arrays = {at: np.empty(shapes[at], np.float32) for at in names}
+        for round in range(4):
+            handles = []
+            for at in names:
+                arrays[at][...] = deltas(rank, 10 * round + at, shapes[at])
+                handles.append((at, client.push(f"g{at}", arrays[at], out=arrays[at])))
+            for at, handle in reversed(handles) if rank % 2 else handles:
+                assert handle.wait() is arrays[at] and handle.wait() is arrays[at] and handle.done
+                results[rank, at] = arrays[at].tobytes()
+                expected = added([deltas(each, 10 * round + at, shapes[at]) for each in range(3)], "tree")
+                assert results[rank, at] == expected.tobytes(), (rank, at, round)
+
+    def script(rank: int, client: TensorClient) -> None:
+        other = threading.Thread(target=train, args=(rank, client, range(3)))
+        other.start()
+        train(rank, client, range(3, 6))
+        other.join()
+
+    ranks.moved(aggd.serve("j1", EPOCH + 1, 3))
+    ranks.end(ranks.start(script))
+    assert len(results) == 18 and not ranks.lost
+
+
+def test_a_push_waits_neither_for_the_network_nor_for_other_ranks(aggd: AggdThread) -> None:
+    ranks = Ranks(2)
+    array = np.ones(1_000_000, np.float32)
+    first = ranks.clients[0].push("g", array)  # nobody has named an aggregator
+    ranks.moved(aggd.serve("j1", EPOCH + 1, 2))
+    until(lambda: ranks.clients[0]._link is not None)
+    small = ranks.clients[0].push("h", np.ones(3, np.float32))
+    large = ranks.clients[0].push("i", array)
+    assert not first.done and not small.done and not large.done, "rank 1 has not pushed"
+    for name in ("i", "g", "h"):
+        ranks.clients[1].push_pull(name, np.ones(3, np.float32) if name == "h" else array)
+    assert first.wait().tobytes() == large.wait().tobytes() == (array + array).tobytes()
+    assert small.wait().tolist() == [2.0, 2.0, 2.0] and first.wait() is first.wait()
+    ranks.end([])
+
+
+def test_a_round_that_nobody_waited_for_is_not_written_over(aggd: AggdThread) -> None:
+    ranks = Ranks(1)
+    ranks.moved(aggd.serve("j1", EPOCH + 1, 1))
+    (client,) = ranks.clients
+    handle = client.push("g", np.ones(3, np.float32))
+    until(lambda: handle.done)
+    with pytest.raises(ValueError, match="'g' has a round that was not waited for"):
+        client.push("g", np.ones(3, np.float32))
+    assert handle.wait().tolist() == [1, 1, 1]
+    assert client.push_pull("g", np.full(3, 2, np.float32)).tolist() == [2, 2, 2]
+    ranks.end([])
+
+
+def test_an_array_that_is_being_sent_again_is_not_given_back(aggd: AggdThread) -> None:
+    """Its result may come meanwhile: over a new connection, from an aggregator that fetched it from another rank."""
+    ranks = Ranks(1)
+    ranks.moved(aggd.serve("j1", EPOCH + 1, 1))
+    (client,) = ranks.clients
+    handle = client.push("g", np.ones(3, np.float32))
+    until(lambda: handle.done)
+    with client._changed:
+        client._repeating = True
+    assert not handle.done
+    waited = threading.Thread(target=handle.wait)
+    waited.start()
+    waited.join(0.1)
+    assert waited.is_alive()
+    with client._changed:
+        client._repeating = False
+        client._changed.notify_all()
+    waited.join(5.0)
+    assert handle.wait().tolist() == [1, 1, 1]
+    ranks.end([])
+
+
+def test_what_is_said_at_once_does_not_overtake_what_was_said_before() -> None:
+    ours, theirs = socket.socketpair()
+    listener = socket.create_server(("127.0.0.1", 0))
+    host, port = listener.getsockname()
+    link = TensorLink(f"{host}:{port}")
+    link.sock.close()
+    link.sock = ours
+    said = [bytes([at]) * HEADER_BYTES for at in range(40)]
+    with link.lock:  # the link's own thread has the first ones, and cannot send yet
+        for at, head in enumerate(said):
+            link.say([(head, b"")], at_once=bool(at % 3))
+    got = b""
+    while len(got) < len(said) * HEADER_BYTES:
+        got += theirs.recv(1 << 16)
+    assert got == b"".join(said)
+    link.close()
+    theirs.close()
+    listener.close()
+
+
+@pytest.mark.parametrize(
+    ("out", "error", "why"),
+    [
+        (np.zeros(3), TypeError, "contiguous float32 array, not float64"),
+        (np.zeros((3, 2), np.float32)[:, 0], TypeError, "of strides"),
+        ([0.0, 0.0, 0.0], TypeError, "not list"),
+        (np.zeros(4, np.float32), ValueError, r"has shape \(4,\), not \(3,\)"),
+        (np.frombuffer(bytes(12), np.float32), ValueError, "cannot be written"),
+    ],
+)
+def test_an_array_that_cannot_hold_the_result_is_refused_before_anything_is_sent(
+    out: np.ndarray, error: type[Exception], why: str
+) -> None:
+    (client,) = (ranks := Ranks(1)).clients
+    with pytest.raises(error, match=why):
+        client.push("g", np.ones(3, np.float32), out=out)
+    assert not client._rounds.tensors
+    ranks.end([])
 
 
 def test_a_killed_aggregator_is_replaced_in_the_middle_without_changing_a_bit(tmp_path: Path) -> None:
@@ -370,8 +516,8 @@ def test_a_rank_that_waits_in_vain_for_the_others_to_finish_leaves_in_the_end(ag
 
 
 def test_an_aggregator_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covey.tensors.SILENT_S", 0.02)
-    monkeypatch.setattr("covey.tensors.DEAD_S", 0.1)
+    monkeypatch.setattr("covey.tensor_link.SILENT_S", 0.02)
+    monkeypatch.setattr("covey.tensor_link.DEAD_S", 0.1)
     listener = socket.create_server(("127.0.0.1", 0))
     host, port = listener.getsockname()
     ranks = Ranks(1)

@@ -4,13 +4,15 @@ import json
 import random
 import runpy
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from plugins.scheduler.policy.rules import OrderRules
-from plugins.sharing.machine.rivals import Naive
+from plugins.sharing.machine.ablations import RULES
+from plugins.sharing.machine.rivals import Alone, Naive
 from plugins.sharing.policy import lease
 from plugins.sharing.policy.interference import TOLERANCE
 from plugins.sharing.policy.ladder import STOPPED
@@ -18,11 +20,11 @@ from sim import sharing, sharing_reports
 from sim.device import Device, Scenario, simulate
 from sim.engine import SimJob
 from sim.main import main
-from sim.sharing import COMPARED, CONTROLLERS, SCENARIOS, TOLD, compare
+from sim.sharing import COMPARED, CONTROLLERS, RULED, SCENARIOS, TOLD, compare
 from sim.sharing_cluster import Cluster, Sharing, opportunistic_time, speeds
 
 SIX = [scenario.name for scenario in SCENARIOS[:6]]
-BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
+BY_NAME = {scenario.name: scenario for scenario in (*SCENARIOS, *RULED)}
 NAIVE = {
     "bursty": (47, 69),
     "long-operations": (47, 69),
@@ -43,18 +45,7 @@ LEAST = {
 """What the ladder is to leave to an opportunistic job, % of its work alone."""
 
 
-class Nobody:
-    """No opportunistic job may ever run."""
-
-    rates = STOPPED
-
-    def stepped(self, step_s: float, idle_s: float, now_s: float) -> str | None:
-        return None
-
-    def passed(self, now_s: float, busy: bool) -> str | None:
-        return None
-
-
+@cache
 def once(scenario: str, controller: str, seed: int = 1, seconds: float = 40.0) -> Any:
     return simulate(BY_NAME[scenario], lambda: CONTROLLERS[controller](TOLERANCE), seed, seconds)
 
@@ -64,7 +55,7 @@ def once(scenario: str, controller: str, seed: int = 1, seconds: float = 40.0) -
 
 def test_alone_nobody_is_slowed() -> None:
     for scenario in SCENARIOS:
-        found = simulate(scenario, Nobody, 1, 10)
+        found = simulate(scenario, Alone, 1, 10)
         assert found.slowdown == pytest.approx(0, abs=1e-9) and found.share == 0
 
 
@@ -83,7 +74,7 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
 
 
 def test_the_guaranteed_job_needs_the_same_whoever_is_beside_it() -> None:
-    alone, packed = (Device(BY_NAME["noisy"], make(), 1).run(10) for make in (Nobody, Naive))
+    alone, packed = (Device(BY_NAME["noisy"], make(), 1).run(10) for make in (Alone, Naive))
     assert [a for _, _, a in packed.job.took] == [a for _, _, a in alone.job.took][: len(packed.job.took)]
 
 
@@ -123,6 +114,46 @@ def test_the_flag_alone_gains_what_the_ladder_does_where_operations_are_short() 
         assert once("long-operations", rival).slowdown > 3 * TOLERANCE > 3 * once("long-operations", "ladder").slowdown
 
 
+def test_on_a_core_a_job_that_wakes_waits_for_a_slice_where_somebody_computes() -> None:
+    """The ladder lets nobody compute then, if that is too much."""
+    core = replace(BY_NAME["bursty"], wake_s=0.0012)
+    flag, ladder = (simulate(core, partial(CONTROLLERS[name], TOLERANCE), 1, 40.0) for name in ("flag", "ladder"))
+    assert flag.slowdown - once("bursty", "flag").slowdown == pytest.approx(0.0012 / 0.022, abs=0.006)
+    assert ladder.slowdown < TOLERANCE < flag.slowdown and ladder.share > 0.4
+
+
+def test_a_wait_that_is_seen_late_is_lost_to_the_others() -> None:
+    late = simulate(replace(BY_NAME["bursty"], idle_seen_s=0.003), lambda: CONTROLLERS["flag"](TOLERANCE), 1, 40.0)
+    assert once("bursty", "flag").share - late.share == pytest.approx(0.0028 / 0.022, abs=0.01)
+
+
+EARNED: dict[str, tuple[str, str]] = {
+    "head": ("long-operations", "share"),
+    "verification": ("drift", "share"),
+    "audit": ("quickens", "bad_windows"),
+    "alarm": ("sudden", "slowdown"),
+    "easing": ("saturated", "bad_windows"),
+    "known-baseline": ("noisy", "slowdown"),
+    "too-much": ("long-operations", "slowdown"),
+    "away": ("away-long-operations", "share"),
+    "busy": ("saturated", "share"),
+}
+"""By the rule of the ladder: where taking it out loses something, and what."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_each_rule_of_the_ladder_earns_its_place(rule: str) -> None:
+    """The means of six runs of two minutes."""
+    scenario, what = EARNED[rule]
+    found = [
+        sum(getattr(once(scenario, controller, seed, 120.0), what) for seed in range(1, 7)) / 6
+        for controller in ("ladder", f"without-{rule}")
+    ]
+    with_rule, without = found
+    assert (without < 0.95 * with_rule) if what == "share" else (without > 1.05 * with_rule), found
+
+
 def test_a_rival_with_the_flag_measures_its_baseline_with_the_others_stopped() -> None:
     rival = CONTROLLERS["pi+flag"](TOLERANCE)
     assert rival.rates == STOPPED
@@ -132,7 +163,7 @@ def test_a_rival_with_the_flag_measures_its_baseline_with_the_others_stopped() -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(BY_NAME))
+@pytest.mark.parametrize("name", sorted(scenario.name for scenario in SCENARIOS))
 def test_no_single_run_of_the_ladder_is_over_the_tolerance(name: str) -> None:
     """Reference: §3.2. Eight runs each; their mean share is at least what was asked for."""
     found = [once(name, "ladder", seed) for seed in range(1, 9)]

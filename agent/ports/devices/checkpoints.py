@@ -8,22 +8,22 @@ and what it had queued goes on, so nobody would have anything of it. Processes t
 (some of NCCL's transports) are refused by the driver: then they stay as they are.
 """
 
-import contextlib
-import select
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 
 from agent.ports.devices import checkpoint_guard
+from agent.ports.devices.guard_process import GuardProcess, guard_command, listed
 from agent.ports.procfs import is_alive
-from agent.ports.shims import DetachedProcess
 from covey.ports import ProcessId
 
 LEASE_S = 10.0
 ANSWER_S = 60.0
 """Memory of a GPU goes to the host at some 10 GiB/s."""
 ABLE_S = 10.0
+DISMISS_S = 0.1
+"""It ends only when all are back."""
+_SILENT = "the guard of checkpointed processes does not answer"
 Users = Callable[[int], Sequence[ProcessId]]
 """The processes of a rank that use a GPU now; empty when it is none of ours, or uses none."""
 
@@ -34,7 +34,7 @@ class Checkpoints:
     def __init__(self, users: Users, library: str = checkpoint_guard.LIBRARY, lease_s: float = LEASE_S) -> None:
         self._users, self._library, self._lease_s = users, library, lease_s
         self._lock = threading.Lock()
-        self._guard: DetachedProcess | None = None
+        self._guard: GuardProcess | None = None
         self._held: dict[int, tuple[ProcessId, ...]] = {}
         self._able: bool | None = None
         self.why = ""
@@ -43,7 +43,7 @@ class Checkpoints:
     def able(self) -> bool:
         """Whether this host's driver can do it. Asked once, of a guard that ends then."""
         if self._able is None:
-            command = [sys.executable, "-I", "-S", checkpoint_guard.__file__, self._library]
+            command = guard_command(checkpoint_guard.__file__, self._library)
             try:
                 done = subprocess.run(command, input=b"able\n", capture_output=True, timeout=ABLE_S, check=False)
                 self._able = done.stdout == b"ok\n"
@@ -56,7 +56,7 @@ class Checkpoints:
         with self._lock:
             known = (*self._held.get(pid, ()), *self._users(pid))
             found = tuple(dict.fromkeys(one for one in known if is_alive(one)))
-            if not found or not self.able() or not self._ask(f"hold {self._lease_s:g} {_text(found)}"):
+            if not found or not self.able() or not self._ask(f"hold {self._lease_s:g} {listed(found)}"):
                 return False
             self._held[pid] = found
             return True
@@ -65,7 +65,7 @@ class Checkpoints:
         """Whether it was out, and is back. One for which the GPU has no room yet comes back as soon as it has."""
         with self._lock:
             held = self._held.pop(pid, ())
-            return bool(held) and self._ask(f"drop {_text(held)}")
+            return bool(held) and self._ask(f"drop {listed(held)}")
 
     def close(self) -> None:
         """All come back: the guard sees that nobody listens any more."""
@@ -74,52 +74,14 @@ class Checkpoints:
 
     def _ask(self, line: str) -> bool:
         if self._guard is None:
-            self._guard = _new_guard(self._library)
-        self.why = _answer(self._guard, line)
-        if self.why == _SILENT:
+            self._guard = GuardProcess(checkpoint_guard.__file__, self._library)
+        said = self._guard.ask(line, ANSWER_S)
+        if not said:
             self._dismiss()
+        self.why = "" if said == "ok" else said.removeprefix("no ") or _SILENT
         return not self.why
 
     def _dismiss(self) -> None:
         guard, self._guard = self._guard, None
-        if guard is None:
-            return
-        for pipe in (guard.stdin, guard.stdout):
-            assert pipe is not None
-            with contextlib.suppress(OSError):
-                pipe.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            guard.wait(0.1)
-
-
-_SILENT = "the guard of checkpointed processes does not answer"
-
-
-def _new_guard(library: str) -> DetachedProcess:
-    return DetachedProcess(
-        (sys.executable, "-I", "-S", checkpoint_guard.__file__, library),
-        cwd="/",
-        env={},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-        close_fds=True,
-        bufsize=0,
-    )
-
-
-def _answer(guard: DetachedProcess, line: str) -> str:
-    """Empty: it is done."""
-    assert guard.stdin is not None
-    assert guard.stdout is not None
-    try:
-        guard.stdin.write(f"{line}\n".encode())
-        ready, _, _ = select.select([guard.stdout], [], [], ANSWER_S)
-        said = guard.stdout.readline().decode(errors="replace").strip() if ready else ""
-    except OSError:
-        said = ""
-    return "" if said == "ok" else said.removeprefix("no ") or _SILENT
-
-
-def _text(processes: Sequence[ProcessId]) -> str:
-    return ",".join(f"{process.pid}:{process.started}" for process in processes)
+        if guard is not None:
+            guard.dismiss(DISMISS_S)

@@ -7,17 +7,14 @@ agent is gone. Whoever wants a rank stopped for longer says so again within `LEA
 
 import contextlib
 import os
-import select
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from agent.ports.devices import suspend_guard
+from agent.ports.devices.guard_process import GuardProcess, listed
 from agent.ports.procfs import is_alive, stat
-from agent.ports.shims import DetachedProcess
 from covey.ports import ProcessId
 
 LEASE_S = 10.0
@@ -36,7 +33,7 @@ class Suspensions:
     def __init__(self, tree: Tree, lease_s: float = LEASE_S) -> None:
         self._tree, self._lease_s = tree, lease_s
         self._lock = threading.Lock()
-        self._guard: DetachedProcess | None = None
+        self._guard: GuardProcess | None = None
         self._held: dict[int, tuple[ProcessId, ...]] = {}
 
     def suspend(self, pid: int) -> bool:
@@ -48,7 +45,7 @@ class Suspensions:
                 found = tuple(self._tree(pid))
                 if not found or set(found) <= stopped:
                     return bool(stopped) and self._still(found)
-                self._say(f"hold {self._lease_s:g} {_text(found)}")
+                self._say(f"hold {self._lease_s:g} {listed(found)}")
                 self._held[pid] = found
                 for process in found:
                     _signal(process, signal.SIGSTOP)
@@ -73,7 +70,7 @@ class Suspensions:
                 _signal(process, signal.SIGCONT)
             if held and self._guard is not None:
                 with contextlib.suppress(OSError):
-                    self._say(f"drop {_text(held)}")
+                    self._say(f"drop {listed(held)}")
             return bool(found)
 
     def close(self) -> None:
@@ -85,57 +82,22 @@ class Suspensions:
         """To a guard that lives; what is held is told to a new one."""
         for _ in (0, 1):
             if self._guard is None:
-                self._guard = _new_guard()
-                told = [f"hold {self._lease_s:g} {_text(held)}" for held in self._held.values()]
+                self._guard = GuardProcess(suspend_guard.__file__)
+                told = [f"hold {self._lease_s:g} {listed(held)}" for held in self._held.values()]
             else:
                 told = []
-            if all(_ask(self._guard, one) for one in (*told, line)):
+            if all(self._guard.ask(one, GUARD_S) == "ok" for one in (*told, line)):
                 return
             self._dismiss()
         raise OSError("the guard of suspended processes does not answer")
 
     def _dismiss(self) -> None:
         guard, self._guard = self._guard, None
-        if guard is None:
-            return
-        for pipe in (guard.stdin, guard.stdout):
-            assert pipe is not None
-            with contextlib.suppress(OSError):
-                pipe.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            guard.wait(GUARD_S)
-
-
-def _text(processes: Sequence[ProcessId]) -> str:
-    return ",".join(f"{process.pid}:{process.started}" for process in processes)
+        if guard is not None:
+            guard.dismiss(GUARD_S)
 
 
 def _signal(process: ProcessId, number: int) -> None:
     if is_alive(process):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, number)
-
-
-def _new_guard() -> DetachedProcess:
-    return DetachedProcess(
-        (sys.executable, "-I", "-S", suspend_guard.__file__),
-        cwd="/",
-        env={},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-        close_fds=True,
-        bufsize=0,
-    )
-
-
-def _ask(guard: DetachedProcess, line: str) -> bool:
-    """Whether the guard has it."""
-    assert guard.stdin is not None
-    assert guard.stdout is not None
-    try:
-        guard.stdin.write(f"{line}\n".encode())
-        ready, _, _ = select.select([guard.stdout], [], [], GUARD_S)
-        return bool(ready) and guard.stdout.readline() == b"ok\n"
-    except OSError:
-        return False

@@ -368,4 +368,5 @@ class WorkerLink:
 
 
 def _words(declared: Declared) -> str:
-    return f"{declared.kind} {declared.name!r} of shape {declared.shape} in parts of {declared.part_bytes} bytes"
+    parts = f"in parts of {declared.part_bytes} bytes, added by {declared.order}"
+    return f"{declared.kind} {declared.name!r} of shape {declared.shape} {parts}"

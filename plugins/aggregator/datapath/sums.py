@@ -1,8 +1,8 @@
-"""One tensor at its aggregator: contributions in, one sum per round out, in rank order.
+"""One tensor at its aggregator: contributions in, one sum per round out, in an order of additions that is fixed.
 
-Floating point addition is not associative, so the order of additions is part of the result. It is fixed here: part by
-part, rank 0's contribution is copied, then rank 1's added, then rank 2's, whatever arrives first (AutoPS leaves this
-open, and BytePS adds in order of arrival). A contribution that comes before its turn waits.
+Floating point addition is not associative, so the order of additions is part of the result. It is that of
+`covey.sum_order`, part by part, whatever arrives first (AutoPS leaves this open, and BytePS adds in order of arrival).
+A contribution whose partner is not here yet waits.
 
 An aggregator may begin without state: at the start of a job, and after a crash or a move. It then learns from every
 rank which version that rank holds (nobody may be missing: the missing one might hold the newest), asks the lowest
@@ -24,6 +24,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from covey.sum_order import Addition, Node, addition
 from covey.tensorwire import Declared, Payload
 
 Array = npt.NDArray[np.float32]
@@ -66,11 +67,12 @@ class TensorSum:
         self._fetched: set[int] = set()
         self._held: dict[int, tuple[int, dict[int, Payload]]] = {}
         """Pushes that came before the state: rank -> round, part -> bytes."""
-        self._next = [0] * declared.parts
-        """Per part: the rank whose turn it is."""
-        self._waiting: list[dict[int, Payload]] = [{} for _ in range(declared.parts)]
-        self._ready: deque[int] = deque()
-        """Parts whose next rank's bytes are here."""
+        self._got: list[set[int]] = [set() for _ in range(declared.parts)]
+        """Per part: the ranks whose contribution to this round is here."""
+        self._partial: list[dict[Node, Payload]] = [{} for _ in range(declared.parts)]
+        """Per part: sums that wait for their partner, or for `work`. Each is in a contribution's own buffer."""
+        self._ready: deque[tuple[int, Addition | None]] = deque()
+        """Parts, and additions of which both sides are here; None: there is one rank, and nothing to add."""
         self._whole = 0
         self._heads: dict[int, bytes] = {}
 
@@ -136,27 +138,21 @@ class TensorSum:
         return bool(self._ready)
 
     def work(self) -> Sequence[StateTransfer]:
-        """Add one rank's part. When that completes the round, everybody is given the result."""
-        part = self._ready[0]
-        start, end = (offset // 4 for offset in self.declared.span(part))
-        rank = self._next[part]
-        buffer = self._waiting[part].pop(rank)
-        data = np.frombuffer(buffer, dtype="<f4")
-        into = self._sum[start:end]
-        if rank == 0:
-            into[:] = data
+        """Do one addition of one part. When that completes the round, everybody is given the result."""
+        part, now = self._ready.popleft()
+        sides = [(0, 1)] if now is None else [now.left, now.right]
+        data = [self._partial[part].pop(side) for side in sides]
+        if now is None or now.sum == (0, self.workers):
+            self._finish(part, data)
+            used = data
         else:
-            np.add(into, data, out=into)
-        self._added(buffer)
-        self._next[part] = rank + 1
-        if rank + 1 in self._waiting[part]:
-            return ()
-        self._ready.popleft()
-        if rank + 1 < self.workers:
-            return ()
-        if self.declared.kind == "model":
-            np.add(self._state[start:end], into, out=into)
-        self._whole += 1
+            left = bytearray(data[0]) if memoryview(data[0]).readonly else data[0]
+            into = np.frombuffer(left, dtype="<f4")
+            np.add(into, np.frombuffer(data[1], dtype="<f4"), out=into)
+            self._wait(part, now.sum, left)
+            used = data[1:]
+        for buffer in used:
+            self._added(buffer)
         return self._complete() if self._whole == self.declared.parts else ()
 
     def lend(self) -> tuple[int, Array, dict[int, bytes]]:
@@ -175,14 +171,16 @@ class TensorSum:
         """Ranks whose word or push is still to come."""
         if self.version is None:
             return [rank for rank in range(self.workers) if rank not in self._held_versions]
-        last = self.declared.parts - 1
-        return [r for r in range(self._next[last], self.workers) if r not in self._waiting[last]]
+        return [rank for rank in range(self.workers) if rank not in self._got[-1]]
 
     def check(self) -> None:
-        for part, turn in enumerate(self._next):
-            assert 0 <= turn <= self.workers
-            assert all(rank >= turn for rank in self._waiting[part]), "a rank's part would be added twice"
-            assert (turn in self._waiting[part]) == (part in self._ready)
+        for part, (got, partial) in enumerate(zip(self._got, self._partial, strict=True)):
+            held = [rank for first, end in partial for rank in range(first, end)]
+            assert len(held) == len(set(held)), "a rank's part would be added twice"
+            whole = not partial and len(got) == self.workers
+            assert whole or set(held) == got, "what a rank gave is neither waiting nor in the sum"
+            ready = [now for at, now in self._ready if at == part and now is not None]
+            assert all(now.left in partial and now.right in partial for now in ready)
         assert self.version is None or not self._held
         assert self.has_state or self.declared.kind == "grad" or self.version is None
 
@@ -222,14 +220,33 @@ class TensorSum:
         return self._give(answers)
 
     def _offer(self, rank: int, part: int, data: Payload) -> None:
-        if rank < self._next[part] or rank in self._waiting[part]:
+        if rank in self._got[part]:
             self.duplicates += 1
             return
         if len(self._sum) != self._count or id(self._sum) in self._lent:
             self._sum = _empty(self._count)
-        self._waiting[part][rank] = data
-        if rank == self._next[part]:
-            self._ready.append(part)
+        self._got[part].add(rank)
+        self._wait(part, (rank, rank + 1), data)
+
+    def _wait(self, part: int, node: Node, data: Payload) -> None:
+        """The sum of these ranks is here."""
+        partial = self._partial[part]
+        partial[node] = data
+        now = addition(node, self.workers, self.declared.order)
+        if now is None or (now.left in partial and now.right in partial):
+            self._ready.append((part, now))
+
+    def _finish(self, part: int, last: Sequence[Payload]) -> None:
+        """The last addition of a part; a single rank's contribution is all there is."""
+        start, end = (offset // 4 for offset in self.declared.span(part))
+        into, arrays = self._sum[start:end], [np.frombuffer(data, dtype="<f4") for data in last]
+        if len(arrays) == 1:
+            into[:] = arrays[0]
+        else:
+            np.add(arrays[0], arrays[1], out=into)
+        if self.declared.kind == "model":
+            np.add(self._state[start:end], into, out=into)
+        self._whole += 1
 
     def _complete(self) -> Sequence[StateTransfer]:
         assert self.version is not None
@@ -239,7 +256,8 @@ class TensorSum:
         self.has_state = True
         self._heads = {}
         self._whole = 0
-        self._next = [0] * self.declared.parts
+        for got in self._got:
+            got.clear()
         return self._give(range(self.workers))
 
     def _give(self, ranks: Sequence[int]) -> Sequence[StateTransfer]:

@@ -25,11 +25,11 @@ same places, before the next sync counts. A disk that works again is used again.
 import asyncio
 import errno
 import struct
-import zlib
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from covey.checksum import crc32
 from covey.ports import Disk
 from plugins.memory.datapath.slabwire import Versions
 
@@ -311,7 +311,7 @@ def _runs(pages: Sequence[int], place: bytearray) -> list[list[int]]:
 
 def _checksum(version: int, page: int, data: memoryview) -> int:
     """Of content, version and page number: content in the wrong place is wrong."""
-    return zlib.crc32(data, (version ^ version >> 32 ^ page * 2654435761) & 0xFFFFFFFF)
+    return crc32(data, (version ^ version >> 32 ^ page * 2654435761) & 0xFFFFFFFF)
 
 
 def _packed(entry: _Entry, page: int, place: int) -> bytes:
@@ -326,4 +326,4 @@ def _parsed(data: bytes, page: int, place: int) -> _Entry | None:
 
 
 def _signature(entry: _Entry, page: int, place: int) -> int:
-    return zlib.crc32(_SIGNED.pack(*entry, 2 * page + place))
+    return crc32(_SIGNED.pack(*entry, 2 * page + place))

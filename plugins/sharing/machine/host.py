@@ -143,8 +143,8 @@ class HostSharing:
                 assert gpu.uuid in self.gangs[job].gpus, f"{job} is on {gpu.uuid} and nobody knows"
         for gang in self.gangs.values():
             for rank in gang.ranks.values():
-                page = rank.page
-                assert page is None or page.free or page.lease_ns > 0, f"{gang.job} could stop for ever"
+                if (page := rank.page) is not None and page.lease_ns == 0:
+                    assert page.free and page.failsafe >= 1, f"{gang.job} goes on for ever without an agent"
 
     # ---- what comes and goes ----
 

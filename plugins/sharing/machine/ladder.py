@@ -93,7 +93,7 @@ class Ladder:
         if self.phase == "baseline":
             return self._baseline()
         self._alarms = self._alarms + 1 if step_s > ALARM * self.baseline.mean_s else 0
-        if self.phase == "run" and self._alarms >= ALARM_STEPS:
+        if self.phase == "run" and self._is_alarmed():
             self._accused = True
             return self._enter("verify", self.u, f"{self._alarms} mini-batches in a row far too long: whose fault?")
         if not interference.is_look(self.window.count):
@@ -146,9 +146,7 @@ class Ladder:
     def _run(self) -> str | None:
         measured, count = self.measured, self.window.count
         if measured.least > self.tolerance or measured.most < -self.tolerance:
-            self._accused, self.found = measured.excess > 0, measured
-            whose = "whose fault?" if self._accused else "has it changed?"
-            return self._enter("verify", self.u, f"it is {measured} slower than alone: {whose}")
+            return self._violated(measured)
         if measured.most < self.tolerance:
             return self._quiet(measured)
         if count < STEPS_WINDOW_MAX:
@@ -157,18 +155,22 @@ class Ladder:
             return self._enter("run", ladder.descended(self.u), f"{measured} slower, perhaps too much")
         return self._quiet(measured)
 
+    def _violated(self, measured: Slowdown) -> str | None:
+        self._accused, self.found = measured.excess > 0, measured
+        whose = "whose fault?" if self._accused else "has it changed?"
+        return self._enter("verify", self.u, f"it is {measured} slower than alone: {whose}")
+
     def _quiet(self, measured: Slowdown) -> str | None:
         self.quiet += 1
         self._guilty = 0
-        old_s = 0.0 if self.baseline_s is None or self.last_step_s is None else self.last_step_s - self.baseline_s
-        if self.quiet >= QUIET_WINDOWS or old_s >= AUDIT_S:
+        if self._is_old():
             self.too_much, self.quiet, self._accused = None, 0, False
             return self._enter("verify", self.u, "its baseline is old")
         target = TARGET * self.tolerance
-        if measured.excess > EASE * self.tolerance:
+        if self._is_at_limit(measured):
             return self._enter("run", ladder.eased(self.u, measured.excess, target), f"{measured} slower, at the limit")
-        up = ladder.climbed(self.u, measured.excess, target, self.too_much)
-        if self.flag and not interference.is_known(self.baseline, self.tolerance):
+        up = ladder.climbed(self.u, measured.excess, target, self._ceiling())
+        if self.flag and not self._is_known():
             up = max(self.u, min(up, 1.0))
         if measured.excess >= target or up <= self.u:
             self.window = StepSamples()
@@ -191,3 +193,25 @@ class Ladder:
         self.too_much, self.quiet = self.resume_u, 0
         self._guilty = self._guilty + 1 if self.resume_u <= U_START else 0
         return self._enter("run", ladder.descended(self.resume_u), f"{measured} slower with the others stopped")
+
+    # ---- rules, each of which can be taken out (`machine.ablations`) ----
+
+    def _is_alarmed(self) -> bool:
+        return self._alarms >= ALARM_STEPS
+
+    def _is_old(self) -> bool:
+        """Whether the baseline has to be confirmed."""
+        old_s = 0.0 if self.baseline_s is None or self.last_step_s is None else self.last_step_s - self.baseline_s
+        return self.quiet >= QUIET_WINDOWS or old_s >= AUDIT_S
+
+    def _is_at_limit(self, measured: Slowdown) -> bool:
+        """Whether a little is taken back, though nothing is violated."""
+        return measured.excess > EASE * self.tolerance
+
+    def _is_known(self) -> bool:
+        """Whether the baseline is known well enough to give busy time away."""
+        return interference.is_known(self.baseline, self.tolerance)
+
+    def _ceiling(self) -> float | None:
+        """The rung that is approached and not crossed."""
+        return self.too_much

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from typing import Generic, Protocol, Self, TypeVar
+from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 from plugins.sharing.machine.ladder import Ladder
 from plugins.sharing.policy import ladder, lease
@@ -25,16 +25,28 @@ class Law(Protocol):
 L = TypeVar("L", bound=Law)
 
 
-class Naive:
-    """No control at all: packing."""
+class Constant:
+    """The same rates at all times, whatever is measured."""
 
-    rates = FREE
+    rates: ClassVar[Rates]
 
     def stepped(self, step_s: float, idle_s: float, now_s: float) -> str | None:
         return None
 
     def passed(self, now_s: float, busy: bool) -> str | None:
         return None
+
+
+class Naive(Constant):
+    """No control at all: packing."""
+
+    rates = FREE
+
+
+class Alone(Constant):
+    """The others never run: what packing and laws are compared with."""
+
+    rates = STOPPED
 
 
 class Throttle(Generic[L]):
@@ -74,16 +86,10 @@ class Throttle(Generic[L]):
         return f"{100 * excess:+.1f} % slower: {100 * old:.1f} % -> {100 * self.law.rate:.1f} %"
 
 
-class Flag:
+class Flag(Constant):
     """Told when the guaranteed job is idle on the device, and nothing else: idle phases are free, busy ones closed."""
 
     rates = Rates(1.0, math.inf, 0.0)
-
-    def stepped(self, step_s: float, idle_s: float, now_s: float) -> str | None:
-        return None
-
-    def passed(self, now_s: float, busy: bool) -> str | None:
-        return None
 
 
 class Flagged(Throttle[L]):

@@ -36,6 +36,8 @@ QUIET_WINDOWS = 40
 U_MAX = 2.0
 U_LEAST = 1e-3
 """Below this a share is nothing."""
+HEAD_LEAST_S = 1e-6
+"""Less than that of an idle phase is nothing: no operation is as short."""
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -77,7 +79,8 @@ def rates(u: float, idle_s: float, flag: bool = True) -> Rates:
     if u <= U_LEAST:
         return STOPPED
     if u < 1:
-        return Rates(1.0, u * idle_s, 0.0)
+        head_s = u * idle_s
+        return Rates(1.0, head_s if head_s > HEAD_LEAST_S else 0.0, 0.0)
     return Rates(1.0, math.inf, min(1.0, u - 1))
 
 

@@ -9,19 +9,21 @@ NS = 1_000_000_000
 
 
 def combined(limits: Sequence[Limits], epoch: int, guaranteed: bool, alone: bool, now_s: float) -> RankLimits:
-    """The page of a rank. Whoever is held back is held back for a lease; memory is that of each of its GPUs.
+    """The page of a rank. Whoever is held back is held back for a lease, and who may do all
+    that it wants beside a guaranteed job may do so for a lease; memory is that of each of its GPUs.
     `alone`: no other job is on any of these."""
     heads = [limit.head_s for limit in limits if limit.head_s is not None]
     idle, busy = min(limit.idle for limit in limits), min(limit.busy for limit in limits)
-    free = idle >= 1 and busy >= 1 and not heads
+    failsafe = min(limit.failsafe for limit in limits)
+    endless = idle >= 1 and busy >= 1 and not heads and failsafe >= 1
     return RankLimits(
         epoch=epoch,
         idle=idle,
         head_ns=round(min(heads) * NS) if heads else -1,
         busy=busy,
         memory_bytes=max(1, min(limit.memory_bytes for limit in limits)),  # 0 would be no limit
-        failsafe=min(limit.failsafe for limit in limits),
-        lease_ns=0 if free else round((now_s + min(limit.lease_s for limit in limits)) * NS),
+        failsafe=failsafe,
+        lease_ns=0 if endless else round((now_s + min(limit.lease_s for limit in limits)) * NS),
         guaranteed=guaranteed,
         alone=alone,
     )

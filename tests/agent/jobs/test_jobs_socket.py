@@ -40,11 +40,14 @@ from covey.wire import (
     Stopping,
     decoder,
 )
-from plugins.base import JobPeer, RanksSpec
+from plugins.base import JobPeer
 from plugins.facts import JobAttached, JobJoined, StepTimed
 from tests.agent.here import Here, here, ranks, until
+from tests.agent.jobs.one_epoch import OneEpoch
 
 J1 = JobId("j1")
+FOUR = msgspec.structs.replace(ranks("j1", "x", count=2, epoch=3), world_size=4)
+"""Ranks 0 and 1 of 4, which are here under epoch 3."""
 GOOD = Join(pid=1, job=J1, rank=1, epoch=3, token="secret")
 
 
@@ -52,28 +55,6 @@ GOOD = Join(pid=1, job=J1, rank=1, epoch=3, token="secret")
 def short() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="covey-") as directory:
         yield directory
-
-
-class Known:
-    """A runner that knows epoch 3 of j1 with ranks 0 and 1 of 4 here."""
-
-    def __init__(self) -> None:
-        self.asked: Stopping | None = None
-
-    def token(self, job: JobId, epoch: int) -> str | None:
-        return "secret" if (job, epoch) == (J1, 3) else None
-
-    def spec(self, job: JobId, epoch: int) -> RanksSpec | None:
-        known = msgspec.structs.replace(ranks("j1", "x", count=2, epoch=3), world_size=4)
-        return known if (job, epoch) == (J1, 3) else None
-
-    def stopping(self, job: JobId, epoch: int) -> Stopping | None:
-        return self.asked
-
-    async def extend(self, job: JobId, epoch: int, seconds: float) -> None:
-        if self.asked is None:
-            raise Refused(4, GRACE_KEPT, "nobody asked", "wait")
-        self.asked = Stopping(self.asked.left_s + seconds, self.asked.why, may_extend=False)
 
 
 class Door:
@@ -84,7 +65,7 @@ class Door:
         self.facts: list[Fact] = []
         self.heard: list[tuple[JobPeer, Frame]] = []
         self.answer: Callable[[JobPeer, Frame], None] = lambda peer, frame: None
-        self.runner = Known()
+        self.runner = OneEpoch(FOUR)
         self.socket = JobSocket(host.env, self.runner, self.facts.append, self._deliver)
         self.address = f"unix:{host.env.run_dir}/jobs.sock"
 

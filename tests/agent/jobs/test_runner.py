@@ -22,11 +22,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.jobs import supervisor
+from agent.jobs.following import BOOT_S, LAUNCHES_MAX
 from agent.jobs.held_ports import PORTS
 from agent.jobs.output import LOG_BYTES_MAX, JobsSettings
 from agent.jobs.records import Fence, StartRecord
 from agent.jobs.records import decoder as record_decoder
-from agent.jobs.runner import BOOT_S, LAUNCHES_MAX, SupervisedRunner
+from agent.jobs.runner import SupervisedRunner
 from agent.jobs.supervision import UNKNOWN, SupervisorConfig, SupervisorState
 from agent.ports.procfs import is_alive, start_ticks
 from chaos.world.disk import SimFile

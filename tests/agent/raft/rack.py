@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import random
-import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -12,38 +11,9 @@ from chaos.crowds.memory_disk import MemoryDisk
 from covey.core import HostId
 from covey.errors import Refused
 from covey.ports import Env
+from tests.virtual_time import play
 
 R = TypeVar("R")
-
-
-class _Jumping(selectors.DefaultSelector):
-    """Nothing ever becomes readable; waiting means that the clock jumps."""
-
-    now_s = 1000.0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        assert timeout is not None, "everybody waits for nothing"
-        self.now_s += max(timeout, 0.0)
-        return []
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self._jumping = _Jumping()
-        super().__init__(self._jumping)
-
-    def time(self) -> float:
-        return self._jumping.now_s
-
-
-def play(story: Callable[[], Coroutine[Any, Any, R]]) -> R:
-    """The story's result, in virtual time. What a task or callback did not catch fails it."""
-    uncaught: list[Any] = []
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.get_loop().set_exception_handler(lambda _, context: uncaught.append(context))
-        result = runner.run(story())
-    assert not uncaught, uncaught
-    return result
 
 
 def virtual(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -51,7 +21,7 @@ def virtual(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., No
 
     @functools.wraps(story)
     def test(**fixtures: Any) -> None:
-        play(lambda: story(**fixtures))
+        play(story(**fixtures))
 
     return test
 

@@ -12,7 +12,8 @@ from agent.raft.service import LeaderSettings
 from covey.core import HostId
 from covey.errors import NoLeader, OutcomeUnknown, Refused
 from plugins.base import ReplicatedLog
-from tests.agent.raft.rack import Rack, play, virtual
+from tests.agent.raft.rack import Rack, virtual
+from tests.virtual_time import play
 
 
 def test_it_is_the_log_that_plugins_are_promised() -> None:
@@ -23,7 +24,7 @@ def test_it_is_the_log_that_plugins_are_promised() -> None:
         async with Rack("a", voters=0) as rack:
             assert takes(rack.members["a"].log).leader == "a"
 
-    play(story)
+    play(story())
 
 
 @virtual
@@ -268,7 +269,7 @@ def test_a_state_that_cannot_apply_a_command_ends_this_hosts_part_loudly() -> No
             assert leader.log.is_leader
 
     with pytest.raises(AssertionError, match="a defect"):
-        play(story)
+        play(story())
 
 
 @virtual

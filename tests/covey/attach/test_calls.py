@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.attach.native import GateCounters
 from covey.attach.neighbour import Neighbour
 from covey.attach.reporter import CALLS_MAX, CallRounds
 from covey.attach.sharing import MemoryUsed, ShareControl
@@ -16,6 +15,8 @@ from covey.attach.steps import JITTED_CALL, OPTIMIZER, Step
 from covey.attach.words import DeviceWords
 from covey.futex import SharedWord
 from covey.pages import BUSY_AT, GATES, PAGE_BYTES, FlagReader, FlagWriter, LimitsWriter, RankLimits, ReportReader
+from tests.covey.agents import lease
+from tests.covey.attach.native_stand_in import Native
 
 MS = 1_000_000
 
@@ -55,10 +56,6 @@ class Calls:
     def acked(self) -> tuple[int, int]:
         assert self.report.newest is not None
         return self.report.newest.acked, self.report.newest.memory_limit_bytes
-
-
-def lease(seconds: float) -> int:
-    return time.monotonic_ns() + int(seconds * 1e9)
 
 
 def test_a_rank_says_what_holds_it_back_before_its_first_mini_batch() -> None:
@@ -186,36 +183,6 @@ def test_a_page_that_says_nothing_is_a_neighbour_that_is_always_busy() -> None:
 
 
 # ---- several frameworks in one process ----
-
-
-class Native:
-    """A native gate that remembers."""
-
-    def __init__(self) -> None:
-        self.started: list[tuple[object, object]] = []
-        self.neighbours: list[object] = []
-        self.waits: list[bool] = []
-
-    def start(self, limits: object, flag: object, meter: bool) -> bool:
-        self.started.append((limits, flag))
-        return True
-
-    def neighbour_is(self, page: object) -> None:
-        self.neighbours.append(page)
-
-    def wait(self, begins: bool) -> None:
-        self.waits.append(begins)
-
-    def look(self) -> None:
-        """It reads its page itself."""
-
-    changes = 0
-
-    def await_limits(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    def counters(self) -> GateCounters:
-        return GateCounters()
 
 
 class Torch:

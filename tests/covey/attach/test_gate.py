@@ -1,6 +1,5 @@
 """The native gate and the flag, on real PyTorch (`covey/attach/gate.cpp`). Judged by what the kernel counts."""
 
-import ast
 import asyncio
 import statistics
 import time
@@ -12,7 +11,8 @@ from covey.attach import SITE
 from covey.pages import FlagReader, RankLimits
 from plugins.facts import JobAttached
 from tests.agent.here import until
-from tests.covey.agents import Agent
+from tests.covey.agents import Agent, lease
+from tests.covey.attach.flag_lags import flag_lags_ms
 from tests.covey.attach.torch_jobs import BURSTY, NEEDS_TORCH, SATURATED, TorchRank, gate_folder, running
 
 pytestmark = NEEDS_TORCH
@@ -21,10 +21,6 @@ pytestmark = NEEDS_TORCH
 @pytest.fixture
 def gate() -> str:
     return str(gate_folder())
-
-
-def lease(seconds: float = 30.0) -> int:
-    return time.monotonic_ns() + int(seconds * 1e9)
 
 
 @pytest.mark.parametrize("built", [True, False], ids=["operators", "modules"])
@@ -41,7 +37,11 @@ async def test_a_rank_gets_the_share_that_its_agent_says(agent: Agent, gate: str
         rank.obey(RankLimits(9, idle=0.1, busy=0.1, failsafe=0.5, lease_ns=lease(0.2)))
         await asyncio.sleep(0.3)
         assert await rank.used(1.0) <= 0.63 and await rank.ran(1.0) >= 0.25, "after the lease the failsafe holds"
-        await rank.obeyed(RankLimits(10))
+        await rank.obeyed(RankLimits(10, failsafe=0.5, lease_ns=lease(0.8)))
+        assert await rank.ran(0.5) > 0.8
+        await asyncio.sleep(0.5)
+        assert await rank.used(1.0) <= 0.63, "who was free for a lease is not free for ever"
+        await rank.obeyed(RankLimits(11))
         assert await rank.ran(0.5) > 0.8
         await rank.batches()
         assert not any(batch.gated_ns for batch in (await rank.batches()).batches[-3:])
@@ -57,18 +57,6 @@ async def test_a_rank_that_is_stopped_acknowledges_and_goes_on_at_once(agent: Ag
         assert await rank.ran(0.5) > 0.8
 
 
-def changes(flag: FlagReader, told: Path) -> list[tuple[bool, int]]:
-    """What the flag became, and since when by its own words, until the script has told its phases."""
-    seen: list[tuple[bool, int]] = []
-    looks, end_s = 0, time.monotonic() + 60
-    while (looks := looks + 1) % 100 or (time.monotonic() < end_s and not told.exists()):
-        busy = flag.busy()
-        if busy is not None and (not seen or seen[-1][0] != busy):
-            seen.append((busy, flag.since_ns()))
-        time.sleep(0.0002)
-    return seen
-
-
 TELLS = """
 import threading
 phases = []
@@ -81,30 +69,13 @@ for at in range(90):
     phases.append((False, time.monotonic_ns()))
     (wait, condition, wait)[at % 3]()
     phases.append((True, time.monotonic_ns()))
-with open(os.environ["TOLD"] + ".part", "w") as file: file.write(repr(phases))
-os.rename(os.environ["TOLD"] + ".part", os.environ["TOLD"])
-time.sleep(60)
 """
 
 
 async def test_the_flag_follows_what_the_script_does(agent: Agent, gate: str, tmp_path: Path) -> None:
-    """Of three tries the median: lowered when the script waits, for whatever it is, raised when it goes on."""
-    lags: dict[bool, list[float]] = {False: [], True: []}
-    for attempt in range(3):
-        told = tmp_path / f"told{attempt}"
-        async with running(agent, "work(0.5)\n" + TELLS, COVEY_GATE=gate, TOLD=str(told)) as rank:
-            rank.obey(RankLimits(1, guaranteed=True))
-            seen = await asyncio.to_thread(changes, rank.flag(), told)
-            phases = ast.literal_eval(await asyncio.to_thread(told.read_text))
-        for busy in (False, True):
-            lags[busy].append(statistics.median(lag for b, t in phases if b == busy for lag in lags_ms(seen, busy, t)))
-    assert statistics.median(lags[False]) < 6 and statistics.median(lags[True]) < 9, lags
-
-
-def lags_ms(seen: list[tuple[bool, int]], busy: bool, at_ns: int) -> list[float]:
-    """How long after `at_ns` the flag said so; nothing when it did not within the phase."""
-    after = [since - at_ns for said, since in seen if said == busy and -100_000 < since - at_ns < 14_000_000]
-    return [after[0] / 1e6] if after else [14.0]
+    """Lowered when the script waits, for whatever it is, raised when it goes on."""
+    idle_ms, busy_ms = await flag_lags_ms(agent, "work(0.5)\n" + TELLS, tmp_path, COVEY_GATE=gate)
+    assert idle_ms < 6 and busy_ms < 9
 
 
 @pytest.mark.parametrize("alone", [False, True])

@@ -1,23 +1,15 @@
 """Real JAX scripts that never heard of Covey, seen by an agent's socket (`make check TORCH=1`)."""
 
-import asyncio
-import importlib.util
-import os
-import sys
 from statistics import median
 
 import pytest
 
-from covey.attach import SITE
-from plugins.facts import JobAttached, StepTimed
-from tests.agent.here import until
-from tests.covey.agents import J1, Agent
+from plugins.facts import JobAttached
+from tests.covey.agents import Agent
+from tests.covey.attach.jax_jobs import NEEDS_JAX
+from tests.covey.attach.plain_scripts import printed, trained
 
-pytestmark = [
-    pytest.mark.jax,
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="no jax here: make check TORCH=1"),
-]
+pytestmark = NEEDS_JAX
 HEAD = """
 import functools, time, jax, jax.numpy as jnp
 key = jax.random.key(0)
@@ -123,18 +115,6 @@ for at in range(60):
 """
 
 
-async def ran(agent: Agent, script: str, **environ: str) -> list[StepTimed]:
-    """Steps that the agent heard of until the script ended well."""
-    ours = {"PATH": os.environ["PATH"], "PYTHONPATH": SITE, "HOME": "/tmp", "JAX_PLATFORMS": "cpu"}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", HEAD + script, env={**ours, **agent.environ(), **environ}
-    )
-    async with asyncio.timeout(300):
-        assert await process.wait() == 0
-    await until(lambda: not agent.socket.peers(J1))
-    return agent.steps()
-
-
 def attached(agent: Agent) -> list[tuple[str, str]]:
     return [(fact.to[:4], fact.problem) for fact in agent.facts if isinstance(fact, JobAttached)]
 
@@ -156,7 +136,7 @@ def attached(agent: Agent) -> list[tuple[str, str]]:
     ],
 )
 async def test_a_jitted_training_step_is_a_step_however_it_is_written(agent: Agent, script: str) -> None:
-    steps = await ran(agent, script)
+    steps = await trained(agent, HEAD + script)
     assert {step.boundary for step in steps} == {"jitted call"}
     assert [step.step for step in steps] == sorted({step.step for step in steps}), "each is told once"
     assert steps[-1].step in range(14, 23) and len(steps) >= 5, "what was taken for a step at first is counted too"
@@ -166,19 +146,19 @@ async def test_a_jitted_training_step_is_a_step_however_it_is_written(agent: Age
 
 
 async def test_operations_of_jax_itself_are_no_steps(agent: Agent) -> None:
-    assert await ran(agent, EAGER) == []
+    assert await trained(agent, HEAD + EAGER) == []
     assert attached(agent) == [("jax ", "")]
 
 
 async def test_a_script_that_runs_ahead_is_told_the_mean_and_what_it_waits_for_the_device(agent: Agent) -> None:
-    steps = await ran(agent, RUNS_AHEAD)
+    steps = await trained(agent, HEAD + RUNS_AHEAD)
     said = [step for step in steps if step.step > 10]
     waited = [step.metrics["device_wait_s"] / step.step_s for step in said]
     assert said and max(waited) > 0.5 and all(0 <= share <= 1 for share in waited)
 
 
 async def test_a_loop_that_joins_by_hand_is_seen_too(agent: Agent) -> None:
-    steps = await ran(agent, "import covey\njob = covey.join()\n" + PLAIN, PYTHONPATH="")
+    steps = await trained(agent, HEAD + "import covey\njob = covey.join()\n" + PLAIN, PYTHONPATH="")
     assert {step.boundary for step in steps} == {"jitted call"} and steps[-1].step == 14
 
 
@@ -186,7 +166,7 @@ async def test_a_jax_without_its_hooks_trains_and_it_is_said(agent: Agent) -> No
     """Another version, in which the names that are not public are others."""
     hide = "import sys, jax._src.api\n"
     lacking = "del jax._src.api._post_hook_state\nimport covey\ncovey.join()\n"
-    await ran(agent, hide + lacking + PLAIN, PYTHONPATH="")
+    await trained(agent, HEAD + hide + lacking + PLAIN, PYTHONPATH="")
     assert any("_post_hook_state" in problem for _, problem in attached(agent))
 
 
@@ -197,13 +177,4 @@ assert type(step) is type(jax.jit(loss)) and isinstance(step, jax.stages.Wrapped
 assert step.__wrapped__ is update and step.__name__ == "update" and "dot" in step.lower(params, x).as_text()
 print(float(value).hex(), float(jnp.sum(params["w"])).hex(), flush=True)
 """
-    results = []
-    for path in (SITE, ""):
-        environ = {"PATH": os.environ["PATH"], **agent.environ(), **({"PYTHONPATH": path} if path else {})}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", HEAD + PLAIN + show, env=environ, stdout=asyncio.subprocess.PIPE
-        )
-        out, _ = await process.communicate()
-        assert process.returncode == 0
-        results.append(out)
-    assert results[0] == results[1]
+    assert await printed(agent, HEAD + PLAIN + show, True) == await printed(agent, HEAD + PLAIN + show, False)

@@ -1,7 +1,6 @@
 """Real JAX scripts by the pages of a shared device, with PyTorch in the same process and without. Judged by what the
 kernel counts."""
 
-import ast
 import asyncio
 import importlib.util
 import statistics
@@ -14,26 +13,16 @@ import pytest
 
 from covey.pages import GATES, RankLimits
 from plugins.facts import JobAttached, RankShares
-from tests.covey.agents import J1, Agent
-from tests.covey.attach.test_gate import changes, lags_ms
+from tests.covey.agents import J1, Agent, lease
+from tests.covey.attach.flag_lags import flag_lags_ms
+from tests.covey.attach.jax_jobs import NEEDS_JAX, TRAIN
 from tests.covey.attach.torch_jobs import HEAD, TorchRank, gate_folder, running
 
-pytestmark = [
-    pytest.mark.jax,
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="no jax here: make check TORCH=1"),
-]
-JAX = """
-import os, sys, time, jax, jax.numpy as jnp
-keys = jax.random.split(jax.random.PRNGKey(1), 6)
-weights = [jax.random.normal(key, (160, 160)) * 0.05 for key in keys]
-batch = jax.random.normal(keys[0], (160, 160))
-def loss(weights, batch):
-    for weight in weights: batch = jnp.tanh(batch @ weight)
-    return jnp.mean(batch ** 2)
-@jax.jit
-def train(weights, batch):
-    return [w - 1e-3 * g for w, g in zip(weights, jax.grad(loss)(weights, batch))]
+pytestmark = NEEDS_JAX
+JAX = f"""
+import os, sys, time
+size = 160
+{TRAIN}
 def call():
     global weights
     weights = train(weights, batch)
@@ -41,10 +30,6 @@ def call():
 """
 WAITS = "while True: jax.block_until_ready(call())"
 RUNS_AHEAD = "while True: call()"
-
-
-def lease(seconds: float = 30.0) -> int:
-    return time.monotonic_ns() + int(seconds * 1e9)
 
 
 async def used(rank: TorchRank, seconds: float) -> float:
@@ -102,24 +87,13 @@ for at in range(90):
     phases.append((False, time.monotonic_ns()))
     time.sleep(0.015)
     phases.append((True, time.monotonic_ns()))
-with open(os.environ["TOLD"] + ".part", "w") as file: file.write(repr(phases))
-os.rename(os.environ["TOLD"] + ".part", os.environ["TOLD"])
-time.sleep(60)
 """
 
 
 async def test_the_flag_follows_what_the_device_has_of_jitted_calls(agent: Agent, tmp_path: Path) -> None:
-    """Of three tries the median: lowered when the newest result is there and the script sleeps, raised after that."""
-    lags: dict[bool, list[float]] = {False: [], True: []}
-    for attempt in range(3):
-        told = tmp_path / f"told{attempt}"
-        async with running(agent, "time.sleep(1)\n" + TELLS, head=JAX, TOLD=str(told)) as rank:
-            rank.obey(RankLimits(1, guaranteed=True))
-            seen = await asyncio.to_thread(changes, rank.flag(), told)
-            phases = ast.literal_eval(await asyncio.to_thread(told.read_text))
-        for busy in (False, True):
-            lags[busy].append(statistics.median(lag for b, t in phases if b == busy for lag in lags_ms(seen, busy, t)))
-    assert statistics.median(lags[False]) < 6 and statistics.median(lags[True]) < 6, lags
+    """Lowered when the newest result is there and the script sleeps, raised after that."""
+    idle_ms, busy_ms = await flag_lags_ms(agent, "time.sleep(1)\n" + TELLS, tmp_path, head=JAX)
+    assert idle_ms < 6 and busy_ms < 6
 
 
 async def test_time_without_work_is_reported_of_jitted_calls_too(agent: Agent) -> None:

@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from covey.attach.native import GateCounters
 from covey.attach.sharing import MemoryUsed, ShareControl
 from covey.attach.steps import Step
 from covey.pages import GATES, PAGE_BYTES, FlagReader, FlagWriter, LimitsWriter, RankLimits, RankReport, ReportReader
 from tests.agent.here import until
+from tests.covey.agents import lease
+from tests.covey.attach.native_stand_in import Native
 
 
 class Remembers:
@@ -60,10 +61,6 @@ class Rank:
         report = self.report.fresh()
         assert report is not None
         return report
-
-
-def lease(seconds: float) -> int:
-    return time.monotonic_ns() + int(seconds * 1e9)
 
 
 def test_each_mini_batch_is_reported_with_memory_and_waits() -> None:
@@ -194,30 +191,9 @@ def test_a_forked_child_writes_no_page_of_its_parent() -> None:
     assert rank.ends().batches[-1].number == 3, "the parent goes on"
 
 
-class FetchedNative:
-    """Of a native gate, what is told of fetches."""
-
-    def __init__(self) -> None:
-        self.told: list[bool] = []
-
-    def start(self, limits: object, flag: object, meter: bool) -> bool:
-        return True
-
-    changes = 0
-
-    def await_limits(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    def counters(self) -> GateCounters:
-        return GateCounters()
-
-    def fetch(self, begins: bool) -> None:
-        self.told.append(begins)
-
-
 def test_a_fetch_in_the_scripts_own_thread_is_told_at_once_and_of_no_other_thread() -> None:
     """Whether it sleeps is seen soon after; that it computes again is said by itself, before the next operator."""
-    native = FetchedNative()
+    native = Native()
     share = ShareControl(native=native)  # type: ignore[arg-type]
     share.fetches(True)
     share.pages_came(*(bytearray(PAGE_BYTES) for _ in range(3)))
@@ -226,7 +202,7 @@ def test_a_fetch_in_the_scripts_own_thread_is_told_at_once_and_of_no_other_threa
     other = threading.Thread(target=share.fetches, args=(True,))
     other.start()
     other.join()
-    assert native.told == [True, False]
+    assert native.fetches == [True, False]
 
 
 def test_mini_batches_of_a_moment_are_one_report_and_none_is_lost() -> None:
@@ -242,12 +218,10 @@ def test_mini_batches_of_a_moment_are_one_report_and_none_is_lost() -> None:
     assert batches == 5 and (first is None or len(first.batches) < 5)
 
 
-class Computes(FetchedNative):
+class Computes(Native):
     """A native gate of a rank that only computes."""
 
-    changes = 1
-
-    def look(self) -> None: ...
+    changes = (1,)
 
 
 def test_a_rank_that_is_alone_reports_now_and_then_and_obeys_who_comes() -> None:
@@ -257,11 +231,22 @@ def test_a_rank_that_is_alone_reports_now_and_then_and_obeys_who_comes() -> None
     rank.limits.write(RankLimits(1, memory_bytes=500, guaranteed=True, alone=True))
     assert rank.ends().memory_limit_bytes == 500 and rank.memory.applied == [], "all of the memory is its own"
     for number in range(20):
-        rank.share.boundary(Step(number, 0.005, 0.0, "optimizer"))
+        assert rank.share.quiet.lasts(time.perf_counter(), number)
+        rank.share.ended_before(Step(number, 0.005, 0.0, "optimizer"))
     rank.share.tell()
     report = rank.report.fresh()
     assert report is not None and [batch.number for batch in report.batches] == list(range(20))
     rank.limits.write(RankLimits(2, memory_bytes=400, guaranteed=True))
     rank.share._look(between_batches=False)  # by the thread that waits for limits
-    assert rank.memory.applied == []
+    assert rank.memory.applied == [] and not rank.share.quiet.lasts(time.perf_counter(), 0)
     assert rank.ends().acked == 2 and rank.memory.applied == [400]
+
+
+def test_a_rank_that_is_alone_is_spared_the_counting_without_a_native_gate_too() -> None:
+    rank = Rank()
+    rank.limits.write(RankLimits(1, memory_bytes=500, guaranteed=True, alone=True))
+    assert rank.ends().memory_limit_bytes == 500 and rank.memory.applied == []
+    on_a_gpu = Rank()
+    on_a_gpu.share.gains(meters=lambda: False)
+    on_a_gpu.limits.write(RankLimits(1, memory_bytes=500, guaranteed=True, alone=True))
+    assert on_a_gpu.ends().memory_limit_bytes == 500 and on_a_gpu.memory.applied == [500], "its allocator keeps it"

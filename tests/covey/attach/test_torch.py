@@ -1,23 +1,14 @@
 """Real PyTorch scripts that never heard of Covey, seen by an agent's socket (`make check TORCH=1`)."""
 
-import asyncio
-import importlib.util
-import json
-import os
-import sys
-
 import pytest
 
-from covey.attach import SITE
 from plugins.facts import JobAttached, StepTimed
-from tests.agent.here import until
-from tests.covey.agents import J1, Agent
+from tests.covey.agents import Agent
+from tests.covey.attach import plain_scripts
+from tests.covey.attach.plain_scripts import printed
+from tests.covey.attach.torch_jobs import NEEDS_TORCH
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch here: make check TORCH=1"),
-]
+pytestmark = NEEDS_TORCH
 HEAD = """
 import time, torch
 torch.set_num_threads(1)
@@ -143,15 +134,7 @@ with covey.join() as job:
 
 
 async def trained(agent: Agent, script: str, **environ: str) -> list[StepTimed]:
-    """Steps that the agent heard of until the script ended well."""
-    ours = {"PATH": os.environ["PATH"], "PYTHONPATH": SITE, "HOME": "/tmp"}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-W", "error", "-c", HEAD + script, env={**ours, **agent.environ(), **environ}
-    )
-    async with asyncio.timeout(300):
-        assert await process.wait() == 0
-    await until(lambda: not agent.socket.peers(J1))
-    return agent.steps()
+    return await plain_scripts.trained(agent, HEAD + script, "-W", "error", **environ)
 
 
 @pytest.mark.parametrize(
@@ -218,12 +201,4 @@ async def test_an_agent_that_refuses_costs_the_script_nothing(agent: Agent) -> N
 
 async def test_results_are_the_same_bits_with_hooks_and_without(agent: Agent) -> None:
     show = "print(model.weight.double().sum().item(), flush=True)"
-    results = []
-    for path in (SITE, ""):
-        environ = {"PATH": os.environ["PATH"], **agent.environ(), **({"PYTHONPATH": path} if path else {})}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", HEAD + PLAIN + show, env=environ, stdout=asyncio.subprocess.PIPE
-        )
-        out, _ = await process.communicate()
-        results.append(json.loads(out))
-    assert results[0] == results[1]
+    assert await printed(agent, HEAD + PLAIN + show, True) == await printed(agent, HEAD + PLAIN + show, False)

@@ -101,6 +101,19 @@ def test_what_does_not_fit_is_counted_in_host_memory(model: str) -> None:
     assert told["turns"][1][-1][0] == told["demand"] and told["turns"][1][-1][2] == 0, "all of it is back"
 
 
+def test_a_tensor_larger_than_the_limit_is_moved_at_each_mini_batch() -> None:
+    """What stays is far below the limit then; what is needed is not."""
+    told = script("""
+conv = lambda: (torch.nn.Sequential(torch.nn.Linear(1, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)), (5000, 1))
+bits, used = trained({}, steps=20)
+demand = max(peak for peak, *_ in used)
+limited, after = trained({2: 3 * demand // 4}, steps=20)
+tell(same=bits == limited, demand=demand, after=after[3:])
+""")
+    assert told["same"]
+    assert all(peak < told["demand"] // 2 < spill for peak, _, spill, _ in told["after"])
+
+
 def test_other_optimizers_train_the_same() -> None:
     told = script("""
 import functools

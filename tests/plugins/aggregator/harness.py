@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from covey.core import JobId
 from covey.rounds import Rounds
+from covey.sum_order import Order
 from covey.tensorwire import WANT, Frame, Header, Kind, TensorOp, frame, job_hash, parse, unpack_declared, verify
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 
@@ -35,13 +36,23 @@ def initial(tensor: Tensor, rank: int) -> Array:
     return np.full(tensor.shape, 0.1 + rank, np.float32)
 
 
-def reference(tensor: Tensor, workers: int, rounds: int) -> list[Array]:
-    """Results of rounds 1.. in one process: the sum in rank order, added to rank 0's initial value for a model."""
+def added(arrays: Sequence[Array], order: Order) -> Array:
+    """All of them, in one process: pair by pair and then the pairs, or one after the other."""
+    sums = list(arrays)
+    while len(sums) > 1:
+        if order == "rank":
+            sums[:2] = [sums[0] + sums[1]]
+        else:
+            odd = sums[len(sums) // 2 * 2 :]
+            sums = [left + right for left, right in zip(sums[0::2], sums[1::2], strict=False)] + odd
+    return sums[0]
+
+
+def reference(tensor: Tensor, workers: int, rounds: int, order: Order = "tree") -> list[Array]:
+    """Results of rounds 1.. in one process: the sum, added to rank 0's initial value for a model."""
     results, parameters = [], initial(tensor, 0)
     for round in range(1, rounds + 1):
-        total = contribution(tensor, 0, round).copy()
-        for rank in range(1, workers):
-            total += contribution(tensor, rank, round)
+        total = added([contribution(tensor, rank, round) for rank in range(workers)], order)
         parameters = parameters + total if tensor.kind == "model" else total
         results.append(parameters)
     return results
@@ -204,10 +215,19 @@ class Worker:
 class Bench:
     """Workers and the owner of the highest epoch."""
 
-    def __init__(self, seed: int, workers: int, tensors: Sequence[Tensor], rounds: int, part_bytes: int = 16) -> None:
+    def __init__(
+        self,
+        seed: int,
+        workers: int,
+        tensors: Sequence[Tensor],
+        rounds: int,
+        part_bytes: int = 16,
+        order: Order = "tree",
+    ) -> None:
         self.rng = random.Random(seed)
         self.tensors, self.last = tensors, rounds
-        self.workers = [Worker(r, Rounds(JOB, r, workers, part_bytes), tensors, rounds) for r in range(workers)]
+        self.workers = [Worker(r, Rounds(JOB, r, workers, part_bytes, order), tensors, rounds) for r in range(workers)]
+        self.order: Order = order
         self.owner = self.new_owner()
 
     def new_owner(self) -> Owner:
@@ -259,6 +279,6 @@ class Bench:
     def check_results(self) -> None:
         """Bit for bit what one process would have computed, on every worker, for every round."""
         for tensor in self.tensors:
-            for round, expected in enumerate(reference(tensor, len(self.workers), self.last), 1):
+            for round, expected in enumerate(reference(tensor, len(self.workers), self.last, self.order), 1):
                 for worker in self.workers:
                     assert worker.results[tensor.name, round] == expected.tobytes(), (tensor, round, worker.rank)

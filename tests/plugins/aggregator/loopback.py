@@ -57,6 +57,8 @@ def bytes_env(run_dir: Path, tasks: Tasks, log: Logger) -> Env:
 
 
 class AggdThread:
+    new_loop = staticmethod(asyncio.new_event_loop)
+
     def __init__(self, run_dir: Path, **config: Any) -> None:
         self.log = Quiet()
         self.failures: list[str] = []
@@ -64,7 +66,7 @@ class AggdThread:
         self._config = AggdConfig(**settings)
         self._run_dir = run_dir
         self._ready = threading.Event()
-        self._loop = asyncio.new_event_loop()
+        self._loop = self.new_loop()
         self._thread = threading.Thread(target=self._main)
         self._thread.start()
         assert self._ready.wait(5)

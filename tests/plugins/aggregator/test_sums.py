@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from covey.sum_order import ORDERS, Order
 from covey.tensorwire import Declared, key_of
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum, Violation
-from tests.plugins.aggregator.harness import Bench, Tensor, contribution
+from tests.plugins.aggregator.harness import Bench, Tensor, contribution, reference
 
 MODEL = Tensor("w", "model", (7, 3))
 GRAD = Tensor("g", "grad", (5,))
@@ -22,15 +23,16 @@ def answered(bench: Bench, name: str, round: int) -> list[int]:
 
 @given(
     seed=st.integers(0, 2**32),
-    workers=st.integers(1, 5),
+    workers=st.integers(1, 7),
     part_bytes=st.sampled_from([4, 12, 16, 64, 1 << 20]),
     kills=st.lists(st.integers(0, 400), max_size=4),
+    order=st.sampled_from(ORDERS),
 )
-@settings(max_examples=60, deadline=None)
-def test_any_order_any_part_size_and_any_deaths_give_the_sum_in_rank_order(
-    seed: int, workers: int, part_bytes: int, kills: list[int]
+@settings(max_examples=80, deadline=None)
+def test_any_arrival_any_part_size_and_any_deaths_give_the_same_bits(
+    seed: int, workers: int, part_bytes: int, kills: list[int], order: Order
 ) -> None:
-    bench = Bench(seed, workers, BOTH, rounds=3, part_bytes=part_bytes)
+    bench = Bench(seed, workers, BOTH, rounds=3, part_bytes=part_bytes, order=order)
     for steps in kills:
         for _ in range(steps):
             if not bench.step():
@@ -236,6 +238,7 @@ def test_contributions_are_such_that_another_order_would_show() -> None:
     """Otherwise the tests above could not fail."""
     parts = [contribution(MODEL, rank, 1) for rank in range(3)]
     assert (parts[0] + parts[1] + parts[2]).tobytes() != (parts[2] + parts[1] + parts[0]).tobytes()
+    assert reference(MODEL, 4, 1, "tree")[0].tobytes() != reference(MODEL, 4, 1, "rank")[0].tobytes()
 
 
 @given(rank=st.integers(0, 4), version=st.integers(0, 3), part=st.integers(0, 6), data=st.binary(max_size=12))

@@ -5,7 +5,6 @@ What belongs to a machine (its disk, its running ranks) stays when its agent res
 
 import asyncio
 import random
-import selectors
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -14,42 +13,15 @@ import structlog
 
 from covey.core import Fact, HostId, JobId, Message
 from covey.errors import NoLeader, Refused
-from covey.ports import Env, Gpu, MemoryNow
-from plugins.base import LogRead, RankLease, RanksSpec
-from plugins.facts import HostState, HostView, RanksEnded, RanksStarted, SecondPassed
+from covey.ports import Env
+from plugins.facts import HostState, HostView, RanksStarted, SecondPassed
 from plugins.scheduler.messages.wire import decoder
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service.main import SchedulerService
+from tests.plugins.scheduler.fake_machine import FakeClock, FakeRunner, Machine
+from tests.virtual_time import play
 
 S = TypeVar("S", bound=msgspec.Struct)
-T = TypeVar("T")
-
-
-class VirtualSelector(selectors.DefaultSelector):
-    """Waiting costs nothing: the clock jumps to the next timer."""
-
-    now_s = 1000.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            raise RuntimeError("everybody waits for ever")
-        self.now_s += max(0.0, timeout)
-        return super().select(0)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self.virtual = VirtualSelector()
-        super().__init__(self.virtual)
-
-    def time(self) -> float:
-        return self.virtual.now_s
-
-
-def play(story: Coroutine[Any, Any, T]) -> T:
-    """Run a story in virtual time."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(story)
 
 
 async def until(holds: Callable[[], object], timeout_s: float = 120.0) -> None:
@@ -59,142 +31,6 @@ async def until(holds: Callable[[], object], timeout_s: float = 120.0) -> None:
     while not holds():
         assert loop.time() < end_s, "it never happened"
         await asyncio.sleep(0.05)
-
-
-class FakeClock:
-    def now_s(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def wall_s(self) -> float:
-        return 1_700_000_000.0 + asyncio.get_running_loop().time()
-
-    def boot_s(self) -> float:
-        return self.now_s()
-
-    def cpu_s(self) -> float:
-        return 0.0
-
-
-class FakeDisk:
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-        self.sick = False
-
-    async def read(self, name: str) -> bytes | None:
-        return self.files.get(name)
-
-    async def replace(self, name: str, data: bytes) -> None:
-        await asyncio.sleep(0.001)
-        if self.sick:
-            raise OSError("input/output error")
-        self.files[name] = data
-
-    async def delete(self, name: str) -> None:
-        if self.sick:
-            raise OSError("input/output error")
-        self.files.pop(name, None)
-
-    async def names(self, prefix: str) -> list[str]:
-        return sorted(name for name in self.files if name.startswith(prefix))
-
-    def path(self, name: str) -> str:
-        return f"/state/{name}"
-
-
-class FakeProbes:
-    devices: Any = None
-
-    def __init__(self, host: str, gpus: int) -> None:
-        self._gpus = [Gpu(n, f"GPU-{host}-{n}", "Test", 1 << 30, 0, 0.0, True) for n in range(gpus)]
-
-    def gpus(self) -> Sequence[Gpu]:
-        return self._gpus
-
-    def memory(self) -> MemoryNow:
-        return MemoryNow(1 << 30, 1 << 29, 0.0)
-
-
-class Machine:
-    """What outlives an agent: disk, ranks and their ends."""
-
-    def __init__(self, host: str, gpus: int) -> None:
-        self.disk = FakeDisk()
-        self.probes = FakeProbes(host, gpus)
-        self.ranks: dict[tuple[JobId, int], RanksSpec] = {}
-        self.ends: dict[tuple[JobId, int], RanksEnded] = {}
-        self.forgotten: dict[JobId, int] = {}
-        self.starts: list[tuple[JobId, int]] = []
-        """Every real start of ranks, ever."""
-        self.leases: dict[tuple[JobId, int], RankLease] = {}
-        self.outputs: dict[tuple[JobId, int], bytes] = {}
-        self.saves_and_exits = False
-        """Its ranks answer SIGTERM with exit 0, and the runner gives no reason."""
-
-
-class FakeRunner:
-    def __init__(self, host: "FakeHost") -> None:
-        self.host, self.machine = host, host.machine
-        self.ports: dict[tuple[JobId, int], int] = {}
-        self.stops: list[tuple[JobId, int, str]] = []
-        self.refusal = ""
-
-    async def reserve_port(self, job: JobId, epoch: int) -> int:
-        return self.ports.setdefault((job, epoch), 20_000 + len(self.ports))
-
-    def release_port(self, job: JobId, epoch: int) -> None:
-        self.ports.pop((job, epoch), None)
-
-    async def start(self, spec: RanksSpec) -> None:
-        key = (spec.job, spec.epoch)
-        if key in self.machine.ranks or key in self.machine.ends:
-            return
-        if spec.epoch <= self.machine.forgotten.get(spec.job, 0):
-            return
-        self.machine.ranks[key] = spec
-        self.machine.starts.append(key)
-        self.host.publish(RanksStarted(spec.job, spec.epoch, {rank.rank: 100 + rank.rank for rank in spec.ranks}))
-
-    async def stop(self, job: JobId, epoch: int, grace_s: float, why: str) -> None:
-        self.stops.append((job, epoch, why))
-        spec = self.machine.ranks.get((job, epoch))
-        if spec is not None:
-            saves = self.machine.saves_and_exits
-            self.end(job, epoch, {rank.rank: 0 if saves else -15 for rank in spec.ranks}, "" if saves else why)
-
-    def is_ending(self, job: JobId, epoch: int) -> bool:
-        return False
-
-    async def renew(self, leases: Mapping[tuple[JobId, int], RankLease]) -> None:
-        self.machine.leases |= {key: lease for key, lease in leases.items() if key in self.machine.ranks}
-
-    async def kept(self) -> Sequence[RanksSpec]:
-        return list(self.machine.ranks.values())
-
-    def end(self, job: JobId, epoch: int, codes: dict[int, int], reason: str = "", lost: bool = False) -> None:
-        del self.machine.ranks[job, epoch]
-        fact = self.machine.ends[job, epoch] = RanksEnded(job, epoch, codes, reason, lost)
-        if self.host.up:
-            self.host.publish(fact)
-
-    def running(self) -> Mapping[tuple[JobId, int], Mapping[int, int]]:
-        return {
-            key: {rank.rank: 100 + rank.rank for rank in spec.ranks} for key, spec in sorted(self.machine.ranks.items())
-        }
-
-    def knows(self, job: JobId, epoch: int) -> bool:
-        return (job, epoch) in self.machine.ranks or (job, epoch) in self.machine.ends
-
-    def log_path(self, job: JobId, rank: int) -> str:
-        return f"/state/jobs/{job}/rank{rank}.log"
-
-    def forget(self, job: JobId, epoch: int) -> None:
-        if self.machine.ends.pop((job, epoch), None) is not None:
-            self.machine.forgotten[job] = max(epoch, self.machine.forgotten.get(job, 0))
-
-    async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> LogRead:
-        data = self.machine.outputs.get((job, rank), b"")
-        start = max(0, len(data) + offset) if offset < 0 else min(offset, len(data))
-        return LogRead(data[start : start + limit], start, len(data), kept=(job, rank) in self.machine.outputs)
 
 
 class FakeLog:
@@ -275,7 +111,7 @@ class FakeHost:
         self.told: list[Fact] = []
         self.notes: list[tuple[str, str, str, str]] = []
         self.log = FakeLog(rack, self.id)
-        self.runner = FakeRunner(self)
+        self.runner = FakeRunner(machine, self._tell)
         counter = iter(range(1, 1 << 30))
         nothing: Any = None
         self.env = Env(
@@ -318,6 +154,11 @@ class FakeHost:
         self.service.on_fact(fact)
         if self.rack.sharing is not None:
             self.rack.sharing(self, fact)
+
+    def _tell(self, fact: Fact) -> None:
+        """What becomes of ranks, which an agent that is down does not see."""
+        if self.up:
+            self.publish(fact)
 
     async def send(self, plugin: str, to: HostId, message: Message, deadline_s: float) -> bool:
         decoded = decoder.decode(msgspec.msgpack.encode(message))

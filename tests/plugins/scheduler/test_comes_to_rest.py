@@ -84,42 +84,43 @@ def test_nobody_starts_in_the_way_of_a_gang_that_is_placed_again_beside_a_keeper
     assert [rack.state(job) for job in (rack.gang, *rack.guests)] == ["running"] * 3
 
 
+class Kept(Little):
+    """A gang without a quota wants all GPUs of h1 and keeps those that are open: a job has the first. `red`, which has
+    a quota, comes before it."""
+
+    def __init__(self, *gpus: int) -> None:
+        super().__init__(gpus, {"red": 4})
+        self.other = self.submit(1, "grey")
+        self.look()
+        self.place(self.queue.jobs[self.other], {H1: ["h1.0"]})
+        self.gang = self.submit(1, "grey", each=gpus[0])
+        self.settle()
+        assert self.keeps(gpus[0] - 1)
+
+    def keeps(self, gpus: int) -> bool:
+        """Whether the gang keeps that many of h1 now."""
+        return self.queue.keeper == self.gang and self.queue.kept == {H1: gpus}
+
+
 def test_a_gang_gives_nothing_back_to_one_that_can_keep_nothing() -> None:
     """A tenant with a quota comes before one without, but no host is wide enough for its gang."""
-    rack = Little([3, 1, 1, 1, 1, 1], {"red": 4})
-    other = rack.submit(1, "grey")
-    rack.look()
-    rack.place(rack.queue.jobs[other], {H1: ["h1.0"]})
-    gang = rack.submit(1, "grey", each=3)
-    rack.settle()
-    assert rack.queue.keeper == gang and rack.queue.kept == {H1: 2}
+    rack = Kept(3, 1, 1, 1, 1, 1)
     first = rack.submit(1, "red", each=4)
-    assert rack.settle() == [] and rack.queue.keeper == gang
-    assert [rack.state(job) for job in (other, gang, first)] == ["running", "queued", "queued"]
+    assert rack.settle() == [] and rack.keeps(2)
+    assert [rack.state(job) for job in (rack.other, rack.gang, first)] == ["running", "queued", "queued"]
 
 
 def test_a_gang_with_a_quota_waits_for_no_keeper_without_one() -> None:
     """Tenants with a quota come before those without, whoever was first to keep GPUs."""
-    rack = Little([4, 1, 1, 1], {"red": 4})
-    other = rack.submit(1, "grey")
-    rack.look()
-    rack.place(rack.queue.jobs[other], {H1: ["h1.0"]})
-    gang = rack.submit(1, "grey", each=4)
-    rack.settle()
-    assert rack.queue.keeper == gang and rack.queue.kept == {H1: 3}
+    rack = Kept(4, 1, 1, 1)
     first = rack.submit(1, "red", each=2)
     rack.settle()
     assert rack.state(first) == "running"
-    assert rack.queue.keeper == gang and rack.queue.kept == {H1: 1}, "it keeps what is open still"
+    assert rack.keeps(1), "it keeps what is open still"
 
 
 def test_nobody_stops_for_a_gang_with_a_quota_where_a_keeper_gives_gpus_back() -> None:
-    rack = Little([3, 1, 1], {"red": 4})
-    other = rack.submit(1, "grey")
-    rack.look()
-    rack.place(rack.queue.jobs[other], {H1: ["h1.0"]})
-    gang = rack.submit(1, "grey", each=3)
-    rack.settle()
+    rack = Kept(3, 1, 1)
     guests = [rack.submit(1, "grey", "opportunistic") for _ in (H2, H3)]
     for guest, host in zip(guests, (H2, H3), strict=True):
         assert guest in about(rack.look(), Granted) or rack.state(guest) == "placing"
@@ -127,7 +128,7 @@ def test_nobody_stops_for_a_gang_with_a_quota_where_a_keeper_gives_gpus_back() -
     first = rack.submit(1, "red")
     assert about(rack.settle(), TakenBack) == []
     assert [rack.state(job) for job in (first, *guests)] == ["running"] * 3
-    assert rack.queue.keeper == gang and rack.queue.kept == {H1: 1}
+    assert rack.keeps(1)
 
 
 class Life(Little):

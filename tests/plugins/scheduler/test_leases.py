@@ -17,9 +17,10 @@ from plugins.scheduler.messages.commands import Applied, Leads, NotApplied, Take
 from plugins.scheduler.messages.wire import Leaderless, LeasesRenewed, RenewLeases
 from plugins.scheduler.policy.leases import DRIFT, RENEWALS, SLACK_S, terms
 from plugins.scheduler.policy.settings import SchedulerSettings
-from tests.plugins.scheduler.rack import FOUR, Rack, on_a_rack, play, submit, until
+from tests.plugins.scheduler.rack import FOUR, Rack, on_a_rack, submit, until
 from tests.plugins.scheduler.test_leader import H1, H2, Led, taken
 from tests.plugins.scheduler.test_queue import Told
+from tests.virtual_time import play
 
 OVER_S = terms(60.0).over_s
 H3 = HostId("h3")

@@ -8,7 +8,8 @@ import pytest
 
 from covey.errors import Refused
 from plugins.scheduler.policy.settings import SchedulerSettings
-from tests.plugins.scheduler.rack import Rack, play, until
+from tests.plugins.scheduler.rack import Rack, until
+from tests.virtual_time import play
 
 SETTINGS = SchedulerSettings(queue_thresholds_gpu_s=(40.0,), host_lost_after_s=20.0, quotas={"bob": 3})
 

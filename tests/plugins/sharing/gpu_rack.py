@@ -63,6 +63,11 @@ class Rack:
         report = Report(JobId(job), self.acked.get(job, 0), 1, took_s, took_s / 2, *sizes, gate=gate, fixed=fixed)
         return self.tell(Reported(report), took_s)
 
+    def hold(self, job: str, gib: int, stable: int = GIB) -> list[Any]:
+        """An opportunistic job comes, asks for that much, and has all of it in its first mini-batch."""
+        self.arrive(job, "opportunistic", gib)
+        return self.step(job, peak=gib * GIB, stable=stable)
+
     def steps(self, count: int, *jobs: str, **how: Any) -> None:
         for _ in range(count):
             for job in jobs:
@@ -76,8 +81,7 @@ class Rack:
 
     def steady(self) -> None:
         """A guaranteed job `g` with 8 GiB beside an opportunistic `o`, measured and running."""
-        self.arrive("o", "opportunistic", 20)
-        self.step("o", peak=20 * GIB)
+        self.hold("o", 20)
         self.arrive("g", "guaranteed", 8)
         self.step("o", peak=20 * GIB)
         for _ in range(200):
@@ -94,3 +98,8 @@ def state(rack: Rack) -> str:
 
 def kinds(actions: list[Any]) -> list[type]:
     return [type(action) for action in actions if not isinstance(action, (LogEvent, SetLimits))]
+
+
+def said(actions: list[Any]) -> str:
+    """The reasons that people read."""
+    return " | ".join(each.reason for each in actions if isinstance(each, LogEvent))

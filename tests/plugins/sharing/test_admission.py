@@ -76,8 +76,7 @@ def test_nobody_comes_twice_and_nobody_comes_to_a_lost_device() -> None:
 
 def test_the_story_says_who_came_for_how_much_and_why_the_others_stop() -> None:
     rack = Rack()
-    rack.arrive("o", "opportunistic", 30)
-    rack.step("o", peak=30 * GIB)
+    rack.hold("o", 30)
     (note,) = [each for each in rack.arrive("g", "guaranteed", 8) if isinstance(each, LogEvent)]
     assert (note.subject, note.event) == ("gpu/GPU-0", "arrival")
     assert note.reason.startswith("guaranteed job g arrived, asking for 8 GiB: the others stop and make room")
@@ -174,8 +173,7 @@ def test_a_downgrade_on_a_device_to_be_emptied_is_done_and_the_job_goes() -> Non
 
 def test_an_order_of_an_older_log_index_is_not_obeyed() -> None:
     rack = Rack()
-    rack.arrive("o", "opportunistic", 8)
-    rack.step("o", peak=8 * GIB)
+    rack.hold("o", 8)
     rack.tell(Retagged(OTHER, "guaranteed", 5))
     rack.tell(Retagged(OTHER, "opportunistic", 4))
     assert rack.gpu.members[OTHER].guaranteed
@@ -230,8 +228,7 @@ def test_who_has_a_gate_stays() -> None:
 
 def test_a_guaranteed_job_that_asks_for_no_memory_has_all_until_it_shows_its_need() -> None:
     rack = Rack()
-    rack.arrive("o", "opportunistic", 20)
-    rack.step("o", peak=20 * GIB)
+    rack.hold("o", 20)
     rack.arrive("g", "guaranteed", 0)
     rack.step("o", peak=0)
     assert rack.gib("g") == 32 and rack.gib("o") == 0

@@ -3,10 +3,11 @@
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from covey.core import JobId
-from covey.pages import MiniBatch, RankLimits, RankReport
+from covey.pages import MiniBatch, RankLimits, RankReport, rates_at
 from covey.ports import Condition
 from covey.units import GIB
 from plugins.facts import JobKind
@@ -33,6 +34,9 @@ from plugins.sharing.machine.host_events import (
     ShowNeighbour,
     WriteLimits,
 )
+from plugins.sharing.messages import Limits
+from plugins.sharing.policy.lease import FAILSAFE_ALONE, FAILSAFE_BESIDE
+from plugins.sharing.policy.rank_limits import combined
 
 G, OPP, MORE = JobId("g"), JobId("o"), JobId("p")
 MS = 1_000_000
@@ -170,6 +174,18 @@ def test_limits_are_renewed_before_their_lease_is_over_and_only_then() -> None:
         rack.tell(HostTick(frozenset({(G, 0)})), 0.1)
     after = rack.pages[OPP, 0]
     assert after.lease_ns > before.lease_ns and after.lease_ns > rack.now_s * 1e9
+
+
+def test_who_may_do_all_it_wants_beside_a_guaranteed_job_may_do_so_for_a_lease() -> None:
+    """Nobody looks any more, once the agent is gone, whether the guaranteed one suffers."""
+    free = Limits(OPP, 1, 1.0, None, 1.0, GIB, FAILSAFE_BESIDE)
+    beside = combined([free], 1, guaranteed=False, alone=False, now_s=100.0)
+    assert beside.free and beside.lease_ns == round((100.0 + free.lease_s) * 1e9)
+    assert rates_at(beside, beside.lease_ns).busy == FAILSAFE_BESIDE
+    alone = combined(
+        [msgspec.structs.replace(free, failsafe=FAILSAFE_ALONE)], 1, guaranteed=False, alone=True, now_s=100.0
+    )
+    assert alone.free and alone.lease_ns == 0
 
 
 def test_memory_is_handed_on_when_the_device_shows_it_free() -> None:
@@ -339,4 +355,4 @@ def test_whatever_happens_charges_never_exceed_a_gpu_and_nobody_is_stopped_for_e
         if rng.random() < 0.05:
             epochs[job] += 1
         for page in rack.pages.values():
-            assert page.free or page.lease_ns > 0
+            assert page.lease_ns > 0 or (page.free and page.failsafe == 1)

@@ -222,6 +222,19 @@ def test_whatever_a_job_does_the_rates_are_shares_and_every_change_has_a_reason(
 # ---- the others ----
 
 
+def test_idle_phases_that_vanish_do_not_change_the_rates_for_ever() -> None:
+    """Their mean halves every seven mini-batches and is never nothing; each change is a page for ranks to read."""
+    ladder = Ladder()
+    ladder.stepped(0.01, 0.005, 0.0)
+    ladder.phase, ladder.u = "run", 0.5
+    told = []
+    for at in range(1, 400):
+        ladder.stepped(0.01, 0.0, at * 0.01)
+        ladder.phase, ladder.u = "run", 0.5
+        told.append(ladder.rates)
+    assert len(set(told[100:])) == 1 and told[-1].head_s == 0 and len(set(told[:50])) > 40
+
+
 def test_naive_packing_never_limits_anything() -> None:
     assert Naive().rates == FREE
     assert Naive().stepped(1, 0, 1) is None and Naive().passed(1, True) is None

@@ -1,12 +1,9 @@
 """Real JAX and PyTorch scripts beside one another on one core, under the real service: who waits for whom."""
 
 import asyncio
-import importlib.util
-import math
 import statistics
 import sys
 import time
-from typing import ClassVar
 
 import pytest
 
@@ -14,35 +11,20 @@ from agent.jobs.rank_pages import HeldPages
 from covey.core import JobId
 from covey.pages import FlagReader
 from covey.units import GIB, MIB
-from plugins.sharing.machine.control import Settling, Steady, Unwatched
 from plugins.sharing.machine.gpu import SharedGpu
 from plugins.sharing.machine.ladder import Ladder
-from plugins.sharing.policy.ladder import FREE, Rates
+from plugins.sharing.machine.rivals import Flag, Naive
 from tests.agent.here import until
-from tests.covey.attach.torch_jobs import gate_folder
+from tests.covey.attach.jax_jobs import NEEDS_JAX, TRAIN
+from tests.covey.attach.torch_jobs import NEEDS_TORCH, gate_folder
 from tests.plugins.sharing.live_host import LiveHost, live_host
+from tests.plugins.sharing.ruled import rule, ruled
 
-pytestmark = [
-    pytest.mark.jax,
-    pytest.mark.torch,
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(framework) is None for framework in ("jax", "torch")),
-        reason="no torch and jax here: make check TORCH=1",
-    ),
-]
-JAX = """
-import sys, time, jax, jax.numpy as jnp
+pytestmark = [*NEEDS_JAX, *NEEDS_TORCH]
+JAX = f"""
+import sys, time
 size, waits_s = int(sys.argv[1]), float(sys.argv[2])
-keys = jax.random.split(jax.random.PRNGKey(1), 6)
-weights = [jax.random.normal(key, (size, size)) * 0.05 for key in keys]
-batch = jax.random.normal(keys[0], (size, size))
-def loss(weights, batch):
-    for weight in weights: batch = jnp.tanh(batch @ weight)
-    return jnp.mean(batch ** 2)
-@jax.jit
-def train(weights, batch):
-    return [w - 1e-3 * g for w, g in zip(weights, jax.grad(loss)(weights, batch))]
+{TRAIN}
 while True:
     weights = jax.block_until_ready(train(weights, batch))
     time.sleep(waits_s)
@@ -65,30 +47,9 @@ JAX_BURSTY, JAX_SATURATED = ("-c", JAX, "256", "0.02"), ("-c", JAX, "128", "0")
 TORCH_BURSTY, TORCH_SATURATED = ("-c", TORCH, "1024", "0.02"), ("-c", TORCH, "64", "0")
 
 
-class Packed(Ladder):
-    """No law at all: what sharing is compared with."""
-
-    given: ClassVar[Rates] = FREE
-
-    def __init__(self, tolerance: float = 0.05, flag: bool = True) -> None:
-        super().__init__(tolerance, flag)
-        self.phase = "run"
-
-    @property
-    def rates(self) -> Rates:
-        return self.given
-
-    def stepped(self, step_s: float, idle_s: float, now_s: float) -> str | None:
-        return None
-
-    def passed(self, now_s: float, busy: bool) -> str | None:
-        return None
-
-
-class Phases(Packed):
-    """Idle phases are free, busy ones closed, whatever is measured on a machine that does other things too."""
-
-    given = Rates(1.0, math.inf, 0.0)
+PACKED = ruled(lambda tolerance: Naive())
+PHASES = ruled(lambda tolerance: Flag())
+"""Whatever is measured on a machine that does other things too."""
 
 
 def gpu_of(host: LiveHost) -> SharedGpu:
@@ -96,12 +57,10 @@ def gpu_of(host: LiveHost) -> SharedGpu:
     return gpu
 
 
-def rule(host: LiveHost, law: type[Ladder]) -> None:
+def under(host: LiveHost, law: type[Ladder]) -> None:
     """From now on."""
-    gpu = gpu_of(host)
-    gpu.control = Unwatched()
-    gpu.control = Settling()
-    gpu.control = Steady(law(gpu.tolerance, True))
+    gpu_of(host).controller = law
+    rule(gpu_of(host))
 
 
 def clock_of(host: LiveHost, job: str) -> int:
@@ -159,16 +118,16 @@ async def test_a_jax_script_shares_a_device_with_one_of_pytorch(
         assert [member.job for member in members.values() if member.fixed] == [fixed]
         packed, ours, used = [], [], []
         for _ in range(3):
-            rule(host, Packed)
+            under(host, PACKED)
             await asyncio.sleep(0.5)
             packed.append((await asyncio.to_thread(beside, host, 2.0))[0])
-            rule(host, Phases)
+            under(host, PHASES)
             await asyncio.sleep(0.5)
             in_busy, in_idle = await asyncio.to_thread(beside, host, 2.0)
             ours.append(in_busy)
             used.append(in_idle)
         assert statistics.median(ours) < 0.5 * statistics.median(packed), (packed, ours, used)
         assert statistics.median(used) > 0.1, (packed, ours, used)
-        rule(host, Ladder)
+        under(host, Ladder)
         await until(lambda: host.state() == "run", 120.0)
         assert host.given_back("o") is None and host.given_back("g") is None

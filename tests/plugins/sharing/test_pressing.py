@@ -1,5 +1,6 @@
 """Who does not let go of memory that others wait for: pressed by the driver, suspended, and taken back."""
 
+from itertools import pairwise
 from typing import Any
 
 from covey.core import JobId
@@ -8,6 +9,7 @@ from plugins.sharing.machine.events import (
     Freed,
     HardLimit,
     HardLimited,
+    Kill,
     RankEnded,
     Resume,
     SetLimits,
@@ -25,8 +27,7 @@ OTHER, G = JobId("o"), JobId("g")
 def deaf(wanted: int = 20) -> Rack:
     """`o` holds 30 of 32 GiB and does not listen; `g` waits for `wanted`."""
     rack = Rack()
-    rack.arrive("o", "opportunistic", 30)
-    rack.step("o", peak=30 * GIB, stable=30 * GIB)
+    rack.hold("o", 30, stable=30 * GIB)
     rack.deaf.add("o")
     rack.arrive("g", "guaranteed", wanted)
     return rack
@@ -123,3 +124,54 @@ def test_limits_are_sent_anew_only_when_their_lease_is_half_over() -> None:
     rack.steady()
     sent = [told_limits(rack.tell(TimePassed(True), 0.25)) for _ in range(40)]
     assert 9 <= sum("o" in each for each in sent) <= 11, "every second, not every event"
+
+
+def test_only_an_opportunistic_job_that_does_not_let_go_is_pressed_ever_harder() -> None:
+    rack = deaf()
+    pressed = []
+    for _ in range(60):
+        pressed += kinds(rack.tell(TimePassed(True), 1))
+    assert pressed[:4] == [HardLimit, Suspend, Terminate, Kill]
+    assert state(rack) == "arrival"
+    rack.tell(RankEnded(OTHER))
+    assert state(rack) == "arrival", "its memory is not free before the device shows it"
+    assert StartRank in kinds(rack.tell(Freed(OTHER)))
+
+
+def test_each_way_of_pressing_has_its_time_before_the_next_and_killing_is_repeated() -> None:
+    rack = deaf()
+    begun_s, pressed = rack.now_s, []
+    for _ in range(120):
+        pressed += [(round(rack.now_s - begun_s, 1), kind) for kind in kinds(rack.tell(TimePassed(True), 0.5))]
+    assert [kind for _, kind in pressed[:5]] == [HardLimit, Suspend, Terminate, Kill, Kill]
+    assert [round(at_s - before_s) for (before_s, _), (at_s, _) in pairwise(pressed[:5])] == [1, 10, 10, 10]
+    assert 5 <= pressed[0][0] <= 6, "a limit may take 5 s to be applied"
+
+
+def test_who_has_let_go_once_is_asked_gently_the_next_time() -> None:
+    rack = Rack()
+    rack.hold("o", 30)
+    rack.arrive("g", "guaranteed", 8)
+    assert kinds(rack.tell(TimePassed(True), 6)) == [HardLimit]
+    assert StartRank in kinds(rack.step("o", peak=24 * GIB)), "late, but it has applied its limit"
+    rack.tell(RankEnded(G))
+    rack.tell(Freed(G))
+    rack.step("o", peak=30 * GIB)
+    rack.arrive("h", "guaranteed", 8)
+    assert kinds(rack.tell(TimePassed(True), 6)) == [HardLimit]
+
+
+def test_a_limit_that_the_driver_enforces_counts_as_applied() -> None:
+    rack = deaf()
+    rack.tell(TimePassed(True), 6)
+    rack.tell(HardLimited(OTHER, 12 * GIB, ok=False))
+    assert state(rack) == "arrival"
+    rack.tell(HardLimited(OTHER, 12 * GIB, ok=True))
+    assert state(rack) == "init"
+
+
+def test_a_suspended_job_comes_back_when_there_is_room() -> None:
+    rack = suspended()
+    rack.tell(RankEnded(G))
+    assert Resume in kinds(rack.tell(Freed(G)))
+    assert rack.gpu.state == "alone"

@@ -214,10 +214,13 @@ async def test_an_upgrade_changes_class_in_place() -> None:
     async with live_host() as host:
         other = await rank(host, "o", "opportunistic")
         other.step()
+        assert not other.look().guaranteed
         host.change("o", "guaranteed", 12)
         await until(lambda: other.look().guaranteed)
         host.change("o", "opportunistic", 13)
         await until(lambda: not other.look().guaranteed)
+        assert host.processes[JobId("o")].poll() is None and host.runner.stopped == [], "it runs on"
+        assert host.given_back("o") is None and other.client.connected
         await other.close()
 
 

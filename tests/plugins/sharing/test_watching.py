@@ -1,17 +1,11 @@
 """What is noticed of the jobs on a GPU: who is steady, away, stuck, short of memory; and how the story tells it."""
 
-from typing import Any
-
 import pytest
 
 from covey.core import JobId, LogEvent
 from covey.units import GIB
 from plugins.sharing.machine.events import Freed, RankEnded, Retagged, TimePassed
-from tests.plugins.sharing.gpu_rack import Rack, state
-
-
-def said(actions: list[Any]) -> str:
-    return " | ".join(each.reason for each in actions if isinstance(each, LogEvent))
+from tests.plugins.sharing.gpu_rack import Rack, said, state
 
 
 def starting() -> Rack:
@@ -48,8 +42,7 @@ def test_a_job_that_is_unsteady_is_taken_as_it_is_after_two_minutes_and_not_befo
 def test_a_job_that_waits_for_memory_is_not_watched_yet() -> None:
     rack = Rack()
     rack.now_s = 1000.0
-    rack.arrive("o", "opportunistic", 30)
-    rack.step("o", peak=30 * GIB)
+    rack.hold("o", 30)
     rack.arrive("g", "guaranteed", 8)
     rack.tell(TimePassed(busy=True), 1)
     rack.step("o", peak=24 * GIB)
@@ -77,28 +70,6 @@ def test_a_job_that_is_silent_on_an_idle_device_is_away_or_loading_but_not_stuck
     rack.steady()
     assert "no mini-batch for 40.0 s and the device idle" in said(rack.tell(TimePassed(busy=False), 40))
     assert state(rack) == "idle"
-
-
-def test_a_job_may_lack_memory_before_it_runs_steadily() -> None:
-    """Reference: §3.3 and figure 7a."""
-    rack = Rack()
-    rack.arrive("o", "opportunistic", 20)
-    rack.step("o", peak=20 * GIB)
-    rack.arrive("g", "guaranteed", 8)
-    rack.step("o", peak=20 * GIB)
-    assert state(rack) == "init"
-    assert "g placed 8 GiB in host memory: the others stop and give way" in said(
-        rack.step("g", peak=8 * GIB, spill=8 * GIB)
-    )
-    assert state(rack) == "surge"
-    assert said(rack.step("g", peak=8 * GIB, spill=8 * GIB)) == "", "told once"
-    rack.tell(TimePassed(busy=True), 125)
-    assert state(rack) == "stuck", "but not taken as it is"
-    rack.step("g", peak=8 * GIB, spill=8 * GIB)
-    assert state(rack) == "surge"
-    rack.step("o", peak=16 * GIB)
-    assert said(rack.step("g", peak=16 * GIB)) == "g has all its memory on the device again"
-    assert state(rack) == "init"
 
 
 @pytest.mark.parametrize("trouble", ["surge", "stuck"])
@@ -133,17 +104,6 @@ def test_a_job_that_ended_is_downgraded_and_the_one_that_runs_is_watched_on() ->
     assert rack.gpu.ladder is ladder and state(rack) == "baseline"
 
 
-def test_the_story_of_a_surge_says_what_failed_and_how_it_ended() -> None:
-    """Reference: §3.3 and figure 7a."""
-    rack = Rack()
-    rack.steady()
-    assert said(rack.step("g", peak=8 * GIB, retries=3)) == "g failed to allocate 3 times: the others stop and give way"
-    assert "all its memory" in said(rack.step("g", peak=8 * GIB)) and state(rack) == "baseline", "it lacks nothing now"
-    rack.step("g", peak=8 * GIB, spill=40 * GIB)
-    rack.step("o", peak=0)
-    assert said(rack.step("g", peak=32 * GIB, spill=16 * GIB)).startswith("g wants more than the device has")
-
-
 def test_a_split_is_judged_only_while_all_jobs_go_by_it() -> None:
     """Introspective: what is measured must be what was tried. Reference: §3.3 and figure 10."""
     rack = Rack(gib=24)
@@ -160,3 +120,67 @@ def test_a_split_is_judged_only_while_all_jobs_go_by_it() -> None:
     rack.deaf.clear()
     rack.steps(8, "a", "b", peak=0, stable=0)
     assert any(isinstance(each, LogEvent) and each.event == "trial" for each in rack.out)
+
+
+def test_a_stuck_guaranteed_job_leaves_the_failsafe_to_the_others() -> None:
+    rack = Rack()
+    rack.steady()
+    rack.tell(TimePassed(busy=True), 31)
+    assert state(rack) == "stuck"
+    assert rack.limits["o"].busy == rack.limits["o"].idle == rack.limits["o"].failsafe == 0.1
+    assert "g finishes mini-batches again" in str(rack.step("g", peak=8 * GIB))
+    assert state(rack) == "baseline"
+
+
+def test_a_job_of_long_mini_batches_is_stuck_after_twenty_of_them_and_not_before() -> None:
+    rack = Rack()
+    rack.hold("o", 20)
+    rack.arrive("g", "guaranteed", 8)
+    rack.step("o", peak=20 * GIB)
+    rack.steps(12, "g", step_s=3.0, peak=8 * GIB)
+    rack.tell(TimePassed(busy=True), 57)
+    assert state(rack) != "stuck", "half a minute, and 19 of its mini-batches"
+    rack.tell(TimePassed(busy=True), 4)
+    assert state(rack) == "stuck"
+
+
+def test_a_job_that_never_runs_steadily_is_taken_as_it_is() -> None:
+    rack = Rack()
+    rack.arrive("g", "guaranteed", 8)
+    for at in range(400):
+        rack.step("g", 0.1 if at % 2 else 0.6, peak=8 * GIB)
+        rack.tell(TimePassed(busy=True))
+    assert state(rack) in ("baseline", "run", "verify")
+
+
+def test_a_job_whose_mini_batches_are_uneven_for_good_is_taken_as_it_is() -> None:
+    rack = Rack()
+    rack.arrive("g", "guaranteed", 8)
+    for _ in range(256):
+        assert state(rack) == "init"
+        rack.step("g", step_s=0.01)
+        rack.step("g", step_s=0.03)
+    assert state(rack) == "baseline"
+
+
+def test_a_job_that_is_away_frees_the_others_and_its_return_is_noticed() -> None:
+    """Reference: figure 12."""
+    rack = Rack()
+    rack.steady()
+    rack.tell(TimePassed(busy=False), 5)
+    assert state(rack) == "idle"
+    assert rack.limits["o"].idle == 1 and rack.limits["o"].head_s is None
+    rack.step("g", peak=8 * GIB)
+    assert state(rack) == "run"
+
+
+def test_a_long_first_mini_batch_keeps_the_others_stopped_for_the_next_dozens_only() -> None:
+    rack = Rack()
+    rack.hold("o", 8)
+    rack.arrive("g", "guaranteed", 8)
+    rack.step("o")
+    rack.step("g", step_s=0.5)
+    rack.steps(31, "g", step_s=0.001)
+    assert state(rack) == "init" and rack.stopped("o")
+    rack.steps(10, "g", step_s=0.001)
+    assert state(rack) == "baseline"

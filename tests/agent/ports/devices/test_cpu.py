@@ -189,10 +189,10 @@ async def test_a_guard_that_dies_is_replaced_and_told_all_that_is_held(rig: CpuR
 async def test_nothing_is_stopped_without_a_guard(rig: CpuRig, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = await rig.start("CPU-h1-0", BUSY)
 
-    def no_guard() -> DetachedProcess:
+    def no_guard(_script: str) -> DetachedProcess:
         raise OSError("no processes left")
 
-    monkeypatch.setattr(suspensions, "_new_guard", no_guard)
+    monkeypatch.setattr(suspensions, "GuardProcess", no_guard)
     with pytest.raises(OSError, match="no processes left"):
         await rig.devices.suspend(pid)
     assert state(pid) != "T"

@@ -1,0 +1,201 @@
+"""The supervisor of one epoch, from its start to its end: followed at its socket, started again when it dies, given up.
+
+launched --> its socket says RanksStatus --> the last state it wrote says that all have ended --> RanksEnded
+    ^                  |
+    +-- it is gone ----+-- it does not answer LAUNCHES_MAX times --> given up: ranks that are left are killed
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from agent.jobs import supervision
+from agent.jobs.epoch import Epoch, ended_of, lost_of, started_of
+from agent.jobs.launching import Launching
+from agent.jobs.records import Key, file_of, instance_of
+from agent.jobs.supervision import RanksStatus, Renewed, SupervisorState, decoder, end_marked, read_state
+from covey import checked
+from covey.core import Fact, JobId
+from covey.frames import pack, read_frame
+from covey.ports import Env
+from plugins.base import RankLease
+
+BOOT_S = 10.0
+"""A supervisor that has not opened its socket this long after its start is taken for dead."""
+LAUNCHES_MAX = 3
+"""Supervisors in a row that die before they answer; after that the ranks cannot start here."""
+RETRY_S = 0.1
+UNREADABLE_S = 1.0
+"""Pause before the runner looks again for a supervisor whose state file could not be read."""
+AGAIN_LEASE_S = 10.0
+"""Lease of ranks whose supervisor and agent both died: the rest of their former lease is unknown."""
+
+
+class Following:
+    """`tell`: hears once that all ranks run, and once that they have ended; `ending_changed`: that a supervisor says
+    another word of when its ranks are killed."""
+
+    def __init__(
+        self,
+        env: Env,
+        launching: Launching,
+        tell: Callable[[Fact], None],
+        ending_changed: Callable[[JobId, int], None],
+    ) -> None:
+        self._env, self._launching = env, launching
+        self._tell, self._ending_changed = tell, ending_changed
+
+    async def never_start(self, key: Key, epoch: Epoch, code: int, why: str) -> None:
+        """It ends before anything ran."""
+        codes = dict.fromkeys((rank.rank for rank in epoch.record.spec.ranks), code)
+        await self._end_here(key, epoch, SupervisorState(codes=codes, ended=True, reason=why))
+
+    async def launch(self, key: Key, epoch: Epoch) -> None:
+        """Its first supervisor, once its record is durable. Where that fails, it ends."""
+        try:
+            await self._write(key, epoch)
+            await self._launch(key, epoch)
+        except OSError as error:
+            at_fault = f"{error.filename}: " if error.filename else ""
+            why = f"the supervisor cannot start: {at_fault}{error.strerror or error}"
+            await self.never_start(key, epoch, supervision.CANNOT_START, why)
+
+    async def follow(self, key: Key, epoch: Epoch) -> bool:
+        """Until its end is known. The supervisor may be booting, alive, gone with its last state on disk, or dead. A
+        damaged state file also shows that ranks were started: the next supervisor looks for them and starts none.
+        False: an earlier agent wrote the record and died; no supervisor ever ran."""
+        deadline_s = self._env.clock.now_s() + BOOT_S
+        while not epoch.ended:
+            if await self._listen(key, epoch):
+                epoch.launches = 0
+            if epoch.ended:
+                break
+            try:
+                stored = await self._env.disk.read(file_of(key, "state"))
+            except OSError as error:  # an unreadable state decides nothing: look again
+                self._env.log.error("state cannot be read", job=key[0], epoch=key[1], why=str(error))
+                await asyncio.sleep(UNREADABLE_S)
+                continue
+            state = read_state(stored)
+            if state is not None and state.ended:
+                await self._end(key, epoch, state)
+            elif self._may_live(epoch, deadline_s):
+                await asyncio.sleep(RETRY_S)
+            elif stored is None and epoch.found and epoch.record.supervisor is None:
+                return False
+            elif stored is None and epoch.found and not epoch.launches:
+                why = f"the file of what ran is gone on {self._env.host}; nothing starts twice under one epoch"
+                await self._give_up(key, epoch, SupervisorState(), why)
+            elif epoch.launches >= LAUNCHES_MAX:
+                await self._give_up(key, epoch, state or SupervisorState(), self._no_start(key))
+            else:
+                deadline_s = self._env.clock.now_s() + BOOT_S
+                await self._again(key, epoch)
+        return True
+
+    async def _launch(self, key: Key, epoch: Epoch) -> None:
+        """OSError when our own program cannot be started."""
+        config = self._launching.config(epoch.record, self._lease(epoch))
+        process = await self._env.processes.start_program("supervisor", instance_of(key), config)
+        epoch.launched = True
+        epoch.record = msgspec.structs.replace(epoch.record, supervisor=process.id)
+        try:
+            await self._write(key, epoch)
+        except OSError as error:  # it lives, and is found at its socket: these ranks did start
+            self._env.log.warning("a supervisor's id is not written", job=key[0], epoch=key[1], why=str(error))
+
+    async def _write(self, key: Key, epoch: Epoch) -> None:
+        await checked.save(self._env.disk, file_of(key, "start"), epoch.record)
+
+    def _lease(self, epoch: Epoch) -> RankLease | None:
+        first = epoch.record.spec.lease
+        if epoch.lease is not None or first is None:
+            return epoch.lease
+        return RankLease(self._env.clock.boot_s(), AGAIN_LEASE_S, first.grace_s)
+
+    def _may_live(self, epoch: Epoch, deadline_s: float) -> bool:
+        """Without a recorded process id it may be booting until the deadline."""
+        process = epoch.record.supervisor
+        if process is None:
+            return self._env.clock.now_s() < deadline_s
+        return self._env.processes.find(process) is not None
+
+    def _no_start(self, key: Key) -> str:
+        name = f"logs/{instance_of(key)}.log"
+        return f"its supervisor does not start on {self._env.host}; see {self._env.disk.path(name)}"
+
+    async def _give_up(self, key: Key, epoch: Epoch, state: SupervisorState, why: str) -> None:
+        """These ranks get no other supervisor: end what an earlier one may have left, and publish their end."""
+        for pid in (pid for rank, pid in state.pids.items() if rank not in state.codes):
+            process = self._env.processes.find(pid)
+            if process is not None:
+                process.kill()
+        for rank in epoch.record.spec.ranks[:1]:
+            await end_marked(self._env, self._launching.command(epoch.record, rank).env)
+        await self._end_here(key, epoch, lost_of(epoch, state, why))
+
+    async def _again(self, key: Key, epoch: Epoch) -> None:
+        self._env.log.warning("supervisor lost; starting another", job=key[0], epoch=key[1])
+        epoch.launches += 1
+        try:
+            await self._launch(key, epoch)
+        except OSError as error:
+            self._env.log.error("the supervisor cannot start", job=key[0], epoch=key[1], why=str(error))
+            await asyncio.sleep(10 * RETRY_S)
+
+    async def _listen(self, key: Key, epoch: Epoch) -> bool:
+        """Handle the supervisor's frames until the connection ends: whether there was one."""
+        try:
+            stream = await self._env.bytes.connect(self._launching.socket(key))
+        except ConnectionError:
+            return False
+        epoch.stream = stream
+        try:
+            if epoch.stop is not None:
+                await stream.write(pack(epoch.stop))
+            if epoch.lease is not None:
+                await stream.write(pack(Renewed(epoch.lease)))
+            while not epoch.ended:
+                heard = await read_frame(stream, decoder)
+                if isinstance(heard, RanksStatus) and (heard.job, heard.epoch) == key:
+                    await self._heard(key, epoch, heard.state)
+        except ConnectionError:
+            return True
+        finally:
+            epoch.stream = None
+            stream.close()
+        return True
+
+    async def _heard(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
+        before, epoch.state = epoch.state.ending, state
+        if state.ending != before:
+            self._ending_changed(*key)
+        if state.ended:
+            await self._end(key, epoch, state)
+        else:
+            self._tell_started(key, epoch, state)
+
+    def _tell_started(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
+        """Once, when all of them run."""
+        if not epoch.started and len(state.pids) == len(epoch.record.spec.ranks):
+            epoch.started = True
+            self._tell(started_of(key, state))
+
+    async def _end(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
+        if epoch.ended:
+            return
+        if epoch.launched:
+            self._tell_started(key, epoch, state)  # ranks that ended before they could be seen running
+        epoch.state, epoch.ended = state, True
+        epoch.over.set()
+        self._tell(ended_of(key, epoch))
+
+    async def _end_here(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
+        """Write down an end that no supervisor wrote, so that it is published again after a restart."""
+        try:
+            await self._write(key, epoch)
+            await checked.save(self._env.disk, file_of(key, "state"), state)
+        except OSError as error:
+            self._env.log.error("an end cannot be written", job=key[0], epoch=key[1], why=str(error))
+        await self._end(key, epoch, state)

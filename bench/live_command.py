@@ -1,0 +1,38 @@
+"""What the commands `bench/sharing_*.py` share: options, the core that is the device, a table, a file of figures."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """A parser that describes itself by the first line of the module's docstring."""
+    return argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+
+
+def json_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", metavar="FILE", help="all that was measured")
+
+
+def leave_the_device() -> None:
+    """This process keeps to the other cores: core 0 is the device. Exits where there is no other."""
+    cores = os.cpu_count() or 1
+    if cores < 2:
+        print("two cores are needed: one is the device, this runs on another", file=sys.stderr)
+        sys.exit(2)
+    os.sched_setaffinity(0, set(range(1, cores)))
+
+
+def print_head(titles: str) -> None:
+    """Of a table of Markdown; titles lie between ` | `."""
+    print(f"| {titles} |")
+    print("|---" * len(titles.split(" | ")) + "|", flush=True)
+
+
+def keep(found: dict[str, Any], file: str | None) -> None:
+    """Writes all that was measured, if somebody asked for it with --json."""
+    if file is not None:
+        Path(file).write_text(json.dumps(found, indent=1), encoding="utf-8")

@@ -1,0 +1,195 @@
+"""`make bench-tensors`: rounds of tensors on one host, through a real aggregator and with gloo, side by side.
+
+    python bench/tensors_live.py [--ranks 2,4] [--rounds 20] [--json FILE]
+
+One process a rank, one thread each; the aggregator's bytes go by TCP over loopback to a process of its own. In each
+window the same ranks do a block of rounds with Covey, one with gloo, one with gloo, one with Covey. ms: median round of
+rank 0. CPU: processor time of a round, all ranks and the aggregator together, ms. (Needs PyTorch.)
+
+    4 KB .. 100 MB   one tensor, `push_pull(out=)` beside `all_reduce`
+    25 MB in 100     a hundred tensors of 256 KB: all pushed, then all waited for, beside `all_reduce(async_op=True)`
+    DDP              a step of a model of 6.3 M parameters, `covey.torch.attach` beside DDP's own reduction
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench.live_command import json_option, keep, options, print_head  # noqa: E402
+
+JOB, EPOCH, SECRET = "bench", (1 << 32) + 1, b"sixteen bytes !!"
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+KB, MB = 1 << 10, 1_000_000
+CASES: dict[str, tuple[int, int]] = {
+    "4 KB": (1, 4 * KB),
+    "1 MB": (1, MB),
+    "25 MB": (1, 25 * MB),
+    "100 MB": (1, 100 * MB),
+    "25 MB in 100": (100, 250_000),
+    "DDP": (0, 0),
+}
+"""How many tensors of how many bytes."""
+DOORS = ("covey", "gloo", "gloo", "covey")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = options(__doc__)
+    parser.add_argument("--ranks", default="2,4")
+    parser.add_argument("--rounds", type=int, default=20, help="of each block; a block is one door in one window")
+    parser.add_argument("--cases", default=",".join(CASES))
+    json_option(parser)
+    args = parser.parse_args(argv)
+    print_head("ranks | tensors | Covey, ms | gloo, ms | ratio | Covey, CPU ms | gloo, CPU ms | ratio")
+    whole: dict[str, Any] = {}
+    for ranks in map(int, args.ranks.split(",")):
+        for case in args.cases.split(","):
+            found = whole[f"{ranks} ranks, {case}"] = measure(ranks, case, args.rounds)
+            print(f"| {ranks} | {case} | {row(found)} |", flush=True)
+    keep(whole, args.json)
+    return 0
+
+
+def row(found: dict[str, Any]) -> str:
+    def both(what: str) -> str:
+        ours, theirs = found["covey"][what], found["gloo"][what]
+        return f"{ours:.2f} | {theirs:.2f} | {ours / theirs:.2f}"
+
+    return f"{both('ms')} | {both('cpu_ms')}"
+
+
+def measure(ranks: int, case: str, rounds: int) -> dict[str, Any]:
+    """By door: the median round of rank 0, and what a round costs in processor time."""
+    import uvloop
+
+    from tests.plugins.aggregator.loopback import AggdThread
+
+    class LikeAgents(AggdThread):
+        new_loop = staticmethod(uvloop.new_event_loop)
+
+    with tempfile.TemporaryDirectory(prefix="covey-bench-") as folder:
+        aggd = LikeAgents(Path(folder), memory_bytes_max=4 << 30)
+        address = aggd.serve(JOB, EPOCH, ranks).address
+        words = [str(ranks), case, str(rounds), address, folder]
+        command = [sys.executable, str(Path(__file__).resolve()), "--rank"]
+        processes = [
+            subprocess.Popen([*command, str(rank), *words], stdout=subprocess.PIPE, text=True) for rank in range(ranks)
+        ]
+        said = [process.communicate()[0] for process in processes]
+        aggd.finish()
+        if any(process.returncode for process in processes):
+            raise SystemExit(f"{ranks} ranks, {case}: a rank failed")
+    each = [json.loads(text) for text in said]
+    found: dict[str, Any] = {}
+    for door in ("covey", "gloo"):
+        cpu_s = sum(one[door]["cpu_s"] for one in each) + each[0][door]["aggregator_s"]
+        all_ms = each[0][door]["ms"]
+        found[door] = {"ms": statistics.median(all_ms), "cpu_ms": 1000 * cpu_s / len(all_ms), "all_ms": all_ms}
+    return found
+
+
+# ---- in a rank ----
+
+
+def rank_main(rank: int, ranks: int, case: str, rounds: int, address: str, folder: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from covey.core import HostId, JobId
+    from covey.tensors import TensorClient
+    from covey.wire import AggregatorAt
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    client = TensorClient(JobId(JOB), rank, ranks, lambda epoch, why: None)
+    client.moved(AggregatorAt(JobId(JOB), EPOCH, HostId("h1"), address, SECRET))
+    play = ddp(torch, client, ranks) if case == "DDP" else sums(torch, client, case)
+    found: dict[str, dict[str, Any]] = {
+        door: {"ms": [], "cpu_s": 0.0, "aggregator_s": 0.0} for door in ("covey", "gloo")
+    }
+    for door in DOORS[:2]:
+        for _ in range(3):
+            play[door]()
+    for door in DOORS:
+        dist.barrier()
+        cpu_s, aggregator_s = time.process_time(), aggregators_s()
+        for _ in range(rounds):
+            began_s = time.perf_counter()
+            play[door]()
+            found[door]["ms"].append(1000 * (time.perf_counter() - began_s))
+        found[door]["cpu_s"] += time.process_time() - cpu_s
+        dist.barrier()
+        found[door]["aggregator_s"] += aggregators_s() - aggregator_s
+    client.leave()
+    client.close()
+    print(json.dumps(found))
+
+
+def aggregators_s() -> float:
+    """Processor time of the process that made this one, in which the aggregator is."""
+    fields = Path(f"/proc/{os.getppid()}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * TICK_S
+
+
+def sums(torch: Any, client: Any, case: str) -> dict[str, Callable[[], None]]:
+    import torch.distributed as dist
+
+    count, size = CASES[case]
+    tensors = [torch.ones(size // 4).mul_(0) for _ in range(count)]  # written once, and its sums stay finite
+    arrays = [tensor.numpy() for tensor in tensors]
+    outs = [torch.empty(size // 4).numpy() for _ in range(count)]
+
+    def ours() -> None:
+        handles = [client.push(f"t{at}", array, out=outs[at]) for at, array in enumerate(arrays)]
+        for handle in handles:
+            handle.wait()
+
+    def one() -> None:
+        client.push_pull("t0", arrays[0], out=outs[0])
+
+    def gloo() -> None:
+        for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+            work.wait()
+
+    return {"covey": one if count == 1 else ours, "gloo": gloo}
+
+
+def ddp(torch: Any, client: Any, ranks: int) -> dict[str, Callable[[], None]]:
+    from types import SimpleNamespace
+
+    import covey.torch
+
+    def step(of: Any) -> Callable[[], None]:
+        optimizer = torch.optim.SGD(of.parameters(), 1e-4)
+        batch = torch.randn(8, 1024)
+
+        def play() -> None:
+            optimizer.zero_grad()
+            of(batch).square().mean().backward()
+            optimizer.step()
+
+        return play
+
+    def model() -> Any:
+        layers = [torch.nn.Linear(1024, 1024) for _ in range(6)]
+        return torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+
+    ours = model()
+    covey.torch.attach(ours, SimpleNamespace(tensors=client, world_size=ranks))
+    return {"covey": step(ours), "gloo": step(model())}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--rank"]:
+        rank_main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]), *sys.argv[6:8])
+    else:
+        sys.exit(main())

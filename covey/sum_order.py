@@ -1,0 +1,45 @@
+"""In which order the contributions of a job's ranks are added. It is fixed, whatever arrives first, since floating
+point addition is not associative: another order gives other bits.
+
+tree    rank 0 with 1, 2 with 3, ..., then these sums two by two, and so on; who has no partner goes up alone. Any
+        contiguous run of ranks is made of few whole sums of this tree, so wherever the ranks of a job are, a host adds
+        what it has and sends little, and the bits are the same for every such placement.
+rank    rank 0's, rank 1's added to it, then rank 2's, and so on: what a plain loop does.
+"""
+
+from typing import Literal, NamedTuple, get_args
+
+Order = Literal["tree", "rank"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+Node = tuple[int, int]
+"""The sum of the contributions of ranks from the first up to, and without, the second."""
+
+
+class Addition(NamedTuple):
+    """Of two sums of neighbouring ranks, the lower ranks on the left."""
+
+    left: Node
+    right: Node
+
+    @property
+    def sum(self) -> Node:
+        return self.left[0], self.right[1]
+
+
+def addition(node: Node, ranks: int, order: Order) -> Addition | None:
+    """The one addition that `node` is used in; None: it is the sum of all `ranks`. `node` is one rank, or what an
+    addition of this order made."""
+    first, end = node
+    if (first, end) == (0, ranks):
+        return None
+    if order == "rank":
+        return Addition(node, (end, end + 1)) if first == 0 else Addition((0, first), node)
+    width = 1
+    while width < end - first:
+        width *= 2
+    while True:
+        if first // width % 2:
+            return Addition((first - width, first), node)
+        if end < ranks:
+            return Addition(node, (end, min(end + width, ranks)))
+        width *= 2  # no partner: it goes up alone

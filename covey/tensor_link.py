@@ -1,0 +1,119 @@
+"""One connection of a rank to its aggregator: frames out, by whoever has some, and bytes in, by one thread."""
+
+import contextlib
+import queue
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable
+
+from covey.tensorwire import Frame
+from covey.units import format_seconds
+
+CONNECT_S = 2.0
+"""How long one attempt to connect and be welcomed may take, seconds."""
+SILENT_S = 2.0
+"""Quiet time after which the link sends the aggregator a PING, seconds."""
+DEAD_S = 6.0
+"""Quiet time after which the connection is given up, seconds."""
+
+
+class TensorLink:
+    """One connection. Sending is serialised by `lock`; only the link thread reads."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.lock = threading.RLock()
+        self.sock = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(DEAD_S), 0))
+        self._poll = select.poll()
+        self._poll.register(self.sock, select.POLLIN)
+        self._posted: queue.SimpleQueue[Iterable[Frame] | None] = queue.SimpleQueue()
+        self._poster: threading.Thread | None = None
+        self._waiting = 0
+        """Posted and not sent."""
+        self._counting = threading.Lock()
+
+    def send(self, frames: Iterable[Frame], careful: bool = True) -> None:
+        """Send whole frames, or shut the connection: after half a frame it cannot be used. Never raises when `careful`:
+        the link thread notices a broken connection and connects again."""
+        with self.lock:
+            try:
+                self.send_locked(frames)
+            except OSError:
+                if not careful:
+                    raise
+
+    def say(self, frames: Iterable[Frame], at_once: bool) -> None:
+        """As `send`, after all that was said before, by whatever thread. `at_once`: in this thread, if nobody else is
+        sending; else a thread of the link does it and this one goes on."""
+        if at_once and self.lock.acquire(blocking=False):
+            try:
+                with self._counting:
+                    first = not self._waiting
+                if first:
+                    self.send(frames)
+                    return
+            finally:
+                self.lock.release()
+        with self._counting:
+            self._waiting += 1
+            if self._poster is None:
+                self._poster = threading.Thread(target=self._send_posted, name="covey-push", daemon=True)
+                self._poster.start()
+        self._posted.put(frames)
+
+    def _send_posted(self) -> None:
+        while (frames := self._posted.get()) is not None:
+            self.send(frames)
+            with self._counting:
+                self._waiting -= 1
+
+    def send_locked(self, frames: Iterable[Frame]) -> None:
+        whole = False
+        try:
+            for head, payload in frames:
+                if len(payload) <= 4096:
+                    self.sock.sendall(head + bytes(payload))
+                else:
+                    self.sock.sendall(head, socket.MSG_MORE)
+                    self.sock.sendall(payload)
+            whole = True
+        finally:
+            if not whole:  # also when a person pressed Ctrl-C
+                self.shut()
+
+    def await_byte(self, ping: Callable[[], Frame]) -> None:
+        """Until something arrives. TimeoutError when the peer is silent although asked."""
+        silent_s = 0.0
+        while not self._poll.poll(SILENT_S * 1000):
+            silent_s += SILENT_S
+            if silent_s >= DEAD_S:
+                raise TimeoutError(f"was silent for {format_seconds(silent_s)}")
+            if self.lock.acquire(blocking=False):  # otherwise another thread is sending, and notices
+                try:
+                    self.send_locked((ping(),))
+                finally:
+                    self.lock.release()
+
+    def read_into(self, view: memoryview) -> None:
+        """Fill `view`. TimeoutError when a frame that began does not go on."""
+        while view.nbytes:
+            if not self._poll.poll(DEAD_S * 1000):
+                raise TimeoutError(f"stopped for {format_seconds(DEAD_S)} in the middle of a frame")
+            count = self.sock.recv_into(view)
+            if count == 0:
+                raise ConnectionResetError("closed the connection")
+            view = view[count:]
+
+    def shut(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.shut()
+        self._posted.put(None)
+        with self.lock:
+            self.sock.close()

@@ -1,0 +1,28 @@
+"""A runner, as far as jobs.sock asks it, that knows the ranks of one epoch."""
+
+from covey.core import JobId
+from covey.errors import Refused
+from covey.wire import GRACE_KEPT, Stopping
+from plugins.base import RanksSpec
+
+
+class OneEpoch:
+    """Their token is `secret`; `asked`: by when they are to end, which may be put off once."""
+
+    def __init__(self, known: RanksSpec) -> None:
+        self.known = known
+        self.asked: Stopping | None = None
+
+    def token(self, job: JobId, epoch: int) -> str | None:
+        return None if self.spec(job, epoch) is None else "secret"
+
+    def spec(self, job: JobId, epoch: int) -> RanksSpec | None:
+        return self.known if (job, epoch) == (self.known.job, self.known.epoch) else None
+
+    def stopping(self, job: JobId, epoch: int) -> Stopping | None:
+        return self.asked
+
+    async def extend(self, job: JobId, epoch: int, seconds: float) -> None:
+        if self.asked is None:
+            raise Refused(4, GRACE_KEPT, "nobody asked", "wait")
+        self.asked = Stopping(self.asked.left_s + seconds, self.asked.why, may_extend=False)

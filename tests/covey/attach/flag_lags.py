@@ -1,0 +1,55 @@
+"""How late the flag of a real script says what the script does: it tells the moments, a neighbour reads the flag."""
+
+import ast
+import asyncio
+import statistics
+import time
+from pathlib import Path
+
+from covey.pages import FlagReader, RankLimits
+from tests.covey.agents import Agent
+from tests.covey.attach.torch_jobs import HEAD, running
+
+TRIES = 3
+PHASE_MS = 14.0
+"""A script waits for 15 ms in each phase: what the flag says later belongs to the next one."""
+TELLS = """
+with open(os.environ["TOLD"] + ".part", "w") as file: file.write(repr(phases))
+os.rename(os.environ["TOLD"] + ".part", os.environ["TOLD"])
+time.sleep(60)
+"""
+
+
+async def flag_lags_ms(
+    agent: Agent, script: str, folder: Path, head: str = HEAD, **environ: str
+) -> tuple[float, float]:
+    """After the script began to wait, and after it went on: medians over its phases, and of these over three tries.
+    The script leaves `phases`: whether it goes on (True) or waits from then on, and when, ns."""
+    lags: dict[bool, list[float]] = {False: [], True: []}
+    for attempt in range(TRIES):
+        told = folder / f"told{attempt}"
+        async with running(agent, script + TELLS, 1, head, TOLD=str(told), **environ) as rank:
+            rank.obey(RankLimits(1, guaranteed=True))
+            seen = await asyncio.to_thread(changes, rank.flag(), told)
+            phases = ast.literal_eval(await asyncio.to_thread(told.read_text))
+        for busy in (False, True):
+            lags[busy].append(statistics.median(lag_ms(seen, busy, at_ns) for b, at_ns in phases if b == busy))
+    return statistics.median(lags[False]), statistics.median(lags[True])
+
+
+def changes(flag: FlagReader, told: Path) -> list[tuple[bool, int]]:
+    """What the flag became, and since when by its own words, until the script has told its phases."""
+    seen: list[tuple[bool, int]] = []
+    looks, end_s = 0, time.monotonic() + 60
+    while (looks := looks + 1) % 100 or (time.monotonic() < end_s and not told.exists()):
+        busy = flag.busy()
+        if busy is not None and (not seen or seen[-1][0] != busy):
+            seen.append((busy, flag.since_ns()))
+        time.sleep(0.0002)
+    return seen
+
+
+def lag_ms(seen: list[tuple[bool, int]], busy: bool, at_ns: int) -> float:
+    """How long after `at_ns` the flag said so; all of the phase when it did not within it."""
+    after = [(since - at_ns) / 1e6 for said, since in seen if said == busy]
+    return next((lag for lag in after if -0.1 < lag < PHASE_MS), PHASE_MS)

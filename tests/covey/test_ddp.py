@@ -1,0 +1,171 @@
+"""Stock PyTorch DDP scripts whose gradients Covey averages: real processes, a real aggregator (make check TORCH=1)."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from covey.wire import AggregatorAt
+from tests.covey.attach.torch_jobs import NEEDS_TORCH
+from tests.plugins.aggregator.loopback import AggdThread
+
+pytestmark = NEEDS_TORCH
+EPOCH = 1 << 32
+SCRIPT = """
+import hashlib, sys, threading, time, types
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+rank, world, store, kind, steps, doors = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6], sys.argv[6]
+torch.set_num_threads(1)
+torch.manual_seed(1)
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
+        self.sometimes = torch.nn.Linear(64, 64)
+    def forward(self, x):
+        x = self.layers(x)
+        return self.sometimes(x) if kind != "unused" else x
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+def batch(rank, step):
+    return torch.randn(16, 64, generator=torch.Generator().manual_seed(1000 * rank + step))
+def told():
+    whole = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    print("sha256", hashlib.sha256(whole.numpy().tobytes()).hexdigest(), flush=True)
+if doors == "alone":  # the ranks one after another, in one process
+    parameters = list(model.parameters())
+    for step in range(int(steps)):
+        found = []
+        for each in range(world):
+            model.zero_grad()
+            model(batch(each, step)).square().mean().backward()
+            found.append([p.grad.clone() for p in parameters])
+        for at, p in enumerate(parameters):
+            sums = [gradients[at] for gradients in found]
+            while len(sums) > 1:
+                sums = [a + b for a, b in zip(sums[::2], sums[1::2])] + sums[len(sums) // 2 * 2:]
+            p.grad = sums[0] / world
+        optimizer.step()
+    told()
+    sys.exit()
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+ddp = DistributedDataParallel(
+    model, bucket_cap_mb=0.03, find_unused_parameters=kind == "unused", gradient_as_bucket_view=kind == "views"
+)
+if doors == "covey":
+    import covey.torch
+    from covey.core import HostId, JobId
+    from covey.tensors import TensorClient
+    from covey.wire import AggregatorAt
+    client = TensorClient(JobId("j1"), rank, world, lambda epoch, why: None)
+    def moved():
+        for line in sys.stdin:
+            epoch, address = line.split()
+            client.moved(AggregatorAt(JobId("j1"), int(epoch), HostId("h1"), address, b"sixteen bytes !!"))
+    threading.Thread(target=moved, daemon=True).start()
+    covey.torch.attach(ddp, types.SimpleNamespace(tensors=client, world_size=world))
+for step in range(int(steps)):
+    optimizer.zero_grad(set_to_none=kind != "views")
+    if kind == "accumulated":
+        with ddp.no_sync():
+            ddp(batch(rank, 500 + step)).square().mean().backward()
+    ddp(batch(rank, step)).square().mean().backward()
+    optimizer.step()
+    print("step", step, flush=True)
+    if kind == "slowly":
+        time.sleep(0.05)
+told()
+"""  # and it ends without a word: nobody closes anything
+
+
+@pytest.fixture
+def aggd(tmp_path: Path) -> Iterator[AggdThread]:
+    running = AggdThread(tmp_path)
+    yield running
+    running.finish()
+
+
+class Script:
+    """The processes of one run."""
+
+    def __init__(self, folder: Path, workers: int, kind: str, door: str, steps: int = 6) -> None:
+        store = folder / f"store-{door}-{kind}"
+        store.unlink(missing_ok=True)
+        words = [str(workers), str(store), kind, str(steps), door]
+        self.ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", SCRIPT, str(rank), *words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(1 if door == "alone" else workers)
+        ]
+
+    def moved(self, at: AggregatorAt) -> None:
+        for rank in self.ranks:
+            assert rank.stdin is not None
+            rank.stdin.write(f"{at.epoch} {at.address}\n")
+            rank.stdin.flush()
+
+    def until(self, step: int) -> None:
+        assert self.ranks[0].stdout is not None
+        assert any(line == f"step {step}\n" for line in self.ranks[0].stdout), "it ended early"
+
+    def parameters(self) -> str:
+        """The checksum that all of them end with."""
+        ended = [rank.communicate(timeout=100) for rank in self.ranks]
+        assert [rank.returncode for rank in self.ranks] == [0] * len(ended), ended
+        (found,) = {out.split("sha256 ")[1] for out, _ in ended}
+        return found
+
+
+@pytest.mark.parametrize("kind", ["plain", "accumulated", "unused", "views"])
+def test_two_ranks_train_to_the_same_bits_as_with_gloo(aggd: AggdThread, tmp_path: Path, kind: str) -> None:
+    """Buckets that are made anew after the first pass, `no_sync`, unused parameters, gradients as views of buckets; and
+    the processes end without closing anything."""
+    gloo = Script(tmp_path, 2, kind, "gloo").parameters()
+    ours = Script(tmp_path, 2, kind, "covey")
+    ours.moved(aggd.serve("j1", EPOCH + 1, 2))
+    assert ours.parameters() == gloo
+
+
+def test_four_ranks_train_to_the_same_bits_as_one_process(aggd: AggdThread, tmp_path: Path) -> None:
+    ours = Script(tmp_path, 4, "plain", "covey")
+    ours.moved(aggd.serve("j1", EPOCH + 1, 4))
+    assert ours.parameters() == Script(tmp_path, 4, "plain", "alone").parameters()
+
+
+def test_an_aggregator_that_is_killed_in_a_backward_pass_changes_no_bit(tmp_path: Path) -> None:
+    running = AggdThread(tmp_path, control="1.sock")
+    ours = Script(tmp_path, 2, "slowly", "covey", steps=30)
+    ours.moved(running.serve("j1", EPOCH + 1, 2))
+    for epoch, step in ((2, 5), (3, 15)):
+        ours.until(step)
+        running.kill()
+        running = AggdThread(tmp_path, control=f"{epoch}.sock")
+        time.sleep(0.2)
+        ours.moved(running.serve("j1", EPOCH + epoch, 2))
+    assert ours.parameters() == Script(tmp_path, 2, "plain", "alone", steps=30).parameters()
+    running.finish()
+
+
+WRONG = """
+import torch, torch.distributed as dist
+import covey.torch
+dist.init_process_group("gloo", init_method="file://{store}", rank=0, world_size=1)
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).to(torch.bfloat16))
+ddp = torch.nn.parallel.DistributedDataParallel(model)
+covey.torch.attach(ddp)
+"""
+
+
+def test_gradients_that_cannot_be_averaged_are_named(tmp_path: Path) -> None:
+    script = WRONG.format(store=tmp_path / "store")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "gradients of '1.weight' are bfloat16 on cpu; Covey averages float32 on cpu" in done.stderr

@@ -1,0 +1,147 @@
+"""One machine of a rack of fakes: its disk, its devices and its running ranks, which outlive an agent."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from covey.core import Fact, JobId
+from covey.ports import Gpu, MemoryNow
+from plugins.base import LogRead, RankLease, RanksSpec
+from plugins.facts import RanksEnded, RanksStarted
+
+
+class FakeClock:
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def wall_s(self) -> float:
+        return 1_700_000_000.0 + asyncio.get_running_loop().time()
+
+    def boot_s(self) -> float:
+        return self.now_s()
+
+    def cpu_s(self) -> float:
+        return 0.0
+
+
+class FakeDisk:
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.sick = False
+
+    async def read(self, name: str) -> bytes | None:
+        return self.files.get(name)
+
+    async def replace(self, name: str, data: bytes) -> None:
+        await asyncio.sleep(0.001)
+        if self.sick:
+            raise OSError("input/output error")
+        self.files[name] = data
+
+    async def delete(self, name: str) -> None:
+        if self.sick:
+            raise OSError("input/output error")
+        self.files.pop(name, None)
+
+    async def names(self, prefix: str) -> list[str]:
+        return sorted(name for name in self.files if name.startswith(prefix))
+
+    def path(self, name: str) -> str:
+        return f"/state/{name}"
+
+
+class FakeProbes:
+    devices: Any = None
+
+    def __init__(self, host: str, gpus: int) -> None:
+        self._gpus = [Gpu(n, f"GPU-{host}-{n}", "Test", 1 << 30, 0, 0.0, True) for n in range(gpus)]
+
+    def gpus(self) -> Sequence[Gpu]:
+        return self._gpus
+
+    def memory(self) -> MemoryNow:
+        return MemoryNow(1 << 30, 1 << 29, 0.0)
+
+
+class Machine:
+    """What outlives an agent: disk, ranks and their ends."""
+
+    def __init__(self, host: str, gpus: int) -> None:
+        self.disk = FakeDisk()
+        self.probes = FakeProbes(host, gpus)
+        self.ranks: dict[tuple[JobId, int], RanksSpec] = {}
+        self.ends: dict[tuple[JobId, int], RanksEnded] = {}
+        self.forgotten: dict[JobId, int] = {}
+        self.starts: list[tuple[JobId, int]] = []
+        """Every real start of ranks, ever."""
+        self.leases: dict[tuple[JobId, int], RankLease] = {}
+        self.outputs: dict[tuple[JobId, int], bytes] = {}
+        self.saves_and_exits = False
+        """Its ranks answer SIGTERM with exit 0, and the runner gives no reason."""
+
+
+class FakeRunner:
+    """The agent's runner on such a machine. `tell`: hears of starts, and of ends while the agent is up."""
+
+    def __init__(self, machine: Machine, tell: Callable[[Fact], None]) -> None:
+        self.machine, self.tell = machine, tell
+        self.ports: dict[tuple[JobId, int], int] = {}
+        self.stops: list[tuple[JobId, int, str]] = []
+        self.refusal = ""
+
+    async def reserve_port(self, job: JobId, epoch: int) -> int:
+        return self.ports.setdefault((job, epoch), 20_000 + len(self.ports))
+
+    def release_port(self, job: JobId, epoch: int) -> None:
+        self.ports.pop((job, epoch), None)
+
+    async def start(self, spec: RanksSpec) -> None:
+        key = (spec.job, spec.epoch)
+        if key in self.machine.ranks or key in self.machine.ends:
+            return
+        if spec.epoch <= self.machine.forgotten.get(spec.job, 0):
+            return
+        self.machine.ranks[key] = spec
+        self.machine.starts.append(key)
+        self.tell(RanksStarted(spec.job, spec.epoch, {rank.rank: 100 + rank.rank for rank in spec.ranks}))
+
+    async def stop(self, job: JobId, epoch: int, grace_s: float, why: str) -> None:
+        self.stops.append((job, epoch, why))
+        spec = self.machine.ranks.get((job, epoch))
+        if spec is not None:
+            saves = self.machine.saves_and_exits
+            self.end(job, epoch, {rank.rank: 0 if saves else -15 for rank in spec.ranks}, "" if saves else why)
+
+    def is_ending(self, job: JobId, epoch: int) -> bool:
+        return False
+
+    async def renew(self, leases: Mapping[tuple[JobId, int], RankLease]) -> None:
+        self.machine.leases |= {key: lease for key, lease in leases.items() if key in self.machine.ranks}
+
+    async def kept(self) -> Sequence[RanksSpec]:
+        return list(self.machine.ranks.values())
+
+    def end(self, job: JobId, epoch: int, codes: dict[int, int], reason: str = "", lost: bool = False) -> None:
+        del self.machine.ranks[job, epoch]
+        fact = self.machine.ends[job, epoch] = RanksEnded(job, epoch, codes, reason, lost)
+        self.tell(fact)
+
+    def running(self) -> Mapping[tuple[JobId, int], Mapping[int, int]]:
+        return {
+            key: {rank.rank: 100 + rank.rank for rank in spec.ranks} for key, spec in sorted(self.machine.ranks.items())
+        }
+
+    def knows(self, job: JobId, epoch: int) -> bool:
+        return (job, epoch) in self.machine.ranks or (job, epoch) in self.machine.ends
+
+    def log_path(self, job: JobId, rank: int) -> str:
+        return f"/state/jobs/{job}/rank{rank}.log"
+
+    def forget(self, job: JobId, epoch: int) -> None:
+        if self.machine.ends.pop((job, epoch), None) is not None:
+            self.machine.forgotten[job] = max(epoch, self.machine.forgotten.get(job, 0))
+
+    async def read_log(self, job: JobId, rank: int, offset: int, limit: int) -> LogRead:
+        data = self.machine.outputs.get((job, rank), b"")
+        start = max(0, len(data) + offset) if offset < 0 else min(offset, len(data))
+        return LogRead(data[start : start + limit], start, len(data), kept=(job, rank) in self.machine.outputs)

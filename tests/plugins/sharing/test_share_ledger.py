@@ -1,0 +1,62 @@
+"""Who may hold how much of a device's memory: what was told, what is acknowledged, and what is free."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from covey.core import JobId
+from plugins.sharing.machine.share_ledger import ShareLedger
+
+
+def test_a_limit_on_its_way_is_charged_with_the_larger_of_old_and_new() -> None:
+    ledger = ShareLedger(10, 1)
+    assert ledger.open(JobId("a")) and ledger.open(JobId("b"))
+    assert ledger.changes({JobId("a"): 8, JobId("b"): 8}) == {JobId("a"): 8, JobId("b"): 1}
+    ledger.send(JobId("a"), 1, 8, 0.0)
+    ledger.acked(JobId("a"), 1)
+    ledger.send(JobId("a"), 2, 3, 1.0)
+    assert ledger.free_bytes == 1, "the smaller limit is not applied yet"
+    assert ledger.overdue(5.9, {}) == [] and ledger.overdue(6.1, {}) == [JobId("a")]
+    assert ledger.overdue(6.1, {JobId("a"): 2.0}) == [], "three of its mini-batches"
+    assert ledger.acked(JobId("a"), 2) and not ledger.acked(JobId("a"), 2) and not ledger.acked(JobId("x"), 2)
+    assert ledger.free_bytes == 6
+    assert not ledger.open(JobId("c"), 7)
+    ledger.check()
+
+
+def test_what_a_job_has_not_given_back_yet_may_be_given_back_to_it() -> None:
+    ledger = ShareLedger(10, 1)
+    ledger.open(JobId("a"), 8)
+    ledger.open(JobId("b"))
+    ledger.send(JobId("a"), 1, 3, 0.0)
+    assert ledger.changes({JobId("a"): 10, JobId("b"): 10}) == {JobId("a"): 9}, "it is charged with 8, and 1 is free"
+    assert ledger.changes({JobId("b"): 10, JobId("a"): 10}) == {JobId("b"): 1, JobId("a"): 8}
+    assert ledger.changes({JobId("a"): 2, JobId("b"): 10}) == {JobId("a"): 2, JobId("b"): 1}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=4),
+    st.lists(st.integers(0, 60), min_size=4, max_size=4),
+)
+def test_as_much_is_granted_as_there_is_room_for_and_no_more(
+    held_and_sent: list[tuple[int, int]], wanted: list[int]
+) -> None:
+    ledger = ShareLedger(100, 0)
+    for at, (held, sent) in enumerate(held_and_sent):
+        if ledger.open(JobId(f"j{at}"), held) and sent < held:
+            ledger.send(JobId(f"j{at}"), 1, sent, 0.0)
+    targets = dict(zip(ledger.accounts, wanted, strict=False))
+    changes = ledger.changes(targets)
+    lacking = [job for job, want in targets.items() if changes.get(job, ledger.accounts[job].told_bytes) < want]
+    for job, bytes_ in changes.items():
+        ledger.send(job, 2, bytes_, 1.0)
+        ledger.check()
+    assert not lacking or ledger.free_bytes == 0, "somebody got less than he may"
+    assert all(ledger.accounts[job].told_bytes <= max(want, 0) for job, want in targets.items())
+
+
+def test_more_than_there_is_cannot_be_sent() -> None:
+    ledger = ShareLedger(10, 0)
+    ledger.open(JobId("a"))
+    with pytest.raises(AssertionError):
+        ledger.send(JobId("a"), 1, 11, 0.0)
