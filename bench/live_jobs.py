@@ -1,11 +1,12 @@
 """Training scripts of `bench/sharing_live.py`: stock PyTorch and JAX, one thread each, that know nothing of Covey.
 
-    python bench/live_jobs.py KIND OUT
+    python bench/live_jobs.py KIND OUT [--whole-operations]
 
 After each step they append to OUT: when it ended and how long it took (CLOCK_MONOTONIC, ns), how long its thread stood
 in the run queue of its core and how long it ran (schedstat of /proc, ns; JAX computes in threads of its own, which
 count too). The wait for input is a sleep: it stands for a disk or a network that is somewhere else. It is a third of
-each step alone: half of the processor time that the first steps took.
+each step alone: half of the processor time that the first steps took. `--whole-operations`: on a core that takes no
+operation off, as a GPU (`whole_operations.py`).
 """
 
 import math
@@ -16,21 +17,32 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench import whole_operations
+
 RECORD = struct.Struct("<qqqq")
-WAITS = ("conv-input", "mlp-input", "transformer", "evaluation", "drift", "noisy", "jax")
+WAITS = ("conv-input", "mlp-input", "transformer", "evaluation", "drift", "quickens", "noisy", "jax")
 """Who waits for input."""
 WARM_STEPS, KNOWN_STEPS = 5, 25
 EVALUATION_S, BETWEEN_S = 5.0, 5.0
 DRIFT_S, DRIFT = 10.0, 1.5
 """Of the kind `drift` the work grows by half after so long, and shrinks again: longer sentences, larger images."""
+QUICKENS_S, QUICKENED_S, QUICKENS = 10.0, 70.0, 0.94
+"""Of the kind `quickens` the batch shrinks to so much of itself after so long, and is whole again so long after that: a
+step takes 4 % less, which is within the tolerance."""
 NOISE = 0.25
 """Of the kind `noisy`: coefficient of variation of the work of a step (log-normal): sentences of unlike length."""
 SUDDEN = 60.0
 """Of the kind `sudden` the batch grows so many times for `DRIFT_S`, and with it each operation."""
+LONG_S, SHORT_S, OPERATIONS = 0.008, 0.0003, 4
+"""Of the kinds `long` and `jump`: how long an operation takes, of `jump` in turn with short ones of `DRIFT_S`, and how
+many of them a step has."""
 
 
 class Input:
@@ -87,7 +99,17 @@ class Recorder:
         self._last_ns, self._before = now_ns, now
 
 
-def torch_job(kind: str, recorder: Recorder) -> None:
+def quickened(now_s: float) -> bool:
+    """Whether batches of the kind `quickens` are smaller now."""
+    return now_s % (QUICKENS_S + QUICKENED_S) > QUICKENS_S
+
+
+def to_whole_batches_s(now_s: float) -> float:
+    """Until batches of that kind are next whole again."""
+    return QUICKENS_S + QUICKENED_S - now_s % (QUICKENS_S + QUICKENED_S)
+
+
+def torch_job(kind: str, recorder: Recorder, whole: bool) -> None:
     import torch
     from torch.utils.data import DataLoader, IterableDataset
 
@@ -107,10 +129,14 @@ def torch_job(kind: str, recorder: Recorder) -> None:
                 awaited.wait()
                 if kind == "noisy":
                     yield larger[: max(1, int(len(batch) * rng.lognormvariate(-(spread**2) / 2, spread)))]
+                elif kind == "quickens":
+                    yield batch[: int(QUICKENS * len(batch))] if quickened(time.monotonic()) else batch
                 else:
                     yield larger if time.monotonic() // DRIFT_S % 2 else batch
 
     model = _model(torch, kind)
+    if whole:
+        whole_operations.after_each_layer(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     began_s = time.monotonic()
     for batch in DataLoader(Batches(), batch_size=None):
@@ -129,6 +155,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "mlp-input": (256, 256),
     "mlp": (64, 256),
     "drift": (256, 256),
+    "quickens": (256, 256),
     "noisy": (256, 256),
     "sudden": (64, 256),
     "transformer": (12, 32, 64),
@@ -138,7 +165,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 
 def _model(torch: Any, kind: str) -> Any:
     nn = torch.nn
-    if kind.startswith("mlp") or kind in ("drift", "noisy", "sudden"):
+    if kind.startswith("mlp") or kind in ("drift", "quickens", "noisy", "sudden"):
         return nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.ReLU())])
     if kind == "transformer":
         layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
@@ -146,6 +173,35 @@ def _model(torch: Any, kind: str) -> Any:
     widths = (3, 16, 32, 32)
     layers = [each for a, b in pairwise(widths) for each in (nn.Conv2d(a, b, 3), nn.ReLU())]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 26 * 26, 10))
+
+
+def operations_job(kind: str, recorder: Recorder) -> None:
+    """Matrix products that take as long as the kind says."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.0)
+    lengths = {lasts_s: _product(torch, lasts_s) for lasts_s in (LONG_S, SHORT_S)}
+    while True:
+        lasts_s = SHORT_S if kind == "jump" and time.monotonic() // DRIFT_S % 2 else LONG_S
+        one, other, out = lengths[lasts_s]
+        for _ in range(OPERATIONS):
+            torch.mm(one, other, out=out)
+            whole_operations.done()
+        optimizer.step()
+        recorder.step()
+
+
+def _product(torch: Any, lasts_s: float) -> Any:
+    """Two matrices whose product takes so long here, and room for it."""
+    rows, common, took_s = 64, 256, []
+    for _ in range(20):
+        began_s = time.process_time()
+        torch.mm(torch.zeros(rows, common), torch.zeros(common, common))
+        took_s.append(time.process_time() - began_s)
+    rows = max(1, int(rows * lasts_s / statistics.median(took_s)))
+    return torch.randn(rows, common), torch.randn(common, common), torch.empty(rows, common)
 
 
 def jax_job(kind: str, recorder: Recorder) -> None:
@@ -177,9 +233,16 @@ def jax_job(kind: str, recorder: Recorder) -> None:
 
 
 def main() -> None:
-    kind, path = sys.argv[1:3]
-    job: Callable[[str, Recorder], None] = jax_job if kind.startswith("jax") else torch_job
-    job(kind, Recorder(path))
+    kind, path, *whole = sys.argv[1:]
+    recorder = Recorder(path)
+    if whole:
+        whole_operations.begin()
+    if kind.startswith("jax"):
+        jax_job(kind, recorder)
+    elif kind in ("long", "jump"):
+        operations_job(kind, recorder)
+    else:
+        torch_job(kind, recorder, bool(whole))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.live_command import json_option, keep, leave_the_device, options, print_head  # noqa: E402
-from bench.live_jobs import RECORD  # noqa: E402
+from bench.live_jobs import RECORD, to_whole_batches_s  # noqa: E402
 from bench.sharing_predicted import Phases, phases, predicted  # noqa: E402
 from covey.core import JobId  # noqa: E402
 from covey.units import GIB, MIB  # noqa: E402
@@ -72,6 +72,8 @@ LAWS: Laws = {
 }
 
 
+WINDOW = 50
+"""Mini-batches whose delay is looked at together."""
 AT_ONCE, SETTLED_S = ("alone", "packed", "flag"), 1.0
 """Laws that measure nothing have nothing to settle."""
 
@@ -92,8 +94,9 @@ class Steps:
 class Pair:
     """One guaranteed script and one opportunistic one, on one core."""
 
-    def __init__(self, host: LiveHost, kind: str, folder: Path, laws: Laws = LAWS) -> None:
+    def __init__(self, host: LiveHost, kind: str, folder: Path, laws: Laws = LAWS, whole: bool = False) -> None:
         self.host, self.laws = host, laws
+        self.options = ("--whole-operations",) if whole else ()
         self.kind, _, guest = kind.partition("/")
         self.guest_kind = guest or GUEST
         self.alone: list[Phases] = []
@@ -102,10 +105,14 @@ class Pair:
     async def begin(self) -> None:
         script = str(ROOT / "bench" / "live_jobs.py")
         await self.host.come(
-            "o", "opportunistic", (sys.executable, script, self.guest_kind, str(self.guest.path)), 256 * MIB
+            "o",
+            "opportunistic",
+            (sys.executable, script, self.guest_kind, str(self.guest.path), *self.options),
+            256 * MIB,
         )
         await self._steps(self.guest, 20)
-        await self.host.come("g", "guaranteed", (sys.executable, script, self.kind, str(self.guaranteed.path)), GIB)
+        argv = (sys.executable, script, self.kind, str(self.guaranteed.path), *self.options)
+        await self.host.come("g", "guaranteed", argv, GIB)
         await self._steps(self.guaranteed, 20)
         end_s = time.monotonic() + START_S
         while self.host.state() not in ("baseline", "run"):
@@ -132,6 +139,10 @@ class Pair:
         await self.host.devices.resume(self.host.processes[JobId("g")].pid)
         return rate
 
+    async def _whole_batches(self) -> None:
+        """Until the script that quickens begins with whole batches again."""
+        await asyncio.sleep(to_whole_batches_s(time.monotonic()))
+
     def rule(self, law: str) -> None:
         """From now on."""
         (gpu,) = self.host.service.machine.gpus.values()
@@ -139,7 +150,9 @@ class Pair:
         if isinstance(gpu.control, Steady):
             rule(gpu)
 
-    async def live(self, law: str, settle_s: float, measure_s: float) -> dict[str, float]:
+    async def live(self, law: str, settle_s: float, measure_s: float) -> dict[str, Any]:
+        if self.kind == "quickens":
+            await self._whole_batches()
         self.rule("alone")  # a law that keeps its first baseline must not take it from what the one before left
         await asyncio.sleep(0.5)
         self.rule(law)
@@ -149,7 +162,7 @@ class Pair:
         ended_ns = time.monotonic_ns()
         mine, theirs = self.guaranteed.between(began_ns, ended_ns), self.guest.between(began_ns, ended_ns)
         if not mine:
-            return {"step_ms": float("nan"), "delay_ms": float("nan"), "rate": len(theirs) / measure_s}
+            return {"step_ms": float("nan"), "delay_ms": float("nan"), "rate": len(theirs) / measure_s, "windows": []}
         if law == "alone":
             self.alone.append(phases(mine, measure_s))
         # A phase without the device (an evaluation) is one long step: medians leave it out.
@@ -157,17 +170,24 @@ class Pair:
             "step_ms": statistics.fmean(sorted(took for _, took, _, _ in mine)[: max(1, len(mine) - 1)]) / 1e6,
             "delay_ms": statistics.fmean(waited for _, _, waited, _ in mine) / 1e6,
             "rate": len(theirs) / measure_s,
+            "windows": [
+                statistics.fmean(waited for _, _, waited, _ in mine[at : at + WINDOW]) / 1e6
+                for at in range(0, len(mine) - WINDOW + 1, WINDOW)
+            ],
         }
 
 
-async def compare(kind: str, rounds: int, settle_s: float, measure_s: float, laws: Laws = LAWS) -> dict[str, Any]:
-    """Every law `rounds` times, forwards and backwards in turn; "alone" and "packed" are among them."""
+async def compare(
+    kind: str, rounds: int, settle_s: float, measure_s: float, laws: Laws = LAWS, whole: bool = False
+) -> dict[str, Any]:
+    """Every law `rounds` times, forwards and backwards in turn; "alone" and "packed" are among them. `whole`: on a core
+    that takes no operation off (`whole_operations.py`)."""
     with tempfile.TemporaryDirectory(prefix="covey-bench-") as folder:
         async with live_host(4 * GIB) as host:
-            pair = Pair(host, kind, Path(folder), laws)
+            pair = Pair(host, kind, Path(folder), laws, whole)
             await pair.begin()
             alone_rate = await pair.guest_alone(measure_s)
-            found: dict[str, list[dict[str, float]]] = {law: [] for law in laws}
+            found: dict[str, list[dict[str, Any]]] = {law: [] for law in laws}
             for turn in range(rounds):
                 for law in laws if turn % 2 == 0 else reversed(list(laws)):
                     found[law].append(await pair.live(law, settle_s, measure_s))
@@ -177,7 +197,7 @@ async def compare(kind: str, rounds: int, settle_s: float, measure_s: float, law
                 "laws": found,
                 "gate": gate_of(host),
                 "flag": flag_of(host),
-                "model": said(kind, pair.alone, settle_s, measure_s, laws),
+                "model": {} if whole else said(kind, pair.alone, settle_s, measure_s, laws),
             }
 
 
@@ -185,7 +205,7 @@ def said(
     kind: str, alone: Sequence[Phases], settle_s: float, measure_s: float, laws: Laws
 ) -> dict[str, tuple[float, float]]:
     """By the model, of each law: slowdown, and share of the other. It does not know scripts whose work varies."""
-    if kind in ("drift", "noisy") or "sudden" in kind:
+    if kind in ("drift", "quickens", "noisy") or "sudden" in kind:
         return {}
     mean = Phases(*(statistics.fmean(values) for values in zip(*map(astuple, alone), strict=True)))
     device = OPERATION_S, IDLE_SEEN_S, WAKE_S
@@ -217,6 +237,15 @@ def rows(kind: str, found: dict[str, Any]) -> list[str]:
         )
         lines.append(f"| {kind} | {law} | {spread(delays)}{slower} | {spread(steps)} | {spread(shares)}{share} |")
     return lines
+
+
+def bad_windows(found: dict[str, Any], law: str, tolerance: float) -> str:
+    """Of all rounds, how many of its windows have more delay than that, of how many."""
+    alone = found["laws"]["alone"]
+    alone_step = statistics.median(one["step_ms"] for one in alone)
+    alone_delay = statistics.median(one["delay_ms"] for one in alone)
+    windows = [delay for one in found["laws"][law] for delay in one["windows"]]
+    return f"{sum(delay - alone_delay > tolerance * alone_step for delay in windows)} of {len(windows)}"
 
 
 def spread(values: Sequence[float]) -> str:

@@ -1,6 +1,6 @@
 """`make bench-sharing ONLY=rules`: what each rule of the ladder is worth on real scripts.
 
-    python bench/sharing_rules.py [--pairs drift,conv] [--rounds 3] [--settle 7]
+    python bench/sharing_rules.py [--pairs drift,conv] [--rules audit] [--rounds 3]
 
 As `sharing_live.py`, and in place of the rivals the ladder with one of its rules taken out (`machine/ablations.py`),
 each on the scripts for which it was made: nothing but time would be lost on others.
@@ -10,41 +10,59 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.live_command import json_option, keep, leave_the_device, options, print_head  # noqa: E402
-from bench.sharing_live import LAWS, TITLES, compare, rows  # noqa: E402
+from bench.sharing_live import LAWS, TITLES, WINDOW, bad_windows, compare, rows  # noqa: E402
 from plugins.sharing.machine.ablations import RULES  # noqa: E402
+from plugins.sharing.policy.interference import TOLERANCE  # noqa: E402
 
-MADE_FOR: dict[str, tuple[float, tuple[str, ...]]] = {
-    "mlp-input": (8.0, ("head", "alarm", "easing", "known-baseline", "too-much", "busy")),
-    "conv": (8.0, ("easing", "known-baseline", "too-much", "busy")),
-    "drift": (20.0, ("verification", "audit")),
-    "evaluation": (20.0, ("away", "audit")),
-    "noisy": (8.0, ("known-baseline", "too-much")),
-    "conv-input/sudden": (20.0, ("alarm", "verification")),
+
+class Made(NamedTuple):
+    """What shows whether rules are worth something."""
+
+    rules: tuple[str, ...]
+    measure_s: float = 8.0
+    """Whole periods of what grows, or goes away."""
+    settle_s: float = 7.0
+    whole: bool = False
+    """On a core that takes no operation off, as a GPU (`whole_operations.py`)."""
+
+
+MADE_FOR = {
+    "mlp-input": Made(("head", "alarm", "easing", "known-baseline", "too-much", "busy")),
+    "conv": Made(("easing", "known-baseline", "too-much", "busy")),
+    "drift": Made(("verification", "audit"), measure_s=20.0),
+    "evaluation": Made(("away", "audit", "easing"), measure_s=20.0),
+    "noisy": Made(("known-baseline", "too-much")),
+    "quickens": Made(("audit",), measure_s=30.0, settle_s=45.0),
+    "conv-input/sudden": Made(("alarm", "verification"), measure_s=20.0),
+    "conv-input/long": Made(("head", "too-much"), settle_s=15.0, whole=True),
+    "conv-input/jump": Made(("alarm", "verification"), measure_s=20.0, whole=True),
 }
-"""Of each pair, for how many seconds it is measured (whole periods of what grows, or goes away), and which rules."""
+"""By pair."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = options(__doc__)
     parser.add_argument("--pairs", default=",".join(MADE_FOR))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--settle", type=float, default=7.0, metavar="SECONDS")
+    parser.add_argument("--rules", help="only these")
     json_option(parser)
     args = parser.parse_args(argv)
     leave_the_device()
-    print_head(TITLES)
+    print_head(f"{TITLES} | {WINDOW} mini-batches over {100 * TOLERANCE:.0f} %")
     whole = {}
     for kind in args.pairs.split(","):
-        measure_s, rules = MADE_FOR[kind]
+        made = MADE_FOR[kind]
         laws = {name: LAWS[name] for name in ("alone", "packed", "ours")}
-        laws |= {f"without-{rule}": RULES[rule] for rule in rules}
-        whole[kind] = asyncio.run(compare(kind, args.rounds, args.settle, measure_s, laws))
-        print("\n".join(rows(kind, whole[kind])), flush=True)
+        laws |= {f"without-{rule}": RULES[rule] for rule in made.rules if args.rules is None or rule in args.rules}
+        whole[kind] = asyncio.run(compare(kind, args.rounds, made.settle_s, made.measure_s, laws, made.whole))
+        for law, row in zip(laws, rows(kind, whole[kind]), strict=True):
+            print(f"{row} {bad_windows(whole[kind], law, TOLERANCE)} |", flush=True)
     keep(whole, args.json)
     return 0
 

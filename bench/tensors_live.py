@@ -2,9 +2,10 @@
 
     python bench/tensors_live.py [--ranks 2,4] [--rounds 20] [--json FILE]
 
-One process a rank, one thread each; the aggregator's bytes go by TCP over loopback to a process of its own. In each
-window the same ranks do a block of rounds with Covey, one with gloo, one with gloo, one with Covey. ms: median round of
-rank 0. CPU: processor time of a round, all ranks and the aggregator together, ms. (Needs PyTorch.)
+One process a rank, one thread each. *Shared*: in memory that the ranks share, as on one host. *TCP*: through an
+aggregator, a process of its own, over loopback, as between hosts. In each window the same ranks do a block of rounds
+through each, and again in the other order. ms: median round of rank 0, and in times of gloo's. CPU: processor time of a
+round, all ranks and the aggregator together, ms. (Needs PyTorch.)
 
     4 KB .. 100 MB   one tensor, `push_pull(out=)` beside `all_reduce`
     25 MB in 100     a hundred tensors of 256 KB: all pushed, then all waited for, beside `all_reduce(async_op=True)`
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ CASES: dict[str, tuple[int, int]] = {
     "DDP": (0, 0),
 }
 """How many tensors of how many bytes."""
-DOORS = ("covey", "gloo", "gloo", "covey")
+DOORS = ("shared", "tcp", "gloo")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", default=",".join(CASES))
     json_option(parser)
     args = parser.parse_args(argv)
-    print_head("ranks | tensors | Covey, ms | gloo, ms | ratio | Covey, CPU ms | gloo, CPU ms | ratio")
+    print_head("ranks | tensors | shared, ms | TCP, ms | gloo, ms | shared, CPU ms | TCP, CPU ms | gloo, CPU ms")
     whole: dict[str, Any] = {}
     for ranks in map(int, args.ranks.split(",")):
         for case in args.cases.split(","):
@@ -60,17 +61,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def row(found: dict[str, Any]) -> str:
-    def both(what: str) -> str:
-        ours, theirs = found["covey"][what], found["gloo"][what]
-        return f"{ours:.2f} | {theirs:.2f} | {ours / theirs:.2f}"
+    def each(what: str) -> str:
+        theirs = found["gloo"][what]
+        ours = [f"{found[door][what]:.2f} ({found[door][what] / theirs:.2f}x)" for door in DOORS[:2]]
+        return f"{' | '.join(ours)} | {theirs:.2f}"
 
-    return f"{both('ms')} | {both('cpu_ms')}"
+    return f"{each('ms')} | {each('cpu_ms')}"
 
 
 def measure(ranks: int, case: str, rounds: int) -> dict[str, Any]:
     """By door: the median round of rank 0, and what a round costs in processor time."""
     import uvloop
 
+    from covey import tensor_layout
     from tests.plugins.aggregator.loopback import AggdThread
 
     class LikeAgents(AggdThread):
@@ -79,18 +82,21 @@ def measure(ranks: int, case: str, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="covey-bench-") as folder:
         aggd = LikeAgents(Path(folder), memory_bytes_max=4 << 30)
         address = aggd.serve(JOB, EPOCH, ranks).address
-        words = [str(ranks), case, str(rounds), address, folder]
+        memory = tensor_layout.make(ranks)
+        words = [str(ranks), case, str(rounds), address, folder, str(memory)]
         command = [sys.executable, str(Path(__file__).resolve()), "--rank"]
         processes = [
-            subprocess.Popen([*command, str(rank), *words], stdout=subprocess.PIPE, text=True) for rank in range(ranks)
+            subprocess.Popen([*command, str(rank), *words], stdout=subprocess.PIPE, text=True, pass_fds=(memory,))
+            for rank in range(ranks)
         ]
+        os.close(memory)
         said = [process.communicate()[0] for process in processes]
         aggd.finish()
         if any(process.returncode for process in processes):
             raise SystemExit(f"{ranks} ranks, {case}: a rank failed")
     each = [json.loads(text) for text in said]
     found: dict[str, Any] = {}
-    for door in ("covey", "gloo"):
+    for door in DOORS:
         cpu_s = sum(one[door]["cpu_s"] for one in each) + each[0][door]["aggregator_s"]
         all_ms = each[0][door]["ms"]
         found[door] = {"ms": statistics.median(all_ms), "cpu_ms": 1000 * cpu_s / len(all_ms), "all_ms": all_ms}
@@ -100,26 +106,29 @@ def measure(ranks: int, case: str, rounds: int) -> dict[str, Any]:
 # ---- in a rank ----
 
 
-def rank_main(rank: int, ranks: int, case: str, rounds: int, address: str, folder: str) -> None:
+def rank_main(rank: int, ranks: int, case: str, rounds: int, address: str, folder: str, memory: str) -> None:
     import torch
     import torch.distributed as dist
 
     from covey.core import HostId, JobId
+    from covey.tensor_memory import TensorMemory
     from covey.tensors import TensorClient
     from covey.wire import AggregatorAt
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    client = TensorClient(JobId(JOB), rank, ranks, lambda epoch, why: None)
-    client.moved(AggregatorAt(JobId(JOB), EPOCH, HostId("h1"), address, SECRET))
-    play = ddp(torch, client, ranks) if case == "DDP" else sums(torch, client, case)
-    found: dict[str, dict[str, Any]] = {
-        door: {"ms": [], "cpu_s": 0.0, "aggregator_s": 0.0} for door in ("covey", "gloo")
+    clients = {
+        door: TensorClient(JobId(JOB), rank, ranks, lambda epoch, why: None, undecided=door == "shared")
+        for door in DOORS[:2]
     }
-    for door in DOORS[:2]:
+    clients["shared"].memory_is(TensorMemory(int(memory), rank, ranks))
+    clients["tcp"].moved(AggregatorAt(JobId(JOB), EPOCH, HostId("h1"), address, SECRET))
+    play = ddp(torch, clients, ranks) if case == "DDP" else sums(torch, clients, case)
+    found: dict[str, dict[str, Any]] = {door: {"ms": [], "cpu_s": 0.0, "aggregator_s": 0.0} for door in DOORS}
+    for door in DOORS:
         for _ in range(3):
             play[door]()
-    for door in DOORS:
+    for door in (*DOORS, *reversed(DOORS)):
         dist.barrier()
         cpu_s, aggregator_s = time.process_time(), aggregators_s()
         for _ in range(rounds):
@@ -129,8 +138,9 @@ def rank_main(rank: int, ranks: int, case: str, rounds: int, address: str, folde
         found[door]["cpu_s"] += time.process_time() - cpu_s
         dist.barrier()
         found[door]["aggregator_s"] += aggregators_s() - aggregator_s
-    client.leave()
-    client.close()
+    for client in clients.values():
+        client.leave()
+        client.close()
     print(json.dumps(found))
 
 
@@ -140,7 +150,7 @@ def aggregators_s() -> float:
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
-def sums(torch: Any, client: Any, case: str) -> dict[str, Callable[[], None]]:
+def sums(torch: Any, clients: Mapping[str, Any], case: str) -> dict[str, Callable[[], None]]:
     import torch.distributed as dist
 
     count, size = CASES[case]
@@ -148,22 +158,25 @@ def sums(torch: Any, client: Any, case: str) -> dict[str, Callable[[], None]]:
     arrays = [tensor.numpy() for tensor in tensors]
     outs = [torch.empty(size // 4).numpy() for _ in range(count)]
 
-    def ours() -> None:
-        handles = [client.push(f"t{at}", array, out=outs[at]) for at, array in enumerate(arrays)]
-        for handle in handles:
-            handle.wait()
+    def ours(client: Any) -> Callable[[], None]:
+        def many() -> None:
+            handles = [client.push(f"t{at}", array, out=outs[at]) for at, array in enumerate(arrays)]
+            for handle in handles:
+                handle.wait()
 
-    def one() -> None:
-        client.push_pull("t0", arrays[0], out=outs[0])
+        def one() -> None:
+            client.push_pull("t0", arrays[0], out=outs[0])
+
+        return one if count == 1 else many
 
     def gloo() -> None:
         for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
             work.wait()
 
-    return {"covey": one if count == 1 else ours, "gloo": gloo}
+    return {**{door: ours(client) for door, client in clients.items()}, "gloo": gloo}
 
 
-def ddp(torch: Any, client: Any, ranks: int) -> dict[str, Callable[[], None]]:
+def ddp(torch: Any, clients: Mapping[str, Any], ranks: int) -> dict[str, Callable[[], None]]:
     from types import SimpleNamespace
 
     import covey.torch
@@ -183,13 +196,16 @@ def ddp(torch: Any, client: Any, ranks: int) -> dict[str, Callable[[], None]]:
         layers = [torch.nn.Linear(1024, 1024) for _ in range(6)]
         return torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
 
-    ours = model()
-    covey.torch.attach(ours, SimpleNamespace(tensors=client, world_size=ranks))
-    return {"covey": step(ours), "gloo": step(model())}
+    def ours(client: Any) -> Any:
+        made = model()
+        covey.torch.attach(made, SimpleNamespace(tensors=client, world_size=ranks))
+        return made
+
+    return {**{door: step(ours(client)) for door, client in clients.items()}, "gloo": step(model())}
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--rank"]:
-        rank_main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]), *sys.argv[6:8])
+        rank_main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]), *sys.argv[6:9])
     else:
         sys.exit(main())

@@ -145,6 +145,7 @@ def submit_digits(agent: Agent) -> dict[str, Any]:
     """As `agentctl submit` would."""
     script = example()
     words = ["submit", "--name", "digits", "--workers", str(WORKERS), "--cwd", str(script.parent.parent)]
+    words += ["--env", "COVEY_SHARED_TENSORS=0"]  # where all are on one host they would need no aggregator
     args: argparse.Namespace = parse([*words, "--", sys.executable, str(script)])
     return submit.send(agent, submit.spec_of(args, args.command, os.environ, os.getcwd()))
 

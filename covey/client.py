@@ -27,6 +27,7 @@ from covey.core import HostId, JobId
 from covey.errors import CoveyError
 from covey.frames import FrameError, body_size, pack, unpack
 from covey.kernels import kernel
+from covey.memory_offer import MemoryOffer
 from covey.page_link import PageLink, PageUser
 from covey.step_clock import StepClock, ToldStep
 from covey.version import VERSION
@@ -41,8 +42,10 @@ from covey.wire import (
     Frame,
     Join,
     Joined,
+    NoTensorMemory,
     Refusal,
     Stopping,
+    TensorMemoryHere,
     decoder,
     other_protocol,
 )
@@ -101,6 +104,7 @@ class JobClient:
         self.given = False
         """To the script, by `join`."""
         self._pages = PageLink()
+        self._memory = MemoryOffer(self.rank, self.world_size, environ)
         self._aggregator: AggregatorAt | None = None
         self._tensors: TensorClient | None = None
         self._clock = StepClock()
@@ -217,11 +221,21 @@ class JobClient:
         from covey.tensors import TensorClient
 
         with self._lock:
-            if self._tensors is None:
-                self._tensors = TensorClient(self.id, self.rank, self.world_size, self._aggregator_lost)
-                if self._aggregator is not None:
-                    self._tensors.moved(self._aggregator)
-            return self._tensors
+            if self._tensors is not None:
+                return self._tensors
+            lost = self._aggregator_lost
+            made = self._tensors = TensorClient(self.id, self.rank, self.world_size, lost, undecided=True)
+            if self._aggregator is not None:
+                made.moved(self._aggregator)
+        self._cannot_share(self._memory.used_by(made))
+        return made
+
+    def _cannot_share(self, why: str) -> None:
+        """Tell the agent, which tells the other ranks."""
+        if why:
+            with self._lock:
+                self._urgent.append(pack(NoTensorMemory(why[:400])))
+            self._wakes.wake()
 
     def close(self) -> None:
         """Send the last figures if the agent is connected, then disconnect. Idempotent; also called at exit."""
@@ -234,6 +248,7 @@ class JobClient:
         self._thread.join(GOODBYE_S + 0.5)
         if tensors is not None:
             tensors.close()
+        self._memory.close()
         if not self._thread.is_alive():
             self._wakes.close()
         _living.discard(self)
@@ -329,7 +344,8 @@ class JobClient:
 
     def _hello(self) -> Join:
         """A new one each time: the kernel is known once numpy is imported."""
-        return Join(os.getpid(), self.id, self.rank, self.epoch, self._token, kernel(), PROTOCOL, VERSION)
+        own = os.getpid(), self.id, self.rank, self.epoch, self._token
+        return Join(*own, kernel(), PROTOCOL, VERSION, self._memory.now)
 
     def _next_out(self) -> bytes:
         with self._lock:
@@ -358,6 +374,10 @@ class JobClient:
             self._moved(frame)
         elif isinstance(frame, Stopping):
             self._stop_asked(frame)
+        elif isinstance(frame, TensorMemoryHere):
+            self._cannot_share(self._memory.here(self._pages.take()))
+        elif isinstance(frame, NoTensorMemory):
+            self._memory.none(frame.why)
         elif (answer := self._pages.heard(frame)) is not None:
             with self._lock:
                 self._urgent.append(pack(answer))
@@ -373,6 +393,7 @@ class JobClient:
             again = (self._lost, self._attached, self._pages.hello())
             self._urgent.extend(pack(frame) for frame in again if frame is not None)
         self._refusal = None
+        self._memory.joined(joined.tensor_memory)
         self._answered.set()
 
     def _refuse(self, refusal: Refusal) -> None:

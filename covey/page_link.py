@@ -58,10 +58,14 @@ class PageLink:
         self.user.pages_came(limits, report, flag)
         return PagesMapped()
 
-    def _take(self, writable: bool) -> mmap.mmap:
+    def take(self) -> int:
+        """A descriptor that came with a frame. FrameError when there is none."""
         if not self._descriptors:
             raise FrameError("the agent named a page and sent no descriptor")
-        descriptor = self._descriptors.popleft()
+        return self._descriptors.popleft()
+
+    def _take(self, writable: bool) -> mmap.mmap:
+        descriptor = self.take()
         try:
             return memfd.writable(descriptor) if writable else memfd.readable(descriptor)
         except (ValueError, OSError) as error:

@@ -43,3 +43,16 @@ def addition(node: Node, ranks: int, order: Order) -> Addition | None:
         if end < ranks:
             return Addition(node, (end, min(end + width, ranks)))
         width *= 2  # no partner: it goes up alone
+
+
+def last_addition(node: Node, order: Order) -> Addition | None:
+    """The one addition that makes `node`; None: it is one rank's contribution."""
+    first, end = node
+    if end - first == 1:
+        return None
+    if order == "rank":
+        return Addition((first, end - 1), (end - 1, end))
+    width = 1
+    while 2 * width < end - first:
+        width *= 2
+    return Addition((first, first + width), (first + width, end))

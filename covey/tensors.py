@@ -12,54 +12,36 @@ Every rank calls the same rounds in the same order per tensor; a round's result 
 one contribution per rank, in a fixed order of additions (`covey.sum_order`), in whatever order they arrive and however
 often the aggregator is replaced. Rounds of different names may be under way at once, from several threads.
 
-A thread of its own reads the connection, so that the aggregator can ask for the last result while the script computes.
-It also connects again: to the same address until the agent names another one (`moved`), and then to that at once. Calls
-block meanwhile; after 30 s they write to stderr what they wait for.
+Where all ranks of the job are on one host they need no aggregator: they add in memory that they share. Otherwise, or
+where a rank cannot, tensors go to an aggregator by TCP. The bits are the same.
 
-    script threads   push ------- PUSH parts ------>|         |
-                     wait: on the condition         |  socket |   aggd
-    link thread      reads RESULT, answers ASK <----|         |
+Calls block until every rank has pushed; after 30 s they write to stderr what they wait for.
 
-At the rank a round copies a tensor once, from the buffer it came into to where the script wants it.
+    script --push--> all ranks here, and memory for it?  yes: covey.shared_rounds
+                                                         no:  covey.aggregator_rounds
 """
 
 import contextlib
-import os
+import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TextIO
 
 import numpy as np
-import numpy.typing as npt
 
+from covey.aggregator_rounds import AggregatorRounds
 from covey.core import JobId
-from covey.handshake import NONCE_BYTES
-from covey.rounds import Rounds, Stale, Superseded, TensorRounds
+from covey.rounds import Rounds
+from covey.shared_rounds import SharedRounds, SharedTensor
 from covey.sum_order import ORDERS, Order
-from covey.tensor_link import CONNECT_S, TensorLink
-from covey.tensorwire import (
-    HEADER_BYTES,
-    PART_BYTES,
-    Frame,
-    Header,
-    TensorOp,
-    TensorWireError,
-    epoch_text,
-    grant_of,
-    parse,
-    verify,
-)
+from covey.tensor_arrays import Array, check_out, checked
+from covey.tensor_memory import MemoryFault, MemoryRefused, TensorMemory
+from covey.tensorwire import PART_BYTES, Declared, Kind
 from covey.units import format_seconds
 from covey.wire import AggregatorAt
 
-Array = npt.NDArray[np.float32]
-
-RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Pauses between attempts to reach the same address, seconds; the last one repeats."""
-SMALL_BYTES = 64 << 10
-"""Such a push is sent at once by whoever makes it: handing it to another thread costs more."""
 BARRIER, LEAVE = "covey/barrier", "covey/leave"
 LEAVE_S = 60.0
 """How long a rank that is done waits for the others, seconds. Longer than any takeover by another aggregator; it runs
@@ -90,6 +72,31 @@ class TensorHandle:
         return self._result
 
 
+class _Patience:
+    """Of whoever waits for one tensor."""
+
+    def __init__(self, client: "TensorClient", name: str, give_up_s: float | None) -> None:
+        self._client, self._name, self._began_s = client, name, time.monotonic()
+        self._tell_s = self._began_s + client._patience_s
+        self._end_s = math.inf if give_up_s is None else self._began_s + give_up_s
+
+    @property
+    def left_s(self) -> float:
+        """Until the next look, at most."""
+        return max(0.0, min(self._tell_s, self._end_s) - time.monotonic()) + 0.001
+
+    def look(self) -> None:
+        """Says why it takes so long, from time to time. TimeoutError at the end of it; errors of the client."""
+        self._client._raise_if_over()
+        now_s = time.monotonic()
+        if now_s >= self._end_s:
+            raise TimeoutError(f"tensor {self._name!r} took longer than {format_seconds(self._end_s - self._began_s)}")
+        if now_s >= self._tell_s:
+            waited = format_seconds(now_s - self._began_s)
+            self._client._tell(f"has waited {waited} for tensor {self._name!r}: {self._client._why(self._name)}")
+            self._tell_s = now_s + self._client._patience_s
+
+
 class TensorClient:
     """One rank's tensors. Made by `covey.join()`; `moved` may be called from any thread, and so may the rest: one name
     has one round at a time, of different names there may be as many as there are."""
@@ -101,30 +108,29 @@ class TensorClient:
         world_size: int,
         lost: Callable[[int, str], None],
         *,
+        undecided: bool = False,
         part_bytes: int = PART_BYTES,
         patience_s: float = 30.0,
         say: TextIO | None = None,
     ) -> None:
-        """`lost(epoch, why)` is called from the link thread each time the address of that epoch cannot be used."""
+        """`lost(epoch, why)` is called from the link thread each time the address of that epoch cannot be used.
+        `undecided`: the first tensors wait for `memory_is`."""
         self.rank, self.world_size = rank, world_size
         self.communicate_s = 0.0
         """Seconds the script has spent in calls here."""
         self._thread_here = threading.local()
-        self._lost, self._patience_s, self._say = lost, patience_s, say
+        self._job, self._patience_s, self._say = job, patience_s, say
         self._changed = threading.Condition()
-        """Guards everything below; notified when any of it changes."""
-        self._rounds = Rounds(job, rank, world_size, part_bytes)
-        self._at: AggregatorAt | None = None
-        self._link: TensorLink | None = None
-        self._problem = "the agent has not named an aggregator yet"
-        self._fatal: Exception | None = None
-        self._open: set[str] = set()
-        """Tensors with a round that nobody has waited for."""
-        self._repeating = False
-        """What was pushed is sent once more, over a new connection: it must stay as it is, even if its result comes."""
+        """Guards what follows; notified when any of it changes."""
+        self._open: dict[str, Array] = {}
+        """Tensors with a round that nobody has waited for, and what was pushed, which stays as it is until then."""
+        self._undecided = undecided
+        """Whether the agent has yet to say if the ranks share memory."""
+        self._shared: SharedRounds | None = None
+        self._ways: dict[str, SharedTensor | None] = {}
+        """Of each tensor: through shared memory, or through an aggregator."""
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="covey-tensors", daemon=True)
-        self._thread.start()
+        self._far = AggregatorRounds(Rounds(job, rank, world_size, part_bytes), lost)
 
     # ---- from the script ----
 
@@ -132,7 +138,7 @@ class TensorClient:
     def order(self) -> Order:
         """Of the additions of a round (`covey.sum_order`): "tree", or "rank" as a plain loop adds. To be set before the
         first tensor, to the same on every rank: ValueError."""
-        return self._rounds.order
+        return self._far.rounds.order
 
     @order.setter
     def order(self, order: Order) -> None:
@@ -140,22 +146,26 @@ class TensorClient:
         if order not in ORDERS:
             raise ValueError(f"tensors are added by {' or '.join(ORDERS)}, not {order!r}")
         with self._changed:
-            if self._rounds.tensors:
+            if self._ways:
                 raise ValueError("there are tensors already; set the order of their additions before the first one")
-            self._rounds.order = order
+            self._far.rounds.order = order
 
     def model(self, name: str, initial: Array) -> Array:
         """Parameters kept at the aggregator: rank 0's `initial`, on every rank, as a new float32 array of that shape.
         Blocks until all ranks called it. Errors as of `push_pull`."""
-        data = _checked(name, initial)
+        data = checked(name, initial)
         with self._timed():
-            self._say_out(lambda: self._rounds.declare(name, "model", data.shape, _bytes(data)), data.nbytes)
-            return self._wait(name, lambda tensor: tensor.agreed)
+            self._begin(name, "model", data, True)
+            try:
+                return self._wait(name)
+            finally:
+                self._ended(name)
 
     def push(self, name: str, array: Array, *, out: Array | None = None) -> TensorHandle:
         """Begin this tensor's next round, and go on: `push(...).wait()` is `push_pull`. `array` is read until then, and
         must stay as it is; only `wait` writes to `out`, which may be the same array and must be of its shape,
-        contiguous float32. Does not wait for other ranks, nor for the network. Errors as of `push_pull`."""
+        contiguous float32. Does not wait for other ranks, nor for the network; only the first tensor waits until all
+        ranks have joined their agents. Errors as of `push_pull`."""
         return self._push(name, array, out, False)
 
     def push_pull(self, name: str, array: Array, *, out: Array | None = None) -> Array:
@@ -171,20 +181,19 @@ class TensorClient:
         try:
             return handle.wait()
         finally:
-            with self._changed:
-                self._open.discard(name)
+            self._ended(name)
 
     def has_result(self, name: str) -> bool:
         """Whether no round of this tensor is under way, and nothing of it is being sent."""
         with self._changed:
-            return self._rounds.tensors[name].unacknowledged is None and not self._repeating
+            way = self._ways[name]
+        return self._far.has_result(name) if way is None else way.advance_unless_busy()
 
     def finish(self, name: str, out: Array | None) -> Array:
         """The end of the round that is under way; for its handle."""
         with self._timed():
-            result = self._wait(name, lambda tensor: tensor.unacknowledged is None, out=out)
-        with self._changed:
-            self._open.discard(name)
+            result = self._wait(name, out=out)
+        self._ended(name)
         return result
 
     def in_background(self) -> None:
@@ -201,12 +210,11 @@ class TensorClient:
         another may still need its copy of a last result. False when that took longer than `linger_s` seconds. Again is
         harmless: `with covey.join()` makes it too."""
         with self._timed():
-            if LEAVE in self._rounds.tensors:
-                return self._rounds.tensors[LEAVE].unacknowledged is None
-            self._say_out(lambda: self._rounds.declare(LEAVE, "grad", (1,)))
-            self._say_out(lambda: self._rounds.push(LEAVE, bytes(4)))
+            if LEAVE in self._ways:
+                return self.has_result(LEAVE)
+            self._begin(LEAVE, "grad", np.zeros(1, np.float32), True)
             try:
-                self._wait(LEAVE, lambda tensor: tensor.unacknowledged is None, linger_s)
+                self._wait(LEAVE, linger_s)
             except TimeoutError:
                 return False
             return True
@@ -214,117 +222,146 @@ class TensorClient:
     def close(self) -> None:
         """Drops the connection and ends the thread; blocked calls raise TensorError. Again is harmless."""
         with self._changed:
-            self._closed = True
-            if self._link is not None:
-                self._link.shut()
+            self._closed, shared = True, self._shared
             self._changed.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=2 * CONNECT_S)
+        if shared is not None:
+            shared.close()
+        self._far.close()
 
     # ---- from the agent ----
 
     def moved(self, at: AggregatorAt) -> None:
         """Push and pull there from now on, unless an assignment of a higher epoch is already known."""
+        self._far.moved(at)
+        if self._far.fatal is not None and self._shared is not None:
+            self._shared.memory.ring()  # who waits looks at once
+
+    def memory_is(self, memory: TensorMemory | None, why: str = "") -> None:
+        """The agent's word: this is shared with all other ranks, or there is none. `why`: a rank cannot share it, so
+        nobody does from now on."""
         with self._changed:
-            try:
-                news = self._rounds.moved(at.epoch)
-            except Superseded as error:
-                self._fail(error)
-                return
-            if not news:
-                return
-            self._at = at
-            self._problem = f"connecting to the aggregator on {at.host}"
-            if self._link is not None:
-                self._link.shut()
-                self._link = None
-            self._changed.notify_all()
+            if self._undecided:
+                self._shared, self._undecided = None, False
+                if memory is not None:
+                    self._shared = SharedRounds(memory, self._over_tcp)
+                self._changed.notify_all()
+            shared = self._shared
+        if why:
+            self._tell(f"uses no memory that ranks share: {why}")
+            if shared is not None:
+                shared.memory.refuse()
 
     # ---- script side ----
 
     def _push(self, name: str, array: Array, out: Array | None, blocks: bool) -> TensorHandle:
-        data = _checked(name, array)
+        data = checked(name, array)
         if out is not None:
-            _check_out(name, out, data.shape)
+            check_out(name, out, data.shape)
         with self._timed():
-            with self._changed:
-                known = self._rounds.tensors.get(name)
-                if name in self._open:
-                    raise ValueError(f"tensor {name!r} has a round that was not waited for; call wait() of its handle")
-                if known is not None and known.declared.shape != data.shape:
-                    raise ValueError(
-                        f"tensor {name!r} has shape {known.declared.shape}, this array {data.shape}; "
-                        "give an array of another shape another name"
-                    )
-            if known is None:
-                self._say_out(lambda: self._rounds.declare(name, "grad", data.shape))
-            self._say_out(lambda: self._begin(name, data), 0 if blocks else data.nbytes)
+            self._begin(name, "grad", data, blocks)
         return TensorHandle(self, name, out)
 
-    def _begin(self, name: str, data: Array) -> Iterator[Frame]:
-        frames = self._rounds.push(name, _bytes(data))
-        self._open.add(name)
-        return frames
-
-    def _say_out(self, make: Callable[[], Iterable[Frame]], size: int = 0) -> None:
-        """Change the rounds, and send the resulting frames if there is a connection; else `_serve` sends them. `size`:
-        so many bytes are not worth waiting for."""
+    def _begin(self, name: str, kind: Kind, data: Array, blocks: bool) -> None:
+        """The next round of a tensor; a new model's is about its initial value."""
         with self._changed:
+            if name in self._open:
+                raise ValueError(f"tensor {name!r} has a round that was not waited for; call wait() of its handle")
+            self._open[name] = data
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._ended, name)
+            way = self._way(name, kind, data)
             self._raise_if_over()
-            frames, link = make(), self._link
-        if link is not None:
-            link.say(frames, at_once=size <= SMALL_BYTES)
+            if way is not None and self._shared is not None:
+                self._shared.begin(way, data, blocks)
+            elif kind == "grad":
+                self._far.push(name, data, blocks)
+            undo.pop_all()
 
-    def _wait(
-        self,
-        name: str,
-        done: Callable[[TensorRounds], bool],
-        give_up_s: float | None = None,
-        out: Array | None = None,
-    ) -> Array:
-        """The tensor's result. TimeoutError after `give_up_s`."""
-        began = time.monotonic()
-        tell_at = began + self._patience_s
+    def _ended(self, name: str) -> None:
         with self._changed:
-            tensor = self._rounds.tensors[name]
-            while not done(tensor) or self._repeating:
-                self._raise_if_over()
-                if tensor.fault:
-                    raise TensorError(f"tensor {name!r}: {tensor.fault}")
-                wake_at = tell_at if give_up_s is None else min(tell_at, began + give_up_s)
-                self._changed.wait(timeout=max(0.0, wake_at - time.monotonic()) + 0.001)
-                if give_up_s is not None and time.monotonic() >= began + give_up_s and not done(tensor):
-                    raise TimeoutError(f"tensor {name!r} took longer than {format_seconds(give_up_s)}")
-                if time.monotonic() >= tell_at and not done(tensor):
-                    waited = format_seconds(time.monotonic() - began)
-                    self._tell(f"has waited {waited} for tensor {name!r}: {self._why()}")
-                    tell_at = time.monotonic() + self._patience_s
-        # only this name's next round, which nobody can begin before this ends, would write here
-        found: Array = np.frombuffer(tensor.state, dtype="<f4").reshape(tensor.declared.shape)
-        if out is None:
-            return found.copy()
-        np.copyto(out, found)
-        return out
+            self._open.pop(name, None)
 
-    def _why(self) -> str:
-        if self._link is None or self._at is None:
-            return self._problem
-        return f"connected to the aggregator on {self._at.host}; other ranks have not pushed this round yet"
+    def _way(self, name: str, kind: Kind, data: Array) -> SharedTensor | None:
+        """That of a tensor, which is declared if it is new."""
+        if name in self._ways:
+            return self._known(name, kind, data.shape)
+        patience = _Patience(self, name, None)
+        with self._changed:
+            while self._undecided:
+                patience.look()
+                self._changed.wait(patience.left_s)
+        way = self._share(Declared(name, kind, data.shape, self._far.rounds.part_bytes, self._far.rounds.order))
+        if way is None:
+            self._far.declare(name, kind, data)
+        self._ways[name] = way
+        return way
+
+    def _known(self, name: str, kind: Kind, shape: tuple[int, ...]) -> SharedTensor | None:
+        way = self._ways[name]
+        declared = self._far.rounds.tensors[name].declared if way is None else way.declared
+        if kind == "model":
+            raise ValueError(f"tensor {name!r} is already known as {declared.kind} {declared.shape}")
+        if declared.shape != shape:
+            raise ValueError(
+                f"tensor {name!r} has shape {declared.shape}, this array {shape}; "
+                "give an array of another shape another name"
+            )
+        return way
+
+    def _share(self, declared: Declared) -> SharedTensor | None:
+        if self._shared is None:
+            return None
+        try:
+            return self._shared.tensor(declared)
+        except MemoryFault as fault:
+            raise TensorError(f"tensor {declared.name!r}: {fault}") from fault
+        except MemoryRefused as refused:
+            self._tell(f"pushes tensor {declared.name!r} over TCP: {refused}")
+            return None
+
+    def _over_tcp(self, way: SharedTensor) -> None:
+        """A rank refused, after this one had begun the first round."""
+        name, kind = way.declared.name, way.declared.kind
+        self._tell(f"pushes tensor {name!r} over TCP: another rank cannot share memory for it")
+        data = self._open[name]
+        self._far.declare(name, kind, data)
+        if kind == "grad":
+            self._far.push(name, data, False)
+        with self._changed:
+            self._ways[name] = None
+            self._changed.notify_all()
+
+    def _wait(self, name: str, give_up_s: float | None = None, out: Array | None = None) -> Array:
+        """The tensor's result. TimeoutError after `give_up_s`."""
+        patience = _Patience(self, name, give_up_s)
+        try:
+            while (way := self._ways[name]) is not None and self._shared is not None:
+                if self._shared.wait(way, patience.look):
+                    if way.fault:
+                        raise ValueError(way.fault)
+                    return way.take(out)
+            return self._far.wait(name, patience, out)
+        except ValueError as error:
+            raise TensorError(f"tensor {name!r}: {error}") from error
+
+    def _why(self, name: str) -> str:
+        """For what this tensor waits, for people."""
+        if self._undecided:
+            return "the agent has not said yet whether the ranks share memory: not all have joined"
+        way = self._ways.get(name)
+        if way is not None:
+            return f"rank {', '.join(map(str, way.missing()))} has not pushed this round yet"
+        return self._far.why()
 
     def _tell(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
-            print(f"covey: rank {self.rank} of {self._rounds.job} {text}", file=self._say or sys.stderr, flush=True)
+            print(f"covey: rank {self.rank} of {self._job} {text}", file=self._say or sys.stderr, flush=True)
 
     def _raise_if_over(self) -> None:
-        if self._fatal is not None:
-            raise self._fatal
+        if self._far.fatal is not None:
+            raise self._far.fatal
         if self._closed:
             raise TensorError("the tensor client is closed")
-
-    def _fail(self, error: Exception) -> None:
-        with self._changed:
-            self._fatal = self._fatal or error
-            self._changed.notify_all()
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
@@ -334,120 +371,3 @@ class TensorClient:
         finally:
             if not getattr(self._thread_here, "background", False):
                 self.communicate_s += time.monotonic() - began
-
-    # ---- link thread ----
-
-    def _run(self) -> None:
-        tried: AggregatorAt | None = None
-        attempt = 0
-        while (at := self._target()) is not None:
-            attempt = attempt + 1 if at is tried else 0
-            tried, began = at, time.monotonic()
-            try:
-                self._serve(at)
-            except Superseded as error:
-                self._fail(error)
-            except OSError as error:
-                self._report(at, _words(error))
-            if time.monotonic() - began > RETRY_S[-1]:
-                attempt = 0
-            with self._changed:
-                if not self._closed and self._at is at:
-                    self._changed.wait(timeout=RETRY_S[min(attempt, len(RETRY_S) - 1)])
-
-    def _target(self) -> AggregatorAt | None:
-        """Where to connect, once the agent has named it; None when the client is closed."""
-        with self._changed:
-            while not self._closed and self._fatal is None and self._at is None:
-                self._changed.wait()
-            return None if self._closed or self._fatal is not None else self._at
-
-    def _report(self, at: AggregatorAt, why: str) -> None:
-        with self._changed:
-            if self._closed or self._at is not at:
-                return
-            self._problem = f"no aggregator: {at.address} on {at.host} (epoch {epoch_text(at.epoch)}) {why}"
-        self._lost(at.epoch, why)
-
-    def _serve(self, at: AggregatorAt) -> None:
-        """Connect and carry frames until the connection ends, always by an exception."""
-        link = TensorLink(at.address)
-        try:
-            with self._changed:
-                hello = self._rounds.hello(at.secret, os.urandom(NONCE_BYTES)) if self._at is at else None
-            if hello is None:
-                raise ConnectionAbortedError("is no longer the aggregator")
-            link.send((hello,))
-            for expected in (TensorOp.CHALLENGE, TensorOp.WELCOME):
-                header = self._take(link, at)
-                if header.op is not expected:
-                    raise TensorWireError(f"answered {header.op.name} to our hello")
-            link.sock.settimeout(None)
-            with link.lock:  # no other frame goes before those that open our tensors
-                with self._changed:
-                    if self._closed or self._at is not at:
-                        raise ConnectionAbortedError("is no longer the aggregator")
-                    frames, self._link, self._repeating = self._rounds.connected(), link, True
-                link.send_locked(frames)
-                with self._changed:
-                    self._repeating = False
-                    self._changed.notify_all()
-            while True:
-                self._take(link, at)
-        finally:
-            with self._changed:
-                if self._link is link:
-                    self._link = None
-                self._repeating = False
-                self._changed.notify_all()
-            link.close()
-
-    def _take(self, link: TensorLink, at: AggregatorAt) -> Header:
-        """One frame."""
-        link.await_byte(self._rounds.ping)
-        head = bytearray(HEADER_BYTES)
-        link.read_into(memoryview(head))
-        header = parse(head)
-        with self._changed:
-            if self._at is not at:
-                raise ConnectionAbortedError("is no longer the aggregator")
-            into = self._rounds.destination(header)
-        link.read_into(into)
-        verify(head, into)
-        with self._changed:
-            if self._at is not at:
-                raise ConnectionAbortedError("is no longer the aggregator")
-            answer = self._rounds.heard(header, into)
-            self._changed.notify_all()
-        link.send(answer, careful=False)
-        return header
-
-
-def _checked(name: str, array: Array) -> Array:
-    data = np.asarray(array)
-    if data.dtype != np.float32:
-        raise TypeError(f"tensor {name!r} is {data.dtype}; convert it first: array.astype(numpy.float32)")
-    return np.ascontiguousarray(data, dtype="<f4").reshape(data.shape)
-
-
-def _check_out(name: str, out: object, shape: tuple[int, ...]) -> None:
-    if not isinstance(out, np.ndarray) or out.dtype != np.float32 or not out.flags.c_contiguous:
-        raise TypeError(f"the result of tensor {name!r} goes into a contiguous float32 array, not {_kind(out)}")
-    if out.shape != shape or not out.flags.writeable:
-        how = f"has shape {out.shape}, not {shape}" if out.shape != shape else "cannot be written"
-        raise ValueError(f"the array for the result of tensor {name!r} {how}")
-
-
-def _kind(out: object) -> str:
-    return f"{out.dtype} of strides {out.strides}" if isinstance(out, np.ndarray) else type(out).__name__
-
-
-def _bytes(data: Array) -> memoryview:
-    return data.reshape(-1).view(np.uint8).data
-
-
-def _words(error: OSError) -> str:
-    if isinstance(error, Stale):
-        known = f"; it serves epoch {epoch_text(error.epoch)}" if grant_of(error.epoch) else ""
-        return f"{error}{known}"
-    return str(error) or type(error).__name__

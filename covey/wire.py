@@ -38,6 +38,8 @@ class Join(Frame, frozen=True, tag="Join"):
     """`PROTOCOL` of the process; a frame without it is from before the first release."""
     version: str = ""
     """Of its covey-job."""
+    tensor_memory: int = 0
+    """Whether it can share memory for tensors with the other ranks of its job: 0 no, 1 yes, 2 it does."""
 
 
 class Joined(Frame, frozen=True, tag="Joined"):
@@ -49,6 +51,8 @@ class Joined(Frame, frozen=True, tag="Joined"):
     protocol: int = 1
     version: str = ""
     """Of the agent."""
+    tensor_memory: bool = False
+    """Whether `TensorMemoryHere` or `NoTensorMemory` follows, once all ranks have joined."""
 
 
 class Refusal(Frame, frozen=True, tag="Refusal"):
@@ -120,6 +124,18 @@ class PagesMapped(Frame, frozen=True, tag="PagesMapped"):
     """Rank -> agent: `report` and `flag` are mapped; from now on nobody else comes to write them."""
 
 
+class TensorMemoryHere(Frame, frozen=True, tag="TensorMemoryHere"):
+    """Agent -> rank, with a descriptor: memory in which all ranks of the job exchange tensors
+    (`covey.tensor_layout`)."""
+
+
+class NoTensorMemory(Frame, frozen=True, tag="NoTensorMemory"):
+    """Agent -> rank: there is none, or from now on none for more tensors. Rank -> agent: it cannot use what it was
+    given; the agent tells the others."""
+
+    why: str
+
+
 class NeighbourFlag(Frame, frozen=True, tag="NeighbourFlag"):
     """Agent -> rank: with a descriptor, the `flag` of the guaranteed rank that it shares a GPU with; without, there is
     none any more."""
@@ -176,7 +192,7 @@ class Detached(Frame, frozen=True, tag="Detached"):
 FrameUnion = (
     Join | Joined | Refusal | AggregatorAt | AggregatorLost | Stepped | Attached
     | AskPages | PagesHere | PagesMapped | NeighbourFlag
-    | Stopping | ExtendGrace | Attach | VolumeAt | Detach | Detached
+    | TensorMemoryHere | NoTensorMemory | Stopping | ExtendGrace | Attach | VolumeAt | Detach | Detached
 )  # fmt: skip
 decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnion)
 

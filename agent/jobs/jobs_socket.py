@@ -17,13 +17,14 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
+from agent.jobs.connected import ConnectedProcess, plain
 from agent.jobs.counted import CountedProcesses
-from agent.jobs.rank_pages import HeldPages
+from agent.jobs.tensor_memories import TensorMemories
 from agent.ports.protocol_error_limit import ProtocolErrorLimit
 from covey.core import Fact, JobId
 from covey.errors import Refused
 from covey.frames import FrameError, pack, read_frame
-from covey.ports import ByteStream, Env, Listener, Pages, SharedPage
+from covey.ports import ByteStream, Env, Listener
 from covey.version import VERSION
 from covey.wire import (
     PROTOCOL,
@@ -34,15 +35,17 @@ from covey.wire import (
     Join,
     Joined,
     NeighbourFlag,
+    NoTensorMemory,
     PagesHere,
     PagesMapped,
     Refusal,
     Stepped,
     Stopping,
+    TensorMemoryHere,
     decoder,
     other_protocol,
 )
-from plugins.base import JobPeer, Outbox, RanksSpec
+from plugins.base import JobPeer, RanksSpec
 from plugins.facts import JobAttached, JobJoined, RankShares, StepTimed
 
 JOIN_S = 5.0
@@ -50,7 +53,6 @@ JOIN_S = 5.0
 PEERS_MAX = 1024
 METRICS_MAX = 16
 METRIC_NAME_MAX = 64
-KERNEL_MAX = 64
 BOUNDARY_MAX = 32
 BY_SCRIPT = Stepped(0, 0.0).boundary
 ATTACHED_MAX, PROBLEM_MAX = 160, 400
@@ -69,34 +71,6 @@ class Tokens(Protocol):
     async def extend(self, job: JobId, epoch: int, seconds: float) -> None: ...
 
 
-class ConnectedProcess:
-    """`plugins.base.JobPeer`."""
-
-    def __init__(self, join: Join, uid: int, stream: ByteStream) -> None:
-        self.pid, self.job, self.uid = join.pid, join.job, uid
-        self.rank, self.epoch = join.rank, join.epoch
-        self.kernel = _plain(join.kernel, KERNEL_MAX)
-        self.attached: tuple[str, str] | None = None
-        """To what, and why not to more, as this process said."""
-        self.pages: HeldPages | None = None
-        self._stream = stream
-        self.outbox = Outbox()
-
-    def send(self, frame: Frame) -> None:
-        """Never waits; a process too far behind is cut off."""
-        self._put(pack(frame))
-
-    def _put(self, frame: bytes, pages: tuple[SharedPage, ...] = ()) -> None:
-        if not self.outbox.put(frame, pages):
-            self._stream.close()
-
-    def make_pages(self, port: Pages, asked: AskPages) -> None:
-        """It can go by limits; it is given its pages once. OSError when there is no memory for them."""
-        if self.pages is None:
-            self.pages = HeldPages(port, asked, self._put)
-            self._put(pack(PagesHere()), self.pages.all)
-
-
 class JobSocket:
     """Listens from `start` to `stop`."""
 
@@ -111,6 +85,7 @@ class JobSocket:
         self._listener: Listener | None = None
         self._joined: list[ConnectedProcess] = []
         self._counted = CountedProcesses()
+        self._memories = TensorMemories(env.pages, self._no_memory)
         self.counters = dict.fromkeys(
             ("joined", "refused", "malformed", "steps", "steps_of_others", "metrics_dropped", "shut_out"), 0
         )
@@ -202,7 +177,8 @@ class JobSocket:
     def _welcome(self, peer: ConnectedProcess) -> Joined:
         spec = self._runner.spec(peer.job, peer.epoch) if peer.job is not None else None
         ranks = spec.world_size if spec is not None else 1
-        return Joined(self._env.host, peer.job, peer.rank, ranks, peer.epoch, PROTOCOL, VERSION)
+        follows = self._memories.follows(spec)
+        return Joined(self._env.host, peer.job, peer.rank, ranks, peer.epoch, PROTOCOL, VERSION, follows)
 
     async def _live(self, peer: ConnectedProcess, stream: ByteStream) -> None:
         self.counters["joined"] += 1
@@ -213,6 +189,7 @@ class JobSocket:
                 self._tell(JobJoined(peer.job, peer.epoch, peer.rank, peer.kernel))
                 if (stopping := self._runner.stopping(peer.job, peer.epoch)) is not None:
                     peer.send(stopping)
+                self._share_memory(peer, peer.job)
             await self._hear(peer, stream)
         except FrameError as error:
             self._malformed(stream, error)
@@ -222,6 +199,25 @@ class JobSocket:
             writer.cancel()
             if peer.pages is not None:
                 peer.pages.close()
+            if peer.job is not None:
+                self._memories.gone(peer.job, peer.epoch, self._of_epoch(peer.job, peer.epoch))
+
+    def _of_epoch(self, job: JobId, epoch: int) -> list[ConnectedProcess]:
+        return [peer for peer in self._joined if (peer.job, peer.epoch) == (job, epoch)]
+
+    def _share_memory(self, peer: ConnectedProcess, job: JobId) -> None:
+        spec = self._runner.spec(job, peer.epoch)
+        if spec is not None and self._memories.follows(spec):
+            self._memories.joined(job, peer.epoch, spec.world_size, self._of_epoch(job, peer.epoch))
+
+    def _cannot_share(self, peer: ConnectedProcess, frame: NoTensorMemory) -> None:
+        if peer.job is None or not self._memories.follows(self._runner.spec(peer.job, peer.epoch)):
+            raise FrameError("NoTensorMemory from a process that was given none")
+        why = plain(frame.why, PROBLEM_MAX)
+        self._memories.refuse(peer.job, peer.epoch, why, self._of_epoch(peer.job, peer.epoch))
+
+    def _no_memory(self, job: JobId, why: str) -> None:
+        self._env.log.info("tensors go to an aggregator", job=job, why=why)
 
     async def _hear(self, peer: ConnectedProcess, stream: ByteStream) -> None:
         heard = 0
@@ -238,7 +234,9 @@ class JobSocket:
                 self._asked_for_pages(peer, frame)
             elif isinstance(frame, PagesMapped):
                 self._mapped(peer)
-            elif isinstance(frame, Join | Joined | Stopping | PagesHere | NeighbourFlag):
+            elif isinstance(frame, NoTensorMemory):
+                self._cannot_share(peer, frame)
+            elif isinstance(frame, Join | Joined | Stopping | PagesHere | TensorMemoryHere | NeighbourFlag):
                 raise FrameError(f"{type(frame).__name__} from a process that has joined")
             else:
                 await self._ask(peer, frame)
@@ -278,13 +276,13 @@ class JobSocket:
         self.counters["steps"] += 1
         self.counters["metrics_dropped"] += len(frame.metrics) - len(metrics)
         of = (*rank, frame.step, *times[:3], metrics)
-        self._tell(StepTimed(*of, frame.input_s, frame.memory_bytes, _plain(frame.boundary, BOUNDARY_MAX)))
+        self._tell(StepTimed(*of, frame.input_s, frame.memory_bytes, plain(frame.boundary, BOUNDARY_MAX)))
 
     def _attached(self, peer: ConnectedProcess, frame: Attached) -> None:
         """A rank says it once after it joined, and again when that changes."""
         if peer.job is None:
             raise FrameError("Attached from outside a job")
-        peer.attached = (_plain(frame.to, ATTACHED_MAX), _plain(frame.problem, PROBLEM_MAX))
+        peer.attached = (plain(frame.to, ATTACHED_MAX), plain(frame.problem, PROBLEM_MAX))
         self._tell(JobAttached(peer.job, peer.epoch, peer.rank, *peer.attached))
 
     def _asked_for_pages(self, peer: ConnectedProcess, asked: AskPages) -> None:
@@ -307,8 +305,3 @@ class JobSocket:
         unsaid = self._offences.add(stream.peer, self._env.clock.now_s())
         if unsaid is not None:
             self._env.log.warning("malformed frame on jobs.sock", peer=stream.peer, why=str(error), unsaid=unsaid)
-
-
-def _plain(text: str, length: int) -> str:
-    """What people may be shown of it."""
-    return "".join(filter(str.isprintable, text[:length]))

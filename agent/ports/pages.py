@@ -3,7 +3,7 @@
 import mmap
 import os
 
-from covey import memfd
+from covey import memfd, tensor_layout
 
 
 class MemfdPage:
@@ -31,8 +31,28 @@ class MemfdPage:
             self.view.close()
 
 
+class MemfdMemory:
+    """`covey.ports.SharedPage` that is only handed on."""
+
+    view = None
+
+    def __init__(self, ranks: int) -> None:
+        self.descriptor = tensor_layout.make(ranks)
+
+    def seal(self) -> None:
+        """Its size is fixed from the beginning, and all its ranks write it."""
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
 class MemfdPages:
     """`covey.ports.Pages`."""
 
     def make(self, kind: str, mine: bool) -> MemfdPage:
         return MemfdPage(kind, mine)
+
+    def make_memory(self, ranks: int) -> MemfdMemory:
+        return MemfdMemory(ranks)

@@ -86,7 +86,7 @@ class Watched:
             "gpus_per_worker": 1,
             "argv": [*script, f"--steps={STEPS}", f"--step-seconds={STEP_S}", f"--out={out}/{len(self.jobs)}.npy"],
             "cwd": str(out),
-            "env": self.env(),
+            "env": {**self.env(), "COVEY_SHARED_TENSORS": str(len(self.jobs) % 2)},
         }
         try:
             view = self.rack.agent().post("jobs", body=body).data

@@ -23,3 +23,6 @@ class SimPages:
 
     def make(self, kind: str, mine: bool) -> SimPage:
         return SimPage(mine)
+
+    def make_memory(self, ranks: int) -> SimPage:
+        return SimPage(True)

@@ -160,9 +160,9 @@ async def test_tensors_are_told_where_to_go_also_when_they_are_made_later(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Tensors:
-        def __init__(self, job: JobId, rank: int, world_size: int, lost: object) -> None:
+        def __init__(self, job: JobId, rank: int, world_size: int, lost: object, undecided: bool) -> None:
             self.made_for, self.moves, self.closed = (job, rank, world_size), list[AggregatorAt](), False
-            self.communicate_s = 0.0
+            self.communicate_s, self.undecided = 0.0, undecided
 
         def moved(self, at: AggregatorAt) -> None:
             self.moves.append(at)
@@ -184,7 +184,7 @@ async def test_tensors_are_told_where_to_go_also_when_they_are_made_later(
     await until(lambda: job._aggregator == at(5))
     tensors = job.tensors
     assert isinstance(tensors, Tensors)
-    assert tensors.made_for == ("j1", 1, 2)
+    assert tensors.made_for == ("j1", 1, 2) and tensors.undecided
     for move in (at(4), at(9, "j2"), at(6)):
         peer.send(move)
     await until(lambda: len(tensors.moves) == 2)

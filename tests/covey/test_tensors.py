@@ -168,7 +168,7 @@ def test_a_push_waits_neither_for_the_network_nor_for_other_ranks(aggd: AggdThre
     array = np.ones(1_000_000, np.float32)
     first = ranks.clients[0].push("g", array)  # nobody has named an aggregator
     ranks.moved(aggd.serve("j1", EPOCH + 1, 2))
-    until(lambda: ranks.clients[0]._link is not None)
+    until(lambda: ranks.clients[0]._far._link is not None)
     small = ranks.clients[0].push("h", np.ones(3, np.float32))
     large = ranks.clients[0].push("i", array)
     assert not first.done and not small.done and not large.done, "rank 1 has not pushed"
@@ -199,16 +199,16 @@ def test_an_array_that_is_being_sent_again_is_not_given_back(aggd: AggdThread) -
     (client,) = ranks.clients
     handle = client.push("g", np.ones(3, np.float32))
     until(lambda: handle.done)
-    with client._changed:
-        client._repeating = True
+    with client._far._changed:
+        client._far._repeating = True
     assert not handle.done
     waited = threading.Thread(target=handle.wait)
     waited.start()
     waited.join(0.1)
     assert waited.is_alive()
-    with client._changed:
-        client._repeating = False
-        client._changed.notify_all()
+    with client._far._changed:
+        client._far._repeating = False
+        client._far._changed.notify_all()
     waited.join(5.0)
     assert handle.wait().tolist() == [1, 1, 1]
     ranks.end([])
@@ -250,7 +250,7 @@ def test_an_array_that_cannot_hold_the_result_is_refused_before_anything_is_sent
     (client,) = (ranks := Ranks(1)).clients
     with pytest.raises(error, match=why):
         client.push("g", np.ones(3, np.float32), out=out)
-    assert not client._rounds.tensors
+    assert not client._far.rounds.tensors
     ranks.end([])
 
 
@@ -323,7 +323,7 @@ def test_state_is_given_while_the_script_computes(tmp_path: Path) -> None:
     threads = ranks.start(script)
     assert computing.wait(10)
     first.kill()
-    ranks.clients[1]._rounds.tensors["w"].version = 0  # as if the answer had not reached it
+    ranks.clients[1]._far.rounds.tensors["w"].version = 0  # as if the answer had not reached it
     ranks.moved(second.serve("j1", EPOCH + 2, 2))
     until(lambda: second.now().jobs[0].joined == 2)
     go_on.set()
@@ -501,7 +501,7 @@ def test_no_rank_leaves_before_all_have_what_they_need(aggd: AggdThread) -> None
 
     ranks.moved(aggd.serve("j1", EPOCH + 1, 2))
     threads = ranks.start(script)
-    until(lambda: "covey/leave" in ranks.clients[0]._rounds.tensors)
+    until(lambda: "covey/leave" in ranks.clients[0]._far.rounds.tensors)
     assert not left
     computing.set()
     ranks.end(threads)

@@ -1,0 +1,81 @@
+"""Memory in which the ranks of a job on this host exchange tensors, where all of them are here: who was given which.
+
+    all ranks joined, each can     -> memory is made, each is given it
+    one cannot, now or later       -> each is told: whatever it has not shared yet goes to an aggregator
+    this agent began anew          -> who has it keeps it; if one has and another has not, each is told
+
+The agent needs it for nothing but to hand it on: ranks that have it go on without an agent.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from agent.jobs.connected import ConnectedProcess
+from covey.core import JobId
+from covey.ports import Pages, SharedPage
+from covey.tensor_layout import RANKS_MAX
+from covey.wire import NoTensorMemory, TensorMemoryHere
+from plugins.base import RanksSpec
+
+RESTARTED = "the agent began anew before every rank had the memory"
+
+
+class TensorMemories:
+    """Of all jobs here."""
+
+    def __init__(self, pages: Pages, say: Callable[[JobId, str], None]) -> None:
+        """`say` is told why a job shares none."""
+        self._pages, self._say = pages, say
+        self._made: dict[tuple[JobId, int], SharedPage] = {}
+        self._refused: dict[tuple[JobId, int], str] = {}
+
+    @staticmethod
+    def follows(spec: RanksSpec | None) -> bool:
+        """Whether all its ranks are here: `Joined.tensor_memory`."""
+        return spec is not None and len(spec.ranks) == spec.world_size <= RANKS_MAX
+
+    def joined(self, job: JobId, epoch: int, ranks: int, peers: Sequence[ConnectedProcess]) -> None:
+        """`peers`: all processes of this epoch now, one more than before."""
+        key, best = (job, epoch), dict.fromkeys(sorted(peer.rank for peer in peers), 0)
+        for peer in peers:
+            best[peer.rank] = max(best[peer.rank], peer.tensor_memory)
+        if len(best) < ranks:
+            return
+        if why := self._refused.get(key) or self._why_not(key, best):
+            self.refuse(job, epoch, why, peers)
+            return
+        for peer in peers if key in self._made else ():
+            if peer.tensor_memory == 1:
+                peer.tensor_memory = 2
+                peer.put(TensorMemoryHere(), (self._made[key],))
+
+    def refuse(self, job: JobId, epoch: int, why: str, peers: Sequence[ConnectedProcess]) -> None:
+        """Nobody shares more than is shared already; each is told once."""
+        if (job, epoch) not in self._refused:
+            self._say(job, why)
+            self._refused[job, epoch] = why
+        for peer in peers:
+            if peer.tensor_memory and not peer.told_no_memory:  # others may be of before such frames
+                peer.told_no_memory = True
+                peer.send(NoTensorMemory(why))
+
+    def gone(self, job: JobId, epoch: int, peers: Sequence[ConnectedProcess]) -> None:
+        """`peers`: who is left."""
+        if not peers:
+            self._refused.pop((job, epoch), None)
+            if (page := self._made.pop((job, epoch), None)) is not None:
+                page.close()
+
+    def _why_not(self, key: tuple[JobId, int], best: Mapping[int, int]) -> str:
+        """`best`: of each rank, what one of its processes can. Memory is made if nobody has any."""
+        cannot = [rank for rank, can in best.items() if not can]
+        if cannot:
+            return f"rank {cannot[0]} cannot, or is not to (COVEY_SHARED_TENSORS)"
+        if key in self._made or min(best.values()) == 2:
+            return ""
+        if max(best.values()) == 2:
+            return RESTARTED
+        try:
+            self._made[key] = self._pages.make_memory(len(best))
+        except OSError as error:
+            return f"the kernel has no memory to share: {error}"
+        return ""

@@ -1,0 +1,46 @@
+"""A core that behaves as a GPU does in one respect: an operation that runs is not taken off for another process's.
+
+Linux lets the one that slept go first, so on a core a long operation of one script hurts another one little. Scripts of
+one real-time priority (SCHED_FIFO) are not taken off for each other, and `done` gives whoever waits its turn, as a
+GPU serves kernels of several processes one by one. Threads that only look (the gate, Python's) are above.
+"""
+
+import contextlib
+import os
+import threading
+import time
+import warnings
+from typing import Any
+
+OPERATIONS, LOOKERS = 1, 2
+"""Real-time priorities of the thread that computes, and of all others of its process."""
+LOOK_S = 0.1
+done = os.sched_yield
+"""An operation ended: whoever else waits for the core has its turn."""
+
+
+def begin() -> None:
+    """This thread computes in whole operations from now on. OSError (PermissionError): it may not (CAP_SYS_NICE)."""
+    os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(OPERATIONS))
+    threading.Thread(target=_lift, args=(threading.get_native_id(),), daemon=True).start()
+
+
+def _lift(computes: int) -> None:
+    """Threads that begin later are ordinary ones, and would never have the core beside one that computes."""
+    known = {computes}
+    while True:
+        there = {int(task) for task in os.listdir("/proc/self/task")}
+        for task in there - known:
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setscheduler(task, os.SCHED_FIFO, os.sched_param(LOOKERS))
+        known = there | {computes}
+        time.sleep(LOOK_S)
+
+
+def after_each_layer(model: Any) -> None:
+    """Of a PyTorch model, forwards and backwards."""
+    warnings.filterwarnings("ignore", "Full backward hook")  # the first layer's input has no gradient
+    for layer in model.modules():
+        if next(layer.children(), None) is None:
+            layer.register_forward_hook(lambda *_: done())
+            layer.register_full_backward_hook(lambda *_: done())

@@ -1,0 +1,254 @@
+"""A rank's rounds of tensors through an aggregator: one connection, which a thread keeps and reads.
+
+The thread connects again whenever it must: to the same address until the agent names another one (`moved`), and then to
+that at once. It answers the aggregator that asks for the last result while the script computes.
+
+    script threads   push ------- PUSH parts ------>|         |
+                     wait: on the condition         |  socket |   aggd
+    link thread      reads RESULT, answers ASK <----|         |
+
+A round copies a tensor once at the rank, from the buffer it came into to where the script wants it.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import numpy as np
+
+from covey.handshake import NONCE_BYTES
+from covey.rounds import Rounds, Stale, Superseded
+from covey.tensor_arrays import Array, bytes_of
+from covey.tensor_link import CONNECT_S, TensorLink
+from covey.tensorwire import (
+    HEADER_BYTES,
+    Frame,
+    Header,
+    Kind,
+    TensorOp,
+    TensorWireError,
+    epoch_text,
+    grant_of,
+    parse,
+    verify,
+)
+from covey.wire import AggregatorAt
+
+RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+"""Pauses between attempts to reach the same address, seconds; the last one repeats."""
+SMALL_BYTES = 64 << 10
+"""Such a push is sent at once by whoever makes it: handing it to another thread costs more."""
+
+
+class Waits(Protocol):
+    """Who waits for a tensor."""
+
+    @property
+    def left_s(self) -> float:
+        """Until the next look, at most."""
+
+    def look(self) -> None:
+        """Raises when there is nothing to wait for any more."""
+
+
+class AggregatorRounds:
+    """Methods may be called from any thread."""
+
+    def __init__(self, rounds: Rounds, lost: Callable[[int, str], None]) -> None:
+        """`lost(epoch, why)` is called from the link thread each time the address of that epoch cannot be used."""
+        self.rounds, self._lost = rounds, lost
+        self._changed = threading.Condition()
+        """Guards everything below, and the rounds; notified when any of it changes."""
+        self._at: AggregatorAt | None = None
+        self._link: TensorLink | None = None
+        self._problem = "the agent has not named an aggregator yet"
+        self.fatal: Exception | None = None
+        """Why nothing will be added any more."""
+        self._repeating = False
+        """What was pushed is sent once more, over a new connection: it must stay as it is, even if its result comes."""
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="covey-tensors", daemon=True)
+        self._thread.start()
+
+    # ---- from the script ----
+
+    def declare(self, name: str, kind: Kind, data: Array) -> None:
+        """A new tensor; a model's initial value is `data`. ValueError when there is one of that name."""
+        initial = bytes_of(data) if kind == "model" else None
+        self._say_out(
+            lambda: self.rounds.declare(name, kind, data.shape, initial), 0 if initial is None else data.nbytes
+        )
+
+    def push(self, name: str, data: Array, blocks: bool) -> None:
+        """Begin a round. `blocks`: this thread waits for it at once. ValueError when one is under way."""
+        self._say_out(lambda: self.rounds.push(name, bytes_of(data)), 0 if blocks else data.nbytes)
+
+    def has_result(self, name: str) -> bool:
+        """Whether no round of this tensor is under way, and nothing of it is being sent."""
+        with self._changed:
+            tensor = self.rounds.tensors[name]
+            return tensor.unacknowledged is None and tensor.agreed and not self._repeating
+
+    def wait(self, name: str, waits: Waits, out: Array | None) -> Array:
+        """The tensor's result. ValueError when the aggregator does not add it."""
+        with self._changed:
+            tensor = self.rounds.tensors[name]
+            while tensor.unacknowledged is not None or not tensor.agreed or self._repeating:
+                waits.look()
+                if tensor.fault:
+                    raise ValueError(tensor.fault)
+                self._changed.wait(waits.left_s)
+        # only this name's next round, which nobody can begin before this ends, would write here
+        found: Array = np.frombuffer(tensor.state, dtype="<f4").reshape(tensor.declared.shape)
+        if out is None:
+            return found.copy()
+        np.copyto(out, found)
+        return out
+
+    def why(self) -> str:
+        """Nothing comes, for people."""
+        if self._link is None or self._at is None:
+            return self._problem
+        return f"connected to the aggregator on {self._at.host}; other ranks have not pushed this round yet"
+
+    def close(self) -> None:
+        """Drops the connection and ends the thread; who waits looks at once. Again is harmless."""
+        with self._changed:
+            self._closed = True
+            if self._link is not None:
+                self._link.shut()
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=2 * CONNECT_S)
+
+    # ---- from the agent ----
+
+    def moved(self, at: AggregatorAt) -> None:
+        """Push and pull there from now on, unless an assignment of a higher epoch is already known."""
+        with self._changed:
+            try:
+                news = self.rounds.moved(at.epoch)
+            except Superseded as error:
+                self._fail(error)
+                return
+            if not news:
+                return
+            self._at = at
+            self._problem = f"connecting to the aggregator on {at.host}"
+            if self._link is not None:
+                self._link.shut()
+                self._link = None
+            self._changed.notify_all()
+
+    # ---- inside ----
+
+    def _say_out(self, make: Callable[[], Iterable[Frame]], size: int = 0) -> None:
+        """Change the rounds, and send the resulting frames if there is a connection; else `_serve` sends them. `size`:
+        so many bytes are not worth waiting for."""
+        with self._changed:
+            if self.fatal is not None:
+                raise self.fatal
+            frames, link = make(), self._link
+        if link is not None:
+            link.say(frames, at_once=size <= SMALL_BYTES)
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self.fatal = self.fatal or error
+            self._changed.notify_all()
+
+    # ---- link thread ----
+
+    def _run(self) -> None:
+        tried: AggregatorAt | None = None
+        attempt = 0
+        while (at := self._target()) is not None:
+            attempt = attempt + 1 if at is tried else 0
+            tried, began = at, time.monotonic()
+            try:
+                self._serve(at)
+            except Superseded as error:
+                self._fail(error)
+            except OSError as error:
+                self._report(at, _words(error))
+            if time.monotonic() - began > RETRY_S[-1]:
+                attempt = 0
+            with self._changed:
+                if not self._closed and self._at is at:
+                    self._changed.wait(timeout=RETRY_S[min(attempt, len(RETRY_S) - 1)])
+
+    def _target(self) -> AggregatorAt | None:
+        """Where to connect, once the agent has named it; None when the client is closed."""
+        with self._changed:
+            while not self._closed and self.fatal is None and self._at is None:
+                self._changed.wait()
+            return None if self._closed or self.fatal is not None else self._at
+
+    def _report(self, at: AggregatorAt, why: str) -> None:
+        with self._changed:
+            if self._closed or self._at is not at:
+                return
+            self._problem = f"no aggregator: {at.address} on {at.host} (epoch {epoch_text(at.epoch)}) {why}"
+        self._lost(at.epoch, why)
+
+    def _serve(self, at: AggregatorAt) -> None:
+        """Connect and carry frames until the connection ends, always by an exception."""
+        link = TensorLink(at.address)
+        try:
+            with self._changed:
+                hello = self.rounds.hello(at.secret, os.urandom(NONCE_BYTES)) if self._at is at else None
+            if hello is None:
+                raise ConnectionAbortedError("is no longer the aggregator")
+            link.send((hello,))
+            for expected in (TensorOp.CHALLENGE, TensorOp.WELCOME):
+                header = self._take(link, at)
+                if header.op is not expected:
+                    raise TensorWireError(f"answered {header.op.name} to our hello")
+            link.sock.settimeout(None)
+            with link.lock:  # no other frame goes before those that open our tensors
+                with self._changed:
+                    if self._closed or self._at is not at:
+                        raise ConnectionAbortedError("is no longer the aggregator")
+                    frames, self._link, self._repeating = self.rounds.connected(), link, True
+                link.send_locked(frames)
+                with self._changed:
+                    self._repeating = False
+                    self._changed.notify_all()
+            while True:
+                self._take(link, at)
+        finally:
+            with self._changed:
+                if self._link is link:
+                    self._link = None
+                self._repeating = False
+                self._changed.notify_all()
+            link.close()
+
+    def _take(self, link: TensorLink, at: AggregatorAt) -> Header:
+        """One frame."""
+        link.await_byte(self.rounds.ping)
+        head = bytearray(HEADER_BYTES)
+        link.read_into(memoryview(head))
+        header = parse(head)
+        with self._changed:
+            if self._at is not at:
+                raise ConnectionAbortedError("is no longer the aggregator")
+            into = self.rounds.destination(header)
+        link.read_into(into)
+        verify(head, into)
+        with self._changed:
+            if self._at is not at:
+                raise ConnectionAbortedError("is no longer the aggregator")
+            answer = self.rounds.heard(header, into)
+            self._changed.notify_all()
+        link.send(answer, careful=False)
+        return header
+
+
+def _words(error: OSError) -> str:
+    if isinstance(error, Stale):
+        known = f"; it serves epoch {epoch_text(error.epoch)}" if grant_of(error.epoch) else ""
+        return f"{error}{known}"
+    return str(error) or type(error).__name__

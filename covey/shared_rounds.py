@@ -1,0 +1,311 @@
+"""Rounds of tensors among ranks that are all on one host: in memory that they share, without a server in the way.
+
+Each rank copies its contribution into a slot of its own, adds its part of all slots in the order of `covey.sum_order`,
+and copies the whole sum out once every rank has added its part. What it has done it says in two words that nobody else
+writes, and rings everybody's bell:
+
+    rank 0   copy in, pushed = 7 |            | add part 0, added = 7 |             | copy out
+    rank 1   copy in, pushed = 7 | all pushed | add part 1, added = 7 | all added   | copy out
+
+Nobody waits for room: a rank pushes round 8 after it took the result of round 7, and parts of round 8 are added when
+all have pushed it, so nothing is written over that somebody still reads. Of a small tensor every rank adds all by
+itself, which spares the second wait; its slots are two, in turn: one may push round 8 while another adds round 7.
+
+A rank that cannot take part (no memory, another version) says so while the tensor has not had a round; then all push
+it to an aggregator instead. A rank that dies leaves the others waiting, as with an aggregator: its job is started anew.
+
+Processors that may show another core a later store first (ARM) are left out: nothing here keeps them from it.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from covey.sum_order import Node, Order, last_addition
+from covey.tensor_arrays import Array
+from covey.tensor_layout import whole_pages
+from covey.tensor_memory import TensorMemory, TensorRange
+from covey.tensorwire import Declared
+
+Words = npt.NDArray[np.uint32]
+Tree = Any
+"""Of additions: a rank, or what is on the left and on the right."""
+
+SMALL_BYTES = 64 << 10
+"""Up to here every rank adds the whole tensor."""
+PIECE = 64 << 10
+"""Floats that are added at a time: they stay in a cache."""
+_LINE = 64
+"""Bytes of a rank's words: a cache line of its own."""
+
+
+class _Places:
+    """Where what lies in the memory of one tensor."""
+
+    def __init__(self, declared: Declared, ranks: int) -> None:
+        self.small = declared.kind == "grad" and declared.size_bytes <= SMALL_BYTES
+        stride = whole_pages(max(1, declared.size_bytes))
+        first = whole_pages(TensorRange.HEAD_BYTES + ranks * _LINE)
+        turns = 2 if self.small else 1
+        self.slots = [[first + (turn * ranks + rank) * stride for turn in range(turns)] for rank in range(ranks)]
+        self.result = first + turns * ranks * stride
+        self.end = self.result + (0 if self.small else stride)
+
+
+class SharedTensor:
+    """One tensor of one rank: `begin` a round, `advance` until it is there, `take` it. Several threads may advance
+    it."""
+
+    def __init__(self, declared: Declared, rank: int, ranks: int, range_: TensorRange) -> None:
+        self.declared, self._range = declared, range_
+        self._rank, self._ranks = rank, ranks
+        places, count = _Places(declared, ranks), declared.size_bytes // 4
+        self._small = places.small
+        self._slots = [[self._floats(start, count) for start in turns] for turns in places.slots]
+        self._result = self._floats(0 if places.small else places.result, count)
+        self._words: Words = np.ndarray((ranks, _LINE // 4), np.uint32, range_.mapped, TensorRange.HEAD_BYTES)
+        self._part = (rank * count // ranks, (rank + 1) * count // ranks)
+        self._tree = _tree((0, ranks), declared.order)
+        self._lock = threading.Lock()
+        self.round = 0
+        """That this rank has pushed; the first one of a model tells of its initial value."""
+        self._added = self._whole = self.taken = 0
+
+    @property
+    def fault(self) -> str:
+        """Why it is not added, for people; empty: it is."""
+        return self._range.fault
+
+    @property
+    def refused(self) -> bool:
+        """Whether a rank cannot take part, so that the round is to go another way."""
+        return self.round == 1 and self._whole == 0 and self._range.refused and bool(self.missing())
+
+    def begin(self, data: Array) -> None:
+        """The next round; `data` is copied."""
+        with self._lock:
+            self.round += 1
+            if not self._is_initial or self._rank == 0:
+                np.copyto(self._slots[self._rank][self._turn], data.reshape(-1))
+            self._words[self._rank, 0] = self.round
+        self._range.memory.ring()
+
+    def advance(self) -> bool:
+        """Do what can be done now; whether the result is there. ValueError when a rank's words cannot be."""
+        with self._lock:
+            if self._whole == self.round:
+                return True
+            if not self._all(0):
+                return False
+            if not self._small:
+                if self._added < self.round:
+                    self._add_part()
+                if not self._all(1):
+                    return False
+            self._whole = self.round
+            return True
+
+    def advance_unless_busy(self) -> bool:
+        """`advance`, unless another thread does."""
+        if self._lock.locked():
+            return False
+        return self.advance()
+
+    def take(self, out: Array | None) -> Array:
+        """The result, once it is there, into `out` or a new array."""
+        found = np.empty(self.declared.shape, np.float32) if out is None else out
+        flat = found.reshape(-1)
+        if self._small:
+            self._add([turns[self._turn] for turns in self._slots], flat, 0, len(flat))
+        else:
+            np.copyto(flat, self._result)
+        self.taken = self.round
+        return found
+
+    def missing(self) -> list[int]:
+        """Ranks that have not pushed this round."""
+        return [rank for rank in range(self._ranks) if int(self._words[rank, 0]) < self.round]
+
+    def check(self) -> None:
+        assert self.taken <= self._whole <= self.round <= self.taken + 1
+        assert self._small or self._whole <= self._added
+
+    # ---- inside ----
+
+    @property
+    def _is_initial(self) -> bool:
+        return self.declared.kind == "model" and self.round == 1
+
+    @property
+    def _turn(self) -> int:
+        return self.round % 2 if self._small else 0
+
+    def _floats(self, start: int, count: int) -> Array:
+        return np.ndarray((count,), "<f4", self._range.mapped, start)
+
+    def _all(self, what: int) -> bool:
+        """Whether every rank has pushed (0) or added (1) this round."""
+        words = self._words[:, what]
+        ahead = 1 if what == 0 else 0
+        if bool((words == self.round).all()):
+            return True
+        for rank, word in enumerate(words.tolist()):
+            if not self.round - 1 <= word <= self.round + ahead:
+                raise ValueError(f"the memory it shares says rank {rank} is in round {word}, and this is {self.round}")
+        return bool((words >= self.round).all())
+
+    def _add_part(self) -> None:
+        start, end = self._part
+        slots = [turns[0] for turns in self._slots]
+        if self._is_initial:
+            self._result[start:end] = slots[0][start:end]
+        else:
+            self._add(slots, self._result, start, end)
+        self._added = self.round
+        self._words[self._rank, 1] = self.round
+        self._range.memory.ring()
+
+    def _add(self, slots: Sequence[Array], into: Array, start: int, end: int) -> None:
+        for at in range(start, end, PIECE):
+            here = slice(at, min(at + PIECE, end))
+            pieces = [slot[here] for slot in slots]
+            spare = [array[: here.stop - at] for array in _spare(self._tree)]
+            if self.declared.kind == "model":
+                np.add(into[here], _sum(self._tree, pieces, spare, None)[0], out=into[here])
+            else:
+                _sum(self._tree, pieces, spare, into[here])
+
+
+class SharedRounds:
+    """All shared tensors of one rank, and who goes on with them while the script computes: whoever waits for one tensor
+    advances all of them, and where nobody waits a thread does."""
+
+    def __init__(self, memory: TensorMemory, refused: Callable[[SharedTensor], None]) -> None:
+        """`refused` is called, once, with a tensor that goes another way, by whichever thread sees it."""
+        self.memory, self._refused = memory, refused
+        self._open: dict[str, SharedTensor] = {}
+        self._changed = threading.Condition()
+        self._waiting = 0
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def tensor(self, declared: Declared) -> SharedTensor:
+        """Joined by this rank. MemoryRefused when it goes another way, MemoryFault when ranks mean different ones."""
+        memory = self.memory
+        found = memory.join(declared, _Places(declared, memory.ranks).end)
+        return SharedTensor(declared, memory.rank, memory.ranks, found)
+
+    def begin(self, tensor: SharedTensor, data: Array, blocks: bool) -> None:
+        """Its next round. `blocks`: this thread waits for it at once."""
+        tensor.begin(data)
+        with self._changed:
+            self._open[tensor.declared.name] = tensor
+            if not blocks:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="covey-add", daemon=True)
+                    self._thread.start()
+                self._changed.notify_all()
+
+    def wait(self, tensor: SharedTensor, look: Callable[[], None]) -> bool:
+        """Until its result is there, or its fault; False: a rank refused it, and it goes another way, or soon does.
+        `look` is called a few times a second and may raise. ValueError as of `advance`."""
+        with self._changed:
+            self._waiting += 1
+        try:
+            while True:
+                bells = self.memory.bells()
+                if tensor.fault or tensor.advance():
+                    return True
+                if tensor.refused:
+                    self._give_up(tensor)
+                    return False
+                look()
+                self._advance(but=tensor)
+                self.memory.sleep(bells)
+        finally:
+            with self._changed:
+                self._waiting -= 1
+                self._open.pop(tensor.declared.name, None)
+                if self._open:
+                    self._changed.notify_all()
+
+    def close(self) -> None:
+        """Whoever waits looks at once."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self.memory.ring()
+
+    def _advance(self, but: SharedTensor | None = None) -> None:
+        with self._changed:
+            others = [tensor for tensor in self._open.values() if tensor is not but]
+        for tensor in others:
+            with contextlib.suppress(ValueError):  # who waits for it is told
+                tensor.advance_unless_busy()
+            if tensor.refused:
+                self._give_up(tensor)
+
+    def _give_up(self, tensor: SharedTensor) -> None:
+        with self._changed:
+            first = self._open.pop(tensor.declared.name, None) is not None
+        if first:
+            self._refused(tensor)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and (self._waiting or not self._open):
+                    self._changed.wait()
+                if self._closed:
+                    return
+            bells = self.memory.bells()
+            self._advance()
+            self.memory.sleep(bells)
+
+
+def _tree(node: Node, order: Order) -> Tree:
+    last = last_addition(node, order)
+    return node[0] if last is None else (_tree(last.left, order), _tree(last.right, order))
+
+
+def _needed(tree: Tree) -> int:
+    """Spare arrays that `_sum` needs at once."""
+    if isinstance(tree, int):
+        return 0
+    left, right = tree
+    return max(1, _needed(left), _needed(right) + (not isinstance(left, int)))
+
+
+def _spare(tree: Tree) -> list[Array]:
+    """Of this thread, for `_sum`."""
+    arrays: list[Array] = getattr(_of_thread, "arrays", [])
+    while len(arrays) < _needed(tree):
+        arrays.append(np.empty(PIECE, np.float32))
+    _of_thread.arrays = arrays
+    return arrays
+
+
+_of_thread = threading.local()
+
+
+def _sum(tree: Tree, pieces: Sequence[Array], spare: list[Array], out: Array | None) -> tuple[Array, bool]:
+    """Into `out`, or a spare one; and whether it is a spare one, which the caller gives back."""
+    if isinstance(tree, int):
+        if out is None:
+            return pieces[tree], False
+        np.copyto(out, pieces[tree])
+        return out, False
+    (left, left_spare), (right, right_spare) = _sum(tree[0], pieces, spare, None), _sum(tree[1], pieces, spare, None)
+    if out is not None:
+        into = out
+    elif left_spare or right_spare:
+        into = left if left_spare else right
+    else:
+        into = spare.pop()
+    np.add(left, right, out=into)
+    spare.extend(each for each, is_spare in ((left, left_spare), (right, right_spare)) if is_spare and each is not into)
+    return into, out is None

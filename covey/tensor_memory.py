@@ -1,0 +1,234 @@
+"""One rank's view of the memory that the ranks of a job on one host share (`covey.tensor_layout`): who joins which
+tensor, and bells."""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from covey import futex, tensor_layout
+from covey.tensor_layout import (
+    BELLS_AT,
+    COUNT_AT,
+    ENTRY,
+    FORMING,
+    FREE_AT,
+    PAGE_BYTES,
+    REFUSED,
+    REFUSED_AT,
+    TENSORS_MAX,
+)
+from covey.tensorwire import (
+    FAULT_BYTES_MAX,
+    OPEN_BYTES_MAX,
+    Declared,
+    TensorWireError,
+    key_of,
+    pack_declared,
+    unpack_declared,
+)
+from covey.units import format_size
+
+LOOK_NS = 200_000_000
+"""A rank that sleeps looks so often whether it is still wanted."""
+FREE_SHARE = 0.5
+"""A tensor takes at most this share of the memory that the host has available."""
+_DECLARED_AT, _FAULT_AT = 16, 16 + OPEN_BYTES_MAX
+_HEAD_BYTES = 2 * PAGE_BYTES
+"""Of a tensor: how long its declaration and its fault are, and both."""
+
+
+_alone = threading.Lock()
+"""A POSIX lock is the process's, not the thread's."""
+
+
+class MemoryRefused(Exception):
+    """A tensor does not go through shared memory; why."""
+
+
+class MemoryFault(Exception):
+    """Ranks mean different tensors by one name, in words."""
+
+
+class TensorMemory:
+    """One rank's view of the memory of `covey.tensor_memory`."""
+
+    def __init__(self, descriptor: int, rank: int, ranks: int) -> None:
+        """Takes the descriptor. ValueError, OSError when it cannot be used."""
+        tensor_layout.check(descriptor, ranks)
+        self.rank, self.ranks, self._descriptor = rank, ranks, descriptor
+        self._head = mmap.mmap(descriptor, tensor_layout.tensors_at(ranks))
+        row = tensor_layout.row_bytes(ranks)
+        self._bells = [futex.SharedWords(self._head, BELLS_AT + to * row, ranks) for to in range(ranks)]
+        self._ringing = threading.Lock()
+
+    # ---- bells ----
+
+    def bells(self) -> Any:
+        """This rank's, now."""
+        return self._bells[self.rank].values
+
+    def ring(self) -> None:
+        """Every rank's, also this one's: another thread may sleep."""
+        with self._ringing:
+            for bells in self._bells:
+                bells.ring(self.rank)
+
+    def sleep(self, bells: Any, length_ns: int = LOOK_NS) -> None:
+        """Until one of them rang since then."""
+        self._bells[self.rank].sleep(bells, length_ns)
+
+    # ---- tensors ----
+
+    def join(self, declared: Declared, size: int) -> "TensorRange":
+        """Where this tensor lies, of `size` bytes. MemoryRefused when it goes another way, MemoryFault."""
+        key, packed = key_of(declared.name), pack_declared(declared)
+        with self._locked():
+            if self._word(REFUSED_AT):
+                raise MemoryRefused("a rank of this job cannot use memory that is shared")
+            entry = self._find(key)
+            place, state, at = entry if entry is not None else self._add(key, size, packed)
+            if state != FORMING:
+                raise MemoryRefused("a rank of this job had no memory for it")
+            try:
+                head = self._map(at, _HEAD_BYTES)
+                theirs = bytes(head[_DECLARED_AT : _DECLARED_AT + min(OPEN_BYTES_MAX, _number(head, 0))])
+                mapped = self._map(at, size) if theirs == packed else head
+            except (OSError, ValueError) as error:
+                self._refuse(place, key, at)
+                raise MemoryRefused(f"its memory cannot be mapped: {error}") from error
+        found = TensorRange(self, place, mapped)
+        if theirs != packed:
+            found.say_fault(_unlike(declared, theirs, self.rank))
+            raise MemoryFault(found.fault)
+        return found
+
+    def refused(self, place: int) -> bool:
+        """Whether a rank could not take part in a tensor that has not had a round."""
+        return bool(self._word(REFUSED_AT)) or self._entry(place)[1] != FORMING
+
+    def refuse(self) -> None:
+        """No tensor more, and none that has not had a round yet."""
+        tensor_layout.refuse(self._descriptor)
+        self.ring()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with _alone:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
+    def _word(self, at: int) -> int:
+        return _number(self._head, at)
+
+    def _entry(self, place: int) -> tuple[int, int, int]:
+        """Key, state, where it lies."""
+        found: tuple[int, int, int] = ENTRY.unpack_from(self._head, self._entry_at(place))
+        return found
+
+    def _entry_at(self, place: int) -> int:
+        return tensor_layout.directory_at(self.ranks) + place * ENTRY.size
+
+    def _find(self, key: int) -> tuple[int, int, int] | None:
+        """Place, state, where it lies."""
+        for place in range(min(self._word(COUNT_AT), TENSORS_MAX)):
+            known, state, at = self._entry(place)
+            if known == key:
+                return place, state, at
+        return None
+
+    def _add(self, key: int, size: int, packed: bytes) -> tuple[int, int, int]:
+        place, free = self._word(COUNT_AT), int.from_bytes(self._head[FREE_AT : FREE_AT + 8], "little")
+        if place >= TENSORS_MAX:
+            raise MemoryRefused(f"there are {TENSORS_MAX} tensors already")
+        try:
+            self._allocate(free, size)
+        except (OSError, MemoryRefused) as error:
+            self._refuse(place, key, 0)
+            self._count(place + 1)
+            raise MemoryRefused(f"no memory for it: {error}") from error
+        with self._map(free, _HEAD_BYTES) as head:
+            head[:4] = len(packed).to_bytes(4, "little")
+            head[_DECLARED_AT : _DECLARED_AT + len(packed)] = packed
+        ENTRY.pack_into(self._head, self._entry_at(place), key, FORMING, free)
+        self._head[FREE_AT : FREE_AT + 8] = (free + size).to_bytes(8, "little")
+        self._count(place + 1)
+        return place, FORMING, free
+
+    def _allocate(self, at: int, size: int) -> None:
+        """Memory that is touched before it is needed."""
+        if at % PAGE_BYTES or at < tensor_layout.tensors_at(self.ranks):
+            raise MemoryRefused(f"free memory is said to begin at {at}: it was overwritten")
+        available = _available_bytes()
+        if at + size > tensor_layout.SIZE_BYTES or size > FREE_SHARE * available:
+            raise MemoryRefused(f"it takes {format_size(size)}, and the host has {format_size(available)} left")
+        os.posix_fallocate(self._descriptor, at, size)
+
+    def _refuse(self, place: int, key: int, at: int) -> None:
+        ENTRY.pack_into(self._head, self._entry_at(place), key, REFUSED, at)
+        self.ring()
+
+    def _count(self, count: int) -> None:
+        self._head[COUNT_AT : COUNT_AT + 4] = count.to_bytes(4, "little")
+
+    def _map(self, at: int, size: int) -> mmap.mmap:
+        if at % PAGE_BYTES or at + size > tensor_layout.SIZE_BYTES:
+            raise ValueError(f"it lies at {at}")
+        return mmap.mmap(self._descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, offset=at)
+
+
+class TensorRange:
+    """The memory of one tensor, mapped."""
+
+    HEAD_BYTES = _HEAD_BYTES
+    """The rest is the tensor's."""
+
+    def __init__(self, memory: TensorMemory, place: int, mapped: mmap.mmap) -> None:
+        self.memory, self.mapped, self._place = memory, mapped, place
+
+    @property
+    def refused(self) -> bool:
+        """Whether a rank cannot take part; without meaning once the tensor has had a round."""
+        return self.memory.refused(self._place)
+
+    @property
+    def fault(self) -> str:
+        """Why it is not added, for people; empty: it is."""
+        length = _number(self.mapped, 4)
+        return self.mapped[_FAULT_AT : _FAULT_AT + min(length, FAULT_BYTES_MAX)].decode("utf-8", "replace")
+
+    def say_fault(self, why: str) -> None:
+        """To every rank."""
+        text = why.encode()[:FAULT_BYTES_MAX]
+        self.mapped[_FAULT_AT : _FAULT_AT + len(text)] = text
+        self.mapped[4:8] = len(text).to_bytes(4, "little")
+        self.memory.ring()
+
+
+def _number(page: mmap.mmap, at: int) -> int:
+    return int.from_bytes(page[at : at + 4], "little")
+
+
+def _unlike(mine: Declared, packed: bytes, rank: int) -> str:
+    """In words: two ranks mean different tensors by one name."""
+    try:
+        theirs = unpack_declared(packed)
+    except TensorWireError as error:
+        return f"its memory was overwritten: {error}"
+    return f"rank {rank} declares it as {_words(mine)}, another rank as {_words(theirs)}"
+
+
+def _words(declared: Declared) -> str:
+    return f"{declared.kind} {declared.shape}, added by {declared.order}"
+
+
+def _available_bytes() -> int:
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        found = next((line for line in lines if line.startswith("MemAvailable:")), "MemAvailable: 0 kB")
+    return int(found.split()[1]) << 10

@@ -1,0 +1,200 @@
+"""Memory for tensors, from the agent to its ranks: all of them share it, or none does."""
+
+import asyncio
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.ports.pages import MemfdPages
+from covey import tensor_layout
+from covey.client import JobClient
+from covey.core import HostId
+from covey.frames import pack
+from covey.memory_offer import MemoryOffer
+from covey.wire import AggregatorAt, TensorMemoryHere
+from tests.agent.here import ranks, until
+from tests.covey.agents import J1, Agent
+from tests.plugins.aggregator.loopback import SECRET, AggdThread
+
+EPOCH = (1 << 32) + 1
+
+
+@pytest.fixture
+def aggd(tmp_path: Path) -> Iterator[AggdThread]:
+    running = AggdThread(tmp_path)
+    yield running
+    running.finish()
+
+
+async def both(agent: Agent, **of_rank_0: str) -> tuple[JobClient, JobClient]:
+    return await agent.client(COVEY_RANK="0", **of_rank_0), await agent.client(COVEY_RANK="1")
+
+
+async def add(clients: tuple[JobClient, ...], name: str = "g", size: int = 50_000) -> None:
+    """A round of all of them."""
+
+    def one(client: JobClient) -> Any:
+        return client.tensors.push_pull(name, np.full(size, 1.5, np.float32))
+
+    for found in await asyncio.wait_for(asyncio.gather(*[asyncio.to_thread(one, each) for each in clients]), 20):
+        assert found.tolist() == [1.5 * len(clients)] * size
+
+
+def shares(client: JobClient, name: str = "g") -> bool:
+    return client.tensors._ways[name] is not None
+
+
+async def end(*clients: JobClient) -> None:
+    for client in clients:
+        await asyncio.to_thread(client.close)
+
+
+def serve(agent: Agent, aggd: AggdThread) -> None:
+    at = aggd.serve("j1", EPOCH, 2)
+    for peer in agent.socket.peers(J1):
+        peer.send(AggregatorAt(J1, EPOCH, HostId("h1"), at.address, SECRET))
+
+
+async def test_ranks_of_one_host_add_without_an_aggregator_and_without_an_agent(agent: Agent) -> None:
+    clients = await both(agent)
+    await add(clients)
+    assert all(map(shares, clients))
+    await agent.socket.stop()
+    await add(clients, "another")
+    assert all(shares(client, "another") for client in clients)
+    await end(*clients)
+
+
+async def test_an_agent_that_begins_anew_leaves_the_memory_to_those_who_have_it(agent: Agent) -> None:
+    clients = await both(agent)
+    await add(clients)
+    await agent.restart()
+    await until(lambda: len(agent.socket.peers(J1)) == 2)
+    await add(clients, "another")
+    assert all(shares(client, "another") for client in clients)
+    await end(*clients)
+
+
+async def test_ranks_that_meet_a_new_agent_before_all_have_the_memory_use_none(
+    agent: Agent, aggd: AggdThread, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 0 was given it, the agent began anew, and to rank 1 it says that there is none; then to rank 0 too."""
+    clients = await both(agent)
+    await until(lambda: clients[0]._memory.now == clients[1]._memory.now == 2)
+    await end(clients[1])
+    await agent.restart()
+    await until(lambda: len(agent.socket.peers(J1)) == 1)
+    again = clients[0], await agent.client(COVEY_RANK="1")
+    serve(agent, aggd)
+    await add(again)
+    assert not any(map(shares, again))
+    assert "the agent began anew before every rank had the memory" in capfd.readouterr().err
+    await end(*again)
+
+
+async def test_one_rank_that_is_not_to_share_keeps_all_from_it(agent: Agent, aggd: AggdThread) -> None:
+    clients = await both(agent, COVEY_SHARED_TENSORS="0")
+    serve(agent, aggd)
+    await add(clients)
+    assert not any(map(shares, clients))
+    await end(*clients)
+
+
+async def test_a_rank_that_cannot_map_it_takes_the_others_along(
+    agent: Agent, aggd: AggdThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = await both(agent)
+    await until(lambda: all(client._memory.now == 2 for client in clients))
+    serve(agent, aggd)
+    first = asyncio.create_task(asyncio.to_thread(clients[0].tensors.push_pull, "g", np.ones(9, np.float32)))
+    await asyncio.sleep(0.1)
+    monkeypatch.setattr(tensor_layout, "check", _refused)
+    assert (await asyncio.to_thread(clients[1].tensors.push_pull, "g", np.ones(9, np.float32))).tolist() == [2.0] * 9
+    assert (await asyncio.wait_for(first, 10)).tolist() == [2.0] * 9
+    assert not any(map(shares, clients))
+    await end(*clients)
+
+
+def _refused(descriptor: int, ranks: int) -> None:
+    raise ValueError("another version")
+
+
+async def test_without_memory_of_the_kernel_there_is_an_aggregator(
+    agent: Agent, aggd: AggdThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(self: object, ranks: int) -> None:
+        raise OSError(24, "too many open files")
+
+    monkeypatch.setattr(MemfdPages, "make_memory", none)
+    clients = await both(agent)
+    serve(agent, aggd)
+    await add(clients)
+    assert not any(map(shares, clients))
+    await end(*clients)
+
+
+async def test_ranks_on_two_hosts_wait_for_no_memory(agent: Agent, aggd: AggdThread) -> None:
+    import msgspec
+
+    here = ranks("j1", "x", count=2)
+    agent.runner.known = msgspec.structs.replace(here, ranks=here.ranks[:1])
+    client = await agent.client(COVEY_RANK="0")
+    at = aggd.serve("j1", EPOCH, 2)
+    client.tensors.moved(AggregatorAt(J1, EPOCH, HostId("h1"), at.address, SECRET))
+    handle = await asyncio.to_thread(client.tensors.push, "g", np.ones(3, np.float32))
+    assert not handle.done and not shares(client)
+    await end(client)
+
+
+async def test_the_agent_keeps_no_memory_of_jobs_that_are_over(agent: Agent) -> None:
+    clients = await both(agent)
+    await until(lambda: len(agent.socket._memories._made) == 1)
+    (page,) = agent.socket._memories._made.values()
+    await end(*clients)
+    await until(lambda: not agent.socket.peers(J1))
+    assert not agent.socket._memories._made and page.descriptor == -1
+
+
+async def test_a_second_process_of_a_rank_is_given_the_same_memory(agent: Agent) -> None:
+    clients = await both(agent)
+    await until(lambda: all(client._memory.now == 2 for client in clients))
+    third = await agent.client(COVEY_RANK="1")
+    await until(lambda: third._memory.now == 2)
+    await add((clients[0], third))
+    await end(*clients, third)
+
+
+async def test_frames_that_a_rank_must_not_send_end_its_connection(agent: Agent) -> None:
+    client = await agent.client(COVEY_RANK="1")
+    with client._lock:
+        client._urgent.append(pack(TensorMemoryHere()))
+    client._wakes.wake()
+    await until(lambda: agent.socket.counters["malformed"] == 1)
+    await end(client)
+
+
+async def test_a_rank_says_it_once_and_all_are_told_once(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = await both(agent)
+    heard: list[str] = []
+    monkeypatch.setattr(MemoryOffer, "none", lambda self, why: heard.append(why))
+    for _ in range(3):
+        clients[1]._cannot_share("no room")
+    await until(lambda: len(heard) >= 2)
+    await asyncio.sleep(0.05)
+    assert heard == ["no room", "no room"]
+    await end(*clients)
+
+
+def test_what_is_said_goes_where_people_read_it() -> None:
+    from covey.core import JobId
+    from covey.tensors import TensorClient
+
+    said = io.StringIO()
+    client = TensorClient(JobId("j1"), 0, 2, lambda epoch, why: None, undecided=True, say=said)
+    client.memory_is(None, "rank 1 cannot map it")
+    client.close()
+    assert said.getvalue() == "covey: rank 0 of j1 uses no memory that ranks share: rank 1 cannot map it\n"

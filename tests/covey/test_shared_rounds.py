@@ -1,0 +1,333 @@
+"""Rounds in shared memory: threads as ranks, one memory; where a rank cannot, all of them go to a real aggd."""
+
+import contextlib
+import io
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from covey import tensor_layout, tensor_memory
+from covey.core import JobId
+from covey.rounds import Superseded
+from covey.sum_order import ORDERS, Order
+from covey.tensor_memory import TensorMemory
+from covey.tensors import TensorClient, TensorError
+from tests.plugins.aggregator.harness import Tensor, contribution, initial, reference
+from tests.plugins.aggregator.loopback import AggdThread
+
+EPOCH = 1 << 32
+Script = Callable[[int, TensorClient], None]
+
+
+class SharingRanks:
+    """The clients of one job, and their memory."""
+
+    def __init__(self, ranks: int, order: Order = "tree", patience_s: float = 30.0) -> None:
+        self.said = [io.StringIO() for _ in range(ranks)]
+        self.clients = [
+            TensorClient(
+                JobId("j1"), rank, ranks, lambda epoch, why: None, undecided=True, patience_s=patience_s, say=said
+            )
+            for rank, said in enumerate(self.said)
+        ]
+        for client in self.clients:
+            client.order = order
+        self.descriptor = tensor_layout.make(ranks)
+        self.failed: list[tuple[int, BaseException]] = []
+
+    def memory(self, rank: int) -> TensorMemory:
+        return TensorMemory(os.dup(self.descriptor), rank, len(self.clients))
+
+    def share(self) -> None:
+        for rank, client in enumerate(self.clients):
+            client.memory_is(self.memory(rank))
+
+    def play(self, script: Script, seconds: float = 20.0) -> None:
+        """All of them, to the end. Raises what the lowest rank that failed raised."""
+        self.end(self.start(script), seconds)
+
+    def start(self, script: Script) -> list[threading.Thread]:
+        def run(rank: int) -> None:
+            try:
+                script(rank, self.clients[rank])
+            except BaseException as error:
+                self.failed.append((rank, error))
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(self.clients))]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def end(self, threads: list[threading.Thread], seconds: float = 20.0) -> None:
+        for thread in threads:
+            thread.join(seconds)
+        stuck = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
+        self.close()
+        assert not stuck, f"ranks {stuck} wait for ever"
+        for _, error in sorted(self.failed, key=lambda failed: failed[0]):
+            raise error
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+
+
+@pytest.fixture
+def aggd(tmp_path: Path) -> Iterator[AggdThread]:
+    running = AggdThread(tmp_path)
+    yield running
+    running.finish()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    ranks=st.integers(1, 7),
+    order=st.sampled_from(ORDERS),
+    kind=st.sampled_from(("grad", "model")),
+    size=st.sampled_from((0, 1, 3, 1000, 16384, 16385, 70_001, 200_003)),
+    seed=st.integers(0, 1000),
+)
+def test_a_round_has_the_bits_that_one_process_would_get(
+    ranks: int, order: Order, kind: str, size: int, seed: int
+) -> None:
+    tensor = Tensor(f"t{seed}", "model" if kind == "model" else "grad", (size,))
+    wanted = reference(tensor, ranks, 4, order)
+    shared = SharingRanks(ranks, order)
+    shared.share()
+
+    def script(rank: int, client: TensorClient) -> None:
+        rng = random.Random(seed + rank)
+        if tensor.kind == "model":
+            assert client.model(tensor.name, initial(tensor, rank)).tobytes() == initial(tensor, 0).tobytes()
+        for round, result in enumerate(wanted, 1):
+            time.sleep(rng.choice((0.0, 0.0, 0.001)))
+            array = contribution(tensor, rank, round)
+            out = array if rng.random() < 0.5 else None
+            assert client.push_pull(tensor.name, array, out=out).tobytes() == result.tobytes()
+        assert client.leave()
+
+    shared.play(script)
+    assert not any(said.getvalue() for said in shared.said)
+
+
+def test_names_may_be_waited_for_in_any_order() -> None:
+    """Each rank begins and ends its rounds in an order of its own, from two threads."""
+    names = [f"t{n}" for n in range(6)]
+    shared = SharingRanks(3)
+    shared.share()
+
+    def half(rank: int, client: TensorClient, mine: list[str], size: int) -> None:
+        rng = random.Random(rank)
+        for round in range(1, 20):
+            handles = {}
+            for name in rng.sample(mine, len(mine)):
+                handles[name] = client.push(name, contribution(Tensor(name, "grad", (size,)), rank, round))
+            for name in rng.sample(mine, len(mine)):
+                wanted = reference(Tensor(name, "grad", (size,)), 3, round)[-1]
+                assert handles[name].wait().tobytes() == wanted.tobytes()
+
+    def script(rank: int, client: TensorClient) -> None:
+        other = threading.Thread(target=half, args=(rank, client, names[:3], 20_000))
+        other.start()
+        half(rank, client, names[3:], 500)
+        other.join()
+
+    shared.play(script)
+
+
+def test_a_rank_that_computes_holds_nobody_up() -> None:
+    """It pushed y, then x, and waits for neither: its thread adds its parts of both."""
+    shared, computing = SharingRanks(2), threading.Event()
+    shared.share()
+    array = np.ones(100_000, np.float32)
+
+    def script(rank: int, client: TensorClient) -> None:
+        if rank == 0:
+            assert client.push_pull("x", array)[0] == 2
+            assert client.push_pull("y", array)[0] == 2
+            computing.set()
+        else:
+            handles = [client.push("y", array), client.push("x", array)]
+            assert computing.wait(10)
+            assert all(handle.wait()[0] == 2 for handle in handles)
+
+    shared.play(script)
+
+
+def test_a_push_does_not_wait_and_its_handle_says_when_it_is_done() -> None:
+    shared = SharingRanks(2)
+    shared.share()
+    first = shared.clients[0].push("g", np.ones(5, np.float32))
+    assert not first.done
+    with pytest.raises(ValueError, match="has a round that was not waited for"):
+        shared.clients[0].push("g", np.ones(5, np.float32))
+    second = shared.clients[1].push("g", np.ones(5, np.float32))
+    assert second.done and first.done
+    assert first.wait().tolist() == second.wait().tolist() == [2.0] * 5
+    assert first.wait() is first.wait()
+    shared.close()
+
+
+def test_where_there_is_no_memory_all_go_over_tcp_and_say_so(aggd: AggdThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = SharingRanks(3)
+    shared.share()
+    at = aggd.serve("j1", EPOCH + 1, 3)
+    for client in shared.clients:
+        client.moved(at)
+    array = np.arange(100_000, dtype=np.float32)
+
+    def script(rank: int, client: TensorClient) -> None:
+        for _ in range(3):
+            assert client.push_pull("small", array[:10]).tolist() == (3 * array[:10]).tolist()
+            assert client.push_pull("large", array).tobytes() == (3 * array).tobytes()
+
+    small = 12 * tensor_layout.PAGE_BYTES
+    monkeypatch.setattr(tensor_memory, "_available_bytes", lambda: small / tensor_memory.FREE_SHARE)
+    shared.play(script)
+    assert aggd.now().jobs[0].tensors == 1
+    for said in shared.said:
+        assert "pushes tensor 'large' over TCP" in said.getvalue() and "small" not in said.getvalue()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_rank_that_cannot_share_takes_all_to_tcp(aggd: AggdThread, late: bool) -> None:
+    """Also where the others had begun a round already, one of them without waiting for it."""
+    shared = SharingRanks(3)
+    at = aggd.serve("j1", EPOCH + 1, 3)
+    for rank, client in enumerate(shared.clients):
+        client.moved(at)
+        if rank < 2:
+            client.memory_is(shared.memory(rank))
+
+    def refuse() -> None:
+        for client in shared.clients[:2]:
+            client.memory_is(None, "rank 2 runs in a container of its own")
+        shared.clients[2].memory_is(None, "it runs in a container of its own")
+
+    if not late:
+        refuse()
+    array, began = np.ones(50_000, np.float32), threading.Barrier(2)
+
+    def script(rank: int, client: TensorClient) -> None:
+        if rank == 2 and late:
+            time.sleep(0.2)
+            refuse()
+        if rank == 1:
+            handle = client.push("x", array)
+            began.wait(10)
+            time.sleep(0.5)
+            assert handle.wait()[0] == 3
+        elif rank == 0:
+            began.wait(10)
+            assert client.push_pull("x", array)[0] == 3
+        else:
+            assert client.push_pull("x", array)[0] == 3
+        assert client.model("m", np.full(3, float(rank), np.float32)).tolist() == [0.0] * 3
+
+    shared.play(script)
+    assert all("uses no memory that ranks share" in said.getvalue() for said in shared.said)
+    assert aggd.now().jobs[0].tensors == 2
+
+
+def test_ranks_that_mean_different_tensors_are_told() -> None:
+    shared = SharingRanks(2)
+    shared.share()
+
+    def script(rank: int, client: TensorClient) -> None:
+        with pytest.raises(TensorError, match=r"'g': rank . declares it as grad \(., .\).*as grad \(., .\)"):
+            client.push_pull("g", np.ones((2, 3) if rank else (3, 2), np.float32))
+        assert client.push_pull("h", np.ones(2, np.float32)).tolist() == [2.0, 2.0]
+
+    shared.play(script)
+
+
+def test_a_page_that_was_overwritten_is_an_error_of_that_tensor() -> None:
+    shared = SharingRanks(2)
+    shared.share()
+    client = shared.clients[0]
+    handle = client.push("g", np.ones(100_000, np.float32))
+    way = client._ways["g"]
+    assert way is not None
+    way._words[1, 0] = 77
+    with pytest.raises(TensorError, match="'g': the memory it shares says rank 1 is in round 77, and this is 1"):
+        handle.wait()
+    shared.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 1 << 30), count=st.integers(1, 200))
+def test_garbage_in_the_memory_is_refused_or_told(seed: int, count: int) -> None:
+    """Words of its head and directory, and of a tensor's head: whatever stands there, a rank gets words or its sum."""
+    rng = random.Random(seed)
+    shared = SharingRanks(2)
+    shared.share()
+    for client in shared.clients:
+        client.memory_is(None)
+    shared.clients[0].push("known", np.ones(100, np.float32))
+    begins = [8, tensor_layout.directory_at(2), tensor_layout.tensors_at(2)]
+    for _ in range(count):
+        os.pwrite(shared.descriptor, rng.randbytes(rng.choice((1, 4, 8))), rng.choice(begins) + rng.randrange(0, 64))
+    rank, far = shared.clients[1], []
+    rank._far.declare = lambda name, kind, data: far.append(name)  # type: ignore[method-assign]
+    rank._far.push = lambda name, data, blocks: None  # type: ignore[method-assign]
+    for name in ("known", "new"):
+        try:
+            handle = rank.push(name, np.ones(100, np.float32))
+        except TensorError:
+            continue
+        if name not in far:
+            rank._far.fatal = Superseded("over")
+            with contextlib.suppress(TensorError, Superseded):
+                assert handle.wait().tolist() == [2.0] * 100
+            rank._far.fatal = None
+    shared.close()
+
+
+def test_who_waits_says_for_whom_and_ends_at_once_when_it_is_over() -> None:
+    shared = SharingRanks(3, patience_s=0.2)
+    shared.share()
+    shared.clients[1].push("g", np.ones(4, np.float32))
+
+    def script(rank: int, client: TensorClient) -> None:
+        if rank == 0:
+            client.push_pull("g", np.ones(4, np.float32))
+
+    threads = shared.start(script)
+    end_s = time.monotonic() + 10
+    while "rank 2 has not pushed this round yet" not in shared.said[0].getvalue():
+        assert time.monotonic() < end_s, shared.said[0].getvalue()
+        time.sleep(0.02)
+    shared.close()
+    threads[0].join(5)
+    assert not threads[0].is_alive()
+    assert isinstance(shared.failed[0][1], TensorError)
+
+
+def test_nothing_is_pushed_before_the_agent_has_spoken() -> None:
+    shared, pushed = SharingRanks(2, patience_s=0.2), threading.Event()
+
+    def script(rank: int, client: TensorClient) -> None:
+        client.push_pull("g", np.ones(4, np.float32))
+        pushed.set()
+
+    threads = shared.start(script)
+    assert not pushed.wait(0.5)
+    assert "the agent has not said yet whether the ranks share memory" in shared.said[0].getvalue()
+    shared.share()
+    shared.end(threads)
+
+
+def test_memory_for_another_number_of_ranks_or_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="of version 1 for 3 ranks, and not of version 1 for 2"):
+        TensorMemory(tensor_layout.make(3), 0, 2)
+    plain = os.open(tmp_path / "plain", os.O_RDWR | os.O_CREAT)
+    with pytest.raises(ValueError, match="no sealed memory"):
+        TensorMemory(plain, 0, 2)
