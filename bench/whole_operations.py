@@ -21,12 +21,13 @@ done = os.sched_yield
 
 def begin() -> None:
     """This thread computes in whole operations from now on. OSError (PermissionError): it may not (CAP_SYS_NICE)."""
-    os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(OPERATIONS))
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(OPERATIONS))
     threading.Thread(target=_lift, args=(threading.get_native_id(),), daemon=True).start()
 
 
 def _lift(computes: int) -> None:
-    """Threads that begin later are ordinary ones, and would never have the core beside one that computes."""
+    """Threads that begin later have the priority of the one that begins them. (As ordinary ones they would have next to
+    nothing of the core beside another process that computes, and hold Python's lock meanwhile.)"""
     known = {computes}
     while True:
         there = {int(task) for task in os.listdir("/proc/self/task")}

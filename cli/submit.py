@@ -53,6 +53,10 @@ NO_ATTACH_HELP = (
     "leave PYTHONPATH as it is; default: a folder of ours comes first in it, and the steps of PyTorch and JAX "
     "scripts are seen without a change to them"
 )
+AGGREGATE_HELP = (
+    "gradients of PyTorch's DistributedDataParallel are averaged by Covey, without a change to the script: the same "
+    "bits whatever fails (covey.torch.attach)"
+)
 SUBMIT_TRIES = 3
 
 
@@ -65,6 +69,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bind-gpus", action="store_true", help=BIND_HELP)
     parser.add_argument("--gpu-memory", metavar="SIZE", help=GPU_MEMORY_HELP)
     parser.add_argument("--no-attach", action="store_true", help=NO_ATTACH_HELP)
+    parser.add_argument("--aggregate", action="store_true", help=AGGREGATE_HELP)
     parser.add_argument("--tenant", help="who pays (default: default)")
     parser.add_argument("--class", dest="job_class", choices=CLASSES, help=CLASS_HELP)
     parser.add_argument("--env", action="append", default=[], metavar="KEY=VAL", help="one more variable; repeatable")
@@ -123,8 +128,16 @@ def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[s
         spec["bind_gpus"] = True
     if args.gpu_memory is not None:
         spec["gpu_memory"] = memory(args.gpu_memory)
+    if args.no_attach and args.aggregate:
+        what, why = (
+            "--aggregate and --no-attach do not go together",
+            "it is by attaching that Covey sees the script's DDP",
+        )
+        raise AgentctlError(USAGE, what, why, "leave --no-attach out, or call covey.torch.attach(ddp) in the script")
     if args.no_attach:
         spec["attach"] = False
+    if args.aggregate:
+        spec["env"]["COVEY_AGGREGATE"] = "1"
     if args.nodes is not None or args.pack is not None:
         spec["pack"] = "apart" if args.nodes is not None else args.pack
     given = (

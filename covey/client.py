@@ -46,6 +46,7 @@ from covey.wire import (
     Refusal,
     Stopping,
     TensorMemoryHere,
+    TensorsShared,
     decoder,
     other_protocol,
 )
@@ -99,6 +100,7 @@ class JobClient:
         self._steps: deque[bytes] = deque(maxlen=STEPS_WAITING_MAX)
         self._urgent: deque[bytes] = deque()
         self._lost: AggregatorLost | None = None
+        self._shared: TensorsShared | None = None
         self._attached: Attached | None = None
         self._by_hand = False
         self.given = False
@@ -224,11 +226,19 @@ class JobClient:
             if self._tensors is not None:
                 return self._tensors
             lost = self._aggregator_lost
-            made = self._tensors = TensorClient(self.id, self.rank, self.world_size, lost, undecided=True)
+            of = self.id, self.rank, self.world_size, lost
+            made = self._tensors = TensorClient(*of, undecided=True, shared=self._tensors_shared)
             if self._aggregator is not None:
                 made.moved(self._aggregator)
         self._cannot_share(self._memory.used_by(made))
         return made
+
+    def _tensors_shared(self, largest_bytes: int, total_bytes: int) -> None:
+        if self.rank == 0:
+            with self._lock:
+                self._shared = TensorsShared(largest_bytes, total_bytes)
+                self._urgent.append(pack(self._shared))
+            self._wakes.wake()
 
     def _cannot_share(self, why: str) -> None:
         """Tell the agent, which tells the other ranks."""
@@ -390,7 +400,8 @@ class JobClient:
             self.host = joined.host
             self._joined = True
             self._urgent.clear()
-            again = (self._lost, self._attached, self._pages.hello())
+            shared = self._shared if joined.tensor_memory else None  # an agent of before would not know the word
+            again = (self._lost, self._attached, shared, self._pages.hello())
             self._urgent.extend(pack(frame) for frame in again if frame is not None)
         self._refusal = None
         self._memory.joined(joined.tensor_memory)

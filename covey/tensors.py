@@ -109,12 +109,13 @@ class TensorClient:
         lost: Callable[[int, str], None],
         *,
         undecided: bool = False,
+        shared: Callable[[int, int], None] = lambda largest_bytes, total_bytes: None,
         part_bytes: int = PART_BYTES,
         patience_s: float = 30.0,
         say: TextIO | None = None,
     ) -> None:
         """`lost(epoch, why)` is called from the link thread each time the address of that epoch cannot be used.
-        `undecided`: the first tensors wait for `memory_is`."""
+        `undecided`: the first tensors wait for `memory_is`. `shared` is told what goes through shared memory."""
         self.rank, self.world_size = rank, world_size
         self.communicate_s = 0.0
         """Seconds the script has spent in calls here."""
@@ -127,6 +128,7 @@ class TensorClient:
         self._undecided = undecided
         """Whether the agent has yet to say if the ranks share memory."""
         self._shared: SharedRounds | None = None
+        self._tell_shared = shared
         self._ways: dict[str, SharedTensor | None] = {}
         """Of each tensor: through shared memory, or through an aggregator."""
         self._closed = False
@@ -294,6 +296,9 @@ class TensorClient:
         if way is None:
             self._far.declare(name, kind, data)
         self._ways[name] = way
+        if way is not None:
+            sizes = [each.declared.size_bytes for each in list(self._ways.values()) if each is not None]
+            self._tell_shared(max(sizes), sum(sizes))
         return way
 
     def _known(self, name: str, kind: Kind, shape: tuple[int, ...]) -> SharedTensor | None:

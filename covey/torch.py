@@ -3,6 +3,8 @@
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     covey.torch.attach(ddp)
 
+and none where the job was submitted with `agentctl submit --aggregate`.
+
 DDP hands its buckets over one by one while the backward pass still computes. Each is a round of `covey.tensors`, in the
 bucket's own memory, which DDP waits for only at the end of the pass:
 
@@ -39,8 +41,8 @@ def attach(ddp: Any, job: "JobClient | None" = None) -> None:
     """From its next backward pass on the gradients of `ddp`, a DistributedDataParallel, are averaged by Covey. `job`:
     this rank's (`covey.join()`, which is made if there is none). Every rank attaches the same models in the same order.
 
-    TypeError, naming the parameter, where gradients are not float32 in the host's memory. Errors of `push_pull` are
-    raised by the backward pass."""
+    TypeError, naming the parameter, where gradients are not float32 in the host's memory; RuntimeError of PyTorch where
+    the model has a communication hook. Errors of `push_pull` are raised by the backward pass."""
     global _models
     names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
     for name, parameter in ddp.module.named_parameters():
@@ -48,8 +50,8 @@ def attach(ddp: Any, job: "JobClient | None" = None) -> None:
             _check(name, parameter)
     found = job if job is not None else join()
     buckets = Buckets(found.tensors, names, found.world_size, f"ddp{_models}")
-    _models += 1
     ddp.register_comm_hook(buckets, average)
+    _models += 1
 
 
 def average(state: "Buckets", bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

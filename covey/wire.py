@@ -136,6 +136,14 @@ class NoTensorMemory(Frame, frozen=True, tag="NoTensorMemory"):
     why: str
 
 
+class TensorsShared(Frame, frozen=True, tag="TensorsShared"):
+    """Rank 0 -> agent: what goes through that memory, whenever it is one tensor more. Aggregators know of others."""
+
+    largest_bytes: int
+    total_bytes: int
+    """Of all tensors, each counted once."""
+
+
 class NeighbourFlag(Frame, frozen=True, tag="NeighbourFlag"):
     """Agent -> rank: with a descriptor, the `flag` of the guaranteed rank that it shares a GPU with; without, there is
     none any more."""
@@ -192,7 +200,7 @@ class Detached(Frame, frozen=True, tag="Detached"):
 FrameUnion = (
     Join | Joined | Refusal | AggregatorAt | AggregatorLost | Stepped | Attached
     | AskPages | PagesHere | PagesMapped | NeighbourFlag
-    | TensorMemoryHere | NoTensorMemory | Stopping | ExtendGrace | Attach | VolumeAt | Detach | Detached
+    | TensorMemoryHere | NoTensorMemory | TensorsShared | Stopping | ExtendGrace | Attach | VolumeAt | Detach | Detached
 )  # fmt: skip
 decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnion)
 

@@ -42,11 +42,12 @@ from covey.wire import (
     Stepped,
     Stopping,
     TensorMemoryHere,
+    TensorsShared,
     decoder,
     other_protocol,
 )
 from plugins.base import JobPeer, RanksSpec
-from plugins.facts import JobAttached, JobJoined, RankShares, StepTimed
+from plugins.facts import JobAttached, JobJoined, RankShares, StepTimed, TensorsSeen
 
 JOIN_S = 5.0
 """A process that has not joined this long after connecting is cut off."""
@@ -216,6 +217,11 @@ class JobSocket:
         why = plain(frame.why, PROBLEM_MAX)
         self._memories.refuse(peer.job, peer.epoch, why, self._of_epoch(peer.job, peer.epoch))
 
+    def _tensors_shared(self, peer: ConnectedProcess, frame: TensorsShared) -> None:
+        if peer.job is None or not 0 <= frame.largest_bytes <= frame.total_bytes < 1 << 60:
+            raise FrameError("TensorsShared from outside a job, or of an impossible size")
+        self._tell(TensorsSeen(peer.job, peer.epoch, frame.largest_bytes, frame.total_bytes))
+
     def _no_memory(self, job: JobId, why: str) -> None:
         self._env.log.info("tensors go to an aggregator", job=job, why=why)
 
@@ -236,6 +242,8 @@ class JobSocket:
                 self._mapped(peer)
             elif isinstance(frame, NoTensorMemory):
                 self._cannot_share(peer, frame)
+            elif isinstance(frame, TensorsShared):
+                self._tensors_shared(peer, frame)
             elif isinstance(frame, Join | Joined | Stopping | PagesHere | TensorMemoryHere | NeighbourFlag):
                 raise FrameError(f"{type(frame).__name__} from a process that has joined")
             else:

@@ -3,12 +3,14 @@
     torch.optim     register_optimizer_step_post_hook: after every step of every optimizer, also under torch.compile
     GradScaler      `step` is wrapped: an update that was skipped for its gradients is a mini-batch too
     DataLoader      `__next__` of its iterators is wrapped: how long the script waited for input
-    DDP             its constructor is wrapped: its own figures say how long ranks waited for one another
+    DDP             its constructor is wrapped: its own figures say how long ranks waited for one another, and with
+                    `submit --aggregate` (COVEY_AGGREGATE) its gradients are averaged by Covey
 
 No hook is called per operator, and none changes what is computed. A shared device: `covey.attach.torch_share`.
 """
 
 import functools
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -153,8 +155,30 @@ class Hooks:
         def made(model: Any, *args: Any, **kwargs: Any) -> None:
             init(model, *args, **kwargs)
             self._figures.models.add(model)
+            if os.environ.get("COVEY_AGGREGATE") == "1":
+                self._guarded(self._aggregate, model)
 
         return made
+
+    def _aggregate(self, model: Any) -> None:
+        """Before its first pass: until then a script may choose a communication hook of its own, which counts."""
+
+        def before_first(module: Any, *_: Any) -> None:
+            handle.remove()
+            self._guarded(self._average, module)
+
+        handle = model.register_forward_pre_hook(before_first)
+
+    def _average(self, model: Any) -> None:
+        import covey.torch
+        from covey import client
+
+        try:
+            covey.torch.attach(model, client.of_process())
+        except (TypeError, RuntimeError) as error:
+            self._reporter.attach(f"gradients averaged by DDP itself ({str(error).splitlines()[0]})")
+        else:
+            self._reporter.attach("gradients averaged by Covey")
 
 
 class DdpFigures:

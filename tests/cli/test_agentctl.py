@@ -439,6 +439,16 @@ def test_a_script_is_attached_to_unless_it_is_left_alone(run: Run, agent: FakeAg
         assert agent.asked[-1][1].get("attach") is attach
 
 
+def test_a_scripts_gradients_are_averaged_by_covey_if_it_is_attached_to(run: Run, agent: FakeAgent, job: Job) -> None:
+    agent.replies["POST /v1/jobs"] = job()
+    run("submit", "--aggregate", "--", "true")
+    assert agent.asked[-1][1]["env"]["COVEY_AGGREGATE"] == "1"
+    run("submit", "--", "true")
+    assert "COVEY_AGGREGATE" not in agent.asked[-1][1]["env"]
+    code, _, errors = run("submit", "--aggregate", "--no-attach", "--", "true")
+    assert code == 2 and "--aggregate and --no-attach do not go together" in errors
+
+
 def test_the_memory_of_a_gpu_is_asked_for_in_words(run: Run, agent: FakeAgent, job: Job) -> None:
     agent.replies["POST /v1/jobs"] = job()
     run("submit", "--gpu-memory", "8GiB", "--", "true")

@@ -160,7 +160,9 @@ async def test_tensors_are_told_where_to_go_also_when_they_are_made_later(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Tensors:
-        def __init__(self, job: JobId, rank: int, world_size: int, lost: object, undecided: bool) -> None:
+        def __init__(
+            self, job: JobId, rank: int, world_size: int, lost: object, undecided: bool, shared: object
+        ) -> None:
             self.made_for, self.moves, self.closed = (job, rank, world_size), list[AggregatorAt](), False
             self.communicate_s, self.undecided = 0.0, undecided
 

@@ -1,14 +1,19 @@
 """Stock PyTorch DDP scripts whose gradients Covey averages: real processes, a real aggregator (make check TORCH=1)."""
 
+import asyncio
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from covey import attach
 from covey.wire import AggregatorAt
+from plugins.facts import JobAttached, TensorsSeen
+from tests.covey.agents import Agent
 from tests.covey.attach.torch_jobs import NEEDS_TORCH
 from tests.plugins.aggregator.loopback import AggdThread
 
@@ -56,6 +61,9 @@ dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_
 ddp = DistributedDataParallel(
     model, bucket_cap_mb=0.03, find_unused_parameters=kind == "unused", gradient_as_bucket_view=kind == "views"
 )
+if kind == "own-hook":
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    ddp.register_comm_hook(None, default_hooks.allreduce_hook)
 if doors == "covey":
     import covey.torch
     from covey.core import HostId, JobId
@@ -90,9 +98,17 @@ def aggd(tmp_path: Path) -> Iterator[AggdThread]:
 
 
 class Script:
-    """The processes of one run."""
+    """The processes of one run. `env`: more, of each rank; then it is attached to, as the ranks of agents are."""
 
-    def __init__(self, folder: Path, workers: int, kind: str, door: str, steps: int = 6) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        workers: int,
+        kind: str,
+        door: str,
+        steps: int = 6,
+        env: Callable[[int], Mapping[str, str]] = lambda rank: {},
+    ) -> None:
         store = folder / f"store-{door}-{kind}"
         store.unlink(missing_ok=True)
         words = [str(workers), str(store), kind, str(steps), door]
@@ -103,6 +119,7 @@ class Script:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
+                env={**os.environ, **env(rank)},
             )
             for rank in range(1 if door == "alone" else workers)
         ]
@@ -169,3 +186,24 @@ def test_gradients_that_cannot_be_averaged_are_named(tmp_path: Path) -> None:
     script = WRONG.format(store=tmp_path / "store")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert "gradients of '1.weight' are bfloat16 on cpu; Covey averages float32 on cpu" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "by"),
+    [("plain", "gradients averaged by Covey"), ("own-hook", "gradients averaged by DDP itself (register_comm_hook")],
+)
+async def test_a_stock_script_is_averaged_by_covey_if_it_is_asked_for(
+    agent: Agent, tmp_path: Path, kind: str, by: str
+) -> None:
+    """`submit --aggregate`: nothing in the script speaks of Covey. Both ranks are on one host: no aggregator."""
+    root = str(Path(__file__).parents[2])
+
+    def env(rank: int) -> Mapping[str, str]:
+        path = os.pathsep.join((attach.SITE, root))
+        return {**agent.environ(COVEY_RANK=str(rank)), "COVEY_AGGREGATE": "1", "PYTHONPATH": path}
+
+    attached = await asyncio.to_thread(Script(tmp_path, 2, kind, "gloo", env=env).parameters)
+    assert attached == await asyncio.to_thread(Script(tmp_path, 2, kind, "gloo").parameters)
+    told = [fact.to for fact in agent.facts if isinstance(fact, JobAttached) and not fact.problem]
+    assert any(by in to for to in told), told
+    assert any(isinstance(fact, TensorsSeen) for fact in agent.facts) == (kind == "plain")

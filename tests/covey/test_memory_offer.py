@@ -16,6 +16,7 @@ from covey.core import HostId
 from covey.frames import pack
 from covey.memory_offer import MemoryOffer
 from covey.wire import AggregatorAt, TensorMemoryHere
+from plugins.facts import TensorsSeen
 from tests.agent.here import ranks, until
 from tests.covey.agents import J1, Agent
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
@@ -67,6 +68,26 @@ async def test_ranks_of_one_host_add_without_an_aggregator_and_without_an_agent(
     await add(clients, "another")
     assert all(shares(client, "another") for client in clients)
     await end(*clients)
+
+
+async def test_the_agent_hears_how_large_tensors_are(agent: Agent) -> None:
+    """From which the scheduler learns the skew of a model."""
+    clients = await both(agent)
+    await add(clients, "large", 50_000)
+    await add(clients, "small", 1000)
+    await until(lambda: TensorsSeen(J1, 1, 200_000, 204_000) in agent.facts)
+    await agent.restart()
+    await until(lambda: TensorsSeen(J1, 1, 200_000, 204_000) in agent.facts)
+    await end(*clients)
+
+
+@pytest.mark.parametrize(("largest", "total"), [(-1, 5), (6, 5), (1, 1 << 60)])
+async def test_impossible_sizes_end_the_connection(agent: Agent, largest: int, total: int) -> None:
+    client = await agent.client(COVEY_RANK="0")
+    client._tensors_shared(largest, total)
+    await until(lambda: agent.socket.counters["malformed"] >= 1)
+    assert not any(isinstance(fact, TensorsSeen) for fact in agent.facts)
+    await end(client)
 
 
 async def test_an_agent_that_begins_anew_leaves_the_memory_to_those_who_have_it(agent: Agent) -> None:
