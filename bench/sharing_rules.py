@@ -33,10 +33,10 @@ class Made(NamedTuple):
 
 
 MADE_FOR = {
-    "mlp-input": Made(("head", "alarm", "easing", "known-baseline", "too-much", "busy")),
-    "conv": Made(("easing", "known-baseline", "too-much", "busy")),
+    "mlp-input": Made(("head", "alarm", "known-baseline", "too-much", "busy")),
+    "conv": Made(("known-baseline", "too-much", "busy")),
     "drift": Made(("verification", "audit"), measure_s=20.0),
-    "evaluation": Made(("away", "audit", "easing"), measure_s=20.0),
+    "evaluation": Made(("away", "audit"), measure_s=20.0),
     "noisy": Made(("known-baseline", "too-much")),
     "quickens": Made(("audit",), measure_s=30.0, settle_s=45.0),
     "conv-input/sudden": Made(("alarm", "verification"), measure_s=20.0),

@@ -132,7 +132,6 @@ EARNED: dict[str, tuple[str, str]] = {
     "verification": ("drift", "share"),
     "audit": ("quickens", "bad_windows"),
     "alarm": ("sudden", "slowdown"),
-    "easing": ("saturated", "bad_windows"),
     "known-baseline": ("noisy", "slowdown"),
     "too-much": ("long-operations", "slowdown"),
     "away": ("away-long-operations", "share"),

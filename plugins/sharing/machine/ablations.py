@@ -41,13 +41,6 @@ class Unalarmed(Ladder):
         return False
 
 
-class Uneased(Ladder):
-    """Nothing is taken back before the tolerance is passed."""
-
-    def _is_at_limit(self, measured: Slowdown) -> bool:
-        return False
-
-
 class OnAnyBaseline(Ladder):
     """Busy time is given away on any baseline."""
 
@@ -81,7 +74,6 @@ RULES: dict[str, type[Ladder]] = {
     "verification": Unverified,
     "audit": Unaudited,
     "alarm": Unalarmed,
-    "easing": Uneased,
     "known-baseline": OnAnyBaseline,
     "too-much": Forgetful,
     "away": NeverAway,

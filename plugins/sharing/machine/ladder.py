@@ -16,7 +16,7 @@ from typing import Literal
 
 from plugins.sharing.policy import interference, ladder
 from plugins.sharing.policy.interference import STEPS_WINDOW_MAX, TOLERANCE, Slowdown, StepSamples
-from plugins.sharing.policy.ladder import EASE, QUIET_WINDOWS, TARGET, U_START, Rates
+from plugins.sharing.policy.ladder import QUIET_WINDOWS, TARGET, U_START, Rates
 
 Phase = Literal["baseline", "run", "verify", "idle"]
 SILENT_BASELINES = 8.0
@@ -167,8 +167,6 @@ class Ladder:
             self.too_much, self.quiet, self._accused = None, 0, False
             return self._enter("verify", self.u, "its baseline is old")
         target = TARGET * self.tolerance
-        if self._is_at_limit(measured):
-            return self._enter("run", ladder.eased(self.u, measured.excess, target), f"{measured} slower, at the limit")
         up = ladder.climbed(self.u, measured.excess, target, self._ceiling())
         if self.flag and not self._is_known():
             up = max(self.u, min(up, 1.0))
@@ -203,10 +201,6 @@ class Ladder:
         """Whether the baseline has to be confirmed."""
         old_s = 0.0 if self.baseline_s is None or self.last_step_s is None else self.last_step_s - self.baseline_s
         return self.quiet >= QUIET_WINDOWS or old_s >= AUDIT_S
-
-    def _is_at_limit(self, measured: Slowdown) -> bool:
-        """Whether a little is taken back, though nothing is violated."""
-        return measured.excess > EASE * self.tolerance
 
     def _is_known(self) -> bool:
         """Whether the baseline is known well enough to give busy time away."""

@@ -20,8 +20,6 @@ import msgspec
 
 TARGET = 0.78
 """Share of the tolerance at which climbing ends."""
-EASE = 0.87
-"""Share of the tolerance above which a little is taken back, although nothing is violated yet."""
 U_START = 0.25
 U_STEP = 0.25
 """Climbing below 1, before anything was ever too much."""
@@ -112,11 +110,6 @@ def climbed(u: float, excess: float, target: float, too_much: float | None) -> f
     if too_much is not None:
         up = min(up, u + GAP * max(0.0, too_much - u))
     return min(U_MAX, up)
-
-
-def eased(u: float, excess: float, target: float) -> float:
-    """A little less than `u`, where the guaranteed job was measured `excess` slower: above 1 what proportion says."""
-    return 1 + (u - 1) * target / excess if u > 1 + U_LEAST else 0.97 * u
 
 
 def descended(u: float) -> float:

@@ -1,0 +1,88 @@
+"""JAX's gradients summed, or averaged, by Covey: one line in a training step, inside `jax.jit` or outside of it.
+
+    grads = jax.grad(loss)(params, batch)
+    grads = covey.jax.pmean(grads)              # over all ranks of the job
+
+Each leaf of a tree is a tensor of `covey.tensors`, known by its place in the tree, so sums are exactly once and in a
+fixed order. All leaves are pushed, then all are waited for.
+
+Inside `jit` the step calls back, with the arrays as XLA hands them over: `jax.experimental.io_callback` puts them on a
+device first, which waits for ever on a host of one core (jax-ml/jax issue 24255).
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from covey.attach.by_hand import join
+from covey.tensor_arrays import Array
+
+if TYPE_CHECKING:
+    from covey.client import JobClient
+
+_job: "JobClient | None" = None
+
+
+def psum(tree: Any, *, name: str = "psum", job: "JobClient | None" = None) -> Any:
+    """The sum of this tree of arrays over all ranks: of the same structure and shapes, float32. Every rank calls it
+    with the same `name`, which two different trees must not share, as often as the others. `job`: this rank's
+    (`covey.join()`, which is made if there is none). A jitted step may still call back when its call has returned: wait
+    for its results (`jax.block_until_ready`) before the job is left.
+
+    TypeError, naming the leaf, where one is not float32. Errors of `TensorClient.push_pull` are raised as they are,
+    inside `jit` as JAX passes on those of callbacks."""
+    return _summed(tree, name, job, False)
+
+
+def pmean(tree: Any, *, name: str = "pmean", job: "JobClient | None" = None) -> Any:
+    """The average of this tree over all ranks: `psum`, divided by their number."""
+    return _summed(tree, name, job, True)
+
+
+def _summed(tree: Any, name: str, job: "JobClient | None", mean: bool) -> Any:
+    found, structure = jax.tree_util.tree_flatten_with_path(tree)
+    names = [f"{name}{jax.tree_util.keystr(path)}" for path, _ in found]
+    leaves = [leaf for _, leaf in found]
+    for each, leaf in zip(names, leaves, strict=True):
+        dtype = jax.numpy.result_type(leaf)
+        if dtype != np.float32:
+            raise TypeError(f"{each} is {dtype}; Covey adds float32")
+    client = _joined(job)
+
+    def summed(*arrays: Any) -> list[Array]:
+        handles = [
+            client.tensors.push(each, np.asarray(array, np.float32)) for each, array in zip(names, arrays, strict=True)
+        ]
+        sums = [handle.wait() for handle in handles]
+        return [array / np.float32(client.world_size) for array in sums] if mean else sums
+
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        results = _called_back.bind(*leaves, call=summed)
+    else:
+        results = [jax.numpy.asarray(array) for array in summed(*leaves)]
+    return jax.tree_util.tree_unflatten(structure, results)
+
+
+def _lowered(ctx: Any, *arrays: Any, call: Any) -> Any:
+    results, _, _ = mlir.emit_python_callback(
+        ctx, call, None, list(arrays), ctx.avals_in, ctx.avals_out, has_side_effect=True, returns_token=False
+    )
+    return results
+
+
+_called_back = Primitive("covey_sum")
+_called_back.multiple_results = True
+_called_back.def_abstract_eval(lambda *arrays, call: list(arrays))
+mlir.register_lowering(_called_back, _lowered)
+
+
+def _joined(job: "JobClient | None") -> "JobClient":
+    global _job
+    if job is not None:
+        return job
+    if _job is None:
+        _job = join()
+    return _job
