@@ -297,16 +297,28 @@ void look(ns t) {
 
 // ---- the flag: does this process work? ----
 
-void say(bool busy, ns t, ns began) {  // `began`: when it began in truth, for the sum of idle time
-  uint8_t* page = flag.load(std::memory_order_acquire);
-  if (busy == is_busy || !page) return;
-  if (busy) idle += std::max<ns>(0, began - since);
-  since = busy ? t : began, is_busy = busy;
-  changed(busy, false);
-  __atomic_store_n(reinterpret_cast<ns*>(page + 16), t, __ATOMIC_RELEASE);
-  __atomic_store_n(reinterpret_cast<uint32_t*>(page + 12), uint32_t(busy), __ATOMIC_RELEASE);
-  syscall(SYS_futex, page + 12, FUTEX_WAKE, 1 << 20, nullptr, nullptr, 0);
-}
+// To write it, and wake who sleeps on it once the lock is free: whoever wakes may take the core from this thread, and the
+// script's thread, which says that it works again, would wait for the lock until that one has had its time.
+class Flagging {
+  std::unique_lock<std::mutex> held{flagging};
+  uint8_t* wakes = nullptr;
+
+ public:
+  void say(bool busy, ns t, ns began) {  // `began`: when it began in truth, for the sum of idle time
+    uint8_t* page = flag.load(std::memory_order_acquire);
+    if (busy == is_busy || !page) return;
+    if (busy) idle += std::max<ns>(0, began - since);
+    since = busy ? t : began, is_busy = busy;
+    changed(busy, false);
+    __atomic_store_n(reinterpret_cast<ns*>(page + 16), t, __ATOMIC_RELEASE);
+    __atomic_store_n(reinterpret_cast<uint32_t*>(page + 12), uint32_t(busy), __ATOMIC_RELEASE);
+    wakes = page;
+  }
+  ~Flagging() {
+    held.unlock();
+    if (wakes) syscall(SYS_futex, wakes + 12, FUTEX_WAKE, 1 << 20, nullptr, nullptr, 0);
+  }
+};
 
 int state_file(int tid) {
   char path[64];
@@ -372,19 +384,21 @@ struct Meter {
     bool sure = stopped || used * 10 >= took * 9 || script_runs();
     bool works = sure || used * 5 >= took;
     if (!works && is_busy) works = any_runs(own);  // a thread that the script's waits for
-    std::lock_guard<std::mutex> held(flagging);
+    Flagging its;
     if (waits.load() > 0) return LONG_LOOK;
-    say(works, t, works ? t - used : t - (took - used));
+    its.say(works, t, works ? t - used : t - (took - used));
     if (uint8_t* page = flag.load()) __atomic_store_n(reinterpret_cast<ns*>(page + 24), t, __ATOMIC_RELEASE);
     return sure ? while_busy(t - since) : works ? UNSURE_LOOK : IDLE_LOOK;
   }
 };
 
 // While the script computes, this thread must not take the core from it, and let a neighbour have it after that: there is
-// nothing new to see then. While it waits, every look counts.
+// nothing new to see then. While it waits, every look counts. A script that is under real-time rules keeps them.
 void hurry(bool urgent) {
   thread_local bool is = true;
   if (is == urgent) return;
+  int rules = sched_getscheduler(0);
+  if (rules != SCHED_OTHER && rules != SCHED_BATCH) return;
   is = urgent;
   sched_param none{0};
   sched_setscheduler(0, urgent ? SCHED_OTHER : SCHED_BATCH, &none);
@@ -419,8 +433,8 @@ void watch() {
       pause = meter.look(t);
     } else {
       pause = on.load() ? BUSY_LOOK : ALONE_LOOK;
-      std::lock_guard<std::mutex> held(flagging);
-      if (!waits.load()) say(true, t, t);
+      Flagging its;
+      if (!waits.load()) its.say(true, t, t);
     }
     hurry(read && pause < BUSY_LOOK);
   }
@@ -442,9 +456,9 @@ extern "C" {
 int covey_start(const void* limits_page, void* flag_page, int script_tid, int meter) {
   std::lock_guard<std::mutex> held(looking);
   {
-    std::lock_guard<std::mutex> mine(flagging);
+    Flagging its;
     flag = static_cast<uint8_t*>(flag_page), script = script_tid, meters = meter != 0;
-    is_busy = false, say(true, now(), since);
+    is_busy = false, its.say(true, now(), since);
   }
   limits = static_cast<const uint8_t*>(limits_page), seen = 0;
   look(now());
@@ -470,17 +484,17 @@ void covey_stop() {
   std::lock_guard<std::mutex> held(looking);
   limits = nullptr, asked = Rates(), running = false;
   look(now());
-  std::lock_guard<std::mutex> mine(flagging);
+  Flagging its;
   ns t = now();
-  say(false, t, t);
+  its.say(false, t, t);
   flag = nullptr, meters = false;
 }
 void covey_neighbour(const void* page) { neighbour = static_cast<const uint8_t*>(page); }
 void covey_meter(int on_cores) {
-  std::lock_guard<std::mutex> held(flagging);
+  Flagging its;
   meters = on_cores != 0;
   ns t = now();
-  if (!on_cores && !waits.load()) say(true, t, t);
+  if (!on_cores && !waits.load()) its.say(true, t, t);
 }
 void covey_script(int tid) { script = tid; }
 // The script is about to launch what no operator tells of: a recorded graph.
@@ -491,10 +505,10 @@ void covey_look() {
 }
 // The script's thread begins (1) or ends (0) to wait for what others do: input, other ranks.
 void covey_wait(int begins) {
-  std::lock_guard<std::mutex> held(flagging);
+  Flagging its;
   int left = waits += begins ? 1 : -1;
   ns t = now();
-  if (left == (begins ? 1 : 0)) say(!begins, t, t);
+  if (left == (begins ? 1 : 0)) its.say(!begins, t, t);
 }
 // The script's thread begins (1) to fetch input by itself, which may be a sleep, or has it (0), and computes from now on.
 void covey_fetch(int begins) {
@@ -503,9 +517,9 @@ void covey_fetch(int begins) {
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&fetches), FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
     return;
   }
-  std::lock_guard<std::mutex> held(flagging);
+  Flagging its;
   ns t = now();
-  if (meters.load() && !waits.load()) say(true, t, t);
+  if (meters.load() && !waits.load()) its.say(true, t, t);
 }
 // Waits until other limits than the `was`-th were read, or so long: how many were.
 uint32_t covey_await(uint32_t was, ns length) {

@@ -51,11 +51,16 @@ while True:
 
 @cache
 def gate_folder() -> Path:
-    """Where the gate of this Python's PyTorch lies, built now if it does not. Skips where there is no compiler."""
+    """Where the gate of this Python's PyTorch lies."""
+    return gate_library().parent
+
+
+def gate_library() -> Path:
+    """The gate of this Python's PyTorch, built now if it is not. Skips where there is no compiler."""
     done = subprocess.run([sys.executable, "-m", "covey.attach.build"], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(done.stdout)
-    return Path(done.stdout.split()[-1]).parent
+    return Path(done.stdout.split()[-1])
 
 
 class TorchRank:
