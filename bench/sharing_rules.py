@@ -33,15 +33,14 @@ class Made(NamedTuple):
 
 
 MADE_FOR = {
-    "mlp-input": Made(("head", "alarm", "known-baseline", "too-much", "busy")),
+    "mlp-input": Made(("head", "known-baseline", "too-much", "busy")),
     "conv": Made(("known-baseline", "too-much", "busy")),
     "drift": Made(("verification", "audit"), measure_s=20.0),
     "evaluation": Made(("away", "audit"), measure_s=20.0),
     "noisy": Made(("known-baseline", "too-much")),
     "quickens": Made(("audit",), measure_s=30.0, settle_s=45.0),
-    "conv-input/sudden": Made(("alarm", "verification"), measure_s=20.0),
     "conv-input/long": Made(("head", "too-much"), settle_s=15.0, whole=True),
-    "conv-input/jump": Made(("alarm", "verification"), measure_s=20.0, whole=True),
+    "conv-input/jump": Made(("verification",), measure_s=20.0, whole=True),
 }
 """By pair."""
 

@@ -131,7 +131,6 @@ EARNED: dict[str, tuple[str, str]] = {
     "head": ("long-operations", "share"),
     "verification": ("drift", "share"),
     "audit": ("quickens", "bad_windows"),
-    "alarm": ("sudden", "slowdown"),
     "known-baseline": ("noisy", "slowdown"),
     "too-much": ("long-operations", "slowdown"),
     "away": ("away-long-operations", "share"),

@@ -16,9 +16,6 @@ class Unverified(Ladder):
         self.found, self.too_much, self.quiet = measured, self.u, 0
         return self._enter("run", ladder.descended(self.u), f"{measured} slower")
 
-    def _is_alarmed(self) -> bool:
-        return False
-
     def _is_old(self) -> bool:
         if self.quiet >= ladder.QUIET_WINDOWS:
             self.too_much, self.quiet = None, 0
@@ -31,13 +28,6 @@ class Unaudited(Ladder):
     def _is_old(self) -> bool:
         if self.quiet >= ladder.QUIET_WINDOWS:
             self.too_much, self.quiet = None, 0
-        return False
-
-
-class Unalarmed(Ladder):
-    """Three mini-batches in a row that are far too long are no alarm: statistics alone accuse."""
-
-    def _is_alarmed(self) -> bool:
         return False
 
 
@@ -73,7 +63,6 @@ RULES: dict[str, type[Ladder]] = {
     "head": SpreadLadder,
     "verification": Unverified,
     "audit": Unaudited,
-    "alarm": Unalarmed,
     "known-baseline": OnAnyBaseline,
     "too-much": Forgetful,
     "away": NeverAway,

@@ -24,8 +24,6 @@ SILENT_BASELINES = 8.0
 SILENT_MIN_S = 0.2
 SILENT_UNKNOWN_S = 1.0
 """Stands for a duration that nobody has measured yet."""
-ALARM, ALARM_STEPS = 1.5, 3
-"""Three in a row, each half as long again as alone, are believed at once (AntMan §3.3: pessimistic)."""
 AUDIT_S = 300.0
 """A baseline is confirmed at least this often, so that drift and harm are told apart, s."""
 HOPELESS = 3
@@ -62,7 +60,7 @@ class Ladder:
         """Verdicts in a row against the others on the first rungs."""
         self._accused = False
         """Verifying because the job was too slow, not because the baseline is old."""
-        self._skip, self._alarms = True, 0
+        self._skip = True
 
     @property
     def rates(self) -> Rates:
@@ -92,10 +90,6 @@ class Ladder:
         self.window = self.window.plus(interference.clipped(self.baseline, step_s))
         if self.phase == "baseline":
             return self._baseline()
-        self._alarms = self._alarms + 1 if step_s > ALARM * self.baseline.mean_s else 0
-        if self.phase == "run" and self._is_alarmed():
-            self._accused = True
-            return self._enter("verify", self.u, f"{self._alarms} mini-batches in a row far too long: whose fault?")
         if not interference.is_look(self.window.count):
             return None
         return self._run() if self.phase == "run" else self._verify()
@@ -125,7 +119,7 @@ class Ladder:
     # ---- the phases ----
 
     def _enter(self, phase: Phase, u: float, why: str) -> str:
-        self.phase, self.window, self._skip, self._alarms = phase, StepSamples(), True, 0
+        self.phase, self.window, self._skip = phase, StepSamples(), True
         if phase in ("baseline", "verify"):
             self.resume_u, self.u = u, 0.0
         elif phase == "idle":
@@ -193,9 +187,6 @@ class Ladder:
         return self._enter("run", ladder.descended(self.resume_u), f"{measured} slower with the others stopped")
 
     # ---- rules, each of which can be taken out (`machine.ablations`) ----
-
-    def _is_alarmed(self) -> bool:
-        return self._alarms >= ALARM_STEPS
 
     def _is_old(self) -> bool:
         """Whether the baseline has to be confirmed."""
