@@ -101,6 +101,8 @@ class JobClient:
         self._urgent: deque[bytes] = deque()
         self._lost: AggregatorLost | None = None
         self._shared: TensorsShared | None = None
+        self._follows = False
+        """Whether the agent knows of memory for tensors."""
         self._attached: Attached | None = None
         self._by_hand = False
         self.given = False
@@ -237,7 +239,8 @@ class JobClient:
         if self.rank == 0:
             with self._lock:
                 self._shared = TensorsShared(largest_bytes, total_bytes)
-                self._urgent.append(pack(self._shared))
+                if self._follows:
+                    self._urgent.append(pack(self._shared))
             self._wakes.wake()
 
     def _cannot_share(self, why: str) -> None:
@@ -400,8 +403,10 @@ class JobClient:
             self.host = joined.host
             self._joined = True
             self._urgent.clear()
-            shared = self._shared if joined.tensor_memory else None  # an agent of before would not know the word
-            again = (self._lost, self._attached, shared, self._pages.hello())
+            self._follows = joined.tensor_memory
+            cannot = NoTensorMemory(self._memory.cannot[:400]) if self._memory.cannot else None
+            memory = (self._shared, cannot) if self._follows else ()  # an agent of before would not know these words
+            again = (self._lost, self._attached, *memory, self._pages.hello())
             self._urgent.extend(pack(frame) for frame in again if frame is not None)
         self._refusal = None
         self._memory.joined(joined.tensor_memory)

@@ -84,7 +84,6 @@ class SharedWords:
         waits["value"] = values
         until = _Time(*divmod(time.monotonic_ns() + length_ns, 1_000_000_000))
         where = ctypes.c_void_p(waits.ctypes.data)
-        if _syscall(WAIT_ANY, where, len(waits), 0, ctypes.byref(until), time.CLOCK_MONOTONIC) < 0 and (
-            ctypes.get_errno() == errno.ENOSYS
-        ):
+        woken = _syscall(WAIT_ANY, where, len(waits), 0, ctypes.byref(until), time.CLOCK_MONOTONIC) >= 0
+        if not woken and ctypes.get_errno() not in (errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT):
             time.sleep(min(length_ns, POLL_NS) / 1_000_000_000)

@@ -1,12 +1,13 @@
 """What the agent says of memory that all ranks share, until a script uses tensors and goes by it. Free of numpy, which
 is imported then."""
 
+import contextlib
 import os
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from covey.tensor_layout import usable
+from covey.tensor_layout import refuse, usable
 
 if TYPE_CHECKING:
     from covey.tensors import TensorClient
@@ -20,13 +21,15 @@ class MemoryOffer:
         self._lock = threading.Lock()
         self._decided, self._held = not self._usable, False
         self._why = ""
+        self.cannot = ""
+        """Why this rank cannot use what it was given; the agent is told whenever it is joined."""
         self._descriptor: int | None = None
         self._tensors: TensorClient | None = None
 
     @property
     def now(self) -> int:
         """`Join.tensor_memory`."""
-        return 2 if self._held else int(self._usable)
+        return 2 if self._held else int(self._usable and not self._decided)
 
     def joined(self, follows: bool) -> None:
         """The agent answered; its word on memory follows, or there is none."""
@@ -36,9 +39,9 @@ class MemoryOffer:
     def here(self, descriptor: int) -> str:
         """It came. Why it cannot be used, or nothing."""
         with self._lock:
-            if self._decided:  # again, by an agent that does not know that it is here
+            if self._decided:
                 os.close(descriptor)
-                return ""
+                return "" if self._held else f"rank {self._rank} has been told that there is none"
             self._decided = self._held = True
             self._descriptor = descriptor
         return self._go_on()
@@ -71,16 +74,19 @@ class MemoryOffer:
                 return ""
             self._descriptor = None
         if descriptor is None:
-            tensors.memory_is(None, self._why)
+            if not self._held:
+                tensors.memory_is(None, self._why)
             return ""
         from covey.tensor_memory import TensorMemory
 
         try:
             memory = TensorMemory(descriptor, self._rank, self._ranks)
         except (OSError, ValueError) as error:
+            with contextlib.suppress(OSError):
+                refuse(descriptor)  # so that the others know it, also while the agent is away
             os.close(descriptor)
-            why = f"rank {self._rank} cannot map it: {error}"
-            tensors.memory_is(None, why)
-            return why
+            self._held, self.cannot = False, f"rank {self._rank} cannot map it: {error}"
+            tensors.memory_is(None, self.cannot)
+            return self.cannot
         tensors.memory_is(memory, self._why)
         return ""

@@ -41,6 +41,8 @@ class PageLink:
         return None if self.user is None else self.user.now()
 
     def received(self, descriptors: Sequence[int]) -> None:
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
         self._descriptors.extend(descriptors)
 
     def heard(self, frame: Frame) -> PagesMapped | None:

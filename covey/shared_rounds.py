@@ -28,7 +28,7 @@ import numpy.typing as npt
 from covey.sum_order import Node, Order, last_addition
 from covey.tensor_arrays import Array
 from covey.tensor_layout import whole_pages
-from covey.tensor_memory import TensorMemory, TensorRange
+from covey.tensor_memory import MemoryFault, TensorMemory, TensorRange
 from covey.tensorwire import Declared
 
 Words = npt.NDArray[np.uint32]
@@ -52,8 +52,9 @@ class _Places:
         first = whole_pages(TensorRange.HEAD_BYTES + ranks * _LINE)
         turns = 2 if self.small else 1
         self.slots = [[first + (turn * ranks + rank) * stride for turn in range(turns)] for rank in range(ranks)]
-        self.result = first + turns * ranks * stride
-        self.end = self.result + (0 if self.small else stride)
+        results = 0 if self.small else 2 if declared.kind == "model" else 1
+        self.results = [first + (turns * ranks + at) * stride for at in range(results)]
+        self.end = first + (turns * ranks + results) * stride
 
 
 class SharedTensor:
@@ -66,7 +67,8 @@ class SharedTensor:
         places, count = _Places(declared, ranks), declared.size_bytes // 4
         self._small = places.small
         self._slots = [[self._floats(start, count) for start in turns] for turns in places.slots]
-        self._result = self._floats(0 if places.small else places.result, count)
+        self._results = [self._floats(start, count) for start in places.results]
+        """In turn those of a model, which is added to: who was interrupted in its part can begin it again."""
         self._words: Words = np.ndarray((ranks, _LINE // 4), np.uint32, range_.mapped, TensorRange.HEAD_BYTES)
         self._part = (rank * count // ranks, (rank + 1) * count // ranks)
         self._tree = _tree((0, ranks), declared.order)
@@ -74,6 +76,12 @@ class SharedTensor:
         self.round = 0
         """That this rank has pushed; the first one of a model tells of its initial value."""
         self._added = self._whole = self.taken = 0
+        self.given_up = False
+        """It goes another way."""
+        self.failure: Exception | None = None
+        """Why it could not."""
+        if self._words[rank, 0]:
+            raise MemoryFault("a client of this rank that is closed now used this name; a name is for one client")
 
     @property
     def fault(self) -> str:
@@ -83,16 +91,27 @@ class SharedTensor:
     @property
     def refused(self) -> bool:
         """Whether a rank cannot take part, so that the round is to go another way."""
-        return self.round == 1 and self._whole == 0 and self._range.refused and bool(self.missing())
+        waits = self.round == 1 and self._whole == 0 and bool(self.missing())
+        return self.given_up or (waits and self._range.is_given_up(self.missing))
 
     def begin(self, data: Array) -> None:
-        """The next round; `data` is copied."""
+        """The next round; `data` is copied. ValueError when the result of the last one was not taken, MemoryRefused
+        when all go another way with this tensor."""
         with self._lock:
-            self.round += 1
-            if not self._is_initial or self._rank == 0:
-                np.copyto(self._slots[self._rank][self._turn], data.reshape(-1))
-            self._words[self._rank, 0] = self.round
+            if self.taken != self.round:
+                raise ValueError(f"tensor {self.declared.name!r} is still in round {self.round}")
+            round = self.round + 1
+            if not self._is_initial(round) or self._rank == 0:
+                np.copyto(self._slots[self._rank][self._turn(round)], data.reshape(-1))
+            if round == 1:
+                self._range.first(self._say_first)
+            else:
+                self._words[self._rank, 0] = round
+            self.round = round
         self._range.memory.ring()
+
+    def _say_first(self) -> None:
+        self._words[self._rank, 0] = 1
 
     def advance(self) -> bool:
         """Do what can be done now; whether the result is there. ValueError when a rank's words cannot be."""
@@ -120,9 +139,9 @@ class SharedTensor:
         found = np.empty(self.declared.shape, np.float32) if out is None else out
         flat = found.reshape(-1)
         if self._small:
-            self._add([turns[self._turn] for turns in self._slots], flat, 0, len(flat))
+            self._add([turns[self._turn(self.round)] for turns in self._slots], flat, 0, len(flat))
         else:
-            np.copyto(flat, self._result)
+            np.copyto(flat, self._results[self.round % len(self._results)])
         self.taken = self.round
         return found
 
@@ -136,13 +155,11 @@ class SharedTensor:
 
     # ---- inside ----
 
-    @property
-    def _is_initial(self) -> bool:
-        return self.declared.kind == "model" and self.round == 1
+    def _is_initial(self, round: int) -> bool:
+        return self.declared.kind == "model" and round == 1
 
-    @property
-    def _turn(self) -> int:
-        return self.round % 2 if self._small else 0
+    def _turn(self, round: int) -> int:
+        return round % 2 if self._small else 0
 
     def _floats(self, start: int, count: int) -> Array:
         return np.ndarray((count,), "<f4", self._range.mapped, start)
@@ -161,10 +178,11 @@ class SharedTensor:
     def _add_part(self) -> None:
         start, end = self._part
         slots = [turns[0] for turns in self._slots]
-        if self._is_initial:
-            self._result[start:end] = slots[0][start:end]
+        result = self._results[self.round % len(self._results)]
+        if self._is_initial(self.round):
+            result[start:end] = slots[0][start:end]
         else:
-            self._add(slots, self._result, start, end)
+            self._add(slots, result, start, end)
         self._added = self.round
         self._words[self._rank, 1] = self.round
         self._range.memory.ring()
@@ -175,7 +193,8 @@ class SharedTensor:
             pieces = [slot[here] for slot in slots]
             spare = [array[: here.stop - at] for array in _spare(self._tree)]
             if self.declared.kind == "model":
-                np.add(into[here], _sum(self._tree, pieces, spare, None)[0], out=into[here])
+                before = self._results[(self.round - 1) % 2][here]
+                np.add(before, _sum(self._tree, pieces, spare, None)[0], out=into[here])
             else:
                 _sum(self._tree, pieces, spare, into[here])
 
@@ -189,18 +208,19 @@ class SharedRounds:
         self.memory, self._refused = memory, refused
         self._open: dict[str, SharedTensor] = {}
         self._changed = threading.Condition()
+        self._giving_up = threading.Lock()
         self._waiting = 0
         self._closed = False
         self._thread: threading.Thread | None = None
 
     def tensor(self, declared: Declared) -> SharedTensor:
-        """Joined by this rank. MemoryRefused when it goes another way, MemoryFault when ranks mean different ones."""
+        """Mapped by this rank. MemoryRefused when it goes another way, MemoryFault when ranks mean different ones."""
         memory = self.memory
         found = memory.join(declared, _Places(declared, memory.ranks).end)
         return SharedTensor(declared, memory.rank, memory.ranks, found)
 
     def begin(self, tensor: SharedTensor, data: Array, blocks: bool) -> None:
-        """Its next round. `blocks`: this thread waits for it at once."""
+        """Its next round. `blocks`: this thread waits for it at once. Errors as of `SharedTensor.begin`."""
         tensor.begin(data)
         with self._changed:
             self._open[tensor.declared.name] = tensor
@@ -219,17 +239,19 @@ class SharedRounds:
             while True:
                 bells = self.memory.bells()
                 if tensor.fault or tensor.advance():
+                    self._ended(tensor)
                     return True
+                look()
                 if tensor.refused:
                     self._give_up(tensor)
+                    if tensor.failure is not None:
+                        raise tensor.failure
                     return False
-                look()
                 self._advance(but=tensor)
                 self.memory.sleep(bells)
         finally:
             with self._changed:
                 self._waiting -= 1
-                self._open.pop(tensor.declared.name, None)
                 if self._open:
                     self._changed.notify_all()
 
@@ -239,6 +261,7 @@ class SharedRounds:
             self._closed = True
             self._changed.notify_all()
         self.memory.ring()
+        self.memory.close()
 
     def _advance(self, but: SharedTensor | None = None) -> None:
         with self._changed:
@@ -249,11 +272,21 @@ class SharedRounds:
             if tensor.refused:
                 self._give_up(tensor)
 
-    def _give_up(self, tensor: SharedTensor) -> None:
+    def _ended(self, tensor: SharedTensor) -> None:
         with self._changed:
-            first = self._open.pop(tensor.declared.name, None) is not None
-        if first:
-            self._refused(tensor)
+            self._open.pop(tensor.declared.name, None)
+
+    def _give_up(self, tensor: SharedTensor) -> None:
+        """Once; whoever waits for it is told what went wrong."""
+        self._ended(tensor)
+        with self._giving_up:
+            if tensor.given_up:
+                return
+            try:
+                self._refused(tensor)
+            except (RuntimeError, OSError, ValueError) as error:
+                tensor.failure = error
+            tensor.given_up = True
 
     def _run(self) -> None:
         while True:

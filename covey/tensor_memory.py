@@ -3,13 +3,14 @@ tensor, and bells."""
 
 import contextlib
 import fcntl
-import mmap
 import os
+import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from covey import futex, tensor_layout
+from covey.mapping import map_shared
 from covey.tensor_layout import (
     BELLS_AT,
     COUNT_AT,
@@ -41,8 +42,10 @@ _HEAD_BYTES = 2 * PAGE_BYTES
 """Of a tensor: how long its declaration and its fault are, and both."""
 
 
-_alone = threading.Lock()
-"""A POSIX lock is the process's, not the thread's."""
+F_OFD_SETLKW = 38
+"""fcntl.h; it has no name in Python 3.11. Such a lock belongs to an open file, so nothing else that this process closes
+drops it, and it keeps out other clients of the process too."""
+_LOCK = struct.Struct("=hhqqi4x")
 
 
 class MemoryRefused(Exception):
@@ -60,10 +63,20 @@ class TensorMemory:
         """Takes the descriptor. ValueError, OSError when it cannot be used."""
         tensor_layout.check(descriptor, ranks)
         self.rank, self.ranks, self._descriptor = rank, ranks, descriptor
-        self._head = mmap.mmap(descriptor, tensor_layout.tensors_at(ranks))
+        self._head = map_shared(descriptor, tensor_layout.tensors_at(ranks), 0)
+        self._locks = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        self._alone = threading.Lock()
         row = tensor_layout.row_bytes(ranks)
         self._bells = [futex.SharedWords(self._head, BELLS_AT + to * row, ranks) for to in range(ranks)]
         self._ringing = threading.Lock()
+
+    def close(self) -> None:
+        """No tensor more. What is mapped stays so as long as something refers to it. Again is harmless."""
+        with self._alone:
+            for descriptor in (self._descriptor, self._locks):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            self._descriptor = self._locks = -1
 
     # ---- bells ----
 
@@ -87,7 +100,7 @@ class TensorMemory:
         """Where this tensor lies, of `size` bytes. MemoryRefused when it goes another way, MemoryFault."""
         key, packed = key_of(declared.name), pack_declared(declared)
         with self._locked():
-            if self._word(REFUSED_AT):
+            if self.is_refused:
                 raise MemoryRefused("a rank of this job cannot use memory that is shared")
             entry = self._find(key)
             place, state, at = entry if entry is not None else self._add(key, size, packed)
@@ -102,30 +115,54 @@ class TensorMemory:
                 raise MemoryRefused(f"its memory cannot be mapped: {error}") from error
         found = TensorRange(self, place, mapped)
         if theirs != packed:
-            found.say_fault(_unlike(declared, theirs, self.rank))
-            raise MemoryFault(found.fault)
+            name, why = _unlike(declared, theirs, self.rank)
+            if name == declared.name:
+                found.say_fault(why)
+            raise MemoryFault(why)
         return found
 
-    def refused(self, place: int) -> bool:
-        """Whether a rank could not take part in a tensor that has not had a round."""
-        return bool(self._word(REFUSED_AT)) or self._entry(place)[1] != FORMING
+    def is_given_up(self, place: int) -> bool:
+        """Whether all go another way with this tensor."""
+        return self._entry(place)[1] != FORMING
+
+    def unless_given_up(self, place: int, join: Callable[[], None]) -> None:
+        """`join`, which tells the others that this rank takes part. MemoryRefused, and nothing is told, when a rank
+        cannot: of all that came first or come later none takes part."""
+        with self._locked():
+            if self.is_refused:
+                self._give_up(place)
+            if self.is_given_up(place):
+                raise MemoryRefused("another rank cannot share memory for it")
+            join()
+
+    def give_up_if(self, place: int, is_missing: Callable[[], object]) -> None:
+        """A rank of the job cannot share memory: so nobody does for this tensor, unless all have joined it."""
+        with self._locked():
+            if is_missing():
+                self._give_up(place)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a rank of the job cannot share memory: no tensor more is shared."""
+        return bool(_number(self._head, REFUSED_AT))
 
     def refuse(self) -> None:
         """No tensor more, and none that has not had a round yet."""
-        tensor_layout.refuse(self._descriptor)
+        with self._alone:
+            if self._descriptor >= 0:
+                tensor_layout.refuse(self._descriptor)
         self.ring()
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        with _alone:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+        with self._alone:
+            if self._locks < 0:
+                raise MemoryRefused("the client is closed")
+            fcntl.fcntl(self._locks, F_OFD_SETLKW, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
             try:
                 yield
             finally:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
-
-    def _word(self, at: int) -> int:
-        return _number(self._head, at)
+                fcntl.fcntl(self._locks, F_OFD_SETLKW, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
 
     def _entry(self, place: int) -> tuple[int, int, int]:
         """Key, state, where it lies."""
@@ -137,14 +174,14 @@ class TensorMemory:
 
     def _find(self, key: int) -> tuple[int, int, int] | None:
         """Place, state, where it lies."""
-        for place in range(min(self._word(COUNT_AT), TENSORS_MAX)):
+        for place in range(min(_number(self._head, COUNT_AT), TENSORS_MAX)):
             known, state, at = self._entry(place)
             if known == key:
                 return place, state, at
         return None
 
     def _add(self, key: int, size: int, packed: bytes) -> tuple[int, int, int]:
-        place, free = self._word(COUNT_AT), int.from_bytes(self._head[FREE_AT : FREE_AT + 8], "little")
+        place, free = _number(self._head, COUNT_AT), int.from_bytes(self._head[FREE_AT : FREE_AT + 8], "little")
         if place >= TENSORS_MAX:
             raise MemoryRefused(f"there are {TENSORS_MAX} tensors already")
         try:
@@ -153,9 +190,8 @@ class TensorMemory:
             self._refuse(place, key, 0)
             self._count(place + 1)
             raise MemoryRefused(f"no memory for it: {error}") from error
-        with self._map(free, _HEAD_BYTES) as head:
-            head[:4] = len(packed).to_bytes(4, "little")
-            head[_DECLARED_AT : _DECLARED_AT + len(packed)] = packed
+        head = len(packed).to_bytes(4, "little") + bytes(_DECLARED_AT - 4) + packed
+        os.pwrite(self._descriptor, head, free)
         ENTRY.pack_into(self._head, self._entry_at(place), key, FORMING, free)
         self._head[FREE_AT : FREE_AT + 8] = (free + size).to_bytes(8, "little")
         self._count(place + 1)
@@ -174,13 +210,17 @@ class TensorMemory:
         ENTRY.pack_into(self._head, self._entry_at(place), key, REFUSED, at)
         self.ring()
 
+    def _give_up(self, place: int) -> None:
+        key, _, at = self._entry(place)
+        self._refuse(place, key, at)
+
     def _count(self, count: int) -> None:
         self._head[COUNT_AT : COUNT_AT + 4] = count.to_bytes(4, "little")
 
-    def _map(self, at: int, size: int) -> mmap.mmap:
+    def _map(self, at: int, size: int) -> memoryview:
         if at % PAGE_BYTES or at + size > tensor_layout.SIZE_BYTES:
             raise ValueError(f"it lies at {at}")
-        return mmap.mmap(self._descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, offset=at)
+        return map_shared(self._descriptor, size, at)
 
 
 class TensorRange:
@@ -189,19 +229,24 @@ class TensorRange:
     HEAD_BYTES = _HEAD_BYTES
     """The rest is the tensor's."""
 
-    def __init__(self, memory: TensorMemory, place: int, mapped: mmap.mmap) -> None:
+    def __init__(self, memory: TensorMemory, place: int, mapped: memoryview) -> None:
         self.memory, self.mapped, self._place = memory, mapped, place
 
-    @property
-    def refused(self) -> bool:
-        """Whether a rank cannot take part; without meaning once the tensor has had a round."""
-        return self.memory.refused(self._place)
+    def first(self, join: Callable[[], None]) -> None:
+        """`join` this tensor, by the first push. MemoryRefused: all go another way."""
+        self.memory.unless_given_up(self._place, join)
+
+    def is_given_up(self, is_missing: Callable[[], object]) -> bool:
+        """Whether all go another way; asked while ranks are missing in its first round."""
+        if self.memory.is_refused and not self.memory.is_given_up(self._place):
+            self.memory.give_up_if(self._place, is_missing)
+        return self.memory.is_given_up(self._place)
 
     @property
     def fault(self) -> str:
         """Why it is not added, for people; empty: it is."""
         length = _number(self.mapped, 4)
-        return self.mapped[_FAULT_AT : _FAULT_AT + min(length, FAULT_BYTES_MAX)].decode("utf-8", "replace")
+        return bytes(self.mapped[_FAULT_AT : _FAULT_AT + min(length, FAULT_BYTES_MAX)]).decode("utf-8", "replace")
 
     def say_fault(self, why: str) -> None:
         """To every rank."""
@@ -211,17 +256,19 @@ class TensorRange:
         self.memory.ring()
 
 
-def _number(page: mmap.mmap, at: int) -> int:
+def _number(page: memoryview, at: int) -> int:
     return int.from_bytes(page[at : at + 4], "little")
 
 
-def _unlike(mine: Declared, packed: bytes, rank: int) -> str:
-    """In words: two ranks mean different tensors by one name."""
+def _unlike(mine: Declared, packed: bytes, rank: int) -> tuple[str, str]:
+    """The name of the tensor that is there, and in words that another is meant."""
     try:
         theirs = unpack_declared(packed)
     except TensorWireError as error:
-        return f"its memory was overwritten: {error}"
-    return f"rank {rank} declares it as {_words(mine)}, another rank as {_words(theirs)}"
+        return mine.name, f"its memory was overwritten: {error}"
+    if theirs.name != mine.name:
+        return theirs.name, f"give it another name: {theirs.name!r} has the same key of 32 bits"
+    return mine.name, f"rank {rank} declares it as {_words(mine)}, another rank as {_words(theirs)}"
 
 
 def _words(declared: Declared) -> str:

@@ -214,8 +214,8 @@ class TensorClient:
         with self._timed():
             if LEAVE in self._ways:
                 return self.has_result(LEAVE)
-            self._begin(LEAVE, "grad", np.zeros(1, np.float32), True)
             try:
+                self._begin(LEAVE, "grad", np.zeros(1, np.float32), True, linger_s)
                 self._wait(LEAVE, linger_s)
             except TimeoutError:
                 return False
@@ -235,8 +235,13 @@ class TensorClient:
     def moved(self, at: AggregatorAt) -> None:
         """Push and pull there from now on, unless an assignment of a higher epoch is already known."""
         self._far.moved(at)
-        if self._far.fatal is not None and self._shared is not None:
-            self._shared.memory.ring()  # who waits looks at once
+        if self._far.fatal is None:
+            return
+        with self._changed:  # who waits looks at once
+            self._changed.notify_all()
+            shared = self._shared
+        if shared is not None:
+            shared.memory.ring()
 
     def memory_is(self, memory: TensorMemory | None, why: str = "") -> None:
         """The agent's word: this is shared with all other ranks, or there is none. `why`: a rank cannot share it, so
@@ -263,18 +268,21 @@ class TensorClient:
             self._begin(name, "grad", data, blocks)
         return TensorHandle(self, name, out)
 
-    def _begin(self, name: str, kind: Kind, data: Array, blocks: bool) -> None:
-        """The next round of a tensor; a new model's is about its initial value."""
+    def _begin(self, name: str, kind: Kind, data: Array, blocks: bool, give_up_s: float | None = None) -> None:
+        """The next round of a tensor; a new model's is about its initial value. TimeoutError after `give_up_s`."""
         with self._changed:
             if name in self._open:
                 raise ValueError(f"tensor {name!r} has a round that was not waited for; call wait() of its handle")
             self._open[name] = data
         with contextlib.ExitStack() as undo:
             undo.callback(self._ended, name)
-            way = self._way(name, kind, data)
+            way = self._way(name, kind, data, give_up_s)
             self._raise_if_over()
             if way is not None and self._shared is not None:
-                self._shared.begin(way, data, blocks)
+                try:
+                    self._shared.begin(way, data, blocks)
+                except MemoryRefused:
+                    self._over_tcp(way)
             elif kind == "grad":
                 self._far.push(name, data, blocks)
             undo.pop_all()
@@ -283,11 +291,11 @@ class TensorClient:
         with self._changed:
             self._open.pop(name, None)
 
-    def _way(self, name: str, kind: Kind, data: Array) -> SharedTensor | None:
+    def _way(self, name: str, kind: Kind, data: Array, give_up_s: float | None) -> SharedTensor | None:
         """That of a tensor, which is declared if it is new."""
         if name in self._ways:
             return self._known(name, kind, data.shape)
-        patience = _Patience(self, name, None)
+        patience = _Patience(self, name, give_up_s)
         with self._changed:
             while self._undecided:
                 patience.look()
@@ -345,6 +353,7 @@ class TensorClient:
                     if way.fault:
                         raise ValueError(way.fault)
                     return way.take(out)
+                time.sleep(0.001)  # until whoever saw it first has pushed it to the aggregator
             return self._far.wait(name, patience, out)
         except ValueError as error:
             raise TensorError(f"tensor {name!r}: {error}") from error

@@ -40,7 +40,7 @@ class TensorMemories:
             best[peer.rank] = max(best[peer.rank], peer.tensor_memory)
         if len(best) < ranks:
             return
-        if why := self._refused.get(key) or self._why_not(key, best):
+        if why := self._refused.get(key) or self._why_not(key, best, peers):
             self.refuse(job, epoch, why, peers)
             return
         for peer in peers if key in self._made else ():
@@ -65,12 +65,12 @@ class TensorMemories:
             if (page := self._made.pop((job, epoch), None)) is not None:
                 page.close()
 
-    def _why_not(self, key: tuple[JobId, int], best: Mapping[int, int]) -> str:
+    def _why_not(self, key: tuple[JobId, int], best: Mapping[int, int], peers: Sequence[ConnectedProcess]) -> str:
         """`best`: of each rank, what one of its processes can. Memory is made if nobody has any."""
         cannot = [rank for rank, can in best.items() if not can]
         if cannot:
             return f"rank {cannot[0]} cannot, or is not to (COVEY_SHARED_TENSORS)"
-        if key in self._made or min(best.values()) == 2:
+        if key in self._made or all(peer.tensor_memory != 1 for peer in peers):
             return ""
         if max(best.values()) == 2:
             return RESTARTED

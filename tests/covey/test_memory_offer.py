@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.jobs.tensor_memories import TensorMemories
 from agent.ports.pages import MemfdPages
 from covey import tensor_layout
 from covey.client import JobClient
-from covey.core import HostId
+from covey.core import HostId, JobId
 from covey.frames import pack
 from covey.memory_offer import MemoryOffer
+from covey.tensors import TensorClient, TensorError
 from covey.wire import AggregatorAt, TensorMemoryHere
 from plugins.facts import TensorsSeen
 from tests.agent.here import ranks, until
@@ -211,11 +213,65 @@ async def test_a_rank_says_it_once_and_all_are_told_once(agent: Agent, monkeypat
 
 
 def test_what_is_said_goes_where_people_read_it() -> None:
-    from covey.core import JobId
-    from covey.tensors import TensorClient
-
     said = io.StringIO()
     client = TensorClient(JobId("j1"), 0, 2, lambda epoch, why: None, undecided=True, say=said)
     client.memory_is(None, "rank 1 cannot map it")
     client.close()
     assert said.getvalue() == "covey: rank 0 of j1 uses no memory that ranks share: rank 1 cannot map it\n"
+
+
+async def test_a_rank_that_an_older_agent_told_of_no_memory_keeps_all_from_it(
+    agent: Agent, aggd: AggdThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent is upgraded before rank 1 joins."""
+    follows = TensorMemories.follows
+    monkeypatch.setattr(TensorMemories, "follows", staticmethod(lambda spec: False))
+    first = await agent.client(COVEY_RANK="0")
+    await until(lambda: first._memory._decided)
+    monkeypatch.setattr(TensorMemories, "follows", staticmethod(follows))
+    await agent.restart()
+    await until(lambda: len(agent.socket.peers(J1)) == 1)
+    clients = first, await agent.client(COVEY_RANK="1")
+    serve(agent, aggd)
+    await add(clients)
+    assert not any(map(shares, clients))
+    await end(*clients)
+
+
+async def test_that_a_rank_cannot_map_it_is_known_also_while_the_agent_is_away(
+    agent: Agent, aggd: AggdThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = await both(agent)
+    await until(lambda: all(client._memory.now == 2 for client in clients))
+    assert clients[0].tensors is not None
+    await agent.socket.stop()
+    await until(lambda: not any(client.connected for client in clients))
+    monkeypatch.setattr(tensor_layout, "check", _refused)
+    assert clients[1].tensors is not None
+    await agent.restart()
+    await until(lambda: len(agent.socket.peers(J1)) == 2)
+    serve(agent, aggd)
+    await add(clients)
+    assert not any(map(shares, clients))
+    await end(*clients)
+
+
+async def test_a_second_process_of_a_rank_after_the_agent_began_anew_is_told(agent: Agent, aggd: AggdThread) -> None:
+    clients = await both(agent)
+    await until(lambda: all(client._memory.now == 2 for client in clients))
+    await agent.restart()
+    await until(lambda: len(agent.socket.peers(J1)) == 2)
+    third = await agent.client(COVEY_RANK="1")
+    serve(agent, aggd)
+    await add((clients[0], third))
+    await end(*clients, third)
+
+
+async def test_a_name_of_a_client_that_is_closed_is_not_used_again(agent: Agent) -> None:
+    clients = await both(agent)
+    await add(clients)
+    await end(clients[0])
+    again = await agent.client(COVEY_RANK="0")
+    with pytest.raises(TensorError, match="a client of this rank that is closed now used this name"):
+        await asyncio.to_thread(again.tensors.push_pull, "g", np.ones(50_000, np.float32))
+    await end(again, clients[1])

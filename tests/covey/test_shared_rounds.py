@@ -4,6 +4,8 @@ import contextlib
 import io
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey import tensor_layout, tensor_memory
+from covey import shared_rounds, tensor_layout, tensor_memory
 from covey.core import JobId
 from covey.rounds import Superseded
+from covey.shared_rounds import SharedRounds, SharedTensor
 from covey.sum_order import ORDERS, Order
+from covey.tensor_arrays import Array
 from covey.tensor_memory import TensorMemory
 from covey.tensors import TensorClient, TensorError
 from tests.plugins.aggregator.harness import Tensor, contribution, initial, reference
@@ -331,3 +335,157 @@ def test_memory_for_another_number_of_ranks_or_of_another_kind_is_refused(tmp_pa
     plain = os.open(tmp_path / "plain", os.O_RDWR | os.O_CREAT)
     with pytest.raises(ValueError, match="no sealed memory"):
         TensorMemory(plain, 0, 2)
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_a_refusal_while_a_rank_joins_a_tensor_takes_all_the_same_way(
+    aggd: AggdThread, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 has mapped the tensor, and not pushed yet; rank 0, which has, hears that another process cannot share."""
+    shared = SharingRanks(2)
+    shared.share()
+    at = aggd.serve("j1", EPOCH + 1, 2)
+    for client in shared.clients:
+        client.moved(at)
+    begin = SharedTensor.begin
+
+    def late(tensor: SharedTensor, data: Array) -> None:
+        if tensor._rank == 1:
+            time.sleep(0.5)
+        begin(tensor, data)
+
+    monkeypatch.setattr(SharedTensor, "begin", late)
+
+    def script(rank: int, client: TensorClient) -> None:
+        for _ in range(3):
+            assert client.push_pull("g", np.ones(size, np.float32))[0] == 2
+
+    threads = shared.start(script)
+    time.sleep(0.25)
+    for client in shared.clients:
+        client.memory_is(None, "another process of rank 1 cannot map it")
+    shared.end(threads)
+    assert [client._ways["g"] for client in shared.clients] == [None, None]
+
+
+def test_a_wait_that_was_interrupted_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of this rank's part of a model: nothing is added twice."""
+    shared = SharingRanks(1)
+    shared.share()
+    (client,) = shared.clients
+    client.model("w", np.zeros(200_000, np.float32))
+    monkeypatch.setattr(SharedRounds, "_run", lambda self: None)
+    handle, spare, calls = client.push("w", np.ones(200_000, np.float32)), shared_rounds._spare, list[int]()
+
+    def interrupted(tree: object) -> list[Array]:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return spare(tree)
+
+    monkeypatch.setattr(shared_rounds, "_spare", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        handle.wait()
+    assert set(handle.wait().tolist()) == {1.0}
+    shared.close()
+
+
+def test_no_round_begins_before_the_result_of_the_last_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slot may be read still."""
+    shared = SharingRanks(2)
+    shared.share()
+    client, array = shared.clients[0], np.ones(50_000, np.float32)
+
+    def interrupted(bells: object, length_ns: int = 0) -> None:
+        raise KeyboardInterrupt
+
+    assert client._shared is not None
+    monkeypatch.setattr(client._shared.memory, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        client.push_pull("g", array)
+    with pytest.raises(ValueError, match="'g' is still in round 1"):
+        client.push_pull("g", array)
+    shared.close()
+
+
+def test_who_cannot_go_to_an_aggregator_either_is_told_and_does_not_spin() -> None:
+    shared = SharingRanks(2)
+    shared.share()
+    client = shared.clients[0]
+    handle = client.push("g", np.ones(5, np.float32))
+    client._far._fail(Superseded("this run is over"))
+    for each in shared.clients:
+        each.memory_is(None, "no")
+    with pytest.raises(Superseded):
+        handle.wait()
+    shared.close()
+
+
+def test_a_rank_that_never_heard_of_memory_leaves_in_time() -> None:
+    client = TensorClient(JobId("j1"), 0, 2, lambda epoch, why: None, undecided=True)
+    assert not client.leave(0.2)
+    client.close()
+
+
+def test_two_names_with_one_key_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_memory, "key_of", lambda name: 7)
+    shared = SharingRanks(1)
+    shared.share()
+    (client,) = shared.clients
+    assert client.push_pull("a", np.ones(3, np.float32)).tolist() == [1.0] * 3
+    with pytest.raises(TensorError, match="give it another name: 'a' has the same key"):
+        client.push_pull("b", np.ones(3, np.float32))
+    assert client.push_pull("a", np.ones(3, np.float32)).tolist() == [1.0] * 3
+    shared.close()
+
+
+def test_tensors_take_no_descriptors_and_a_closed_client_keeps_none() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    shared = SharingRanks(1)
+    shared.share()
+    (client,) = shared.clients
+    client.push_pull("first", np.ones(3, np.float32))
+    there = len(os.listdir("/proc/self/fd"))
+    for at in range(50):
+        client.push_pull(f"t{at}", np.ones(3, np.float32))
+    assert len(os.listdir("/proc/self/fd")) == there
+    shared.close()
+    os.close(shared.descriptor)
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+PROCESS = """
+import os, sys
+import numpy as np
+from covey.core import JobId
+from covey.tensor_arrays import Array
+from covey.tensor_memory import TensorMemory
+from covey.tensors import TensorClient
+rank, ranks, memory, count = map(int, sys.argv[1:])
+client = TensorClient(JobId("j1"), rank, ranks, lambda epoch, why: None, undecided=True)
+client.memory_is(TensorMemory(memory, rank, ranks))
+names = [(rank * count // ranks + at) % count for at in range(count)]
+handles = {name: client.push(f"t{name}", np.full(3000, 1000.0 * (name + 1) + rank, np.float32)) for name in names}
+for name, handle in handles.items():
+    assert (handle.wait() == ranks * 1000.0 * (name + 1) + sum(range(ranks))).all(), name
+assert client.leave()
+client.close()
+"""
+
+
+def test_processes_that_begin_tensors_in_any_order_get_places_of_their_own() -> None:
+    """Real processes: threads would keep one another from the directory by locks of Python's. So would a lock of POSIX
+    not, which is gone when any mapping of the file is."""
+    memory, ranks = tensor_layout.make(4), 4
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS, str(rank), str(ranks), str(memory), "100"],
+            pass_fds=(memory,),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    os.close(memory)
+    ended = [each.communicate(timeout=60)[1] for each in started]
+    assert [each.returncode for each in started] == [0] * ranks, ended
