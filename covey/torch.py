@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import GradBucket
 
-from covey.attach.by_hand import join
+import covey
 from covey.tensors import TensorClient, TensorHandle
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def attach(ddp: Any, job: "JobClient | None" = None) -> None:
     for name, parameter in ddp.module.named_parameters():
         if parameter.requires_grad:
             _check(name, parameter)
-    found = job if job is not None else join()
+    found = job if job is not None else covey.join()
     buckets = Buckets(found.tensors, names, found.world_size, f"ddp{_models}")
     ddp.register_comm_hook(buckets, average)
     _models += 1
