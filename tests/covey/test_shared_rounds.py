@@ -464,6 +464,7 @@ from covey.tensors import TensorClient
 rank, ranks, memory, count = map(int, sys.argv[1:])
 client = TensorClient(JobId("j1"), rank, ranks, lambda epoch, why: None, undecided=True)
 client.memory_is(TensorMemory(memory, rank, ranks))
+client.barrier()
 names = [(rank * count // ranks + at) % count for at in range(count)]
 handles = {name: client.push(f"t{name}", np.full(3000, 1000.0 * (name + 1) + rank, np.float32)) for name in names}
 for name, handle in handles.items():
