@@ -17,20 +17,18 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from covey.attach.by_hand import join
+from covey.client import JOIN_S, of_process
 from covey.tensor_arrays import Array
 
 if TYPE_CHECKING:
     from covey.client import JobClient
 
-_job: "JobClient | None" = None
-
 
 def psum(tree: Any, *, name: str = "psum", job: "JobClient | None" = None) -> Any:
     """The sum of this tree of arrays over all ranks: of the same structure and shapes, float32. Every rank calls it
     with the same `name`, which two different trees must not share, as often as the others. `job`: this rank's
-    (`covey.join()`, which is made if there is none). A jitted step may still call back when its call has returned: wait
-    for its results (`jax.block_until_ready`) before the job is left.
+    (that of `covey.join()`, or made if there is none); it computes on one device. A jitted step may still call back
+    when its call has returned: wait for its results (`jax.block_until_ready`) before the job is left.
 
     TypeError, naming the leaf, where one is not float32. Errors of `TensorClient.push_pull` are raised as they are,
     inside `jit` as JAX passes on those of callbacks."""
@@ -80,9 +78,8 @@ mlir.register_lowering(_called_back, _lowered)
 
 
 def _joined(job: "JobClient | None") -> "JobClient":
-    global _job
     if job is not None:
         return job
-    if _job is None:
-        _job = join()
-    return _job
+    found = of_process()
+    found.wait_joined(JOIN_S)
+    return found

@@ -81,7 +81,7 @@ class SharedTensor:
         self.failure: Exception | None = None
         """Why it could not."""
         if self._words[rank, 0]:
-            raise MemoryFault("a client of this rank that is closed now used this name; a name is for one client")
+            raise MemoryFault("another client of this rank has used this name; a name is for one client")
 
     @property
     def fault(self) -> str:
@@ -231,7 +231,7 @@ class SharedRounds:
                 self._changed.notify_all()
 
     def wait(self, tensor: SharedTensor, look: Callable[[], None]) -> bool:
-        """Until its result is there, or its fault; False: a rank refused it, and it goes another way, or soon does.
+        """Until its result is there, or its fault; False: a rank refused it, and it goes another way.
         `look` is called a few times a second and may raise. ValueError as of `advance`."""
         with self._changed:
             self._waiting += 1

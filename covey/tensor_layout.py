@@ -6,7 +6,7 @@
     behind it  tensors, each with its declaration, two words a rank, and room for data (`covey.shared_rounds`)
 
 The file is as large as it can ever be, and empty: what is not allocated takes no memory. A rank adds a tensor under a
-POSIX lock of the whole file, which the kernel takes back from a rank that dies.
+lock of the whole file, which the kernel takes back from a rank that dies.
 """
 
 import fcntl
@@ -14,6 +14,8 @@ import os
 import platform
 import struct
 from collections.abc import Mapping
+
+from covey.memfd import F_ADD_SEALS, F_GET_SEALS, GROW, SHRINK
 
 MAGIC, VERSION = b"COVEYten", 1
 SIZE_BYTES = 1 << 40
@@ -28,7 +30,6 @@ ENTRY = struct.Struct("<IIQ")
 FORMING, REFUSED = 1, 2
 """States of a tensor: whoever comes may join, or all go another way."""
 BELLS_AT = PAGE_BYTES
-F_ADD_SEALS, F_GET_SEALS, SHRINK, GROW = 1033, 1034, 2, 4
 
 
 def usable(environ: Mapping[str, str]) -> bool:

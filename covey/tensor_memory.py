@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from covey import futex, tensor_layout
+from covey.host_memory import available_bytes
 from covey.mapping import map_shared
 from covey.tensor_layout import (
     BELLS_AT,
@@ -57,7 +58,7 @@ class MemoryFault(Exception):
 
 
 class TensorMemory:
-    """One rank's view of the memory of `covey.tensor_memory`."""
+    """One rank's view of the memory of `covey.tensor_layout`."""
 
     def __init__(self, descriptor: int, rank: int, ranks: int) -> None:
         """Takes the descriptor. ValueError, OSError when it cannot be used."""
@@ -201,7 +202,7 @@ class TensorMemory:
         """Memory that is touched before it is needed."""
         if at % PAGE_BYTES or at < tensor_layout.tensors_at(self.ranks):
             raise MemoryRefused(f"free memory is said to begin at {at}: it was overwritten")
-        available = _available_bytes()
+        available = available_bytes()
         if at + size > tensor_layout.SIZE_BYTES or size > FREE_SHARE * available:
             raise MemoryRefused(f"it takes {format_size(size)}, and the host has {format_size(available)} left")
         os.posix_fallocate(self._descriptor, at, size)
@@ -273,9 +274,3 @@ def _unlike(mine: Declared, packed: bytes, rank: int) -> tuple[str, str]:
 
 def _words(declared: Declared) -> str:
     return f"{declared.kind} {declared.shape}, added by {declared.order}"
-
-
-def _available_bytes() -> int:
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        found = next((line for line in lines if line.startswith("MemAvailable:")), "MemAvailable: 0 kB")
-    return int(found.split()[1]) << 10

@@ -49,7 +49,8 @@ out only when an aggregator dies after it told some ranks, and not all, that eve
 
 
 class TensorError(RuntimeError):
-    """The aggregator refuses this tensor (shapes differ between ranks, no memory), or the client was closed."""
+    """This tensor is not added (shapes differ between ranks, the aggregator has no memory, shared memory was
+    overwritten), or the client was closed."""
 
 
 class TensorHandle:
@@ -153,8 +154,8 @@ class TensorClient:
             self._far.rounds.order = order
 
     def model(self, name: str, initial: Array) -> Array:
-        """Parameters kept at the aggregator: rank 0's `initial`, on every rank, as a new float32 array of that shape.
-        Blocks until all ranks called it. Errors as of `push_pull`."""
+        """Parameters kept where they are added: rank 0's `initial`, on every rank, as a new float32 array of that
+        shape. Blocks until all ranks called it. Errors as of `push_pull`."""
         data = checked(name, initial)
         with self._timed():
             self._begin(name, "model", data, True)
@@ -336,7 +337,9 @@ class TensorClient:
         """A rank refused, after this one had begun the first round."""
         name, kind = way.declared.name, way.declared.kind
         self._tell(f"pushes tensor {name!r} over TCP: another rank cannot share memory for it")
-        data = self._open[name]
+        data = self._open.get(name)
+        if data is None:
+            raise TensorError(f"tensor {name!r} is in a round that the script gave up; it cannot be pushed elsewhere")
         self._far.declare(name, kind, data)
         if kind == "grad":
             self._far.push(name, data, False)
@@ -353,7 +356,6 @@ class TensorClient:
                     if way.fault:
                         raise ValueError(way.fault)
                     return way.take(out)
-                time.sleep(0.001)  # until whoever saw it first has pushed it to the aggregator
             return self._far.wait(name, patience, out)
         except ValueError as error:
             raise TensorError(f"tensor {name!r}: {error}") from error

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import GradBucket
 
-import covey
+from covey.client import JOIN_S, of_process
 from covey.tensors import TensorClient, TensorHandle
 
 if TYPE_CHECKING:
@@ -39,16 +39,25 @@ _models = 0
 
 def attach(ddp: Any, job: "JobClient | None" = None) -> None:
     """From its next backward pass on the gradients of `ddp`, a DistributedDataParallel, are averaged by Covey. `job`:
-    this rank's (`covey.join()`, which is made if there is none). Every rank attaches the same models in the same order.
+    this rank's (that of `covey.join()`, or made if there is none). Every rank attaches the same models in the same
+    order.
 
-    TypeError, naming the parameter, where gradients are not float32 in the host's memory; RuntimeError of PyTorch where
-    the model has a communication hook. Errors of `push_pull` are raised by the backward pass."""
+    TypeError, naming the parameter, where gradients are not float32 in the host's memory; RuntimeError where the model
+    has a communication hook, or other ranks than the job (torchrun's). Errors of `push_pull` are raised by the backward
+    pass."""
     global _models
     names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
     for name, parameter in ddp.module.named_parameters():
         if parameter.requires_grad:
             _check(name, parameter)
-    found = job if job is not None else covey.join()
+    found = job if job is not None else of_process()
+    if job is None:
+        found.wait_joined(JOIN_S)
+    if (ranks := ddp.process_group.size()) != found.world_size:
+        what = (
+            f"DDP has {ranks} ranks, and this job {found.world_size}: Covey averages over ranks that the agent started"
+        )
+        raise RuntimeError(f"{what}; submit it with --workers {ranks}, without torchrun")
     buckets = Buckets(found.tensors, names, found.world_size, f"ddp{_models}")
     ddp.register_comm_hook(buckets, average)
     _models += 1

@@ -29,6 +29,7 @@ from covey.attach.device_memory import (
     small_segments,
     to_prepare,
 )
+from covey.host_memory import available_bytes
 
 SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -219,13 +220,3 @@ def expands(environ: Mapping[str, str], settings: str) -> bool:
 def told(environ: Mapping[str, str], settings: str) -> str:
     """All that it was told, in small letters without blanks."""
     return ",".join([settings, *(environ.get(name, "") for name in SETTINGS)]).lower().replace(" ", "")
-
-
-def available_bytes() -> int:
-    """Memory of this host that could be had without swapping; 0 where the kernel does not say."""
-    try:
-        with open("/proc/meminfo") as file:
-            rows = [line.split() for line in file]
-    except OSError:
-        return 0
-    return next((int(row[1]) * 1024 for row in rows if row and row[0] == "MemAvailable:"), 0)

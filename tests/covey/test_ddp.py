@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from covey import attach
+from covey import attach, client
 from covey.wire import AggregatorAt
 from plugins.facts import JobAttached, TensorsSeen
 from tests.covey.agents import Agent
@@ -218,3 +219,37 @@ async def test_a_stock_script_is_averaged_by_covey_if_it_is_asked_for(
     told = [fact.to for fact in agent.facts if isinstance(fact, JobAttached) and not fact.problem]
     assert any(by in to for to in told), told
     assert any(isinstance(fact, TensorsSeen) for fact in agent.facts) == (kind == "plain")
+
+
+def model_of(ranks: int) -> SimpleNamespace:
+    """As much of a DistributedDataParallel as `attach` asks."""
+    return SimpleNamespace(
+        module=SimpleNamespace(named_parameters=list),
+        process_group=SimpleNamespace(size=lambda: ranks),
+        register_comm_hook=lambda state, hook: None,
+    )
+
+
+async def test_models_of_one_process_share_its_connection(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two connections of one rank would take each other's place at an aggregator."""
+    import covey.torch
+
+    for name, value in agent.environ(COVEY_RANK="0").items():
+        monkeypatch.setenv(name, value)
+    for _ in range(2):
+        await asyncio.to_thread(covey.torch.attach, model_of(2))
+    assert agent.socket.counters["joined"] == 1
+    await asyncio.to_thread(client.of_process().close)
+
+
+async def test_ranks_that_torchrun_started_are_not_averaged_one_by_one(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four processes under one worker of the job: each would be the only rank."""
+    import covey.torch
+
+    for name, value in agent.environ(COVEY_RANK="0", COVEY_WORLD_SIZE="1").items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RuntimeError, match=r"DDP has 4 ranks, and this job 1.*--workers 4, without torchrun"):
+        await asyncio.to_thread(covey.torch.attach, model_of(4))
+    await asyncio.to_thread(client.of_process().close)

@@ -80,6 +80,7 @@ async def test_the_agent_hears_how_large_tensors_are(agent: Agent) -> None:
     await until(lambda: TensorsSeen(J1, 1, 200_000, 204_000) in agent.facts)
     await agent.restart()
     await until(lambda: TensorsSeen(J1, 1, 200_000, 204_000) in agent.facts)
+    assert [fact for fact in agent.facts if isinstance(fact, TensorsSeen)] == [TensorsSeen(J1, 1, 200_000, 204_000)]
     await end(*clients)
 
 
@@ -188,6 +189,7 @@ async def test_a_second_process_of_a_rank_is_given_the_same_memory(agent: Agent)
     third = await agent.client(COVEY_RANK="1")
     await until(lambda: third._memory.now == 2)
     await add((clients[0], third))
+    assert shares(third) and shares(clients[0])
     await end(*clients, third)
 
 
@@ -197,6 +199,8 @@ async def test_frames_that_a_rank_must_not_send_end_its_connection(agent: Agent)
         client._urgent.append(pack(TensorMemoryHere()))
     client._wakes.wake()
     await until(lambda: agent.socket.counters["malformed"] == 1)
+    await until(lambda: agent.socket.counters["joined"] == 2)
+    assert client.connected, "it joins again"
     await end(client)
 
 
@@ -264,6 +268,7 @@ async def test_a_second_process_of_a_rank_after_the_agent_began_anew_is_told(age
     third = await agent.client(COVEY_RANK="1")
     serve(agent, aggd)
     await add((clients[0], third))
+    assert not shares(third) and not shares(clients[0])
     await end(*clients, third)
 
 
@@ -272,6 +277,6 @@ async def test_a_name_of_a_client_that_is_closed_is_not_used_again(agent: Agent)
     await add(clients)
     await end(clients[0])
     again = await agent.client(COVEY_RANK="0")
-    with pytest.raises(TensorError, match="a client of this rank that is closed now used this name"):
+    with pytest.raises(TensorError, match="another client of this rank has used this name"):
         await asyncio.to_thread(again.tensors.push_pull, "g", np.ones(50_000, np.float32))
     await end(again, clients[1])

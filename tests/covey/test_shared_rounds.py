@@ -117,6 +117,9 @@ def test_a_round_has_the_bits_that_one_process_would_get(
             out = array if rng.random() < 0.5 else None
             assert client.push_pull(tensor.name, array, out=out).tobytes() == result.tobytes()
         assert client.leave()
+        way = client._ways[tensor.name]
+        assert way is not None
+        way.check()
 
     shared.play(script)
     assert not any(said.getvalue() for said in shared.said)
@@ -194,7 +197,7 @@ def test_where_there_is_no_memory_all_go_over_tcp_and_say_so(aggd: AggdThread, m
             assert client.push_pull("large", array).tobytes() == (3 * array).tobytes()
 
     small = 12 * tensor_layout.PAGE_BYTES
-    monkeypatch.setattr(tensor_memory, "_available_bytes", lambda: small / tensor_memory.FREE_SHARE)
+    monkeypatch.setattr(tensor_memory, "available_bytes", lambda: small / tensor_memory.FREE_SHARE)
     shared.play(script)
     assert aggd.now().jobs[0].tensors == 1
     for said in shared.said:
