@@ -70,15 +70,17 @@ class Recorder:
 
     def __init__(self, path: str) -> None:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        self._counted = Path(f"{path}.threads")
         self._counts = self._threads()
         self._last_ns, self._before = time.monotonic_ns(), self._scheduled()
 
-    @staticmethod
-    def _threads() -> list[int]:
-        """Descriptors of what the kernel counts of each thread but those of Python, the script's own excepted."""
+    def _threads(self) -> list[int]:
+        """Descriptors of what the kernel counts of each thread but those of Python, the script's own excepted. Their
+        numbers are written beside the steps, for `sharing_traced.py`."""
         script = threading.get_native_id()
         python = {thread.native_id for thread in threading.enumerate()} - {script}
         there = [int(task) for task in os.listdir("/proc/self/task") if int(task) not in python]
+        self._counted.write_text(" ".join(map(str, there)), encoding="utf-8")
         return [os.open(f"/proc/self/task/{task}/schedstat", os.O_RDONLY) for task in there]
 
     def again(self) -> None:

@@ -118,7 +118,7 @@ def rank_main(rank: int, ranks: int, case: str, rounds: int, address: str, folde
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     clients = {
-        door: TensorClient(JobId(JOB), rank, ranks, lambda epoch, why: None, undecided=door == "shared")
+        door: TensorClient(JobId(JOB), rank, ranks, lambda epoch, why, table: None, undecided=door == "shared")
         for door in DOORS[:2]
     }
     clients["shared"].memory_is(TensorMemory(int(memory), rank, ranks))

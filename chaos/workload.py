@@ -12,17 +12,21 @@ import asyncio
 import struct
 from collections.abc import Awaitable, Callable
 
+from covey.block_streams import BlockStreams
+from covey.blocks import Sizes, tables_of
 from covey.core import JobId
 from covey.frames import pack, read_frame
 from covey.ports import ByteStream, Command, Env
 from covey.rounds import Superseded
-from covey.tensorstream import TensorStream
-from covey.wire import AggregatorAt, AggregatorLost, Join, Joined, Refusal, Stepped, decoder
+from covey.table_owners import TableOwners
+from covey.wire import AggregatorAt, AggregatorLost, Join, Joined, Refusal, Stepped, TableWanted, decoder
 
 BACKOFF_S = (0.1, 2.0)
 LINGER_S = 60.0
 BEAT_S, SILENT_S, JOIN_TRIES = 1.0, 6.0, 20
 """Of a `ring`: between two exchanges, until a peer counts as lost, and how often it is looked for."""
+SIZES = Sizes(elsewhere_bytes=8, least_bytes=16, most_bytes=32, aligned=1)
+"""So small that the tensors of stories have several owners, and some several Blocks in one table."""
 COMPUTE_S = (0.1, 0.6)
 """Seconds of one mini-batch, least and most."""
 Say = Callable[[str], None]
@@ -82,7 +86,7 @@ async def _beat(stream: ByteStream, lost: asyncio.Event) -> None:
 
 
 class AgentLink:
-    """A rank's connection to its agent: joins, joins again for ever, and remembers which aggregator it was told of."""
+    """A rank's connection to its agent: joins, joins again for ever, and remembers which aggregators it was told of."""
 
     def __init__(self, env: Env, command: Command) -> None:
         self.env, given = env, command.env
@@ -90,10 +94,10 @@ class AgentLink:
         self.epoch, self.world_size = int(given["COVEY_EPOCH"]), int(given["COVEY_WORLD_SIZE"])
         self._token, self._path = given["COVEY_TOKEN"], given["COVEY_SOCKET"]
         self._stream: ByteStream | None = None
-        self.aggregator: AggregatorAt | None = None
+        self.tables = tables_of(len(given["COVEY_NODES"].split(",")))
+        self.owners = TableOwners()
         self.moved: Callable[[AggregatorAt], None] = lambda at: None
         """Told of every aggregator."""
-        self._lost: AggregatorLost | None = None
 
     async def run(self) -> None:
         pause_s = BACKOFF_S[0]
@@ -105,8 +109,8 @@ class AgentLink:
                     first = await read_frame(stream, decoder)
                     if isinstance(first, Joined):
                         pause_s, self._stream = BACKOFF_S[0], stream
-                        if self._lost is not None:
-                            await stream.write(pack(self._lost))
+                        for said in self.owners.again():
+                            await stream.write(pack(said))
                         await self._listen(stream)
                     elif isinstance(first, Refusal):
                         pause_s = BACKOFF_S[1]
@@ -121,18 +125,21 @@ class AgentLink:
     async def _listen(self, stream: ByteStream) -> None:
         while True:
             frame = await read_frame(stream, decoder)
-            if isinstance(frame, AggregatorAt) and (self.aggregator is None or frame.epoch > self.aggregator.epoch):
-                self.aggregator, self._lost = frame, None
+            if isinstance(frame, AggregatorAt) and self.owners.moved(frame):
                 self.moved(frame)
 
-    def lost(self, epoch: int, why: str) -> None:
-        """The aggregator of this epoch cannot be used."""
-        self.env.spawn("aggregator lost", self.send(AggregatorLost(epoch, why)))
+    def lost(self, epoch: int, why: str, table: int = 0) -> None:
+        """The owner of that table and epoch cannot be used."""
+        said = self.owners.lost(epoch, why, table)
+        if said is not None:
+            self.env.spawn("aggregator lost", self.send(said))
 
-    async def send(self, frame: AggregatorLost | Stepped) -> None:
-        """At once if the agent is there; a lost aggregator is said again when it is back."""
-        if isinstance(frame, AggregatorLost):
-            self._lost = frame
+    def wanted(self, table: int) -> None:
+        """This rank has Blocks in it."""
+        self.env.spawn("table wanted", self.send(self.owners.wanted(table)))
+
+    async def send(self, frame: AggregatorLost | TableWanted | Stepped) -> None:
+        """At once if the agent is there; of owners it is told again when it is back."""
         if self._stream is not None:
             try:
                 await self._stream.write(pack(frame))
@@ -159,8 +166,18 @@ def trainer(wrong: Say) -> Callable[[Env, Command], Awaitable[int]]:
     async def train(env: Env, command: Command) -> int:
         rounds_wanted, floats = int(command.argv[1]), int(command.argv[2])
         agent = AgentLink(env, command)
-        tensors = TensorStream(
-            env.bytes, env.spawn, agent.job, agent.rank, agent.world_size, agent.lost, env.entropy, part_bytes=64
+        tensors = BlockStreams(
+            env.bytes,
+            env.spawn,
+            agent.job,
+            agent.rank,
+            agent.world_size,
+            agent.lost,
+            env.entropy,
+            tables=agent.tables,
+            wanted=agent.wanted,
+            part_bytes=64,
+            sizes=SIZES,
         )
         agent.moved = tensors.moved
         env.spawn("agent link", agent.run())
@@ -178,7 +195,7 @@ def trainer(wrong: Say) -> Callable[[Env, Command], Awaitable[int]]:
     return train
 
 
-async def _train(env: Env, agent: AgentLink, tensors: TensorStream, rounds_wanted: int, floats: int, wrong: Say) -> int:
+async def _train(env: Env, agent: AgentLink, tensors: BlockStreams, rounds_wanted: int, floats: int, wrong: Say) -> int:
     """The script's exit status. Superseded when this run of the job was taken back."""
     pack_floats = struct.Struct(f"<{floats}f")
     right = [1.0] * floats
@@ -187,7 +204,7 @@ async def _train(env: Env, agent: AgentLink, tensors: TensorStream, rounds_wante
         took_s = env.rng.uniform(*COMPUTE_S)
         await asyncio.sleep(took_s)
         state = await tensors.push_pull("w", pack_floats.pack(*gradient(agent.rank, number, floats)))
-        tensors.rounds.check()
+        tensors.check()
         found = list(pack_floats.unpack(state))
         right = summed(right, agent.world_size, number)
         if found != right:

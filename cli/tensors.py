@@ -1,13 +1,15 @@
 """Whose gradients are summed where, what their aggregator promised them, and how much has gone through.
 
-D is an iteration of the job alone, WORK what its aggregator does in one, LOAD the part of the aggregator promised to
-it, LOSS the part of its speed that sharing takes by plan and, in brackets, as measured. Without them it is on trial.
+A job on several hosts has a line for each owner: `train`, `train/1`, ... (`covey.blocks`). D is an iteration of the job
+alone, WORK what its aggregator does in one, LOAD the part of the aggregator promised to it, LOSS the part of its speed
+that sharing takes by plan and, in brackets, as measured. Without them it is on trial.
 """
 
 import argparse
 
 from cli.context import Context
 from cli.table import epoch_text, of, plural, table
+from covey.blocks import job_of
 from covey.units import format_size
 
 TITLES = (
@@ -45,7 +47,8 @@ def run(context: Context) -> int:
     for job in answer.data:
         if job.get("refused"):
             context.say(f"{job['job']} was refused: {job['refused']}")
-    context.as_of(answer, plural(len(rows), "job"), age_s=max((job["age_s"] for job in answer.data), default=0.0))
+    jobs = {job_of(job["job"]) for job in answer.data}
+    context.as_of(answer, plural(len(jobs), "job"), age_s=max((job["age_s"] for job in answer.data), default=0.0))
     return 0
 
 

@@ -56,9 +56,12 @@ class Waits(Protocol):
 class AggregatorRounds:
     """Methods may be called from any thread."""
 
-    def __init__(self, rounds: Rounds, lost: Callable[[int, str], None]) -> None:
-        """`lost(epoch, why)` is called from the link thread each time the address of that epoch cannot be used."""
-        self.rounds, self._lost = rounds, lost
+    def __init__(
+        self, rounds: Rounds, lost: Callable[[int, str], None], failed: Callable[[Exception], None] = lambda error: None
+    ) -> None:
+        """From the link thread `lost(epoch, why)` is called each time the address of that epoch cannot be used, and
+        `failed` once nothing will be added any more."""
+        self.rounds, self._lost, self._failed = rounds, lost, failed
         self._changed = threading.Condition()
         """Guards everything below, and the rounds; notified when any of it changes."""
         self._at: AggregatorAt | None = None
@@ -74,38 +77,43 @@ class AggregatorRounds:
 
     # ---- from the script ----
 
-    def declare(self, name: str, kind: Kind, data: Array) -> None:
-        """A new tensor; a model's initial value is `data`. ValueError when there is one of that name."""
-        initial = bytes_of(data) if kind == "model" else None
+    def declare(
+        self,
+        name: str,
+        kind: Kind,
+        shape: tuple[int, ...],
+        initial: Array,
+        block: int = 0,
+        elements: tuple[int, int] | None = None,
+    ) -> None:
+        """A new tensor, or one Block of it, of which `initial` is a model's value. ValueError when there is one."""
+        value = bytes_of(initial) if kind == "model" else None
         self._say_out(
-            lambda: self.rounds.declare(name, kind, data.shape, initial), 0 if initial is None else data.nbytes
+            lambda: self.rounds.declare(name, kind, shape, value, block, elements),
+            0 if value is None else initial.nbytes,
         )
 
-    def push(self, name: str, data: Array, blocks: bool) -> None:
-        """Begin a round. `blocks`: this thread waits for it at once. ValueError when one is under way."""
-        self._say_out(lambda: self.rounds.push(name, bytes_of(data)), 0 if blocks else data.nbytes)
+    def push(self, label: str, data: Array, blocks: bool) -> None:
+        """Begin a round of a Block. `blocks`: this thread waits for it at once. ValueError when one is under way."""
+        self._say_out(lambda: self.rounds.push(label, bytes_of(data)), 0 if blocks else data.nbytes)
 
-    def has_result(self, name: str) -> bool:
-        """Whether no round of this tensor is under way, and nothing of it is being sent."""
+    def has_result(self, label: str) -> bool:
+        """Whether no round of this Block is under way, and nothing of it is being sent."""
         with self._changed:
-            tensor = self.rounds.tensors[name]
+            tensor = self.rounds.tensors[label]
             return tensor.unacknowledged is None and tensor.agreed and not self._repeating
 
-    def wait(self, name: str, waits: Waits, out: Array | None) -> Array:
-        """The tensor's result. ValueError when the aggregator does not add it."""
+    def wait(self, label: str, waits: Waits, out: Array) -> None:
+        """The Block's result, into `out`, flat. ValueError when the aggregator does not add it."""
         with self._changed:
-            tensor = self.rounds.tensors[name]
+            tensor = self.rounds.tensors[label]
             while tensor.unacknowledged is not None or not tensor.agreed or self._repeating:
                 waits.look()
                 if tensor.fault:
                     raise ValueError(tensor.fault)
                 self._changed.wait(waits.left_s)
-        # only this name's next round, which nobody can begin before this ends, would write here
-        found: Array = np.frombuffer(tensor.state, dtype="<f4").reshape(tensor.declared.shape)
-        if out is None:
-            return found.copy()
-        np.copyto(out, found)
-        return out
+        # only this Block's next round, which nobody can begin before this ends, would write here
+        np.copyto(out, np.frombuffer(tensor.state, dtype="<f4"))
 
     def why(self) -> str:
         """Nothing comes, for people."""
@@ -127,20 +135,18 @@ class AggregatorRounds:
 
     def moved(self, at: AggregatorAt) -> None:
         """Push and pull there from now on, unless an assignment of a higher epoch is already known."""
-        with self._changed:
-            try:
-                news = self.rounds.moved(at.epoch)
-            except Superseded as error:
-                self._fail(error)
-                return
-            if not news:
-                return
-            self._at = at
-            self._problem = f"connecting to the aggregator on {at.host}"
-            if self._link is not None:
-                self._link.shut()
-                self._link = None
-            self._changed.notify_all()
+        try:
+            with self._changed:
+                if not self.rounds.moved(at.epoch):
+                    return
+                self._at = at
+                self._problem = f"connecting to the aggregator on {at.host}"
+                if self._link is not None:
+                    self._link.shut()
+                    self._link = None
+                self._changed.notify_all()
+        except Superseded as error:
+            self._fail(error)
 
     # ---- inside ----
 
@@ -154,10 +160,15 @@ class AggregatorRounds:
         if link is not None:
             link.say(frames, at_once=size <= SMALL_BYTES)
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """Nothing will be added any more; who waits looks at once."""
         with self._changed:
             self.fatal = self.fatal or error
             self._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        self.fail(error)
+        self._failed(error)
 
     # ---- link thread ----
 

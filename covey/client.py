@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from covey.blocks import tables_of
 from covey.core import HostId, JobId
 from covey.errors import CoveyError
 from covey.frames import FrameError, body_size, pack, unpack
@@ -30,13 +31,13 @@ from covey.kernels import kernel
 from covey.memory_offer import MemoryOffer
 from covey.page_link import PageLink, PageUser
 from covey.step_clock import StepClock, ToldStep
+from covey.table_owners import TableOwners
 from covey.version import VERSION
 from covey.wake_pipe import WakePipe
 from covey.wire import (
     GRACE_KEPT,
     PROTOCOL,
     AggregatorAt,
-    AggregatorLost,
     Attached,
     ExtendGrace,
     Frame,
@@ -84,6 +85,7 @@ class JobClient:
             self.rank, self.world_size = int(environ["COVEY_RANK"]), int(environ["COVEY_WORLD_SIZE"])
             self.epoch = int(environ["COVEY_EPOCH"])
             token = environ["COVEY_TOKEN"]
+            self._tables = tables_of(len(environ.get("COVEY_NODES", "").split(",")))
         except (KeyError, ValueError) as error:
             what = "this process is not a whole part of a Covey job"
             why = f"COVEY_SOCKET is set, but {error} is missing or no number"
@@ -99,7 +101,7 @@ class JobClient:
         self._lock = threading.Lock()
         self._steps: deque[bytes] = deque(maxlen=STEPS_WAITING_MAX)
         self._urgent: deque[bytes] = deque()
-        self._lost: AggregatorLost | None = None
+        self._owners = TableOwners()
         self._shared: TensorsShared | None = None
         self._follows = False
         """Whether the agent knows of memory for tensors."""
@@ -109,7 +111,6 @@ class JobClient:
         """To the script, by `join`."""
         self._pages = PageLink()
         self._memory = MemoryOffer(self.rank, self.world_size, environ)
-        self._aggregator: AggregatorAt | None = None
         self._tensors: TensorClient | None = None
         self._clock = StepClock()
         self._answered = threading.Event()
@@ -160,17 +161,13 @@ class JobClient:
 
     def attached(self, to: str, problem: str = "") -> None:
         """Tell the agent, now and after it was away, what `covey.attach` sees of this script, and what it cannot."""
-        with self._lock:
-            self._attached = Attached(to[:160], problem[:400])
-            self._urgent.append(pack(self._attached))
-        self._wakes.wake()
+        self._attached = Attached(to[:160], problem[:400])
+        self._say(self._attached)
 
     def share(self, user: PageUser) -> None:
         """From now on `user` goes by the limits that this host's agent sets, once it sends some."""
-        with self._lock:
-            self._pages.user = user
-            self._urgent.append(pack(user.now()))
-        self._wakes.wake()
+        self._pages.user = user
+        self._say(user.now())
 
     def _stepped(self, told: ToldStep) -> None:
         with self._lock:
@@ -209,9 +206,7 @@ class JobClient:
         ask, or the agent does not answer."""
         self._extended.clear()
         self._grace_kept = None
-        with self._lock:
-            self._urgent.append(pack(ExtendGrace(float(seconds))))
-        self._wakes.wake()
+        self._say(ExtendGrace(float(seconds)))
         if not self._extended.wait(timeout_s):
             why = "the agent did not answer" if self._joined else "the agent is away"
             raise CoveyError(GRACE_KEPT, why, f"save within {self.grace_left_s:.0f} s")
@@ -227,11 +222,19 @@ class JobClient:
         with self._lock:
             if self._tensors is not None:
                 return self._tensors
-            lost = self._aggregator_lost
-            of = self.id, self.rank, self.world_size, lost
-            made = self._tensors = TensorClient(*of, undecided=True, shared=self._tensors_shared)
-            if self._aggregator is not None:
-                made.moved(self._aggregator)
+            made = self._tensors = TensorClient(
+                self.id,
+                self.rank,
+                self.world_size,
+                self._owner_lost,
+                tables=self._tables,
+                wanted=self._table_wanted,
+                undecided=True,
+                shared=self._tensors_shared,
+            )
+            owners = self._owners.all()
+        for at in owners:
+            made.moved(at)
         self._cannot_share(self._memory.used_by(made))
         return made
 
@@ -246,9 +249,7 @@ class JobClient:
     def _cannot_share(self, why: str) -> None:
         """Tell the agent, which tells the other ranks."""
         if why:
-            with self._lock:
-                self._urgent.append(pack(NoTensorMemory(why[:400])))
-            self._wakes.wake()
+            self._say(NoTensorMemory(why[:400]))
 
     def close(self) -> None:
         """Send the last figures if the agent is connected, then disconnect. Idempotent; also called at exit."""
@@ -286,13 +287,22 @@ class JobClient:
 
     # ---- between the script's threads and ours ----
 
-    def _aggregator_lost(self, epoch: int, why: str) -> None:
+    def _say(self, frame: Frame) -> None:
+        """To the agent, as soon as it is there."""
         with self._lock:
-            if self._aggregator is not None and self._aggregator.epoch > epoch:
-                return  # the answer is already here
-            self._lost = AggregatorLost(epoch, why[:500])
-            self._urgent.append(pack(self._lost))
+            self._urgent.append(pack(frame))
         self._wakes.wake()
+
+    def _owner_lost(self, epoch: int, why: str, table: int) -> None:
+        with self._lock:
+            said = self._owners.lost(epoch, why, table)
+        if said is not None:
+            self._say(said)
+
+    def _table_wanted(self, table: int) -> None:
+        with self._lock:
+            said = self._owners.wanted(table)
+        self._say(said)
 
     # ---- the thread ----
 
@@ -392,8 +402,7 @@ class JobClient:
         elif isinstance(frame, NoTensorMemory):
             self._memory.none(frame.why)
         elif (answer := self._pages.heard(frame)) is not None:
-            with self._lock:
-                self._urgent.append(pack(answer))
+            self._say(answer)
 
     def _welcome(self, joined: Joined) -> None:
         refusal = other_protocol(f"rank {self.rank} cannot join job {self.id}", "covey-agent", joined)
@@ -406,7 +415,7 @@ class JobClient:
             self._follows = joined.tensor_memory
             cannot = NoTensorMemory(self._memory.cannot[:400]) if self._memory.cannot else None
             memory = (self._shared, cannot) if self._follows else ()  # an agent of before would not know these words
-            again = (self._lost, self._attached, *memory, self._pages.hello())
+            again = (*self._owners.again(), self._attached, *memory, self._pages.hello())
             self._urgent.extend(pack(frame) for frame in again if frame is not None)
         self._refusal = None
         self._memory.joined(joined.tensor_memory)
@@ -431,11 +440,8 @@ class JobClient:
 
     def _moved(self, at: AggregatorAt) -> None:
         with self._lock:
-            if at.job != self.id or (self._aggregator is not None and self._aggregator.epoch > at.epoch):
+            if at.job != self.id or not self._owners.moved(at):
                 return
-            self._aggregator = at
-            if self._lost is not None and self._lost.epoch < at.epoch:
-                self._lost = None
             tensors = self._tensors
         if tensors is not None:
             tensors.moved(at)

@@ -61,7 +61,7 @@ class TensorRounds:
             raise ValueError(f"tensor {declared.name!r} has {size} bytes, its initial value {len(initial)}")
         self.declared = declared
         self.packed = pack_declared(declared)
-        self.key = key_of(declared.name)
+        self.key = key_of(declared.label)
         self.version = 0
         self.agreed = declared.kind == "grad"
         """A model's initial value is in force only once the aggregator has sent the one it chose."""
@@ -140,14 +140,23 @@ class Rounds:
 
     # ---- from the script ----
 
-    def declare(self, name: str, kind: Kind, shape: tuple[int, ...], initial: Payload | None = None) -> Iterator[Frame]:
-        """Declare a tensor. ValueError when its name is taken by another shape or kind, or it is too large."""
-        declared = Declared(name, kind, shape, self.part_bytes, self.order)
-        known = self._by_key.get(key_of(name))
+    def declare(
+        self,
+        name: str,
+        kind: Kind,
+        shape: tuple[int, ...],
+        initial: Payload | None = None,
+        block: int = 0,
+        elements: tuple[int, int] | None = None,
+    ) -> Iterator[Frame]:
+        """Declare a tensor, or one Block of it: these `elements`, of which `initial` is then the value. ValueError when
+        its name is taken by another shape or kind, or it is too large."""
+        declared = Declared(name, kind, shape, self.part_bytes, self.order, block, elements)
+        known = self._by_key.get(key_of(declared.label))
         if known is not None:
             raise ValueError(f"tensor {name!r} is already known as {known.declared.kind} {known.declared.shape}")
         tensor = TensorRounds(declared, initial)
-        self.tensors[name] = self._by_key[tensor.key] = tensor
+        self.tensors[declared.label] = self._by_key[tensor.key] = tensor
         return iter((self._open(tensor),))
 
     def push(self, name: str, data: Payload) -> Iterator[Frame]:

@@ -18,7 +18,7 @@ where a rank cannot, tensors go to an aggregator by TCP. The bits are the same.
 Calls block until every rank has pushed; after 30 s they write to stderr what they wait for.
 
     script --push--> all ranks here, and memory for it?  yes: covey.shared_rounds
-                                                         no:  covey.aggregator_rounds
+                                                         no:  covey.block_rounds
 """
 
 import contextlib
@@ -31,9 +31,8 @@ from typing import TextIO
 
 import numpy as np
 
-from covey.aggregator_rounds import AggregatorRounds
+from covey.block_rounds import BlockRounds
 from covey.core import JobId
-from covey.rounds import Rounds
 from covey.shared_rounds import SharedRounds, SharedTensor
 from covey.sum_order import ORDERS, Order
 from covey.tensor_arrays import Array, check_out, checked
@@ -107,16 +106,19 @@ class TensorClient:
         job: JobId,
         rank: int,
         world_size: int,
-        lost: Callable[[int, str], None],
+        lost: Callable[[int, str, int], None],
         *,
+        tables: int = 1,
+        wanted: Callable[[int], None] = lambda table: None,
         undecided: bool = False,
         shared: Callable[[int, int], None] = lambda largest_bytes, total_bytes: None,
         part_bytes: int = PART_BYTES,
         patience_s: float = 30.0,
         say: TextIO | None = None,
     ) -> None:
-        """`lost(epoch, why)` is called from the link thread each time the address of that epoch cannot be used.
-        `undecided`: the first tensors wait for `memory_is`. `shared` is told what goes through shared memory."""
+        """`lost(epoch, why, table)` is called from a link thread each time the address of that epoch cannot be used.
+        `tables`: as `covey.blocks.tables_of` the job's hosts; `wanted` is told whose owner is needed. `undecided`: the
+        first tensors wait for `memory_is`. `shared` is told what goes through shared memory."""
         self.rank, self.world_size = rank, world_size
         self.communicate_s = 0.0
         """Seconds the script has spent in calls here."""
@@ -133,7 +135,7 @@ class TensorClient:
         self._ways: dict[str, SharedTensor | None] = {}
         """Of each tensor: through shared memory, or through an aggregator."""
         self._closed = False
-        self._far = AggregatorRounds(Rounds(job, rank, world_size, part_bytes), lost)
+        self._far = BlockRounds(job, rank, world_size, lost, tables=tables, wanted=wanted, part_bytes=part_bytes)
 
     # ---- from the script ----
 
@@ -141,7 +143,7 @@ class TensorClient:
     def order(self) -> Order:
         """Of the additions of a round (`covey.sum_order`): "tree", or "rank" as a plain loop adds. To be set before the
         first tensor, to the same on every rank: ValueError."""
-        return self._far.rounds.order
+        return self._far.order
 
     @order.setter
     def order(self, order: Order) -> None:
@@ -151,7 +153,7 @@ class TensorClient:
         with self._changed:
             if self._ways:
                 raise ValueError("there are tensors already; set the order of their additions before the first one")
-            self._far.rounds.order = order
+            self._far.order = order
 
     def model(self, name: str, initial: Array) -> Array:
         """Parameters kept where they are added: rank 0's `initial`, on every rank, as a new float32 array of that
@@ -301,7 +303,7 @@ class TensorClient:
             while self._undecided:
                 patience.look()
                 self._changed.wait(patience.left_s)
-        way = self._share(Declared(name, kind, data.shape, self._far.rounds.part_bytes, self._far.rounds.order))
+        way = self._share(Declared(name, kind, data.shape, self._far.part_bytes, self._far.order))
         if way is None:
             self._far.declare(name, kind, data)
         self._ways[name] = way
@@ -312,7 +314,7 @@ class TensorClient:
 
     def _known(self, name: str, kind: Kind, shape: tuple[int, ...]) -> SharedTensor | None:
         way = self._ways[name]
-        declared = self._far.rounds.tensors[name].declared if way is None else way.declared
+        declared = self._far.known[name] if way is None else way.declared
         if kind == "model":
             raise ValueError(f"tensor {name!r} is already known as {declared.kind} {declared.shape}")
         if declared.shape != shape:
@@ -367,7 +369,7 @@ class TensorClient:
         way = self._ways.get(name)
         if way is not None:
             return f"rank {', '.join(map(str, way.missing()))} has not pushed this round yet"
-        return self._far.why()
+        return self._far.why(name)
 
     def _tell(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):

@@ -45,6 +45,8 @@ OPEN_BYTES_MAX = 4096
 FAULT_BYTES_MAX = 1024
 SECRET_BYTES = 16
 PARTS_MAX = 0xFFFF
+BLOCKS_MAX = 1 << 20
+Elements = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 RANKS_MAX = 0xFFFF
 FLOAT32 = 1
 WANT = 1
@@ -165,6 +167,11 @@ def verify(head: Payload, payload: Payload) -> None:
         raise TensorWireError("checksum of a frame does not match")
 
 
+def block_label(name: str, block: int) -> str:
+    """The name of a Block, of which its key is made: that of the tensor, for its first one."""
+    return f"{name}\0{block}" if block else name
+
+
 Kind = Literal["model", "grad"]
 """model: a round's result is the parameters plus the sum. grad: it is the sum, and nothing is kept to add to."""
 
@@ -178,13 +185,28 @@ class Declared(msgspec.Struct, frozen=True):
     part_bytes: Annotated[int, msgspec.Meta(ge=4, le=PART_BYTES_MAX, multiple_of=4)] = PART_BYTES
     order: Order = "rank"
     """Of the additions of a round. A client of before this was said expects "rank"."""
+    block: Annotated[int, msgspec.Meta(ge=0, le=BLOCKS_MAX)] = 0
+    """Which Block of the tensor this is (`covey.blocks`)."""
+    elements: tuple[Elements, Elements] | None = None
+    """The first element of the Block, and the one after its last; None: the tensor is one Block."""
 
     @property
-    def size_bytes(self) -> int:
+    def tensor_bytes(self) -> int:
+        """Of the whole tensor."""
         size = 4
         for n in self.shape:
             size *= n
         return size
+
+    @property
+    def size_bytes(self) -> int:
+        """Of this Block."""
+        return self.tensor_bytes if self.elements is None else 4 * (self.elements[1] - self.elements[0])
+
+    @property
+    def label(self) -> str:
+        """Of this Block among all of the job."""
+        return block_label(self.name, self.block)
 
     @property
     def parts(self) -> int:
@@ -219,6 +241,9 @@ def unpack_declared(data: Payload) -> Declared:
         declared = _decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise TensorWireError(f"malformed declaration of a tensor: {error}") from error
+    cut = declared.elements
+    if cut is not None and not cut[0] <= cut[1] <= declared.tensor_bytes // 4:
+        raise TensorWireError(f"Block {declared.block} of {declared.name!r} is no part of {declared.shape}")
     if declared.parts > PARTS_MAX:
         raise TensorWireError(f"tensor {declared.name!r} has {declared.parts} parts; at most {PARTS_MAX} are possible")
     return declared

@@ -74,6 +74,8 @@ class AggregatorAt(Frame, frozen=True, tag="AggregatorAt"):
     """TCP `ip:port` of the aggregating process."""
     secret: bytes
     """16 bytes that a connection must prove to know; sent only to the ranks of this job."""
+    table: int = 0
+    """Of which Blocks it is the owner (`covey.blocks`)."""
 
 
 class AggregatorLost(Frame, frozen=True, tag="AggregatorLost"):
@@ -81,6 +83,13 @@ class AggregatorLost(Frame, frozen=True, tag="AggregatorLost"):
 
     epoch: int
     why: str
+    table: int = 0
+
+
+class TableWanted(Frame, frozen=True, tag="TableWanted"):
+    """Rank -> agent: this rank has Blocks in that table, and needs its owner; the agent answers with `AggregatorAt`."""
+
+    table: int
 
 
 class Stepped(Frame, frozen=True, tag="Stepped"):
@@ -198,7 +207,7 @@ class Detached(Frame, frozen=True, tag="Detached"):
 
 
 FrameUnion = (
-    Join | Joined | Refusal | AggregatorAt | AggregatorLost | Stepped | Attached
+    Join | Joined | Refusal | AggregatorAt | AggregatorLost | TableWanted | Stepped | Attached
     | AskPages | PagesHere | PagesMapped | NeighbourFlag
     | TensorMemoryHere | NoTensorMemory | TensorsShared | Stopping | ExtendGrace | Attach | VolumeAt | Detach | Detached
 )  # fmt: skip

@@ -28,11 +28,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from covey.blocks import TABLE_PATTERN
 from covey.core import ID_PATTERN, HostId, JobId, Message
 from covey.tensorwire import RANKS_MAX, SECRET_BYTES
 from plugins.views import AggregatorJobView
 
-Job = Annotated[JobId, Meta(pattern=ID_PATTERN)]
+Job = Annotated[JobId, Meta(pattern=TABLE_PATTERN)]
+"""What is summed under one assignment: a table of a job (`covey.blocks.table_id`), table 0 under the job's own id."""
 Host = Annotated[HostId, Meta(pattern=ID_PATTERN)]
 Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Workers = Annotated[int, Meta(ge=1, le=RANKS_MAX)]
@@ -78,6 +80,9 @@ class Offer(JobMessage, frozen=True, tag="Offer"):
     """None: not known yet, for trial iterations; or nobody had room for it, and somebody must."""
     refused: Reason = ""
     """The last refusal that the coordinator heard, for people."""
+    stays: bool = False
+    """It is one of several tables of the job, which share its hosts' cards: this host is not to hand it over to empty
+    itself."""
 
 
 class Accepted(JobMessage, frozen=True, tag="Accepted"):

@@ -19,7 +19,7 @@ from covey.errors import CoveyError
 from covey.frames import pack
 from covey.kernels import kernel
 from covey.version import VERSION
-from covey.wire import PROTOCOL, AggregatorAt, AggregatorLost, Joined, Stopping
+from covey.wire import PROTOCOL, AggregatorAt, AggregatorLost, Joined, Stopping, TableWanted
 from plugins.facts import JobJoined
 from tests.agent.here import until
 from tests.covey.agents import J1, Agent
@@ -141,18 +141,22 @@ async def test_an_agent_that_speaks_otherwise_is_named_with_both_versions(agent:
 
 async def test_what_an_agent_must_know_is_said_again_to_the_next_one(agent: Agent) -> None:
     job = await agent.client()
-    job._aggregator_lost(4, "reset by peer")
-    await until(lambda: agent.heard == [AggregatorLost(4, "reset by peer")])
+    lost = [AggregatorLost(4, "reset by peer"), AggregatorLost(9, "reset by peer", 2)]
+    job._owner_lost(4, "reset by peer", 0)
+    job._owner_lost(9, "reset by peer", 2)
+    job._table_wanted(2)
+    await until(lambda: agent.heard == [*lost, TableWanted(2)])
     await agent.restart()
-    await until(lambda: agent.heard == [AggregatorLost(4, "reset by peer")])
+    await until(lambda: agent.heard == [TableWanted(2), *lost])
     (peer,) = agent.socket.peers(J1)
     peer.send(AggregatorAt(J1, 5, HostId("h2"), "127.0.0.1:1", b"s" * 16))
-    await until(lambda: job._aggregator is not None)
-    job._aggregator_lost(4, "an old word")
+    await until(lambda: job._owners.all())
+    job._owner_lost(4, "an old word", 0)
     await agent.restart()
     await until(lambda: agent.socket.peers(J1))
+    await until(lambda: len(agent.heard) == 2)
     await asyncio.sleep(0.02)
-    assert agent.heard == []
+    assert agent.heard == [TableWanted(2), lost[1]]
     await asyncio.to_thread(job.close)
 
 
@@ -161,7 +165,7 @@ async def test_tensors_are_told_where_to_go_also_when_they_are_made_later(
 ) -> None:
     class Tensors:
         def __init__(
-            self, job: JobId, rank: int, world_size: int, lost: object, undecided: bool, shared: object
+            self, job: JobId, rank: int, world_size: int, lost: object, undecided: bool, **others: object
         ) -> None:
             self.made_for, self.moves, self.closed = (job, rank, world_size), list[AggregatorAt](), False
             self.communicate_s, self.undecided = 0.0, undecided
@@ -183,7 +187,7 @@ async def test_tensors_are_told_where_to_go_also_when_they_are_made_later(
         return AggregatorAt(JobId(of), epoch, HostId("h2"), "127.0.0.1:1", b"s" * 16)
 
     peer.send(at(5))
-    await until(lambda: job._aggregator == at(5))
+    await until(lambda: job._owners.all() == [at(5)])
     tensors = job.tensors
     assert isinstance(tensors, Tensors)
     assert tensors.made_for == ("j1", 1, 2) and tensors.undecided

@@ -88,7 +88,7 @@ if doors == "covey":
     from covey.core import HostId, JobId
     from covey.tensors import TensorClient
     from covey.wire import AggregatorAt
-    client = TensorClient(JobId("j1"), rank, world, lambda epoch, why: None)
+    client = TensorClient(JobId("j1"), rank, world, lambda epoch, why, table: None)
     def moved():
         for line in sys.stdin:
             epoch, address = line.split()

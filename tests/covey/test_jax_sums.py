@@ -33,7 +33,7 @@ if way == "alone":
         added = jax.tree_util.tree_map(lambda one, other: np.asarray(one) + np.asarray(other), *each)
         params = stepped(params, jax.tree_util.tree_map(lambda one: one / np.float32(ranks), added))
 else:
-    client = TensorClient(JobId("j1"), rank, ranks, lambda epoch, why: None, undecided=True)
+    client = TensorClient(JobId("j1"), rank, ranks, lambda epoch, why, table: None, undecided=True)
     client.memory_is(TensorMemory(memory, rank, ranks))
     job = types.SimpleNamespace(tensors=client, world_size=ranks)
     mean = lambda found: covey.jax.pmean(found, job=job)

@@ -218,7 +218,7 @@ async def test_a_rank_says_it_once_and_all_are_told_once(agent: Agent, monkeypat
 
 def test_what_is_said_goes_where_people_read_it() -> None:
     said = io.StringIO()
-    client = TensorClient(JobId("j1"), 0, 2, lambda epoch, why: None, undecided=True, say=said)
+    client = TensorClient(JobId("j1"), 0, 2, lambda epoch, why, table: None, undecided=True, say=said)
     client.memory_is(None, "rank 1 cannot map it")
     client.close()
     assert said.getvalue() == "covey: rank 0 of j1 uses no memory that ranks share: rank 1 cannot map it\n"

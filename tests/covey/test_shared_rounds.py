@@ -38,7 +38,13 @@ class SharingRanks:
         self.said = [io.StringIO() for _ in range(ranks)]
         self.clients = [
             TensorClient(
-                JobId("j1"), rank, ranks, lambda epoch, why: None, undecided=True, patience_s=patience_s, say=said
+                JobId("j1"),
+                rank,
+                ranks,
+                lambda epoch, why, table: None,
+                undecided=True,
+                patience_s=patience_s,
+                say=said,
             )
             for rank, said in enumerate(self.said)
         ]
@@ -416,7 +422,7 @@ def test_who_cannot_go_to_an_aggregator_either_is_told_and_does_not_spin() -> No
     shared.share()
     client = shared.clients[0]
     handle = client.push("g", np.ones(5, np.float32))
-    client._far._fail(Superseded("this run is over"))
+    client._far._failed(Superseded("this run is over"))
     for each in shared.clients:
         each.memory_is(None, "no")
     with pytest.raises(Superseded):
@@ -425,7 +431,7 @@ def test_who_cannot_go_to_an_aggregator_either_is_told_and_does_not_spin() -> No
 
 
 def test_a_rank_that_never_heard_of_memory_leaves_in_time() -> None:
-    client = TensorClient(JobId("j1"), 0, 2, lambda epoch, why: None, undecided=True)
+    client = TensorClient(JobId("j1"), 0, 2, lambda epoch, why, table: None, undecided=True)
     assert not client.leave(0.2)
     client.close()
 
@@ -465,7 +471,7 @@ from covey.tensor_arrays import Array
 from covey.tensor_memory import TensorMemory
 from covey.tensors import TensorClient
 rank, ranks, memory, count = map(int, sys.argv[1:])
-client = TensorClient(JobId("j1"), rank, ranks, lambda epoch, why: None, undecided=True)
+client = TensorClient(JobId("j1"), rank, ranks, lambda epoch, why, table: None, undecided=True)
 client.memory_is(TensorMemory(memory, rank, ranks))
 client.barrier()
 names = [(rank * count // ranks + at) % count for at in range(count)]

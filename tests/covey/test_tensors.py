@@ -41,8 +41,8 @@ class Ranks:
         ]
         self.failed: list[BaseException] = []
 
-    def _lost(self, rank: int) -> Callable[[int, str], None]:
-        return lambda epoch, why: self.lost.append((rank, epoch, why))
+    def _lost(self, rank: int) -> Callable[[int, str, int], None]:
+        return lambda epoch, why, table: self.lost.append((rank, epoch, why))
 
     def moved(self, at: AggregatorAt) -> None:
         for client in self.clients:
@@ -168,7 +168,7 @@ def test_a_push_waits_neither_for_the_network_nor_for_other_ranks(aggd: AggdThre
     array = np.ones(1_000_000, np.float32)
     first = ranks.clients[0].push("g", array)  # nobody has named an aggregator
     ranks.moved(aggd.serve("j1", EPOCH + 1, 2))
-    until(lambda: ranks.clients[0]._far._link is not None)
+    until(lambda: ranks.clients[0]._far._at[0]._link is not None)
     small = ranks.clients[0].push("h", np.ones(3, np.float32))
     large = ranks.clients[0].push("i", array)
     assert not first.done and not small.done and not large.done, "rank 1 has not pushed"
@@ -199,16 +199,16 @@ def test_an_array_that_is_being_sent_again_is_not_given_back(aggd: AggdThread) -
     (client,) = ranks.clients
     handle = client.push("g", np.ones(3, np.float32))
     until(lambda: handle.done)
-    with client._far._changed:
-        client._far._repeating = True
+    with client._far._at[0]._changed:
+        client._far._at[0]._repeating = True
     assert not handle.done
     waited = threading.Thread(target=handle.wait)
     waited.start()
     waited.join(0.1)
     assert waited.is_alive()
-    with client._far._changed:
-        client._far._repeating = False
-        client._far._changed.notify_all()
+    with client._far._at[0]._changed:
+        client._far._at[0]._repeating = False
+        client._far._at[0]._changed.notify_all()
     waited.join(5.0)
     assert handle.wait().tolist() == [1, 1, 1]
     ranks.end([])
@@ -250,7 +250,7 @@ def test_an_array_that_cannot_hold_the_result_is_refused_before_anything_is_sent
     (client,) = (ranks := Ranks(1)).clients
     with pytest.raises(error, match=why):
         client.push("g", np.ones(3, np.float32), out=out)
-    assert not client._far.rounds.tensors
+    assert not client._far._at[0].rounds.tensors
     ranks.end([])
 
 
@@ -323,7 +323,7 @@ def test_state_is_given_while_the_script_computes(tmp_path: Path) -> None:
     threads = ranks.start(script)
     assert computing.wait(10)
     first.kill()
-    ranks.clients[1]._far.rounds.tensors["w"].version = 0  # as if the answer had not reached it
+    ranks.clients[1]._far._at[0].rounds.tensors["w"].version = 0  # as if the answer had not reached it
     ranks.moved(second.serve("j1", EPOCH + 2, 2))
     until(lambda: second.now().jobs[0].joined == 2)
     go_on.set()
@@ -423,7 +423,7 @@ def test_a_job_that_is_no_longer_served_is_reported_and_waits(aggd: AggdThread) 
 
 def test_who_waits_long_says_for_what() -> None:
     said = io.StringIO()
-    client = TensorClient(JobId("j1"), 2, 4, lambda epoch, why: None, patience_s=0.02, say=said)
+    client = TensorClient(JobId("j1"), 2, 4, lambda epoch, why, table: None, patience_s=0.02, say=said)
 
     def script() -> None:
         with pytest.raises(TensorError, match="closed"):
@@ -501,7 +501,7 @@ def test_no_rank_leaves_before_all_have_what_they_need(aggd: AggdThread) -> None
 
     ranks.moved(aggd.serve("j1", EPOCH + 1, 2))
     threads = ranks.start(script)
-    until(lambda: "covey/leave" in ranks.clients[0]._far.rounds.tensors)
+    until(lambda: "covey/leave" in ranks.clients[0]._far._at[0].rounds.tensors)
     assert not left
     computing.set()
     ranks.end(threads)

@@ -35,7 +35,7 @@ class Job:
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.steps: list[tuple[int, dict[str, float]]] = []
-        self.tensors = TensorClient(JobId("j1"), rank, world_size, lambda epoch, why: None)
+        self.tensors = TensorClient(JobId("j1"), rank, world_size, lambda epoch, why, table: None)
 
     def step(self, step: int, **metrics: float) -> None:
         self.steps.append((step, metrics))

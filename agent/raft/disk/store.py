@@ -72,7 +72,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     """Who votes after the base, and in which rack; no voters while the log has not begun."""
 
 
-class Block(msgspec.Struct, frozen=True, array_like=True):
+class WrittenEntries(msgspec.Struct, frozen=True, array_like=True):
     """One request to write: the hard state, and entries from `first` on that replace those there."""
 
     hard: HardState
@@ -89,7 +89,7 @@ class SnapshotBody(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_blocks = msgspec.msgpack.Decoder(tuple[Block, ...])
+_blocks = msgspec.msgpack.Decoder(tuple[WrittenEntries, ...])
 
 
 def write_length(requests: Sequence[Persist]) -> int:
@@ -198,7 +198,7 @@ class Store:
 
     async def append(self, requests: Sequence[Persist]) -> None:
         """Durable on return: all of these requests, as one frame."""
-        blocks = [Block(request.hard, request.first, request.entries) for request in requests]
+        blocks = [WrittenEntries(request.hard, request.first, request.entries) for request in requests]
         written = frame(_encode(blocks), self._salt)
         await self._disk.append(self._name("log"), written)
         self._size, self._hard = self._size + len(written), requests[-1].hard
@@ -215,7 +215,7 @@ class Store:
             await self._disk.replace(self._name("snapshot"), header(SNAPSHOT_MAGIC, salt) + frame(_encode(body), salt))
         self._salt = int.from_bytes(self._entropy(4), "big")
         head = Head(request.base_index, request.base_term, image.index, 1, request.configuration)
-        block = Block(request.hard, request.base_index + 1, request.entries)
+        block = WrittenEntries(request.hard, request.base_index + 1, request.entries)
         parts = (frame(_encode(head), self._salt), frame(_encode([block]), self._salt))
         whole = header(LOG_MAGIC, self._salt) + b"".join(parts)
         await self._disk.replace(self._name("log"), whole)

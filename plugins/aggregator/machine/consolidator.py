@@ -166,9 +166,9 @@ class Consolidator:
         return [AskQuestion(host, CycleHere(), ASK_S) for host in hosts]
 
     def _may_go(self, held: Mapping[JobId, ServedJob], ledger: CycleLedger) -> bool:
-        """Whether there is something to move, nobody holds room here, and no job is on trial."""
+        """Whether there is something to move, nobody holds room here, no job is on trial, and none has to stay."""
         measured = all(one.demand is not None or job in self._idle for job, one in held.items())
-        return bool(held) and not ledger.reserved and measured
+        return bool(held) and not ledger.reserved and measured and not any(one.stays for one in held.values())
 
     def _others(self, rack: RackUpdated) -> list[policy.Candidate]:
         """Aggregators of this host's pool that sum something."""

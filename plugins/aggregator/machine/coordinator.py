@@ -34,6 +34,7 @@ from plugins.aggregator.machine.tracked_job import (
     Summed,
     Surveying,
     TrackedJob,
+    stays_on,
 )
 from plugins.aggregator.messages import (
     Accepted,
@@ -204,14 +205,15 @@ class JobCoordinator:
     def _look(self, job: TrackedJob, search: OwnerSearch | MoveSearch, why: str) -> Sequence[Action]:
         """It is offered to the best of the hosts that may be asked."""
         alive = [one for one in self._candidates if one.host not in self._gone]
-        hosts = search.hosts_to_ask(job.job, job.gauge.demand, alive)
+        hosts = search.hosts_to_ask(job.placed, job.gauge.demand, alive)
         if not hosts:
             return self._stays(job, search) if isinstance(search, MoveSearch) else self._nobody(job, search)
         epoch = policy.next_epoch(job.placed.grant, job.placed.world_size, self._rank(job), job.epoch)
         secret = self._entropy(SECRET_BYTES)
         job.offer(search, hosts[0], epoch, secret)
         demand = job.gauge.demand if search.promised else None
-        offer = Offer(job.job, epoch, job.placed.world_size, secret, demand, job.refused)
+        stays = hosts[0] == stays_on(job.placed)
+        offer = Offer(job.job, epoch, job.placed.world_size, secret, demand, job.refused, stays)
         return (
             LogEvent(job.job, "tensors offered", f"to {hosts[0]} as epoch {epoch_text(epoch)}: {why}"),
             Send(hosts[0], offer, OFFER_S),

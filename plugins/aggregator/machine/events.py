@@ -15,6 +15,11 @@ class GangPlaced(msgspec.Struct, frozen=True):
     grant: int
     world_size: int
     places: tuple[Place, ...]
+    prefers: HostId | None = None
+    """Whom to offer it to, of hosts that are as good."""
+    stays: bool = False
+    """Where it is preferred, however busy that host is: it is one of several tables of a job, which share its hosts'
+    cards among them."""
 
 
 class Unplaced(msgspec.Struct, frozen=True):

@@ -334,7 +334,7 @@ class Owner:
     def _held_of(self, sender: HostId, offer: Offer) -> ServedJob:
         order = self.changes
         return ServedJob(
-            offer.job, offer.epoch, offer.workers, offer.secret, sender, offer.demand, order, offer.refused
+            offer.job, offer.epoch, offer.workers, offer.secret, sender, offer.demand, order, offer.refused, offer.stays
         )
 
     def _refusal(self, known: ServedJob | None, offer: Offer) -> str:

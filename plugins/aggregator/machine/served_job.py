@@ -21,3 +21,5 @@ class ServedJob(msgspec.Struct, frozen=True):
     """Of two jobs the one with the higher was assigned later."""
     refused: str = ""
     """The last refusal that its coordinator heard before it came here, for people."""
+    stays: bool = False
+    """It is here for the sake of its hosts' cards (`GangPlaced.stays`)."""

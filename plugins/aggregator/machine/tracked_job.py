@@ -23,6 +23,11 @@ FORGIVE_S = 10.0
 """Complaints further apart than this are separate ones, seconds."""
 
 
+def stays_on(placed: GangPlaced) -> HostId | None:
+    """The host that it is to stay on; None: it may be anywhere."""
+    return placed.prefers if placed.stays else None
+
+
 class AnySearch(msgspec.Struct, frozen=True, kw_only=True):
     """An aggregator is looked for."""
 
@@ -42,12 +47,15 @@ class OwnerSearch(AnySearch, frozen=True):
     avoid: HostId | None = None
     """The former owner, asked last."""
 
-    def hosts_to_ask(self, job: JobId, demand: Demand | None, candidates: Sequence[Candidate]) -> Sequence[HostId]:
+    def hosts_to_ask(
+        self, placed: GangPlaced, demand: Demand | None, candidates: Sequence[Candidate]
+    ) -> Sequence[HostId]:
         """Everybody who has not declined, best first."""
         usable = [one for one in candidates if one.host not in self.declined]
         if demand is None or not self.promised:
-            return policy.ranked(job, usable, () if self.avoid is None else (self.avoid,))
-        likely, rest = policy.ranked_for(job, demand, usable)
+            avoid = () if self.avoid is None else (self.avoid,)
+            return policy.ranked(placed.job, usable, avoid, placed.prefers, placed.stays)
+        likely, rest = policy.ranked_for(placed.job, demand, usable, stays_on=stays_on(placed))
         hosts = [*likely, *rest] if len(self.declined) < TRIES_MAX else []
         return sorted(hosts, key=lambda host: host == self.avoid)
 
@@ -64,12 +72,14 @@ class MoveSearch(AnySearch, frozen=True):
     quiet: bool
     """Only to aggregators with little to do: the job hurt another one, or was hurt."""
 
-    def hosts_to_ask(self, job: JobId, demand: Demand | None, candidates: Sequence[Candidate]) -> Sequence[HostId]:
+    def hosts_to_ask(
+        self, placed: GangPlaced, demand: Demand | None, candidates: Sequence[Candidate]
+    ) -> Sequence[HostId]:
         """The one that holds room, or those that by gossip have some, best first."""
         usable = [one for one in candidates if one.host not in self.declined and one.host != self.assigned.owner]
         if self.wanted is not None or demand is None:
             return [one.host for one in usable if one.host == self.wanted]
-        return policy.ranked_for(job, demand, usable, self.quiet)[0]
+        return policy.ranked_for(placed.job, demand, usable, self.quiet, stays_on(placed))[0]
 
 
 class Away(msgspec.Struct, frozen=True):

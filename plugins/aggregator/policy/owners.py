@@ -48,14 +48,22 @@ AGE_S = 10.0
 """A host of which gossip is older than this, seconds, counts as suspect; it is renewed each second or two."""
 
 
-def ranked(job: JobId, candidates: Sequence[Candidate], avoid: Collection[HostId] = ()) -> list[HostId]:
-    """Hosts to offer a job to, best first: by load in tenths, then by jobs. Suspect and unheard-of ones come later,
-    those to avoid last. Jobs that see the same gossip in the same moment spread over equals by a hash."""
+def ranked(
+    job: JobId,
+    candidates: Sequence[Candidate],
+    avoid: Collection[HostId] = (),
+    prefers: HostId | None = None,
+    stays: bool = False,
+) -> list[HostId]:
+    """Hosts to offer a job to, best first: by load in tenths, then by jobs, then the preferred one; that comes before
+    the others if the job `stays`. Suspect and unheard-of ones come later, those to avoid last. Jobs that see the same
+    gossip in the same moment spread over equals by a hash."""
 
-    def key(candidate: Candidate) -> tuple[bool, bool, int, int, bytes]:
+    def key(candidate: Candidate) -> tuple[bool, bool, bool, int, int, bool, bytes]:
         doubtful = candidate.suspect or candidate.age_s > AGE_S
-        spread = _spread(job, candidate.host)
-        return candidate.host in avoid, doubtful, int(candidate.load * 10), candidate.jobs, spread
+        spread, other = _spread(job, candidate.host), candidate.host != prefers
+        load = int(candidate.load * 10)
+        return candidate.host in avoid, doubtful, stays and other, load, candidate.jobs, other, spread
 
     return [candidate.host for candidate in sorted(candidates, key=key)]
 
@@ -65,20 +73,24 @@ QUIET = Fraction(1, 3)
 
 
 def ranked_for(
-    job: JobId, demand: Demand, candidates: Sequence[Candidate], quiet: bool = False
+    job: JobId,
+    demand: Demand,
+    candidates: Sequence[Candidate],
+    quiet: bool = False,
+    stays_on: HostId | None = None,
 ) -> tuple[list[HostId], list[HostId]]:
     """Hosts to offer a job to whose demand is known: those that by gossip have room, best first; and the others, which
-    may have some by now.
+    may have some by now. A table that stays on a host comes back there.
 
     First the pool that suffices (`pools.best_pool`); in it the host with the least free time that suffices (best fit,
     Pseudocode 3, 16-21), then one without jobs (a new aggregator, 22-23). With `quiet` only hosts up to a third full.
     """
     pool = _pool_of(demand, candidates)
 
-    def key(candidate: Candidate) -> tuple[bool, bool, bool, int, bytes]:
+    def key(candidate: Candidate) -> tuple[bool, bool, bool, bool, int, bytes]:
         doubtful = candidate.suspect or candidate.age_s > AGE_S
-        room = _free_with(demand, candidate)
-        return doubtful, candidate.host not in pool, not candidate.cycle_us, room or 0, _spread(job, candidate.host)
+        room, other = _free_with(demand, candidate) or 0, candidate.host != stays_on
+        return doubtful, other, candidate.host not in pool, not candidate.cycle_us, room, _spread(job, candidate.host)
 
     def has_room(candidate: Candidate) -> bool:
         if quiet and candidate.cycle.load > QUIET:

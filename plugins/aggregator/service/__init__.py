@@ -15,15 +15,16 @@ import msgspec
 
 from covey import checked
 from covey.addresses import joined
-from covey.core import Fact, Heard, HostId, JobId
+from covey.blocks import TABLES_MAX, job_of, number_of, table_id
+from covey.core import Fact, Heard, HostId, JobId, LogEvent, Publish
 from covey.errors import Refused
 from covey.frames import read_frame, write_frame
 from covey.ports import ByteStream, ProcessId
 from covey.tensorwire import grant_of
-from covey.wire import AggregatorAt, AggregatorLost, Frame
+from covey.wire import AggregatorAt, AggregatorLost, Frame, TableWanted
 from plugins import facts
 from plugins.aggregator import messages, policy
-from plugins.aggregator.datapath.control import DropJob, GetStatus, JobCounters, Now, Order, Quit, Serve, answers
+from plugins.aggregator.datapath.control import DropJob, GetStatus, Now, Order, Quit, Serve, answers
 from plugins.aggregator.machine.coordinator import JobCoordinator, JobStepped
 from plugins.aggregator.machine.directory import Directory, RankJoined, RankLost
 from plugins.aggregator.machine.events import (
@@ -47,8 +48,10 @@ from plugins.aggregator.machine.owner import (
 from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.policy import Candidate
 from plugins.aggregator.service.process import AggdProcess
+from plugins.aggregator.service.tables import JobTables
+from plugins.aggregator.service.view import view
 from plugins.base import Command, Host, JobPeer, PluginService
-from plugins.facts import AggregatorNow, HostView, Place
+from plugins.facts import AggregatorNow, HostView
 from plugins.starting import Pauses
 from plugins.views import AggregatorJobView
 
@@ -100,7 +103,7 @@ class AggregatorService(PluginService):
         self._aggd = AggdProcess(self.env, self._save, self._doubted.set)
         self._disk_turn = asyncio.Lock()
         self._published: AggregatorNow | None = None
-        self._hosts_of: dict[JobId, tuple[Place, ...]] = {}
+        self._tables = JobTables()
         self._started_s = 0.0
         self._measured: tuple[float, float] = (0.0, 0.0)
         self._load = 0.0
@@ -244,13 +247,16 @@ class AggregatorService(PluginService):
     def on_fact(self, fact: Fact) -> None:
         match fact:
             case facts.JobPlaced():
-                self._hosts_of[fact.job] = fact.places
-                self._feed_all(GangPlaced(fact.job, fact.epoch, fact.world_size, fact.places))
+                opened, others = self._tables.place(fact)
+                for gang in opened:
+                    self._feed_all(gang)
+                for gang in others:
+                    self.dispatch(gang, self.owner)
                 for peer in self.host.peers(fact.job):
                     self._tell_superseded(peer)
             case facts.JobUnplaced():
-                self._hosts_of.pop(fact.job, None)
-                self._feed_all(Unplaced(fact.job, fact.epoch, fact.ended))
+                for table in self._tables.unplace(fact.job):
+                    self._feed_all(Unplaced(table, fact.epoch, fact.ended))
             case facts.HostGone() | facts.HostSeen() | facts.SecondPassed():
                 rack = self._rack()
                 self.dispatch(rack, self.coordinator)
@@ -265,17 +271,30 @@ class AggregatorService(PluginService):
 
     def _stepped(self, fact: facts.StepTimed) -> None:
         """The steps of the lowest rank here count for the job: rounds keep the ranks in step."""
-        here = [place.ranks[0] for place in self._hosts_of.get(fact.job, ()) if place.host == self.host.id]
+        here = [place.ranks[0] for place in self._tables.places(fact.job) if place.host == self.host.id]
         if here == [fact.rank] and 0 < fact.step_s < STEP_S_MAX:
-            self.dispatch(
-                JobStepped(fact.job, fact.epoch, fact.step, max(1, round(fact.step_s * 1e6))), self.coordinator
-            )
+            period_us = max(1, round(fact.step_s * 1e6))
+            for table in self._tables.ids(fact.job):
+                self.dispatch(JobStepped(table, fact.epoch, fact.step, period_us), self.coordinator)
 
     async def frame(self, peer: JobPeer, frame: Frame) -> None:
-        if isinstance(frame, AggregatorLost) and peer.job is not None:
-            self.log.info("aggregator lost by a rank", job=peer.job, rank=peer.rank, why=frame.why)
-            if not self._tell_superseded(peer):
-                self.dispatch(RankLost(peer.job, frame.epoch, frame.why), self.directory)
+        if peer.job is None or not isinstance(frame, AggregatorLost | TableWanted) or self._tell_superseded(peer):
+            return
+        if not 0 <= frame.table < TABLES_MAX:
+            return
+        table = table_id(peer.job, frame.table)
+        self._open(table)
+        if isinstance(frame, AggregatorLost):
+            self.log.info("aggregator lost by a rank", job=table, rank=peer.rank, why=frame.why)
+            self.dispatch(RankLost(table, frame.epoch, frame.why), self.directory)
+        else:
+            self.dispatch(RankJoined(table), self.directory)
+
+    def _open(self, table: JobId) -> None:
+        """A rank here has Blocks in it, or another host asks who sums it."""
+        gang = self._tables.open(table)
+        if gang is not None:
+            self._feed_all(gang)
 
     def _tell_superseded(self, peer: JobPeer) -> bool:
         """A rank of a run that was taken back learns from an epoch of the present one that it is over."""
@@ -290,6 +309,8 @@ class AggregatorService(PluginService):
             return
         if isinstance(message, messages.Offer | messages.ReserveCycle) and self.settings.serve:
             await self._woken()
+        if isinstance(message, messages.OwnerWanted | messages.Lost):
+            self._open(message.job)
         machines: Sequence[JobCoordinator | Owner | Directory] = (self.owner, self.directory, self.coordinator)
         for machine in machines:
             if isinstance(message, machine.takes):
@@ -334,8 +355,7 @@ class AggregatorService(PluginService):
         views = self.host.hosts()
         gone = {view.host for view in views if view.state in ("gone", "left")} - {self.host.id}
         if self.env.clock.now_s() - self._started_s > STRANGER_S:
-            shown = {view.host for view in views} | {self.host.id}
-            gone |= {place.host for places in self._hosts_of.values() for place in places} - shown
+            gone |= self._tables.hosts() - {view.host for view in views} - {self.host.id}
         candidates = (self._candidate(view) for view in views if view.host not in gone)
         return RackUpdated(frozenset(gone), tuple(one for one in candidates if one is not None))
 
@@ -369,6 +389,12 @@ class AggregatorService(PluginService):
                 self.env.spawn("aggregator serves", self._serve(action.held, feed))
             case ForgetJob():
                 self.env.spawn("aggregator forgets", self._obeyed(DropJob(action.job, action.epoch, action.instead)))
+            case Publish(fact=facts.TensorsSeen() as seen):
+                self.host.publish(self._tables.seen(seen))
+            case LogEvent() if number := number_of(JobId(action.subject)):
+                self.host.note(
+                    job_of(JobId(action.subject)), action.event, f"table {number}: {action.reason}", action.key
+                )
             case _:
                 super().perform(action, feed)
 
@@ -383,10 +409,11 @@ class AggregatorService(PluginService):
         await self._keep()
         if self.directory.current(assigned.job) != assigned:
             return
-        grant = grant_of(assigned.epoch)
-        self.host.publish(facts.TensorsAssigned(assigned.job, grant, assigned.epoch, assigned.owner))
-        at = AggregatorAt(assigned.job, assigned.epoch, assigned.owner, assigned.address, assigned.secret)
-        for peer in self.host.peers(assigned.job):
+        grant, job, number = grant_of(assigned.epoch), job_of(assigned.job), number_of(assigned.job)
+        if not number:
+            self.host.publish(facts.TensorsAssigned(job, grant, assigned.epoch, assigned.owner))
+        at = AggregatorAt(job, assigned.epoch, assigned.owner, assigned.address, assigned.secret, number)
+        for peer in self.host.peers(job):
             if peer.epoch == grant:
                 peer.send(at)
 
@@ -419,35 +446,7 @@ class AggregatorService(PluginService):
         if self.now is None:
             return []
         age_s = max(0.0, self.env.clock.now_s() - self._measured[0])
-        return [self._view(job, age_s) for job in self.now.jobs]
-
-    def _view(self, job: JobCounters, age_s: float) -> AggregatorJobView:
-        owner = self.owner
-        held = owner.jobs.get(job.job)
-        demand = held.demand if held is not None else None
-        here = owner.refused.get(job.job, "")
-        refused = (
-            f"{self.host.id}: {here}" if here else owner.emptier.refused.get(job.job, held.refused if held else "")
-        )
-        return AggregatorJobView(
-            job=job.job,
-            host=self.host.id,
-            epoch=job.epoch,
-            workers=job.workers,
-            joined=job.joined,
-            tensors=job.tensors,
-            bytes=job.bytes,
-            rounds=job.rounds,
-            received_bytes=job.received_bytes,
-            sent_bytes=job.sent_bytes,
-            age_s=age_s,
-            period_us=demand.period_us if demand else None,
-            work_us=demand.work_us if demand else None,
-            load=owner.ledger.load(job.job) if demand else None,
-            loss=owner.ledger.loss(job.job) if demand else None,
-            loss_measured=owner.judged.get(job.job),
-            refused=refused,
-        )
+        return [view(self.owner, job, age_s) for job in self.now.jobs]
 
     def commands(self) -> Mapping[str, Command]:
         return {"tensors": self._tensors}

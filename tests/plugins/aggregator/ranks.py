@@ -6,10 +6,12 @@ from functools import partial
 from typing import Any, cast
 
 from chaos.rackworld import SimRack
+from chaos.workload import SIZES
+from covey.block_streams import BlockStreams
+from covey.blocks import tables_of
 from covey.core import HostId, JobId
 from covey.ports import Command, Env
-from covey.tensorstream import TensorStream
-from covey.wire import AggregatorAt, AggregatorLost, Frame
+from covey.wire import AggregatorAt, AggregatorLost, Frame, TableWanted
 from plugins import facts
 from plugins.aggregator.service import AggregatorService
 from plugins.facts import Place
@@ -25,14 +27,25 @@ class Rank:
         self.job_on_rack, self.host, self.rank = job, host, rank
         self.results: list[bytes] = []
         self.told: list[AggregatorAt] = []
+        self.tables_wanted: set[int] = set()
         self._stepped_s = 0.0
         self.process = job.rack.hosts[host].run(f"rank-{rank}", self.main)
-        self.tensors: TensorStream | None = None
+        self.tensors: BlockStreams | None = None
 
     async def main(self, env: Env, _command: Command) -> int:
         job = self.job_on_rack
-        self.tensors = TensorStream(
-            env.bytes, env.spawn, job.name, self.rank, job.workers, self.lost, env.entropy, part_bytes=32
+        self.tensors = BlockStreams(
+            env.bytes,
+            env.spawn,
+            job.name,
+            self.rank,
+            job.workers,
+            self.lost,
+            env.entropy,
+            tables=job.tables,
+            wanted=self.wanted,
+            part_bytes=32,
+            sizes=SIZES,
         )
         for at in self.told:
             self.tensors.moved(at)
@@ -81,10 +94,17 @@ class Rank:
 
         self.process.spawn("moved", moved())
 
-    def lost(self, epoch: int, why: str) -> None:
+    def lost(self, epoch: int, why: str, table: int) -> None:
+        self.tell(AggregatorLost(epoch, why, table))
+
+    def wanted(self, table: int) -> None:
+        self.tables_wanted.add(table)
+        self.tell(TableWanted(table))
+
+    def tell(self, frame: Frame) -> None:
         plugin, agent = self.job_on_rack.plugin(self.host), self.job_on_rack.rack.hosts[self.host].agent
         if plugin is not None and agent is not None and agent.alive:
-            agent.spawn("frame", plugin.frame(cast(Any, self), AggregatorLost(epoch, why)))
+            agent.spawn("frame", plugin.frame(cast(Any, self), frame))
 
 
 class Job:
@@ -99,8 +119,11 @@ class Job:
         name: str = "j1",
         even: bool = False,
         steps: bool = False,
+        cut: bool = False,
     ) -> None:
-        """`even`: every step takes `step_s`, else around it. `steps`: ranks say when they finished one."""
+        """`even`: every step takes `step_s`, else around it. `steps`: ranks say when they finished one. `cut`: tensors
+        are cut into Blocks, and each host is asked to own a table."""
+        self.tables = tables_of(len(set(hosts))) if cut else 1
         self.rack, self.rounds, self.step_s, self.grant, self.workers = rack, rounds, step_s, grant, len(hosts)
         self.name, self.even, self.steps = JobId(name), even, steps
         self.places = tuple(Place(HostId(host), (rank,), ()) for rank, host in enumerate(hosts))
@@ -127,20 +150,22 @@ class Job:
             plugin.host.peers = partial(self._peers, ranks, others)  # type: ignore[method-assign]
             process = self.rack.hosts[host].agent
             assert process is not None
-            process.spawn("log", self._tell(agent, ranks))
+            process.spawn("log", self._tell(agent, plugin, ranks))
         self.rack.world.at(self.rack.world.now + 0.1, self.tell_agents)
 
     def _peers(self, ranks: "list[Rank]", others: Callable[[JobId], Any], job: JobId) -> Any:
         return ranks if job == self.name else others(job)
 
-    async def _tell(self, agent: Any, ranks: list[Rank]) -> None:
+    async def _tell(self, agent: Any, plugin: AggregatorService, ranks: list[Rank]) -> None:
         agent.bus.publish(facts.JobPlaced(self.name, self.grant, "t", self.workers, self.places))
         for rank in ranks:
             agent.bus.publish(facts.JobJoined(self.name, self.grant, rank.rank))
+            for table in sorted(rank.tables_wanted):
+                await plugin.frame(cast(Any, rank), TableWanted(table))
 
-    def owner(self) -> str:
-        """Who sums the job by the highest epoch that any rank was told; empty while none was."""
-        told = [at for rank in self.ranks for at in rank.told]
+    def owner(self, table: int = 0) -> str:
+        """Who sums the table by the highest epoch that any rank was told; empty while none was."""
+        told = [at for rank in self.ranks for at in rank.told if at.table == table]
         return max(told, key=lambda at: at.epoch).host if told else ""
 
     def ended(self) -> bool:

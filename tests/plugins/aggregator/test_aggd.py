@@ -110,7 +110,7 @@ def served(aggd: AggdThread, epoch: int = EPOCH, workers: int = 2) -> Aggregator
 
 
 def still_works(aggd: AggdThread) -> None:
-    client = TensorClient(JobId("other"), 0, 1, lambda epoch, why: None)
+    client = TensorClient(JobId("other"), 0, 1, lambda epoch, why, table: None)
     aggd.order(DropJob(JobId("other"), 1 << 60))
     client.moved(aggd.serve("other", EPOCH, 1))
     assert client.push_pull("g", np.ones(3, np.float32)).tolist() == [1, 1, 1]
@@ -334,7 +334,7 @@ def test_what_each_job_costs_is_counted_for_it_alone(aggd: AggdThread) -> None:
     before = aggd.now()
     clients = {}
     for name, size in (("large", 1 << 20), ("small", 1 << 10)):
-        clients[name] = client = TensorClient(JobId(name), 0, 1, lambda epoch, why: None)
+        clients[name] = client = TensorClient(JobId(name), 0, 1, lambda epoch, why, table: None)
         client.moved(aggd.serve(name, EPOCH, 1))
         for _ in range(8):
             client.push_pull("g", np.ones(size, np.float32))

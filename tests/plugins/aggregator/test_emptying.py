@@ -73,6 +73,20 @@ def events(actions: list[Any]) -> list[str]:
 # ---- whether, and to whom --------------------------------------------------------------------------------------------
 
 
+def test_a_table_that_stays_is_not_handed_over() -> None:
+    play = Play(Owner(AggregatorSettings()))
+    play(ProcessUp("1.1.1.1:1", {}))
+    play(Heard(A, Offer(J1, G1 + 1, 2, SECRET, DEMAND)))
+    play(Served(J1, G1 + 1))
+    table = JobId("j2/1")
+    play(Heard(A, Offer(table, G1 + 1, 2, SECRET, DEMAND, stays=True)))
+    play(Served(table, G1 + 1))
+    with pytest.raises(AssertionError, match="does not try"):
+        begin(play, loaded(D, 60_000))
+    play(Heard(A, Retire(table, G1 + 1, 0, "over")))
+    assert begin(play, loaded(D, 60_000)) == [D]
+
+
 def test_the_least_loaded_asks_only_hosts_that_are_there_whether_it_may_empty_itself() -> None:
     """Reference: §4.3.3.3."""
     for suspect, gone, asked in ((False, (), [B, D]), (True, (), [D]), (False, (B,), [D])):

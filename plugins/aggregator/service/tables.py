@@ -1,0 +1,80 @@
+"""Which tables of which jobs this host knows (`covey.blocks`).
+
+To the three machines a table is what is summed under one assignment; they know it by its id, which is the job's own for
+table 0. Table 0 is there as long as the job's gang. Another one is *open* on this host once a rank here has Blocks in
+it, or another host asks this one, its coordinator, who sums it.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from covey.blocks import job_of, number_of, table_id, tables_of
+from covey.core import HostId, JobId
+from plugins.aggregator.machine.events import GangPlaced
+from plugins.facts import JobPlaced, Place, TensorsSeen
+
+
+class JobTables:
+    """Of gangs that the log has placed."""
+
+    def __init__(self) -> None:
+        self._placed: dict[JobId, JobPlaced] = {}
+        self._open: dict[JobId, set[int]] = {}
+        self._seen: dict[JobId, dict[int, tuple[int, int]]] = {}
+        """Of each table: bytes of its largest tensor, and of all its Blocks."""
+
+    def hosts(self) -> set[HostId]:
+        """Of all gangs."""
+        return {place.host for fact in self._placed.values() for place in fact.places}
+
+    def places(self, job: JobId) -> Sequence[Place]:
+        placed = self._placed.get(job)
+        return placed.places if placed is not None else ()
+
+    def place(self, fact: JobPlaced) -> tuple[list[GangPlaced], list[GangPlaced]]:
+        """The tables that are open, and those that are not: others may sum them, and know of them by name."""
+        self._placed[fact.job] = fact
+        self._seen.pop(fact.job, None)
+        known = self._open.setdefault(fact.job, set()) | {0}
+        each = [(table, self._gang(fact, table)) for table in range(_tables(fact))]
+        return [gang for table, gang in each if table in known], [gang for table, gang in each if table not in known]
+
+    def unplace(self, job: JobId) -> list[JobId]:
+        """Ids of all tables that it may have had."""
+        placed = self._placed.pop(job, None)
+        self._seen.pop(job, None)
+        opened = self._open.pop(job, set()) | {0}
+        tables = _tables(placed) if placed is not None else 1
+        return [table_id(job, table) for table in sorted(opened | set(range(tables)))]
+
+    def open(self, table: JobId) -> GangPlaced | None:
+        """Open it here. None: it is open already, or no such job is placed, or it has no such table."""
+        fact, number = self._placed.get(job_of(table)), number_of(table)
+        if fact is None or not 0 < number < _tables(fact) or number in self._open[fact.job]:
+            return None
+        self._open[fact.job].add(number)
+        return self._gang(fact, number)
+
+    def ids(self, job: JobId) -> list[JobId]:
+        """Of those that are open."""
+        return [table_id(job, table) for table in sorted({0, *self._open.get(job, ())})]
+
+    def seen(self, fact: TensorsSeen) -> TensorsSeen:
+        """What one table's owner has seen, together with what those of the others have."""
+        job = job_of(fact.job)
+        tables = self._seen.setdefault(job, {})
+        tables[number_of(fact.job)] = fact.largest_bytes, fact.total_bytes
+        largest, total = max(size for size, _ in tables.values()), sum(size for _, size in tables.values())
+        return msgspec.structs.replace(fact, job=job, largest_bytes=largest, total_bytes=max(largest, total))
+
+    @staticmethod
+    def _gang(fact: JobPlaced, table: int) -> GangPlaced:
+        """Each table has another host of the job that is asked first, so that no card carries more than its share."""
+        hosts = list(dict.fromkeys(place.host for place in fact.places))
+        prefers = hosts[table % len(hosts)] if hosts else None
+        return GangPlaced(table_id(fact.job, table), fact.epoch, fact.world_size, fact.places, prefers, table > 0)
+
+
+def _tables(fact: JobPlaced) -> int:
+    return tables_of(len({place.host for place in fact.places}))

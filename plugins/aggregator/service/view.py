@@ -1,0 +1,32 @@
+"""A job that this host sums, for people."""
+
+from plugins.aggregator.datapath.control import JobCounters
+from plugins.aggregator.machine.owner import Owner
+from plugins.views import AggregatorJobView
+
+
+def view(owner: Owner, job: JobCounters, age_s: float) -> AggregatorJobView:
+    """What the process counts of it, `age_s` seconds ago, and what this host promised it."""
+    held = owner.jobs.get(job.job)
+    demand = held.demand if held is not None else None
+    here = owner.refused.get(job.job, "")
+    refused = f"{owner.me}: {here}" if here else owner.emptier.refused.get(job.job, held.refused if held else "")
+    return AggregatorJobView(
+        job=job.job,
+        host=owner.me,
+        epoch=job.epoch,
+        workers=job.workers,
+        joined=job.joined,
+        tensors=job.tensors,
+        bytes=job.bytes,
+        rounds=job.rounds,
+        received_bytes=job.received_bytes,
+        sent_bytes=job.sent_bytes,
+        age_s=age_s,
+        period_us=demand.period_us if demand else None,
+        work_us=demand.work_us if demand else None,
+        load=owner.ledger.load(job.job) if demand else None,
+        loss=owner.ledger.loss(job.job) if demand else None,
+        loss_measured=owner.judged.get(job.job),
+        refused=refused,
+    )

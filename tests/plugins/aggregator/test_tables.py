@@ -1,0 +1,155 @@
+"""A job whose tensors have several owners: which tables a host knows, and whole simulated agents that sum them."""
+
+import pytest
+
+from chaos.rackworld import SimRack
+from covey.blocks import table_id
+from covey.core import HostId, JobId
+from plugins.aggregator.machine.events import GangPlaced
+from plugins.aggregator.messages import Demand
+from plugins.aggregator.policy import Candidate, ranked, ranked_for
+from plugins.aggregator.service.tables import JobTables
+from plugins.facts import JobPlaced, Place, TensorsSeen
+from tests.plugins.aggregator.ranks import Job
+from tests.plugins.aggregator.test_service import aggd_of, settled_rack
+
+JOB = JobId("j1")
+PLACES = tuple(Place(HostId(f"h{at}"), (at,), ()) for at in range(3))
+
+
+def placed(grant: int = 1) -> JobPlaced:
+    return JobPlaced(JOB, grant, "t", 3, PLACES)
+
+
+def gang(table: int, grant: int = 1) -> GangPlaced:
+    return GangPlaced(table_id(JOB, table), grant, 3, PLACES, HostId(f"h{table}"), table > 0)
+
+
+def test_only_table_0_is_open_until_somebody_needs_another() -> None:
+    tables = JobTables()
+    assert tables.place(placed()) == ([gang(0)], [gang(1), gang(2)])
+    assert tables.ids(JOB) == ["j1"]
+    assert tables.open(JobId("j1/2")) == gang(2)
+    assert tables.open(JobId("j1/2")) is None
+    assert tables.ids(JOB) == ["j1", "j1/2"]
+    assert tables.place(placed(2)) == ([gang(0, 2), gang(2, 2)], [gang(1, 2)])
+
+
+@pytest.mark.parametrize("table", ["j1", "j1/3", "j1/15", "j2/1", "j2"])
+def test_a_table_that_the_job_has_not_is_never_opened(table: str) -> None:
+    tables = JobTables()
+    tables.place(placed())
+    assert tables.open(JobId(table)) is None and tables.ids(JOB) == ["j1"]
+
+
+def test_all_tables_of_a_job_end_with_it() -> None:
+    tables = JobTables()
+    tables.place(placed())
+    tables.open(JobId("j1/1"))
+    assert tables.unplace(JOB) == ["j1", "j1/1", "j1/2"]
+    assert tables.unplace(JOB) == ["j1"] and tables.open(JobId("j1/1")) is None and not tables.hosts()
+
+
+def test_what_all_owners_have_seen_counts_for_the_jobs_skew() -> None:
+    tables = JobTables()
+    tables.place(placed())
+    assert tables.seen(TensorsSeen(JOB, 1, 900, 400)) == TensorsSeen(JOB, 1, 900, 900)
+    assert tables.seen(TensorsSeen(JobId("j1/2"), 1, 900, 600)) == TensorsSeen(JOB, 1, 900, 1000)
+    assert tables.seen(TensorsSeen(JOB, 1, 2000, 1500)) == TensorsSeen(JOB, 1, 2000, 2100)
+
+
+def host(name: str, load: float = 0.0, jobs: int = 0) -> Candidate:
+    return Candidate(HostId(name), False, load, jobs, 0.0)
+
+
+def test_a_table_that_stays_is_offered_to_its_host_however_busy_that_is() -> None:
+    hosts = [host("h0"), host("h1", 0.8, 5), host("h2")]
+    assert ranked(JOB, hosts, (), HostId("h1"), True)[0] == "h1"
+    assert ranked(JOB, hosts, (), HostId("h1"))[-1] == "h1"
+    assert ranked(JOB, hosts, (HostId("h1"),), HostId("h1"), True)[-1] == "h1"
+    assert ranked(JOB, [host("h0"), host("h2"), host("h5")], (), HostId("h2"))[0] == "h2"
+
+
+def test_a_measured_table_comes_back_to_its_host_if_that_has_room() -> None:
+    demand = Demand(1000, 100)
+    busy = Candidate(HostId("h1"), False, 0.0, 1, 0.0, 1000, 400)
+    full = Candidate(HostId("h1"), False, 0.0, 1, 0.0, 1000, 950)
+    tight = Candidate(HostId("h2"), False, 0.0, 1, 0.0, 1000, 880)
+    assert ranked_for(JOB, demand, [busy, tight], stays_on=HostId("h1"))[0][0] == "h1"
+    assert ranked_for(JOB, demand, [busy, tight])[0][0] == "h2"
+    assert ranked_for(JOB, demand, [full, tight], stays_on=HostId("h1")) == (["h2"], ["h1"])
+
+
+def test_every_host_of_a_job_owns_a_table_of_it() -> None:
+    with settled_rack(31) as rack:
+        job = Job(rack, ["h1", "h2", "h3"], rounds=12, cut=True)
+        job.finish()
+        assert [job.owner(table) for table in (1, 2)] == ["h2", "h3"]
+        assert {at.table for rank in job.ranks for at in rank.told} == {0, 1, 2}
+        said = [line.reason for line in rack.agents["h1"].event_log.lines_of("j1") if line.event == "tensors assigned"]
+        assert any(line.startswith("table 2: to h3 at ") for line in said)
+
+
+def test_a_table_is_found_for_who_asks_first() -> None:
+    """The coordinator's own rank has no Block in it yet."""
+    with settled_rack(37) as rack:
+        job = Job(rack, ["h1", "h2", "h3"], rounds=40)
+        rack.until(job.reached(2), 60, "round 2")
+        job.ranks[2].wanted(1)
+        rack.until(lambda: any(at.table == 1 for at in job.ranks[2].told), 10, "an owner of table 1")
+        assert job.owner(1) == "h2"
+        job.finish()
+
+
+@pytest.mark.parametrize("seed", [32, 33, 34])
+def test_owners_die_one_after_the_other_and_no_bit_is_lost(seed: int) -> None:
+    with settled_rack(seed) as rack:
+        job = Job(rack, ["h1", "h2", "h3"], cut=True)
+        for round, table in ((5, 1), (14, 2), (23, 0)):
+            rack.until(job.reached(round), 60, f"round {round}")
+            aggd_of(rack, job.owner(table)).signal(9)
+            rack.until(job.reached(round + 3), 20, "three rounds more")
+        job.finish()
+
+
+def test_the_host_that_finds_owners_is_lost_and_its_ranks_go_on() -> None:
+    """Its agent only: the coordinator is then the next host, which knows the tables by its own ranks."""
+    with settled_rack(35) as rack:
+        job = Job(rack, ["h1", "h2", "h3"], rounds=60, cut=True)
+        rack.until(job.reached(4), 60, "round 4")
+        agent = rack.hosts["h1"].agent
+        assert agent is not None
+        agent.signal(9)
+        rack.run(8)
+        before = max(at.epoch for at in job.ranks[1].told if at.table == 2)
+        aggd_of(rack, "h3").signal(9)
+        heard = job.ranks[1].told
+        rack.until(lambda: max(at.epoch for at in heard if at.table == 2) > before, 20, "h2 found another owner")
+        rack.hosts["h1"].start_agent()  # which tells its rank
+        job.finish()
+
+
+def test_a_job_that_ended_leaves_no_table_behind() -> None:
+    with settled_rack(36) as rack:
+        job = Job(rack, ["h1", "h2", "h3"], rounds=6, cut=True)
+        job.finish()
+        unplaced(rack, job)
+        rack.run(3)
+        for name in rack.alive():
+            plugin = job.plugin(name)
+            assert plugin is not None
+            assert not plugin.owner.jobs and not plugin.directory.known and not plugin.coordinator.jobs
+            plugin.owner.check()
+
+
+def unplaced(rack: SimRack, job: Job) -> None:
+    from plugins.facts import JobUnplaced
+
+    for name in rack.alive():
+        process = rack.hosts[name].agent
+        assert process is not None
+
+        async def tell(bus: object = rack.agents[name].bus) -> None:
+            bus.publish(JobUnplaced(job.name, job.grant, True))  # type: ignore[attr-defined]
+
+        process.spawn("log", tell())
